@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from skill_train.cloud.budget import Need, budget, seconds_of
+from skill_train.cloud.budget import Need, Price, budget, seconds_of
 from skill_train.core.errors import DecisionNeeded, UsageError
 from skill_train.run.plan_record import Estimate
 
@@ -16,7 +16,7 @@ def _plan(low: float | None = 3600, high: float | None = 7200, timeout: int | No
 
 
 def _budget(made: Need, timeout: int | None = None, max_cost: float | None = None, usd: Any = 1.5) -> Any:
-    return budget(made, usd_per_hour=usd, price="price of today", timeout=timeout, max_cost=max_cost)
+    return budget(made, price=Price(usd, "price of today"), timeout=timeout, max_cost=max_cost)
 
 
 def test_an_estimate_and_its_bound() -> None:
@@ -81,7 +81,7 @@ def test_what_is_not_taken(made: Any, timeout: int | None, max_cost: float | Non
 )
 def test_the_hint_names_what_fits(made: Any, timeout: int | None, max_cost: float, hint: str) -> None:
     with pytest.raises(DecisionNeeded) as caught:
-        budget(made, usd_per_hour=1.5, price="", timeout=timeout, max_cost=max_cost, command="submit x")
+        budget(made, price=Price(1.5, ""), timeout=timeout, max_cost=max_cost, command="submit x")
     assert caught.value.hint.startswith(hint)
     if "--timeout" in hint:
         seconds = seconds_of(caught.value.hint.split()[-1])

@@ -13,6 +13,7 @@ from skill_train.plan.make import make_plan
 from skill_train.plan.placement import HERE
 from skill_train.recipe import fields as recipe
 from skill_train.recipe.fields import FIELDS
+from skill_train.run.plan_record import Facts
 
 # What is changed, from which recipe, and whether the memory of a step grows or shrinks.
 MOVES: list[tuple[str, Any, dict[str, Any], str]] = [
@@ -97,9 +98,11 @@ def _memory(**said: Any) -> float:
     asked = recipe.from_dict({"model": "a", "data": "rows.jsonl", "max_length": 1024, "max_steps": 50} | said)
     plan = make_plan(
         asked,
-        model=recorded_model("qwen2.5-0.5b"),
-        dataset=rows_of(1000, asked.max_length, asked.max_length),
-        machine=recorded_machine("a100_80gb"),
+        Facts(
+            recorded_model("qwen2.5-0.5b"),
+            rows_of(1000, asked.max_length, asked.max_length),
+            recorded_machine("a100_80gb"),
+        ),
         choices=HERE,
     )
     memory = plan.estimates.memory_bytes

@@ -374,7 +374,7 @@ def test_the_bases_tokenizer_is_not_read_where_the_adapters_is_the_same(
         folder.mkdir()
         (folder / "tokenizer.json").write_text('{"added_tokens": []}')
     read: list[Path] = []
-    monkeypatch.setattr(new_tokens, "_json", lambda file: read.append(file) or {})
+    monkeypatch.setattr(new_tokens, "object_in", lambda file: read.append(file) or {})
     assert new_tokens.takes_tokenizer(base, adapter) is False and read == []
     (adapter / "tokenizer.json").write_text('{"added_tokens": [{"content": "<new>", "id": 7}]}')
     monkeypatch.undo()

@@ -21,6 +21,7 @@ from skill_train.plan.placement import Choices
 from skill_train.recipe.fields import Recipe, from_dict
 from skill_train.recipe.resolved import ResolvedRecipe
 from skill_train.run import plan_record
+from skill_train.run.plan_record import Facts
 
 GIB = 1 << 30
 HERE = Choices(where="local")
@@ -517,7 +518,7 @@ def _plan(
 ) -> dict[str, Any]:
     recipe: Recipe = from_dict({"model": "m", "data": "d", **values})
     choices = dataclasses.replace(choices, where="local")
-    return make_plan(recipe, model=model, dataset=dataset, machine=machine, choices=choices, probe=probe).as_dict()
+    return make_plan(recipe, Facts(model, dataset, machine), choices=choices, probe=probe).as_dict()
 
 
 def _split(plan: dict[str, Any]) -> tuple[int, int, int]:

@@ -28,6 +28,7 @@ from skill_train.program.split import chosen_groups, feeding_order, held_out_cou
 from skill_train.program.trainer import replace_folder, settle_order
 from skill_train.program.watch import Watch
 from skill_train.recipe.fields import NOT_HASHED, Recipe, from_dict
+from skill_train.run.plan_record import Facts
 
 ROOT = Path(__file__).resolve().parents[2]
 RECIPE_FIELDS = json_types(program_plan.Recipe)
@@ -344,7 +345,7 @@ def _imports() -> list[tuple[str, bool]]:
 
 
 def _plan() -> dict[str, Any]:
-    return make_plan(from_dict({"model": "m", "data": "d"}), model=MODEL, dataset=DATA, machine=CPU).as_dict()
+    return make_plan(from_dict({"model": "m", "data": "d"}), Facts(MODEL, DATA, CPU)).as_dict()
 
 
 def _changed(path: list[str], value: Any) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from skill_train.hub import flavors
 from skill_train.plan.make import make_plan
 from skill_train.plan.placement import Choices
 from skill_train.recipe import fields as recipe
+from skill_train.run.plan_record import Facts
 
 FOLDER = Path(__file__).resolve().parents[2] / "templates"
 RECIPES = {path.name: path for path in sorted(FOLDER.glob("*.yaml"))}
@@ -65,9 +66,7 @@ def _plan(asked: recipe.Recipe, model: str, machine: str) -> dict[str, Any]:
         rows = dataclasses.replace(rows, format=data_format, columns=columns)
     return make_plan(
         asked,
-        model=recorded_model(model),
-        dataset=rows,
-        machine=recorded_machine(machine),
+        Facts(recorded_model(model), rows, recorded_machine(machine)),
         choices=Choices(),
         offered=flavors.shipped(),
     ).as_dict()

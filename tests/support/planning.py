@@ -16,7 +16,7 @@ from skill_train.plan.make import make_plan
 from skill_train.plan.placement import Choices
 from skill_train.recipe.fields import FIELDS, from_dict
 from skill_train.run import plan_record
-from skill_train.run.plan_record import Plan
+from skill_train.run.plan_record import Facts, Plan
 
 MEAN_TOKENS = 380  # of MATH's rows with their prompt, the data of this project's seed "From MacBook to Cloud"
 
@@ -51,9 +51,7 @@ def decided_plan(
     asked = from_dict(recipe | said)
     return make_plan(
         asked,
-        model=facts,
-        dataset=rows_of(rows, asked.max_length, longest or asked.max_length, chat=facts.has_chat_template),
-        machine=there,
+        Facts(facts, rows_of(rows, asked.max_length, longest or asked.max_length, chat=facts.has_chat_template), there),
         choices=choices,
         offered=flavors.shipped() if offered is None else tuple(offered),
     )

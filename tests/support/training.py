@@ -20,6 +20,7 @@ from skill_train.plan import launch_args as launch
 from skill_train.plan import make as plan
 from skill_train.recipe import fields as recipe
 from skill_train.run import plan_record
+from skill_train.run.plan_record import Facts
 
 MACHINE = facts.MachineFacts("Linux", "a processor", "cpu", 16 << 30, 12 << 30, None, 1, False)
 TWO_CORES = dataclasses.replace(MACHINE, cores=2)
@@ -46,7 +47,7 @@ def write_plan(
     """`plan.json` in a run directory. `split` is rows at a time x accumulation x processes; `placement` replaces what
     the planner chose; `values` are the recipe's."""
     wanted = recipe.from_dict({"model": str(base), "data": str(data), **values})
-    made = plan.make_plan(wanted, model=model.read_model(base), dataset=dataset.scan(wanted), machine=MACHINE)
+    made = plan.make_plan(wanted, Facts(model.read_model(base), dataset.scan(wanted), MACHINE))
     placed = replace(made.placement, **(dict(zip(SPLIT, split, strict=True)) if split else {}))
     placed = replace(placed, strategy="single" if placed.num_processes == 1 else "ddp", save_steps=100)
     placed = replace(placed, **(placement or {}))
@@ -81,7 +82,7 @@ def sharded(run: Path) -> int:
 def resolved(base: Path, data: Path, **values: Any) -> dict[str, Any]:
     """The recipe of such a plan, as the program reads it."""
     wanted = recipe.from_dict({"model": str(base), "data": str(data), **values})
-    made = plan.make_plan(wanted, model=model.read_model(base), dataset=dataset.scan(wanted), machine=MACHINE)
+    made = plan.make_plan(wanted, Facts(model.read_model(base), dataset.scan(wanted), MACHINE))
     return made.recipe.as_dict()
 
 

@@ -18,9 +18,10 @@ from skill_train.core.digests import file_digest
 from skill_train.llama import inference
 from skill_train.verify import check_template as verify_template
 from skill_train.verify.questions import Subject, questions_of
-from skill_train.verify.run_checks import Draft, Findings, judge
+from skill_train.verify.run_checks import Draft, Findings, Known, judge, own_templates, readable
 from skill_train.verify.sample_texts import Sample
 from skill_train.verify.step import _measure
+from skill_train.verify.weights.check import check_weights
 
 pytestmark = pytest.mark.slow
 
@@ -32,7 +33,7 @@ def subject_of(reference: Path, *, adapter: Path | None, base: Path | None, fold
     nothing: Future[Draft] = Future()
     nothing.set_result(Draft())
     asked = questions_of(reference, adapter=adapter, **about)
-    measured, _ = _measure(asked, base, about["sample"], [], folder, nothing)
+    measured, _ = _measure(asked, base, [], folder, nothing)
     return Subject(**vars(asked), measured=measured)
 
 
@@ -63,10 +64,10 @@ def verdicts(subject: Subject, tmp_path: Path) -> Iterator[Callable[..., dict[st
 
     def judged(*files: Path, about: Subject = subject, run: Path = tmp_path) -> dict[str, str]:
         proof = Findings()
-        digests = {file.name: file_digest(file) for file in files}
-        judge(
-            list(files), about, proof, run=run, digests=digests, warn=lambda *_: None, progress=lambda *_: None
-        )  # fmt: skip
+        read, digests = readable(list(files), proof), {file.name: file_digest(file) for file in files}
+        weights = check_weights(read, about.reference, about.adapter)
+        known = Known(read, weights, own_templates(read, about.conversations), Draft(), digests)
+        judge(about, proof, run, known, warn=lambda *_: None, progress=lambda *_: None)
         return {check.name: check.verdict for check in proof.checks if check.file == files[0].name}
 
     yield judged

@@ -21,6 +21,7 @@ from typing import Any
 from skill_train.cloud.poll import Say, patiently
 from skill_train.core.digests import FileDigest
 from skill_train.core.errors import UsageError, VerificationFailed
+from skill_train.core.foreign import JsonObject
 from skill_train.hub import jobs
 from skill_train.hub.jobs import BucketFile
 from skill_train.program.job import MARKER as MARKER
@@ -71,7 +72,7 @@ class StoredRecords:
     texts: dict[str, tuple[str, datetime | None]]
     checkpoint: int
 
-    def document(self, name: str) -> dict[str, Any] | None:
+    def document(self, name: str) -> JsonObject | None:
         """The JSON object in a file; None if the file is missing or incomplete."""
         try:
             found = json.loads(self.texts[name][0])
@@ -148,7 +149,7 @@ def _listed(bucket: str, folder: str, say: Say) -> list[BucketFile]:
 
 
 def _newest_whole(
-    listed: dict[str, BucketFile], markers: dict[str, Any], newest_first: list[str]
+    listed: dict[str, BucketFile], markers: dict[str, JsonObject], newest_first: list[str]
 ) -> tuple[int | None, dict[str, FileDigest | None]]:
     """The step and the files of the newest checkpoint of which every file exists in its full size."""
     for marker in newest_first:
@@ -187,7 +188,7 @@ def _digests(value: Any) -> dict[str, FileDigest] | None:
     return whole if len(whole) == len(value) else None
 
 
-def _read_json(bucket: str, files: list[BucketFile], say: Say) -> dict[str, Any]:
+def _read_json(bucket: str, files: list[BucketFile], say: Say) -> dict[str, JsonObject]:
     """JSON documents by their path in the folder. Incomplete documents are left out."""
     texts = _fetch(bucket, [file.remote for file in files], say)
     found = {}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import dataclass
-from typing import Any
+from typing import TypedDict
 
 from skill_train.core.errors import DecisionNeeded, UsageError
 from skill_train.core.units import dollars
@@ -13,6 +13,16 @@ from skill_train.run.plan_record import Estimate, Plan
 
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 _MOST_DAYS = 365  # of a timeout; more is a slip of the hand, and nobody's budget
+
+
+class Cost(TypedDict):
+    """Dollars of a job, as answers have them; None where the estimate or the price is unknown."""
+
+    low: float | None
+    high: float | None
+    most: float | None
+    usd_per_hour: float | None
+    basis: str
 
 
 @dataclass(frozen=True)
@@ -37,7 +47,7 @@ class Budget:
         """Whether the upper estimate exceeds the timeout."""
         return self.seconds is not None and self.timeout_seconds < self.seconds[1]
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> Cost:
         low, high = (None, None) if self.cost_usd is None else (round(end, 6) for end in self.cost_usd)
         most = None if self.most_usd is None else round(self.most_usd, 6)
         return {"low": low, "high": high, "most": most, "usd_per_hour": self.usd_per_hour, "basis": self.basis}
@@ -52,6 +62,14 @@ class Need:
     timeout_seconds: int | None
 
 
+@dataclass(frozen=True)
+class Price:
+    """Of a machine; None when none is known. `source` says for the reader where it is from."""
+
+    usd_per_hour: float | None
+    source: str
+
+
 def need_of(plan: Plan) -> Need:
     return Need(plan.flavor or "", plan.estimates.seconds, plan.timeout_seconds)
 
@@ -59,8 +77,7 @@ def need_of(plan: Plan) -> Need:
 def budget(
     need: Need,
     *,
-    usd_per_hour: float | None,
-    price: str,
+    price: Price,
     timeout: int | None,
     max_cost: float | None,
     spent: float = 0.0,
@@ -69,7 +86,6 @@ def budget(
     """The budget of a job.
 
     Args:
-        price: where the price is from, for the reader.
         timeout: seconds that were asked for; None takes what the plan computed, or less where `max_cost` needs it.
         max_cost: dollars that all jobs of the plan together may never exceed.
         spent: dollars of those before this one.
@@ -78,7 +94,7 @@ def budget(
     Raises:
         DecisionNeeded: no timeout is known, it is below the lower estimate, or the cost may exceed `max_cost`.
     """
-    estimate = need.seconds
+    estimate, usd_per_hour = need.seconds, price.usd_per_hour
     seconds = None
     if estimate.low is not None and estimate.high is not None:
         seconds = (float(estimate.low), float(estimate.high))
@@ -88,7 +104,7 @@ def budget(
         affordable = _affordable(max_cost - spent, usd_per_hour)
         lowered = affordable < limit and seconds is not None and affordable >= seconds[1]
         limit = affordable if lowered else limit
-    basis = "no price is known" if usd_per_hour is None else f"{dollars(usd_per_hour)} an hour, {price}"
+    basis = "no price is known" if usd_per_hour is None else f"{dollars(usd_per_hour)} an hour, {price.source}"
     cost = None
     if seconds is None:
         basis += f"; no estimate: {estimate.basis}"

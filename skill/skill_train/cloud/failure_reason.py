@@ -30,7 +30,7 @@ class Ending:
 
     Attributes:
         stage, message: the Hub's words.
-        failure: `train.failed.json` of the folder of the run; None when there is none.
+        failure: `train.failed.json` of the folder of the run, unchecked; None when there is none.
         lines: the end of its log.
         step, steps: how far it came; None before the first step.
         memory_bytes: the highest use that the program measured, by kind (`cuda`, `rss`).
@@ -39,7 +39,7 @@ class Ending:
 
     stage: str
     message: str | None = None
-    failure: dict[str, Any] | None = None
+    failure: object = None
     lines: tuple[str, ...] = ()
     flavor: str | None = None
     timeout_seconds: int | None = None
@@ -72,7 +72,7 @@ class Story:
     got: str = ""
     next: tuple[str, ...] = ()
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, str]:
         return {"code": self.code, "message": self.message, "help": self.help, "got": self.got}
 
 

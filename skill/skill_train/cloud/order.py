@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from typing import Any
+from typing import NotRequired, TypedDict
 
 from skill_train.cloud.stage_data import Staged
 from skill_train.core.resources import train_program
@@ -51,22 +51,31 @@ class Sent:
     reused: bool
 
 
-def uploads(order: Order) -> list[dict[str, Any]]:
-    """The files that leave this machine and where they go; last the results of the job, whose size is not known yet.
+class Upload(TypedDict):
+    """What goes where. `left_out` of the data: what lies in its folder and stays here."""
 
-    `left_out` of the data: what lies in its folder and stays here.
-    """
+    what: str
+    name: str | None
+    files: int | None
+    bytes: int | None
+    to: str
+    left_out: NotRequired[list[str]]
+
+
+def uploads(order: Order) -> list[Upload]:
+    """The files that leave this machine and where they go; last the results of the job, whose size is not known yet."""
     bucket = f"the private bucket {order.namespace}/jobs-artifacts"
     program, made = train_program(), json.dumps(order.plan.as_dict(), indent=1, ensure_ascii=False)
-    listed = [
+    listed: list[Upload] = [
         {"what": "program", "name": program.name, "files": 1, "bytes": program.stat().st_size, "to": bucket},
         {"what": "plan", "name": "plan.json", "files": 1, "bytes": len(made.encode()) + 1, "to": bucket},
     ]
     if order.staged is not None:
-        about = {"name": order.plan.recipe.data, "files": len(order.staged.files), "bytes": order.staged.bytes}
+        name, size, files = order.plan.recipe.data, order.staged.bytes, len(order.staged.files)
         to = f"the private dataset {order.data_repo}" if order.data_repo else bucket
-        stays = {"left_out": list(order.staged.left_out)} if order.staged.left_out else {}
-        listed.append({"what": "data", **about, "to": to, **stays})
+        listed.append({"what": "data", "name": name, "files": files, "bytes": size, "to": to})
+        if order.staged.left_out:
+            listed[-1]["left_out"] = list(order.staged.left_out)
     repository = order.plan.policy.hub_model_id
     to = "a private repository of the Hub, which the job makes"
     return [*listed, {"what": "result", "name": repository, "files": None, "bytes": None, "to": to}]

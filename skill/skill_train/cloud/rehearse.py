@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shutil
@@ -13,14 +12,15 @@ import time
 from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import TypedDict
 
 from msgspec.structs import replace
 
 from skill_train.cloud import stage_data
 from skill_train.cloud.stage_data import Staged
-from skill_train.core.digests import file_digest
+from skill_train.core.digests import FileDigest, file_digest
 from skill_train.core.errors import SkillTrainError, TrainingFailed, from_exit_code
+from skill_train.core.program_events import Event, ProgramFailed, events
 from skill_train.program.job import MARKER
 from skill_train.run import plan_record
 from skill_train.run.job_spec import KEPT, JobSpec, command
@@ -40,7 +40,19 @@ def shortened(plan: Plan, local_plan: Plan) -> Plan:
     return replace(plan, recipe=recipe, placement=local_plan.placement, launch=local_plan.launch)
 
 
-def rehearse(plan: Plan, spec: JobSpec, staged: Staged | None, say: Callable[[str], None]) -> dict[str, Any]:
+class Kept(TypedDict):
+    """What a rehearsal kept: how many files, and its checkpoints."""
+
+    kept_files: int
+    checkpoints: list[str]
+
+
+class Rehearsal(Kept):
+    steps: int
+    seconds: float
+
+
+def rehearse(plan: Plan, spec: JobSpec, staged: Staged | None, say: Callable[[str], None]) -> Rehearsal:
     """Runs the rehearsal in a temporary folder; returns its figures.
 
     Args:
@@ -88,7 +100,7 @@ def _run(spec: JobSpec, mounts: dict[str, Path], root: Path, say: Callable[[str]
     line = command(spec)
     words = [sys.executable, *(_here(word, mounts) for word in line[line.index(f"{KEPT}/{spec.program.name}") :])]
     said = root / "stderr"
-    failure: dict[str, Any] | None = None
+    failure: ProgramFailed | None = None
     with open(said, "wb") as errors:
         child = subprocess.Popen(
             [*words, "--rehearse"],
@@ -100,9 +112,9 @@ def _run(spec: JobSpec, mounts: dict[str, Path], root: Path, say: Callable[[str]
         )
         try:
             for text in child.stdout or ():
-                event = _event(text)
-                failure = event if event.get("event") == "failed" else failure
-                _show(event, say)
+                for event in events(text):
+                    failure = event if event["event"] == "failed" else failure
+                    _show(event, say)
             child.wait()
         finally:
             if child.poll() is None:  # Ctrl-C: it got one too, and saves its checkpoint
@@ -120,22 +132,14 @@ def _here(word: str, mounts: dict[str, Path]) -> str:
     return word
 
 
-def _event(text: str) -> dict[str, Any]:
-    try:
-        event = json.loads(text)
-    except json.JSONDecodeError:
-        return {}
-    return event if isinstance(event, dict) else {}
-
-
-def _show(event: dict[str, Any], say: Callable[[str], None]) -> None:
-    if event.get("event") in ("stage", "note"):
+def _show(event: Event, say: Callable[[str], None]) -> None:
+    if event["event"] == "stage" or event["event"] == "note":
         say(event["text"])
-    elif event.get("event") == "step":
+    elif event["event"] == "step":
         say(f"step {event['step']} of {event['steps']}, loss {event['loss']}")
 
 
-def _failed(code: int, failure: dict[str, Any] | None, said: str) -> SkillTrainError:
+def _failed(code: int, failure: ProgramFailed | None, said: str) -> SkillTrainError:
     if failure is not None:
         return from_exit_code(failure["exit_code"], failure["error"])
     tail = "\n".join(said.splitlines()[-15:])
@@ -144,7 +148,7 @@ def _failed(code: int, failure: dict[str, Any] | None, said: str) -> SkillTrainE
     )
 
 
-def _figures(kept: Path) -> dict[str, Any]:
+def _figures(kept: Path) -> Kept:
     """Checks the stored files against their markers; returns the figures.
 
     Raises:
@@ -165,7 +169,7 @@ def _figures(kept: Path) -> dict[str, Any]:
     return {"kept_files": len(marker["files"]), "checkpoints": checkpoints}
 
 
-def _is(path: Path, digest: dict[str, Any]) -> bool:
+def _is(path: Path, digest: FileDigest) -> bool:
     return path.is_file() and file_digest(path) == digest
 
 

@@ -13,6 +13,7 @@ from skill_train.commands._doctor_packages import Package, VersionSet, python_wa
 from skill_train.core.errors import SkillTrainError
 from skill_train.facts import MachineFacts
 from skill_train.hub.account import Account
+from skill_train.machine.torch_worker import TorchAnswer
 
 # Bytes. Each process of the self-test peaks at 0.6 GB (measured: torch 2.13, Linux, CPU), two run at a time.
 NEEDS_MEMORY = 2_000_000_000
@@ -97,7 +98,7 @@ def _mend_accelerator(machine: MachineFacts, reason: str) -> str:
     return "nvidia-smi" if "nvidia-smi" in reason else ""
 
 
-def torch(machine: MachineFacts, asked: Callable[[], dict[str, Any]]) -> Check:
+def torch(machine: MachineFacts, asked: Callable[[], TorchAnswer]) -> Check:
     """Whether torch can use the device of this machine. `asked` gives the answer of `torch_worker`, or raises."""
     try:
         said = asked()

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NotRequired, TypedDict
 
 from skill_train.commands._merging import merge_run
 from skill_train.core import resources
@@ -25,9 +25,24 @@ from skill_train.run.plan_record import Plan
 _ROWS, _STEPS, _QUANT, _TOKENS = 100, 20, "q8_0", 256
 
 
-def self_test(console: Console) -> tuple[dict[str, Any], SkillTrainError | None]:
+class TestedStage(TypedDict):
+    """`seconds` of one that has ended."""
+
+    stage: str
+    verdict: str
+    seconds: NotRequired[float]
+
+
+class SelfTest(TypedDict):
+    verdict: str
+    seconds: float
+    peak_memory_bytes: int | None
+    stages: list[TestedStage]
+
+
+def self_test(console: Console) -> tuple[SelfTest, SkillTrainError | None]:
     """Runs all steps on the embedded model in a temporary folder; returns the seconds and the verdict of each."""
-    stages: list[dict[str, Any]] = []
+    stages: list[TestedStage] = []
     started, error = time.monotonic(), None
     with tempfile.TemporaryDirectory(prefix="skill-train-self-test-") as folder:
         try:
@@ -36,7 +51,7 @@ def self_test(console: Console) -> tuple[dict[str, Any], SkillTrainError | None]
             error = problem
             if folder in error.hint:  # which is about to go
                 error.hint = "skill-train demo   (the same chain, in a folder that stays)"
-    figures = {
+    figures: SelfTest = {
         "verdict": "fail" if error else "pass",
         "seconds": round(time.monotonic() - started, 1),
         "peak_memory_bytes": max(peak_memory_bytes() or 0, peak_memory_bytes(children=True) or 0) or None,
@@ -45,7 +60,7 @@ def self_test(console: Console) -> tuple[dict[str, Any], SkillTrainError | None]
     return figures, error
 
 
-def _chain(console: Console, folder: Path, stages: list[dict[str, Any]]) -> None:
+def _chain(console: Console, folder: Path, stages: list[TestedStage]) -> None:
 
     from skill_train.commands import export_gguf, local
     from skill_train.llama import get_converter

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Any
 
 from skill_train.cloud import bucket, failure_reason, find_run, poll
 from skill_train.cloud.failure_reason import Ending, Story
 from skill_train.cloud.find_run import CloudRun
+from skill_train.commands._status_view import Ends, State
 from skill_train.core.console import Console
 from skill_train.core.errors import AccessError, SkillTrainError, Temporary
 from skill_train.hub import flavors
@@ -41,7 +41,7 @@ class Snapshot:
             return None
         return max(((self.now.finished_at or datetime.now(UTC)) - self.now.started_at).total_seconds(), 0.0)
 
-    def data(self) -> dict[str, Any]:
+    def data(self) -> State:
         job, record, measured = self.cloud.job, self.cloud.record, self.speed
         ran = self.ran_seconds
         left = measured.left_seconds if measured and self.now.live else None
@@ -105,7 +105,7 @@ class Snapshot:
     def _planned_steps(self) -> int | None:
         return self.plan.recipe.max_steps if self.plan else None
 
-    def _estimated(self, key: str) -> dict[str, Any] | None:
+    def _estimated(self, key: str) -> Ends | None:
         if self.plan is None:
             return None
         estimate = {"seconds": self.plan.estimates.seconds, "cost_usd": self.plan.estimates.cost_usd}[key]

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TypedDict
 
-from skill_train.run.plan_record import Estimate, Plan
+from skill_train.run.plan_record import Estimate, Number, Plan
 from skill_train.run.train_record import TrainRecord
 
 
-def measured_beside_estimates(plan: Plan, record: TrainRecord) -> dict[str, Any]:
+class Measured(TypedDict):
+    """`within` is None where the estimate or the measurement is unknown."""
+
+    low: Number | None
+    high: Number | None
+    actual: Number | None
+    within: bool | None
+
+
+def measured_beside_estimates(plan: Plan, record: TrainRecord) -> dict[str, Measured]:
     """The measurements beside the estimates. The smaller layout of a second try has no estimates."""
     peaks = record.figures.peak_memory_bytes
     device = plan.placement.device

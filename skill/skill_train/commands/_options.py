@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -74,12 +74,12 @@ flavor_option = click.option(
 )
 
 
-def set_options(options: object, names: tuple[str, ...]) -> dict[str, Any]:
+def set_options(options: object, names: tuple[str, ...]) -> dict[str, object]:
     """The options of these names that the user set, by name."""
     return {name: value for name in names if (value := getattr(options, name)) is not None}
 
 
-def require_only_run(command: str, others: dict[str, Any]) -> None:
+def require_only_run(command: str, others: Mapping[str, object]) -> None:
     """Refuses other inputs together with RUN.
 
     Raises:

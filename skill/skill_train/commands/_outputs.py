@@ -5,16 +5,24 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from skill_train.core.console import Console
 from skill_train.core.digests import FileDigest
 from skill_train.run.folder import set_aside
 
 
-def outputs_of(outputs: Mapping[str, FileDigest], root: Path) -> list[dict[str, Any]]:
-    """For an answer: what a record names, with the whole path."""
-    return [{"path": str(root / name), **digest} for name, digest in outputs.items()]
+class OutputFile(FileDigest):
+    """A file in an answer, with the whole path."""
+
+    path: str
+
+
+def outputs_of(outputs: Mapping[str, FileDigest], root: Path) -> list[OutputFile]:
+    """For an answer: what a record names."""
+    return [
+        {"path": str(root / name), "bytes": digest["bytes"], "sha256": digest["sha256"]}
+        for name, digest in outputs.items()
+    ]
 
 
 def put_aside(console: Console, result: Path, record: Path) -> None:

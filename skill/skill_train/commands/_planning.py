@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from skill_train.core.console import Console
+from skill_train.core.foreign import JsonObject
 from skill_train.data import read_rows, scan, token_stats
 from skill_train.facts import DatasetFacts, ModelFacts
 from skill_train.hub import flavors
@@ -25,7 +26,7 @@ from skill_train.run.plan_record import Facts, Plan
 from skill_train.train import measured_speed
 
 
-def load_recipe(file: Path | None, flags: dict[str, Any]) -> Recipe:
+def load_recipe(file: Path | None, flags: dict[str, object]) -> Recipe:
     """The recipe in a file, with the options of the command line instead of its values."""
     if file is None:
         return fields.from_dict(flags)
@@ -109,18 +110,8 @@ def _plan(
     offered: Any,
     probe: Any = None,
 ) -> Plan:
-    machine = facts.machine
-    known = measured_speed.known(machine, facts.model, choices.device or machine.device)
-    return make.make_plan(
-        recipe,
-        model=facts.model,
-        dataset=facts.dataset,
-        machine=machine,
-        choices=choices,
-        probe=probe,
-        offered=offered,
-        calibrations=known,
-    )
+    known = measured_speed.known(facts.machine, facts.model, choices.device or facts.machine.device)
+    return make.make_plan(recipe, facts, choices=choices, probe=probe, offered=offered, calibrations=known)
 
 
 def pinned(recipe: Recipe, model_commit: str | None, data_commit: str | None) -> Recipe:
@@ -143,7 +134,7 @@ def dataset_facts(console: Console, recipe: Recipe, about: ModelFacts) -> Datase
         found = scan.scan(recipe)
         if (media := scan.unread_media(recipe, found.columns)) is not None:
             console.warn("pictures", media)
-        first: Sequence[dict[str, Any]] = scan.first_rows_of(recipe)
+        first: Sequence[JsonObject] = scan.first_rows_of(recipe)
     else:
         from skill_train.hub import datasets
 

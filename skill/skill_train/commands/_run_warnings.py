@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from msgspec import UNSET
 
+from skill_train.commands._measured import Measured
 from skill_train.core.console import Console
 from skill_train.core.units import duration
 from skill_train.plan.make import few_steps
@@ -15,7 +14,7 @@ from skill_train.run.plan_record import Plan
 from skill_train.run.train_record import TrainedData, TrainRecord
 
 
-def warn_of_run(console: Console, plan: Plan, record: TrainRecord, estimates: dict[str, Any]) -> None:
+def warn_of_run(console: Console, plan: Plan, record: TrainRecord, estimates: dict[str, Measured]) -> None:
     """Prints all warnings about a trained run.
 
     Args:
@@ -42,12 +41,13 @@ def warn_of_part(console: Console, run: RunDir) -> None:
         console.warn("smoke_run", f"{part}: these files come from a smoke run, not from the whole training")
 
 
-def _missed(name: str, one: dict[str, Any]) -> str:
+def _missed(name: str, one: Measured) -> str:
     """An estimate that was wrong, with the measured value, in a unit for readers."""
+    known = (figure for figure in (one["low"], one["high"], one["actual"]) if figure is not None)
     if name == "seconds":
-        low, high, actual = (duration(one[key], estimated=True) for key in ("low", "high", "actual"))
+        low, high, actual = (duration(seconds, estimated=True) for seconds in known)
         return f"time: {actual}, estimated {low} to {high}"
-    low, high, actual = (f"{one[key] / 1e9:.2f}" for key in ("low", "high", "actual"))
+    low, high, actual = (f"{size / 1e9:.2f}" for size in known)
     return f"memory: {actual} GB, estimated {low} to {high} GB"
 
 

@@ -3,23 +3,84 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NotRequired, TypedDict
 
 from skill_train.commands._drawing import draw_bar, draw_line
 from skill_train.core.units import dollars, duration
+from skill_train.run.records import Number
 
 
-def draw_status(rich: Any, data: dict[str, Any]) -> None:
+class Ends(TypedDict):
+    """Of an estimate; None where it is unknown."""
+
+    low: float | None
+    high: float | None
+
+
+class Times(TypedDict, total=False):
+    """Seconds; all but `left` of jobs alone."""
+
+    ran: float | None
+    left: float | None
+    expected: float | None
+    estimated: Ends | None
+    limit: int | None
+
+
+class Costs(TypedDict):
+    """Dollars of a job, and of all jobs of its run."""
+
+    so_far: float | None
+    expected: float | None
+    estimated: Ends | None
+    at_most: float | None
+    per_hour: float | None
+    all_jobs: float | None
+
+
+class Source(TypedDict):
+    """Where the figures were read, and how old they are."""
+
+    source: str | None
+    age_seconds: float | None
+
+
+class State(TypedDict):
+    """The state of a run; what follows `memory_bytes` and may be missing is of jobs."""
+
+    run_dir: str | None
+    job_id: str | None
+    stage: str
+    message: str | None
+    step: int | None
+    steps: int | None
+    loss: float | None
+    tokens_per_second: float | None
+    memory_bytes: dict[str, Number] | None
+    progress: Source
+    seconds: Times
+    why: dict[str, str] | None
+    url: NotRequired[str | None]
+    attempt: NotRequired[int]
+    flavor: NotRequired[str | None]
+    ends_by: NotRequired[str | None]
+    cost_usd: NotRequired[Costs]
+    waiting: NotRequired[str | None]
+    hub_model_id: NotRequired[str | None]
+
+
+def draw_status(rich: Any, data: State) -> None:
     """Draws the state of a run: one line for each fact."""
+    step, steps = data["step"], data["steps"]
     for name, value in _status_lines(data):
         if value:
             draw_line(rich, f"{name:<10}{value}")
-        if value and name == "step" and rich.is_terminal:
-            draw_bar(rich, data["step"], data["steps"], indent=10)
+        if name == "step" and step is not None and steps is not None and rich.is_terminal:
+            draw_bar(rich, step, steps, indent=10)
 
 
-def _status_lines(data: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    seconds, cost, progress = data["seconds"], data.get("cost_usd") or {}, data["progress"]
+def _status_lines(data: State) -> Iterator[tuple[str, str]]:
+    seconds, cost, progress = data["seconds"], data.get("cost_usd"), data["progress"]
     said = f": {data['message']}" if data.get("message") else ""
     yield "stage", f"{data['stage']}{said}"
     yield "job", " · ".join(str(part) for part in (data["job_id"], data.get("flavor"), data.get("url")) if part)
@@ -31,9 +92,10 @@ def _status_lines(data: dict[str, Any]) -> Iterator[tuple[str, str]]:
     yield "time", _of(seconds.get("ran"), seconds.get("expected"), seconds.get("estimated"), duration)
     left = seconds.get("left")
     yield "left", "" if left is None else f"about {duration(left, estimated=True)}"
-    in_all = cost.get("all_jobs")
-    before = f"; {dollars(in_all)} with the jobs before it" if in_all is not None and data.get("attempt", 1) > 1 else ""
-    yield "cost", _of(cost.get("so_far"), cost.get("expected"), cost.get("estimated"), dollars) + before
+    if cost is not None:
+        in_all = cost["all_jobs"] if data.get("attempt", 1) > 1 else None
+        before = "" if in_all is None else f"; {dollars(in_all)} with the jobs before it"
+        yield "cost", _of(cost["so_far"], cost["expected"], cost["estimated"], dollars) + before
     yield "ends by", data.get("ends_by") or ""
     yield "waiting", data.get("waiting") or ""
     why = data["why"] or {}
@@ -41,12 +103,11 @@ def _status_lines(data: dict[str, Any]) -> Iterator[tuple[str, str]]:
     yield "helps", why.get("help", "")
 
 
-def _of(so_far: Any, expected: Any, estimated: Any, words: Callable[[float], str]) -> str:
+def _of(so_far: float | None, expected: float | None, estimated: Ends | None, words: Callable[[float], str]) -> str:
     """A measured value beside the estimated one."""
     if so_far is None:
         return ""
     of = "" if expected is None else f" of {words(expected)}"
-    known = estimated and estimated["low"] is not None
-    return (
-        words(so_far) + of + (f" (estimated {words(estimated['low'])} to {words(estimated['high'])})" if known else "")
-    )
+    low, high = (estimated["low"], estimated["high"]) if estimated else (None, None)
+    known = "" if low is None or high is None else f" (estimated {words(low)} to {words(high)})"
+    return words(so_far) + of + known

@@ -6,14 +6,14 @@ import dataclasses
 import json
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, NotRequired, TypedDict
 
 import msgspec
 
 from skill_train.cloud import budget as cloud_budget
 from skill_train.cloud import stage_data, start_once
-from skill_train.cloud.budget import Budget, Need
-from skill_train.cloud.order import Order, Sent, uploads
+from skill_train.cloud.budget import Budget, Cost, Need, Price
+from skill_train.cloud.order import Order, Sent, Upload, uploads
 from skill_train.commands._cost import cost_in_words
 from skill_train.commands._drawing import draw_line, draw_text
 from skill_train.commands._shell import quoted
@@ -26,7 +26,7 @@ from skill_train.run import plan_record, progress
 from skill_train.run.cloud_record import CloudData, CloudJob, CloudRecord
 from skill_train.run.folder import RunDir
 from skill_train.run.job_spec import KEPT, JobSpec, Mount, as_request
-from skill_train.run.plan_record import Estimate, Plan
+from skill_train.run.plan_record import Estimate, Number, Plan
 
 _AT_START = "(made at the start)"
 
@@ -46,7 +46,41 @@ class Checked:
     unchecked: list[str]
 
 
-def _shown(checked: Checked) -> dict[str, Any]:
+class EstimatedSeconds(TypedDict):
+    low: Number | None
+    high: Number | None
+    basis: str
+
+
+class ExpectedEnd(TypedDict):
+    """In UTC; None where it is unknown."""
+
+    low: str | None
+    high: str | None
+    basis: str
+
+
+class JobShown(TypedDict):
+    """A job that would be sent, or that there is: then with what may be missing."""
+
+    flavor: str | None
+    timeout_seconds: int | None
+    cost_usd: Cost
+    namespace: str
+    hub_model_id: str | None
+    uploads: list[Upload]
+    recipe_hash: str
+    seconds: NotRequired[EstimatedSeconds]
+    run_dir: NotRequired[str]
+    job_id: NotRequired[str | None]
+    url: NotRequired[str | None]
+    reused: NotRequired[bool]
+    stage: NotRequired[str | None]
+    expected_end: NotRequired[ExpectedEnd]
+    plan_hash: NotRequired[str]
+
+
+def _shown(checked: Checked) -> JobShown:
     order = checked.order
     return {
         "flavor": order.plan.flavor,
@@ -152,7 +186,7 @@ def result(console: Console, run: RunDir, sent: Sent, order: Order) -> Result:
     if record.hub_model_id != wanted:
         console.warn("another_repository", f"the job pushes to {record.hub_model_id} instead of {wanted}")
     budget = _budget_of(made, last)
-    data = {
+    data: JobShown = {
         "run_dir": str(run.path),
         "job_id": last.job_id,
         "url": last.url,
@@ -184,15 +218,14 @@ def _budget_of(plan: Plan, job: CloudJob) -> Budget:
         seconds = Estimate(None, None, why)
     found = cloud_budget.budget(
         Need(job.flavor, seconds, plan.timeout_seconds),
-        usd_per_hour=job.usd_per_hour,
-        price=f"asked {job.asked_at[:10]}",
+        price=Price(job.usd_per_hour, f"asked {job.asked_at[:10]}"),
         timeout=limit or 1,  # without an estimate any will do
         max_cost=None,
     )
     return found if limit is not None else dataclasses.replace(found, most_usd=None)
 
 
-def _expected_end(job: CloudJob, budget: Budget, stage: str | None) -> dict[str, Any]:
+def _expected_end(job: CloudJob, budget: Budget, stage: str | None) -> ExpectedEnd:
     """The expected end in UTC. It does not include the wait for a machine, whose length is unknown."""
     start = job.created_at or job.asked_at
     if budget.seconds is None or stage not in (None, *LIVE):
@@ -215,24 +248,25 @@ def _next(run: RunDir, sent: Sent) -> list[str]:
 # --- The drawing ---
 
 
-def _draw(rich: Any, data: dict[str, Any]) -> None:
+def _draw(rich: Any, data: JobShown) -> None:
     """Draws the job: where it runs, its cost, and what leaves this machine."""
     cost = data["cost_usd"]
-    estimate = "not known" if cost["low"] is None else f"{dollars(cost['low'])} to {dollars(cost['high'])}"
+    low, high = cost["low"], cost["high"]
+    estimate = "not known" if low is None or high is None else f"{dollars(low)} to {dollars(high)}"
     most = "" if cost["most"] is None else f"; at most {dollars(cost['most'])}, at its timeout"
     limit = data["timeout_seconds"]
     stopped = "a time that is not known" if limit is None else f"{limit / 3600:.2f} h"
-    lines = [f"job: {data['job_id']}, {data['stage']}, {data['url']}"] if "job_id" in data else []
+    lines = [f"job: {data['job_id']}, {data.get('stage')}, {data.get('url')}"] if "job_id" in data else []
     lines += [f"run directory: {data['run_dir']}"] if "run_dir" in data else []
     lines += [
         f"machine: {data['flavor']} of {data['namespace']}, stopped after {stopped}",
         f"cost: {estimate}{most} ({cost['basis']})",
         f"result: the private repository {data['hub_model_id']}, which the job makes",
     ]
-    end = data.get("expected_end", {"low": None})
-    lines += [f"expected end: {end['low']} to {end['high']}"] if end["low"] is not None else []
+    end = data.get("expected_end")
+    lines += [f"expected end: {end['low']} to {end['high']}"] if end and end["low"] is not None else []
     for upload in data["uploads"]:
-        if upload["what"] == "result":
+        if upload["bytes"] is None or upload["files"] is None:  # the result
             continue
         size = f"{upload['bytes'] / 1e6:.2f} MB" + (f" in {upload['files']} files" if upload["files"] > 1 else "")
         lines.append(f"upload: {upload['what']} {upload['name']}, {size}, to {upload['to']}")

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from skill_train.cloud import budget, preflight
 from skill_train.cloud import spent as cloud_spent
-from skill_train.cloud.budget import Budget
+from skill_train.cloud.budget import Budget, Price
 from skill_train.cloud.order import Order
 from skill_train.commands._blockers import warn_of_export
 from skill_train.commands._submit_answer import Checked
@@ -73,8 +73,7 @@ def budget_of(
     """
     return budget.budget(
         budget.need_of(plan),
-        usd_per_hour=None if offer is None else offer.usd_per_hour,
-        price="" if offer is None else f"price of {offer.read_at}",
+        price=Price(None, "") if offer is None else Price(offer.usd_per_hour, f"price of {offer.read_at}"),
         timeout=timeout,
         max_cost=options.max_cost,
         spent=spent,

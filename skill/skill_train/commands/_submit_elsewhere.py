@@ -72,11 +72,10 @@ def _notebook(run: RunDir, order: Order, flavor: Flavor) -> Result:
     files = colab.write_notebook(
         path, run.plan, gpu=gpu, run_id=_run_id(order), data=_data(order), packages=_packages(made)
     )
-    data = _answer(run, order) | {"notebook": str(path), "gpu": gpu, "files": files, "launched": False}
-    data["how"] = (
-        "open the notebook in Colab (File, Upload notebook), then Runtime, Run all; once more after a disconnect"
-    )
-    return Result(data, human=lambda rich: _draw(rich, data), quiet=str(path))
+    how = "open the notebook in Colab (File, Upload notebook), then Runtime, Run all; once more after a disconnect"
+    data = _answer(run, order) | {"notebook": str(path), "gpu": gpu, "files": files, "launched": False, "how": how}
+    lines = [f"notebook: {path}, for a {gpu}"]
+    return Result(data, human=lambda rich: _draw(rich, run, made, lines, how), quiet=str(path))
 
 
 def _task(console: Console, options: SubmitOptions, run: RunDir, order: Order, flavor: Flavor) -> Result:
@@ -112,17 +111,23 @@ def _task(console: Console, options: SubmitOptions, run: RunDir, order: Order, f
         "launched": options.yes,
     }
     back = f"hf buckets sync {bucket} {quoted(run.path)}"
-    data["how"] = f"sky queue, sky logs {task['name']}; what it keeps: {back}"
+    data["how"] = how = f"sky queue, sky logs {task['name']}; what it keeps: {back}"
+    asked = task["resources"]
+    lines = [
+        f"task: {folder / 'task.yaml'}, {options.nodes} x {asked['accelerators']}",
+        f"machines of: {', '.join(place['infra'] for place in asked['any_of'])}",
+        f"training is ended after {_timeout(options, made) / 3600:.2f} h; all is kept in {bucket}",
+    ]
     return Result(
         data,
-        human=lambda rich: _draw(rich, data),
+        human=lambda rich: _draw(rich, run, made, lines, how),
         quiet=str(folder / "task.yaml"),
         next=[f"sky logs {task['name']}", back] if options.yes else [],
         error=None if options.yes else _confirm(options, task),
     )
 
 
-def _confirm(options: SubmitOptions, task: dict[str, Any]) -> DecisionNeeded:
+def _confirm(options: SubmitOptions, task: skypilot.Task) -> DecisionNeeded:
     return DecisionNeeded(
         "this rents machines at the price of each cloud, which SkyPilot shows before it starts them",
         code="confirm_cost",
@@ -132,7 +137,7 @@ def _confirm(options: SubmitOptions, task: dict[str, Any]) -> DecisionNeeded:
     )
 
 
-def _answer(run: RunDir, order: Order) -> dict[str, Any]:
+def _answer(run: RunDir, order: Order) -> dict[str, object]:
     made = order.plan
     return {
         "run_dir": str(run.path),
@@ -194,16 +199,8 @@ def _packages(made: Plan) -> tuple[str, ...]:
     return (FOUR_BIT,) if made.recipe.load_in_4bit else ()
 
 
-def _draw(rich: Any, data: dict[str, Any]) -> None:
-    """Draws a task or a notebook: its place, its cost, and the next command."""
-    lines = [f"run directory: {data['run_dir']}"]
-    if "notebook" in data:
-        lines += [f"notebook: {data['notebook']}, for a {data['gpu']}"]
-    else:
-        asked = data["resources"]
-        lines += [f"task: {data['task']}, {data['nodes']} x {asked['accelerators']}"]
-        lines += [f"machines of: {', '.join(place['infra'] for place in asked['any_of'])}"]
-        lines += [f"training is ended after {data['timeout_seconds'] / 3600:.2f} h; all is kept in {data['kept_in']}"]
-    lines += [f"result: the repository {data['hub_model_id']}", data["how"]]
-    for line in lines:
+def _draw(rich: Any, run: RunDir, made: Plan, lines: list[str], how: str) -> None:
+    """Draws a task or a notebook, of which `lines` tell, and the next command."""
+    result = f"result: the repository {made.policy.hub_model_id}"
+    for line in (f"run directory: {run.path}", *lines, result, how):
         draw_line(rich, line)

@@ -37,7 +37,7 @@ class SubmitOptions:
     yes: bool = False
 
     @property
-    def recipe_flags(self) -> dict[str, Any]:
+    def recipe_flags(self) -> dict[str, object]:
         return set_options(self, RECIPE_OPTIONS)
 
 

@@ -69,7 +69,7 @@ def recipe_of(plan: Plan, **values: Any) -> Recipe:
     return fields.from_dict({key: value for key, value in known.items() if key in fields.FIELDS})
 
 
-def _recipe_with(there: Plan, flags: dict[str, Any]) -> Recipe:
+def _recipe_with(there: Plan, flags: dict[str, object]) -> Recipe:
     """The original recipe with changes. Values that the planner chose for the old model and data are chosen again, and
     another model or dataset gets another revision."""
     of_old = {"model": ("revision",), "data": ("data_revision", "data_config")}

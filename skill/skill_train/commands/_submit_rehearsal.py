@@ -22,6 +22,13 @@ from skill_train.run.folder import RunDir
 from skill_train.run.plan_record import Plan
 
 
+class Rehearsed(rehearse.Rehearsal):
+    """The answer; `not_rehearsed` says what two steps here cannot show."""
+
+    verdict: str
+    not_rehearsed: list[str]
+
+
 def rehearsed(console: Console, options: SubmitOptions, made: Plan) -> Result:
     """Runs two steps of the job on this machine. Nothing is sent."""
     made = with_repository(made, options, options.namespace or "me")
@@ -31,7 +38,7 @@ def rehearsed(console: Console, options: SubmitOptions, made: Plan) -> Result:
     staged = stage_data.stage(Path(made.recipe.data)) if preflight.local_data(made) else None
     spec = specification(RunDir(run_dir_of(options, made)), Order(made, "me", None, staged, None), "rehearsal")
     figures = rehearse.rehearse(rehearse.shortened(made, here), spec, staged, console.status)
-    data = {"verdict": "pass", **figures, "not_rehearsed": rehearse.differences(made, here, train_program())}
+    data: Rehearsed = {"verdict": "pass", **figures, "not_rehearsed": rehearse.differences(made, here, train_program())}
     again = command_of(options, rehearse=False)
     return Result(data, human=lambda rich: _draw(rich, data), quiet=data["verdict"], next=[again])
 
@@ -56,7 +63,7 @@ def _plan_here(console: Console, recipe: Recipe) -> Plan:
     return here
 
 
-def _draw(rich: Any, data: dict[str, Any]) -> None:
+def _draw(rich: Any, data: Rehearsed) -> None:
     lines = [
         f"rehearsal: {data['verdict']}, {data['steps']} steps in {data['seconds']} s, {data['kept_files']} files kept"
     ]

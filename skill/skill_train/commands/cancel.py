@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypedDict
 
 import click
 
@@ -28,6 +28,23 @@ class CancelOptions:
     run: str
 
 
+class KeptFiles(TypedDict):
+    """`state` as the bucket has it; the step of the newest checkpoint."""
+
+    state: str
+    checkpoint: int | None
+
+
+class Cancelled(TypedDict):
+    """The answer; `cancelled` is False of a job that had ended before."""
+
+    job_id: str
+    stage: str
+    cancelled: bool
+    kept: KeptFiles | None
+    run_dir: str | None
+
+
 def run(options: CancelOptions, console: Console) -> Result:
     """Cancels the job. A job that has already ended is not changed."""
     cloud = find_run.find(options.run, console.status)
@@ -44,7 +61,7 @@ def run(options: CancelOptions, console: Console) -> Result:
             hint=f"skill-train cancel {cloud.word}",
         )
     there = bucket.stored_run(record.bucket, record.folder, console.status) if record.bucket and record.folder else None
-    data = {
+    data: Cancelled = {
         "job_id": now.id,
         "stage": now.stage,
         "cancelled": was_live,
@@ -80,7 +97,7 @@ def _cancelled(cloud: CloudRun, console: Console) -> Job:
     return until_end(cloud, console, CANCEL_SECONDS)
 
 
-def _draw(rich: Any, data: dict[str, Any]) -> None:
+def _draw(rich: Any, data: Cancelled) -> None:
     there = data["kept"]
     step = "" if not there or there["checkpoint"] is None else f"a checkpoint of step {there['checkpoint']}"
     what = "the whole result" if there and there["state"] == "done" else step or "nothing"

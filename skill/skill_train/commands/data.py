@@ -7,7 +7,7 @@ import shlex
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 import msgspec
@@ -100,7 +100,7 @@ def _answer(console: Console, asked: Recipe, options: DataOptions) -> Result:
     )
 
 
-def _recipe(file: Path | None, flags: dict[str, Any]) -> Recipe:
+def _recipe(file: Path | None, flags: dict[str, object]) -> Recipe:
     """The recipe for reading the dataset. The model may be missing, because data can be inspected alone."""
     loaded = asdict(fields.load(file)) if file is not None else {}
     values = {key: value for key, value in loaded.items() if value is not None} | flags

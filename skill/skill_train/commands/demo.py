@@ -25,9 +25,10 @@ from skill_train.evaluate.figures import figures
 from skill_train.evaluate.scores import Scoring
 from skill_train.evaluate.step import ROOM, measure, questions, spread
 from skill_train.reference.load import load_tokenizer
-from skill_train.run import demo_record, records, verify_record
+from skill_train.run import demo_record, export_record, records, verify_record
 from skill_train.run.demo_record import Demo, DemoFigures, Stage
 from skill_train.run.evaluate_record import ModelFigures
+from skill_train.run.export_record import ExportedFile
 from skill_train.run.folder import RunDir
 from skill_train.run.merge_record import MergeRecord
 from skill_train.run.records import Verdict
@@ -47,11 +48,11 @@ class DemoOptions:
 
 @dataclass(frozen=True)
 class _Chain:
-    """The records of the steps; `exported` lists the GGUF files."""
+    """The records of the steps; `exported` has the GGUF files by their names in the run."""
 
     trained: TrainRecord
     merged: MergeRecord
-    exported: list[dict[str, Any]]
+    exported: dict[str, ExportedFile]
     proof: Proof
 
 
@@ -84,9 +85,14 @@ def _chain(console: Console, run: RunDir) -> _Chain:
     plan = local.plan_of(console, resources.demo() / "recipe.yaml")
     trained = local.train_run(console, run, plan, resume=True).record
     merged = merge_run(console, run).record
-    exported = export_gguf.export_run(console, run, QUANTS, tools).data["files"]
+    export_gguf.export_run(console, run, QUANTS, tools)
+    exported = {name: file for step in ("convert", "quantize") for name, file in _outputs(run, step).items()}
     verify.verify_run(console, run, 2048)
     return _Chain(trained, merged, exported, verify_record.read(run.record("verify")))
+
+
+def _outputs(run: RunDir, step: str) -> dict[str, ExportedFile]:
+    return export_record.read(run.record(step)).outputs
 
 
 def _inputs(run: RunDir) -> dict[str, FileDigest]:
@@ -109,8 +115,8 @@ def _table(console: Console, run: RunDir, chain: _Chain) -> list[Stage]:
         _row("adapter", _bytes(run.adapter), _adapter(console, run, base), None, chain.trained.verdict),
         _row("merged", _bytes(run.merged), found["tuned"], gate["figures"].get("mean_kl"), gate["verdict"]),
     ]
-    for file in chain.exported:
-        name = Path(file["path"]).name
+    for path, file in chain.exported.items():
+        name = Path(path).name
         stages.append(_row(file["quant"], file["bytes"], found[name], *_proven(chain.proof, name)))
     return stages
 
@@ -119,9 +125,12 @@ def _adapter(console: Console, run: RunDir, base: Path) -> ModelFigures:
     """The figures of base + adapter, which `evaluate` leaves out after the merge."""
     rows = spread(read_rows(run.held_out), evaluate.ROWS)
     asked = questions(rows, loss_on="assistant", room=ROOM, context=None)
-    how: dict[str, Any] = {"tokenizer": load_tokenizer(base), "scoring": Scoring(), "backend": "transformers"}
+    tuned, tokenizer = Model("adapter", base, run.adapter), load_tokenizer(base)
     with console.progress("asking the adapter") as progress:
-        return figures(measure(Model("adapter", base, run.adapter), asked, **how, progress=progress), asked)
+        measured = measure(
+            tuned, asked, tokenizer=tokenizer, scoring=Scoring(), backend="transformers", progress=progress
+        )
+    return figures(measured, asked)
 
 
 def _row(stage: str, size: int, found: ModelFigures, kl: float | None, verdict: Verdict | None) -> Stage:
@@ -140,7 +149,8 @@ def _row(stage: str, size: int, found: ModelFigures, kl: float | None, verdict: 
 def _proven(proof: Proof, name: str) -> tuple[float | None, Verdict]:
     """The mean KL to the trained model, and the worst verdict, of one file."""
     checks = [check for check in proof.checks if check.file == name]
-    kl = next((check.figures["trained_kl"] for check in checks if "trained_kl" in check.figures), None)
+    known = (check.figures.get("trained_kl") for check in checks)
+    kl = next((figure for figure in known if isinstance(figure, (int, float))), None)
     return kl, worst(check.verdict for check in checks)
 
 

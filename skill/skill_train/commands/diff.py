@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import re
 import shlex
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 import click
 
@@ -19,7 +18,7 @@ from skill_train.commands._shell import quoted
 from skill_train.core.console import Console, Result
 from skill_train.core.errors import UsageError, VerificationFailed
 from skill_train.run import plan_record, train_record
-from skill_train.run.compare_runs import Comparison, Difference, Run, compare
+from skill_train.run.compare_runs import Comparison, Difference, Losses, Run, compare
 from skill_train.run.folder import RunDir, open_run
 
 _NAMES = {"model": "recipe.revision", "data": "recipe.data_revision"}
@@ -32,6 +31,29 @@ class DiffOptions:
     run_b: Path
 
 
+class Shown(TypedDict):
+    """A difference; long values are shortened texts."""
+
+    fact: str
+    a: str | float | bool | None
+    b: str | float | bool | None
+
+
+class Compared(TypedDict):
+    """The answer: what differs between the runs A and B."""
+
+    verdict: str
+    run_a: str
+    run_b: str
+    recipe_hash: list[str]
+    recipe: list[Shown]
+    placement: list[Shown]
+    counts: dict[str, int]
+    losses: Losses | None
+    same_weights: bool | None
+    not_compared: list[str]
+
+
 def run(options: DiffOptions, console: Console) -> Result:
     """Compares two run directories; exit 6 if their recipes differ."""
     a, b = (_read(_opened(path)) for path in (options.run_a, options.run_b))
@@ -40,7 +62,7 @@ def run(options: DiffOptions, console: Console) -> Result:
         console.warn("not_compared", reason)
     if found.unexplained:
         console.warn("unexplained", "the trained weights differ, although recipe, machine and batch split are the same")
-    data = {
+    data: Compared = {
         "verdict": found.verdict,
         "run_a": str(options.run_a),
         "run_b": str(options.run_b),
@@ -88,11 +110,11 @@ def _hint(found: Comparison) -> str:
     return "make both runs of one recipe file and the same data, with the versions of requirements.lock"
 
 
-def _shown(difference: Difference) -> dict[str, Any]:
-    return {key: _text(value) if key != "fact" else value for key, value in dataclasses.asdict(difference).items()}
+def _shown(difference: Difference) -> Shown:
+    return {"fact": difference.fact, "a": _text(difference.a), "b": _text(difference.b)}
 
 
-def _text(value: Any) -> Any:
+def _text(value: Any) -> str | float | bool | None:
     """A number, true or null unchanged; anything longer as shortened text."""
     if value is None or isinstance(value, (bool, int, float)):
         return value
@@ -125,11 +147,11 @@ def _read(run: RunDir) -> Run:
 # --- The drawing ---
 
 
-def _draw(rich: Any, data: dict[str, Any]) -> None:
+def _draw(rich: Any, data: Compared) -> None:
     """Draws the differences of recipe and placement, and the distance of the results."""
     table = folding_table("group", "fact", "run A", "run B", title=f"two runs: {data['verdict']}")
-    for group, style in (("recipe", "red"), ("placement", "")):
-        for each in data[group]:
+    for group, listed, style in (("recipe", data["recipe"], "red"), ("placement", data["placement"], "")):
+        for each in listed:
             add_row(table, group, each["fact"], str(each["a"]), str(each["b"]), style=style)
     if table.row_count:
         rich.print(table)

@@ -7,9 +7,10 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, NotRequired, TypedDict
 
 import click
+import msgspec
 
 from skill_train.commands import _doctor_checks as checks
 from skill_train.commands import _doctor_packages
@@ -22,6 +23,10 @@ from skill_train.core.errors import NotInstalled, SkillTrainError, UsageError
 from skill_train.hub.account import Account
 from skill_train.machine.probe import this_machine
 from skill_train.machine.read import cache_dir, read_machine
+from skill_train.machine.torch_worker import DeviceJob, TorchAnswer
+
+if TYPE_CHECKING:
+    from skill_train.commands._doctor_self_test import SelfTest
 
 _TORCH_SECONDS = 60.0  # loading torch takes 2 to 20 s, more from a network disk
 
@@ -33,6 +38,16 @@ class DoctorOptions:
     self_test: bool = False
 
 
+class Health(TypedDict):
+    """The answer: which commands can run (None: not known), and why not."""
+
+    verdict: str
+    able: dict[str, bool | None]
+    not_able: dict[str, str]
+    self_test: NotRequired[SelfTest]
+    checks: NotRequired[list[dict[str, str]]]
+
+
 def run(options: DoctorOptions, console: Console) -> Result:
     """Runs every check; with `self_test` also all steps on the embedded model."""
     found = {group: _group(group) for group in ("base", "train", "gguf")}
@@ -41,7 +56,7 @@ def run(options: DoctorOptions, console: Console) -> Result:
     done, account = _checks(found)
     able, why_not = _able(done, account)
     error = _broken(done)
-    data: dict[str, Any] = {"verdict": checks.worst(done), "able": able, "not_able": why_not}
+    data = Health(verdict=checks.worst(done), able=able, not_able=why_not)
     if options.self_test and error is None:
         from skill_train.commands import _doctor_self_test  # it needs packages that may be missing
 
@@ -97,10 +112,11 @@ def _checks(found: dict[str, list[Package]]) -> tuple[list[Check], Account]:
     return done, account
 
 
-def _ask_torch(device: str) -> dict[str, Any]:
+def _ask_torch(device: str) -> TorchAnswer:
     from skill_train.core.worker import run_worker
 
-    return run_worker("skill_train.machine.torch_worker", {"device": device}, most_seconds=_TORCH_SECONDS)
+    answer = run_worker("skill_train.machine.torch_worker", DeviceJob(device=device), most_seconds=_TORCH_SECONDS)
+    return msgspec.convert(answer, TorchAnswer)
 
 
 def _has(found: dict[str, list[Package]], group: str, name: str) -> bool:
@@ -189,13 +205,13 @@ def _require(found: dict[str, list[Package]]) -> None:
 # --- The drawing ---
 
 
-def _draw(rich: Any, data: dict[str, Any]) -> None:
+def _draw(rich: Any, data: Health) -> None:
     """Draws the checks, the fix for each problem, the available commands, and the stages of the self-test."""
     table = rich_table("check", "verdict", "found", title=f"this installation: {data['verdict']}")
-    for check in data["checks"]:
+    for check in data.get("checks", []):
         add_row(table, check["name"], check["verdict"], check["found"], style=STYLE[check["verdict"]])
     rich.print(table)
-    for check in data["checks"]:
+    for check in data.get("checks", []):
         if check["verdict"] != "ok":
             said = [check.get("because", ""), f"fix it with: {check['fix']}" if "fix" in check else ""]
             draw_line(rich, f"{check['name']}: " + "; ".join(filter(None, said)))
@@ -207,7 +223,7 @@ def _draw(rich: Any, data: dict[str, Any]) -> None:
         _draw_self_test(rich, data["self_test"])
 
 
-def _draw_self_test(rich: Any, figures: dict[str, Any]) -> None:
+def _draw_self_test(rich: Any, figures: SelfTest) -> None:
     table = rich_table("stage", "verdict", "seconds", title=f"self-test: {figures['verdict']}")
     for stage in figures["stages"]:
         table.add_row(stage["stage"], stage["verdict"], str(stage.get("seconds", "")), style=STYLE[stage["verdict"]])

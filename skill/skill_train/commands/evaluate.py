@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NotRequired, TypedDict
 
 import click
 import msgspec
@@ -26,6 +26,7 @@ from skill_train.run.evaluate_record import AnsweredRow, Evaluation
 from skill_train.run.folder import RunDir, StepResult, open_run
 from skill_train.run.lock import locked
 from skill_train.run.plan_record import Plan
+from skill_train.run.records import Number
 from skill_train.run.train_record import read_rows
 
 ROWS = 100
@@ -143,8 +144,57 @@ def _files(paths: list[Path]) -> list[Model]:
     return models
 
 
-def _data(run: RunDir, result: StepResult[Evaluation]) -> dict[str, Any]:
+class ShownModel(TypedDict):
+    """`score` and `scored_rows` where a second score was asked for."""
+
+    name: str
+    backend: str
+    device: str
+    loss: Number | None
+    perplexity: Number | None
+    exact_match: Number | None
+    score: NotRequired[Number | None]
+    scored_rows: NotRequired[int]
+    tokens_per_second: Number | None
+    reason: str
+
+
+class ShownDifference(TypedDict):
+    model: str
+    against: str
+    measure: str
+    difference: Number
+    low: Number
+    high: Number
+    smallest: Number
+    says: str
+
+
+class ShownAnswers(TypedDict):
+    """A held-out row, with the beginning of each model's answer."""
+
+    line: int
+    prompt: str
+    expected: str
+    answers: dict[str, str]
+
+
+class ShownEvaluation(TypedDict):
     """The record in at most 8 KB: figures to six digits, and a few answers side by side."""
+
+    run_dir: str
+    rows: int
+    asked: int
+    answer_tokens: int
+    score: str | None
+    models: list[ShownModel]
+    differences: list[ShownDifference]
+    answers: list[ShownAnswers]
+    record: str
+    reused: bool
+
+
+def _data(run: RunDir, result: StepResult[Evaluation]) -> ShownEvaluation:
     evaluation = result.record
     dropped = ("why", "asked_rows", *(("score", "scored_rows") if evaluation.score is None else ()))
     return {
@@ -153,8 +203,8 @@ def _data(run: RunDir, result: StepResult[Evaluation]) -> dict[str, Any]:
         "asked": evaluation.asked,
         "answer_tokens": evaluation.answer_tokens,
         "score": evaluation.score,
-        "models": [_short(one, dropped) for one in evaluation.models],
-        "differences": [_short(one) for one in evaluation.differences],
+        "models": [msgspec.convert(_short(one, dropped), ShownModel) for one in evaluation.models],
+        "differences": [msgspec.convert(_short(one), ShownDifference) for one in evaluation.differences],
         "answers": [_shown(one) for one in _telling(evaluation.answers)],
         "record": str(run.record("evaluate")),
         "reused": result.reused,
@@ -166,7 +216,7 @@ def _telling(answers: list[AnsweredRow]) -> list[AnsweredRow]:
     return sorted(answers, key=lambda one: -one.different_answers)[:_SHOWN]
 
 
-def _shown(one: AnsweredRow) -> dict[str, Any]:
+def _shown(one: AnsweredRow) -> ShownAnswers:
     from skill_train.evaluate.step import end_of
 
     most = _SHOWN_CHARACTERS // (2 + len(one.answers))
@@ -178,7 +228,7 @@ def _shown(one: AnsweredRow) -> dict[str, Any]:
     }
 
 
-def _short(one: msgspec.Struct, dropped: tuple[str, ...] = ()) -> dict[str, Any]:
+def _short(one: msgspec.Struct, dropped: tuple[str, ...] = ()) -> dict[str, object]:
     values = {key: value for key, value in msgspec.structs.asdict(one).items() if key not in dropped}
     return {key: float(f"{v:.{_DIGITS}g}") if isinstance(v, float) else v for key, v in values.items()}
 
@@ -186,18 +236,19 @@ def _short(one: msgspec.Struct, dropped: tuple[str, ...] = ()) -> dict[str, Any]
 # --- The drawing ---
 
 
-def draw_evaluation(rich: Any, data: dict[str, Any]) -> None:
+def draw_evaluation(rich: Any, data: ShownEvaluation) -> None:
     """Figures of each model, their differences with intervals, and a few answers side by side."""
     said = f"{data['rows']} held-out rows, {data['answer_tokens']:,} trained tokens, {data['asked']} questions"
     draw_text(rich, said)
-    names = ["loss", "perplexity", "exact_match", *(["score"] if data["score"] else []), "tokens_per_second"]
     models = rich_table()
     models.add_column("model", overflow="fold")
     models.add_column("by", no_wrap=True)
-    for name in names:
-        models.add_column({"exact_match": "exact match", "tokens_per_second": "tokens/s"}.get(name, name))
+    for name in ("loss", "perplexity", "exact match", *(["score"] if data["score"] else []), "tokens/s"):
+        models.add_column(name)
     for one in data["models"]:
-        figures = (_share(one[name]) if name == "exact_match" else figure(one[name]) for name in names)
+        figures = [figure(one["loss"]), figure(one["perplexity"]), _share(one["exact_match"])]
+        figures += [figure(one.get("score"))] if data["score"] else []
+        figures += [figure(one["tokens_per_second"])]
         device = "" if one["device"] in ("cpu", "") else f" on {one['device']}"
         add_row(models, one["name"], one["backend"] + device, *figures)
     rich.print(models)
@@ -211,7 +262,7 @@ def draw_evaluation(rich: Any, data: dict[str, Any]) -> None:
             draw_text(rich, f"  {name}: {text}")
 
 
-def _draw_differences(rich: Any, differences: list[dict[str, Any]]) -> None:
+def _draw_differences(rich: Any, differences: list[ShownDifference]) -> None:
     table = rich_table("model - against", "in", "difference (95 % interval)", "says")
     for one in differences:
         interval = f"{one['difference']:+.3g} ({one['low']:+.3g} to {one['high']:+.3g})"

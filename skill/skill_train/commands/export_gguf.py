@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +17,7 @@ from skill_train.commands._drawing import rich_table
 from skill_train.commands._frame import command
 from skill_train.commands._merging import merge_choices, merge_locked
 from skill_train.commands._options import PATH, require_only_run
-from skill_train.commands._outputs import beside, outputs_of, put_aside, slug
+from skill_train.commands._outputs import OutputFile, beside, put_aside, slug
 from skill_train.commands._run_warnings import warn_of_part
 from skill_train.commands._shell import quoted
 from skill_train.core.console import Console, Result
@@ -30,7 +30,7 @@ from skill_train.llama import run_converter
 from skill_train.recipe.formats import BARE
 from skill_train.run import export_record, plan_record
 from skill_train.run.begun import trained
-from skill_train.run.export_record import ExportRecord
+from skill_train.run.export_record import ExportedFile, ExportRecord
 from skill_train.run.folder import RunDir, StepResult, open_run, renamed_aside, require_no_run
 from skill_train.run.lock import locked, locked_out
 
@@ -49,6 +49,12 @@ class ExportOptions:
     lora: bool = False
     llama_cpp: Path | None = None
     fetch: bool = False
+
+
+class ListedFile(OutputFile):
+    """A GGUF file in the answer."""
+
+    quant: str
 
 
 @dataclass(frozen=True)
@@ -202,8 +208,8 @@ def _export(console: Console, task: _Export, tools: Any, ready: Any = None) -> R
     )
     source = convert.output_of(converted.record, task.records)
     quantized = _quantize(console, task, source)
-    outputs = outputs_of(converted.record.outputs, task.records)
-    outputs += outputs_of(quantized.record.outputs, task.records) if quantized else []
+    recorded_files = converted.record.outputs | (quantized.record.outputs if quantized else {})
+    outputs = _listed(recorded_files, task.records)
     for made in outputs:  # a converter whose command was killed may have begun its part after the next command looked
         remove_leftovers(Path(made["path"]))
     chosen = _for_ollama(outputs, task.types)
@@ -214,12 +220,12 @@ def _export(console: Console, task: _Export, tools: Any, ready: Any = None) -> R
         console.warn("modelfile_changed", f"{modelfile}: FROM was changed from {before} to {now}")
     because = "the last of the types that were asked for" if chosen else "the only file"
     reasons = [{"rule": f"FROM {now}", "because": because, "source": "--quant"}, *reasons]
-    fallbacks = {made["path"]: made.pop("fallbacks") for made in outputs if made.get("fallbacks")}
+    fallbacks = {str(task.records / name): made.get("fallbacks", []) for name, made in recorded_files.items()}
     data = {
-        "files": [{key: made[key] for key in ("path", "bytes", "sha256", "quant")} for made in outputs],
+        "files": outputs,
         "modelfile": str(modelfile),
         "modelfile_reasons": reasons,
-        "fallbacks": {path: len(tensors) for path, tensors in fallbacks.items()},
+        "fallbacks": {path: len(tensors) for path, tensors in fallbacks.items() if tensors},
         "reasons": msgspec.to_builtins(converted.record.reasons or []),
         "reused": converted.reused and (quantized is None or quantized.reused),
     }
@@ -267,7 +273,14 @@ def _quantize(console: Console, task: _Export, source: Path) -> Quantized | None
         )
 
 
-def _for_ollama(outputs: list[dict[str, Any]], types: list[str]) -> str:
+def _listed(outputs: Mapping[str, ExportedFile], root: Path) -> list[ListedFile]:
+    return [
+        {"path": str(root / name), "bytes": made["bytes"], "sha256": made["sha256"], "quant": made["quant"]}
+        for name, made in outputs.items()
+    ]
+
+
+def _for_ollama(outputs: list[ListedFile], types: list[str]) -> str:
     """The file of the last type that was asked for; a record has them in another order after a kill."""
     made = {each["quant"]: Path(each["path"]).name for each in outputs}
     return next((made[quant] for quant in reversed(types) if quant in made), "")
@@ -299,7 +312,7 @@ def _export_lora(console: Console, run: RunDir, tools: Any) -> Result:
             warn=console.warn,
         )
     record = exported.record
-    listed = outputs_of(record.outputs, run.path)
+    listed = _listed(record.outputs, run.path)
     data = {
         "files": listed,
         "figures": record.figures or {},
@@ -309,7 +322,7 @@ def _export_lora(console: Console, run: RunDir, tools: Any) -> Result:
     return Result(data, quiet=listed[0]["path"], human=_files_table(listed))
 
 
-def _result(task: _Export, outputs: list[dict[str, Any]], data: dict[str, Any]) -> Result:
+def _result(task: _Export, outputs: list[ListedFile], data: Mapping[str, object]) -> Result:
     files = " ".join(f"--gguf {quoted(made['path'])}" for made in outputs)
     out = task.out.parent
     target = quoted(out) if RunDir.is_one(out) else f"--reference {quoted(task.model)} {files}"
@@ -319,7 +332,7 @@ def _result(task: _Export, outputs: list[dict[str, Any]], data: dict[str, Any]) 
 # --- The drawing ---
 
 
-def _files_table(listed: list[dict[str, Any]]) -> Callable[[Any], None]:
+def _files_table(listed: list[ListedFile]) -> Callable[[Any], None]:
     def draw(rich: Any) -> None:
         table = rich_table("file", "type", "bytes", "sha256")
         for file in listed:

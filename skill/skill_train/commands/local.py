@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import re
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -128,7 +128,7 @@ def _run_at(path: Path) -> RunDir:
     return RunDir(path)
 
 
-def _words(command: str, recipe: Path | None, options: dict[str, Any]) -> list[str]:
+def _words(command: str, recipe: Path | None, options: Mapping[str, object]) -> list[str]:
     """A command with the options that the user gave."""
     words = ["skill-train", command, *([str(recipe)] if recipe is not None else [])]
     for key, value in options.items():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import msgspec
 from skill_train.commands._blockers import blocked, warn_of_export
 from skill_train.commands._drawing import add_row, rich_table
 from skill_train.commands._frame import command
-from skill_train.commands._measured import measured_beside_estimates
+from skill_train.commands._measured import Measured, measured_beside_estimates
 from skill_train.commands._options import (
     DEFAULT_HOURS,
     HOURS,
@@ -38,7 +39,7 @@ from skill_train.recipe.formats import BARE
 from skill_train.recipe.resolved import ResolvedRecipe
 from skill_train.run import plan_record, train_record
 from skill_train.run.folder import open_run
-from skill_train.run.plan_record import Plan
+from skill_train.run.plan_record import Estimate, Estimates, Number, Offer, Plan, Prices, Reason
 
 _MANY_EPOCHS = 10
 _FEW_HELD_OUT = 10
@@ -102,10 +103,10 @@ def _of_run(folder: Path, options: PlanOptions) -> Result:
         option = f"--{next(iter(others)).replace('_', '-')}"
         raise UsageError(f"{folder} is a run with a plan, so {option} cannot be used", code="bad_usage", hint=hint)
     plan = plan_record.read(run.plan)
-    data = _summary(plan) | {"plan": str(run.plan)}
+    data, actual = _summary(plan) | {"plan": str(run.plan)}, dict[str, Measured]()
     if run.record("train").is_file():
-        data["actual"] = measured_beside_estimates(plan, train_record.read(run.record("train")))
-    return Result(data, human=lambda rich: _draw(rich, data), quiet=plan.where)
+        data["actual"] = actual = measured_beside_estimates(plan, train_record.read(run.record("train")))
+    return Result(data, human=lambda rich: _draw(rich, plan, actual), quiet=plan.where)
 
 
 def _result(plan: Plan, options: PlanOptions) -> Result:
@@ -113,7 +114,7 @@ def _result(plan: Plan, options: PlanOptions) -> Result:
     error = blocked(plan) if plan.blockers else None
     return Result(
         data,
-        human=lambda rich: _draw(rich, data),
+        human=lambda rich: _draw(rich, plan, {}),
         quiet=plan.where,
         next=[] if error else _next(plan, options),
         error=error,
@@ -168,93 +169,105 @@ def _next(plan: Plan, options: PlanOptions) -> list[str]:
     return [" ".join([command, *([quoted(options.recipe)] if options.recipe else []), *shown])]
 
 
-def _summary(plan: Plan) -> dict[str, Any]:
+def _summary(plan: Plan) -> dict[str, object]:
     """The parts of the plan that a reader needs, short enough for one answer. The reasons for the launch of several
     processes are only in the plan file."""
-    document = plan.as_dict()
-    estimates = document["estimates"]
+    estimates, tokens = msgspec.to_builtins(plan.estimates), plan.facts.dataset.tokens
     keys = ("memory_bytes", "memory_parts", "usable_bytes", "seconds", "seconds_parts", "cost_usd")
     later = ("merge_bytes", "convert_bytes", "verify_bytes", "disk_bytes", "adapter_parameters", "files", "flavors")
     return {
         "where": plan.where,
         "flavor": plan.flavor,
         "timeout_seconds": plan.timeout_seconds,
-        "blockers": document["blockers"],
+        "blockers": msgspec.to_builtins(plan.blockers),
         "parameters": plan.facts.model.parameters,
         "recipe_hash": plan.recipe_hash,
         **{key: estimates[key] for key in keys},
-        "reasons": [msgspec.to_builtins(reason) for reason in plan.reasons if reason not in plan.launch.reasons],
-        "placement": document["placement"],
+        "reasons": msgspec.to_builtins(_reasons(plan)),
+        "placement": msgspec.to_builtins(plan.placement),
         "launch": plan.launch.arguments,
         **{key: estimates[key] for key in later},
         "prices": estimates["prices"],
-        "tokens": document["facts"]["dataset"]["tokens"],
+        "tokens": msgspec.to_builtins(tokens),
     }
+
+
+def _reasons(plan: Plan) -> list[Reason]:
+    return [reason for reason in plan.reasons if reason not in plan.launch.reasons]
 
 
 # --- The drawing ---
 
 
-def _draw(rich: Any, data: dict[str, Any]) -> None:
-    """Draws the decision with its reasons, memory and time in parts, the cost, and the needs of each file."""
-    where = data["where"] + (f" ({data['flavor']})" if data["flavor"] else "")
+def _draw(rich: Any, plan: Plan, actual: dict[str, Measured]) -> None:
+    """Draws the decision with its reasons, memory and time in parts, the cost, and the needs of each file.
+
+    Args:
+        actual: of a finished run.
+    """
+    where = plan.where + (f" ({plan.flavor})" if plan.flavor else "")
     rules = rich_table(title=clean(f"train: {where}"))
     rules.add_column("rule", no_wrap=True)
     rules.add_column("says", overflow="fold", max_width=24)
     rules.add_column("because (source)", overflow="fold")
-    for reason in data["reasons"]:
-        add_row(rules, reason["rule"], reason["value"], f"{reason['because']} ({reason['source']})")
+    for reason in _reasons(plan):
+        add_row(rules, reason.rule, reason.value, f"{reason.because} ({reason.source})")
     rich.print(rules)
-    for blocker in data["blockers"]:
-        rich.print(clean(f"blocked: {blocker['message']}"), style="red", markup=False)
-    rich.print(_estimates_table(data))
-    if data["flavors"]:
-        rich.print(_flavors_table(data["flavors"], data["prices"]))
-    if "actual" in data:
-        rich.print(_measured_table(data["actual"]))
+    for blocker in plan.blockers:
+        rich.print(clean(f"blocked: {blocker.message}"), style="red", markup=False)
+    rich.print(_estimates_table(plan.estimates))
+    if plan.estimates.flavors:
+        rich.print(_flavors_table(plan.estimates.flavors, plan.estimates.prices))
+    if actual:
+        rich.print(_measured_table(actual))
 
 
-def _estimates_table(data: dict[str, Any]) -> Any:
+def _estimates_table(estimates: Estimates) -> Any:
     table = rich_table("what", "from", "to", "because")
-    for part in data["memory_parts"]:
-        add_row(table, part["name"], _bytes(part["low"]), _bytes(part["high"]), part["because"])
-    add_row(table, "memory", *_ends(data["memory_bytes"], _bytes), style="bold", end_section=True)
-    for part in data["seconds_parts"]:
-        add_row(table, part["name"], _time(part["low"]), _time(part["high"]), part["because"])
-    add_row(table, "time", *_ends(data["seconds"], _time), style="bold", end_section=True)
-    add_row(table, "cost", *_ends(data["cost_usd"], dollars), end_section=True)
-    for name in ("merge", "convert", "verify", "disk"):
-        add_row(table, f"{name} {'space' if name == 'disk' else 'memory'}", *_ends(data[f"{name}_bytes"], _bytes))
-    for file in data["files"]:
-        add_row(table, f"{file['quant']} file", *_ends(file["bytes"], _bytes))
-        add_row(table, f"{file['quant']} tokens/s here", *_ends(file["tokens_per_second"], lambda rate: f"{rate:,.0f}"))
+    for part in estimates.memory_parts:
+        add_row(table, part.name, _bytes(part.low), _bytes(part.high), part.because)
+    add_row(table, "memory", *_ends(estimates.memory_bytes, _bytes), style="bold", end_section=True)
+    for part in estimates.seconds_parts:
+        add_row(table, part.name, _time(part.low), _time(part.high), part.because)
+    add_row(table, "time", *_ends(estimates.seconds, _time), style="bold", end_section=True)
+    add_row(table, "cost", *_ends(estimates.cost_usd, dollars), end_section=True)
+    add_row(table, "merge memory", *_ends(estimates.merge_bytes, _bytes))
+    add_row(table, "convert memory", *_ends(estimates.convert_bytes, _bytes))
+    add_row(table, "verify memory", *_ends(estimates.verify_bytes, _bytes))
+    add_row(table, "disk space", *_ends(estimates.disk_bytes, _bytes))
+    for file in estimates.files:
+        add_row(table, f"{file.quant} file", *_ends(file.bytes, _bytes))
+        add_row(table, f"{file.quant} tokens/s here", *_ends(file.tokens_per_second, lambda rate: f"{rate:,.0f}"))
     return table
 
 
-def _flavors_table(offers: list[dict[str, Any]], prices: dict[str, str] | None) -> Any:
-    whose = clean(f"prices of {prices['source']}, {prices['read_at']}") if prices else None
+def _flavors_table(offers: list[Offer], prices: Prices | None) -> Any:
+    whose = clean(f"prices of {prices.source}, {prices.read_at}") if prices else None
     table = rich_table("in the cloud", "time", "cost", caption=whose, caption_justify="left")
     for offer in offers:
-        (fast, slow), (low, high) = offer["seconds"], offer["cost_usd"]
-        add_row(table, offer["flavor"], f"{_time(fast)} to {_time(slow)}", f"{dollars(low)} to {dollars(high)}")
+        add_row(table, offer.flavor, _range(offer.seconds, _time), _range(offer.cost_usd, dollars))
     return table
 
 
-def _measured_table(figures: dict[str, dict[str, Any]]) -> Any:
+def _range(ends: list[Number | None], shown: Callable[[float], str]) -> str:
+    return " to ".join("unknown" if end is None else shown(end) for end in ends)
+
+
+def _measured_table(figures: dict[str, Measured]) -> Any:
     table = rich_table("finished run", "estimated", "measured", "inside the range")
     for name, both in figures.items():
         shown, word = (_bytes, "memory") if name == "memory_bytes" else (_time, "time")
-        ends = [both["low"], both["high"]]
-        estimated = "unknown" if None in ends else " to ".join(map(shown, ends))
+        ends = [end for end in (both["low"], both["high"]) if end is not None]
+        estimated = "unknown" if len(ends) < 2 else " to ".join(map(shown, ends))
         measured = "unknown" if both["actual"] is None else shown(both["actual"])
         add_row(table, word, estimated, measured, {True: "yes", False: "no", None: "unknown"}[both["within"]])
     return table
 
 
-def _ends(value: dict[str, Any], shown: Any) -> tuple[str, str, str]:
-    if value["low"] is None:
-        return "unknown", "unknown", value["basis"]
-    return shown(value["low"]), shown(value["high"]), value["basis"]
+def _ends(value: Estimate, shown: Callable[[float], str]) -> tuple[str, str, str]:
+    if value.low is None or value.high is None:
+        return "unknown", "unknown", value.basis
+    return shown(value.low), shown(value.high), value.basis
 
 
 def _bytes(count: float) -> str:

@@ -60,7 +60,7 @@ def run(options: PullOptions, console: Console) -> Result:
     unfinished = f"skill-train {'wait' if is_live(cloud) else 'resume'} {word}"
     return Result(
         data,
-        human=lambda rich: _draw(rich, data),
+        human=lambda rich: _draw(rich, here, record, len(fetched)),
         quiet=str(here.path),
         next=[] if failure else [f"skill-train export-gguf {word}"] if done else [unfinished],
         error=failure,
@@ -111,11 +111,11 @@ def _from_repository(cloud: CloudRun, here: RunDir) -> tuple[Pull, list[str]]:
     return pull.from_repository(here, repository, folder, commit)
 
 
-def _draw(rich: Any, data: dict[str, Any]) -> None:
-    what = "trained" if data["trained"] else f"unfinished, checkpoint {data['checkpoint']}"
-    size = sum(file["bytes"] for file in data["files"])
-    told = f"{data['run_dir']}: {what}; {len(data['files'])} files, {size / 1e6:.1f} MB, {data['fetched']} of them new"
-    draw_line(rich, told)
+def _draw(rich: Any, here: RunDir, record: Pull, new: int) -> None:
+    source, files = record.inputs, record.outputs.values()
+    what = "trained" if source.state == "done" else f"unfinished, checkpoint {source.checkpoint}"
+    size = sum(file["bytes"] for file in files)
+    draw_line(rich, f"{here.path}: {what}; {len(files)} files, {size / 1e6:.1f} MB, {new} of them new")
 
 
 @command(

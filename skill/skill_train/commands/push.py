@@ -6,7 +6,6 @@ import re
 import shlex
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import click
 import msgspec
@@ -74,7 +73,7 @@ class _Push:
     evaluation: Evaluation | None
     private: bool
 
-    def data(self) -> dict[str, Any]:
+    def data(self) -> dict[str, object]:
         return {
             "repo": self.repo,
             "parts": list(self.parts),

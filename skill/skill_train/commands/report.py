@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -13,6 +13,9 @@ from skill_train.commands._frame import command
 from skill_train.commands._options import PATH
 from skill_train.core.console import Console, Result
 from skill_train.run.folder import open_run
+
+if TYPE_CHECKING:
+    from skill_train.report.step import Report
 
 
 @dataclass(frozen=True)
@@ -32,7 +35,7 @@ def run(options: ReportOptions, console: Console) -> Result:
     return Result(data, human=lambda rich: _draw(rich, data), quiet=data["report"], next=following)
 
 
-def _draw(rich: Any, data: dict[str, Any]) -> None:
+def _draw(rich: Any, data: Report) -> None:
     for run in data["runs"]:
         draw_line(rich, f"{run['run']}: {run['headline']}")
     for one in data["same"]:

@@ -11,7 +11,7 @@ import click
 
 from skill_train.cloud import budget as cloud_budget
 from skill_train.cloud import find_run, spent
-from skill_train.cloud.budget import Budget, Need
+from skill_train.cloud.budget import Budget, Need, Price
 from skill_train.cloud.failure_reason import Story, larger
 from skill_train.cloud.find_run import CloudRun
 from skill_train.commands._cost import cost_in_words
@@ -85,14 +85,12 @@ def _budget(options: ResumeOptions, console: Console, seen: Snapshot) -> tuple[B
     """
     cloud = seen.cloud
     flavor = options.flavor or cloud.job.flavor
-    price, source = _price(flavor)
     max_cost = _ceiling(options, cloud.record)
     before = 0.0 if max_cost is None else _spent(cloud, console)
     command = _command(cloud, flavor, max_cost)
     budget = cloud_budget.budget(
         _rest(seen, flavor),
-        usd_per_hour=price,
-        price=source,
+        price=_price(flavor),
         timeout=cloud_budget.seconds_of(options.timeout) if options.timeout else None,
         max_cost=max_cost,
         spent=before,
@@ -190,9 +188,9 @@ def _check_flavor(seen: Snapshot, flavor: str | None) -> None:
         )
 
 
-def _price(flavor: str) -> tuple[float | None, str]:
+def _price(flavor: str) -> Price:
     offered, source = flavors.current(live=True, kept_for=0)  # a ceiling holds for the price of now
-    return next((each.usd_per_hour for each in offered if each.name == flavor), None), source
+    return Price(next((each.usd_per_hour for each in offered if each.name == flavor), None), source)
 
 
 def _command(cloud: CloudRun, flavor: str, max_cost: float | None) -> str:

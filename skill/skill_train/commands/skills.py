@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NotRequired, TypedDict
 
 import click
 
@@ -129,21 +129,43 @@ def _unlinked(place: Path) -> Path:
     return place.resolve() if place.is_dir() else place
 
 
-def _done(place: Done) -> dict[str, Any]:
-    link = {} if place.link_to is None else {"link_to": place.link_to}
-    return {"path": str(place.path), "state": place.state, **_lists(place, "kept", "removed"), **link}
+class Place(TypedDict):
+    """A place in the answer. Lists of files are left out where they are empty."""
+
+    path: str
+    state: str
+    version: NotRequired[str | None]
+    kept: NotRequired[list[str]]
+    removed: NotRequired[list[str]]
+    edited: NotRequired[list[str]]
+    missing: NotRequired[list[str]]
+    old: NotRequired[list[str]]
+    link_to: NotRequired[str]
 
 
-def _found(copy: Copy) -> dict[str, Any]:
-    document = {"path": str(copy.path), "state": copy.state, "version": copy.version}
-    return document | _lists(copy, "edited", "missing", "old")
+def _done(done: Done) -> Place:
+    place: Place = {"path": str(done.path), "state": done.state}
+    if done.kept:
+        place["kept"] = done.kept
+    if done.removed:
+        place["removed"] = done.removed
+    if done.link_to is not None:
+        place["link_to"] = done.link_to
+    return place
 
 
-def _lists(source: Done | Copy, *names: str) -> dict[str, list[str]]:
-    return {name: found for name in names if (found := getattr(source, name))}
+def _found(copy: Copy) -> Place:
+    place: Place = {"path": str(copy.path), "state": copy.state, "version": copy.version}
+    if copy.edited:
+        place["edited"] = copy.edited
+    if copy.missing:
+        place["missing"] = copy.missing
+    if copy.old:
+        place["old"] = copy.old
+    return place
 
 
-def _draw(rich: Any, places: list[dict[str, Any]]) -> None:
+def _draw(rich: Any, places: list[Place]) -> None:
     for place in places:
         rest = [f"{key}: {', '.join(value)}" for key, value in place.items() if isinstance(value, list)]
         end = f" -> {place['link_to']}" if "link_to" in place else ""

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 import click
 import msgspec
@@ -17,7 +16,7 @@ from skill_train.commands._frame import command
 from skill_train.commands._job_snapshot import age, rounded, snapshot
 from skill_train.commands._options import RUN
 from skill_train.commands._shell import quoted
-from skill_train.commands._status_view import draw_status
+from skill_train.commands._status_view import State, draw_status
 from skill_train.core import waiting
 from skill_train.core.console import Console, Result
 from skill_train.run import cloud_record, lock, plan_record, progress
@@ -74,7 +73,7 @@ def _look_here(run: RunDir) -> Callable[[], tuple[Result, bool]]:
     return look
 
 
-def _here(run: RunDir) -> dict[str, Any]:
+def _here(run: RunDir) -> State:
     """The state of a local run, from its files."""
     locked = lock.is_locked(run)  # before the records are read: what ends in between has written them
     plan, done = plan_record.read(run.plan), run.record("train").is_file()

@@ -132,7 +132,7 @@ def _verify(console: Console, *, following: list[str], **arguments: Any) -> Resu
     )
 
 
-def _short(check: Check) -> dict[str, Any]:
+def _short(check: Check) -> dict[str, object]:
     """A check in one line. The proof file has further figures, and the details of passed checks."""
     left_out = {"figures", "detail"} if check.verdict == "pass" else {"figures"}
     return {key: value for key, value in msgspec.structs.asdict(check).items() if key not in left_out}

@@ -6,28 +6,24 @@ to stderr. Nothing ever asks a question.
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shlex
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, TextIO
 
+from skill_train.core.envelope import MAX_JSON_BYTES as MAX_JSON_BYTES
+from skill_train.core.envelope import SCHEMA, Envelope, bounded, cleaned
+from skill_train.core.envelope import clean as clean
 from skill_train.core.errors import SkillTrainError, Temporary
-from skill_train.core.secrets import masked
 
-SCHEMA = "skill-train/1"
-MAX_JSON_BYTES = 8192  # with the newline at its end
 Format = Literal["auto", "human", "json", "quiet"]
 
-# Control characters in a name or a prompt must not steer the terminal, nor turn the direction of its text; half a
-# surrogate pair (a file name that is not UTF-8) cannot be printed at all.
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 _FILLED_IN = re.compile(r"[A-Z][A-Z_]+(?:/[A-Z][A-Z_]+)?")  # RUN, NAMESPACE/ID
 
 
@@ -49,7 +45,7 @@ class Result:
         error: set when the command did its work and the answer is "no" (a failed verification).
     """
 
-    data: dict[str, Any]
+    data: Mapping[str, object]
     human: Callable[[Any], None] | None = None
     quiet: str = ""
     next: list[str] = field(default_factory=list)
@@ -164,7 +160,7 @@ class Console:
         _say("\n".join(lines))
 
     def _envelope(self, result: Result) -> str:
-        document: dict[str, Any] = {"schema": SCHEMA, "command": self.command, "ok": result.error is None}
+        document: Envelope = {"schema": SCHEMA, "command": self.command, "ok": result.error is None}
         if result.data or result.error is None:
             document["data"] = result.data
         if result.error is not None:
@@ -172,7 +168,7 @@ class Console:
         document["warnings"] = self.warnings
         hint = result.error.hint if result.error else ""
         document["next"] = result.next or ([hint] if runs_as_it_stands(hint) else [])
-        return _bounded(document)
+        return bounded(document)
 
 
 def runs_as_it_stands(hint: str) -> bool:
@@ -187,60 +183,6 @@ def runs_as_it_stands(hint: str) -> bool:
     if words[:1] != ["skill-train"] or "--yes" in words:
         return False
     return not any(word.startswith("(") or word.endswith((",", ";")) or _FILLED_IN.fullmatch(word) for word in words)
-
-
-def clean(text: str) -> str:
-    """The text without control characters (newline and tab are kept), and without anything that looks like a token."""
-    return masked(_CONTROL.sub("�", text))
-
-
-def _bounded(document: dict[str, Any]) -> str:
-    """Limits the document to 8 KB. First the spaces are removed, then long values are shortened, data first, and the
-    answer says so. Commands, the hint and codes are kept whole or left out. The files hold everything."""
-    text = _dumps(document)
-    if len(text.encode()) >= MAX_JSON_BYTES:
-        text = _dumps(document, separators=(",", ":"))
-    for smaller in _smaller(document):
-        if len(text.encode()) < MAX_JSON_BYTES:
-            break
-        text = _dumps(smaller, separators=(",", ":"))
-    return text
-
-
-def _smaller(document: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Versions of the document, each smaller than the one before."""
-    for part in ("data", "warnings", "error"):
-        for limit in (50, 20, 8, 3) if part in document else ():
-            document = document | {part: _shorten(document[part], limit, whole=() if part == "data" else _WHOLE)}
-            document["shortened"] = f"lists to {limit} items, strings to {limit * 20} characters"
-            yield document
-    document |= {"data": {}, "shortened": "data left out: too large"}
-    yield document
-    while document["next"]:
-        document |= {"next": document["next"][:-1], "shortened": "data and commands of next left out: too large"}
-        yield document
-    if "error" in document:
-        yield document | {"error": document["error"] | {"hint": ""}, "shortened": "data, next and hint left out"}
-
-
-_WHOLE = ("code", "hint")  # of an error or a warning
-
-
-def _dumps(document: dict[str, Any], separators: tuple[str, str] | None = None) -> str:
-    plain = (sys.stdout.encoding or "utf-8").lower().replace("-", "") == "utf8"
-    # Masked before it is escaped, too: behind what stands for another character a token looks like the rest of a word.
-    return clean(json.dumps(_cleaned(document, masked), ensure_ascii=not plain, separators=separators))
-
-
-def _shorten(value: Any, limit: int, whole: tuple[str, ...] = ()) -> Any:
-    if isinstance(value, dict):
-        kept = list(value.items())[: max(limit, 30)]
-        return {key: item if key in whole else _shorten(item, limit, whole) for key, item in kept}
-    if isinstance(value, list):
-        return [_shorten(item, limit, whole) for item in value[:limit]]
-    if isinstance(value, str) and len(value) > limit * 20:
-        return value[: limit * 20] + "…"
-    return value
 
 
 @contextmanager
@@ -341,19 +283,11 @@ def _screen() -> Any:
             return super().render_str(clean(text), **how)
 
         def print_json(self, json: str | None = None, **how: Any) -> None:
-            super().print_json(json, **(how | {"data": _cleaned(how["data"])}))
+            super().print_json(json, **(how | {"data": cleaned(how["data"])}))
 
     plain = bool(os.environ.get("NO_COLOR")) or None
     width = 80 if os.environ.get("COLUMNS", "").strip() == "0" else None  # rich would draw nothing
     return Screen(markup=False, emoji=False, highlight=False, soft_wrap=False, no_color=plain, width=width)
-
-
-def _cleaned(value: Any, how: Callable[[str], str] = clean) -> Any:
-    if isinstance(value, dict):
-        return {how(str(key)): _cleaned(item, how) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_cleaned(item, how) for item in value]
-    return how(value) if isinstance(value, str) else value
 
 
 @contextmanager

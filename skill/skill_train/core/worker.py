@@ -17,7 +17,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -50,9 +50,9 @@ def llama_cpp_folder() -> Path:
 
 
 def run_worker(
-    module: str, job: dict[str, Any], *, progress: Bar | None = None, most_seconds: float | None = None
-) -> dict[str, Any]:
-    """The result of one job.
+    module: str, job: Mapping[str, object], *, progress: Bar | None = None, most_seconds: float | None = None
+) -> object:
+    """The result of one job, as JSON; who asked knows its type.
 
     Args:
         module: the worker, such as `skill_train.llama.inference_worker`.
@@ -89,7 +89,7 @@ def run_worker(
                 got=_tail(log),
                 hint="skill-train demo   (tells whether the installation works at all)",
             )
-        result: dict[str, Any] = json.loads(result_file.read_text(encoding="utf-8"))
+        result = json.loads(result_file.read_text(encoding="utf-8"))
         if "error" in result:
             raise from_exit_code(int(result["exit_code"]), result["error"])
         return result
@@ -100,11 +100,12 @@ def report_progress(done: float, total: float, text: str) -> None:
     print(f"{PROGRESS}{done} {total} {text}", flush=True)
 
 
-def worker_main(run: Any) -> None:
+def worker_main(run: Callable[[Any], object]) -> None:
     """Reads the job, calls `run(job)`, and writes its result or its error. For workers."""
     from skill_train.core.errors import SkillTrainError, out_of_memory
 
     threading.Thread(target=_end_with_the_command, daemon=True).start()
+    result: object
     job, result_file = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8")), Path(sys.argv[2])
     try:
         result = run(job)

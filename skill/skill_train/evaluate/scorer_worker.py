@@ -1,6 +1,5 @@
 """Child process: a user's own scorer, so that its crash, its endless loop or its prints do no harm.
 
-Job: {"file", "rows": [{"prompt", "answer", "expected"}]}
 The file defines `score(prompt: str, answer: str, expected: str) -> float`. It is run as it is: it is the user's.
 """
 
@@ -13,7 +12,7 @@ import shlex
 import traceback
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 from skill_train.core.errors import UsageError
 from skill_train.core.worker import worker_main
@@ -21,7 +20,24 @@ from skill_train.core.worker import worker_main
 EXPECTED = "a Python file with score(prompt: str, answer: str, expected: str) -> float"
 
 
-def run(job: dict[str, Any]) -> dict[str, Any]:
+class AnswerToScore(TypedDict):
+    prompt: str
+    answer: str
+    expected: str
+
+
+class ScoreJob(TypedDict):
+    file: str
+    rows: list[AnswerToScore]
+
+
+class Scores(TypedDict):
+    """One for each row."""
+
+    scores: list[float]
+
+
+def run(job: ScoreJob) -> Scores:
     score = _load(Path(job["file"]))
     return {"scores": [_score(score, row, number, job["file"]) for number, row in enumerate(job["rows"])]}
 
@@ -41,7 +57,7 @@ def _load(file: Path) -> Callable[..., Any]:
     return score  # type: ignore[no-any-return]
 
 
-def _score(score: Callable[..., Any], row: dict[str, str], number: int, file: str) -> float:
+def _score(score: Callable[..., Any], row: AnswerToScore, number: int, file: str) -> float:
     try:
         value = score(row["prompt"], row["answer"], row["expected"])
     except (Exception, SystemExit) as error:

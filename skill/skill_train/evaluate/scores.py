@@ -8,8 +8,11 @@ import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
+
 from skill_train.core.errors import NativeCrash, UsageError
 from skill_train.core.worker import run_worker
+from skill_train.evaluate.scorer_worker import ScoreJob, Scores
 from skill_train.program.encode import limited
 from skill_train.run.plan_record import Policy
 
@@ -142,10 +145,13 @@ def _refuse(constant: str) -> None:
 
 
 def _own(file: Path, answers: list[Answer]) -> list[float | None]:
-    rows = [{"prompt": one.prompt, "answer": one.answer, "expected": one.expected} for one in answers]
-    limit = _START_SECONDS + _ANSWER_SECONDS * len(rows)
+    job: ScoreJob = {
+        "file": str(file),
+        "rows": [{"prompt": one.prompt, "answer": one.answer, "expected": one.expected} for one in answers],
+    }
+    limit = _START_SECONDS + _ANSWER_SECONDS * len(answers)
     try:
-        result = run_worker("skill_train.evaluate.scorer_worker", {"file": str(file), "rows": rows}, most_seconds=limit)
+        scores = run_worker("skill_train.evaluate.scorer_worker", job, most_seconds=limit)
     except NativeCrash as crash:
         slow = crash.code == "worker_hangs"
         raise UsageError(
@@ -155,4 +161,4 @@ def _own(file: Path, answers: list[Answer]) -> list[float | None]:
             got=crash.got,
             hint=f"correct {shlex.quote(str(file))}, then run again",
         ) from None
-    return list(result["scores"])
+    return [*msgspec.convert(scores, Scores)["scores"]]

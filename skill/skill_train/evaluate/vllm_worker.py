@@ -18,7 +18,7 @@ from skill_train.evaluate.vllm_job import Job, Result
 from skill_train.llama.inference import Prompt, Scored
 
 
-def run(document: dict[str, Any]) -> dict[str, Any]:
+def run(document: object) -> object:
     job, vllm = msgspec.convert(document, Job), _vllm()
     model = vllm.LLM(
         model=job.folder,
@@ -32,8 +32,7 @@ def run(document: dict[str, Any]) -> dict[str, Any]:
     report_progress(0, 1, "answering")
     started = time.monotonic()
     answers = _answers(vllm, model, job.prompts)
-    result: dict[str, Any] = msgspec.to_builtins(Result(losses, answers, time.monotonic() - started))
-    return result
+    return msgspec.to_builtins(Result(losses, answers, time.monotonic() - started))
 
 
 def _losses(vllm: Any, model: Any, scored: list[Scored]) -> list[float | None]:

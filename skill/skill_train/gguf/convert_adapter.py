@@ -10,12 +10,12 @@ import math
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from skill_train.core.console import Bar
 from skill_train.core.digests import digests
 from skill_train.core.errors import UsageError, nearest
 from skill_train.core.files import whole_file
+from skill_train.core.foreign import JsonObject
 from skill_train.core.peak_memory import peak_memory_bytes
 from skill_train.llama import run_converter as converter
 from skill_train.llama.get_converter import Toolchain
@@ -99,7 +99,7 @@ def export_lora(
     return StepResult(made)
 
 
-def problems(adapter: Adapter, base_config: dict[str, Any]) -> list[str]:
+def problems(adapter: Adapter, base_config: JsonObject) -> list[str]:
     """What of the adapter llama.cpp cannot apply exactly; empty when it can all of it."""
     found = why_not_streamed(adapter)
     if adapter.config.get("fan_in_fan_out"):

@@ -15,6 +15,7 @@ from typing import Any
 
 from skill_train.core import resources
 from skill_train.core.errors import UsageError, from_exit_code
+from skill_train.core.foreign import JsonObject
 from skill_train.program.encode import TEMPLATE_SECONDS, endless_template, limited
 from skill_train.reference.load import load_tokenizer as load_tokenizer
 from skill_train.run.records import read_json
@@ -98,7 +99,7 @@ def parameters_of(
     return lines, reasons
 
 
-def _read(file: Path) -> dict[str, Any]:
+def _read(file: Path) -> JsonObject:
     document = read_json(file) if file.is_file() else {}
     return document if isinstance(document, dict) else {}
 
@@ -107,7 +108,7 @@ def _reason(rule: str, because: str, source: str) -> Reason:
     return {"rule": rule, "because": because, "source": source}
 
 
-def _stops(tokenizer: Any, generation: dict[str, Any], config: dict[str, Any]) -> list[tuple[str, str, str]]:
+def _stops(tokenizer: Any, generation: JsonObject, config: JsonObject) -> list[tuple[str, str, str]]:
     """Texts that end an answer, each once: token, why, source."""
     found: dict[str, tuple[str, str, str]] = {}
     turn_end = _turn_end(tokenizer)
@@ -146,7 +147,7 @@ def _turn_end(tokenizer: Any) -> str | None:
     return max(special, key=len, default=None)
 
 
-def _add_sampling(generation: dict[str, Any], add: Callable[[str, Any, str, str], None], reasons: list[Reason]) -> None:
+def _add_sampling(generation: JsonObject, add: Callable[[str, Any, str, str], None], reasons: list[Reason]) -> None:
     source = "generation_config.json"
     samples = generation.get("do_sample")
     greedy = samples is False or (samples is None and "temperature" not in generation)

@@ -16,17 +16,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from skill_train.core.console import Bar
 from skill_train.core.digests import FileDigest, digests, file_digest
 from skill_train.core.errors import UsageError, nearest
 from skill_train.core.files import whole_file
 from skill_train.core.peak_memory import peak_memory_bytes
 from skill_train.core.worker import ending, llama_cpp_folder, run_worker
+from skill_train.gguf.quantize_worker import DryRun, QuantizeJob
 from skill_train.llama.gguf_header import GgufFile, read_gguf
 from skill_train.machine.limits import require_memory
 from skill_train.machine.read import available_memory_bytes
 from skill_train.run import export_record, records
-from skill_train.run.export_record import ExportedFile, ExportRecord
+from skill_train.run.export_record import ExportedFile, ExportRecord, Fallback
 from skill_train.run.folder import note_of, noted, require_space, require_writable, versions
 
 WORKER = "skill_train.gguf.quantize_worker"
@@ -57,16 +60,6 @@ class Quantized:
     reused: bool
     reused_files: list[str]
     same_as_source: list[str]
-
-
-@dataclass(frozen=True)
-class _DryRun:
-    """What llama.cpp would do for one type, as the worker says it."""
-
-    size_bytes: int
-    changed: int
-    fallbacks: list[dict[str, str]]
-    needs_imatrix: bool
 
 
 def quantize(
@@ -107,13 +100,11 @@ def quantize(
     if len(reused) < len(types):
         require_writable(out)
     plans = _plans(source, {quant: number for quant, number in types.items() if quant not in reused}, progress)
-    same = [quant for quant, plan in plans.items() if plan.changed == 0]
+    same = [quant for quant, plan in plans.items() if plan["changed"] == 0]
     to_make = [quant for quant in plans if quant not in same]
     _check_room(source, out, files, {quant: plans[quant] for quant in to_make})
     made = _make_all(
-        {quant: {"source": str(source), "types": {quant: types[quant]}, "threads": threads} for quant in to_make},
-        files,
-        plans,
+        [_ToMake(quant, _job(source, {quant: types[quant]}, threads), files[quant], plans[quant]) for quant in to_make],
         at_once=_at_once(source),
         progress=progress,
         warn=warn,
@@ -164,15 +155,15 @@ def type_names(quants: list[str]) -> list[str]:
     return list(dict.fromkeys(names))
 
 
-def fallbacks_of(file: GgufFile, planned: list[dict[str, str]], quant: str) -> list[dict[str, str]]:
+def fallbacks_of(file: GgufFile, planned: list[Fallback], quant: str) -> list[Fallback]:
     """Tensors that the file stores in another type than the one they should have: `tensor`, `wanted`, `got`, `why`.
 
     `got` is read from the file. llama.cpp says nothing when it stores an output matrix (or the embedding of a tied
     model) as q8_0 because its rows are not divisible by 256; such a tensor is in the list too.
     """
-    said = [fallback | {"got": file.tensors[fallback["tensor"]].kind.lower()} for fallback in planned]
+    said: list[Fallback] = [{**fallback, "got": file.tensors[fallback["tensor"]].kind.lower()} for fallback in planned]
     named = {fallback["tensor"] for fallback in planned}
-    silent = [
+    silent: list[Fallback] = [
         {
             "tensor": tensor.name,
             "wanted": "q6_k",
@@ -187,15 +178,19 @@ def fallbacks_of(file: GgufFile, planned: list[dict[str, str]], quant: str) -> l
     return said + silent
 
 
-def _plans(source: Path, types: dict[str, int], progress: Bar) -> dict[str, _DryRun]:
+def _job(source: Path, types: dict[str, int], threads: int) -> QuantizeJob:
+    return {"source": str(source), "types": types, "out": "", "threads": threads}
+
+
+def _plans(source: Path, types: dict[str, int], progress: Bar) -> dict[str, DryRun]:
     """What llama.cpp would do for each type: its dry run, which reads only the header."""
     if not types:
         return {}
     progress(0, len(types), f"asking llama.cpp about {', '.join(types)}")
-    answers = run_worker(WORKER, {"source": str(source), "types": types, "out": "", "threads": 1})
-    plans = {quant: _DryRun(**answer) for quant, answer in answers.items()}
+    answers = run_worker(WORKER, _job(source, types, 1))
+    plans = msgspec.convert(answers, dict[str, DryRun])
     for quant, plan in plans.items():
-        if plan.needs_imatrix:
+        if plan["needs_imatrix"]:
             raise UsageError(
                 f"llama.cpp cannot make {quant} without an importance matrix, which skill-train does not make",
                 code="cannot_quantize",
@@ -207,10 +202,18 @@ def _plans(source: Path, types: dict[str, int], progress: Bar) -> dict[str, _Dry
     return plans
 
 
+@dataclass(frozen=True)
+class _ToMake:
+    """A file that is to be made, and what llama.cpp said that it would do."""
+
+    quant: str
+    job: QuantizeJob
+    file: Path
+    plan: DryRun
+
+
 def _make_all(
-    jobs: dict[str, dict[str, Any]],
-    files: dict[str, Path],
-    plans: dict[str, _DryRun],
+    wanted: list[_ToMake],
     *,
     at_once: int,
     progress: Bar,
@@ -218,23 +221,20 @@ def _make_all(
     note: Callable[[str, ExportedFile], Any],
     keep: Callable[[dict[str, ExportedFile]], Any],
 ) -> dict[str, ExportedFile]:
-    """The record's entries in the order of `jobs`, of files that are made side by side.
+    """The record's entries in the order of `wanted`, of files that are made side by side.
 
     Args:
         note: called with the entry of a file before that gets its name.
         keep: called with the entries so far whenever a file is whole, so that a failure of another loses nothing.
     """
     done: dict[str, ExportedFile] = {}
-    bars = _parts_of(progress, len(jobs))
+    bars = _parts_of(progress, len(wanted))
     with ending(ThreadPoolExecutor(at_once)) as pool:
-        pending = {
-            pool.submit(_make, job, files[quant], quant, plans[quant].fallbacks, bars(quant), warn, note): quant
-            for quant, job in jobs.items()
-        }
+        pending = {pool.submit(_make, one, bars(one.quant), warn, note): one.quant for one in wanted}
         for future in as_completed(pending):
             if future.exception() is None:
                 done[pending[future]] = future.result()
-                done = {quant: done[quant] for quant in jobs if quant in done}
+                done = {one.quant: done[one.quant] for one in wanted if one.quant in done}
                 keep(done)
     for future in pending:
         future.result()  # raises what one of them raised
@@ -252,21 +252,18 @@ def _worker_bytes(source_bytes: int) -> int:
 
 
 def _make(
-    job: dict[str, Any],
-    final: Path,
-    quant: str,
-    planned: list[dict[str, str]],
+    wanted: _ToMake,
     progress: Bar,
     warn: Callable[[str, str], None],
     note: Callable[[str, ExportedFile], Any],
 ) -> ExportedFile:
     """Quantizes one file and returns its entry in the record."""
-    started = time.monotonic()
-    with whole_file(final) as part:
-        run_worker(WORKER, job | {"out": str(part)}, progress=progress)
+    started, quant = time.monotonic(), wanted.quant
+    with whole_file(wanted.file) as part:
+        run_worker(WORKER, {**wanted.job, "out": str(part)}, progress=progress)
         progress(1, 1, "written, reading it back")
         made = read_gguf(part)
-        fallbacks = fallbacks_of(made, planned, quant)
+        fallbacks = fallbacks_of(made, wanted.plan["fallbacks"], quant)
         matrices = [tensor for tensor in made.tensors.values() if len(tensor.shape) > _ONE_DIMENSION]
         entry: ExportedFile = {
             **file_digest(part),
@@ -281,7 +278,7 @@ def _make(
         got = ", ".join(sorted({fallback["got"] for fallback in fallbacks}))
         warn(
             "quant_fallback",
-            f"{final.name}: {len(fallbacks)} of {len(matrices)} matrices are stored as {got}, which is larger, "
+            f"{wanted.file.name}: {len(fallbacks)} of {len(matrices)} matrices are stored as {got}, which is larger, "
             f"because {fallbacks[0]['why']}",
         )
     return entry
@@ -315,7 +312,7 @@ def _check_unchanged(file: Path, entry: ExportedFile, record: Path) -> None:
         )
 
 
-def _check_room(source: Path, out: Path, files: dict[str, Path], plans: dict[str, _DryRun]) -> None:
+def _check_room(source: Path, out: Path, files: dict[str, Path], plans: dict[str, DryRun]) -> None:
     for quant in plans:
         if files[quant].exists():
             raise UsageError(
@@ -328,7 +325,7 @@ def _check_room(source: Path, out: Path, files: dict[str, Path], plans: dict[str
         return
     header = read_gguf(source)
     metadata_bytes = header.size_bytes - sum(tensor.n_bytes for tensor in header.tensors.values())
-    need = sum(plan.size_bytes + metadata_bytes for plan in plans.values())
+    need = sum(plan["size_bytes"] + metadata_bytes for plan in plans.values())
     require_space(out, need, f"{', '.join(plans)} files")
     require_memory(_worker_bytes(header.size_bytes), "quantizing")
 

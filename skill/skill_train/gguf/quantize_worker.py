@@ -1,8 +1,6 @@
 """Child process: llama.cpp quantizes a GGUF file, or says for several types what it would do.
 
-Job: `{"source", "types": {name: number}, "out", "threads"}`; without `out` nothing is written and there may be several
-types. Result by name, read from llama.cpp's own log: `size_bytes` of the tensors' data (to a hundredth of a MiB),
-`changed` (how many tensors get another type), `fallbacks`, `needs_imatrix`.
+What it would do is read from llama.cpp's own log.
 """
 
 from __future__ import annotations
@@ -11,11 +9,12 @@ import ctypes
 import math
 import re
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypedDict
 
 from skill_train.core.errors import DecisionNeeded, SkillTrainError, UsageError
 from skill_train.core.worker import report_progress, worker_main
 from skill_train.llama.llama_cpp import bindings
+from skill_train.run.export_record import Fallback
 
 _MIB = 1 << 20
 # Rows of one tensor that are in work at once. Of 1 GiB the system had to find as much memory for a large vocabulary,
@@ -30,6 +29,34 @@ _CHANGED = re.compile(r"MiB -> ")
 _SIZE = re.compile(r"quant size += +([\d.]+) MiB")
 
 
+class QuantizeJob(TypedDict):
+    """What to make of `source`. Without `out` nothing is written, and there may be several types.
+
+    Attributes:
+        types: llama.cpp's number by name.
+        threads: 0 for all.
+    """
+
+    source: str
+    types: dict[str, int]
+    out: str
+    threads: int
+
+
+class DryRun(TypedDict):
+    """What llama.cpp does for one type.
+
+    Attributes:
+        size_bytes: of the tensors' data, to a hundredth of a MiB.
+        changed: how many tensors get another type.
+    """
+
+    size_bytes: int
+    changed: int
+    fallbacks: list[Fallback]
+    needs_imatrix: bool
+
+
 class _Log:
     """llama.cpp writes lines in pieces; this puts them together and reads them."""
 
@@ -37,7 +64,7 @@ class _Log:
         self.on_tensor = on_tensor
         self.line = ""
         self.errors: list[str] = []
-        self.fallbacks: list[dict[str, Any]] = []
+        self.fallbacks: list[Fallback] = []
         self.changed = 0
         self.size_bytes = 0
         self.needs_imatrix = False
@@ -67,8 +94,8 @@ class _Log:
             self.errors.append(line.partition("failed to quantize: ")[2].strip())
 
 
-def run(job: dict[str, Any]) -> dict[str, Any]:
-    """Quantizes to the one type, or looks at what each type would give.
+def run(job: QuantizeJob) -> dict[str, DryRun]:
+    """Quantizes to the one type, or looks at what each type would give, by its name.
 
     Raises:
         NotInstalled: llama-cpp-python is missing.
@@ -79,7 +106,7 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
     return {name: _quantize(api, job, name, number) for name, number in job["types"].items()}
 
 
-def _quantize(api: Any, job: dict[str, Any], name: str, number: int) -> dict[str, Any]:
+def _quantize(api: Any, job: QuantizeJob, name: str, number: int) -> DryRun:
     log = _Log(lambda done, total, tensor: report_progress(done, total, tensor))
     callback = api.llama_log_callback(lambda level, text, _: log.take(text.decode("utf-8", errors="replace")))
     api.llama_log_set(callback, ctypes.c_void_p(0))
@@ -100,7 +127,7 @@ def _quantize(api: Any, job: dict[str, Any], name: str, number: int) -> dict[str
     }
 
 
-def _refused(why: str, job: dict[str, Any], name: str) -> SkillTrainError:
+def _refused(why: str, job: QuantizeJob, name: str) -> SkillTrainError:
     if "iostream" in why or "write" in why:
         return DecisionNeeded(
             f"llama.cpp could not write {job['out']}: {why}",

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from skill_train.core.errors import SkillTrainError, Temporary
+from skill_train.core.foreign import JsonObject
 from skill_train.hub.client import GARBLED, KeptAway, Subject, ask, prepare, understood
 
 
@@ -99,7 +100,7 @@ def token() -> str | None:
     return found
 
 
-def _account(said: dict[str, Any]) -> Account:
+def _account(said: JsonObject) -> Account:
     """The permissions of a token: a `write` token may do everything that its owner may, a `fineGrained` one what it
     lists."""
     token = (said.get("auth") or {}).get("accessToken") or {}
@@ -113,7 +114,7 @@ def _account(said: dict[str, Any]) -> Account:
     return Account("valid", name, role, known, known, orgs=orgs)
 
 
-def _scopes(fine: dict[str, Any]) -> list[tuple[str, frozenset[str]]]:
+def _scopes(fine: JsonObject) -> list[tuple[str, frozenset[str]]]:
     """The permissions of a fine-grained token, in the form that trufflehog's analyzer reads (2026). An entity is a
     user, an organisation or a repository."""
     found = [("", frozenset(fine.get("global") or ()))]

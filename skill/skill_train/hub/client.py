@@ -6,6 +6,7 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from functools import cache
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
@@ -113,13 +114,13 @@ def worth_asking_again(trouble: Temporary) -> bool:
 
 def _in_time(seconds: float | None, subject: Subject, question: Callable[[], Answer]) -> Answer:
     """The answer from another thread, which is abandoned when the time is up."""
-    box: dict[str, Any] = {}
+    answer: Future[Answer] = Future()
 
     def run() -> None:
         try:
-            box["answer"] = question()
+            answer.set_result(question())
         except BaseException as error:  # noqa: BLE001 - handed to the thread that waits
-            box["error"] = error
+            answer.set_exception(error)
 
     if waiting.seconds_left() <= 0:
         raise unreachable(subject, "the command ran out of time before this request")
@@ -133,10 +134,7 @@ def _in_time(seconds: float | None, subject: Subject, question: Callable[[], Ans
     except BaseException:  # no answer, or Ctrl-C
         session.abort()
         raise
-    if "error" in box:
-        raise box["error"]
-    answer: Answer = box["answer"]
-    return answer
+    return answer.result()
 
 
 def _until_over(thread: threading.Thread, subject: Subject, seconds: float) -> None:

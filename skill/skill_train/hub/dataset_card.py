@@ -13,6 +13,7 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from skill_train.core.errors import UsageError
+from skill_train.core.foreign import JsonObject
 
 KINDS = (".parquet", ".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".txt")
 # Words in a file's or folder's name that make it a split.
@@ -128,7 +129,7 @@ def _position(said: str, rows: int, otherwise: int) -> int:
     return min(rows, max(0, number + rows if said.startswith("-") else number))
 
 
-def _dicts(value: Any) -> list[dict[str, Any]]:
+def _dicts(value: Any) -> list[JsonObject]:
     values = value if isinstance(value, list) else [value]
     return [v for v in values if isinstance(v, dict)]
 

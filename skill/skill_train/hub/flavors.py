@@ -5,11 +5,9 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import hashlib
-import json
 import math
 import time
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -25,10 +23,29 @@ _DAY = 24 * 3600.0
 _GB = 1_000_000_000
 
 
+class _Row(msgspec.Struct):
+    """One flavor of the shipped table; sizes in GB."""
+
+    name: str
+    gpu: str | None
+    gpus: int
+    gpu_memory_gb: int | None
+    cores: int
+    ram_gb: int
+    disk_gb: int
+    usd_per_hour: float
+
+
+class _Table(msgspec.Struct):
+    read_at: str
+    source: str
+    flavors: list[_Row]
+
+
 def shipped() -> tuple[Flavor, ...]:
     """The table that is shipped with the package; `read_at` of each flavor gives its date."""
-    table = json.loads(_TABLE.read_text(encoding="utf-8"))
-    return tuple(_from_row(row, table) for row in table["flavors"])
+    table = msgspec.json.decode(_TABLE.read_bytes(), type=_Table)
+    return tuple(_from_row(row, table) for row in table.flavors)
 
 
 def usd_per_hour(name: str | None) -> float | None:
@@ -69,19 +86,18 @@ def current(live: bool, kept_for: float = _DAY) -> tuple[tuple[Flavor, ...], str
     return table, f"the table of huggingface.co shipped with skill-train, of {table[0].read_at}: {why}"
 
 
-def _from_row(row: dict[str, Any], table: dict[str, Any]) -> Flavor:
-    memory = row["gpu_memory_gb"]
+def _from_row(row: _Row, table: _Table) -> Flavor:
     return Flavor(
-        name=row["name"],
-        gpu=row["gpu"],
-        gpus=row["gpus"],
-        gpu_memory_bytes=memory * _GB if memory is not None else None,
-        cores=row["cores"],
-        ram_bytes=row["ram_gb"] * _GB,
-        disk_bytes=row["disk_gb"] * _GB,
-        usd_per_hour=row["usd_per_hour"],
-        read_at=table["read_at"],
-        source=table["source"],
+        name=row.name,
+        gpu=row.gpu,
+        gpus=row.gpus,
+        gpu_memory_bytes=row.gpu_memory_gb * _GB if row.gpu_memory_gb is not None else None,
+        cores=row.cores,
+        ram_bytes=row.ram_gb * _GB,
+        disk_bytes=row.disk_gb * _GB,
+        usd_per_hour=row.usd_per_hour,
+        read_at=table.read_at,
+        source=table.source,
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TypedDict
 
 from skill_train.core.errors import AccessError, SkillTrainError, Temporary
 from skill_train.hub import account, repositories
@@ -11,12 +11,24 @@ from skill_train.hub.account import Account
 from skill_train.hub.upload import public_refusal
 
 
+class PushAccess(TypedDict):
+    """The state of a push target; None where it could not be checked.
+
+    Attributes:
+        repository: `new`, `private` or `public`.
+    """
+
+    account: str | None
+    repository: str | None
+    may_write: bool | None
+
+
 def check_push_access(
     repo: str, *, private: bool, warn: Callable[[str, str], None]
-) -> tuple[dict[str, Any], SkillTrainError | None]:
-    """The state of the push target as `account`, `repository` (`new`, `private`, `public`) and `may_write`, and the
-    error that the push would end with. A value that could not be checked is None, with a warning."""
-    found: dict[str, Any] = {"account": None, "repository": None, "may_write": None}
+) -> tuple[PushAccess, SkillTrainError | None]:
+    """The state of the push target, and the error that the push would end with. What could not be checked has a
+    warning."""
+    found: PushAccess = {"account": None, "repository": None, "may_write": None}
     who = account.account()
     if who.state == "unchecked":
         warn("not_checked", f"token, repository and write access were not checked: {who.why}")
@@ -35,7 +47,8 @@ def check_push_access(
         warn("not_checked", f"write access to {repo} was not checked, because the Hub did not answer: {error.message}")
         return found, None
     except SkillTrainError as error:
-        return found | {"may_write": False}, error
+        found["may_write"] = False
+        return found, error
     if found["may_write"] is None:
         warn("not_checked", f"the Hub does not say whether this token may write to {repo}; the push will show it")
     return found, public_refusal(repo) if private and found["repository"] == "public" else None

@@ -191,7 +191,7 @@ class _Watched:
         return self._session.new_file_download_group(**_counting(how))
 
 
-def _counting(how: dict[str, Any]) -> dict[str, Any]:
+def _counting(how: dict[str, object]) -> dict[str, object]:
     shown, seen = how.get("progress_callback"), 0
 
     def count(group: Any, items: Any = None) -> None:
@@ -201,7 +201,7 @@ def _counting(how: dict[str, Any]) -> dict[str, Any]:
         now += AN_ANSWER * sum(getattr(shard, name, 0) for name in _SHARDS)
         TRAFFIC.moved += max(now - seen, 0)
         seen = max(seen, now)
-        if shown is not None:
+        if callable(shown):
             shown(group, items)
 
     return how | {"progress_callback": count}

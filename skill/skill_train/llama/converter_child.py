@@ -18,6 +18,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
+JsonObject = dict[str, Any]  # of a config.json or a tokenizer.json; this process imports nothing of skill-train
 # Their routers are sigmoids in transformers 5, whose config.json does not say so. Without that llama.cpp takes the
 # softmax of DeepSeek-V2, refuses the file or aborts.
 _SIGMOID_ROUTERS = ("deepseek_v3", "dots1", "exaone_moe", "glm4_moe_lite", "minimax_m2")
@@ -47,7 +48,7 @@ def _end_with_the_command() -> None:
     os._exit(1)
 
 
-def with_own_keys(parsed: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
+def with_own_keys(parsed: JsonObject, own: JsonObject) -> JsonObject:
     """What transformers made of a config.json, with the keys and values that the file states itself.
 
     Values that the file leaves out stay transformers' defaults, which many converters need.
@@ -61,10 +62,10 @@ def with_own_keys(parsed: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]
     return _with_old_names(_with_shared_heads({**parsed, **stated, **inner}))
 
 
-def _with_old_names(config: dict[str, Any]) -> dict[str, Any]:
+def _with_old_names(config: JsonObject) -> JsonObject:
     """Keys that the converter reads and that a config.json of transformers 5 holds under another name only."""
     turned = (config.get("rope_parameters") or {}).get("partial_rotary_factor") or 1.0
-    old: dict[str, dict[str, Any]] = {
+    old: dict[str, JsonObject] = {
         "gpt2": {"n_ctx": config.get("n_positions")},
         "gpt_neox": {"rotary_pct": turned},
         "cohere2": {"rotary_pct": turned},
@@ -74,7 +75,7 @@ def _with_old_names(config: dict[str, Any]) -> dict[str, Any]:
     return {**{key: value for key, value in given.items() if value is not None}, **config}
 
 
-def _with_shared_heads(config: dict[str, Any]) -> dict[str, Any]:
+def _with_shared_heads(config: JsonObject) -> JsonObject:
     """Falcon 7B: with `multi_query` there is one head of keys; transformers writes the count of queries beside it."""
     one_head = config.get("multi_query") and not config.get("new_decoder_architecture")
     return {**config, "num_kv_heads": 1} if config.get("model_type") == "falcon" and one_head else config
@@ -101,7 +102,7 @@ def _read_own_keys() -> None:
     base = importlib.import_module("conversion.base")  # llama.cpp's
     parsed = base.ModelBase.load_hparams
 
-    def load_hparams(folder: Path, is_mistral_format: bool) -> dict[str, Any]:
+    def load_hparams(folder: Path, is_mistral_format: bool) -> JsonObject:
         config = parsed(folder, is_mistral_format)
         file = Path(folder) / "config.json"
         if is_mistral_format or not file.is_file():
@@ -143,7 +144,7 @@ def _leave_out_missing_mtp() -> None:
     mixin.index_tensors = index_tensors
 
 
-def merge_ranks(model: dict[str, Any]) -> dict[int, int]:
+def merge_ranks(model: JsonObject) -> dict[int, int]:
     """For each token that merges make, how many pieces come before it; merges are in the order of their scores."""
     pairs = (merge.split(" ") if isinstance(merge, str) else merge for merge in model["merges"])
     pieces = dict.fromkeys("".join(pair) for pair in pairs)

@@ -25,15 +25,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path, PurePosixPath
-from typing import Any
 
 from skill_train.core.console import Bar
-from skill_train.core.digests import digests, file_digest
+from skill_train.core.digests import FileDigest, digests, file_digest
 from skill_train.core.errors import NotInstalled, SkillTrainError, Temporary, UsageError
 from skill_train.core.files import write_json
 from skill_train.machine.read import cache_dir
 from skill_train.model.convertible import architectures as llama_architectures
-from skill_train.run.records import read_json
+from skill_train.run.records import convert, read_json
 
 MANIFEST = "manifest.json"
 MANIFEST_SCHEMA = "skill-train/llama.cpp/1"
@@ -187,7 +186,7 @@ def _unpack_one(source: tarfile.TarFile, member: tarfile.TarInfo, target: Path) 
 def is_whole(folder: Path) -> bool:
     """Whether the folder matches its manifest: programs by digest, other files by size, and no other program."""
     try:
-        files = _listed(read_json(folder / MANIFEST)["files"])
+        files = convert(read_json(folder / MANIFEST)["files"], dict[str, FileDigest], folder / MANIFEST)
     except (OSError, UsageError, LookupError, TypeError, AttributeError):  # no manifest, or not ours
         return False
     programs = {name for name in files if name.endswith(".py")}
@@ -199,11 +198,6 @@ def is_whole(folder: Path) -> bool:
         and (name not in programs or file_digest(folder / name) == known)
         for name, known in files.items()
     )
-
-
-def _listed(files: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """The files in the manifest; None unless each has a digest."""
-    return {name: {"bytes": known["bytes"], "sha256": known["sha256"]} for name, known in files.items()}
 
 
 def _named(folder: Path) -> Toolchain:

@@ -11,7 +11,7 @@ import stat
 import struct
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, TypeGuard
 
 from skill_train.core.errors import NotInstalled, VerificationFailed
 
@@ -21,6 +21,9 @@ _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: 
 _MOST_DIMENSIONS = 4
 _DEFAULT_ALIGNMENT = 32
 _LEAST_READ, _MOST_READ = 1 << 20, 1 << 30  # bytes of a header; one of 300,000 tokens and their merges has 15 MB
+
+
+Value = str | int | float | list[str] | list[int] | list[float]  # of the metadata; an array has one type
 
 
 @dataclass(frozen=True)
@@ -53,7 +56,7 @@ class GgufFile:
     """The header of a file, checked.
 
     Attributes:
-        metadata: values by key; arrays are lists.
+        metadata: values by key.
         tensors: by name, in the order of the file.
         size_bytes: the size that the file has.
         needed_bytes: where the last tensor ends; its padding may follow.
@@ -62,7 +65,7 @@ class GgufFile:
     path: Path
     version: int
     alignment: int
-    metadata: dict[str, Any]
+    metadata: dict[str, Value]
     tensors: dict[str, Tensor]
     size_bytes: int
     needed_bytes: int
@@ -71,9 +74,37 @@ class GgufFile:
     def architecture(self) -> str:
         return str(self.metadata.get("general.architecture", ""))
 
-    def of_architecture(self, key: str) -> Any:
+    def of_architecture(self, key: str) -> Value | None:
         """Value of `<architecture>.<key>`, or None."""
         return self.metadata.get(f"{self.architecture}.{key}")
+
+    def strings(self, key: str) -> list[str]:
+        """An array of strings; empty where the file has none under this key, or something else."""
+        found = self.metadata.get(key)
+        return found if _are_strings(found) else []
+
+    def integers(self, key: str) -> list[int]:
+        """The same of whole numbers."""
+        found = self.metadata.get(key)
+        return found if _are_integers(found) else []
+
+    def numbers(self, key: str) -> list[float]:
+        """The same of numbers of any kind."""
+        found = self.metadata.get(key)
+        return found if _are_numbers(found) else []
+
+
+# An array has one type, so its first value tells.
+def _are_strings(value: Value | None) -> TypeGuard[list[str]]:
+    return isinstance(value, list) and isinstance(next(iter(value), ""), str)
+
+
+def _are_integers(value: Value | None) -> TypeGuard[list[int]]:
+    return isinstance(value, list) and isinstance(next(iter(value), 0), int)
+
+
+def _are_numbers(value: Value | None) -> TypeGuard[list[float]]:
+    return isinstance(value, list) and isinstance(next(iter(value), 0), (int, float))
 
 
 class _Broken(Exception):
@@ -168,8 +199,8 @@ def _parse(path: Path, cursor: _Cursor) -> GgufFile:
     return GgufFile(path, version, alignment, metadata, {t.name: t for t in tensors}, cursor.size, needed)
 
 
-def _metadata(cursor: _Cursor, count: int) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+def _metadata(cursor: _Cursor, count: int) -> dict[str, Value]:
+    found: dict[str, Value] = {}
     for _ in range(count):
         key = cursor.text("a metadata key")
         if key in found:
@@ -178,11 +209,12 @@ def _metadata(cursor: _Cursor, count: int) -> dict[str, Any]:
     return found
 
 
-def _value(cursor: _Cursor, kind: int, key: str) -> Any:
+def _value(cursor: _Cursor, kind: int, key: str) -> Value:
     if kind == _STRING:
         return cursor.text(key)
     if kind in _SCALARS:
-        return cursor.number(_SCALARS[kind], key)
+        number: int | float = cursor.number(_SCALARS[kind], key)
+        return number
     if kind != _ARRAY:
         raise _Broken(f"metadata {key!r} has the unknown type {kind}")
     item, count = cursor.number("I", key), cursor.number("Q", key)

@@ -26,12 +26,11 @@ from skill_train.llama.logit_distance import (
 )
 
 
-def run(document: dict[str, Any]) -> dict[str, Any]:
+def run(document: object) -> object:
     job = msgspec.convert(document, Job)
     lora = Path(job.lora) if job.lora else None
     with loaded(Path(job.gguf), context_tokens=job.context_tokens, threads=job.threads, lora=lora) as llama:
-        result: dict[str, Any] = msgspec.to_builtins(_answered(llama, job))
-    return result
+        return msgspec.to_builtins(_answered(llama, job))
 
 
 def _answered(llama: Llama, job: Job) -> Result:

@@ -15,7 +15,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,7 @@ from skill_train.core.errors import (
     died_of_memory,
 )
 from skill_train.core.files import write_text
+from skill_train.core.foreign import JsonObject
 from skill_train.core.peak_memory import watch_memory
 from skill_train.core.resources import train_program
 from skill_train.llama.get_converter import Toolchain
@@ -218,7 +219,7 @@ def explain(returncode: int, lines: list[str], *, model: Path) -> SkillTrainErro
     )
 
 
-def _plain_config(file: Path, changes: dict[str, Any]) -> dict[str, Any] | None:
+def _plain_config(file: Path, changes: Mapping[str, object]) -> JsonObject | None:
     """The configuration without `auto_map` and with the changes; None if the file is already like that."""
     config = read_json(file)
     if not isinstance(config, dict):
@@ -252,7 +253,7 @@ def _prefix_of(file: Path, pieces: Path) -> dict[str, bool]:
     return {"add_prefix_space": "Prepend" in steps or scheme != "never"}
 
 
-def _object(value: Any) -> dict[str, Any]:
+def _object(value: Any) -> JsonObject:
     """The value if it is an object, or else an empty one, because the library that reads the file would crash on
     another type."""
     return value if isinstance(value, dict) else {}

@@ -6,12 +6,13 @@ from typing import Any
 
 import msgspec
 
+from skill_train.core.foreign import JsonObject
 from skill_train.core.worker import run_worker
 
 WORKER = "skill_train.llama.template_worker"
 
 
-Message = dict[str, Any]  # of anybody's making
+Message = JsonObject  # of anybody's making
 
 
 class Conversation(msgspec.Struct, frozen=True):

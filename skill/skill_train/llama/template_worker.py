@@ -19,15 +19,14 @@ from skill_train.llama.template import Conversation, Job, Rendered, Result
 _MEMORY_BYTES = 8 << 30  # of addresses, of which libraries take a part
 
 
-def run(document: dict[str, Any]) -> dict[str, Any]:
+def run(document: object) -> object:
     job = msgspec.convert(document, Job)
     formatter = _formatter()  # imported before the limits, which are meant for the template alone
     faulthandler.dump_traceback_later(job.seconds, exit=True)
     _limit_memory()
     rendered = [_render(formatter, job, conversation) for conversation in job.conversations]
     faulthandler.cancel_dump_traceback_later()
-    result: dict[str, Any] = msgspec.to_builtins(Result(rendered))
-    return result
+    return msgspec.to_builtins(Result(rendered))
 
 
 def _formatter() -> Any:

@@ -1,16 +1,29 @@
 """Child process: checks whether the installed torch can use the device of this machine.
 
-Job: {"device"}. A torch that cannot be loaded, or crashes, ends this process only.
+A torch that cannot be loaded, or crashes, ends this process only.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TypedDict
 
 from skill_train.core.worker import worker_main
 
 
-def run(job: dict[str, Any]) -> dict[str, Any]:
+class DeviceJob(TypedDict):
+    device: str
+
+
+class TorchAnswer(TypedDict):
+    """`cuda` is the version that torch was built for; `trouble` why the device is not usable, where torch says it."""
+
+    version: str
+    cuda: str | None
+    usable: bool
+    trouble: str
+
+
+def run(job: DeviceJob) -> TorchAnswer:
     import torch
 
     device, trouble = job["device"], ""

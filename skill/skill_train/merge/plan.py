@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from skill_train.core.errors import UsageError
+from skill_train.core.foreign import JsonObject
 from skill_train.model.adapter import Adapter, pattern_value, whole_tensors
 from skill_train.model.lora_math import Change, embedding, linear, same, scaling
 from skill_train.model.weight_files import FLOAT_BYTES, Shard, Stored, same_bytes
@@ -36,7 +37,7 @@ class Base:
     """A base model's folder: its config and the header entries of its weights."""
 
     folder: Path
-    config: dict[str, Any]
+    config: JsonObject
     shards: list[Shard]
 
     @property
@@ -58,7 +59,7 @@ class MergePlan:
 
     changes: dict[str, Change] = field(default_factory=dict)
     copies: dict[str, str] = field(default_factory=dict)
-    config: dict[str, Any] = field(default_factory=dict)
+    config: dict[str, object] = field(default_factory=dict)
     unmatched: dict[str, str] = field(default_factory=dict)
     ambiguous: bool = False
 
@@ -81,8 +82,8 @@ def plan_merge(base: Base, adapter: Adapter) -> MergePlan:
     if free:
         tie = replace(tie, head=next(iter(free))) if tie else None
     plan = MergePlan()
-    for module, parts in adapter.modules.items():
-        _plan_module(plan, base, adapter, module, parts, names, tie)
+    for module in adapter.modules:
+        _plan_module(plan, base, adapter, module, names, tie)
     for parameter, tensor in adapter.replaced.items():
         _merge_into(plan, names[parameter], replace=adapter.tensor(tensor))
     if tie:
@@ -162,12 +163,11 @@ def _plan_module(
     base: Base,
     adapter: Adapter,
     module: str,
-    parts: dict[str, str],
     names: dict[str, str],
     tie: _Tie | None,
 ) -> None:
     """Adds the change of one adapted module."""
-    config = adapter.config
+    config, parts = adapter.config, adapter.modules[module]
     target = names[f"{module}.weight"]
     if "token_rows" in parts:
         # A head that is tied follows the embedding, and the config names that one only.
@@ -376,7 +376,7 @@ def _misfit(tensor: str, expected: Any, got: Any, hint: str = _OTHER_BASE) -> Us
     )
 
 
-def _configs(config: dict[str, Any]) -> list[dict[str, Any]]:
+def _configs(config: JsonObject) -> list[JsonObject]:
     """The config and the text part of a multimodal one."""
     inner = config.get("text_config")
     return [config, inner] if isinstance(inner, dict) else [config]

@@ -18,8 +18,8 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -27,6 +27,7 @@ from skill_train.core.console import Bar
 from skill_train.core.digests import digests
 from skill_train.core.errors import NotInstalled, UsageError, nearest
 from skill_train.core.files import whole_folder
+from skill_train.core.foreign import JsonObject
 from skill_train.core.peak_memory import peak_memory_bytes
 from skill_train.machine.address_space import require_room_for_torch
 from skill_train.merge import check_logits as merge_gate
@@ -90,20 +91,20 @@ def merge(
         return StepResult(done, reused=True)
     require_writable(out.parent)
     with _digesting(model, tuned) as inputs:
-        plan, reasons = _fitting_plan(model, tuned)
-        ways = _ways(gate, model, tuned, reasons, threshold)
-        require_space(out.parent, planned_bytes(model, plan, DTYPES[dtype] if dtype else None), "the merged model")
+        planned = _fitting_plan(model, tuned)
+        ways = _ways(gate, planned, threshold)
+        require_space(out.parent, planned.bytes_in(dtype), "the merged model")
         with whole_folder(out) as part:
-            changes, found = _write(model, tuned, plan, reasons, part, dtype, progress, warn, ways.weights)
-            compared: dict[str, Any] = {"base": base, "adapter": adapter, "merged": part, "rows": rows, "bar": progress}
+            changes, found = _write(planned, part, dtype, progress, warn, weights=ways.weights)
+            ask = partial(merge_gate.gate, base=base, adapter=adapter, merged=part, rows=rows, bar=progress)
             made = MergeRecord(
                 step=record.stem,
                 inputs=inputs.result(),
                 options=options,
-                how="peft" if reasons else "streamed",
-                reasons=reasons,
+                how="peft" if planned.reasons else "streamed",
+                reasons=planned.reasons,
                 changes=changes,
-                gate=_gate(ways, found, changes, threshold, compared),
+                gate=_gate(ways, found, changes, threshold, ask),
                 versions=versions("torch", "transformers", "peft", "safetensors"),
                 seconds=round(time.monotonic() - started, 2),
                 peak_memory_bytes=peak_memory_bytes(),
@@ -138,8 +139,9 @@ class _Ways:
     no_answers: str
 
 
-def _ways(gate: str, base: Base, adapter: Adapter, reasons: list[str], threshold: float | None) -> _Ways:
-    blind = merge_weights.why_not(base, adapter, reasons)
+def _ways(gate: str, planned: _Planned, threshold: float | None) -> _Ways:
+    base, adapter = planned.base, planned.adapter
+    blind = merge_weights.why_not(base, adapter, planned.reasons)
     if gate == "weights" and blind:
         raise UsageError(
             f"this merge cannot be checked by its weights alone: {blind}",
@@ -160,16 +162,20 @@ def _gate(
     found: merge_weights.Found,
     changes: Changes,
     threshold: float | None,
-    compared: dict[str, Any],
+    ask: Callable[..., Gate],
 ) -> Gate:
-    """The outcome of the answers, with that of the weights inside; or of the weights alone."""
+    """The outcome of the answers, with that of the weights inside; or of the weights alone.
+
+    Args:
+        ask: `merge_gate.gate` of these models and texts.
+    """
     kept, stored = changes.get("kept_after_rounding"), changes["stored_dtype"]
     weights = merge_weights.outcome(found, stored=stored, kept=kept) if ways.weights else None
     if weights is not None and (ways.no_answers or weights["failures"]):
         return {**weights, "no_answers": ways.no_answers or "the weights are wrong already"}
     started = time.monotonic()
     tokens = merge_gate.MAX_TOKENS if weights is None else merge_gate.ENOUGH_TOKENS
-    outcome = merge_gate.gate(**compared, stored=stored, kept=kept, threshold=threshold, tokens=tokens)
+    outcome = ask(stored=stored, kept=kept, threshold=threshold, tokens=tokens)
     seconds = round(time.monotonic() - started, 2)
     return {**outcome, "by": "answers", "weights": weights, "seconds": seconds}
 
@@ -205,7 +211,7 @@ def _read_base(folder: Path, adapter: Adapter, out: Path) -> Base:
     return Base(folder, config, read_folder(folder))
 
 
-def _refuse_quantized(folder: Path, config: dict[str, Any], adapter: Adapter, out: Path) -> None:
+def _refuse_quantized(folder: Path, config: JsonObject, adapter: Adapter, out: Path) -> None:
     """A change cannot be added to packed integers."""
     levels = [level for level in (config, config.get("text_config")) if isinstance(level, dict)]
     found = next((q for level in levels if isinstance(q := level.get("quantization_config"), dict)), None)
@@ -224,7 +230,7 @@ def _refuse_quantized(folder: Path, config: dict[str, Any], adapter: Adapter, ou
     )
 
 
-def _require_known(folder: Path, config: dict[str, Any]) -> None:
+def _require_known(folder: Path, config: JsonObject) -> None:
     """The gate runs the model, and never with code from its folder."""
     known = causal_model_types()
     if known is None:
@@ -266,13 +272,27 @@ def _inputs(base: Base, adapter: Adapter, unwanted: Callable[[], bool] = lambda:
     )
 
 
-def _fitting_plan(base: Base, adapter: Adapter) -> tuple[MergePlan, list[str]]:
+@dataclass(frozen=True)
+class _Planned:
+    """How an adapter gets into a base. The plan is empty where PEFT has to merge, for the `reasons`."""
+
+    base: Base
+    adapter: Adapter
+    plan: MergePlan
+    reasons: list[str]
+
+    def bytes_in(self, dtype: str | None) -> int:
+        """Of the merged weights, each in its own type where `dtype` is None."""
+        return planned_bytes(self.base, self.plan, DTYPES[dtype] if dtype else None)
+
+
+def _fitting_plan(base: Base, adapter: Adapter) -> _Planned:
     """`_plan`, when the tokenizer beside the adapter fits the rows that the merged model will have."""
     require_room_for_torch()
     plan, reasons = _plan(base, adapter)
     rows, whole = vocabulary_rows(base, adapter)
     require_rows(base.folder, adapter.folder, rows, trained_whole=whole)
-    return plan, reasons
+    return _Planned(base, adapter, plan, reasons)
 
 
 def _plan(base: Base, adapter: Adapter) -> tuple[MergePlan, list[str]]:
@@ -303,33 +323,26 @@ def _plan(base: Base, adapter: Adapter) -> tuple[MergePlan, list[str]]:
 
 
 def _write(
-    base: Base,
-    adapter: Adapter,
-    plan: MergePlan,
-    reasons: list[str],
-    part: Path,
-    dtype: str | None,
-    progress: Bar,
-    warn: Callable[[str, str], None],
-    weights: bool,
+    planned: _Planned, part: Path, dtype: str | None, progress: Bar, warn: Callable[[str, str], None], *, weights: bool
 ) -> tuple[Changes, merge_weights.Found]:
-    """Fills `part`, and returns what was changed, and what the comparison of weights saw."""
-    found = merge_weights.Found()
-    if reasons:
+    """Fills `part`, and returns what was changed, and what the comparison of `weights` saw."""
+    base, adapter, found = planned.base, planned.adapter, merge_weights.Found()
+    if planned.reasons:
         stored = DTYPES[dtype] if dtype else _main_dtype(base)
         torch_name = next(name for name, code in DTYPES.items() if code == stored)
         config = merge_peft.merge_with_peft(base.folder, adapter.folder, part, torch_name)
         changes: Changes = {"stored_dtype": stored}
     else:
-        config, kind = plan.config, DTYPES[dtype] if dtype else None
+        config, kind = planned.plan.config, DTYPES[dtype] if dtype else None
         scales = merge_weights.scales_of(adapter, list(base.tensors)) if weights else {}
+
         with computing_threads() as pool:
 
             def compare(shard: Shard, written: Path, names: list[str]) -> None:
                 if weights:
                     found.add(merge_weights.compare_tensors(names, shard, written, adapter, scales, pool))
 
-            changes = write_shards(base, plan, part, kind, progress, pool, compare).changes()
+            changes = write_shards(base, planned.plan, part, kind, progress, pool, compare).changes()
     changes["from_adapter"] = copy_companions(base.folder, adapter.folder, part, warn)
     changes["config"] = write_config(base.folder, part, config, dtype)
     if "vocab_size" in changes["config"] and not {*changes["from_adapter"]} & {*TOKENIZER}:

@@ -13,7 +13,7 @@ from skill_train.program.model import config_with
 from skill_train.reference import load as reference
 
 
-def merge_with_peft(base: Path, adapter: Path, part: Path, dtype: str) -> dict[str, Any]:
+def merge_with_peft(base: Path, adapter: Path, part: Path, dtype: str) -> dict[str, object]:
     """Writes the merged weights (safetensors and, if there are several files, their index) into `part`.
 
     Args:
@@ -44,7 +44,7 @@ def merge_with_peft(base: Path, adapter: Path, part: Path, dtype: str) -> dict[s
         untied = not merged.config.get_text_config().tie_word_embeddings
         merged.save_pretrained(str(part))
         stored = json.loads((part / "config.json").read_text(encoding="utf-8"))
-    changed: dict[str, Any] = {"tie_word_embeddings": False} if untied else {}
+    changed: dict[str, object] = {"tie_word_embeddings": False} if untied else {}
     changed |= {"vocab_size": stored["vocab_size"]} if "vocab_size" in stored else {}
     for written in part.iterdir():  # transformers rewrites what the base's own files say better
         if not written.name.endswith((".safetensors", ".safetensors.index.json")):

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from skill_train.core.errors import UsageError
+from skill_train.core.foreign import JsonObject
 from skill_train.model.foreign_files import require_sound_files
 from skill_train.model.weight_files import FLOAT_BYTES, Stored, read_shard, read_tensor, same_bytes
 from skill_train.program.encode import limited
@@ -68,7 +69,7 @@ class Adapter:
     """
 
     folder: Path
-    config: dict[str, Any]
+    config: JsonObject
     tensors: dict[str, Stored]
     modules: dict[str, dict[str, str]]
     replaced: dict[str, str]
@@ -154,7 +155,7 @@ def whole_tensors(adapter: Adapter) -> dict[str, Stored]:
     return {name: adapter.tensors[tensor] for name, tensor in plain.items()}
 
 
-def pattern_value(pattern: dict[str, Any], module: str, default: Any) -> Any:
+def pattern_value(pattern: JsonObject, module: str, default: Any) -> Any:
     """The value for a module from `rank_pattern` or `alpha_pattern`: the first key that matches its whole name or a
     tail of it as a regular expression (peft 0.21, `get_pattern_key`).
 
@@ -178,7 +179,7 @@ def pattern_value(pattern: dict[str, Any], module: str, default: Any) -> Any:
     return default
 
 
-def _read_config(folder: Path) -> dict[str, Any]:
+def _read_config(folder: Path) -> JsonObject:
     if not (folder / CONFIG).is_file():
         raise UsageError(
             f"{folder} is not a PEFT adapter",
@@ -231,7 +232,7 @@ def _bad_field(folder: Path, name: str, value: Any, expected: str) -> UsageError
     )
 
 
-def _require_mergeable(folder: Path, config: dict[str, Any]) -> None:
+def _require_mergeable(folder: Path, config: JsonObject) -> None:
     method, start = config["peft_type"], config.get("init_lora_weights")
     hint = "keep the adapter beside the base model instead of merging"
     if method not in _MERGEABLE.split():
@@ -291,6 +292,6 @@ def _unreadable(name: str, got: str) -> UsageError:
     )
 
 
-def _is_saved_module(config: dict[str, Any], module: str) -> bool:
+def _is_saved_module(config: JsonObject, module: str) -> bool:
     """PEFT's own test (peft 0.21, `_set_trainable`): the name ends with a listed one."""
     return any(isinstance(name, str) and module.endswith(name) for name in config["modules_to_save"])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, Literal, TypedDict
 
 from skill_train.facts import ModelFacts
 from skill_train.model import parameter_count
@@ -28,10 +28,10 @@ _KEYS: dict[str, tuple[str, ...]] = {
 }
 # What transformers 5.23 fills in where a config of that type leaves a key out, as published ones do
 # (source: the class defaults in models/<type>/configuration_<type>.py). `kv_heads: 0` stands for as many as heads.
-_LLAMA: dict[str, Any] = {"kv_heads": 0, "tied_embeddings": False}
-_QWEN: dict[str, Any] = {"tied_embeddings": False}
-_GEMMA: dict[str, Any] = {"head_dim": 256, "tied_embeddings": True}
-_DEFAULTS: dict[str, dict[str, Any]] = {
+_LLAMA = {"kv_heads": 0, "tied_embeddings": False}
+_QWEN = {"tied_embeddings": False}
+_GEMMA = {"head_dim": 256, "tied_embeddings": True}
+_DEFAULTS: dict[str, Mapping[str, int]] = {
     "gemma": _GEMMA,
     "gemma2": _GEMMA | {"sliding_window": 4096},
     "gemma3_text": _GEMMA
@@ -108,10 +108,9 @@ def read(
     """
     stored = stored or Stored()
     text = text_config(config)
-    fields = _fields(text)
-    fields["tied_embeddings"] = _tied(config, text)
+    sizes = _sizes(config, text)
     quantization = _quantization(config, text)
-    parameters = _parameters(config, text, fields, stored, quantization)
+    parameters = _parameters(config, text, sizes, stored, quantization)
     architecture = _architecture(config)
     refused = from_config.why_not(text, config, files=files)
     dtype = stored.main_dtype or _DTYPES.get(str(_first(text, config, keys=("dtype", "torch_dtype"))))
@@ -127,11 +126,11 @@ def read(
         vision=is_vision(config),
         gated=gated,
         revision=revision,
-        sliding_window=_sliding_window(text, fields),
+        sliding_window=_sliding_window(text, sizes),
         unread_window=unread_window(config),
         convertible=None if from_config.architecture(text, config) is None else refused is None,
         not_convertible=refused,
-        **fields,
+        **sizes,
         **parameters.values,
     )
     return _with_reasons(facts, parameters.unknown, stored)
@@ -150,57 +149,96 @@ def is_vision(config: Config) -> bool:
     return isinstance(embedding, Mapping) and bool(embedding.get("image_embd_layer"))
 
 
+class _Sizes(TypedDict):
+    """Facts of the same names; None where neither the config nor its type says them."""
+
+    layers: int | None
+    hidden_size: int | None
+    vocab_size: int | None
+    context: int | None
+    intermediate_size: int | None
+    heads: int | None
+    kv_heads: int | None
+    head_dim: int | None
+    experts: int | None
+    experts_per_token: int | None
+    tied_embeddings: bool | None
+
+
+class _Counts(TypedDict):
+    """Facts of the same names."""
+
+    parameters: int | None
+    parameters_from: str | None
+    active_parameters: int | None
+    embedding_parameters: int | None
+
+
 @dataclass(frozen=True)
 class _Parameters:
-    values: dict[str, Any]
+    values: _Counts
     unknown: dict[str, str]
 
 
-def _fields(text: Config) -> dict[str, Any]:
-    """The sizes: from the config, then from the defaults of the type, then from each other."""
+def _sizes(config: Config, text: Config) -> _Sizes:
+    """From the config, then from the defaults of the type, then from each other."""
     defaults = _DEFAULTS.get(str(text.get("model_type")), {})
-    found: dict[str, Any] = {name: _int(text, keys) or defaults.get(name) for name, keys in _KEYS.items()}
-    if found["kv_heads"] == 0:
-        found["kv_heads"] = found["heads"]
-    if not found["head_dim"] and found["hidden_size"] and found["heads"]:
-        found["head_dim"] = found["hidden_size"] // found["heads"]
-    if not found["intermediate_size"] and text.get("model_type") == "gpt2" and found["hidden_size"]:
-        found["intermediate_size"] = 4 * found["hidden_size"]
-    if not found["experts"]:
-        found["experts"] = found["experts_per_token"] = None
-    return found
-
-
-def _shape(model_type: str, fields: Mapping[str, Any]) -> TextShape | None:
-    optional: dict[str, Any] = {
-        "experts": fields["experts"] or 0,
-        "experts_per_token": fields["experts_per_token"] or 0,
+    stated = {name: _int(text, keys) or defaults.get(name) for name, keys in _KEYS.items()}
+    hidden, heads, inner, head_dim = (stated[k] for k in ("hidden_size", "heads", "intermediate_size", "head_dim"))
+    if not head_dim and hidden and heads:
+        head_dim = hidden // heads
+    if not inner and text.get("model_type") == "gpt2" and hidden:
+        inner = 4 * hidden
+    return {
+        "layers": stated["layers"],
+        "hidden_size": hidden,
+        "vocab_size": stated["vocab_size"],
+        "context": stated["context"],
+        "intermediate_size": inner,
+        "heads": heads,
+        "kv_heads": heads if stated["kv_heads"] == 0 else stated["kv_heads"],
+        "head_dim": head_dim,
+        "experts": stated["experts"],
+        "experts_per_token": stated["experts_per_token"] if stated["experts"] else None,
+        "tied_embeddings": _tied(config, text),
     }
-    needed = {name: value for name, value in fields.items() if name not in optional}
-    half_known = bool(fields["experts"]) and not fields["experts_per_token"]
-    if not parameter_count.knows(model_type) or None in needed.values() or half_known:
+
+
+def _shape(model_type: str, sizes: _Sizes) -> TextShape | None:
+    experts, per_token, tied = sizes["experts"] or 0, sizes["experts_per_token"] or 0, sizes["tied_embeddings"]
+    found = [sizes[name] for name in _NEEDED]
+    needed = [size for size in found if size is not None]
+    half_known = bool(experts) and not per_token
+    if not parameter_count.knows(model_type) or tied is None or len(needed) < len(found) or half_known:
         return None
-    return TextShape(model_type=model_type, **needed, **optional)
+    layers, hidden, vocab, context, inner, heads, kv_heads, head_dim = needed
+    return TextShape(
+        model_type, layers, hidden, vocab, inner, heads, kv_heads, head_dim, tied, context, experts, per_token
+    )
 
 
-def _parameters(
-    config: Config, text: Config, fields: Mapping[str, Any], stored: Stored, quantization: str | None
-) -> _Parameters:
+_NEEDED: tuple[
+    Literal["layers", "hidden_size", "vocab_size", "context", "intermediate_size", "heads", "kv_heads", "head_dim"], ...
+] = ("layers", "hidden_size", "vocab_size", "context", "intermediate_size", "heads", "kv_heads", "head_dim")
+
+
+def _parameters(config: Config, text: Config, sizes: _Sizes, stored: Stored, quantization: str | None) -> _Parameters:
     """Total, active and embedding parameters, and the source of the total."""
-    shape = _shape(str(text.get("model_type", "unknown")), fields)
+    shape = _shape(str(text.get("model_type", "unknown")), sizes)
     counted = parameter_count.count(shape, text) if shape else None
     total, origin, unknown = _total(config, shape, counted, stored, quantization)
     active = total
-    if fields["experts"]:
+    if sizes["experts"]:
         active = total - counted.idle if total is not None and counted else None
-    values = {
+    values: _Counts = {
         "parameters": total,
         "parameters_from": origin,
         "active_parameters": active,
-        "embedding_parameters": _embedding(fields),
+        "embedding_parameters": _embedding(sizes),
     }
-    reasons = {"parameters": unknown, "active_parameters": unknown or _no_arithmetic(text, shape)}
-    return _Parameters(values, {name: why for name, why in reasons.items() if values[name] is None})
+    reasons = {"parameters": unknown} if total is None else {}
+    reasons |= {"active_parameters": unknown or _no_arithmetic(text, shape)} if active is None else {}
+    return _Parameters(values, reasons)
 
 
 def _total(
@@ -225,17 +263,17 @@ def _no_arithmetic(text: Config, shape: TextShape | None) -> str:
     return f"no arithmetic for model type {model_type}"
 
 
-def _embedding(fields: Mapping[str, Any]) -> int | None:
-    vocab, hidden, tied = fields["vocab_size"], fields["hidden_size"], fields["tied_embeddings"]
-    return None if None in (vocab, hidden, tied) else vocab * hidden * (1 if tied else 2)
+def _embedding(sizes: _Sizes) -> int | None:
+    vocab, hidden, tied = sizes["vocab_size"], sizes["hidden_size"], sizes["tied_embeddings"]
+    return None if vocab is None or hidden is None or tied is None else vocab * hidden * (1 if tied else 2)
 
 
 def _tied(config: Config, text: Config) -> bool | None:
     said = _first(text, config, keys=("tie_word_embeddings",))
     if isinstance(said, bool):
         return said
-    default: bool | None = _DEFAULTS.get(str(text.get("model_type")), {}).get("tied_embeddings")
-    return default
+    default = _DEFAULTS.get(str(text.get("model_type")), {}).get("tied_embeddings")
+    return None if default is None else bool(default)
 
 
 def unread_window(config: Config) -> int | None:
@@ -243,17 +281,17 @@ def unread_window(config: Config) -> int | None:
     uses it."""
     text = text_config(config)
     name = from_config.architecture(text, config)
-    return None if name in from_config.WINDOWED else _sliding_window(text, _fields(text))
+    return None if name in from_config.WINDOWED else _sliding_window(text, _sizes(config, text))
 
 
-def _sliding_window(text: Config, fields: Mapping[str, Any]) -> int | None:
-    model_type, context = str(text.get("model_type")), fields["context"]
+def _sliding_window(text: Config, sizes: _Sizes) -> int | None:
+    model_type, context = str(text.get("model_type")), sizes["context"]
     if model_type in _SWITCHED_WINDOW and text.get("use_sliding_window") is not True:
         return None
     window = text.get("sliding_window", _DEFAULTS.get(model_type, {}).get("sliding_window"))
     if not isinstance(window, int) or window <= 0 or (context is not None and window >= context):
         return None
-    return window if _any_layer_windowed(model_type, text, fields["layers"]) else None
+    return window if _any_layer_windowed(model_type, text, sizes["layers"]) else None
 
 
 def _any_layer_windowed(model_type: str, text: Config, layers: int | None) -> bool:

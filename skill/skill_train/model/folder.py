@@ -10,9 +10,9 @@ import struct
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 from skill_train.core.errors import UsageError
+from skill_train.core.foreign import JsonObject
 from skill_train.facts import ModelFacts
 from skill_train.model import config as model_config
 from skill_train.model import foreign_files
@@ -47,7 +47,7 @@ def read_model(folder: Path, *, weights_needed: bool = True) -> ModelFacts:
     return dataclasses.replace(found, at_hand=lacking is None)
 
 
-def read_config(folder: Path) -> dict[str, Any]:
+def read_config(folder: Path) -> JsonObject:
     """`config.json` of a model folder."""
     path = folder / "config.json"
     if not path.is_file():

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from skill_train.core.errors import from_exit_code
+from skill_train.core.foreign import JsonObject
 from skill_train.program import model_files
 from skill_train.program.events import Refused
 
@@ -51,6 +53,15 @@ def foreign_json(file: Path) -> Any:
     """
     with _as_ours():
         return model_files.foreign_json(file)
+
+
+def object_in(path: Path) -> JsonObject:
+    """A JSON object from a file that is checked elsewhere; empty if there is none."""
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return document if isinstance(document, dict) else {}
 
 
 def safetensors_header(file: Path) -> model_files.Header:

@@ -17,6 +17,8 @@ from typing import Any
 
 from skill_train.core.errors import UsageError
 from skill_train.core.files import write_text
+from skill_train.core.foreign import JsonObject
+from skill_train.model.foreign_files import object_in
 
 TOKENIZER = (
     "tokenizer.json",
@@ -90,14 +92,16 @@ def take_tokenizer(base: Path, adapter: Path, part: Path) -> list[str]:
     for name in {*_STATED_AGAIN} - {*taken}:
         (part / name).unlink(missing_ok=True)  # the base's, which lacks the new tokens
     if _CONFIG in taken and (base / _CONFIG).is_file():
-        stated = {key: value for key, value in _json(adapter / _CONFIG).items() if key not in _OF_TRANSFORMERS_5}
-        _write_json(part / _CONFIG, _json(base / _CONFIG) | stated | {"added_tokens_decoder": _decoder(base, adapter)})
+        stated = {key: value for key, value in object_in(adapter / _CONFIG).items() if key not in _OF_TRANSFORMERS_5}
+        _write_json(
+            part / _CONFIG, object_in(base / _CONFIG) | stated | {"added_tokens_decoder": _decoder(base, adapter)}
+        )
     return taken + ([_GENERATION] if _stop_at_new_end(base, adapter, part) else [])
 
 
 def end_token(folder: Path) -> Any:
     """The text of a tokenizer's `eos_token`; None if it has none."""
-    token = _json(folder / _CONFIG).get("eos_token")
+    token = object_in(folder / _CONFIG).get("eos_token")
     return token.get("content") if isinstance(token, dict) else token
 
 
@@ -105,7 +109,7 @@ def _stop_at_new_end(base: Path, adapter: Path, part: Path) -> bool:
     """A new token that ends an answer does so in generation_config.json too, which transformers and vLLM stop by."""
     end = end_token(adapter)
     number = next((number for number, text in new_tokens(base, adapter).items() if text == end), None)
-    generation = _json(part / _GENERATION)
+    generation = object_in(part / _GENERATION)
     stated = generation.get("eos_token_id")
     listed = stated if isinstance(stated, list) else [stated]
     if number is None or number in listed or not generation:
@@ -115,13 +119,13 @@ def _stop_at_new_end(base: Path, adapter: Path, part: Path) -> bool:
     return True
 
 
-def _decoder(base: Path, adapter: Path) -> dict[str, Any]:
+def _decoder(base: Path, adapter: Path) -> JsonObject:
     """`added_tokens_decoder` as transformers 4 wrote it: every added token by its id."""
-    found: dict[str, Any] = {}
+    found: JsonObject = {}
     for folder in (base, adapter):
-        decoder = _json(folder / _CONFIG).get("added_tokens_decoder")
+        decoder = object_in(folder / _CONFIG).get("added_tokens_decoder")
         found |= decoder if isinstance(decoder, dict) else {}
-    listed = _json(adapter / "tokenizer.json").get("added_tokens")
+    listed = object_in(adapter / "tokenizer.json").get("added_tokens")
     for token in listed if isinstance(listed, list) else ():
         if isinstance(token, dict) and isinstance(token.get("id"), int):
             found[str(token["id"])] = {key: value for key, value in token.items() if key != "id"}
@@ -139,7 +143,7 @@ def _other_token(base: Path, adapter: Path) -> tuple[int, str, str] | None:
 
 def _vocabulary(folder: Path) -> dict[int, str]:
     """Text by id of a tokenizer.json's own vocabulary, without added tokens; empty when it cannot be read."""
-    model = _json(folder / "tokenizer.json").get("model")
+    model = object_in(folder / "tokenizer.json").get("model")
     vocabulary = model.get("vocab") if isinstance(model, dict) else None
     if isinstance(vocabulary, dict):
         return {number: text for text, number in vocabulary.items() if isinstance(number, int)}
@@ -154,11 +158,11 @@ def _same_file(own: Path, other: Path) -> bool:
 
 def _added_tokens(folder: Path) -> Iterator[tuple[str, str]]:
     """`(content, id)` of each."""
-    listed = _json(folder / "tokenizer.json").get("added_tokens")
-    decoder = _json(folder / _CONFIG).get("added_tokens_decoder")
+    listed = object_in(folder / "tokenizer.json").get("added_tokens")
+    decoder = object_in(folder / _CONFIG).get("added_tokens_decoder")
     for token in listed if isinstance(listed, list) else ():
         yield _said(token, "content"), str(_said(token, "id"))
-    for content, number in _json(folder / "added_tokens.json").items():
+    for content, number in object_in(folder / "added_tokens.json").items():
         yield content, str(number)
     for number, token in decoder.items() if isinstance(decoder, dict) else ():
         yield _said(token, "content"), number
@@ -169,14 +173,5 @@ def _said(token: Any, key: str) -> str:
     return str(token.get(key)) if isinstance(token, dict) else ""
 
 
-def _json(path: Path) -> dict[str, Any]:
-    """A JSON object from a file that is checked elsewhere; empty if there is none."""
-    try:
-        document = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
-        return {}
-    return document if isinstance(document, dict) else {}
-
-
-def _write_json(path: Path, document: dict[str, Any]) -> None:
+def _write_json(path: Path, document: JsonObject) -> None:
     write_text(path, json.dumps(document, indent=2) + "\n")

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
 
 from skill_train.core.digests import FileDigest, digests
 from skill_train.core.errors import UsageError
 from skill_train.core.files import write_text
+from skill_train.model.foreign_files import object_in
 from skill_train.model.new_tokens import TOKENIZER, end_token, take_tokenizer, takes_tokenizer
 from skill_train.model.weight_files import INDEX
 from skill_train.program.model_files import roots_of
@@ -68,7 +68,7 @@ def copy_companions(base: Path, adapter: Path, part: Path, warn: Callable[[str, 
     return taken
 
 
-def write_config(base: Path, part: Path, changes: dict[str, Any], dtype: str | None) -> dict[str, Any]:
+def write_config(base: Path, part: Path, changes: Mapping[str, object], dtype: str | None) -> dict[str, object]:
     """Writes config.json with the changed fields at each level that has them, and returns these; copies it if there are
     none.
 
@@ -77,7 +77,7 @@ def write_config(base: Path, part: Path, changes: dict[str, Any], dtype: str | N
     """
     config = read_json(base / "config.json")
     levels = [level for level in (config, config.get("text_config")) if isinstance(level, dict)]
-    changed: dict[str, Any] = {}
+    changed: dict[str, object] = {}
     names = [name for name in ("dtype", "torch_dtype") if any(name in level for level in levels)] or ["dtype"]
     for name, value in (*changes.items(), *((name, dtype) for name in names if dtype)):
         holders = [level for level in levels if name in level] or [config]
@@ -95,7 +95,7 @@ def chat_template(folder: Path) -> str | None:
     """The only chat template of a folder; None without one, or with several named ones."""
     if (folder / _TEMPLATE).is_file():
         return _text(folder / _TEMPLATE)
-    template = _json(folder / "tokenizer_config.json").get("chat_template")
+    template = object_in(folder / "tokenizer_config.json").get("chat_template")
     return template if isinstance(template, str) else None
 
 
@@ -115,12 +115,3 @@ def _is_own(path: Path, folder: Path) -> bool:
     """It lies in the folder, or is a link to the `blobs` of the Hub's cache. Another link could bring in any file of
     this machine, and a push would publish it."""
     return any(path.resolve().is_relative_to(root) for root in roots_of(folder))
-
-
-def _json(path: Path) -> dict[str, Any]:
-    """A JSON object from a file that is checked elsewhere; empty if there is none."""
-    try:
-        document = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
-        return {}
-    return document if isinstance(document, dict) else {}

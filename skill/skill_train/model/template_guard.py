@@ -7,11 +7,12 @@ from typing import Any
 
 from skill_train.core.errors import DecisionNeeded, NativeCrash, UsageError
 from skill_train.core.worker import run_worker
+from skill_train.model.template_guard_worker import TrialJob
 
 SECONDS = 2  # of processor time; the longest published template takes a hundredth of one
 _USER, _ANSWER = {"role": "user", "content": "2 + 2?"}, {"role": "assistant", "content": "4."}
 _TOOL = {"type": "function", "function": {"name": "add", "description": "adds", "parameters": {"type": "object"}}}
-_TALKS: tuple[dict[str, Any], ...] = (
+_TALKS: tuple[dict[str, object], ...] = (
     {"messages": [_USER], "tools": None, "add_generation_prompt": True},
     {"messages": [_USER, _ANSWER], "tools": None, "add_generation_prompt": False},
     {"messages": [{"role": "system", "content": "Be exact."}, _USER, _ANSWER, _USER, _ANSWER], "tools": None},
@@ -34,8 +35,8 @@ def _tried(templates: tuple[str, ...]) -> None:
     if not templates:
         return
     marks = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "pad_token": "</s>"}
-    talks = [{**marks, "add_generation_prompt": False, **talk} for talk in _TALKS]
-    job = {"templates": list(templates), "conversations": talks, "seconds": SECONDS}
+    talks: list[dict[str, object]] = [{**marks, "add_generation_prompt": False, **talk} for talk in _TALKS]
+    job = TrialJob(templates=list(templates), conversations=talks, seconds=SECONDS)
     try:
         run_worker("skill_train.model.template_guard_worker", job, most_seconds=10 * SECONDS)
     except (NativeCrash, DecisionNeeded) as error:

@@ -3,14 +3,13 @@
 A template is a program from somebody else. transformers renders it in jinja2's immutable sandbox, which neither ends a
 loop nor bounds a text: `{{ 'a' * 10**10 }}`, or `{{ 10**10**9 }}`, which is computed when the template is compiled and
 which no signal interrupts. Here both end with this process.
-Job: {"templates": [text], "seconds", "conversations": [{"messages", "tools", "add_generation_prompt"}]}
 """
 
 from __future__ import annotations
 
 import contextlib
 import re
-from typing import Any
+from typing import TypedDict
 
 from skill_train.core.worker import worker_main
 
@@ -19,7 +18,21 @@ _MOST_CHARACTERS = 10_000_000  # of one of our short conversations
 _GENERATION = re.compile(r"{%-?\s*(end)?generation\s*-?%}")  # a tag that transformers adds to jinja2
 
 
-def run(job: dict[str, Any]) -> dict[str, Any]:
+class TrialJob(TypedDict):
+    """Each template is rendered with the variables of each conversation, in so many seconds of processor time."""
+
+    templates: list[str]
+    seconds: int
+    conversations: list[dict[str, object]]
+
+
+class Trial(TypedDict):
+    """Characters of the longest text."""
+
+    longest: int
+
+
+def run(job: TrialJob) -> Trial:
     import jinja2
     from jinja2.ext import loopcontrols
     from jinja2.sandbox import ImmutableSandboxedEnvironment

@@ -189,7 +189,7 @@ def new_shard(
     Args:
         tensors: dtype and shape by name, in the order of their bytes (see `in_order`). Only float types.
     """
-    header: dict[str, Any] = {"__metadata__": metadata or {"format": "pt"}}
+    header: dict[str, object] = {"__metadata__": metadata or {"format": "pt"}}
     position = 0
     for name, (dtype, shape) in tensors.items():
         end = position + tensor_bytes(dtype, shape)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import shlex
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from skill_train.core.errors import UsageError
 from skill_train.data import scan
@@ -31,7 +31,7 @@ def is_plan(path: Path) -> bool:
     return isinstance(document, dict) and document.get("schema") == plan_record.SCHEMA
 
 
-def read_unchanged_plan(path: Path, options: dict[str, Any], where: str = "local") -> Plan:
+def read_unchanged_plan(path: Path, options: Mapping[str, object], where: str = "local") -> Plan:
     """A plan from a file, if its model and data have not changed: for this machine, or for the cloud.
 
     Raises:
@@ -62,7 +62,7 @@ def require_same_inputs(path: Path, plan: Plan, hint: str) -> None:
             f"the {' and the '.join(changed)} changed after {path} was written, or cannot be found",
             code="outdated_plan",
             expected="the model and the data that it was made for",
-            got=plan.recipe.as_dict()[changed[0]],
+            got=str(plan.recipe.as_dict()[changed[0]]),
             hint=hint,
         )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Mapping
 from typing import Any
 
 from skill_train.core.errors import UsageError, nearest
@@ -18,6 +19,7 @@ from skill_train.plan.placement import (
     HERE,
     PROBE_FROM_PARAMETERS,
     Choices,
+    Workload,
     has_device,
     placement,
     split_of,
@@ -41,10 +43,8 @@ TEXT_OF_VISION = ("fuyu", "gemma3", "gemma3n", "gemma4", "git", "llama4", "mllam
 
 def make_plan(
     recipe: Recipe,
+    facts: Facts,
     *,
-    model: ModelFacts,
-    dataset: DatasetFacts,
-    machine: MachineFacts,
     choices: Choices = HERE,
     probe: PrecisionProbe | None = None,
     offered: tuple[Flavor, ...] = (),
@@ -61,11 +61,13 @@ def make_plan(
         DecisionNeeded: a choice that is not safe was asked for.
     """
     choices = with_precision(choices, pure_bf16=recipe.pure_bf16)
-    dataset = for_model(dataset, has_chat_template=model.has_chat_template)
+    model, machine = facts.model, facts.machine
+    dataset = for_model(facts.dataset, has_chat_template=model.has_chat_template)
     reasons: list[Reason] = []
     resolved = _resolve(recipe, model, dataset, reasons)
-    here = places.local_candidate(resolved, model, dataset, machine, choices, probe, calibrations or {})
-    cloud = places.flavors(resolved, model, dataset, offered, choices)
+    workload = Workload(resolved, model, dataset)
+    here = places.local_candidate(workload, machine, choices, probe, calibrations or {})
+    cloud = places.flavors(workload, offered, choices)
     counted = dataset.tokens is not None and dataset.tokens.counted
     said = {"sensitive": recipe.sensitive, "counted": counted}
     decision = rubric.decide(resolved, model=model, here=here, choices=choices, **said)
@@ -264,7 +266,7 @@ def few_steps(recipe: ResolvedRecipe, steps: int) -> str | None:
     return f"{too_few}; more epochs, or a smaller effective_batch_size"
 
 
-def _asked(recipe: Recipe, resolved: dict[str, Any]) -> dict[str, Any]:
+def _asked(recipe: Recipe, resolved: Mapping[str, object]) -> dict[str, object]:
     """The user's original values of fields that were resolved, so that they can be resolved again for other data or
     another model."""
     said = {key: value for key, value in dataclasses.asdict(recipe).items() if key not in POLICY}
@@ -284,7 +286,7 @@ def _require_feedable(steps: int, recipe: Recipe) -> None:
         )
 
 
-def _tuning(recipe: Recipe, model: ModelFacts, reasons: list[Reason]) -> dict[str, Any]:
+def _tuning(recipe: Recipe, model: ModelFacts, reasons: list[Reason]) -> dict[str, object]:
     """What is trained, and at which rate. Fields that full fine-tuning does not read get fixed values, so that equal
     runs have equal hashes.
 

@@ -184,14 +184,19 @@ def usable_bytes(machine: MachineFacts, device: str) -> int | None:
     return None if free is None else int(free * HEADROOM[device])
 
 
-def fit(
-    recipe: ResolvedRecipe, model: ModelFacts, dataset: DatasetFacts, machine: MachineFacts, device: str, dtype: str
-) -> Fit:
+@dataclass(frozen=True)
+class Workload:
+    """What is to be trained."""
+
+    recipe: ResolvedRecipe
+    model: ModelFacts
+    dataset: DatasetFacts
+
+
+def fit(workload: Workload, machine: MachineFacts, device: str, dtype: str) -> Fit:
     """The first layout that fits, from fast to frugal, or a much faster one; the most frugal if none fits."""
-    usable = usable_bytes(machine, device)
-    laid = [
-        _laid(recipe, model, dataset, usable, *way) for way in _ways(recipe, model, dataset, machine, device, dtype)
-    ]
+    model, dataset, usable = workload.model, workload.dataset, usable_bytes(machine, device)
+    laid = [_laid(workload, usable, *way) for way in _ways(workload.recipe, model, dataset, machine, device, dtype)]
     fitting = [one for one in laid if one.fits]
     if fitting:
         return _quickest(fitting, model, dataset, machine)
@@ -199,20 +204,12 @@ def fit(
     return next(careful, laid[-1])
 
 
-def _laid(
-    recipe: ResolvedRecipe,
-    model: ModelFacts,
-    dataset: DatasetFacts,
-    usable: int | None,
-    processes: int,
-    strategy: str,
-    step: MicroStep,
-) -> Fit:
-    parts = _parts(model, dataset, step)
+def _laid(workload: Workload, usable: int | None, processes: int, strategy: str, step: MicroStep) -> Fit:
+    parts = _parts(workload.model, workload.dataset, step)
     memory = None if parts is None else total(parts, _basis(step))
     fits = None if memory is None or usable is None else memory.high <= usable
     proof = None if fits is not False else _proof(step, parts or [], usable or 0)
-    accumulation = recipe.effective_batch_size // (step.rows * processes)
+    accumulation = workload.recipe.effective_batch_size // (step.rows * processes)
     fits = fits if proof is None else True
     return Fit(step, accumulation, processes, strategy, tuple(parts or ()), memory, usable, fits, proof=proof)
 

@@ -11,8 +11,8 @@ from skill_train.estimate.artifacts import disk_bytes
 from skill_train.estimate.step import BYTES, Part, Range, total
 from skill_train.estimate.time import Schedule, training_seconds
 from skill_train.estimate.trained import trained_bytes
-from skill_train.facts import Calibration, DatasetFacts, Flavor, Gpu, MachineFacts, ModelFacts, PrecisionProbe
-from skill_train.plan.placement import HEADROOM, Choices, Fit, fit, has_device, precision
+from skill_train.facts import Calibration, Flavor, Gpu, MachineFacts, ModelFacts, PrecisionProbe
+from skill_train.plan.placement import HEADROOM, Choices, Fit, Workload, fit, has_device, precision
 from skill_train.recipe.resolved import ResolvedRecipe
 
 # Compute capability and NVLink by the names of the Jobs API: NVIDIA's list of CUDA GPUs; hub-docs, jobs-configuration.
@@ -55,9 +55,7 @@ class Candidate:
 
 
 def local_candidate(
-    recipe: ResolvedRecipe,
-    model: ModelFacts,
-    dataset: DatasetFacts,
+    workload: Workload,
     machine: MachineFacts,
     choices: Choices,
     probe: PrecisionProbe | None,
@@ -71,21 +69,19 @@ def local_candidate(
     device = choices.device or machine.device
     refused: tuple[tuple[str, str], ...] = ()
     try:
-        dtype, because = precision(device, machine, choices, probe, model)
+        dtype, because = precision(device, machine, choices, probe, workload.model)
     except DecisionNeeded as error:
-        if not recipe.pure_bf16:
+        if not workload.recipe.pure_bf16:
             raise
         dtype, because = "bfloat16", "pure_bf16"  # of the recipe, which may train elsewhere
         refused = ((error.code, str(error)),)
     if not has_device(machine, device):
         refused += (("device_unavailable", f"no {device} device was found on this machine, {machine.chip}"),)
-    found = _candidate(recipe, model, dataset, machine, None, device, (dtype, because), calibrations.get(dtype))
+    found = _candidate(workload, machine, None, device, (dtype, because), calibrations.get(dtype))
     return replace(found, problems=found.problems + refused)
 
 
-def flavors(
-    recipe: ResolvedRecipe, model: ModelFacts, dataset: DatasetFacts, offered: tuple[Flavor, ...], choices: Choices
-) -> list[Candidate]:
+def flavors(workload: Workload, offered: tuple[Flavor, ...], choices: Choices) -> list[Candidate]:
     """Every GPU flavor. A flavor without a GPU is included only if it is named, because the speed of its processors is
     unknown."""
     found = []
@@ -93,13 +89,14 @@ def flavors(
         if flavor.gpu is None and flavor.name != choices.flavor:
             continue
         machine = machine_of(flavor)
-        if flavor.gpu is not None and recipe.pure_bf16 and (machine.compute_capability or 0) < 8.0:
+        if flavor.gpu is not None and workload.recipe.pure_bf16 and (machine.compute_capability or 0) < 8.0:
             continue  # a GPU older than Ampere has no bf16
         try:
-            kind = precision(machine.device, machine, Choices(dtype=choices.dtype, force=choices.force), None, model)
+            asked = Choices(dtype=choices.dtype, force=choices.force)
+            kind = precision(machine.device, machine, asked, None, workload.model)
         except DecisionNeeded:
             continue
-        found.append(_candidate(recipe, model, dataset, machine, flavor, machine.device, kind, None))
+        found.append(_candidate(workload, machine, flavor, machine.device, kind, None))
     return found
 
 
@@ -150,19 +147,15 @@ def timeout_seconds(seconds: Range | None, max_hours: float) -> int:
 
 
 def _candidate(
-    recipe: ResolvedRecipe,
-    model: ModelFacts,
-    dataset: DatasetFacts,
+    workload: Workload,
     machine: MachineFacts,
     flavor: Flavor | None,
     device: str,
     kind: tuple[str, str],
     calibration: Calibration | None,
 ) -> Candidate:
-    chosen = fit(recipe, model, dataset, machine, device, kind[0])
-    parts = training_seconds(
-        model, chosen.step, machine, _schedule(recipe, model, dataset, chosen, flavor), calibration
-    )
+    model, chosen = workload.model, fit(workload, machine, device, kind[0])
+    parts = training_seconds(model, chosen.step, machine, _schedule(workload, chosen, flavor), calibration)
     seconds = None if parts is None else total(parts, parts[-1].because)
     cost = None
     if flavor is not None and seconds is not None:
@@ -172,13 +165,12 @@ def _candidate(
     unknown = dict(machine.unknown)
     if seconds is None:
         unknown["seconds"] = _why_no_time(model, machine, device)
-    problems = tuple(_problems(recipe, model, machine, flavor, device, chosen))
+    problems = tuple(_problems(workload.recipe, model, machine, flavor, device, chosen))
     return Candidate(machine, flavor, *kind, chosen, tuple(parts or ()), seconds, cost, problems, unknown)
 
 
-def _schedule(
-    recipe: ResolvedRecipe, model: ModelFacts, dataset: DatasetFacts, chosen: Fit, flavor: Flavor | None
-) -> Schedule:
+def _schedule(workload: Workload, chosen: Fit, flavor: Flavor | None) -> Schedule:
+    recipe, model, dataset = workload.recipe, workload.model, workload.dataset
     longest = float(recipe.max_length)
     tokens = dataset.tokens
     mean = (0.1 * longest, longest) if tokens is None else tokens.mean_cut

@@ -9,8 +9,6 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-import msgspec
-
 from skill_train.core.digests import FileDigest, file_digest
 from skill_train.core.errors import UsageError, VerificationFailed
 from skill_train.core.secret_scan import secret_in
@@ -21,6 +19,7 @@ from skill_train.run import cloud_record, evaluate_record, plan_record, train_re
 from skill_train.run.evaluate_record import Evaluation, ModelInputs
 from skill_train.run.folder import RunDir, is_file_of
 from skill_train.run.records import read_json
+from skill_train.run.train_record import TrainRecord
 from skill_train.run.verify_record import Proof
 
 PARTS = ("gguf", "adapter", "merged")
@@ -75,11 +74,15 @@ def records_of(run: RunDir, proof: Proof | None, evaluation: Evaluation | None) 
     only what is of those that are pushed."""
     recipe = to_yaml(without_paths(plan_record.read(run.plan).recipe.as_dict()))
     found = [PushFile(f"{_RECORDS}/recipe.yaml", None, recipe.encode("utf-8", "replace"), "paths as names")]
-    training = msgspec.to_builtins(train_record.read(run.record("train")))
-    known = {"train": training, "verify": proof, "evaluate": evaluation}
+    training = train_record.read(run.record("train"))
+    known: dict[str, TrainRecord | Proof | Evaluation | None] = {
+        "train": training,
+        "verify": proof,
+        "evaluate": evaluation,
+    }
     for step, record in known.items():
         if record is not None:
-            content = _json(published(step, msgspec.to_builtins(record)))
+            content = _json(published(step, record))
             found.append(PushFile(f"{_RECORDS}/{step}.json", None, content, "without rows of the data and local paths"))
     return found
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from string import Template
 from typing import Any
@@ -50,7 +51,7 @@ class CardFacts:
     licence_reason: str
     data: str
     data_on_hub: bool
-    recipe: dict[str, Any]
+    recipe: Mapping[str, object]
     recipe_hash: str
     training: TrainRecord
     proof: Proof | None
@@ -76,9 +77,9 @@ def card(facts: CardFacts, template: str) -> str:
     return re.sub(r"\n{3,}", "\n\n", page)
 
 
-def _front(facts: CardFacts) -> dict[str, Any]:
+def _front(facts: CardFacts) -> dict[str, object]:
     """Keys of huggingface.co/docs/hub/model-cards, 2026-11."""
-    front: dict[str, Any] = {}
+    front: dict[str, object] = {}
     if facts.licence is not None:
         front["license"] = facts.licence
     if facts.base_on_hub:

@@ -4,8 +4,15 @@ one: a failed check says which text differed, and a template's which ids. Pure: 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+import msgspec
+
+from skill_train.run.evaluate_record import Evaluation
+from skill_train.run.train_record import SmokeCheck, TrainRecord
+from skill_train.run.verify_record import Check, Proof
 
 _OF_ALL = ("schema", "step", "verdict", "seconds", "finished_at", "versions")
 _KEPT = {
@@ -19,28 +26,31 @@ _KEPT = {
 TOLD = ("digest", "file", "logits", "tensors", "tuned", "types", "weights")
 
 
-def published(step: str, record: dict[str, Any]) -> dict[str, Any]:
+def published(step: str, record: TrainRecord | Proof | Evaluation) -> dict[str, object]:
     """A record as it may be read by everybody: `train`, `verify` or `evaluate`."""
-    kept = {key: record[key] for key in _KEPT[step] if key in record}
-    if "checks" in record:
-        kept["checks"] = [_check(check, sentence=step == "verify") for check in record["checks"]]
-    if step == "verify":
-        names = ("name", "file")
-        kept["not_checked"] = [{key: one.get(key) for key in names} for one in record.get("not_checked") or ()]
-    return {key: _without_paths(value) for key, value in kept.items()}
+    whole = msgspec.to_builtins(record)
+    kept = {key: whole[key] for key in _KEPT[step] if key in whole}
+    if not isinstance(record, Evaluation):
+        kept["checks"] = [_check(check) for check in record.checks]
+    if isinstance(record, Proof):
+        kept["not_checked"] = [{"name": one.name, "file": one.file} for one in record.not_checked]
+    return without_paths(kept)
 
 
-def without_paths(recipe: dict[str, Any]) -> dict[str, Any]:
-    """The recipe with names in the place of paths of this machine."""
-    return {key: _without_paths(value) for key, value in recipe.items()}
+def without_paths(document: Mapping[str, object]) -> dict[str, object]:
+    """The recipe or record with names in the place of paths of this machine."""
+    return {key: _without_paths(value) for key, value in document.items()}
 
 
-def _check(check: dict[str, Any], *, sentence: bool) -> dict[str, Any]:
-    told = sentence and check.get("name") in TOLD
-    kept: dict[str, Any] = {key: check[key] for key in ("name", "file", "verdict") if key in check}
-    kept |= {key: check[key] for key in ("figure", "threshold") if key in check and (told or _is_figure(check[key]))}
-    kept |= {"detail": check["detail"]} if told and "detail" in check else {}
-    return kept | {"figures": _figures(check.get("figures"))}
+def _check(check: SmokeCheck | Check) -> dict[str, object]:
+    if isinstance(check, SmokeCheck):
+        return {"name": check.name, "verdict": check.verdict, "figure": check.figure, "figures": {}}
+    told = check.name in TOLD
+    kept: dict[str, object] = {"name": check.name, "file": check.file, "verdict": check.verdict}
+    measured = {"figure": check.figure, "threshold": check.threshold}
+    kept |= {key: value for key, value in measured.items() if told or _is_figure(value)}
+    kept |= {"detail": check.detail} if told else {}
+    return kept | {"figures": _figures(check.figures)}
 
 
 def _figures(value: Any) -> Any:

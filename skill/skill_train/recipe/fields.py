@@ -12,6 +12,7 @@ import json
 import re
 import reprlib
 import shlex
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, get_type_hints
@@ -111,7 +112,7 @@ _OF_YAML = (ValueError, RecursionError, IndexError, KeyError, TypeError, Attribu
 _WRITE = "write keys and values, one a line: references/recipe.md"
 
 FIELDS: dict[str, dataclasses.Field[Any]] = {f.name: f for f in dataclasses.fields(Recipe)}
-_TYPES: dict[str, Any] = get_type_hints(Recipe)
+_TYPES: dict[str, object] = get_type_hints(Recipe)
 
 
 def load(path: Path) -> Recipe:
@@ -142,11 +143,7 @@ def load(path: Path) -> Recipe:
             hint="skill-train local --model MODEL --data DATA",
         ) from None
     except (yaml.YAMLError, *_OF_YAML) as error:
-        raise UsageError(
-            f"{path} is not YAML: {_one_line(error)}",
-            code="bad_recipe",
-            hint=_WRITE,
-        ) from None
+        raise UsageError(f"{path} is not YAML: {_one_line(error)}", code="bad_recipe", hint=_WRITE) from None
     if not isinstance(document, dict):
         raise UsageError(
             f"{path} is not a recipe",
@@ -159,7 +156,7 @@ def load(path: Path) -> Recipe:
     )
 
 
-def from_dict(values: dict[str, Any]) -> Recipe:
+def from_dict(values: Mapping[str, object]) -> Recipe:
     """A recipe from plain values, all of them checked.
 
     Raises:
@@ -181,7 +178,7 @@ def from_dict(values: dict[str, Any]) -> Recipe:
     return recipe
 
 
-def to_yaml(values: dict[str, Any]) -> str:
+def to_yaml(values: Mapping[str, object]) -> str:
     """The recipe as a file that `load` reads back."""
     import yaml
 
@@ -189,7 +186,7 @@ def to_yaml(values: dict[str, Any]) -> str:
     return str(yaml.safe_dump(plain, sort_keys=False, allow_unicode=True))
 
 
-def recipe_hash(resolved: dict[str, Any], fingerprints: dict[str, str | None]) -> str:
+def recipe_hash(resolved: Mapping[str, object], fingerprints: dict[str, str | None]) -> str:
     """SHA-256 of a resolved recipe. Local paths are replaced by fingerprints of their content, so a moved file does not
     change it."""
     values = {key: value for key, value in resolved.items() if key not in NOT_HASHED}

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import msgspec
 
 
@@ -54,6 +52,6 @@ class ResolvedRecipe(msgspec.Struct, frozen=True, kw_only=True):
         """Every weight trains, without an adapter."""
         return self.finetuning_type == "full"
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, object]:
         """The fields by name, as `plan.json` has them."""
         return msgspec.structs.asdict(self)

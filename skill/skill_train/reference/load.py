@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from skill_train.core.errors import NotInstalled, SkillTrainError, UsageError, out_of_memory
+from skill_train.core.foreign import JsonObject
 from skill_train.machine.address_space import require_room_for_torch
 from skill_train.model.foreign_files import block_hub_kernels, require_sound
 from skill_train.model.template_guard import require_ending
@@ -119,11 +120,12 @@ def read_model(base: Path, dtype: str = "float32") -> Any:
     os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
     import torch
 
-    options: dict[str, Any] = {"trust_remote_code": False, "use_safetensors": True}
     model_class = _transformers().AutoModelForCausalLM
     with _told_of(f"the model in {base} cannot be loaded", "weights that fit its config.json"):
         config = config_with(str(base), None, "eager")
-        return model_class.from_pretrained(str(base), config=config, dtype=getattr(torch, dtype), **options)
+        return model_class.from_pretrained(
+            str(base), config=config, dtype=getattr(torch, dtype), trust_remote_code=False, use_safetensors=True
+        )
 
 
 def logits(model: Any, ids: list[int]) -> Any:
@@ -142,7 +144,7 @@ def stop_ids(folder: Path, tokenizer: Any) -> set[int]:
     return {token for token in listed if token is not None}
 
 
-def context_length(config: dict[str, Any]) -> int | None:
+def context_length(config: JsonObject) -> int | None:
     """Most tokens that a model takes, of its config.json; None when that names none."""
     text = {**config, **config.get("text_config", {})}
     return next((int(text[key]) for key in _CONTEXT_KEYS if isinstance(text.get(key), int)), None)

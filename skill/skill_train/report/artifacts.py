@@ -10,11 +10,20 @@ import shlex
 from collections.abc import Callable
 from typing import Any
 
-import msgspec
-
 from skill_train.core.units import dollars
 from skill_train.report.figure import Figure, Run
 from skill_train.report.quality import measured
+from skill_train.report.views import (
+    CheckView,
+    CloudView,
+    FileView,
+    JobView,
+    MissingPart,
+    ProgramView,
+    ProofView,
+    ReproduceView,
+    RunItView,
+)
 from skill_train.report.words import nats, number, ratio, share, size
 from skill_train.run.verify_record import Check
 
@@ -22,7 +31,7 @@ Shown = Callable[[Any], str]
 _WORST = {"fail": 0, "warn": 1, "pass": 2}
 
 
-def missing(run: Run) -> list[dict[str, str]]:
+def missing(run: Run) -> list[MissingPart]:
     """Each part that there is no record of, and the command that makes it."""
     steps = (
         ("train", "trained", way_on(run)),
@@ -55,14 +64,20 @@ def quant_of(run: Run, file: str) -> str:
     return str(run[step].get("outputs", name, "quant", default=file)) if step else file
 
 
-def proof(run: Run) -> dict[str, Any] | None:
+def proof(run: Run) -> ProofView | None:
     """Checks down, files across; below it each check with its figure, its threshold and its words."""
     if run.proof is None:
         return None
     verify, files = run["verify"], list(run.proof.inputs.ggufs)
-    checks = [
-        msgspec.structs.asdict(check)
-        | {key: verify.figure(number, "checks", i, key, unknown="") for key in ("figure", "threshold")}
+    checks: list[CheckView] = [
+        {
+            "name": check.name,
+            "file": check.file,
+            "verdict": check.verdict,
+            "figure": verify.figure(number, "checks", i, "figure", unknown=""),
+            "threshold": verify.figure(number, "checks", i, "threshold", unknown=""),
+            "detail": check.detail,
+        }
         for i, check in enumerate(run.proof.checks)
     ]
     by_place = {(check["name"], check["file"]): check for check in checks}
@@ -76,13 +91,13 @@ def proof(run: Run) -> dict[str, Any] | None:
     }
 
 
-def files(run: Run) -> list[dict[str, Any]]:
+def files(run: Run) -> list[FileView]:
     """Each exported file with size, nearness to the trained model, speed and verdict; the largest first."""
     found = [_file(run, file, step, name) for file, (step, name) in run.exported().items()]
     return sorted(found, key=lambda file: -(file["bytes"].value or 0))
 
 
-def _file(run: Run, file: str, step: str, name: str) -> dict[str, Any]:
+def _file(run: Run, file: str, step: str, name: str) -> FileView:
     verify = run["verify"]
     own = [(i, check) for i, check in enumerate(run.proof.checks if run.proof else ()) if check.file == file]
     logits = next((i for i, check in own if check.name == "logits"), "none")
@@ -123,7 +138,7 @@ def smallest(run: Run) -> list[Figure]:
     return [run[step].figure(str, "outputs", name, "quant"), passing[-1]["bytes"]]
 
 
-def run_it(run: Run) -> dict[str, Any] | None:
+def run_it(run: Run) -> RunItView | None:
     """Commands that run the smallest file that passed; paths are those inside the run's folder."""
     listed = files(run)
     if not listed:
@@ -141,7 +156,7 @@ def run_it(run: Run) -> dict[str, Any] | None:
     }
 
 
-def _commands(name: str, path: str) -> list[dict[str, Any]]:
+def _commands(name: str, path: str) -> list[ProgramView]:
     """`lms import` moves the file unless `--copy` is said (lmstudio-ai/lms src/subcommands/importCmd.ts, 2026-08);
     the others as in references/gguf_conversion.md."""
     return [
@@ -163,12 +178,12 @@ def _commands(name: str, path: str) -> list[dict[str, Any]]:
     ]
 
 
-def cloud(run: Run) -> dict[str, Any] | None:
+def cloud(run: Run) -> CloudView | None:
     """The jobs of a run in the cloud: their ids, ends, machines, costs, and where what they made is kept."""
     if run.cloud is None:
         return None
     record = run["cloud"]
-    jobs = [
+    jobs: list[JobView] = [
         {
             "number": record.figure(number, "jobs", i, "number"),
             "state": job.stage or job.state,
@@ -197,7 +212,7 @@ def versions(run: Run) -> list[tuple[str, Figure]]:
     return [(name, figure) for name, figure in found.items() if figure.value is not None]
 
 
-def reproduce(run: Run) -> dict[str, Any]:
+def reproduce(run: Run) -> ReproduceView:
     """The commands that make this run again from its recipe, and what tells that the inputs are the same."""
     plan = run["plan"]
     quants = ",".join(dict.fromkeys(file["quant"] for file in files(run)))

@@ -43,7 +43,7 @@ class Record:
 
     run: str
     file: str
-    content: dict[str, Any] | msgspec.Struct | None
+    content: Mapping[str, object] | msgspec.Struct | None
 
     def __bool__(self) -> bool:
         return bool(self.content)
@@ -86,7 +86,7 @@ class Run:
 
     name: str
     call: str
-    documents: dict[str, dict[str, Any]]
+    documents: dict[str, Mapping[str, object]]
     metrics: list[StepLine]
     texts: dict[str, str]
     proof: Proof | None = None

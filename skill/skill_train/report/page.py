@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import json
-from typing import Any
 
 from skill_train.core import resources
 from skill_train.core.errors import NotInstalled
+from skill_train.report.charts import COLOURS
+from skill_train.report.views import RunView, SharedView
 
 
-def page(runs: list[dict[str, Any]], **shared: Any) -> str:
+def page(runs: list[RunView], shared: SharedView) -> str:
     """One HTML document that loads nothing.
 
     Args:
-        runs: what `report_figures.shown` says of each.
-        shared: what stands on the page once: `overview`, `same`, `differences`, `curves`, `comparison`, `colours`. The
-            `svg` of a chart is put in as it is.
+        runs: what `sections.shown` says of each.
+        shared: what stands on the page once. The `svg` of a chart is put in as it is.
 
     Raises:
         NotInstalled: jinja2 is missing.
@@ -35,4 +35,4 @@ def page(runs: list[dict[str, Any]], **shared: Any) -> str:
     style = Markup((folder / "style.css").read_text(encoding="utf-8"))  # noqa: S704 - ours
     for chart in (*shared["curves"], *shared["comparison"]):
         chart["svg"] = Markup(chart["svg"])  # noqa: S704 - drawn from numbers alone
-    return templates.get_template("page.html").render(runs=runs, style=style, **shared) + "\n"
+    return templates.get_template("page.html").render(runs=runs, style=style, colours=COLOURS, **shared) + "\n"

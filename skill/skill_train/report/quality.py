@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from skill_train.report.figure import Figure, Run
+from skill_train.report.views import AnswersView, AnswerView, ModelDifferenceView, ModelView, PromptView, QualityView
 from skill_train.report.words import number, rate, share
 from skill_train.run.evaluate_record import AnsweredRow
 
@@ -39,13 +40,13 @@ def measured(run: Run, model: str, key: str, *, stage: str = "") -> Figure:
     return run["demo"].figure(shown, "figures", "stages", stages.index(stage or model), key, unknown=NOT_MEASURED)
 
 
-def quality(run: Run) -> dict[str, Any] | None:
+def quality(run: Run) -> QualityView | None:
     """Each evaluated model with its figures, and how it differs from what it was made of."""
     if run.evaluation is None:
         return None
     found, evaluate = run.evaluation, run["evaluate"]
     keys = [key for key in _MEASURES if key != "score" or found.score is not None]
-    models = [
+    models: list[ModelView] = [
         {
             "name": one.name,
             "figures": [evaluate.figure(_MEASURES[key], "models", i, key, unknown=NOT_MEASURED) for key in keys],
@@ -53,13 +54,15 @@ def quality(run: Run) -> dict[str, Any] | None:
         }
         for i, one in enumerate(found.models)
     ]
-    differences = [
+    differences: list[ModelDifferenceView] = [
         {
             "model": one.model,
             "against": one.against,
             "measure": one.measure.replace("_", " "),
             "says": one.says,
-            **{key: evaluate.figure(_signed, "differences", i, key) for key in ("difference", "low", "high")},
+            "difference": evaluate.figure(_signed, "differences", i, "difference"),
+            "low": evaluate.figure(_signed, "differences", i, "low"),
+            "high": evaluate.figure(_signed, "differences", i, "high"),
         }
         for i, one in enumerate(found.differences)
     ]
@@ -77,7 +80,7 @@ def _signed(value: float) -> str:
     return f"{'+' if value > 0 else '−' if value < 0 else ''}{abs(value):.3g}"
 
 
-def answers(run: Run) -> dict[str, Any] | None:
+def answers(run: Run) -> AnswersView | None:
     """The same prompts answered by each model, the most telling first; at least the one that the training asked."""
     asked = run.evaluation.answers if run.evaluation is not None else []
     if asked:
@@ -86,14 +89,16 @@ def answers(run: Run) -> dict[str, Any] | None:
     answer = run["train"].get("answer")
     if answer is None:
         return None
-    told = [{"model": when, "text": answer.get(key), "exact": None} for when, key in _WHEN]
-    rows = [{"prompt": answer.get("prompt", ""), "expected": None, "answers": told}]
+    told: list[AnswerView] = [{"model": when, "text": answer.get(key), "exact": None} for when, key in _WHEN]
+    rows: list[PromptView] = [{"prompt": answer.get("prompt", ""), "expected": None, "answers": told}]
     return {"rows": rows, "of": 1, "source": "train.json"}
 
 
 _WHEN = (("base", "before"), ("tuned", "after"))
 
 
-def _answered(row: AnsweredRow) -> dict[str, Any]:
-    told = [{"model": name, "text": text, "exact": row.exact.get(name)} for name, text in row.answers.items()]
+def _answered(row: AnsweredRow) -> PromptView:
+    told: list[AnswerView] = [
+        {"model": name, "text": text, "exact": row.exact.get(name)} for name, text in row.answers.items()
+    ]
     return {"prompt": row.prompt, "expected": row.expected, "answers": told}

@@ -6,6 +6,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
+from skill_train.report.views import SameView
 from skill_train.report.words import number
 from skill_train.run.compare_runs import Comparison, Difference
 
@@ -17,8 +18,8 @@ _HEADLINES = {
 }
 
 
-def same(a: str, b: str, found: Comparison) -> dict[str, Any]:
-    """What the page says of two runs: `headline`, `lines`, and the figures behind them.
+def same(a: str, b: str, found: Comparison) -> SameView:
+    """What the page says of two runs.
 
     Args:
         a, b: names of the runs.

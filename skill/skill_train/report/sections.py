@@ -2,12 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from skill_train.core.units import dollars, duration
 from skill_train.report.artifacts import cloud, files, missing, proof, reproduce, run_it, smallest, versions, way_on
 from skill_train.report.figure import Figure, Record, Run, differ
 from skill_train.report.quality import answers, measured, quality
+from skill_train.report.views import (
+    DataView,
+    DecisionView,
+    DifferenceView,
+    EstimatePartView,
+    EstimateRow,
+    EstimatesView,
+    Overview,
+    RunView,
+    SmokeCheckView,
+    StepsView,
+    TrainingView,
+    VerdictView,
+)
 from skill_train.report.words import marked, number, rate, share, size
 from skill_train.run.records import Number
 from skill_train.run.train_record import StepLine
@@ -17,7 +32,7 @@ MOST_POINTS = 600  # of one curve: about one a pixel
 MOST_ROWS = 200  # of the table of steps
 
 
-def shown(run: Run) -> dict[str, Any]:
+def shown(run: Run) -> RunView:
     """Everything of one run, as the page lays it out; a part that there is no record of is None."""
     return {
         "name": run.name,
@@ -41,7 +56,7 @@ def shown(run: Run) -> dict[str, Any]:
     }
 
 
-def verdict(run: Run) -> dict[str, Any]:
+def verdict(run: Run) -> VerdictView:
     """The one word that a reader came for, what it rests on, and the next command where something is left to do."""
     train = run["train"]
     if not train:
@@ -59,7 +74,7 @@ def verdict(run: Run) -> dict[str, Any]:
     return _proven(run.proof)
 
 
-def _not_trained(run: Run) -> dict[str, Any]:
+def _not_trained(run: Run) -> VerdictView:
     failure = run["train.failed"]
     if failure:
         error = failure.get("error", default={})
@@ -68,7 +83,7 @@ def _not_trained(run: Run) -> dict[str, Any]:
     return _verdict("unknown", said, [], run.command(way_on(run)))
 
 
-def _proven(proof: Proof) -> dict[str, Any]:
+def _proven(proof: Proof) -> VerdictView:
     passing = sum(check.verdict == "pass" for check in proof.checks)
     said = [f"{check.file} {check.name}: {check.detail}" for check in proof.checks if check.verdict != "pass"]
     said += [f"{one.file} {one.name}: not checked, {one.reason}" for one in proof.not_checked]
@@ -78,7 +93,7 @@ def _proven(proof: Proof) -> dict[str, Any]:
     return _verdict(proof.verdict, f"{head[proof.verdict]}: {of}", said)
 
 
-def _verdict(word: str, headline: str, because: list[str], following: str = "") -> dict[str, Any]:
+def _verdict(word: str, headline: str, because: list[str], following: str = "") -> VerdictView:
     return {"word": word, "headline": headline, "because": because, "next": following}
 
 
@@ -97,7 +112,7 @@ def _stale(run: Run, proof: Proof) -> list[str]:
     return said
 
 
-def overview(run: Run) -> list[tuple[str, list[Figure]]]:
+def overview(run: Run) -> Overview:
     """The few figures that runs are compared by; several figures stand for a change from one to the next."""
     plan, train = run["plan"], run["train"]
     loss = [train.figure(number, "figures", name) for name in ("first_loss", "last_loss")]
@@ -130,12 +145,12 @@ def _peak(run: Run) -> Figure:
     return train.figure(size, "figures", "peak_memory_bytes", device if device in kept else "rss")
 
 
-def training(run: Run) -> dict[str, Any] | None:
+def training(run: Run) -> TrainingView | None:
     """The checks of the smoke verdict."""
     train = run["train"]
     if not train:
         return None
-    checks = [
+    checks: list[SmokeCheckView] = [
         {
             "name": check["name"],
             "verdict": check["verdict"],
@@ -147,7 +162,7 @@ def training(run: Run) -> dict[str, Any] | None:
     return {"verdict": train.get("verdict"), "checks": checks, "finished_at": train.get("finished_at")}
 
 
-def estimates(run: Run) -> dict[str, Any]:
+def estimates(run: Run) -> EstimatesView:
     """Estimated ranges beside what was measured; `within` is None where one of the two is unknown."""
     plan, train = run["plan"], run["train"]
     rows = [
@@ -155,7 +170,7 @@ def estimates(run: Run) -> dict[str, Any]:
         _estimate(plan, "time", "seconds", duration, train.figure(duration, "seconds")),
         _estimate(plan, "cost", "cost_usd", dollars, _cost(run)),
     ]
-    parts = [
+    parts: list[EstimatePartView] = [
         {
             "what": f"{what}: {part['name']}",
             "low": plan.figure(shown, "estimates", key, i, "low"),
@@ -168,7 +183,7 @@ def estimates(run: Run) -> dict[str, Any]:
     return {"rows": rows, "parts": parts}
 
 
-def _estimate(plan: Record, what: str, key: str, shown: Any, actual: Figure) -> dict[str, Any]:
+def _estimate(plan: Record, what: str, key: str, shown: Callable[[Any], str], actual: Figure) -> EstimateRow:
     low, high = (plan.figure(shown, "estimates", key, end) for end in ("low", "high"))
     known = None not in (low.value, high.value, actual.value)
     return {
@@ -198,7 +213,7 @@ def _cost(run: Run) -> Figure:
     return Figure(f"{dollars(seconds / 3600 * price)} or more: what the training alone took")
 
 
-def decision(run: Run) -> dict[str, Any]:
+def decision(run: Run) -> DecisionView:
     """Where the plan trains, and every value that was derived with its reason."""
     plan = run["plan"]
     return {
@@ -212,7 +227,7 @@ def decision(run: Run) -> dict[str, Any]:
     }
 
 
-def data(run: Run) -> dict[str, Any] | None:
+def data(run: Run) -> DataView | None:
     """How many rows and tokens were fed, and one row as it was fed."""
     train = run["train"]
     if not train:
@@ -231,9 +246,9 @@ def data(run: Run) -> dict[str, Any] | None:
     return {"rows": rows, "notes": notes, "example": marked(train.get("example", default=""))}
 
 
-def differences(runs: list[Run]) -> list[dict[str, Any]]:
+def differences(runs: list[Run]) -> list[DifferenceView]:
     """Fields of recipe, fingerprints and placement in which the runs differ."""
-    found = []
+    found: list[DifferenceView] = []
     for part in ("recipe", "fingerprints", "placement"):
         names = dict.fromkeys(key for run in runs for key in run["plan"].get(part, default={}))
         for name in names:
@@ -267,12 +282,12 @@ def thinned(values: list[float | None], most: int = MOST_POINTS) -> list[int]:
     return sorted(kept)
 
 
-def steps(metrics: list[StepLine]) -> dict[str, Any]:
+def steps(metrics: list[StepLine]) -> StepsView:
     """The figures behind the curves: every step, or every so many and the last."""
     every = -(-len(metrics) // MOST_ROWS) or 1
     lines = [line for i, line in enumerate(metrics) if i % every == 0 or i == len(metrics) - 1]
     keys = ("loss", "grad_norm", "learning_rate", "tokens_per_second")
-    rows = [
+    rows: list[list[int | str]] = [
         [line.step, *(_cell(getattr(line, key)) for key in keys), _cell(_most(line.memory_bytes))] for line in lines
     ]
     return {"every": every, "rows": rows, "steps": len(metrics)}

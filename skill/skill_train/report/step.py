@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import dataclasses
 import shlex
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Literal, TypedDict
 
 import msgspec
 
@@ -18,10 +19,11 @@ from skill_train.core.errors import UsageError
 from skill_train.core.files import write_text
 from skill_train.recipe.resolved import ResolvedRecipe
 from skill_train.report.charts import COLOURS, Amount, Panel, Series, bars, curves
-from skill_train.report.figure import Run
+from skill_train.report.figure import Figure, Run
 from skill_train.report.page import page
 from skill_train.report.same_run import same
 from skill_train.report.sections import curve, differences, overview, shown
+from skill_train.report.views import ChartView, MissingPart, Overview, RunView, SameView, SharedView
 from skill_train.report.words import placeless
 from skill_train.run import cloud_record, plan_record, records, train_record
 from skill_train.run import compare_runs as diff
@@ -34,18 +36,36 @@ from skill_train.run.records import Record
 from skill_train.run.train_record import Environment, TrainFailure, TrainRecord
 from skill_train.run.verify_record import Proof
 
-_DOCUMENTS: dict[str, Any] = {
+_DOCUMENTS: dict[str, type[msgspec.Struct]] = {
     "train": TrainRecord, "train.failed": TrainFailure, "environment": Environment, "merge": MergeRecord,
     "convert": ExportRecord, "quantize": ExportRecord,
 }  # fmt: skip
+_Compared = Literal["bytes", "mean_kl", "speed"]
 _OURS = '<meta name="generator" content="skill-train report">'
 _SHALLOW = 2  # `/home` and `/tmp` are everybody's
 _HEAD = 2000  # characters; the mark stands in them
 
 
-def report(runs: list[RunDir], *, out: Path, progress: Bar) -> dict[str, Any]:
-    """Writes the page, whole or not at all, and returns `report`, `bytes`, what it says of each of the `runs`, and
-    as `same` what `diff` finds between the first and each other one.
+class RunTold(TypedDict):
+    """The verdict of a run, and what is not there yet."""
+
+    run: str
+    word: str
+    headline: str
+    missing: list[MissingPart]
+
+
+class Report(TypedDict):
+    """The page that was written, what it says of each run, and what `diff` finds between the first and each other."""
+
+    report: str
+    bytes: int
+    runs: list[RunTold]
+    same: list[SameView]
+
+
+def report(runs: list[RunDir], *, out: Path, progress: Bar) -> Report:
+    """Writes the page, whole or not at all.
 
     Raises:
         UsageError: `out` is something else than a report, or a record of a run is not one that skill-train wrote.
@@ -57,7 +77,7 @@ def report(runs: list[RunDir], *, out: Path, progress: Bar) -> dict[str, Any]:
     try:
         read = [run.without_outdated() for run in read]
         views = [shown(run) for run in read]
-        shared = {
+        shared: SharedView = {
             "overview": _beside([overview(run) for run in read]),
             "differences": differences(read),
             "same": _same(runs, [run.name for run in read]),
@@ -73,10 +93,15 @@ def report(runs: list[RunDir], *, out: Path, progress: Bar) -> dict[str, Any]:
             hint="move the changed record away, and run its step again",
         ) from error
     progress(2, 3, "writing")
-    write_text(out, page(views, colours=COLOURS, **shared))
+    write_text(out, page(views, shared))
     progress(3, 3, str(out))
-    told = [
-        {"run": view["name"], **{key: view["verdict"][key] for key in ("word", "headline")}, "missing": view["missing"]}
+    told: list[RunTold] = [
+        {
+            "run": view["name"],
+            "word": view["verdict"]["word"],
+            "headline": view["verdict"]["headline"],
+            "missing": view["missing"],
+        }
         for view in views
     ]
     return {"report": str(out), "bytes": out.stat().st_size, "runs": told, "same": shared["same"]}
@@ -141,19 +166,19 @@ def _placeless(record: Record | None, places: list[str]) -> Record | None:
     return record and msgspec.convert(placeless(msgspec.to_builtins(record), places), type(record))
 
 
-def _documents(run: RunDir) -> dict[str, Any]:
+def _documents(run: RunDir) -> dict[str, Mapping[str, object]]:
     """As JSON has them, because each figure of the page names its place in its file; each read by its own class."""
     paths = {name: run.record(name) for name in _DOCUMENTS if run.record(name).is_file()}
     found = {name: msgspec.to_builtins(records.read(path, _DOCUMENTS[name])) for name, path in paths.items()}
     return found | {"plan": plan_record.read(run.plan).as_dict()}
 
 
-def _same(runs: list[RunDir], names: list[str]) -> list[dict[str, Any]]:
+def _same(runs: list[RunDir], names: list[str]) -> list[SameView]:
     """Each run against the first. Compared as the files have it, and told without places of this machine."""
     read = [_to_compare(run) for run in runs]
     told = [same(names[0], name, diff.compare(read[0], one)) for name, one in zip(names[1:], read[1:], strict=True)]
     places = [place for run, one in zip(runs, read, strict=True) for place in _places(run, one.plan.recipe)]
-    found: list[dict[str, Any]] = placeless(told, places)
+    found: list[SameView] = placeless(told, places)
     return found
 
 
@@ -174,11 +199,11 @@ def _places(run: RunDir, recipe: ResolvedRecipe) -> list[str]:
     return [str(place) for path in known for place in (path, *path.parents) if len(place.parts) > _SHALLOW]
 
 
-def _beside(overviews: list[Any]) -> list[tuple[str, list[Any]]]:
+def _beside(overviews: list[Overview]) -> list[tuple[str, list[list[Figure]]]]:
     return [(rows[0][0], [figures for _, figures in rows]) for rows in zip(*overviews, strict=True)]
 
 
-def _curves(runs: list[Run]) -> list[dict[str, Any]]:
+def _curves(runs: list[Run]) -> list[ChartView]:
     """Loss above the learning rate, gradient norm, tokens a second, memory; those of which anything is known."""
 
     def series(name: str, kind: str = "", *, scale: float = 1.0, dashed: bool = False) -> list[Series]:
@@ -218,9 +243,9 @@ def _coincide(one: Series, other: Series) -> bool:
     return bool(one.xs) and (one.xs, one.ys) == (other.xs, other.ys)
 
 
-def _comparison(views: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def _comparison(views: list[RunView]) -> list[ChartView]:
     """Size, nearness and speed of each file, in the order of the table."""
-    drawn = (
+    drawn: tuple[tuple[str, str, str, _Compared, float], ...] = (
         ("size", "Size: smaller is easier to ship", "MB", "bytes", 1e-6),
         ("nearness", "KL to what was trained: smaller is nearer", "nats", "mean_kl", 1.0),
         ("answers", "Speed of answering, one prompt at a time", "tokens/s", "speed", 1.0),
@@ -230,12 +255,12 @@ def _comparison(views: list[dict[str, Any]]) -> list[dict[str, Any]]:
     )
 
 
-def _bars(views: list[dict[str, Any]], key: str, scale: float) -> list[Amount]:
+def _bars(views: list[RunView], key: _Compared, scale: float) -> list[Amount]:
     files = [(number, file) for number, view in enumerate(views) for file in view["files"]]
     files.sort(key=lambda pair: -(pair[1]["bytes"].value or 0))
     values = [(number, file["quant"], file[key].value) for number, file in files]
     return [Amount(quant, number, None if value is None else value * scale) for number, quant, value in values]
 
 
-def _charts(drawn: Any) -> list[dict[str, Any]]:
+def _charts(drawn: Iterable[tuple[str, str, str | None]]) -> list[ChartView]:
     return [{"name": name, "title": title, "svg": svg} for name, title, svg in drawn if svg is not None]

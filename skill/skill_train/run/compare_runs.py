@@ -7,9 +7,9 @@ differ; every other name, known or not, belongs to the recipe, so that nothing i
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypedDict
 
 from msgspec import UNSET, structs
 
@@ -70,6 +70,15 @@ class Difference:
     b: Any
 
 
+class Losses(TypedDict):
+    """How far the losses of the common steps lie apart; `at_step` is None when they are equal."""
+
+    steps: int
+    equal: bool
+    largest_difference: float
+    at_step: int | None
+
+
 @dataclass(frozen=True)
 class Comparison:
     """What was found.
@@ -78,7 +87,7 @@ class Comparison:
         recipe, placement: the differences of each group.
         not_compared: what not both runs have a record of, with the reason.
         compared: how many facts both runs have.
-        losses: `steps`, `equal`, `largest_difference`, `at_step`; None when they share no step.
+        losses: None when they share no step.
         same_weights: whether the trained weights are the same bytes; None when one run has none.
     """
 
@@ -86,7 +95,7 @@ class Comparison:
     placement: list[Difference]
     not_compared: list[str]
     compared: int
-    losses: dict[str, Any] | None
+    losses: Losses | None
     same_weights: bool | None
 
     @property
@@ -138,11 +147,11 @@ def is_placement(fact: str) -> bool:
     return said in PLACEMENT_OF.get(section, set())
 
 
-def _sections(run: Run, other: Run) -> dict[str, dict[str, Any] | None]:
+def _sections(run: Run, other: Run) -> dict[str, dict[str, object] | None]:
     """Facts by section, in the order in which they should be read; None for a section without a record."""
     seen, plan = run.environment or Environment(), run.plan
     machine = {name: getattr(seen, name) for name in _MACHINE}
-    recorded: dict[str, dict[str, Any] | None] = {
+    recorded: dict[str, Mapping[str, object] | None] = {
         "recipe": _recipe(plan, other.plan),
         "program": seen.program,
         "versions": _versions(seen.versions),
@@ -165,9 +174,9 @@ def _sections(run: Run, other: Run) -> dict[str, dict[str, Any] | None]:
     return {name: None if values is None else dict(_flat(name, values)) for name, values in recorded.items()}
 
 
-def _recipe(plan: Plan, other: Plan) -> dict[str, Any]:
+def _recipe(plan: Plan, other: Plan) -> dict[str, object]:
     """A model or data that both runs had as files is compared by what it held: where it lay is placement."""
-    values: dict[str, Any] = {"hash": plan.recipe_hash, **plan.recipe.as_dict()}
+    values: dict[str, object] = {"hash": plan.recipe_hash, **plan.recipe.as_dict()}
     for key in ("model", "data"):
         here, there = plan.fingerprints.get(key), other.fingerprints.get(key)
         if here and there:
@@ -183,7 +192,7 @@ def _versions(versions: dict[str, str | None] | None) -> dict[str, str | None] |
     return {**versions, "torch": torch, "torch_build": build}
 
 
-def _data(data: FedData | None) -> dict[str, Any] | None:
+def _data(data: FedData | None) -> Mapping[str, object] | None:
     """The first batches by number, so that the first one that differs is named."""
     batches = (data or {}).get("first_batches")
     if data is None or not isinstance(batches, list):
@@ -191,7 +200,7 @@ def _data(data: FedData | None) -> dict[str, Any] | None:
     return {**data, "first_batches": {str(n): each for n, each in enumerate(batches, start=1)}}
 
 
-def _flat(prefix: str, values: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+def _flat(prefix: str, values: Mapping[str, object]) -> Iterator[tuple[str, object]]:
     """Values by their dotted names. A list of plain values is one value."""
     for key, value in values.items():
         name = f"{prefix}.{key}"
@@ -245,7 +254,7 @@ def _other_steps(a: Run, b: Run) -> list[str]:
     return [f"steps after {min(counts)}: only run {'A' if counts[0] > counts[1] else 'B'} has a record"]
 
 
-def _losses(a: Run, b: Run) -> dict[str, Any] | None:
+def _losses(a: Run, b: Run) -> Losses | None:
     """Losses are what a run gave and not what it was asked for: they are told, and nothing is judged by them."""
     pairs = [(one.step, one.loss, other.loss) for one, other in _pairs(a, b)]
     far = [(abs(x - y), step) for step, x, y in pairs if x is not None and y is not None]

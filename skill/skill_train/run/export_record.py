@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Required
+from typing import Required, TypedDict
 
 import msgspec
 
@@ -12,19 +12,28 @@ from skill_train.run import records
 from skill_train.run.records import FileName, Number, StepSchema, Whole
 
 
+class Fallback(TypedDict):
+    """A tensor that is stored in a larger type than the wanted one."""
+
+    tensor: str
+    wanted: str
+    got: str
+    why: str
+
+
 class ExportedFile(FileDigest, total=False):
     """One GGUF file.
 
     Attributes:
         quant: its type, in llama.cpp's short name.
         types: how many tensors it stores in each type. This and what follows is of quantized files.
-        fallbacks: `tensor`, `wanted`, `got` and `why` of each tensor that is stored in a larger type.
+        fallbacks: tensors that are stored in a larger type.
         bits_per_weight: of its matrices.
     """
 
     quant: Required[str]
     types: dict[str, Whole]
-    fallbacks: list[dict[str, str]]
+    fallbacks: list[Fallback]
     bits_per_weight: Number
     seconds: Number
 

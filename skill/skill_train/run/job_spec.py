@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import NotRequired, TypedDict
 
 from skill_train.run.plan_record import Plan
 
@@ -107,7 +107,33 @@ def command(spec: JobSpec) -> list[str]:
     return ["uv", "run", *packages, *(files.get(word, word) for word in (str(spec.program), *spec.arguments))]
 
 
-def as_request(spec: JobSpec, kept: Mount) -> dict[str, Any]:
+class Volume(TypedDict):
+    """A mount as the Hub is sent it."""
+
+    type: str
+    source: str
+    mountPath: str
+    readOnly: bool
+    revision: NotRequired[str]
+    path: NotRequired[str]
+
+
+class Request(TypedDict):
+    """A job as the Hub is sent it; `secrets` are names."""
+
+    namespace: str
+    dockerImage: str
+    command: list[str]
+    arguments: list[str]
+    environment: dict[str, str]
+    secrets: list[str]
+    flavor: str
+    timeoutSeconds: int
+    labels: dict[str, str]
+    volumes: list[Volume]
+
+
+def as_request(spec: JobSpec, kept: Mount) -> Request:
     """What the Hub is sent (huggingface_hub 2.4, `_create_job_spec`), with the names of the secrets only.
 
     Args:
@@ -127,7 +153,10 @@ def as_request(spec: JobSpec, kept: Mount) -> dict[str, Any]:
     }
 
 
-def _volume(mount: Mount) -> dict[str, Any]:
-    about: dict[str, Any] = {"type": mount.kind, "source": mount.bucket, "mountPath": mount.mount_path}
-    optional = {"revision": mount.revision, "path": mount.folder or None}
-    return about | {"readOnly": mount.read_only} | {key: value for key, value in optional.items() if value is not None}
+def _volume(mount: Mount) -> Volume:
+    volume = Volume(type=mount.kind, source=mount.bucket, mountPath=mount.mount_path, readOnly=mount.read_only)
+    if mount.revision is not None:
+        volume["revision"] = mount.revision
+    if mount.folder:
+        volume["path"] = mount.folder
+    return volume

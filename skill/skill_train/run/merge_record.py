@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Literal, NotRequired, TypedDict
+from typing import Literal, NotRequired, TypedDict
 
 import msgspec
 
@@ -52,7 +52,7 @@ class Changes(TypedDict):
     kept_after_rounding: NotRequired[Number | None]
     rounding_error_of_change: NotRequired[Number | None]
     from_adapter: NotRequired[list[str]]
-    config: NotRequired[dict[str, Any]]
+    config: NotRequired[dict[str, object]]
 
 
 class Effect(TypedDict):

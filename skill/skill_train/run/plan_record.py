@@ -178,7 +178,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     recipe: ResolvedRecipe
     recipe_hash: str
     fingerprints: dict[str, str | None]
-    asked: dict[str, Any] = {}
+    asked: dict[str, object] = {}
     policy: Policy
     placement: Placement
     launch: Launch = Launch()
@@ -189,13 +189,13 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     facts: Facts
     reasons: list[Reason] = []
 
-    def recipe_file(self) -> dict[str, Any]:
+    def recipe_file(self) -> dict[str, object]:
         """Keys and values of `recipe.yaml`."""
         return self.recipe.as_dict() | msgspec.structs.asdict(self.policy)
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, object]:
         """As JSON has it."""
-        document: dict[str, Any] = msgspec.to_builtins(self)
+        document: dict[str, object] = msgspec.to_builtins(self)
         return document
 
 

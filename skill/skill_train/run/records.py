@@ -20,6 +20,7 @@ import msgspec
 
 from skill_train.core.errors import UsageError
 from skill_train.core.files import write_json
+from skill_train.core.foreign import JsonObject
 
 Record = TypeVar("Record")
 
@@ -174,7 +175,7 @@ def _not_finite(document: Any) -> Any:
     return None
 
 
-class _Document(dict[str, Any]):
+class _Document(JsonObject):
     """An object of a file. What asks for a key that it lacks hears which file to mend."""
 
     path = Path("a record")
@@ -182,7 +183,7 @@ class _Document(dict[str, Any]):
     def __missing__(self, key: str) -> NoReturn:
         raise broken(self.path, f"no {key}")
 
-    def __or__(self, other: dict[str, Any]) -> _Document:  # type: ignore[override]
+    def __or__(self, other: JsonObject) -> _Document:  # type: ignore[override]
         made = _Document({**self, **other})
         made.path = self.path
         return made

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal, NotRequired, TypedDict
 import msgspec
 
 from skill_train.core.digests import FileDigest
+from skill_train.core.foreign import JsonObject
 from skill_train.run import records
 from skill_train.run.plan_record import Reason
 from skill_train.run.records import FileName, Number, StepSchema, Verdict, Whole
@@ -125,7 +126,7 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True):
         lora: None where the model has no adapter.
     """
 
-    program: dict[str, Any] | None = None
+    program: JsonObject | None = None
     python: str | None = None
     platform: str | None = None
     device: str | None = None
@@ -133,13 +134,13 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True):
     cuda: str | None = None
     threads: Whole | None = None
     versions: dict[str, str | None] | None = None
-    processes: dict[str, Any] | None = None
-    model: dict[str, Any] | None = None
-    lora: dict[str, Any] | msgspec.UnsetType | None = msgspec.UNSET
-    trainer: dict[str, Any] | None = None
+    processes: JsonObject | None = None
+    model: JsonObject | None = None
+    lora: JsonObject | msgspec.UnsetType | None = msgspec.UNSET
+    trainer: JsonObject | None = None
     data: FedData | None = None
-    optimizer: dict[str, Any] | None = None
-    schedule: dict[str, Any] | None = None
+    optimizer: JsonObject | None = None
+    schedule: JsonObject | None = None
 
 
 class StepLine(msgspec.Struct, frozen=True, kw_only=True):
@@ -188,7 +189,7 @@ class Row(FedRow):
 
     line: Whole
     kind: Literal["chat", "completion", "text"]
-    messages: NotRequired[list[dict[str, Any]]]
+    messages: NotRequired[list[JsonObject]]
     tools: NotRequired[list[Any] | None]
     trained_messages: NotRequired[list[Whole]]
     prompt: NotRequired[str]

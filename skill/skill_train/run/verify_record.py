@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -30,7 +30,7 @@ class Check(msgspec.Struct, frozen=True):
     figure: Number | str | None
     threshold: Number | str | None
     detail: str
-    figures: dict[str, Any] = {}
+    figures: Mapping[str, object] = {}
 
 
 class NotChecked(msgspec.Struct, frozen=True):

@@ -12,11 +12,11 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal, TypedDict
 
 from skill_train.core.errors import UsageError
 from skill_train.core.files import whole_file, whole_folder, write_json
@@ -28,6 +28,14 @@ State = Literal["written", "updated", "current", "linked"]
 Found = Literal["current", "older", "newer", "different", "edited", "unmanaged"]
 
 
+class Manifest(TypedDict):
+    """The marker in a folder that `install` wrote; `files` has the digest of each."""
+
+    schema: str
+    version: str
+    files: dict[str, str]
+
+
 @dataclass(frozen=True)
 class Skill:
     """The skill to install: `files` maps paths to contents."""
@@ -36,7 +44,7 @@ class Skill:
     files: dict[str, bytes]
 
     @property
-    def marker(self) -> dict[str, Any]:
+    def marker(self) -> Manifest:
         digests = {name: sha256(content) for name, content in sorted(self.files.items())}
         return {"schema": _SCHEMA, "version": self.version, "files": digests}
 
@@ -161,7 +169,7 @@ def _leads_to(place: Path, to: Path) -> bool:
     return place.resolve() == to.resolve()
 
 
-def _marker(folder: Path) -> dict[str, Any]:
+def _marker(folder: Path) -> Mapping[str, object]:
     """The content of the marker; empty if it cannot be read, so that every differing file counts as edited."""
     try:
         document = json.loads((folder / MARKER).read_text(encoding="utf-8"))

@@ -17,10 +17,10 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, Literal, TextIO
 
 import msgspec
 
@@ -38,6 +38,7 @@ from skill_train.core.errors import (
 )
 from skill_train.core.files import write_json, write_text
 from skill_train.core.peak_memory import watch_memory
+from skill_train.core.program_events import DataRead, Event, Probed, ProgramFailed, StepDone, events
 from skill_train.core.resources import train_program
 from skill_train.facts import MachineFacts, ModelFacts, PrecisionProbe
 from skill_train.machine.address_space import require_room_for_torch
@@ -57,6 +58,7 @@ from skill_train.run.records import read_json
 from skill_train.run.train_record import TrainRecord
 
 _TAIL_LINES = 15
+_TIMED: tuple[Literal["float32", "bfloat16"], ...] = ("float32", "bfloat16")
 _ATTEMPT = '{"event": "attempt", '  # how the line between two attempts begins
 
 
@@ -114,13 +116,10 @@ def known_probe(device: str, machine: MachineFacts, model: ModelFacts) -> Precis
         return None  # a cache may be lost or torn, and without torch nothing was probed
 
 
-def _as_probe(figures: dict[str, Any]) -> PrecisionProbe:
+def _as_probe(figures: Probed) -> PrecisionProbe:
     return PrecisionProbe(
-        seconds={name: float(figures[name]["seconds"]) for name in ("float32", "bfloat16")},
-        loss={
-            name: math.nan if figures[name]["loss"] is None else float(figures[name]["loss"])
-            for name in ("float32", "bfloat16")
-        },
+        seconds={name: float(figures[name]["seconds"]) for name in _TIMED},
+        loss={name: math.nan if (loss := figures[name]["loss"]) is None else float(loss) for name in _TIMED},
     )
 
 
@@ -157,7 +156,7 @@ def _run_until_it_fits(
 
 def _run_program(run: RunDir, lock: TextIO | None, *, resume: bool, progress: Bar, say: Callable[[str], None]) -> None:
     launch = plan_record.read(run.plan).launch
-    failure: dict[str, Any] | None = None
+    failure: ProgramFailed | None = None
     with open(run.log, "a", encoding="utf-8") as log:
         log.write(_attempt(resume))
         log.flush()
@@ -166,8 +165,9 @@ def _run_program(run: RunDir, lock: TextIO | None, *, resume: bool, progress: Ba
             for line in child.process.stdout or ():
                 log.write(line)
                 log.flush()
-                failure = failure or next((e for e in _events(line) if e["event"] == "failed"), None)
-                _show(line, progress, say)
+                for event in events(line):
+                    failure = failure or (event if event["event"] == "failed" else None)
+                    _show(event, progress, say)
     if child.process.returncode != 0:
         said = run.log.read_bytes()[start:].decode("utf-8", errors="replace")
         code = _how_it_ended(child.process.returncode, child.stopped, failure, said)
@@ -241,7 +241,7 @@ def _stops() -> tuple[int, ...]:
     return (signal.SIGINT, signal.SIGTERM, *(() if unheard else (closed,)))
 
 
-def _how_it_ended(code: int, stopped: int | None, failure: dict[str, Any] | None, said: str) -> int:
+def _how_it_ended(code: int, stopped: int | None, failure: ProgramFailed | None, said: str) -> int:
     """The exit code, or minus the signal, of what went wrong first: a launcher ends with 1 whatever its processes did.
 
     Its table of failures tells of each process. Without a word from any, the first in time is the cause; when one lost
@@ -258,7 +258,7 @@ def _how_it_ended(code: int, stopped: int | None, failure: dict[str, Any] | None
     return code
 
 
-def _was_interrupted(code: int, failure: dict[str, Any] | None) -> bool:
+def _was_interrupted(code: int, failure: ProgramFailed | None) -> bool:
     return code == -signal.SIGINT or (failure is not None and failure["error"]["code"] == "interrupted")
 
 
@@ -271,31 +271,26 @@ def _interrupted(run: RunDir, kind: type[SkillTrainError], message: str | None, 
     return kind(message or f"training was interrupted{name} {when}", code="interrupted", hint=again)
 
 
-def _lost_another(failure: dict[str, Any]) -> bool:
+def _lost_another(failure: ProgramFailed) -> bool:
     return bool(failure["error"]["code"] == "process_lost")
 
 
-def _show(line: str, progress: Bar, say: Callable[[str], None]) -> None:
-    try:
-        event = json.loads(line)
-    except json.JSONDecodeError:
-        return  # a library's own words; they are in train.log
-    kind = event.get("event") if isinstance(event, dict) else None
-    if kind in ("stage", "note"):
+def _show(event: Event, progress: Bar, say: Callable[[str], None]) -> None:
+    if event["event"] == "stage" or event["event"] == "note":
         say(event["text"])
-    elif kind == "data":
+    elif event["event"] == "data":
         say(_data_line(event))
-    elif kind == "step":
+    elif event["event"] == "step":
         progress(event["step"], event["steps"], _step_line(event))
 
 
-def _step_line(event: dict[str, Any]) -> str:
+def _step_line(event: StepDone) -> str:
     loss = "not a number" if event["loss"] is None else f"{event['loss']:.4f}"  # the program stops there and says why
     speed = "" if event["tokens_per_second"] is None else f"{event['tokens_per_second']:g} tokens/s · "
     return f"loss {loss} · {speed}{max(event['memory_bytes'].values()) / 1e9:.2f} GB"
 
 
-def _data_line(figures: dict[str, Any]) -> str:
+def _data_line(figures: DataRead) -> str:
     cut = f", {figures['truncated_rows']} cut at max_length" if figures["truncated_rows"] else ""
     cut += f", {figures['repeated_rows']} repeat an earlier row" if figures.get("repeated_rows") else ""
     notes = "".join(f"; {note}" for note in figures["notes"])
@@ -305,7 +300,7 @@ def _data_line(figures: dict[str, Any]) -> str:
     )
 
 
-def _failure(run: RunDir, code: int, failure: dict[str, Any] | None, said: str) -> Exception:
+def _failure(run: RunDir, code: int, failure: ProgramFailed | None, said: str) -> Exception:
     tail = _tail(said)
     if code == -signal.SIGKILL or (failure is None and died_of_memory(tail)):
         killed = "the system killed the training process (SIGKILL), most likely for its memory"
@@ -323,7 +318,8 @@ def _failure(run: RunDir, code: int, failure: dict[str, Any] | None, said: str) 
             f"the training process crashed with {name}", code="native_crash", got=tail, hint=str(run.log)
         )
     if failure is not None and not (_lost_another(failure) and tail.startswith("[rank")):  # its traceback says more
-        error = failure["error"] | {"hint": failure["error"]["hint"].replace("RUN", shlex.quote(str(run.path)))}
+        error = failure["error"].copy()
+        error["hint"] = error["hint"].replace("RUN", shlex.quote(str(run.path)))
         return from_exit_code(failure["exit_code"], error)
     return NativeCrash(
         f"the training program ended with exit code {code}: {tail.splitlines()[-1] if tail else 'no output'}",
@@ -341,20 +337,13 @@ def _tail(said: str) -> str:
     return "\n".join((own or lines)[-_TAIL_LINES:])
 
 
-def _run_probe(plan: Plan) -> dict[str, Any] | None:
+def _run_probe(plan: Plan) -> Probed | None:
     with tempfile.TemporaryDirectory(prefix="skill-train-") as folder:
         file = Path(folder) / "plan.json"
         plan_record.write(file, plan)
         command = [sys.executable, str(train_program()), str(file), "--probe"]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
-    return next((event for event in _events(done.stdout) if event.pop("event") == "probe"), None)
-
-
-def _events(text: str) -> Iterator[dict[str, Any]]:
-    for line in text.splitlines():
-        try:
-            event = json.loads(line)
-        except json.JSONDecodeError:
-            continue
-        if isinstance(event, dict) and "event" in event:
-            yield event
+    for event in events(done.stdout):
+        if event["event"] == "probe":
+            return {"float32": event["float32"], "bfloat16": event["bfloat16"]}
+    return None

@@ -9,7 +9,7 @@ import math
 from dataclasses import asdict
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import NotRequired, TypedDict
 
 from skill_train.core.errors import UsageError
 from skill_train.core.files import write_json
@@ -28,6 +28,15 @@ _ENOUGH_STEPS = 10  # fewer do not take the place of more
 # a model of hidden size 64 reached 4 to 10 GFLOPS and Qwen3-0.6B 24 to 78 (bench/estimates, 2026-11). Four times the
 # parameters is about twice the width, over which the share of the peak changes by a third (estimate_time, _REACHED).
 _SIMILAR = 4.0
+
+
+class Measured(TypedDict):
+    """A run in the cache. Earlier versions did not keep its steps."""
+
+    flops_per_second: float
+    basis: str
+    parameters: int | None
+    steps: NotRequired[int]
 
 
 def remember(plan: Plan, lines: list[StepLine], finished_at: str) -> Calibration | None:
@@ -50,14 +59,14 @@ def remember(plan: Plan, lines: list[StepLine], finished_at: str) -> Calibration
     dtype, shape = plan.placement.dtype, _shape(model)
     basis = f"{len(settled)} steps of {Path(model.source).name} in {dtype}, {finished_at[:10]}"
     path = _path(machine, plan.placement.device, dtype)
-    measured = {
+    measured: Measured = {
         "flops_per_second": flops / seconds,
         "basis": basis,
         "parameters": model.parameters,
         "steps": len(settled),
     }
     earlier = _read(path)
-    if len(settled) < min(_ENOUGH_STEPS, earlier.get(shape, {}).get("steps", 0)):
+    if len(settled) < min(_ENOUGH_STEPS, earlier[shape].get("steps", 0) if shape in earlier else 0):
         return None
     kept = earlier | {shape: measured}
     with contextlib.suppress(OSError):  # the run is done; a cache that cannot be written costs an estimate
@@ -77,11 +86,12 @@ def known(machine: MachineFacts, model: ModelFacts, device: str) -> dict[str, Ca
     return found
 
 
-def _nearest(shapes: dict[str, Any], parameters: int | None) -> dict[str, Any] | None:
+def _nearest(shapes: dict[str, Measured], parameters: int | None) -> Measured | None:
     """Of models not too different in size; None when there is none, or the size is unknown."""
     if not parameters:
         return None
-    apart = {key: abs(math.log(kept["parameters"] / parameters)) for key, kept in shapes.items()}
+    sizes = {key: kept["parameters"] for key, kept in shapes.items()}
+    apart = {key: abs(math.log(size / parameters)) for key, size in sizes.items() if size}
     nearest = min(apart, key=lambda key: apart[key], default=None)
     return shapes[nearest] if nearest is not None and apart[nearest] <= math.log(_SIMILAR) else None
 
@@ -133,7 +143,7 @@ def _path(machine: MachineFacts, device: str, dtype: str) -> Path:
     return cache_dir() / "calibration" / f"{hashlib.sha256(key.encode()).hexdigest()[:16]}.json"
 
 
-def _read(path: Path) -> dict[str, Any]:
+def _read(path: Path) -> dict[str, Measured]:
     """The kept shapes. A cache may be lost or torn: then nothing is known."""
     try:
         document = read_json(path)
@@ -143,6 +153,6 @@ def _read(path: Path) -> dict[str, Any]:
         return {}
 
 
-def _is_whole(kept: dict[str, Any]) -> bool:
-    sizes = float(kept["flops_per_second"]) > 0 and float(kept["parameters"]) > 0
+def _is_whole(kept: Measured) -> bool:
+    sizes = float(kept["flops_per_second"]) > 0 and float(kept["parameters"] or 0) > 0
     return sizes and bool(kept["basis"]) and isinstance(kept.get("steps", 0), int)

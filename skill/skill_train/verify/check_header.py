@@ -32,7 +32,7 @@ def file_type(gguf: GgufFile) -> str:
     names = {int(kind): kind.name.removeprefix("MOSTLY_").removeprefix("ALL_").lower() for kind in LlamaFileType}
     said = gguf.metadata.get("general.file_type")
     if said is not None:
-        return str(names.get(said, "unknown"))
+        return names.get(said, "unknown") if isinstance(said, int) else "unknown"
     stored = Counter(tensor.kind for tensor in _block_matrices(gguf)).most_common(1)
     return stored[0][0].lower() if stored and stored[0][0] in _PLAIN else "unknown"
 

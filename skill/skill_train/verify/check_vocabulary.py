@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from skill_train.core.foreign import JsonObject
 from skill_train.llama.gguf_header import GgufFile
 from skill_train.run.verify_record import Check
 from skill_train.verify.check import problems
@@ -41,7 +42,7 @@ class Files:
         added: ids of added tokens, and whether they are special; two files may say different things.
     """
 
-    document: dict[str, Any] | None
+    document: JsonObject | None
     pieces: Any
     merges: list[str] | None
     added: dict[int, set[bool]]
@@ -59,23 +60,21 @@ def read_files(folder: Path) -> Files:
     return Files(document, _sentencepiece(folder), _merges(folder, document), added)
 
 
-def check_vocabulary(
-    gguf: GgufFile, tokenizer: Any, own: list[str | None], files: Files, config: dict[str, Any]
-) -> Check:
+def check_vocabulary(gguf: GgufFile, tokenizer: Any, own: list[str | None], files: Files, config: JsonObject) -> Check:
     """Each entry of the file's lists is the reference's.
 
     Args:
         own: tokens of `tokenizer`, by id.
         files: of the reference's folder.
     """
-    tokens = gguf.metadata.get("tokenizer.ggml.tokens", [])
-    types = gguf.metadata.get("tokenizer.ggml.token_type", [])
+    tokens = gguf.strings("tokenizer.ggml.tokens")
+    types = gguf.integers("tokenizer.ggml.token_type")
     found = [] if len(tokens) >= len(own) else [f"the file has {len(tokens)} tokens, the reference {len(own)}"]
     if types and len(types) != len(tokens):
         found.append(f"{len(types)} token types for {len(tokens)} tokens")
     for token, (got, expected) in enumerate(zip(tokens, own, strict=False)):
-        unused = expected is None and token < len(types) and types[token] == _UNUSED
-        if not unused and not same_piece(got, expected, tokenizer, token):
+        padding = expected is None and token < len(types) and types[token] == _UNUSED
+        if not padding and not same_piece(got, expected, tokenizer, token):
             found.append(f"token {token} is {got!r}, the reference has {expected!r}")
     found += _type_faults(types, own, files)
     ordered, why = _order_faults(gguf, files)
@@ -91,7 +90,7 @@ def check_vocabulary(
 
 def check_stops(gguf: GgufFile, ending: list[int], allowed: set[int]) -> Check:
     """llama.cpp stops at no token but the reference's ends, and those that it finds by their text in any file."""
-    tokens = gguf.metadata.get("tokenizer.ggml.tokens", [])
+    tokens = gguf.strings("tokenizer.ggml.tokens")
     texts = {token: tokens[token] if 0 <= token < len(tokens) else "no token" for token in ending}
     extra = [token for token in ending if token not in allowed and texts[token] not in _ENDS]
     found = [
@@ -102,11 +101,11 @@ def check_stops(gguf: GgufFile, ending: list[int], allowed: set[int]) -> Check:
     return problems("stop_tokens", gguf.path.name, found, looked_at=len(ending), good=good)
 
 
-def _id_faults(gguf: GgufFile, tokenizer: Any, config: dict[str, Any]) -> tuple[list[str], str]:
+def _id_faults(gguf: GgufFile, tokenizer: Any, config: JsonObject) -> tuple[list[str], str]:
     """Ids of the file that neither the tokenizer nor config.json gives to that purpose; and what is said of the one for
     unknown text, where the vocabulary has every byte and no text is unknown."""
     text, found, unused = {**config, **config.get("text_config", {})}, [], ""
-    bytes_of_file = gguf.metadata.get("tokenizer.ggml.token_type", []).count(_BYTE)
+    bytes_of_file = gguf.integers("tokenizer.ggml.token_type").count(_BYTE)
     spells = gguf.metadata.get("tokenizer.ggml.model") == "gpt2" or bytes_of_file == _BYTES
     for name, key in {"unk": "unknown", "sep": "seperator", "pad": "padding", "mask": "mask", "bos": "bos"}.items():
         got = gguf.metadata.get(f"tokenizer.ggml.{key}_token_id")
@@ -136,16 +135,16 @@ def _named_ends(gguf: GgufFile, tokens: list[str], allowed: set[int]) -> list[st
 def _order_faults(gguf: GgufFile, files: Files) -> tuple[list[str], str]:
     """What differs in the merges or scores; and what was equal, or why it is not known."""
     kind = str(gguf.metadata.get("tokenizer.ggml.model"))
-    merges, scores = (gguf.metadata.get(f"tokenizer.ggml.{name}") for name in ("merges", "scores"))
+    merges, scores = gguf.strings("tokenizer.ggml.merges"), gguf.numbers("tokenizer.ggml.scores")
     if _NAMES.get(kind) == "merges" or (kind not in _NAMES and merges):
         if files.merges is None:
             return [], "not compared: merges, because the reference has no tokenizer.json and no merges.txt"
-        return _list_faults("merge", merges or [], files.merges), f"{len(files.merges)} merges equal"
+        return _list_faults("merge", merges, files.merges), f"{len(files.merges)} merges equal"
     if _NAMES.get(kind) == "scores":
         expected = _scores(files)
         if expected is None:
             return [], "not compared: scores, because the reference has no sentencepiece file"
-        return _score_faults(scores or [], expected, set(files.added)), f"{len(expected)} scores equal"
+        return _score_faults(scores, expected, set(files.added)), f"{len(expected)} scores equal"
     return ([], "") if kind == "bert" else ([], f"not compared: how a {kind} tokenizer orders its pieces")
 
 
@@ -217,7 +216,7 @@ def _scores(files: Files) -> list[float] | None:
     return [float(score) for _, score in model["vocab"]] if model.get("type") == "Unigram" else None
 
 
-def _merges(folder: Path, document: dict[str, Any] | None) -> list[str] | None:
+def _merges(folder: Path, document: JsonObject | None) -> list[str] | None:
     """`left right`. A space inside a part is written as the byte-level alphabet writes it."""
     listed = (document or {}).get("model", {}).get("merges")
     if listed:
@@ -241,8 +240,8 @@ def _sentencepiece(folder: Path) -> Any:
         return None
 
 
-def _json(file: Path) -> dict[str, Any] | None:
+def _json(file: Path) -> JsonObject | None:
     if not file.is_file():
         return None
-    document: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+    document: JsonObject = json.loads(file.read_text(encoding="utf-8"))
     return document

@@ -7,6 +7,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from skill_train.core.foreign import JsonObject
 from skill_train.llama.template import Conversation, Rendered
 from skill_train.model.folder import read_config
 from skill_train.reference.load import load_tokenizer, stop_ids
@@ -31,11 +32,12 @@ class Questions:
         rendered: `conversations` by the reference's chat template; None without one.
         sequences: token ids whose logits are compared.
         prompts: token ids to answer.
+        sample: how much is asked.
     """
 
     reference: Path
     adapter: Path | None
-    config: dict[str, Any]
+    config: JsonObject
     tokenizer: Any
     stops: set[int]
     rows: list[Row]
@@ -43,6 +45,7 @@ class Questions:
     rendered: list[Rendered] | None
     sequences: list[list[int]]
     prompts: list[list[int]]
+    sample: Sample
 
     @property
     def conversations(self) -> list[Conversation]:
@@ -109,4 +112,5 @@ def questions_of(
         rendered,
         texts(held_out, tokenizer=tokenizer, config=config, most=sample.tokens),
         prompts(held_out, tokenizer=tokenizer, config=config, sample=sample),
+        sample,
     )

@@ -74,34 +74,23 @@ class Known:
         files: of `readable`.
         weights: of `verify_weights.compare_weights`.
         own_templates: of the function of that name.
+        digests: of all files that are asked about, by name.
     """
 
     files: list[GgufFile]
     weights: verify_weights.Weights
     own_templates: dict[str, Own]
     draft: Draft
+    digests: dict[str, FileDigest]
 
 
-def judge(
-    ggufs: list[Path],
-    subject: Subject,
-    found: Findings,
-    run: Path,
-    digests: dict[str, FileDigest],
-    warn: Warn,
-    progress: Bar,
-    known: Known | None = None,
-) -> None:
+def judge(subject: Subject, found: Findings, run: Path, known: Known, warn: Warn, progress: Bar) -> None:
     """Adds what is found to `found`.
 
     llama.cpp runs two files at once where memory has room for them: parts of a run use one core only. On two cores, a
     third would only make the others wait.
     """
-    if known is None:
-        files = readable(ggufs, found)
-        weights = verify_weights.check_weights(files, subject.reference, subject.adapter)
-        known = Known(files, weights, own_templates(files, subject.conversations), Draft())
-    exports, files = export_records(run), known.files
+    exports, files, count = export_records(run), known.files, len(known.digests)
     plain = unquantized(files)
     largest = sorted(files, key=lambda gguf: gguf.size_bytes)[-_AT_ONCE:]
     at_once = _AT_ONCE if len(largest) == _AT_ONCE and have_room(largest) else 1
@@ -109,15 +98,15 @@ def judge(
         runs = [_started(pool, gguf, subject, known, warn, at_once) for gguf in files]
         for number, (gguf, started) in enumerate(zip(files, runs, strict=True)):
             name = gguf.path.name
-            progress(number + 1, len(ggufs) + 1, name)
+            progress(number + 1, count + 1, name)
             found.add(verify_file.check_file(gguf))
-            found.add(verify_file.check_digest(gguf, digests[name], exports.get(name)))
+            found.add(verify_file.check_digest(gguf, known.digests[name], exports.get(name)))
             for one in known.weights[name]:
                 found.add(one)
             right = all(_all_known(known.weights[each.path.name], each) for each in (gguf, plain or gguf))
             _judge_static(gguf, plain if plain is not gguf else None, subject, found, right)
             _judge_running(gguf, subject, started, found, _limits(gguf, subject, run))
-    progress(len(ggufs) + 1, len(ggufs) + 1, "done")
+    progress(count + 1, count + 1, "done")
 
 
 def own_templates(files: list[GgufFile], conversations: list[Conversation]) -> dict[str, Own]:

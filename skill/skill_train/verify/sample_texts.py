@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
+from skill_train.core.foreign import JsonObject
 from skill_train.llama.template import Conversation
 from skill_train.reference.load import NEUTRAL_TEXTS, context_length
 from skill_train.run.train_record import Row
@@ -37,7 +38,7 @@ def sample_of(weights: int, tokens: int | None) -> Sample:
     return chosen if tokens is None else replace(chosen, tokens=tokens, quantized_tokens=tokens)
 
 
-def texts(rows: list[Row], *, tokenizer: Any, config: dict[str, Any], most: int) -> list[list[int]]:
+def texts(rows: list[Row], *, tokenizer: Any, config: JsonObject, most: int) -> list[list[int]]:
     """Token ids to compare logits on, at most `most` in all: of rows in their order, then of built-in texts if few."""
     longest = min(_LONGEST, (context_length(config) or _LONGEST))
     chosen = _fill([row["input_ids"] for row in rows], longest, most)
@@ -48,7 +49,7 @@ def texts(rows: list[Row], *, tokenizer: Any, config: dict[str, Any], most: int)
     return _fill([*chosen, *built_in], longest, most)
 
 
-def prompts(rows: list[Row], *, tokenizer: Any, config: dict[str, Any], sample: Sample) -> list[list[int]]:
+def prompts(rows: list[Row], *, tokenizer: Any, config: JsonObject, sample: Sample) -> list[list[int]]:
     """Token ids of a few prompts to answer: the short ones of some rows, or built in."""
     made = [ids for row in rows[: 4 * sample.prompts] if (ids := _prompt(row, tokenizer))]
     if not made:

@@ -47,6 +47,19 @@ _OF_A_PROOF = {"checks", "not_checked", "samples"}
 
 
 @dataclass(frozen=True)
+class _Given:
+    """The files and rows that `verify` is asked about."""
+
+    reference: Path
+    adapter: Path | None
+    base: Path | None
+    ggufs: list[Path]
+    rows: list[Row]
+    held_out: list[Row]
+    unread: tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True)
 class _Scope:
     """What a proof is a proof of."""
 
@@ -90,7 +103,8 @@ def verify(
     _require_proof(record)
     sample = sample_of(_weights(reference), tokens)
     with ending(ThreadPoolExecutor(3)) as beside:  # what needs no reference is done while it is read and at work
-        scoping = beside.submit(_scope, reference, adapter, base, ggufs, rows, held_out, sample, unread)
+        given = _Given(reference, adapter, base, ggufs, rows, held_out, unread)
+        scoping = beside.submit(_scope, given, sample)
         earlier = _earlier(record, scoping.result()) if record.is_file() else None
         if earlier is not None:
             return StepResult(earlier, reused=True)
@@ -104,10 +118,11 @@ def verify(
         rendering = beside.submit(own_templates, files, asked.conversations)
         with tempfile.TemporaryDirectory(prefix="skill-train-verify-") as scratch:
             rounding = rounding_of(record.parent / "merge.json", reference) if adapter and files else None
-            measured, weights = _measure(asked, base, sample, files, Path(scratch), drafting, rounding)
+            measured, weights = _measure(asked, base, files, Path(scratch), drafting, rounding)
             subject = Subject(**vars(asked), measured=measured)
-            known, scope = Known(files, weights, rendering.result(), drafting.result()), scoping.result()
-            judge(ggufs, subject, found, record.parent, scope.inputs.ggufs, warn, progress, known)
+            scope = scoping.result()
+            known = Known(files, weights, rendering.result(), drafting.result(), scope.inputs.ggufs)
+            judge(subject, found, record.parent, known, warn, progress)
             judge_adapters(adapters, subject, found, record.parent, scope.inputs.ggufs, Path(scratch))
     return StepResult(_written(record, scope, found, subject.samples, time.monotonic() - started))
 
@@ -115,7 +130,6 @@ def verify(
 def _measure(
     asked: Questions,
     base: Path | None,
-    sample: Sample,
     files: list[GgufFile],
     folder: Path,
     drafting: Future[Draft],
@@ -130,7 +144,7 @@ def _measure(
             texts=asked.sequences,
             prompts=asked.prompts,
             stops=asked.stops,
-            sample=sample,
+            sample=asked.sample,
             folder=folder,
             switches_off=base == asked.reference and asked.adapter is not None and plain,
             drafts=lambda: drafting.result().answers,
@@ -202,24 +216,16 @@ def _require_proof(record: Path) -> None:
         )
 
 
-def _scope(
-    reference: Path,
-    adapter: Path | None,
-    base: Path | None,
-    ggufs: list[Path],
-    rows: list[Row],
-    held_out: list[Row],
-    sample: Sample,
-    unread: tuple[tuple[str, str], ...],
-) -> _Scope:
+def _scope(given: _Given, sample: Sample) -> _Scope:
+    base = given.base
     inputs = ProofInputs(
-        reference=model_digests(reference),
-        adapter=digests(adapter) if adapter else None,
-        base=None if base is None else "the reference" if base == reference else model_digests(base),
-        ggufs={path.name: file_digest(path) for path in ggufs},
-        rows=_digest(rows),
-        held_out=_digest(held_out),
-        unread=[list(each) for each in unread],
+        reference=model_digests(given.reference),
+        adapter=digests(given.adapter) if given.adapter else None,
+        base=None if base is None else "the reference" if base == given.reference else model_digests(base),
+        ggufs={path.name: file_digest(path) for path in given.ggufs},
+        rows=_digest(given.rows),
+        held_out=_digest(given.held_out),
+        unread=[list(each) for each in given.unread],
     )
     libraries = versions("llama-cpp-python", "gguf", "transformers", "torch", "peft")
     return _Scope(inputs, ProofOptions(sample.tokens), libraries)

@@ -9,13 +9,13 @@ from __future__ import annotations
 from itertools import cycle, islice
 from typing import Any
 
-from skill_train.llama.gguf_header import GgufFile
+from skill_train.llama.gguf_header import GgufFile, Value
 from skill_train.llama.template import Conversation, Message
 from skill_train.run.records import Verdict
 from skill_train.verify.check_template import first_difference, render_text
 
 _KEY = "tokenizer.chat_template"
-_TOOL: dict[str, Any] = {
+_TOOL: dict[str, object] = {
     "type": "function",
     "function": {
         "name": "weather",
@@ -26,7 +26,7 @@ _TOOL: dict[str, Any] = {
 _SYSTEM: Message = {"role": "system", "content": "You are exact."}
 _USER: Message = {"role": "user", "content": "Is it raining in Oslo?"}
 _ASSISTANT: Message = {"role": "assistant", "content": "It is."}
-_CALLED: dict[str, Any] = {
+_CALLED: dict[str, object] = {
     "id": "call_0001",
     "type": "function",
     "function": {"name": "weather", "arguments": {"place": "Oslo"}},
@@ -73,7 +73,7 @@ def _conversations() -> list[Conversation]:
 def text_difference(gguf: GgufFile, tokenizer: Any) -> tuple[Verdict, str]:
     """`pass` when the file's templates are the reference's, byte for byte; else what differs."""
     reference = _named(tokenizer.chat_template)
-    own = {
+    own: dict[str, Value | None] = {
         key.removeprefix(_KEY).lstrip("."): text for key, text in gguf.metadata.items() if key.startswith(_KEY + ".")
     }
     own[""] = gguf.metadata.get(_KEY)

@@ -8,8 +8,9 @@ import hashlib
 import json
 import zlib
 from pathlib import Path
-from typing import Any
+from typing import TypedDict
 
+from skill_train.core.digests import FileDigest
 from skill_train.core.errors import UsageError
 from skill_train.core.files import write_text
 from skill_train.core.resources import template, train_program
@@ -20,6 +21,28 @@ GPUS = {"T4": "T4", "L4": "L4", "A100": "A100"}
 FLAVOR = "t4-small"  # a T4 with 15 GB of memory beside it: what Colab gives without payment
 LARGEST_BYTES = 10_000_000  # of the compressed data: Colab opens notebooks of up to 20 MB
 _LINE = 120
+
+
+class _Packed(FileDigest):
+    """A file of the notebook; `content` is base64 of what zlib made of it."""
+
+    content: str
+
+
+class _CellMetadata(TypedDict, total=False):
+    tags: list[str]
+
+
+class _Cell(TypedDict):
+    metadata: _CellMetadata
+    source: list[str]
+
+
+class _Notebook(TypedDict):
+    """Of the template what is read and changed here."""
+
+    metadata: dict[str, dict[str, str]]
+    cells: list[_Cell]
 
 
 def gpu_of(flavor: Flavor) -> str:
@@ -41,7 +64,7 @@ def gpu_of(flavor: Flavor) -> str:
 
 def write_notebook(
     path: Path, plan: Path, *, gpu: str, run_id: str, data: dict[str, Path], packages: tuple[str, ...]
-) -> dict[str, Any]:
+) -> dict[str, FileDigest]:
     """Writes the notebook. Returns the digest of each file in it.
 
     Args:
@@ -70,21 +93,21 @@ def write_notebook(
         "environment": {"PYTHONUNBUFFERED": "1", "HF_HUB_DISABLE_TELEMETRY": "1", "DO_NOT_TRACK": "1"}
         | {"SKILL_TRAIN_RUN": run_id},
     }
-    notebook = json.loads(template("colab.ipynb").read_text(encoding="utf-8"))
+    notebook: _Notebook = json.loads(template("colab.ipynb").read_text(encoding="utf-8"))
     notebook["metadata"]["colab"]["gpuType"] = gpu
     _fill(notebook, "settings", f"SETTINGS = {settings!r}\n")
     _fill(notebook, "files", _as_source(files))
     write_text(path, json.dumps(notebook, indent=1, ensure_ascii=False) + "\n")
-    return {name: {key: file[key] for key in ("bytes", "sha256")} for name, file in files.items()}
+    return {name: {"bytes": file["bytes"], "sha256": file["sha256"]} for name, file in files.items()}
 
 
-def _packed(source: Path) -> dict[str, Any]:
+def _packed(source: Path) -> _Packed:
     content = source.read_bytes()
     packed = base64.b64encode(zlib.compress(content, 9)).decode("ascii")
     return {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest(), "content": packed}
 
 
-def _as_source(files: dict[str, dict[str, Any]]) -> str:
+def _as_source(files: dict[str, _Packed]) -> str:
     """Base64 and digests as a Python literal in short lines. No byte of a file becomes code."""
     lines = ["FILES = {"]
     for name, file in files.items():
@@ -99,6 +122,6 @@ def _as_source(files: dict[str, dict[str, Any]]) -> str:
     return "\n".join([*lines, "}\n"])
 
 
-def _fill(notebook: dict[str, Any], tag: str, source: str) -> None:
+def _fill(notebook: _Notebook, tag: str, source: str) -> None:
     (cell,) = (cell for cell in notebook["cells"] if tag in cell["metadata"].get("tags", []))
     cell["source"] = source.splitlines(keepends=True)

@@ -13,7 +13,7 @@ import shlex
 import shutil
 import subprocess
 from pathlib import Path
-from typing import Any
+from typing import TypedDict
 
 from msgspec.structs import replace
 
@@ -113,6 +113,26 @@ def spread(plan: Plan, flavor: Flavor, nodes: int) -> Plan:
     return replace(plan, placement=placed, launch=replace(started, arguments=arguments, environment=environment))
 
 
+class Resources(TypedDict):
+    accelerators: str
+    disk_size: int
+    any_of: list[dict[str, str]]
+    autostop: dict[str, int | bool]
+
+
+class Task(TypedDict):
+    """What SkyPilot reads from YAML. A secret has no value: `sky launch --secret` takes it from the environment."""
+
+    name: str
+    num_nodes: int
+    resources: Resources
+    workdir: str
+    envs: dict[str, str]
+    secrets: dict[str, None]
+    setup: str
+    run: str
+
+
 def task(
     plan: Plan,
     flavor: Flavor,
@@ -123,8 +143,8 @@ def task(
     places: list[str],
     data: str | None,
     timeout_seconds: int,
-) -> dict[str, Any]:
-    """The task in the form that SkyPilot reads from YAML.
+) -> Task:
+    """The task of a plan.
 
     Args:
         bucket: folder of a bucket of the Hub that keeps everything, `hf://buckets/…`.
@@ -173,9 +193,7 @@ def name_of(run_id: str) -> str:
     return f"skill-train-{run_id}"
 
 
-def write_task(
-    folder: Path, task: dict[str, Any], plan: Path, data: dict[str, Path], packages: tuple[str, ...]
-) -> None:
+def write_task(folder: Path, task: Task, plan: Path, data: dict[str, Path], packages: tuple[str, ...]) -> None:
     """Writes all files of the task to one folder, which SkyPilot copies to each machine.
 
     Args:

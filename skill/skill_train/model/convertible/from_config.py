@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
+from skill_train.core.foreign import JsonObject
 from skill_train.model.convertible import architectures as llama_architectures
 
 Config = Mapping[str, Any]
@@ -87,10 +88,10 @@ def architecture(text: Config, config: Config) -> str | None:
     return first if first is None else RENAMED.get(first, first)
 
 
-def as_published(config: Config) -> dict[str, Any]:
+def as_published(config: Config) -> JsonObject:
     """Keys that transformers 5 has renamed, under the names that the converter expects."""
     names, layers = config.get("architectures"), config.get("layer_types")
-    changes: dict[str, Any] = {}
+    changes: JsonObject = {}
     if isinstance(names, list):
         changes["architectures"] = [RENAMED.get(name, name) for name in names]
     if config.get("model_type") == "granitemoehybrid" and isinstance(layers, list):

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from skill_train.core.errors import UsageError
+from skill_train.core.foreign import JsonObject
 from skill_train.model.foreign_files import foreign_json
 
 TEXT = (
@@ -96,7 +97,7 @@ def _says_gpt2(folder: Path) -> bool:
     return bool(_read(folder / "tokenizer_config.json").get("tokenizer_class") == "GPT2Tokenizer")
 
 
-def _read(file: Path) -> dict[str, Any]:
+def _read(file: Path) -> JsonObject:
     """The JSON object in a file; empty if the file is missing or broken, which is reported elsewhere."""
     try:
         said = foreign_json(file) if file.is_file() else {}
@@ -105,7 +106,7 @@ def _read(file: Path) -> dict[str, Any]:
     return said if isinstance(said, dict) else {}
 
 
-def _is_of_pieces(said: dict[str, Any]) -> bool:
+def _is_of_pieces(said: JsonObject) -> bool:
     """Source: LlamaHfVocab in gguf-py/gguf/vocab.py."""
     model = said.get("model")
     return isinstance(model, dict) and model.get("type") == "BPE" and bool(model.get("byte_fallback"))

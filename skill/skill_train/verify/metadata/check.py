@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from skill_train.core.foreign import JsonObject
 from skill_train.llama.gguf_header import GgufFile
 from skill_train.model.config import text_config, unread_window
 from skill_train.model.convertible import from_config as convertible
@@ -32,7 +33,7 @@ _ROUTED = {"deepseek2", "glm4moe", "dots1", "bailingmoe2"}
 _CONSTANTS = {("falcon", "context_length"): 2048}
 
 
-def check_metadata(gguf: GgufFile, config: dict[str, Any]) -> Check:
+def check_metadata(gguf: GgufFile, config: JsonObject) -> Check:
     """Each key of the architecture is what config.json states. A key without a known statement is a warning."""
     said = stated(config)
     prefix = f"{gguf.architecture}."
@@ -53,7 +54,7 @@ def check_metadata(gguf: GgufFile, config: dict[str, Any]) -> Check:
     return _verdict(gguf, found, equal, unknown, harmless)
 
 
-def check_window(file: str, config: dict[str, Any]) -> Check | None:
+def check_window(file: str, config: JsonObject) -> Check | None:
     """A warning where llama.cpp is not known to compute the model's sliding window; None where there is nothing to say.
 
     The texts that the other checks compare are usually shorter than a window.
@@ -151,7 +152,7 @@ def _missing(gguf: GgufFile, said: Stated) -> list[str]:
 
 def _deepseek_gating(gguf: GgufFile) -> int:
     """Softmax; and sigmoid of what llama.cpp takes for GLM-4.7-Flash by its size."""
-    layers, tokens = gguf.of_architecture("block_count"), len(gguf.metadata.get("tokenizer.ggml.tokens", []))
+    layers, tokens = gguf.of_architecture("block_count"), len(gguf.strings("tokenizer.ggml.tokens"))
     return 2 if layers in (47, 48) and tokens == 154880 else 1
 
 
@@ -170,7 +171,7 @@ def _base(gguf: GgufFile) -> Any:
 
 def _vocabulary_size(gguf: GgufFile, said: Stated) -> list[str]:
     rows = gguf.tensors["token_embd.weight"].shape[-1] if "token_embd.weight" in gguf.tensors else None
-    tokens = len(gguf.metadata.get("tokenizer.ggml.tokens", []))
+    tokens = len(gguf.strings("tokenizer.ggml.tokens"))
     found = [] if rows in (None, tokens) else [f"{tokens} tokens in the vocabulary, {rows} rows in the embedding"]
     expected = said.text.get("vocab_size")
     if expected is not None and tokens < expected:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from skill_train.core.foreign import JsonObject
 from skill_train.llama.gguf_header import GgufFile
 
 _NAMES = {"default": "none", "linear": "linear", "yarn": "yarn", "longrope": "longrope", "su": "longrope"}
@@ -12,7 +13,7 @@ _TABLES = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.
 _TOLERANCE = 1e-4  # relative: factors are computed in float32
 
 
-def rope_of(text: dict[str, Any], defaults: dict[str, Any]) -> dict[str, Any]:
+def rope_of(text: JsonObject, defaults: JsonObject) -> JsonObject:
     """The rope fields, flat, with `local_theta` where layers with a window have a base of their own."""
     own = {**(defaults.get("rope_parameters") or {}), **(text.get("rope_scaling") or {})}
     own |= text.get("rope_parameters") or {}
@@ -25,11 +26,11 @@ def rope_of(text: dict[str, Any], defaults: dict[str, Any]) -> dict[str, Any]:
     return found if theta is not None else {}
 
 
-def kind_of(rope: dict[str, Any]) -> str:
+def kind_of(rope: JsonObject) -> str:
     return str(rope.get("rope_type") or rope.get("type") or "default")
 
 
-def scaling_of(name: str, rope: dict[str, Any], context: int | None) -> Any:
+def scaling_of(name: str, rope: JsonObject, context: int | None) -> Any:
     """The value of `rope.scaling.<name>`; None when config.json does not state it."""
     kind, original = kind_of(rope), rope.get("original_max_position_embeddings")
     if name == "type":
@@ -48,7 +49,7 @@ def scaling_of(name: str, rope: dict[str, Any], context: int | None) -> Any:
     return next((rope[one] for one in names.get(name, ()) if rope.get(one) is not None), None)
 
 
-def table_faults(gguf: GgufFile, rope: dict[str, Any]) -> list[str]:
+def table_faults(gguf: GgufFile, rope: JsonObject) -> list[str]:
     """Scaled positions are in the file, as metadata or as a table of factors, and the table is config.json's."""
     kind = kind_of(rope)
     wanted = _wanted(rope)
@@ -85,7 +86,7 @@ def _floats(gguf: GgufFile, name: str) -> list[float]:
     return [float(value) for value in values]
 
 
-def _wanted(rope: dict[str, Any]) -> dict[str, list[float]]:
+def _wanted(rope: JsonObject) -> dict[str, list[float]]:
     kind = kind_of(rope)
     if kind == "llama3" and rope.get("head"):
         return {"rope_freqs.weight": _llama3(rope)}
@@ -94,7 +95,7 @@ def _wanted(rope: dict[str, Any]) -> dict[str, list[float]]:
     return {}
 
 
-def _llama3(rope: dict[str, Any]) -> list[float]:
+def _llama3(rope: JsonObject) -> list[float]:
     """By what each frequency is divided, as Meta's llama-models and transformers' `llama3` scaling do it."""
     factor, low, high = (float(rope[name]) for name in ("factor", "low_freq_factor", "high_freq_factor"))
     original, found = float(rope["original_max_position_embeddings"]), []
@@ -110,7 +111,7 @@ def _llama3(rope: dict[str, Any]) -> list[float]:
     return found
 
 
-def _rotated_head(text: dict[str, Any], defaults: dict[str, Any], rope: dict[str, Any]) -> int | None:
+def _rotated_head(text: JsonObject, defaults: JsonObject, rope: JsonObject) -> int | None:
     head = text.get("head_dim") or defaults.get("head_dim")
     width, heads = text.get("hidden_size"), text.get("num_attention_heads")
     head = head or (width // heads if width and heads else None)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from skill_train.core.foreign import JsonObject
 from skill_train.llama.gguf_header import GgufFile
 from skill_train.verify.metadata.rope import kind_of, rope_of, scaling_of
 
@@ -38,12 +39,12 @@ class Stated:
             which then change nothing.
     """
 
-    config: dict[str, Any]
-    defaults: dict[str, Any]
+    config: JsonObject
+    defaults: JsonObject
     fields: frozenset[str] = frozenset()
 
     @cached_property
-    def text(self) -> dict[str, Any]:
+    def text(self) -> JsonObject:
         return {**self.config, **self.config.get("text_config", {})}
 
     @property
@@ -71,11 +72,11 @@ class Stated:
         return list(self("layer_types", "layers_block_type") or [])
 
     @cached_property
-    def rope(self) -> dict[str, Any]:
+    def rope(self) -> JsonObject:
         return rope_of(self.text, self.defaults)
 
 
-def stated(config: dict[str, Any]) -> Stated:
+def stated(config: JsonObject) -> Stated:
     """With the defaults of the class of transformers, where it has one for this model type."""
     from transformers import CONFIG_MAPPING
 
@@ -301,7 +302,7 @@ def _scaling(name: str) -> Callable[[Stated, GgufFile], Any]:
 attention_factor = _scaling("attn_factor")
 
 EXPECTED: dict[str, tuple[str, ...] | Callable[[Stated, GgufFile], Any]] = {
-    "vocab_size": lambda said, gguf: said("vocab_size") or len(gguf.metadata.get("tokenizer.ggml.tokens", [])),
+    "vocab_size": lambda said, gguf: said("vocab_size") or len(gguf.strings("tokenizer.ggml.tokens")),
     "block_count": _layers,
     "context_length": _context,
     "embedding_length": ("hidden_size", "n_embd", "d_model"),

@@ -39,6 +39,15 @@ class _Found:
     unknown: list[str] = field(default_factory=list)
 
 
+@dataclass(frozen=True)
+class _Sides:
+    """The adapter's file, the base's file, and the adapter as PEFT saved it."""
+
+    lora: GgufFile
+    base: GgufFile
+    tuned: Adapter
+
+
 def check_lora_weights(lora: GgufFile, base: GgufFile, reference: Path, adapter: Path) -> Check:
     """Every module of the adapter is in the file, once, with its scale; and nothing else is.
 
@@ -58,7 +67,7 @@ def check_lora_weights(lora: GgufFile, base: GgufFile, reference: Path, adapter:
         elif mapped not in base.tensors or name not in stored:
             found.unknown.append(f"which tensor {module} is in a GGUF file is not known")
         else:
-            _compare(lora, base.tensors[mapped], base, stored[name], tuned, module, found)
+            _compare(_Sides(lora, base, tuned), module, base.tensors[mapped], stored[name], found)
     found.faults += [f"{name} is stored whole in the adapter, and not in the file" for name in sorted(tuned.replaced)]
     if not found.unknown:
         extra = [name for name in lora.tensors if name not in found.compared]
@@ -85,10 +94,13 @@ def _name_map(base: GgufFile) -> Any:
     return None if number is None or not isinstance(blocks, int) else get_tensor_name_map(number, blocks)
 
 
-def _compare(
-    lora: GgufFile, target: Tensor, base: GgufFile, weight: Stored, tuned: Adapter, module: str, found: _Found
-) -> None:
-    """Adds what one module shows."""
+def _compare(sides: _Sides, module: str, target: Tensor, weight: Stored, found: _Found) -> None:
+    """Adds what one module shows.
+
+    Args:
+        target: its tensor in the base's file, and `weight` that of the checkpoint.
+    """
+    lora, tuned = sides.lora, sides.tuned
     a, b = (lora.tensors.get(f"{target.name}.lora_{part}") for part in "ab")
     if a is None or b is None:
         found.faults.append(f"{module} is not in the file: {target.name}.lora_a and .lora_b")
@@ -100,7 +112,7 @@ def _compare(
         found.faults.append(f"{a.name} and its B are {shapes}, not those of {module}")
         return
     _compare_scale(lora, own_a.shape[0], tuned, module, found)
-    order = _order(base, target, weight)
+    order = _order(sides.base, target, weight)
     if order is None:
         found.unknown.append(f"how {target.name} is rearranged is not known")
         return

@@ -140,8 +140,8 @@ class _Look:
         """Weights of one number, which the file holds as metadata."""
         for source in self.known.unplaced.copy():
             key, number = metadata_of(source) or ("", 0)
-            stated = self.gguf.metadata.get(key)
-            if not isinstance(stated, list) or number >= len(stated):
+            stated = self.gguf.numbers(key)
+            if number >= len(stated):
                 continue
             self.known.unplaced.remove(source)
             wanted = makers[source]().float().reshape(1, 1).numpy()

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import re
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
 
 _XIELU = re.compile(r"\.layers\.(\d+)\.mlp\.act_fn\.(alpha_p|alpha_n|beta|eps)$")
 
@@ -14,7 +17,7 @@ def metadata_of(source: str) -> tuple[str, int] | None:
     return (f"xielu.{found[2]}", int(found[1])) if found else None
 
 
-def computed_tensors(model: Any, config: Any) -> dict[str, Any]:
+def computed_tensors(model: Any, config: Any) -> dict[str, torch.Tensor]:
     """Values by the tensor's name in a file; empty for a model without them.
 
     Llama 3's factors are those by which transformers lowered the model's own frequencies.

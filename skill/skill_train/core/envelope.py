@@ -1,0 +1,100 @@
+"""The JSON answer of a command, within 8 KB and without anything that steers a terminal or looks like a token."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Literal, TypedDict
+
+from skill_train.core.secrets import masked
+from skill_train.program.events import ErrorWords
+
+SCHEMA = "skill-train/1"
+MAX_JSON_BYTES = 8192  # with the newline at its end
+
+# Control characters in a name or a prompt must not steer the terminal, nor turn the direction of its text; half a
+# surrogate pair (a file name that is not UTF-8) cannot be printed at all.
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+
+
+class Envelope(TypedDict, total=False):
+    """The JSON answer of a command. `shortened` says what was cut to keep it within 8 KB."""
+
+    schema: str
+    command: str
+    ok: bool
+    data: Mapping[str, object]
+    error: ErrorWords
+    warnings: list[dict[str, str]]
+    next: list[str]
+    shortened: str
+
+
+def clean(text: str) -> str:
+    """The text without control characters (newline and tab are kept), and without anything that looks like a token."""
+    return masked(_CONTROL.sub("�", text))
+
+
+def bounded(document: Envelope) -> str:
+    """Limits the document to 8 KB. First the spaces are removed, then long values are shortened, data first, and the
+    answer says so. Commands, the hint and codes are kept whole or left out. The files hold everything."""
+    text = _dumps(document)
+    if len(text.encode()) >= MAX_JSON_BYTES:
+        text = _dumps(document, separators=(",", ":"))
+    for smaller in _smaller(document):
+        if len(text.encode()) < MAX_JSON_BYTES:
+            break
+        text = _dumps(smaller, separators=(",", ":"))
+    return text
+
+
+def _smaller(document: Envelope) -> Iterator[Envelope]:
+    """A copy of the document, again and again, each time smaller."""
+    document = document.copy()
+    for part in _SHORTENED:
+        for limit in (50, 20, 8, 3) if part in document else ():
+            document[part] = _shorten(document[part], limit, whole=() if part == "data" else _WHOLE)
+            document["shortened"] = f"lists to {limit} items, strings to {limit * 20} characters"
+            yield document
+    document["data"], document["shortened"] = {}, "data left out: too large"
+    yield document
+    while document["next"]:
+        document["next"] = document["next"][:-1]
+        document["shortened"] = "data and commands of next left out: too large"
+        yield document
+    if "error" in document:
+        document["error"] = {**document["error"], "hint": ""}
+        document["shortened"] = "data, next and hint left out"
+        yield document
+
+
+_SHORTENED: tuple[Literal["data", "warnings", "error"], ...] = ("data", "warnings", "error")  # in this order
+_WHOLE = ("code", "hint")  # of an error or a warning
+
+
+def _dumps(document: Envelope, separators: tuple[str, str] | None = None) -> str:
+    plain = (sys.stdout.encoding or "utf-8").lower().replace("-", "") == "utf8"
+    # Masked before it is escaped, too: behind what stands for another character a token looks like the rest of a word.
+    return clean(json.dumps(cleaned(document, masked), ensure_ascii=not plain, separators=separators))
+
+
+def _shorten(value: Any, limit: int, whole: tuple[str, ...] = ()) -> Any:
+    if isinstance(value, dict):
+        kept = list(value.items())[: max(limit, 30)]
+        return {key: item if key in whole else _shorten(item, limit, whole) for key, item in kept}
+    if isinstance(value, list):
+        return [_shorten(item, limit, whole) for item in value[:limit]]
+    if isinstance(value, str) and len(value) > limit * 20:
+        return value[: limit * 20] + "…"
+    return value
+
+
+def cleaned(value: Any, how: Callable[[str], str] = clean) -> Any:
+    """The same with each text in it cleaned, keys too."""
+    if isinstance(value, dict):
+        return {how(str(key)): cleaned(item, how) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [cleaned(item, how) for item in value]
+    return how(value) if isinstance(value, str) else value

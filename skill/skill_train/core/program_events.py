@@ -1,0 +1,91 @@
+"""The lines of JSON that the training program prints, as far as those who start it read them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any, Literal, TypedDict, TypeGuard
+
+from skill_train.program.events import ErrorWords
+
+
+class ProgramFailed(TypedDict):
+    """Why the program ended, as `train.failed.json` has it. `error` has the fields of a `SkillTrainError`."""
+
+    event: Literal["failed"]
+    exit_code: int
+    error: ErrorWords
+
+
+class StageBegan(TypedDict):
+    event: Literal["stage"]
+    text: str
+
+
+class Note(TypedDict):
+    event: Literal["note"]
+    text: str
+
+
+class DataRead(TypedDict):
+    """The figures of the data; earlier programs counted no repeated rows."""
+
+    event: Literal["data"]
+    train_rows: int
+    held_out_rows: int
+    truncated_rows: int
+    repeated_rows: int
+    tokens: int
+    trained_token_share: float
+    notes: list[str]
+
+
+class StepDone(TypedDict):
+    """A line of `metrics.jsonl`."""
+
+    event: Literal["step"]
+    step: int
+    steps: int
+    loss: float | None
+    tokens_per_second: float | None
+    memory_bytes: dict[str, int]
+
+
+class Timed(TypedDict):
+    """One pass; `loss` is None where it was not finite."""
+
+    seconds: float
+    loss: float | None
+
+
+class Probed(TypedDict):
+    """The passes of `--probe`, as the cache keeps them too."""
+
+    float32: Timed
+    bfloat16: Timed
+
+
+class ProbeDone(Probed):
+    event: Literal["probe"]
+
+
+class OtherEvent(TypedDict):
+    event: Literal["attempt", "checkpoint", "done", "kept", "pushed"]
+
+
+Event = ProgramFailed | StageBegan | Note | DataRead | StepDone | ProbeDone | OtherEvent
+
+
+def events(text: str) -> Iterator[Event]:
+    """Those among the lines; the others are words of libraries."""
+    for line in text.splitlines():
+        try:
+            found = json.loads(line)
+        except json.JSONDecodeError:
+            continue
+        if _is_event(found):
+            yield found
+
+
+def _is_event(document: Any) -> TypeGuard[Event]:
+    return isinstance(document, dict) and "event" in document

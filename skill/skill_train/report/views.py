@@ -1,0 +1,266 @@
+"""What the templates are given, part by part and under the names that they use."""
+
+from __future__ import annotations
+
+from typing import TypedDict
+
+from skill_train.report.figure import Figure
+from skill_train.run.compare_runs import Losses
+from skill_train.run.verify_record import NotChecked
+
+Overview = list[tuple[str, list[Figure]]]
+
+
+class VerdictView(TypedDict):
+    """The one word, what it rests on, and the next command; empty where nothing is left to do."""
+
+    word: str
+    headline: str
+    because: list[str]
+    next: str
+
+
+class MissingPart(TypedDict):
+    part: str
+    said: str
+    command: str
+
+
+class SmokeCheckView(TypedDict):
+    name: str
+    verdict: str
+    figure: Figure
+    detail: str
+
+
+class TrainingView(TypedDict):
+    verdict: str
+    checks: list[SmokeCheckView]
+    finished_at: str | None
+
+
+class EstimateRow(TypedDict):
+    """An estimated range beside what was measured; `within` is None where one of the two is unknown."""
+
+    what: str
+    low: Figure
+    high: Figure
+    actual: Figure
+    within: bool | None
+    basis: str
+
+
+class EstimatePartView(TypedDict):
+    what: str
+    low: Figure
+    high: Figure
+    because: str
+
+
+class EstimatesView(TypedDict):
+    rows: list[EstimateRow]
+    parts: list[EstimatePartView]
+
+
+class DecisionView(TypedDict):
+    where: str
+    flavor: str | None
+    reasons: list[dict[str, str]]
+    blockers: list[str]
+
+
+class DataView(TypedDict):
+    """`example` is in parts, each with whether it is trained."""
+
+    rows: list[tuple[str, Figure]]
+    notes: list[str]
+    example: list[tuple[str, bool]]
+
+
+class StepsView(TypedDict):
+    """`rows` has one step in `every`, and the last."""
+
+    every: int
+    rows: list[list[int | str]]
+    steps: int
+
+
+class ModelView(TypedDict):
+    name: str
+    figures: list[Figure]
+    reason: str
+
+
+class ModelDifferenceView(TypedDict):
+    model: str
+    against: str
+    measure: str
+    says: str
+    difference: Figure
+    low: Figure
+    high: Figure
+
+
+class QualityView(TypedDict):
+    """The `figures` of each model stand in the order of `measures`."""
+
+    rows: Figure
+    asked: Figure
+    score: str | None
+    measures: list[str]
+    models: list[ModelView]
+    differences: list[ModelDifferenceView]
+
+
+class AnswerView(TypedDict):
+    model: str
+    text: str | None
+    exact: bool | None
+
+
+class PromptView(TypedDict):
+    prompt: str
+    expected: str | None
+    answers: list[AnswerView]
+
+
+class AnswersView(TypedDict):
+    """`of` is the number of all prompts; `source` the file."""
+
+    rows: list[PromptView]
+    of: int
+    source: str
+
+
+class CheckView(TypedDict):
+    name: str
+    file: str
+    verdict: str
+    figure: Figure
+    threshold: Figure
+    detail: str
+
+
+class ProofView(TypedDict):
+    """`rows` has a check of every kind, file by file; None where one file has none."""
+
+    files: list[tuple[str, str]]
+    rows: list[tuple[str, list[CheckView | None]]]
+    checks: list[CheckView]
+    not_checked: list[NotChecked]
+    samples: list[tuple[str, Figure]]
+
+
+class FileView(TypedDict):
+    """`path` is inside the run; `fallbacks` counts the tensors of another type."""
+
+    file: str
+    path: str
+    quant: str
+    bytes: Figure
+    bits: Figure
+    verdict: str
+    mean_kl: Figure
+    same_top1: Figure
+    perplexity: Figure
+    half_width: Figure
+    exact_match: Figure
+    speed: Figure
+    fallbacks: int
+
+
+class ProgramView(TypedDict):
+    program: str
+    lines: list[str]
+    mind: str
+
+
+class RunItView(TypedDict):
+    file: str
+    quant: str
+    verdict: str
+    commands: list[ProgramView]
+    modelfile: str | None
+
+
+class JobView(TypedDict):
+    number: Figure
+    state: str
+    cost: Figure
+    job_id: Figure
+    url: str | None
+    flavor: Figure
+    price: Figure
+    timeout: Figure
+    asked_at: str
+
+
+class CloudView(TypedDict):
+    jobs: list[JobView]
+    kept: list[tuple[str, Figure]]
+
+
+class ReproduceView(TypedDict):
+    lines: list[str]
+    fingerprints: list[tuple[str, Figure]]
+
+
+class RunView(TypedDict):
+    """One run; a part that there is no record of is None."""
+
+    name: str
+    verdict: VerdictView
+    overview: Overview
+    missing: list[MissingPart]
+    training: TrainingView | None
+    estimates: EstimatesView
+    decision: DecisionView
+    data: DataView | None
+    quality: QualityView | None
+    answers: AnswersView | None
+    proof: ProofView | None
+    files: list[FileView]
+    run_it: RunItView | None
+    cloud: CloudView | None
+    versions: list[tuple[str, Figure]]
+    recipe: str | None
+    reproduce: ReproduceView
+    steps: StepsView
+
+
+class DifferenceView(TypedDict):
+    """A field in which the runs differ, with a cell for each run."""
+
+    part: str
+    name: str
+    cells: list[Figure]
+
+
+class SameView(TypedDict):
+    """What `diff` finds between the runs `a` and `b`, in words, and the figures behind them."""
+
+    a: str
+    b: str
+    verdict: str
+    headline: str
+    recipe_facts: int
+    placement_facts: int
+    losses: Losses | None
+    same_weights: bool | None
+    lines: list[str]
+
+
+class ChartView(TypedDict):
+    name: str
+    title: str
+    svg: str
+
+
+class SharedView(TypedDict):
+    """What stands on the page once. Each row of `overview` has the figures of every run."""
+
+    overview: list[tuple[str, list[list[Figure]]]]
+    differences: list[DifferenceView]
+    same: list[SameView]
+    curves: list[ChartView]
+    comparison: list[ChartView]
