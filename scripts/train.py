@@ -550,8 +550,13 @@ class TensorEntry(TypedDict):
 
 
 class Header(NamedTuple):
+    """Attributes:
+    data_start: the byte of the file at which the tensors begin; their offsets count from there.
+    """
+
     tensors: dict[str, TensorEntry]
     metadata: dict[str, str]
+    data_start: int
 
 
 def safetensors_header(path: Path) -> Header:
@@ -577,7 +582,7 @@ def safetensors_header(path: Path) -> Header:
         raise broken_weights(path, f"its header is not JSON: {error}") from None
     if not isinstance(document, dict) or not is_text_only(document.get("__metadata__", {})):
         raise broken_weights(path, "its header is not an object of tensors")
-    header = Header(metadata=document.pop("__metadata__", {}), tensors=document)
+    header = Header(metadata=document.pop("__metadata__", {}), tensors=document, data_start=8 + length)
     check_ranges(path, header.tensors, size - 8 - length)
     return header
 

@@ -94,10 +94,8 @@ def read_shard(file: Path) -> Shard:
             got="no such file",
             hint="download or save the file again",
         ) from None
-    sizes = sum(end - begin for begin, end in (entry["data_offsets"] for entry in header.tensors.values()))
-    data = file.stat().st_size - sizes
     tensors = {
-        name: Stored(file, entry["dtype"], tuple(entry["shape"]), data + begin, end - begin)
+        name: Stored(file, entry["dtype"], tuple(entry["shape"]), header.data_start + begin, end - begin)
         for name, entry in sorted(header.tensors.items(), key=lambda item: tuple(item[1]["data_offsets"]))
         for begin, end in [entry["data_offsets"]]
     }
