@@ -4030,7 +4030,7 @@ RELOAD_TOKENS = 64  # enough to see a wrong adapter; the logits of a long row wo
 Verdict = Literal["pass", "warn", "fail"]
 
 
-class Check(TypedDict):
+class TrainingCheck(TypedDict):
     """One thing that a training must show."""
 
     name: str
@@ -4054,7 +4054,7 @@ class Checks:
         self.trainer, self.tokenizer, self.data, self.recipe = trainer, tokenizer, data, recipe
         fed = list(dict.fromkeys(data["order"]))
         self.rows = [data["train"][i] for i in fed[:FIXED_ROWS]]
-        self.results: list[Check] = []
+        self.results: list[TrainingCheck] = []
         self.answer: Answer = {}
         self.loss_before: float | None = None
 
@@ -5059,7 +5059,7 @@ class TrainRecord(TypedDict):
     outputs: dict[str, FileDigest]
     saved_dtype: str
     smaller_layout: Reason | None
-    checks: list[Check]
+    checks: list[TrainingCheck]
     example: str
     answer: Answer
     data: DataFigures
@@ -5119,12 +5119,12 @@ def saved_type(folder: Path) -> str:
     return str(weight.dtype).removeprefix("torch.")
 
 
-class Timed(TypedDict):
+class TimedPass(TypedDict):
     seconds: float
     loss: float | None
 
 
-def probe(plan: Plan) -> dict[str, Timed]:
+def probe(plan: Plan) -> dict[str, TimedPass]:
     """Seconds of a forward and backward pass, and the loss, in fp32 and in bf16: the plan's model on its device."""
     import torch
 
@@ -5135,7 +5135,7 @@ def probe(plan: Plan) -> dict[str, Timed]:
     model = load_model(recipe, placement | {"dtype": "float32"})
     size = model.config.get_text_config().vocab_size
     ids = torch.randint(0, size, (1, 128), generator=torch.manual_seed(0)).to(placement["device"])
-    figures: dict[str, Timed] = {}
+    figures: dict[str, TimedPass] = {}
     for name in ("float32", "bfloat16"):
         model.to(device=placement["device"], dtype=getattr(torch, name))
         model.requires_grad_(False)  # as with an adapter: only what is passed on gets a gradient

@@ -25,7 +25,7 @@ from skill_train.estimate.published import Proven, in_three, widened
 from skill_train.estimate.step import MicroStep, Part, Range, total
 from skill_train.estimate.time import micro_step_flops, micro_step_seconds
 from skill_train.facts import Calibration, MachineFacts, ModelFacts
-from skill_train.model.config import Stored, read
+from skill_train.model.config import StoredWeights, read
 from skill_train.train.measured_speed import computing_seconds
 
 HERE = Path(__file__).resolve().parent
@@ -307,7 +307,7 @@ def _published_time(row: dict[str, Any]) -> Row:
 
 
 def shape(name: str) -> ModelFacts:
-    return read(SHAPES[name]["config"], source=SHAPES[name]["source"], stored=Stored(), has_chat_template=True)
+    return read(SHAPES[name]["config"], source=SHAPES[name]["source"], stored=StoredWeights(), has_chat_template=True)
 
 
 def step_of(line: dict[str, Any]) -> MicroStep:

@@ -14,7 +14,7 @@ import pytest
 from skill_train.commands.evaluate import draw_evaluation
 from skill_train.core.errors import NotInstalled, UsageError
 from skill_train.evaluate.backends import Model, Question, Replies, backend_of
-from skill_train.evaluate.figures import NOISE, Measured, differences, figures
+from skill_train.evaluate.figures import NOISE, ModelReplies, differences, figures
 from skill_train.evaluate.step import blind, end_of, questions, require_rows, spread
 
 NO = -100
@@ -84,10 +84,10 @@ ASKED = [Question([1, 2, 3], [1, 2], [1], [2], 4), Question([1] * 9, list(range(
 
 def measured(
     name: str, sums: list[float | None], exact: list[float], scores: list[float | None] | None = None
-) -> Measured:
+) -> ModelReplies:
     model = Model(name, Path(f"{name}"))
     texts = ["yes" if right else "no" for right in exact]
-    return Measured(model, "", Replies("transformers", "cpu", sums, [[2], [2]], 10.04), exact, scores or [], texts)
+    return ModelReplies(model, "", Replies("transformers", "cpu", sums, [[2], [2]], 10.04), exact, scores or [], texts)
 
 
 def test_loss_is_a_mean_over_tokens() -> None:

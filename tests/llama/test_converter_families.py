@@ -87,6 +87,6 @@ def test_a_model_converts_and_llama_cpp_computes_the_same(
         logits = reference.logits(model, IDS)
     logits.tofile(tmp_path / "tuned.bin")
     file, tuned = str(tmp_path / "m-f32.gguf"), str(tmp_path / "tuned.bin")
-    job = inference.Job(gguf=file, context_tokens=64, threads=1, vocabulary=logits.shape[1], tuned=tuned)
+    job = inference.InferenceJob(gguf=file, context_tokens=64, threads=1, vocabulary=logits.shape[1], tuned=tuned)
     found = inference.ask(msgspec.structs.replace(job, sequences=[inference.Sequence(IDS, 0)])).figures
     assert found["mean_kl"] < 1e-5, found

@@ -11,7 +11,7 @@ from models import NAMES, recorded, recorded_model
 from skill_train.core.errors import NotInstalled
 from skill_train.llama import get_converter as toolchain
 from skill_train.model import config as model_config
-from skill_train.model.config import Stored
+from skill_train.model.config import StoredWeights
 from skill_train.model.convertible import architectures as llama_architectures
 
 VISION = {"gemma-3-4b", "qwen2.5-vl-7b", "llama-3.2-11b-vision"}
@@ -192,7 +192,7 @@ def test_a_missing_size_is_not_guessed() -> None:
 
 def test_an_unknown_mixture_of_experts_has_no_active_count() -> None:
     config = {"model_type": "new_moe", "num_experts": 8, "num_experts_per_tok": 2}
-    facts = model_config.read(config, source="x", stored=Stored({"BF16": 1000}, 2000))
+    facts = model_config.read(config, source="x", stored=StoredWeights({"BF16": 1000}, 2000))
     assert (facts.parameters, facts.active_parameters) == (1000, None)
     assert facts.unknown["active_parameters"] == "no arithmetic for model type new_moe"
 
@@ -200,11 +200,11 @@ def test_an_unknown_mixture_of_experts_has_no_active_count() -> None:
 def test_packed_weights_are_not_counted() -> None:
     """A 4-bit file holds bytes with two numbers each; the config knows the model's true size."""
     config = recorded("llama-3.1-8b")["config"] | {"quantization_config": {"quant_method": "bitsandbytes"}}
-    facts = model_config.read(config, source="x", stored=Stored({"U8": 4_000_000_000, "BF16": 1_050_000_000}, 1))
+    facts = model_config.read(config, source="x", stored=StoredWeights({"U8": 4_000_000_000, "BF16": 1_050_000_000}, 1))
     assert (facts.quantization, facts.parameters, facts.parameters_from) == (
         "bitsandbytes", 8_030_261_248, "config arithmetic",
     )  # fmt: skip
-    unknown = model_config.read(config | {"model_type": "new"}, source="x", stored=Stored({"U8": 9}, 9))
+    unknown = model_config.read(config | {"model_type": "new"}, source="x", stored=StoredWeights({"U8": 9}, 9))
     assert unknown.unknown["parameters"] == (
         "no arithmetic for model type new, and the weights are packed (bitsandbytes)"
     )
@@ -216,7 +216,9 @@ def test_a_folder_of_mlx_is_quantized() -> None:
 
 def test_more_numbers_than_the_config_explains_all_count() -> None:
     """A head for prediction of several tokens, say: only known copies are taken off."""
-    facts = model_config.read(recorded("qwen3-0.6b")["config"], source="x", stored=Stored({"BF16": 600_000_000}, 1))
+    facts = model_config.read(
+        recorded("qwen3-0.6b")["config"], source="x", stored=StoredWeights({"BF16": 600_000_000}, 1)
+    )
     assert facts.parameters == 600_000_000
 
 

@@ -163,7 +163,7 @@ def distance(model: Path, gguf: Path, work: Path, tokens: Collection[int] = IDS)
     with reference.reference_model(model) as loaded:
         logits = reference.logits(loaded, ids)
     logits.tofile(work / "tuned.bin")
-    job = inference.Job(
+    job = inference.InferenceJob(
         gguf=str(gguf),
         context_tokens=64,
         threads=1,

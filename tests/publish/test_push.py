@@ -21,7 +21,7 @@ from hub_emulator import Fault, Hub
 from skill_train.publish.files import evaluation_of
 from skill_train.run import records
 from skill_train.run.folder import RunDir
-from skill_train.run.train_record import Answer
+from skill_train.run.train_record import PromptAnswers
 
 pytestmark = pytest.mark.slow
 
@@ -52,7 +52,7 @@ def run(tmp_path: Path) -> Path:
     plan = planning.plan_document(recipe=recipe, policy=policy, recipe_hash="ab" * 32, fingerprints={})
     _write(folder / "plan.json", plan)
     training = step_records.trained(outputs, first_loss=2.5, last_loss=0.25)
-    training = replace(training, example="a row of a customer", answer=Answer("of a customer"))
+    training = replace(training, example="a row of a customer", answer=PromptAnswers("of a customer"))
     records.write(folder / "train.json", training)
     _write_proof(folder, "pass")
     return folder

@@ -9,7 +9,7 @@ import pytest
 
 import whole_records
 from skill_train.core.units import dollars, duration
-from skill_train.report.figure import Record, Run
+from skill_train.report.figure import Record, ReportedRun
 from skill_train.report.sections import curve, differences, estimates, shown, steps, thinned, verdict
 from skill_train.report.words import marked, nats, number, placeless, rate, share, size
 from skill_train.run.cloud_record import CloudRecord
@@ -22,8 +22,8 @@ ADAPTER = {"bytes": 10, "sha256": "aa"}
 FILE = {"bytes": 20, "sha256": "bb", "quant": "q8_0"}
 
 
-def run(verify: Any = None, evaluate: Any = None, demo: Any = None, cloud: Any = None, **documents: Any) -> Run:
-    return Run(
+def run(verify: Any = None, evaluate: Any = None, demo: Any = None, cloud: Any = None, **documents: Any) -> ReportedRun:
+    return ReportedRun(
         name="first",
         call="runs/first",
         documents=documents,

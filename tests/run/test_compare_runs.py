@@ -22,11 +22,11 @@ from skill_train.run.train_record import StepLine, read_steps
 RECORDED = Path(__file__).resolve().parent.parent / "support" / "data" / "runs" / "tiny"
 
 
-def recorded() -> diff.Run:
+def recorded() -> diff.ComparedRun:
     return _read(RunDir(RECORDED))
 
 
-def changed(part: str, *path: str | int, to: Any) -> diff.Run:
+def changed(part: str, *path: str | int, to: Any) -> diff.ComparedRun:
     """The recorded run with one value replaced."""
     run = recorded()
     kept = getattr(run, part)
@@ -39,7 +39,7 @@ def changed(part: str, *path: str | int, to: Any) -> diff.Run:
     return dataclasses.replace(run, **{part: document if part == "samples" else msgspec.convert(document, kind)})
 
 
-def facts(found: list[diff.Difference]) -> list[str]:
+def facts(found: list[diff.RunDifference]) -> list[str]:
     return [each.fact for each in found]
 
 
@@ -53,7 +53,7 @@ def test_a_run_is_the_same_as_itself() -> None:
 
 
 NESTED = changed("environment", "trainer", "accelerator_config", "split_batches", to=True)
-RECIPE: list[tuple[str, diff.Run]] = [
+RECIPE: list[tuple[str, diff.ComparedRun]] = [
     ("recipe.hash", changed("plan", "recipe_hash", to="0" * 64)),
     ("recipe.learning_rate", changed("plan", "recipe", "learning_rate", to=3e-4)),
     ("recipe.model.sha256", changed("plan", "fingerprints", "model", to="0" * 64)),
@@ -81,12 +81,12 @@ RECIPE: list[tuple[str, diff.Run]] = [
 
 
 @pytest.mark.parametrize(("fact", "other"), RECIPE, ids=[fact for fact, _ in RECIPE])
-def test_a_change_of_the_recipe_is_named(fact: str, other: diff.Run) -> None:
+def test_a_change_of_the_recipe_is_named(fact: str, other: diff.ComparedRun) -> None:
     found = diff.compare(recorded(), other)
     assert (found.verdict, facts(found.recipe), found.placement) == ("different", [fact], [])
 
 
-PLACEMENT: list[tuple[str, diff.Run]] = [
+PLACEMENT: list[tuple[str, diff.ComparedRun]] = [
     ("placement.backend", changed("plan", "placement", "backend", to="hf_jobs")),
     ("placement.dtype", changed("plan", "placement", "dtype", to="bfloat16")),
     ("launch.flavor", changed("plan", "flavor", to="a10g-small")),
@@ -105,7 +105,7 @@ PLACEMENT: list[tuple[str, diff.Run]] = [
 
 
 @pytest.mark.parametrize(("fact", "other"), PLACEMENT, ids=[fact for fact, _ in PLACEMENT])
-def test_a_change_of_the_placement_is_listed(fact: str, other: diff.Run) -> None:
+def test_a_change_of_the_placement_is_listed(fact: str, other: diff.ComparedRun) -> None:
     found = diff.compare(recorded(), other)
     assert (found.verdict, facts(found.placement), found.recipe) == ("same", [fact], [])
 
@@ -143,11 +143,14 @@ def test_a_fact_that_only_one_run_has_is_said() -> None:
     found = diff.compare(recorded(), old)
     assert found.verdict == "incomplete"
     assert found.not_compared == ["data: only run A has a record", "optimizer: only run A has a record"]
-    failed = diff.Run(recorded().plan, recorded().environment, None, recorded().metrics[:5], recorded().samples)
+    failed = diff.ComparedRun(recorded().plan, recorded().environment, None, recorded().metrics[:5], recorded().samples)
     found = diff.compare(failed, recorded())
     assert found.not_compared == ["trained weights: only run B has a record", "steps after 5: only run B has a record"]
     assert (found.losses or {})["steps"] == 5
-    assert diff.compare(diff.Run(old.plan), diff.Run(old.plan)).not_compared[0] == "program: neither run has a record"
+    assert (
+        diff.compare(diff.ComparedRun(old.plan), diff.ComparedRun(old.plan)).not_compared[0]
+        == "program: neither run has a record"
+    )
 
 
 def test_an_adapter_on_one_side_alone_is_another_recipe() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from skill_train.facts import MachineFacts
-from skill_train.machine.probe import Answer, Probe
+from skill_train.machine.probe import Probe, ProgramOutput
 from skill_train.machine.read import read_machine
 
 FOLDER = Path(__file__).resolve().parent / "data" / "machines"
@@ -28,12 +28,12 @@ def probe_of(record: dict[str, Any]) -> Probe:
     files = _topology(record) | record["files"]
     programs = record["programs"]
 
-    def ask(program: str, *arguments: str) -> Answer | None:
+    def ask(program: str, *arguments: str) -> ProgramOutput | None:
         if program not in programs:
             return None
         if program == "sysctl":
             return _sysctl(programs[program], arguments)
-        return Answer(**programs[program][" ".join(arguments)])
+        return ProgramOutput(**programs[program][" ".join(arguments)])
 
     def names(folder: str) -> tuple[str, ...]:
         inside = [path.removeprefix(f"{folder}/") for path in files if path.startswith(f"{folder}/")]
@@ -52,10 +52,10 @@ def probe_of(record: dict[str, Any]) -> Probe:
     )
 
 
-def _sysctl(text: str, arguments: tuple[str, ...]) -> Answer:
+def _sysctl(text: str, arguments: tuple[str, ...]) -> ProgramOutput:
     """The lines asked for; `-i` leaves out what is missing."""
     assert arguments[0] == "-i"
-    return Answer(0, "\n".join(line for line in text.splitlines() if line.split(": ")[0] in arguments[1:]))
+    return ProgramOutput(0, "\n".join(line for line in text.splitlines() if line.split(": ")[0] in arguments[1:]))
 
 
 def _topology(record: dict[str, Any]) -> dict[str, str]:

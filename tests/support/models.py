@@ -36,7 +36,7 @@ def recorded_model(name: str) -> ModelFacts:
     return model_config.read(
         data["config"],
         source=data["model"],
-        stored=model_config.Stored({dtype: parameters}, parameters * _BYTES[dtype]),
+        stored=model_config.StoredWeights({dtype: parameters}, parameters * _BYTES[dtype]),
         has_chat_template=name not in _WITHOUT_TEMPLATE,
         gated=data["model"].startswith(_GATED),
         revision="0" * 40,

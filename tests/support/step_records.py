@@ -8,7 +8,7 @@ import msgspec
 
 from skill_train.core.digests import FileDigest
 from skill_train.run.folder import StepResult
-from skill_train.run.merge_record import MergeInputs, MergeOptions, MergeRecord
+from skill_train.run.merge_record import MergeInputs, MergeRecord, MergeSettings
 from skill_train.run.train_record import TrainedData, TrainFigures, TrainRecord
 
 
@@ -36,7 +36,7 @@ def merged(adapter: dict[str, FileDigest], outputs: dict[str, FileDigest]) -> Me
     """`merge.json` of a merge that its gate accepted."""
     return MergeRecord(
         inputs=MergeInputs(base={}, adapter=adapter),
-        options=MergeOptions(),
+        options=MergeSettings(),
         how="streamed",
         reasons=[],
         changes={"stored_dtype": "F32"},

@@ -17,7 +17,7 @@ import verify_rows
 from skill_train.core.digests import file_digest
 from skill_train.llama import inference
 from skill_train.verify import check_template as verify_template
-from skill_train.verify.questions import Subject, questions_of
+from skill_train.verify.questions import MeasuredReference, questions_of
 from skill_train.verify.run_checks import Draft, Findings, Known, judge, own_templates, readable
 from skill_train.verify.sample_texts import Sample
 from skill_train.verify.step import _measure
@@ -28,13 +28,15 @@ pytestmark = pytest.mark.slow
 TOKENS = 512
 
 
-def subject_of(reference: Path, *, adapter: Path | None, base: Path | None, folder: Path, **about: Any) -> Subject:
+def subject_of(
+    reference: Path, *, adapter: Path | None, base: Path | None, folder: Path, **about: Any
+) -> MeasuredReference:
     """What `verify` makes of a reference before it judges files."""
     nothing: Future[Draft] = Future()
     nothing.set_result(Draft())
     asked = questions_of(reference, adapter=adapter, **about)
     measured, _ = _measure(asked, base, [], folder, nothing)
-    return Subject(**vars(asked), measured=measured)
+    return MeasuredReference(**vars(asked), measured=measured)
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +45,7 @@ def good() -> gguf_maker.Export:
 
 
 @pytest.fixture(scope="module")
-def subject(good: gguf_maker.Export, tmp_path_factory: pytest.TempPathFactory) -> Subject:
+def subject(good: gguf_maker.Export, tmp_path_factory: pytest.TempPathFactory) -> MeasuredReference:
     """The tuned model, measured once for all faults."""
     rows = verify_rows.chats(good.base, 8)
     folder = tmp_path_factory.mktemp("logits")
@@ -59,10 +61,10 @@ def subject(good: gguf_maker.Export, tmp_path_factory: pytest.TempPathFactory) -
 
 
 @pytest.fixture
-def verdicts(subject: Subject, tmp_path: Path) -> Iterator[Callable[..., dict[str, str]]]:
+def verdicts(subject: MeasuredReference, tmp_path: Path) -> Iterator[Callable[..., dict[str, str]]]:
     """A function from files to the verdicts on the first of them, by check."""
 
-    def judged(*files: Path, about: Subject = subject, run: Path = tmp_path) -> dict[str, str]:
+    def judged(*files: Path, about: MeasuredReference = subject, run: Path = tmp_path) -> dict[str, str]:
         proof = Findings()
         read, digests = readable(list(files), proof), {file.name: file_digest(file) for file in files}
         weights = check_weights(read, about.reference, about.adapter)
@@ -304,7 +306,7 @@ def test_file_that_llama_cpp_refuses(good: gguf_maker.Export, verdicts: Any, tmp
 
 
 def test_crash_of_llama_cpp_is_a_verdict_on_that_file(
-    good: gguf_maker.Export, subject: Subject, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    good: gguf_maker.Export, subject: MeasuredReference, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The worker dies for one of two files; the other one is still judged."""
     (tmp_path / "dying_worker.py").write_text(

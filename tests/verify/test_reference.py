@@ -26,7 +26,7 @@ from skill_train.machine.read import available_memory_bytes
 from skill_train.reference.load import reference_model
 from skill_train.reference.low_memory import frugal_model, is_plain
 from skill_train.verify import run_checks as verify_judge
-from skill_train.verify.reference_answers import Measured, _groups, measure
+from skill_train.verify.reference_answers import ReferenceMeasurements, _groups, measure
 from skill_train.verify.run_checks import draft_of
 from skill_train.verify.sample_texts import Sample
 from skill_train.verify.weights.check import compared_bytes
@@ -39,7 +39,9 @@ KINDS = ("qwen2", "llama-spm", "gemma", "gpt2")
 MOST = 6
 
 
-def measured(model: Path, folder: Path, drafts: list[list[int]], stops: frozenset[int] = frozenset()) -> Measured:
+def measured(
+    model: Path, folder: Path, drafts: list[list[int]], stops: frozenset[int] = frozenset()
+) -> ReferenceMeasurements:
     asked: dict[str, Any] = {"texts": TEXTS, "prompts": PROMPTS, "stops": set(stops)}
     asked |= {"sample": Sample(answer_tokens=MOST), "folder": folder, "switches_off": False}
     with frugal_model(model) as loaded:
@@ -208,7 +210,7 @@ def draft_of_file(quant: str) -> list[list[int]]:
 
 def answered(file: Path, expected: list[list[int]] | None, prompts: list[list[int]] = PROMPTS) -> list[list[int]]:
     asked = [Prompt(ids, MOST, one) for ids, one in zip(prompts, expected or [None] * len(prompts), strict=True)]
-    return inference.ask(inference.Job(gguf=str(file), context_tokens=300, threads=2, prompts=asked)).answers
+    return inference.ask(inference.InferenceJob(gguf=str(file), context_tokens=300, threads=2, prompts=asked)).answers
 
 
 def test_a_draft_asks_for_memory(monkeypatch: pytest.MonkeyPatch) -> None:

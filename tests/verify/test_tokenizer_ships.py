@@ -46,7 +46,7 @@ def shipped(folder: Path, work: Path, texts: list[str]) -> list[list[int]]:
     """The ids of llama.cpp from the converted file."""
     options: dict[str, Any] = {"progress": lambda *_: None, "warn": lambda *_: None, "toolchain": toolchain.find()}
     convert(model=folder, out=work, record=work / "convert.json", name="m", outtype="f16", **options)
-    job = inference.Job(gguf=str(work / "m-f16.gguf"), context_tokens=64, threads=1, plain=texts)
+    job = inference.InferenceJob(gguf=str(work / "m-f16.gguf"), context_tokens=64, threads=1, plain=texts)
     return inference.ask(job).plain
 
 

@@ -21,7 +21,7 @@ from skill_train.verify.check_header import check_types, name_type
 from skill_train.verify.check_logits import check_logits, check_tuned
 from skill_train.verify.check_tokens import check_special_tokens, check_tokens, check_trained, difference
 from skill_train.verify.metadata.check import check_metadata
-from skill_train.verify.reference_answers import Answer
+from skill_train.verify.reference_answers import ReferenceAnswer
 from skill_train.verify.thresholds import limits, of_this_model
 from skill_train.verify.weights.tensors import row_chunks, row_errors
 
@@ -242,11 +242,11 @@ def test_share_by_hand() -> None:
 TOKENIZER: Any = SimpleNamespace(decode=str, all_special_ids=[9], added_tokens_decoder={})
 
 
-def answer(ids: list[int], *, stopped: bool, second: float = 5.0) -> Answer:
+def answer(ids: list[int], *, stopped: bool, second: float = 5.0) -> ReferenceAnswer:
     """The reference prefers its own token by `second` nats to every other."""
     rows = np.full((len(ids), 10), -second, dtype=np.float32)
     rows[np.arange(len(ids)), ids] = 0
-    return Answer([1], ids, stopped, rows)
+    return ReferenceAnswer([1], ids, stopped, rows)
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ _LOGIN = "hf auth login"
 
 
 @dataclass(frozen=True)
-class Check:
+class DoctorCheck:
     """One check. `verdict` is `ok`, `warn` or `fail`; `fix` is the command that fixes it, or empty."""
 
     name: str
@@ -35,57 +35,59 @@ class Check:
     fix: str = ""
 
 
-def python(version: str) -> Check:
+def python(version: str) -> DoctorCheck:
     wanted = python_wanted()
     if wanted is None:
         why = "the package runs from its source and is not installed, so its ranges are not known"
-        return Check("python", "warn", version, because=why, fix="pip install -e .")
+        return DoctorCheck("python", "warn", version, because=why, fix="pip install -e .")
     if within(version, wanted):
-        return Check("python", "ok", version, wanted)
-    return Check("python", "fail", version, wanted, "not a tested version", "uv venv --python 3.12")
+        return DoctorCheck("python", "ok", version, wanted)
+    return DoctorCheck("python", "fail", version, wanted, "not a tested version", "uv venv --python 3.12")
 
 
-def packages(group: str, found: list[Package]) -> Check:
+def packages(group: str, found: list[Package]) -> DoctorCheck:
     """Checks one group of packages. A missing extra makes the installation smaller, a missing base package broken."""
     name = "packages" if group == "base" else f"packages [{group}]"
     versions = ", ".join(f"{package.name} {package.installed or 'missing'}" for package in found)
     wrong = [package for package in found if not package.right]
     wanted = ", ".join(package.name + package.wanted for package in wrong)
     if not wrong:
-        return Check(name, "ok", versions, "the tested versions")
+        return DoctorCheck(name, "ok", versions, "the tested versions")
     broken = "fail" if group == "base" else "warn"
     if group != "base" and any(package.installed is None for package in wrong):
-        return Check(name, broken, versions, wanted, "not all of it is installed", EXTRAS[group])
+        return DoctorCheck(name, broken, versions, wanted, "not all of it is installed", EXTRAS[group])
     command = "pip install " + " ".join(f'"{package.name}{package.wanted}"' for package in wrong)
-    return Check(name, broken, versions, wanted, "not the tested versions", command)
+    return DoctorCheck(name, broken, versions, wanted, "not the tested versions", command)
 
 
-def together(found: list[Package], sets: list[VersionSet]) -> Check:
+def together(found: list[Package], sets: list[VersionSet]) -> DoctorCheck:
     """Checks whether the installed versions are a tested combination, not only whether each is in its range."""
     away = {tested: tested.differs(found) for tested in sets}
     nearest = min(sets, key=lambda tested: len(away[tested]))
     wrong = away[nearest]
     if not wrong:
-        return Check("versions", "ok", f"a set that passed `{nearest.by}`", because=nearest.date)
+        return DoctorCheck("versions", "ok", f"a set that passed `{nearest.by}`", because=nearest.date)
     pinned = [f"{package.name}=={nearest.packages[package.name]}" for package in wrong]
     versions = ", ".join(f"{package.name} {package.installed}" for package in wrong)
     why = f"not a set that was tested together; the nearest passed `{nearest.by}` on {nearest.date}"
-    return Check("versions", "warn", versions, ", ".join(pinned), why, f"pip install {' '.join(pinned)}")
+    return DoctorCheck("versions", "warn", versions, ", ".join(pinned), why, f"pip install {' '.join(pinned)}")
 
 
-def accelerator(machine: MachineFacts) -> Check:
+def accelerator(machine: MachineFacts) -> DoctorCheck:
     expected = "an NVIDIA GPU, Apple silicon, or none"
     if machine.device != "cpu":
         count = f"{len(machine.gpus)} × " if len(machine.gpus) > 1 else ""
         why = machine.unknown.get("gpus", "")
-        return Check(
+        return DoctorCheck(
             "accelerator", "ok", f"{machine.device}: {count}{machine.chip}, {_gb(machine.memory_bytes)}", "", why
         )
     reason = machine.unknown.get("device")
     if reason is None:
         why = "small models train on the processor; larger ones in the cloud"
-        return Check("accelerator", "ok", f"cpu: {machine.chip}, {machine.cores} cores", expected, why)
-    return Check("accelerator", "warn", f"cpu: {machine.chip}", expected, reason, _mend_accelerator(machine, reason))
+        return DoctorCheck("accelerator", "ok", f"cpu: {machine.chip}, {machine.cores} cores", expected, why)
+    return DoctorCheck(
+        "accelerator", "warn", f"cpu: {machine.chip}", expected, reason, _mend_accelerator(machine, reason)
+    )
 
 
 def _mend_accelerator(machine: MachineFacts, reason: str) -> str:
@@ -98,66 +100,70 @@ def _mend_accelerator(machine: MachineFacts, reason: str) -> str:
     return "nvidia-smi" if "nvidia-smi" in reason else ""
 
 
-def torch(machine: MachineFacts, asked: Callable[[], TorchAnswer]) -> Check:
+def torch(machine: MachineFacts, asked: Callable[[], TorchAnswer]) -> DoctorCheck:
     """Whether torch can use the device of this machine. `asked` gives the answer of `torch_worker`, or raises."""
     try:
         said = asked()
     except SkillTrainError as error:
         why = (error.got.strip().splitlines() or [error.message])[-1]
-        return Check("torch", "fail", error.message, "a torch that loads", why, _reinstall_torch())
+        return DoctorCheck("torch", "fail", error.message, "a torch that loads", why, _reinstall_torch())
     found = f"torch {said['version']}, CUDA {said['cuda'] or 'not built in'}"
     if said["usable"]:
-        return Check("torch", "ok", found, f"{machine.device} usable")
+        return DoctorCheck("torch", "ok", found, f"{machine.device} usable")
     why = said["trouble"] or f"this build cannot use {machine.device}; training would run on the processor"
-    return Check("torch", "warn", found, f"{machine.device} usable", why, _reinstall_torch())
+    return DoctorCheck("torch", "warn", found, f"{machine.device} usable", why, _reinstall_torch())
 
 
 def _reinstall_torch() -> str:
     return 'pip install --force-reinstall "skill-train[train]"'
 
 
-def memory(machine: MachineFacts) -> Check:
+def memory(machine: MachineFacts) -> DoctorCheck:
     free = machine.ram_available_bytes
     if free is None:
-        return Check("memory", "warn", "unknown", because=machine.unknown.get("memory_bytes", "nothing tells"))
+        return DoctorCheck("memory", "warn", "unknown", because=machine.unknown.get("memory_bytes", "nothing tells"))
     found, wanted = f"{_gb(free)} of {_gb(machine.ram_bytes)} available", f"{_gb(NEEDS_MEMORY)} for the smallest run"
     if free >= NEEDS_MEMORY:
-        return Check("memory", "ok", found, wanted)
-    return Check("memory", "warn", found, wanted, "close other programs", "ps aux | sort -nrk 4 | head")
+        return DoctorCheck("memory", "ok", found, wanted)
+    return DoctorCheck("memory", "warn", found, wanted, "close other programs", "ps aux | sort -nrk 4 | head")
 
 
-def disk(machine: MachineFacts) -> Check:
+def disk(machine: MachineFacts) -> DoctorCheck:
     free = machine.disk_free_bytes
     if free is None:
-        return Check("disk", "warn", "unknown", because=machine.unknown["disk_free_bytes"], fix="df -h .")
+        return DoctorCheck("disk", "warn", "unknown", because=machine.unknown["disk_free_bytes"], fix="df -h .")
     found, wanted = f"{_gb(free)} free in the current folder", f"{_gb(NEEDS_DISK)}"
     if free >= NEEDS_DISK:
-        return Check("disk", "ok", found, wanted)
-    return Check("disk", "warn", found, wanted, "a model is stored three times: base, merged, GGUF", "hf cache prune")
+        return DoctorCheck("disk", "ok", found, wanted)
+    return DoctorCheck(
+        "disk", "warn", found, wanted, "a model is stored three times: base, merged, GGUF", "hf cache prune"
+    )
 
 
-def token(account: Account) -> Check:
+def token(account: Account) -> DoctorCheck:
     """Checks the token: present, valid, and its permissions. Shows only the account's name and role."""
     wanted = "a token that can write and run jobs"
     if account.state == "none":
         why = "only cloud jobs, uploads and private or gated models need one"
-        return Check("token", "warn", "no token", wanted, why, _LOGIN)
+        return DoctorCheck("token", "warn", "no token", wanted, why, _LOGIN)
     if account.state == "invalid":
         fix = f"unset HF_TOKEN && {_LOGIN}" if os.environ.get("HF_TOKEN") else f"{_LOGIN} --force"
-        return Check("token", "warn", "the Hub does not know this token", wanted, "expired, revoked or mistyped", fix)
+        return DoctorCheck(
+            "token", "warn", "the Hub does not know this token", wanted, "expired, revoked or mistyped", fix
+        )
     if account.state == "unchecked":
         fix = "unset HF_HUB_OFFLINE" if "HF_HUB_OFFLINE" in account.why else "skill-train doctor"
-        return Check("token", "warn", f"present, not checked: {account.why}", wanted, "", fix)
+        return DoctorCheck("token", "warn", f"present, not checked: {account.why}", wanted, "", fix)
     found = f"valid: {account.name}, role {account.role or 'not told'}"
     lacks = [word for word, may in (("write", account.can_write), ("run jobs", account.can_run_jobs)) if may is False]
     if lacks:
         why = f"it cannot {' or '.join(lacks)}; a token has the role write, or repo.write and job.write"
-        return Check("token", "warn", found, wanted, why, f"{_LOGIN} --force")
+        return DoctorCheck("token", "warn", found, wanted, why, f"{_LOGIN} --force")
     why = "the Hub does not tell what a sign-in by browser may do" if account.can_write is None else ""
-    return Check("token", "ok", found, wanted, why)
+    return DoctorCheck("token", "ok", found, wanted, why)
 
 
-def converter(found: Callable[[], Any], gguf_ready: bool) -> Check:
+def converter(found: Callable[[], Any], gguf_ready: bool) -> DoctorCheck:
     """Checks the converter. `found` returns the toolchain, or raises an error with the command that downloads it."""
     from skill_train.llama.get_converter import FETCH_COMMAND
 
@@ -165,47 +171,49 @@ def converter(found: Callable[[], Any], gguf_ready: bool) -> Check:
         tools = found()
     except SkillTrainError as error:
         fix = FETCH_COMMAND if gguf_ready else f"{EXTRAS['gguf']} && {FETCH_COMMAND}"
-        return Check(
+        return DoctorCheck(
             "converter", "warn", error.message, error.expected, "export-gguf fetches it when it is online", fix
         )
-    return Check("converter", "ok", f"{tools.source}: {tools.version or tools.folder}")
+    return DoctorCheck("converter", "ok", f"{tools.source}: {tools.version or tools.folder}")
 
 
-def compiler(has: Callable[[str], bool], system: str) -> Check:
+def compiler(has: Callable[[str], bool], system: str) -> DoctorCheck:
     """Checks for a C++ compiler, because llama-cpp-python is compiled during its installation."""
     found = next((name for name in ("c++", "g++", "clang++", "cl") if has(name)), None)
     if found is not None:
-        return Check("compiler", "ok", found, "a C++ compiler, for llama-cpp-python")
+        return DoctorCheck("compiler", "ok", found, "a C++ compiler, for llama-cpp-python")
     fix = "xcode-select --install" if system == "Darwin" else "sudo apt-get install g++"
-    return Check("compiler", "warn", "none", "a C++ compiler", "llama-cpp-python compiles when it is installed", fix)
+    return DoctorCheck(
+        "compiler", "warn", "none", "a C++ compiler", "llama-cpp-python compiles when it is installed", fix
+    )
 
 
-def cache(folder: Path) -> Check:
+def cache(folder: Path) -> DoctorCheck:
     """Checks whether the cache folder can be created and written."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
-            return Check("cache", "ok", str(folder), "a folder that can be written")
+            return DoctorCheck("cache", "ok", str(folder), "a folder that can be written")
     except OSError as error:
         another = Path(tempfile.gettempdir()) / "skill-train"
         found, fix = f"{folder}: {error.strerror}", f"export SKILL_TRAIN_CACHE={another}"
-        return Check("cache", "fail", found, "a folder that can be written", "the converter is kept there", fix)
+        return DoctorCheck("cache", "fail", found, "a folder that can be written", "the converter is kept there", fix)
 
 
-def agents(home: Path, here: Path) -> Check:
+def agents(home: Path, here: Path) -> DoctorCheck:
     """Checks the folders where coding agents look for skills, and whether this skill is among them."""
     claude = Path(os.environ.get("CLAUDE_CONFIG_DIR") or home / ".claude")
     near = [here / ".claude", here / ".agents"]
     folders = [root / "skills" for root in dict.fromkeys([claude, home / ".agents", *near]) if root.is_dir()]
     expected = "this skill in a folder where coding agents look"
     if not folders:
-        return Check("agents", "ok", "none", expected, "no folder of a coding agent is here")
+        return DoctorCheck("agents", "ok", "none", expected, "no folder of a coding agent is here")
     named = "; ".join(f"{folder}: {_skills_in(folder)}" for folder in folders)
     if any((folder / "skill-train" / "SKILL.md").is_file() for folder in folders):
-        return Check("agents", "ok", named, expected)
+        return DoctorCheck("agents", "ok", named, expected)
     beside = any(root.is_dir() for root in near)
     fix = "skill-train skills install" if beside else "skill-train skills install --scope global"
-    return Check("agents", "warn", named, expected, "the agents here do not know this skill", fix)
+    return DoctorCheck("agents", "warn", named, expected, "the agents here do not know this skill", fix)
 
 
 def _skills_in(folder: Path) -> str:
@@ -213,7 +221,7 @@ def _skills_in(folder: Path) -> str:
     return f"{len(names)} skills" + (", this one among them" if "skill-train" in names else "")
 
 
-def worst(checks: Iterable[Check]) -> str:
+def worst(checks: Iterable[DoctorCheck]) -> str:
     verdicts = {check.verdict for check in checks}
     return next((verdict for verdict in ("fail", "warn") if verdict in verdicts), "ok")
 

@@ -8,7 +8,7 @@ from skill_train.run.plan_record import Estimate, Number, Plan
 from skill_train.run.train_record import TrainRecord
 
 
-class Measured(TypedDict):
+class MeasuredFigure(TypedDict):
     """`within` is None where the estimate or the measurement is unknown."""
 
     low: Number | None
@@ -17,7 +17,7 @@ class Measured(TypedDict):
     within: bool | None
 
 
-def measured_beside_estimates(plan: Plan, record: TrainRecord) -> dict[str, Measured]:
+def measured_beside_estimates(plan: Plan, record: TrainRecord) -> dict[str, MeasuredFigure]:
     """The measurements beside the estimates. The smaller layout of a second try has no estimates."""
     peaks = record.figures.peak_memory_bytes
     device = plan.placement.device

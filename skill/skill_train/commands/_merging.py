@@ -16,7 +16,7 @@ from skill_train.run import merge_record
 from skill_train.run.begun import trained
 from skill_train.run.folder import RunDir, StepResult
 from skill_train.run.lock import locked
-from skill_train.run.merge_record import MergeOptions, MergeRecord
+from skill_train.run.merge_record import MergeRecord, MergeSettings
 from skill_train.run.train_record import FedRow, read_fed_rows
 
 
@@ -97,5 +97,5 @@ class MergeChoices(TypedDict):
 def merge_choices(run: RunDir) -> MergeChoices:
     """The options of an existing merge, so that it can be reused."""
     record = run.record("merge")
-    asked = merge_record.read(record).options if record.is_file() else MergeOptions()
+    asked = merge_record.read(record).options if record.is_file() else MergeSettings()
     return {"dtype": asked.dtype, "gate": asked.gate or "auto"}

@@ -15,7 +15,7 @@ from skill_train.core.errors import UsageError
 RECIPE_OPTIONS = ("model", "data", "split", "max_steps", "max_length")  # with --dtype, which the plan decides
 
 
-class Place(click.Path):
+class PathArgument(click.Path):
     """A path that is not empty. click takes an empty text (an unset variable) for the current folder, and `cancel
     "$RUN"` must not cancel the job of that folder."""
 
@@ -25,7 +25,7 @@ class Place(click.Path):
         return super().convert(value, param, ctx)
 
 
-PATH, RUN = Place(path_type=Path), Place(path_type=str)  # RUN may be a path or an id
+PATH, RUN = PathArgument(path_type=Path), PathArgument(path_type=str)  # RUN may be a path or an id
 MOST_COUNTED, MOST_DOLLARS, MOST_HOURS = 1_000_000, 1_000_000, 24 * 365
 
 

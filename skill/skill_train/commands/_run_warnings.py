@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from msgspec import UNSET
 
-from skill_train.commands._measured import Measured
+from skill_train.commands._measured import MeasuredFigure
 from skill_train.core.console import Console
 from skill_train.core.units import duration
 from skill_train.plan.make import few_steps
@@ -14,7 +14,7 @@ from skill_train.run.plan_record import Plan
 from skill_train.run.train_record import TrainedData, TrainRecord
 
 
-def warn_of_run(console: Console, plan: Plan, record: TrainRecord, estimates: dict[str, Measured]) -> None:
+def warn_of_run(console: Console, plan: Plan, record: TrainRecord, estimates: dict[str, MeasuredFigure]) -> None:
     """Prints all warnings about a trained run.
 
     Args:
@@ -41,7 +41,7 @@ def warn_of_part(console: Console, run: RunDir) -> None:
         console.warn("smoke_run", f"{part}: these files come from a smoke run, not from the whole training")
 
 
-def _missed(name: str, one: Measured) -> str:
+def _missed(name: str, one: MeasuredFigure) -> str:
     """An estimate that was wrong, with the measured value, in a unit for readers."""
     known = (figure for figure in (one["low"], one["high"], one["actual"]) if figure is not None)
     if name == "seconds":

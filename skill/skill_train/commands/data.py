@@ -23,7 +23,7 @@ from skill_train.data.check_row import checker
 from skill_train.data.inspect import Inspection, inspect_dataset
 from skill_train.data.inspect_report import ONLY_SFT, Counted, plain_example, report
 from skill_train.data.personal import WHAT
-from skill_train.data.problems import Count
+from skill_train.data.problems import RefusedRows
 from skill_train.data.scan import unread_media, unread_text_told, wrong_columns
 from skill_train.data.text_encoding import rewriting_command
 from skill_train.facts import DatasetFacts
@@ -124,7 +124,7 @@ def _pinned(asked: Recipe) -> Recipe:
 
 
 def _tokens(console: Console, subject: Inspection) -> Counted:
-    nothing: dict[str, Count | None] = {"truncated": None, "fully_masked": None, "template": None}
+    nothing: dict[str, RefusedRows | None] = {"truncated": None, "fully_masked": None, "template": None}
     plain = plain_example(subject)
     if subject.method != "sft" or subject.found is None or not subject.seen.usable:
         return Counted(nothing, plain, why_not="no row that sft could train on")

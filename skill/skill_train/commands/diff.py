@@ -18,7 +18,7 @@ from skill_train.commands._shell import quoted
 from skill_train.core.console import Console, Result
 from skill_train.core.errors import UsageError, VerificationFailed
 from skill_train.run import plan_record, train_record
-from skill_train.run.compare_runs import Comparison, Difference, Losses, Run, compare
+from skill_train.run.compare_runs import ComparedRun, Comparison, Losses, RunDifference, compare
 from skill_train.run.folder import RunDir, open_run
 
 _NAMES = {"model": "recipe.revision", "data": "recipe.data_revision"}
@@ -110,7 +110,7 @@ def _hint(found: Comparison) -> str:
     return "make both runs of one recipe file and the same data, with the versions of requirements.lock"
 
 
-def _shown(difference: Difference) -> Shown:
+def _shown(difference: RunDifference) -> Shown:
     return {"fact": difference.fact, "a": _text(difference.a), "b": _text(difference.b)}
 
 
@@ -134,8 +134,8 @@ def _opened(path: Path) -> RunDir:
     return open_run(path)
 
 
-def _read(run: RunDir) -> Run:
-    return Run(
+def _read(run: RunDir) -> ComparedRun:
+    return ComparedRun(
         plan=plan_record.read(run.plan),
         environment=train_record.read_environment(run.record("environment")),
         train=train_record.read(run.record("train")) if run.record("train").is_file() else None,

@@ -14,7 +14,7 @@ import msgspec
 
 from skill_train.commands import _doctor_checks as checks
 from skill_train.commands import _doctor_packages
-from skill_train.commands._doctor_checks import Check
+from skill_train.commands._doctor_checks import DoctorCheck
 from skill_train.commands._doctor_packages import Package
 from skill_train.commands._drawing import STYLE, add_row, draw_line, draw_text, rich_table
 from skill_train.commands._frame import command
@@ -79,7 +79,7 @@ def _group(group: str) -> list[Package]:
     return [package for package in _doctor_packages.packages() if package.group == group]
 
 
-def _checks(found: dict[str, list[Package]]) -> tuple[list[Check], Account]:
+def _checks(found: dict[str, list[Package]]) -> tuple[list[DoctorCheck], Account]:
     """All checks in the order of the steps. Slow ones (torch, the Hub) run in parallel."""
     from skill_train.hub import account as hub_account
     from skill_train.llama import get_converter
@@ -123,11 +123,11 @@ def _has(found: dict[str, list[Package]], group: str, name: str) -> bool:
     return any(package.name == name and package.installed for package in found[group])
 
 
-def _short(check: Check) -> dict[str, str]:
+def _short(check: DoctorCheck) -> dict[str, str]:
     return {key: value for key, value in dataclasses.asdict(check).items() if value or key in ("name", "verdict")}
 
 
-def _able(done: list[Check], account: Account) -> tuple[dict[str, bool | None], dict[str, str]]:
+def _able(done: list[DoctorCheck], account: Account) -> tuple[dict[str, bool | None], dict[str, str]]:
     """Which commands this installation can run (None if unknown), and the reason for each that is not True."""
     verdicts = {check.name: check for check in done}
     base, train, gguf = (verdicts.get(name) for name in ("packages", "packages [train]", "packages [gguf]"))
@@ -149,12 +149,12 @@ def _able(done: list[Check], account: Account) -> tuple[dict[str, bool | None], 
     return able, {name: why for name, why in reasons.items() if why}
 
 
-def _lacking(check: Check | None, command: str) -> str:
+def _lacking(check: DoctorCheck | None, command: str) -> str:
     """The command that installs missing packages; empty if none is missing. Another version may still work."""
     return command if check is not None and "missing" in check.found else ""
 
 
-def _fault(check: Check | None) -> str:
+def _fault(check: DoctorCheck | None) -> str:
     return check.because or check.found if check is not None and check.verdict == "fail" else ""
 
 
@@ -171,7 +171,7 @@ def _no_submit(account: Account) -> str:
     return "the token cannot write and run jobs"
 
 
-def _broken(done: list[Check]) -> SkillTrainError | None:
+def _broken(done: list[DoctorCheck]) -> SkillTrainError | None:
     check = next((check for check in done if check.verdict == "fail"), None)
     if check is None:
         return None

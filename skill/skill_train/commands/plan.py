@@ -14,7 +14,7 @@ import msgspec
 from skill_train.commands._blockers import blocked, warn_of_export
 from skill_train.commands._drawing import add_row, rich_table
 from skill_train.commands._frame import command
-from skill_train.commands._measured import Measured, measured_beside_estimates
+from skill_train.commands._measured import MeasuredFigure, measured_beside_estimates
 from skill_train.commands._options import (
     DEFAULT_HOURS,
     HOURS,
@@ -103,7 +103,7 @@ def _of_run(folder: Path, options: PlanOptions) -> Result:
         option = f"--{next(iter(others)).replace('_', '-')}"
         raise UsageError(f"{folder} is a run with a plan, so {option} cannot be used", code="bad_usage", hint=hint)
     plan = plan_record.read(run.plan)
-    data, actual = _summary(plan) | {"plan": str(run.plan)}, dict[str, Measured]()
+    data, actual = _summary(plan) | {"plan": str(run.plan)}, dict[str, MeasuredFigure]()
     if run.record("train").is_file():
         data["actual"] = actual = measured_beside_estimates(plan, train_record.read(run.record("train")))
     return Result(data, human=lambda rich: _draw(rich, plan, actual), quiet=plan.where)
@@ -199,7 +199,7 @@ def _reasons(plan: Plan) -> list[Reason]:
 # --- The drawing ---
 
 
-def _draw(rich: Any, plan: Plan, actual: dict[str, Measured]) -> None:
+def _draw(rich: Any, plan: Plan, actual: dict[str, MeasuredFigure]) -> None:
     """Draws the decision with its reasons, memory and time in parts, the cost, and the needs of each file.
 
     Args:
@@ -253,7 +253,7 @@ def _range(ends: list[Number | None], shown: Callable[[float], str]) -> str:
     return " to ".join("unknown" if end is None else shown(end) for end in ends)
 
 
-def _measured_table(figures: dict[str, Measured]) -> Any:
+def _measured_table(figures: dict[str, MeasuredFigure]) -> Any:
     table = rich_table("finished run", "estimated", "measured", "inside the range")
     for name, both in figures.items():
         shown, word = (_bytes, "memory") if name == "memory_bytes" else (_time, "time")

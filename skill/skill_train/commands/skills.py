@@ -129,7 +129,7 @@ def _unlinked(place: Path) -> Path:
     return place.resolve() if place.is_dir() else place
 
 
-class Place(TypedDict):
+class InstalledPlace(TypedDict):
     """A place in the answer. Lists of files are left out where they are empty."""
 
     path: str
@@ -143,8 +143,8 @@ class Place(TypedDict):
     link_to: NotRequired[str]
 
 
-def _done(done: Done) -> Place:
-    place: Place = {"path": str(done.path), "state": done.state}
+def _done(done: Done) -> InstalledPlace:
+    place: InstalledPlace = {"path": str(done.path), "state": done.state}
     if done.kept:
         place["kept"] = done.kept
     if done.removed:
@@ -154,8 +154,8 @@ def _done(done: Done) -> Place:
     return place
 
 
-def _found(copy: Copy) -> Place:
-    place: Place = {"path": str(copy.path), "state": copy.state, "version": copy.version}
+def _found(copy: Copy) -> InstalledPlace:
+    place: InstalledPlace = {"path": str(copy.path), "state": copy.state, "version": copy.version}
     if copy.edited:
         place["edited"] = copy.edited
     if copy.missing:
@@ -165,7 +165,7 @@ def _found(copy: Copy) -> Place:
     return place
 
 
-def _draw(rich: Any, places: list[Place]) -> None:
+def _draw(rich: Any, places: list[InstalledPlace]) -> None:
     for place in places:
         rest = [f"{key}: {', '.join(value)}" for key, value in place.items() if isinstance(value, list)]
         end = f" -> {place['link_to']}" if "link_to" in place else ""

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from skill_train.core.errors import NotInstalled, Temporary, UsageError, from_exit_code
-from skill_train.data.problems import Count
+from skill_train.data.problems import RefusedRows
 from skill_train.data.token_stats import Lengths
 from skill_train.model.foreign_files import block_hub_kernels
 from skill_train.model.template_guard import require_ending
@@ -46,7 +46,7 @@ class Counter:
             "max_length": _UNCUT,
         }
         self._encode = Encoder(feeding, self.tokenizer)
-        self.template = Count()
+        self.template = RefusedRows()
 
     @property
     def notes(self) -> list[str]:
@@ -82,7 +82,7 @@ class Counter:
 
 def count_rows(
     counter: Counter, rows: Iterator[tuple[int, Row]], total: int, longest_row: int
-) -> tuple[Lengths | None, dict[str, Count], str]:
+) -> tuple[Lengths | None, dict[str, RefusedRows], str]:
     """The lengths of an even sample of `total` rows, the problems that only a tokenizer finds, and the first row with a
     trained part, rendered.
 
@@ -90,7 +90,7 @@ def count_rows(
     """
     count = min(total, SAMPLE)
     sample = {index * total // count for index in range(count)}
-    problems = {"truncated": Count(), "fully_masked": Count(), "template": counter.template}
+    problems = {"truncated": RefusedRows(), "fully_masked": RefusedRows(), "template": counter.template}
     lengths, longest, example = [], 0, ""
     for index, (line, row) in enumerate(rows):
         if index not in sample and index != longest_row:
@@ -114,7 +114,7 @@ def first_trained(encoded: Tokens) -> int:
     return next((i for i in range(1, len(labels)) if labels[i] != IGNORED), _UNCUT)
 
 
-def _note(problems: dict[str, Count], line: int, size: int, trained: bool, recipe: Recipe) -> None:
+def _note(problems: dict[str, RefusedRows], line: int, size: int, trained: bool, recipe: Recipe) -> None:
     if size > recipe.max_length:
         problems["truncated"].add(line, f"more than max_length {recipe.max_length} tokens", refused=False)
     if not trained:

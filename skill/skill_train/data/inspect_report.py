@@ -15,7 +15,7 @@ from skill_train.data import problems as survey
 from skill_train.data import token_stats
 from skill_train.data.inspect import Inspection
 from skill_train.data.methods import Verdict
-from skill_train.data.problems import Count, Survey
+from skill_train.data.problems import RefusedRows, Survey
 from skill_train.data.write_fixed import Fixed
 from skill_train.facts import TokenFacts
 from skill_train.program.examples import Row, to_example
@@ -35,7 +35,7 @@ class Counted:
     `error`: the model cannot be trained on this format at all. `counter`: what counted.
     """
 
-    problems: dict[str, Count | None]
+    problems: dict[str, RefusedRows | None]
     example: str
     lengths: token_stats.Lengths | None = None
     why_not: str = ""
@@ -154,7 +154,7 @@ def _verdict(verdict: Verdict) -> MethodReport:
 
 
 def _problems(seen: Survey, counted: Counted) -> dict[str, ProblemReport | None]:
-    named: dict[str, Count | None] = {name: seen.problems.get(name) for name in survey.READING + survey.MAPPED}
+    named: dict[str, RefusedRows | None] = {name: seen.problems.get(name) for name in survey.READING + survey.MAPPED}
     looked_at = len(counted.lengths.counted) if counted.lengths is not None else seen.usable
     sampled = ("truncated", "fully_masked", "template") if looked_at < seen.usable else ()
     return {
@@ -163,7 +163,7 @@ def _problems(seen: Survey, counted: Counted) -> dict[str, ProblemReport | None]
     }
 
 
-def _count(count: Count | None, of_rows: int | UnsetType) -> ProblemReport | None:
+def _count(count: RefusedRows | None, of_rows: int | UnsetType) -> ProblemReport | None:
     if count is None:
         return None
     if not count.rows:

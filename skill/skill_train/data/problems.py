@@ -26,7 +26,7 @@ _SHAPES = 4096
 
 
 @dataclass
-class Count:
+class RefusedRows:
     """`refused` of the `rows` would end the training; `why` is the first reason."""
 
     rows: int = 0
@@ -52,7 +52,7 @@ class Survey:
 
     rows: int = 0
     usable: int = 0
-    problems: dict[str, Count] = field(default_factory=dict)
+    problems: dict[str, RefusedRows] = field(default_factory=dict)
     columns: dict[str, list[str]] = field(default_factory=dict)
     text_bytes: int = 0
     longest_text_bytes: int = 0
@@ -80,7 +80,7 @@ def typical(peeked: list[Row]) -> Row:
 
 def survey(recipe: Recipe, check: Check | None) -> Survey:
     """Reads every row once. Without `check` only reading problems are found."""
-    found = Survey(problems={name: Count() for name in (READING + MAPPED if check else READING)})
+    found = Survey(problems={name: RefusedRows() for name in (READING + MAPPED if check else READING)})
     repeats, shapes = Repeats(), set[tuple[Any, ...]]()
     for line, row, raw in read_rows.read(recipe):
         found.rows += 1

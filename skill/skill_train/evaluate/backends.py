@@ -135,7 +135,7 @@ def ask_llama_cpp(model: Model, questions: list[Question], progress: Progress) -
     from skill_train.machine.read import physical_cores
 
     longest = max(max(len(one.ids), len(one.prompt) + one.most) for one in questions)
-    job = inference.Job(
+    job = inference.InferenceJob(
         gguf=str(model.path),
         context_tokens=longest + 8,
         threads=physical_cores(),
@@ -151,7 +151,7 @@ def ask_vllm(model: Model, questions: list[Question], progress: Progress) -> Rep
     """A folder through vLLM in fp32, all rows at once, in a child process that gives the GPU's memory back."""
     require_sound(model.path)
     longest = max(max(len(one.ids), len(one.prompt) + one.most) for one in questions)
-    job = vllm_job.Job(str(model.path), longest + 8, _scored(questions), _prompts(questions))
+    job = vllm_job.VllmJob(str(model.path), longest + 8, _scored(questions), _prompts(questions))
     result = vllm_job.ask(job, progress=_halves(progress))
     speed = _speed(result.answers, result.answer_seconds)
     return Replies("vllm", "cuda", result.losses, _in_place(questions, result.answers), speed)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from skill_train.evaluate.backends import Model, Question, Replies
 from skill_train.evaluate.bootstrap import Interval, paired
 from skill_train.llama.logit_distance import SAME_LOSS
-from skill_train.run.evaluate_record import Difference, ModelFigures
+from skill_train.run.evaluate_record import FigureDifference, ModelFigures
 
 NOISE = "inside the noise"
 SAME = "same within noise"
@@ -18,7 +18,7 @@ _SAME_SCORE = 1e-6  # of the larger score: what sums of another order do. How mu
 
 
 @dataclass(frozen=True)
-class Measured:
+class ModelReplies:
     """One model's replies, judged.
 
     Attributes:
@@ -36,7 +36,7 @@ class Measured:
     texts: list[str]
 
 
-def figures(one: Measured, asked: list[Question]) -> ModelFigures:
+def figures(one: ModelReplies, asked: list[Question]) -> ModelFigures:
     """What the tables show of one model. Where there is no loss, there is a reason."""
     loss = _loss(one, asked)
     scored = [score for score in one.scores if score is not None]
@@ -57,7 +57,7 @@ def figures(one: Measured, asked: list[Question]) -> ModelFigures:
     )
 
 
-def differences(measured: list[Measured], asked: list[Question]) -> list[Difference]:
+def differences(measured: list[ModelReplies], asked: list[Question]) -> list[FigureDifference]:
     """Tuned less base, and each file less tuned, in every figure that both have."""
     compared = []
     for one, other in _pairs(measured):
@@ -71,7 +71,7 @@ def differences(measured: list[Measured], asked: list[Question]) -> list[Differe
     return compared
 
 
-def _pairs(measured: list[Measured]) -> list[tuple[Measured, Measured]]:
+def _pairs(measured: list[ModelReplies]) -> list[tuple[ModelReplies, ModelReplies]]:
     """Each model with what it is held against: files against the tuned model, which is held against the base."""
     folders = [one for one in measured if not one.model.is_gguf]
     files = [one for one in measured if one.model.is_gguf]
@@ -79,7 +79,7 @@ def _pairs(measured: list[Measured]) -> list[tuple[Measured, Measured]]:
     return pairs + [(file, folders[-1]) for file in files if folders]
 
 
-def _smallest(measure: str, one: Measured, other: Measured) -> float:
+def _smallest(measure: str, one: ModelReplies, other: ModelReplies) -> float:
     """The smallest difference that counts as one, however narrow its interval is: the two were asked the same rows, so
     a tiny difference hardly scatters."""
     if measure == "loss":
@@ -88,10 +88,12 @@ def _smallest(measure: str, one: Measured, other: Measured) -> float:
     return _SAME_SCORE * max(scores, default=0.0) if measure == "score" else 0.0
 
 
-def _difference(model: str, against: str, measure: str, interval: Interval, rows: int, smallest: float) -> Difference:
+def _difference(
+    model: str, against: str, measure: str, interval: Interval, rows: int, smallest: float
+) -> FigureDifference:
     better = (interval.difference < 0) == (measure in _LOWER_IS_BETTER)
     word = f"{'better' if better else 'worse'}{', of few rows' if rows < FEW_ROWS else ''}"
-    return Difference(
+    return FigureDifference(
         model=model,
         against=against,
         measure=measure,
@@ -103,7 +105,7 @@ def _difference(model: str, against: str, measure: str, interval: Interval, rows
     )
 
 
-def _losses(one: Measured, other: Measured, asked: list[Question]) -> Interval | None:
+def _losses(one: ModelReplies, other: ModelReplies, asked: list[Question]) -> Interval | None:
     """Nats a token. Rows are drawn whole, so a row counts for as many tokens as it has."""
     ours, theirs = _known(one.replies.losses), _known(other.replies.losses)
     if ours is None or theirs is None:
@@ -111,7 +113,7 @@ def _losses(one: Measured, other: Measured, asked: list[Question]) -> Interval |
     return paired(ours, theirs, [len(question.trained) for question in asked])
 
 
-def _scores(one: Measured, other: Measured) -> Interval | None:
+def _scores(one: ModelReplies, other: ModelReplies) -> Interval | None:
     both = [(a, b) for a, b in zip(one.scores, other.scores, strict=False) if a is not None and b is not None]
     return _paired([a for a, _ in both], [b for _, b in both])
 
@@ -120,7 +122,7 @@ def _paired(ours: list[float], theirs: list[float]) -> Interval | None:
     return paired(ours, theirs) if ours and len(ours) == len(theirs) else None
 
 
-def _loss(one: Measured, asked: list[Question]) -> float | None:
+def _loss(one: ModelReplies, asked: list[Question]) -> float | None:
     sums = _known(one.replies.losses)
     return None if sums is None else sum(sums) / sum(len(question.trained) for question in asked)
 

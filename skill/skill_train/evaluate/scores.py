@@ -37,7 +37,7 @@ class Scoring:
 
 
 @dataclass(frozen=True)
-class Answer:
+class Reply:
     """Three texts: `prompt` as the model was fed it, template marks included; the others without special tokens."""
 
     prompt: str
@@ -90,11 +90,11 @@ def checked_pattern(pattern: str | None) -> str:
     return pattern
 
 
-def exact(one: Answer) -> float:
+def exact(one: Reply) -> float:
     return float(one.answer == one.expected)
 
 
-def scores(scoring: Scoring, answers: list[Answer]) -> list[float | None]:
+def scores(scoring: Scoring, answers: list[Reply]) -> list[float | None]:
     """One number an answer, higher is better; None for a row that cannot be scored: its own answer has no match.
 
     Raises:
@@ -107,7 +107,7 @@ def scores(scoring: Scoring, answers: list[Answer]) -> list[float | None]:
     return [_is_json(one.answer) if scoring.name == "json" else exact(one) for one in answers]
 
 
-def _by_patterns(pattern: str, answers: list[Answer]) -> list[float | None]:
+def _by_patterns(pattern: str, answers: list[Reply]) -> list[float | None]:
     """For all of them together: `(a+)+b` takes longer than the universe is old for one."""
     try:
         with limited(_PATTERN_SECONDS):
@@ -122,7 +122,7 @@ def _by_patterns(pattern: str, answers: list[Answer]) -> list[float | None]:
         ) from None
 
 
-def _by_pattern(pattern: re.Pattern[str], one: Answer) -> float | None:
+def _by_pattern(pattern: re.Pattern[str], one: Reply) -> float | None:
     """Whether the first match is the same in both."""
     group = 1 if pattern.groups else 0
     wanted, found = pattern.search(one.expected), pattern.search(one.answer)
@@ -144,7 +144,7 @@ def _refuse(constant: str) -> None:
     raise ValueError(f"{constant} is not JSON")
 
 
-def _own(file: Path, answers: list[Answer]) -> list[float | None]:
+def _own(file: Path, answers: list[Reply]) -> list[float | None]:
     job: ScoreJob = {
         "file": str(file),
         "rows": [{"prompt": one.prompt, "answer": one.answer, "expected": one.expected} for one in answers],

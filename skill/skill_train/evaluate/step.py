@@ -21,8 +21,8 @@ from skill_train.core.digests import FileDigest, digests, file_digest
 from skill_train.core.errors import UsageError
 from skill_train.core.peak_memory import peak_memory_bytes
 from skill_train.evaluate.backends import Model, Question, Replies, backend_of
-from skill_train.evaluate.figures import FEW_ROWS, Measured, differences, figures
-from skill_train.evaluate.scores import Answer, Scoring, exact, scores
+from skill_train.evaluate.figures import FEW_ROWS, ModelReplies, differences, figures
+from skill_train.evaluate.scores import Reply, Scoring, exact, scores
 from skill_train.model.folder import read_config
 from skill_train.model.sidecar_files import model_digests
 from skill_train.program.split import IGNORED
@@ -46,7 +46,7 @@ _VERSIONS = ("transformers", "torch", "peft", "llama-cpp-python", "vllm")
 
 
 @dataclass(frozen=True)
-class _Scope:
+class _EvaluationScope:
     """What a measurement is a measurement of."""
 
     inputs: EvaluationInputs
@@ -124,13 +124,13 @@ def _require_able(models: list[Model], backend: str, record: Path) -> None:
 
 def measure(
     model: Model, asked: list[Question], *, tokenizer: Any, scoring: Scoring, backend: str, progress: Bar
-) -> Measured:
+) -> ModelReplies:
     """One model's replies, and what each answer is worth."""
     ask, why = backend_of(model, backend)
     replies = ask(model, asked, lambda share: progress(share, 1, model.name))
     texts = _texts(asked, replies, tokenizer)
     own = scores(scoring, texts) if scoring.name != "exact" and texts else []
-    return Measured(model, why, replies, [exact(one) for one in texts], own, [one.answer for one in texts])
+    return ModelReplies(model, why, replies, [exact(one) for one in texts], own, [one.answer for one in texts])
 
 
 def questions(rows: list[Row], *, loss_on: str, room: int, context: int | None) -> list[Question]:
@@ -170,14 +170,14 @@ def _context(folder: Path) -> int | None:
     return context_length(read_config(folder))
 
 
-def _texts(asked: list[Question], replies: Replies, tokenizer: Any) -> list[Answer]:
+def _texts(asked: list[Question], replies: Replies, tokenizer: Any) -> list[Reply]:
     """Of the rows that ask; empty when the model was not measured."""
 
     def text(ids: list[int]) -> str:
         return str(tokenizer.decode(ids, skip_special_tokens=True)).strip()
 
     return [
-        Answer(str(tokenizer.decode(question.prompt)), text(ids), text(question.wanted))
+        Reply(str(tokenizer.decode(question.prompt)), text(ids), text(question.wanted))
         for question, ids in zip(asked, replies.answers, strict=bool(replies.answers))
         if question.prompt
     ]
@@ -211,7 +211,7 @@ def _part(progress: Bar, number: int, models: list[Model]) -> Bar:
     return lambda done, total, text: progress(number + done / total, len(models), text)
 
 
-def _answers(rows: list[Row], asked: list[Question], measured: list[Measured], tokenizer: Any) -> list[AnsweredRow]:
+def _answers(rows: list[Row], asked: list[Question], measured: list[ModelReplies], tokenizer: Any) -> list[AnsweredRow]:
     """For every row that asked."""
     able = [(row["line"], question) for row, question in zip(rows, asked, strict=True) if question.prompt]
     return [
@@ -243,9 +243,9 @@ def blind(models: list[ModelFigures], base: Path) -> str:
     return f"{', '.join(named)}: {among}" if named else ""
 
 
-def _scope(models: list[Model], rows: list[Row], scoring: Scoring, backend: str) -> _Scope:
+def _scope(models: list[Model], rows: list[Row], scoring: Scoring, backend: str) -> _EvaluationScope:
     options = EvaluationOptions(score=scoring.name, pattern=scoring.pattern, backend=backend)
-    return _Scope(_inputs(models, rows, scoring), options, versions(*_VERSIONS))
+    return _EvaluationScope(_inputs(models, rows, scoring), options, versions(*_VERSIONS))
 
 
 def _inputs(models: list[Model], rows: list[Row], scoring: Scoring) -> EvaluationInputs:
@@ -267,7 +267,7 @@ def _content(path: Path) -> dict[str, int | str | FileDigest]:
     return {"bytes": digest["bytes"], "sha256": digest["sha256"]}
 
 
-def _earlier(record: Path, scope: _Scope) -> Evaluation | None:
+def _earlier(record: Path, scope: _EvaluationScope) -> Evaluation | None:
     if not record.is_file():
         return None
     earlier = evaluate_record.read(record)

@@ -11,7 +11,7 @@ from skill_train.llama.inference import Prompt, Scored
 WORKER = "skill_train.evaluate.vllm_worker"
 
 
-class Job(msgspec.Struct, frozen=True):
+class VllmJob(msgspec.Struct, frozen=True):
     """Rows whose losses are wanted, and prompts to answer."""
 
     folder: str
@@ -20,7 +20,7 @@ class Job(msgspec.Struct, frozen=True):
     prompts: list[Prompt]
 
 
-class Result(msgspec.Struct, frozen=True):
+class VllmResult(msgspec.Struct, frozen=True):
     """What was answered, in the order of the job.
 
     Attributes:
@@ -32,6 +32,6 @@ class Result(msgspec.Struct, frozen=True):
     answer_seconds: float
 
 
-def ask(job: Job, progress: Bar) -> Result:
+def ask(job: VllmJob, progress: Bar) -> VllmResult:
     """The result of one job, from a child process that gives the GPU's memory back."""
-    return msgspec.convert(run_worker(WORKER, msgspec.to_builtins(job), progress=progress), Result)
+    return msgspec.convert(run_worker(WORKER, msgspec.to_builtins(job), progress=progress), VllmResult)

@@ -14,12 +14,12 @@ import msgspec
 
 from skill_train.core.errors import NotInstalled
 from skill_train.core.worker import report_progress, worker_main
-from skill_train.evaluate.vllm_job import Job, Result
+from skill_train.evaluate.vllm_job import VllmJob, VllmResult
 from skill_train.llama.inference import Prompt, Scored
 
 
 def run(document: object) -> object:
-    job, vllm = msgspec.convert(document, Job), _vllm()
+    job, vllm = msgspec.convert(document, VllmJob), _vllm()
     model = vllm.LLM(
         model=job.folder,
         dtype="float32",  # "auto" would compute in the stored type
@@ -32,7 +32,7 @@ def run(document: object) -> object:
     report_progress(0, 1, "answering")
     started = time.monotonic()
     answers = _answers(vllm, model, job.prompts)
-    return msgspec.to_builtins(Result(losses, answers, time.monotonic() - started))
+    return msgspec.to_builtins(VllmResult(losses, answers, time.monotonic() - started))
 
 
 def _losses(vllm: Any, model: Any, scored: list[Scored]) -> list[float | None]:

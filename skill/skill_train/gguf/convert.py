@@ -28,7 +28,7 @@ from skill_train.llama.gguf_header import read_gguf
 from skill_train.machine.limits import require_memory
 from skill_train.model.foreign_files import require_sound
 from skill_train.model.sidecar_files import model_digests
-from skill_train.model.weight_files import Stored
+from skill_train.model.weight_files import StoredTensor
 from skill_train.run import records
 from skill_train.run.export_record import ExportFigures, ExportReason, ExportRecord, exported_file
 from skill_train.run.folder import StepResult, finished_record, note_of, require_space, require_writable, versions
@@ -204,7 +204,7 @@ def _check_files(model: Path, outtype: str) -> None:
         )
 
 
-def _check_room(weights: dict[str, Stored], model: Path, out: Path, outtype: str) -> None:
+def _check_room(weights: dict[str, StoredTensor], model: Path, out: Path, outtype: str) -> None:
     width = BYTES_PER_WEIGHT.get(outtype, BYTES_PER_WEIGHT["f16"])
     counts = {name: math.prod(stored.shape) for name, stored in weights.items()}
     written = sum(count * (width if len(weights[name].shape) > 1 else 4) for name, count in counts.items())

@@ -7,7 +7,7 @@ from typing import Any
 
 from skill_train.core.errors import SkillTrainError, Temporary
 from skill_train.core.foreign import JsonObject
-from skill_train.hub.client import GARBLED, KeptAway, Subject, ask, prepare, understood
+from skill_train.hub.client import GARBLED, KeptAway, RequestSubject, ask, prepare, understood
 
 
 @dataclass(frozen=True)
@@ -65,13 +65,13 @@ def account(seconds: float = 4.0) -> Account:
             return error.response
 
     try:
-        answer = ask(Subject("token"), question, seconds=2 * seconds)
+        answer = ask(RequestSubject("token"), question, seconds=2 * seconds)
         if answer.status_code == 401:
             return Account("invalid")
         if answer.status_code != 200:
             status = answer.status_code
             return Account("unchecked", why=f"the Hub answered {status}", status=status)
-        with understood(Subject("token")):
+        with understood(RequestSubject("token")):
             return _account(answer.json())
     except Temporary as error:
         reason = f"the Hub cannot be reached ({error.got.partition(':')[0]})"

@@ -18,8 +18,8 @@ from skill_train.hub.errors import (
     GARBLED,
     UNREAD,
     KeptAway,
+    RequestSubject,
     StillAsking,
-    Subject,
     in_client,
     not_signed_in,
     not_understood,
@@ -31,8 +31,8 @@ from skill_train.hub.errors import (
 __all__ = [
     "GARBLED",
     "KeptAway",
+    "RequestSubject",
     "StillAsking",
-    "Subject",
     "ask",
     "ask_here",
     "endpoint",
@@ -52,7 +52,7 @@ BLIND_SECONDS = 1800.0  # the same, where hf_xet does not say what it moves
 _FILES = ("/api/resolve-cache/",)  # where the Hub has small files of repositories
 
 
-def ask(subject: Subject, question: Callable[[], Answer], *, seconds: float | None = QUESTION_SECONDS) -> Answer:
+def ask(subject: RequestSubject, question: Callable[[], Answer], *, seconds: float | None = QUESTION_SECONDS) -> Answer:
     """The answer to a request. Reports to the user every ten seconds what it waits for.
 
     Args:
@@ -74,7 +74,7 @@ def ask(subject: Subject, question: Callable[[], Answer], *, seconds: float | No
         raise
 
 
-def _understandably(subject: Subject, question: Callable[[], Answer]) -> Answer:
+def _understandably(subject: RequestSubject, question: Callable[[], Answer]) -> Answer:
     """The answer; every failure as one of our errors. A failure that may pass counts as time waited in vain."""
     started = time.monotonic()
     try:
@@ -97,7 +97,7 @@ def _understandably(subject: Subject, question: Callable[[], Answer]) -> Answer:
         raise ours from None
 
 
-def ask_here(subject: Subject, question: Callable[[], Answer]) -> Answer:
+def ask_here(subject: RequestSubject, question: Callable[[], Answer]) -> Answer:
     """The answer to a request on this thread, such as the next line of a log, which may be silent for hours. Each of
     its requests has its own limit.
 
@@ -112,7 +112,7 @@ def worth_asking_again(trouble: Temporary) -> bool:
     return not isinstance(trouble, KeptAway) and waiting.seconds_left() > 0
 
 
-def _in_time(seconds: float | None, subject: Subject, question: Callable[[], Answer]) -> Answer:
+def _in_time(seconds: float | None, subject: RequestSubject, question: Callable[[], Answer]) -> Answer:
     """The answer from another thread, which is abandoned when the time is up."""
     answer: Future[Answer] = Future()
 
@@ -137,7 +137,7 @@ def _in_time(seconds: float | None, subject: Subject, question: Callable[[], Ans
     return answer.result()
 
 
-def _until_over(thread: threading.Thread, subject: Subject, seconds: float) -> None:
+def _until_over(thread: threading.Thread, subject: RequestSubject, seconds: float) -> None:
     started, told = time.monotonic(), waiting.TOLD_SECONDS
     while thread.is_alive():
         passed = time.monotonic() - started
@@ -150,7 +150,7 @@ def _until_over(thread: threading.Thread, subject: Subject, seconds: float) -> N
         thread.join(min(told, seconds) - passed)
 
 
-def _while_it_moves(thread: threading.Thread, subject: Subject) -> None:
+def _while_it_moves(thread: threading.Thread, subject: RequestSubject) -> None:
     """Gives up a transfer that has stopped, but not one that is slow."""
     traffic = session.TRAFFIC
     first = before = traffic.moved

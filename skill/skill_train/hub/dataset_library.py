@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from skill_train.core.errors import SkillTrainError, UsageError
-from skill_train.hub.client import Subject, ask
+from skill_train.hub.client import RequestSubject, ask
 from skill_train.hub.errors import gated, no_revision, translated, unknown
 
 
@@ -21,7 +21,7 @@ def within_limits(name: str) -> Iterator[None]:
     except ImportError:  # whoever needs it says so
         yield
         return
-    subject, load = Subject("dataset", name), datasets.load_dataset
+    subject, load = RequestSubject("dataset", name), datasets.load_dataset
 
     def limited(*which: Any, **how: Any) -> Any:
         return ask(subject, lambda: _explained(subject, lambda: load(*which, **how)), seconds=None)
@@ -33,7 +33,7 @@ def within_limits(name: str) -> Iterator[None]:
         datasets.load_dataset = load
 
 
-def _explained(subject: Subject, question: Callable[[], Any]) -> Any:
+def _explained(subject: RequestSubject, question: Callable[[], Any]) -> Any:
     """The answer; an error of the library as the error that caused it, or in our words."""
     from datasets.exceptions import DatasetNotFoundError, DatasetsError
 
@@ -53,7 +53,7 @@ def _explained(subject: Subject, question: Callable[[], Any]) -> Any:
         raise
 
 
-def _cause(error: BaseException, subject: Subject) -> BaseException | None:
+def _cause(error: BaseException, subject: RequestSubject) -> BaseException | None:
     """The first Hub error among the causes of this error, as one of ours. A file that is missing from the cache is not
     a cause."""
     cause = error.__cause__ or error.__context__
@@ -65,14 +65,14 @@ def _cause(error: BaseException, subject: Subject) -> BaseException | None:
     return None
 
 
-def _not_found(subject: Subject, words: str) -> SkillTrainError:
+def _not_found(subject: RequestSubject, words: str) -> SkillTrainError:
     """Recognises a missing split or configuration by the words of datasets 5.2, which hides the Hub's answer."""
     if "gated dataset" in words:
         return gated(subject)
     return no_revision(subject) if words.startswith("Revision") else unknown(subject)
 
 
-def _unreadable(subject: Subject, error: Exception) -> UsageError:
+def _unreadable(subject: RequestSubject, error: Exception) -> UsageError:
     return UsageError(
         f"{subject} cannot be read",
         code="unreadable_dataset",
@@ -82,7 +82,7 @@ def _unreadable(subject: Subject, error: Exception) -> UsageError:
     )
 
 
-def _no_such_part(subject: Subject, error: Exception) -> UsageError:
+def _no_such_part(subject: RequestSubject, error: Exception) -> UsageError:
     return UsageError(
         f"{subject} has no such split or configuration",
         code="bad_split",

@@ -10,7 +10,7 @@ from typing import Any
 from skill_train.core.errors import NotInstalled, SkillTrainError, UsageError
 from skill_train.facts import DatasetFacts
 from skill_train.hub import dataset_card, first_rows
-from skill_train.hub.client import REQUEST_SECONDS, Subject, ask, understood
+from skill_train.hub.client import REQUEST_SECONDS, RequestSubject, ask, understood
 from skill_train.hub.dataset_card import Configuration
 from skill_train.program.examples import Row
 from skill_train.program.parquet import as_written
@@ -79,7 +79,7 @@ def inspect_dataset(recipe: Recipe, find_format: FindFormat) -> HubDataset:
         Temporary: the Hub cannot be reached.
         NotInstalled: the dataset is in Parquet and pyarrow is missing.
     """
-    subject = Subject("dataset", recipe.data)
+    subject = RequestSubject("dataset", recipe.data)
     try:
         files, found = ask(subject, lambda: _files(recipe))
         total, basis, first = ask(subject, lambda: _rows(recipe, files, found))
@@ -115,7 +115,7 @@ def _files(recipe: Recipe) -> tuple[_Files, Configuration]:
     info = HfApi().dataset_info(
         recipe.data, revision=recipe.data_revision, files_metadata=True, timeout=REQUEST_SECONDS
     )
-    with understood(Subject("dataset", recipe.data)):
+    with understood(RequestSubject("dataset", recipe.data)):
         card = info.card_data.to_dict() if info.card_data else {}
         sizes = {str(file.rfilename): int(file.size or 0) for file in info.siblings or []}
         found = dataset_card.configuration(card, sizes, wanted=recipe.data_config, dataset=recipe.data)
@@ -281,7 +281,7 @@ def _or_model(error: UsageError, name: str) -> UsageError:
     from huggingface_hub import HfApi
 
     try:
-        ask(Subject("model", name), lambda: HfApi().model_info(name, timeout=5), seconds=5)
+        ask(RequestSubject("model", name), lambda: HfApi().model_info(name, timeout=5), seconds=5)
     except SkillTrainError:  # only a friendlier message is at stake
         return error
     return UsageError(

@@ -31,7 +31,7 @@ class KeptAway(Temporary):
 
 
 @dataclass(frozen=True)
-class Subject:
+class RequestSubject:
     """What a request is about, for its messages.
 
     Attributes:
@@ -53,7 +53,7 @@ class Subject:
 
 
 @contextlib.contextmanager
-def understood(subject: Subject) -> Iterator[None]:
+def understood(subject: RequestSubject) -> Iterator[None]:
     """Wraps the lines that read an answer: a missing part is the Hub's fault, not ours.
 
     Raises:
@@ -65,7 +65,7 @@ def understood(subject: Subject) -> Iterator[None]:
         raise not_understood(subject, error) from None
 
 
-def not_understood(subject: Subject, error: BaseException) -> Temporary:
+def not_understood(subject: RequestSubject, error: BaseException) -> Temporary:
     return Temporary(
         f"the Hub's answer for {subject} cannot be understood",
         code="hub_error",
@@ -81,7 +81,7 @@ def in_client(error: BaseException) -> bool:
     return any(name.startswith(("huggingface_hub.", "datasets.", "fsspec.")) for name in names)
 
 
-def translated(error: Exception, subject: Subject) -> Exception:
+def translated(error: Exception, subject: RequestSubject) -> Exception:
     """Our error for an error of huggingface_hub or its HTTP client; any other error unchanged."""
     import httpx2
     from huggingface_hub import errors, get_token
@@ -120,7 +120,7 @@ def _of_system(error: Exception) -> Exception:
     return OSError(int(system[1]), str(error)) if system else error
 
 
-def _of_repository(error: BaseException, subject: Subject) -> SkillTrainError | None:
+def _of_repository(error: BaseException, subject: RequestSubject) -> SkillTrainError | None:
     from huggingface_hub import errors
 
     if isinstance(error, errors.JobNotFoundError):
@@ -140,7 +140,7 @@ def _of_repository(error: BaseException, subject: Subject) -> SkillTrainError | 
     return None
 
 
-def gated(subject: Subject) -> AccessError:
+def gated(subject: RequestSubject) -> AccessError:
     return AccessError(
         f"{subject} is gated",
         code="gated",
@@ -149,7 +149,7 @@ def gated(subject: Subject) -> AccessError:
     )
 
 
-def unknown(subject: Subject) -> UsageError:
+def unknown(subject: RequestSubject) -> UsageError:
     return UsageError(
         f"there is no {subject.kind} {subject.name} on the Hub, or it is private",
         code=f"unknown_{subject.kind}",
@@ -159,13 +159,13 @@ def unknown(subject: Subject) -> UsageError:
     )
 
 
-def no_revision(subject: Subject) -> UsageError:
+def no_revision(subject: RequestSubject) -> UsageError:
     return UsageError(
         f"{subject} has no such revision", code="unknown_revision", hint=f"see {subject.page}/commits/main"
     )
 
 
-def _of_status(response: Any, subject: Subject) -> SkillTrainError:
+def _of_status(response: Any, subject: RequestSubject) -> SkillTrainError:
     status = response.status_code
     got = f"status {status}"
     if status == 401:
@@ -197,7 +197,7 @@ def _of_status(response: Any, subject: Subject) -> SkillTrainError:
     return UsageError(f"the Hub rejected the request for {subject}", code="hub_refused", got=got, hint=hint)
 
 
-def _refused(subject: Subject) -> AccessError:
+def _refused(subject: RequestSubject) -> AccessError:
     """The error for status 401, which the Hub sends both for a wrong token and for none."""
     from huggingface_hub import get_token
 
@@ -218,7 +218,7 @@ def not_signed_in(why: str = "") -> AccessError:
     )
 
 
-def _forbidden(subject: Subject, said: str) -> AccessError:
+def _forbidden(subject: RequestSubject, said: str) -> AccessError:
     """The error for status 403, with the missing permission if the Hub names it."""
     missing = re.search(r"missing permissions: ([\w., ]+)", said)
     right = missing[1].strip(" .") if missing else ""
@@ -242,7 +242,7 @@ def _said(response: Any) -> str:
     return " ".join(str(words).split())[:200]
 
 
-def _of_disk(error: OSError, subject: Subject) -> SkillTrainError:
+def _of_disk(error: OSError, subject: RequestSubject) -> SkillTrainError:
     """The error for a full disk or an unusable cache. Other failures of a request have other classes, and files of a
     bucket are written elsewhere."""
     if str(error).startswith("Consistency check failed"):  # in the client's words
@@ -275,7 +275,7 @@ def _of_xet(error: Exception) -> bool:
     return bool(_STORE.search(str(error)) or _OWN.match(str(error)))
 
 
-def _not_the_hub(error: Exception, subject: Subject) -> Temporary:
+def _not_the_hub(error: Exception, subject: RequestSubject) -> Temporary:
     """The error for an answer that cannot come from the Hub: no JSON, no metadata of the file, or a name that makes no
     address."""
     return Temporary(
@@ -286,7 +286,7 @@ def _not_the_hub(error: Exception, subject: Subject) -> Temporary:
     )
 
 
-def _of_store(error: Exception, subject: Subject) -> SkillTrainError:
+def _of_store(error: Exception, subject: RequestSubject) -> SkillTrainError:
     """Errors of hf_xet, which asks the Hub for a pass and then the file storage for bytes. A refusal by the Hub is
     translated as such; a storage that rejects a valid pass has failed."""
     import httpx2
@@ -304,7 +304,7 @@ def _of_store(error: Exception, subject: Subject) -> SkillTrainError:
     )
 
 
-def unreachable(subject: Subject, reason: str, kind: type[Temporary] = Temporary) -> Temporary:
+def unreachable(subject: RequestSubject, reason: str, kind: type[Temporary] = Temporary) -> Temporary:
     message, again = f"the Hub cannot be reached for {subject}", "try again when the Hub can be reached"
     if "OfflineModeIsEnabled" in reason or "HF_HUB_OFFLINE" in reason:  # as the client explains it
         message, again, kind = f"HF_HUB_OFFLINE is set, so {subject} is not requested", "unset HF_HUB_OFFLINE", KeptAway

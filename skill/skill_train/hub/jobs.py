@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from skill_train.core import waiting
-from skill_train.hub.client import StillAsking, Subject, ask, ask_here, not_signed_in, understood
+from skill_train.hub.client import RequestSubject, StillAsking, ask, ask_here, not_signed_in, understood
 from skill_train.run.job_spec import IMAGE, KEPT, SECRETS, JobSpec, Mount, command
 
 LIVE = ("SCHEDULING", "RUNNING", "UPDATING")  # of huggingface_hub 2.4; the others are ends
@@ -82,7 +82,7 @@ def upload(spec: JobSpec) -> tuple[str, str]:
         _api().create_bucket(bucket, exist_ok=True, private=True)
         _api().batch_bucket_files(bucket, add=files)
 
-    ask(Subject("bucket", bucket), question, seconds=None)
+    ask(RequestSubject("bucket", bucket), question, seconds=None)
     return bucket, folder
 
 
@@ -120,7 +120,7 @@ def inspect(namespace: str, job_id: str) -> Job:
     Raises:
         UsageError: there is no such job.
     """
-    subject = Subject("job", f"{namespace}/{job_id}")
+    subject = RequestSubject("job", f"{namespace}/{job_id}")
     return _job(ask(subject, lambda: _api().inspect_job(job_id=job_id, namespace=namespace)), namespace)
 
 
@@ -133,7 +133,7 @@ def find(namespace: str, labels: dict[str, str]) -> list[Job]:
 
 
 def cancel(namespace: str, job_id: str) -> None:
-    subject = Subject("job", f"{namespace}/{job_id}")
+    subject = RequestSubject("job", f"{namespace}/{job_id}")
     ask(subject, lambda: _api().cancel_job(job_id=job_id, namespace=namespace))
 
 
@@ -145,7 +145,7 @@ def logs(namespace: str, job_id: str, *, follow: bool) -> Iterator[str]:
     iterator = iter(_api().fetch_job_logs(job_id=job_id, namespace=namespace, follow=True))
     while True:
         try:
-            yield ask_here(Subject("job", f"{namespace}/{job_id}"), lambda: next(iterator))
+            yield ask_here(RequestSubject("job", f"{namespace}/{job_id}"), lambda: next(iterator))
         except StopIteration:
             return
 
@@ -163,7 +163,7 @@ def log_so_far(namespace: str, job_id: str, *, live: bool, tail: int | None = No
             lines.append(line)
 
     try:
-        ask(Subject("job", f"{namespace}/{job_id}"), question, seconds=None)
+        ask(RequestSubject("job", f"{namespace}/{job_id}"), question, seconds=None)
     except StillAsking:
         if not live:
             raise
@@ -185,13 +185,13 @@ def sync_data(folder: Path, mount_path: str, namespace: str, name: str | None = 
         return _api().sync_job_volume(folder, mount_path, remote_name=name, namespace=namespace)
 
     with contextlib.redirect_stdout(io.StringIO()):  # here: the thread of a question may be left behind
-        volume = ask(Subject("bucket", _bucket_of(namespace)), question, seconds=None)
+        volume = ask(RequestSubject("bucket", _bucket_of(namespace)), question, seconds=None)
     return Mount(volume.source, volume.path or "", mount_path, read_only=True)
 
 
 def list_files(bucket: str, folder: str) -> list[BucketFile]:
     """All files below a folder of a bucket."""
-    subject, prefix = Subject("bucket", bucket), f"{folder.strip('/')}/"
+    subject, prefix = RequestSubject("bucket", bucket), f"{folder.strip('/')}/"
     tree = ask(subject, lambda: list(_api().list_bucket_tree(bucket, prefix=folder.strip("/"), recursive=True)))
     with understood(subject):
         files = [entry for entry in tree if entry.type == "file" and entry.path.startswith(prefix)]
@@ -204,13 +204,13 @@ def change_names(bucket: str, *, add: list[str], delete: list[str]) -> None:
     Raises: as `start`.
     """
     empty = [(b"", name) for name in add]
-    ask(Subject("bucket", bucket), lambda: _api().batch_bucket_files(bucket, add=empty, delete=delete))
+    ask(RequestSubject("bucket", bucket), lambda: _api().batch_bucket_files(bucket, add=empty, delete=delete))
 
 
 def download(bucket: str, files: list[tuple[str, Path]]) -> None:
     """Fetches pairs of `(path in the bucket, local file)`. Missing files are left out."""
     if files:
-        subject = Subject("bucket", bucket)
+        subject = RequestSubject("bucket", bucket)
         ask(subject, lambda: _api().download_bucket_files(bucket, list(files)), seconds=None)
 
 
@@ -250,8 +250,8 @@ def _volumes(mounts: tuple[Mount, ...]) -> list[Any] | None:
     return made or None
 
 
-def _job_of(namespace: str) -> Subject:
-    return Subject("job", f"of {namespace}")
+def _job_of(namespace: str) -> RequestSubject:
+    return RequestSubject("job", f"of {namespace}")
 
 
 def _job(info: Any, namespace: str) -> Job:

@@ -13,9 +13,9 @@ from typing import Any
 
 from skill_train.core.errors import SkillTrainError, Temporary, UsageError
 from skill_train.facts import Flavor, ModelFacts
-from skill_train.hub.client import REQUEST_SECONDS, Subject, ask, endpoint, understood
+from skill_train.hub.client import REQUEST_SECONDS, RequestSubject, ask, endpoint, understood
 from skill_train.model import config as model_config
-from skill_train.model.config import Stored
+from skill_train.model.config import StoredWeights
 from skill_train.model.folder import read_config, read_model, used_weights
 from skill_train.model.folder import tensor_shapes as tensor_shapes_in
 
@@ -43,7 +43,7 @@ def model_folder(model: str, revision: str | None, files: tuple[str, ...] = ()) 
         return path, None
     check_id(model)
     try:
-        folder = ask(Subject("model", model), lambda: _download(model, revision, files), seconds=None)
+        folder = ask(RequestSubject("model", model), lambda: _download(model, revision, files), seconds=None)
     except UsageError as error:
         raise _or_dataset(error, model) from None
     return folder, folder.name
@@ -60,7 +60,7 @@ def model_facts(model: str, revision: str | None = None) -> ModelFacts:
         Temporary: the Hub cannot be reached and the cache has no copy.
     """
     check_id(model)
-    subject = Subject("model", model)
+    subject = RequestSubject("model", model)
     try:
         return ask(subject, lambda: _ask_model(model, revision))
     except Temporary:
@@ -82,12 +82,12 @@ def tensor_shapes(model: str, revision: str | None) -> dict[str, tuple[int, ...]
         from huggingface_hub import HfApi
 
         found = HfApi().get_safetensors_metadata(model, revision=revision)
-        with understood(Subject("model", model)):
+        with understood(RequestSubject("model", model)):
             files = found.files_metadata.values()
             return {name: tuple(one.shape) for file in files for name, one in file.tensors.items()}
 
     try:
-        return ask(Subject("model", model), question)
+        return ask(RequestSubject("model", model), question)
     except Temporary:
         folder = _snapshot(model, revision)
         return {} if folder is None else tensor_shapes_in(folder)
@@ -98,7 +98,7 @@ def model_file(model: str, name: str) -> Path:
 
     Raises: as `model_folder`.
     """
-    return ask(Subject("model", model), lambda: _file(model, name, None))
+    return ask(RequestSubject("model", model), lambda: _file(model, name, None))
 
 
 def live_flavors(*, seconds: float = 3.0) -> tuple[Flavor, ...]:
@@ -107,7 +107,7 @@ def live_flavors(*, seconds: float = 3.0) -> tuple[Flavor, ...]:
     Raises:
         Temporary: no answer in time, or one that cannot be understood.
     """
-    subject = Subject("prices of Hugging Face Jobs")
+    subject = RequestSubject("prices of Hugging Face Jobs")
 
     def question() -> list[Any]:
         from huggingface_hub import HfApi
@@ -151,7 +151,7 @@ def _ask_model(model: str, revision: str | None) -> ModelFacts:
     from huggingface_hub import HfApi
 
     info = HfApi().model_info(model, revision=revision, files_metadata=True, timeout=REQUEST_SECONDS)
-    with understood(Subject("model", model)):
+    with understood(RequestSubject("model", model)):
         sizes = {str(file.rfilename): file.size for file in info.siblings or []}
         _check_files(model, set(sizes))
         config = read_config(_config_folder(model, revision, info.sha))
@@ -205,7 +205,7 @@ def _file(model: str, name: str, revision: str | None) -> Path:
     return Path(hf_hub_download(model, name, revision=revision))
 
 
-def _stored(model: str, info: Any, sizes: dict[str, int | None], *, quantized: bool) -> Stored:
+def _stored(model: str, info: Any, sizes: dict[str, int | None], *, quantized: bool) -> StoredWeights:
     """What the weight files hold: as the Hub counted it, or else from the headers of a few files."""
     from huggingface_hub import HfApi
 
@@ -217,7 +217,7 @@ def _stored(model: str, info: Any, sizes: dict[str, int | None], *, quantized: b
     if not elements and len(used) <= _FEW_SHARDS:
         for name in used:
             elements.update(HfApi().parse_safetensors_file_metadata(model, name, revision=info.sha).parameter_count)
-    return Stored(dict(elements), total, unknown)
+    return StoredWeights(dict(elements), total, unknown)
 
 
 def _has_chat_template(model: str, info: Any, names: set[str]) -> bool:
@@ -264,7 +264,7 @@ def _or_dataset(error: UsageError, model: str) -> UsageError:
     from huggingface_hub import HfApi
 
     try:
-        ask(Subject("dataset", model), lambda: HfApi().dataset_info(model, timeout=5), seconds=5)
+        ask(RequestSubject("dataset", model), lambda: HfApi().dataset_info(model, timeout=5), seconds=5)
     except SkillTrainError:  # only a friendlier message is at stake
         return error
     return UsageError(

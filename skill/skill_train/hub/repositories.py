@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from skill_train.core.errors import UsageError
-from skill_train.hub.client import Subject, ask
+from skill_train.hub.client import RequestSubject, ask
 
 Answer = TypeVar("Answer")
 
@@ -30,7 +30,7 @@ def check_readable(kind: str, name: str) -> None:
     Raises:
         UsageError: there is none, or it is private. AccessError: it is gated. Temporary: no answer.
     """
-    ask(Subject(kind, name), lambda: _api().auth_check(name, repo_type=kind))
+    ask(RequestSubject(kind, name), lambda: _api().auth_check(name, repo_type=kind))
 
 
 def check_writable(kind: str, name: str) -> None:
@@ -39,7 +39,7 @@ def check_writable(kind: str, name: str) -> None:
     Raises:
         AccessError: it may not. Others: as `check_readable`.
     """
-    ask(Subject(kind, name), lambda: _api().auth_check(name, repo_type=kind, write=True))
+    ask(RequestSubject(kind, name), lambda: _api().auth_check(name, repo_type=kind, write=True))
 
 
 def find(kind: str, name: str) -> Repository | None:
@@ -49,7 +49,7 @@ def find(kind: str, name: str) -> Repository | None:
         info = _api().repo_info(name, repo_type=kind)
         return Repository(name, bool(info.private), tuple(file.rfilename for file in info.siblings or ()))
 
-    return _or_none(f"unknown_{kind}", lambda: ask(Subject(kind, name), question))
+    return _or_none(f"unknown_{kind}", lambda: ask(RequestSubject(kind, name), question))
 
 
 def bucket_is_private(name: str) -> bool | None:
@@ -65,7 +65,7 @@ def bucket_is_private(name: str) -> bool | None:
                 f"no bucket {name}", code="unknown_bucket", hint="check the name, and that the token may see it"
             ) from None
 
-    return _or_none("unknown_bucket", lambda: ask(Subject("bucket", name), question))
+    return _or_none("unknown_bucket", lambda: ask(RequestSubject("bucket", name), question))
 
 
 def check_name(name: str) -> None:
@@ -107,7 +107,7 @@ def upload_dataset(folder: Path, name: str) -> str:
         return str(made.oid)
 
     with contextlib.redirect_stdout(io.StringIO()):  # here: the thread of a question may be left behind
-        return ask(Subject("dataset", name), question, seconds=None)
+        return ask(RequestSubject("dataset", name), question, seconds=None)
 
 
 def _or_none(code: str, question: Callable[[], Answer]) -> Answer | None:

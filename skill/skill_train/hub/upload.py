@@ -10,7 +10,7 @@ from typing import Any
 
 from skill_train.core import waiting
 from skill_train.core.errors import DecisionNeeded, SkillTrainError, Temporary
-from skill_train.hub.client import QUESTION_SECONDS, Subject, ask, worth_asking_again
+from skill_train.hub.client import QUESTION_SECONDS, RequestSubject, ask, worth_asking_again
 
 TRIES = 4  # of each request that changes something; huggingface_hub 2.4 does not retry the commit
 PAUSE_SECONDS = 2.0
@@ -62,7 +62,7 @@ def licence_of(model: str) -> str | None:
         return HfApi().model_info(model, timeout=8.0).card_data
 
     try:
-        card = ask(Subject("model", model), question)
+        card = ask(RequestSubject("model", model), question)
     except SkillTrainError:
         return None
     named = card.get("license") if card else None
@@ -97,7 +97,7 @@ def upload(repo: str, files: list[PushFile], *, private: bool, message: str, say
         AccessError: no token, or it may not write there.
         Temporary: no answer after several tries.
     """
-    subject = Subject("model", repo)
+    subject = RequestSubject("model", repo)
     created = not _again(lambda: _exists(repo), subject, say)
     before = None if created else _again(lambda: _info(repo), subject, say)
     if private and before is not None and not before.private:
@@ -133,7 +133,7 @@ def _is_there(operation: Any) -> bool:
 
 def _again(
     question: Callable[[], Any],
-    subject: Subject,
+    subject: RequestSubject,
     say: Callable[[str], None],
     *,
     seconds: float | None = QUESTION_SECONDS,

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from skill_train.core.errors import UsageError
-from skill_train.model.weight_files import Stored, read_folder
+from skill_train.model.weight_files import StoredTensor, read_folder
 
 OUTTYPES = ("auto", "f16", "bf16", "f32", "q8_0")
 F16_LARGEST = 65504.0  # IEEE 754 binary16
@@ -39,7 +39,7 @@ class WeightType:
     largest_weight: float | None
 
 
-def read_weights(model: Path) -> dict[str, Stored]:
+def read_weights(model: Path) -> dict[str, StoredTensor]:
     """Every tensor of a model folder by name; headers only.
 
     Raises:
@@ -48,7 +48,7 @@ def read_weights(model: Path) -> dict[str, Stored]:
     return {name: stored for shard in read_folder(model) for name, stored in shard.tensors.items()}
 
 
-def choose(weights: dict[str, Stored], requested: str) -> WeightType:
+def choose(weights: dict[str, StoredTensor], requested: str) -> WeightType:
     """The type to convert to. Reads every weight once, a block at a time.
 
     Raises:
@@ -83,7 +83,7 @@ def choose(weights: dict[str, Stored], requested: str) -> WeightType:
     return _automatic(stored, name, largest, fits)
 
 
-def largest_magnitude(stored: Stored) -> float | None:
+def largest_magnitude(stored: StoredTensor) -> float | None:
     """The largest |value|; infinity or NaN if the tensor contains one; None for other than plain float types."""
     import numpy as np
 

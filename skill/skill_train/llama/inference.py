@@ -42,7 +42,7 @@ class Scored(msgspec.Struct, frozen=True):
     trained: list[int]
 
 
-class Job(msgspec.Struct, frozen=True, kw_only=True):
+class InferenceJob(msgspec.Struct, frozen=True, kw_only=True):
     """What is asked, in one load of the file.
 
     Attributes:
@@ -84,7 +84,7 @@ class VocabularyFacts(msgspec.Struct, frozen=True, kw_only=True):
     context_length: int
 
 
-class Result(msgspec.Struct, frozen=True, kw_only=True):
+class InferenceResult(msgspec.Struct, frozen=True, kw_only=True):
     """What was answered, in the order of the job.
 
     Attributes:
@@ -105,7 +105,7 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     answer_seconds: float
 
 
-def ask(job: Job, progress: Bar | None = None) -> Result:
+def ask(job: InferenceJob, progress: Bar | None = None) -> InferenceResult:
     """The result of one job, from a child process.
 
     Raises:
@@ -113,4 +113,4 @@ def ask(job: Job, progress: Bar | None = None) -> Result:
         VerificationFailed: it refuses the file.
         DecisionNeeded: there was not enough memory.
     """
-    return msgspec.convert(run_worker(WORKER, msgspec.to_builtins(job), progress=progress), Result)
+    return msgspec.convert(run_worker(WORKER, msgspec.to_builtins(job), progress=progress), InferenceResult)

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from skill_train.core.worker import report_progress, worker_main
-from skill_train.llama.inference import Job, Prompt, Result, Scored
+from skill_train.llama.inference import InferenceJob, InferenceResult, Prompt, Scored
 from skill_train.llama.llama_cpp import Llama, loaded
 from skill_train.llama.logit_distance import (
     Distance,
@@ -27,17 +27,17 @@ from skill_train.llama.logit_distance import (
 
 
 def run(document: object) -> object:
-    job = msgspec.convert(document, Job)
+    job = msgspec.convert(document, InferenceJob)
     lora = Path(job.lora) if job.lora else None
     with loaded(Path(job.gguf), context_tokens=job.context_tokens, threads=job.threads, lora=lora) as llama:
         return msgspec.to_builtins(_answered(llama, job))
 
 
-def _answered(llama: Llama, job: Job) -> Result:
+def _answered(llama: Llama, job: InferenceJob) -> InferenceResult:
     figures, trained_kl, change = _compare(llama, job)
     sums, started = _losses(llama, job.scored), time.monotonic()
     answers = _answers(llama, job.prompts)
-    return Result(
+    return InferenceResult(
         facts=llama.facts(),
         plain=[llama.tokenize(text, add_special=False) for text in job.plain],
         special=[llama.tokenize(text, add_special=True) for text in job.special],
@@ -82,7 +82,7 @@ def _loss(llama: Llama, ids: list[int], trained: list[int]) -> float | None:
     return total if math.isfinite(total) else None
 
 
-def _compare(llama: Llama, job: Job) -> tuple[Distance | None, float | None, TuningShare | None]:
+def _compare(llama: Llama, job: InferenceJob) -> tuple[Distance | None, float | None, TuningShare | None]:
     """Figures against the tuned reference, the distance from what was trained and, on the first rows, the share of the
     tuning."""
     import numpy as np

@@ -30,7 +30,7 @@ class Rendered(msgspec.Struct, frozen=True):
     refused: str = ""
 
 
-class Job(msgspec.Struct, frozen=True, kw_only=True):
+class TemplateJob(msgspec.Struct, frozen=True, kw_only=True):
     """Conversations for one template, which may take so many seconds for all of them."""
 
     template: str
@@ -40,16 +40,16 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     conversations: list[Conversation]
 
 
-class Result(msgspec.Struct, frozen=True):
+class TemplateResult(msgspec.Struct, frozen=True):
     """One for each conversation."""
 
     rendered: list[Rendered]
 
 
-def ask(job: Job) -> list[Rendered]:
+def ask(job: TemplateJob) -> list[Rendered]:
     """Each conversation as llama-cpp-python's users get it, from a child process.
 
     Raises:
         NativeCrash: the template did not come to an end, or took too much memory.
     """
-    return msgspec.convert(run_worker(WORKER, msgspec.to_builtins(job)), Result).rendered
+    return msgspec.convert(run_worker(WORKER, msgspec.to_builtins(job)), TemplateResult).rendered

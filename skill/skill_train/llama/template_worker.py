@@ -14,19 +14,19 @@ import msgspec
 
 from skill_train.core.errors import NotInstalled
 from skill_train.core.worker import worker_main
-from skill_train.llama.template import Conversation, Job, Rendered, Result
+from skill_train.llama.template import Conversation, Rendered, TemplateJob, TemplateResult
 
 _MEMORY_BYTES = 8 << 30  # of addresses, of which libraries take a part
 
 
 def run(document: object) -> object:
-    job = msgspec.convert(document, Job)
+    job = msgspec.convert(document, TemplateJob)
     formatter = _formatter()  # imported before the limits, which are meant for the template alone
     faulthandler.dump_traceback_later(job.seconds, exit=True)
     _limit_memory()
     rendered = [_render(formatter, job, conversation) for conversation in job.conversations]
     faulthandler.cancel_dump_traceback_later()
-    return msgspec.to_builtins(Result(rendered))
+    return msgspec.to_builtins(TemplateResult(rendered))
 
 
 def _formatter() -> Any:
@@ -39,7 +39,7 @@ def _formatter() -> Any:
     return Jinja2ChatFormatter
 
 
-def _render(formatter: Any, job: Job, conversation: Conversation) -> Rendered:
+def _render(formatter: Any, job: TemplateJob, conversation: Conversation) -> Rendered:
     import jinja2
 
     # What a template can raise: its own refusal, and Python's errors of the expressions in it.

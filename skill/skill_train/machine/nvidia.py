@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass, replace
 
 from skill_train.facts import Gpu
-from skill_train.machine.probe import Answer, Probe
+from skill_train.machine.probe import Probe, ProgramOutput
 
 _OLD = "index,uuid,name,memory.total,memory.free"
 _FIELDS = f"{_OLD},compute_cap,mig.mode.current"
@@ -25,7 +25,7 @@ class Gpus:
 
 
 @dataclass(frozen=True)
-class _Row:
+class _GpuRow:
     index: int
     uuid: str
     gpu: Gpu
@@ -51,14 +51,14 @@ def read_gpus(probe: Probe, ram_bytes: int | None, ram_available_bytes: int | No
     return _told(probe, best, unknown)
 
 
-def _query(probe: Probe) -> Answer | None:
+def _query(probe: Probe) -> ProgramOutput | None:
     answer = probe.ask("nvidia-smi", f"--query-gpu={_FIELDS}", _FORMAT)
     if answer is not None and "not a valid field" in answer.text:  # a driver older than compute_cap
         answer = probe.ask("nvidia-smi", f"--query-gpu={_OLD}", _FORMAT)
     return answer
 
 
-def _row(line: str, ram: int | None, ram_available: int | None) -> _Row | None:
+def _row(line: str, ram: int | None, ram_available: int | None) -> _GpuRow | None:
     """One GPU; None if its memory is unknown (and it does not share the computer's memory)."""
     values = [value.strip() for value in line.split(",")]
     if len(values) not in (5, 7) or not values[0].isdigit():
@@ -67,21 +67,21 @@ def _row(line: str, ram: int | None, ram_available: int | None) -> _Row | None:
     compute = float(capability) if re.fullmatch(r"\d+\.\d+", capability) else None
     if total.isdigit():
         size, left = int(total) << 20, int(free) << 20 if free.isdigit() else None
-        return _Row(int(index), uuid, Gpu(name, size, left, compute), mig == "Enabled")
+        return _GpuRow(int(index), uuid, Gpu(name, size, left, compute), mig == "Enabled")
     # GB10 and Thor have no memory of their own (docs.nvidia.com/dgx/dgx-spark/known-issues.html, 2025-12).
     if total in _NOT_TOLD and compute is not None and ram is not None:
-        return _Row(int(index), uuid, Gpu(name, ram, ram_available, compute), False, unified=True)
+        return _GpuRow(int(index), uuid, Gpu(name, ram, ram_available, compute), False, unified=True)
     return None
 
 
-def _visible(rows: list[_Row], wanted: str | None) -> list[_Row]:
+def _visible(rows: list[_GpuRow], wanted: str | None) -> list[_GpuRow]:
     """The GPUs that CUDA_VISIBLE_DEVICES selects, as CUDA reads it: numbers or prefixes of UUIDs, up to the first that
     does not exist."""
     if wanted is None:
         return rows
     if wanted.strip().startswith("MIG-"):
         return [row for row in rows if row.mig]
-    seen: list[_Row] = []
+    seen: list[_GpuRow] = []
     for name in map(str.strip, wanted.split(",")):
         found = [
             row for row in rows if str(row.index) == name or (name.startswith("GPU-") and row.uuid.startswith(name))
@@ -92,10 +92,10 @@ def _visible(rows: list[_Row], wanted: str | None) -> list[_Row]:
     return seen
 
 
-def _equal_best(rows: list[_Row]) -> tuple[list[_Row], dict[str, str]]:
+def _equal_best(rows: list[_GpuRow]) -> tuple[list[_GpuRow], dict[str, str]]:
     """The best group of equal GPUs: supported by torch, most memory, then newest."""
 
-    def kind(row: _Row) -> tuple[bool, int, float, str]:
+    def kind(row: _GpuRow) -> tuple[bool, int, float, str]:
         capability = row.gpu.compute_capability or 0.0
         return capability >= _TORCH_NEEDS, row.gpu.memory_bytes, capability, row.gpu.name
 
@@ -108,7 +108,7 @@ def _equal_best(rows: list[_Row]) -> tuple[list[_Row], dict[str, str]]:
     return best, {"gpus": f"{why}CUDA_DEVICE_ORDER=PCI_BUS_ID CUDA_VISIBLE_DEVICES={numbers}"}
 
 
-def _told(probe: Probe, rows: list[_Row], unknown: dict[str, str]) -> Gpus:
+def _told(probe: Probe, rows: list[_GpuRow], unknown: dict[str, str]) -> Gpus:
     if rows[0].mig:
         return _slice(probe, rows[0], unknown)
     gpus = [row.gpu for row in rows]
@@ -122,7 +122,7 @@ def _told(probe: Probe, rows: list[_Row], unknown: dict[str, str]) -> Gpus:
     return Gpus(tuple(gpus), rows[0].unified, unknown)
 
 
-def _slice(probe: Probe, row: _Row, unknown: dict[str, str]) -> Gpus:
+def _slice(probe: Probe, row: _GpuRow, unknown: dict[str, str]) -> Gpus:
     """The first MIG share, which is all that one process can use. Its profile states the size (`3g.40gb`); taken as
     10^9 bytes each it is a lower bound: 40 are 39.25 GiB (NVIDIA MIG user guide, profiles of the A100)."""
     listed = probe.ask("nvidia-smi", "-L")

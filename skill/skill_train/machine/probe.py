@@ -14,7 +14,7 @@ _SECONDS = 10  # nvidia-smi takes 1 to 3 seconds on a machine with eight GPUs
 
 
 @dataclass(frozen=True)
-class Answer:
+class ProgramOutput:
     """The exit code of a program and its output."""
 
     code: int
@@ -41,7 +41,7 @@ class Probe:
     environment: Mapping[str, str]
     disk_free_bytes: int | None
     has: Callable[[str], bool]
-    ask: Callable[..., Answer | None]
+    ask: Callable[..., ProgramOutput | None]
     read: Callable[[str], str | None]
     names: Callable[[str], tuple[str, ...]]
 
@@ -77,7 +77,7 @@ def _find(program: str) -> str | None:
     return shutil.which(program) or shutil.which(program, path=_WSL)
 
 
-def _ask(program: str, *arguments: str) -> Answer | None:
+def _ask(program: str, *arguments: str) -> ProgramOutput | None:
     found = _find(program)
     if found is None:
         return None
@@ -90,7 +90,7 @@ def _ask(program: str, *arguments: str) -> Answer | None:
         )
     except (OSError, subprocess.TimeoutExpired):
         return None
-    return Answer(done.returncode, done.stdout.strip("\n"))
+    return ProgramOutput(done.returncode, done.stdout.strip("\n"))
 
 
 def _read(path: str) -> str | None:

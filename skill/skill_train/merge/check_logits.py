@@ -231,7 +231,7 @@ def _compare_merged(merged: Path, texts: Texts, scratch: _Scratch, bar: Bar) -> 
 
     tuned, base = scratch.read(scratch.tuned), scratch.read(scratch.base)
     rounded = scratch.read(scratch.rounded) if scratch.rounded.is_file() else None
-    seen = _Seen()
+    seen = _LogitFigures()
     start = 0
     with frugal_model(merged) as model:
         for number, ids in enumerate(texts.ids):
@@ -255,7 +255,7 @@ class _Compared(TypedDict):
 
 
 @dataclass
-class _Seen:
+class _LogitFigures:
     """Figures of the texts so far. `cost` is of rounding alone."""
 
     figures: list[compare.TokenFigures] = field(default_factory=list)

@@ -27,7 +27,7 @@ from skill_train.model.adapter import Adapter, pattern_value
 from skill_train.model.weight_files import (
     BLOCK_BYTES,
     Shard,
-    Stored,
+    StoredTensor,
     read_rows,
     read_shard,
     same_bytes,
@@ -115,7 +115,7 @@ def compare_tensors(
     return found
 
 
-def _compare(name: str, stored: Stored, new: Stored | None, adapter: Adapter, scale: float | None) -> Found:
+def _compare(name: str, stored: StoredTensor, new: StoredTensor | None, adapter: Adapter, scale: float | None) -> Found:
     found, parts = Found(tensors=1), _parts(adapter, name)
     if new is None or new.shape != stored.shape:
         found.failures.append(f"{name} is missing, or has another shape")
@@ -190,7 +190,7 @@ def _scale(adapter: Adapter, name: str) -> float:
     return float(alpha / (math.sqrt(rank) if config.get("use_rslora") else rank))
 
 
-def _compare_changed(name: str, stored: Stored, new: Stored, change: tuple[Any, Any], found: Found) -> None:
+def _compare_changed(name: str, stored: StoredTensor, new: StoredTensor, change: tuple[Any, Any], found: Found) -> None:
     """Args: change: s·B [out, r] and A [r, in], fp32."""
     import torch
 
@@ -259,13 +259,13 @@ def _row_squares(b: Any, a: Any) -> Any:
     return ((b @ (a @ a.T)) * b).sum(dim=1)
 
 
-def _same(stored: Stored, new: Stored) -> bool:
+def _same(stored: StoredTensor, new: StoredTensor) -> bool:
     """The base's values, in its dtype or rounded to the new one."""
     import torch
 
     if stored.dtype == new.dtype:
         return same_bytes(stored, new)
-    flat = [Stored(one.file, one.dtype, (math.prod(one.shape),), one.start, one.size) for one in (stored, new)]
+    flat = [StoredTensor(one.file, one.dtype, (math.prod(one.shape),), one.start, one.size) for one in (stored, new)]
     for start, stop in _blocks(flat[0].shape[0], 1):
         before, after = (read_rows(one, start, stop) for one in flat)
         if not torch.equal(before.to(torch_dtype(new.dtype)), after):

@@ -19,7 +19,7 @@ from skill_train.core.errors import UsageError
 from skill_train.core.foreign import JsonObject
 from skill_train.model.adapter import Adapter, pattern_value, whole_tensors
 from skill_train.model.lora_math import Change, embedding, linear, same, scaling
-from skill_train.model.weight_files import FLOAT_BYTES, Shard, Stored, same_bytes
+from skill_train.model.weight_files import FLOAT_BYTES, Shard, StoredTensor, same_bytes
 
 # Weights of these models lie as [in, out] (transformers 5.23: the families that use pytorch_utils.Conv1D).
 _CONV1D_MODELS = ("gpt2", "openai-gpt", "imagegpt", "decision_transformer")
@@ -41,7 +41,7 @@ class Base:
     shards: list[Shard]
 
     @property
-    def tensors(self) -> dict[str, Stored]:
+    def tensors(self) -> dict[str, StoredTensor]:
         return {name: stored for shard in self.shards for name, stored in shard.tensors.items()}
 
 
@@ -115,7 +115,7 @@ class _Tie:
     stored: bool
 
 
-def _find_tie(base: Base, tensors: dict[str, Stored]) -> _Tie | None:
+def _find_tie(base: Base, tensors: dict[str, StoredTensor]) -> _Tie | None:
     """How the base ties its embeddings; None when it does not, or has none that we know."""
     inputs = [name for name in tensors if _last_module(name) in _EMBEDDINGS]
     heads = [name for name in tensors if _last_module(name) in _HEADS]
@@ -357,7 +357,7 @@ def vocabulary_rows(base: Base, adapter: Adapter) -> tuple[int | None, bool]:
     return (next(iter(known)) if len(known) == 1 else None), whole
 
 
-def _rows(tensors: dict[str, Stored], kind: tuple[str, ...]) -> set[int]:
+def _rows(tensors: dict[str, StoredTensor], kind: tuple[str, ...]) -> set[int]:
     return {stored.shape[0] for name, stored in tensors.items() if _last_module(name) in kind and stored.shape}
 
 

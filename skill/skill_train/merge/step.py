@@ -47,7 +47,7 @@ from skill_train.model.weight_files import INDEX, Shard, read_folder
 from skill_train.reference.low_memory import peak_bytes
 from skill_train.run import records
 from skill_train.run.folder import StepResult, finished_record, note_of, require_space, require_writable, versions
-from skill_train.run.merge_record import Changes, Gate, MergeInputs, MergeOptions, MergeRecord
+from skill_train.run.merge_record import Changes, Gate, MergeInputs, MergeRecord, MergeSettings
 from skill_train.run.train_record import FedRow
 
 DTYPES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
@@ -86,7 +86,7 @@ def merge(
     _check_dtype(dtype)
     tuned = adapters.read_adapter(adapter)
     model = _read_base(base, tuned, out)
-    options = MergeOptions(dtype, threshold, msgspec.UNSET if gate == "auto" else gate)
+    options = MergeSettings(dtype, threshold, msgspec.UNSET if gate == "auto" else gate)
     if done := _earlier(record, out, model, tuned, options):
         return StepResult(done, reused=True)
     require_writable(out.parent)
@@ -116,7 +116,7 @@ def merge(
     return StepResult(made)
 
 
-def _earlier(record: Path, out: Path, base: Base, adapter: Adapter, options: MergeOptions) -> MergeRecord | None:
+def _earlier(record: Path, out: Path, base: Base, adapter: Adapter, options: MergeSettings) -> MergeRecord | None:
     """`finished_record`, which needs digests of all inputs, where there is something that may be finished."""
     if not record.is_file() and not note_of(out, record).is_file():
         return None

@@ -26,7 +26,7 @@ from skill_train.model.weight_files import (
     FLOAT_BYTES,
     INDEX,
     Shard,
-    Stored,
+    StoredTensor,
     copy_bytes,
     in_order,
     new_shard,
@@ -137,7 +137,7 @@ def write_shards(
     for shard in base.shards:
         places = new_shard(part / shard.name, layout[shard.name], shard.metadata)
 
-        def write(name: str, shard: Shard = shard, places: dict[str, Stored] = places) -> Tally:
+        def write(name: str, shard: Shard = shard, places: dict[str, StoredTensor] = places) -> Tally:
             return _write_tensor(name, shard.tensors[plan.copies.get(name, name)], plan.changes.get(name), places[name])
 
         for names in _parts(places):
@@ -173,7 +173,7 @@ def _total(layout: Layout) -> int:
     return sum(tensor_bytes(*entry) for tensors in layout.values() for entry in tensors.values())
 
 
-def _parts(places: dict[str, Stored]) -> Iterator[list[str]]:
+def _parts(places: dict[str, StoredTensor]) -> Iterator[list[str]]:
     """Names in the order of their bytes, about _PART_BYTES together."""
     names: list[str] = []
     size = 0
@@ -187,7 +187,7 @@ def _parts(places: dict[str, Stored]) -> Iterator[list[str]]:
         yield names
 
 
-def _write_tensor(name: str, stored: Stored, change: Change | None, place: Stored) -> Tally:
+def _write_tensor(name: str, stored: StoredTensor, change: Change | None, place: StoredTensor) -> Tally:
     """Fills the place of one tensor."""
     with written_to(place) as write:
         if (change is None or change.empty) and place.dtype == stored.dtype:
@@ -203,7 +203,7 @@ def _write_tensor(name: str, stored: Stored, change: Change | None, place: Store
 
 
 def _write_any(
-    name: str, stored: Stored, change: Change, place: Stored, write: Callable[[Any], None], tally: Tally
+    name: str, stored: StoredTensor, change: Change, place: StoredTensor, write: Callable[[Any], None], tally: Tally
 ) -> None:
     import torch
 
@@ -225,7 +225,7 @@ def _write_any(
 
 
 def _write_low_rank(
-    name: str, stored: Stored, change: Change, dtype: str, write: Callable[[Any], None], tally: Tally
+    name: str, stored: StoredTensor, change: Change, dtype: str, write: Callable[[Any], None], tally: Tally
 ) -> None:
     """The usual case: a product of two thin matrices is added, in memory that every block uses again."""
     import torch
@@ -252,9 +252,9 @@ def _write_low_rank(
     tally.change_square += _square(left, right)
 
 
-def _rows(stored: Stored, change: Change, shape: tuple[int, ...], start: int, stop: int) -> tuple[Any, Any]:
+def _rows(stored: StoredTensor, change: Change, shape: tuple[int, ...], start: int, stop: int) -> tuple[Any, Any]:
     """The base's rows (None when its tensor has another shape) and the new ones, both fp32."""
-    flat = stored if stored.shape else Stored(stored.file, stored.dtype, (1,), stored.start, stored.size)
+    flat = stored if stored.shape else StoredTensor(stored.file, stored.dtype, (1,), stored.start, stored.size)
     before = read_rows(flat, start, stop).float() if stored.shape == shape else None
     first = before if change.replace is None else change.replace.reshape(shape or (1,))[start:stop].float()
     return before, apply(change, first, start)

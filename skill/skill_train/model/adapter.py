@@ -11,7 +11,7 @@ from typing import Any
 from skill_train.core.errors import UsageError
 from skill_train.core.foreign import JsonObject
 from skill_train.model.foreign_files import require_sound_files
-from skill_train.model.weight_files import FLOAT_BYTES, Stored, read_shard, read_tensor, same_bytes
+from skill_train.model.weight_files import FLOAT_BYTES, StoredTensor, read_shard, read_tensor, same_bytes
 from skill_train.program.encode import limited
 from skill_train.run.records import read_json
 
@@ -70,7 +70,7 @@ class Adapter:
 
     folder: Path
     config: JsonObject
-    tensors: dict[str, Stored]
+    tensors: dict[str, StoredTensor]
     modules: dict[str, dict[str, str]]
     replaced: dict[str, str]
     shared: frozenset[str]
@@ -116,7 +116,7 @@ def read_adapter(folder: Path) -> Adapter:
 
 
 def _require_same(
-    tensors: dict[str, Stored], replaced: dict[str, str], copies: dict[str, str], originals: dict[str, str]
+    tensors: dict[str, StoredTensor], replaced: dict[str, str], copies: dict[str, str], originals: dict[str, str]
 ) -> None:
     """Refuses a parameter that is saved twice with different values, because PEFT reads only the plain name."""
     for plain, name in (originals | copies).items():
@@ -149,7 +149,7 @@ def why_not_streamed(adapter: Adapter) -> list[str]:
     return reasons
 
 
-def whole_tensors(adapter: Adapter) -> dict[str, Stored]:
+def whole_tensors(adapter: Adapter) -> dict[str, StoredTensor]:
     """The complete tensors in the adapter, by their names in the base; for adapters of any method."""
     plain = {_SAVED_TWICE.sub("", _BASE_LAYER.sub("", name.removeprefix(_PREFIX))): name for name in adapter.tensors}
     return {name: adapter.tensors[tensor] for name, tensor in plain.items()}
@@ -267,7 +267,7 @@ def _no_weights(folder: Path) -> UsageError:
     )
 
 
-def _kind(name: str, stored: Stored) -> tuple[str, str | None]:
+def _kind(name: str, stored: StoredTensor) -> tuple[str, str | None]:
     """The module of a tensor and its role; for a complete parameter its own name and None."""
     if not name.startswith(_PREFIX):
         raise _unreadable(name, f"a name without {_PREFIX!r}")

@@ -9,7 +9,7 @@ from typing import Any, Literal, TypedDict
 from skill_train.facts import ModelFacts
 from skill_train.model import parameter_count
 from skill_train.model.convertible import from_config
-from skill_train.model.parameter_count import Count, TextShape
+from skill_train.model.parameter_count import ParameterCount, TextShape
 
 Config = Mapping[str, Any]
 
@@ -67,7 +67,7 @@ _DTYPES = {
 
 
 @dataclass(frozen=True)
-class Stored:
+class StoredWeights:
     """The known facts of the weight files; none by default.
 
     Attributes:
@@ -93,7 +93,7 @@ def read(
     config: Config,
     *,
     source: str,
-    stored: Stored | None = None,
+    stored: StoredWeights | None = None,
     has_chat_template: bool = False,
     fingerprint: str | None = None,
     gated: bool | None = None,
@@ -106,7 +106,7 @@ def read(
     Args:
         files: the names beside config.json; None when they are not known.
     """
-    stored = stored or Stored()
+    stored = stored or StoredWeights()
     text = text_config(config)
     sizes = _sizes(config, text)
     quantization = _quantization(config, text)
@@ -222,7 +222,9 @@ _NEEDED: tuple[
 ] = ("layers", "hidden_size", "vocab_size", "context", "intermediate_size", "heads", "kv_heads", "head_dim")
 
 
-def _parameters(config: Config, text: Config, sizes: _Sizes, stored: Stored, quantization: str | None) -> _Parameters:
+def _parameters(
+    config: Config, text: Config, sizes: _Sizes, stored: StoredWeights, quantization: str | None
+) -> _Parameters:
     """Total, active and embedding parameters, and the source of the total."""
     shape = _shape(str(text.get("model_type", "unknown")), sizes)
     counted = parameter_count.count(shape, text) if shape else None
@@ -242,7 +244,11 @@ def _parameters(config: Config, text: Config, sizes: _Sizes, stored: Stored, qua
 
 
 def _total(
-    config: Config, shape: TextShape | None, counted: Count | None, stored: Stored, quantization: str | None
+    config: Config,
+    shape: TextShape | None,
+    counted: ParameterCount | None,
+    stored: StoredWeights,
+    quantization: str | None,
 ) -> tuple[int | None, str | None, str]:
     """`(parameters, origin, why not)`. Stored numbers count, unless they are packed."""
     if stored.total and not quantization:
@@ -319,7 +325,7 @@ def _architecture(config: Config) -> str:
     return str(names[0]) if isinstance(names, list) and names else "unknown"
 
 
-def _with_reasons(facts: ModelFacts, unknown: dict[str, str], stored: Stored) -> ModelFacts:
+def _with_reasons(facts: ModelFacts, unknown: dict[str, str], stored: StoredWeights) -> ModelFacts:
     reasons = dict(unknown)
     values = asdict(facts)
     for name in (*_KEYS, "tied_embeddings", "embedding_parameters", "stored_dtype"):

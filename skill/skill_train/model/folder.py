@@ -16,7 +16,7 @@ from skill_train.core.foreign import JsonObject
 from skill_train.facts import ModelFacts
 from skill_train.model import config as model_config
 from skill_train.model import foreign_files
-from skill_train.model.config import Stored
+from skill_train.model.config import StoredWeights
 from skill_train.model.weight_files import read_shard
 
 _SAMPLE_BYTES = 1 << 16
@@ -35,7 +35,7 @@ def read_model(folder: Path, *, weights_needed: bool = True) -> ModelFacts:
     """
     config = read_config(folder)
     lacking = None if weights_needed else _lacking(folder)
-    stored = Stored(unknown=lacking) if lacking else _stored(weight_files(folder))
+    stored = StoredWeights(unknown=lacking) if lacking else _stored(weight_files(folder))
     found = model_config.read(
         config,
         source=str(folder),
@@ -160,12 +160,12 @@ def _decides(file: Path) -> bool:
     return file.suffix in (".json", ".model", ".jinja", ".safetensors", ".tiktoken") or file.name in _WORDS
 
 
-def _stored(files: list[Path]) -> Stored:
+def _stored(files: list[Path]) -> StoredWeights:
     elements: Counter[str] = Counter()
     for path in files:
         for tensor in read_shard(path).tensors.values():
             elements[tensor.dtype] += math.prod(tensor.shape)
-    return Stored(elements, sum(path.stat().st_size for path in files))
+    return StoredWeights(elements, sum(path.stat().st_size for path in files))
 
 
 def _has_chat_template(folder: Path) -> bool:

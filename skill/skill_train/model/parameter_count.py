@@ -39,7 +39,7 @@ class TextShape:
 
 
 @dataclass(frozen=True)
-class Count:
+class ParameterCount:
     """Attributes:
     total: all parameters.
     idle: those in the experts that a token does not pass.
@@ -86,7 +86,7 @@ _GATED: dict[str, _Block] = {
 }
 
 
-def count(shape: TextShape, config: Mapping[str, Any]) -> Count:
+def count(shape: TextShape, config: Mapping[str, Any]) -> ParameterCount:
     """The parameters of a decoder of a known type.
 
     Args:
@@ -97,14 +97,14 @@ def count(shape: TextShape, config: Mapping[str, Any]) -> Count:
     """
     if shape.model_type in _GATED:
         return _gated(shape, config)
-    return Count(_PLAIN[shape.model_type](shape, config))
+    return ParameterCount(_PLAIN[shape.model_type](shape, config))
 
 
 def knows(model_type: str) -> bool:
     return model_type in _GATED or model_type in _PLAIN
 
 
-def without_copies(stored: int, shape: TextShape, counted: Count) -> int:
+def without_copies(stored: int, shape: TextShape, counted: ParameterCount) -> int:
     """The parameters of a model whose files hold `stored` numbers.
 
     A file can hold more than the model: a copy of the tied head (Qwen3-0.6B), or each layer's triangular mask and a few
@@ -119,12 +119,12 @@ def without_copies(stored: int, shape: TextShape, counted: Count) -> int:
     return stored
 
 
-def _gated(shape: TextShape, config: Mapping[str, Any]) -> Count:
+def _gated(shape: TextShape, config: Mapping[str, Any]) -> ParameterCount:
     block = _GATED[shape.model_type]
     norms = block.norms * shape.hidden_size
     feed_forward, idle = _feed_forward(shape, config, biased=block.reads_bias and bool(config.get("mlp_bias")))
     layers = shape.layers * (_attention(shape, block, config) + norms) + feed_forward
-    return Count(shape.embedding + layers + shape.hidden_size + shape.head, idle)
+    return ParameterCount(shape.embedding + layers + shape.hidden_size + shape.head, idle)
 
 
 def _attention(shape: TextShape, block: _Block, config: Mapping[str, Any]) -> int:

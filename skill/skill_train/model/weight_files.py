@@ -30,7 +30,7 @@ _PICKLES = (".bin", ".pt", ".pth", ".ckpt")
 
 
 @dataclass(frozen=True)
-class Stored:
+class StoredTensor:
     """One tensor in a file.
 
     Attributes:
@@ -51,7 +51,7 @@ class Shard:
     """One file: its tensors in the order of their bytes, and the text metadata of its header."""
 
     name: str
-    tensors: dict[str, Stored]
+    tensors: dict[str, StoredTensor]
     metadata: dict[str, str]
 
 
@@ -95,7 +95,7 @@ def read_shard(file: Path) -> Shard:
             hint="download or save the file again",
         ) from None
     tensors = {
-        name: Stored(file, entry["dtype"], tuple(entry["shape"]), header.data_start + begin, end - begin)
+        name: StoredTensor(file, entry["dtype"], tuple(entry["shape"]), header.data_start + begin, end - begin)
         for name, entry in sorted(header.tensors.items(), key=lambda item: tuple(item[1]["data_offsets"]))
         for begin, end in [entry["data_offsets"]]
     }
@@ -103,7 +103,7 @@ def read_shard(file: Path) -> Shard:
 
 
 @contextlib.contextmanager
-def wide_rows(stored: Stored, most: int) -> Iterator[Callable[[int, int], tuple[Any, Any]]]:
+def wide_rows(stored: StoredTensor, most: int) -> Iterator[Callable[[int, int], tuple[Any, Any]]]:
     """A function from `start` and `stop` to those rows as they are stored and in fp32, at most `most` of them, in
     memory that each call uses again: the system then need not map and zero as many bytes as the model has."""
     import torch
@@ -124,7 +124,7 @@ def wide_rows(stored: Stored, most: int) -> Iterator[Callable[[int, int], tuple[
         yield read
 
 
-def read_rows(stored: Stored, start: int, stop: int) -> Any:
+def read_rows(stored: StoredTensor, start: int, stop: int) -> Any:
     """Rows `start` to `stop` of the first axis as a torch tensor in the stored dtype, on the CPU."""
     import torch
 
@@ -141,17 +141,17 @@ def read_rows(stored: Stored, start: int, stop: int) -> Any:
     return torch.frombuffer(buffer, dtype=torch_dtype(stored.dtype)).reshape(stop - start, *stored.shape[1:])
 
 
-def read_tensor(stored: Stored) -> Any:
+def read_tensor(stored: StoredTensor) -> Any:
     """The whole tensor as torch, in its stored dtype."""
     import torch
 
     if not stored.size:
         return torch.empty(stored.shape, dtype=torch_dtype(stored.dtype))
-    flat = Stored(stored.file, stored.dtype, (math.prod(stored.shape),), stored.start, stored.size)
+    flat = StoredTensor(stored.file, stored.dtype, (math.prod(stored.shape),), stored.start, stored.size)
     return read_rows(flat, 0, flat.shape[0]).reshape(stored.shape)
 
 
-def copy_bytes(stored: Stored, write: Callable[[Any], None]) -> None:
+def copy_bytes(stored: StoredTensor, write: Callable[[Any], None]) -> None:
     """The bytes of the tensor, unchanged, whatever their type."""
     with open(stored.file, "rb") as file:
         file.seek(stored.start)
@@ -164,7 +164,7 @@ def copy_bytes(stored: Stored, write: Callable[[Any], None]) -> None:
             left -= len(block)
 
 
-def same_bytes(one: Stored, other: Stored) -> bool:
+def same_bytes(one: StoredTensor, other: StoredTensor) -> bool:
     """Whether both have the same dtype, shape and bytes."""
     if (one.dtype, one.shape) != (other.dtype, other.shape):
         return False
@@ -181,7 +181,7 @@ def same_bytes(one: Stored, other: Stored) -> bool:
 
 def new_shard(
     file: Path, tensors: dict[str, tuple[str, tuple[int, ...]]], metadata: dict[str, str]
-) -> dict[str, Stored]:
+) -> dict[str, StoredTensor]:
     """Writes the header of a file and sets its full size; returns the place of each tensor as safetensors reads it.
 
     Args:
@@ -202,7 +202,7 @@ def new_shard(
 
 
 @contextlib.contextmanager
-def written_to(place: Stored) -> Iterator[Callable[[Any], None]]:
+def written_to(place: StoredTensor) -> Iterator[Callable[[Any], None]]:
     """A function that appends bytes to one tensor of a `new_shard`."""
     with open(place.file, "r+b") as opened:
         opened.seek(place.start)

@@ -23,7 +23,7 @@ RELOAD_TOKENS = 64  # enough to see a wrong adapter; the logits of a long row wo
 Verdict = Literal["pass", "warn", "fail"]
 
 
-class Check(TypedDict):
+class TrainingCheck(TypedDict):
     """One thing that a training must show."""
 
     name: str
@@ -47,7 +47,7 @@ class Checks:
         self.trainer, self.tokenizer, self.data, self.recipe = trainer, tokenizer, data, recipe
         fed = list(dict.fromkeys(data["order"]))
         self.rows = [data["train"][i] for i in fed[:FIXED_ROWS]]
-        self.results: list[Check] = []
+        self.results: list[TrainingCheck] = []
         self.answer: Answer = {}
         self.loss_before: float | None = None
 

@@ -52,7 +52,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal, TypedDict
 
-from skill_train.program.checks import Answer, Check, Checks, Verdict
+from skill_train.program.checks import Answer, Checks, TrainingCheck, Verdict
 from skill_train.program.encode import Encoder, load_tokenizer
 from skill_train.program.events import (
     FileDigest,
@@ -246,7 +246,7 @@ class TrainRecord(TypedDict):
     outputs: dict[str, FileDigest]
     saved_dtype: str
     smaller_layout: Reason | None
-    checks: list[Check]
+    checks: list[TrainingCheck]
     example: str
     answer: Answer
     data: DataFigures
@@ -306,12 +306,12 @@ def saved_type(folder: Path) -> str:
     return str(weight.dtype).removeprefix("torch.")
 
 
-class Timed(TypedDict):
+class TimedPass(TypedDict):
     seconds: float
     loss: float | None
 
 
-def probe(plan: Plan) -> dict[str, Timed]:
+def probe(plan: Plan) -> dict[str, TimedPass]:
     """Seconds of a forward and backward pass, and the loss, in fp32 and in bf16: the plan's model on its device."""
     import torch
 
@@ -322,7 +322,7 @@ def probe(plan: Plan) -> dict[str, Timed]:
     model = load_model(recipe, placement | {"dtype": "float32"})
     size = model.config.get_text_config().vocab_size
     ids = torch.randint(0, size, (1, 128), generator=torch.manual_seed(0)).to(placement["device"])
-    figures: dict[str, Timed] = {}
+    figures: dict[str, TimedPass] = {}
     for name in ("float32", "bfloat16"):
         model.to(device=placement["device"], dtype=getattr(torch, name))
         model.requires_grad_(False)  # as with an adapter: only what is passed on gets a gradient

@@ -14,7 +14,7 @@ from string import Template
 from typing import Any
 
 from skill_train.publish.records import TOLD
-from skill_train.run.evaluate_record import Difference, Evaluation, ModelFigures
+from skill_train.run.evaluate_record import Evaluation, FigureDifference, ModelFigures
 from skill_train.run.train_record import TrainRecord
 from skill_train.run.verify_record import Check, Proof
 
@@ -173,7 +173,7 @@ def _exact(one: ModelFigures) -> str:
     return "not asked" if one.exact_match is None else f"{one.exact_match:.0%} of {one.asked_rows}"
 
 
-def _against(one: Difference | None) -> str:
+def _against(one: FigureDifference | None) -> str:
     if one is None:
         return ""
     interval = f"{one.difference:+.3g} ({one.low:+.3g} to {one.high:+.3g})"

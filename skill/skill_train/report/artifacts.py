@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from skill_train.core.units import dollars
-from skill_train.report.figure import Figure, Run
+from skill_train.report.figure import Figure, ReportedRun
 from skill_train.report.quality import measured
 from skill_train.report.views import (
     CheckView,
@@ -31,7 +31,7 @@ Shown = Callable[[Any], str]
 _WORST = {"fail": 0, "warn": 1, "pass": 2}
 
 
-def missing(run: Run) -> list[MissingPart]:
+def missing(run: ReportedRun) -> list[MissingPart]:
     """Each part that there is no record of, and the command that makes it."""
     steps = (
         ("train", "trained", way_on(run)),
@@ -46,7 +46,7 @@ def missing(run: Run) -> list[MissingPart]:
     ]
 
 
-def way_on(run: Run) -> str:
+def way_on(run: ReportedRun) -> str:
     """What brings a run on that is not trained here; as `cloud_record.way_on`."""
     if run.cloud is None:
         return "local --resume --run-dir"
@@ -55,16 +55,16 @@ def way_on(run: Run) -> str:
     return "pull" if run.cloud.last.stage in (None, "COMPLETED") else "resume"
 
 
-def _missing(run: Run, part: str, done: str) -> str:
+def _missing(run: ReportedRun, part: str, done: str) -> str:
     return f"{done}, but other files than these" if part in run.outdated else f"not {done} yet"
 
 
-def quant_of(run: Run, file: str) -> str:
+def quant_of(run: ReportedRun, file: str) -> str:
     step, name = run.exported().get(file, ("", ""))
     return str(run[step].get("outputs", name, "quant", default=file)) if step else file
 
 
-def proof(run: Run) -> ProofView | None:
+def proof(run: ReportedRun) -> ProofView | None:
     """Checks down, files across; below it each check with its figure, its threshold and its words."""
     if run.proof is None:
         return None
@@ -91,13 +91,13 @@ def proof(run: Run) -> ProofView | None:
     }
 
 
-def files(run: Run) -> list[FileView]:
+def files(run: ReportedRun) -> list[FileView]:
     """Each exported file with size, nearness to the trained model, speed and verdict; the largest first."""
     found = [_file(run, file, step, name) for file, (step, name) in run.exported().items()]
     return sorted(found, key=lambda file: -(file["bytes"].value or 0))
 
 
-def _file(run: Run, file: str, step: str, name: str) -> FileView:
+def _file(run: ReportedRun, file: str, step: str, name: str) -> FileView:
     verify = run["verify"]
     own = [(i, check) for i, check in enumerate(run.proof.checks if run.proof else ()) if check.file == file]
     logits = next((i for i, check in own if check.name == "logits"), "none")
@@ -129,7 +129,7 @@ def _to_trained(checks: list[Check]) -> str:
     return "trained_kl" if known else "mean_kl"
 
 
-def smallest(run: Run) -> list[Figure]:
+def smallest(run: ReportedRun) -> list[Figure]:
     """Type and size of the smallest file that passes its checks."""
     passing = [file for file in files(run) if file["verdict"] == "pass"]
     if not passing:
@@ -138,7 +138,7 @@ def smallest(run: Run) -> list[Figure]:
     return [run[step].figure(str, "outputs", name, "quant"), passing[-1]["bytes"]]
 
 
-def run_it(run: Run) -> RunItView | None:
+def run_it(run: ReportedRun) -> RunItView | None:
     """Commands that run the smallest file that passed; paths are those inside the run's folder."""
     listed = files(run)
     if not listed:
@@ -178,7 +178,7 @@ def _commands(name: str, path: str) -> list[ProgramView]:
     ]
 
 
-def cloud(run: Run) -> CloudView | None:
+def cloud(run: ReportedRun) -> CloudView | None:
     """The jobs of a run in the cloud: their ids, ends, machines, costs, and where what they made is kept."""
     if run.cloud is None:
         return None
@@ -201,7 +201,7 @@ def cloud(run: Run) -> CloudView | None:
     return {"jobs": jobs, "kept": [(said, record.figure(str, key)) for said, key in kept]}
 
 
-def versions(run: Run) -> list[tuple[str, Figure]]:
+def versions(run: ReportedRun) -> list[tuple[str, Figure]]:
     """Of what trained, merged, converted and verified; each package once."""
     environment = run["environment"]
     found = {key: environment.figure(str, key) for key in ("python", "platform", "device_name")}
@@ -212,7 +212,7 @@ def versions(run: Run) -> list[tuple[str, Figure]]:
     return [(name, figure) for name, figure in found.items() if figure.value is not None]
 
 
-def reproduce(run: Run) -> ReproduceView:
+def reproduce(run: ReportedRun) -> ReproduceView:
     """The commands that make this run again from its recipe, and what tells that the inputs are the same."""
     plan = run["plan"]
     quants = ",".join(dict.fromkeys(file["quant"] for file in files(run)))

@@ -72,7 +72,7 @@ class Record:
 
 
 @dataclass(frozen=True)
-class Run:
+class ReportedRun:
     """All that the report knows of one run.
 
     Attributes:
@@ -116,7 +116,7 @@ class Run:
             if name.startswith(f"{folder}/")
         }
 
-    def without_outdated(self) -> Run:
+    def without_outdated(self) -> ReportedRun:
         """Without an evaluation of other files: its figures would stand beside files that they are not of."""
         if self.evaluation is None or not self._is_outdated(self.evaluation):
             return self

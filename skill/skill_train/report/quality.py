@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from skill_train.report.figure import Figure, Run
+from skill_train.report.figure import Figure, ReportedRun
 from skill_train.report.views import AnswersView, AnswerView, ModelDifferenceView, ModelView, PromptView, QualityView
 from skill_train.report.words import number, rate, share
 from skill_train.run.evaluate_record import AnsweredRow
@@ -23,7 +23,7 @@ _MEASURES: dict[str, Shown] = {
 }
 
 
-def measured(run: Run, model: str, key: str, *, stage: str = "") -> Figure:
+def measured(run: ReportedRun, model: str, key: str, *, stage: str = "") -> Figure:
     """One value of one model: `base`, `tuned` or the name of a GGUF file.
 
     Args:
@@ -40,7 +40,7 @@ def measured(run: Run, model: str, key: str, *, stage: str = "") -> Figure:
     return run["demo"].figure(shown, "figures", "stages", stages.index(stage or model), key, unknown=NOT_MEASURED)
 
 
-def quality(run: Run) -> QualityView | None:
+def quality(run: ReportedRun) -> QualityView | None:
     """Each evaluated model with its figures, and how it differs from what it was made of."""
     if run.evaluation is None:
         return None
@@ -80,7 +80,7 @@ def _signed(value: float) -> str:
     return f"{'+' if value > 0 else '−' if value < 0 else ''}{abs(value):.3g}"
 
 
-def answers(run: Run) -> AnswersView | None:
+def answers(run: ReportedRun) -> AnswersView | None:
     """The same prompts answered by each model, the most telling first; at least the one that the training asked."""
     asked = run.evaluation.answers if run.evaluation is not None else []
     if asked:

@@ -8,7 +8,7 @@ from typing import Any
 
 from skill_train.report.views import SameView
 from skill_train.report.words import number
-from skill_train.run.compare_runs import Comparison, Difference
+from skill_train.run.compare_runs import Comparison, RunDifference
 
 _NAMED = 6  # differences that are named; `diff` lists all
 _HEADLINES = {
@@ -42,7 +42,7 @@ def _facts(found: Comparison) -> str:
     return f"{found.compared} facts compared: {differ}"
 
 
-def _named(differences: Sequence[Difference]) -> list[str]:
+def _named(differences: Sequence[RunDifference]) -> list[str]:
     named = [f"{each.fact}: {_text(each.a)} → {_text(each.b)}" for each in differences[:_NAMED]]
     rest = len(differences) - len(named)
     return named + ([f"and {rest} more, which skill-train diff lists"] if rest else [])

@@ -7,7 +7,7 @@ from typing import Any
 
 from skill_train.core.units import dollars, duration
 from skill_train.report.artifacts import cloud, files, missing, proof, reproduce, run_it, smallest, versions, way_on
-from skill_train.report.figure import Figure, Record, Run, differ
+from skill_train.report.figure import Figure, Record, ReportedRun, differ
 from skill_train.report.quality import answers, measured, quality
 from skill_train.report.views import (
     DataView,
@@ -32,7 +32,7 @@ MOST_POINTS = 600  # of one curve: about one a pixel
 MOST_ROWS = 200  # of the table of steps
 
 
-def shown(run: Run) -> RunView:
+def shown(run: ReportedRun) -> RunView:
     """Everything of one run, as the page lays it out; a part that there is no record of is None."""
     return {
         "name": run.name,
@@ -56,7 +56,7 @@ def shown(run: Run) -> RunView:
     }
 
 
-def verdict(run: Run) -> VerdictView:
+def verdict(run: ReportedRun) -> VerdictView:
     """The one word that a reader came for, what it rests on, and the next command where something is left to do."""
     train = run["train"]
     if not train:
@@ -74,7 +74,7 @@ def verdict(run: Run) -> VerdictView:
     return _proven(run.proof)
 
 
-def _not_trained(run: Run) -> VerdictView:
+def _not_trained(run: ReportedRun) -> VerdictView:
     failure = run["train.failed"]
     if failure:
         error = failure.get("error", default={})
@@ -97,7 +97,7 @@ def _verdict(word: str, headline: str, because: list[str], following: str = "") 
     return {"word": word, "headline": headline, "because": because, "next": following}
 
 
-def _stale(run: Run, proof: Proof) -> list[str]:
+def _stale(run: ReportedRun, proof: Proof) -> list[str]:
     """Files that changed after the proof, or that it never saw, by the digests in the records."""
     said = []
     for folder, read in (("adapter", proof.inputs.adapter), ("merged", proof.inputs.reference)):
@@ -112,7 +112,7 @@ def _stale(run: Run, proof: Proof) -> list[str]:
     return said
 
 
-def overview(run: Run) -> Overview:
+def overview(run: ReportedRun) -> Overview:
     """The few figures that runs are compared by; several figures stand for a change from one to the next."""
     plan, train = run["plan"], run["train"]
     loss = [train.figure(number, "figures", name) for name in ("first_loss", "last_loss")]
@@ -138,14 +138,14 @@ def _change(before: Figure, after: Figure) -> list[Figure]:
     return [before, after] if before.at or after.at else [after]
 
 
-def _peak(run: Run) -> Figure:
+def _peak(run: ReportedRun) -> Figure:
     """Of the device that trained, or of the process where the device has no memory of its own."""
     train, device = run["train"], run["plan"].get("placement", "device")
     kept = train.get("figures", "peak_memory_bytes", default={})
     return train.figure(size, "figures", "peak_memory_bytes", device if device in kept else "rss")
 
 
-def training(run: Run) -> TrainingView | None:
+def training(run: ReportedRun) -> TrainingView | None:
     """The checks of the smoke verdict."""
     train = run["train"]
     if not train:
@@ -162,7 +162,7 @@ def training(run: Run) -> TrainingView | None:
     return {"verdict": train.get("verdict"), "checks": checks, "finished_at": train.get("finished_at")}
 
 
-def estimates(run: Run) -> EstimatesView:
+def estimates(run: ReportedRun) -> EstimatesView:
     """Estimated ranges beside what was measured; `within` is None where one of the two is unknown."""
     plan, train = run["plan"], run["train"]
     rows = [
@@ -196,7 +196,7 @@ def _estimate(plan: Record, what: str, key: str, shown: Callable[[Any], str], ac
     }
 
 
-def _cost(run: Run) -> Figure:
+def _cost(run: ReportedRun) -> Figure:
     """A local run pays no rent. A job's cost is known once its end was seen; the bill says it in any case."""
     seconds = run["train"].get("seconds")
     if run.cloud is None:
@@ -213,7 +213,7 @@ def _cost(run: Run) -> Figure:
     return Figure(f"{dollars(seconds / 3600 * price)} or more: what the training alone took")
 
 
-def decision(run: Run) -> DecisionView:
+def decision(run: ReportedRun) -> DecisionView:
     """Where the plan trains, and every value that was derived with its reason."""
     plan = run["plan"]
     return {
@@ -227,7 +227,7 @@ def decision(run: Run) -> DecisionView:
     }
 
 
-def data(run: Run) -> DataView | None:
+def data(run: ReportedRun) -> DataView | None:
     """How many rows and tokens were fed, and one row as it was fed."""
     train = run["train"]
     if not train:
@@ -246,7 +246,7 @@ def data(run: Run) -> DataView | None:
     return {"rows": rows, "notes": notes, "example": marked(train.get("example", default=""))}
 
 
-def differences(runs: list[Run]) -> list[DifferenceView]:
+def differences(runs: list[ReportedRun]) -> list[DifferenceView]:
     """Fields of recipe, fingerprints and placement in which the runs differ."""
     found: list[DifferenceView] = []
     for part in ("recipe", "fingerprints", "placement"):

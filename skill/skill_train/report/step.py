@@ -19,7 +19,7 @@ from skill_train.core.errors import UsageError
 from skill_train.core.files import write_text
 from skill_train.recipe.resolved import ResolvedRecipe
 from skill_train.report.charts import COLOURS, Amount, Panel, Series, bars, curves
-from skill_train.report.figure import Figure, Run
+from skill_train.report.figure import Figure, ReportedRun
 from skill_train.report.page import page
 from skill_train.report.same_run import same
 from skill_train.report.sections import curve, differences, overview, shown
@@ -135,7 +135,7 @@ def _names(runs: list[RunDir]) -> list[str]:
     ]
 
 
-def _read(run: RunDir, name: str) -> Run:
+def _read(run: RunDir, name: str) -> ReportedRun:
     documents, recipe = _documents(run), plan_record.read(run.plan).recipe
     texts = {
         path.name: path.read_text(encoding="utf-8", errors="replace")
@@ -144,7 +144,7 @@ def _read(run: RunDir, name: str) -> Run:
     }
     places = _places(run, recipe)
     call = name if run.path.is_absolute() else str(run.path)
-    return Run(
+    return ReportedRun(
         name=placeless(name, []),
         call=call,
         documents=placeless(documents, places),
@@ -182,8 +182,8 @@ def _same(runs: list[RunDir], names: list[str]) -> list[SameView]:
     return found
 
 
-def _to_compare(run: RunDir) -> diff.Run:
-    return diff.Run(
+def _to_compare(run: RunDir) -> diff.ComparedRun:
+    return diff.ComparedRun(
         plan=plan_record.read(run.plan),
         environment=train_record.read_environment(run.record("environment")),
         train=train_record.read(run.record("train")) if run.record("train").is_file() else None,
@@ -203,7 +203,7 @@ def _beside(overviews: list[Overview]) -> list[tuple[str, list[list[Figure]]]]:
     return [(rows[0][0], [figures for _, figures in rows]) for rows in zip(*overviews, strict=True)]
 
 
-def _curves(runs: list[Run]) -> list[ChartView]:
+def _curves(runs: list[ReportedRun]) -> list[ChartView]:
     """Loss above the learning rate, gradient norm, tokens a second, memory; those of which anything is known."""
 
     def series(name: str, kind: str = "", *, scale: float = 1.0, dashed: bool = False) -> list[Series]:

@@ -48,7 +48,7 @@ _MACHINE = ("python", "platform", "device", "device_name", "cuda", "threads")
 
 
 @dataclass(frozen=True)
-class Run:
+class ComparedRun:
     """What two runs are compared by; None or empty for a file that a run does not have.
 
     Attributes:
@@ -64,7 +64,7 @@ class Run:
 
 
 @dataclass(frozen=True)
-class Difference:
+class RunDifference:
     fact: str
     a: Any
     b: Any
@@ -91,8 +91,8 @@ class Comparison:
         same_weights: whether the trained weights are the same bytes; None when one run has none.
     """
 
-    recipe: list[Difference]
-    placement: list[Difference]
+    recipe: list[RunDifference]
+    placement: list[RunDifference]
     not_compared: list[str]
     compared: int
     losses: Losses | None
@@ -110,10 +110,10 @@ class Comparison:
         return self.same_weights is False and not self.recipe and sections <= {"recipe", "trainer", "policy", "launch"}
 
 
-def compare(a: Run, b: Run) -> Comparison:
+def compare(a: ComparedRun, b: ComparedRun) -> Comparison:
     """Every fact of both runs."""
     left, right = _sections(a, b), _sections(b, a)
-    found: list[Difference] = []
+    found: list[RunDifference] = []
     missing: list[str] = []
     compared = 0
     for name in left:
@@ -122,7 +122,7 @@ def compare(a: Run, b: Run) -> Comparison:
             missing.append(_missing(name, here, there))
             continue
         compared += len(here | there)
-        found += [Difference(n, here.get(n, ABSENT), there.get(n, ABSENT)) for n in here | there]
+        found += [RunDifference(n, here.get(n, ABSENT), there.get(n, ABSENT)) for n in here | there]
     found = [each for each in found if each.a != each.b] + _rows(a, b) + _steps(a, b)
     losses, weights = _losses(a, b), (_weights(a), _weights(b))
     missing += [] if losses else [_missing("losses", a.metrics or None, b.metrics or None)]
@@ -147,7 +147,7 @@ def is_placement(fact: str) -> bool:
     return said in PLACEMENT_OF.get(section, set())
 
 
-def _sections(run: Run, other: Run) -> dict[str, dict[str, object] | None]:
+def _sections(run: ComparedRun, other: ComparedRun) -> dict[str, dict[str, object] | None]:
     """Facts by section, in the order in which they should be read; None for a section without a record."""
     seen, plan = run.environment or Environment(), run.plan
     machine = {name: getattr(seen, name) for name in _MACHINE}
@@ -217,11 +217,11 @@ def _missing(name: str, a: Any, b: Any) -> str:
     return f"{name}: {who} has a record"
 
 
-def _rows(a: Run, b: Run) -> list[Difference]:
+def _rows(a: ComparedRun, b: ComparedRun) -> list[RunDifference]:
     """The first of the kept rows that differs, by its number in the dataset."""
     for one, other in zip(a.samples, b.samples, strict=False):
         if one["row"] != other["row"]:
-            return [Difference("samples.row", one["row"], other["row"])]
+            return [RunDifference("samples.row", one["row"], other["row"])]
         fed = (("input_ids", one["input_ids"], other["input_ids"]), ("labels", one["labels"], other["labels"]))
         for name, here, there in fed:
             if here != there:
@@ -229,24 +229,24 @@ def _rows(a: Run, b: Run) -> list[Difference]:
     return []
 
 
-def _from_where_they_differ(fact: str, one: list[int], other: list[int]) -> Difference:
+def _from_where_they_differ(fact: str, one: list[int], other: list[int]) -> RunDifference:
     pairs = itertools.zip_longest(one, other)
     start = next(position for position, (x, y) in enumerate(pairs) if x != y)
-    return Difference(f"{fact} from {start}", one[start : start + 6], other[start : start + 6])
+    return RunDifference(f"{fact} from {start}", one[start : start + 6], other[start : start + 6])
 
 
-def _steps(a: Run, b: Run) -> list[Difference]:
+def _steps(a: ComparedRun, b: ComparedRun) -> list[RunDifference]:
     """The first step that was fed another number of tokens, or had another learning rate."""
     found = []
     for name in ("tokens", "trained_tokens", "learning_rate"):
         pairs = ((x.step, getattr(x, name), getattr(y, name)) for x, y in _pairs(a, b))
         first = next((pair for pair in pairs if pair[1] != pair[2]), None)
         if first is not None:
-            found.append(Difference(f"step {first[0]}.{name}", *first[1:]))
+            found.append(RunDifference(f"step {first[0]}.{name}", *first[1:]))
     return found
 
 
-def _other_steps(a: Run, b: Run) -> list[str]:
+def _other_steps(a: ComparedRun, b: ComparedRun) -> list[str]:
     """A run that has not ended yet, or that failed, has fewer."""
     counts = len(a.metrics), len(b.metrics)
     if not all(counts) or counts[0] == counts[1]:
@@ -254,7 +254,7 @@ def _other_steps(a: Run, b: Run) -> list[str]:
     return [f"steps after {min(counts)}: only run {'A' if counts[0] > counts[1] else 'B'} has a record"]
 
 
-def _losses(a: Run, b: Run) -> Losses | None:
+def _losses(a: ComparedRun, b: ComparedRun) -> Losses | None:
     """Losses are what a run gave and not what it was asked for: they are told, and nothing is judged by them."""
     pairs = [(one.step, one.loss, other.loss) for one, other in _pairs(a, b)]
     far = [(abs(x - y), step) for step, x, y in pairs if x is not None and y is not None]
@@ -265,12 +265,12 @@ def _losses(a: Run, b: Run) -> Losses | None:
     return {"steps": len(pairs), "equal": equal, "largest_difference": largest, "at_step": step if largest else None}
 
 
-def _pairs(a: Run, b: Run) -> list[tuple[StepLine, StepLine]]:
+def _pairs(a: ComparedRun, b: ComparedRun) -> list[tuple[StepLine, StepLine]]:
     others = {line.step: line for line in b.metrics}
     return [(line, others[line.step]) for line in a.metrics if line.step in others]
 
 
-def _weights(run: Run) -> dict[str, str] | None:
+def _weights(run: ComparedRun) -> dict[str, str] | None:
     """Digests of the trained weights. The configuration beside them names the base, which may lie elsewhere."""
     outputs = run.train.outputs if run.train else {}
     return {name: each["sha256"] for name, each in outputs.items() if name.endswith(".safetensors")} or None

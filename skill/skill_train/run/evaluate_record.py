@@ -68,7 +68,7 @@ class ModelFigures(msgspec.Struct, frozen=True, kw_only=True):
     reason: str
 
 
-class Difference(msgspec.Struct, frozen=True, kw_only=True):
+class FigureDifference(msgspec.Struct, frozen=True, kw_only=True):
     """One figure of a model less that of another, with the two ends of its 95 % interval.
 
     Attributes:
@@ -121,7 +121,7 @@ class Evaluation(msgspec.Struct, frozen=True, kw_only=True):
     answer_tokens: Whole
     score: str | None
     models: list[ModelFigures]
-    differences: list[Difference]
+    differences: list[FigureDifference]
     answers: list[AnsweredRow]
     seconds: Number
     peak_memory_bytes: Whole | None = None

@@ -19,7 +19,7 @@ class MergeInputs(msgspec.Struct, frozen=True):
     adapter: dict[str, FileDigest]
 
 
-class MergeOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class MergeSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What the user asked for.
 
     Attributes:
@@ -135,7 +135,7 @@ class MergeRecord(msgspec.Struct, frozen=True, kw_only=True):
     schema: StepSchema = "skill-train/step/1"
     step: str = "merge"
     inputs: MergeInputs
-    options: MergeOptions
+    options: MergeSettings
     how: Literal["streamed", "peft"]
     reasons: list[str]
     changes: Changes

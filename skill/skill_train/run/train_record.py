@@ -26,7 +26,7 @@ class SmokeCheck(msgspec.Struct, frozen=True):
     detail: str = ""
 
 
-class Answer(msgspec.Struct, frozen=True):
+class PromptAnswers(msgspec.Struct, frozen=True):
     """One prompt, answered before and after training; None where no process held the whole model."""
 
     prompt: str
@@ -89,7 +89,7 @@ class TrainRecord(msgspec.Struct, frozen=True, kw_only=True):
     smaller_layout: Reason | None = None
     checks: list[SmokeCheck] = []
     example: str | None = None
-    answer: Answer | None = None
+    answer: PromptAnswers | None = None
     data: TrainedData
     figures: TrainFigures
     seconds: Number | None = None

@@ -30,7 +30,7 @@ _ENOUGH_STEPS = 10  # fewer do not take the place of more
 _SIMILAR = 4.0
 
 
-class Measured(TypedDict):
+class MeasuredRun(TypedDict):
     """A run in the cache. Earlier versions did not keep its steps."""
 
     flops_per_second: float
@@ -59,7 +59,7 @@ def remember(plan: Plan, lines: list[StepLine], finished_at: str) -> Calibration
     dtype, shape = plan.placement.dtype, _shape(model)
     basis = f"{len(settled)} steps of {Path(model.source).name} in {dtype}, {finished_at[:10]}"
     path = _path(machine, plan.placement.device, dtype)
-    measured: Measured = {
+    measured: MeasuredRun = {
         "flops_per_second": flops / seconds,
         "basis": basis,
         "parameters": model.parameters,
@@ -86,7 +86,7 @@ def known(machine: MachineFacts, model: ModelFacts, device: str) -> dict[str, Ca
     return found
 
 
-def _nearest(shapes: dict[str, Measured], parameters: int | None) -> Measured | None:
+def _nearest(shapes: dict[str, MeasuredRun], parameters: int | None) -> MeasuredRun | None:
     """Of models not too different in size; None when there is none, or the size is unknown."""
     if not parameters:
         return None
@@ -143,7 +143,7 @@ def _path(machine: MachineFacts, device: str, dtype: str) -> Path:
     return cache_dir() / "calibration" / f"{hashlib.sha256(key.encode()).hexdigest()[:16]}.json"
 
 
-def _read(path: Path) -> dict[str, Measured]:
+def _read(path: Path) -> dict[str, MeasuredRun]:
     """The kept shapes. A cache may be lost or torn: then nothing is known."""
     try:
         document = read_json(path)
@@ -153,6 +153,6 @@ def _read(path: Path) -> dict[str, Measured]:
         return {}
 
 
-def _is_whole(kept: Measured) -> bool:
+def _is_whole(kept: MeasuredRun) -> bool:
     sizes = float(kept["flops_per_second"]) > 0 and float(kept["parameters"] or 0) > 0
     return sizes and bool(kept["basis"]) and isinstance(kept.get("steps", 0), int)

@@ -21,7 +21,7 @@ from skill_train.llama.float_type import BYTES_PER_WEIGHT, choose, read_weights
 from skill_train.llama.gguf_header import GgufFile, read_gguf
 from skill_train.machine.read import physical_cores
 from skill_train.model.families import ANSWERS_UP_TO
-from skill_train.model.weight_files import Stored
+from skill_train.model.weight_files import StoredTensor
 from skill_train.run.folder import require_space
 from skill_train.run.verify_record import Check, NotChecked
 from skill_train.verify import check_answers as verify_answers
@@ -29,7 +29,7 @@ from skill_train.verify import check_header as verify_file
 from skill_train.verify import check_logits as verify_logits
 from skill_train.verify import run_checks as verify_judge
 from skill_train.verify.check import problems
-from skill_train.verify.questions import Subject
+from skill_train.verify.questions import MeasuredReference
 from skill_train.verify.run_checks import Findings
 from skill_train.verify.thresholds import limits, of_this_model
 from skill_train.verify.weights.adapter import check_lora_weights
@@ -60,7 +60,12 @@ def _leave_out(found: Findings, file: str, reason: str) -> None:
 
 
 def judge_adapters(
-    adapters: list[GgufFile], subject: Subject, found: Findings, run: Path, digests: dict[str, FileDigest], folder: Path
+    adapters: list[GgufFile],
+    subject: MeasuredReference,
+    found: Findings,
+    run: Path,
+    digests: dict[str, FileDigest],
+    folder: Path,
 ) -> None:
     """Adds what is found of each adapter's file to `found`.
 
@@ -106,7 +111,7 @@ def _base_file(base: Path, folder: Path) -> GgufFile | SkillTrainError:
         return error
 
 
-def _needed_bytes(weights: dict[str, Stored], outtype: str) -> int:
+def _needed_bytes(weights: dict[str, StoredTensor], outtype: str) -> int:
     return int(BYTES_PER_WEIGHT[outtype] * sum(math.prod(stored.shape) for stored in weights.values()))
 
 
@@ -141,7 +146,7 @@ def _check_metadata(gguf: GgufFile, architecture: str | None) -> Check:
     return problems("metadata", gguf.path.name, found, looked_at=4, good=good)
 
 
-def _judge_running(gguf: GgufFile, base: GgufFile, subject: Subject, found: Findings) -> None:
+def _judge_running(gguf: GgufFile, base: GgufFile, subject: MeasuredReference, found: Findings) -> None:
     """What llama.cpp answers with the adapter beside the base, against base + adapter through PEFT."""
     file, measured = gguf.path.name, subject.measured
     asked = verify_judge.job_of(base, subject, [], threads=physical_cores())

@@ -7,14 +7,14 @@ from typing import Any
 from skill_train.run.records import Verdict
 from skill_train.run.verify_record import Check, NotChecked
 from skill_train.verify.check import worst
-from skill_train.verify.reference_answers import Answer
+from skill_train.verify.reference_answers import ReferenceAnswer
 from skill_train.verify.thresholds import Limits
 
 _NEVER = float("inf")  # the gap where only one of the two ends
 
 
 def check_answers(
-    file: str, answers: list[Answer], given: list[list[int]], limits: Limits, tokenizer: Any
+    file: str, answers: list[ReferenceAnswer], given: list[list[int]], limits: Limits, tokenizer: Any
 ) -> Check | NotChecked:
     """Answers agree token by token until the reference itself is undecided, and end where the reference ends.
 
@@ -39,7 +39,7 @@ def check_answers(
     )
 
 
-def _parting(answer: Answer, ids: list[int], tokenizer: Any) -> tuple[float, str]:
+def _parting(answer: ReferenceAnswer, ids: list[int], tokenizer: Any) -> tuple[float, str]:
     """How sure the reference was where the two part, in nats, and what each wrote. 0 for equal answers."""
     at = next((i for i, (a, b) in enumerate(zip(answer.ids, ids, strict=False)) if a != b), None)
     if at is None:

@@ -8,7 +8,7 @@ import msgspec
 
 from skill_train.core.errors import NativeCrash, from_exit_code
 from skill_train.llama.gguf_header import GgufFile
-from skill_train.llama.template import Conversation, Job, Rendered, ask
+from skill_train.llama.template import Conversation, Rendered, TemplateJob, ask
 from skill_train.program.encode import endless_template, limited
 from skill_train.run.records import Verdict
 from skill_train.run.train_record import Row
@@ -56,7 +56,7 @@ def render_text(template: str, gguf: GgufFile, conversations: list[Conversation]
     """As `render_own`, by another template in place of the file's."""
     bos, eos = _special(gguf)
     try:
-        return ask(Job(template=template, bos=bos, eos=eos, seconds=_SECONDS, conversations=conversations))
+        return ask(TemplateJob(template=template, bos=bos, eos=eos, seconds=_SECONDS, conversations=conversations))
     except NativeCrash:
         return f"the template did not end within {_SECONDS} seconds"
 

@@ -15,7 +15,7 @@ from skill_train.run.train_record import Row
 from skill_train.verify import check_template as template
 from skill_train.verify import check_tokens as verify_tokens
 from skill_train.verify.check_vocabulary import Files, read_files
-from skill_train.verify.reference_answers import Measured
+from skill_train.verify.reference_answers import ReferenceMeasurements
 from skill_train.verify.sample_texts import Sample, prompts, texts
 
 _ROWS = 64  # rows whose tokens are compared
@@ -53,10 +53,10 @@ class Questions:
 
 
 @dataclass(frozen=True)
-class Subject(Questions):
+class MeasuredReference(Questions):
     """One reference, measured."""
 
-    measured: Measured
+    measured: ReferenceMeasurements
 
     @cached_property
     def vocabulary(self) -> list[str | None]:

@@ -30,7 +30,7 @@ _PASS_COST = 40  # tokens: reading the weights of 494M takes as long as computin
 
 
 @dataclass(frozen=True)
-class Answer:
+class ReferenceAnswer:
     """What the reference answers greedily to `prompt`; `rows` holds its log-probabilities, [steps, vocabulary]."""
 
     prompt: list[int]
@@ -40,7 +40,7 @@ class Answer:
 
 
 @dataclass(frozen=True)
-class Measured:
+class ReferenceMeasurements:
     """Everything that files are compared with.
 
     Attributes:
@@ -62,7 +62,7 @@ class Measured:
     base: Path | None
     base_rows: int
     why_no_base: str
-    answers: list[Answer] = field(default_factory=list)
+    answers: list[ReferenceAnswer] = field(default_factory=list)
     sample: Sample = field(default_factory=Sample)
     rounded: Path | None = None
     stored: str = ""
@@ -93,7 +93,7 @@ def measure(
     folder: Path,
     switches_off: bool,
     drafts: Callable[[], list[list[int]]] = list,
-) -> Measured:
+) -> ReferenceMeasurements:
     """Runs the reference.
 
     Args:
@@ -131,10 +131,10 @@ def measure(
     answers = [_answer(model, *one, rows, stops, sample.answer_tokens) for one, rows in zip(asked, after, strict=True)]
     why = "" if switches_off else "there is no base to compare with"
     files = (tuned_file, base_file if chosen else None)
-    return Measured(sequences, vocabulary, *files, _tokens(chosen), why, answers=answers, sample=sample)
+    return ReferenceMeasurements(sequences, vocabulary, *files, _tokens(chosen), why, answers=answers, sample=sample)
 
 
-def measure_base(base: Path, found: Measured, folder: Path) -> Measured:
+def measure_base(base: Path, found: ReferenceMeasurements, folder: Path) -> ReferenceMeasurements:
     """The same with a base that is a model of its own, run after the reference was freed."""
     chosen, file = first_of(found.sequences, found.sample.base_tokens), folder / "base.f32"
     with frugal_model(base) as model:
@@ -148,8 +148,8 @@ def measure_base(base: Path, found: Measured, folder: Path) -> Measured:
 
 
 def measure_rounded(
-    model: Any, adapter: Path | None, rounding: Rounding | None, found: Measured, folder: Path
-) -> Measured:
+    model: Any, adapter: Path | None, rounding: Rounding | None, found: ReferenceMeasurements, folder: Path
+) -> ReferenceMeasurements:
     """The same texts by the reference with its weights rounded as the merge stored them, which it has from then on; and
     of a mixture of experts how far rounding in products moves it.
 
@@ -167,7 +167,7 @@ def measure_rounded(
         return _with_noise(merged, replace(found, rounded=file, stored=rounding.stored, cost=cost), folder)
 
 
-def _with_noise(model: Any, found: Measured, folder: Path) -> Measured:
+def _with_noise(model: Any, found: ReferenceMeasurements, folder: Path) -> ReferenceMeasurements:
     if not is_mixture(model.config):
         return found
     noise, file = {}, folder / "noise.f32"
@@ -181,7 +181,7 @@ def _with_noise(model: Any, found: Measured, folder: Path) -> Measured:
     return replace(found, noise=noise)
 
 
-def _distance(model: Any, reference: Path, file: Path, found: Measured) -> Distance | None:
+def _distance(model: Any, reference: Path, file: Path, found: ReferenceMeasurements) -> Distance | None:
     """How far the model is, on the same texts, from the logits in a file. Its own go into
     `file`. None where no token follows another."""
     import numpy as np
@@ -270,7 +270,9 @@ def _guessed(drafts: list[list[int]], prompts: list[list[int]], vocabulary: int,
     return [list(takewhile(lambda token: token < vocabulary, draft))[:most] for draft in drafts] or [[]] * len(prompts)
 
 
-def _answer(model: Any, prompt: list[int], draft: list[int], pass_: np.ndarray, stops: set[int], most: int) -> Answer:
+def _answer(
+    model: Any, prompt: list[int], draft: list[int], pass_: np.ndarray, stops: set[int], most: int
+) -> ReferenceAnswer:
     """The greedy answer. One pass over prompt and draft said what the model answers after each token of the draft; as
     far as the two agree (https://arxiv.org/abs/2211.17192) nothing is computed a token at a time.
 
@@ -300,4 +302,4 @@ def _answer(model: Any, prompt: list[int], draft: list[int], pass_: np.ndarray, 
             past = getattr(out, "past_key_values", None)  # Mamba has another memory, so it reads all again
             take(out.logits[0, -1])
             given = prompt + ids if past is None else ids[-1:]
-    return Answer(prompt, ids, ids[-1] in stops, np.stack(rows))
+    return ReferenceAnswer(prompt, ids, ids[-1] in stops, np.stack(rows))

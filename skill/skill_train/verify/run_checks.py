@@ -15,7 +15,7 @@ from skill_train.core.errors import DecisionNeeded, NativeCrash, VerificationFai
 from skill_train.core.worker import ending
 from skill_train.llama import inference
 from skill_train.llama.gguf_header import GgufFile, read_gguf
-from skill_train.llama.inference import Job, Prompt, Result
+from skill_train.llama.inference import InferenceJob, InferenceResult, Prompt
 from skill_train.llama.template import Conversation, Rendered
 from skill_train.machine.read import available_memory_bytes, physical_cores
 from skill_train.run import export_record, merge_record
@@ -30,7 +30,7 @@ from skill_train.verify import check_vocabulary as verify_vocabulary
 from skill_train.verify import template_branches as verify_branches
 from skill_train.verify.check_template import Own
 from skill_train.verify.metadata import check as verify_metadata
-from skill_train.verify.questions import Subject
+from skill_train.verify.questions import MeasuredReference
 from skill_train.verify.reference_answers import first_of
 from skill_train.verify.thresholds import Limits, limits, of_this_model
 from skill_train.verify.weights import check as verify_weights
@@ -84,7 +84,7 @@ class Known:
     digests: dict[str, FileDigest]
 
 
-def judge(subject: Subject, found: Findings, run: Path, known: Known, warn: Warn, progress: Bar) -> None:
+def judge(subject: MeasuredReference, found: Findings, run: Path, known: Known, warn: Warn, progress: Bar) -> None:
     """Adds what is found to `found`.
 
     llama.cpp runs two files at once where memory has room for them: parts of a run use one core only. On two cores, a
@@ -121,7 +121,7 @@ def draft_of(files: list[GgufFile], prompts: list[list[int]], most: int, referen
     gguf = unquantized(files) or (files[0] if files else None)
     if gguf is None or not prompts or not have_room([gguf], reference_bytes):
         return Draft()
-    job = Job(
+    job = InferenceJob(
         gguf=str(gguf.path),
         context_tokens=max(map(len, prompts), default=0) + most + _ROOM,
         threads=max(1, physical_cores() // 2),
@@ -158,12 +158,12 @@ class _Run:
 
     own: Own
     shipped: list[Shipped]
-    result: Future[Result]
+    result: Future[InferenceResult]
     drafted: list[list[int]]
 
 
 def _started(
-    pool: ThreadPoolExecutor, gguf: GgufFile, subject: Subject, known: Known, warn: Warn, at_once: int
+    pool: ThreadPoolExecutor, gguf: GgufFile, subject: MeasuredReference, known: Known, warn: Warn, at_once: int
 ) -> _Run:
     own = known.own_templates[template.identity(gguf)]
     shipped = _shipped_texts(own, subject, warn)
@@ -198,7 +198,9 @@ def export_records(run: Path) -> dict[str, ExportedFile]:
     return {Path(name).name: made for name, made in export_record.outputs(run).items()}
 
 
-def _judge_static(gguf: GgufFile, unquantized: GgufFile | None, subject: Subject, found: Findings, known: bool) -> None:
+def _judge_static(
+    gguf: GgufFile, unquantized: GgufFile | None, subject: MeasuredReference, found: Findings, known: bool
+) -> None:
     output = verify_tensors.output_of_its_own(subject.reference, subject.adapter)
     found.add(verify_file.check_types(gguf))
     found.add(verify_metadata.check_metadata(gguf, subject.config))
@@ -213,7 +215,7 @@ def _judge_static(gguf: GgufFile, unquantized: GgufFile | None, subject: Subject
     )
 
 
-def _judge_running(gguf: GgufFile, subject: Subject, run: _Run, found: Findings, bounds: Limits) -> None:
+def _judge_running(gguf: GgufFile, subject: MeasuredReference, run: _Run, found: Findings, bounds: Limits) -> None:
     file, measured = gguf.path.name, subject.measured
     text = verify_branches.text_difference(gguf, subject.tokenizer)
     found.add(template.check_chat_template(file, own=run.own, reference=subject.rendered, text=text))
@@ -233,7 +235,7 @@ def _judge_running(gguf: GgufFile, subject: Subject, run: _Run, found: Findings,
     found.add(verify_answers.check_answers(file, measured.answers, given, bounds, subject.tokenizer))
 
 
-def _limits(gguf: GgufFile, subject: Subject, run: Path) -> Limits:
+def _limits(gguf: GgufFile, subject: MeasuredReference, run: Path) -> Limits:
     """By what the merge stored; without its record by what the base does."""
     record = run / "merge.json"
     merged = merge_record.read(record).changes["stored_dtype"] if record.is_file() else None
@@ -244,7 +246,9 @@ def _limits(gguf: GgufFile, subject: Subject, run: Path) -> Limits:
     return of_this_model(bounds, subject.measured.cost, verify_file.file_type(gguf), subject.measured.noise)
 
 
-def _answered(gguf: GgufFile, result: Result, subject: Subject, shipped: list[Shipped]) -> list[Check | NotChecked]:
+def _answered(
+    gguf: GgufFile, result: InferenceResult, subject: MeasuredReference, shipped: list[Shipped]
+) -> list[Check | NotChecked]:
     """Checks of tokens, of the worker's answers in the order in which `job_of` asked."""
     file, count, tokenizer = gguf.path.name, len(subject.texts), subject.tokenizer
     turn_end = template.turn_end(tokenizer)
@@ -276,7 +280,7 @@ def _answered(gguf: GgufFile, result: Result, subject: Subject, shipped: list[Sh
     ]
 
 
-def _shipped_texts(own: Own, subject: Subject, warn: Warn) -> list[Shipped]:
+def _shipped_texts(own: Own, subject: MeasuredReference, warn: Warn) -> list[Shipped]:
     """For each row the text that a user of the file would send."""
     first, why = len(template.CONVERSATIONS), own if isinstance(own, str) else "it has no chat template"
     rendered = iter(zip(own[first:], (subject.rendered or own)[first:], strict=True) if isinstance(own, list) else [])
@@ -296,12 +300,12 @@ def _shipped_texts(own: Own, subject: Subject, warn: Warn) -> list[Shipped]:
     return made
 
 
-def job_of(gguf: GgufFile, subject: Subject, shipped: list[Shipped], threads: int) -> Job:
+def job_of(gguf: GgufFile, subject: MeasuredReference, shipped: list[Shipped], threads: int) -> InferenceJob:
     """What the worker is asked of one file. Args: shipped: of `_shipped_texts`."""
     measured = subject.measured
     coarse = verify_file.file_type(gguf) not in _UNQUANTIZED
     tokens = measured.sample.quantized_tokens if coarse else measured.sample.tokens
-    return Job(
+    return InferenceJob(
         gguf=str(gguf.path),
         context_tokens=measured.longest + _ROOM,
         threads=threads,

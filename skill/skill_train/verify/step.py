@@ -36,8 +36,8 @@ from skill_train.run.train_record import Row
 from skill_train.run.verify_record import Proof, ProofInputs, ProofOptions
 from skill_train.verify.check import worst
 from skill_train.verify.check_adapter import judge_adapters, of_kind
-from skill_train.verify.questions import Questions, Subject, questions_of
-from skill_train.verify.reference_answers import Measured, measure, measure_base, measure_rounded
+from skill_train.verify.questions import MeasuredReference, Questions, questions_of
+from skill_train.verify.reference_answers import ReferenceMeasurements, measure, measure_base, measure_rounded
 from skill_train.verify.run_checks import Draft, Findings, Known, draft_of, judge, own_templates, readable
 from skill_train.verify.sample_texts import Sample, sample_of
 from skill_train.verify.weights.check import Weights, compare_weights, compared_bytes
@@ -60,7 +60,7 @@ class _Given:
 
 
 @dataclass(frozen=True)
-class _Scope:
+class _ProofScope:
     """What a proof is a proof of."""
 
     inputs: ProofInputs
@@ -119,7 +119,7 @@ def verify(
         with tempfile.TemporaryDirectory(prefix="skill-train-verify-") as scratch:
             rounding = rounding_of(record.parent / "merge.json", reference) if adapter and files else None
             measured, weights = _measure(asked, base, files, Path(scratch), drafting, rounding)
-            subject = Subject(**vars(asked), measured=measured)
+            subject = MeasuredReference(**vars(asked), measured=measured)
             scope = scoping.result()
             known = Known(files, weights, rendering.result(), drafting.result(), scope.inputs.ggufs)
             judge(subject, found, record.parent, known, warn, progress)
@@ -134,7 +134,7 @@ def _measure(
     folder: Path,
     drafting: Future[Draft],
     rounding: Rounding | None = None,
-) -> tuple[Measured, Weights]:
+) -> tuple[ReferenceMeasurements, Weights]:
     """What the reference and the base say; and the weights of each file, while the reference is in memory."""
     plain = asked.adapter is None or is_plain(asked.adapter)
     with frugal_model(asked.reference, asked.adapter) as model:
@@ -158,7 +158,7 @@ def _measure(
     return measured, weights
 
 
-def _written(record: Path, scope: _Scope, found: Findings, samples: dict[str, int], seconds: float) -> Proof:
+def _written(record: Path, scope: _ProofScope, found: Findings, samples: dict[str, int], seconds: float) -> Proof:
     proof = Proof(
         step=record.stem,
         inputs=scope.inputs,
@@ -216,7 +216,7 @@ def _require_proof(record: Path) -> None:
         )
 
 
-def _scope(given: _Given, sample: Sample) -> _Scope:
+def _scope(given: _Given, sample: Sample) -> _ProofScope:
     base = given.base
     inputs = ProofInputs(
         reference=model_digests(given.reference),
@@ -228,7 +228,7 @@ def _scope(given: _Given, sample: Sample) -> _Scope:
         unread=[list(each) for each in given.unread],
     )
     libraries = versions("llama-cpp-python", "gguf", "transformers", "torch", "peft")
-    return _Scope(inputs, ProofOptions(sample.tokens), libraries)
+    return _ProofScope(inputs, ProofOptions(sample.tokens), libraries)
 
 
 def _weights(model: Path) -> int:
@@ -239,7 +239,7 @@ def _digest(rows: list[Row]) -> str:
     return hashlib.sha256(json.dumps(rows, sort_keys=True).encode()).hexdigest()
 
 
-def _earlier(record: Path, scope: _Scope) -> Proof | None:
+def _earlier(record: Path, scope: _ProofScope) -> Proof | None:
     earlier = verify_record.read(record)
     same = (earlier.inputs, earlier.options, earlier.versions) == (scope.inputs, scope.options, scope.versions)
     return earlier if same else None

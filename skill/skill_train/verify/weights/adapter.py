@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from skill_train.llama.gguf_header import GgufFile, Tensor
 from skill_train.model.adapter import Adapter, pattern_value, read_adapter
 from skill_train.model.lora_math import scaling
-from skill_train.model.weight_files import Stored, read_folder, read_tensor
+from skill_train.model.weight_files import StoredTensor, read_folder, read_tensor
 from skill_train.run.verify_record import Check
 from skill_train.verify.check import problems
 from skill_train.verify.weights.tensors import row_bound, row_errors, weights_of
@@ -94,7 +94,7 @@ def _name_map(base: GgufFile) -> Any:
     return None if number is None or not isinstance(blocks, int) else get_tensor_name_map(number, blocks)
 
 
-def _compare(sides: _Sides, module: str, target: Tensor, weight: Stored, found: _Found) -> None:
+def _compare(sides: _Sides, module: str, target: Tensor, weight: StoredTensor, found: _Found) -> None:
     """Adds what one module shows.
 
     Args:
@@ -132,7 +132,7 @@ def _compare_scale(lora: GgufFile, rank: int, tuned: Adapter, module: str, found
         found.faults.append(f"alpha is {alpha}, and {module} needs {scale * rank:g}")
 
 
-def _order(base: GgufFile, target: Tensor, weight: Stored) -> np.ndarray | None:
+def _order(base: GgufFile, target: Tensor, weight: StoredTensor) -> np.ndarray | None:
     """For each row of the base's tensor in the file, its number in the checkpoint; None when it is no such row."""
     import numpy as np
 

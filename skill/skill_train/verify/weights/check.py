@@ -79,7 +79,7 @@ def compared_bytes(adapter: Path | None) -> int:
 
 
 @dataclass(frozen=True)
-class _Seen:
+class _ComparedWeight:
     """A weight of the model beside a tensor of a file.
 
     Attributes:
@@ -99,7 +99,7 @@ class _Look:
 
     def __init__(self, gguf: GgufFile, known: Places, tuned: bool) -> None:
         self.gguf, self.known, self.tuned = gguf, known, tuned
-        self.seen: list[_Seen] = []  # appended to by several threads
+        self.seen: list[_ComparedWeight] = []  # appended to by several threads
         self.of_source: dict[str, list[Place]] = {}
         for place in known.found:
             self.of_source.setdefault(place.source, []).append(place)
@@ -110,7 +110,7 @@ class _Look:
             arranged = place.arrange(weight)
         except (RuntimeError, ZeroDivisionError):
             fault = f"{place.tensor} is not {place.source}, whose shape {list(weight.shape)} is of another architecture"
-            self.seen.append(_Seen(place.tensor, 0, float("inf"), fault))
+            self.seen.append(_ComparedWeight(place.tensor, 0, float("inf"), fault))
             return
         self.compare(place, arranged)
 
@@ -121,7 +121,7 @@ class _Look:
         room = tensor.elements // width - place.start
         if weight.numel() % width or (weight.numel() > room * width and tensor.name not in VOCABULARY):
             fault = f"{tensor.name} has shape {list(tensor.shape)}, and {place.source} {list(weight.shape)[::-1]}"
-            self.seen.append(_Seen(tensor.name, 0, float("inf"), fault))
+            self.seen.append(_ComparedWeight(tensor.name, 0, float("inf"), fault))
             return
         expected = weight.reshape(-1, width)[:room]
         self.seen.append(self._seen(tensor, place, expected))
@@ -134,7 +134,7 @@ class _Look:
         if name in self.gguf.tensors:
             self.compare(Place(name, "config.json", 0, as_it_is), values)
         else:
-            self.seen.append(_Seen(name, 0, 0.0, f"{name} is missing, which config.json asks for"))
+            self.seen.append(_ComparedWeight(name, 0, 0.0, f"{name} is missing, which config.json asks for"))
 
     def compare_metadata(self, makers: dict[str, partial[Any]]) -> None:
         """Weights of one number, which the file holds as metadata."""
@@ -147,7 +147,7 @@ class _Look:
             wanted = makers[source]().float().reshape(1, 1).numpy()
             off, wrong = errors("F32", wanted * 0 + stated[number], wanted, tuned=self.tuned, computed=False)
             fault = f"{key} has {stated[number]:.6g} as number {number}, and {source} is {wanted[0, 0]:.6g}"
-            self.seen.append(_Seen(key, 0, float(off[0]), fault if wrong[0] else ""))
+            self.seen.append(_ComparedWeight(key, 0, float(off[0]), fault if wrong[0] else ""))
 
     def absent(self, source: str, tensor: str, makers: dict[str, partial[Any]]) -> None:
         """A weight of the model whose tensor the file lacks. The output layer may be the embedding, and a bias zero."""
@@ -157,9 +157,9 @@ class _Look:
             if makers[embedding[0].source]().data_ptr() != weight.data_ptr():
                 self.compare(Place(EMBEDDING, source, 0, as_it_is), weight)
         elif not source.endswith("bias") or weight.any():
-            self.seen.append(_Seen(tensor, 0, 0.0, f"{tensor} is missing, which is {source} of the model"))
+            self.seen.append(_ComparedWeight(tensor, 0, 0.0, f"{tensor} is missing, which is {source} of the model"))
 
-    def _seen(self, tensor: Tensor, place: Place, expected: Any) -> _Seen:
+    def _seen(self, tensor: Tensor, place: Place, expected: Any) -> _ComparedWeight:
         read, worst, fault = weights_of(self.gguf, tensor), 0.0, ""
         computed = place.arrange in (one_more, minus_exp)
         for rows in row_chunks(len(expected), tensor.shape[0]):
@@ -172,14 +172,14 @@ class _Look:
                 row = int(wrong.argmax())
                 said = f"row {first + row} is {off[row]:.2g} of its length off, more than {tensor.kind} may be"
                 fault = f"{tensor.name} is not {place.source}: {said}"
-        return _Seen(tensor.name, len(expected), worst, fault)
+        return _ComparedWeight(tensor.name, len(expected), worst, fault)
 
     def _beyond(self, tensor: Tensor, first: int) -> None:
         """Rows after those of the model's vocabulary."""
         last = tensor.elements // tensor.shape[0]
         full = weights_of(self.gguf, tensor)(slice(first, last)).any()
         fault = f"{tensor.name} has {last} rows, the model {first}, and the others are not zero" if full else ""
-        self.seen.append(_Seen(tensor.name, last - first, 0.0, fault))
+        self.seen.append(_ComparedWeight(tensor.name, last - first, 0.0, fault))
 
     def said(self) -> list[Check | NotChecked]:
         file, tensors = self.gguf.path.name, self.gguf.tensors
