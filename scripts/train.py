@@ -550,13 +550,9 @@ class TensorEntry(TypedDict):
 
 
 class Header(NamedTuple):
-    """Attributes:
-    data_start: the byte of the file at which the tensors begin; their offsets count from there.
-    """
-
     tensors: dict[str, TensorEntry]
     metadata: dict[str, str]
-    data_start: int
+    data_start: int  # the byte of the file from which the offsets of the tensors count
 
 
 def safetensors_header(path: Path) -> Header:

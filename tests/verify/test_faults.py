@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
@@ -39,6 +39,14 @@ def subject_of(
     return MeasuredReference(**vars(asked), measured=measured)
 
 
+def known_of(files: Sequence[Path], about: Subject, proof: Findings) -> Known:
+    """What `verify` knows of files when it judges them."""
+    read = readable(list(files), proof)
+    weights = check_weights(read, about.reference, about.adapter)
+    digests = {file.name: file_digest(file) for file in files}
+    return Known(read, weights, own_templates(read, about.conversations), Draft(), digests)
+
+
 @pytest.fixture(scope="module")
 def good() -> gguf_maker.Export:
     return gguf_maker.exported("gemma")
@@ -66,10 +74,7 @@ def verdicts(subject: MeasuredReference, tmp_path: Path) -> Iterator[Callable[..
 
     def judged(*files: Path, about: MeasuredReference = subject, run: Path = tmp_path) -> dict[str, str]:
         proof = Findings()
-        read, digests = readable(list(files), proof), {file.name: file_digest(file) for file in files}
-        weights = check_weights(read, about.reference, about.adapter)
-        known = Known(read, weights, own_templates(read, about.conversations), Draft(), digests)
-        judge(about, proof, run, known, warn=lambda *_: None, progress=lambda *_: None)
+        judge(about, proof, run, known_of(files, about, proof), warn=lambda *_: None, progress=lambda *_: None)
         return {check.name: check.verdict for check in proof.checks if check.file == files[0].name}
 
     yield judged
@@ -319,8 +324,8 @@ def test_crash_of_llama_cpp_is_a_verdict_on_that_file(
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.setattr(inference, "WORKER", "dying_worker")
     files, proof = [good.file("q8_0"), good.file("f16")], Findings()
-    digests = {file.name: file_digest(file) for file in files}
-    judge(files, subject, proof, run=tmp_path, digests=digests, warn=lambda *_: None, progress=lambda *_: None)
+    known = known_of(files, subject, proof)
+    judge(subject, proof, tmp_path, known, warn=lambda *_: None, progress=lambda *_: None)
     loads = {check.file: check for check in proof.checks if check.name == "loads"}
     assert loads["model-q8_0.gguf"].verdict == "fail" and "SIGSEGV" in loads["model-q8_0.gguf"].detail
     assert loads["model-f16.gguf"].verdict == "pass"
