@@ -37,8 +37,8 @@ def plan(name: str = "l40sx1", **said: Any) -> Plan:
 def task(name: str = "l40sx1", *, nodes: int = 1, infra: list[str] | None = None, **said: Any) -> dict[str, Any]:
     made = skypilot.spread(plan(name, **said), flavor(name), nodes)
     places = skypilot.clouds(infra, nodes)
-    more: dict[str, Any] = {"run_id": RUN_ID, "bucket": BUCKET, "nodes": nodes, "places": places}
-    return skypilot.task(made, flavor(name), **more, data="data/my rows.jsonl", timeout_seconds=7200)
+    run = skypilot.SkyRun(RUN_ID, BUCKET, "data/my rows.jsonl", timeout_seconds=7200)
+    return skypilot.task(made, flavor(name), run, nodes=nodes, places=places)
 
 
 # --- Where ---

@@ -20,7 +20,7 @@ from skill_train.core.digests import digests
 from skill_train.core.errors import NotInstalled, UsageError
 from skill_train.evaluate.backends import Model, Question, ask_llama_cpp, ask_transformers, ask_vllm, backend_of
 from skill_train.evaluate.scores import Scoring
-from skill_train.evaluate.step import ROOM, evaluate, questions
+from skill_train.evaluate.step import ROOM, EvaluateRequest, evaluate, questions
 from skill_train.program.encode import Encoder
 from skill_train.run import records
 from skill_train.run.evaluate_record import Evaluation
@@ -251,14 +251,16 @@ def step(
 ) -> StepResult[Evaluation]:
     told = [] if warned is None else warned
     return evaluate(
-        models=models,
-        rows=rows,
-        loss_on=loss_on,
-        most_rows=100,
-        tokenizer_of=made.merged,
-        scoring=Scoring(),
-        backend="auto",
-        record=folder / "evaluate.json",
+        EvaluateRequest(
+            models=models,
+            rows=rows,
+            loss_on=loss_on,
+            most_rows=100,
+            tokenizer_of=made.merged,
+            scoring=Scoring(),
+            backend="auto",
+            record=folder / "evaluate.json",
+        ),
         progress=lambda done, total, text: None,
         warn=lambda code, message: told.append(code),
     )

@@ -22,8 +22,8 @@ import tiny
 from skill_train.core.digests import file_digest
 from skill_train.core.errors import DecisionNeeded, UsageError
 from skill_train.gguf import quantize
-from skill_train.gguf.convert import check_supported, convert, output_of
-from skill_train.gguf.convert_adapter import export_lora
+from skill_train.gguf.convert import ConvertRequest, check_supported, convert, output_of
+from skill_train.gguf.convert_adapter import AdapterExportRequest, export_lora
 from skill_train.gguf.ollama_modelfile import modelfile, parameters_of
 from skill_train.llama import get_converter as toolchain
 from skill_train.llama import logit_distance as compare
@@ -51,12 +51,14 @@ class Warnings(list[tuple[str, str]]):
 
 def converted(model: Path, root: Path, *, outtype: str = "auto", name: str = "model") -> StepResult[ExportRecord]:
     return convert(
-        model=model,
-        out=root / "gguf",
-        record=root / "convert.json",
-        name=name,
-        outtype=outtype,
-        toolchain=toolchain.find_or_fetch(),
+        ConvertRequest(
+            model=model,
+            out=root / "gguf",
+            record=root / "convert.json",
+            name=name,
+            outtype=outtype,
+            toolchain=toolchain.find_or_fetch(),
+        ),
         progress=quiet,
         warn=Warnings(),
     )
@@ -66,14 +68,16 @@ def quantized(
     root: Path, quants: list[str], *, warn: Warnings | None = None, source: Path | None = None
 ) -> quantize.Quantized:
     return quantize.quantize(
-        source=source or root / "gguf" / "model-f16.gguf",
-        out=root / "gguf",
-        record=root / "quantize.json",
-        name="model",
-        quants=quants,
+        quantize.QuantizeRequest(
+            source=source or root / "gguf" / "model-f16.gguf",
+            out=root / "gguf",
+            record=root / "quantize.json",
+            name="model",
+            quants=quants,
+            threads=1,
+        ),
         progress=quiet,
         warn=warn if warn is not None else Warnings(),
-        threads=1,
     )
 
 
@@ -408,13 +412,15 @@ def test_an_adapter_that_llama_cpp_cannot_apply_is_refused_by_name(tmp_path, kin
 
 def exported_lora(base: Path, adapter: Path, root: Path) -> StepResult[ExportRecord]:
     return export_lora(
-        base=base,
-        adapter=adapter,
-        out=root / "gguf",
-        record=root / "lora.json",
-        name="model",
-        outtype="f32",
-        toolchain=toolchain.find_or_fetch(),
+        AdapterExportRequest(
+            base=base,
+            adapter=adapter,
+            out=root / "gguf",
+            record=root / "lora.json",
+            name="model",
+            outtype="f32",
+            toolchain=toolchain.find_or_fetch(),
+        ),
         progress=quiet,
         warn=Warnings(),
     )

@@ -12,7 +12,7 @@ import pytest
 import merging
 import tiny
 import tiny_vocab
-from skill_train.gguf.convert import convert
+from skill_train.gguf.convert import ConvertRequest, convert
 from skill_train.llama import get_converter as toolchain
 from skill_train.llama import inference
 from skill_train.reference import load as reference
@@ -82,7 +82,9 @@ def test_a_model_converts_and_llama_cpp_computes_the_same(
 ) -> None:
     folder = family(tmp_path / "model", name, config, drop, add)
     options: dict[str, Any] = {"progress": lambda *_: None, "warn": lambda *_: None, "toolchain": toolchain.find()}
-    convert(model=folder, out=tmp_path, record=tmp_path / "convert.json", name="m", outtype="f32", **options)
+    convert(
+        ConvertRequest(model=folder, out=tmp_path, record=tmp_path / "convert.json", name="m", outtype="f32", **options)
+    )
     with reference.reference_model(folder) as model:
         logits = reference.logits(model, IDS)
     logits.tofile(tmp_path / "tuned.bin")

@@ -43,10 +43,9 @@ def judge(folder: Path, dtype: str, break_it: Callable[[dict[str, Any]], None] |
         break_it(tensors)
         save_file(tensors, merged / "model.safetensors", metadata={"format": "pt"})
     return merge_gate.gate(
-        base=folder / dtype,
-        adapter=folder / f"{dtype}-adapter",
-        merged=merged,
-        rows=merging.ROWS,
+        merge_gate.GateRequest(
+            base=folder / dtype, adapter=folder / f"{dtype}-adapter", merged=merged, rows=merging.ROWS
+        ),
         stored={"float32": "F32", "bfloat16": "BF16"}[dtype],
         kept=1.0,
         threshold=None,
@@ -180,7 +179,7 @@ from safetensors import safe_open
 import torch
 from skill_train.model.adapter import read_adapter
 from skill_train.merge.plan import Base, plan_merge
-from skill_train.merge.write import write_shards
+from skill_train.merge.write import Target, write_shards
 from skill_train.model.weight_files import read_folder
 base, adapter, out = map(Path, sys.argv[1:])
 torch.ones(64, 64) @ torch.ones(64, 64)
@@ -188,7 +187,7 @@ peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.pl
 before = peak()
 model = Base(base, json.loads((base / "config.json").read_text()), read_folder(base))
 with ThreadPoolExecutor(4) as pool:
-    tally = write_shards(model, plan_merge(model, read_adapter(adapter)), out, None, lambda *_: None, pool)
+    tally = write_shards(model, plan_merge(model, read_adapter(adapter)), Target(out, None), lambda *_: None, pool)
 print(json.dumps({"grew": peak() - before, "changed": tally.changed}))
 """
 

@@ -105,10 +105,7 @@ def test_a_wrong_merge_of_a_small_tuning_fails(family: str, fault: Callable[...,
     fault(tensors, before)
     save_file(tensors, broken / "model.safetensors", metadata={"format": "pt"})
     outcome = merge_gate.gate(
-        base=base,
-        adapter=adapter,
-        merged=broken,
-        rows=merging.ROWS,
+        merge_gate.GateRequest(base=base, adapter=adapter, merged=broken, rows=merging.ROWS),
         stored="BF16",
         kept=kept,
         threshold=None,

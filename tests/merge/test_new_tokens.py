@@ -14,8 +14,8 @@ import torch
 import merging
 import tiny
 from skill_train.core.errors import UsageError
-from skill_train.gguf.convert import convert
-from skill_train.gguf.convert_adapter import export_lora
+from skill_train.gguf.convert import ConvertRequest, convert
+from skill_train.gguf.convert_adapter import AdapterExportRequest, export_lora
 from skill_train.llama import get_converter as toolchain
 
 pytestmark = pytest.mark.slow
@@ -60,7 +60,9 @@ def converted(model: Path, work: Path) -> Any:
     from gguf import GGUFReader
 
     options: dict[str, Any] = {"progress": quiet, "warn": quiet, "toolchain": toolchain.find()}
-    convert(model=model, out=work / "gguf", record=work / "convert.json", name="m", outtype="f16", **options)
+    convert(
+        ConvertRequest(model=model, out=work / "gguf", record=work / "convert.json", name="m", outtype="f16", **options)
+    )
     return GGUFReader(work / "gguf" / "m-f16.gguf")
 
 
@@ -191,6 +193,6 @@ def test_an_adapter_alone_cannot_bring_them(options: dict[str, Any], named: str,
     places = {"out": tmp_path / "gguf", "record": tmp_path / "lora.json", "name": "m", "outtype": "f16"}
     rest: dict[str, Any] = {"toolchain": toolchain.find(), "progress": quiet, "warn": quiet}
     with pytest.raises(UsageError) as refused:
-        export_lora(base=base, adapter=tmp_path / "adapter", **places, **rest)
+        export_lora(AdapterExportRequest(base=base, adapter=tmp_path / "adapter", **places, **rest))
     assert refused.value.code == "not_convertible" and named in str(refused.value.got)
     assert not (tmp_path / "gguf").exists()

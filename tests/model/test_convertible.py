@@ -20,7 +20,7 @@ import tiny
 import tiny_families
 import tiny_vocab
 from skill_train.core.errors import UsageError, VerificationFailed
-from skill_train.gguf.convert import convert
+from skill_train.gguf.convert import ConvertRequest, convert
 from skill_train.llama import get_converter as toolchain
 from skill_train.llama import inference
 from skill_train.model.convertible.vocabulary import why_no_vocabulary
@@ -28,7 +28,7 @@ from skill_train.model.folder import read_model
 from skill_train.model.lora_targets import TARGETS
 from skill_train.plan.make import TEXT_OF_VISION
 from skill_train.reference import load as reference
-from skill_train.verify.step import verify
+from skill_train.verify.step import VerifyRequest, verify
 
 pytestmark = pytest.mark.slow
 
@@ -176,7 +176,7 @@ def distance(model: Path, gguf: Path, work: Path, tokens: Collection[int] = IDS)
 
 def require_same(model: Path, work: Path) -> None:
     options: dict[str, Any] = {"progress": lambda *_: None, "warn": lambda *_: None, "toolchain": toolchain.find()}
-    convert(model=model, out=work, record=work / "convert.json", name="m", outtype="f32", **options)
+    convert(ConvertRequest(model=model, out=work, record=work / "convert.json", name="m", outtype="f32", **options))
     assert distance(model, work / "m-f32.gguf", work) < SAME
     (work / "m-f32.gguf").unlink()
 
@@ -237,13 +237,15 @@ def test_a_window_is_computed_with_or_plan_had_said_that_it_is_not(name: str, tm
     facts, options = read_model(model), {"progress": lambda *_: None, "warn": lambda *_: None}
     assert (facts.sliding_window, facts.not_convertible) == (8, None)
     convert(
-        model=model,
-        out=tmp_path,
-        record=tmp_path / "c.json",
-        name="m",
-        outtype="f32",
-        toolchain=toolchain.find(),
-        **options,
+        ConvertRequest(
+            model=model,
+            out=tmp_path,
+            record=tmp_path / "c.json",
+            name="m",
+            outtype="f32",
+            toolchain=toolchain.find(),
+            **options,
+        )
     )
     far = distance(model, tmp_path / "m-f32.gguf", tmp_path, LONG)
     assert facts.unread_window == (None if far < SAME else 8)
@@ -289,9 +291,19 @@ def test_plan_export_and_verify_name_the_window_that_is_left_out(tmp_path: Path,
         assert "more than 8 tokens" in warned[0]
         assert ("max_length 64" in warned[0]) is (words == planned)
     proof = verify(
-        reference=model, adapter=None, base=None, ggufs=list(made.glob("*.gguf")), rows=[], held_out=[],
-        record=tmp_path / "verify.json", tokens=64, progress=lambda *_: None, warn=lambda *_: None,
-    ).record  # fmt: skip
+        VerifyRequest(
+            reference=model,
+            adapter=None,
+            base=None,
+            ggufs=list(made.glob("*.gguf")),
+            rows=[],
+            held_out=[],
+            record=tmp_path / "verify.json",
+            tokens=64,
+        ),
+        progress=lambda *_: None,
+        warn=lambda *_: None,
+    ).record
     check = next(check for check in proof.checks if check.name == "window")
     assert (check.verdict, check.threshold) == ("warn", 8)
     assert "more than 8 tokens" in check.detail

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,14 +13,14 @@ import planning
 from skill_train.cloud import stage_data as staging
 from skill_train.hub import account as hub_account
 from skill_train.run import job_spec
-from skill_train.run.job_spec import Mount
+from skill_train.run.job_spec import JobFiles, Mount
 from skill_train.run.plan_record import Plan
 
 SAID = {
-    "program": Path("/here/scripts/train.py"), "plan_file": Path("runs/x/plan.json"),
     "namespace": "me", "flavor": "l4x1",
     "labels": {"skill-train": "1", "run": "0123456789ab"}, "timeout_seconds": 600,
 }  # fmt: skip
+FILES = JobFiles(Path("/here/scripts/train.py"), Path("runs/x/plan.json"), data=None)
 DATA = Mount("me/jobs-artifacts", "data-1", "/dataset", read_only=True)
 
 
@@ -30,28 +31,28 @@ def _plan(*, four_bit: bool = False, report_to: str = "none") -> Plan:
 
 
 def test_trackio_is_brought_when_it_is_asked_for() -> None:
-    spec = job_spec.of_run(_plan(report_to="trackio"), data=None, **SAID)
+    spec = job_spec.of_run(_plan(report_to="trackio"), files=FILES, **SAID)
     assert job_spec.command(spec)[:4] == ["uv", "run", "--with", "trackio"]
 
 
 def test_the_command_of_a_job() -> None:
-    spec = job_spec.of_run(_plan(), data=DATA, **SAID)
+    spec = job_spec.of_run(_plan(), files=replace(FILES, data=DATA), **SAID)
     assert job_spec.command(spec) == [
         "uv", "run", "/data/train.py", "/data/plan.json", "--job", "--data", "/dataset/my rows.jsonl"
     ]  # fmt: skip
     assert (spec.name, spec.environment["SKILL_TRAIN_RUN"]) == ("tickets", "0123456789ab")
-    plain = job_spec.of_run(_plan(), data=None, **SAID)
+    plain = job_spec.of_run(_plan(), files=FILES, **SAID)
     assert job_spec.command(plain)[2:] == ["/data/train.py", "/data/plan.json", "--job"]
     assert plain.mounts == ()
 
 
 def test_only_qlora_brings_bitsandbytes() -> None:
     """One exact version; transformers 5.23 wants 0.46.1 or newer (its BITSANDBYTES_MIN_VERSION)."""
-    spec = job_spec.of_run(_plan(four_bit=True), data=None, **SAID)
+    spec = job_spec.of_run(_plan(four_bit=True), files=FILES, **SAID)
     assert job_spec.command(spec)[:5] == ["uv", "run", "--with", job_spec.FOUR_BIT, "/data/train.py"]
     found = re.fullmatch(r"bitsandbytes==(\d+)\.(\d+)\.(\d+)", job_spec.FOUR_BIT)
     assert found and tuple(map(int, found.groups())) >= (0, 46, 1)
-    assert job_spec.of_run(_plan(), data=None, **SAID).dependencies == ()
+    assert job_spec.of_run(_plan(), files=FILES, **SAID).dependencies == ()
     package = Path(job_spec.__file__).parents[1]
     named = [path.name for path in package.rglob("*.py") if "bitsandbytes==" in path.read_text(encoding="utf-8")]
     assert named == ["job_spec.py"]

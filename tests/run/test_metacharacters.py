@@ -22,7 +22,7 @@ from skill_train.core.console import Console, Result, clean
 from skill_train.hub import flavors
 from skill_train.recipe import fields as recipe
 from skill_train.run import job_spec
-from skill_train.run.job_spec import Mount
+from skill_train.run.job_spec import JobFiles, Mount
 from skill_train.run.train_record import SmokeCheck
 
 NAMES = (
@@ -67,13 +67,15 @@ def test_a_name_in_a_notebook(name: str, tmp_path: Path) -> None:
 def test_a_name_in_a_task_and_in_a_job() -> None:
     cloud = decided_plan("qwen2.5-0.5b", "rtx_4090", where="cloud", flavor="l40sx1", hub_model_id="me/x")
     flavor = next(each for each in flavors.shipped() if each.name == "l40sx1")
-    here, kept = {"run_id": "x", "nodes": 1, "timeout_seconds": 60}, Mount("me/b", "f", "/dataset", read_only=True)
-    job = {"program": Path("train.py"), "plan_file": Path("plan.json"), "namespace": "me", "labels": {"run": "x"}}
+    kept = Mount("me/b", "f", "/dataset", read_only=True)
+    files = JobFiles(Path("train.py"), Path("plan.json"), kept)
+    job = {"namespace": "me", "labels": {"run": "x"}}
     for name in NAMES:
         plan = replace(cloud, recipe=replace(cloud.recipe, data=f"/here/{name}"))
-        task = skypilot.task(plan, flavor, bucket="hf://b", places=["lambda"], data=f"data/{name}", **here)
+        run = skypilot.SkyRun("x", "hf://b", data=f"data/{name}", timeout_seconds=60)
+        task = skypilot.task(plan, flavor, run, nodes=1, places=["lambda"])
         assert shlex.split(yaml.safe_load(yaml.safe_dump(task))["run"])[-1] == f"data/{name}"
-        made = job_spec.of_run(plan, flavor="t4-small", timeout_seconds=60, data=kept, **job)
+        made = job_spec.of_run(plan, flavor="t4-small", timeout_seconds=60, files=files, **job)
         assert job_spec.command(made)[-2:] == ["--data", f"/dataset/{name}"]
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import step_records
 import tiny
-from skill_train.merge.step import merge
+from skill_train.merge.step import MergeRequest, merge
 
 ROWS = [{"input_ids": [(7 * n * n + 3 * n + row) % 120 for n in range(60)]} for row in range(4)]
 
@@ -51,13 +51,9 @@ def run(base: Path, adapter: Path, work: Path, **options: Any) -> dict[str, Any]
     said: list[tuple[str, str]] = []
     settings: dict[str, Any] = {"rows": ROWS, "dtype": None, "threshold": None} | options
     merged = merge(
-        base=base,
-        adapter=adapter,
-        out=work / "merged",
-        record=work / "merge.json",
+        MergeRequest(base=base, adapter=adapter, out=work / "merged", record=work / "merge.json", **settings),
         progress=lambda done, total, text: None,
         warn=lambda code, message: (warned.append(code), said.append((code, message))),
-        **settings,
     )
     return step_records.as_dict(merged) | {"warned": warned, "said": said}
 

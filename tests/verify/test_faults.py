@@ -39,7 +39,7 @@ def subject_of(
     return MeasuredReference(**vars(asked), measured=measured)
 
 
-def known_of(files: Sequence[Path], about: Subject, proof: Findings) -> Known:
+def known_of(files: Sequence[Path], about: MeasuredReference, proof: Findings) -> Known:
     """What `verify` knows of files when it judges them."""
     read = readable(list(files), proof)
     weights = check_weights(read, about.reference, about.adapter)

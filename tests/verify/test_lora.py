@@ -20,11 +20,11 @@ from skill_train.commands import verify as verify_command
 from skill_train.core.console import Console
 from skill_train.core.digests import file_digest
 from skill_train.core.errors import UsageError
-from skill_train.gguf.convert_adapter import export_lora
+from skill_train.gguf.convert_adapter import AdapterExportRequest, export_lora
 from skill_train.llama import get_converter as toolchain
 from skill_train.run.folder import RunDir
 from skill_train.run.verify_record import Proof
-from skill_train.verify.step import verify
+from skill_train.verify.step import VerifyRequest, verify
 
 pytestmark = pytest.mark.slow
 
@@ -41,13 +41,15 @@ def export(kind: str, work: Path, **options: Any) -> tuple[Path, Path, Path]:
     base = tiny.cached(kind)
     adapter = tiny.adapter(base, work / "adapter", **{"size": 0.1} | options)
     exported = export_lora(
-        base=base,
-        adapter=adapter,
-        out=work / "gguf",
-        record=work / "lora_gguf.json",
-        name="m",
-        outtype="f16",
-        toolchain=toolchain.find_or_fetch(),
+        AdapterExportRequest(
+            base=base,
+            adapter=adapter,
+            out=work / "gguf",
+            record=work / "lora_gguf.json",
+            name="m",
+            outtype="f16",
+            toolchain=toolchain.find_or_fetch(),
+        ),
         progress=lambda *_: None,
         warn=lambda *_: None,
     )
@@ -65,7 +67,7 @@ def proof(file: Path, base: Path, adapter: Path | None, **changes: Any) -> Proof
         "record": file.parent.parent / "verify.json",
         "tokens": 128,
     }
-    return verify(**arguments | changes, progress=lambda *_: None, warn=lambda *_: None).record
+    return verify(VerifyRequest(**arguments | changes), progress=lambda *_: None, warn=lambda *_: None).record
 
 
 def verdicts(record: Proof) -> dict[str, str]:

@@ -11,7 +11,7 @@ import pytest
 import gguf_edit
 import tiny_families
 from skill_train.run.verify_record import Check
-from skill_train.verify.step import verify
+from skill_train.verify.step import VerifyRequest, verify
 
 pytestmark = pytest.mark.slow
 
@@ -19,13 +19,15 @@ pytestmark = pytest.mark.slow
 def found(family: str, files: list[Path], record: Path) -> dict[tuple[str, str], Check]:
     """Checks of `verify` by file and name."""
     made = verify(
-        reference=tiny_families.folder(family),
-        adapter=None,
-        base=None,
-        ggufs=files,
-        rows=[],
-        held_out=[],
-        record=record,
+        VerifyRequest(
+            reference=tiny_families.folder(family),
+            adapter=None,
+            base=None,
+            ggufs=files,
+            rows=[],
+            held_out=[],
+            record=record,
+        ),
         progress=lambda *_: None,
         warn=lambda *_: None,
     ).record

@@ -14,7 +14,7 @@ import tiny
 import tiny_families
 from gguf_faults import Fault
 from skill_train.llama.gguf_header import GgufFile, read_gguf
-from skill_train.verify.step import verify
+from skill_train.verify.step import VerifyRequest, verify
 
 pytestmark = pytest.mark.slow
 
@@ -39,14 +39,16 @@ def missed(family: str, work: Path, only: tuple[str, ...] | None = None) -> dict
     files = [Path(shutil.copy(good.path, work / "good.gguf"))]
     files += [one.plant(good, work / f"{number}.gguf") for number, one in enumerate(faults.values())]
     record = verify(
-        reference=reference,
-        adapter=None,
-        base=None,
-        ggufs=files,
-        rows=[],
-        held_out=[],
-        record=work / "verify.json",
-        tokens=64,
+        VerifyRequest(
+            reference=reference,
+            adapter=None,
+            base=None,
+            ggufs=files,
+            rows=[],
+            held_out=[],
+            record=work / "verify.json",
+            tokens=64,
+        ),
         progress=lambda *_: None,
         warn=lambda *_: None,
     ).record

@@ -26,7 +26,7 @@ from skill_train.machine.read import available_memory_bytes
 from skill_train.reference.load import reference_model
 from skill_train.reference.low_memory import frugal_model, is_plain
 from skill_train.verify import run_checks as verify_judge
-from skill_train.verify.reference_answers import ReferenceMeasurements, _groups, measure
+from skill_train.verify.reference_answers import MeasureRequest, ReferenceMeasurements, _groups, measure
 from skill_train.verify.run_checks import draft_of
 from skill_train.verify.sample_texts import Sample
 from skill_train.verify.weights.check import compared_bytes
@@ -45,7 +45,7 @@ def measured(
     asked: dict[str, Any] = {"texts": TEXTS, "prompts": PROMPTS, "stops": set(stops)}
     asked |= {"sample": Sample(answer_tokens=MOST), "folder": folder, "switches_off": False}
     with frugal_model(model) as loaded:
-        return measure(loaded, **asked, drafts=lambda: drafts)
+        return measure(loaded, MeasureRequest(**asked), drafts=lambda: drafts)
 
 
 def generated(model: Path) -> list[list[int]]:
@@ -110,7 +110,7 @@ def _require_base_and_tuned(base: Path, adapter: Path, folder: Path) -> None:
     asked: dict[str, Any] = {"texts": TEXTS, "prompts": PROMPTS, "stops": set(), "folder": folder}
     asked |= {"sample": Sample(answer_tokens=MOST, base_tokens=len(TEXTS[0]) + len(TEXTS[1]))}
     with frugal_model(base, adapter) as model:
-        found = measure(model, **asked, switches_off=True)
+        found = measure(model, MeasureRequest(**asked), switches_off=True)
     assert found.base is not None and found.base_rows == len(TEXTS[0]) + len(TEXTS[1])
     tuned, off = (
         np.fromfile(file, dtype=np.float32).reshape(-1, found.vocabulary) for file in (found.tuned, found.base)

@@ -14,9 +14,9 @@ import gguf_maker
 import merging
 import tiny
 import verify_rows
-from skill_train.merge.step import merge
+from skill_train.merge.step import MergeRequest, merge
 from skill_train.run.verify_record import Check
-from skill_train.verify.step import verify
+from skill_train.verify.step import VerifyRequest, verify
 
 pytestmark = pytest.mark.slow
 
@@ -31,7 +31,9 @@ def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
         base = tiny.cached("llama-spm", dtype="bfloat16")
     adapter, rows = merging.adapter(base, work / "adapter", size=0.004, seed=2), verify_rows.chats(base, 6)
     settings: dict[str, Any] = {"dtype": None, "threshold": None, "progress": lambda *_: None, "warn": lambda *_: None}
-    merged = merge(base=base, adapter=adapter, out=work / "merged", record=work / "merge.json", rows=rows, **settings)
+    merged = merge(
+        MergeRequest(base=base, adapter=adapter, out=work / "merged", record=work / "merge.json", rows=rows, **settings)
+    )
     (work / "gguf").mkdir()
     gguf_maker.export(work / "merged", work / "gguf")
     return {"base": base, "adapter": adapter, "rows": rows, "work": work, "merge": merged.record}
@@ -43,13 +45,15 @@ def test_a_correct_file_of_a_mixture_merged_in_fp32_passes(tmp_path: Path) -> No
     adapter, rows = merging.adapter(base, tmp_path / "adapter", size=0.03, seed=1), verify_rows.chats(base, 8)
     settings: dict[str, Any] = {"threshold": None, "progress": lambda *_: None, "warn": lambda *_: None}
     merge(
-        base=base,
-        adapter=adapter,
-        out=tmp_path / "merged",
-        record=tmp_path / "merge.json",
-        rows=rows,
-        dtype="float32",
-        **settings,
+        MergeRequest(
+            base=base,
+            adapter=adapter,
+            out=tmp_path / "merged",
+            record=tmp_path / "merge.json",
+            rows=rows,
+            dtype="float32",
+            **settings,
+        )
     )
     (tmp_path / "gguf").mkdir()
     gguf_maker.export(tmp_path / "merged", tmp_path / "gguf")
@@ -63,14 +67,16 @@ def test_a_correct_file_of_a_mixture_merged_in_fp32_passes(tmp_path: Path) -> No
 def checks(made: dict[str, Any], file: Path | None = None, tokens: int = 256) -> dict[str, Check]:
     work = made["work"]
     record = verify(
-        reference=made["base"],
-        adapter=made["adapter"],
-        base=made["base"],
-        ggufs=[file or work / "gguf" / "model-f16.gguf"],
-        rows=made["rows"],
-        held_out=made["rows"],
-        record=work / "verify.json",
-        tokens=tokens,
+        VerifyRequest(
+            reference=made["base"],
+            adapter=made["adapter"],
+            base=made["base"],
+            ggufs=[file or work / "gguf" / "model-f16.gguf"],
+            rows=made["rows"],
+            held_out=made["rows"],
+            record=work / "verify.json",
+            tokens=tokens,
+        ),
         progress=lambda *_: None,
         warn=lambda *_: None,
     ).record

@@ -11,7 +11,7 @@ import pytest
 
 import tiny
 import training
-from skill_train.gguf.convert import convert
+from skill_train.gguf.convert import ConvertRequest, convert
 from skill_train.llama import get_converter as toolchain
 from skill_train.llama import inference
 from skill_train.program.encode import Encoder, load_tokenizer
@@ -45,7 +45,7 @@ def model(kind: str, folder: Path, *, tokenizer: dict[str, Any] | None = None, *
 def shipped(folder: Path, work: Path, texts: list[str]) -> list[list[int]]:
     """The ids of llama.cpp from the converted file."""
     options: dict[str, Any] = {"progress": lambda *_: None, "warn": lambda *_: None, "toolchain": toolchain.find()}
-    convert(model=folder, out=work, record=work / "convert.json", name="m", outtype="f16", **options)
+    convert(ConvertRequest(model=folder, out=work, record=work / "convert.json", name="m", outtype="f16", **options))
     job = inference.InferenceJob(gguf=str(work / "m-f16.gguf"), context_tokens=64, threads=1, plain=texts)
     return inference.ask(job).plain
 

@@ -16,7 +16,7 @@ import verify_rows
 from skill_train.core.errors import UsageError
 from skill_train.run.folder import StepResult
 from skill_train.run.verify_record import Check, Proof
-from skill_train.verify.step import verify
+from skill_train.verify.step import VerifyRequest, verify
 
 pytestmark = pytest.mark.slow
 
@@ -54,7 +54,7 @@ def proven(made: gguf_maker.Export, record: Path, **changes: Any) -> StepResult[
         "record": record,
         "tokens": 256,
     }
-    return verify(**arguments | changes, progress=lambda *_: None, warn=lambda *_: None)
+    return verify(VerifyRequest(**arguments | changes), progress=lambda *_: None, warn=lambda *_: None)
 
 
 def complaints(record: Proof) -> list[Check]:

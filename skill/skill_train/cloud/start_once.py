@@ -24,7 +24,7 @@ from skill_train.hub.jobs import Job
 from skill_train.run import cloud_record
 from skill_train.run.cloud_record import CloudJob, CloudRecord
 from skill_train.run.folder import RunDir
-from skill_train.run.job_spec import JobSpec, of_run
+from skill_train.run.job_spec import JobFiles, JobSpec, of_run
 from skill_train.run.plan_record import Plan
 
 Answer = TypeVar("Answer")
@@ -152,13 +152,11 @@ def specification(run: RunDir, plan: Plan, record: CloudRecord, job: CloudJob) -
     assert timeout_seconds is not None  # an order has one
     return of_run(
         plan,
-        program=train_program(),
-        plan_file=run.plan,
+        files=JobFiles(train_program(), run.plan, record.data.mount if record.data else None),
         namespace=record.namespace,
         labels=cloud_record.labels(record, job.number),
         flavor=job.flavor,
         timeout_seconds=timeout_seconds,
-        data=record.data.mount if record.data else None,
     )
 
 

@@ -70,20 +70,22 @@ def merge_locked(console: Console, run: RunDir, dtype: str | None, gate: str) ->
 
 def merge_folders(console: Console, task: MergeTask) -> StepResult[MergeRecord]:
     """Merges an adapter in a folder into a base in a folder."""
-    from skill_train.merge.step import merge
+    from skill_train.merge.step import MergeRequest, merge
 
     out = task.out
     record = RunDir(out.parent).record("merge") if out.name == "merged" else beside(out, ".merge.json")
     with console.progress("merging") as progress:
         return merge(
-            base=task.base,
-            adapter=task.adapter,
-            out=out,
-            record=record,
-            rows=task.rows,
-            dtype=task.dtype,
-            threshold=None,
-            gate=task.gate,
+            MergeRequest(
+                base=task.base,
+                adapter=task.adapter,
+                out=out,
+                record=record,
+                rows=task.rows,
+                dtype=task.dtype,
+                threshold=None,
+                gate=task.gate,
+            ),
             progress=progress,
             warn=console.warn,
         )

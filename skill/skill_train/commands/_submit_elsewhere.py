@@ -86,16 +86,9 @@ def _task(console: Console, options: SubmitOptions, run: RunDir, order: Order, f
     run_id, folder = _run_id(order), run.path / "skypilot"
     bucket = f"hf://buckets/{order.namespace}/jobs-artifacts/{skypilot.name_of(run_id)}"
     staged = _data(order)
-    task = skypilot.task(
-        made,
-        flavor,
-        run_id=run_id,
-        bucket=bucket,
-        nodes=options.nodes,
-        places=places,
-        data=f"data/{next(iter(staged)).split('/')[0]}" if staged else None,
-        timeout_seconds=_timeout(options, made),
-    )
+    rows = f"data/{next(iter(staged)).split('/')[0]}" if staged else None
+    sky_run = skypilot.SkyRun(run_id, bucket, rows, _timeout(options, made))
+    task = skypilot.task(made, flavor, sky_run, nodes=options.nodes, places=places)
     skypilot.write_task(folder, task, run.plan, staged, _packages(made))
     if options.nodes > 1:
         console.warn("not_pushed", f"a run on several machines does not push its result, which stays in {bucket}")

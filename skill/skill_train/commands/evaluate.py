@@ -95,14 +95,16 @@ def _evaluate_locked(
         )
     with console.progress("evaluating") as progress:
         result = step.evaluate(
-            models=[Model("base", base), tuned, *_files(list(options.gguf) or run.ggufs)],
-            rows=rows,
-            loss_on=recipe.loss_on,
-            most_rows=options.rows,
-            tokenizer_of=base,
-            scoring=scoring,
-            backend=options.backend,
-            record=run.record("evaluate"),
+            step.EvaluateRequest(
+                models=[Model("base", base), tuned, *_files(list(options.gguf) or run.ggufs)],
+                rows=rows,
+                loss_on=recipe.loss_on,
+                most_rows=options.rows,
+                tokenizer_of=base,
+                scoring=scoring,
+                backend=options.backend,
+                record=run.record("evaluate"),
+            ),
             progress=progress,
             warn=console.warn,
         )

@@ -239,12 +239,14 @@ def _convert(console: Console, task: _Export, tools: Any, ready: Any) -> tuple[S
     reading: list[Future[Any]] = []
     with ending(ThreadPoolExecutor(1)) as thread, console.progress("converting") as progress:
         converted = convert.convert(
-            model=task.model,
-            out=task.out,
-            record=task.records / "convert.json",
-            name=task.name,
-            outtype=outtype(task.records / "convert.json", task.unquantized),
-            toolchain=tools,
+            convert.ConvertRequest(
+                model=task.model,
+                out=task.out,
+                record=task.records / "convert.json",
+                name=task.name,
+                outtype=outtype(task.records / "convert.json", task.unquantized),
+                toolchain=tools,
+            ),
             ready=ready,
             meanwhile=lambda: reading.append(thread.submit(ollama_modelfile.load_tokenizer, task.model)),
             progress=progress,
@@ -263,11 +265,9 @@ def _quantize(console: Console, task: _Export, source: Path) -> Quantized | None
         return None
     with console.progress("quantizing") as progress:
         return quantize.quantize(
-            source=source,
-            out=task.out,
-            record=task.records / "quantize.json",
-            name=task.name,
-            quants=rest,
+            quantize.QuantizeRequest(
+                source=source, out=task.out, record=task.records / "quantize.json", name=task.name, quants=rest
+            ),
             progress=progress,
             warn=console.warn,
         )
@@ -287,7 +287,7 @@ def _for_ollama(outputs: list[ListedFile], types: list[str]) -> str:
 
 
 def _export_lora(console: Console, run: RunDir, tools: Any) -> Result:
-    from skill_train.gguf.convert_adapter import export_lora
+    from skill_train.gguf.convert_adapter import AdapterExportRequest, export_lora
 
     trained(run)
     run_converter.require_convertible(base_of(run), tools)
@@ -301,13 +301,15 @@ def _export_lora(console: Console, run: RunDir, tools: Any) -> Result:
         )
     with console.progress("converting the adapter") as progress:
         exported = export_lora(
-            base=base_of(run),
-            adapter=run.adapter,
-            out=run.gguf,
-            record=run.record("lora_gguf"),
-            name=slug(run.path),
-            outtype="f16",
-            toolchain=tools,
+            AdapterExportRequest(
+                base=base_of(run),
+                adapter=run.adapter,
+                out=run.gguf,
+                record=run.record("lora_gguf"),
+                name=slug(run.path),
+                outtype="f16",
+                toolchain=tools,
+            ),
             progress=progress,
             warn=console.warn,
         )

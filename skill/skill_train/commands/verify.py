@@ -98,14 +98,14 @@ def _verify_locked(console: Console, run: RunDir, tokens: int | None, out: Path 
 
 
 def _verify(console: Console, *, following: list[str], **arguments: Any) -> Result:
-    from skill_train.verify.step import verify
+    from skill_train.verify.step import VerifyRequest, verify
 
     file: Path = arguments["record"]
     if file.is_dir():
         hint = f"--out {quoted(file / 'verify.json')}"
         raise UsageError(f"{file} is a folder", code="bad_usage", expected="a file for the proof", hint=hint)
     with console.progress("verifying") as progress:
-        result = verify(**arguments, progress=progress, warn=console.warn)
+        result = verify(VerifyRequest(**arguments), progress=progress, warn=console.warn)
     proof = result.record
     order = {"fail": 0, "warn": 1, "pass": 2}
     checks = sorted(proof.checks, key=lambda check: order[check.verdict])

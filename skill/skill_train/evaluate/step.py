@@ -54,28 +54,31 @@ class _EvaluationScope:
     versions: dict[str, str | None]
 
 
-def evaluate(
-    *,
-    models: list[Model],
-    rows: list[Row],
-    loss_on: str,
-    most_rows: int,
-    tokenizer_of: Path,
-    scoring: Scoring,
-    backend: str,
-    record: Path,
-    progress: Bar,
-    warn: Warn,
-) -> StepResult[Evaluation]:
-    """The measurement, as written to `record`. One of the same inputs, options and versions stays.
+@dataclass(frozen=True)
+class EvaluateRequest:
+    """Models, the rows to ask them, and how replies are scored.
 
-    Args:
+    Attributes:
         models: the base first when there is one, then the tuned model, then files made of it; names differ.
         rows: of `held_out.jsonl`.
         loss_on: of the recipe; with `all` no answer stands apart, so none is asked for.
         most_rows: how many rows to take, evenly over the file.
         tokenizer_of: folder whose tokenizer turns ids into text.
         backend: for folders: auto, transformers or vllm.
+    """
+
+    models: list[Model]
+    rows: list[Row]
+    loss_on: str
+    most_rows: int
+    tokenizer_of: Path
+    scoring: Scoring
+    backend: str
+    record: Path
+
+
+def evaluate(request: EvaluateRequest, *, progress: Bar, warn: Warn) -> StepResult[Evaluation]:
+    """The measurement, as written to `record`. One of the same inputs, options and versions stays.
 
     Raises:
         UsageError: the user's scorer is wrong, or vllm was asked for without CUDA.
@@ -83,26 +86,30 @@ def evaluate(
         VerificationFailed: llama.cpp refuses a file.
     """
     started = time.monotonic()
-    rows = spread(rows, most_rows)
-    asked = questions(rows, loss_on=loss_on, room=_room(scoring), context=_context(tokenizer_of))
-    _warn(asked, loss_on, warn)
-    scope = _scope(models, rows, scoring, backend)
-    if (earlier := _earlier(record, scope)) is not None:
+    rows = spread(request.rows, request.most_rows)
+    asked = questions(
+        rows, loss_on=request.loss_on, room=_room(request.scoring), context=_context(request.tokenizer_of)
+    )
+    _warn(asked, request.loss_on, warn)
+    scope = _scope(request.models, rows, request.scoring, request.backend)
+    if (earlier := _earlier(request.record, scope)) is not None:
         return StepResult(earlier, reused=True)
-    _require_able(models, backend, record)
-    tokenizer = load_tokenizer(tokenizer_of)
-    _try_scorer(scoring, asked, tokenizer)
-    ask = partial(measure, tokenizer=tokenizer, scoring=scoring, backend=backend)
-    measured = [ask(model, asked, progress=_part(progress, n, models)) for n, model in enumerate(models)]
+    _require_able(request.models, request.backend, request.record)
+    tokenizer = load_tokenizer(request.tokenizer_of)
+    _try_scorer(request.scoring, asked, tokenizer)
+    ask = partial(measure, tokenizer=tokenizer, scoring=request.scoring, backend=request.backend)
+    measured = [
+        ask(model, asked, progress=_part(progress, n, request.models)) for n, model in enumerate(request.models)
+    ]
     evaluation = Evaluation(
-        step=record.stem,
+        step=request.record.stem,
         inputs=scope.inputs,
         options=scope.options,
         versions=scope.versions,
         rows=len(rows),
         asked=sum(bool(question.prompt) for question in asked),
         answer_tokens=sum(len(question.trained) for question in asked),
-        score=None if scoring.name == "exact" else scoring.name,
+        score=None if request.scoring.name == "exact" else request.scoring.name,
         models=[figures(one, asked) for one in measured],
         differences=differences(measured, asked),
         answers=_answers(rows, asked, measured, tokenizer),
@@ -111,7 +118,7 @@ def evaluate(
         peak_memory_children_bytes=peak_memory_bytes(children=True),
         finished_at=records.timestamp(),
     )
-    records.write(record, evaluation)
+    records.write(request.record, evaluation)
     return StepResult(evaluation)
 
 

@@ -14,6 +14,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -46,14 +47,28 @@ _BYTES_PER_WEIGHT_IN_WORK = 8
 _LONG_BYTES = 2_000_000_000
 
 
+@dataclass(frozen=True)
+class ConvertRequest:
+    """A model folder, and the GGUF file to make of it.
+
+    Attributes:
+        model: a folder with config.json, safetensors weights and tokenizer files.
+        out: the folder for the file.
+        record: where `convert.json` goes.
+        outtype: `auto`, `f16`, `bf16`, `f32` or `q8_0`. Auto takes f16 unless a weight is too large for it.
+    """
+
+    model: Path
+    out: Path
+    record: Path
+    name: str
+    outtype: str
+    toolchain: Toolchain
+
+
 def convert(
+    request: ConvertRequest,
     *,
-    model: Path,
-    out: Path,
-    record: Path,
-    name: str,
-    outtype: str,
-    toolchain: Toolchain,
     ready: converter.Process | None = None,
     meanwhile: Callable[[], Any] = lambda: None,
     progress: Bar,
@@ -62,10 +77,6 @@ def convert(
     """Writes `out/<name>-<type>.gguf`.
 
     Args:
-        model: a folder with config.json, safetensors weights and tokenizer files.
-        out: the folder for the file.
-        record: where `convert.json` goes.
-        outtype: `auto`, `f16`, `bf16`, `f32` or `q8_0`. Auto takes f16 unless a weight is too large for it.
         ready: of `converter.ready`.
         meanwhile: called when the converter begins, which leaves all cores but one; not where there is nothing to do.
 
@@ -74,34 +85,34 @@ def convert(
         DecisionNeeded: not enough disk or memory.
     """
     started = time.monotonic()
-    _check_model(model, outtype, toolchain, warn)
-    inputs = model_digests(model)
-    options = {"name": name, "outtype": outtype}
-    if done := finished_record(record, ExportRecord, inputs=inputs, options=options):
+    _check_model(request.model, request.outtype, request.toolchain, warn)
+    inputs = model_digests(request.model)
+    options = {"name": request.name, "outtype": request.outtype}
+    if done := finished_record(request.record, ExportRecord, inputs=inputs, options=options):
         return StepResult(done, reused=True)
-    require_writable(out)
-    chosen = _chosen(model, out, outtype, toolchain, progress)
-    file = out / f"{name}-{chosen.outtype}.gguf"
-    if done := finished_record(record, ExportRecord, inputs=inputs, options=options, made=file):
+    require_writable(request.out)
+    chosen = _chosen(request.model, request.out, request.outtype, request.toolchain, progress)
+    file = request.out / f"{request.name}-{chosen.outtype}.gguf"
+    if done := finished_record(request.record, ExportRecord, inputs=inputs, options=options, made=file):
         return StepResult(done, reused=True)
-    _refuse_existing(file, record)
+    _refuse_existing(file, request.record)
     meanwhile()
     with whole_file(file) as part:
-        _run(toolchain, model, part, _how(model, name, chosen), progress, ready)
+        _run(request.toolchain, request.model, part, _how(request.model, request.name, chosen), progress, ready)
         made = ExportRecord(
-            step=record.stem,
+            step=request.record.stem,
             inputs=inputs,
             options=options,
-            outputs={str(file.relative_to(record.parent)): exported_file(part, chosen.outtype)},
+            outputs={str(file.relative_to(request.record.parent)): exported_file(part, chosen.outtype)},
             figures=_figures(part, chosen),
             reasons=[_reason(chosen)],
-            versions=_versions(toolchain),
+            versions=_versions(request.toolchain),
             seconds=round(time.monotonic() - started, 3),
             peak_memory_bytes=peak_memory_bytes(children=True),
             finished_at=records.timestamp(),
         )
-        records.write(note_of(file, record), made)
-    os.replace(note_of(file, record), record)
+        records.write(note_of(file, request.record), made)
+    os.replace(note_of(file, request.record), request.record)
     return StepResult(made)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 from skill_train.core.console import Bar
@@ -38,56 +39,63 @@ _WHAT = {
 }
 
 
-def export_lora(
-    *,
-    base: Path,
-    adapter: Path,
-    out: Path,
-    record: Path,
-    name: str,
-    outtype: str,
-    toolchain: Toolchain,
-    progress: Bar,
-    warn: Callable[[str, str], None],
-) -> StepResult[ExportRecord]:
-    """Writes `out/<name>-lora-<type>.gguf`.
+@dataclass(frozen=True)
+class AdapterExportRequest:
+    """An adapter, and the GGUF file to make of it.
 
-    Args:
+    Attributes:
         base: the base model's folder; its weights are not read.
         outtype: `f32`, `f16`, `bf16` or `q8_0`.
+    """
+
+    base: Path
+    adapter: Path
+    out: Path
+    record: Path
+    name: str
+    outtype: str
+    toolchain: Toolchain
+
+
+def export_lora(
+    request: AdapterExportRequest, *, progress: Bar, warn: Callable[[str, str], None]
+) -> StepResult[ExportRecord]:
+    """Writes `out/<name>-lora-<type>.gguf`.
 
     Raises:
         UsageError: not an adapter, or one that llama.cpp cannot apply exactly; the message names what.
     """
     started = time.monotonic()
-    if outtype not in OUTTYPES:
+    if request.outtype not in OUTTYPES:
         raise UsageError(
-            f"{outtype!r} is not a GGUF type for an adapter{nearest(outtype, OUTTYPES)}",
+            f"{request.outtype!r} is not a GGUF type for an adapter{nearest(request.outtype, OUTTYPES)}",
             code="cannot_quantize",
             expected=", ".join(OUTTYPES),
-            got=outtype,
+            got=request.outtype,
             hint="skill-train export-gguf RUN --lora, which takes f16",
         )
-    read = read_adapter(adapter)
-    alpha, reason = _check_convertible(read, base)
-    converter.warn_of_window(base, warn)
-    inputs = digests(adapter, [adapter / CONFIG, adapter / WEIGHTS]) | digests(base, [base / "config.json"])
-    options = {"name": name, "outtype": outtype}
-    done = finished_record(record, ExportRecord, inputs=inputs, options=options)
+    read = read_adapter(request.adapter)
+    alpha, reason = _check_convertible(read, request.base)
+    converter.warn_of_window(request.base, warn)
+    inputs = digests(request.adapter, [request.adapter / CONFIG, request.adapter / WEIGHTS]) | digests(
+        request.base, [request.base / "config.json"]
+    )
+    options = {"name": request.name, "outtype": request.outtype}
+    done = finished_record(request.record, ExportRecord, inputs=inputs, options=options)
     if done is not None:
         return StepResult(done, reused=True)
-    require_space(out, 2 * (adapter / WEIGHTS).stat().st_size, "the adapter's GGUF file")
-    file = out / f"{name}-lora-{outtype}.gguf"
+    require_space(request.out, 2 * (request.adapter / WEIGHTS).stat().st_size, "the adapter's GGUF file")
+    file = request.out / f"{request.name}-lora-{request.outtype}.gguf"
     with whole_file(file) as part:
-        arguments = ["--outfile", str(part.resolve()), "--outtype", outtype]
-        _run(toolchain, base, adapter, alpha, arguments, progress)
+        arguments = ["--outfile", str(part.resolve()), "--outtype", request.outtype]
+        _run(request.toolchain, request.base, request.adapter, alpha, arguments, progress)
         tensors = len(read_gguf(part).tensors)
-        made_file = exported_file(part, outtype)
+        made_file = exported_file(part, request.outtype)
     made = ExportRecord(
-        step=record.stem,
+        step=request.record.stem,
         inputs=inputs,
         options=options,
-        outputs={str(file.relative_to(record.parent)): made_file},
+        outputs={str(file.relative_to(request.record.parent)): made_file},
         figures={"tensors": tensors, "modules": len(read.modules), "alpha": alpha},
         reasons=[ExportReason("alpha", reason, CONFIG)],
         versions=versions("llama-cpp-python", "torch", "transformers"),
@@ -95,7 +103,7 @@ def export_lora(
         peak_memory_bytes=peak_memory_bytes(children=True),
         finished_at=records.timestamp(),
     )
-    records.write(record, made)
+    records.write(request.record, made)
     return StepResult(made)
 
 

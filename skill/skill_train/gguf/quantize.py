@@ -62,61 +62,69 @@ class Quantized:
     same_as_source: list[str]
 
 
-def quantize(
-    *,
-    source: Path,
-    out: Path,
-    record: Path,
-    name: str,
-    quants: list[str],
-    progress: Bar,
-    warn: Callable[[str, str], None],
-    threads: int = 0,
-) -> Quantized:
-    """Writes `out/<name>-<type>.gguf` for each type. Types that the record already has are reused, and for a type that
-    the source has already no file is written.
+@dataclass(frozen=True)
+class QuantizeRequest:
+    """An unquantized GGUF file, and the types to make of it.
 
-    Args:
+    Attributes:
         source: an unquantized GGUF file.
         quants: names of types, such as `q4_k_m`; upper case and `-` are understood.
         threads: 0 lets llama.cpp take all.
+    """
+
+    source: Path
+    out: Path
+    record: Path
+    name: str
+    quants: list[str]
+    threads: int = 0
+
+
+def quantize(request: QuantizeRequest, *, progress: Bar, warn: Callable[[str, str], None]) -> Quantized:
+    """Writes `out/<name>-<type>.gguf` for each type. Types that the record already has are reused, and for a type that
+    the source has already no file is written.
 
     Raises:
         UsageError: an unknown type, one that needs an importance matrix, or a record of another source.
         DecisionNeeded: not enough disk or memory.
     """
     started = time.monotonic()
-    types = {quant: known_types()[quant] for quant in type_names(quants)}
-    inputs = digests(source.parent, [source])
-    outputs = _earlier_outputs(record, inputs)
-    files = {quant: out / f"{name}-{quant}.gguf" for quant in types}
-    names = {quant: str(file.relative_to(record.parent)) for quant, file in files.items()}
+    types = {quant: known_types()[quant] for quant in type_names(request.quants)}
+    inputs = digests(request.source.parent, [request.source])
+    outputs = _earlier_outputs(request.record, inputs)
+    files = {quant: request.out / f"{request.name}-{quant}.gguf" for quant in types}
+    names = {quant: str(file.relative_to(request.record.parent)) for quant, file in files.items()}
     for file in files.values():
-        if note := noted(file, record, ExportRecord, inputs=inputs, options={}):
+        if note := noted(file, request.record, ExportRecord, inputs=inputs, options={}):
             outputs = note.outputs | outputs
     reused = [quant for quant in types if names[quant] in outputs]
     for quant in reused:
-        _check_unchanged(files[quant], outputs[names[quant]], record)
+        _check_unchanged(files[quant], outputs[names[quant]], request.record)
     if len(reused) < len(types):
-        require_writable(out)
-    plans = _plans(source, {quant: number for quant, number in types.items() if quant not in reused}, progress)
+        require_writable(request.out)
+    plans = _plans(request.source, {quant: number for quant, number in types.items() if quant not in reused}, progress)
     same = [quant for quant, plan in plans.items() if plan["changed"] == 0]
     to_make = [quant for quant in plans if quant not in same]
-    _check_room(source, out, files, {quant: plans[quant] for quant in to_make})
+    _check_room(request.source, request.out, files, {quant: plans[quant] for quant in to_make})
     made = _make_all(
-        [_ToMake(quant, _job(source, {quant: types[quant]}, threads), files[quant], plans[quant]) for quant in to_make],
-        at_once=_at_once(source),
+        [
+            _ToMake(quant, _job(request.source, {quant: types[quant]}, request.threads), files[quant], plans[quant])
+            for quant in to_make
+        ],
+        at_once=_at_once(request.source),
         progress=progress,
         warn=warn,
-        note=lambda quant, entry: _write(note_of(files[quant], record), inputs, {names[quant]: entry}, started),
-        keep=lambda done: _write(record, inputs, outputs | {names[quant]: done[quant] for quant in done}, started),
+        note=lambda quant, entry: _write(note_of(files[quant], request.record), inputs, {names[quant]: entry}, started),
+        keep=lambda done: _write(
+            request.record, inputs, outputs | {names[quant]: done[quant] for quant in done}, started
+        ),
     )
     outputs |= {names[quant]: entry for quant, entry in made.items()}
-    recorded = export_record.read(record) if record.is_file() else None
+    recorded = export_record.read(request.record) if request.record.is_file() else None
     if recorded is None or recorded.outputs != outputs:  # nothing was made, but a file that it names was removed
-        recorded = _write(record, inputs, outputs, started)
+        recorded = _write(request.record, inputs, outputs, started)
     for file in files.values():
-        note_of(file, record).unlink(missing_ok=True)
+        note_of(file, request.record).unlink(missing_ok=True)
     return Quantized(recorded, not to_make, [names[quant] for quant in reused], same)
 
 

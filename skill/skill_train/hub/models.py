@@ -15,7 +15,7 @@ from skill_train.core.errors import SkillTrainError, Temporary, UsageError
 from skill_train.facts import Flavor, ModelFacts
 from skill_train.hub.client import REQUEST_SECONDS, RequestSubject, ask, endpoint, understood
 from skill_train.model import config as model_config
-from skill_train.model.config import StoredWeights
+from skill_train.model.config import Origin, StoredWeights
 from skill_train.model.folder import read_config, read_model, used_weights
 from skill_train.model.folder import tensor_shapes as tensor_shapes_in
 
@@ -160,8 +160,7 @@ def _ask_model(model: str, revision: str | None) -> ModelFacts:
             source=model,
             stored=_stored(model, info, sizes, quantized="quantization_config" in config),
             has_chat_template=_has_chat_template(model, info, set(sizes)),
-            gated=bool(info.gated),
-            revision=info.sha,
+            origin=Origin(revision=info.sha, gated=bool(info.gated)),
             files=set(sizes),
         )
 

@@ -71,40 +71,43 @@ class Texts:
         return sum(map(len, self.ids))
 
 
-def gate(
-    *,
-    base: Path,
-    adapter: Path,
-    merged: Path,
-    rows: Sequence[FedRow],
-    stored: str,
-    kept: float | None,
-    threshold: float | None,
-    bar: Bar,
-    tokens: int = MAX_TOKENS,
-) -> Gate:
+@dataclass(frozen=True)
+class GateRequest:
+    """A merged folder, and what it is compared with.
+
+    Attributes:
+        merged: the written folder; a scratch file of logits lies in it meanwhile.
+        rows: texts with `input_ids`, held-out ones at best; NEUTRAL_TEXTS are used when there are none.
+        tokens: the most to compare.
+    """
+
+    base: Path
+    adapter: Path
+    merged: Path
+    rows: Sequence[FedRow]
+    tokens: int = MAX_TOKENS
+
+
+def gate(request: GateRequest, *, stored: str, kept: float | None, threshold: float | None, bar: Bar) -> Gate:
     """The gate's figures, limits and verdict, as `merge.json` keeps them.
 
     Args:
-        merged: the written folder; a scratch file of logits lies in it meanwhile.
-        rows: texts with `input_ids`, held-out ones at best; NEUTRAL_TEXTS are used when there are none.
         stored: safetensors' dtype of the changed weights (the coarsest when they differ).
         kept: the share of the change of the weights that rounding left; None when nobody knows.
         threshold: the highest mean KL divergence from base + adapter in nats; None is what this model's own rounding
             allows.
-        tokens: the most to compare.
 
     Returns:
         `figures` of the merged model against base + adapter; `rounded`: the same against that model rounded, and what
         rounding costs, None in fp32; `effect`: the `share` of the adapter that is in the merged model, and how far the
         adapter moves the base (`kl_between`); `limits`; `failures` (sentences, empty when it passed); `verdict`.
     """
-    reference.require_config(base)
-    texts = choose_texts(rows, merged, tokens)
+    reference.require_config(request.base)
+    texts = choose_texts(request.rows, request.merged, request.tokens)
     rounds = stored in merge_rounded.KINDS and threshold is None
-    with _Scratch(merged, texts) as scratch:
-        _write_reference(base, adapter, texts, scratch, stored if rounds else None, bar)
-        found = _compare_merged(merged, texts, scratch, bar)
+    with _Scratch(request.merged, texts) as scratch:
+        _write_reference(request.base, request.adapter, texts, scratch, stored if rounds else None, bar)
+        found = _compare_merged(request.merged, texts, scratch, bar)
     limits = _limits(found["rounded"], threshold, same_sums=kept is None)
     failures = _failures(found, limits, kept)
     return {

@@ -35,7 +35,7 @@ from skill_train.merge import check_weights as merge_weights
 from skill_train.merge import with_peft as merge_peft
 from skill_train.merge.judge import judge
 from skill_train.merge.plan import Base, MergePlan, plan_merge, vocabulary_rows
-from skill_train.merge.write import computing_threads, planned_bytes, write_shards
+from skill_train.merge.write import Target, computing_threads, planned_bytes, write_shards
 from skill_train.model import adapter as adapters
 from skill_train.model.adapter import Adapter
 from skill_train.model.causal_types import causal_model_types
@@ -54,28 +54,31 @@ DTYPES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
 GATES = ("auto", "weights", "answers")
 
 
-def merge(
-    *,
-    base: Path,
-    adapter: Path,
-    out: Path,
-    record: Path,
-    rows: Sequence[FedRow],
-    dtype: str | None,
-    threshold: float | None,
-    gate: str = "auto",
-    progress: Bar,
-    warn: Callable[[str, str], None],
-) -> StepResult[MergeRecord]:
-    """Writes the merged model to `out`.
+@dataclass(frozen=True)
+class MergeRequest:
+    """What to merge, where to, and how it is checked.
 
-    Args:
+    Attributes:
         base, adapter: folders of the full-precision base model and of the PEFT adapter.
         record: where `merge.json` goes; `out` lies in its folder or is its folder.
         rows: texts for the gate; may be empty.
         dtype: `float32`, `float16` or `bfloat16` for every weight; None keeps each as the base stores it.
         threshold: highest mean KL divergence, in nats, that the gate accepts; None is the stored dtype's own.
         gate: `weights`, `answers` (logits, in fp32) or `auto`: weights wherever they can tell, answers of small models.
+    """
+
+    base: Path
+    adapter: Path
+    out: Path
+    record: Path
+    rows: Sequence[FedRow]
+    dtype: str | None
+    threshold: float | None
+    gate: str = "auto"
+
+
+def merge(request: MergeRequest, *, progress: Bar, warn: Callable[[str, str], None]) -> StepResult[MergeRecord]:
+    """Writes the merged model to `out`.
 
     Raises:
         UsageError: base and adapter cannot be merged, or `out` holds something else.
@@ -83,36 +86,40 @@ def merge(
         VerificationFailed: the gate, or a weight not finite; no `out` then, `merge.failed.json` has the figures.
     """
     started = time.monotonic()
-    _check_dtype(dtype)
-    tuned = adapters.read_adapter(adapter)
-    model = _read_base(base, tuned, out)
-    options = MergeSettings(dtype, threshold, msgspec.UNSET if gate == "auto" else gate)
-    if done := _earlier(record, out, model, tuned, options):
+    _check_dtype(request.dtype)
+    tuned = adapters.read_adapter(request.adapter)
+    model = _read_base(request.base, tuned, request.out)
+    options = MergeSettings(request.dtype, request.threshold, msgspec.UNSET if request.gate == "auto" else request.gate)
+    if done := _earlier(request.record, request.out, model, tuned, options):
         return StepResult(done, reused=True)
-    require_writable(out.parent)
+    require_writable(request.out.parent)
     with _digesting(model, tuned) as inputs:
         planned = _fitting_plan(model, tuned)
-        ways = _ways(gate, planned, threshold)
-        require_space(out.parent, planned.bytes_in(dtype), "the merged model")
-        with whole_folder(out) as part:
-            changes, found = _write(planned, part, dtype, progress, warn, weights=ways.weights)
-            ask = partial(merge_gate.gate, base=base, adapter=adapter, merged=part, rows=rows, bar=progress)
+        ways = _ways(request.gate, planned, request.threshold)
+        require_space(request.out.parent, planned.bytes_in(request.dtype), "the merged model")
+        with whole_folder(request.out) as part:
+            changes, found = _write(planned, part, request.dtype, progress, warn, weights=ways.weights)
+            ask = partial(
+                merge_gate.gate,
+                merge_gate.GateRequest(base=request.base, adapter=request.adapter, merged=part, rows=request.rows),
+                bar=progress,
+            )
             made = MergeRecord(
-                step=record.stem,
+                step=request.record.stem,
                 inputs=inputs.result(),
                 options=options,
                 how="peft" if planned.reasons else "streamed",
                 reasons=planned.reasons,
                 changes=changes,
-                gate=_gate(ways, found, changes, threshold, ask),
+                gate=_gate(ways, found, changes, request.threshold, ask),
                 versions=versions("torch", "transformers", "peft", "safetensors"),
                 seconds=round(time.monotonic() - started, 2),
                 peak_memory_bytes=peak_memory_bytes(),
                 outputs={},
             )
-            judge(made, record, out, warn)
-            made = _noted(made, part, out, record)
-    os.replace(note_of(out, record), record)
+            judge(made, request.record, request.out, warn)
+            made = _noted(made, part, request.out, request.record)
+    os.replace(note_of(request.out, request.record), request.record)
     return StepResult(made)
 
 
@@ -342,7 +349,7 @@ def _write(
                 if weights:
                     found.add(merge_weights.compare_tensors(names, shard, written, adapter, scales, pool))
 
-            changes = write_shards(base, planned.plan, part, kind, progress, pool, compare).changes()
+            changes = write_shards(base, planned.plan, Target(part, kind), progress, pool, compare).changes()
     changes["from_adapter"] = copy_companions(base.folder, adapter.folder, part, warn)
     changes["config"] = write_config(base.folder, part, config, dtype)
     if "vocab_size" in changes["config"] and not {*changes["from_adapter"]} & {*TOKENIZER}:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from skill_train.core.console import Bar
 from skill_train.core.errors import VerificationFailed
@@ -110,19 +110,24 @@ def computing_threads() -> Iterator[ThreadPoolExecutor]:
         torch.set_num_threads(before)
 
 
+class Target(NamedTuple):
+    """The folder to write to, and safetensors' name of the type of every float tensor; None keeps each."""
+
+    folder: Path
+    dtype: str | None
+
+
 def write_shards(
     base: Base,
     plan: MergePlan,
-    part: Path,
-    dtype: str | None,
+    target: Target,
     bar: Bar,
     pool: ThreadPoolExecutor,
     written: Callable[[Shard, Path, list[str]], None] = lambda shard, file, names: None,
 ) -> Tally:
-    """Writes all shards and the index into `part`.
+    """Writes all shards and the index into the folder of `target`.
 
     Args:
-        dtype: safetensors' name for every float tensor; None keeps each.
         pool: of `computing_threads`.
         written: called with a shard of the base, the file made of it, and tensors that were just written there: some
             that follow each other, while they are in the system's cache.
@@ -131,11 +136,11 @@ def write_shards(
         VerificationFailed: a value that is not finite, or that the dtype cannot hold; the tensor is named.
     """
     tally = Tally()
-    layout = _layout(base, plan, dtype)
+    layout = _layout(base, plan, target.dtype)
     total = _total(layout)
     done = 0
     for shard in base.shards:
-        places = new_shard(part / shard.name, layout[shard.name], shard.metadata)
+        places = new_shard(target.folder / shard.name, layout[shard.name], shard.metadata)
 
         def write(name: str, shard: Shard = shard, places: dict[str, StoredTensor] = places) -> Tally:
             return _write_tensor(name, shard.tensors[plan.copies.get(name, name)], plan.changes.get(name), places[name])
@@ -145,8 +150,8 @@ def write_shards(
                 tally.add(one)
                 done += places[name].size
                 bar(done / max(1, total), 1, name)
-            written(shard, part / shard.name, names)
-    _write_index(base, layout, part)
+            written(shard, target.folder / shard.name, names)
+    _write_index(base, layout, target.folder)
     return tally
 
 

@@ -89,15 +89,22 @@ class StoredWeights:
         return max(self.elements, key=lambda name: self.elements[name]) if self.total else None
 
 
+@dataclass(frozen=True)
+class Origin:
+    """Which state of a model this is: the `fingerprint` of a folder, the `revision` of a repository of the Hub."""
+
+    fingerprint: str | None = None
+    revision: str | None = None
+    gated: bool | None = None
+
+
 def read(
     config: Config,
     *,
     source: str,
     stored: StoredWeights | None = None,
     has_chat_template: bool = False,
-    fingerprint: str | None = None,
-    gated: bool | None = None,
-    revision: str | None = None,
+    origin: Origin | None = None,
     files: Collection[str] | None = None,
 ) -> ModelFacts:
     """The facts of a model with this config. A fact that the config does not state is None, with the reason in
@@ -106,7 +113,7 @@ def read(
     Args:
         files: the names beside config.json; None when they are not known.
     """
-    stored = stored or StoredWeights()
+    stored, origin = stored or StoredWeights(), origin or Origin()
     text = text_config(config)
     sizes = _sizes(config, text)
     quantization = _quantization(config, text)
@@ -116,7 +123,7 @@ def read(
     dtype = stored.main_dtype or _DTYPES.get(str(_first(text, config, keys=("dtype", "torch_dtype"))))
     facts = ModelFacts(
         source=source,
-        fingerprint=fingerprint,
+        fingerprint=origin.fingerprint,
         model_type=str(config.get("model_type", "unknown")),
         architecture=architecture,
         stored_dtype=dtype,
@@ -124,8 +131,8 @@ def read(
         has_chat_template=has_chat_template,
         weight_bytes=stored.bytes,
         vision=is_vision(config),
-        gated=gated,
-        revision=revision,
+        gated=origin.gated,
+        revision=origin.revision,
         sliding_window=_sliding_window(text, sizes),
         unread_window=unread_window(config),
         convertible=None if from_config.architecture(text, config) is None else refused is None,

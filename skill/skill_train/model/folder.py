@@ -16,7 +16,7 @@ from skill_train.core.foreign import JsonObject
 from skill_train.facts import ModelFacts
 from skill_train.model import config as model_config
 from skill_train.model import foreign_files
-from skill_train.model.config import StoredWeights
+from skill_train.model.config import Origin, StoredWeights
 from skill_train.model.weight_files import read_shard
 
 _SAMPLE_BYTES = 1 << 16
@@ -40,7 +40,7 @@ def read_model(folder: Path, *, weights_needed: bool = True) -> ModelFacts:
         config,
         source=str(folder),
         stored=stored,
-        fingerprint=fingerprint(folder),
+        origin=Origin(fingerprint=fingerprint(folder)),
         has_chat_template=_has_chat_template(folder),
         files={path.name for path in folder.iterdir()},
     )

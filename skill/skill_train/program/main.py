@@ -175,7 +175,7 @@ def run(plan: Plan, folder: Path, *, resume: bool) -> None:
     if is_main_process():
         write_json(
             folder / "train.json",
-            report(plan, data, watch, checks, trainer, tuned, time.monotonic() - started),
+            report(plan, watch, checks, tuned, time.monotonic() - started),
         )
         event("done", verdict=checks.verdict())
     trainer.accelerator.end_training()
@@ -255,9 +255,7 @@ class TrainRecord(TypedDict):
     finished_at: str
 
 
-def report(
-    plan: Plan, data: Data, watch: Watch, checks: Checks, trainer: Any, tuned: Path, seconds: float
-) -> TrainRecord:
+def report(plan: Plan, watch: Watch, checks: Checks, tuned: Path, seconds: float) -> TrainRecord:
     """The record. `seconds` are of this start, and in the record of the steps of earlier ones too."""
     steps = [line for line in watch.lines if line["tokens_per_second"]]
     last = [line for line in steps if line.get("start", 1) == watch.start]
@@ -267,7 +265,7 @@ def report(
         "schema": "skill-train/step/1",
         "step": "train",
         "recipe_hash": plan.get("recipe_hash"),
-        "steps": trainer.state.global_step,
+        "steps": checks.trainer.state.global_step,
         "verdict": checks.verdict(),
         "outputs": {
             str(path.relative_to(tuned.parent)): file_digest(path)
@@ -281,7 +279,7 @@ def report(
         "checks": checks.results,
         "example": checks.example()[:2000],
         "answer": checks.answer,
-        "data": data["figures"],
+        "data": checks.data["figures"],
         "figures": {
             "first_loss": watch.lines[0]["loss"],
             "last_loss": watch.lines[-1]["loss"],

@@ -61,29 +61,37 @@ class JobSpec:
     mounts: tuple[Mount, ...] = ()
 
 
+@dataclass(frozen=True)
+class JobFiles:
+    """What a job is given: the training program, the plan, and where local data was uploaded; None for data of the
+    Hub."""
+
+    program: Path
+    plan: Path
+    data: Mount | None
+
+
 def of_run(
     plan: Plan,
     *,
-    program: Path,
-    plan_file: Path,
+    files: JobFiles,
     namespace: str,
     labels: dict[str, str],
     flavor: str,
     timeout_seconds: int,
-    data: Mount | None,
 ) -> JobSpec:
     """The job of a run.
 
     Args:
         labels: of `cloud_record.labels`.
-        data: where its local data was uploaded; None when the data is on the Hub.
     """
+    data = files.data
     where = () if data is None else ("--data", f"{data.mount_path}/{Path(plan.recipe.data).name}")
     return JobSpec(
         namespace=namespace,
-        program=program,
-        plan=plan_file,
-        arguments=(str(plan_file), "--job", *where),
+        program=files.program,
+        plan=files.plan,
+        arguments=(str(files.plan), "--job", *where),
         flavor=flavor,
         timeout_seconds=timeout_seconds,
         environment=ENVIRONMENT | {"SKILL_TRAIN_RUN": labels["run"]},

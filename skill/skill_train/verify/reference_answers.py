@@ -83,13 +83,27 @@ class ReferenceMeasurements:
         return max(lengths, default=1)
 
 
+@dataclass(frozen=True)
+class MeasureRequest:
+    """What the reference is asked.
+
+    Attributes:
+        texts: token ids to compare on.
+        prompts: token ids to answer.
+        stops: ids that end an answer.
+        sample: how many tokens of the base and of each answer.
+    """
+
+    texts: list[list[int]]
+    prompts: list[list[int]]
+    stops: set[int]
+    sample: Sample
+
+
 def measure(
     model: Any,
+    request: MeasureRequest,
     *,
-    texts: list[list[int]],
-    prompts: list[list[int]],
-    stops: set[int],
-    sample: Sample,
     folder: Path,
     switches_off: bool,
     drafts: Callable[[], list[list[int]]] = list,
@@ -98,10 +112,6 @@ def measure(
 
     Args:
         model: of `frugal_model`.
-        texts: token ids to compare on.
-        prompts: token ids to answer.
-        stops: ids that end an answer.
-        sample: how many tokens of the base and of each answer.
         folder: temporary, on a disk with room for the logits.
         switches_off: without its adapter the model is the base, which is measured too.
         drafts: what a file answers to each prompt, or nothing; where the reference agrees, it answers in one pass, that
@@ -110,12 +120,12 @@ def measure(
     Raises:
         DecisionNeeded: not enough disk for the logits.
     """
-    sequences, vocabulary = _sequences(texts), _vocabulary(model)
+    sequences, vocabulary = _sequences(request.texts), _vocabulary(model)
     tuned_file, base_file = folder / "tuned.f32", folder / "base.f32"
-    chosen = first_of(sequences, sample.base_tokens) if switches_off else []
-    require_space(folder, 4 * vocabulary * (_tokens(sequences) + sample.base_tokens), "the reference's logits")
-    guessed = _guessed(drafts(), prompts, vocabulary, sample.answer_tokens)
-    asked = list(zip(prompts, guessed, strict=True))
+    chosen = first_of(sequences, request.sample.base_tokens) if switches_off else []
+    require_space(folder, 4 * vocabulary * (_tokens(sequences) + request.sample.base_tokens), "the reference's logits")
+    guessed = _guessed(drafts(), request.prompts, vocabulary, request.sample.answer_tokens)
+    asked = list(zip(request.prompts, guessed, strict=True))
     after: list[Any] = [None] * len(asked)
     with open(tuned_file, "wb") as tuned:
         _pass(
@@ -128,10 +138,15 @@ def measure(
     if chosen:
         with model.disable_adapter(), open(base_file, "wb") as off:
             _pass(model, [_Text(sequence.ids, partial(_put, off, sequence.first)) for sequence in chosen])
-    answers = [_answer(model, *one, rows, stops, sample.answer_tokens) for one, rows in zip(asked, after, strict=True)]
+    answers = [
+        _answer(model, *one, rows, request.stops, request.sample.answer_tokens)
+        for one, rows in zip(asked, after, strict=True)
+    ]
     why = "" if switches_off else "there is no base to compare with"
     files = (tuned_file, base_file if chosen else None)
-    return ReferenceMeasurements(sequences, vocabulary, *files, _tokens(chosen), why, answers=answers, sample=sample)
+    return ReferenceMeasurements(
+        sequences, vocabulary, *files, _tokens(chosen), why, answers=answers, sample=request.sample
+    )
 
 
 def measure_base(base: Path, found: ReferenceMeasurements, folder: Path) -> ReferenceMeasurements:

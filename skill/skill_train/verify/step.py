@@ -37,26 +37,19 @@ from skill_train.run.verify_record import Proof, ProofInputs, ProofOptions
 from skill_train.verify.check import worst
 from skill_train.verify.check_adapter import judge_adapters, of_kind
 from skill_train.verify.questions import MeasuredReference, Questions, questions_of
-from skill_train.verify.reference_answers import ReferenceMeasurements, measure, measure_base, measure_rounded
+from skill_train.verify.reference_answers import (
+    MeasureRequest,
+    ReferenceMeasurements,
+    measure,
+    measure_base,
+    measure_rounded,
+)
 from skill_train.verify.run_checks import Draft, Findings, Known, draft_of, judge, own_templates, readable
 from skill_train.verify.sample_texts import Sample, sample_of
 from skill_train.verify.weights.check import Weights, compare_weights, compared_bytes
 
 Warn = Callable[[str, str], None]
 _OF_A_PROOF = {"checks", "not_checked", "samples"}
-
-
-@dataclass(frozen=True)
-class _Given:
-    """The files and rows that `verify` is asked about."""
-
-    reference: Path
-    adapter: Path | None
-    base: Path | None
-    ggufs: list[Path]
-    rows: list[Row]
-    held_out: list[Row]
-    unread: tuple[tuple[str, str], ...]
 
 
 @dataclass(frozen=True)
@@ -68,63 +61,75 @@ class _ProofScope:
     versions: dict[str, str | None]
 
 
-def verify(
-    *,
-    reference: Path,
-    adapter: Path | None,
-    base: Path | None,
-    ggufs: list[Path],
-    rows: list[Row],
-    held_out: list[Row],
-    record: Path,
-    tokens: int | None = None,
-    unread: tuple[tuple[str, str], ...] = (),
-    progress: Bar,
-    warn: Warn,
-) -> StepResult[Proof]:
-    """The proof, as written to `record`. One of the same inputs, options and versions stays, and any other is replaced,
-    because a proof of other files is worth nothing.
+@dataclass(frozen=True)
+class VerifyRequest:
+    """Files to judge, and what they are judged by.
 
-    Args:
+    Attributes:
         reference: model folder. With `adapter` on top, or as it is (a merged or plain model).
         base: what the adapter was trained on, to see that the files hold the tuned model; None to leave that out.
         ggufs: the files to judge: whole models, and adapters alone.
         rows: as the trainer was fed them (`samples.jsonl`); may be empty.
         held_out: rows to measure on; `rows`, or built-in texts, when empty.
-        tokens: most tokens to compare logits on; None takes what `verify_texts.sample_of` has for the model's size.
+        tokens: most tokens to compare logits on; None takes what `sample_texts.sample_of` has for the model's size.
         unread: names of files that belong here and cannot be judged, each with the reason.
+    """
+
+    reference: Path
+    adapter: Path | None
+    base: Path | None
+    ggufs: list[Path]
+    rows: list[Row]
+    held_out: list[Row]
+    record: Path
+    tokens: int | None = None
+    unread: tuple[tuple[str, str], ...] = ()
+
+
+def verify(request: VerifyRequest, *, progress: Bar, warn: Warn) -> StepResult[Proof]:
+    """The proof, as written to `record`. One of the same inputs, options and versions stays, and any other is replaced,
+    because a proof of other files is worth nothing.
 
     Raises:
         UsageError: nothing to judge, a file is missing, or the record cannot be written.
         NotInstalled: transformers, peft, gguf or llama-cpp-python is missing.
     """
     started = time.monotonic()
-    _require(ggufs, reference, adapter, base)
-    _require_proof(record)
-    sample = sample_of(_weights(reference), tokens)
+    _require(request.ggufs, request.reference, request.adapter, request.base)
+    _require_proof(request.record)
+    sample = sample_of(_weights(request.reference), request.tokens)
     with ending(ThreadPoolExecutor(3)) as beside:  # what needs no reference is done while it is read and at work
-        given = _Given(reference, adapter, base, ggufs, rows, held_out, unread)
-        scoping = beside.submit(_scope, given, sample)
-        earlier = _earlier(record, scoping.result()) if record.is_file() else None
+        scoping = beside.submit(_scope, request, sample)
+        earlier = _earlier(request.record, scoping.result()) if request.record.is_file() else None
         if earlier is not None:
             return StepResult(earlier, reused=True)
-        require_writable(record.parent)
+        require_writable(request.record.parent)
         found = Findings()
-        files, adapters = of_kind(readable(ggufs, found), unread, found)
-        progress(0, len(ggufs) + 1, "reference")
-        asked = questions_of(reference, adapter=adapter, rows=rows, held_out=held_out or rows, sample=sample)
-        busy = peak_bytes(reference, adapter) + compared_bytes(adapter)
+        files, adapters = of_kind(readable(request.ggufs, found), request.unread, found)
+        progress(0, len(request.ggufs) + 1, "reference")
+        asked = questions_of(
+            request.reference,
+            adapter=request.adapter,
+            rows=request.rows,
+            held_out=request.held_out or request.rows,
+            sample=sample,
+        )
+        busy = peak_bytes(request.reference, request.adapter) + compared_bytes(request.adapter)
         drafting = beside.submit(draft_of, files, asked.prompts, sample.answer_tokens, busy)
         rendering = beside.submit(own_templates, files, asked.conversations)
         with tempfile.TemporaryDirectory(prefix="skill-train-verify-") as scratch:
-            rounding = rounding_of(record.parent / "merge.json", reference) if adapter and files else None
-            measured, weights = _measure(asked, base, files, Path(scratch), drafting, rounding)
+            rounding = (
+                rounding_of(request.record.parent / "merge.json", request.reference)
+                if request.adapter and files
+                else None
+            )
+            measured, weights = _measure(asked, request.base, files, Path(scratch), drafting, rounding)
             subject = MeasuredReference(**vars(asked), measured=measured)
             scope = scoping.result()
             known = Known(files, weights, rendering.result(), drafting.result(), scope.inputs.ggufs)
-            judge(subject, found, record.parent, known, warn, progress)
-            judge_adapters(adapters, subject, found, record.parent, scope.inputs.ggufs, Path(scratch))
-    return StepResult(_written(record, scope, found, subject.samples, time.monotonic() - started))
+            judge(subject, found, request.record.parent, known, warn, progress)
+            judge_adapters(adapters, subject, found, request.record.parent, scope.inputs.ggufs, Path(scratch))
+    return StepResult(_written(request.record, scope, found, subject.samples, time.monotonic() - started))
 
 
 def _measure(
@@ -141,10 +146,7 @@ def _measure(
         weights = compare_weights(files, model, asked.adapter) if plain else {}  # while a draft is made
         measured = measure(
             model,
-            texts=asked.sequences,
-            prompts=asked.prompts,
-            stops=asked.stops,
-            sample=asked.sample,
+            MeasureRequest(texts=asked.sequences, prompts=asked.prompts, stops=asked.stops, sample=asked.sample),
             folder=folder,
             switches_off=base == asked.reference and asked.adapter is not None and plain,
             drafts=lambda: drafting.result().answers,
@@ -216,16 +218,16 @@ def _require_proof(record: Path) -> None:
         )
 
 
-def _scope(given: _Given, sample: Sample) -> _ProofScope:
-    base = given.base
+def _scope(request: VerifyRequest, sample: Sample) -> _ProofScope:
+    base = request.base
     inputs = ProofInputs(
-        reference=model_digests(given.reference),
-        adapter=digests(given.adapter) if given.adapter else None,
-        base=None if base is None else "the reference" if base == given.reference else model_digests(base),
-        ggufs={path.name: file_digest(path) for path in given.ggufs},
-        rows=_digest(given.rows),
-        held_out=_digest(given.held_out),
-        unread=[list(each) for each in given.unread],
+        reference=model_digests(request.reference),
+        adapter=digests(request.adapter) if request.adapter else None,
+        base=None if base is None else "the reference" if base == request.reference else model_digests(base),
+        ggufs={path.name: file_digest(path) for path in request.ggufs},
+        rows=_digest(request.rows),
+        held_out=_digest(request.held_out),
+        unread=[list(each) for each in request.unread],
     )
     libraries = versions("llama-cpp-python", "gguf", "transformers", "torch", "peft")
     return _ProofScope(inputs, ProofOptions(sample.tokens), libraries)

@@ -13,7 +13,7 @@ import shlex
 import shutil
 import subprocess
 from pathlib import Path
-from typing import TypedDict
+from typing import NamedTuple, TypedDict
 
 from msgspec.structs import replace
 
@@ -133,28 +133,32 @@ class Task(TypedDict):
     run: str
 
 
+class SkyRun(NamedTuple):
+    """Attributes:
+    bucket: folder of a bucket of the Hub that keeps everything, `hf://buckets/…`.
+    data: path of local data, relative to the folder of the task.
+    """
+
+    id: str
+    bucket: str
+    data: str | None
+    timeout_seconds: int
+
+
 def task(
     plan: Plan,
     flavor: Flavor,
+    run: SkyRun,
     *,
-    run_id: str,
-    bucket: str,
     nodes: int,
     places: list[str],
-    data: str | None,
-    timeout_seconds: int,
 ) -> Task:
-    """The task of a plan.
-
-    Args:
-        bucket: folder of a bucket of the Hub that keeps everything, `hf://buckets/…`.
-        data: path of local data, relative to the folder of the task.
-    """
+    """The task of a plan."""
     need = plan.estimates.disk_bytes.high or 0
-    words = ["skypilot_node.py", bucket, "--timeout", str(timeout_seconds)]
-    words += ["--data", data] if data else []
+    words = ["skypilot_node.py", run.bucket, "--timeout", str(run.timeout_seconds)]
+    words += ["--data", run.data] if run.data else []
     return {
-        "name": name_of(run_id),
+        "name": name_of(run.id),
         "num_nodes": nodes,
         "resources": {
             "accelerators": f"{accelerator(flavor)}:{flavor.gpus}",
@@ -164,7 +168,7 @@ def task(
         },
         "workdir": ".",
         "envs": {
-            "SKILL_TRAIN_RUN": run_id,
+            "SKILL_TRAIN_RUN": run.id,
             "PYTHONUNBUFFERED": "1",
             "HF_HUB_DISABLE_TELEMETRY": "1",
             "DO_NOT_TRACK": "1",
