@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from skill_train.core.errors import DIED_OF_MEMORY, UsageError
+from skill_train.core.units import gigabytes
 from skill_train.facts import Flavor
 from skill_train.run.records import Number, convert
 from skill_train.run.train_record import TrainFailure
@@ -371,7 +372,7 @@ def _with_memory(story: Story, ending: Ending) -> Story:
     if used is None or story.exit_code != 3:
         return story
     step = f" up to step {ending.step}" if ending.step else ""
-    return replace(story, message=f"{story.message}; {used / 1e9:.1f} GB were in use{step}")
+    return replace(story, message=f"{story.message}; {gigabytes(used)} were in use{step}")
 
 
 def _with_next(story: Story, ending: Ending, run: str, offered: tuple[Flavor, ...]) -> Story:

@@ -16,6 +16,7 @@ from skill_train.cloud.stage_data import Staged
 from skill_train.cloud.start_once import patiently
 from skill_train.core.errors import SkillTrainError, UsageError
 from skill_train.core.files import write_text
+from skill_train.core.units import megabytes
 from skill_train.hub import flavors, jobs, repositories
 from skill_train.hub.jobs import LIVE, Job
 from skill_train.recipe.fields import to_yaml
@@ -244,7 +245,7 @@ def _with_data(run: RunDir, order: Order, record: CloudRecord, say: Say) -> Clou
 
 def upload(staged: Staged, namespace: str, data_repo: str | None, say: Say) -> CloudData:
     where = stage_data.mount_path(staged)
-    size = f"{staged.bytes / 1e6:.1f} MB in {len(staged.files)} files"
+    size = f"{megabytes(staged.bytes)} in {len(staged.files)} files"
     with stage_data.folder_of(staged) as folder:
         if data_repo is not None:
             say(f"uploading the data to the private dataset {data_repo}: {size}")

@@ -6,6 +6,7 @@ from msgspec.structs import replace
 
 from skill_train.core.console import Console
 from skill_train.core.errors import DecisionNeeded
+from skill_train.core.units import gigabytes
 from skill_train.model.convertible.from_config import unread_window_told
 from skill_train.run.plan_record import Plan
 
@@ -20,7 +21,7 @@ def require_room(console: Console, plan: Plan, *, force: bool) -> None:
     tight = False
     if memory.low is not None and memory.high is not None and usable is not None and memory.low <= usable < memory.high:
         tight = True
-        console.warn("little_memory", f"the run may need {memory.high / 1e9:.1f} GB; {usable / 1e9:.1f} GB can be used")
+        console.warn("little_memory", f"the run may need {gigabytes(memory.high)}; {gigabytes(usable)} can be used")
     later = {"unknown_memory", "device_unavailable"} | ({"no_memory"} if tight else set())  # torch itself will tell
     stopping = [blocker for blocker in plan.blockers if blocker.code not in later]
     if stopping and not force:

@@ -11,6 +11,7 @@ from typing import Any
 
 from skill_train.commands._doctor_packages import Package, VersionSet, python_wanted, within
 from skill_train.core.errors import SkillTrainError
+from skill_train.core.units import gigabytes
 from skill_train.facts import MachineFacts
 from skill_train.hub.account import Account
 from skill_train.machine.torch_worker import TorchAnswer
@@ -227,4 +228,4 @@ def worst(checks: Iterable[DoctorCheck]) -> str:
 
 
 def _gb(number: int | None) -> str:
-    return "unknown" if number is None else f"{number / 1e9:.1f} GB"
+    return "unknown" if number is None else gigabytes(number)

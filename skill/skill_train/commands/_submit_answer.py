@@ -20,7 +20,7 @@ from skill_train.commands._shell import quoted
 from skill_train.commands._submit_options import SubmitOptions, command_of
 from skill_train.core.console import Console, Result
 from skill_train.core.errors import DecisionNeeded, SkillTrainError
-from skill_train.core.units import dollars
+from skill_train.core.units import dollars, megabytes
 from skill_train.hub.jobs import LIVE
 from skill_train.run import plan_record, progress
 from skill_train.run.cloud_record import CloudData, CloudJob, CloudRecord
@@ -268,7 +268,7 @@ def _draw(rich: Any, data: JobShown) -> None:
     for upload in data["uploads"]:
         if upload["bytes"] is None or upload["files"] is None:  # the result
             continue
-        size = f"{upload['bytes'] / 1e6:.2f} MB" + (f" in {upload['files']} files" if upload["files"] > 1 else "")
+        size = megabytes(upload["bytes"], 2) + (f" in {upload['files']} files" if upload["files"] > 1 else "")
         lines.append(f"upload: {upload['what']} {upload['name']}, {size}, to {upload['to']}")
     for line in lines:
         draw_line(rich, line)

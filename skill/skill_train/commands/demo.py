@@ -20,6 +20,7 @@ from skill_train.core import resources
 from skill_train.core.console import Console, Result
 from skill_train.core.digests import FileDigest, digests
 from skill_train.core.errors import VerificationFailed
+from skill_train.core.units import megabytes
 from skill_train.evaluate.backends import Model
 from skill_train.evaluate.figures import figures
 from skill_train.evaluate.scores import Scoring
@@ -183,7 +184,7 @@ def draw_stages(rich: Any, table: list[Stage]) -> None:
     for row in table:
         kl = "" if row.mean_kl is None else f"{row.mean_kl:.1e}"
         speed = "" if row.tokens_per_second is None else f"{row.tokens_per_second:,.0f}"
-        cells = (row.stage, f"{row.bytes / 1e6:.2f} MB", f"{row.exact_match:.1%}", kl, speed)
+        cells = (row.stage, megabytes(row.bytes, 2), f"{row.exact_match:.1%}", kl, speed)
         drawn.add_row(*cells, row.verdict or "")
     rich.print(drawn)
 

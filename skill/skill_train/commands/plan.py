@@ -29,7 +29,7 @@ from skill_train.commands._planning import load_recipe, plan_from_metadata
 from skill_train.commands._shell import quoted
 from skill_train.core.console import Console, Result, clean
 from skill_train.core.errors import UsageError
-from skill_train.core.units import dollars
+from skill_train.core.units import dollars, gigabytes, megabytes
 from skill_train.plan.file import require_free
 from skill_train.plan.make import few_steps
 from skill_train.plan.placement import Choices
@@ -271,7 +271,7 @@ def _ends(value: Estimate, shown: Callable[[float], str]) -> tuple[str, str, str
 
 
 def _bytes(count: float) -> str:
-    return f"{count / 1e9:.2f} GB" if count >= 1e8 else f"{count / 1e6:.1f} MB"
+    return gigabytes(count, 2) if count >= 1e8 else megabytes(count)
 
 
 def _time(seconds: float) -> str:

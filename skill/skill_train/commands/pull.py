@@ -20,6 +20,7 @@ from skill_train.commands._shell import quoted
 from skill_train.commands._smoke import smoke_failure
 from skill_train.core.console import Console, Result
 from skill_train.core.errors import AccessError, VerificationFailed
+from skill_train.core.units import megabytes
 from skill_train.run import train_record
 from skill_train.run.begun import trained
 from skill_train.run.folder import RunDir
@@ -115,7 +116,7 @@ def _draw(rich: Any, here: RunDir, record: Pull, new: int) -> None:
     source, files = record.inputs, record.outputs.values()
     what = "trained" if source.state == "done" else f"unfinished, checkpoint {source.checkpoint}"
     size = sum(file["bytes"] for file in files)
-    draw_line(rich, f"{here.path}: {what}; {len(files)} files, {size / 1e6:.1f} MB, {new} of them new")
+    draw_line(rich, f"{here.path}: {what}; {len(files)} files, {megabytes(size)}, {new} of them new")
 
 
 @command(

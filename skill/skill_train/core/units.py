@@ -1,4 +1,4 @@
-"""Formats dollars and durations for a reader. Pure."""
+"""Formats dollars, durations and sizes for a reader. Pure."""
 
 from __future__ import annotations
 
@@ -19,3 +19,13 @@ def duration(seconds: float, *, estimated: bool = False) -> str:
     if estimated:
         return f"{seconds / 60:.0f} min" if seconds >= 90 else f"{seconds:.0f} s"
     return f"{seconds / 60:.1f} min" if seconds >= 90 else f"{seconds:.3g} s"
+
+
+def gigabytes(count: float, digits: int = 1) -> str:
+    """`1.5 GB`, of 10^9 bytes each."""
+    return f"{count / 1e9:.{digits}f} GB"
+
+
+def megabytes(count: float, digits: int = 1) -> str:
+    """`1.5 MB`, of 10^6 bytes each."""
+    return f"{count / 1e6:.{digits}f} MB"

@@ -8,6 +8,7 @@ linear layer and each norm keeps what its gradient needs too. bench/estimates ho
 
 from __future__ import annotations
 
+from skill_train.core.units import megabytes
 from skill_train.estimate.modules import CAPPED_SCORES, EAGER, kept_by_mlp, largest_linear, module_widths, widths
 from skill_train.estimate.published import spread
 from skill_train.estimate.step import BYTES, MicroStep, Part, Range, total
@@ -43,7 +44,7 @@ def _weights(model: ModelFacts, step: MicroStep, parameters: int) -> Part:
         whole = largest_linear(model) * BYTES[step.dtype]
         size = (parameters - kept) * NF4_BYTES + kept * BYTES[step.dtype] + whole
         quantized = f"{(parameters - kept) / 1e9:.2f}B parameters in NF4 (4.127 bits each)"
-        because = f"{quantized}, {kept / 1e9:.2f}B in {step.dtype}, one layer of {whole / 1e6:.0f} MB computed with"
+        because = f"{quantized}, {kept / 1e9:.2f}B in {step.dtype}, one layer of {megabytes(whole, 0)} computed with"
     else:
         size = float(parameters * BYTES[step.dtype])
         because = f"{parameters / 1e9:.3f}B parameters x {BYTES[step.dtype]} bytes ({step.dtype})"
@@ -130,10 +131,10 @@ def _activations(model: ModelFacts, step: MicroStep) -> Part:
     backward = step.tokens * size * (2 * f + 4 * h)  # gradients in flight through one layer
     ends = step.tokens * h * (4 + size)  # the embedding's output and the last norm
     if not step.checkpointing:
-        because = f"{layers} layers x {layer / 1e6:.1f} MB for {step.rows} x {step.length} tokens"
+        because = f"{layers} layers x {megabytes(layer)} for {step.rows} x {step.length} tokens"
         return Part("activations", layers * layer + ends, layers * layer + ends + backward, because)
     kept = layers * step.tokens * h * stream
-    because = f"inputs of {layers} layers ({kept / 1e6:.0f} MB) and one layer recomputed ({layer / 1e6:.0f} MB)"
+    because = f"inputs of {layers} layers ({megabytes(kept, 0)}) and one layer recomputed ({megabytes(layer, 0)})"
     return Part("activations", kept + layer + ends, kept + layer + ends + 2 * backward, because)
 
 
@@ -219,7 +220,7 @@ def _logits(model: ModelFacts, step: MicroStep) -> Part:
     trained = max(1.0, step.tokens * step.trained_share)
     if step.device == "cuda":
         tile = min(trained, 4096) * 32768 * 2
-        return Part("logits", tile, 2 * tile + trained * (8 * h + 44), f"a tile of {tile / 1e6:.0f} MB at a time")
+        return Part("logits", tile, 2 * tile + trained * (8 * h + 44), f"a tile of {megabytes(tile, 0)} at a time")
     if model.model_type in TRL_HEAD:
         tile = 32.0 * min(step.tokens, 4096) * min(vocabulary, 32768)
         return Part("logits", tile, 1.25 * tile, "TRL's head on this device: all tokens, 32 bytes an element")

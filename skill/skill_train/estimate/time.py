@@ -10,6 +10,7 @@ import math
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
+from skill_train.core.units import gigabytes
 from skill_train.estimate.devices import cpu_flops, device_speed
 from skill_train.estimate.modules import adapter_parameters
 from skill_train.estimate.step import BYTES, MicroStep, Part, Range
@@ -206,8 +207,8 @@ def _loading(model: ModelFacts, schedule: Schedule) -> list[Part]:
     stored = model.weight_bytes or 2 * (model.parameters or 0)
     parts = [Part("imports", 5, 30, "torch, transformers, trl")]
     if not schedule.local_weights:
-        parts.append(Part("download", stored / 300e6, stored / 30e6, f"{stored / 1e9:.1f} GB at 30 to 300 MB/s"))
-    parts.append(Part("loading", stored / 3e9, stored / 0.3e9, f"{stored / 1e9:.1f} GB at 0.3 to 3 GB/s"))
+        parts.append(Part("download", stored / 300e6, stored / 30e6, f"{gigabytes(stored)} at 30 to 300 MB/s"))
+    parts.append(Part("loading", stored / 3e9, stored / 0.3e9, f"{gigabytes(stored)} at 0.3 to 3 GB/s"))
     tokens = schedule.rows * schedule.row_tokens[1]
     parts.append(Part("tokenizing", tokens / 2e6, tokens / 1e5, f"{schedule.rows} rows"))
     return parts

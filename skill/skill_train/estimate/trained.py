@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from skill_train.core.units import megabytes
 from skill_train.estimate.modules import EMBEDDINGS, HEADS, adapter_parameters, module_widths, saved_parameters, times
 from skill_train.estimate.step import BYTES, MicroStep, Part
 from skill_train.facts import ModelFacts
@@ -39,7 +40,7 @@ def _adapter(model: ModelFacts, step: MicroStep) -> Part:
     least = 2 * size * count + (0.0 if step.optimizer.paged else state)
     most = 2 * size * count + state + 2 * size * count * step.optimizer.temporaries
     because = (
-        f"{count / 1e6:.2f}M parameters of {size} bytes: weights, gradients, and {state / 1e6:.1f} MB of {step.optim}"
+        f"{count / 1e6:.2f}M parameters of {size} bytes: weights, gradients, and {megabytes(state)} of {step.optim}"
     )
     return Part("adapter", least, most, because)
 
@@ -80,5 +81,5 @@ def _dora(model: ModelFacts, step: MicroStep) -> Part:
     kept = copied * sum((1 if step.checkpointing else n) * size * i * o for n, (i, o) in matrices)
     low, high = kept + 2 * size * largest, kept + (4 + 3 * size) * largest + 4 * widest**2
     return Part(
-        "DoRA", low, high, f"norms of layers of up to {largest / 1e6:.1f}M weights, {kept / 1e6:.0f} MB of copies"
+        "DoRA", low, high, f"norms of layers of up to {largest / 1e6:.1f}M weights, {megabytes(kept, 0)} of copies"
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
+from skill_train.core.units import gigabytes
 from skill_train.estimate.artifacts import BITS, file_bytes
 from skill_train.facts import ModelFacts
 from skill_train.run.folder import require_space
@@ -36,6 +37,6 @@ def require_room(sizes: dict[str, int | None], folder: Path) -> str:
     parts = ", ".join(f"{name} {size / 1e9:.2f}" for name, size in known.items())
     unknown = [name for name, size in sizes.items() if size is None]
     require_space(folder, sum(known.values()), f"the export ({parts} GB)")
-    need = f"needs up to {sum(known.values()) / 1e9:.2f} GB of disk ({parts})"
+    need = f"needs up to {gigabytes(sum(known.values()), 2)} of disk ({parts})"
     beside = f", and what {', '.join(unknown)} take" if unknown else ""
-    return f"{need}{beside}; {shutil.disk_usage(folder).free / 1e9:.2f} GB are free"
+    return f"{need}{beside}; {gigabytes(shutil.disk_usage(folder).free, 2)} are free"

@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 
 from skill_train.core import waiting
 from skill_train.core.errors import SkillTrainError, Temporary, UsageError
+from skill_train.core.units import megabytes
 from skill_train.hub import session
 from skill_train.hub.errors import (
     GARBLED,
@@ -165,7 +166,7 @@ def _while_it_moves(thread: threading.Thread, subject: RequestSubject) -> None:
             waiting.well()
         elif time.process_time() - worked >= AT_WORK * limit:
             since, worked = now, time.process_time()
-        still, so_far = now - since, f"{(moved - first) / 1e6:.1f} MB have moved"
+        still, so_far = now - since, f"{megabytes(moved - first)} have moved"
         if thread.is_alive() and still >= min(limit, waiting.seconds_left()):
             waiting.in_vain(still)
             raise unreachable(subject, f"nothing has moved for {still:.0f} seconds; {so_far}", StillAsking)

@@ -17,6 +17,7 @@ from typing import Any
 
 from skill_train.core import waiting
 from skill_train.core.errors import Temporary
+from skill_train.core.units import megabytes
 
 STREAM_SECONDS = 45.0  # the longest wait for the next byte: in a log that is followed the Hub sends one every 30 s
 PAUSE_SECONDS = 20.0  # the longest that the client may sleep because the Hub wants a pause
@@ -120,7 +121,7 @@ def _too_long(most: float) -> Temporary:
     return Temporary(
         "the Hub's answer is too long",
         code="hub_error",
-        expected=f"at most {most / 1e6:.0f} MB",
+        expected=f"at most {megabytes(most, 0)}",
         got="more",
         hint="check HF_ENDPOINT and the proxy, then run the same command again",
     )

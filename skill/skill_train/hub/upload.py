@@ -10,6 +10,7 @@ from typing import Any
 
 from skill_train.core import waiting
 from skill_train.core.errors import DecisionNeeded, SkillTrainError, Temporary
+from skill_train.core.units import megabytes
 from skill_train.hub.client import QUESTION_SECONDS, RequestSubject, ask, worth_asking_again
 
 TRIES = 4  # of each request that changes something; huggingface_hub 2.4 does not retry the commit
@@ -104,11 +105,11 @@ def upload(repo: str, files: list[PushFile], *, private: bool, message: str, say
         raise public_refusal(repo)
     _again(lambda: _create(repo, private), subject, say)
     operations = [_operation(file) for file in files]
-    say(f"{len(files)} files, {sum(file.size for file in files) / 1e6:.1f} MB; files on the Hub are not sent again")
+    say(f"{len(files)} files, {megabytes(sum(file.size for file in files))}; files on the Hub are not sent again")
     for operation, file in zip(operations, files, strict=True):
         _again(partial(_preupload, repo, operation), subject, say, seconds=None)
         if file.size >= _SAID_BYTES and not _is_there(operation):
-            say(f"{file.path}, {file.size / 1e6:.1f} MB: sent")
+            say(f"{file.path}, {megabytes(file.size)}: sent")
     info = _again(lambda: _commit(repo, operations, message), subject, say, seconds=None)
     reused = before is not None and before.sha == info.oid
     say("nothing has changed, so there is no new commit" if reused else f"committed {len(files)} files")

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 from skill_train.core.errors import DecisionNeeded
+from skill_train.core.units import gigabytes
 from skill_train.program.events import process_figure
 
 _TIMES_ITS_LIBRARIES = 1.5  # 446 MB of libraries mapped 611 MB (torch 2.13 for CPU, Linux, 2026-11)
@@ -26,8 +27,8 @@ def require_room_for_torch() -> None:
     raise DecisionNeeded(
         "out of memory: the limit on the address space is too low for torch",
         code="out_of_memory",
-        expected=f"{need / 1e9:.1f} GB for the libraries of torch alone",
-        got=f"{max(0, free) / 1e9:.1f} GB",
+        expected=f"{gigabytes(need)} for the libraries of torch alone",
+        got=gigabytes(max(0, free)),
         hint="raise the limit (ulimit -v unlimited) and run the same command again",
     )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from skill_train.core.errors import DecisionNeeded
+from skill_train.core.units import gigabytes
 from skill_train.machine.read import available_memory_bytes
 
 
@@ -15,7 +16,7 @@ def require_memory(need_bytes: int, purpose: str) -> None:
     have = available_memory_bytes()
     if have is not None and have < need_bytes:
         raise DecisionNeeded(
-            f"not enough memory for {purpose}: needs {need_bytes / 1e9:.2f} GB, {have / 1e9:.2f} GB available",
+            f"not enough memory for {purpose}: needs {gigabytes(need_bytes, 2)}, {gigabytes(have, 2)} available",
             code="no_memory",
             expected=f"{need_bytes} bytes available",
             got=f"{have} bytes available",

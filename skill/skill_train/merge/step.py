@@ -29,6 +29,7 @@ from skill_train.core.errors import NotInstalled, UsageError, nearest
 from skill_train.core.files import whole_folder
 from skill_train.core.foreign import JsonObject
 from skill_train.core.peak_memory import peak_memory_bytes
+from skill_train.core.units import gigabytes
 from skill_train.machine.address_space import require_room_for_torch
 from skill_train.merge import check_logits as merge_gate
 from skill_train.merge import check_weights as merge_weights
@@ -160,7 +161,7 @@ def _ways(gate: str, planned: _Planned, threshold: float | None) -> _Ways:
     count = sum(math.prod(stored.shape) for stored in base.tensors.values())
     if gate == "answers" or blind or threshold is not None or (gate == "auto" and count <= ANSWERS_UP_TO):
         return _Ways(not blind, "")
-    size = f"running the model takes {peak_bytes(base.folder, adapter.folder) / 1e9:.1f} GB"
+    size = f"running the model takes {gigabytes(peak_bytes(base.folder, adapter.folder))}"
     return _Ways(True, f"{size}; `verify` compares the answers of each exported file, and --gate answers does it here")
 
 

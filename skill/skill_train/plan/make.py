@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from skill_train.core.errors import UsageError, nearest
-from skill_train.core.units import duration
+from skill_train.core.units import duration, gigabytes
 from skill_train.facts import Calibration, DatasetFacts, Flavor, MachineFacts, ModelFacts, PrecisionProbe
 from skill_train.model.lora_targets import TARGETS
 from skill_train.plan import places
@@ -169,7 +169,7 @@ def _placed(resolved: ResolvedRecipe, model: ModelFacts, taken: Candidate, choic
     _because(reasons, "dtype", step.dtype, taken.dtype_because, "references/local_training.md")
     _because(reasons, "attn_implementation", "sdpa", _WHY_SDPA, "transformers")
     known = taken.machine.memory_bytes if has_device(taken.machine, step.device) else None
-    memory = "an unknown amount of" if known is None else f"{known / 1e9:.0f} GB of"
+    memory = "an unknown amount of" if known is None else f"{gigabytes(known, 0)} of"
     why = f"{memory} {step.device} memory; the effective batch stays {effective}"
     why += "" if fit.quicker is None else f"; {fit.quicker}"
     why += "" if fit.proof is None else f"; {fit.proof}"
@@ -197,7 +197,7 @@ def _why_checkpointing(taken: Candidate) -> str:
     if memory is None or usable is None:
         return "memory need or memory unknown: the careful choice"
     how = "with" if taken.fit.step.checkpointing else "without"
-    return f"up to {memory.high / 1e9:.2f} GB {how} it, {usable / 1e9:.1f} GB usable"
+    return f"up to {gigabytes(memory.high, 2)} {how} it, {gigabytes(usable)} usable"
 
 
 def _resolve(recipe: Recipe, model: ModelFacts, dataset: DatasetFacts, reasons: list[Reason]) -> ResolvedRecipe:

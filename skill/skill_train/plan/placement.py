@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from skill_train.core.errors import DecisionNeeded, UsageError
+from skill_train.core.units import gigabytes
 from skill_train.estimate.memory import libraries, training_memory
 from skill_train.estimate.published import proven_bytes
 from skill_train.estimate.step import BYTES, MicroStep, Part, Range, total
@@ -219,7 +220,7 @@ def _proof(step: MicroStep, parts: list[Part], usable: int) -> str | None:
     proven = proven_bytes(step, parts) if step.device == "cuda" else None
     if proven is None or proven[0] > usable:
         return None
-    return f"at most {proven[0] / 1e9:.1f} GB by what was published of {proven[1]}"
+    return f"at most {gigabytes(proven[0])} by what was published of {proven[1]}"
 
 
 def _quickest(fitting: list[Fit], model: ModelFacts, dataset: DatasetFacts, machine: MachineFacts) -> Fit:

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, replace
 
 from skill_train.core.errors import DecisionNeeded
-from skill_train.core.units import dollars
+from skill_train.core.units import dollars, gigabytes
 from skill_train.estimate.artifacts import disk_bytes
 from skill_train.estimate.step import BYTES, Part, Range, total
 from skill_train.estimate.time import Schedule, training_seconds
@@ -209,12 +209,12 @@ def _problems(
         found.append(("no_memory", f"needs up to {need:.1f} GB, {have:.1f} GB can be used on {machine.chip}"))
     host, ram = _host_bytes(model, chosen) if flavor and device == "cuda" else None, machine.ram_bytes
     if host is not None and ram is not None and host > ram * HEADROOM["cpu"]:
-        room = f"{ram * HEADROOM['cpu'] / 1e9:.1f} of {ram / 1e9:.0f} GB can be used"
-        found.append(("no_host_ram", f"reading the weights needs {host / 1e9:.1f} GB of host memory, {room}"))
+        room = f"{ram * HEADROOM['cpu'] / 1e9:.1f} of {gigabytes(ram, 0)} can be used"
+        found.append(("no_host_ram", f"reading the weights needs {gigabytes(host)} of host memory, {room}"))
     trained = trained_bytes(model, chosen.step) if chosen.step.full else 0
     disk, free = disk_bytes(model, QUANTS, trained), machine.disk_free_bytes
     if disk is not None and free is not None and disk.low > free:
-        found.append(("no_disk", f"the run writes {disk.low / 1e9:.0f} GB, {free / 1e9:.0f} GB are free"))
+        found.append(("no_disk", f"the run writes {gigabytes(disk.low, 0)}, {gigabytes(free, 0)} are free"))
     return found
 
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from skill_train.core.errors import DecisionNeeded
-from skill_train.core.units import duration
+from skill_train.core.units import duration, gigabytes
 from skill_train.facts import MachineFacts, ModelFacts
 from skill_train.plan.placement import Choices, has_device
 from skill_train.plan.places import Candidate
@@ -151,12 +151,12 @@ def _memory(here: Candidate) -> Fired:
     fit = here.fit
     if fit.memory is None:
         return Fired("memory", "either", "the memory it needs is unknown", "estimate")
-    need = f"needs {fit.memory.low / 1e9:.1f} to {fit.memory.high / 1e9:.1f} GB"
+    need = f"needs {fit.memory.low / 1e9:.1f} to {gigabytes(fit.memory.high)}"
     if not has_device(here.machine, fit.step.device):
         return Fired("memory", "either", f"{need}; no {fit.step.device} device was found here to compare", "estimate")
     if fit.usable_bytes is None:
         return Fired("memory", "either", f"{need}; what {here.machine.chip} has is unknown", "estimate")
-    have = f"{fit.usable_bytes / 1e9:.1f} GB can be used on {here.machine.chip}"
+    have = f"{gigabytes(fit.usable_bytes)} can be used on {here.machine.chip}"
     proof = f"; {fit.proof}" if fit.proof else ""
     return Fired("memory", "local" if fit.fits else "cloud", f"{need}, {have}{proof}", "estimate")
 

@@ -32,6 +32,7 @@ from skill_train.core.files import write_json as write_json
 from skill_train.core.files import write_text as write_text
 from skill_train.core.peak_memory import peak_memory_bytes as peak_memory_bytes
 from skill_train.core.peak_memory import watch_memory as watch_memory
+from skill_train.core.units import gigabytes
 from skill_train.run import export_record, plan_record, records
 from skill_train.run.records import Record
 from skill_train.run.records import read_json as read_json  # the floor of all that reads a run
@@ -297,7 +298,7 @@ def require_space(folder: Path, need_bytes: int, what: str) -> None:
     free = shutil.disk_usage(existing).free
     if free < need_bytes:
         raise DecisionNeeded(
-            f"not enough disk for {what}: needs {need_bytes / 1e9:.2f} GB, {free / 1e9:.2f} GB free at {existing}",
+            f"not enough disk for {what}: needs {gigabytes(need_bytes, 2)}, {gigabytes(free, 2)} free at {existing}",
             code="no_disk",
             expected=f"{need_bytes} bytes free",
             got=f"{free} bytes free",

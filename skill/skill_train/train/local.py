@@ -40,6 +40,7 @@ from skill_train.core.files import write_json, write_text
 from skill_train.core.peak_memory import watch_memory
 from skill_train.core.program_events import DataRead, Event, Probed, ProgramFailed, StepDone, events
 from skill_train.core.resources import train_program
+from skill_train.core.units import gigabytes
 from skill_train.facts import MachineFacts, ModelFacts, PrecisionProbe
 from skill_train.machine.address_space import require_room_for_torch
 from skill_train.machine.read import cache_dir
@@ -287,7 +288,7 @@ def _show(event: Event, progress: Bar, say: Callable[[str], None]) -> None:
 def _step_line(event: StepDone) -> str:
     loss = "not a number" if event["loss"] is None else f"{event['loss']:.4f}"  # the program stops there and says why
     speed = "" if event["tokens_per_second"] is None else f"{event['tokens_per_second']:g} tokens/s · "
-    return f"loss {loss} · {speed}{max(event['memory_bytes'].values()) / 1e9:.2f} GB"
+    return f"loss {loss} · {speed}{gigabytes(max(event['memory_bytes'].values()), 2)}"
 
 
 def _data_line(figures: DataRead) -> str:

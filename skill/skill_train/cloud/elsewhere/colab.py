@@ -14,6 +14,7 @@ from skill_train.core.digests import FileDigest
 from skill_train.core.errors import UsageError
 from skill_train.core.files import write_text
 from skill_train.core.resources import template, train_program
+from skill_train.core.units import megabytes
 from skill_train.facts import Flavor
 
 # The GPUs of Colab that have a flavor with the same one (colab.research.google.com, Change runtime type; 2026-11-21).
@@ -80,9 +81,9 @@ def write_notebook(
     size = sum(len(file["content"]) for file in files.values())
     if size > LARGEST_BYTES:
         raise UsageError(
-            f"the data is too large for a notebook: {size / 1e6:.1f} MB after compression",
+            f"the data is too large for a notebook: {megabytes(size)} after compression",
             code="local_input",
-            expected=f"at most {LARGEST_BYTES / 1e6:.0f} MB",
+            expected=f"at most {megabytes(LARGEST_BYTES, 0)}",
             got=f"{size} bytes",
             hint="upload the dataset to the Hub and pass its id as --data",
         )
