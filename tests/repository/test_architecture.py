@@ -201,10 +201,10 @@ def calls_another_command(module: Module) -> list[str]:
 
 
 def too_many_parameters(module: Module) -> list[str]:
-    """The options of a command travel as one object."""
-    if module.package != "commands":
-        return []
+    """What belongs together travels as one object."""
     counts = {f.name: len([*f.args.posonlyargs, *f.args.args, *f.args.kwonlyargs]) for f in module.functions}
+    own = {f.name for f in module.functions if f.args.args and f.args.args[0].arg in ("self", "cls")}
+    counts = {name: count - (name in own) for name, count in counts.items()}
     return [f"{module.name}.{name} has {count} parameters (6 at most)" for name, count in counts.items() if count > 6]
 
 
@@ -305,6 +305,7 @@ def test_the_package_keeps_the_rule(rule) -> None:
         (calls_another_command, "commands.merge", "def f():\n    from skill_train.commands.local import run"),
         (calls_another_command, "commands._merging", "from skill_train.commands import merge"),
         (too_many_parameters, "commands.merge", "def f(a, b, c, d, *, e, f, g): ..."),
+        (too_many_parameters, "merge.step", "class A:\n    def f(self, a, b, c, d, *, e, f, g): ..."),
         (wrong_direction, "program.rows", "def f():\n    from skill_train.core import files"),
         (impure, "plan.make", "import time"),
         (impure, "estimate.memory", "def f():\n    import torch"),
@@ -341,6 +342,16 @@ def test_the_rule_finds_what_breaks_it(rule, name: str, source: str) -> None:
 )
 def test_what_is_right_is_left_alone(name: str, source: str) -> None:
     assert [finding for rule in RULES for finding in rule(Module(name, source))] == []
+
+
+def test_no_two_classes_have_one_name() -> None:
+    """The typed dictionaries of the training program have the names of the records that they are tested equal to."""
+    places: dict[str, list[str]] = {}
+    for module in MODULES.values():
+        for node in module.tree.body:
+            if isinstance(node, ast.ClassDef) and not runs_alone(module):
+                places.setdefault(node.name, []).append(module.name)
+    assert {name: where for name, where in places.items() if len(where) > 1} == {}
 
 
 def test_the_listing_is_the_table_of_contents() -> None:
