@@ -378,12 +378,9 @@ def _with_memory(story: Story, ending: Ending) -> Story:
 def _with_next(story: Story, ending: Ending, run: str, offered: tuple[Flavor, ...]) -> Story:
     word = shlex.quote(run)
     if ending.trained:
-        kept = (
-            f"{story.help}; the complete result is in the bucket"
-            if story.help
-            else "the complete result is in the bucket"
-        )
-        return replace(story, help=kept, next=(f"skill-train pull {word}", f"skill-train resume {word}"))
+        kept = "the complete result is in the bucket"
+        both = f"{story.help}; {kept}" if story.help else kept
+        return replace(story, help=both, next=(f"skill-train pull {word}", f"skill-train resume {word}"))
     again, log = f"skill-train resume {word}", f"skill-train logs {word} --tail 200"
     if story.code == "not_kept":  # it was pushed, and `pull` asks the repository too
         return replace(story, next=(f"skill-train pull {word}", again))
