@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import socket
-import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,7 +14,6 @@ import pytest
 
 import shared_runs
 from command_child import Commands
-from warm_start import WarmStart
 
 _TOKENS = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HUGGINGFACEHUB_API_TOKEN", "HF_TOKEN_PATH", "HF_ENDPOINT")
 _LOOPBACK = ("127.0.0.1", "::1", "localhost")
@@ -82,27 +80,10 @@ def _no_network(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
     yield
 
 
-@pytest.fixture(scope="session")
-def warm_python() -> Iterator[Path]:
-    """Stands for Python, and starts the training program in milliseconds."""
-    started = WarmStart()
-    yield started.python
-    started.close()
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _starts_warm(request: pytest.FixtureRequest) -> Iterator[None]:
-    """In files of slow tests, what this process itself starts."""
-    with pytest.MonkeyPatch.context() as patch:
-        if request.node.get_closest_marker("slow") is not None:
-            patch.setattr(sys, "executable", str(request.getfixturevalue("warm_python")))
-        yield
-
-
 @pytest.fixture(scope="module")
-def commands(warm_python: Path) -> Iterator[Commands]:
+def commands() -> Iterator[Commands]:
     """Many commands, without the seconds in which Python starts each."""
-    made = Commands(os.environ | {"TEST_PYTHON": str(warm_python)})
+    made = Commands(dict(os.environ))
     yield made
     made.close()
 

@@ -137,7 +137,6 @@ def _lose_patience(seconds: float) -> None:
 if __name__ == "__main__":
     if sys.argv[1:]:
         sys.exit(_main(sys.argv[1:]))
-    sys.executable = os.environ.get("TEST_PYTHON", sys.executable)  # see warm_start.py
     answers = sys.stdout
     for line in sys.stdin:
         answers.write(json.dumps(_run(json.loads(line))) + "\n")
