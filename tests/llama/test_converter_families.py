@@ -81,9 +81,17 @@ def test_a_model_converts_and_llama_cpp_computes_the_same(
     name: str, config: Any, drop: Any, add: Any, tmp_path: Path
 ) -> None:
     folder = family(tmp_path / "model", name, config, drop, add)
-    options: dict[str, Any] = {"progress": lambda *_: None, "warn": lambda *_: None, "toolchain": toolchain.find()}
     convert(
-        ConvertRequest(model=folder, out=tmp_path, record=tmp_path / "convert.json", name="m", outtype="f32", **options)
+        ConvertRequest(
+            model=folder,
+            out=tmp_path,
+            record=tmp_path / "convert.json",
+            name="m",
+            outtype="f32",
+            toolchain=toolchain.find(),
+        ),
+        progress=lambda *_: None,
+        warn=lambda *_: None,
     )
     with reference.reference_model(folder) as model:
         logits = reference.logits(model, IDS)

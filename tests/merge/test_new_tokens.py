@@ -59,9 +59,17 @@ def converted(model: Path, work: Path) -> Any:
     """The converted file, read by gguf's own reader."""
     from gguf import GGUFReader
 
-    options: dict[str, Any] = {"progress": quiet, "warn": quiet, "toolchain": toolchain.find()}
     convert(
-        ConvertRequest(model=model, out=work / "gguf", record=work / "convert.json", name="m", outtype="f16", **options)
+        ConvertRequest(
+            model=model,
+            out=work / "gguf",
+            record=work / "convert.json",
+            name="m",
+            outtype="f16",
+            toolchain=toolchain.find(),
+        ),
+        progress=quiet,
+        warn=quiet,
     )
     return GGUFReader(work / "gguf" / "m-f16.gguf")
 
@@ -190,9 +198,10 @@ def test_resized_rows_and_no_tokenizer(tmp_path: Path) -> None:
 def test_an_adapter_alone_cannot_bring_them(options: dict[str, Any], named: str, tmp_path: Path) -> None:
     base = tiny.cached("gemma")
     tuned(base, tmp_path / "adapter", **options)
-    places = {"out": tmp_path / "gguf", "record": tmp_path / "lora.json", "name": "m", "outtype": "f16"}
-    rest: dict[str, Any] = {"toolchain": toolchain.find(), "progress": quiet, "warn": quiet}
+    asked = AdapterExportRequest(
+        base, tmp_path / "adapter", tmp_path / "gguf", tmp_path / "lora.json", "m", "f16", toolchain.find()
+    )
     with pytest.raises(UsageError) as refused:
-        export_lora(AdapterExportRequest(base=base, adapter=tmp_path / "adapter", **places, **rest))
+        export_lora(asked, progress=quiet, warn=quiet)
     assert refused.value.code == "not_convertible" and named in str(refused.value.got)
     assert not (tmp_path / "gguf").exists()

@@ -175,8 +175,13 @@ def distance(model: Path, gguf: Path, work: Path, tokens: Collection[int] = IDS)
 
 
 def require_same(model: Path, work: Path) -> None:
-    options: dict[str, Any] = {"progress": lambda *_: None, "warn": lambda *_: None, "toolchain": toolchain.find()}
-    convert(ConvertRequest(model=model, out=work, record=work / "convert.json", name="m", outtype="f32", **options))
+    convert(
+        ConvertRequest(
+            model=model, out=work, record=work / "convert.json", name="m", outtype="f32", toolchain=toolchain.find()
+        ),
+        progress=lambda *_: None,
+        warn=lambda *_: None,
+    )
     assert distance(model, work / "m-f32.gguf", work) < SAME
     (work / "m-f32.gguf").unlink()
 
@@ -234,18 +239,14 @@ def test_what_is_refused_before_the_training_is_rightly_refused(name: str, tmp_p
 def test_a_window_is_computed_with_or_plan_had_said_that_it_is_not(name: str, tmp_path: Path) -> None:
     """Texts of six windows' length, in a model whose layers see one window."""
     model = built(tmp_path / "model", *WINDOWS[name])
-    facts, options = read_model(model), {"progress": lambda *_: None, "warn": lambda *_: None}
+    facts = read_model(model)
     assert (facts.sliding_window, facts.not_convertible) == (8, None)
     convert(
         ConvertRequest(
-            model=model,
-            out=tmp_path,
-            record=tmp_path / "c.json",
-            name="m",
-            outtype="f32",
-            toolchain=toolchain.find(),
-            **options,
-        )
+            model=model, out=tmp_path, record=tmp_path / "c.json", name="m", outtype="f32", toolchain=toolchain.find()
+        ),
+        progress=lambda *_: None,
+        warn=lambda *_: None,
     )
     far = distance(model, tmp_path / "m-f32.gguf", tmp_path, LONG)
     assert facts.unread_window == (None if far < SAME else 8)

@@ -38,6 +38,5 @@ def recorded_model(name: str) -> ModelFacts:
         source=data["model"],
         stored=model_config.StoredWeights({dtype: parameters}, parameters * _BYTES[dtype]),
         has_chat_template=name not in _WITHOUT_TEMPLATE,
-        gated=data["model"].startswith(_GATED),
-        revision="0" * 40,
+        origin=model_config.Origin(revision="0" * 40, gated=data["model"].startswith(_GATED)),
     )

@@ -42,10 +42,9 @@ MOST = 6
 def measured(
     model: Path, folder: Path, drafts: list[list[int]], stops: frozenset[int] = frozenset()
 ) -> ReferenceMeasurements:
-    asked: dict[str, Any] = {"texts": TEXTS, "prompts": PROMPTS, "stops": set(stops)}
-    asked |= {"sample": Sample(answer_tokens=MOST), "folder": folder, "switches_off": False}
+    asked = MeasureRequest(TEXTS, PROMPTS, set(stops), Sample(answer_tokens=MOST))
     with frugal_model(model) as loaded:
-        return measure(loaded, MeasureRequest(**asked), drafts=lambda: drafts)
+        return measure(loaded, asked, folder=folder, switches_off=False, drafts=lambda: drafts)
 
 
 def generated(model: Path) -> list[list[int]]:
@@ -107,10 +106,9 @@ def test_the_base_of_a_family_that_is_built_otherwise(
 
 
 def _require_base_and_tuned(base: Path, adapter: Path, folder: Path) -> None:
-    asked: dict[str, Any] = {"texts": TEXTS, "prompts": PROMPTS, "stops": set(), "folder": folder}
-    asked |= {"sample": Sample(answer_tokens=MOST, base_tokens=len(TEXTS[0]) + len(TEXTS[1]))}
+    sample = Sample(answer_tokens=MOST, base_tokens=len(TEXTS[0]) + len(TEXTS[1]))
     with frugal_model(base, adapter) as model:
-        found = measure(model, MeasureRequest(**asked), switches_off=True)
+        found = measure(model, MeasureRequest(TEXTS, PROMPTS, set(), sample), folder=folder, switches_off=True)
     assert found.base is not None and found.base_rows == len(TEXTS[0]) + len(TEXTS[1])
     tuned, off = (
         np.fromfile(file, dtype=np.float32).reshape(-1, found.vocabulary) for file in (found.tuned, found.base)

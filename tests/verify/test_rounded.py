@@ -30,9 +30,18 @@ def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     else:
         base = tiny.cached("llama-spm", dtype="bfloat16")
     adapter, rows = merging.adapter(base, work / "adapter", size=0.004, seed=2), verify_rows.chats(base, 6)
-    settings: dict[str, Any] = {"dtype": None, "threshold": None, "progress": lambda *_: None, "warn": lambda *_: None}
     merged = merge(
-        MergeRequest(base=base, adapter=adapter, out=work / "merged", record=work / "merge.json", rows=rows, **settings)
+        MergeRequest(
+            base=base,
+            adapter=adapter,
+            out=work / "merged",
+            record=work / "merge.json",
+            rows=rows,
+            dtype=None,
+            threshold=None,
+        ),
+        progress=lambda *_: None,
+        warn=lambda *_: None,
     )
     (work / "gguf").mkdir()
     gguf_maker.export(work / "merged", work / "gguf")
@@ -43,7 +52,6 @@ def test_a_correct_file_of_a_mixture_merged_in_fp32_passes(tmp_path: Path) -> No
     """f16 turns one router of 477 tokens: 0.14 nats there, 6e-7 on all others."""
     base = families.base("mixtral", tmp_path / "base", tokenizer=True)
     adapter, rows = merging.adapter(base, tmp_path / "adapter", size=0.03, seed=1), verify_rows.chats(base, 8)
-    settings: dict[str, Any] = {"threshold": None, "progress": lambda *_: None, "warn": lambda *_: None}
     merge(
         MergeRequest(
             base=base,
@@ -52,8 +60,10 @@ def test_a_correct_file_of_a_mixture_merged_in_fp32_passes(tmp_path: Path) -> No
             record=tmp_path / "merge.json",
             rows=rows,
             dtype="float32",
-            **settings,
-        )
+            threshold=None,
+        ),
+        progress=lambda *_: None,
+        warn=lambda *_: None,
     )
     (tmp_path / "gguf").mkdir()
     gguf_maker.export(tmp_path / "merged", tmp_path / "gguf")

@@ -44,8 +44,13 @@ def model(kind: str, folder: Path, *, tokenizer: dict[str, Any] | None = None, *
 
 def shipped(folder: Path, work: Path, texts: list[str]) -> list[list[int]]:
     """The ids of llama.cpp from the converted file."""
-    options: dict[str, Any] = {"progress": lambda *_: None, "warn": lambda *_: None, "toolchain": toolchain.find()}
-    convert(ConvertRequest(model=folder, out=work, record=work / "convert.json", name="m", outtype="f16", **options))
+    convert(
+        ConvertRequest(
+            model=folder, out=work, record=work / "convert.json", name="m", outtype="f16", toolchain=toolchain.find()
+        ),
+        progress=lambda *_: None,
+        warn=lambda *_: None,
+    )
     job = inference.InferenceJob(gguf=str(work / "m-f16.gguf"), context_tokens=64, threads=1, plain=texts)
     return inference.ask(job).plain
 
