@@ -78,17 +78,23 @@ class GateRequest:
     Attributes:
         merged: the written folder; a scratch file of logits lies in it meanwhile.
         rows: texts with `input_ids`, held-out ones at best; NEUTRAL_TEXTS are used when there are none.
-        tokens: the most to compare.
     """
 
     base: Path
     adapter: Path
     merged: Path
     rows: Sequence[FedRow]
-    tokens: int = MAX_TOKENS
 
 
-def gate(request: GateRequest, *, stored: str, kept: float | None, threshold: float | None, bar: Bar) -> Gate:
+def gate(
+    request: GateRequest,
+    *,
+    stored: str,
+    kept: float | None,
+    threshold: float | None,
+    bar: Bar,
+    tokens: int = MAX_TOKENS,
+) -> Gate:
     """The gate's figures, limits and verdict, as `merge.json` keeps them.
 
     Args:
@@ -96,6 +102,7 @@ def gate(request: GateRequest, *, stored: str, kept: float | None, threshold: fl
         kept: the share of the change of the weights that rounding left; None when nobody knows.
         threshold: the highest mean KL divergence from base + adapter in nats; None is what this model's own rounding
             allows.
+        tokens: the most to compare.
 
     Returns:
         `figures` of the merged model against base + adapter; `rounded`: the same against that model rounded, and what
@@ -103,7 +110,7 @@ def gate(request: GateRequest, *, stored: str, kept: float | None, threshold: fl
         adapter moves the base (`kl_between`); `limits`; `failures` (sentences, empty when it passed); `verdict`.
     """
     reference.require_config(request.base)
-    texts = choose_texts(request.rows, request.merged, request.tokens)
+    texts = choose_texts(request.rows, request.merged, tokens)
     rounds = stored in merge_rounded.KINDS and threshold is None
     with _Scratch(request.merged, texts) as scratch:
         _write_reference(request.base, request.adapter, texts, scratch, stored if rounds else None, bar)
