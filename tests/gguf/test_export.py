@@ -345,8 +345,9 @@ def test_a_killed_quantization_leaves_no_file_and_the_next_call_makes_it(tmp_pat
         "import sys; from pathlib import Path; from skill_train.gguf import quantize\n"
         "root = Path(sys.argv[1])\n"
         "bar = lambda done, total, text: 'q3_k_l' in text and 'asking' not in text and print('writing', flush=True)\n"
-        "quantize.quantize(source=root/'gguf/model-f16.gguf', out=root/'gguf', record=root/'quantize.json',"
-        " name='model', quants=['q3_k_l'], progress=bar, warn=print, threads=1)\n"
+        "asked = quantize.QuantizeRequest(source=root/'gguf/model-f16.gguf', out=root/'gguf',"
+        " record=root/'quantize.json', name='model', quants=['q3_k_l'], threads=1)\n"
+        "quantize.quantize(asked, progress=bar, warn=print)\n"
     )
     with subprocess.Popen([sys.executable, "-c", program, str(run)], stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None

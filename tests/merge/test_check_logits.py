@@ -109,9 +109,9 @@ def test_a_failed_gate_leaves_figures_and_no_model(tmp_path: Path, monkeypatch: 
     adapter = merging.adapter(base, tmp_path / "adapter", targets=["q_proj", "v_proj"], alpha=16)
     real = merge_gate.gate
 
-    def later(**arguments: Any) -> dict[str, Any]:
+    def later(request: merge_gate.GateRequest, **arguments: Any) -> Any:
         merging.edit(adapter / "adapter_config.json", lora_alpha=32)
-        return real(**arguments)
+        return real(request, **arguments)
 
     monkeypatch.setattr(merge_gate, "gate", later)
     with pytest.raises(VerificationFailed) as raised:
