@@ -1,4 +1,4 @@
-"""The type of JSON objects that others wrote: a model's config.json, an answer of the Hub, a row of a dataset."""
+"""The type of JSON objects that others wrote: a model's config.json, an answer of the Hub."""
 
 from __future__ import annotations
 
