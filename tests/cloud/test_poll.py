@@ -148,9 +148,10 @@ def test_a_job_that_has_ended_is_asked_for_again(cloud: Cloud) -> None:
     cloud.hub.log.clear()
     again = cloud.on("status")
     assert cloud.hub.log
-    ages = [answer.data["progress"].pop("age_seconds") for answer in (first, again)]
-    assert again.data["step"] == 10 and 0 <= ages[1] - ages[0] < 60
-    assert (again.data, again.document["next"]) == (first.data, first.document["next"])
+    answers = [answer.data for answer in (first, again)]
+    ages = [answer["progress"].pop("age_seconds") for answer in answers]
+    assert answers[1]["step"] == 10 and 0 <= ages[1] - ages[0] < 60
+    assert (answers[1], again.document["next"]) == (answers[0], first.document["next"])
     assert cloud.call("status", str(cloud.run.path), format_="quiet").out == "COMPLETED\n"
     cloud.start("pass")
     assert cloud.on("status").data["attempt"] == 2
