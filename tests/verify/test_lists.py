@@ -144,6 +144,36 @@ def test_an_ordinary_token_that_became_a_control_token(name: str) -> None:
     assert check.verdict == "fail" and "token 400 is of type 3" in check.detail
 
 
+@pytest.mark.parametrize("name", ["gemma", "gpt2"])
+@pytest.mark.parametrize("kind", [float, str], ids=["numbers with a point", "texts"])
+def test_token_types_of_another_kind(name: str, kind: type) -> None:
+    """llama.cpp reads the bytes of the array as 32-bit integers, whatever they are (llama-vocab.cpp)."""
+    folder, file = listed_families.converted(name)
+    gguf, key = read_gguf(file), "tokenizer.ggml.token_type"
+    check = vocabulary(folder, changed(gguf, key, [kind(each) for each in gguf.metadata[key]]))
+    assert check.verdict == "fail" and "tokenizer.ggml.token_type" in check.detail
+
+
+@pytest.mark.parametrize("kind", [int, str], ids=["integers", "texts"])
+def test_scores_of_another_kind(kind: type) -> None:
+    """Read as 32-bit floats; here each has its own value, which a comparison of values lets pass."""
+    folder, file = listed_families.converted("gemma")
+    gguf, key = read_gguf(file), "tokenizer.ggml.scores"
+    check = vocabulary(folder, changed(gguf, key, [kind(each) for each in gguf.metadata[key]]))
+    assert check.verdict == "fail" and "tokenizer.ggml.scores" in check.detail
+
+
+@pytest.mark.parametrize("name", ["gemma", "gpt2"])
+def test_token_types_left_out(name: str) -> None:
+    """Every token is then an ordinary one, and a turn's end is written as text (llama-vocab.cpp)."""
+    folder, file = listed_families.converted(name)
+    gguf, key = read_gguf(file), "tokenizer.ggml.token_type"
+    assert set(gguf.metadata[key]) > {1}  # both have control tokens
+    without = replace(gguf, metadata={name: value for name, value in gguf.metadata.items() if name != key})
+    check = vocabulary(folder, without)
+    assert check.verdict == "fail" and "is of type 1" in check.detail
+
+
 def test_merges_that_no_file_of_the_reference_has_are_not_passed(tmp_path: Path) -> None:
     folder, file = listed_families.converted("gpt2")
     tokenizer = load_tokenizer(folder)

@@ -19,6 +19,12 @@ from skill_train.verify.check_tokens import same_piece
 
 _NORMAL, _UNKNOWN, _CONTROL, _USER, _UNUSED, _BYTE = range(1, 7)  # llama.cpp, llama_token_type
 _BYTES = 256
+_KINDS: dict[str, tuple[type, str]] = {
+    "tokens": (str, "texts"),
+    "token_type": (int, "whole numbers"),
+    "scores": (float, "numbers with a point"),
+    "merges": (str, "texts"),
+}
 _NAMES = {"gpt2": "merges", "llama": "scores", "t5": "scores"}  # what orders the pieces, by tokenizer.ggml.model
 # The converter gives these scores to added tokens and to padding, whose scores sentencepiece does not use.
 _ADDED_SCORES = (-1000.0, -10000.0)
@@ -68,9 +74,11 @@ def check_vocabulary(gguf: GgufFile, tokenizer: Any, own: list[str | None], file
         files: of the reference's folder.
     """
     tokens = gguf.strings("tokenizer.ggml.tokens")
-    types = gguf.integers("tokenizer.ggml.token_type")
-    found = [] if len(tokens) >= len(own) else [f"the file has {len(tokens)} tokens, the reference {len(own)}"]
-    if types and len(types) != len(tokens):
+    # Without a list of types every token is an ordinary one to llama.cpp.
+    types = gguf.integers("tokenizer.ggml.token_type") or [_NORMAL] * len(tokens)
+    found = _kind_faults(gguf)
+    found += [] if len(tokens) >= len(own) else [f"the file has {len(tokens)} tokens, the reference {len(own)}"]
+    if len(types) != len(tokens):
         found.append(f"{len(types)} token types for {len(tokens)} tokens")
     for token, (got, expected) in enumerate(zip(tokens, own, strict=False)):
         padding = expected is None and token < len(types) and types[token] == _UNUSED
@@ -86,6 +94,17 @@ def check_vocabulary(gguf: GgufFile, tokenizer: Any, own: list[str | None], file
     if check.verdict == "pass" and (unused or why.startswith("not compared")):
         return Check("vocabulary", check.file, "warn", 0, 0, good, check.figures)
     return check
+
+
+def _kind_faults(gguf: GgufFile) -> list[str]:
+    """Lists whose values are of another kind than llama.cpp takes them for: it reads the bytes, whatever they are
+    (`gguf_get_arr_data` in llama-vocab.cpp)."""
+    found = []
+    for name, (kind, words) in _KINDS.items():
+        values = gguf.metadata.get(f"tokenizer.ggml.{name}")
+        if values is not None and not (isinstance(values, list) and all(type(each) is kind for each in values[:1])):
+            found.append(f"tokenizer.ggml.{name} is no list of {words}")
+    return found
 
 
 def check_stops(gguf: GgufFile, ending: list[int], allowed: set[int]) -> Check:
