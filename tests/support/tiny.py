@@ -36,7 +36,7 @@ def cached(kind: str, **options: Any) -> Path:
         root.mkdir(exist_ok=True)
         part = root / f".{kind}-{secrets.token_hex(4)}.part"
         build(kind, part, vocab_folder=vocab_folder(), **options)
-        _take_name(part, final)
+        take_name(part, final)
     return final
 
 
@@ -133,10 +133,11 @@ def write_rows(path: Path, n: int, seed: int = 0) -> Path:
     return path
 
 
-def _take_name(part: Path, final: Path) -> None:
+def take_name(part: Path, final: Path) -> None:
+    """Gives a finished folder its name, unless another process was first."""
     try:
         part.rename(final)
-    except OSError:  # another process was first
+    except OSError:
         if not final.is_dir():
             raise
         shutil.rmtree(part)
@@ -206,10 +207,11 @@ def _fill(model: Any, seed: int) -> None:
     with torch.no_grad():
         for name, weight in model.named_parameters():
             noise = torch.randn(weight.shape, generator=generator)
-            weight.copy_(_scaled(name, noise, gemma=gemma).to(torch.bfloat16))
+            weight.copy_(scaled(name, noise, gemma=gemma).to(torch.bfloat16))
 
 
-def _scaled(name: str, noise: Any, *, gemma: bool) -> Any:
+def scaled(name: str, noise: Any, *, gemma: bool) -> Any:
+    """The values of one weight, from noise of unit variance."""
     if "norm" in name or ".ln_" in name:
         return 0.1 * noise + _norm_centre(name, gemma=gemma)
     if name.endswith("bias"):

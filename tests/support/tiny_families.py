@@ -379,7 +379,7 @@ def folder(name: str) -> Path:
         part = _ROOT / f".{name}-{secrets.token_hex(4)}.part"
         part.mkdir()
         _build(name, part)
-        tiny._take_name(part, final)
+        tiny.take_name(part, final)
     return final
 
 

@@ -95,6 +95,52 @@ PHI_3 = (
     "{{- '<|assistant|>\\n' if add_generation_prompt else eos_token -}}"
 )
 
+# --- Pictures: a message is text, or a list of parts ---
+
+_PARTS = (
+    "{%- macro parts(content) -%}"
+    "{%- if content is string -%}{{- content -}}"
+    "{%- else -%}"
+    "{%- for part in content -%}"
+    "{%- if part.type == 'image' -%}{{- 'PICTURE' -}}{%- elif 'text' in part -%}{{- part.text -}}{%- endif -%}"
+    "{%- endfor -%}"
+    "{%- endif -%}"
+    "{%- endmacro -%}"
+)
+
+# ChatML with a picture between two marks, as Qwen2-VL, Qwen2.5-VL and Qwen3-VL have it.
+QWEN_VL = _PARTS.replace("PICTURE", "<|vision_start|><|image_pad|><|vision_end|>") + (
+    "{%- for message in messages -%}"
+    "{{- '<|im_start|>' + message['role'] + '\\n' + parts(message['content']) + '<|im_end|>\\n' -}}"
+    "{%- endfor -%}"
+    "{%- if add_generation_prompt -%}{{- '<|im_start|>assistant\\n' -}}{%- endif -%}"
+)
+
+# Gemma 3: the mark of a picture's start stands for the whole picture.
+GEMMA_PICTURES = _PARTS.replace("PICTURE", "<start_of_image>") + (
+    "{{- bos_token -}}"
+    "{%- if messages[0]['role'] == 'system' -%}"
+    "{%- set system = parts(messages[0]['content']) + '\\n\\n' -%}{%- set turns = messages[1:] -%}"
+    "{%- else -%}{%- set system = '' -%}{%- set turns = messages -%}{%- endif -%}"
+    "{%- for message in turns -%}"
+    "{%- set role = 'model' if message['role'] == 'assistant' else message['role'] -%}"
+    "{{- '<start_of_turn>' + role + '\\n' + (system if loop.first else '') + parts(message['content']) | trim -}}"
+    "{{- '<end_of_turn>\\n' -}}"
+    "{%- endfor -%}"
+    "{%- if add_generation_prompt -%}{{- '<start_of_turn>model\\n' -}}{%- endif -%}"
+)
+
+# SmolVLM: no space between the role and a picture, one between the role and text.
+SMOLVLM = _PARTS.replace("PICTURE", "<image>") + (
+    "<|im_start|>"
+    "{%- for message in messages -%}"
+    "{%- set picture = message['content'] is not string and message['content'][0]['type'] == 'image' -%}"
+    "{{- message['role'] | capitalize + (':' if picture else ': ') + parts(message['content']) -}}"
+    "{{- '<end_of_utterance>\\n' -}}"
+    "{%- endfor -%}"
+    "{%- if add_generation_prompt -%}{{- 'Assistant:' -}}{%- endif -%}"
+)
+
 # --- Calls of tools ---
 
 _CALLS = (

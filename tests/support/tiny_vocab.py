@@ -39,7 +39,7 @@ What is the colour of the sky, and how many legs has a spider? Blue. Eight. Gree
 _CONFIG = {"clean_up_tokenization_spaces": False, "model_max_length": 2048}
 
 
-def write_qwen(folder: Path, vocab_folder: Path, *, thinking: bool) -> dict[str, Any]:
+def write_qwen(folder: Path, vocab_folder: Path, *, thinking: bool, template: str | None = None) -> dict[str, Any]:
     """Qwen2's byte-level vocabulary. With `thinking`, the extra tokens and the template of Qwen3.
 
     Like all writers here it returns what config.json needs: vocab_size, the ids of bos, eos and pad, and all stops.
@@ -47,11 +47,10 @@ def write_qwen(folder: Path, vocab_folder: Path, *, thinking: bool) -> dict[str,
     texts = _QWEN_TEXT + (_QWEN3_TEXT if thinking else [])
     added = [(name, True) for name in _QWEN_SPECIAL] + [(name, False) for name in texts]
     backend = _byte_level(vocab_folder / "ggml-vocab-qwen2.gguf", words=151643, pattern=_QWEN, added=added)
-    template = tiny_templates.QWEN3 if thinking else tiny_templates.QWEN2
     _write(
         folder,
         backend,
-        template,
+        template or (tiny_templates.QWEN3 if thinking else tiny_templates.QWEN2),
         {
             "tokenizer_class": "Qwen2Tokenizer",
             "add_prefix_space": False,
@@ -103,6 +102,28 @@ def write_gpt2(folder: Path, vocab_folder: Path) -> dict[str, Any]:
     return {"vocab_size": 50257, "bos": 50256, "eos": 50256, "pad": None, "stop": [50256]}
 
 
+def write_smolvlm(folder: Path, vocab_folder: Path) -> dict[str, Any]:
+    """GPT-2's byte-level vocabulary with the added tokens of SmolVLM: turns, pictures and the places of their parts."""
+    path = vocab_folder / "ggml-vocab-gpt-2.gguf"
+    parts = [f"<row_{row}_col_{column}>" for row in range(1, 7) for column in range(1, 7)]
+    pictures = ["<fake_token_around_image>", "<image>", "<global-img>", *parts]
+    names = ["<|endoftext|>", "<|im_start|>", "<end_of_utterance>", *pictures]
+    backend = _byte_level(path, words=50256, pattern=None, added=[(name, True) for name in names])
+    config = {
+        "tokenizer_class": "GPT2Tokenizer",
+        "add_prefix_space": False,
+        "bos_token": "<|im_start|>",
+        "eos_token": "<end_of_utterance>",
+        "unk_token": "<|endoftext|>",
+        "pad_token": "<|endoftext|>",
+    }
+    _write(folder, backend, tiny_templates.SMOLVLM, config)
+    number = {name: 50256 + index for index, name in enumerate(names)}
+    stop = number["<end_of_utterance>"]
+    ids = {"bos": number["<|im_start|>"], "eos": stop, "pad": number["<|endoftext|>"], "stop": [stop]}
+    return {"vocab_size": 50304, "image": number["<image>"], **ids}
+
+
 def write_llama_spm(folder: Path, vocab_folder: Path, *, template: str) -> dict[str, Any]:
     """Llama 2's 32000 sentencepiece pieces: `tokenizer.model` rebuilt from the GGUF's tokens and scores."""
     backend = _llama_pieces(folder, vocab_folder)
@@ -141,9 +162,11 @@ def write_phi3(folder: Path, vocab_folder: Path) -> dict[str, Any]:
     return {"vocab_size": 32064, "bos": 1, "eos": 32000, "pad": 32000, "stop": [32000, 32001, 32007]}
 
 
-def write_gemma(folder: Path) -> dict[str, Any]:
-    """A small sentencepiece vocabulary with Gemma's shape: no space before the first word, bytes, turn marks."""
-    (folder / "tokenizer.model").write_bytes(_train_gemma())
+def write_gemma(folder: Path, *, pictures: bool = False) -> dict[str, Any]:
+    """A small sentencepiece vocabulary with Gemma's shape: no space before the first word, bytes, turn marks. With
+    `pictures` also the three tokens around and in the place of a picture."""
+    around = ["<start_of_image>", "<end_of_image>", "<image_soft_token>"] if pictures else []
+    (folder / "tokenizer.model").write_bytes(_train_gemma(around))
     config = {
         "tokenizer_class": "GemmaTokenizer",
         "add_bos_token": True,
@@ -152,10 +175,13 @@ def write_gemma(folder: Path) -> dict[str, Any]:
         "eos_token": "<eos>",
         "unk_token": "<unk>",
         "pad_token": "<pad>",
-        "chat_template": tiny_templates.GEMMA,
+        "chat_template": tiny_templates.GEMMA_PICTURES if pictures else tiny_templates.GEMMA,
     }
+    if pictures:
+        names = ("boi_token", "eoi_token", "image_token")
+        config["extra_special_tokens"] = dict(zip(names, around, strict=True))
     added = {0: "<pad>", 1: "<eos>", 2: "<bos>", 3: "<unk>", 4: "<mask>"}
-    added |= {5: "<start_of_turn>", 6: "<end_of_turn>"}
+    added |= {5: "<start_of_turn>", 6: "<end_of_turn>", **dict(enumerate(around, start=7))}
     _write_sentencepiece(folder, config, added)
     return {"vocab_size": 640, "bos": 2, "eos": 1, "pad": 0, "stop": [1, 6]}
 
@@ -266,7 +292,7 @@ def _sentencepiece_model(tokens: list[str], scores: list[float], types: list[int
     return bytes(model.SerializeToString())
 
 
-def _train_gemma() -> bytes:
+def _train_gemma(around: list[str]) -> bytes:
     import sentencepiece
 
     model = io.BytesIO()
@@ -288,7 +314,7 @@ def _train_gemma() -> bytes:
         pad_piece="<pad>",
         eos_piece="<eos>",
         bos_piece="<bos>",
-        control_symbols=["<mask>", "<start_of_turn>", "<end_of_turn>"],
+        control_symbols=["<mask>", "<start_of_turn>", "<end_of_turn>", *around],
         minloglevel=2,
         num_threads=1,
     )
