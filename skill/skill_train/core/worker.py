@@ -25,7 +25,7 @@ from typing import Any
 from skill_train.core.console import Bar
 from skill_train.core.errors import DecisionNeeded, NativeCrash, NotInstalled, died_of_memory, from_exit_code
 from skill_train.core.files import write_json
-from skill_train.core.peak_memory import note_memory, peak_memory_bytes, watch_memory
+from skill_train.core.memory import keep_freed, note_memory, peak_memory_bytes, watch_memory
 
 PROGRESS = "@progress "
 PEAK = "@peak "  # bytes of memory, the last word of a worker
@@ -105,6 +105,7 @@ def worker_main(run: Callable[[Any], object]) -> None:
     from skill_train.core.errors import SkillTrainError, out_of_memory
 
     threading.Thread(target=_end_with_the_command, daemon=True).start()
+    keep_freed()
     result: object
     job, result_file = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8")), Path(sys.argv[2])
     try:

@@ -19,7 +19,7 @@ from typing import Any
 from skill_train.core.console import Bar
 from skill_train.core.digests import FileDigest, digests, file_digest
 from skill_train.core.errors import UsageError
-from skill_train.core.peak_memory import peak_memory_bytes
+from skill_train.core.memory import peak_memory_bytes
 from skill_train.evaluate.backends import Model, Question, Replies, backend_of
 from skill_train.evaluate.figures import FEW_ROWS, ModelReplies, differences, figures
 from skill_train.evaluate.scores import Reply, Scoring, exact, scores

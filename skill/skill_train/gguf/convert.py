@@ -21,7 +21,7 @@ from typing import Any
 from skill_train.core.console import Bar
 from skill_train.core.errors import UsageError, nearest
 from skill_train.core.files import whole_file
-from skill_train.core.peak_memory import peak_memory_bytes
+from skill_train.core.memory import peak_memory_bytes
 from skill_train.llama import run_converter as converter
 from skill_train.llama.float_type import BYTES_PER_WEIGHT, OUTTYPES, WeightType, choose, read_weights
 from skill_train.llama.get_converter import Toolchain

@@ -22,7 +22,7 @@ from skill_train.core.console import Bar
 from skill_train.core.digests import FileDigest, digests, file_digest
 from skill_train.core.errors import UsageError, nearest
 from skill_train.core.files import whole_file
-from skill_train.core.peak_memory import peak_memory_bytes
+from skill_train.core.memory import peak_memory_bytes
 from skill_train.core.worker import ending, llama_cpp_folder, run_worker
 from skill_train.gguf.quantize_worker import DryRun, QuantizeJob
 from skill_train.llama.gguf_header import GgufFile, read_gguf

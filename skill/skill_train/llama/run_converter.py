@@ -30,7 +30,7 @@ from skill_train.core.errors import (
 )
 from skill_train.core.files import write_text
 from skill_train.core.foreign import JsonObject
-from skill_train.core.peak_memory import watch_memory
+from skill_train.core.memory import watch_memory
 from skill_train.core.resources import train_program
 from skill_train.llama.get_converter import Toolchain
 from skill_train.model.config import text_config, unread_window

@@ -28,7 +28,7 @@ from skill_train.core.digests import digests
 from skill_train.core.errors import NotInstalled, UsageError, nearest
 from skill_train.core.files import whole_folder
 from skill_train.core.foreign import JsonObject
-from skill_train.core.peak_memory import peak_memory_bytes
+from skill_train.core.memory import peak_memory_bytes
 from skill_train.core.units import gigabytes
 from skill_train.machine.address_space import require_room_for_torch
 from skill_train.merge import check_logits as merge_gate

@@ -14,6 +14,7 @@ from typing import Any
 
 from skill_train.core.errors import NotInstalled, SkillTrainError, UsageError, out_of_memory
 from skill_train.core.foreign import JsonObject
+from skill_train.core.memory import keep_freed
 from skill_train.machine.address_space import require_room_for_torch
 from skill_train.model.foreign_files import block_hub_kernels, require_sound
 from skill_train.model.template_guard import require_ending
@@ -179,6 +180,7 @@ def _match_vocabulary(model: Any, adapter: Path) -> None:
 
 
 def _transformers() -> Any:
+    keep_freed()
     require_room_for_torch()
     block_hub_kernels()
     try:

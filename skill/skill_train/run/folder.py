@@ -30,8 +30,8 @@ from skill_train.core.files import whole_file as whole_file
 from skill_train.core.files import whole_folder as whole_folder
 from skill_train.core.files import write_json as write_json
 from skill_train.core.files import write_text as write_text
-from skill_train.core.peak_memory import peak_memory_bytes as peak_memory_bytes
-from skill_train.core.peak_memory import watch_memory as watch_memory
+from skill_train.core.memory import peak_memory_bytes as peak_memory_bytes
+from skill_train.core.memory import watch_memory as watch_memory
 from skill_train.core.units import gigabytes
 from skill_train.run import export_record, plan_record, records
 from skill_train.run.records import Record

@@ -37,7 +37,7 @@ from skill_train.core.errors import (
     from_exit_code,
 )
 from skill_train.core.files import write_json, write_text
-from skill_train.core.peak_memory import watch_memory
+from skill_train.core.memory import watch_memory
 from skill_train.core.program_events import DataRead, Event, Probed, ProgramFailed, StepDone, events
 from skill_train.core.resources import train_program
 from skill_train.core.units import gigabytes

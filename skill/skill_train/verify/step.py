@@ -22,7 +22,7 @@ from pathlib import Path
 from skill_train.core.console import Bar
 from skill_train.core.digests import digests, file_digest
 from skill_train.core.errors import UsageError
-from skill_train.core.peak_memory import peak_memory_bytes
+from skill_train.core.memory import peak_memory_bytes
 from skill_train.core.worker import ending, llama_cpp_folder
 from skill_train.llama.gguf_header import GgufFile
 from skill_train.model.foreign_files import require_sound, require_sound_files
