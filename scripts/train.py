@@ -79,13 +79,13 @@ from types import UnionType
 from typing import IO, Any, Literal, NamedTuple, NotRequired, TypedDict, get_args, get_origin, get_type_hints
 
 # --- events ----------------------------------------------------------------------------------------------------------
-# What the program tells and writes: refusals with their exit codes, events, whole files.
+# The output of the program: refusals with their exit codes, events, and whole files.
 
 EXIT_USAGE, EXIT_DOES_NOT_FIT, EXIT_FAILED, EXIT_NOT_INSTALLED = 2, 3, 5, 7
 EXIT_NO_ACCESS, EXIT_TEMPORARY = 4, 8
 NETWORK = ("httpx2", "httpcore2", "httpx", "httpcore", "hf_xet")
-LAST_BYTES = 4 << 20  # of a limited address space: what came so near to the limit has met it
-# What a job starts, and environment.json names: the joined program, or main.py where the parts are a package.
+LAST_BYTES = 4 << 20  # a process that came so near to the limit of its address space has met it
+# The program that a job starts and environment.json names: the joined file, or main.py if the parts are a package.
 PROGRAM = Path(__file__).with_name("main.py") if __package__ else Path(__file__)
 
 
@@ -107,7 +107,7 @@ class Failure(TypedDict):
 
 
 class Refused(Exception):
-    """An end that is explained: what is wrong, what was expected, what was there, what to do next."""
+    """An explained end of the program: what is wrong, what was expected, what was there, what to do next."""
 
     def __init__(
         self, message: str, *, code: str, exit_code: int = EXIT_USAGE, expected: str = "", got: str = "", hint: str = ""
@@ -128,19 +128,19 @@ class Refused(Exception):
 
 
 def tell_failure(refusal: Refused, folder: Path | None) -> None:
-    """The first process that fails tells why, whichever it is: the others fail because it did."""
+    """Reports why this process failed, if it is the first one. The other processes fail because the first one did."""
     if folder is not None and folder.is_dir():
         record = folder / "train.failed.json"
         if record.exists():
             return
-        with suppress(OSError):  # a full disk is what it may have to tell of; the event below says it too
+        with suppress(OSError):  # the disk may be full; the event below gives the reason too
             write_json(record, refusal.failure)
     tell("failed", **refusal.failure)
 
 
 @contextmanager
 def explained_errors() -> Iterator[None]:
-    """Missing packages, full disks and exhausted memory are ends that are explained; a bug keeps its traceback."""
+    """Turns missing packages, full disks and exhausted memory into a `Refused`. A bug keeps its traceback."""
     try:
         yield
     except Exception as error:
@@ -160,7 +160,7 @@ def explanation(error: Exception) -> Refused | None:
             hint='pip install "skill-train[train]"',
         )
     number = error.errno if isinstance(error, OSError) else None
-    # torch and safetensors say a full disk in words of their own; a limit of the size of files is met as one.
+    # torch and safetensors have their own words for a full disk. A limit of the size of files counts as one.
     own_words = ("no space left", "file too large", "quota exceeded", "iostream error", "inline_container")
     cannot_open = "open file failed" in text
     if number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG) or (
@@ -173,7 +173,8 @@ def explanation(error: Exception) -> Refused | None:
             expected="free space for checkpoints and the trained weights",
             hint=f"{again()}, after freeing some space, or with a higher limit of the size of files (ulimit -f)",
         )
-    # In the words of gloo and NCCL. The process that ended had no time to tell why, or this would not be heard first.
+    # The words of gloo and NCCL. If the process that ended had had time to explain itself, its reason would have come
+    # first.
     lost = ("connection closed by peer", "connection reset by peer", "remote process exited")
     if "WORLD_SIZE" in os.environ and any(words in text for words in lost):
         return Refused(
@@ -204,14 +205,14 @@ def explanation(error: Exception) -> Refused | None:
 
 
 def with_causes(error: BaseException | None) -> Iterator[BaseException]:
-    """A library that could not load another has the reason as its cause."""
+    """The error and its causes. If a library cannot load another one, the reason is the cause of its error."""
     while error is not None:
         yield error
         error = error.__cause__
 
 
 def lacks_memory(error: BaseException) -> bool:
-    """Whether memory ran out, in Python's words, the system's or torch's."""
+    """Whether memory ran out, according to Python, the system or torch."""
     if isinstance(error, OSError):
         return error.errno == errno.ENOMEM
     if not isinstance(error, (RuntimeError, ImportError, SystemError)):
@@ -221,30 +222,34 @@ def lacks_memory(error: BaseException) -> bool:
     limit = process_figure("limits", "Max address space")
     if limit is None:
         return False
-    # glibc says no reason. Without a limit it is another: a disk that is mounted noexec, the limit of processes.
+    # glibc gives no reason. Without a limit it is another one: a disk mounted noexec, or the limit of processes.
     unclear = re.search(r"failed to map segment from shared object(?!: )|can't start new thread", str(error))
-    # What C code, and half a library, say that got none has nothing to do with memory.
+    # C code and half-loaded libraries that got no memory raise errors that do not mention memory.
     most = 1024 * (process_figure("status", "VmPeak:") or 0)
     return unclear is not None or (not isinstance(error, RuntimeError) and most > limit - LAST_BYTES)
 
 
-def process_figure(file: str, what: str) -> int | None:
-    """What Linux has of this process: bytes in `limits`, KiB in `status`. None without a limit, and elsewhere."""
+def process_figure(file: str, field: str) -> int | None:
+    """A figure of this process from Linux: bytes in `limits`, KiB in `status`. None without a limit, or without
+    Linux."""
     path = Path("/proc/self") / file
-    found = re.search(rf"^{what}\s+(\d+)", path.read_text(encoding="utf-8"), re.MULTILINE) if path.is_file() else None
-    return int(found[1]) if found else None
+    match = re.search(rf"^{field}\s+(\d+)", path.read_text(encoding="utf-8"), re.MULTILINE) if path.is_file() else None
+    return int(match[1]) if match else None
 
 
 @contextmanager
 def readable(model: str) -> Iterator[None]:
-    """What transformers says of a config.json that fits no model: it has another class of error for every field. The
-    network, the disk, memory and GPUs have their own words."""
+    """Turns the errors of transformers for a broken model into a `Refused`.
+
+    transformers raises another class of error for every field of a config.json that fits no model. Errors of the
+    network, the disk, memory and GPUs are not changed.
+    """
     try:
         yield
     except (OSError, ImportError):
         raise
     except Exception as error:
-        # httpx2's own are no OSError, and a job that could not fetch its model is started again.
+        # httpx2's own errors are no OSError. A job that could not fetch its model is started again.
         of_network = any(type(each).__module__.split(".")[0] in NETWORK for each in with_causes(error))
         if of_network or explanation(error) is not None or "cuda" in str(error).lower():
             raise
@@ -262,7 +267,7 @@ def run_id() -> str | None:
 
 
 def again() -> str:
-    """How a run goes on that was ended: in a job nobody can name its folder."""
+    """How to continue a run that ended. In a job, its folder has no name for the user."""
     if run_id() is None:
         return "skill-train local --resume --run-dir RUN"
     return "start the run again: it goes on from its newest kept checkpoint"
@@ -279,26 +284,26 @@ def wait_for_all() -> None:
         dist.barrier()
 
 
-def any_process(said: bool, device: Any) -> bool:
-    """Whether one of the processes said yes. Every process must ask."""
+def any_process(own_answer: bool, device: Any) -> bool:
+    """Whether the answer of one of the processes is yes. Every process must call this."""
     import torch
     import torch.distributed as dist
 
     if not (dist.is_available() and dist.is_initialized()):
-        return said
-    answer = torch.tensor([int(said)], device=device)
+        return own_answer
+    answer = torch.tensor([int(own_answer)], device=device)
     dist.all_reduce(answer, op=dist.ReduceOp.MAX)
     return bool(answer.item())
 
 
 def event(name: str, /, **fields: Any) -> None:
-    """An event that all processes see alike: only the first one speaks."""
+    """Writes an event that is the same for all processes. Only the main process writes it."""
     if is_main_process():
         tell(name, **fields)
 
 
 def tell(name: str, /, **fields: Any) -> None:
-    """One JSON line on stdout, in one piece: several processes write there."""
+    """Writes an event as one JSON line on stdout, in one call, because several processes write there."""
     try:
         sys.stdout.write(json.dumps({"event": name, **fields}) + "\n")
         sys.stdout.flush()
@@ -307,13 +312,13 @@ def tell(name: str, /, **fields: Any) -> None:
 
 
 def silence() -> None:
-    """Nobody reads standard output any more, and writing to it would end the training."""
+    """Sends standard output to nowhere. Nobody reads it any more, and a failing write would end the training."""
     with suppress(OSError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
 
 def peak_rss_bytes() -> int:
-    """The most memory that this process has had. Not `ru_maxrss` on Linux: it starts with what the parent had."""
+    """The most memory that this process has had. On Linux this is not `ru_maxrss`, which starts with the parent's."""
     import resource
 
     peak = process_figure("status", "VmHWM:")
@@ -346,7 +351,7 @@ def write_json(path: Path, document: Any) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """The whole file or nothing: a temporary name, then a rename."""
+    """Writes the whole file or nothing: under a temporary name, then renames it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
     with open(temporary, "w", encoding="utf-8") as file:
@@ -360,19 +365,19 @@ def write_text(path: Path, text: str) -> None:
 # A model folder from elsewhere: files of bounded size, checked before a library reads them.
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
-# What libraries read of a model folder, by name, with the most bytes of each: several times the largest published one.
+# The files of a model folder that libraries read, with the most bytes of each: several times the largest published one.
 FOREIGN_JSON = {
     **dict.fromkeys(("config.json", "generation_config.json", "adapter_config.json", "chat_template.json"), 1 << 24),
     **dict.fromkeys(("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"), 1 << 26),
     **dict.fromkeys(("tokenizer.json", "vocab.json", INDEX), 1 << 28),
 }
-VOCABULARIES = ("tokenizer.json", "vocab.json", INDEX)  # read by those who need them: one takes half a second
+VOCABULARIES = ("tokenizer.json", "vocab.json", INDEX)  # read only where needed, because one takes half a second
 FOREIGN_BYTES = {".jinja": 1 << 22, ".model": 1 << 27, ".tiktoken": 1 << 27, ".txt": 1 << 27}
-# What takes time and memory is not the bytes but the values, 64 bytes and more each in Python: 85 million empty objects
-# in 256 MB took 27 s and 7.5 GB. A tokenizer.json of 33 MB has 2 million values.
+# Values take time and memory, not bytes: each takes 64 bytes or more in Python. 85 million empty objects in 256 MB took
+# 27 s and 7.5 GB. A tokenizer.json of 33 MB has 2 million values.
 BYTES_A_VALUE = 32
 MOST_MARKS = 8_000_000  # in the header of a safetensors file: a million tensors
-DEEPEST = 64  # lists and objects in each other; the deepest published config has 6
+DEEPEST = 64  # levels of nested lists and objects; the deepest published config has 6
 MOST_DIGITS = 40  # `model_max_length` of many tokenizers is 10**30
 LARGEST = (1 << 63) - 1
 HALF = re.compile("[\ud800-\udfff]")
@@ -396,17 +401,17 @@ KINDS_OF_JSON = {
     bool: "a truth value",
     type(None): "null",
 }
-# Keys of config.json that say how much a loader has to make.
+# Keys of config.json that say how many or how large tensors a loader creates.
 COUNTS = re.compile(r"(layer|block|expert|head)s?(_per_\w+)?$|(^|_)depth$")
 SIZES = re.compile(
     r"(hidden|intermediate|vocab|inner|ffn|embed|embedding|model|state|proj)_size$|^n_(embd|inner)$|^d_|_(dim|rank)$"
     r"|^num_labels$"
 )
-MANY, WIDE = 256, 1 << 18  # are made in a moment, whatever the weights are
+MANY, WIDE = 256, 1 << 18  # always allowed, because so much is created in a moment
 MOST_LAYERS, WIDEST = 10_000, 1 << 21  # of a folder without weights; published models have 126 layers, 262,208 rows
 ATTENTION = ("eager", "sdpa", "flash_attention_2", "flash_attention_3", "flash_attention_4", "flex_attention")
 EXPERTS = ("eager", "grouped_mm", "batched_mm")
-# Keys that transformers 5.23 takes the name of code or of another file to load from, with the values that name neither.
+# Keys in which transformers 5.23 accepts the name of code or of another file to load, with the values that are neither.
 NAMES_OF_CODE: dict[str, tuple[Any, ...]] = {
     **dict.fromkeys(("attn_implementation", "_attn_implementation", "_attn_implementation_internal"), ATTENTION),
     **dict.fromkeys(("experts_implementation", "_experts_implementation", "_experts_implementation_internal"), EXPERTS),
@@ -420,11 +425,10 @@ JsonObject = dict[str, Any]  # of a document that somebody else wrote
 
 
 def check_model(folder: Path) -> None:
-    """Refuses a model folder that leads libraries to other files than its own, or to work without end, before one of
-    them reads it.
+    """Refuses a model folder that leads libraries to files outside it, or to endless work. Call it before they read it.
 
     Raises:
-        Refused: a file is a device, a pipe, a link to elsewhere, too large, or no sound JSON; the index names files
+        Refused: a file is a device, a pipe, a link to elsewhere, too large, or no valid JSON; the index names files
             that are no safetensors files of this folder; or the config claims far more than these hold.
     """
     check_files(folder)
@@ -432,12 +436,12 @@ def check_model(folder: Path) -> None:
 
 
 def check_base(model: str, revision: str | None) -> None:
-    """As `check_model`, of the model of a plan. One on the Hub is known by its config and its index: they name all that
-    is fetched after them."""
+    """As `check_model`, for the model of a plan. For one on the Hub it checks the config and the index, because they
+    name all files that are fetched later."""
     if Path(model).is_dir():
         return check_model(Path(model))
-    found = [model_file(model, revision, name) for name in ("config.json", INDEX)]
-    for file in filter(None, found):
+    paths = [model_file(model, revision, name) for name in ("config.json", INDEX)]
+    for file in filter(None, paths):
         check_files(Path(file).parent)
         if Path(file).name == INDEX:
             index_names(Path(file))
@@ -445,7 +449,7 @@ def check_base(model: str, revision: str | None) -> None:
 
 
 def check_files(folder: Path) -> None:
-    """As `check_model`, of any folder of such files: an adapter, a tokenizer."""
+    """As `check_model`, for any folder of such files, such as an adapter or a tokenizer."""
     if not folder.is_dir():
         return
     for path in sorted(folder.iterdir()):
@@ -463,12 +467,12 @@ def check_files(folder: Path) -> None:
 
 
 def check_settings(document: Any, path: Path) -> None:
-    """Refuses settings that name code to fetch and run, at any depth. `auto_map` and `custom_pipelines` stay: they are
-    followed with trust_remote_code only, which is off everywhere."""
+    """Refuses settings that name code to fetch and run, at any depth. `auto_map` and `custom_pipelines` are allowed:
+    they have an effect only with trust_remote_code, which is off everywhere."""
     for holder in objects_in(document):
         for key, allowed in NAMES_OF_CODE.items():
-            said = holder.get(key)
-            for value in said.values() if isinstance(said, dict) else [said]:
+            setting = holder.get(key)
+            for value in setting.values() if isinstance(setting, dict) else [setting]:
                 if value and not (isinstance(value, str) and value in allowed):
                     raise Refused(
                         f"{path} requests code to be loaded: {key}",
@@ -480,8 +484,8 @@ def check_settings(document: Any, path: Path) -> None:
 
 
 def check_values(document: JsonObject, path: Path) -> None:
-    """Refuses what no library of C or Rust can hold: whole numbers above 2**63, and half a surrogate pair for a
-    character. `model_max_length` may be 10**30, for "no limit"."""
+    """Refuses values that libraries in C or Rust cannot store: whole numbers above 2**63, and half a surrogate pair as
+    a character. `model_max_length` may be 10**30, for "no limit"."""
     for key, value in values_in(document):
         if isinstance(value, int) and abs(value) > LARGEST and key != "model_max_length":
             raise unsound(path, f"{key} is a number of {len(str(value))} digits")
@@ -490,12 +494,12 @@ def check_values(document: JsonObject, path: Path) -> None:
 
 
 def check_ids(document: JsonObject, path: Path) -> None:
-    """Refuses tokens of another kind than ids, and parts that are no objects: they are used far from the file."""
+    """Refuses token ids that are no ids, and parts that are no objects. Libraries would fail on them much later."""
     for key, value in document.items():
         if key in PARTS and value is not None and not isinstance(value, dict):
             raise unsound(path, f"{key} is {json.dumps(value)[:100]}, and no object")
         listed = value if isinstance(value, list) else [value]
-        if key.endswith(("_token_id", "suppress_tokens")) and not all(is_id(one) for one in listed):
+        if key.endswith(("_token_id", "suppress_tokens")) and not all(is_id(element) for element in listed):
             raise unsound(path, f"{key} is {json.dumps(value)[:100]}, and no id of a token or list of such ids")
 
 
@@ -504,8 +508,9 @@ def is_id(value: Any) -> bool:
 
 
 def check_claims(folder: Path, shapes: dict[str, list[int]]) -> None:
-    """Refuses a config that claims far more layers, experts or columns than the weights hold: a loader makes them all
-    before it sees that their weights are missing. Of a folder without weights, what no published model has."""
+    """Refuses a config that claims far more layers, experts or columns than the weights hold. A loader would create
+    them all before it sees that their weights are missing. Without weights, it refuses more than any published model
+    has."""
     if not (folder / "config.json").is_file():
         return
     for key, value in values_in(foreign_json(folder / "config.json")):
@@ -521,8 +526,8 @@ def check_claims(folder: Path, shapes: dict[str, list[int]]) -> None:
 
 
 def most_claimed(key: str, shapes: dict[str, list[int]]) -> int | None:
-    """The most that a key of a config may say beside these weights; None of a key that makes nothing."""
-    if "window" in key:  # Qwen 2 counts layers there that small models of it do not have
+    """The largest value that a key of a config may have with these weights; None for a key that creates nothing."""
+    if "window" in key:  # Qwen 2 counts layers there that its small models do not have
         return None
     widest = max((size for shape in shapes.values() for size in shape), default=0)
     if COUNTS.search(key):  # experts lie in a tensor each, or all in one
@@ -531,16 +536,16 @@ def most_claimed(key: str, shapes: dict[str, list[int]]) -> int | None:
 
 
 def stored_shapes(files: list[Path]) -> dict[str, list[int]]:
-    """The shapes of the tensors in these files, by name; nothing where a file is missing or broken, which is told by
-    whoever reads its weights. Tensors that hold nothing are left out: they may claim any shape."""
-    found: dict[str, list[int]] = {}
+    """The shapes of the tensors in these files, by name; empty if a file is missing or broken, which the reader of its
+    weights reports. Empty tensors are left out, because they may claim any shape."""
+    shapes: dict[str, list[int]] = {}
     for path in files:
         try:
             tensors = safetensors_header(path).tensors
         except (FileNotFoundError, Refused):
             return {}
-        found |= {name: entry["shape"] for name, entry in tensors.items() if 0 not in entry["shape"]}
-    return found
+        shapes |= {name: entry["shape"] for name, entry in tensors.items() if 0 not in entry["shape"]}
+    return shapes
 
 
 class TensorEntry(TypedDict):
@@ -588,7 +593,7 @@ def is_text_only(metadata: Any) -> bool:
 
 
 def check_ranges(path: Path, tensors: dict[str, TensorEntry], size: int) -> None:
-    """Refuses tensors that do not fill these bytes, each as many as its dtype and shape need."""
+    """Refuses tensors that do not fill these bytes exactly, each with the bytes that its dtype and shape need."""
     for name, entry in tensors.items():
         if not is_entry(entry):
             raise broken_weights(path, f"the entry of {name!r} is malformed")
@@ -609,7 +614,7 @@ def is_entry(entry: Any) -> bool:
 
 
 def are_sizes(values: Any, lengths: Container[int]) -> bool:
-    """Whether this is a list of so many whole numbers, none below zero."""
+    """Whether this is a list of such a length, of whole numbers that are not below zero."""
     is_list = isinstance(values, list) and len(values) in lengths
     return is_list and all(type(value) is int and value >= 0 for value in values)
 
@@ -625,7 +630,7 @@ def broken_weights(path: Path, why: str) -> Refused:
 
 
 def values_in(document: Any) -> Iterator[tuple[str, Any]]:
-    """Every value that is no list and no object, with the key that it, or the list it is in, has."""
+    """Every value that is no list and no object, with its key or the key of its list."""
     waiting: list[tuple[str, Any]] = [("", document)]
     while waiting:
         key, value = waiting.pop()
@@ -649,13 +654,13 @@ def objects_in(document: Any) -> Iterator[JsonObject]:
 
 
 def block_hub_kernels() -> None:
-    """Before transformers is imported: its integrations fetch compiled code from the Hub through the package `kernels`,
-    for a kind of attention, of experts or of quantization that a config names. Without the package they do not."""
+    """Hides the package `kernels`; call it before transformers is imported. With that package, transformers would fetch
+    compiled code from the Hub for a kind of attention, of experts or of quantization that a config names."""
     sys.modules["kernels"] = None  # type: ignore[assignment]
 
 
 def check_regular(path: Path, *, hint: str = "download the model again") -> None:
-    """No pipe, device or socket. What is missing is told by whoever needs it."""
+    """Refuses a pipe, a device or a socket. A missing file is reported by its reader."""
     try:
         mode = path.stat().st_mode
     except FileNotFoundError:
@@ -667,7 +672,7 @@ def check_regular(path: Path, *, hint: str = "download the model again") -> None
 
 
 def check_file(path: Path, folder: Path) -> None:
-    """A regular file of this folder, or a link to one: into the folder, or to the `blobs` of its Hub cache."""
+    """Refuses all but regular files of this folder, and links to files in it or in the `blobs` of its Hub cache."""
     check_regular(path)
     if not path.is_file():
         return
@@ -700,7 +705,8 @@ KINDS = {
 
 
 def roots_of(folder: Path) -> list[Path]:
-    """Where the files of a model folder may lie: in it, and in the blobs beside a snapshot of the Hub's cache."""
+    """The folders that may hold the files of a model folder: itself, and the blobs beside a snapshot of the Hub's
+    cache."""
     real = folder.resolve()
     cache = real.parent.parent
     in_cache = real.parent.name == "snapshots" and cache.name.startswith("models--")
@@ -719,12 +725,12 @@ def not_a_file(path: Path, got: str, *, hint: str = "download the model again") 
 
 @contextmanager
 def regular_file(path: Path, *, hint: str = "download the model again") -> Iterator[IO[bytes]]:
-    """A regular file, open to be read. A pipe is never waited for, and a device never read."""
+    """A regular file, open for reading. A pipe is never waited for, and a device is never read."""
     number = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
     with open(number, "rb") as file:
-        found = os.fstat(number)
-        if not stat.S_ISREG(found.st_mode):
-            raise not_a_file(path, KINDS.get(stat.S_IFMT(found.st_mode), "something else"), hint=hint)
+        status = os.fstat(number)
+        if not stat.S_ISREG(status.st_mode):
+            raise not_a_file(path, KINDS.get(stat.S_IFMT(status.st_mode), "something else"), hint=hint)
         yield file
 
 
@@ -757,7 +763,7 @@ def foreign_json(path: Path) -> Any:
 
 
 def marks_in(content: bytes) -> int:
-    """No fewer than the values of a JSON document, counted before any of them is made."""
+    """An upper limit for the number of values in a JSON document, counted before it is parsed."""
     return sum(content.count(mark) for mark in (b",", b"[", b"{"))
 
 
@@ -768,7 +774,7 @@ def whole_number(digits: str) -> int:
 
 
 def depth_of(document: Any) -> int:
-    """Of lists and objects in each other, counted up to one more than `DEEPEST`."""
+    """How deep lists and objects are nested, counted up to one more than `DEEPEST`."""
     level, depth = [document], 0
     while depth <= DEEPEST:
         level = [value for value in level if isinstance(value, (dict, list))]
@@ -790,11 +796,11 @@ def unsound(path: Path, why: str) -> Refused:
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The files that transformers loads the weights from: the single one, or those that the index names. They need not
-    be there.
+    """The files from which transformers loads the weights: the single one, or those that the index names. They may be
+    missing.
 
     Raises:
-        Refused: the index names a file outside the folder or of another kind, or both are there and do not agree.
+        Refused: the index names a file outside the folder or of another kind, or it disagrees with a single file.
     """
     if not (folder / INDEX).is_file():
         return [folder / SINGLE]
@@ -805,7 +811,8 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def index_names(index: Path) -> list[str]:
-    """The files that an index names, each once: plain names of safetensors files, never a path or a pickle."""
+    """The files that an index names, each once. Only plain names of safetensors files are allowed, no paths or
+    pickles."""
     document = foreign_json(index)
     weight_map = document.get("weight_map") if isinstance(document, dict) else None
     if not isinstance(weight_map, dict) or not weight_map:
@@ -834,7 +841,7 @@ def bad_index(folder: Path, got: str, expected: str) -> Refused:
 
 
 def model_file(model: str, revision: str | None, name: str) -> str | None:
-    """The path of one file of a model, fetched where need be; None when the model has none."""
+    """The path of one file of a model, which is fetched if needed; None if the model does not have it."""
     from transformers.utils import cached_file
 
     missing = {"_raise_exceptions_for_missing_entries": False, "_raise_exceptions_for_connection_errors": False}
@@ -842,7 +849,7 @@ def model_file(model: str, revision: str | None, name: str) -> str | None:
 
 
 # --- plan ------------------------------------------------------------------------------------------------------------
-# The plan: its fields, its checks, and the smaller layout that follows when memory ends.
+# The plan: its fields, its checks, and the smaller layout for a second try after memory ran out.
 
 PLAN_SCHEMA = "skill-train/plan/1"
 
@@ -949,11 +956,12 @@ class Plan(TypedDict):
 STRATEGIES = ("single", "ddp", "fsdp")
 TUNED = {"lora": "adapter", "full": "merged"}  # the folder of what was trained
 MEASURING, TRAINS = "measuring the model before training", "training"  # the stages with a batch in memory
-SMALLER = "smaller_layout"  # the rule of a reason in a plan whose first layout met the end of the memory
+SMALLER = "smaller_layout"  # the rule in the reason of a smaller layout, after the first one ran out of memory
 
 
 def load_plan(path: Path) -> Plan:
-    """The plan, every field present and of its type. Standard library only: a bad plan fails in milliseconds."""
+    """The plan, with every field present and of its type. It needs only the standard library, so a bad plan fails at
+    once."""
     plan: Plan = plan_document(path)
     tuning = plan["recipe"]["finetuning_type"]
     if tuning not in TUNED:
@@ -967,7 +975,7 @@ def load_plan(path: Path) -> Plan:
 
 
 def plan_document(path: Path) -> Any:
-    """The JSON object of a plan, whose recipe and placement have their fields."""
+    """The JSON object of a plan. Its recipe and placement have all their fields."""
     document = read_document(path)
     if not isinstance(document, dict) or document.get("schema") != PLAN_SCHEMA:
         got = str(document.get("schema")) if isinstance(document, dict) else type(document).__name__
@@ -1000,7 +1008,7 @@ def bad_plan(message: str, *, expected: str = "", got: str = "") -> Refused:
 
 
 def json_types(fields: type) -> dict[str, tuple[type, ...]]:
-    """What `isinstance` takes of each field: of `list[str]` the list."""
+    """The types of each field for `isinstance`, such as `list` for `list[str]`."""
     hints = get_type_hints(fields).items()
     parts = {name: get_args(hint) if isinstance(hint, UnionType) else (hint,) for name, hint in hints}
     return {name: tuple(get_origin(part) or part for part in types) for name, types in parts.items()}
@@ -1038,8 +1046,8 @@ def check_batch(recipe: Recipe, placement: Placement) -> None:
 
 
 def check_processes(placement: Placement) -> None:
-    """A process that was never started would leave out its part of every batch, and the loss would look healthy:
-    `accelerate launch --cpu --num_processes 2` starts one (accelerate 1.15)."""
+    """Refuses another number of processes than the plan's. A missing process would leave out its part of every batch,
+    and the loss would look healthy. `accelerate launch --cpu --num_processes 2` starts one (accelerate 1.15)."""
     started = int(os.environ.get("WORLD_SIZE", "1"))
     if started != placement["num_processes"]:
         raise wrong_launch(f"{placement['num_processes']} processes", f"{started}")
@@ -1056,11 +1064,11 @@ def wrong_launch(expected: str, got: str) -> Refused:
 
 
 def smaller_plan(plan: Plan, error: ErrorWords, stage: str | None) -> Plan | None:
-    """The plan for another try after `error`, with its reason; None where a smaller layout would not help.
+    """The plan for another try after `error`, with its reason; None if a smaller layout would not help.
 
     Args:
-        error: of a training that ended for its memory.
-        stage: the last one that it told of. Before the model is there, and after it is trained, no batch needs memory.
+        error: of a training that ran out of memory.
+        stage: the last one that it reported. Before the model is loaded, and after training, no batch needs memory.
     """
     placement = smaller_layout(plan["placement"]) if stage in (MEASURING, TRAINS) else None
     if placement is None:
@@ -1075,8 +1083,8 @@ def smaller_plan(plan: Plan, error: ErrorWords, stage: str | None) -> Plan | Non
 
 
 def smaller_layout(placement: Placement) -> Placement | None:
-    """The next one in the planner's order that needs less memory: activations that are computed again, then fewer rows
-    at a time. Each step trains the same rows. None after the smallest."""
+    """The next layout in the planner's order that needs less memory: first recomputed activations, then fewer rows at a
+    time. Each step trains the same rows. None after the smallest layout."""
     if not placement["gradient_checkpointing"]:
         return placement | {"gradient_checkpointing": True}
     rows = placement["per_device_train_batch_size"]
@@ -1095,11 +1103,10 @@ def layout_words(placement: Placement) -> str:
 
 
 def memory_ended(error: ErrorWords, kills: int | None) -> bool:
-    """Whether a training certainly ended for its memory. One that was killed did not say so, and anybody may have
-    killed it.
+    """Whether a training certainly ran out of memory. A killed training gave no reason, and anybody may have killed it.
 
     Args:
-        kills: `kills_for_memory` from before it.
+        kills: `kills_for_memory` from before the training.
     """
     if error["code"] != "out_of_memory" or "SIGKILL" not in error["message"]:
         return error["code"] == "out_of_memory"
@@ -1108,17 +1115,18 @@ def memory_ended(error: ErrorWords, kills: int | None) -> bool:
 
 
 def kills_for_memory() -> int | None:
-    """Processes that this computer has killed for its memory since it started; None where the system does not tell."""
+    """The number of processes that this computer has killed for memory since it started; None if the system hides
+    it."""
     try:
-        found = re.search(r"^oom_kill (\d+)$", Path("/proc/vmstat").read_text(encoding="utf-8"), re.MULTILINE)
+        match = re.search(r"^oom_kill (\d+)$", Path("/proc/vmstat").read_text(encoding="utf-8"), re.MULTILINE)
     except OSError:
         return None
-    return int(found[1]) if found else None
+    return int(match[1]) if match else None
 
 
-def last_stage(said: str) -> str | None:
-    """The last stage that a training told of, in its output."""
-    lines = [line for line in said.splitlines() if line.startswith('{"event": "stage"')]
+def last_stage(output: str) -> str | None:
+    """The last stage that a training reported in its output."""
+    lines = [line for line in output.splitlines() if line.startswith('{"event": "stage"')]
     return str(json.loads(lines[-1])["text"]) if lines else None
 
 
@@ -1128,12 +1136,13 @@ def once_more(plan: Plan) -> str:
 
 
 def prepare_environment(placement: Placement) -> None:
-    """Before any library is imported: no telemetry, and MPS falls back to the CPU for operators it lacks."""
+    """Sets variables; call it before any library is imported. No telemetry, and MPS uses the CPU for missing
+    operators."""
     for name in ("HF_HUB_DISABLE_TELEMETRY", "DISABLE_TELEMETRY", "DO_NOT_TRACK"):
         os.environ[name] = "1"
     block_hub_kernels()
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
-    # Threads that spin while they wait take the processor from each other on a busy machine: 10 times slower, measured.
+    # Threads that spin while they wait slow each other down on a busy machine: by a factor of 10, measured.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     if placement["device"] == "mps":
         os.environ.setdefault("PYTORCH_ENABLE_MPS_FALLBACK", "1")
@@ -1141,9 +1150,9 @@ def prepare_environment(placement: Placement) -> None:
 
 
 # --- examples --------------------------------------------------------------------------------------------------------
-# Examples: what a row becomes, which is messages, prompt and completion, or text.
+# Examples: what a row becomes. That is messages, a prompt and a completion, or a text.
 
-# A row of a dataset, as its author wrote it: its columns, and what is in them, are of any kind.
+# A row of a dataset as its author wrote it, with columns and values of any kind.
 Row = dict[str, Any]
 
 ANSWERS = ("completion", "output", "answer")
@@ -1152,7 +1161,7 @@ BARE = ("prompt_completion", "completion")  # texts joined as they stand
 
 
 class Message(TypedDict):
-    """One of a chat. What else its author wrote in it stays, for the template: `name`, `reasoning_content` and such."""
+    """A message of a chat. Its other keys stay for the template, such as `name` and `reasoning_content`."""
 
     role: str
     content: str
@@ -1164,8 +1173,8 @@ class Example(TypedDict):
     and `completion`, or a `text`.
 
     Attributes:
-        trained_messages: the places of the answers that train.
-        without_template: whether the recipe asks for bare text; said where the model has a chat template.
+        trained_messages: the indices of the answers that train.
+        without_template: whether the recipe asks for bare text; only set if the model has a chat template.
     """
 
     kind: Literal["chat", "completion", "text"]
@@ -1179,7 +1188,7 @@ class Example(TypedDict):
 
 
 class Tokens(TypedDict):
-    """What the model is fed of a row: ids, and the labels of those that train (`IGNORED` elsewhere)."""
+    """A row as the model is fed it: ids, and labels, which are `IGNORED` for ids that do not train."""
 
     input_ids: list[int]
     labels: list[int]
@@ -1189,9 +1198,9 @@ class EncodedRow(Example, Tokens):
     """A line of `samples.jsonl` and `held_out.jsonl`.
 
     Attributes:
-        row: its number in the data, from 0; `line` where it stands in its file.
-        rendered: as the template has it.
-        truncated: it was longer than max_length; `full_length` in tokens.
+        row: its number in the data, from 0. `line` is its line in its file.
+        rendered: the text that the template writes.
+        truncated: whether it was longer than max_length. `full_length` is its length in tokens.
     """
 
     row: int
@@ -1205,9 +1214,9 @@ def to_example(row: Row, data_format: str, columns: dict[str, str]) -> Example:
     """One row as the model is to learn it.
 
     Args:
-        data_format: `messages`, `question_answer`, `instruction` or `sharegpt`, which become turns; `completion` and
-            `prompt_completion`, whose texts are joined as they stand; or `text`.
-        columns: what the format calls a column, to what the dataset calls it.
+        data_format: `messages`, `question_answer`, `instruction` or `sharegpt`, which become turns; `completion` or
+            `prompt_completion`, whose texts are joined unchanged; or `text`.
+        columns: the dataset's name of each column, by the format's name.
     """
 
     def value(name: str) -> Any:
@@ -1234,7 +1243,7 @@ def to_example(row: Row, data_format: str, columns: dict[str, str]) -> Example:
 
 
 def from_pair(data_format: str, value: Callable[[str], Any]) -> list[Message]:
-    """`instruction`/`input`/`output` and `question`/`answer` as one turn, after a system message if there is one."""
+    """One turn from `instruction`/`input`/`output` or `question`/`answer`, after a system message if there is one."""
     names = ("instruction", "output") if data_format == "instruction" else ("question", "answer")
     user = text_of(value(names[0]), names[0])
     if value("input"):
@@ -1258,7 +1267,7 @@ SHAREGPT_ROLES = {
 
 
 def system_message(text: Any) -> list[Message]:
-    """No message where there is no text."""
+    """A system message; none if there is no text."""
     return [{"role": "system", "content": text_of(text, "system")}] if text else []
 
 
@@ -1279,7 +1288,7 @@ def from_sharegpt(turns: Any, system: Any) -> list[Message]:
 
 
 def as_messages(value: Any, role: str, name: str) -> list[Any]:
-    """The messages of a row as they are, or one of its text."""
+    """The messages of a row unchanged, or its text as one message."""
     if isinstance(value, list):
         return value
     return [{"role": role, "content": text_of(value, name)}]
@@ -1292,8 +1301,8 @@ PICTURES = (
 SOUNDS = "wav|mp3|flac|ogg|oga|opus|m4a|aac|aiff?|wma|amr|sph|caf|midi?"
 FILMS = "mp4|m4v|mov|webm|mkv|avi|mpe?g|wmv|flv|ogv|3gp"
 MEDIA = f"(?:{PICTURES}|{SOUNDS}|{FILMS})"
-# A file name alone, or a path or an address with spaces in it. A sentence that ends with a file name is neither. An
-# address may name the kind of picture in its parameters.
+# A file name alone, or a path or an address, with or without spaces. A sentence that ends with a file name is neither.
+# An address may name the kind of picture in its parameters.
 MEDIA_NAME = re.compile(
     rf"\S+\.{MEDIA}(?:[?#]\S*)?|\S*[/\\][^\n]*\.{MEDIA}(?:[?#]\S*)?|https?://\S+[?&](?:format|fmt|type|ext)=(?:image/)?{MEDIA}(?:&\S*)?",
     re.IGNORECASE,
@@ -1308,15 +1317,15 @@ MEDIA_MAGIC = re.compile(
     rb"|RIFF.{4}(?:WEBP|WAVE|AVI )|.{4}ftyp",
     re.DOTALL,
 )
-# Marks of vision and audio models: as Qwen, Phi, Gemma, Pixtral, Llama 3.2, InternVL, Idefics, DeepSeek, MiniCPM write.
+# Marks of vision and audio models: of Qwen, Phi, Gemma, Pixtral, Llama 3.2, InternVL, Idefics, DeepSeek and MiniCPM.
 MEDIA_MARK = re.compile(
     r"<\|(?:image|img|vision|video|audio)[^|<>\n]*\|>|<(?:start|end)_of_(?:image|audio)>"
     r"|<(?:image|img|video|audio)[_ -]?(?:soft_token|placeholder|context|token|pad|patch|here|#?\d+)>"
     r"|<fake_token_around_image>|<im_patch>|<im(?:g|age)>[^<>\n]+</im(?:g|age)>|\[IMG\](?!.*\[/IMG\])",
     re.IGNORECASE,
 )
-# The bare tags of LLaVA's kind at an end of a text or of a line, and other brackets at an end of a text. HTML closes
-# such a tag.
+# Bare tags, such as those of LLaVA, at an end of a text or of a line, and other brackets at an end of a text. HTML
+# closes such a tag.
 TAGGED = "(?:image|img|photo|video|audio|speech)"
 # Within a sentence `<image>` stands for a picture too, unless the sentence is about the tag.
 IN_SENTENCE = r"(?<![\w`\"'])<image>(?![`\"'])(?!\s*(?:tag|element|node|attribute|label|field)s?\b)"
@@ -1326,22 +1335,24 @@ MEDIA_FIRST, MEDIA_LAST = re.compile(rf"\s*{BRACKETED}"), re.compile(rf"{BRACKET
 
 
 def media_in(value: Any, *, answer: bool = False) -> str | None:
-    """What of this value is a picture, sound or film and no text: a file's name or address, its data, or the mark that
-    stands for it in a text. None for a text.
+    """The part of a value that stands for a picture, sound or film: a file's name or address, its data, or a mark in a
+    text.
+
+    None for a text.
 
     Args:
-        answer: the bare name of a file is a good answer, and a bad question.
+        answer: whether the value is an answer, which may be the bare name of a file.
     """
     if isinstance(value, (bytes, bytearray)):
         return f"{len(value)} bytes"
     if isinstance(value, dict):
-        held = any(
+        has_media = any(
             name == "array" or media_in(each) is not None or (name == "bytes" and not isinstance(each, int))
             for name, each in value.items()
         )
-        return "{" + ", ".join(sorted(value)) + "}" if held and MEDIA_KEYS.issuperset(value) else None
+        return "{" + ", ".join(sorted(value)) + "}" if has_media and MEDIA_KEYS.issuperset(value) else None
     if isinstance(value, list):
-        return next((found for each in value if (found := media_in(each)) is not None), None)
+        return next((media for each in value if (media := media_in(each)) is not None), None)
     if not isinstance(value, str):
         return None
     short = value[:4096].strip()
@@ -1357,7 +1368,7 @@ def media_in(value: Any, *, answer: bool = False) -> str | None:
 
 
 def media_mark(text: str) -> str | None:
-    """What stands for a picture, sound or film in this text."""
+    """The mark that stands for a picture, sound or film in this text; None if there is none."""
     mark = MEDIA_MARK.search(text) if "<" in text or "[IMG]" in text else None
     if mark is None and "<" in text and "</" not in text:
         mark = MEDIA_TAG.search(text)
@@ -1367,18 +1378,18 @@ def media_mark(text: str) -> str | None:
 
 
 def base64_start(text: str) -> str:
-    """The characters of the first 24 bytes."""
+    """The characters of base64 that hold the first 24 bytes."""
     return text[:32].replace("+", "-").replace("/", "_")
 
 
 def require_text(value: Any, name: str, *, answer: bool = False) -> None:
-    found = media_in(value, answer=answer)
-    if found is not None:
+    media = media_in(value, answer=answer)
+    if media is not None:
         raise Refused(
             f"{name} contains an image, audio or video, and this version trains on text only",
             code="not_text",
             expected=f"text in {name}",
-            got=found,
+            got=media,
             hint="remove such rows, or use a dataset of text",
         )
 
@@ -1404,7 +1415,7 @@ def is_unicode(fields: JsonObject) -> bool:
 
 
 def chat(messages: Any, tools: Any, prompt_messages: int) -> Example:
-    """A conversation whose messages are well formed. `prompt_messages` at its start are never trained."""
+    """A conversation of well-formed messages. Its first `prompt_messages` messages are never trained."""
     if not isinstance(messages, list) or not messages:
         raise Refused(
             "messages is empty or not a list",
@@ -1420,7 +1431,7 @@ def chat(messages: Any, tools: Any, prompt_messages: int) -> Example:
 
 
 def checked_message(message: Any) -> Any:
-    """The message of a row as a `Message`: with the text of all its parts, and without keys that are null."""
+    """The message of a row as a `Message`, with the text of all its parts and without keys that are null."""
     if not isinstance(message, dict) or not isinstance(message.get("role"), str):
         raise Refused("a message has no role", code="bad_row", expected='{"role", "content"}', got=repr(message)[:80])
     # `datasets` fills the keys that a row lacks with None; a template must not see them.
@@ -1441,7 +1452,7 @@ def checked_message(message: Any) -> Any:
 
 
 def no_answer(messages: list[Message]) -> Refused:
-    """Of a conversation without a message of the assistant after its prompt."""
+    """The refusal of a conversation without a message of the assistant after its prompt."""
     unknown = next((message["role"] for message in messages if message["role"] not in ROLES), None)
     if unknown is None:
         return Refused("a conversation has no assistant message to learn from", code="bad_row", got=repr(messages)[:80])
@@ -1455,17 +1466,17 @@ def no_answer(messages: list[Message]) -> Refused:
 
 
 # --- parquet ---------------------------------------------------------------------------------------------------------
-# Parquet and Arrow: tables that are checked before they are unpacked, and rows as they were written.
+# Parquet and Arrow: checks tables before they are unpacked, and gives rows as they were written.
 
-# A table of one kilobyte can unpack to gigabytes: by its codec, by the number of a long text in a dictionary, by texts
-# that repeat the beginning of the one before, by a run of rows or of parts of a row. A file of so many bytes is
-# believed to hold so much: in all, in rows of Python, and at once, in one page of each column or in one row.
+# A table of one kilobyte can unpack to gigabytes: by its codec, by numbers that stand for a long text in a dictionary,
+# by texts that repeat the beginning of the one before, by runs of rows or of parts of a row. The two functions say how
+# much a file of a size may hold: in all, as rows of Python; and at once, in one page of each column or in one row.
 ROWS_AT_ONCE = 1024
 VALUE_BYTES = 100  # of a value in Python, beside its text
 # Of Parquet: two kinds of column, a kind of page, the encoding DELTA_BYTE_ARRAY, and codecs as pyarrow calls them.
 TEXTS, FIXED, DICTIONARY_PAGE, PREFIXES = 6, 7, 2, 7
 CODECS = {0: None, 1: "snappy", 2: "gzip", 4: "brotli", 5: "lz4_raw", 6: "zstd", 7: "lz4_raw"}
-DICTIONARY_BYTES = 1 << 20  # beyond which writers begin no further one
+DICTIONARY_BYTES = 1 << 20  # writers add nothing to a dictionary of this size
 
 
 def most_in_all(size: int) -> int:
@@ -1476,21 +1487,21 @@ def most_at_once(size: int) -> int:
     return max(32_000_000, 100 * size)
 
 
-def too_much(path: Any, size: int, what: str) -> Refused:
+def too_much(path: Any, size: int, contents: str) -> Refused:
     return Refused(
-        f"{path} has {size:,} bytes and unpacks to {what}",
+        f"{path} has {size:,} bytes and unpacks to {contents}",
         code="unsafe_file",
         expected=f"at most {most_in_all(size):,} bytes in all, and {most_at_once(size):,} in one row or page",
-        got=what,
+        got=contents,
         hint="do not use this file; if you wrote it yourself, write its rows to a .jsonl file and use that",
     )
 
 
 def parquet_batches(path: Path, size: int) -> Iterator[Any]:
-    """The rows of a Parquet file, so many at a time that no column takes much memory.
+    """The rows of a Parquet file, in batches that are small enough in memory.
 
     Raises:
-        Refused: the footer, or the header of a page, says more than a file of this size is believed to hold.
+        Refused: the footer, or the header of a page, claims more than a file of this size may hold.
     """
     from pyarrow import parquet
 
@@ -1509,12 +1520,12 @@ def parquet_batches(path: Path, size: int) -> Iterator[Any]:
                 raise too_much(path, size, f"{page:,} bytes in one page of each column")
             if parts * VALUE_BYTES > most_in_all(size):
                 raise too_much(path, size, f"{parts:,} parts of rows")
-            # One row may have all parts of the others, and each part the longest text.
+            # One row may hold the parts of all rows, and each part may be the longest text.
             wide = [c for c in columns if c.repeated and c.width * c.values > most_in_all(size)]
             if any(not c.numbered for c in wide):
                 raise too_much(path, size, f"up to {max(c.width * c.values for c in wide):,} bytes of texts")
             rows = min(ROWS_AT_ONCE, most // max(1, sum(c.width for c in columns)))
-            # A text that is repeated is in memory once where it stays a number; its rows take six times as long.
+            # Read by number, a repeated text is in memory only once, but the rows take six times as long.
             yield from (by_number if wide else file).iter_batches(batch_size=max(1, rows), row_groups=[number])
 
 
@@ -1531,7 +1542,7 @@ class Chunk(NamedTuple):
 
     @property
     def numbered(self) -> bool:
-        """Whether its texts stand in a dictionary."""
+        """Whether its texts are in a dictionary."""
         return self.kind == TEXTS and self.dictionary_at > 0
 
 
@@ -1541,7 +1552,8 @@ class Group(NamedTuple):
 
 
 def row_groups(raw: IO[bytes], size: int) -> list[Group]:
-    """Those of a Parquet file. Read here: pyarrow (26) ends the process over a footer that it does not understand."""
+    """The row groups of a Parquet file. They are not read by pyarrow (26), which crashes on a footer that it does not
+    know."""
     raw.seek(max(0, size - 8))
     length, mark = int.from_bytes(raw.read(4), "little"), raw.read(4)
     if mark != b"PAR1" or length > size - 8:
@@ -1554,15 +1566,15 @@ def row_groups(raw: IO[bytes], size: int) -> list[Group]:
         raise ValueError("its footer is broken") from None
 
 
-def chunk_of(said: dict[int, Any]) -> Chunk:
-    chunk = Chunk(said[1], said[4], said[5], said[6], said[7], said[9], said.get(11, 0))
+def chunk_of(fields: dict[int, Any]) -> Chunk:
+    chunk = Chunk(fields[1], fields[4], fields[5], fields[6], fields[7], fields[9], fields.get(11, 0))
     if any(type(number) is not int or number < 0 for number in chunk):
         raise ValueError("its footer has a number that is none")
     return chunk
 
 
 def check_footer(groups: list[Group], path: Path, size: int) -> None:
-    """Refuses a Parquet file whose footer claims more than one of `size` bytes is believed to hold."""
+    """Refuses a Parquet file whose footer claims more than a file of `size` bytes may hold."""
     rows = sum(group.rows for group in groups)
     if rows * VALUE_BYTES > most_in_all(size):
         raise too_much(path, size, f"{rows:,} rows")
@@ -1572,14 +1584,14 @@ def check_footer(groups: list[Group], path: Path, size: int) -> None:
 
 
 class Column:
-    """What the pages of one column of one row group say of themselves. pyarrow believes them and not the footer."""
+    """The claims of the pages of one column of one row group. pyarrow believes these, and not the footer."""
 
     def __init__(self, raw: IO[bytes], chunk: Chunk, column: Any, most: int) -> None:
         self.repeated = column.max_repetition_level > 0
         self.numbered = chunk.numbered
-        self.page = 0  # bytes of the largest
+        self.page = 0  # bytes of the largest page
         self.values = 0
-        self.width = 8  # bytes of one value at most, where they are not all in its page
+        self.width = 8  # most bytes of one value, which may be stored outside its page
         for page in pages(raw, chunk):
             self.page = max(self.page, page.unpacked)
             if page.kind == DICTIONARY_PAGE:
@@ -1620,7 +1632,7 @@ def pages(raw: IO[bytes], chunk: Chunk) -> Iterator[Page]:
 
 
 def longest_text(raw: IO[bytes], page: Page, chunk: Chunk) -> int:
-    """Bytes of the longest text in a dictionary; of a very large one, or where its codec is another, those of all."""
+    """Bytes of the longest text in a dictionary. For a very large dictionary, or an unknown codec, the bytes of all."""
     import pyarrow
 
     if chunk.kind != TEXTS or page.unpacked > 8 * DICTIONARY_BYTES or chunk.codec not in CODECS:
@@ -1640,8 +1652,8 @@ def longest_text(raw: IO[bytes], page: Page, chunk: Chunk) -> int:
 
 
 def page_header(raw: IO[bytes], at: int) -> tuple[dict[int, Any], int]:
-    """The header of a page by the numbers of its fields, and its length."""
-    for most in (1 << 14, 1 << 24):  # with a long text as the smallest of the page, say
+    """The header of a page, by field number, and its length."""
+    for most in (1 << 14, 1 << 24):  # a header may hold a long text, such as the smallest value of the page
         raw.seek(at)
         try:
             return thrift_struct(raw.read(most), 0)
@@ -1651,7 +1663,7 @@ def page_header(raw: IO[bytes], at: int) -> tuple[dict[int, Any], int]:
 
 
 def thrift_struct(data: bytes, at: int) -> tuple[dict[int, Any], int]:
-    """A struct in Thrift's compact protocol, by the numbers of its fields, and where it ends."""
+    """A struct in Thrift's compact protocol, by field number, and the position of its end."""
     fields: dict[int, Any] = {}
     number = 0
     while head := data[at]:
@@ -1680,12 +1692,12 @@ def thrift_value(data: bytes, at: int, kind: int) -> tuple[Any, int]:
 
 
 def thrift_list(data: bytes, at: int) -> tuple[list[Any], int]:
-    head, found = data[at], []
+    head, values = data[at], []
     count, at = (head >> 4, at + 1) if head >> 4 < 15 else thrift_varint(data, at + 1)
     for _ in range(count):
         value, at = (data[at], at + 1) if head & 15 in (1, 2) else thrift_value(data, at, head & 15)
-        found.append(value)
-    return found, at
+        values.append(value)
+    return values, at
 
 
 def thrift_number(data: bytes, at: int) -> tuple[int, int]:
@@ -1704,10 +1716,10 @@ def thrift_varint(data: bytes, at: int) -> tuple[int, int]:
 
 
 def believable(batches: Iterable[Any], path: Any, size: int) -> Iterator[Any]:
-    """Batches of Arrow that are small as rows of Python too.
+    """Batches of Arrow that are small enough as rows of Python too.
 
     Raises:
-        Refused: one row, or all rows so far, are more than a file of this size is believed to hold.
+        Refused: one row, or all rows so far, are larger than a file of this size may hold.
     """
     total = 0
     for batch in batches:
@@ -1732,7 +1744,7 @@ def small_parts(batch: Any, most: int) -> Iterator[tuple[Any, int]]:
 
 
 def python_bytes(array: Any) -> int:
-    """About as many as its values take in Python."""
+    """About the number of bytes that its values take in Python."""
     import pyarrow
     from pyarrow import compute
 
@@ -1750,15 +1762,15 @@ def python_bytes(array: Any) -> int:
 
 
 def as_written(rows: Iterable[Row], schema: Any, *, json_read: bool = False) -> Iterator[Row]:
-    """Rows of Arrow without the nulls that Arrow put in: one column has one type, so each call of a tool would have the
-    arguments of all the others. JSON inside a column is read (`json_read`: it was already), and its nulls stay."""
+    """Rows of Arrow without the nulls that Arrow added. A column has one type, so each call of a tool would have the
+    arguments of all the others. JSON inside a column is parsed, unless `json_read` says that it was; its nulls stay."""
     readers = {field.name: read for field in schema if (read := arrow_reader(field.type, json_read=json_read))}
     for row in rows:
         yield {**row, **{name: read(row[name]) for name, read in readers.items()}} if readers else row
 
 
 def arrow_reader(kind: Any, *, json_read: bool) -> Callable[[Any], Any] | None:
-    """What makes a value of this type what was written; None where it is that already."""
+    """A function that turns a value of this type into what was written; None if it is that already."""
     import pyarrow
 
     types = pyarrow.types
@@ -1789,7 +1801,7 @@ def arrow_reader(kind: Any, *, json_read: bool) -> Callable[[Any], Any] | None:
 CELL_CHARACTERS = 10_000_000  # of a table; Python's own limit is 131,072. A quote that nobody closes ends here
 LINE_BYTES = 50_000_000  # of a line of a dataset: a row of a million tokens takes 15 MB
 DOCUMENT_BYTES = 2_000_000_000  # of a dataset in .json, which is read whole and takes several times as much memory
-# What to do, in hints.
+# Texts of hints.
 ROWS_IN_LINES = "write the rows to a .jsonl file, one object per line, and use that file"
 MEND = "correct or remove it; rows are never dropped silently"
 PART_OF_FILE = "use train, or a part of it, such as train[:500]"
@@ -1799,10 +1811,11 @@ SAVE_AGAIN = "save the dataset again with Dataset.save_to_disk, or write the row
 def iter_rows(
     data: str, *, split: str, config: str | None = None, revision: str | None = None
 ) -> Iterator[tuple[int, Row]]:
-    """`(line, row)` for each row of the chosen split; `line` is the line in the file where it has one, else its number.
+    """`(line, row)` for each row of the chosen split. `line` is the line in the file if there are lines, or else its
+    number.
 
-    A line that is not a JSON object is refused by its number: dropping it silently would train on something else than
-    the file says.
+    A line that is not a JSON object is refused by its number. Dropping it silently would train on other data than the
+    file holds.
     """
     path = Path(data)
     if path.is_dir():
@@ -1825,7 +1838,7 @@ def iter_rows(
 
 
 def use_data(plan: Plan, data: Path | None) -> None:
-    """Takes the data from another place than the one that was planned, where the same bytes must lie."""
+    """Reads the data from another place than the planned one. It must have the same bytes."""
     if data is None:
         return
     if not data.exists():
@@ -1836,20 +1849,20 @@ def use_data(plan: Plan, data: Path | None) -> None:
             got=str(data),
             hint="check the path after --data, or omit --data",
         )
-    planned, found = plan.get("fingerprints", {}).get("data"), data_fingerprint(data, plan["recipe"]["split"])
-    if found != planned:
+    planned, fingerprint = plan.get("fingerprints", {}).get("data"), data_fingerprint(data, plan["recipe"]["split"])
+    if fingerprint != planned:
         raise Refused(
             f"{data} is not the data that was planned",
             code="input_changed",
             expected=f"sha256 {planned[:12]}…" if planned else "a plan of a file or folder, with its fingerprint",
-            got=f"sha256 {found[:12]}…",
+            got=f"sha256 {fingerprint[:12]}…",
             hint="use the planned file, or plan again with this file",
         )
     plan["recipe"]["data"] = str(data)
 
 
 def data_fingerprint(data: Path, split: str) -> str:
-    """SHA-256 of a file's bytes, or of the rows of a folder, as the plan has it."""
+    """SHA-256 of a file's bytes, or of the rows of a folder, as in the plan."""
     if data.is_file():
         return file_digest(data)["sha256"]
     digest = hashlib.sha256()
@@ -1911,7 +1924,7 @@ def numbered_lines(path: Path) -> Iterator[tuple[int, bytes]]:
     """The lines of a dataset, from 1 as an editor counts.
 
     Raises:
-        Refused: it is a pipe or a device, or a line is too long; no more than so much of it is read.
+        Refused: it is a pipe or a device, or a line is too long. Of such a line only the limit is read.
     """
     with regular_file(path, hint=ROWS_IN_LINES) as file:
         for number, raw in enumerate(iter(partial(file.readline, LINE_BYTES + 1), b""), start=1):
@@ -1927,10 +1940,10 @@ def numbered_lines(path: Path) -> Iterator[tuple[int, bytes]]:
 
 
 def whole_text(path: Path) -> str:
-    """What is in a dataset that is one document.
+    """The text of a dataset that is one document.
 
     Raises:
-        Refused: it is a pipe or a device, or too large; nothing of it is read then.
+        Refused: it is a pipe or a device, or too large. It is not read then.
         UnicodeDecodeError: no UTF-8.
     """
     with regular_file(path, hint=ROWS_IN_LINES) as file:
@@ -1947,7 +1960,8 @@ def whole_text(path: Path) -> str:
 
 
 def not_utf8(where: str, raw: bytes) -> Refused:
-    """UTF-16 starts with a mark; nearly all else that is not UTF-8 is Windows-1252, of which Latin-1 is a part."""
+    """The refusal of text that is not UTF-8. UTF-16 starts with a mark. Nearly all other such text is Windows-1252,
+    which includes Latin-1."""
     encoding = "UTF-16" if raw[:2] in (b"\xff\xfe", b"\xfe\xff") else "WINDOWS-1252"
     return Refused(
         f"{where} is not UTF-8, most likely {encoding}",
@@ -1983,7 +1997,7 @@ def parse_object(raw: bytes, where: str) -> Row:
 
 
 def iter_json(path: Path) -> Iterator[tuple[int, Row]]:
-    """A JSON file: a list of objects, an object that holds one such list, or one object a line after all."""
+    """A JSON file: a list of objects, an object with one such list, or one object a line in spite of its name."""
     try:
         document = json.loads(whole_text(path))
     except (ValueError, RecursionError):
@@ -2024,7 +2038,7 @@ def iter_csv(path: Path, delimiter: str) -> Iterator[tuple[int, Row]]:
             if None in row or None in row.values():
                 raise other_columns(f"line {reader.line_num} of {path}", reader.fieldnames or [])
             yield reader.line_num, dict(row)
-    except csv.Error as error:  # the reader counts the rows that were whole: the broken one starts after them
+    except csv.Error as error:  # the reader counts whole rows, so the broken one starts after them
         raise broken_table(f"line {reader.line_num + 1} of {path}", error) from None
 
 
@@ -2044,7 +2058,7 @@ def broken_table(where: str, error: csv.Error) -> Refused:
 
 
 def decoded_lines(path: Path) -> Iterator[str]:
-    """Text by lines. Decoded one at a time, so that the line with a wrong byte is known."""
+    """The lines as text. Each is decoded alone, so that the line with a wrong byte is known."""
     for number, raw in numbered_lines(path):
         try:
             yield raw.decode("utf-8-sig")
@@ -2068,8 +2082,8 @@ def iter_slice(rows: Iterator[tuple[int, Any]], split: str) -> Iterator[tuple[in
         )
     bounds = [match["from"] or "0", match["to"] or ""]
     if any(bound.endswith("%") for bound in bounds):
-        rows = iter(kept := list(rows))
-        bounds = [str(len(kept) * int(b[:-1]) // 100) if b.endswith("%") else b for b in bounds]
+        rows = iter(all_rows := list(rows))
+        bounds = [str(len(all_rows) * int(b[:-1]) // 100) if b.endswith("%") else b for b in bounds]
     for index, row in enumerate(rows):
         if bounds[1] and index >= int(bounds[1]):
             return
@@ -2092,12 +2106,12 @@ def iter_saved(folder: Path, split: str) -> Iterator[tuple[int, Row]]:
     yield from iter_slice(enumerate(rows, start=1), split)
 
 
-# What `datasets` writes: beside the rows of each split, and beside the folders of several.
+# Files that `datasets` writes: two beside the rows of each split, and one beside the folders of several splits.
 STATE, INFO, SPLITS = "state.json", "dataset_info.json", "dataset_dict.json"
 
 
 def load_saved(folder: Path, name: str) -> Any:
-    """One split of a saved folder, after all that `datasets` will open was looked at."""
+    """One split of a saved folder. All files that `datasets` will open are checked first."""
     import datasets
 
     with broken_saved(folder):
@@ -2124,7 +2138,8 @@ def rows_of(saved: Any, folder: Path) -> Iterator[Row]:
 
 @contextmanager
 def broken_saved(folder: Path) -> Iterator[None]:
-    """What `datasets` and pyarrow raise of a damaged folder is of any class: KeyError, RecursionError, ArrowInvalid."""
+    """Turns errors of a damaged folder into a `Refused`. `datasets` and pyarrow raise any class: KeyError, ArrowInvalid
+    …"""
     try:
         yield
     except Exception as error:
@@ -2145,7 +2160,7 @@ def broken_arrow(path: Path, error: Exception) -> Refused:
 
 
 def saved_parts(folder: Path) -> list[Path]:
-    """The folders that `datasets` will open: this one, or that of each split."""
+    """The folders that `datasets` will open: this one, or the folder of each split."""
     if all((folder / name).is_file() for name in (INFO, STATE)):
         return [folder]
     document = saved_json(folder / SPLITS)
@@ -2160,7 +2175,7 @@ def is_name_of_folder(name: Any) -> bool:
 
 
 def saved_json(path: Path) -> JsonObject:
-    """A JSON object beside the rows. A pipe is never waited for, and of a large file only so much is read."""
+    """A JSON object beside the rows. A pipe is never waited for, and a large file is read only up to a limit."""
     try:
         document = foreign_json(path)
     except Refused as refusal:
@@ -2171,7 +2186,8 @@ def saved_json(path: Path) -> JsonObject:
 
 
 def check_arrow(folder: Path) -> None:
-    """Refuses a folder that unpacks to more than it holds. `datasets` maps its files into memory and packs nothing."""
+    """Refuses a folder with compressed or too many rows. `datasets` maps its files into memory, and writes no
+    compressed ones."""
     import pyarrow
 
     for path in arrow_files(folder):
@@ -2190,7 +2206,7 @@ def check_arrow(folder: Path) -> None:
 
 
 def arrow_files(folder: Path) -> Iterator[Path]:
-    """Those that `datasets` will open, whatever their names."""
+    """The data files that `datasets` will open, whatever their names."""
     saved_json(folder / INFO)
     files = saved_json(folder / STATE).get("_data_files")
     for file in files if isinstance(files, list) else []:
@@ -2201,12 +2217,15 @@ def arrow_files(folder: Path) -> Iterator[Path]:
 
 
 def record_batch(message: Any) -> dict[int, int]:
-    """Of a batch in an Arrow stream its rows (0), and whether it is compressed (3). Arrow describes it in a table of
-    FlatBuffers, where field 2 of a message is the batch, and pyarrow shows neither before it has unpacked all."""
+    """The number of rows (0) of a batch in an Arrow stream, and whether it is compressed (3).
+
+    pyarrow shows neither before it has unpacked the batch. Arrow describes it in a table of FlatBuffers, where field 2
+    of a message is the batch.
+    """
     data = message.metadata.to_pybytes()
 
     def fields(table: int) -> dict[int, int]:
-        """Where each field of a table lies."""
+        """The position of each field of a table."""
         places = table - struct.unpack_from("<i", data, table)[0]
         (length,) = struct.unpack_from("<H", data, places)
         offsets = struct.unpack_from(f"<{(length - 4) // 2}H", data, places + 4)
@@ -2239,8 +2258,8 @@ SPLIT = "held_out.json"  # in a checkpoint: the numbers of the rows that never t
 
 
 class Repeated(TypedDict):
-    """Rows that repeat an earlier one, the groups that they make, and the held-out rows that training has seen:
-    whole, or by their question."""
+    """Rows that repeat an earlier one, the groups that they form, and held-out rows that training has seen: the whole
+    row, or its question."""
 
     repeated_rows: int
     repeated_groups: int
@@ -2263,7 +2282,7 @@ class DataFigures(Repeated):
 
 
 class Data(TypedDict):
-    """What is fed. `order`: places in `train`, one for each row of each step."""
+    """The data that is fed. `order` holds indices into `train`, one for each row of each step."""
 
     train: list[EncodedRow]
     held_out: list[EncodedRow]
@@ -2272,12 +2291,13 @@ class Data(TypedDict):
 
 
 def trained_tokens(row: Tokens) -> int:
-    """Labels that count: the first one is never predicted, because nothing stands before it."""
+    """The number of labels that count. The first one is never predicted, because nothing comes before it."""
     return sum(label != IGNORED for label in row["labels"][1:])
 
 
 def trainable_rows(rows: list[EncodedRow], recipe: Recipe) -> list[EncodedRow]:
-    """Refuses rows with nothing to learn: a batch of them would train at loss 0 and look like success (trl#6668)."""
+    """The rows with something to learn; refuses others. A batch of the others would train at loss 0, which looks like
+    success (trl#6668)."""
     empty = [row for row in rows if not trained_tokens(row)]
     if not empty or (recipe["skip_untrained_rows"] and len(empty) < len(rows)):
         return [row for row in rows if trained_tokens(row)]
@@ -2295,26 +2315,26 @@ def trainable_rows(rows: list[EncodedRow], recipe: Recipe) -> list[EncodedRow]:
 
 
 def held_out_count(rows: int, fraction: float) -> int:
-    """How many rows shall never train. Fewer than 20 rows are all trained: one row less would matter more than it
-    tells."""
+    """How many rows never train. Fewer than 20 rows are all trained: one row less would cost more than its loss
+    shows."""
     return min(HELD_OUT_ROWS, int(rows * fraction)) if rows >= 20 else 0
 
 
 def held_out_rows(contents: list[int], questions: list[bytes], fraction: float, seed: int) -> set[int]:
-    """Indices that never train. Rows with the same content or the same question are held out together or trained
-    together: a model that has seen a row, or another answer to its question, is not asked something new.
+    """Indices of rows that never train. Rows with the same content or the same question are held out or trained
+    together: for a model that has seen such a row, the question is not new.
 
     A question that nearly all rows share is an instruction. Where such questions leave too few rows, content alone
     decides.
     """
     count = held_out_count(len(contents), fraction)
-    found = chosen_groups(joined(contents, questions), count, seed)
-    return found if 2 * len(found) >= count else chosen_groups(contents, count, seed)
+    chosen = chosen_groups(joined(contents, questions), count, seed)
+    return chosen if 2 * len(chosen) >= count else chosen_groups(contents, count, seed)
 
 
 def chosen_groups(groups: list[int], count: int, seed: int) -> set[int]:
-    """The indices of whole groups, `count` rows at most. Where every group is larger, it is the smallest one, up to a
-    fifth of the rows. Rows that are all different are drawn as the first version drew them."""
+    """The indices of whole groups, with at most `count` rows. If every group is larger, it is the smallest group, up to
+    a fifth of the rows. Rows that are all different are drawn as the first version did."""
     sizes = Counter(groups)
     names = list(sizes)
     drawn = random.Random(seed).sample(range(len(names)), min(count, len(names)))
@@ -2332,7 +2352,7 @@ def chosen_groups(groups: list[int], count: int, seed: int) -> set[int]:
 
 
 def joined(*keys: list[Any]) -> list[int]:
-    """The group of each row. Two rows with an equal key are in one group, and so is what is in a group with either."""
+    """The group of each row. Rows with an equal key are in one group, and groups that share a row are one group."""
     parents = list(range(len(keys[0])))
 
     def root(index: int) -> int:
@@ -2348,8 +2368,8 @@ def joined(*keys: list[Any]) -> list[int]:
 
 
 def contents_of(rows: list[EncodedRow]) -> list[int]:
-    """Equal numbers for rows that train the same: their text is equal after `normalised`, or what max_length leaves
-    of it is equal."""
+    """Equal numbers for rows that train the same. Their texts are equal after `normalised`, or the parts that
+    max_length leaves are equal."""
     texts = [digest_of(normalised(row["rendered"])) for row in rows]
     left = [digest_of(str(row["input_ids"])) if row["truncated"] else b"%d" % index for index, row in enumerate(rows)]
     return joined(texts, left)
@@ -2370,7 +2390,7 @@ def question_of(row: EncodedRow) -> str:
     return "\n".join(f"{message['role']}: {message['content']}" for message in messages[: first + 1])
 
 
-# Marks that look alike or cannot be seen. NFKC keeps them apart.
+# Characters that look alike or are invisible. NFKC does not make them equal.
 ALIKE = str.maketrans(
     dict.fromkeys(map(chr, (0x2018, 0x2019, 0x201A, 0x201B)), "'")
     | dict.fromkeys(map(chr, (0x201C, 0x201D, 0x201E, 0x201F, 0xAB, 0xBB)), '"')
@@ -2380,7 +2400,7 @@ ALIKE = str.maketrans(
 
 
 def normalised(text: str) -> str:
-    """The text without what makes no other row of it: case, spaces, Unicode forms, kinds of quotes and dashes."""
+    """The text without differences that make no other row: case, spaces, Unicode forms, kinds of quotes and dashes."""
     same = unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", text).casefold())
     return " ".join(same.translate(ALIKE).split())
 
@@ -2398,8 +2418,8 @@ def repeated(contents: list[int], questions: list[bytes], held_out: set[int]) ->
 
 
 def recorded_split(folder: Path, checkpoint: Path | None) -> set[int] | None:
-    """The rows that the run of a checkpoint held out: the checkpoint says it, and that of an earlier version has
-    held_out.jsonl beside it. None where neither is there."""
+    """The rows that the run of a checkpoint held out. The checkpoint names them; with one of an earlier version,
+    held_out.jsonl does. None if there is neither."""
     if checkpoint is None:
         return None
     if (checkpoint / SPLIT).is_file():
@@ -2413,8 +2433,8 @@ def recorded_split(folder: Path, checkpoint: Path | None) -> set[int] | None:
 def feeding_order(rows: int, needed: int, seed: int) -> list[int]:
     """Row indices in the order in which they are fed: one seeded shuffle an epoch.
 
-    Made here, and read in sequence by the trainer, so that it is the same whatever the batch split and the number of
-    processes (with the library's own sampler it is not).
+    The order is made here, and the trainer reads it in sequence. So it is the same for every batch split and number of
+    processes. With the library's own sampler it would not be.
     """
     shuffler = random.Random(seed)
     order: list[int] = []
@@ -2426,17 +2446,17 @@ def feeding_order(rows: int, needed: int, seed: int) -> list[int]:
 
 
 def longest_first(order: list[int], lengths: list[int], step: int) -> list[int]:
-    """The order with the rows of each step from long to short: rows that are padded together are of like length, and
-    memory peaks at once. A step learns from the same rows, whatever their order in it."""
+    """The order with the rows of each step from long to short. Rows that are padded together then have similar lengths,
+    and memory peaks at the beginning. A step learns from the same rows in any order."""
     steps = (order[start : start + step] for start in range(0, len(order), step))
     return [index for rows in steps for index in sorted(rows, key=lambda index: -lengths[index])]
 
 
 # --- encode ----------------------------------------------------------------------------------------------------------
-# Tokens and labels: what is fed, and what of it is trained.
+# Tokens and labels: what is fed, and which part of it is trained.
 
-# For a chat template, of which a published one takes less than a millisecond a conversation: at most for one, for all
-# together, and what each conversation and each of its characters adds to that.
+# Time limits of a chat template; a published one takes less than a millisecond a conversation. The first is for one
+# conversation, and also for all together. To the latter each conversation and each of its characters adds the others.
 TEMPLATE_SECONDS, SECONDS_A_RENDERING, SECONDS_A_CHARACTER = 10.0, 0.003, 2e-6
 WITHOUT_TEMPLATE = (
     "the rows are trained as they stand, without the model's chat template: asked through a chat, the model sees "
@@ -2444,19 +2464,21 @@ WITHOUT_TEMPLATE = (
 )
 MARK = "skill train mark 7f3a"  # stands in for an answer to find where a template puts it
 TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "spiece.model", "tiktoken.model")
-# What of a tokenizer.json decides which ids a text gets: of its model, and of each added token.
+# The fields of a tokenizer.json that decide which ids a text gets: of its model, and of each added token.
 FLAGS = ("byte_fallback", "continuing_subword_prefix", "dropout", "end_of_word_suffix", "fuse_unk", "ignore_merges")
 MARKS = ("content", "lstrip", "normalized", "rstrip", "single_word", "special")
 PROBES = ("    two  words", " word", "1234 don't\n\n x", "<s>[INST] hi [/INST]", "<s>hi", "é🙂 你好")
 
 
 def has_tokenizer(folder: Path) -> bool:
-    """Whether a model folder holds a tokenizer. Without one, transformers makes an empty one of the model's type."""
+    """Whether a model folder holds a tokenizer. Without one, transformers makes an empty tokenizer of the model's
+    type."""
     return any((folder / name).is_file() for name in TOKENIZERS)
 
 
 def load_tokenizer(model: str, revision: str | None) -> Any:
-    """The model's own. Without its files transformers makes an empty one of the model's type, and says nothing."""
+    """The model's own tokenizer. Without its files transformers would silently make an empty one of the model's
+    type."""
     check_files(Path(model))
     if Path(model).is_dir() and not has_tokenizer(Path(model)):
         raise no_tokenizer(model, f"one of {', '.join(TOKENIZERS)} in the model folder", "none of them")
@@ -2469,21 +2491,23 @@ def load_tokenizer(model: str, revision: str | None) -> Any:
 
 
 def require_one_vocabulary(model: str, revision: str | None, tokenizer: Any) -> None:
-    """Refuses a tokenizer.model of another vocabulary than the tokenizer.json beside it. The latter is trained, and of
-    most families that have both, llama.cpp's converter reads the former."""
+    """Refuses a tokenizer.model with another vocabulary than the tokenizer.json beside it.
+
+    Training uses tokenizer.json. For most families that have both, llama.cpp's converter reads tokenizer.model.
+    """
     pieces = model_file(model, revision, "tokenizer.model")
     if pieces is None or model_file(model, revision, "tokenizer.json") is None:
         return
     try:
         from sentencepiece import SentencePieceProcessor
 
-        said = SentencePieceProcessor(model_file=pieces)
+        processor = SentencePieceProcessor(model_file=pieces)
     except (ImportError, RuntimeError):
-        return  # it is not of sentencepiece, which the converter reads it with, or nothing here reads it
+        return  # the file is not of sentencepiece, with which the converter reads it; or sentencepiece is not here
     vocabulary, added = tokenizer.get_vocab(), tokenizer.added_tokens_decoder
-    marks = (said.is_control, said.is_unknown, said.is_unused, said.is_byte)
-    for number in range(said.get_piece_size()):
-        piece = said.id_to_piece(number)
+    marks = (processor.is_control, processor.is_unknown, processor.is_unused, processor.is_byte)
+    for number in range(processor.get_piece_size()):
+        piece = processor.id_to_piece(number)
         if vocabulary.get(piece) != number and number not in added and not any(is_mark(number) for is_mark in marks):
             raise Refused(
                 f"tokenizer.model and tokenizer.json of {model} have different vocabularies",
@@ -2495,11 +2519,11 @@ def require_one_vocabulary(model: str, revision: str | None, tokenizer: Any) -> 
 
 
 def read_tokenizer(model: str, revision: str | None) -> Any:
-    """The tokenizer whose ids ship: llama.cpp makes the ids of tokenizer.json (measured for each class of transformers
-    5.23 that a decoder uses), whatever class tokenizer_config.json names.
+    """The tokenizer with the ids of llama.cpp.
 
-    Classes such as LlamaTokenizer take the vocabulary of that file and split text in a way of their own. Where the two
-    disagree, `tokenizer.read_as` says so.
+    llama.cpp makes the ids of tokenizer.json, whatever class tokenizer_config.json names (measured for each class of
+    transformers 5.23 that a decoder uses). Classes such as LlamaTokenizer take the vocabulary of that file, and split
+    text in a way of their own. If the two disagree, `tokenizer.read_as` says so.
     """
     from transformers.models.auto import (
         AutoTokenizer,
@@ -2516,28 +2540,31 @@ def read_tokenizer(model: str, revision: str | None) -> Any:
 
 
 def follows_its_file(tokenizer: Any) -> bool:
-    """Whether this class takes tokenizer.json as it is. The others put it together anew."""
+    """Whether this class uses tokenizer.json unchanged. Other classes build it anew."""
     return type(tokenizer).__name__ == "TokenizersBackend" or not tokenizer.is_fast
 
 
 def by_scores(tokenizer: Any, file: str) -> Any:
-    """The tokenizer of a tokenizer.model alone, as llama.cpp reads that: pieces are put together by their scores, and a
-    space stands before text where the file says so. transformers 5.23 goes by ids, and by the class for the space."""
+    """The tokenizer of a model that has only a tokenizer.model, as llama.cpp reads that file.
+
+    llama.cpp joins pieces by their scores, and puts a space before the text if the file says so. transformers 5.23
+    joins them by their ids, and decides about the space by the class.
+    """
     from sentencepiece import sentencepiece_model_pb2
     from tokenizers import decoders, models, normalizers
 
-    said = sentencepiece_model_pb2.ModelProto.FromString(Path(file).read_bytes())
-    if not tokenizer.is_fast or said.trainer_spec.model_type != said.trainer_spec.BPE:
+    model_proto = sentencepiece_model_pb2.ModelProto.FromString(Path(file).read_bytes())
+    if not tokenizer.is_fast or model_proto.trainer_spec.model_type != model_proto.trainer_spec.BPE:
         return tokenizer
     before = {text: ids_of(tokenizer, text) for text in PROBES}
-    vocab = {piece.piece: number for number, piece in enumerate(said.pieces)}
-    unknown = next((piece.piece for piece in said.pieces if piece.type == piece.UNKNOWN), None)
-    bytes_too = any(piece.type == piece.BYTE for piece in said.pieces)
+    vocab = {piece.piece: number for number, piece in enumerate(model_proto.pieces)}
+    unknown = next((piece.piece for piece in model_proto.pieces if piece.type == piece.UNKNOWN), None)
+    bytes_too = any(piece.type == piece.BYTE for piece in model_proto.pieces)
     backend = tokenizer.backend_tokenizer
     backend.model = models.BPE(
-        vocab=vocab, merges=merges_of(said, vocab), unk_token=unknown, fuse_unk=True, byte_fallback=bytes_too
+        vocab=vocab, merges=merges_of(model_proto, vocab), unk_token=unknown, fuse_unk=True, byte_fallback=bytes_too
     )
-    space = said.normalizer_spec.add_dummy_prefix
+    space = model_proto.normalizer_spec.add_dummy_prefix
     steps = [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
     backend.normalizer, backend.pre_tokenizer = normalizers.Sequence(steps if space else steps[1:]), None
     joined = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
@@ -2551,26 +2578,26 @@ def by_scores(tokenizer: Any, file: str) -> Any:
     return tokenizer
 
 
-def merges_of(said: Any, vocab: dict[str, int]) -> list[tuple[str, str]]:
-    """Every way to put a piece together from two others, best score first."""
-    found = []
-    for piece in said.pieces:
+def merges_of(model_proto: Any, vocab: dict[str, int]) -> list[tuple[str, str]]:
+    """Every way to join two pieces into a third, the best score first."""
+    merges = []
+    for piece in model_proto.pieces:
         if piece.type == piece.NORMAL:
             parts = ((piece.piece[:cut], piece.piece[cut:]) for cut in range(1, len(piece.piece)))
-            found += [(-piece.score, left, right) for left, right in parts if left in vocab and right in vocab]
-    found.sort(key=lambda merge: merge[0])
-    return [(left, right) for _, left, right in found]
+            merges += [(-piece.score, left, right) for left, right in parts if left in vocab and right in vocab]
+    merges.sort(key=lambda merge: merge[0])
+    return [(left, right) for _, left, right in merges]
 
 
 def as_published(tokenizer: Any, file: str, model: str, revision: str | None) -> Any:
-    """The tokenizer itself when it does all that its tokenizer.json says, else that file's."""
+    """The tokenizer itself if it does all that its tokenizer.json says, or else the tokenizer of that file."""
     from transformers import PreTrainedTokenizerFast
 
-    said = json.loads(Path(file).read_text(encoding="utf-8"))
-    added = {token["id"]: [token[name] for name in MARKS] for token in said["added_tokens"]}
+    document = json.loads(Path(file).read_text(encoding="utf-8"))
+    added = {token["id"]: [token[name] for name in MARKS] for token in document["added_tokens"]}
     done = tokenizer.backend_tokenizer.get_added_tokens_decoder()
     same = added == {number: [getattr(token, name) for name in MARKS] for number, token in done.items()}
-    if same and splitting(without_words(said)) == splitting(tokenizer.backend_tokenizer):
+    if same and splitting(without_words(document)) == splitting(tokenizer.backend_tokenizer):
         return tokenizer
     plain = PreTrainedTokenizerFast.from_pretrained(model, revision=revision, trust_remote_code=False)
     differing = next((text for text in PROBES if ids_of(plain, text) != ids_of(tokenizer, text)), None)
@@ -2582,16 +2609,17 @@ def as_published(tokenizer: Any, file: str, model: str, revision: str | None) ->
     return plain
 
 
-def without_words(said: JsonObject) -> Any:
-    """The tokenizer of such a file with an empty vocabulary, which transformers takes from the file in any case."""
+def without_words(document: JsonObject) -> Any:
+    """The tokenizer of such a document with an empty vocabulary. transformers always takes the vocabulary from the
+    file."""
     from tokenizers import Tokenizer
 
-    empty: JsonObject = {"vocab": {}, "merges": []} if said["model"].get("type") == "BPE" else {}
-    return Tokenizer.from_str(json.dumps({**said, "model": {**said["model"], **empty}, "added_tokens": []}))
+    empty: JsonObject = {"vocab": {}, "merges": []} if document["model"].get("type") == "BPE" else {}
+    return Tokenizer.from_str(json.dumps({**document, "model": {**document["model"], **empty}, "added_tokens": []}))
 
 
 def splitting(backend: Any) -> list[Any]:
-    """What decides, beside vocabulary and merges, which ids a text gets."""
+    """The settings, beside vocabulary and merges, that decide which ids a text gets."""
     steps = [step and step.__getstate__() for step in (backend.normalizer, backend.pre_tokenizer)]
     return [type(backend.model), *steps, *(getattr(backend.model, name, None) for name in FLAGS)]
 
@@ -2601,9 +2629,9 @@ def ids_of(tokenizer: Any, text: str) -> list[int]:
 
 
 def with_prefix_of_llama_cpp(tokenizer: Any) -> Any:
-    """Puts a space before text that follows a special token, when the tokenizer puts one only before the first word.
+    """Puts a space before text that follows a special token, if the tokenizer puts one only before the first word.
 
-    llama.cpp knows one rule for pieces of sentencepiece: each stretch of text between special tokens gets the space.
+    llama.cpp has one rule for pieces of sentencepiece: each stretch of text between special tokens gets the space.
     """
     if not tokenizer.is_fast:
         return tokenizer
@@ -2637,8 +2665,10 @@ def no_tokenizer(model: str, expected: str, got: str) -> Refused:
 
 @contextmanager
 def limited(seconds: float) -> Iterator[None]:
-    """Raises TimeoutError when the block takes longer: a chat template is a program from somebody else. Only the main
-    thread can be interrupted, and Windows has no such clock."""
+    """Raises TimeoutError if the block takes longer. It is for chat templates, which are programs of somebody else.
+
+    Only the main thread can be interrupted, and Windows has no such timer. There is no limit then.
+    """
     if not hasattr(signal, "setitimer") or threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -2655,7 +2685,8 @@ def limited(seconds: float) -> Iterator[None]:
 
 
 def endless_template(model: str) -> Refused:
-    """Of the model, not of a row: the next one would take as long."""
+    """The refusal of a chat template that is too slow. It blames the model and not a row: the next row would be as
+    slow."""
     return Refused(
         f"the chat template of {model} is too slow for the conversations",
         code="unsafe_file",
@@ -2666,7 +2697,7 @@ def endless_template(model: str) -> Refused:
 
 
 class Feeding(TypedDict):
-    """What of a recipe says how a row is fed."""
+    """The fields of a recipe that say how a row is fed."""
 
     data: str
     format: str
@@ -2714,16 +2745,16 @@ class Encoder:
         }
 
     def tokens(self, rendered: str, spans: list[tuple[int, int]], *, is_chat: bool) -> tuple[list[int], list[int]]:
-        """Ids of the whole text, and labels: a token is trained when a part of it lies inside a trained span.
+        """Ids of the whole text, and labels. A token is trained if a part of it lies inside a trained span.
 
-        A token may begin with the space that ends the prompt ("is " + "four" is read as " four"): it is the answer's.
-        A template writes its own special tokens; plain text gets the tokenizer's usual ones and an end token, which is
-        trained so that the model learns to stop.
+        A token may begin with the space that ends the prompt: "is " + "four" is read as " four". It belongs to the
+        answer. A template writes its own special tokens. Plain text gets the tokenizer's usual ones and an end token,
+        which is trained so that the model learns to stop.
         """
         encoded = self.tokenizer(rendered, add_special_tokens=not is_chat, return_offsets_mapping=True)
         ids = list(encoded["input_ids"])
-        # Some tokenizers trim the spaces off their offsets, and of a space alone nothing is left: it begins where the
-        # token before it ends.
+        # Some tokenizers leave spaces out of their offsets, so a token of only a space has none. Such a token begins
+        # where the token before it ends.
         offsets = encoded["offset_mapping"]
         ends = itertools.accumulate((end for _, end in offsets), max, initial=0)
         offsets = [(min(start, before), end) for (start, end), before in zip(offsets, ends, strict=False)]
@@ -2732,7 +2763,7 @@ class Encoder:
         if not is_chat:
             if not ids or ids[-1] != self.end_token():
                 ids, labels = [*ids, IGNORED], [*labels, IGNORED]
-            ids[-1] = labels[-1] = self.end_token()  # one that the tokenizer appends itself stands in no span
+            ids[-1] = labels[-1] = self.end_token()  # an end token that the tokenizer appends itself is in no span
         return ids, labels
 
     def end_token(self) -> int:
@@ -2753,9 +2784,9 @@ class Encoder:
         return rendered, [self.answer_span(example, rendered, i) for i in example["trained_messages"]]
 
     def answer_span(self, example: Example, rendered: str, index: int) -> tuple[int, int]:
-        """Where one answer stands: its text, its calls of tools, and the token that ends the turn.
+        """The span of one answer: its text, its calls of tools, and the token that ends the turn.
 
-        It starts where the generation prompt ends, because from there on the model is alone.
+        It starts where the generation prompt ends, because from there on the model writes.
         """
         messages, tools = example["messages"], example["tools"]
         calls = bool(messages[index].get("tool_calls"))
@@ -2778,8 +2809,10 @@ class Encoder:
         return (prefix if 0 < prefix <= start else start), self.turn_end(rendered, end)
 
     def around_answer(self, example: Example, rendered: str, index: int) -> tuple[int, int] | None:
-        """The answer without the token that ends it. Text and calls are replaced by a mark: what stays the same around
-        the mark is not it."""
+        """The span of the answer without the token that ends it.
+
+        The text and calls of the answer are replaced by a mark. What is the same around the mark is not the answer.
+        """
         messages = example["messages"]
         marked = messages[index] | {"content": MARK}
         marked.pop("tool_calls", None)
@@ -2790,8 +2823,8 @@ class Encoder:
         return None
 
     def around_calls(self, example: Example, rendered: str, index: int) -> tuple[int, int] | None:
-        """The same for an answer with calls, where a template writes the last message in another way (Qwen3 thinks
-        there). Some put what a tool answered into the same turn: then it changes with the messages that follow."""
+        """The same for an answer with calls, for templates that write the last message in another way (Qwen3 thinks
+        there). None if the span changes with the messages that follow: some templates put the tool's answer into it."""
         messages = example["messages"]
         others = [message | {"content": MARK} for message in messages[index + 1 :]]
         try:
@@ -2820,7 +2853,7 @@ class Encoder:
                 expected="a model with a chat template (most Instruct models), or rows of plain text",
                 hint="use the model's Instruct version, or data with `prompt` and `completion`, or `text`",
             )
-        # Its own refusal, what the expressions in it raise, and the limit of time.
+        # The template's own refusal, and what its expressions raise.
         errors = (jinja2.TemplateError, ArithmeticError, AttributeError, LookupError, MemoryError, RecursionError)
         started = time.thread_time()
         try:
@@ -2854,7 +2887,7 @@ class Encoder:
         return rendered, [(len(example["prompt"]), len(rendered))]
 
     def require_unrendered(self, messages: list[Message]) -> None:
-        """A question that somebody rendered with the template already would be rendered twice."""
+        """Refuses a question that was already rendered with the template: it would be rendered twice."""
         question = next(message["content"] for message in messages if message["role"] == "user")
         mark = next((mark for mark in self.template_marks() if mark in question), None)
         if mark is not None:
@@ -2867,10 +2900,10 @@ class Encoder:
             )
 
     def template_marks(self) -> list[str]:
-        """What the template writes right before a question, and every special token that stands in front of it."""
+        """The text that the template writes right before a question, and every special token before it."""
         if self.marks is None:
             head = ""
-            with suppress(Refused):  # a template that wants more than a question
+            with suppress(Refused):  # a template that needs more than a question
                 head = self.render([{"role": "user", "content": MARK}], None).partition(MARK)[0]
             special = {*self.tokenizer.all_special_tokens, *added_special_tokens(self.tokenizer)}
             last = head.removeprefix(self.tokenizer.bos_token or "").strip().rpartition("\n")[2]
@@ -2888,19 +2921,20 @@ def added_special_tokens(tokenizer: Any) -> list[str]:
 
 
 # --- model -----------------------------------------------------------------------------------------------------------
-# The model: how it is loaded, what of it is trained, and how its answers are scored.
+# The model: how it is loaded, which part of it trains, and how its answers are scored.
 
-# Elements. The whole head is read for each lot of logits, so a lot is large: 105 tokens of Qwen2.5's 151,936 words take
-# half the time of 4 lots of 26 in bf16, two thirds in fp32. The softmax of a lot is made in parts that stay in cache.
+# Elements of logits. The whole head is read for each chunk of logits, so chunks are large: 105 tokens of Qwen2.5's
+# 151,936 words take half the time of 4 chunks of 26 in bf16, two thirds in fp32. The softmax of a chunk is computed in
+# parts that stay in the cache.
 LOGITS_AT_ONCE = 16_000_000
 SOFTMAX_AT_ONCE = 1_000_000
 
 
 def trained_types(model: Any, placement: Placement) -> dict[str, Any]:
-    """The torch type of each weight that trains, by name; float32 now unless the plan computes in bfloat16.
+    """The torch type of each weight that trains, by name. Makes it float32, unless the plan computes in bfloat16.
 
-    TRL (1.16) has made the adapter of a quantized base bfloat16, whatever is computed in, and PEFT (0.21) leaves a
-    module that trains whole in the type of the base. The scaler of float16's gradients takes neither on CUDA.
+    TRL (1.16) makes the adapter of a quantized base bfloat16 in any case. PEFT (0.21) leaves a module that trains whole
+    in the type of the base. On CUDA, the scaler of float16's gradients accepts neither.
     """
     import torch
 
@@ -2912,10 +2946,11 @@ def trained_types(model: Any, placement: Placement) -> dict[str, Any]:
 
 
 def require_float32(optimizer: Any) -> None:
-    """Checks what an optimizer trains: the gradients of weights of any other type cannot be scaled for float16.
+    """Checks, before the first step, that an optimizer trains only float32 weights. Gradients of other types cannot be
+    scaled for float16.
 
     Raises:
-        Refused: a weight has another type; before the first step.
+        Refused: a weight has another type.
     """
     types = [str(weight.dtype) for group in optimizer.param_groups for weight in group["params"]]
     others = Counter(name.removeprefix("torch.") for name in types if name != "torch.float32")
@@ -2939,7 +2974,7 @@ def score_trained_tokens_only(model: Any, *, fused: bool) -> None:
     Llama 4 for a `last_hidden_state` that it does not return (both trl 1.16).
 
     Args:
-        fused: TRL's own fused head is quick on this device. It stays wherever it can score this model.
+        fused: whether TRL's own fused head is fast on this device. It is then used if it can score this model.
     """
     import functools
     import types
@@ -2976,7 +3011,7 @@ def score_trained_tokens_only(model: Any, *, fused: bool) -> None:
         spread = none.masked_scatter(mask, scored)
         aux_loss = getattr(outputs, "aux_loss", None)
         if aux_loss is None and kwargs.get("output_router_logits"):
-            aux_loss = none.new_zeros(())  # this model's own forward pass balances nothing
+            aux_loss = none.new_zeros(())  # this model's own forward pass has no balancing loss
         return types.SimpleNamespace(
             loss=None, log_probs=spread, entropy=none, is_top1=none, label_mask=mask, aux_loss=aux_loss
         )
@@ -2985,11 +3020,11 @@ def score_trained_tokens_only(model: Any, *, fused: bool) -> None:
 
 
 def without_product(head: Any, forward: Callable[[], Any]) -> tuple[Any, Any]:
-    """What the forward pass gives without the product of its head, and the hidden states that the head was given."""
-    given = []
+    """The outputs of the forward pass without the product of its head, and the hidden states that the head received."""
+    hidden_states = []
 
     def keep(hidden: Any) -> Any:
-        given.append(hidden)
+        hidden_states.append(hidden)
         return hidden.new_zeros((*hidden.shape[:-1], 1))
 
     head.forward = keep
@@ -2997,7 +3032,7 @@ def without_product(head: Any, forward: Callable[[], Any]) -> tuple[Any, Any]:
         outputs = forward()
     finally:
         del head.forward
-    return outputs, given[-1]
+    return outputs, hidden_states[-1]
 
 
 def log_probs_function() -> Any:
@@ -3006,8 +3041,9 @@ def log_probs_function() -> Any:
     class LogProbs(torch.autograd.Function):  # type: ignore[misc]
         """log p of each label. hidden [tokens, width], weight [vocabulary, width], labels [tokens] -> [tokens].
 
-        d log p / d logits = one at the label - softmax(logits). A frozen weight: the gradient of `hidden` is made in
-        the forward pass, while the logits of a chunk are at hand. One that trains: the backward pass makes them again.
+        d log p / d logits = one at the label - softmax(logits). If the weight is frozen, the gradient of `hidden` is
+        computed in the forward pass, while the logits of a chunk exist. If it trains, the backward pass computes the
+        logits again.
         """
 
         @staticmethod
@@ -3051,14 +3087,14 @@ def log_probs_function() -> Any:
 
 
 def attention_kernel(recipe: Recipe, placement: Placement) -> str:
-    """The kernel of the plan, or eager where the model's class has no such one: torch's fused attention knows neither
-    the capped scores of Gemma 2 nor the sinks of gpt-oss."""
+    """The kernel of the plan, or eager if the model's class does not support it. torch's fused attention supports
+    neither the capped scores of Gemma 2 nor the sinks of gpt-oss."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
     wanted = placement["attn_implementation"]
     config = AutoConfig.from_pretrained(recipe["model"], revision=recipe["revision"], trust_remote_code=False)
-    known = AutoModelForCausalLM._model_mapping
-    classes = known.get(type(config), None)
+    mapping = AutoModelForCausalLM._model_mapping
+    classes = mapping.get(type(config), None)
     first = classes[0] if isinstance(classes, tuple) else classes
     if wanted != "sdpa" or first is None or first._supports_sdpa:
         return wanted
@@ -3067,8 +3103,8 @@ def attention_kernel(recipe: Recipe, placement: Placement) -> str:
 
 
 def config_with(model: str, revision: str | None, attention: str) -> Any:
-    """The model's config with our kernel in every part: a kernel that config.json names would be taken before one that
-    is given to from_pretrained (transformers 5.23)."""
+    """The model's config with our kernel in every part. A kernel that config.json names would win over an argument of
+    from_pretrained (transformers 5.23)."""
     from transformers import AutoConfig
 
     config = AutoConfig.from_pretrained(model, revision=revision, trust_remote_code=False)
@@ -3106,28 +3142,30 @@ def load_model(recipe: Recipe, placement: Placement) -> Any:
 
 
 def is_full(recipe: Recipe) -> bool:
-    """Every weight trains, instead of an adapter."""
+    """Whether every weight trains, instead of an adapter."""
     return recipe["finetuning_type"] == "full"
 
 
 def weights_dtype(recipe: Recipe, placement: Placement) -> str:
-    """A frozen base has the type that is computed in. Weights that train are float32, and autocast computes in the
-    placement's type: bfloat16 has 8 bits, so a step that moves a weight by less than 1/256 of it would change nothing.
-    `pure_bf16` takes that."""
+    """The type of the weights. A frozen base has the type of the computation.
+
+    Weights that train are float32, and autocast computes in the placement's type. bfloat16 has 8 bits, so a step that
+    moves a weight by less than 1/256 of it would change nothing. `pure_bf16` accepts that.
+    """
     return "float32" if is_full(recipe) and not recipe["pure_bf16"] else placement["dtype"]
 
 
 def check_optimizer(recipe: Recipe) -> None:
-    """Before anything is loaded: a wrong name would be found after the model is."""
+    """Refuses an unknown optimizer before the model is loaded. The trainer would refuse it afterwards."""
     from transformers.training_args import OptimizerNames
 
-    known = [name.value for name in OptimizerNames]
-    if recipe["optim"] not in known:
-        close = difflib.get_close_matches(recipe["optim"], known, n=1)
+    names = [name.value for name in OptimizerNames]
+    if recipe["optim"] not in names:
+        close = difflib.get_close_matches(recipe["optim"], names, n=1)
         raise Refused(
             f"optim: {recipe['optim']!r} is unknown",
             code="bad_recipe",
-            expected=", ".join(known),
+            expected=", ".join(names),
             got=recipe["optim"],
             hint=f"did you mean {close[0]!r}?" if close else "leave optim out of the recipe for AdamW",
         )
@@ -3158,8 +3196,10 @@ def lora_config(recipe: Recipe, model: Any) -> Any:
 
 
 def check_experts(config: Any, model: Any) -> None:
-    """PEFT takes the names that experts had before transformers 5 for one adapter of them all, in the layers that are
-    dense too. `skill-train merge` has no rule for such an adapter."""
+    """Refuses targets by the names that experts had before transformers 5.
+
+    PEFT makes one adapter for all experts of such names, in dense layers too. `skill-train merge` has no rule for it.
+    """
     from peft.utils import transformers_weight_conversion
 
     convert = getattr(transformers_weight_conversion, "_convert_peft_config_moe", None)
@@ -3168,31 +3208,32 @@ def check_experts(config: Any, model: Any) -> None:
     trial = copy.deepcopy(config)
     try:
         convert(trial, model)
-        taken = sorted(set(config.target_modules) - set(trial.target_modules))
-    except ValueError:  # of names that belong together it has only some
-        taken = sorted(config.target_modules)
-    if taken:
+        of_experts = sorted(set(config.target_modules) - set(trial.target_modules))
+    except ValueError:  # only some of the names that belong together are there
+        of_experts = sorted(config.target_modules)
+    if of_experts:
         raise Refused(
-            f"the LoRA targets {', '.join(taken)} belong to experts, whose adapters cannot be merged",
+            f"the LoRA targets {', '.join(of_experts)} belong to experts, whose adapters cannot be merged",
             code="no_such_target",
             expected="modules outside the experts, such as those of the attention",
-            got=", ".join(taken),
+            got=", ".join(of_experts),
             hint="remove target_modules from the recipe to use the targets of the architecture",
         )
 
 
 def check_target(target: str, modules: list[tuple[str, Any]], head: Any) -> None:
-    """Found as PEFT finds it, and one that can have an adapter and that `skill-train merge` can merge."""
+    """Refuses a target that PEFT does not find, that cannot have an adapter, or that `skill-train merge` cannot
+    merge."""
     import torch
 
-    found = [module for name, module in modules if name == target or name.endswith(f".{target}")]
-    other = next((m for m in found if not is_linear(m) and not isinstance(m, torch.nn.Embedding)), None)
+    matching = [module for name, module in modules if name == target or name.endswith(f".{target}")]
+    other = next((m for m in matching if not is_linear(m) and not isinstance(m, torch.nn.Embedding)), None)
     got, hint = target, "set target_modules in the recipe, or leave it out to have it chosen by the architecture"
-    if not found:
+    if not matching:
         message = f"the LoRA target {target!r} is not a module of this model"
     elif other is not None:
         message, got = f"the LoRA target {target!r} is not a linear layer", f"{target} ({type(other).__name__})"
-    elif any(module is head for module in found):  # TRL makes the loss of its weight alone (trl 1.16)
+    elif any(module is head for module in matching):  # TRL makes the loss of its weight alone (trl 1.16)
         message, hint = (
             f"the output head {target!r} cannot have an adapter",
             f"modules_to_save: [{target}] trains it whole",
@@ -3205,7 +3246,8 @@ def check_target(target: str, modules: list[tuple[str, Any]], head: Any) -> None
 
 
 def check_saved(wanted: str, modules: list[tuple[str, Any]]) -> None:
-    """PEFT saves every module whose name ends so, and says nothing when there is none."""
+    """Refuses a name that ends no module's name. PEFT saves every module whose name ends so, and ignores other
+    names."""
     import torch
 
     containers = (torch.nn.ModuleList, torch.nn.ModuleDict)
@@ -3213,13 +3255,13 @@ def check_saved(wanted: str, modules: list[tuple[str, Any]]) -> None:
     trained = any(next(module.parameters(), None) is not None for module in saved)
     if trained and not any(isinstance(module, containers) for module in saved):
         return
-    held = {
+    trainable = {
         name.rsplit(".", 1)[-1] for name, module in modules if next(module.parameters(recurse=False), None) is not None
     }
     raise Refused(
         f"modules_to_save: {wanted!r} is not a trainable module of this model",
         code="no_such_target",
-        expected=f"one of: {', '.join(sorted(held))}",
+        expected=f"one of: {', '.join(sorted(trainable))}",
         got=wanted or "''",
         hint="correct modules_to_save in the recipe, or remove it",
     )
@@ -3269,16 +3311,17 @@ def require_device(torch: Any, placement: Placement) -> None:
 
 
 # --- watch -----------------------------------------------------------------------------------------------------------
-# While it trains: checkpoints, a line a step, and the ends of a run that has gone wrong.
+# Watches a training: checkpoints, a line a step, and the end of a run that has gone wrong.
 
-# A pipe on standard input holds the processes of a run to the command that started them: the system closes it when
-# that command ends, however it ends, and a launcher passes it on to all its processes.
+# A pipe on standard input ties the processes of a run to the command that started them. The system closes it when that
+# command ends in any way, and a launcher passes it on to all its processes.
 PARENT_GONE = threading.Event()
-TRAINING = threading.Event()  # a step will end, with a checkpoint after it
+TRAINING = threading.Event()  # set while a step can end with a checkpoint
 
 
 def attend(folder: Path) -> None:
-    """Watches standard input in a thread. Until training begins there is nothing to save, so the process ends there."""
+    """Watches standard input in a thread. Before training begins there is nothing to save, so the process ends at
+    once."""
 
     def watch() -> None:
         with suppress(OSError):
@@ -3304,12 +3347,12 @@ def abandoned(when: str) -> Refused:
 
 
 def newest_checkpoint(folder: Path) -> Path | None:
-    """The newest checkpoint with its marker and all its bytes; torn ones are removed, so that nothing reads them.
+    """The newest checkpoint with its marker and all its bytes. Torn ones are removed, so that nothing reads them.
 
-    Every process looks for itself, while the first one removes: what it removes is torn for all.
+    Every process calls this, and the main process removes. A checkpoint that it removes is torn for all.
     """
-    found = [path for path in folder.glob("checkpoint-*") if path.name.rsplit("-", 1)[1].isdigit()]
-    for path in sorted(found, key=lambda p: int(p.name.rsplit("-", 1)[1]), reverse=True):
+    checkpoints = [path for path in folder.glob("checkpoint-*") if path.name.rsplit("-", 1)[1].isdigit()]
+    for path in sorted(checkpoints, key=lambda p: int(p.name.rsplit("-", 1)[1]), reverse=True):
         if is_complete(path):
             event("note", text=f"resuming from {path.name}")
             return path
@@ -3321,8 +3364,11 @@ def newest_checkpoint(folder: Path) -> Path | None:
 
 
 def check_split(checkpoint: Path, placement: Placement) -> None:
-    """A run may go on with another number of processes: it feeds the same rows in the same batches. Only dropout is
-    drawn anew, since each process has its own. What FSDP saves, only FSDP reads."""
+    """Refuses a checkpoint of FSDP without FSDP, and the reverse: only FSDP reads what FSDP saves.
+
+    A run may continue with another number of processes, because the same rows are fed in the same batches. Only dropout
+    is drawn anew, since each process has its own.
+    """
     if any(checkpoint.glob("pytorch_model_fsdp*")) != (placement["strategy"] == "fsdp"):
         raise Refused(
             f"{checkpoint.name} cannot be resumed with strategy {placement['strategy']}",
@@ -3350,8 +3396,8 @@ def is_complete(checkpoint: Path) -> bool:
 
 def numbered(folder: Path) -> list[Path]:
     """The checkpoints of a folder, the newest first."""
-    found = [path for path in folder.glob("checkpoint-*") if path.name.rsplit("-", 1)[1].isdigit()]
-    return sorted(found, key=step_of, reverse=True)
+    checkpoints = [path for path in folder.glob("checkpoint-*") if path.name.rsplit("-", 1)[1].isdigit()]
+    return sorted(checkpoints, key=step_of, reverse=True)
 
 
 def step_of(checkpoint: Path) -> int:
@@ -3359,7 +3405,7 @@ def step_of(checkpoint: Path) -> int:
 
 
 class Fed(TypedDict):
-    """What one step was fed. `epoch`: how often all rows were by then."""
+    """The data that one step was fed. `epoch`: how often all rows had been fed by then."""
 
     epoch: float
     tokens: int
@@ -3371,8 +3417,8 @@ class StepLine(Fed):
 
     Attributes:
         start: which start of the program made the step.
-        job: of Hugging Face Jobs; its next one may have another machine.
-        memory_bytes: at most so far, by kind.
+        job: id in Hugging Face Jobs. The next job of a run may have another machine.
+        memory_bytes: the highest use so far, by kind.
     """
 
     step: int
@@ -3406,8 +3452,8 @@ class Watch:
             write_text(self.metrics, "".join(json.dumps(line) + "\n" for line in self.lines))
 
     def kept_lines(self, checkpoint: Path) -> list[StepLine]:
-        """Lines of the steps that the checkpoint holds; later ones will be made again. A line that is lost has what the
-        trainer wrote down: losses, and no times."""
+        """The lines of the steps that the checkpoint holds; later steps will be made again. A lost line is replaced by
+        the trainer's own log, which has losses and no times."""
         state = json.loads((checkpoint / "trainer_state.json").read_text(encoding="utf-8"))
         logged = {entry["step"]: entry for entry in state["log_history"] if "loss" in entry}
         lines = {step: self.lost_line(step, state["max_steps"], entry) for step, entry in logged.items()}
@@ -3417,9 +3463,9 @@ class Watch:
             except json.JSONDecodeError:  # the line that a kill cut in two
                 break
             lines[line["step"]] = line
-        kept = [lines[step] for step in sorted(lines) if step <= step_of(checkpoint)]
-        self.require_same_rows(checkpoint, kept)
-        return kept
+        held_lines = [lines[step] for step in sorted(lines) if step <= step_of(checkpoint)]
+        self.require_same_rows(checkpoint, held_lines)
+        return held_lines
 
     def lost_line(self, step: int, steps: int, logs: dict[str, float]) -> StepLine:
         fed = self.fed(step)
@@ -3439,7 +3485,7 @@ class Watch:
         }
 
     def require_same_rows(self, checkpoint: Path, lines: list[StepLine]) -> None:
-        """Refuses to go on with another split: rows that were trained would count as new ones."""
+        """Refuses to continue with another split: trained rows would count as new ones."""
         for line in lines:
             fed = self.fed(line["step"])
             was = {name: line.get(name, value) for name, value in fed.items()}
@@ -3458,10 +3504,10 @@ class Watch:
         watch = self
 
         class Callback(TrainerCallback):  # type: ignore[misc]
-            def on_train_begin(self, args: Any, state: Any, control: Any, **made: Any) -> None:
+            def on_train_begin(self, args: Any, state: Any, control: Any, **parts: Any) -> None:
                 if args.fp16:
-                    require_float32(made["optimizer"])
-                watch.on_start(made["optimizer"], made["lr_scheduler"])
+                    require_float32(parts["optimizer"])
+                watch.on_start(parts["optimizer"], parts["lr_scheduler"])
 
             def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
                 watch.step_started = time.monotonic()
@@ -3481,11 +3527,13 @@ class Watch:
         return Callback()
 
     def on_start(self, optimizer: Any, scheduler: Any) -> None:
-        """The optimizer and its schedule, which the trainer makes only now, join the other arguments."""
+        """Adds the optimizer and its schedule to the recorded arguments. The trainer creates them only now."""
         record = self.metrics.with_name("environment.json")
         if is_main_process() and record.is_file():
-            known = json.loads(record.read_text(encoding="utf-8"))
-            write_json(record, known | {"optimizer": built_optimizer(optimizer), "schedule": built_schedule(scheduler)})
+            recorded = json.loads(record.read_text(encoding="utf-8"))
+            write_json(
+                record, recorded | {"optimizer": built_optimizer(optimizer), "schedule": built_schedule(scheduler)}
+            )
 
     def on_loss(self, step: int, steps: int, logs: dict[str, float]) -> bool:
         """Records one step. False when the run must stop."""
@@ -3523,21 +3571,22 @@ class Watch:
         }
 
     def bad_loss(self, step: int, loss: float, grad_norm: float | None) -> Refused | None:
-        """NaN, infinite, exactly zero, four times the first loss and above 20 nats, or flat: training has failed."""
+        """The refusal of a loss that shows a failed training: NaN, infinite, exactly 0, a gradient of exactly 0, or
+        above 20 nats and four times the first loss."""
         self.losses.append(loss)
         first = self.losses[0]
         if math.isnan(loss) or math.isinf(loss):
-            what, causes = f"is {loss}", "float16 or bfloat16 overflow, a learning rate too high, rows too long"
+            symptom, causes = f"is {loss}", "float16 or bfloat16 overflow, a learning rate too high, rows too long"
         elif loss == 0.0:
-            what, causes = "is exactly 0", "every label masked, or answers cut away by max_length"
+            symptom, causes = "is exactly 0", "every label masked, or answers cut away by max_length"
         elif loss > 4 * first and loss > 20:
-            what, causes = f"exploded to {loss:.3g}", "a learning rate too high"
-        elif grad_norm == 0.0:  # norms keep the loss of a drowned model finite, and nothing can be learned any more
-            what, causes = "has a gradient of exactly 0", "a learning rate too high"
+            symptom, causes = f"exploded to {loss:.3g}", "a learning rate too high"
+        elif grad_norm == 0.0:  # norms keep the loss of a broken model finite, but it learns nothing any more
+            symptom, causes = "has a gradient of exactly 0", "a learning rate too high"
         else:
             return None
         return Refused(
-            f"the loss {what} at step {step}: {causes}",
+            f"the loss {symptom} at step {step}: {causes}",
             code="bad_loss",
             exit_code=EXIT_FAILED,
             expected="a finite loss above 0",
@@ -3546,8 +3595,8 @@ class Watch:
         )
 
     def memory(self) -> dict[str, int]:
-        """Bytes in use at most so far, by kind (`mps`: now, because it keeps no peak). The first answer is kept as the
-        baseline."""
+        """The highest number of bytes in use so far, by kind; for `mps` the current number, because it has no peak. The
+        first answer becomes the baseline."""
         import torch
 
         now = {"rss": peak_rss_bytes()}
@@ -3570,17 +3619,18 @@ class Watch:
             event("checkpoint", name=checkpoint.name)
 
     def remove_older(self, checkpoint: Path) -> None:
-        """Only now: the trainer itself removes older ones before the newest has its marker, and takes for the oldest
-        the one with the earliest clock, so that after a clock set back it removes the newest (transformers 5.23)."""
+        """Removes older checkpoints, once the newest has its marker. The trainer itself (transformers 5.23) would
+        remove them earlier, and by time: after the clock was set back, it would remove the newest."""
         before = [path for path in numbered(checkpoint.parent) if step_of(path) < step_of(checkpoint)]
         for path in before[self.keep - 1 :]:
             (path / "complete.json").unlink(missing_ok=True)
             shutil.rmtree(path, ignore_errors=True)
 
     def asked_to_stop(self, device: Any) -> bool:
-        """Whether a signal reached any of the processes: all stop after the same step, or the rest would wait forever.
+        """Whether a signal reached any of the processes. All must stop after the same step, or the rest would wait for
+        ever.
 
-        Processes whose launcher was killed would go on alone; their parent is then another.
+        Processes whose launcher was killed would continue alone. They notice it by another parent process.
         """
         alone = "LOCAL_RANK" in os.environ and os.getppid() != self.parent
         if any_process(self.interrupted or alone or PARENT_GONE.is_set(), device):
@@ -3596,7 +3646,7 @@ class Watch:
 
     @contextmanager
     def signals(self) -> Iterator[None]:
-        """Ctrl-C, a polite kill, and a terminal that closes save a checkpoint after the current step and stop."""
+        """Lets Ctrl-C, SIGTERM and the closing of the terminal save a checkpoint after the current step and stop."""
 
         def stop(*_: Any) -> None:
             self.interrupted = True
@@ -3614,7 +3664,8 @@ class Watch:
 
 
 def built_optimizer(optimizer: Any) -> dict[str, object]:
-    """Its class and its groups. `lr` is left out: it changes with each step, and a resumed run has another one."""
+    """The class and the groups of an optimizer. `lr` is left out, because it changes with each step and in a resumed
+    run."""
     inner = getattr(optimizer, "optimizer", optimizer)
     groups = [{key: value for key, value in g.items() if key not in ("params", "lr")} for g in inner.param_groups]
     sizes = [len(group["params"]) for group in inner.param_groups]
@@ -3639,17 +3690,17 @@ def built_schedule(scheduler: Any) -> dict[str, object]:
 # The trainer: its arguments, their record, and the folder of what was trained.
 
 SETS_OF_NAMES = ("target_modules", "exclude_modules")  # in adapter_config.json
-# Of a base's files: weights in any format, pickles, code, and rows of data.
+# Endings of a base's files that are not copied: weights in any format, pickles, code, and rows of data.
 LEFT_OUT = """
     .safetensors .bin .pt .pth .ckpt .pkl .pickle .h5 .msgpack .onnx .onnx_data .gguf .ggml .npz .ot .tflite .mlmodel
     .nemo .py .pyc .so .sh .exe .jsonl .ndjson .csv .tsv .parquet .arrow .log
 """
-OTHER_WORK = ("plan.json", "adapter_config.json", "trainer_state.json")  # in the folder of a run, adapter, checkpoint
-FIRST_BATCHES = 4  # of which a digest each is kept, so that a difference can be placed
+OTHER_WORK = ("plan.json", "adapter_config.json", "trainer_state.json")  # they mark a run, an adapter, a checkpoint
+FIRST_BATCHES = 4  # each has a digest in the record, so that a difference can be located
 
 
 def build_trainer(recipe: Recipe, placement: Placement, folder: Path, tokenizer: Any, data: Data, watch: Watch) -> Any:
-    """TRL's trainer with every argument said. Rows are tokenized and masked already, so TRL prepares nothing."""
+    """TRL's trainer with every argument set. Rows are already tokenized and masked, so TRL prepares nothing."""
     import datasets
     import torch
     import transformers
@@ -3660,10 +3711,10 @@ def build_trainer(recipe: Recipe, placement: Placement, folder: Path, tokenizer:
     if placement["threads"] and placement["device"] == "cpu":
         torch.set_num_threads(placement["threads"])
     transformers.set_seed(recipe["seed"])
-    # First: they join the processes and take this one's GPU, where 4-bit weights are loaded, and without which every
-    # process of FSDP would read all the weights into RAM.
+    # Before the model is loaded: the arguments join the processes and select the GPU of this one, on which 4-bit
+    # weights are loaded. Without that, every process of FSDP would read all the weights into RAM.
     arguments = trainer_arguments(recipe, placement, folder)
-    watch.memory()  # what the libraries take before the model is there
+    watch.memory()  # the memory of the libraries, before the model is loaded
     model = load_model(recipe, placement)
     check_vocabulary(model, data)
     rows = [{"input_ids": row["input_ids"], "labels": row["labels"]} for row in data["train"]]
@@ -3672,18 +3723,20 @@ def build_trainer(recipe: Recipe, placement: Placement, folder: Path, tokenizer:
     dataset = datasets.Dataset.from_list(rows).select(order)
 
     class Trainer(SFTTrainer):  # type: ignore[misc]
-        def create_optimizer(self, *given: Any) -> Any:
-            """After a checkpoint is read, whose adapter PEFT (0.21) makes float32: a run goes on in its own types."""
+        def create_optimizer(self, *positional: Any) -> Any:
+            """Restores the types of the run first. PEFT (0.21) makes the adapter of a checkpoint float32 when it is
+            read."""
             for name, weight in self.model.named_parameters():
                 if weight.dtype != types.get(name, weight.dtype):
                     weight.data = weight.data.to(types[name])
-            return super().create_optimizer(*given)
+            return super().create_optimizer(*positional)
 
-        def autocast_smart_context_manager(self, *given: Any) -> Any:
-            """Accelerate (1.15) casts in training alone, and for float16 not on a CPU. The checks before it need it too
-            where float32 weights meet a float16 base: PEFT casts for an adapter, not for a module that trains whole."""
+        def autocast_smart_context_manager(self, *positional: Any) -> Any:
+            """Casts for float16 outside training and on a CPU too, where Accelerate (1.15) does not. The checks need it
+            if float32 weights meet a float16 base: PEFT casts for an adapter, but not for a module that trains
+            whole."""
             if placement["dtype"] != "float16":
-                return super().autocast_smart_context_manager(*given)
+                return super().autocast_smart_context_manager(*positional)
             return torch.autocast(placement["device"], torch.float16)
 
     trainer = Trainer(
@@ -3702,7 +3755,7 @@ def build_trainer(recipe: Recipe, placement: Placement, folder: Path, tokenizer:
 
 
 def trainer_arguments(recipe: Recipe, placement: Placement, folder: Path) -> Any:
-    """Nothing is left to a library's default (trl 1.16, unset: bf16 on every device, checkpointing on, 1024 tokens)."""
+    """All arguments. None is left to a default of TRL (1.16: bf16 on every device, checkpointing on, 1024 tokens)."""
     from trl import SFTConfig
 
     return SFTConfig(
@@ -3759,7 +3812,7 @@ def trainer_arguments(recipe: Recipe, placement: Placement, folder: Path) -> Any
 
 
 def reporter(name: str) -> str:
-    """Who else is told of the metrics. By choice, never required."""
+    """Where the metrics are reported too, if the user chose that and the package is installed."""
     from importlib.util import find_spec
 
     if name == "none" or find_spec(name) is not None:
@@ -3769,21 +3822,21 @@ def reporter(name: str) -> str:
 
 
 def train(trainer: Any, watch: Watch, seed: int, checkpoint: Path | None) -> None:
-    """Trains, or goes on from a checkpoint. The seed is set again so that the checks before leave no trace in it; each
-    process draws its own dropout."""
+    """Trains, or continues from a checkpoint. The seed is set again, so that the checks before have no effect on it.
+    Each process draws its own dropout."""
     import transformers
 
     transformers.set_seed(seed + int(os.environ.get("RANK", "0")))
     with watch.signals():
         trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
-        watch.asked_to_stop(trainer.args.device)  # after the last step too
+        watch.asked_to_stop(trainer.args.device)  # also after the last step
     if watch.problem is not None:
         raise watch.problem
 
 
 def save(trainer: Any, folder: Path, base: Path | None) -> None:
-    """Writes the adapter, or the whole model with the files of its `base`, under a temporary name first. All processes
-    have it when this returns."""
+    """Writes the adapter, or the whole model with the files of its `base`, under a temporary name first. When this
+    returns, it exists for all processes."""
     part = folder.with_name(f".{folder.name}.part")
     weights = gathered_weights(trainer.model) if trainer.is_fsdp_enabled else None
     if is_main_process():
@@ -3799,8 +3852,8 @@ def save(trainer: Any, folder: Path, base: Path | None) -> None:
 
 
 def settle_order(config: Path) -> None:
-    """PEFT (0.21) writes its sets of names in the order of Python's hashes, another one in each process: the same run
-    would never give the same file twice."""
+    """Sorts the sets of names in a config. PEFT (0.21) writes them in the order of Python's hashes, which differs in
+    each process, so the same run would never give the same file twice."""
     if config.is_file():
         values = json.loads(config.read_text(encoding="utf-8"))
         sets = {name: sorted(values[name]) for name in SETS_OF_NAMES if isinstance(values.get(name), list)}
@@ -3808,7 +3861,7 @@ def settle_order(config: Path) -> None:
 
 
 def replace_folder(part: Path, folder: Path) -> None:
-    """A folder of an earlier start goes whole: a kill must not leave a part of it under its name."""
+    """Replaces a folder of an earlier start as a whole. A kill must not leave a part of it under its name."""
     old = folder.with_name(f".{folder.name}.old.part")
     shutil.rmtree(old, ignore_errors=True)
     if folder.is_dir():
@@ -3818,12 +3871,15 @@ def replace_folder(part: Path, folder: Path) -> None:
 
 
 def take_files(base: Path, part: Path, dtype: str) -> None:
-    """Tokenizer, template and configs are the base's, byte for byte: what transformers saves again, converters may not
-    read. Only the type of the weights is another in config.json, and the base's card stays: the repository of the tuned
-    model has its own in that place."""
-    for made in part.iterdir():
-        if ".safetensors" not in made.name:
-            made.unlink()
+    """Copies tokenizer, template and configs of the base, byte for byte. Converters may not read what transformers
+    saves.
+
+    In config.json only the type of the weights changes. The base's card is not copied: the repository of the tuned
+    model has its own card.
+    """
+    for written in part.iterdir():
+        if ".safetensors" not in written.name:
+            written.unlink()
     for file in files_of_base(base):
         if file == base / "README.md":
             continue
@@ -3840,17 +3896,17 @@ def take_files(base: Path, part: Path, dtype: str) -> None:
 
 
 def files_of_base(base: Path) -> list[Path]:
-    """What goes along with a model's weights, in sub-folders too. Not what else is kept in its folder: the tuned model
-    may be published, and a run beside the weights holds the rows that it was trained on."""
-    found: list[Path] = []
+    """The files that belong to a model's weights, also in sub-folders. Other files in its folder are left out: the
+    tuned model may be published, and a run beside the weights holds the rows that it was trained on."""
+    files: list[Path] = []
     for root, folders, names in os.walk(base):
         folders[:] = [name for name in folders if not is_other_work(Path(root, name))]
-        found += [Path(root, name) for name in names if goes_along(Path(root, name))]
-    return sorted(found)
+        files += [Path(root, name) for name in names if goes_along(Path(root, name))]
+    return sorted(files)
 
 
 def is_other_work(folder: Path) -> bool:
-    """Hidden, or of runs, or another model than the one around it."""
+    """Whether a folder is hidden, or of runs, or holds a model of its own."""
     model = (folder / "config.json").is_file() and any(folder.glob("*.safetensors"))
     named = folder.name.startswith(".") or folder.name == "runs"
     return named or model or any((folder / name).is_file() for name in OTHER_WORK)
@@ -3870,8 +3926,10 @@ def goes_along(file: Path) -> bool:
 
 
 def gathered_weights(model: Any) -> dict[str, Any]:
-    """The trained weights of a model that is shared out, whole, in the RAM of the first process. All must call. What is
-    tied to another weight has a name of its own here, and is left out."""
+    """The trained weights of a sharded model, whole, in the RAM of the first process. Every process must call this.
+
+    A weight that is tied to another one has a second name here, which is left out.
+    """
     from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 
     options = StateDictOptions(full_state_dict=True, cpu_offload=True, ignore_frozen_params=True)
@@ -3880,7 +3938,8 @@ def gathered_weights(model: Any) -> dict[str, Any]:
 
 
 def base_folder(recipe: Recipe) -> Path:
-    """The base's files beside its weights. Fetched before training: afterwards a broken line would cost the run."""
+    """The folder with the base's files other than weights. They are fetched before training: afterwards a broken
+    connection would cost the run."""
     if Path(recipe["model"]).is_dir():
         return Path(recipe["model"])
     from huggingface_hub import snapshot_download
@@ -3896,8 +3955,8 @@ class Processes(TypedDict):
 
 
 class FedData(TypedDict):
-    """Token counts, and digests of token ids and labels: of all rows, of their order, and of the first batches as the
-    trainer holds them."""
+    """Token counts, and digests of the token ids and labels: of all rows, of their order, and of the first batches of
+    the trainer."""
 
     train_rows: int
     held_out_rows: int
@@ -3911,7 +3970,7 @@ class FedData(TypedDict):
 
 
 class Environment(TypedDict):
-    """`environment.json` before training. What libraries tell of their own objects has the names that they chose."""
+    """`environment.json` before training. Objects of libraries have the field names that the libraries chose."""
 
     program: FileDigest
     python: str
@@ -3931,7 +3990,7 @@ class Environment(TypedDict):
 def environment(trainer: Any, data: Data) -> Environment:
     """Versions, device, what is fed, and every argument as the trainer holds it after construction.
 
-    `skill-train diff` compares two of these. The optimizer and the schedule join when training starts.
+    `skill-train diff` compares two of these. The optimizer and the schedule are added when training starts.
     """
     import platform
     from importlib import metadata
@@ -3972,7 +4031,7 @@ def built_model(model: Any) -> dict[str, object]:
 
 
 def built_lora(model: Any) -> dict[str, object] | None:
-    """Every field of PEFT's configuration, sets in order; None when the model has no adapter."""
+    """Every field of PEFT's configuration, with sorted sets; None if the model has no adapter."""
     config = getattr(model, "peft_config", {}).get("default")
     if config is None:
         return None
@@ -3983,8 +4042,8 @@ def built_lora(model: Any) -> dict[str, object] | None:
 def fed_data(data: Data, dataset: Any, steps: int) -> FedData:
     train, order = data["train"], data["order"]
     batch = len(order) // steps
-    held = dataset.select(range(min(len(order), FIRST_BATCHES * batch)))
-    batches = [held.select(range(at, at + batch)) for at in range(0, len(held), batch)]
+    first_rows = dataset.select(range(min(len(order), FIRST_BATCHES * batch)))
+    batches = [first_rows.select(range(at, at + batch)) for at in range(0, len(first_rows), batch)]
     return {
         "train_rows": len(train),
         "held_out_rows": len(data["held_out"]),
@@ -4036,7 +4095,7 @@ class TrainingCheck(TypedDict):
 
 
 class Answer(TypedDict, total=False):
-    """One prompt, answered before and after training; None where no process holds the whole model."""
+    """One prompt, answered before and after training; None if no process holds the whole model."""
 
     prompt: str
     before: str | None
@@ -4063,7 +4122,7 @@ class Checks:
         return "fail" if "fail" in verdicts else "warn" if "warn" in verdicts else "pass"
 
     def before_training(self, *, resumed: bool, folder: Path) -> None:
-        """Measures what training will change. A resumed run takes these figures from its first start."""
+        """Measures what training will change. A resumed run reads these figures from its first start."""
         model = self.trainer.model
         trainable = sum(p.numel() for p in model.parameters() if p.requires_grad)
         self.add("model_loads", "pass", trainable, f"{trainable:,} trainable parameters")
@@ -4078,16 +4137,16 @@ class Checks:
             return self.add("whole_model", "warn", None, why)
         first_start = folder / "checkpoints" / "before.json"
         if resumed and first_start.is_file():
-            kept = json.loads(first_start.read_text(encoding="utf-8"))
-            self.loss_before, self.answer = kept["loss"], kept["answer"]
-            self.results += kept["results"]
+            before = json.loads(first_start.read_text(encoding="utf-8"))
+            self.loss_before, self.answer = before["loss"], before["answer"]
+            self.results += before["results"]
             return
         self.check_accumulation()
         self.loss_before = self.fixed_loss()
         self.answer = {"prompt": self.prompt()[0], "before": self.answer_now()}
         if is_main_process():
-            kept = {"loss": self.loss_before, "answer": self.answer, "results": self.results[2:]}
-            write_json(first_start, kept)
+            before = {"loss": self.loss_before, "answer": self.answer, "results": self.results[2:]}
+            write_json(first_start, before)
 
     def after_training(self, folder: Path, tuned: Path) -> None:
         sharded = self.trainer.is_fsdp_enabled
@@ -4101,7 +4160,8 @@ class Checks:
                 self.check_reload(tuned)
 
     def check_accumulation(self) -> None:
-        """Accumulated gradients must equal those of the large batch; a wrong scale is a classic and silent bug."""
+        """Checks that accumulated gradients equal those of the large batch. A wrong scale is a common bug that shows
+        nothing."""
         import torch
 
         rows = self.short_rows(self.rows[: min(4, self.recipe["effective_batch_size"])])
@@ -4117,8 +4177,8 @@ class Checks:
         self.add("accumulation", "pass" if error <= limit else "fail", error, f"relative difference, at most {limit}")
 
     def short_rows(self, rows: Sequence[Tokens]) -> list[Tokens]:
-        """The end of each row around its last trained token, so that all of them together need no more memory than one
-        batch of the training."""
+        """The end of each row, up to its last trained token. All of them together need no more memory than one batch of
+        the training."""
         batch = self.trainer.args.per_device_train_batch_size
         keep = max(2, self.recipe["max_length"] * batch // len(rows))
         short: list[Tokens] = []
@@ -4129,8 +4189,8 @@ class Checks:
         return short
 
     def gradient(self, batches: list[list[Tokens]]) -> list[Any]:
-        """The gradient of the mean loss over all batches, one tensor a weight, by the trainer's own loss function,
-        dropout off."""
+        """The gradient of the mean loss over all batches, one tensor a weight. It uses the trainer's own loss function,
+        without dropout."""
         import torch
 
         model = self.trainer.model
@@ -4144,7 +4204,8 @@ class Checks:
         return gradient
 
     def loss(self, rows: Sequence[Tokens], items: Any) -> Any:
-        """Of the trained tokens. The balancing loss of experts is a mean of each batch, so it depends on the split."""
+        """The loss of the trained tokens, without the balancing loss of experts. That is a mean over each batch, so it
+        would depend on how the rows are split."""
         inputs = self.trainer.data_collator([{"input_ids": r["input_ids"], "labels": r["labels"]} for r in rows])
         inputs = {key: value.to(self.trainer.model.device) for key, value in inputs.items()}
         balanced, self.trainer.aux_loss_enabled = self.trainer.aux_loss_enabled, False
@@ -4155,7 +4216,8 @@ class Checks:
         return loss / max(1, self.trainer.accelerator.num_processes)
 
     def fixed_loss(self) -> float:
-        """Mean loss on the same few training rows, dropout off: before and after are comparable, unlike two batches."""
+        """Mean loss on the same few training rows, without dropout. Before and after can be compared, unlike two
+        batches."""
         import torch
 
         self.trainer.model.eval()
@@ -4170,13 +4232,13 @@ class Checks:
         after, before = self.fixed_loss(), self.loss_before or 0.0
         detail = f"{before:.4f} before, {after:.4f} after, on the same {len(self.rows)} training rows"
         size = self.trainer.model.config.get_text_config().vocab_size
-        if before > math.log(size):  # a perplexity above the size of the vocabulary: no weights, or no tokenizer, of it
+        if before > math.log(size):  # a perplexity above the size of the vocabulary: wrong weights or tokenizer
             detail += f"; the base is worse than blind guessing among {size:,} tokens, {math.log(size):.4f}"
         verdict: Verdict = "pass" if after < before else "warn" if after < 1.05 * before else "fail"
         self.add("loss_falls", verdict if math.isfinite(after) else "fail", number(before - after), detail)
 
     def check_reload(self, tuned: Path) -> None:
-        """What was saved, read back, must give the logits of the model that was trained."""
+        """Checks that the saved files, read back, give the logits of the model that was trained."""
         model = self.trainer.accelerator.unwrap_model(self.trainer.model)
         trained = self.logits(model)
         if is_full(self.recipe):
@@ -4190,8 +4252,8 @@ class Checks:
         self.add(name, verdict, difference, f"largest difference of the logits, at most {limit:.1e}")
 
     def load_again(self, tuned: Path, model: Any) -> None:
-        """As a second adapter, in the types of the first: PEFT (0.21) would round a module that trained whole to the
-        type of the base."""
+        """Loads the saved adapter as a second one, in the types of the first. PEFT (0.21) would round a module that
+        trained whole to the type of the base."""
         from peft import set_peft_model_state_dict
         from peft.utils import load_peft_weights
 
@@ -4212,7 +4274,8 @@ class Checks:
             return model(input_ids=ids).logits.float()
 
     def read_back(self, folder: Path, model: Any) -> Any:
-        """A second model, in the memory that gradients and AdamW's moments had: training is over."""
+        """The saved model as a second one. It uses the memory of the gradients and of AdamW's moments, as training is
+        over."""
         from transformers import AutoModelForCausalLM
 
         self.trainer.model.zero_grad()
@@ -4224,7 +4287,7 @@ class Checks:
         ).to(model.device)
 
     def prompt(self) -> tuple[str, list[int]]:
-        """The tokens before the first trained one of a held-out row, or of a training row when none is held out."""
+        """The tokens before the first trained token of a held-out row, or of a training row if none is held out."""
         row = (self.data["held_out"] or self.rows)[0]
         first = next(i for i, label in enumerate(row["labels"]) if label != IGNORED and i > 0)
         ids = row["input_ids"][: max(first, 1)]
@@ -4268,7 +4331,7 @@ class Checks:
 PAUSES = (1, 2, 4, 8, 16, 32, 64, 128, 128)  # seconds; together longer than the 300 of the Hub's rate limit
 REQUEST_SECONDS = 60.0  # to connect, to write, and for each read; huggingface_hub 2.4 sets no limit of its own
 PROOF = "training.json"  # in the repository, while it has no result
-# Of train.json in the repository, which others may read. `example` and `answer` hold rows of the data.
+# Fields of train.json in the repository, which others may read. `example` and `answer` hold rows of the data.
 PUBLISHED = {
     "schema", "step", "recipe_hash", "steps", "verdict", "outputs", "saved_dtype", SMALLER, "checks", "data", "figures",
     "seconds", "finished_at",
@@ -4276,7 +4339,7 @@ PUBLISHED = {
 
 
 def push(plan: Plan, work: Path) -> None:
-    """The result, its records and its card in one commit. Done before, it does nothing."""
+    """Pushes the result, its records and its card in one commit. A second push of the same changes nothing."""
     tell("stage", text="pushing the result")
     folder = work / ("adapter" if (work / "adapter").is_dir() else "merged")
     files: dict[str, Path | bytes] = {path.relative_to(folder).as_posix(): path for path in files_of(folder)}
@@ -4299,12 +4362,12 @@ def push(plan: Plan, work: Path) -> None:
 
 
 def without_rows(record: Mapping[str, object]) -> dict[str, object]:
-    """`train.json` as it is pushed. The folder of the run keeps the whole one."""
+    """`train.json` as it is pushed. The folder of the run has the whole record."""
     return {key: value for key, value in record.items() if key in PUBLISHED}
 
 
 def commit(plan: Plan, files: Mapping[str, Path | bytes], message: str) -> str:
-    """One commit in the private repository of the plan, which is made where there is none. Returns its id."""
+    """Makes one commit in the private repository of the plan, which is created if it is missing. Returns its id."""
     from huggingface_hub import CommitOperationAdd, CommitOperationDelete
 
     repo = hub_repository(plan)
@@ -4328,12 +4391,12 @@ def commit(plan: Plan, files: Mapping[str, Path | bytes], message: str) -> str:
 
 
 def hub_repository(plan: Plan) -> str | None:
-    """Where the result goes."""
+    """The repository for the result."""
     return plan.get("policy", {}).get("hub_model_id")
 
 
 def hub() -> Any:
-    """The client, without bars, and with no request that waits for ever."""
+    """The client of the Hub, without progress bars and with a time limit for each request."""
     from huggingface_hub import HfApi, get_token, set_client_factory
     from huggingface_hub.utils import disable_progress_bars
     from huggingface_hub.utils._http import default_client_factory
@@ -4347,10 +4410,11 @@ def hub() -> Any:
         )
 
     def client() -> Any:
-        made = default_client_factory()
-        made.timeout = REQUEST_SECONDS
-        made.event_hooks = {**made.event_hooks, "response": [*made.event_hooks["response"], stay_here]}
-        return made
+        http_client = default_client_factory()
+        http_client.timeout = REQUEST_SECONDS
+        hooks = http_client.event_hooks
+        http_client.event_hooks = {**hooks, "response": [*hooks["response"], stay_here]}
+        return http_client
 
     set_client_factory(client)
     disable_progress_bars()
@@ -4358,7 +4422,7 @@ def hub() -> Any:
 
 
 def stay_here(response: Any) -> None:
-    """What is pushed follows no redirect to another host, and none that would lose it on the way."""
+    """Refuses a redirect of a request with a body to another host, and one that would drop the body."""
     request = response.request
     if request.method in ("GET", "HEAD") or not response.has_redirect_location:
         return
@@ -4376,7 +4440,7 @@ def stay_here(response: Any) -> None:
 
 
 def asked(question: Callable[[], Any], repo: str) -> Any:
-    """The Hub's answer. Trouble that passes is waited out: too many requests, the Hub's own, lost connections."""
+    """The Hub's answer. Waits while trouble may pass: too many requests, errors of the Hub, and lost connections."""
     import httpx2
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
@@ -4418,7 +4482,7 @@ def unreachable(repo: str, got: str) -> Refused:
 
 
 def on_hub(plan: Plan, key: Literal["model", "data"]) -> str | None:
-    """The Hub id of the model or the data; None for what lay on the machine that planned."""
+    """The Hub id of the model or the data; None if it was on the machine that planned."""
     name = plan["recipe"][key]
     local = plan.get("fingerprints", {}).get(key) or not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", name)
     return None if local else name
@@ -4431,7 +4495,7 @@ def shown_recipe(plan: Plan) -> Recipe:
 
 
 def licence(plan: Plan) -> dict[str, str]:
-    """What the card of the base says of its licence; nothing when it says nothing or cannot be read."""
+    """The licence in the card of the base; empty if it has none or cannot be read."""
     base = on_hub(plan, "model")
     if base is None:
         return {}
@@ -4439,13 +4503,13 @@ def licence(plan: Plan) -> dict[str, str]:
 
     with suppress(httpx2.HTTPError, OSError, ValueError):
         card = hub().model_info(base, revision=plan["recipe"]["revision"]).card_data
-        told = {key: card.get(key) for key in ("license", "license_name")} if card is not None else {}
-        return {key: value for key, value in told.items() if isinstance(value, str)}
+        fields = {key: card.get(key) for key in ("license", "license_name")} if card is not None else {}
+        return {key: value for key, value in fields.items() if isinstance(value, str)}
     return {}
 
 
 def model_card(plan: Plan, work: Path, licence: dict[str, str]) -> str:
-    """README.md: what the Hub reads between the lines of ---, then what a reader wants to know."""
+    """README.md: metadata for the Hub between the lines of ---, then text for a reader."""
     from huggingface_hub import ModelCardData
 
     recipe, repo = plan["recipe"], hub_repository(plan) or ""
@@ -4509,60 +4573,62 @@ def as_json(document: Any) -> bytes:
 
 
 def files_of(path: Path) -> list[Path]:
-    found = sorted(path.rglob("*")) if path.is_dir() else [path]
-    return [file for file in found if file.is_file()]
+    paths = sorted(path.rglob("*")) if path.is_dir() else [path]
+    return [file for file in paths if file.is_file()]
 
 
 # --- job -------------------------------------------------------------------------------------------------------------
-# In a cloud job: the supervisor of a training, and what it keeps.
+# In a cloud job: the supervisor of a training, and the files that it stores.
 #
-# The plan's folder is a mounted bucket ("kept"): it outlives the job, and a file in it is uploaded when it is closed
-# (hf-mount: written from start to end, not changed afterwards). So this process trains nothing: it starts the program
-# as `skill-train local` does, on the job's own disk ("work"), and copies whole files from there. A marker with the
-# SHA-256 of each file comes last; what has no marker, or other bytes than it says, was not kept.
+# The plan's folder is a mounted bucket (`bucket`), which outlives the job. A file in it is uploaded when it is closed
+# (hf-mount: it must be written from start to end, and not changed afterwards). So this process does not train itself.
+# It starts the program on the job's own disk (`work`), as `skill-train local` does, and copies whole files from there.
+# A marker with the SHA-256 of each file comes last. Files without a marker, or with other bytes, were not stored.
 
 KEEP_SECONDS = 2.0
-KEEP_AGAIN_SECONDS = 60.0  # after a disk that took no more
+KEEP_AGAIN_SECONDS = 60.0  # after a disk was full
 KEPT_CHECKPOINTS = 2
-HELD = "being-kept"
+LINKS = "being-kept"
 MARKER = "kept.json"
-SMALLER_PLAN = "smaller_plan.json"  # what a further job of this run begins with
+SMALLER_PLAN = "smaller_plan.json"  # the plan with which a later job of this run begins
 RECORDS = ("train.json", "environment.json", "samples.jsonl", "held_out.jsonl", "metrics.jsonl", "train.log")
 RESULTS = ("adapter", "merged", *RECORDS, "train.failed.json")
 
 
 def run_job(path: Path, data: Path | None, *, rehearse: bool) -> int:
-    """Trains, keeps everything in the plan's folder, and pushes the result. A run that was trained before is pushed."""
-    kept = path.resolve().parent
+    """Trains, stores everything in the plan's folder, and pushes the result. A run that was trained before is only
+    pushed."""
+    bucket = path.resolve().parent
     try:
         plan = load_plan(path)
         prepare_environment(plan["placement"])
         scratch = tempfile.TemporaryDirectory(prefix="skill-train-", ignore_cleanup_errors=True)
         with explained_errors(), scratch as folder:
             work, failure = Path(folder), None
-            if not fetch_result(kept, work):
-                start_job(plan, kept, rehearse=rehearse)
-                failure = train_in_job(plan, path, data, work, kept)
+            if not fetch_result(bucket, work):
+                start_job(plan, bucket, rehearse=rehearse)
+                failure = train_in_job(plan, path, data, work, bucket)
                 if failure is not None:
                     return failure["exit_code"]
             if not rehearse:
                 push(plan, work)
-            require_kept(kept)
+            require_kept(bucket)
     except Refused as refusal:
         with suppress(OSError):
-            if not (kept / MARKER).exists():  # it was refused before it was trained
-                put_json(kept / "train.failed.json", refusal.failure)
+            if not (bucket / MARKER).exists():  # it was refused before it was trained
+                put_json(bucket / "train.failed.json", refusal.failure)
         tell("failed", **refusal.failure)
         return refusal.exit_code
     return 0
 
 
-def start_job(plan: Plan, kept: Path, *, rehearse: bool) -> None:
-    """Before anything is paid for: both places that take the result can be written. An earlier end is forgotten."""
+def start_job(plan: Plan, bucket: Path, *, rehearse: bool) -> None:
+    """Checks that both places for the result can be written, before any time is paid for. Removes the records of an
+    earlier end."""
     for name in (MARKER, "train.failed.json"):
-        (kept / name).unlink(missing_ok=True)
-    put_json(kept / ".writable", {})
-    (kept / ".writable").unlink()
+        (bucket / name).unlink(missing_ok=True)
+    put_json(bucket / ".writable", {})
+    (bucket / ".writable").unlink()
     if rehearse:
         return
     tell("stage", text="proving that the result can be pushed")
@@ -4571,47 +4637,47 @@ def start_job(plan: Plan, kept: Path, *, rehearse: bool) -> None:
     tell("note", text=f"{hub_repository(plan)} can be written: {commit_id}")
 
 
-def train_in_job(plan: Plan, path: Path, data: Path | None, work: Path, kept: Path) -> Failure | None:
-    """Trains in a child process, and keeps what it makes while it makes it. Returns why it failed, if it did."""
-    plan = layout_that_was_left(plan, kept)
-    keeper, begun = Keeper(work, kept, restore(kept, work)), kills_for_memory()
+def train_in_job(plan: Plan, path: Path, data: Path | None, work: Path, bucket: Path) -> Failure | None:
+    """Trains in a child process, and stores its files while it runs. Returns why it failed, or None."""
+    plan = layout_that_was_left(plan, bucket)
+    keeper, begun = Keeper(work, bucket, restore(bucket, work)), kills_for_memory()
     for tried in (False, True):
         put_json(work / "plan.json", plan)
         with Child(child_command(plan, work, data), plan, work / "train.log") as child:
             while child.running(KEEP_SECONDS):
-                keeper.look()
+                keeper.try_to_keep()
             failure = how_it_failed(child, work)
-            keeper.look(last=True)
+            keeper.try_to_keep(last=True)
             smaller = None if tried or child.stopped else after_memory(plan, failure, begun, child)
             if smaller is None:
                 try:
-                    keep_results(work, kept, failure)
-                except OSError as error:  # the push may still succeed; `require_kept` tells afterwards
+                    keep_results(work, bucket, failure)
+                except OSError as error:  # the push may still succeed; `require_kept` reports it afterwards
                     tell("note", text=f"the results could not be kept: {error}")
                 break
         plan = smaller
         tell("note", text=once_more(plan))
-        with suppress(OSError):  # a further job would meet the same end of the memory first
-            put_json(kept / SMALLER_PLAN, plan)
+        with suppress(OSError):  # otherwise a later job would run out of memory first too
+            put_json(bucket / SMALLER_PLAN, plan)
     return failure
 
 
-def layout_that_was_left(plan: Plan, kept: Path) -> Plan:
-    """The plan; where an earlier job of it went on with a smaller layout, with that one."""
-    smaller: Plan | None = read_object(kept / SMALLER_PLAN)
+def layout_that_was_left(plan: Plan, bucket: Path) -> Plan:
+    """The plan. If an earlier job of it continued with a smaller layout, the plan with that layout."""
+    smaller: Plan | None = read_object(bucket / SMALLER_PLAN)
     same = smaller is not None and smaller.get("recipe_hash") == plan.get("recipe_hash")
     return smaller if smaller is not None and same else plan
 
 
 def after_memory(plan: Plan, failure: Failure | None, kills: int | None, child: Child) -> Plan | None:
-    """The plan of a second try; None where there is none."""
+    """The plan of a second try after memory ran out; None if there is none."""
     if failure is None or not memory_ended(failure["error"], kills):
         return None
-    return smaller_plan(plan, failure["error"], last_stage(child.said()))
+    return smaller_plan(plan, failure["error"], last_stage(child.output()))
 
 
 def child_command(plan: Plan, work: Path, data: Path | None) -> list[str]:
-    """What `skill-train local` starts for this plan."""
+    """The command that `skill-train local` would start for this plan."""
     arguments = plan.get("launch", {}).get("arguments") or []
     launcher = ["-m", "accelerate.commands.launch", *arguments] if arguments else []
     where = ["--data", str(data.resolve())] if data else []
@@ -4619,10 +4685,10 @@ def child_command(plan: Plan, work: Path, data: Path | None) -> list[str]:
 
 
 class Child:
-    """The training program. Its output goes to ours and into train.log; a signal to us goes on to it, which saves a
-    checkpoint and ends, and everything is kept before we end.
+    """The training program. Its output goes to our output and into train.log.
 
-    It stays in our process group, so that whoever kills the group leaves nothing behind.
+    A signal to us is passed on to it. It then saves a checkpoint and ends, and everything is stored before we end. It
+    stays in our process group, so that killing the group leaves no process behind.
     """
 
     def __init__(self, command: list[str], plan: Plan, log: Path) -> None:
@@ -4649,26 +4715,27 @@ class Child:
         self.process.send_signal(number)
 
     def read(self, stream: IO[bytes]) -> None:
-        """Whole lines, one at a time. It never stops reading: a child that cannot write would wait for ever."""
+        """Copies whole lines, one at a time. It never stops reading, because a child that cannot write would wait for
+        ever."""
         with stream:
             for line in stream:
                 with self.lock:
                     for out in (self.log, sys.stdout.buffer):
-                        with suppress(OSError, ValueError):  # closed, and a process that it left behind still writes
+                        with suppress(OSError, ValueError):  # closed: a process of the child still writes
                             out.write(line)
                             out.flush()
 
     def running(self, seconds: float) -> bool:
-        """Waits so long for its end. At the end, everything that it said has been read."""
+        """Waits so long for its end. Returns False after the end, when all its output has been read."""
         try:
             self.process.wait(seconds)
         except subprocess.TimeoutExpired:
             return True
         for reader in self.readers:
-            reader.join(timeout=10)  # a process that it left behind may hold the pipe open
+            reader.join(timeout=10)  # a process that the child left behind may hold the pipe open
         return False
 
-    def said(self) -> str:
+    def output(self) -> str:
         return Path(self.log.name).read_bytes()[self.start :].decode("utf-8", "replace")
 
     def __exit__(self, *error: object) -> None:
@@ -4682,16 +4749,17 @@ class Child:
 
 
 def how_it_failed(child: Child, work: Path) -> Failure | None:
-    """What the program says in train.failed.json. One that was killed says nothing, and its launcher ends with 1."""
+    """The failure in train.failed.json, or one made from the exit code: a killed program writes nothing, and its
+    launcher ends with 1."""
     code, record = child.process.returncode, work / "train.failed.json"
     if code == 0:
         return None
-    told: Failure | None = json.loads(record.read_text(encoding="utf-8")) if record.is_file() else None
-    if told is not None and told["error"]["code"] != "process_lost":
-        return told
-    killed = [int(n) for n in re.findall(r"exitcode\s*:\s*(-\d+)", child.said()) if int(n) != -signal.SIGTERM]
-    if told is not None and not killed:
-        return told
+    recorded: Failure | None = json.loads(record.read_text(encoding="utf-8")) if record.is_file() else None
+    if recorded is not None and recorded["error"]["code"] != "process_lost":
+        return recorded
+    killed = [int(n) for n in re.findall(r"exitcode\s*:\s*(-\d+)", child.output()) if int(n) != -signal.SIGTERM]
+    if recorded is not None and not killed:
+        return recorded
     failure = ended(killed[0] if killed and code > 0 else code, child).failure
     write_json(record, failure)
     tell("failed", **failure)
@@ -4699,8 +4767,8 @@ def how_it_failed(child: Child, work: Path) -> Failure | None:
 
 
 def ended(code: int, child: Child) -> Refused:
-    """Why, of a program that did not say it. `code` is below 0 for a signal."""
-    tail = "\n".join(child.said().splitlines()[-15:])
+    """The reason for a program that gave none itself. `code` is below 0 for a signal."""
+    tail = "\n".join(child.output().splitlines()[-15:])
     if code == -signal.SIGKILL:
         return Refused(
             "the system killed the training process (SIGKILL), most likely to free memory",
@@ -4724,16 +4792,17 @@ def ended(code: int, child: Child) -> Refused:
 
 
 class Keeper:
-    """Copies what the training has made so far, on a disk that may be full, slow or gone for a while."""
+    """Copies the files of the training to the bucket, which may be full, slow or gone for a while."""
 
-    def __init__(self, work: Path, kept: Path, restored: Path | None) -> None:
-        self.work, self.kept = work, kept
-        self.whole = {restored.name} if restored else set()  # those that are known to be kept
+    def __init__(self, work: Path, bucket: Path, restored: Path | None) -> None:
+        self.work, self.bucket = work, bucket
+        self.whole = {restored.name} if restored else set()  # names of checkpoints that are stored
         self.not_before = 0.0
         self.seen: dict[str, tuple[int, int]] = {}
 
-    def look(self, *, last: bool = False) -> None:
-        """Trouble ends no training: it is told, and a minute later tried again with more room."""
+    def try_to_keep(self, *, last: bool = False) -> None:
+        """Stores what is new. A failure does not end the training: it is reported, and tried again a minute later with
+        more room."""
         if time.monotonic() < self.not_before and not last:
             return
         try:
@@ -4753,24 +4822,26 @@ class Keeper:
         self.prune(KEPT_CHECKPOINTS)
 
     def keep_changed(self, name: str) -> None:
-        """For those who look while it runs. What a restart needs of it lies in the checkpoints."""
+        """Copies a file if it has changed, for those who read it while it runs. A restart uses the copy in a
+        checkpoint."""
         path = self.work / name
         if path.is_file():
             now = (path.stat().st_size, path.stat().st_mtime_ns)
             if self.seen.get(name) != now:
-                copy_file(path, self.kept / name)
+                copy_file(path, self.bucket / name)
                 self.seen[name] = now
 
     def keep_checkpoint(self, checkpoint: Path) -> None:
-        """All its files, with what else a restart needs: the lines of the steps so far, and the figures from before."""
-        started, target = time.monotonic(), self.kept / "checkpoints" / checkpoint.name
+        """Copies all files of a checkpoint, and what else a restart needs: the lines of the steps so far, and the
+        figures from before the training."""
+        started, target = time.monotonic(), self.bucket / "checkpoints" / checkpoint.name
         beside = (self.work / "metrics.jsonl", self.work / "checkpoints" / "before.json")
-        source = self.held(checkpoint)
+        source = self.linked(checkpoint)
         try:
             files = {path.relative_to(source).as_posix(): path for path in files_of(source)}
             files |= {path.name: path for path in beside if path.is_file()}
             digests = {name: copy_file(path, target / name) for name, path in files.items()}
-            if not is_complete(source):  # some of its files may have gone before they were listed
+            if not is_complete(source):  # some of its files may have been removed before they were listed
                 raise FileNotFoundError(checkpoint)
             put_json(target / MARKER, digests)
         except OSError:
@@ -4779,49 +4850,53 @@ class Keeper:
                 raise
             return  # the trainer removed it meanwhile, because it has newer ones
         finally:
-            shutil.rmtree(self.work / HELD, ignore_errors=True)
+            shutil.rmtree(self.work / LINKS, ignore_errors=True)
         self.whole.add(checkpoint.name)
         size = sum(digest["bytes"] for digest in digests.values())
         tell("kept", name=checkpoint.name, bytes=size, seconds=round(time.monotonic() - started, 2))
 
-    def held(self, checkpoint: Path) -> Path:
-        """Second names of its files: the trainer removes it when there are two newer ones, and a slow bucket would
-        never get a whole one. The checkpoint itself where the disk knows no second names, or has no room for two more
-        checkpoints: the trainer writes them before this one's bytes are free."""
-        held = self.work / HELD
-        shutil.rmtree(held, ignore_errors=True)
+    def linked(self, checkpoint: Path) -> Path:
+        """A folder of hard links to the files of a checkpoint.
+
+        The trainer removes a checkpoint when there are two newer ones, so a slow bucket would never get a whole one.
+        Returns the checkpoint itself if the disk has no hard links, or no room for two more checkpoints: the trainer
+        writes them while the links still hold the bytes of this one.
+        """
+        links = self.work / LINKS
+        shutil.rmtree(links, ignore_errors=True)
         try:
             files = list(files_of(checkpoint))
             if shutil.disk_usage(self.work).free < 2 * sum(path.stat().st_size for path in files):
                 return checkpoint
             for path in files:
-                name = held / path.relative_to(checkpoint)
+                name = links / path.relative_to(checkpoint)
                 name.parent.mkdir(parents=True, exist_ok=True)
                 os.link(path, name)
         except OSError:
             return checkpoint
-        return held
+        return links
 
     def prune(self, count: int) -> None:
-        """Leaves so many that are whole: of one from an earlier start the marker alone may be."""
-        found = numbered(self.kept / "checkpoints")
-        whole = [path for path in found if path.name in self.whole]
-        for path in found:
+        """Removes older checkpoints and leaves `count` whole ones. Only those count that are known
+        to be whole: of one from an earlier start there may be only the marker."""
+        checkpoints = numbered(self.bucket / "checkpoints")
+        whole = [path for path in checkpoints if path.name in self.whole]
+        for path in checkpoints:
             if whole[count - 1 :] and step_of(path) < step_of(whole[count - 1]):
                 remove_kept(path)
 
 
-def keep_results(work: Path, kept: Path, failure: Failure | None) -> None:
+def keep_results(work: Path, bucket: Path, failure: Failure | None) -> None:
     files = {path.relative_to(work).as_posix(): path for name in RESULTS for path in files_of(work / name)}
-    digests = {name: copy_file(path, kept / name) for name, path in files.items()}
+    digests = {name: copy_file(path, bucket / name) for name, path in files.items()}
     state = (
         {"state": "done", "exit_code": 0} if failure is None else {"state": "failed", "exit_code": failure["exit_code"]}
     )
-    put_json(kept / MARKER, {"run": run_id()} | state | {"files": digests})
+    put_json(bucket / MARKER, {"run": run_id()} | state | {"files": digests})
 
 
-def require_kept(kept: Path) -> None:
-    if not (kept / MARKER).is_file():
+def require_kept(bucket: Path) -> None:
+    if not (bucket / MARKER).is_file():
         raise Refused(
             "the run is trained, but its results could not be stored",
             code="not_kept",
@@ -4831,24 +4906,26 @@ def require_kept(kept: Path) -> None:
         )
 
 
-def fetch_result(kept: Path, work: Path) -> bool:
-    """Whether this run was trained before; its results are in `work` then."""
-    marker = read_object(kept / MARKER)
+def fetch_result(bucket: Path, work: Path) -> bool:
+    """Whether this run was trained before. Its results are then in `work`."""
+    marker = read_object(bucket / MARKER)
     if marker is None or marker.get("state") != "done":
         return False
-    if fetch(kept, work, marker["files"]):
+    if fetch(bucket, work, marker["files"]):
         tell("note", text="this run was trained before")
         return True
     tell("note", text="the results that were kept are torn: going on from the newest checkpoint")
     return False
 
 
-def restore(kept: Path, work: Path) -> Path | None:
-    """Brings back the newest checkpoint that was kept whole, the lines of its steps, and the log of earlier starts.
-    What is torn stays there: it may be the view of it that is old."""
-    if (kept / "train.log").is_file():
-        copy_file(kept / "train.log", work / "train.log")
-    for checkpoint in numbered(kept / "checkpoints"):
+def restore(bucket: Path, work: Path) -> Path | None:
+    """Brings back the newest checkpoint that was stored whole, the lines of its steps, and the log of earlier starts.
+
+    A torn checkpoint stays in the bucket, because the mount may only show an old state of it.
+    """
+    if (bucket / "train.log").is_file():
+        copy_file(bucket / "train.log", work / "train.log")
+    for checkpoint in numbered(bucket / "checkpoints"):
         target, marker = work / "checkpoints" / checkpoint.name, read_object(checkpoint / MARKER)
         if marker is not None and fetch(checkpoint, target, marker):
             tell("note", text=f"{checkpoint.name} was kept and is whole")
@@ -4861,7 +4938,7 @@ def restore(kept: Path, work: Path) -> Path | None:
 
 
 def fetch(source: Path, target: Path, files: dict[str, FileDigest]) -> bool:
-    """Whether every file came with the bytes that were kept. If not, there is no `target` afterwards."""
+    """Copies files, and returns whether all have the bytes that were stored. If not, `target` is removed."""
     for name, digest in files.items():
         try:
             whole = copy_file(source / name, target / name) == digest
@@ -4874,7 +4951,7 @@ def fetch(source: Path, target: Path, files: dict[str, FileDigest]) -> bool:
 
 
 def read_object(path: Path) -> Any:
-    """What an earlier job left: a marker or a plan. None where there is none; a torn one is none."""
+    """The marker or the plan of an earlier job; None if there is none, or if it is torn."""
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
     except (FileNotFoundError, ValueError):
@@ -4883,7 +4960,7 @@ def read_object(path: Path) -> Any:
 
 
 def remove_kept(folder: Path) -> None:
-    """The marker first: nobody may find it without its files."""
+    """Removes a checkpoint, its marker first, so that nobody finds the marker without its files."""
     with suppress(OSError):
         (folder / MARKER).unlink(missing_ok=True)
         shutil.rmtree(folder)
@@ -4902,7 +4979,7 @@ def copy_file(source: Path, target: Path) -> FileDigest:
 
 
 def put_json(path: Path, document: Any) -> None:
-    """As it is, under its own name: a mounted bucket may know no renaming."""
+    """Writes JSON directly under its final name, because a mounted bucket may not support renaming."""
     path.write_bytes(as_json(document))
 
 

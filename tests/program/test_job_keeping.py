@@ -72,7 +72,7 @@ def _sha256(path: Path) -> str:
 def test_a_complete_checkpoint_is_kept_with_the_digest_of_every_file(work: Path, kept: Path) -> None:
     source = _checkpoint(work, 2)
     _checkpoint(work, 4, complete=False)
-    Keeper(work, kept, None).look()
+    Keeper(work, kept, None).try_to_keep()
     copy = kept / "checkpoints" / "checkpoint-2"
     marker = json.loads((copy / "kept.json").read_text())
     assert set(marker) == {"optimizer.pt", "parts/weights", "complete.json", "metrics.jsonl"}
@@ -88,7 +88,7 @@ def test_the_newest_two_stay(work: Path, kept: Path) -> None:
     keeper = Keeper(work, kept, None)
     for step in (2, 4, 6, 10):  # 10 is newer than 6, though not in the alphabet
         _checkpoint(work, step)
-        keeper.look()
+        keeper.try_to_keep()
     assert _kept_steps(kept) == [6, 10]
     assert {p.name for p in (kept / "checkpoints").iterdir()} == {"checkpoint-6", "checkpoint-10"}
 
@@ -96,12 +96,12 @@ def test_the_newest_two_stay(work: Path, kept: Path) -> None:
 def test_what_has_not_changed_is_not_copied_again(work: Path, kept: Path) -> None:
     keeper = Keeper(work, kept, None)
     _checkpoint(work, 2)
-    keeper.look()
+    keeper.try_to_keep()
     before = {path: path.stat().st_mtime_ns for path in kept.rglob("*") if path.is_file()}
-    keeper.look()
+    keeper.try_to_keep()
     assert {path: path.stat().st_mtime_ns for path in kept.rglob("*") if path.is_file()} == before
     (work / "metrics.jsonl").write_text('{"step": 1}\n{"step": 2}\n')
-    keeper.look()
+    keeper.try_to_keep()
     assert (kept / "metrics.jsonl").read_text().count("\n") == 2
 
 
@@ -121,7 +121,7 @@ def test_a_checkpoint_that_is_removed_while_it_is_copied(
     target = kept / "checkpoints" / "checkpoint-2"
     target.mkdir(parents=True)
     os.mkfifo(target / "complete.json")  # the first of its files
-    thread = threading.Thread(target=Keeper(work, kept, None).look)
+    thread = threading.Thread(target=Keeper(work, kept, None).try_to_keep)
     thread.start()
     time.sleep(0.2)
     assert thread.is_alive()
@@ -157,18 +157,18 @@ def test_a_full_disk_makes_room_and_is_tried_again(
     keeper = Keeper(work, kept, None)
     for step in (2, 4):
         _checkpoint(work, step)
-        keeper.look()
+        keeper.try_to_keep()
     (kept / "checkpoints" / "checkpoint-6").mkdir()
     (kept / "checkpoints" / "checkpoint-6" / "optimizer.pt").symlink_to("/dev/full")
     _checkpoint(work, 6)
-    keeper.look()
+    keeper.try_to_keep()
     assert os.strerror(errno.ENOSPC) in capsys.readouterr().out
     assert _kept_steps(kept) == [4]
     assert not (kept / "checkpoints" / "checkpoint-6").exists()
-    keeper.look()
+    keeper.try_to_keep()
     assert _kept_steps(kept) == [4]  # not every two seconds
     monkeypatch.setattr(keeper, "not_before", 0.0)
-    keeper.look()
+    keeper.try_to_keep()
     assert _kept_steps(kept) == [4, 6]
 
 
@@ -182,7 +182,7 @@ def two_kept(work: Path, kept: Path) -> Path:
     for step in (2, 4):
         _checkpoint(work, step)
         (work / "metrics.jsonl").write_text("".join(f'{{"step": {n + 1}}}\n' for n in range(step)))
-        keeper.look()
+        keeper.try_to_keep()
     return kept
 
 
@@ -228,7 +228,7 @@ def test_a_torn_one_is_left_out_and_kept_again(
     assert not (fresh / "checkpoints" / "checkpoint-4").exists()
     said = [json.loads(line)["text"] for line in capsys.readouterr().out.splitlines()]
     assert said == ["checkpoint-4 was not kept whole and is left out", "checkpoint-2 was kept and is whole"]
-    Keeper(work, two_kept, restored).look()  # training has made it once more
+    Keeper(work, two_kept, restored).try_to_keep()  # training has made it once more
     again = tmp_path / "again"
     again.mkdir()
     assert restore(two_kept, again).name == "checkpoint-4"
@@ -244,7 +244,7 @@ def test_a_full_disk_does_not_cost_the_only_whole_one(two_kept: Path, work: Path
     (two_kept / "checkpoints" / "checkpoint-6").mkdir()
     (two_kept / "checkpoints" / "checkpoint-6" / "optimizer.pt").symlink_to("/dev/full")
     _checkpoint(work, 6)
-    keeper.look()
+    keeper.try_to_keep()
     again.mkdir()
     assert restore(two_kept, again).name == "checkpoint-2"
 

@@ -33,7 +33,7 @@ class TrainingCheck(TypedDict):
 
 
 class Answer(TypedDict, total=False):
-    """One prompt, answered before and after training; None where no process holds the whole model."""
+    """One prompt, answered before and after training; None if no process holds the whole model."""
 
     prompt: str
     before: str | None
@@ -60,7 +60,7 @@ class Checks:
         return "fail" if "fail" in verdicts else "warn" if "warn" in verdicts else "pass"
 
     def before_training(self, *, resumed: bool, folder: Path) -> None:
-        """Measures what training will change. A resumed run takes these figures from its first start."""
+        """Measures what training will change. A resumed run reads these figures from its first start."""
         model = self.trainer.model
         trainable = sum(p.numel() for p in model.parameters() if p.requires_grad)
         self.add("model_loads", "pass", trainable, f"{trainable:,} trainable parameters")
@@ -75,16 +75,16 @@ class Checks:
             return self.add("whole_model", "warn", None, why)
         first_start = folder / "checkpoints" / "before.json"
         if resumed and first_start.is_file():
-            kept = json.loads(first_start.read_text(encoding="utf-8"))
-            self.loss_before, self.answer = kept["loss"], kept["answer"]
-            self.results += kept["results"]
+            before = json.loads(first_start.read_text(encoding="utf-8"))
+            self.loss_before, self.answer = before["loss"], before["answer"]
+            self.results += before["results"]
             return
         self.check_accumulation()
         self.loss_before = self.fixed_loss()
         self.answer = {"prompt": self.prompt()[0], "before": self.answer_now()}
         if is_main_process():
-            kept = {"loss": self.loss_before, "answer": self.answer, "results": self.results[2:]}
-            write_json(first_start, kept)
+            before = {"loss": self.loss_before, "answer": self.answer, "results": self.results[2:]}
+            write_json(first_start, before)
 
     def after_training(self, folder: Path, tuned: Path) -> None:
         sharded = self.trainer.is_fsdp_enabled
@@ -98,7 +98,8 @@ class Checks:
                 self.check_reload(tuned)
 
     def check_accumulation(self) -> None:
-        """Accumulated gradients must equal those of the large batch; a wrong scale is a classic and silent bug."""
+        """Checks that accumulated gradients equal those of the large batch. A wrong scale is a common bug that shows
+        nothing."""
         import torch
 
         rows = self.short_rows(self.rows[: min(4, self.recipe["effective_batch_size"])])
@@ -114,8 +115,8 @@ class Checks:
         self.add("accumulation", "pass" if error <= limit else "fail", error, f"relative difference, at most {limit}")
 
     def short_rows(self, rows: Sequence[Tokens]) -> list[Tokens]:
-        """The end of each row around its last trained token, so that all of them together need no more memory than one
-        batch of the training."""
+        """The end of each row, up to its last trained token. All of them together need no more memory than one batch of
+        the training."""
         batch = self.trainer.args.per_device_train_batch_size
         keep = max(2, self.recipe["max_length"] * batch // len(rows))
         short: list[Tokens] = []
@@ -126,8 +127,8 @@ class Checks:
         return short
 
     def gradient(self, batches: list[list[Tokens]]) -> list[Any]:
-        """The gradient of the mean loss over all batches, one tensor a weight, by the trainer's own loss function,
-        dropout off."""
+        """The gradient of the mean loss over all batches, one tensor a weight. It uses the trainer's own loss function,
+        without dropout."""
         import torch
 
         model = self.trainer.model
@@ -141,7 +142,8 @@ class Checks:
         return gradient
 
     def loss(self, rows: Sequence[Tokens], items: Any) -> Any:
-        """Of the trained tokens. The balancing loss of experts is a mean of each batch, so it depends on the split."""
+        """The loss of the trained tokens, without the balancing loss of experts. That is a mean over each batch, so it
+        would depend on how the rows are split."""
         inputs = self.trainer.data_collator([{"input_ids": r["input_ids"], "labels": r["labels"]} for r in rows])
         inputs = {key: value.to(self.trainer.model.device) for key, value in inputs.items()}
         balanced, self.trainer.aux_loss_enabled = self.trainer.aux_loss_enabled, False
@@ -152,7 +154,8 @@ class Checks:
         return loss / max(1, self.trainer.accelerator.num_processes)
 
     def fixed_loss(self) -> float:
-        """Mean loss on the same few training rows, dropout off: before and after are comparable, unlike two batches."""
+        """Mean loss on the same few training rows, without dropout. Before and after can be compared, unlike two
+        batches."""
         import torch
 
         self.trainer.model.eval()
@@ -167,13 +170,13 @@ class Checks:
         after, before = self.fixed_loss(), self.loss_before or 0.0
         detail = f"{before:.4f} before, {after:.4f} after, on the same {len(self.rows)} training rows"
         size = self.trainer.model.config.get_text_config().vocab_size
-        if before > math.log(size):  # a perplexity above the size of the vocabulary: no weights, or no tokenizer, of it
+        if before > math.log(size):  # a perplexity above the size of the vocabulary: wrong weights or tokenizer
             detail += f"; the base is worse than blind guessing among {size:,} tokens, {math.log(size):.4f}"
         verdict: Verdict = "pass" if after < before else "warn" if after < 1.05 * before else "fail"
         self.add("loss_falls", verdict if math.isfinite(after) else "fail", number(before - after), detail)
 
     def check_reload(self, tuned: Path) -> None:
-        """What was saved, read back, must give the logits of the model that was trained."""
+        """Checks that the saved files, read back, give the logits of the model that was trained."""
         model = self.trainer.accelerator.unwrap_model(self.trainer.model)
         trained = self.logits(model)
         if is_full(self.recipe):
@@ -187,8 +190,8 @@ class Checks:
         self.add(name, verdict, difference, f"largest difference of the logits, at most {limit:.1e}")
 
     def load_again(self, tuned: Path, model: Any) -> None:
-        """As a second adapter, in the types of the first: PEFT (0.21) would round a module that trained whole to the
-        type of the base."""
+        """Loads the saved adapter as a second one, in the types of the first. PEFT (0.21) would round a module that
+        trained whole to the type of the base."""
         from peft import set_peft_model_state_dict
         from peft.utils import load_peft_weights
 
@@ -209,7 +212,8 @@ class Checks:
             return model(input_ids=ids).logits.float()
 
     def read_back(self, folder: Path, model: Any) -> Any:
-        """A second model, in the memory that gradients and AdamW's moments had: training is over."""
+        """The saved model as a second one. It uses the memory of the gradients and of AdamW's moments, as training is
+        over."""
         from transformers import AutoModelForCausalLM
 
         self.trainer.model.zero_grad()
@@ -221,7 +225,7 @@ class Checks:
         ).to(model.device)
 
     def prompt(self) -> tuple[str, list[int]]:
-        """The tokens before the first trained one of a held-out row, or of a training row when none is held out."""
+        """The tokens before the first trained token of a held-out row, or of a training row if none is held out."""
         row = (self.data["held_out"] or self.rows)[0]
         first = next(i for i, label in enumerate(row["labels"]) if label != IGNORED and i > 0)
         ids = row["input_ids"][: max(first, 1)]

@@ -1,4 +1,4 @@
-"""Tokens and labels: what is fed, and what of it is trained."""
+"""Tokens and labels: what is fed, and which part of it is trained."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from skill_train.program.examples import EncodedRow, Example, Message, Row, to_e
 from skill_train.program.model_files import JsonObject, check_files, model_file
 from skill_train.program.split import IGNORED
 
-# For a chat template, of which a published one takes less than a millisecond a conversation: at most for one, for all
-# together, and what each conversation and each of its characters adds to that.
+# Time limits of a chat template; a published one takes less than a millisecond a conversation. The first is for one
+# conversation, and also for all together. To the latter each conversation and each of its characters adds the others.
 TEMPLATE_SECONDS, SECONDS_A_RENDERING, SECONDS_A_CHARACTER = 10.0, 0.003, 2e-6
 WITHOUT_TEMPLATE = (
     "the rows are trained as they stand, without the model's chat template: asked through a chat, the model sees "
@@ -27,19 +27,21 @@ WITHOUT_TEMPLATE = (
 )
 MARK = "skill train mark 7f3a"  # stands in for an answer to find where a template puts it
 TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "spiece.model", "tiktoken.model")
-# What of a tokenizer.json decides which ids a text gets: of its model, and of each added token.
+# The fields of a tokenizer.json that decide which ids a text gets: of its model, and of each added token.
 FLAGS = ("byte_fallback", "continuing_subword_prefix", "dropout", "end_of_word_suffix", "fuse_unk", "ignore_merges")
 MARKS = ("content", "lstrip", "normalized", "rstrip", "single_word", "special")
 PROBES = ("    two  words", " word", "1234 don't\n\n x", "<s>[INST] hi [/INST]", "<s>hi", "é🙂 你好")
 
 
 def has_tokenizer(folder: Path) -> bool:
-    """Whether a model folder holds a tokenizer. Without one, transformers makes an empty one of the model's type."""
+    """Whether a model folder holds a tokenizer. Without one, transformers makes an empty tokenizer of the model's
+    type."""
     return any((folder / name).is_file() for name in TOKENIZERS)
 
 
 def load_tokenizer(model: str, revision: str | None) -> Any:
-    """The model's own. Without its files transformers makes an empty one of the model's type, and says nothing."""
+    """The model's own tokenizer. Without its files transformers would silently make an empty one of the model's
+    type."""
     check_files(Path(model))
     if Path(model).is_dir() and not has_tokenizer(Path(model)):
         raise no_tokenizer(model, f"one of {', '.join(TOKENIZERS)} in the model folder", "none of them")
@@ -52,21 +54,23 @@ def load_tokenizer(model: str, revision: str | None) -> Any:
 
 
 def require_one_vocabulary(model: str, revision: str | None, tokenizer: Any) -> None:
-    """Refuses a tokenizer.model of another vocabulary than the tokenizer.json beside it. The latter is trained, and of
-    most families that have both, llama.cpp's converter reads the former."""
+    """Refuses a tokenizer.model with another vocabulary than the tokenizer.json beside it.
+
+    Training uses tokenizer.json. For most families that have both, llama.cpp's converter reads tokenizer.model.
+    """
     pieces = model_file(model, revision, "tokenizer.model")
     if pieces is None or model_file(model, revision, "tokenizer.json") is None:
         return
     try:
         from sentencepiece import SentencePieceProcessor
 
-        said = SentencePieceProcessor(model_file=pieces)
+        processor = SentencePieceProcessor(model_file=pieces)
     except (ImportError, RuntimeError):
-        return  # it is not of sentencepiece, which the converter reads it with, or nothing here reads it
+        return  # the file is not of sentencepiece, with which the converter reads it; or sentencepiece is not here
     vocabulary, added = tokenizer.get_vocab(), tokenizer.added_tokens_decoder
-    marks = (said.is_control, said.is_unknown, said.is_unused, said.is_byte)
-    for number in range(said.get_piece_size()):
-        piece = said.id_to_piece(number)
+    marks = (processor.is_control, processor.is_unknown, processor.is_unused, processor.is_byte)
+    for number in range(processor.get_piece_size()):
+        piece = processor.id_to_piece(number)
         if vocabulary.get(piece) != number and number not in added and not any(is_mark(number) for is_mark in marks):
             raise Refused(
                 f"tokenizer.model and tokenizer.json of {model} have different vocabularies",
@@ -78,11 +82,11 @@ def require_one_vocabulary(model: str, revision: str | None, tokenizer: Any) -> 
 
 
 def read_tokenizer(model: str, revision: str | None) -> Any:
-    """The tokenizer whose ids ship: llama.cpp makes the ids of tokenizer.json (measured for each class of transformers
-    5.23 that a decoder uses), whatever class tokenizer_config.json names.
+    """The tokenizer with the ids of llama.cpp.
 
-    Classes such as LlamaTokenizer take the vocabulary of that file and split text in a way of their own. Where the two
-    disagree, `tokenizer.read_as` says so.
+    llama.cpp makes the ids of tokenizer.json, whatever class tokenizer_config.json names (measured for each class of
+    transformers 5.23 that a decoder uses). Classes such as LlamaTokenizer take the vocabulary of that file, and split
+    text in a way of their own. If the two disagree, `tokenizer.read_as` says so.
     """
     from transformers.models.auto import (
         AutoTokenizer,
@@ -99,28 +103,31 @@ def read_tokenizer(model: str, revision: str | None) -> Any:
 
 
 def follows_its_file(tokenizer: Any) -> bool:
-    """Whether this class takes tokenizer.json as it is. The others put it together anew."""
+    """Whether this class uses tokenizer.json unchanged. Other classes build it anew."""
     return type(tokenizer).__name__ == "TokenizersBackend" or not tokenizer.is_fast
 
 
 def by_scores(tokenizer: Any, file: str) -> Any:
-    """The tokenizer of a tokenizer.model alone, as llama.cpp reads that: pieces are put together by their scores, and a
-    space stands before text where the file says so. transformers 5.23 goes by ids, and by the class for the space."""
+    """The tokenizer of a model that has only a tokenizer.model, as llama.cpp reads that file.
+
+    llama.cpp joins pieces by their scores, and puts a space before the text if the file says so. transformers 5.23
+    joins them by their ids, and decides about the space by the class.
+    """
     from sentencepiece import sentencepiece_model_pb2
     from tokenizers import decoders, models, normalizers
 
-    said = sentencepiece_model_pb2.ModelProto.FromString(Path(file).read_bytes())
-    if not tokenizer.is_fast or said.trainer_spec.model_type != said.trainer_spec.BPE:
+    model_proto = sentencepiece_model_pb2.ModelProto.FromString(Path(file).read_bytes())
+    if not tokenizer.is_fast or model_proto.trainer_spec.model_type != model_proto.trainer_spec.BPE:
         return tokenizer
     before = {text: ids_of(tokenizer, text) for text in PROBES}
-    vocab = {piece.piece: number for number, piece in enumerate(said.pieces)}
-    unknown = next((piece.piece for piece in said.pieces if piece.type == piece.UNKNOWN), None)
-    bytes_too = any(piece.type == piece.BYTE for piece in said.pieces)
+    vocab = {piece.piece: number for number, piece in enumerate(model_proto.pieces)}
+    unknown = next((piece.piece for piece in model_proto.pieces if piece.type == piece.UNKNOWN), None)
+    bytes_too = any(piece.type == piece.BYTE for piece in model_proto.pieces)
     backend = tokenizer.backend_tokenizer
     backend.model = models.BPE(
-        vocab=vocab, merges=merges_of(said, vocab), unk_token=unknown, fuse_unk=True, byte_fallback=bytes_too
+        vocab=vocab, merges=merges_of(model_proto, vocab), unk_token=unknown, fuse_unk=True, byte_fallback=bytes_too
     )
-    space = said.normalizer_spec.add_dummy_prefix
+    space = model_proto.normalizer_spec.add_dummy_prefix
     steps = [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
     backend.normalizer, backend.pre_tokenizer = normalizers.Sequence(steps if space else steps[1:]), None
     joined = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
@@ -134,26 +141,26 @@ def by_scores(tokenizer: Any, file: str) -> Any:
     return tokenizer
 
 
-def merges_of(said: Any, vocab: dict[str, int]) -> list[tuple[str, str]]:
-    """Every way to put a piece together from two others, best score first."""
-    found = []
-    for piece in said.pieces:
+def merges_of(model_proto: Any, vocab: dict[str, int]) -> list[tuple[str, str]]:
+    """Every way to join two pieces into a third, the best score first."""
+    merges = []
+    for piece in model_proto.pieces:
         if piece.type == piece.NORMAL:
             parts = ((piece.piece[:cut], piece.piece[cut:]) for cut in range(1, len(piece.piece)))
-            found += [(-piece.score, left, right) for left, right in parts if left in vocab and right in vocab]
-    found.sort(key=lambda merge: merge[0])
-    return [(left, right) for _, left, right in found]
+            merges += [(-piece.score, left, right) for left, right in parts if left in vocab and right in vocab]
+    merges.sort(key=lambda merge: merge[0])
+    return [(left, right) for _, left, right in merges]
 
 
 def as_published(tokenizer: Any, file: str, model: str, revision: str | None) -> Any:
-    """The tokenizer itself when it does all that its tokenizer.json says, else that file's."""
+    """The tokenizer itself if it does all that its tokenizer.json says, or else the tokenizer of that file."""
     from transformers import PreTrainedTokenizerFast
 
-    said = json.loads(Path(file).read_text(encoding="utf-8"))
-    added = {token["id"]: [token[name] for name in MARKS] for token in said["added_tokens"]}
+    document = json.loads(Path(file).read_text(encoding="utf-8"))
+    added = {token["id"]: [token[name] for name in MARKS] for token in document["added_tokens"]}
     done = tokenizer.backend_tokenizer.get_added_tokens_decoder()
     same = added == {number: [getattr(token, name) for name in MARKS] for number, token in done.items()}
-    if same and splitting(without_words(said)) == splitting(tokenizer.backend_tokenizer):
+    if same and splitting(without_words(document)) == splitting(tokenizer.backend_tokenizer):
         return tokenizer
     plain = PreTrainedTokenizerFast.from_pretrained(model, revision=revision, trust_remote_code=False)
     differing = next((text for text in PROBES if ids_of(plain, text) != ids_of(tokenizer, text)), None)
@@ -165,16 +172,17 @@ def as_published(tokenizer: Any, file: str, model: str, revision: str | None) ->
     return plain
 
 
-def without_words(said: JsonObject) -> Any:
-    """The tokenizer of such a file with an empty vocabulary, which transformers takes from the file in any case."""
+def without_words(document: JsonObject) -> Any:
+    """The tokenizer of such a document with an empty vocabulary. transformers always takes the vocabulary from the
+    file."""
     from tokenizers import Tokenizer
 
-    empty: JsonObject = {"vocab": {}, "merges": []} if said["model"].get("type") == "BPE" else {}
-    return Tokenizer.from_str(json.dumps({**said, "model": {**said["model"], **empty}, "added_tokens": []}))
+    empty: JsonObject = {"vocab": {}, "merges": []} if document["model"].get("type") == "BPE" else {}
+    return Tokenizer.from_str(json.dumps({**document, "model": {**document["model"], **empty}, "added_tokens": []}))
 
 
 def splitting(backend: Any) -> list[Any]:
-    """What decides, beside vocabulary and merges, which ids a text gets."""
+    """The settings, beside vocabulary and merges, that decide which ids a text gets."""
     steps = [step and step.__getstate__() for step in (backend.normalizer, backend.pre_tokenizer)]
     return [type(backend.model), *steps, *(getattr(backend.model, name, None) for name in FLAGS)]
 
@@ -184,9 +192,9 @@ def ids_of(tokenizer: Any, text: str) -> list[int]:
 
 
 def with_prefix_of_llama_cpp(tokenizer: Any) -> Any:
-    """Puts a space before text that follows a special token, when the tokenizer puts one only before the first word.
+    """Puts a space before text that follows a special token, if the tokenizer puts one only before the first word.
 
-    llama.cpp knows one rule for pieces of sentencepiece: each stretch of text between special tokens gets the space.
+    llama.cpp has one rule for pieces of sentencepiece: each stretch of text between special tokens gets the space.
     """
     if not tokenizer.is_fast:
         return tokenizer
@@ -220,8 +228,10 @@ def no_tokenizer(model: str, expected: str, got: str) -> Refused:
 
 @contextmanager
 def limited(seconds: float) -> Iterator[None]:
-    """Raises TimeoutError when the block takes longer: a chat template is a program from somebody else. Only the main
-    thread can be interrupted, and Windows has no such clock."""
+    """Raises TimeoutError if the block takes longer. It is for chat templates, which are programs of somebody else.
+
+    Only the main thread can be interrupted, and Windows has no such timer. There is no limit then.
+    """
     if not hasattr(signal, "setitimer") or threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -238,7 +248,8 @@ def limited(seconds: float) -> Iterator[None]:
 
 
 def endless_template(model: str) -> Refused:
-    """Of the model, not of a row: the next one would take as long."""
+    """The refusal of a chat template that is too slow. It blames the model and not a row: the next row would be as
+    slow."""
     return Refused(
         f"the chat template of {model} is too slow for the conversations",
         code="unsafe_file",
@@ -249,7 +260,7 @@ def endless_template(model: str) -> Refused:
 
 
 class Feeding(TypedDict):
-    """What of a recipe says how a row is fed."""
+    """The fields of a recipe that say how a row is fed."""
 
     data: str
     format: str
@@ -297,16 +308,16 @@ class Encoder:
         }
 
     def tokens(self, rendered: str, spans: list[tuple[int, int]], *, is_chat: bool) -> tuple[list[int], list[int]]:
-        """Ids of the whole text, and labels: a token is trained when a part of it lies inside a trained span.
+        """Ids of the whole text, and labels. A token is trained if a part of it lies inside a trained span.
 
-        A token may begin with the space that ends the prompt ("is " + "four" is read as " four"): it is the answer's.
-        A template writes its own special tokens; plain text gets the tokenizer's usual ones and an end token, which is
-        trained so that the model learns to stop.
+        A token may begin with the space that ends the prompt: "is " + "four" is read as " four". It belongs to the
+        answer. A template writes its own special tokens. Plain text gets the tokenizer's usual ones and an end token,
+        which is trained so that the model learns to stop.
         """
         encoded = self.tokenizer(rendered, add_special_tokens=not is_chat, return_offsets_mapping=True)
         ids = list(encoded["input_ids"])
-        # Some tokenizers trim the spaces off their offsets, and of a space alone nothing is left: it begins where the
-        # token before it ends.
+        # Some tokenizers leave spaces out of their offsets, so a token of only a space has none. Such a token begins
+        # where the token before it ends.
         offsets = encoded["offset_mapping"]
         ends = itertools.accumulate((end for _, end in offsets), max, initial=0)
         offsets = [(min(start, before), end) for (start, end), before in zip(offsets, ends, strict=False)]
@@ -315,7 +326,7 @@ class Encoder:
         if not is_chat:
             if not ids or ids[-1] != self.end_token():
                 ids, labels = [*ids, IGNORED], [*labels, IGNORED]
-            ids[-1] = labels[-1] = self.end_token()  # one that the tokenizer appends itself stands in no span
+            ids[-1] = labels[-1] = self.end_token()  # an end token that the tokenizer appends itself is in no span
         return ids, labels
 
     def end_token(self) -> int:
@@ -336,9 +347,9 @@ class Encoder:
         return rendered, [self.answer_span(example, rendered, i) for i in example["trained_messages"]]
 
     def answer_span(self, example: Example, rendered: str, index: int) -> tuple[int, int]:
-        """Where one answer stands: its text, its calls of tools, and the token that ends the turn.
+        """The span of one answer: its text, its calls of tools, and the token that ends the turn.
 
-        It starts where the generation prompt ends, because from there on the model is alone.
+        It starts where the generation prompt ends, because from there on the model writes.
         """
         messages, tools = example["messages"], example["tools"]
         calls = bool(messages[index].get("tool_calls"))
@@ -361,8 +372,10 @@ class Encoder:
         return (prefix if 0 < prefix <= start else start), self.turn_end(rendered, end)
 
     def around_answer(self, example: Example, rendered: str, index: int) -> tuple[int, int] | None:
-        """The answer without the token that ends it. Text and calls are replaced by a mark: what stays the same around
-        the mark is not it."""
+        """The span of the answer without the token that ends it.
+
+        The text and calls of the answer are replaced by a mark. What is the same around the mark is not the answer.
+        """
         messages = example["messages"]
         marked = messages[index] | {"content": MARK}
         marked.pop("tool_calls", None)
@@ -373,8 +386,8 @@ class Encoder:
         return None
 
     def around_calls(self, example: Example, rendered: str, index: int) -> tuple[int, int] | None:
-        """The same for an answer with calls, where a template writes the last message in another way (Qwen3 thinks
-        there). Some put what a tool answered into the same turn: then it changes with the messages that follow."""
+        """The same for an answer with calls, for templates that write the last message in another way (Qwen3 thinks
+        there). None if the span changes with the messages that follow: some templates put the tool's answer into it."""
         messages = example["messages"]
         others = [message | {"content": MARK} for message in messages[index + 1 :]]
         try:
@@ -403,7 +416,7 @@ class Encoder:
                 expected="a model with a chat template (most Instruct models), or rows of plain text",
                 hint="use the model's Instruct version, or data with `prompt` and `completion`, or `text`",
             )
-        # Its own refusal, what the expressions in it raise, and the limit of time.
+        # The template's own refusal, and what its expressions raise.
         errors = (jinja2.TemplateError, ArithmeticError, AttributeError, LookupError, MemoryError, RecursionError)
         started = time.thread_time()
         try:
@@ -437,7 +450,7 @@ class Encoder:
         return rendered, [(len(example["prompt"]), len(rendered))]
 
     def require_unrendered(self, messages: list[Message]) -> None:
-        """A question that somebody rendered with the template already would be rendered twice."""
+        """Refuses a question that was already rendered with the template: it would be rendered twice."""
         question = next(message["content"] for message in messages if message["role"] == "user")
         mark = next((mark for mark in self.template_marks() if mark in question), None)
         if mark is not None:
@@ -450,10 +463,10 @@ class Encoder:
             )
 
     def template_marks(self) -> list[str]:
-        """What the template writes right before a question, and every special token that stands in front of it."""
+        """The text that the template writes right before a question, and every special token before it."""
         if self.marks is None:
             head = ""
-            with suppress(Refused):  # a template that wants more than a question
+            with suppress(Refused):  # a template that needs more than a question
                 head = self.render([{"role": "user", "content": MARK}], None).partition(MARK)[0]
             special = {*self.tokenizer.all_special_tokens, *added_special_tokens(self.tokenizer)}
             last = head.removeprefix(self.tokenizer.bos_token or "").strip().rpartition("\n")[2]

@@ -1,4 +1,4 @@
-"""What the program tells and writes: refusals with their exit codes, events, whole files."""
+"""The output of the program: refusals with their exit codes, events, and whole files."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from typing import Any, TypedDict
 EXIT_USAGE, EXIT_DOES_NOT_FIT, EXIT_FAILED, EXIT_NOT_INSTALLED = 2, 3, 5, 7
 EXIT_NO_ACCESS, EXIT_TEMPORARY = 4, 8
 NETWORK = ("httpx2", "httpcore2", "httpx", "httpcore", "hf_xet")
-LAST_BYTES = 4 << 20  # of a limited address space: what came so near to the limit has met it
-# What a job starts, and environment.json names: the joined program, or main.py where the parts are a package.
+LAST_BYTES = 4 << 20  # a process that came so near to the limit of its address space has met it
+# The program that a job starts and environment.json names: the joined file, or main.py if the parts are a package.
 PROGRAM = Path(__file__).with_name("main.py") if __package__ else Path(__file__)
 
 
@@ -40,7 +40,7 @@ class Failure(TypedDict):
 
 
 class Refused(Exception):
-    """An end that is explained: what is wrong, what was expected, what was there, what to do next."""
+    """An explained end of the program: what is wrong, what was expected, what was there, what to do next."""
 
     def __init__(
         self, message: str, *, code: str, exit_code: int = EXIT_USAGE, expected: str = "", got: str = "", hint: str = ""
@@ -61,19 +61,19 @@ class Refused(Exception):
 
 
 def tell_failure(refusal: Refused, folder: Path | None) -> None:
-    """The first process that fails tells why, whichever it is: the others fail because it did."""
+    """Reports why this process failed, if it is the first one. The other processes fail because the first one did."""
     if folder is not None and folder.is_dir():
         record = folder / "train.failed.json"
         if record.exists():
             return
-        with suppress(OSError):  # a full disk is what it may have to tell of; the event below says it too
+        with suppress(OSError):  # the disk may be full; the event below gives the reason too
             write_json(record, refusal.failure)
     tell("failed", **refusal.failure)
 
 
 @contextmanager
 def explained_errors() -> Iterator[None]:
-    """Missing packages, full disks and exhausted memory are ends that are explained; a bug keeps its traceback."""
+    """Turns missing packages, full disks and exhausted memory into a `Refused`. A bug keeps its traceback."""
     try:
         yield
     except Exception as error:
@@ -93,7 +93,7 @@ def explanation(error: Exception) -> Refused | None:
             hint='pip install "skill-train[train]"',
         )
     number = error.errno if isinstance(error, OSError) else None
-    # torch and safetensors say a full disk in words of their own; a limit of the size of files is met as one.
+    # torch and safetensors have their own words for a full disk. A limit of the size of files counts as one.
     own_words = ("no space left", "file too large", "quota exceeded", "iostream error", "inline_container")
     cannot_open = "open file failed" in text
     if number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG) or (
@@ -106,7 +106,8 @@ def explanation(error: Exception) -> Refused | None:
             expected="free space for checkpoints and the trained weights",
             hint=f"{again()}, after freeing some space, or with a higher limit of the size of files (ulimit -f)",
         )
-    # In the words of gloo and NCCL. The process that ended had no time to tell why, or this would not be heard first.
+    # The words of gloo and NCCL. If the process that ended had had time to explain itself, its reason would have come
+    # first.
     lost = ("connection closed by peer", "connection reset by peer", "remote process exited")
     if "WORLD_SIZE" in os.environ and any(words in text for words in lost):
         return Refused(
@@ -137,14 +138,14 @@ def explanation(error: Exception) -> Refused | None:
 
 
 def with_causes(error: BaseException | None) -> Iterator[BaseException]:
-    """A library that could not load another has the reason as its cause."""
+    """The error and its causes. If a library cannot load another one, the reason is the cause of its error."""
     while error is not None:
         yield error
         error = error.__cause__
 
 
 def lacks_memory(error: BaseException) -> bool:
-    """Whether memory ran out, in Python's words, the system's or torch's."""
+    """Whether memory ran out, according to Python, the system or torch."""
     if isinstance(error, OSError):
         return error.errno == errno.ENOMEM
     if not isinstance(error, (RuntimeError, ImportError, SystemError)):
@@ -154,30 +155,34 @@ def lacks_memory(error: BaseException) -> bool:
     limit = process_figure("limits", "Max address space")
     if limit is None:
         return False
-    # glibc says no reason. Without a limit it is another: a disk that is mounted noexec, the limit of processes.
+    # glibc gives no reason. Without a limit it is another one: a disk mounted noexec, or the limit of processes.
     unclear = re.search(r"failed to map segment from shared object(?!: )|can't start new thread", str(error))
-    # What C code, and half a library, say that got none has nothing to do with memory.
+    # C code and half-loaded libraries that got no memory raise errors that do not mention memory.
     most = 1024 * (process_figure("status", "VmPeak:") or 0)
     return unclear is not None or (not isinstance(error, RuntimeError) and most > limit - LAST_BYTES)
 
 
-def process_figure(file: str, what: str) -> int | None:
-    """What Linux has of this process: bytes in `limits`, KiB in `status`. None without a limit, and elsewhere."""
+def process_figure(file: str, field: str) -> int | None:
+    """A figure of this process from Linux: bytes in `limits`, KiB in `status`. None without a limit, or without
+    Linux."""
     path = Path("/proc/self") / file
-    found = re.search(rf"^{what}\s+(\d+)", path.read_text(encoding="utf-8"), re.MULTILINE) if path.is_file() else None
-    return int(found[1]) if found else None
+    match = re.search(rf"^{field}\s+(\d+)", path.read_text(encoding="utf-8"), re.MULTILINE) if path.is_file() else None
+    return int(match[1]) if match else None
 
 
 @contextmanager
 def readable(model: str) -> Iterator[None]:
-    """What transformers says of a config.json that fits no model: it has another class of error for every field. The
-    network, the disk, memory and GPUs have their own words."""
+    """Turns the errors of transformers for a broken model into a `Refused`.
+
+    transformers raises another class of error for every field of a config.json that fits no model. Errors of the
+    network, the disk, memory and GPUs are not changed.
+    """
     try:
         yield
     except (OSError, ImportError):
         raise
     except Exception as error:
-        # httpx2's own are no OSError, and a job that could not fetch its model is started again.
+        # httpx2's own errors are no OSError. A job that could not fetch its model is started again.
         of_network = any(type(each).__module__.split(".")[0] in NETWORK for each in with_causes(error))
         if of_network or explanation(error) is not None or "cuda" in str(error).lower():
             raise
@@ -195,7 +200,7 @@ def run_id() -> str | None:
 
 
 def again() -> str:
-    """How a run goes on that was ended: in a job nobody can name its folder."""
+    """How to continue a run that ended. In a job, its folder has no name for the user."""
     if run_id() is None:
         return "skill-train local --resume --run-dir RUN"
     return "start the run again: it goes on from its newest kept checkpoint"
@@ -212,26 +217,26 @@ def wait_for_all() -> None:
         dist.barrier()
 
 
-def any_process(said: bool, device: Any) -> bool:
-    """Whether one of the processes said yes. Every process must ask."""
+def any_process(own_answer: bool, device: Any) -> bool:
+    """Whether the answer of one of the processes is yes. Every process must call this."""
     import torch
     import torch.distributed as dist
 
     if not (dist.is_available() and dist.is_initialized()):
-        return said
-    answer = torch.tensor([int(said)], device=device)
+        return own_answer
+    answer = torch.tensor([int(own_answer)], device=device)
     dist.all_reduce(answer, op=dist.ReduceOp.MAX)
     return bool(answer.item())
 
 
 def event(name: str, /, **fields: Any) -> None:
-    """An event that all processes see alike: only the first one speaks."""
+    """Writes an event that is the same for all processes. Only the main process writes it."""
     if is_main_process():
         tell(name, **fields)
 
 
 def tell(name: str, /, **fields: Any) -> None:
-    """One JSON line on stdout, in one piece: several processes write there."""
+    """Writes an event as one JSON line on stdout, in one call, because several processes write there."""
     try:
         sys.stdout.write(json.dumps({"event": name, **fields}) + "\n")
         sys.stdout.flush()
@@ -240,13 +245,13 @@ def tell(name: str, /, **fields: Any) -> None:
 
 
 def silence() -> None:
-    """Nobody reads standard output any more, and writing to it would end the training."""
+    """Sends standard output to nowhere. Nobody reads it any more, and a failing write would end the training."""
     with suppress(OSError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
 
 def peak_rss_bytes() -> int:
-    """The most memory that this process has had. Not `ru_maxrss` on Linux: it starts with what the parent had."""
+    """The most memory that this process has had. On Linux this is not `ru_maxrss`, which starts with the parent's."""
     import resource
 
     peak = process_figure("status", "VmHWM:")
@@ -279,7 +284,7 @@ def write_json(path: Path, document: Any) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """The whole file or nothing: a temporary name, then a rename."""
+    """Writes the whole file or nothing: under a temporary name, then renames it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
     with open(temporary, "w", encoding="utf-8") as file:

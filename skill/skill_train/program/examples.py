@@ -1,4 +1,4 @@
-"""Examples: what a row becomes, which is messages, prompt and completion, or text."""
+"""Examples: what a row becomes. That is messages, a prompt and a completion, or a text."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, Literal, NotRequired, TypedDict
 from skill_train.program.events import Refused
 from skill_train.program.model_files import JsonObject
 
-# A row of a dataset, as its author wrote it: its columns, and what is in them, are of any kind.
+# A row of a dataset as its author wrote it, with columns and values of any kind.
 Row = dict[str, Any]
 
 ANSWERS = ("completion", "output", "answer")
@@ -20,7 +20,7 @@ BARE = ("prompt_completion", "completion")  # texts joined as they stand
 
 
 class Message(TypedDict):
-    """One of a chat. What else its author wrote in it stays, for the template: `name`, `reasoning_content` and such."""
+    """A message of a chat. Its other keys stay for the template, such as `name` and `reasoning_content`."""
 
     role: str
     content: str
@@ -32,8 +32,8 @@ class Example(TypedDict):
     and `completion`, or a `text`.
 
     Attributes:
-        trained_messages: the places of the answers that train.
-        without_template: whether the recipe asks for bare text; said where the model has a chat template.
+        trained_messages: the indices of the answers that train.
+        without_template: whether the recipe asks for bare text; only set if the model has a chat template.
     """
 
     kind: Literal["chat", "completion", "text"]
@@ -47,7 +47,7 @@ class Example(TypedDict):
 
 
 class Tokens(TypedDict):
-    """What the model is fed of a row: ids, and the labels of those that train (`IGNORED` elsewhere)."""
+    """A row as the model is fed it: ids, and labels, which are `IGNORED` for ids that do not train."""
 
     input_ids: list[int]
     labels: list[int]
@@ -57,9 +57,9 @@ class EncodedRow(Example, Tokens):
     """A line of `samples.jsonl` and `held_out.jsonl`.
 
     Attributes:
-        row: its number in the data, from 0; `line` where it stands in its file.
-        rendered: as the template has it.
-        truncated: it was longer than max_length; `full_length` in tokens.
+        row: its number in the data, from 0. `line` is its line in its file.
+        rendered: the text that the template writes.
+        truncated: whether it was longer than max_length. `full_length` is its length in tokens.
     """
 
     row: int
@@ -73,9 +73,9 @@ def to_example(row: Row, data_format: str, columns: dict[str, str]) -> Example:
     """One row as the model is to learn it.
 
     Args:
-        data_format: `messages`, `question_answer`, `instruction` or `sharegpt`, which become turns; `completion` and
-            `prompt_completion`, whose texts are joined as they stand; or `text`.
-        columns: what the format calls a column, to what the dataset calls it.
+        data_format: `messages`, `question_answer`, `instruction` or `sharegpt`, which become turns; `completion` or
+            `prompt_completion`, whose texts are joined unchanged; or `text`.
+        columns: the dataset's name of each column, by the format's name.
     """
 
     def value(name: str) -> Any:
@@ -102,7 +102,7 @@ def to_example(row: Row, data_format: str, columns: dict[str, str]) -> Example:
 
 
 def from_pair(data_format: str, value: Callable[[str], Any]) -> list[Message]:
-    """`instruction`/`input`/`output` and `question`/`answer` as one turn, after a system message if there is one."""
+    """One turn from `instruction`/`input`/`output` or `question`/`answer`, after a system message if there is one."""
     names = ("instruction", "output") if data_format == "instruction" else ("question", "answer")
     user = text_of(value(names[0]), names[0])
     if value("input"):
@@ -126,7 +126,7 @@ SHAREGPT_ROLES = {
 
 
 def system_message(text: Any) -> list[Message]:
-    """No message where there is no text."""
+    """A system message; none if there is no text."""
     return [{"role": "system", "content": text_of(text, "system")}] if text else []
 
 
@@ -147,7 +147,7 @@ def from_sharegpt(turns: Any, system: Any) -> list[Message]:
 
 
 def as_messages(value: Any, role: str, name: str) -> list[Any]:
-    """The messages of a row as they are, or one of its text."""
+    """The messages of a row unchanged, or its text as one message."""
     if isinstance(value, list):
         return value
     return [{"role": role, "content": text_of(value, name)}]
@@ -160,8 +160,8 @@ PICTURES = (
 SOUNDS = "wav|mp3|flac|ogg|oga|opus|m4a|aac|aiff?|wma|amr|sph|caf|midi?"
 FILMS = "mp4|m4v|mov|webm|mkv|avi|mpe?g|wmv|flv|ogv|3gp"
 MEDIA = f"(?:{PICTURES}|{SOUNDS}|{FILMS})"
-# A file name alone, or a path or an address with spaces in it. A sentence that ends with a file name is neither. An
-# address may name the kind of picture in its parameters.
+# A file name alone, or a path or an address, with or without spaces. A sentence that ends with a file name is neither.
+# An address may name the kind of picture in its parameters.
 MEDIA_NAME = re.compile(
     rf"\S+\.{MEDIA}(?:[?#]\S*)?|\S*[/\\][^\n]*\.{MEDIA}(?:[?#]\S*)?|https?://\S+[?&](?:format|fmt|type|ext)=(?:image/)?{MEDIA}(?:&\S*)?",
     re.IGNORECASE,
@@ -176,15 +176,15 @@ MEDIA_MAGIC = re.compile(
     rb"|RIFF.{4}(?:WEBP|WAVE|AVI )|.{4}ftyp",
     re.DOTALL,
 )
-# Marks of vision and audio models: as Qwen, Phi, Gemma, Pixtral, Llama 3.2, InternVL, Idefics, DeepSeek, MiniCPM write.
+# Marks of vision and audio models: of Qwen, Phi, Gemma, Pixtral, Llama 3.2, InternVL, Idefics, DeepSeek and MiniCPM.
 MEDIA_MARK = re.compile(
     r"<\|(?:image|img|vision|video|audio)[^|<>\n]*\|>|<(?:start|end)_of_(?:image|audio)>"
     r"|<(?:image|img|video|audio)[_ -]?(?:soft_token|placeholder|context|token|pad|patch|here|#?\d+)>"
     r"|<fake_token_around_image>|<im_patch>|<im(?:g|age)>[^<>\n]+</im(?:g|age)>|\[IMG\](?!.*\[/IMG\])",
     re.IGNORECASE,
 )
-# The bare tags of LLaVA's kind at an end of a text or of a line, and other brackets at an end of a text. HTML closes
-# such a tag.
+# Bare tags, such as those of LLaVA, at an end of a text or of a line, and other brackets at an end of a text. HTML
+# closes such a tag.
 TAGGED = "(?:image|img|photo|video|audio|speech)"
 # Within a sentence `<image>` stands for a picture too, unless the sentence is about the tag.
 IN_SENTENCE = r"(?<![\w`\"'])<image>(?![`\"'])(?!\s*(?:tag|element|node|attribute|label|field)s?\b)"
@@ -194,22 +194,24 @@ MEDIA_FIRST, MEDIA_LAST = re.compile(rf"\s*{BRACKETED}"), re.compile(rf"{BRACKET
 
 
 def media_in(value: Any, *, answer: bool = False) -> str | None:
-    """What of this value is a picture, sound or film and no text: a file's name or address, its data, or the mark that
-    stands for it in a text. None for a text.
+    """The part of a value that stands for a picture, sound or film: a file's name or address, its data, or a mark in a
+    text.
+
+    None for a text.
 
     Args:
-        answer: the bare name of a file is a good answer, and a bad question.
+        answer: whether the value is an answer, which may be the bare name of a file.
     """
     if isinstance(value, (bytes, bytearray)):
         return f"{len(value)} bytes"
     if isinstance(value, dict):
-        held = any(
+        has_media = any(
             name == "array" or media_in(each) is not None or (name == "bytes" and not isinstance(each, int))
             for name, each in value.items()
         )
-        return "{" + ", ".join(sorted(value)) + "}" if held and MEDIA_KEYS.issuperset(value) else None
+        return "{" + ", ".join(sorted(value)) + "}" if has_media and MEDIA_KEYS.issuperset(value) else None
     if isinstance(value, list):
-        return next((found for each in value if (found := media_in(each)) is not None), None)
+        return next((media for each in value if (media := media_in(each)) is not None), None)
     if not isinstance(value, str):
         return None
     short = value[:4096].strip()
@@ -225,7 +227,7 @@ def media_in(value: Any, *, answer: bool = False) -> str | None:
 
 
 def media_mark(text: str) -> str | None:
-    """What stands for a picture, sound or film in this text."""
+    """The mark that stands for a picture, sound or film in this text; None if there is none."""
     mark = MEDIA_MARK.search(text) if "<" in text or "[IMG]" in text else None
     if mark is None and "<" in text and "</" not in text:
         mark = MEDIA_TAG.search(text)
@@ -235,18 +237,18 @@ def media_mark(text: str) -> str | None:
 
 
 def base64_start(text: str) -> str:
-    """The characters of the first 24 bytes."""
+    """The characters of base64 that hold the first 24 bytes."""
     return text[:32].replace("+", "-").replace("/", "_")
 
 
 def require_text(value: Any, name: str, *, answer: bool = False) -> None:
-    found = media_in(value, answer=answer)
-    if found is not None:
+    media = media_in(value, answer=answer)
+    if media is not None:
         raise Refused(
             f"{name} contains an image, audio or video, and this version trains on text only",
             code="not_text",
             expected=f"text in {name}",
-            got=found,
+            got=media,
             hint="remove such rows, or use a dataset of text",
         )
 
@@ -272,7 +274,7 @@ def is_unicode(fields: JsonObject) -> bool:
 
 
 def chat(messages: Any, tools: Any, prompt_messages: int) -> Example:
-    """A conversation whose messages are well formed. `prompt_messages` at its start are never trained."""
+    """A conversation of well-formed messages. Its first `prompt_messages` messages are never trained."""
     if not isinstance(messages, list) or not messages:
         raise Refused(
             "messages is empty or not a list",
@@ -288,7 +290,7 @@ def chat(messages: Any, tools: Any, prompt_messages: int) -> Example:
 
 
 def checked_message(message: Any) -> Any:
-    """The message of a row as a `Message`: with the text of all its parts, and without keys that are null."""
+    """The message of a row as a `Message`, with the text of all its parts and without keys that are null."""
     if not isinstance(message, dict) or not isinstance(message.get("role"), str):
         raise Refused("a message has no role", code="bad_row", expected='{"role", "content"}', got=repr(message)[:80])
     # `datasets` fills the keys that a row lacks with None; a template must not see them.
@@ -309,7 +311,7 @@ def checked_message(message: Any) -> Any:
 
 
 def no_answer(messages: list[Message]) -> Refused:
-    """Of a conversation without a message of the assistant after its prompt."""
+    """The refusal of a conversation without a message of the assistant after its prompt."""
     unknown = next((message["role"] for message in messages if message["role"] not in ROLES), None)
     if unknown is None:
         return Refused("a conversation has no assistant message to learn from", code="bad_row", got=repr(messages)[:80])

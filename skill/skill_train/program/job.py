@@ -1,9 +1,9 @@
-"""In a cloud job: the supervisor of a training, and what it keeps.
+"""In a cloud job: the supervisor of a training, and the files that it stores.
 
-The plan's folder is a mounted bucket ("kept"): it outlives the job, and a file in it is uploaded when it is closed
-(hf-mount: written from start to end, not changed afterwards). So this process trains nothing: it starts the program
-as `skill-train local` does, on the job's own disk ("work"), and copies whole files from there. A marker with the
-SHA-256 of each file comes last; what has no marker, or other bytes than it says, was not kept.
+The plan's folder is a mounted bucket (`bucket`), which outlives the job. A file in it is uploaded when it is closed
+(hf-mount: it must be written from start to end, and not changed afterwards). So this process does not train itself.
+It starts the program on the job's own disk (`work`), as `skill-train local` does, and copies whole files from there.
+A marker with the SHA-256 of each file comes last. Files without a marker, or with other bytes, were not stored.
 """
 
 from __future__ import annotations
@@ -50,47 +50,49 @@ from skill_train.program.push import PROOF, as_json, commit, files_of, hub_repos
 from skill_train.program.watch import is_complete, numbered, step_of
 
 KEEP_SECONDS = 2.0
-KEEP_AGAIN_SECONDS = 60.0  # after a disk that took no more
+KEEP_AGAIN_SECONDS = 60.0  # after a disk was full
 KEPT_CHECKPOINTS = 2
-HELD = "being-kept"
+LINKS = "being-kept"
 MARKER = "kept.json"
-SMALLER_PLAN = "smaller_plan.json"  # what a further job of this run begins with
+SMALLER_PLAN = "smaller_plan.json"  # the plan with which a later job of this run begins
 RECORDS = ("train.json", "environment.json", "samples.jsonl", "held_out.jsonl", "metrics.jsonl", "train.log")
 RESULTS = ("adapter", "merged", *RECORDS, "train.failed.json")
 
 
 def run_job(path: Path, data: Path | None, *, rehearse: bool) -> int:
-    """Trains, keeps everything in the plan's folder, and pushes the result. A run that was trained before is pushed."""
-    kept = path.resolve().parent
+    """Trains, stores everything in the plan's folder, and pushes the result. A run that was trained before is only
+    pushed."""
+    bucket = path.resolve().parent
     try:
         plan = load_plan(path)
         prepare_environment(plan["placement"])
         scratch = tempfile.TemporaryDirectory(prefix="skill-train-", ignore_cleanup_errors=True)
         with explained_errors(), scratch as folder:
             work, failure = Path(folder), None
-            if not fetch_result(kept, work):
-                start_job(plan, kept, rehearse=rehearse)
-                failure = train_in_job(plan, path, data, work, kept)
+            if not fetch_result(bucket, work):
+                start_job(plan, bucket, rehearse=rehearse)
+                failure = train_in_job(plan, path, data, work, bucket)
                 if failure is not None:
                     return failure["exit_code"]
             if not rehearse:
                 push(plan, work)
-            require_kept(kept)
+            require_kept(bucket)
     except Refused as refusal:
         with suppress(OSError):
-            if not (kept / MARKER).exists():  # it was refused before it was trained
-                put_json(kept / "train.failed.json", refusal.failure)
+            if not (bucket / MARKER).exists():  # it was refused before it was trained
+                put_json(bucket / "train.failed.json", refusal.failure)
         tell("failed", **refusal.failure)
         return refusal.exit_code
     return 0
 
 
-def start_job(plan: Plan, kept: Path, *, rehearse: bool) -> None:
-    """Before anything is paid for: both places that take the result can be written. An earlier end is forgotten."""
+def start_job(plan: Plan, bucket: Path, *, rehearse: bool) -> None:
+    """Checks that both places for the result can be written, before any time is paid for. Removes the records of an
+    earlier end."""
     for name in (MARKER, "train.failed.json"):
-        (kept / name).unlink(missing_ok=True)
-    put_json(kept / ".writable", {})
-    (kept / ".writable").unlink()
+        (bucket / name).unlink(missing_ok=True)
+    put_json(bucket / ".writable", {})
+    (bucket / ".writable").unlink()
     if rehearse:
         return
     tell("stage", text="proving that the result can be pushed")
@@ -99,47 +101,47 @@ def start_job(plan: Plan, kept: Path, *, rehearse: bool) -> None:
     tell("note", text=f"{hub_repository(plan)} can be written: {commit_id}")
 
 
-def train_in_job(plan: Plan, path: Path, data: Path | None, work: Path, kept: Path) -> Failure | None:
-    """Trains in a child process, and keeps what it makes while it makes it. Returns why it failed, if it did."""
-    plan = layout_that_was_left(plan, kept)
-    keeper, begun = Keeper(work, kept, restore(kept, work)), kills_for_memory()
+def train_in_job(plan: Plan, path: Path, data: Path | None, work: Path, bucket: Path) -> Failure | None:
+    """Trains in a child process, and stores its files while it runs. Returns why it failed, or None."""
+    plan = layout_that_was_left(plan, bucket)
+    keeper, begun = Keeper(work, bucket, restore(bucket, work)), kills_for_memory()
     for tried in (False, True):
         put_json(work / "plan.json", plan)
         with Child(child_command(plan, work, data), plan, work / "train.log") as child:
             while child.running(KEEP_SECONDS):
-                keeper.look()
+                keeper.try_to_keep()
             failure = how_it_failed(child, work)
-            keeper.look(last=True)
+            keeper.try_to_keep(last=True)
             smaller = None if tried or child.stopped else after_memory(plan, failure, begun, child)
             if smaller is None:
                 try:
-                    keep_results(work, kept, failure)
-                except OSError as error:  # the push may still succeed; `require_kept` tells afterwards
+                    keep_results(work, bucket, failure)
+                except OSError as error:  # the push may still succeed; `require_kept` reports it afterwards
                     tell("note", text=f"the results could not be kept: {error}")
                 break
         plan = smaller
         tell("note", text=once_more(plan))
-        with suppress(OSError):  # a further job would meet the same end of the memory first
-            put_json(kept / SMALLER_PLAN, plan)
+        with suppress(OSError):  # otherwise a later job would run out of memory first too
+            put_json(bucket / SMALLER_PLAN, plan)
     return failure
 
 
-def layout_that_was_left(plan: Plan, kept: Path) -> Plan:
-    """The plan; where an earlier job of it went on with a smaller layout, with that one."""
-    smaller: Plan | None = read_object(kept / SMALLER_PLAN)
+def layout_that_was_left(plan: Plan, bucket: Path) -> Plan:
+    """The plan. If an earlier job of it continued with a smaller layout, the plan with that layout."""
+    smaller: Plan | None = read_object(bucket / SMALLER_PLAN)
     same = smaller is not None and smaller.get("recipe_hash") == plan.get("recipe_hash")
     return smaller if smaller is not None and same else plan
 
 
 def after_memory(plan: Plan, failure: Failure | None, kills: int | None, child: Child) -> Plan | None:
-    """The plan of a second try; None where there is none."""
+    """The plan of a second try after memory ran out; None if there is none."""
     if failure is None or not memory_ended(failure["error"], kills):
         return None
-    return smaller_plan(plan, failure["error"], last_stage(child.said()))
+    return smaller_plan(plan, failure["error"], last_stage(child.output()))
 
 
 def child_command(plan: Plan, work: Path, data: Path | None) -> list[str]:
-    """What `skill-train local` starts for this plan."""
+    """The command that `skill-train local` would start for this plan."""
     arguments = plan.get("launch", {}).get("arguments") or []
     launcher = ["-m", "accelerate.commands.launch", *arguments] if arguments else []
     where = ["--data", str(data.resolve())] if data else []
@@ -147,10 +149,10 @@ def child_command(plan: Plan, work: Path, data: Path | None) -> list[str]:
 
 
 class Child:
-    """The training program. Its output goes to ours and into train.log; a signal to us goes on to it, which saves a
-    checkpoint and ends, and everything is kept before we end.
+    """The training program. Its output goes to our output and into train.log.
 
-    It stays in our process group, so that whoever kills the group leaves nothing behind.
+    A signal to us is passed on to it. It then saves a checkpoint and ends, and everything is stored before we end. It
+    stays in our process group, so that killing the group leaves no process behind.
     """
 
     def __init__(self, command: list[str], plan: Plan, log: Path) -> None:
@@ -177,26 +179,27 @@ class Child:
         self.process.send_signal(number)
 
     def read(self, stream: IO[bytes]) -> None:
-        """Whole lines, one at a time. It never stops reading: a child that cannot write would wait for ever."""
+        """Copies whole lines, one at a time. It never stops reading, because a child that cannot write would wait for
+        ever."""
         with stream:
             for line in stream:
                 with self.lock:
                     for out in (self.log, sys.stdout.buffer):
-                        with suppress(OSError, ValueError):  # closed, and a process that it left behind still writes
+                        with suppress(OSError, ValueError):  # closed: a process of the child still writes
                             out.write(line)
                             out.flush()
 
     def running(self, seconds: float) -> bool:
-        """Waits so long for its end. At the end, everything that it said has been read."""
+        """Waits so long for its end. Returns False after the end, when all its output has been read."""
         try:
             self.process.wait(seconds)
         except subprocess.TimeoutExpired:
             return True
         for reader in self.readers:
-            reader.join(timeout=10)  # a process that it left behind may hold the pipe open
+            reader.join(timeout=10)  # a process that the child left behind may hold the pipe open
         return False
 
-    def said(self) -> str:
+    def output(self) -> str:
         return Path(self.log.name).read_bytes()[self.start :].decode("utf-8", "replace")
 
     def __exit__(self, *error: object) -> None:
@@ -210,16 +213,17 @@ class Child:
 
 
 def how_it_failed(child: Child, work: Path) -> Failure | None:
-    """What the program says in train.failed.json. One that was killed says nothing, and its launcher ends with 1."""
+    """The failure in train.failed.json, or one made from the exit code: a killed program writes nothing, and its
+    launcher ends with 1."""
     code, record = child.process.returncode, work / "train.failed.json"
     if code == 0:
         return None
-    told: Failure | None = json.loads(record.read_text(encoding="utf-8")) if record.is_file() else None
-    if told is not None and told["error"]["code"] != "process_lost":
-        return told
-    killed = [int(n) for n in re.findall(r"exitcode\s*:\s*(-\d+)", child.said()) if int(n) != -signal.SIGTERM]
-    if told is not None and not killed:
-        return told
+    recorded: Failure | None = json.loads(record.read_text(encoding="utf-8")) if record.is_file() else None
+    if recorded is not None and recorded["error"]["code"] != "process_lost":
+        return recorded
+    killed = [int(n) for n in re.findall(r"exitcode\s*:\s*(-\d+)", child.output()) if int(n) != -signal.SIGTERM]
+    if recorded is not None and not killed:
+        return recorded
     failure = ended(killed[0] if killed and code > 0 else code, child).failure
     write_json(record, failure)
     tell("failed", **failure)
@@ -227,8 +231,8 @@ def how_it_failed(child: Child, work: Path) -> Failure | None:
 
 
 def ended(code: int, child: Child) -> Refused:
-    """Why, of a program that did not say it. `code` is below 0 for a signal."""
-    tail = "\n".join(child.said().splitlines()[-15:])
+    """The reason for a program that gave none itself. `code` is below 0 for a signal."""
+    tail = "\n".join(child.output().splitlines()[-15:])
     if code == -signal.SIGKILL:
         return Refused(
             "the system killed the training process (SIGKILL), most likely to free memory",
@@ -252,16 +256,17 @@ def ended(code: int, child: Child) -> Refused:
 
 
 class Keeper:
-    """Copies what the training has made so far, on a disk that may be full, slow or gone for a while."""
+    """Copies the files of the training to the bucket, which may be full, slow or gone for a while."""
 
-    def __init__(self, work: Path, kept: Path, restored: Path | None) -> None:
-        self.work, self.kept = work, kept
-        self.whole = {restored.name} if restored else set()  # those that are known to be kept
+    def __init__(self, work: Path, bucket: Path, restored: Path | None) -> None:
+        self.work, self.bucket = work, bucket
+        self.whole = {restored.name} if restored else set()  # names of checkpoints that are stored
         self.not_before = 0.0
         self.seen: dict[str, tuple[int, int]] = {}
 
-    def look(self, *, last: bool = False) -> None:
-        """Trouble ends no training: it is told, and a minute later tried again with more room."""
+    def try_to_keep(self, *, last: bool = False) -> None:
+        """Stores what is new. A failure does not end the training: it is reported, and tried again a minute later with
+        more room."""
         if time.monotonic() < self.not_before and not last:
             return
         try:
@@ -281,24 +286,26 @@ class Keeper:
         self.prune(KEPT_CHECKPOINTS)
 
     def keep_changed(self, name: str) -> None:
-        """For those who look while it runs. What a restart needs of it lies in the checkpoints."""
+        """Copies a file if it has changed, for those who read it while it runs. A restart uses the copy in a
+        checkpoint."""
         path = self.work / name
         if path.is_file():
             now = (path.stat().st_size, path.stat().st_mtime_ns)
             if self.seen.get(name) != now:
-                copy_file(path, self.kept / name)
+                copy_file(path, self.bucket / name)
                 self.seen[name] = now
 
     def keep_checkpoint(self, checkpoint: Path) -> None:
-        """All its files, with what else a restart needs: the lines of the steps so far, and the figures from before."""
-        started, target = time.monotonic(), self.kept / "checkpoints" / checkpoint.name
+        """Copies all files of a checkpoint, and what else a restart needs: the lines of the steps so far, and the
+        figures from before the training."""
+        started, target = time.monotonic(), self.bucket / "checkpoints" / checkpoint.name
         beside = (self.work / "metrics.jsonl", self.work / "checkpoints" / "before.json")
-        source = self.held(checkpoint)
+        source = self.linked(checkpoint)
         try:
             files = {path.relative_to(source).as_posix(): path for path in files_of(source)}
             files |= {path.name: path for path in beside if path.is_file()}
             digests = {name: copy_file(path, target / name) for name, path in files.items()}
-            if not is_complete(source):  # some of its files may have gone before they were listed
+            if not is_complete(source):  # some of its files may have been removed before they were listed
                 raise FileNotFoundError(checkpoint)
             put_json(target / MARKER, digests)
         except OSError:
@@ -307,49 +314,53 @@ class Keeper:
                 raise
             return  # the trainer removed it meanwhile, because it has newer ones
         finally:
-            shutil.rmtree(self.work / HELD, ignore_errors=True)
+            shutil.rmtree(self.work / LINKS, ignore_errors=True)
         self.whole.add(checkpoint.name)
         size = sum(digest["bytes"] for digest in digests.values())
         tell("kept", name=checkpoint.name, bytes=size, seconds=round(time.monotonic() - started, 2))
 
-    def held(self, checkpoint: Path) -> Path:
-        """Second names of its files: the trainer removes it when there are two newer ones, and a slow bucket would
-        never get a whole one. The checkpoint itself where the disk knows no second names, or has no room for two more
-        checkpoints: the trainer writes them before this one's bytes are free."""
-        held = self.work / HELD
-        shutil.rmtree(held, ignore_errors=True)
+    def linked(self, checkpoint: Path) -> Path:
+        """A folder of hard links to the files of a checkpoint.
+
+        The trainer removes a checkpoint when there are two newer ones, so a slow bucket would never get a whole one.
+        Returns the checkpoint itself if the disk has no hard links, or no room for two more checkpoints: the trainer
+        writes them while the links still hold the bytes of this one.
+        """
+        links = self.work / LINKS
+        shutil.rmtree(links, ignore_errors=True)
         try:
             files = list(files_of(checkpoint))
             if shutil.disk_usage(self.work).free < 2 * sum(path.stat().st_size for path in files):
                 return checkpoint
             for path in files:
-                name = held / path.relative_to(checkpoint)
+                name = links / path.relative_to(checkpoint)
                 name.parent.mkdir(parents=True, exist_ok=True)
                 os.link(path, name)
         except OSError:
             return checkpoint
-        return held
+        return links
 
     def prune(self, count: int) -> None:
-        """Leaves so many that are whole: of one from an earlier start the marker alone may be."""
-        found = numbered(self.kept / "checkpoints")
-        whole = [path for path in found if path.name in self.whole]
-        for path in found:
+        """Removes older checkpoints and leaves `count` whole ones. Only those count that are known
+        to be whole: of one from an earlier start there may be only the marker."""
+        checkpoints = numbered(self.bucket / "checkpoints")
+        whole = [path for path in checkpoints if path.name in self.whole]
+        for path in checkpoints:
             if whole[count - 1 :] and step_of(path) < step_of(whole[count - 1]):
                 remove_kept(path)
 
 
-def keep_results(work: Path, kept: Path, failure: Failure | None) -> None:
+def keep_results(work: Path, bucket: Path, failure: Failure | None) -> None:
     files = {path.relative_to(work).as_posix(): path for name in RESULTS for path in files_of(work / name)}
-    digests = {name: copy_file(path, kept / name) for name, path in files.items()}
+    digests = {name: copy_file(path, bucket / name) for name, path in files.items()}
     state = (
         {"state": "done", "exit_code": 0} if failure is None else {"state": "failed", "exit_code": failure["exit_code"]}
     )
-    put_json(kept / MARKER, {"run": run_id()} | state | {"files": digests})
+    put_json(bucket / MARKER, {"run": run_id()} | state | {"files": digests})
 
 
-def require_kept(kept: Path) -> None:
-    if not (kept / MARKER).is_file():
+def require_kept(bucket: Path) -> None:
+    if not (bucket / MARKER).is_file():
         raise Refused(
             "the run is trained, but its results could not be stored",
             code="not_kept",
@@ -359,24 +370,26 @@ def require_kept(kept: Path) -> None:
         )
 
 
-def fetch_result(kept: Path, work: Path) -> bool:
-    """Whether this run was trained before; its results are in `work` then."""
-    marker = read_object(kept / MARKER)
+def fetch_result(bucket: Path, work: Path) -> bool:
+    """Whether this run was trained before. Its results are then in `work`."""
+    marker = read_object(bucket / MARKER)
     if marker is None or marker.get("state") != "done":
         return False
-    if fetch(kept, work, marker["files"]):
+    if fetch(bucket, work, marker["files"]):
         tell("note", text="this run was trained before")
         return True
     tell("note", text="the results that were kept are torn: going on from the newest checkpoint")
     return False
 
 
-def restore(kept: Path, work: Path) -> Path | None:
-    """Brings back the newest checkpoint that was kept whole, the lines of its steps, and the log of earlier starts.
-    What is torn stays there: it may be the view of it that is old."""
-    if (kept / "train.log").is_file():
-        copy_file(kept / "train.log", work / "train.log")
-    for checkpoint in numbered(kept / "checkpoints"):
+def restore(bucket: Path, work: Path) -> Path | None:
+    """Brings back the newest checkpoint that was stored whole, the lines of its steps, and the log of earlier starts.
+
+    A torn checkpoint stays in the bucket, because the mount may only show an old state of it.
+    """
+    if (bucket / "train.log").is_file():
+        copy_file(bucket / "train.log", work / "train.log")
+    for checkpoint in numbered(bucket / "checkpoints"):
         target, marker = work / "checkpoints" / checkpoint.name, read_object(checkpoint / MARKER)
         if marker is not None and fetch(checkpoint, target, marker):
             tell("note", text=f"{checkpoint.name} was kept and is whole")
@@ -389,7 +402,7 @@ def restore(kept: Path, work: Path) -> Path | None:
 
 
 def fetch(source: Path, target: Path, files: dict[str, FileDigest]) -> bool:
-    """Whether every file came with the bytes that were kept. If not, there is no `target` afterwards."""
+    """Copies files, and returns whether all have the bytes that were stored. If not, `target` is removed."""
     for name, digest in files.items():
         try:
             whole = copy_file(source / name, target / name) == digest
@@ -402,7 +415,7 @@ def fetch(source: Path, target: Path, files: dict[str, FileDigest]) -> bool:
 
 
 def read_object(path: Path) -> Any:
-    """What an earlier job left: a marker or a plan. None where there is none; a torn one is none."""
+    """The marker or the plan of an earlier job; None if there is none, or if it is torn."""
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
     except (FileNotFoundError, ValueError):
@@ -411,7 +424,7 @@ def read_object(path: Path) -> Any:
 
 
 def remove_kept(folder: Path) -> None:
-    """The marker first: nobody may find it without its files."""
+    """Removes a checkpoint, its marker first, so that nobody finds the marker without its files."""
     with suppress(OSError):
         (folder / MARKER).unlink(missing_ok=True)
         shutil.rmtree(folder)
@@ -430,5 +443,5 @@ def copy_file(source: Path, target: Path) -> FileDigest:
 
 
 def put_json(path: Path, document: Any) -> None:
-    """As it is, under its own name: a mounted bucket may know no renaming."""
+    """Writes JSON directly under its final name, because a mounted bucket may not support renaming."""
     path.write_bytes(as_json(document))

@@ -1,4 +1,4 @@
-"""The model: how it is loaded, what of it is trained, and how its answers are scored."""
+"""The model: how it is loaded, which part of it trains, and how its answers are scored."""
 
 from __future__ import annotations
 
@@ -13,17 +13,18 @@ from skill_train.program.events import EXIT_DOES_NOT_FIT, EXIT_FAILED, EXIT_NOT_
 from skill_train.program.plan import Placement, Recipe
 from skill_train.program.split import IGNORED, Data
 
-# Elements. The whole head is read for each lot of logits, so a lot is large: 105 tokens of Qwen2.5's 151,936 words take
-# half the time of 4 lots of 26 in bf16, two thirds in fp32. The softmax of a lot is made in parts that stay in cache.
+# Elements of logits. The whole head is read for each chunk of logits, so chunks are large: 105 tokens of Qwen2.5's
+# 151,936 words take half the time of 4 chunks of 26 in bf16, two thirds in fp32. The softmax of a chunk is computed in
+# parts that stay in the cache.
 LOGITS_AT_ONCE = 16_000_000
 SOFTMAX_AT_ONCE = 1_000_000
 
 
 def trained_types(model: Any, placement: Placement) -> dict[str, Any]:
-    """The torch type of each weight that trains, by name; float32 now unless the plan computes in bfloat16.
+    """The torch type of each weight that trains, by name. Makes it float32, unless the plan computes in bfloat16.
 
-    TRL (1.16) has made the adapter of a quantized base bfloat16, whatever is computed in, and PEFT (0.21) leaves a
-    module that trains whole in the type of the base. The scaler of float16's gradients takes neither on CUDA.
+    TRL (1.16) makes the adapter of a quantized base bfloat16 in any case. PEFT (0.21) leaves a module that trains whole
+    in the type of the base. On CUDA, the scaler of float16's gradients accepts neither.
     """
     import torch
 
@@ -35,10 +36,11 @@ def trained_types(model: Any, placement: Placement) -> dict[str, Any]:
 
 
 def require_float32(optimizer: Any) -> None:
-    """Checks what an optimizer trains: the gradients of weights of any other type cannot be scaled for float16.
+    """Checks, before the first step, that an optimizer trains only float32 weights. Gradients of other types cannot be
+    scaled for float16.
 
     Raises:
-        Refused: a weight has another type; before the first step.
+        Refused: a weight has another type.
     """
     types = [str(weight.dtype) for group in optimizer.param_groups for weight in group["params"]]
     others = Counter(name.removeprefix("torch.") for name in types if name != "torch.float32")
@@ -62,7 +64,7 @@ def score_trained_tokens_only(model: Any, *, fused: bool) -> None:
     Llama 4 for a `last_hidden_state` that it does not return (both trl 1.16).
 
     Args:
-        fused: TRL's own fused head is quick on this device. It stays wherever it can score this model.
+        fused: whether TRL's own fused head is fast on this device. It is then used if it can score this model.
     """
     import functools
     import types
@@ -99,7 +101,7 @@ def score_trained_tokens_only(model: Any, *, fused: bool) -> None:
         spread = none.masked_scatter(mask, scored)
         aux_loss = getattr(outputs, "aux_loss", None)
         if aux_loss is None and kwargs.get("output_router_logits"):
-            aux_loss = none.new_zeros(())  # this model's own forward pass balances nothing
+            aux_loss = none.new_zeros(())  # this model's own forward pass has no balancing loss
         return types.SimpleNamespace(
             loss=None, log_probs=spread, entropy=none, is_top1=none, label_mask=mask, aux_loss=aux_loss
         )
@@ -108,11 +110,11 @@ def score_trained_tokens_only(model: Any, *, fused: bool) -> None:
 
 
 def without_product(head: Any, forward: Callable[[], Any]) -> tuple[Any, Any]:
-    """What the forward pass gives without the product of its head, and the hidden states that the head was given."""
-    given = []
+    """The outputs of the forward pass without the product of its head, and the hidden states that the head received."""
+    hidden_states = []
 
     def keep(hidden: Any) -> Any:
-        given.append(hidden)
+        hidden_states.append(hidden)
         return hidden.new_zeros((*hidden.shape[:-1], 1))
 
     head.forward = keep
@@ -120,7 +122,7 @@ def without_product(head: Any, forward: Callable[[], Any]) -> tuple[Any, Any]:
         outputs = forward()
     finally:
         del head.forward
-    return outputs, given[-1]
+    return outputs, hidden_states[-1]
 
 
 def log_probs_function() -> Any:
@@ -129,8 +131,9 @@ def log_probs_function() -> Any:
     class LogProbs(torch.autograd.Function):  # type: ignore[misc]
         """log p of each label. hidden [tokens, width], weight [vocabulary, width], labels [tokens] -> [tokens].
 
-        d log p / d logits = one at the label - softmax(logits). A frozen weight: the gradient of `hidden` is made in
-        the forward pass, while the logits of a chunk are at hand. One that trains: the backward pass makes them again.
+        d log p / d logits = one at the label - softmax(logits). If the weight is frozen, the gradient of `hidden` is
+        computed in the forward pass, while the logits of a chunk exist. If it trains, the backward pass computes the
+        logits again.
         """
 
         @staticmethod
@@ -174,14 +177,14 @@ def log_probs_function() -> Any:
 
 
 def attention_kernel(recipe: Recipe, placement: Placement) -> str:
-    """The kernel of the plan, or eager where the model's class has no such one: torch's fused attention knows neither
-    the capped scores of Gemma 2 nor the sinks of gpt-oss."""
+    """The kernel of the plan, or eager if the model's class does not support it. torch's fused attention supports
+    neither the capped scores of Gemma 2 nor the sinks of gpt-oss."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
     wanted = placement["attn_implementation"]
     config = AutoConfig.from_pretrained(recipe["model"], revision=recipe["revision"], trust_remote_code=False)
-    known = AutoModelForCausalLM._model_mapping
-    classes = known.get(type(config), None)
+    mapping = AutoModelForCausalLM._model_mapping
+    classes = mapping.get(type(config), None)
     first = classes[0] if isinstance(classes, tuple) else classes
     if wanted != "sdpa" or first is None or first._supports_sdpa:
         return wanted
@@ -190,8 +193,8 @@ def attention_kernel(recipe: Recipe, placement: Placement) -> str:
 
 
 def config_with(model: str, revision: str | None, attention: str) -> Any:
-    """The model's config with our kernel in every part: a kernel that config.json names would be taken before one that
-    is given to from_pretrained (transformers 5.23)."""
+    """The model's config with our kernel in every part. A kernel that config.json names would win over an argument of
+    from_pretrained (transformers 5.23)."""
     from transformers import AutoConfig
 
     config = AutoConfig.from_pretrained(model, revision=revision, trust_remote_code=False)
@@ -229,28 +232,30 @@ def load_model(recipe: Recipe, placement: Placement) -> Any:
 
 
 def is_full(recipe: Recipe) -> bool:
-    """Every weight trains, instead of an adapter."""
+    """Whether every weight trains, instead of an adapter."""
     return recipe["finetuning_type"] == "full"
 
 
 def weights_dtype(recipe: Recipe, placement: Placement) -> str:
-    """A frozen base has the type that is computed in. Weights that train are float32, and autocast computes in the
-    placement's type: bfloat16 has 8 bits, so a step that moves a weight by less than 1/256 of it would change nothing.
-    `pure_bf16` takes that."""
+    """The type of the weights. A frozen base has the type of the computation.
+
+    Weights that train are float32, and autocast computes in the placement's type. bfloat16 has 8 bits, so a step that
+    moves a weight by less than 1/256 of it would change nothing. `pure_bf16` accepts that.
+    """
     return "float32" if is_full(recipe) and not recipe["pure_bf16"] else placement["dtype"]
 
 
 def check_optimizer(recipe: Recipe) -> None:
-    """Before anything is loaded: a wrong name would be found after the model is."""
+    """Refuses an unknown optimizer before the model is loaded. The trainer would refuse it afterwards."""
     from transformers.training_args import OptimizerNames
 
-    known = [name.value for name in OptimizerNames]
-    if recipe["optim"] not in known:
-        close = difflib.get_close_matches(recipe["optim"], known, n=1)
+    names = [name.value for name in OptimizerNames]
+    if recipe["optim"] not in names:
+        close = difflib.get_close_matches(recipe["optim"], names, n=1)
         raise Refused(
             f"optim: {recipe['optim']!r} is unknown",
             code="bad_recipe",
-            expected=", ".join(known),
+            expected=", ".join(names),
             got=recipe["optim"],
             hint=f"did you mean {close[0]!r}?" if close else "leave optim out of the recipe for AdamW",
         )
@@ -281,8 +286,10 @@ def lora_config(recipe: Recipe, model: Any) -> Any:
 
 
 def check_experts(config: Any, model: Any) -> None:
-    """PEFT takes the names that experts had before transformers 5 for one adapter of them all, in the layers that are
-    dense too. `skill-train merge` has no rule for such an adapter."""
+    """Refuses targets by the names that experts had before transformers 5.
+
+    PEFT makes one adapter for all experts of such names, in dense layers too. `skill-train merge` has no rule for it.
+    """
     from peft.utils import transformers_weight_conversion
 
     convert = getattr(transformers_weight_conversion, "_convert_peft_config_moe", None)
@@ -291,31 +298,32 @@ def check_experts(config: Any, model: Any) -> None:
     trial = copy.deepcopy(config)
     try:
         convert(trial, model)
-        taken = sorted(set(config.target_modules) - set(trial.target_modules))
-    except ValueError:  # of names that belong together it has only some
-        taken = sorted(config.target_modules)
-    if taken:
+        of_experts = sorted(set(config.target_modules) - set(trial.target_modules))
+    except ValueError:  # only some of the names that belong together are there
+        of_experts = sorted(config.target_modules)
+    if of_experts:
         raise Refused(
-            f"the LoRA targets {', '.join(taken)} belong to experts, whose adapters cannot be merged",
+            f"the LoRA targets {', '.join(of_experts)} belong to experts, whose adapters cannot be merged",
             code="no_such_target",
             expected="modules outside the experts, such as those of the attention",
-            got=", ".join(taken),
+            got=", ".join(of_experts),
             hint="remove target_modules from the recipe to use the targets of the architecture",
         )
 
 
 def check_target(target: str, modules: list[tuple[str, Any]], head: Any) -> None:
-    """Found as PEFT finds it, and one that can have an adapter and that `skill-train merge` can merge."""
+    """Refuses a target that PEFT does not find, that cannot have an adapter, or that `skill-train merge` cannot
+    merge."""
     import torch
 
-    found = [module for name, module in modules if name == target or name.endswith(f".{target}")]
-    other = next((m for m in found if not is_linear(m) and not isinstance(m, torch.nn.Embedding)), None)
+    matching = [module for name, module in modules if name == target or name.endswith(f".{target}")]
+    other = next((m for m in matching if not is_linear(m) and not isinstance(m, torch.nn.Embedding)), None)
     got, hint = target, "set target_modules in the recipe, or leave it out to have it chosen by the architecture"
-    if not found:
+    if not matching:
         message = f"the LoRA target {target!r} is not a module of this model"
     elif other is not None:
         message, got = f"the LoRA target {target!r} is not a linear layer", f"{target} ({type(other).__name__})"
-    elif any(module is head for module in found):  # TRL makes the loss of its weight alone (trl 1.16)
+    elif any(module is head for module in matching):  # TRL makes the loss of its weight alone (trl 1.16)
         message, hint = (
             f"the output head {target!r} cannot have an adapter",
             f"modules_to_save: [{target}] trains it whole",
@@ -328,7 +336,8 @@ def check_target(target: str, modules: list[tuple[str, Any]], head: Any) -> None
 
 
 def check_saved(wanted: str, modules: list[tuple[str, Any]]) -> None:
-    """PEFT saves every module whose name ends so, and says nothing when there is none."""
+    """Refuses a name that ends no module's name. PEFT saves every module whose name ends so, and ignores other
+    names."""
     import torch
 
     containers = (torch.nn.ModuleList, torch.nn.ModuleDict)
@@ -336,13 +345,13 @@ def check_saved(wanted: str, modules: list[tuple[str, Any]]) -> None:
     trained = any(next(module.parameters(), None) is not None for module in saved)
     if trained and not any(isinstance(module, containers) for module in saved):
         return
-    held = {
+    trainable = {
         name.rsplit(".", 1)[-1] for name, module in modules if next(module.parameters(recurse=False), None) is not None
     }
     raise Refused(
         f"modules_to_save: {wanted!r} is not a trainable module of this model",
         code="no_such_target",
-        expected=f"one of: {', '.join(sorted(held))}",
+        expected=f"one of: {', '.join(sorted(trainable))}",
         got=wanted or "''",
         hint="correct modules_to_save in the recipe, or remove it",
     )

@@ -16,19 +16,19 @@ from typing import IO, Any, NamedTuple, TypedDict
 from skill_train.program.events import Refused
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
-# What libraries read of a model folder, by name, with the most bytes of each: several times the largest published one.
+# The files of a model folder that libraries read, with the most bytes of each: several times the largest published one.
 FOREIGN_JSON = {
     **dict.fromkeys(("config.json", "generation_config.json", "adapter_config.json", "chat_template.json"), 1 << 24),
     **dict.fromkeys(("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"), 1 << 26),
     **dict.fromkeys(("tokenizer.json", "vocab.json", INDEX), 1 << 28),
 }
-VOCABULARIES = ("tokenizer.json", "vocab.json", INDEX)  # read by those who need them: one takes half a second
+VOCABULARIES = ("tokenizer.json", "vocab.json", INDEX)  # read only where needed, because one takes half a second
 FOREIGN_BYTES = {".jinja": 1 << 22, ".model": 1 << 27, ".tiktoken": 1 << 27, ".txt": 1 << 27}
-# What takes time and memory is not the bytes but the values, 64 bytes and more each in Python: 85 million empty objects
-# in 256 MB took 27 s and 7.5 GB. A tokenizer.json of 33 MB has 2 million values.
+# Values take time and memory, not bytes: each takes 64 bytes or more in Python. 85 million empty objects in 256 MB took
+# 27 s and 7.5 GB. A tokenizer.json of 33 MB has 2 million values.
 BYTES_A_VALUE = 32
 MOST_MARKS = 8_000_000  # in the header of a safetensors file: a million tensors
-DEEPEST = 64  # lists and objects in each other; the deepest published config has 6
+DEEPEST = 64  # levels of nested lists and objects; the deepest published config has 6
 MOST_DIGITS = 40  # `model_max_length` of many tokenizers is 10**30
 LARGEST = (1 << 63) - 1
 HALF = re.compile("[\ud800-\udfff]")
@@ -52,17 +52,17 @@ KINDS_OF_JSON = {
     bool: "a truth value",
     type(None): "null",
 }
-# Keys of config.json that say how much a loader has to make.
+# Keys of config.json that say how many or how large tensors a loader creates.
 COUNTS = re.compile(r"(layer|block|expert|head)s?(_per_\w+)?$|(^|_)depth$")
 SIZES = re.compile(
     r"(hidden|intermediate|vocab|inner|ffn|embed|embedding|model|state|proj)_size$|^n_(embd|inner)$|^d_|_(dim|rank)$"
     r"|^num_labels$"
 )
-MANY, WIDE = 256, 1 << 18  # are made in a moment, whatever the weights are
+MANY, WIDE = 256, 1 << 18  # always allowed, because so much is created in a moment
 MOST_LAYERS, WIDEST = 10_000, 1 << 21  # of a folder without weights; published models have 126 layers, 262,208 rows
 ATTENTION = ("eager", "sdpa", "flash_attention_2", "flash_attention_3", "flash_attention_4", "flex_attention")
 EXPERTS = ("eager", "grouped_mm", "batched_mm")
-# Keys that transformers 5.23 takes the name of code or of another file to load from, with the values that name neither.
+# Keys in which transformers 5.23 accepts the name of code or of another file to load, with the values that are neither.
 NAMES_OF_CODE: dict[str, tuple[Any, ...]] = {
     **dict.fromkeys(("attn_implementation", "_attn_implementation", "_attn_implementation_internal"), ATTENTION),
     **dict.fromkeys(("experts_implementation", "_experts_implementation", "_experts_implementation_internal"), EXPERTS),
@@ -76,11 +76,10 @@ JsonObject = dict[str, Any]  # of a document that somebody else wrote
 
 
 def check_model(folder: Path) -> None:
-    """Refuses a model folder that leads libraries to other files than its own, or to work without end, before one of
-    them reads it.
+    """Refuses a model folder that leads libraries to files outside it, or to endless work. Call it before they read it.
 
     Raises:
-        Refused: a file is a device, a pipe, a link to elsewhere, too large, or no sound JSON; the index names files
+        Refused: a file is a device, a pipe, a link to elsewhere, too large, or no valid JSON; the index names files
             that are no safetensors files of this folder; or the config claims far more than these hold.
     """
     check_files(folder)
@@ -88,12 +87,12 @@ def check_model(folder: Path) -> None:
 
 
 def check_base(model: str, revision: str | None) -> None:
-    """As `check_model`, of the model of a plan. One on the Hub is known by its config and its index: they name all that
-    is fetched after them."""
+    """As `check_model`, for the model of a plan. For one on the Hub it checks the config and the index, because they
+    name all files that are fetched later."""
     if Path(model).is_dir():
         return check_model(Path(model))
-    found = [model_file(model, revision, name) for name in ("config.json", INDEX)]
-    for file in filter(None, found):
+    paths = [model_file(model, revision, name) for name in ("config.json", INDEX)]
+    for file in filter(None, paths):
         check_files(Path(file).parent)
         if Path(file).name == INDEX:
             index_names(Path(file))
@@ -101,7 +100,7 @@ def check_base(model: str, revision: str | None) -> None:
 
 
 def check_files(folder: Path) -> None:
-    """As `check_model`, of any folder of such files: an adapter, a tokenizer."""
+    """As `check_model`, for any folder of such files, such as an adapter or a tokenizer."""
     if not folder.is_dir():
         return
     for path in sorted(folder.iterdir()):
@@ -119,12 +118,12 @@ def check_files(folder: Path) -> None:
 
 
 def check_settings(document: Any, path: Path) -> None:
-    """Refuses settings that name code to fetch and run, at any depth. `auto_map` and `custom_pipelines` stay: they are
-    followed with trust_remote_code only, which is off everywhere."""
+    """Refuses settings that name code to fetch and run, at any depth. `auto_map` and `custom_pipelines` are allowed:
+    they have an effect only with trust_remote_code, which is off everywhere."""
     for holder in objects_in(document):
         for key, allowed in NAMES_OF_CODE.items():
-            said = holder.get(key)
-            for value in said.values() if isinstance(said, dict) else [said]:
+            setting = holder.get(key)
+            for value in setting.values() if isinstance(setting, dict) else [setting]:
                 if value and not (isinstance(value, str) and value in allowed):
                     raise Refused(
                         f"{path} requests code to be loaded: {key}",
@@ -136,8 +135,8 @@ def check_settings(document: Any, path: Path) -> None:
 
 
 def check_values(document: JsonObject, path: Path) -> None:
-    """Refuses what no library of C or Rust can hold: whole numbers above 2**63, and half a surrogate pair for a
-    character. `model_max_length` may be 10**30, for "no limit"."""
+    """Refuses values that libraries in C or Rust cannot store: whole numbers above 2**63, and half a surrogate pair as
+    a character. `model_max_length` may be 10**30, for "no limit"."""
     for key, value in values_in(document):
         if isinstance(value, int) and abs(value) > LARGEST and key != "model_max_length":
             raise unsound(path, f"{key} is a number of {len(str(value))} digits")
@@ -146,12 +145,12 @@ def check_values(document: JsonObject, path: Path) -> None:
 
 
 def check_ids(document: JsonObject, path: Path) -> None:
-    """Refuses tokens of another kind than ids, and parts that are no objects: they are used far from the file."""
+    """Refuses token ids that are no ids, and parts that are no objects. Libraries would fail on them much later."""
     for key, value in document.items():
         if key in PARTS and value is not None and not isinstance(value, dict):
             raise unsound(path, f"{key} is {json.dumps(value)[:100]}, and no object")
         listed = value if isinstance(value, list) else [value]
-        if key.endswith(("_token_id", "suppress_tokens")) and not all(is_id(one) for one in listed):
+        if key.endswith(("_token_id", "suppress_tokens")) and not all(is_id(element) for element in listed):
             raise unsound(path, f"{key} is {json.dumps(value)[:100]}, and no id of a token or list of such ids")
 
 
@@ -160,8 +159,9 @@ def is_id(value: Any) -> bool:
 
 
 def check_claims(folder: Path, shapes: dict[str, list[int]]) -> None:
-    """Refuses a config that claims far more layers, experts or columns than the weights hold: a loader makes them all
-    before it sees that their weights are missing. Of a folder without weights, what no published model has."""
+    """Refuses a config that claims far more layers, experts or columns than the weights hold. A loader would create
+    them all before it sees that their weights are missing. Without weights, it refuses more than any published model
+    has."""
     if not (folder / "config.json").is_file():
         return
     for key, value in values_in(foreign_json(folder / "config.json")):
@@ -177,8 +177,8 @@ def check_claims(folder: Path, shapes: dict[str, list[int]]) -> None:
 
 
 def most_claimed(key: str, shapes: dict[str, list[int]]) -> int | None:
-    """The most that a key of a config may say beside these weights; None of a key that makes nothing."""
-    if "window" in key:  # Qwen 2 counts layers there that small models of it do not have
+    """The largest value that a key of a config may have with these weights; None for a key that creates nothing."""
+    if "window" in key:  # Qwen 2 counts layers there that its small models do not have
         return None
     widest = max((size for shape in shapes.values() for size in shape), default=0)
     if COUNTS.search(key):  # experts lie in a tensor each, or all in one
@@ -187,16 +187,16 @@ def most_claimed(key: str, shapes: dict[str, list[int]]) -> int | None:
 
 
 def stored_shapes(files: list[Path]) -> dict[str, list[int]]:
-    """The shapes of the tensors in these files, by name; nothing where a file is missing or broken, which is told by
-    whoever reads its weights. Tensors that hold nothing are left out: they may claim any shape."""
-    found: dict[str, list[int]] = {}
+    """The shapes of the tensors in these files, by name; empty if a file is missing or broken, which the reader of its
+    weights reports. Empty tensors are left out, because they may claim any shape."""
+    shapes: dict[str, list[int]] = {}
     for path in files:
         try:
             tensors = safetensors_header(path).tensors
         except (FileNotFoundError, Refused):
             return {}
-        found |= {name: entry["shape"] for name, entry in tensors.items() if 0 not in entry["shape"]}
-    return found
+        shapes |= {name: entry["shape"] for name, entry in tensors.items() if 0 not in entry["shape"]}
+    return shapes
 
 
 class TensorEntry(TypedDict):
@@ -244,7 +244,7 @@ def is_text_only(metadata: Any) -> bool:
 
 
 def check_ranges(path: Path, tensors: dict[str, TensorEntry], size: int) -> None:
-    """Refuses tensors that do not fill these bytes, each as many as its dtype and shape need."""
+    """Refuses tensors that do not fill these bytes exactly, each with the bytes that its dtype and shape need."""
     for name, entry in tensors.items():
         if not is_entry(entry):
             raise broken_weights(path, f"the entry of {name!r} is malformed")
@@ -265,7 +265,7 @@ def is_entry(entry: Any) -> bool:
 
 
 def are_sizes(values: Any, lengths: Container[int]) -> bool:
-    """Whether this is a list of so many whole numbers, none below zero."""
+    """Whether this is a list of such a length, of whole numbers that are not below zero."""
     is_list = isinstance(values, list) and len(values) in lengths
     return is_list and all(type(value) is int and value >= 0 for value in values)
 
@@ -281,7 +281,7 @@ def broken_weights(path: Path, why: str) -> Refused:
 
 
 def values_in(document: Any) -> Iterator[tuple[str, Any]]:
-    """Every value that is no list and no object, with the key that it, or the list it is in, has."""
+    """Every value that is no list and no object, with its key or the key of its list."""
     waiting: list[tuple[str, Any]] = [("", document)]
     while waiting:
         key, value = waiting.pop()
@@ -305,13 +305,13 @@ def objects_in(document: Any) -> Iterator[JsonObject]:
 
 
 def block_hub_kernels() -> None:
-    """Before transformers is imported: its integrations fetch compiled code from the Hub through the package `kernels`,
-    for a kind of attention, of experts or of quantization that a config names. Without the package they do not."""
+    """Hides the package `kernels`; call it before transformers is imported. With that package, transformers would fetch
+    compiled code from the Hub for a kind of attention, of experts or of quantization that a config names."""
     sys.modules["kernels"] = None  # type: ignore[assignment]
 
 
 def check_regular(path: Path, *, hint: str = "download the model again") -> None:
-    """No pipe, device or socket. What is missing is told by whoever needs it."""
+    """Refuses a pipe, a device or a socket. A missing file is reported by its reader."""
     try:
         mode = path.stat().st_mode
     except FileNotFoundError:
@@ -323,7 +323,7 @@ def check_regular(path: Path, *, hint: str = "download the model again") -> None
 
 
 def check_file(path: Path, folder: Path) -> None:
-    """A regular file of this folder, or a link to one: into the folder, or to the `blobs` of its Hub cache."""
+    """Refuses all but regular files of this folder, and links to files in it or in the `blobs` of its Hub cache."""
     check_regular(path)
     if not path.is_file():
         return
@@ -356,7 +356,8 @@ KINDS = {
 
 
 def roots_of(folder: Path) -> list[Path]:
-    """Where the files of a model folder may lie: in it, and in the blobs beside a snapshot of the Hub's cache."""
+    """The folders that may hold the files of a model folder: itself, and the blobs beside a snapshot of the Hub's
+    cache."""
     real = folder.resolve()
     cache = real.parent.parent
     in_cache = real.parent.name == "snapshots" and cache.name.startswith("models--")
@@ -375,12 +376,12 @@ def not_a_file(path: Path, got: str, *, hint: str = "download the model again") 
 
 @contextmanager
 def regular_file(path: Path, *, hint: str = "download the model again") -> Iterator[IO[bytes]]:
-    """A regular file, open to be read. A pipe is never waited for, and a device never read."""
+    """A regular file, open for reading. A pipe is never waited for, and a device is never read."""
     number = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
     with open(number, "rb") as file:
-        found = os.fstat(number)
-        if not stat.S_ISREG(found.st_mode):
-            raise not_a_file(path, KINDS.get(stat.S_IFMT(found.st_mode), "something else"), hint=hint)
+        status = os.fstat(number)
+        if not stat.S_ISREG(status.st_mode):
+            raise not_a_file(path, KINDS.get(stat.S_IFMT(status.st_mode), "something else"), hint=hint)
         yield file
 
 
@@ -413,7 +414,7 @@ def foreign_json(path: Path) -> Any:
 
 
 def marks_in(content: bytes) -> int:
-    """No fewer than the values of a JSON document, counted before any of them is made."""
+    """An upper limit for the number of values in a JSON document, counted before it is parsed."""
     return sum(content.count(mark) for mark in (b",", b"[", b"{"))
 
 
@@ -424,7 +425,7 @@ def whole_number(digits: str) -> int:
 
 
 def depth_of(document: Any) -> int:
-    """Of lists and objects in each other, counted up to one more than `DEEPEST`."""
+    """How deep lists and objects are nested, counted up to one more than `DEEPEST`."""
     level, depth = [document], 0
     while depth <= DEEPEST:
         level = [value for value in level if isinstance(value, (dict, list))]
@@ -446,11 +447,11 @@ def unsound(path: Path, why: str) -> Refused:
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The files that transformers loads the weights from: the single one, or those that the index names. They need not
-    be there.
+    """The files from which transformers loads the weights: the single one, or those that the index names. They may be
+    missing.
 
     Raises:
-        Refused: the index names a file outside the folder or of another kind, or both are there and do not agree.
+        Refused: the index names a file outside the folder or of another kind, or it disagrees with a single file.
     """
     if not (folder / INDEX).is_file():
         return [folder / SINGLE]
@@ -461,7 +462,8 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def index_names(index: Path) -> list[str]:
-    """The files that an index names, each once: plain names of safetensors files, never a path or a pickle."""
+    """The files that an index names, each once. Only plain names of safetensors files are allowed, no paths or
+    pickles."""
     document = foreign_json(index)
     weight_map = document.get("weight_map") if isinstance(document, dict) else None
     if not isinstance(weight_map, dict) or not weight_map:
@@ -490,7 +492,7 @@ def bad_index(folder: Path, got: str, expected: str) -> Refused:
 
 
 def model_file(model: str, revision: str | None, name: str) -> str | None:
-    """The path of one file of a model, fetched where need be; None when the model has none."""
+    """The path of one file of a model, which is fetched if needed; None if the model does not have it."""
     from transformers.utils import cached_file
 
     missing = {"_raise_exceptions_for_missing_entries": False, "_raise_exceptions_for_connection_errors": False}

@@ -1,4 +1,4 @@
-"""Parquet and Arrow: tables that are checked before they are unpacked, and rows as they were written."""
+"""Parquet and Arrow: checks tables before they are unpacked, and gives rows as they were written."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from typing import IO, Any, NamedTuple
 from skill_train.program.events import Refused
 from skill_train.program.examples import Row
 
-# A table of one kilobyte can unpack to gigabytes: by its codec, by the number of a long text in a dictionary, by texts
-# that repeat the beginning of the one before, by a run of rows or of parts of a row. A file of so many bytes is
-# believed to hold so much: in all, in rows of Python, and at once, in one page of each column or in one row.
+# A table of one kilobyte can unpack to gigabytes: by its codec, by numbers that stand for a long text in a dictionary,
+# by texts that repeat the beginning of the one before, by runs of rows or of parts of a row. The two functions say how
+# much a file of a size may hold: in all, as rows of Python; and at once, in one page of each column or in one row.
 ROWS_AT_ONCE = 1024
 VALUE_BYTES = 100  # of a value in Python, beside its text
 # Of Parquet: two kinds of column, a kind of page, the encoding DELTA_BYTE_ARRAY, and codecs as pyarrow calls them.
 TEXTS, FIXED, DICTIONARY_PAGE, PREFIXES = 6, 7, 2, 7
 CODECS = {0: None, 1: "snappy", 2: "gzip", 4: "brotli", 5: "lz4_raw", 6: "zstd", 7: "lz4_raw"}
-DICTIONARY_BYTES = 1 << 20  # beyond which writers begin no further one
+DICTIONARY_BYTES = 1 << 20  # writers add nothing to a dictionary of this size
 
 
 def most_in_all(size: int) -> int:
@@ -29,21 +29,21 @@ def most_at_once(size: int) -> int:
     return max(32_000_000, 100 * size)
 
 
-def too_much(path: Any, size: int, what: str) -> Refused:
+def too_much(path: Any, size: int, contents: str) -> Refused:
     return Refused(
-        f"{path} has {size:,} bytes and unpacks to {what}",
+        f"{path} has {size:,} bytes and unpacks to {contents}",
         code="unsafe_file",
         expected=f"at most {most_in_all(size):,} bytes in all, and {most_at_once(size):,} in one row or page",
-        got=what,
+        got=contents,
         hint="do not use this file; if you wrote it yourself, write its rows to a .jsonl file and use that",
     )
 
 
 def parquet_batches(path: Path, size: int) -> Iterator[Any]:
-    """The rows of a Parquet file, so many at a time that no column takes much memory.
+    """The rows of a Parquet file, in batches that are small enough in memory.
 
     Raises:
-        Refused: the footer, or the header of a page, says more than a file of this size is believed to hold.
+        Refused: the footer, or the header of a page, claims more than a file of this size may hold.
     """
     from pyarrow import parquet
 
@@ -62,12 +62,12 @@ def parquet_batches(path: Path, size: int) -> Iterator[Any]:
                 raise too_much(path, size, f"{page:,} bytes in one page of each column")
             if parts * VALUE_BYTES > most_in_all(size):
                 raise too_much(path, size, f"{parts:,} parts of rows")
-            # One row may have all parts of the others, and each part the longest text.
+            # One row may hold the parts of all rows, and each part may be the longest text.
             wide = [c for c in columns if c.repeated and c.width * c.values > most_in_all(size)]
             if any(not c.numbered for c in wide):
                 raise too_much(path, size, f"up to {max(c.width * c.values for c in wide):,} bytes of texts")
             rows = min(ROWS_AT_ONCE, most // max(1, sum(c.width for c in columns)))
-            # A text that is repeated is in memory once where it stays a number; its rows take six times as long.
+            # Read by number, a repeated text is in memory only once, but the rows take six times as long.
             yield from (by_number if wide else file).iter_batches(batch_size=max(1, rows), row_groups=[number])
 
 
@@ -84,7 +84,7 @@ class Chunk(NamedTuple):
 
     @property
     def numbered(self) -> bool:
-        """Whether its texts stand in a dictionary."""
+        """Whether its texts are in a dictionary."""
         return self.kind == TEXTS and self.dictionary_at > 0
 
 
@@ -94,7 +94,8 @@ class Group(NamedTuple):
 
 
 def row_groups(raw: IO[bytes], size: int) -> list[Group]:
-    """Those of a Parquet file. Read here: pyarrow (26) ends the process over a footer that it does not understand."""
+    """The row groups of a Parquet file. They are not read by pyarrow (26), which crashes on a footer that it does not
+    know."""
     raw.seek(max(0, size - 8))
     length, mark = int.from_bytes(raw.read(4), "little"), raw.read(4)
     if mark != b"PAR1" or length > size - 8:
@@ -107,15 +108,15 @@ def row_groups(raw: IO[bytes], size: int) -> list[Group]:
         raise ValueError("its footer is broken") from None
 
 
-def chunk_of(said: dict[int, Any]) -> Chunk:
-    chunk = Chunk(said[1], said[4], said[5], said[6], said[7], said[9], said.get(11, 0))
+def chunk_of(fields: dict[int, Any]) -> Chunk:
+    chunk = Chunk(fields[1], fields[4], fields[5], fields[6], fields[7], fields[9], fields.get(11, 0))
     if any(type(number) is not int or number < 0 for number in chunk):
         raise ValueError("its footer has a number that is none")
     return chunk
 
 
 def check_footer(groups: list[Group], path: Path, size: int) -> None:
-    """Refuses a Parquet file whose footer claims more than one of `size` bytes is believed to hold."""
+    """Refuses a Parquet file whose footer claims more than a file of `size` bytes may hold."""
     rows = sum(group.rows for group in groups)
     if rows * VALUE_BYTES > most_in_all(size):
         raise too_much(path, size, f"{rows:,} rows")
@@ -125,14 +126,14 @@ def check_footer(groups: list[Group], path: Path, size: int) -> None:
 
 
 class Column:
-    """What the pages of one column of one row group say of themselves. pyarrow believes them and not the footer."""
+    """The claims of the pages of one column of one row group. pyarrow believes these, and not the footer."""
 
     def __init__(self, raw: IO[bytes], chunk: Chunk, column: Any, most: int) -> None:
         self.repeated = column.max_repetition_level > 0
         self.numbered = chunk.numbered
-        self.page = 0  # bytes of the largest
+        self.page = 0  # bytes of the largest page
         self.values = 0
-        self.width = 8  # bytes of one value at most, where they are not all in its page
+        self.width = 8  # most bytes of one value, which may be stored outside its page
         for page in pages(raw, chunk):
             self.page = max(self.page, page.unpacked)
             if page.kind == DICTIONARY_PAGE:
@@ -173,7 +174,7 @@ def pages(raw: IO[bytes], chunk: Chunk) -> Iterator[Page]:
 
 
 def longest_text(raw: IO[bytes], page: Page, chunk: Chunk) -> int:
-    """Bytes of the longest text in a dictionary; of a very large one, or where its codec is another, those of all."""
+    """Bytes of the longest text in a dictionary. For a very large dictionary, or an unknown codec, the bytes of all."""
     import pyarrow
 
     if chunk.kind != TEXTS or page.unpacked > 8 * DICTIONARY_BYTES or chunk.codec not in CODECS:
@@ -193,8 +194,8 @@ def longest_text(raw: IO[bytes], page: Page, chunk: Chunk) -> int:
 
 
 def page_header(raw: IO[bytes], at: int) -> tuple[dict[int, Any], int]:
-    """The header of a page by the numbers of its fields, and its length."""
-    for most in (1 << 14, 1 << 24):  # with a long text as the smallest of the page, say
+    """The header of a page, by field number, and its length."""
+    for most in (1 << 14, 1 << 24):  # a header may hold a long text, such as the smallest value of the page
         raw.seek(at)
         try:
             return thrift_struct(raw.read(most), 0)
@@ -204,7 +205,7 @@ def page_header(raw: IO[bytes], at: int) -> tuple[dict[int, Any], int]:
 
 
 def thrift_struct(data: bytes, at: int) -> tuple[dict[int, Any], int]:
-    """A struct in Thrift's compact protocol, by the numbers of its fields, and where it ends."""
+    """A struct in Thrift's compact protocol, by field number, and the position of its end."""
     fields: dict[int, Any] = {}
     number = 0
     while head := data[at]:
@@ -233,12 +234,12 @@ def thrift_value(data: bytes, at: int, kind: int) -> tuple[Any, int]:
 
 
 def thrift_list(data: bytes, at: int) -> tuple[list[Any], int]:
-    head, found = data[at], []
+    head, values = data[at], []
     count, at = (head >> 4, at + 1) if head >> 4 < 15 else thrift_varint(data, at + 1)
     for _ in range(count):
         value, at = (data[at], at + 1) if head & 15 in (1, 2) else thrift_value(data, at, head & 15)
-        found.append(value)
-    return found, at
+        values.append(value)
+    return values, at
 
 
 def thrift_number(data: bytes, at: int) -> tuple[int, int]:
@@ -257,10 +258,10 @@ def thrift_varint(data: bytes, at: int) -> tuple[int, int]:
 
 
 def believable(batches: Iterable[Any], path: Any, size: int) -> Iterator[Any]:
-    """Batches of Arrow that are small as rows of Python too.
+    """Batches of Arrow that are small enough as rows of Python too.
 
     Raises:
-        Refused: one row, or all rows so far, are more than a file of this size is believed to hold.
+        Refused: one row, or all rows so far, are larger than a file of this size may hold.
     """
     total = 0
     for batch in batches:
@@ -285,7 +286,7 @@ def small_parts(batch: Any, most: int) -> Iterator[tuple[Any, int]]:
 
 
 def python_bytes(array: Any) -> int:
-    """About as many as its values take in Python."""
+    """About the number of bytes that its values take in Python."""
     import pyarrow
     from pyarrow import compute
 
@@ -303,15 +304,15 @@ def python_bytes(array: Any) -> int:
 
 
 def as_written(rows: Iterable[Row], schema: Any, *, json_read: bool = False) -> Iterator[Row]:
-    """Rows of Arrow without the nulls that Arrow put in: one column has one type, so each call of a tool would have the
-    arguments of all the others. JSON inside a column is read (`json_read`: it was already), and its nulls stay."""
+    """Rows of Arrow without the nulls that Arrow added. A column has one type, so each call of a tool would have the
+    arguments of all the others. JSON inside a column is parsed, unless `json_read` says that it was; its nulls stay."""
     readers = {field.name: read for field in schema if (read := arrow_reader(field.type, json_read=json_read))}
     for row in rows:
         yield {**row, **{name: read(row[name]) for name, read in readers.items()}} if readers else row
 
 
 def arrow_reader(kind: Any, *, json_read: bool) -> Callable[[Any], Any] | None:
-    """What makes a value of this type what was written; None where it is that already."""
+    """A function that turns a value of this type into what was written; None if it is that already."""
     import pyarrow
 
     types = pyarrow.types

@@ -1,4 +1,4 @@
-"""The plan: its fields, its checks, and the smaller layout that follows when memory ends."""
+"""The plan: its fields, its checks, and the smaller layout for a second try after memory ran out."""
 
 from __future__ import annotations
 
@@ -118,11 +118,12 @@ class Plan(TypedDict):
 STRATEGIES = ("single", "ddp", "fsdp")
 TUNED = {"lora": "adapter", "full": "merged"}  # the folder of what was trained
 MEASURING, TRAINS = "measuring the model before training", "training"  # the stages with a batch in memory
-SMALLER = "smaller_layout"  # the rule of a reason in a plan whose first layout met the end of the memory
+SMALLER = "smaller_layout"  # the rule in the reason of a smaller layout, after the first one ran out of memory
 
 
 def load_plan(path: Path) -> Plan:
-    """The plan, every field present and of its type. Standard library only: a bad plan fails in milliseconds."""
+    """The plan, with every field present and of its type. It needs only the standard library, so a bad plan fails at
+    once."""
     plan: Plan = plan_document(path)
     tuning = plan["recipe"]["finetuning_type"]
     if tuning not in TUNED:
@@ -136,7 +137,7 @@ def load_plan(path: Path) -> Plan:
 
 
 def plan_document(path: Path) -> Any:
-    """The JSON object of a plan, whose recipe and placement have their fields."""
+    """The JSON object of a plan. Its recipe and placement have all their fields."""
     document = read_document(path)
     if not isinstance(document, dict) or document.get("schema") != PLAN_SCHEMA:
         got = str(document.get("schema")) if isinstance(document, dict) else type(document).__name__
@@ -169,7 +170,7 @@ def bad_plan(message: str, *, expected: str = "", got: str = "") -> Refused:
 
 
 def json_types(fields: type) -> dict[str, tuple[type, ...]]:
-    """What `isinstance` takes of each field: of `list[str]` the list."""
+    """The types of each field for `isinstance`, such as `list` for `list[str]`."""
     hints = get_type_hints(fields).items()
     parts = {name: get_args(hint) if isinstance(hint, UnionType) else (hint,) for name, hint in hints}
     return {name: tuple(get_origin(part) or part for part in types) for name, types in parts.items()}
@@ -207,8 +208,8 @@ def check_batch(recipe: Recipe, placement: Placement) -> None:
 
 
 def check_processes(placement: Placement) -> None:
-    """A process that was never started would leave out its part of every batch, and the loss would look healthy:
-    `accelerate launch --cpu --num_processes 2` starts one (accelerate 1.15)."""
+    """Refuses another number of processes than the plan's. A missing process would leave out its part of every batch,
+    and the loss would look healthy. `accelerate launch --cpu --num_processes 2` starts one (accelerate 1.15)."""
     started = int(os.environ.get("WORLD_SIZE", "1"))
     if started != placement["num_processes"]:
         raise wrong_launch(f"{placement['num_processes']} processes", f"{started}")
@@ -225,11 +226,11 @@ def wrong_launch(expected: str, got: str) -> Refused:
 
 
 def smaller_plan(plan: Plan, error: ErrorWords, stage: str | None) -> Plan | None:
-    """The plan for another try after `error`, with its reason; None where a smaller layout would not help.
+    """The plan for another try after `error`, with its reason; None if a smaller layout would not help.
 
     Args:
-        error: of a training that ended for its memory.
-        stage: the last one that it told of. Before the model is there, and after it is trained, no batch needs memory.
+        error: of a training that ran out of memory.
+        stage: the last one that it reported. Before the model is loaded, and after training, no batch needs memory.
     """
     placement = smaller_layout(plan["placement"]) if stage in (MEASURING, TRAINS) else None
     if placement is None:
@@ -244,8 +245,8 @@ def smaller_plan(plan: Plan, error: ErrorWords, stage: str | None) -> Plan | Non
 
 
 def smaller_layout(placement: Placement) -> Placement | None:
-    """The next one in the planner's order that needs less memory: activations that are computed again, then fewer rows
-    at a time. Each step trains the same rows. None after the smallest."""
+    """The next layout in the planner's order that needs less memory: first recomputed activations, then fewer rows at a
+    time. Each step trains the same rows. None after the smallest layout."""
     if not placement["gradient_checkpointing"]:
         return placement | {"gradient_checkpointing": True}
     rows = placement["per_device_train_batch_size"]
@@ -264,11 +265,10 @@ def layout_words(placement: Placement) -> str:
 
 
 def memory_ended(error: ErrorWords, kills: int | None) -> bool:
-    """Whether a training certainly ended for its memory. One that was killed did not say so, and anybody may have
-    killed it.
+    """Whether a training certainly ran out of memory. A killed training gave no reason, and anybody may have killed it.
 
     Args:
-        kills: `kills_for_memory` from before it.
+        kills: `kills_for_memory` from before the training.
     """
     if error["code"] != "out_of_memory" or "SIGKILL" not in error["message"]:
         return error["code"] == "out_of_memory"
@@ -277,17 +277,18 @@ def memory_ended(error: ErrorWords, kills: int | None) -> bool:
 
 
 def kills_for_memory() -> int | None:
-    """Processes that this computer has killed for its memory since it started; None where the system does not tell."""
+    """The number of processes that this computer has killed for memory since it started; None if the system hides
+    it."""
     try:
-        found = re.search(r"^oom_kill (\d+)$", Path("/proc/vmstat").read_text(encoding="utf-8"), re.MULTILINE)
+        match = re.search(r"^oom_kill (\d+)$", Path("/proc/vmstat").read_text(encoding="utf-8"), re.MULTILINE)
     except OSError:
         return None
-    return int(found[1]) if found else None
+    return int(match[1]) if match else None
 
 
-def last_stage(said: str) -> str | None:
-    """The last stage that a training told of, in its output."""
-    lines = [line for line in said.splitlines() if line.startswith('{"event": "stage"')]
+def last_stage(output: str) -> str | None:
+    """The last stage that a training reported in its output."""
+    lines = [line for line in output.splitlines() if line.startswith('{"event": "stage"')]
     return str(json.loads(lines[-1])["text"]) if lines else None
 
 
@@ -297,12 +298,13 @@ def once_more(plan: Plan) -> str:
 
 
 def prepare_environment(placement: Placement) -> None:
-    """Before any library is imported: no telemetry, and MPS falls back to the CPU for operators it lacks."""
+    """Sets variables; call it before any library is imported. No telemetry, and MPS uses the CPU for missing
+    operators."""
     for name in ("HF_HUB_DISABLE_TELEMETRY", "DISABLE_TELEMETRY", "DO_NOT_TRACK"):
         os.environ[name] = "1"
     block_hub_kernels()
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
-    # Threads that spin while they wait take the processor from each other on a busy machine: 10 times slower, measured.
+    # Threads that spin while they wait slow each other down on a busy machine: by a factor of 10, measured.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     if placement["device"] == "mps":
         os.environ.setdefault("PYTORCH_ENABLE_MPS_FALLBACK", "1")

@@ -16,7 +16,7 @@ from skill_train.program.plan import SMALLER, Plan, Recipe
 PAUSES = (1, 2, 4, 8, 16, 32, 64, 128, 128)  # seconds; together longer than the 300 of the Hub's rate limit
 REQUEST_SECONDS = 60.0  # to connect, to write, and for each read; huggingface_hub 2.4 sets no limit of its own
 PROOF = "training.json"  # in the repository, while it has no result
-# Of train.json in the repository, which others may read. `example` and `answer` hold rows of the data.
+# Fields of train.json in the repository, which others may read. `example` and `answer` hold rows of the data.
 PUBLISHED = {
     "schema", "step", "recipe_hash", "steps", "verdict", "outputs", "saved_dtype", SMALLER, "checks", "data", "figures",
     "seconds", "finished_at",
@@ -24,7 +24,7 @@ PUBLISHED = {
 
 
 def push(plan: Plan, work: Path) -> None:
-    """The result, its records and its card in one commit. Done before, it does nothing."""
+    """Pushes the result, its records and its card in one commit. A second push of the same changes nothing."""
     tell("stage", text="pushing the result")
     folder = work / ("adapter" if (work / "adapter").is_dir() else "merged")
     files: dict[str, Path | bytes] = {path.relative_to(folder).as_posix(): path for path in files_of(folder)}
@@ -47,12 +47,12 @@ def push(plan: Plan, work: Path) -> None:
 
 
 def without_rows(record: Mapping[str, object]) -> dict[str, object]:
-    """`train.json` as it is pushed. The folder of the run keeps the whole one."""
+    """`train.json` as it is pushed. The folder of the run has the whole record."""
     return {key: value for key, value in record.items() if key in PUBLISHED}
 
 
 def commit(plan: Plan, files: Mapping[str, Path | bytes], message: str) -> str:
-    """One commit in the private repository of the plan, which is made where there is none. Returns its id."""
+    """Makes one commit in the private repository of the plan, which is created if it is missing. Returns its id."""
     from huggingface_hub import CommitOperationAdd, CommitOperationDelete
 
     repo = hub_repository(plan)
@@ -76,12 +76,12 @@ def commit(plan: Plan, files: Mapping[str, Path | bytes], message: str) -> str:
 
 
 def hub_repository(plan: Plan) -> str | None:
-    """Where the result goes."""
+    """The repository for the result."""
     return plan.get("policy", {}).get("hub_model_id")
 
 
 def hub() -> Any:
-    """The client, without bars, and with no request that waits for ever."""
+    """The client of the Hub, without progress bars and with a time limit for each request."""
     from huggingface_hub import HfApi, get_token, set_client_factory
     from huggingface_hub.utils import disable_progress_bars
     from huggingface_hub.utils._http import default_client_factory
@@ -95,10 +95,11 @@ def hub() -> Any:
         )
 
     def client() -> Any:
-        made = default_client_factory()
-        made.timeout = REQUEST_SECONDS
-        made.event_hooks = {**made.event_hooks, "response": [*made.event_hooks["response"], stay_here]}
-        return made
+        http_client = default_client_factory()
+        http_client.timeout = REQUEST_SECONDS
+        hooks = http_client.event_hooks
+        http_client.event_hooks = {**hooks, "response": [*hooks["response"], stay_here]}
+        return http_client
 
     set_client_factory(client)
     disable_progress_bars()
@@ -106,7 +107,7 @@ def hub() -> Any:
 
 
 def stay_here(response: Any) -> None:
-    """What is pushed follows no redirect to another host, and none that would lose it on the way."""
+    """Refuses a redirect of a request with a body to another host, and one that would drop the body."""
     request = response.request
     if request.method in ("GET", "HEAD") or not response.has_redirect_location:
         return
@@ -124,7 +125,7 @@ def stay_here(response: Any) -> None:
 
 
 def asked(question: Callable[[], Any], repo: str) -> Any:
-    """The Hub's answer. Trouble that passes is waited out: too many requests, the Hub's own, lost connections."""
+    """The Hub's answer. Waits while trouble may pass: too many requests, errors of the Hub, and lost connections."""
     import httpx2
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
@@ -166,7 +167,7 @@ def unreachable(repo: str, got: str) -> Refused:
 
 
 def on_hub(plan: Plan, key: Literal["model", "data"]) -> str | None:
-    """The Hub id of the model or the data; None for what lay on the machine that planned."""
+    """The Hub id of the model or the data; None if it was on the machine that planned."""
     name = plan["recipe"][key]
     local = plan.get("fingerprints", {}).get(key) or not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", name)
     return None if local else name
@@ -179,7 +180,7 @@ def shown_recipe(plan: Plan) -> Recipe:
 
 
 def licence(plan: Plan) -> dict[str, str]:
-    """What the card of the base says of its licence; nothing when it says nothing or cannot be read."""
+    """The licence in the card of the base; empty if it has none or cannot be read."""
     base = on_hub(plan, "model")
     if base is None:
         return {}
@@ -187,13 +188,13 @@ def licence(plan: Plan) -> dict[str, str]:
 
     with suppress(httpx2.HTTPError, OSError, ValueError):
         card = hub().model_info(base, revision=plan["recipe"]["revision"]).card_data
-        told = {key: card.get(key) for key in ("license", "license_name")} if card is not None else {}
-        return {key: value for key, value in told.items() if isinstance(value, str)}
+        fields = {key: card.get(key) for key in ("license", "license_name")} if card is not None else {}
+        return {key: value for key, value in fields.items() if isinstance(value, str)}
     return {}
 
 
 def model_card(plan: Plan, work: Path, licence: dict[str, str]) -> str:
-    """README.md: what the Hub reads between the lines of ---, then what a reader wants to know."""
+    """README.md: metadata for the Hub between the lines of ---, then text for a reader."""
     from huggingface_hub import ModelCardData
 
     recipe, repo = plan["recipe"], hub_repository(plan) or ""
@@ -257,5 +258,5 @@ def as_json(document: Any) -> bytes:
 
 
 def files_of(path: Path) -> list[Path]:
-    found = sorted(path.rglob("*")) if path.is_dir() else [path]
-    return [file for file in found if file.is_file()]
+    paths = sorted(path.rglob("*")) if path.is_dir() else [path]
+    return [file for file in paths if file.is_file()]

@@ -30,7 +30,7 @@ from skill_train.program.plan import Plan
 CELL_CHARACTERS = 10_000_000  # of a table; Python's own limit is 131,072. A quote that nobody closes ends here
 LINE_BYTES = 50_000_000  # of a line of a dataset: a row of a million tokens takes 15 MB
 DOCUMENT_BYTES = 2_000_000_000  # of a dataset in .json, which is read whole and takes several times as much memory
-# What to do, in hints.
+# Texts of hints.
 ROWS_IN_LINES = "write the rows to a .jsonl file, one object per line, and use that file"
 MEND = "correct or remove it; rows are never dropped silently"
 PART_OF_FILE = "use train, or a part of it, such as train[:500]"
@@ -40,10 +40,11 @@ SAVE_AGAIN = "save the dataset again with Dataset.save_to_disk, or write the row
 def iter_rows(
     data: str, *, split: str, config: str | None = None, revision: str | None = None
 ) -> Iterator[tuple[int, Row]]:
-    """`(line, row)` for each row of the chosen split; `line` is the line in the file where it has one, else its number.
+    """`(line, row)` for each row of the chosen split. `line` is the line in the file if there are lines, or else its
+    number.
 
-    A line that is not a JSON object is refused by its number: dropping it silently would train on something else than
-    the file says.
+    A line that is not a JSON object is refused by its number. Dropping it silently would train on other data than the
+    file holds.
     """
     path = Path(data)
     if path.is_dir():
@@ -66,7 +67,7 @@ def iter_rows(
 
 
 def use_data(plan: Plan, data: Path | None) -> None:
-    """Takes the data from another place than the one that was planned, where the same bytes must lie."""
+    """Reads the data from another place than the planned one. It must have the same bytes."""
     if data is None:
         return
     if not data.exists():
@@ -77,20 +78,20 @@ def use_data(plan: Plan, data: Path | None) -> None:
             got=str(data),
             hint="check the path after --data, or omit --data",
         )
-    planned, found = plan.get("fingerprints", {}).get("data"), data_fingerprint(data, plan["recipe"]["split"])
-    if found != planned:
+    planned, fingerprint = plan.get("fingerprints", {}).get("data"), data_fingerprint(data, plan["recipe"]["split"])
+    if fingerprint != planned:
         raise Refused(
             f"{data} is not the data that was planned",
             code="input_changed",
             expected=f"sha256 {planned[:12]}…" if planned else "a plan of a file or folder, with its fingerprint",
-            got=f"sha256 {found[:12]}…",
+            got=f"sha256 {fingerprint[:12]}…",
             hint="use the planned file, or plan again with this file",
         )
     plan["recipe"]["data"] = str(data)
 
 
 def data_fingerprint(data: Path, split: str) -> str:
-    """SHA-256 of a file's bytes, or of the rows of a folder, as the plan has it."""
+    """SHA-256 of a file's bytes, or of the rows of a folder, as in the plan."""
     if data.is_file():
         return file_digest(data)["sha256"]
     digest = hashlib.sha256()
@@ -152,7 +153,7 @@ def numbered_lines(path: Path) -> Iterator[tuple[int, bytes]]:
     """The lines of a dataset, from 1 as an editor counts.
 
     Raises:
-        Refused: it is a pipe or a device, or a line is too long; no more than so much of it is read.
+        Refused: it is a pipe or a device, or a line is too long. Of such a line only the limit is read.
     """
     with regular_file(path, hint=ROWS_IN_LINES) as file:
         for number, raw in enumerate(iter(partial(file.readline, LINE_BYTES + 1), b""), start=1):
@@ -168,10 +169,10 @@ def numbered_lines(path: Path) -> Iterator[tuple[int, bytes]]:
 
 
 def whole_text(path: Path) -> str:
-    """What is in a dataset that is one document.
+    """The text of a dataset that is one document.
 
     Raises:
-        Refused: it is a pipe or a device, or too large; nothing of it is read then.
+        Refused: it is a pipe or a device, or too large. It is not read then.
         UnicodeDecodeError: no UTF-8.
     """
     with regular_file(path, hint=ROWS_IN_LINES) as file:
@@ -188,7 +189,8 @@ def whole_text(path: Path) -> str:
 
 
 def not_utf8(where: str, raw: bytes) -> Refused:
-    """UTF-16 starts with a mark; nearly all else that is not UTF-8 is Windows-1252, of which Latin-1 is a part."""
+    """The refusal of text that is not UTF-8. UTF-16 starts with a mark. Nearly all other such text is Windows-1252,
+    which includes Latin-1."""
     encoding = "UTF-16" if raw[:2] in (b"\xff\xfe", b"\xfe\xff") else "WINDOWS-1252"
     return Refused(
         f"{where} is not UTF-8, most likely {encoding}",
@@ -224,7 +226,7 @@ def parse_object(raw: bytes, where: str) -> Row:
 
 
 def iter_json(path: Path) -> Iterator[tuple[int, Row]]:
-    """A JSON file: a list of objects, an object that holds one such list, or one object a line after all."""
+    """A JSON file: a list of objects, an object with one such list, or one object a line in spite of its name."""
     try:
         document = json.loads(whole_text(path))
     except (ValueError, RecursionError):
@@ -265,7 +267,7 @@ def iter_csv(path: Path, delimiter: str) -> Iterator[tuple[int, Row]]:
             if None in row or None in row.values():
                 raise other_columns(f"line {reader.line_num} of {path}", reader.fieldnames or [])
             yield reader.line_num, dict(row)
-    except csv.Error as error:  # the reader counts the rows that were whole: the broken one starts after them
+    except csv.Error as error:  # the reader counts whole rows, so the broken one starts after them
         raise broken_table(f"line {reader.line_num + 1} of {path}", error) from None
 
 
@@ -285,7 +287,7 @@ def broken_table(where: str, error: csv.Error) -> Refused:
 
 
 def decoded_lines(path: Path) -> Iterator[str]:
-    """Text by lines. Decoded one at a time, so that the line with a wrong byte is known."""
+    """The lines as text. Each is decoded alone, so that the line with a wrong byte is known."""
     for number, raw in numbered_lines(path):
         try:
             yield raw.decode("utf-8-sig")
@@ -309,8 +311,8 @@ def iter_slice(rows: Iterator[tuple[int, Any]], split: str) -> Iterator[tuple[in
         )
     bounds = [match["from"] or "0", match["to"] or ""]
     if any(bound.endswith("%") for bound in bounds):
-        rows = iter(kept := list(rows))
-        bounds = [str(len(kept) * int(b[:-1]) // 100) if b.endswith("%") else b for b in bounds]
+        rows = iter(all_rows := list(rows))
+        bounds = [str(len(all_rows) * int(b[:-1]) // 100) if b.endswith("%") else b for b in bounds]
     for index, row in enumerate(rows):
         if bounds[1] and index >= int(bounds[1]):
             return
@@ -333,12 +335,12 @@ def iter_saved(folder: Path, split: str) -> Iterator[tuple[int, Row]]:
     yield from iter_slice(enumerate(rows, start=1), split)
 
 
-# What `datasets` writes: beside the rows of each split, and beside the folders of several.
+# Files that `datasets` writes: two beside the rows of each split, and one beside the folders of several splits.
 STATE, INFO, SPLITS = "state.json", "dataset_info.json", "dataset_dict.json"
 
 
 def load_saved(folder: Path, name: str) -> Any:
-    """One split of a saved folder, after all that `datasets` will open was looked at."""
+    """One split of a saved folder. All files that `datasets` will open are checked first."""
     import datasets
 
     with broken_saved(folder):
@@ -365,7 +367,8 @@ def rows_of(saved: Any, folder: Path) -> Iterator[Row]:
 
 @contextmanager
 def broken_saved(folder: Path) -> Iterator[None]:
-    """What `datasets` and pyarrow raise of a damaged folder is of any class: KeyError, RecursionError, ArrowInvalid."""
+    """Turns errors of a damaged folder into a `Refused`. `datasets` and pyarrow raise any class: KeyError, ArrowInvalid
+    …"""
     try:
         yield
     except Exception as error:
@@ -386,7 +389,7 @@ def broken_arrow(path: Path, error: Exception) -> Refused:
 
 
 def saved_parts(folder: Path) -> list[Path]:
-    """The folders that `datasets` will open: this one, or that of each split."""
+    """The folders that `datasets` will open: this one, or the folder of each split."""
     if all((folder / name).is_file() for name in (INFO, STATE)):
         return [folder]
     document = saved_json(folder / SPLITS)
@@ -401,7 +404,7 @@ def is_name_of_folder(name: Any) -> bool:
 
 
 def saved_json(path: Path) -> JsonObject:
-    """A JSON object beside the rows. A pipe is never waited for, and of a large file only so much is read."""
+    """A JSON object beside the rows. A pipe is never waited for, and a large file is read only up to a limit."""
     try:
         document = foreign_json(path)
     except Refused as refusal:
@@ -412,7 +415,8 @@ def saved_json(path: Path) -> JsonObject:
 
 
 def check_arrow(folder: Path) -> None:
-    """Refuses a folder that unpacks to more than it holds. `datasets` maps its files into memory and packs nothing."""
+    """Refuses a folder with compressed or too many rows. `datasets` maps its files into memory, and writes no
+    compressed ones."""
     import pyarrow
 
     for path in arrow_files(folder):
@@ -431,7 +435,7 @@ def check_arrow(folder: Path) -> None:
 
 
 def arrow_files(folder: Path) -> Iterator[Path]:
-    """Those that `datasets` will open, whatever their names."""
+    """The data files that `datasets` will open, whatever their names."""
     saved_json(folder / INFO)
     files = saved_json(folder / STATE).get("_data_files")
     for file in files if isinstance(files, list) else []:
@@ -442,12 +446,15 @@ def arrow_files(folder: Path) -> Iterator[Path]:
 
 
 def record_batch(message: Any) -> dict[int, int]:
-    """Of a batch in an Arrow stream its rows (0), and whether it is compressed (3). Arrow describes it in a table of
-    FlatBuffers, where field 2 of a message is the batch, and pyarrow shows neither before it has unpacked all."""
+    """The number of rows (0) of a batch in an Arrow stream, and whether it is compressed (3).
+
+    pyarrow shows neither before it has unpacked the batch. Arrow describes it in a table of FlatBuffers, where field 2
+    of a message is the batch.
+    """
     data = message.metadata.to_pybytes()
 
     def fields(table: int) -> dict[int, int]:
-        """Where each field of a table lies."""
+        """The position of each field of a table."""
         places = table - struct.unpack_from("<i", data, table)[0]
         (length,) = struct.unpack_from("<H", data, places)
         offsets = struct.unpack_from(f"<{(length - 4) // 2}H", data, places + 4)

@@ -20,8 +20,8 @@ SPLIT = "held_out.json"  # in a checkpoint: the numbers of the rows that never t
 
 
 class Repeated(TypedDict):
-    """Rows that repeat an earlier one, the groups that they make, and the held-out rows that training has seen:
-    whole, or by their question."""
+    """Rows that repeat an earlier one, the groups that they form, and held-out rows that training has seen: the whole
+    row, or its question."""
 
     repeated_rows: int
     repeated_groups: int
@@ -44,7 +44,7 @@ class DataFigures(Repeated):
 
 
 class Data(TypedDict):
-    """What is fed. `order`: places in `train`, one for each row of each step."""
+    """The data that is fed. `order` holds indices into `train`, one for each row of each step."""
 
     train: list[EncodedRow]
     held_out: list[EncodedRow]
@@ -53,12 +53,13 @@ class Data(TypedDict):
 
 
 def trained_tokens(row: Tokens) -> int:
-    """Labels that count: the first one is never predicted, because nothing stands before it."""
+    """The number of labels that count. The first one is never predicted, because nothing comes before it."""
     return sum(label != IGNORED for label in row["labels"][1:])
 
 
 def trainable_rows(rows: list[EncodedRow], recipe: Recipe) -> list[EncodedRow]:
-    """Refuses rows with nothing to learn: a batch of them would train at loss 0 and look like success (trl#6668)."""
+    """The rows with something to learn; refuses others. A batch of the others would train at loss 0, which looks like
+    success (trl#6668)."""
     empty = [row for row in rows if not trained_tokens(row)]
     if not empty or (recipe["skip_untrained_rows"] and len(empty) < len(rows)):
         return [row for row in rows if trained_tokens(row)]
@@ -76,26 +77,26 @@ def trainable_rows(rows: list[EncodedRow], recipe: Recipe) -> list[EncodedRow]:
 
 
 def held_out_count(rows: int, fraction: float) -> int:
-    """How many rows shall never train. Fewer than 20 rows are all trained: one row less would matter more than it
-    tells."""
+    """How many rows never train. Fewer than 20 rows are all trained: one row less would cost more than its loss
+    shows."""
     return min(HELD_OUT_ROWS, int(rows * fraction)) if rows >= 20 else 0
 
 
 def held_out_rows(contents: list[int], questions: list[bytes], fraction: float, seed: int) -> set[int]:
-    """Indices that never train. Rows with the same content or the same question are held out together or trained
-    together: a model that has seen a row, or another answer to its question, is not asked something new.
+    """Indices of rows that never train. Rows with the same content or the same question are held out or trained
+    together: for a model that has seen such a row, the question is not new.
 
     A question that nearly all rows share is an instruction. Where such questions leave too few rows, content alone
     decides.
     """
     count = held_out_count(len(contents), fraction)
-    found = chosen_groups(joined(contents, questions), count, seed)
-    return found if 2 * len(found) >= count else chosen_groups(contents, count, seed)
+    chosen = chosen_groups(joined(contents, questions), count, seed)
+    return chosen if 2 * len(chosen) >= count else chosen_groups(contents, count, seed)
 
 
 def chosen_groups(groups: list[int], count: int, seed: int) -> set[int]:
-    """The indices of whole groups, `count` rows at most. Where every group is larger, it is the smallest one, up to a
-    fifth of the rows. Rows that are all different are drawn as the first version drew them."""
+    """The indices of whole groups, with at most `count` rows. If every group is larger, it is the smallest group, up to
+    a fifth of the rows. Rows that are all different are drawn as the first version did."""
     sizes = Counter(groups)
     names = list(sizes)
     drawn = random.Random(seed).sample(range(len(names)), min(count, len(names)))
@@ -113,7 +114,7 @@ def chosen_groups(groups: list[int], count: int, seed: int) -> set[int]:
 
 
 def joined(*keys: list[Any]) -> list[int]:
-    """The group of each row. Two rows with an equal key are in one group, and so is what is in a group with either."""
+    """The group of each row. Rows with an equal key are in one group, and groups that share a row are one group."""
     parents = list(range(len(keys[0])))
 
     def root(index: int) -> int:
@@ -129,8 +130,8 @@ def joined(*keys: list[Any]) -> list[int]:
 
 
 def contents_of(rows: list[EncodedRow]) -> list[int]:
-    """Equal numbers for rows that train the same: their text is equal after `normalised`, or what max_length leaves
-    of it is equal."""
+    """Equal numbers for rows that train the same. Their texts are equal after `normalised`, or the parts that
+    max_length leaves are equal."""
     texts = [digest_of(normalised(row["rendered"])) for row in rows]
     left = [digest_of(str(row["input_ids"])) if row["truncated"] else b"%d" % index for index, row in enumerate(rows)]
     return joined(texts, left)
@@ -151,7 +152,7 @@ def question_of(row: EncodedRow) -> str:
     return "\n".join(f"{message['role']}: {message['content']}" for message in messages[: first + 1])
 
 
-# Marks that look alike or cannot be seen. NFKC keeps them apart.
+# Characters that look alike or are invisible. NFKC does not make them equal.
 ALIKE = str.maketrans(
     dict.fromkeys(map(chr, (0x2018, 0x2019, 0x201A, 0x201B)), "'")
     | dict.fromkeys(map(chr, (0x201C, 0x201D, 0x201E, 0x201F, 0xAB, 0xBB)), '"')
@@ -161,7 +162,7 @@ ALIKE = str.maketrans(
 
 
 def normalised(text: str) -> str:
-    """The text without what makes no other row of it: case, spaces, Unicode forms, kinds of quotes and dashes."""
+    """The text without differences that make no other row: case, spaces, Unicode forms, kinds of quotes and dashes."""
     same = unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", text).casefold())
     return " ".join(same.translate(ALIKE).split())
 
@@ -179,8 +180,8 @@ def repeated(contents: list[int], questions: list[bytes], held_out: set[int]) ->
 
 
 def recorded_split(folder: Path, checkpoint: Path | None) -> set[int] | None:
-    """The rows that the run of a checkpoint held out: the checkpoint says it, and that of an earlier version has
-    held_out.jsonl beside it. None where neither is there."""
+    """The rows that the run of a checkpoint held out. The checkpoint names them; with one of an earlier version,
+    held_out.jsonl does. None if there is neither."""
     if checkpoint is None:
         return None
     if (checkpoint / SPLIT).is_file():
@@ -194,8 +195,8 @@ def recorded_split(folder: Path, checkpoint: Path | None) -> set[int] | None:
 def feeding_order(rows: int, needed: int, seed: int) -> list[int]:
     """Row indices in the order in which they are fed: one seeded shuffle an epoch.
 
-    Made here, and read in sequence by the trainer, so that it is the same whatever the batch split and the number of
-    processes (with the library's own sampler it is not).
+    The order is made here, and the trainer reads it in sequence. So it is the same for every batch split and number of
+    processes. With the library's own sampler it would not be.
     """
     shuffler = random.Random(seed)
     order: list[int] = []
@@ -207,7 +208,7 @@ def feeding_order(rows: int, needed: int, seed: int) -> list[int]:
 
 
 def longest_first(order: list[int], lengths: list[int], step: int) -> list[int]:
-    """The order with the rows of each step from long to short: rows that are padded together are of like length, and
-    memory peaks at once. A step learns from the same rows, whatever their order in it."""
+    """The order with the rows of each step from long to short. Rows that are padded together then have similar lengths,
+    and memory peaks at the beginning. A step learns from the same rows in any order."""
     steps = (order[start : start + step] for start in range(0, len(order), step))
     return [index for rows in steps for index in sorted(rows, key=lambda index: -lengths[index])]

@@ -34,17 +34,17 @@ from skill_train.program.split import Data, longest_first, trained_tokens
 from skill_train.program.watch import Watch
 
 SETS_OF_NAMES = ("target_modules", "exclude_modules")  # in adapter_config.json
-# Of a base's files: weights in any format, pickles, code, and rows of data.
+# Endings of a base's files that are not copied: weights in any format, pickles, code, and rows of data.
 LEFT_OUT = """
     .safetensors .bin .pt .pth .ckpt .pkl .pickle .h5 .msgpack .onnx .onnx_data .gguf .ggml .npz .ot .tflite .mlmodel
     .nemo .py .pyc .so .sh .exe .jsonl .ndjson .csv .tsv .parquet .arrow .log
 """
-OTHER_WORK = ("plan.json", "adapter_config.json", "trainer_state.json")  # in the folder of a run, adapter, checkpoint
-FIRST_BATCHES = 4  # of which a digest each is kept, so that a difference can be placed
+OTHER_WORK = ("plan.json", "adapter_config.json", "trainer_state.json")  # they mark a run, an adapter, a checkpoint
+FIRST_BATCHES = 4  # each has a digest in the record, so that a difference can be located
 
 
 def build_trainer(recipe: Recipe, placement: Placement, folder: Path, tokenizer: Any, data: Data, watch: Watch) -> Any:
-    """TRL's trainer with every argument said. Rows are tokenized and masked already, so TRL prepares nothing."""
+    """TRL's trainer with every argument set. Rows are already tokenized and masked, so TRL prepares nothing."""
     import datasets
     import torch
     import transformers
@@ -55,10 +55,10 @@ def build_trainer(recipe: Recipe, placement: Placement, folder: Path, tokenizer:
     if placement["threads"] and placement["device"] == "cpu":
         torch.set_num_threads(placement["threads"])
     transformers.set_seed(recipe["seed"])
-    # First: they join the processes and take this one's GPU, where 4-bit weights are loaded, and without which every
-    # process of FSDP would read all the weights into RAM.
+    # Before the model is loaded: the arguments join the processes and select the GPU of this one, on which 4-bit
+    # weights are loaded. Without that, every process of FSDP would read all the weights into RAM.
     arguments = trainer_arguments(recipe, placement, folder)
-    watch.memory()  # what the libraries take before the model is there
+    watch.memory()  # the memory of the libraries, before the model is loaded
     model = load_model(recipe, placement)
     check_vocabulary(model, data)
     rows = [{"input_ids": row["input_ids"], "labels": row["labels"]} for row in data["train"]]
@@ -67,18 +67,20 @@ def build_trainer(recipe: Recipe, placement: Placement, folder: Path, tokenizer:
     dataset = datasets.Dataset.from_list(rows).select(order)
 
     class Trainer(SFTTrainer):  # type: ignore[misc]
-        def create_optimizer(self, *given: Any) -> Any:
-            """After a checkpoint is read, whose adapter PEFT (0.21) makes float32: a run goes on in its own types."""
+        def create_optimizer(self, *positional: Any) -> Any:
+            """Restores the types of the run first. PEFT (0.21) makes the adapter of a checkpoint float32 when it is
+            read."""
             for name, weight in self.model.named_parameters():
                 if weight.dtype != types.get(name, weight.dtype):
                     weight.data = weight.data.to(types[name])
-            return super().create_optimizer(*given)
+            return super().create_optimizer(*positional)
 
-        def autocast_smart_context_manager(self, *given: Any) -> Any:
-            """Accelerate (1.15) casts in training alone, and for float16 not on a CPU. The checks before it need it too
-            where float32 weights meet a float16 base: PEFT casts for an adapter, not for a module that trains whole."""
+        def autocast_smart_context_manager(self, *positional: Any) -> Any:
+            """Casts for float16 outside training and on a CPU too, where Accelerate (1.15) does not. The checks need it
+            if float32 weights meet a float16 base: PEFT casts for an adapter, but not for a module that trains
+            whole."""
             if placement["dtype"] != "float16":
-                return super().autocast_smart_context_manager(*given)
+                return super().autocast_smart_context_manager(*positional)
             return torch.autocast(placement["device"], torch.float16)
 
     trainer = Trainer(
@@ -97,7 +99,7 @@ def build_trainer(recipe: Recipe, placement: Placement, folder: Path, tokenizer:
 
 
 def trainer_arguments(recipe: Recipe, placement: Placement, folder: Path) -> Any:
-    """Nothing is left to a library's default (trl 1.16, unset: bf16 on every device, checkpointing on, 1024 tokens)."""
+    """All arguments. None is left to a default of TRL (1.16: bf16 on every device, checkpointing on, 1024 tokens)."""
     from trl import SFTConfig
 
     return SFTConfig(
@@ -154,7 +156,7 @@ def trainer_arguments(recipe: Recipe, placement: Placement, folder: Path) -> Any
 
 
 def reporter(name: str) -> str:
-    """Who else is told of the metrics. By choice, never required."""
+    """Where the metrics are reported too, if the user chose that and the package is installed."""
     from importlib.util import find_spec
 
     if name == "none" or find_spec(name) is not None:
@@ -164,21 +166,21 @@ def reporter(name: str) -> str:
 
 
 def train(trainer: Any, watch: Watch, seed: int, checkpoint: Path | None) -> None:
-    """Trains, or goes on from a checkpoint. The seed is set again so that the checks before leave no trace in it; each
-    process draws its own dropout."""
+    """Trains, or continues from a checkpoint. The seed is set again, so that the checks before have no effect on it.
+    Each process draws its own dropout."""
     import transformers
 
     transformers.set_seed(seed + int(os.environ.get("RANK", "0")))
     with watch.signals():
         trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
-        watch.asked_to_stop(trainer.args.device)  # after the last step too
+        watch.asked_to_stop(trainer.args.device)  # also after the last step
     if watch.problem is not None:
         raise watch.problem
 
 
 def save(trainer: Any, folder: Path, base: Path | None) -> None:
-    """Writes the adapter, or the whole model with the files of its `base`, under a temporary name first. All processes
-    have it when this returns."""
+    """Writes the adapter, or the whole model with the files of its `base`, under a temporary name first. When this
+    returns, it exists for all processes."""
     part = folder.with_name(f".{folder.name}.part")
     weights = gathered_weights(trainer.model) if trainer.is_fsdp_enabled else None
     if is_main_process():
@@ -194,8 +196,8 @@ def save(trainer: Any, folder: Path, base: Path | None) -> None:
 
 
 def settle_order(config: Path) -> None:
-    """PEFT (0.21) writes its sets of names in the order of Python's hashes, another one in each process: the same run
-    would never give the same file twice."""
+    """Sorts the sets of names in a config. PEFT (0.21) writes them in the order of Python's hashes, which differs in
+    each process, so the same run would never give the same file twice."""
     if config.is_file():
         values = json.loads(config.read_text(encoding="utf-8"))
         sets = {name: sorted(values[name]) for name in SETS_OF_NAMES if isinstance(values.get(name), list)}
@@ -203,7 +205,7 @@ def settle_order(config: Path) -> None:
 
 
 def replace_folder(part: Path, folder: Path) -> None:
-    """A folder of an earlier start goes whole: a kill must not leave a part of it under its name."""
+    """Replaces a folder of an earlier start as a whole. A kill must not leave a part of it under its name."""
     old = folder.with_name(f".{folder.name}.old.part")
     shutil.rmtree(old, ignore_errors=True)
     if folder.is_dir():
@@ -213,12 +215,15 @@ def replace_folder(part: Path, folder: Path) -> None:
 
 
 def take_files(base: Path, part: Path, dtype: str) -> None:
-    """Tokenizer, template and configs are the base's, byte for byte: what transformers saves again, converters may not
-    read. Only the type of the weights is another in config.json, and the base's card stays: the repository of the tuned
-    model has its own in that place."""
-    for made in part.iterdir():
-        if ".safetensors" not in made.name:
-            made.unlink()
+    """Copies tokenizer, template and configs of the base, byte for byte. Converters may not read what transformers
+    saves.
+
+    In config.json only the type of the weights changes. The base's card is not copied: the repository of the tuned
+    model has its own card.
+    """
+    for written in part.iterdir():
+        if ".safetensors" not in written.name:
+            written.unlink()
     for file in files_of_base(base):
         if file == base / "README.md":
             continue
@@ -235,17 +240,17 @@ def take_files(base: Path, part: Path, dtype: str) -> None:
 
 
 def files_of_base(base: Path) -> list[Path]:
-    """What goes along with a model's weights, in sub-folders too. Not what else is kept in its folder: the tuned model
-    may be published, and a run beside the weights holds the rows that it was trained on."""
-    found: list[Path] = []
+    """The files that belong to a model's weights, also in sub-folders. Other files in its folder are left out: the
+    tuned model may be published, and a run beside the weights holds the rows that it was trained on."""
+    files: list[Path] = []
     for root, folders, names in os.walk(base):
         folders[:] = [name for name in folders if not is_other_work(Path(root, name))]
-        found += [Path(root, name) for name in names if goes_along(Path(root, name))]
-    return sorted(found)
+        files += [Path(root, name) for name in names if goes_along(Path(root, name))]
+    return sorted(files)
 
 
 def is_other_work(folder: Path) -> bool:
-    """Hidden, or of runs, or another model than the one around it."""
+    """Whether a folder is hidden, or of runs, or holds a model of its own."""
     model = (folder / "config.json").is_file() and any(folder.glob("*.safetensors"))
     named = folder.name.startswith(".") or folder.name == "runs"
     return named or model or any((folder / name).is_file() for name in OTHER_WORK)
@@ -265,8 +270,10 @@ def goes_along(file: Path) -> bool:
 
 
 def gathered_weights(model: Any) -> dict[str, Any]:
-    """The trained weights of a model that is shared out, whole, in the RAM of the first process. All must call. What is
-    tied to another weight has a name of its own here, and is left out."""
+    """The trained weights of a sharded model, whole, in the RAM of the first process. Every process must call this.
+
+    A weight that is tied to another one has a second name here, which is left out.
+    """
     from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 
     options = StateDictOptions(full_state_dict=True, cpu_offload=True, ignore_frozen_params=True)
@@ -275,7 +282,8 @@ def gathered_weights(model: Any) -> dict[str, Any]:
 
 
 def base_folder(recipe: Recipe) -> Path:
-    """The base's files beside its weights. Fetched before training: afterwards a broken line would cost the run."""
+    """The folder with the base's files other than weights. They are fetched before training: afterwards a broken
+    connection would cost the run."""
     if Path(recipe["model"]).is_dir():
         return Path(recipe["model"])
     from huggingface_hub import snapshot_download
@@ -291,8 +299,8 @@ class Processes(TypedDict):
 
 
 class FedData(TypedDict):
-    """Token counts, and digests of token ids and labels: of all rows, of their order, and of the first batches as the
-    trainer holds them."""
+    """Token counts, and digests of the token ids and labels: of all rows, of their order, and of the first batches of
+    the trainer."""
 
     train_rows: int
     held_out_rows: int
@@ -306,7 +314,7 @@ class FedData(TypedDict):
 
 
 class Environment(TypedDict):
-    """`environment.json` before training. What libraries tell of their own objects has the names that they chose."""
+    """`environment.json` before training. Objects of libraries have the field names that the libraries chose."""
 
     program: FileDigest
     python: str
@@ -326,7 +334,7 @@ class Environment(TypedDict):
 def environment(trainer: Any, data: Data) -> Environment:
     """Versions, device, what is fed, and every argument as the trainer holds it after construction.
 
-    `skill-train diff` compares two of these. The optimizer and the schedule join when training starts.
+    `skill-train diff` compares two of these. The optimizer and the schedule are added when training starts.
     """
     import platform
     from importlib import metadata
@@ -367,7 +375,7 @@ def built_model(model: Any) -> dict[str, object]:
 
 
 def built_lora(model: Any) -> dict[str, object] | None:
-    """Every field of PEFT's configuration, sets in order; None when the model has no adapter."""
+    """Every field of PEFT's configuration, with sorted sets; None if the model has no adapter."""
     config = getattr(model, "peft_config", {}).get("default")
     if config is None:
         return None
@@ -378,8 +386,8 @@ def built_lora(model: Any) -> dict[str, object] | None:
 def fed_data(data: Data, dataset: Any, steps: int) -> FedData:
     train, order = data["train"], data["order"]
     batch = len(order) // steps
-    held = dataset.select(range(min(len(order), FIRST_BATCHES * batch)))
-    batches = [held.select(range(at, at + batch)) for at in range(0, len(held), batch)]
+    first_rows = dataset.select(range(min(len(order), FIRST_BATCHES * batch)))
+    batches = [first_rows.select(range(at, at + batch)) for at in range(0, len(first_rows), batch)]
     return {
         "train_rows": len(train),
         "held_out_rows": len(data["held_out"]),

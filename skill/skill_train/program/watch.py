@@ -1,4 +1,4 @@
-"""While it trains: checkpoints, a line a step, and the ends of a run that has gone wrong."""
+"""Watches a training: checkpoints, a line a step, and the end of a run that has gone wrong."""
 
 from __future__ import annotations
 
@@ -33,14 +33,15 @@ from skill_train.program.model import require_float32
 from skill_train.program.plan import Placement, Recipe
 from skill_train.program.split import SPLIT, Data, trained_tokens
 
-# A pipe on standard input holds the processes of a run to the command that started them: the system closes it when
-# that command ends, however it ends, and a launcher passes it on to all its processes.
+# A pipe on standard input ties the processes of a run to the command that started them. The system closes it when that
+# command ends in any way, and a launcher passes it on to all its processes.
 PARENT_GONE = threading.Event()
-TRAINING = threading.Event()  # a step will end, with a checkpoint after it
+TRAINING = threading.Event()  # set while a step can end with a checkpoint
 
 
 def attend(folder: Path) -> None:
-    """Watches standard input in a thread. Until training begins there is nothing to save, so the process ends there."""
+    """Watches standard input in a thread. Before training begins there is nothing to save, so the process ends at
+    once."""
 
     def watch() -> None:
         with suppress(OSError):
@@ -66,12 +67,12 @@ def abandoned(when: str) -> Refused:
 
 
 def newest_checkpoint(folder: Path) -> Path | None:
-    """The newest checkpoint with its marker and all its bytes; torn ones are removed, so that nothing reads them.
+    """The newest checkpoint with its marker and all its bytes. Torn ones are removed, so that nothing reads them.
 
-    Every process looks for itself, while the first one removes: what it removes is torn for all.
+    Every process calls this, and the main process removes. A checkpoint that it removes is torn for all.
     """
-    found = [path for path in folder.glob("checkpoint-*") if path.name.rsplit("-", 1)[1].isdigit()]
-    for path in sorted(found, key=lambda p: int(p.name.rsplit("-", 1)[1]), reverse=True):
+    checkpoints = [path for path in folder.glob("checkpoint-*") if path.name.rsplit("-", 1)[1].isdigit()]
+    for path in sorted(checkpoints, key=lambda p: int(p.name.rsplit("-", 1)[1]), reverse=True):
         if is_complete(path):
             event("note", text=f"resuming from {path.name}")
             return path
@@ -83,8 +84,11 @@ def newest_checkpoint(folder: Path) -> Path | None:
 
 
 def check_split(checkpoint: Path, placement: Placement) -> None:
-    """A run may go on with another number of processes: it feeds the same rows in the same batches. Only dropout is
-    drawn anew, since each process has its own. What FSDP saves, only FSDP reads."""
+    """Refuses a checkpoint of FSDP without FSDP, and the reverse: only FSDP reads what FSDP saves.
+
+    A run may continue with another number of processes, because the same rows are fed in the same batches. Only dropout
+    is drawn anew, since each process has its own.
+    """
     if any(checkpoint.glob("pytorch_model_fsdp*")) != (placement["strategy"] == "fsdp"):
         raise Refused(
             f"{checkpoint.name} cannot be resumed with strategy {placement['strategy']}",
@@ -112,8 +116,8 @@ def is_complete(checkpoint: Path) -> bool:
 
 def numbered(folder: Path) -> list[Path]:
     """The checkpoints of a folder, the newest first."""
-    found = [path for path in folder.glob("checkpoint-*") if path.name.rsplit("-", 1)[1].isdigit()]
-    return sorted(found, key=step_of, reverse=True)
+    checkpoints = [path for path in folder.glob("checkpoint-*") if path.name.rsplit("-", 1)[1].isdigit()]
+    return sorted(checkpoints, key=step_of, reverse=True)
 
 
 def step_of(checkpoint: Path) -> int:
@@ -121,7 +125,7 @@ def step_of(checkpoint: Path) -> int:
 
 
 class Fed(TypedDict):
-    """What one step was fed. `epoch`: how often all rows were by then."""
+    """The data that one step was fed. `epoch`: how often all rows had been fed by then."""
 
     epoch: float
     tokens: int
@@ -133,8 +137,8 @@ class StepLine(Fed):
 
     Attributes:
         start: which start of the program made the step.
-        job: of Hugging Face Jobs; its next one may have another machine.
-        memory_bytes: at most so far, by kind.
+        job: id in Hugging Face Jobs. The next job of a run may have another machine.
+        memory_bytes: the highest use so far, by kind.
     """
 
     step: int
@@ -168,8 +172,8 @@ class Watch:
             write_text(self.metrics, "".join(json.dumps(line) + "\n" for line in self.lines))
 
     def kept_lines(self, checkpoint: Path) -> list[StepLine]:
-        """Lines of the steps that the checkpoint holds; later ones will be made again. A line that is lost has what the
-        trainer wrote down: losses, and no times."""
+        """The lines of the steps that the checkpoint holds; later steps will be made again. A lost line is replaced by
+        the trainer's own log, which has losses and no times."""
         state = json.loads((checkpoint / "trainer_state.json").read_text(encoding="utf-8"))
         logged = {entry["step"]: entry for entry in state["log_history"] if "loss" in entry}
         lines = {step: self.lost_line(step, state["max_steps"], entry) for step, entry in logged.items()}
@@ -179,9 +183,9 @@ class Watch:
             except json.JSONDecodeError:  # the line that a kill cut in two
                 break
             lines[line["step"]] = line
-        kept = [lines[step] for step in sorted(lines) if step <= step_of(checkpoint)]
-        self.require_same_rows(checkpoint, kept)
-        return kept
+        held_lines = [lines[step] for step in sorted(lines) if step <= step_of(checkpoint)]
+        self.require_same_rows(checkpoint, held_lines)
+        return held_lines
 
     def lost_line(self, step: int, steps: int, logs: dict[str, float]) -> StepLine:
         fed = self.fed(step)
@@ -201,7 +205,7 @@ class Watch:
         }
 
     def require_same_rows(self, checkpoint: Path, lines: list[StepLine]) -> None:
-        """Refuses to go on with another split: rows that were trained would count as new ones."""
+        """Refuses to continue with another split: trained rows would count as new ones."""
         for line in lines:
             fed = self.fed(line["step"])
             was = {name: line.get(name, value) for name, value in fed.items()}
@@ -220,10 +224,10 @@ class Watch:
         watch = self
 
         class Callback(TrainerCallback):  # type: ignore[misc]
-            def on_train_begin(self, args: Any, state: Any, control: Any, **made: Any) -> None:
+            def on_train_begin(self, args: Any, state: Any, control: Any, **parts: Any) -> None:
                 if args.fp16:
-                    require_float32(made["optimizer"])
-                watch.on_start(made["optimizer"], made["lr_scheduler"])
+                    require_float32(parts["optimizer"])
+                watch.on_start(parts["optimizer"], parts["lr_scheduler"])
 
             def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
                 watch.step_started = time.monotonic()
@@ -243,11 +247,13 @@ class Watch:
         return Callback()
 
     def on_start(self, optimizer: Any, scheduler: Any) -> None:
-        """The optimizer and its schedule, which the trainer makes only now, join the other arguments."""
+        """Adds the optimizer and its schedule to the recorded arguments. The trainer creates them only now."""
         record = self.metrics.with_name("environment.json")
         if is_main_process() and record.is_file():
-            known = json.loads(record.read_text(encoding="utf-8"))
-            write_json(record, known | {"optimizer": built_optimizer(optimizer), "schedule": built_schedule(scheduler)})
+            recorded = json.loads(record.read_text(encoding="utf-8"))
+            write_json(
+                record, recorded | {"optimizer": built_optimizer(optimizer), "schedule": built_schedule(scheduler)}
+            )
 
     def on_loss(self, step: int, steps: int, logs: dict[str, float]) -> bool:
         """Records one step. False when the run must stop."""
@@ -285,21 +291,22 @@ class Watch:
         }
 
     def bad_loss(self, step: int, loss: float, grad_norm: float | None) -> Refused | None:
-        """NaN, infinite, exactly zero, four times the first loss and above 20 nats, or flat: training has failed."""
+        """The refusal of a loss that shows a failed training: NaN, infinite, exactly 0, a gradient of exactly 0, or
+        above 20 nats and four times the first loss."""
         self.losses.append(loss)
         first = self.losses[0]
         if math.isnan(loss) or math.isinf(loss):
-            what, causes = f"is {loss}", "float16 or bfloat16 overflow, a learning rate too high, rows too long"
+            symptom, causes = f"is {loss}", "float16 or bfloat16 overflow, a learning rate too high, rows too long"
         elif loss == 0.0:
-            what, causes = "is exactly 0", "every label masked, or answers cut away by max_length"
+            symptom, causes = "is exactly 0", "every label masked, or answers cut away by max_length"
         elif loss > 4 * first and loss > 20:
-            what, causes = f"exploded to {loss:.3g}", "a learning rate too high"
-        elif grad_norm == 0.0:  # norms keep the loss of a drowned model finite, and nothing can be learned any more
-            what, causes = "has a gradient of exactly 0", "a learning rate too high"
+            symptom, causes = f"exploded to {loss:.3g}", "a learning rate too high"
+        elif grad_norm == 0.0:  # norms keep the loss of a broken model finite, but it learns nothing any more
+            symptom, causes = "has a gradient of exactly 0", "a learning rate too high"
         else:
             return None
         return Refused(
-            f"the loss {what} at step {step}: {causes}",
+            f"the loss {symptom} at step {step}: {causes}",
             code="bad_loss",
             exit_code=EXIT_FAILED,
             expected="a finite loss above 0",
@@ -308,8 +315,8 @@ class Watch:
         )
 
     def memory(self) -> dict[str, int]:
-        """Bytes in use at most so far, by kind (`mps`: now, because it keeps no peak). The first answer is kept as the
-        baseline."""
+        """The highest number of bytes in use so far, by kind; for `mps` the current number, because it has no peak. The
+        first answer becomes the baseline."""
         import torch
 
         now = {"rss": peak_rss_bytes()}
@@ -332,17 +339,18 @@ class Watch:
             event("checkpoint", name=checkpoint.name)
 
     def remove_older(self, checkpoint: Path) -> None:
-        """Only now: the trainer itself removes older ones before the newest has its marker, and takes for the oldest
-        the one with the earliest clock, so that after a clock set back it removes the newest (transformers 5.23)."""
+        """Removes older checkpoints, once the newest has its marker. The trainer itself (transformers 5.23) would
+        remove them earlier, and by time: after the clock was set back, it would remove the newest."""
         before = [path for path in numbered(checkpoint.parent) if step_of(path) < step_of(checkpoint)]
         for path in before[self.keep - 1 :]:
             (path / "complete.json").unlink(missing_ok=True)
             shutil.rmtree(path, ignore_errors=True)
 
     def asked_to_stop(self, device: Any) -> bool:
-        """Whether a signal reached any of the processes: all stop after the same step, or the rest would wait forever.
+        """Whether a signal reached any of the processes. All must stop after the same step, or the rest would wait for
+        ever.
 
-        Processes whose launcher was killed would go on alone; their parent is then another.
+        Processes whose launcher was killed would continue alone. They notice it by another parent process.
         """
         alone = "LOCAL_RANK" in os.environ and os.getppid() != self.parent
         if any_process(self.interrupted or alone or PARENT_GONE.is_set(), device):
@@ -358,7 +366,7 @@ class Watch:
 
     @contextmanager
     def signals(self) -> Iterator[None]:
-        """Ctrl-C, a polite kill, and a terminal that closes save a checkpoint after the current step and stop."""
+        """Lets Ctrl-C, SIGTERM and the closing of the terminal save a checkpoint after the current step and stop."""
 
         def stop(*_: Any) -> None:
             self.interrupted = True
@@ -376,7 +384,8 @@ class Watch:
 
 
 def built_optimizer(optimizer: Any) -> dict[str, object]:
-    """Its class and its groups. `lr` is left out: it changes with each step, and a resumed run has another one."""
+    """The class and the groups of an optimizer. `lr` is left out, because it changes with each step and in a resumed
+    run."""
     inner = getattr(optimizer, "optimizer", optimizer)
     groups = [{key: value for key, value in g.items() if key not in ("params", "lr")} for g in inner.param_groups]
     sizes = [len(group["params"]) for group in inner.param_groups]
