@@ -290,7 +290,7 @@ def test_a_note_becomes_the_record_of_what_it_describes_and_of_nothing_else(tmp_
     record = _finished(tmp_path)
     file = tmp_path / "gguf" / "m.gguf"
     note = note_of(file, record)
-    arguments: dict[str, Any] = {"inputs": INPUTS, "options": OPTIONS, "made": file}
+    arguments: dict[str, Any] = {"inputs": INPUTS, "options": OPTIONS, "result": file}
     os.rename(record, note)
     assert finished_record(record, ExportRecord, **arguments | {"options": {}}) is None and not record.exists()
     file.write_bytes(b"13")

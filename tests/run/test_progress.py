@@ -77,13 +77,13 @@ def test_each_start_has_its_own_speed() -> None:
     ]
     found = speed(lines, {"job-1"})
     assert found is not None
-    assert (found.step, found.made, found.seconds_per_step, found.left_seconds) == (7, 3, 3.0, 279.0)
+    assert (found.step, found.steps_since_start, found.seconds_per_step, found.left_seconds) == (7, 3, 3.0, 279.0)
     assert longer_timeout(found, kept_step=5, ran_seconds=300, before=300, first=False) == 1320
     begun = speed(lines[:4], {"job-1"})  # the second job has made no step yet
-    assert begun is not None and (begun.step, begun.made, begun.seconds_per_step) == (4, None, None)
+    assert begun is not None and (begun.step, begun.steps_since_start, begun.seconds_per_step) == (4, None, None)
     first, tail = speed(lines[:4]), speed(lines[5:])
-    assert first is not None and (first.made, first.seconds_per_step) == (4, 60.0)
-    assert tail is not None and tail.made is None
+    assert first is not None and (first.steps_since_start, first.seconds_per_step) == (4, 60.0)
+    assert tail is not None and tail.steps_since_start is None
     assert longer_timeout(tail, kept_step=5, ran_seconds=300, before=3000, first=False) == 6000
 
 

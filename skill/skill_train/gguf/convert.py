@@ -93,7 +93,7 @@ def convert(
     require_writable(request.out)
     chosen = _chosen(request.model, request.out, request.outtype, request.toolchain, progress)
     file = request.out / f"{request.name}-{chosen.outtype}.gguf"
-    if done := finished_record(request.record, ExportRecord, inputs=inputs, options=options, made=file):
+    if done := finished_record(request.record, ExportRecord, inputs=inputs, options=options, result=file):
         return StepResult(done, reused=True)
     _refuse_existing(file, request.record)
     meanwhile()

@@ -128,7 +128,7 @@ def _earlier(record: Path, out: Path, base: Base, adapter: Adapter, options: Mer
     """`finished_record`, which needs digests of all inputs, where there is something that may be finished."""
     if not record.is_file() and not note_of(out, record).is_file():
         return None
-    return finished_record(record, MergeRecord, inputs=_inputs(base, adapter), options=options, made=out)
+    return finished_record(record, MergeRecord, inputs=_inputs(base, adapter), options=options, result=out)
 
 
 def _noted(made: MergeRecord, part: Path, out: Path, record: Path) -> MergeRecord:

@@ -17,7 +17,7 @@ _STARTED = (".lock", "recipe.yaml", "train.log", "checkpoints")  # beside plan.j
 
 
 def require_resumable(run: RunDir, plan: Plan, otherwise: str) -> None:
-    """Refuses to go on where nothing has begun, or where another recipe has.
+    """Refuses to resume a run that has not begun, or one of another recipe.
 
     Args:
         otherwise: the command that begins a run there.
@@ -66,7 +66,8 @@ def already_there(run: RunDir, plan: Plan, resume: bool) -> TrainRecord | None:
 
 
 def has_begun(run: RunDir) -> bool:
-    """Not a try that ended before its first checkpoint: nothing is lost with it, and its plan may change."""
+    """Whether the run has a checkpoint or a result. A try that ended before that counts as nothing: its plan may
+    change."""
     return run.plan.is_file() and (any(run.checkpoints.glob("checkpoint-*")) or run.tuned.is_dir())
 
 
@@ -74,7 +75,7 @@ def trained(run: RunDir) -> TrainRecord:
     """`train.json` of a finished run whose adapter, or whole model, is still the one that was trained.
 
     Raises:
-        UsageError: not trained yet, or what was trained has changed since.
+        UsageError: it is not trained yet, or its files have changed since.
     """
     if not run.record("train").is_file() or not run.tuned.is_dir():
         raise UsageError(
@@ -98,7 +99,7 @@ def trained(run: RunDir) -> TrainRecord:
 
 
 def _differences(earlier: Plan, plan: Plan) -> list[str]:
-    """What is another, as `key: there → asked for`."""
+    """The differences, as `key: value in the folder → value asked for`."""
     kinds = sorted(earlier.fingerprints.keys() | plan.fingerprints.keys())
     changed = [f"the {key} has changed" for key in kinds if earlier.fingerprints.get(key) != plan.fingerprints.get(key)]
     old, new = earlier.recipe.as_dict(), plan.recipe.as_dict()
@@ -106,13 +107,15 @@ def _differences(earlier: Plan, plan: Plan) -> list[str]:
 
 
 def forget(run: RunDir, there: set[Path]) -> None:
-    """Refused before the first checkpoint, for its data or its device: leaves no half of a run behind, and what was
-    there before."""
+    """Removes what a refused run has written, so that no half of a run is left. Files that were `there` before stay.
+
+    A run may be refused for its data or its device. Nothing is removed once it has a checkpoint.
+    """
     if has_begun(run):
         return
-    made = {run.plan, run.recipe, run.samples, run.held_out, run.metrics, run.log, run.path / ".lock"}
-    made |= {run.record("environment"), run.record("train.failed")}
-    for path in made - there:
+    written = {run.plan, run.recipe, run.samples, run.held_out, run.metrics, run.log, run.path / ".lock"}
+    written |= {run.record("environment"), run.record("train.failed")}
+    for path in written - there:
         path.unlink(missing_ok=True)
     if run.checkpoints not in there:
         shutil.rmtree(run.checkpoints, ignore_errors=True)

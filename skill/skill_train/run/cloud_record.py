@@ -1,8 +1,9 @@
-"""`cloud.json`: which jobs of Hugging Face belong to a run directory. It is there before the first of them can be.
+"""`cloud.json`: the jobs of Hugging Face that belong to a run directory. It is written before the first job starts.
 
     {"schema", "backend", "run_id", "plan_hash", "namespace", "hub_model_id", "bucket", "folder", "data", "jobs": […]}
 
-A job in state `starting` was asked for, and nobody knows whether it exists: look for its labels before asking again.
+A job in state `starting` was asked for, and nobody knows whether it exists. Its labels must be looked for before
+another job is started.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from skill_train.run.records import Number, Whole, convert, read_json
 
 SCHEMA = "skill-train/cloud/1"
 BACKEND: Final = "hf_jobs"
-_NEEDED = {"schema", "backend", "data", "jobs"}  # in the file; what is made here may leave them out
+_NEEDED = {"schema", "backend", "data", "jobs"}  # keys that a file must have, although the class has defaults
 RunId = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{12}\Z")]
 PlanHash = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{16}\Z")]
 
@@ -34,13 +35,13 @@ class CloudJob(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One job of a run.
 
     Attributes:
-        number: from 1; the label `attempt` has it too.
+        number: from 1; also in the label `attempt`.
         job_id, url, created_at: None while it is starting.
-        timeout_seconds: None for a job that is known by its id only: the client does not tell.
-        usd_per_hour: of its flavor when it was asked for; None when no price was known.
+        timeout_seconds: None for a job that is known by its id only, because the Hub's client does not give it.
+        usd_per_hour: price of its flavor when it was asked for; None if no price was known.
         asked_at, created_at, ended_at: UTC, such as `2026-11-21T10:00:00Z`.
-        max_cost: dollars that it was allowed to cost; None where nobody said.
-        stage, ended_at, seconds, cost_usd: of a job that was seen to have ended; the time is that it ran.
+        max_cost: dollars that it was allowed to cost; None without a limit.
+        stage, ended_at, seconds, cost_usd: of a job that was seen to have ended. `seconds` is its running time.
     """
 
     number: Whole
@@ -60,12 +61,12 @@ class CloudJob(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class CloudData(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Local data that was uploaded, and where a job finds it: below `mount_path`, by the name that it has here.
+    """Local data that was uploaded. A job finds it below `mount_path`, under the name that it has here.
 
     Attributes:
-        bucket, folder: of a synced volume; None where a dataset repository holds the data.
-        repository, revision: of that repository, with its commit.
-        bytes, files: what was uploaded; None for a run that is known by the id of a job only.
+        bucket, folder: of a synced volume; None if a dataset repository holds the data.
+        repository, revision: the dataset repository and its commit.
+        bytes, files: how much was uploaded; None for a run that is known by the id of a job only.
     """
 
     mount_path: str
@@ -78,19 +79,19 @@ class CloudData(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def mount(self) -> Mount:
-        """As a job mounts it."""
+        """The mount with which a job sees the data."""
         if self.repository is not None:
             return Mount(self.repository, "", self.mount_path, True, kind="dataset", revision=self.revision)
         return Mount(self.bucket or "", self.folder or "", self.mount_path, read_only=True)
 
 
 class CloudRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="schema", tag=SCHEMA):
-    """All that is known here of a run in the cloud; nothing in it is secret.
+    """All that is known here about a run in the cloud. Nothing in it is secret.
 
     Attributes:
         run_id: in the labels of each of its jobs.
-        plan_hash: of the function of that name.
-        bucket, folder: where the program, the plan and what is kept of the run lie; None before the first job exists.
+        plan_hash: the result of the function of that name.
+        bucket, folder: where the program, the plan and the stored files of the run are; None before the first job.
         data: None for a dataset of the Hub.
     """
 
@@ -115,9 +116,9 @@ class CloudRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_f
         return next((job for job in reversed(self.jobs) if job.job_id is not None), None)
 
     def with_job(self, job: CloudJob) -> CloudRecord:
-        """With this job in the place of the one that has its number, or as a new one."""
-        others = (known for known in self.jobs if known.number != job.number)
-        return msgspec.structs.replace(self, jobs=tuple(sorted((*others, job), key=lambda known: known.number)))
+        """The record with this job. It replaces the job with its number, or is a new one."""
+        others = (earlier for earlier in self.jobs if earlier.number != job.number)
+        return msgspec.structs.replace(self, jobs=tuple(sorted((*others, job), key=lambda each: each.number)))
 
 
 def new_run_id() -> str:
@@ -137,7 +138,7 @@ def plan_hash(plan: Plan) -> str:
 
 
 def labels(record: CloudRecord, number: int) -> dict[str, str]:
-    """By which a job is found again."""
+    """The labels by which a job is found again."""
     return {"skill-train": "1", "run": record.run_id, "plan": record.plan_hash, "attempt": str(number)}
 
 
@@ -150,10 +151,10 @@ def write(run: RunDir, record: CloudRecord) -> None:
 
 
 def read(run: RunDir) -> CloudRecord | None:
-    """None for a run that was never submitted.
+    """The record of a run; None for a run that was never submitted.
 
     Raises:
-        UsageError: `cloud.json` is not one that skill-train wrote.
+        UsageError: skill-train did not write `cloud.json`.
     """
     path = record_path(run)
     if not path.is_file():
@@ -204,7 +205,7 @@ def submitted(run: RunDir) -> CloudRecord:
 
 
 def way_on(run: RunDir) -> str:
-    """The command that brings a run on which is not trained here: by its jobs, where it was submitted."""
+    """The command that continues an unfinished run. For a submitted run it depends on its jobs."""
     word, record = shlex.quote(str(run.path)), read(run)
     if record is None:
         return f"skill-train local --resume --run-dir {word}"
@@ -215,7 +216,7 @@ def way_on(run: RunDir) -> str:
 
 
 def require_of_this_machine(run: RunDir) -> None:
-    """Training here would lie over what a job makes, and could not be told from it.
+    """Refuses to train a submitted run here: its files could not be told from those of the job.
 
     Raises:
         UsageError: the run was submitted.

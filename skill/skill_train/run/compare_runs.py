@@ -1,7 +1,7 @@
 """Compares two runs fact by fact: the recipe, which must be equal, and the placement, which may differ. Pure.
 
-A fact is a value under a dotted name, such as `trainer.learning_rate`. Only what is listed here as placement may
-differ; every other name, known or not, belongs to the recipe, so that nothing is excused by silence.
+A fact is a value under a dotted name, such as `trainer.learning_rate`. Only the facts that are listed here as placement
+may differ. Every other name belongs to the recipe, also an unknown one, so that no difference is overlooked.
 """
 
 from __future__ import annotations
@@ -35,13 +35,14 @@ PLACEMENT_ARGUMENTS = {
 }  # fmt: skip
 PLACEMENT_OF: dict[str, set[str]] = {
     "trainer": PLACEMENT_ARGUMENTS,
-    # PEFT 0.21: names of the base, which the recipe and its fingerprint say, and the version, which is said by itself.
+    # PEFT 0.21: names of the base, which the recipe and its fingerprint cover, and the version, which is a fact of its
+    # own.
     "lora": {"base_model_name_or_path", "revision", "peft_version", "inference_mode", "runtime_config"},
     "optimizer": {"foreach", "fused", "capturable", "differentiable"},  # ways to compute AdamW in torch
     "model": {"dtype", "attn_implementation"},
     "versions": {"numpy", "safetensors", "torch_build"},
 }
-# Sections that are placement, whole.
+# Sections that are placement as a whole.
 PLACEMENT_SECTIONS = {"placement", "launch", "machine", "processes", "policy"}
 ABSENT = "(absent)"
 _MACHINE = ("python", "platform", "device", "device_name", "cuda", "threads")
@@ -49,7 +50,7 @@ _MACHINE = ("python", "platform", "device", "device_name", "cuda", "threads")
 
 @dataclass(frozen=True)
 class ComparedRun:
-    """What two runs are compared by; None or empty for a file that a run does not have.
+    """The files by which a run is compared; None or empty for a file that it does not have.
 
     Attributes:
         plan, environment, train: `plan.json`, `environment.json`, `train.json`.
@@ -71,7 +72,7 @@ class RunDifference:
 
 
 class Losses(TypedDict):
-    """How far the losses of the common steps lie apart; `at_step` is None when they are equal."""
+    """How far the losses of the common steps lie apart. `at_step` is None if they are equal."""
 
     steps: int
     equal: bool
@@ -81,14 +82,14 @@ class Losses(TypedDict):
 
 @dataclass(frozen=True)
 class Comparison:
-    """What was found.
+    """The result of a comparison.
 
     Attributes:
         recipe, placement: the differences of each group.
-        not_compared: what not both runs have a record of, with the reason.
-        compared: how many facts both runs have.
-        losses: None when they share no step.
-        same_weights: whether the trained weights are the same bytes; None when one run has none.
+        not_compared: facts that are not recorded in both runs, each with the reason.
+        compared: how many facts were compared.
+        losses: None if the runs share no step.
+        same_weights: whether the trained weights are the same bytes; None if one run has none.
     """
 
     recipe: list[RunDifference]
@@ -100,20 +101,20 @@ class Comparison:
 
     @property
     def verdict(self) -> str:
-        """`different`, `same`, or `incomplete`: the same as far as both runs have facts."""
+        """`different`, `same`, or `incomplete`: the same as far as both runs have records."""
         return "different" if self.recipe else "incomplete" if self.not_compared else "same"
 
     @property
     def unexplained(self) -> bool:
-        """Other weights, though nothing differs that could change a number."""
+        """Whether the weights differ although nothing differs that could change a number."""
         sections = {each.fact.split(".")[0] for each in self.placement}
         return self.same_weights is False and not self.recipe and sections <= {"recipe", "trainer", "policy", "launch"}
 
 
 def compare(a: ComparedRun, b: ComparedRun) -> Comparison:
-    """Every fact of both runs."""
+    """Compares every fact of both runs."""
     left, right = _sections(a, b), _sections(b, a)
-    found: list[RunDifference] = []
+    differences: list[RunDifference] = []
     missing: list[str] = []
     compared = 0
     for name in left:
@@ -122,14 +123,14 @@ def compare(a: ComparedRun, b: ComparedRun) -> Comparison:
             missing.append(_missing(name, here, there))
             continue
         compared += len(here | there)
-        found += [RunDifference(n, here.get(n, ABSENT), there.get(n, ABSENT)) for n in here | there]
-    found = [each for each in found if each.a != each.b] + _rows(a, b) + _steps(a, b)
+        differences += [RunDifference(n, here.get(n, ABSENT), there.get(n, ABSENT)) for n in here | there]
+    differences = [each for each in differences if each.a != each.b] + _rows(a, b) + _steps(a, b)
     losses, weights = _losses(a, b), (_weights(a), _weights(b))
     missing += [] if losses else [_missing("losses", a.metrics or None, b.metrics or None)]
     missing += [] if all(weights) else [_missing("trained weights", *weights)]
     return Comparison(
-        recipe=[each for each in found if not is_placement(each.fact)],
-        placement=[each for each in found if is_placement(each.fact)],
+        recipe=[each for each in differences if not is_placement(each.fact)],
+        placement=[each for each in differences if is_placement(each.fact)],
         not_compared=missing + _other_steps(a, b),
         compared=compared,
         losses=losses,
@@ -143,12 +144,12 @@ def is_placement(fact: str) -> bool:
     if section in PLACEMENT_SECTIONS or fact in ("recipe.model.path", "recipe.data.path"):
         return True
     words = name.split(".")
-    said = words[-1] if section == "optimizer" else words[0]  # optimizer.groups.0.foreach
-    return said in PLACEMENT_OF.get(section, set())
+    argument = words[-1] if section == "optimizer" else words[0]  # optimizer.groups.0.foreach
+    return argument in PLACEMENT_OF.get(section, set())
 
 
 def _sections(run: ComparedRun, other: ComparedRun) -> dict[str, dict[str, object] | None]:
-    """Facts by section, in the order in which they should be read; None for a section without a record."""
+    """The facts by section, in reading order; None for a section without a record."""
     seen, plan = run.environment or Environment(), run.plan
     machine = {name: getattr(seen, name) for name in _MACHINE}
     recorded: dict[str, Mapping[str, object] | None] = {
@@ -175,7 +176,8 @@ def _sections(run: ComparedRun, other: ComparedRun) -> dict[str, dict[str, objec
 
 
 def _recipe(plan: Plan, other: Plan) -> dict[str, object]:
-    """A model or data that both runs had as files is compared by what it held: where it lay is placement."""
+    """The facts of the recipe. A model or data that both runs had as files is compared by content; its path is
+    placement."""
     values: dict[str, object] = {"hash": plan.recipe_hash, **plan.recipe.as_dict()}
     for key in ("model", "data"):
         here, there = plan.fingerprints.get(key), other.fingerprints.get(key)
@@ -185,7 +187,7 @@ def _recipe(plan: Plan, other: Plan) -> dict[str, object]:
 
 
 def _versions(versions: dict[str, str | None] | None) -> dict[str, str | None] | None:
-    """The build of torch (`+cpu`, `+cu130`) goes with the device; its version does not."""
+    """The versions, with the build of torch (`+cpu`, `+cu130`) apart, because it depends on the device."""
     if versions is None:
         return None
     torch, _, build = (versions.get("torch") or "").partition("+")
@@ -193,7 +195,7 @@ def _versions(versions: dict[str, str | None] | None) -> dict[str, str | None] |
 
 
 def _data(data: FedData | None) -> Mapping[str, object] | None:
-    """The first batches by number, so that the first one that differs is named."""
+    """The facts of the data, with the first batches by number, so that the first different one has a name."""
     batches = (data or {}).get("first_batches")
     if data is None or not isinstance(batches, list):
         return data
@@ -201,7 +203,7 @@ def _data(data: FedData | None) -> Mapping[str, object] | None:
 
 
 def _flat(prefix: str, values: Mapping[str, object]) -> Iterator[tuple[str, object]]:
-    """Values by their dotted names. A list of plain values is one value."""
+    """The values by their dotted names. A list of plain values is one value."""
     for key, value in values.items():
         name = f"{prefix}.{key}"
         if isinstance(value, list) and any(isinstance(item, dict) for item in value):
@@ -218,36 +220,36 @@ def _missing(name: str, a: Any, b: Any) -> str:
 
 
 def _rows(a: ComparedRun, b: ComparedRun) -> list[RunDifference]:
-    """The first of the kept rows that differs, by its number in the dataset."""
-    for one, other in zip(a.samples, b.samples, strict=False):
-        if one["row"] != other["row"]:
-            return [RunDifference("samples.row", one["row"], other["row"])]
-        fed = (("input_ids", one["input_ids"], other["input_ids"]), ("labels", one["labels"], other["labels"]))
+    """The difference in the first recorded row that differs, by its number in the dataset."""
+    for row, other_row in zip(a.samples, b.samples, strict=False):
+        if row["row"] != other_row["row"]:
+            return [RunDifference("samples.row", row["row"], other_row["row"])]
+        fed = (("input_ids", row["input_ids"], other_row["input_ids"]), ("labels", row["labels"], other_row["labels"]))
         for name, here, there in fed:
             if here != there:
-                return [_from_where_they_differ(f"samples.row {one['row']}.{name}", here, there)]
+                return [_from_where_they_differ(f"samples.row {row['row']}.{name}", here, there)]
     return []
 
 
-def _from_where_they_differ(fact: str, one: list[int], other: list[int]) -> RunDifference:
-    pairs = itertools.zip_longest(one, other)
+def _from_where_they_differ(fact: str, here: list[int], there: list[int]) -> RunDifference:
+    pairs = itertools.zip_longest(here, there)
     start = next(position for position, (x, y) in enumerate(pairs) if x != y)
-    return RunDifference(f"{fact} from {start}", one[start : start + 6], other[start : start + 6])
+    return RunDifference(f"{fact} from {start}", here[start : start + 6], there[start : start + 6])
 
 
 def _steps(a: ComparedRun, b: ComparedRun) -> list[RunDifference]:
-    """The first step that was fed another number of tokens, or had another learning rate."""
-    found = []
+    """The first step with another number of tokens, and the first with another learning rate."""
+    differences = []
     for name in ("tokens", "trained_tokens", "learning_rate"):
         pairs = ((x.step, getattr(x, name), getattr(y, name)) for x, y in _pairs(a, b))
         first = next((pair for pair in pairs if pair[1] != pair[2]), None)
         if first is not None:
-            found.append(RunDifference(f"step {first[0]}.{name}", *first[1:]))
-    return found
+            differences.append(RunDifference(f"step {first[0]}.{name}", *first[1:]))
+    return differences
 
 
 def _other_steps(a: ComparedRun, b: ComparedRun) -> list[str]:
-    """A run that has not ended yet, or that failed, has fewer."""
+    """The steps that only one run has. A run that has not ended, or that failed, has fewer steps."""
     counts = len(a.metrics), len(b.metrics)
     if not all(counts) or counts[0] == counts[1]:
         return []
@@ -255,8 +257,9 @@ def _other_steps(a: ComparedRun, b: ComparedRun) -> list[str]:
 
 
 def _losses(a: ComparedRun, b: ComparedRun) -> Losses | None:
-    """Losses are what a run gave and not what it was asked for: they are told, and nothing is judged by them."""
-    pairs = [(one.step, one.loss, other.loss) for one, other in _pairs(a, b)]
+    """The distance of the losses. It is reported and not judged, because losses are results and not part of the
+    recipe."""
+    pairs = [(line.step, line.loss, other_line.loss) for line, other_line in _pairs(a, b)]
     far = [(abs(x - y), step) for step, x, y in pairs if x is not None and y is not None]
     if not far:
         return None
@@ -271,6 +274,6 @@ def _pairs(a: ComparedRun, b: ComparedRun) -> list[tuple[StepLine, StepLine]]:
 
 
 def _weights(run: ComparedRun) -> dict[str, str] | None:
-    """Digests of the trained weights. The configuration beside them names the base, which may lie elsewhere."""
+    """Digests of the trained weights only: the configuration beside them names the base, whose path may differ."""
     outputs = run.train.outputs if run.train else {}
     return {name: each["sha256"] for name, each in outputs.items() if name.endswith(".safetensors")} or None

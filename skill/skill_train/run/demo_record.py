@@ -18,7 +18,7 @@ class Stage(msgspec.Struct, frozen=True, kw_only=True):
         stage: `base`, `adapter`, `merged`, or the type of a GGUF file.
         exact_match: the share of the held-out `rows` that are answered to the letter.
         mean_kl: divergence from what was trained, in nats; None where it was not measured.
-        verdict: None of the base, which nothing is asked of.
+        verdict: None for the base, which is not judged.
     """
 
     stage: str
@@ -37,7 +37,7 @@ class DemoFigures(msgspec.Struct, frozen=True):
 
 
 class Demo(msgspec.Struct, frozen=True, kw_only=True):
-    """The table, and the records that it stands on."""
+    """The table, and the records that it was made from."""
 
     schema: StepSchema = "skill-train/step/1"
     step: str = "demo"

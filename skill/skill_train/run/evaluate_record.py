@@ -15,7 +15,7 @@ class ModelInputs(msgspec.Struct, frozen=True):
     """What one model was read from.
 
     Attributes:
-        model: the digest of a file, or those of a folder's files; `the folder of base` where it is that.
+        model: the digest of a file, or the digests of a folder's files; or the words `the folder of base`.
         adapter: on top of the model, or merged into it.
     """
 
@@ -27,8 +27,8 @@ class EvaluationInputs(msgspec.Struct, frozen=True, kw_only=True):
     """What was measured.
 
     Attributes:
-        rows: sha256 of them.
-        scorer: the user's own.
+        rows: sha256 of the rows.
+        scorer: the user's own scorer.
     """
 
     models: dict[str, ModelInputs]
@@ -48,10 +48,10 @@ class ModelFigures(msgspec.Struct, frozen=True, kw_only=True):
     """What the tables show of one model.
 
     Attributes:
-        why: why this backend.
+        why: the reason for this backend.
         loss: nats a token, mean over all trained tokens.
-        asked_rows, scored_rows: behind `exact_match` and `score`.
-        reason: why something was not measured; empty for nothing.
+        asked_rows, scored_rows: the number of rows behind `exact_match` and `score`.
+        reason: why something was not measured; empty if all was.
     """
 
     name: str
@@ -69,11 +69,11 @@ class ModelFigures(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FigureDifference(msgspec.Struct, frozen=True, kw_only=True):
-    """One figure of a model less that of another, with the two ends of its 95 % interval.
+    """One figure of a model minus that of another, with the two ends of the 95 % interval.
 
     Attributes:
-        smallest: that counts as a difference.
-        says: in words.
+        smallest: the smallest value that counts as a difference.
+        says: the result in words.
     """
 
     model: str
@@ -87,7 +87,7 @@ class FigureDifference(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AnsweredRow(msgspec.Struct, frozen=True, kw_only=True):
-    """One held-out row: the prompt's end, what was expected, and by name of the model what each answered."""
+    """One held-out row: the end of the prompt, the expected answer, and the answer of each model by its name."""
 
     line: Whole
     prompt: str

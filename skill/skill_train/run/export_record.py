@@ -26,7 +26,7 @@ class ExportedFile(FileDigest, total=False):
 
     Attributes:
         quant: its type, in llama.cpp's short name.
-        types: how many tensors it stores in each type. This and what follows is of quantized files.
+        types: how many tensors it stores in each type. This and the next fields are for quantized files only.
         fallbacks: tensors that are stored in a larger type.
         bits_per_weight: of its matrices.
     """
@@ -50,7 +50,7 @@ ExportFigures = dict[str, Number | dict[str, Whole] | None]
 
 
 class ExportRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """What one of the three steps did. Quantizing has no figures and no reasons.
+    """The record of one of the three steps. Quantizing has no figures and no reasons.
 
     Attributes:
         options: `name` and `outtype`; empty for quantizing.
@@ -79,7 +79,7 @@ def read(path: Path) -> ExportRecord:
 
 
 def exported_file(file: Path, quant: str) -> ExportedFile:
-    """What a record says of a file that was not quantized."""
+    """The entry of a file that was not quantized."""
     digest = file_digest(file)
     return {"bytes": digest["bytes"], "sha256": digest["sha256"], "quant": quant}
 
@@ -87,4 +87,4 @@ def exported_file(file: Path, quant: str) -> ExportedFile:
 def outputs(run: Path) -> dict[str, ExportedFile]:
     """Every file that the records in a folder name, by its name there."""
     files = [run / f"{step}.json" for step in ("convert", "quantize", "lora_gguf")]
-    return {name: made for file in files if file.is_file() for name, made in read(file).outputs.items()}
+    return {name: exported for file in files if file.is_file() for name, exported in read(file).outputs.items()}

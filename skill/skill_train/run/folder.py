@@ -5,8 +5,9 @@
 
 Full fine-tuning leaves no adapter/ and no merge.json: the training program writes merged/ itself.
 
-A step writes its own folder and, last, its own `<step>.json` by rename: a record that exists is complete. It holds the
-digests of what the step read, so a second call knows whether the work is done, and refuses to overwrite other work.
+A step writes its own folder and then, last, its own `<step>.json` by rename. So a record that exists is complete. It
+holds the digests of what the step read. By them a second call knows whether the work is done, and refuses to overwrite
+other work.
 """
 
 from __future__ import annotations
@@ -38,8 +39,8 @@ from skill_train.run.records import Record
 from skill_train.run.records import read_json as read_json  # the floor of all that reads a run
 from skill_train.run.records import regular_bytes as regular_bytes
 
-# What training and the steps after it write.
-_MADE = (
+# Names that training and the steps after it write.
+_RUN_FILES = (
     *("plan.json", "recipe.yaml", "environment.json", "samples.jsonl", "held_out.jsonl", "metrics.jsonl", "train.log"),
     *("checkpoints", "adapter", "train.json", "train.failed.json", "merged", "merge.json", "gguf", "convert.json"),
     *("quantize.json", "lora_gguf.json", "verify.json", "evaluate.json", "report.html"),
@@ -47,7 +48,8 @@ _MADE = (
 
 
 class StepRecord(Protocol):
-    """What the records of all steps have: enough to tell whether the work is done, and is still there."""
+    """The fields that the records of all steps have. They show whether the work is done, and whether it is still
+    there."""
 
     @property
     def inputs(self) -> Any: ...
@@ -75,7 +77,7 @@ class RunDir:
     path: Path
 
     def free_name(self) -> str:
-        """Of a folder beside this one that is not there."""
+        """The name of a folder beside this one that does not exist yet."""
         return next(name for n in itertools.count(2) if not Path(name := f"{self.path}-{n}").exists())
 
     @property
@@ -118,12 +120,12 @@ class RunDir:
 
     @property
     def is_full(self) -> bool:
-        """Every weight was trained, by its plan."""
+        """Whether every weight is trained, according to the plan."""
         return plan_record.read(self.plan).recipe.is_full
 
     @property
     def tuned(self) -> Path:
-        """What the training program leaves."""
+        """The folder of what was trained."""
         return self.merged if self.is_full else self.adapter
 
     @property
@@ -172,86 +174,86 @@ def require_unused(run: RunDir, *own: str) -> None:
     """Refuses to begin a run in a folder that holds something under a name which the run would write.
 
     Args:
-        own: names that are known to be of this run.
+        own: names that are known to belong to this run.
 
     Raises:
-        UsageError: it does.
+        UsageError: the folder holds such a name.
     """
-    taken = [name for name in _MADE if name not in own and (run.path / name).exists()]
-    if taken:
+    existing = [name for name in _RUN_FILES if name not in own and (run.path / name).exists()]
+    if existing:
         raise UsageError(
-            f"{run.path} is not a run directory, and a run in it would overwrite {', '.join(taken)}",
+            f"{run.path} is not a run directory, and a run in it would overwrite {', '.join(existing)}",
             code="output_exists",
             expected="a new folder, or the run directory of this recipe",
-            got=", ".join(taken),
+            got=", ".join(existing),
             hint="use another --run-dir, or omit it for a new folder below runs/",
         )
 
 
-def set_aside(made: Path, record: Path) -> Path | None:
-    """Renames what a step left when a kill came between its result and its record: nobody can say what it is.
+def set_aside(result: Path, record: Path) -> Path | None:
+    """Renames a result without a record: a kill came between the two, so nobody knows what it was made from.
 
-    Returns the new name, or None when there was nothing to rename.
+    Returns the new name, or None if there was nothing to rename.
     """
-    return None if record.is_file() or not made.exists() else renamed_aside(made)
+    return None if record.is_file() or not result.exists() else renamed_aside(result)
 
 
-def renamed_aside(made: Path) -> Path:
-    aside = next(n for i in range(1, 1000) if not (n := made.with_name(f"{made.name}.unrecorded-{i}")).exists())
-    os.replace(made, aside)
+def renamed_aside(result: Path) -> Path:
+    aside = next(n for i in range(1, 1000) if not (n := result.with_name(f"{result.name}.unrecorded-{i}")).exists())
+    os.replace(result, aside)
     return aside
 
 
 def versions(*packages: str) -> dict[str, str | None]:
-    """Installed versions by distribution name; None for what is not installed. Python's own is there too."""
+    """Installed versions by distribution name, and that of Python; None for a package that is not installed."""
     from importlib import metadata
 
-    found: dict[str, str | None] = {"python": sys.version.split()[0]}
+    installed: dict[str, str | None] = {"python": sys.version.split()[0]}
     for package in ("skill-train", *packages):
         try:
-            found[package] = metadata.version(package)
+            installed[package] = metadata.version(package)
         except metadata.PackageNotFoundError:
-            found[package] = None
-    return found
+            installed[package] = None
+    return installed
 
 
 def require_no_run(folder: Path, otherwise: str) -> None:
-    """Files of a model are none of a run. `otherwise` is the command that puts them elsewhere."""
+    """Refuses to put files of a plain model into a run. `otherwise` is the command that puts them elsewhere."""
     if RunDir.is_one(folder) or (folder.name == "gguf" and RunDir.is_one(folder.parent)):
         wrong = f"{folder} belongs to a run"
         raise UsageError(wrong, code="bad_usage", expected="a separate folder for these files", hint=otherwise)
 
 
-def note_of(made: Path, record: Path) -> Path:
-    """Where the record of a result waits while the result gets its name: a kill may come between the two."""
-    return record.with_name(f".{made.name}.made.json")
+def note_of(result: Path, record: Path) -> Path:
+    """Where the record of a result is stored while the result is renamed, because a kill may come between the two."""
+    return record.with_name(f".{result.name}.made.json")
 
 
-def noted(made: Path, record: Path, kind: type[Step], *, inputs: Any, options: Any) -> Step | None:
-    """What a note says of a result, when that was made from the same and has not been changed since."""
-    note = note_of(made, record)
+def noted(result: Path, record: Path, kind: type[Step], *, inputs: Any, options: Any) -> Step | None:
+    """The record in the note of a result, if inputs and options are the same and the result has not changed since."""
+    note = note_of(result, record)
     if not note.is_file():
         return None
-    found = records.read(note, kind)
-    same = found.inputs == inputs and found.options == options
-    as_made = all(_is_still(record.parent / name, digest) for name, digest in found.outputs.items())
-    return found if same and as_made else None
+    noted_record = records.read(note, kind)
+    same = noted_record.inputs == inputs and noted_record.options == options
+    unchanged = all(_is_still(record.parent / name, digest) for name, digest in noted_record.outputs.items())
+    return noted_record if same and unchanged else None
 
 
 def finished_record(
-    path: Path, kind: type[Step], *, inputs: Any, options: Any, made: Path | None = None
+    path: Path, kind: type[Step], *, inputs: Any, options: Any, result: Path | None = None
 ) -> Step | None:
-    """The record of a step that already did exactly this, with its outputs still whole; None when it must be done.
+    """The record of a step that already did exactly this, if its outputs are still whole; None if it must be done.
 
     Args:
         kind: the class of the record.
-        made: the result, whose note becomes the record where a kill came before that.
+        result: what the step makes. Its note becomes the record if a kill came before that.
 
     Raises:
-        UsageError: the record is of other inputs or options, or an output has changed since.
+        UsageError: the record has other inputs or options, or an output has changed since.
     """
-    if not path.is_file() and made is not None and noted(made, path, kind, inputs=inputs, options=options):
-        os.replace(note_of(made, path), path)
+    if not path.is_file() and result is not None and noted(result, path, kind, inputs=inputs, options=options):
+        os.replace(note_of(result, path), path)
     if not path.is_file():
         return None
     record = records.read(path, kind)
@@ -286,8 +288,8 @@ def _is_still(file: Path, digest: FileDigest) -> bool:
     return is_file_of(file, {"bytes": digest["bytes"], "sha256": digest["sha256"]})
 
 
-def require_space(folder: Path, need_bytes: int, what: str) -> None:
-    """Refuses before a long step starts when the disk cannot hold its result.
+def require_space(folder: Path, need_bytes: int, result: str) -> None:
+    """Refuses, before a long step starts, if the disk has no room for its result.
 
     Raises:
         DecisionNeeded: free space below `need_bytes`.
@@ -298,7 +300,7 @@ def require_space(folder: Path, need_bytes: int, what: str) -> None:
     free = shutil.disk_usage(existing).free
     if free < need_bytes:
         raise DecisionNeeded(
-            f"not enough disk for {what}: needs {gigabytes(need_bytes, 2)}, {gigabytes(free, 2)} free at {existing}",
+            f"not enough disk for {result}: needs {gigabytes(need_bytes, 2)}, {gigabytes(free, 2)} free at {existing}",
             code="no_disk",
             expected=f"{need_bytes} bytes free",
             got=f"{free} bytes free",
@@ -307,10 +309,10 @@ def require_space(folder: Path, need_bytes: int, what: str) -> None:
 
 
 def require_writable(folder: Path) -> None:
-    """Refuses before a long step starts when its record could not be written.
+    """Refuses, before a long step starts, if its record cannot be written.
 
     Raises:
-        UsageError: read-only, or somebody else's.
+        UsageError: the folder is read-only, or belongs to somebody else.
     """
     existing = folder
     while not existing.exists():

@@ -1,4 +1,4 @@
-"""What a job is started with. Pure data: nothing in it is secret, so all of it may be shown and kept."""
+"""What a job is started with. It is pure data without secrets, so all of it may be shown and stored."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import NotRequired, TypedDict
 from skill_train.run.plan_record import Plan
 
 IMAGE = "ghcr.io/astral-sh/uv:python3.12-bookworm"  # what run_uv_job of huggingface_hub 2.4 takes
-SECRETS = ("HF_TOKEN",)  # their names
+SECRETS = ("HF_TOKEN",)  # the names of the secrets
 KEPT = "/data"  # where the client mounts the folder with the program and the plan
-# QLoRA. The newest version on the package index on 2026-11-21; transformers 5.23 wants 0.46.1 or newer. It is not in
-# the program's own header, because it would be installed for every run.
+# For QLoRA. The newest version on the package index on 2026-11-21; transformers 5.23 needs 0.46.1 or newer. It is not
+# in the program's own header, because then it would be installed for every run.
 FOUR_BIT = "bitsandbytes==0.50.2"
 ENVIRONMENT = {"PYTHONUNBUFFERED": "1", "HF_HUB_DISABLE_TELEMETRY": "1", "DO_NOT_TRACK": "1"}
 
@@ -22,8 +22,8 @@ class Mount:
     """A folder of a bucket, or a dataset of the Hub, at a path in the job.
 
     Attributes:
-        bucket: its id, or the dataset's; `kind` says which.
-        revision: a dataset's commit.
+        bucket: id of the bucket or of the dataset; `kind` says which.
+        revision: the commit of a dataset.
     """
 
     bucket: str
@@ -39,13 +39,13 @@ class JobSpec:
     """One job.
 
     Attributes:
-        program, plan: the two files that travel; they lie beside each other in the job.
-        arguments: of the program; the plan's path on this machine stands for its path in the job. Beside it, no
-            argument may be the name of a file here: the client would upload that file.
-        dependencies: `name==version` that the program's own header does not have.
-        environment: no secrets.
-        name, labels: up to 100 characters of `A-Za-z0-9_-` (the name also takes a dot); the Hub keeps and shows them.
-        mounts: beside the folder of the two files, which the client mounts at `/data`.
+        program, plan: the two files that are uploaded. They lie beside each other in the job.
+        arguments: of the program. The plan's path on this machine stands for its path in the job. No other argument may
+            be the name of a file here, because the client would upload that file.
+        dependencies: `name==version` of packages that the program's own header does not have.
+        environment: variables without secrets.
+        name, labels: up to 100 characters of `A-Za-z0-9_-` (the name may have a dot). The Hub stores and shows them.
+        mounts: in addition to the folder of the two files, which the client mounts at `/data`.
     """
 
     namespace: str
@@ -63,7 +63,7 @@ class JobSpec:
 
 @dataclass(frozen=True)
 class JobFiles:
-    """What a job is given: the training program, the plan, and where local data was uploaded; None for data of the
+    """The files of a job: the training program, the plan, and the uploaded local data. `data` is None for data on the
     Hub."""
 
     program: Path
@@ -83,7 +83,7 @@ def of_run(
     """The job of a run.
 
     Args:
-        labels: of `cloud_record.labels`.
+        labels: the result of `cloud_record.labels`.
     """
     data = files.data
     where = () if data is None else ("--data", f"{data.mount_path}/{Path(plan.recipe.data).name}")
@@ -103,20 +103,20 @@ def of_run(
 
 
 def _dependencies(plan: Plan) -> tuple[str, ...]:
-    """What only some runs need. Trackio is not pinned: no version of it was tried, and a run goes on without it."""
+    """Packages that only some runs need. Trackio is not pinned: no version was tried, and a run works without it."""
     trackio = plan.placement.report_to == "trackio"  # no other word of a plan is the name of a package
     return ((FOUR_BIT,) if plan.recipe.load_in_4bit else ()) + (("trackio",) if trackio else ())
 
 
 def command(spec: JobSpec) -> list[str]:
-    """What runs in the job."""
+    """The command that runs in the job."""
     files = {str(spec.program): f"{KEPT}/{spec.program.name}", str(spec.plan): f"{KEPT}/{spec.plan.name}"}
     packages = [word for name in spec.dependencies for word in ("--with", name)]
     return ["uv", "run", *packages, *(files.get(word, word) for word in (str(spec.program), *spec.arguments))]
 
 
 class Volume(TypedDict):
-    """A mount as the Hub is sent it."""
+    """A mount in the form that is sent to the Hub."""
 
     type: str
     source: str
@@ -127,7 +127,7 @@ class Volume(TypedDict):
 
 
 class Request(TypedDict):
-    """A job as the Hub is sent it; `secrets` are names."""
+    """A job in the form that is sent to the Hub. `secrets` holds only names."""
 
     namespace: str
     dockerImage: str
@@ -141,11 +141,12 @@ class Request(TypedDict):
     volumes: list[Volume]
 
 
-def as_request(spec: JobSpec, kept: Mount) -> Request:
-    """What the Hub is sent (huggingface_hub 2.4, `_create_job_spec`), with the names of the secrets only.
+def as_request(spec: JobSpec, own_folder: Mount) -> Request:
+    """The request that is sent to the Hub (huggingface_hub 2.4, `_create_job_spec`), with only the names of the
+    secrets.
 
     Args:
-        kept: the folder of the program and the plan.
+        own_folder: the folder of the program and the plan.
     """
     return {
         "namespace": spec.namespace,
@@ -157,7 +158,7 @@ def as_request(spec: JobSpec, kept: Mount) -> Request:
         "flavor": spec.flavor,
         "timeoutSeconds": spec.timeout_seconds,
         "labels": spec.labels | {"name": spec.name},
-        "volumes": [_volume(mount) for mount in (*spec.mounts, kept)],
+        "volumes": [_volume(mount) for mount in (*spec.mounts, own_folder)],
     }
 
 

@@ -1,4 +1,5 @@
-"""The lock of a run directory, or of a folder for results: one process at a time, and who it is."""
+"""The lock of a run directory, or of a folder for results. One process at a time can hold it, and its text names that
+process."""
 
 from __future__ import annotations
 
@@ -21,10 +22,10 @@ _TRIES = 5
 
 @contextlib.contextmanager
 def locked(run: RunDir, command: str) -> Iterator[TextIO | None]:
-    """One process at a time in a run directory. The lock is the system's own, so a killed process leaves none behind.
+    """Lets one process at a time work in a run directory. The system releases the lock of a killed process.
 
-    Yields the lock: a child that inherits it holds it as long as it lives, also when this process is killed. None where
-    there is none: in a folder that cannot be written, and on Windows, which has no flock.
+    Yields the lock. A child that inherits it holds it as long as the child lives, even if this process is killed.
+    Yields None if there is no lock: in a folder that cannot be written, and on Windows, which has no flock.
 
     Raises:
         UsageError: another process holds it; the message names it.
@@ -35,7 +36,8 @@ def locked(run: RunDir, command: str) -> Iterator[TextIO | None]:
 
 @contextlib.contextmanager
 def locked_out(out: Path, command: str) -> Iterator[None]:
-    """As `locked`, of a folder for results that is no run. The lock lies beside it, and goes with the command.
+    """As `locked`, for a folder for results that is not a run. The lock is a file beside it, which is removed at the
+    end.
 
     Raises:
         UsageError: another process makes something there; the message names it.
@@ -45,7 +47,7 @@ def locked_out(out: Path, command: str) -> Iterator[None]:
         yield
         return
     lock = out.with_name(f".{out.name}.lock")
-    made = [folder for folder in lock.parents if not folder.exists()]
+    created = [folder for folder in lock.parents if not folder.exists()]
     try:
         with _locked(lock, out, "another --out", command) as file:
             try:
@@ -54,7 +56,7 @@ def locked_out(out: Path, command: str) -> Iterator[None]:
                 if file is not None and file.writable():
                     lock.unlink(missing_ok=True)
     finally:
-        for folder in made:
+        for folder in created:
             with contextlib.suppress(OSError):  # there is something in it now
                 folder.rmdir()
 
@@ -63,7 +65,7 @@ def locked_out(out: Path, command: str) -> Iterator[None]:
 def _locked(lock: Path, subject: Path, otherwise: str, command: str) -> Iterator[TextIO | None]:
     import socket
 
-    file = None if importlib.util.find_spec("fcntl") is None else _held(lock, subject, otherwise)
+    file = None if importlib.util.find_spec("fcntl") is None else _acquired(lock, subject, otherwise)
     if file is None:
         yield None
         return
@@ -76,7 +78,7 @@ def _locked(lock: Path, subject: Path, otherwise: str, command: str) -> Iterator
 
 
 def is_locked(run: RunDir) -> bool | None:
-    """Whether a process works in it now; None where locks do not tell."""
+    """Whether a process works in the run now; None if locks cannot show it."""
     lock = run.path / ".lock"
     try:
         import fcntl
@@ -93,17 +95,20 @@ def is_locked(run: RunDir) -> bool | None:
 
 
 def _at_once(path: str, flags: int) -> int:
-    """A pipe in the place of a lock is not waited for."""
+    """Opens a file without waiting, in case it is a pipe."""
     return os.open(path, flags | os.O_NONBLOCK)
 
 
-def _held(lock: Path, subject: Path, otherwise: str) -> TextIO | None:
-    """The lock, taken. Who held it before may have removed the file and the folder: a lock on a file without a name
-    would keep out nobody."""
+def _acquired(lock: Path, subject: Path, otherwise: str) -> TextIO | None:
+    """Takes the lock, or raises that it is in use.
+
+    The process that held it before may have removed the file and the folder. A lock on a removed file would keep nobody
+    out, so it is tried again.
+    """
     for left in reversed(range(_TRIES)):
         lock.parent.mkdir(parents=True, exist_ok=True)
         file = _lock_file(lock)
-        if file is not None and not _taken(file):
+        if file is not None and not _took_lock(file):
             with file:
                 raise _in_use(subject, otherwise, file)
         if left == 0 or (lock.parent.is_dir() if file is None else _has_name(file, lock)):
@@ -121,7 +126,7 @@ def _has_name(file: TextIO, path: Path) -> bool:
 
 
 def _lock_file(path: Path) -> TextIO | None:
-    """Open for writing; for reading where it is somebody else's; None where nothing can be written."""
+    """The file, open for writing, or for reading if it belongs to somebody else; None if it cannot be opened."""
     for mode in ("a+", "r"):
         try:
             return open(path, mode, encoding="utf-8")
@@ -131,8 +136,8 @@ def _lock_file(path: Path) -> TextIO | None:
     return None
 
 
-def _taken(lock: TextIO) -> bool:
-    """Tries twice: `is_locked` of another process may hold it for a moment."""
+def _took_lock(lock: TextIO) -> bool:
+    """Whether the lock could be taken. Tries twice, because `is_locked` of another process may hold it for a moment."""
     import fcntl
 
     for pause in (0.05, 0.0):
@@ -141,16 +146,16 @@ def _taken(lock: TextIO) -> bool:
             return True
         except BlockingIOError:
             time.sleep(pause)
-        except OSError:  # a file system without locks, such as some of networks: two processes are not told apart
+        except OSError:  # a file system without locks, such as some network ones: nothing can be locked there
             return True
     return False
 
 
 def _was_left(where: str, holder: str) -> bool:
-    """The command that took the lock has ended, and the training that it started has not. The number of a process says
-    nothing of one in another container."""
-    found = re.fullmatch(r"process (\d+) on .+ \(skill-train \w+\), training in process \d+", holder)
-    return found is not None and where == place() and not is_alive(int(found[1]))
+    """Whether the command that took the lock has ended and its training has not. The number of a process in another
+    container says nothing."""
+    match = re.fullmatch(r"process (\d+) on .+ \(skill-train \w+\), training in process \d+", holder)
+    return match is not None and where == place() and not is_alive(int(match[1]))
 
 
 def _in_use(subject: Path, otherwise: str, lock: TextIO) -> UsageError:

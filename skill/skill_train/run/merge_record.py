@@ -23,9 +23,9 @@ class MergeSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What the user asked for.
 
     Attributes:
-        dtype: None keeps the base's.
-        threshold: highest mean KL divergence in nats; None is the stored dtype's own.
-        gate: `weights` or `answers`; it is left out where the step decides.
+        dtype: None for that of the base.
+        threshold: highest mean KL divergence in nats; None for that of the stored dtype.
+        gate: `weights` or `answers`; left out if the step decides.
     """
 
     dtype: str | None = None
@@ -34,15 +34,15 @@ class MergeSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Changes(TypedDict):
-    """What the merged files have that the base has not. A merge by PEFT counts nothing.
+    """The differences between the merged files and the base. A merge by PEFT counts nothing.
 
     Attributes:
         stored_dtype: safetensors' dtype of the changed weights, the coarsest where they differ.
-        change_of_weights: length of the change over that of the base's weights.
-        kept_after_rounding: the share of the change that rounding left.
-        rounding_error_of_change: length of what rounding did over that of the change.
-        from_adapter: files that the adapter's folder gave.
-        config: fields of config.json that are others.
+        change_of_weights: length of the change divided by that of the base's weights.
+        kept_after_rounding: the share of the change that is left after rounding.
+        rounding_error_of_change: length of the rounding error divided by that of the change.
+        from_adapter: files from the adapter's folder.
+        config: fields of config.json that differ.
     """
 
     changed_tensors: NotRequired[Whole]
@@ -56,8 +56,8 @@ class Changes(TypedDict):
 
 
 class Effect(TypedDict):
-    """How much of the adapter is in the merged model (1 for all of it), with the half width of its interval; and how
-    far apart the models are, in nats. None where a figure is not finite."""
+    """How much of the adapter is in the merged model (1 for all of it), with the half width of its interval, and how
+    far apart the models are, in nats. A figure that is not finite is None."""
 
     share: Number | None
     share_half_width: Number | None
@@ -68,8 +68,8 @@ class Effect(TypedDict):
 
 
 class Figures(TypedDict, total=False):
-    """Distances of answers, as `llama.logit_distance.summarize` has them, or of weights. None where a figure is not
-    finite."""
+    """Distances of answers, as `llama.logit_distance.summarize` gives them, or of weights. A figure that is not finite
+    is None."""
 
     mean_kl: Number | None
     p99_kl: Number | None
@@ -101,13 +101,13 @@ class Gate(TypedDict):
     """What the gate compared, and its verdict.
 
     Attributes:
-        by: `weights` or `answers`; merges of earlier versions have answers alone and do not say it.
-        texts, text_sha256: what the answers were asked on.
+        by: `weights` or `answers`. Earlier versions compared only answers, and do not have this field.
+        texts, text_sha256: the texts on which answers were compared.
         figures: of the merged model against base + adapter.
         rounded: None in fp32.
-        failures: sentences; empty when it passed.
-        weights: outcome of the weights, inside that of the answers.
-        no_answers: why there is none of the answers.
+        failures: sentences; empty if it passed.
+        weights: the result for the weights, inside the result for the answers.
+        no_answers: why no answers were compared.
     """
 
     by: NotRequired[Literal["weights", "answers"]]
@@ -126,10 +126,10 @@ class Gate(TypedDict):
 
 
 class MergeRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """What the step did.
+    """The record of the step.
 
     Attributes:
-        how: `streamed` from the base's files, or by `peft`, with the reasons why it was not streamed.
+        how: `streamed` from the base's files, or merged by `peft`; then `reasons` says why it was not streamed.
     """
 
     schema: StepSchema = "skill-train/step/1"

@@ -45,8 +45,8 @@ class Blocker(msgspec.Struct, frozen=True):
 
 
 class Estimate(msgspec.Struct, frozen=True):
-    """From `low` to `high`, in the unit of the field's name; None where that is unknown. `basis` says what it rests on,
-    or why it is unknown."""
+    """A range from `low` to `high`, in the unit of the field's name; None if it is unknown. `basis` says what it is
+    based on, or why it is unknown."""
 
     low: Number | None
     high: Number | None
@@ -80,7 +80,7 @@ class Offer(msgspec.Struct, frozen=True):
 
 
 class Prices(msgspec.Struct, frozen=True):
-    """Whose prices the offers are, and of what date."""
+    """The source of the prices, and their date."""
 
     source: str
     read_at: str
@@ -90,8 +90,8 @@ class Estimates(msgspec.Struct, frozen=True, kw_only=True):
     """What the plan needs, in bytes, seconds and dollars.
 
     Attributes:
-        usable_bytes: of the device's memory, what training may take.
-        adapter_parameters: None when every weight trains.
+        usable_bytes: the part of the device's memory that training may use.
+        adapter_parameters: None if every weight trains.
         files: one for each GGUF type.
     """
 
@@ -116,7 +116,7 @@ class Placement(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         backend: `local`, `hf_jobs` or `skypilot`.
-        threads: of a CPU; None on a GPU.
+        threads: on a CPU; None on a GPU.
         save_steps: steps between two checkpoints.
     """
 
@@ -167,10 +167,10 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         where: `local` or `cloud`.
-        fingerprints: of `model` and `data`; None for what lies on the Hub.
-        asked: the user's own values, where the resolved recipe holds others.
+        fingerprints: of `model` and `data`; None for one that is on the Hub.
+        asked: the user's own values that differ from the resolved recipe.
         flavor, timeout_seconds: of the job; None for this machine.
-        blockers: empty when the plan can run.
+        blockers: empty if the plan can run.
     """
 
     schema: str = SCHEMA
@@ -194,7 +194,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         return self.recipe.as_dict() | msgspec.structs.asdict(self.policy)
 
     def as_dict(self) -> dict[str, object]:
-        """As JSON has it."""
+        """The plan as a JSON object."""
         document: dict[str, object] = msgspec.to_builtins(self)
         return document
 
@@ -203,7 +203,7 @@ def read(path: Path) -> Plan:
     """The plan in a file.
 
     Raises:
-        UsageError: missing, no JSON, not as skill-train writes it, or it would start another program.
+        UsageError: it is missing or no JSON, skill-train did not write it, or it would start another program.
     """
     return from_dict(read_json(path), path)
 
@@ -226,7 +226,8 @@ def write(path: Path, plan: Plan) -> None:
 
 
 def _check_launch(path: Path, launch: Launch) -> None:
-    """A plan adds arguments and variables to the training program. It starts no other and loads no code."""
+    """Checks that a plan only adds arguments and variables to the training program, and starts or loads nothing
+    else."""
     words = launch.arguments
     if not _ARGUMENTS.fullmatch("".join(f"{word} " for word in words)) or any(" " in word for word in words):
         raise broken(path, f"launch.arguments has {shortened(' '.join(words))}, which starts something else")

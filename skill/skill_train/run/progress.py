@@ -1,4 +1,4 @@
-"""How far a run is, what it has cost, and how long the rest takes, from the lines that it wrote. Pure."""
+"""How far a run is, what it has cost, and how long the rest takes, from its lines of metrics. Pure."""
 
 from __future__ import annotations
 
@@ -12,23 +12,24 @@ from skill_train.core.errors import UsageError
 from skill_train.run.records import Number, convert
 from skill_train.run.train_record import StepLine
 
-MARGIN, SAVING_SECONDS = 1.25, 600  # as `candidates.timeout_seconds`: a quarter more, and time for saving and uploading
+MARGIN, SAVING_SECONDS = 1.25, 600  # as in `timeout_seconds` of a plan: a quarter more, and time to save and upload
 
 
 @dataclass(frozen=True)
 class Speed:
-    """What the steps so far tell.
+    """The speed of the steps so far.
 
     Attributes:
         step, steps: the last step that was made, and how many there will be.
-        made: steps of the last start of the program, earlier ones may have had another machine; None when unknown.
-        seconds_per_step: mean of that start without its first step, which warms up; None before the second.
-        memory_bytes: the highest use that was measured, by kind.
+        steps_since_start: steps of the last start of the program. Earlier ones may have had another machine. None when
+            unknown.
+        seconds_per_step: mean of that start without its first step, which warms up; None before the second step.
+        memory_bytes: the highest measured use, by kind.
     """
 
     step: int
     steps: int
-    made: int | None
+    steps_since_start: int | None
     loss: float | None
     tokens_per_second: float | None
     seconds_per_step: float | None
@@ -36,15 +37,16 @@ class Speed:
 
     @property
     def left_seconds(self) -> float | None:
-        """Of training alone."""
+        """The time that the remaining steps take, without saving and uploading."""
         return None if self.seconds_per_step is None else (self.steps - self.step) * self.seconds_per_step
 
 
 def speed(lines: Iterable[str], others: Collection[str | None] = ()) -> Speed | None:
-    """From the lines of metrics.jsonl, or from a log that has its `step` events; None before the first step.
+    """The speed from the lines of metrics.jsonl, or from a log with `step` events; None before the first step.
 
     Args:
-        others: ids of jobs whose speed is not asked for: a further job that has made no step yet has none.
+        others: ids of other jobs. If the last step is of one of them, the current job has made no step yet, and has no
+            speed.
     """
     read = [step for line in lines if (step := _step(line)) is not None]
     if not read:
@@ -53,9 +55,9 @@ def speed(lines: Iterable[str], others: Collection[str | None] = ()) -> Speed | 
     of_another = last.job is not None and last.job in others
     own = [] if of_another else [line for line in read if line.start == last.start]
     seconds = [line.seconds for line in own[1:] if line.seconds is not None and line.seconds > 0]
-    made = last.step if own and last.start == 1 else None
-    if own and own[0] is not read[0]:  # else the lines may begin in the middle of a start, as the tail of a log does
-        made = last.step - own[0].step + 1
+    steps_since_start = last.step if own and last.start == 1 else None
+    if own and own[0] is not read[0]:  # otherwise the lines may begin within a start, as the tail of a log does
+        steps_since_start = last.step - own[0].step + 1
     kinds: dict[str, Number] = {}
     for line in read:
         for kind, used in (line.memory_bytes or {}).items():
@@ -63,7 +65,7 @@ def speed(lines: Iterable[str], others: Collection[str | None] = ()) -> Speed | 
     return Speed(
         step=last.step,
         steps=last.steps,
-        made=made,
+        steps_since_start=steps_since_start,
         loss=last.loss,
         tokens_per_second=last.tokens_per_second,
         seconds_per_step=sum(seconds) / len(seconds) if seconds else None,
@@ -72,35 +74,35 @@ def speed(lines: Iterable[str], others: Collection[str | None] = ()) -> Speed | 
 
 
 def dollars(seconds: float | None, usd_per_hour: float | None) -> float | None:
-    """Of so many seconds. The Hub bills minutes (huggingface.co/docs/hub/jobs-pricing, 2026-08)."""
+    """The cost of so many seconds. The Hub bills minutes (huggingface.co/docs/hub/jobs-pricing, 2026-08)."""
     if seconds is None or usd_per_hour is None:
         return None
     return round(math.ceil(max(seconds, 0.0) / 60) * usd_per_hour / 60, 4)
 
 
 def longer_timeout(measured: Speed | None, *, kept_step: int, ran_seconds: float, before: int, first: bool) -> int:
-    """Seconds for a job that goes on from a checkpoint, after one that ran out of time. Whole minutes.
+    """The timeout of a job that continues from a checkpoint, after a job that ran out of time. It is in whole minutes.
 
-    By what was measured: the steps that are left, and what the job took beside its steps. Twice the time before where
-    that is not known: no step was timed, or nobody says how many an earlier job made.
+    It is computed from measurements: the remaining steps, and the time that the job took beside its steps. It is twice
+    the last timeout if no step was timed, and at least that if the number of steps of an earlier job is unknown.
 
     Args:
-        kept_step: of the newest checkpoint that is kept; 0 without one.
+        kept_step: of the newest stored checkpoint; 0 without one.
         ran_seconds: of the job that ran out of time.
         before: its timeout.
         first: whether it was the first job of the run, which made all the steps.
     """
     if measured is None or measured.seconds_per_step is None:
         return 2 * before
-    made = measured.step if first else measured.made
-    beside = max(ran_seconds - (made or 0) * measured.seconds_per_step, 0.0)
+    steps_made = measured.step if first else measured.steps_since_start
+    beside = max(ran_seconds - (steps_made or 0) * measured.seconds_per_step, 0.0)
     needed = (measured.steps - kept_step) * measured.seconds_per_step + beside
     minutes = math.ceil((needed * MARGIN + SAVING_SECONDS) / 60)
-    return max(minutes * 60, 2 * before if made is None else before)
+    return max(minutes * 60, 2 * before if steps_made is None else before)
 
 
 def _step(line: str) -> StepLine | None:
-    """A line of metrics; None for another one, and for one that a copy cut in two."""
+    """The line as metrics; None for another line, and for one that a copy cut in two."""
     if not line.startswith("{"):
         return None
     try:

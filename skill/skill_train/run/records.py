@@ -1,8 +1,8 @@
-"""Reads the JSON files of a run. They can come from a bucket, a repository or a colleague, so nothing of them is taken
-on trust: not that a key is there, not that a value is of its kind, not that a name stays inside the run directory.
+"""Reads the JSON files of a run. They can come from a bucket, a repository or a colleague, so nothing is trusted: a key
+may be missing, a value may have another type, and a name may lead out of the run directory.
 
-`read` makes a document the class that its step writes. Other documents, of models and of what a job keeps, are dicts
-that say which file lacks a key.
+`read` returns the class that the step writes. Other documents, such as those of models and of stored results, are
+dicts. They raise an error that names the file if it lacks a key.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ Record = TypeVar("Record")
 
 StepSchema = Literal["skill-train/step/1"]
 Verdict = Literal["pass", "warn", "fail"]
-# What no figure of a run reaches breaks arithmetic: 10**400 is no float, and a date of 1e300 s no date. No step writes
-# NaN, which JSON does not have.
+# Numbers that no figure of a run reaches would break arithmetic: 10**400 is no float, and 1e300 s is no date. No step
+# writes NaN, which JSON does not have.
 Whole = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 _LARGEST = 1e300
 Number = Whole | Annotated[float, msgspec.Meta(ge=-_LARGEST, le=_LARGEST)]
@@ -44,10 +44,10 @@ def read_json(path: Path) -> Any:
     """The JSON document in a file that skill-train wrote.
 
     Raises:
-        UsageError: missing, not JSON, or too large; later, when a key that it lacks is asked for.
+        UsageError: it is missing, not JSON, or too large. Later, if a missing key is read.
     """
     try:
-        found = json.loads(regular_bytes(path).decode("utf-8"), object_pairs_hook=_maker(path))
+        document = json.loads(regular_bytes(path).decode("utf-8"), object_pairs_hook=_maker(path))
     except FileNotFoundError:
         raise UsageError(
             f"{path} does not exist",
@@ -62,14 +62,14 @@ def read_json(path: Path) -> Any:
             got=str(path),
             hint=_AGAIN,
         ) from None
-    return found
+    return document
 
 
 def regular_bytes(path: Path) -> bytes:
-    """What is in a file of a run. A pipe is never waited for, and a device never read.
+    """The content of a file of a run. A pipe is never waited for, and a device is never read.
 
     Raises:
-        UsageError: it is no file of bytes, or too large.
+        UsageError: it is not a regular file, or too large.
     """
     number = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
     with open(number, "rb") as file:
@@ -107,13 +107,13 @@ def write(path: Path, record: Any) -> None:
 
 
 def timestamp() -> str:
-    """Now, as records hold it."""
+    """The current time, as records store it."""
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
 
 
 def read_lines(path: Path, kind: type[Record]) -> list[Record]:
-    """The objects of a file with one a line, such as metrics.jsonl; empty when there is no such file. A last line that
-    a kill cut in two is left out.
+    """The objects of a file with one object a line, such as metrics.jsonl; empty if there is no such file. A last line
+    that a kill cut in two is left out.
 
     Raises:
         UsageError: another line is broken, or not as its step writes it.
@@ -122,7 +122,7 @@ def read_lines(path: Path, kind: type[Record]) -> list[Record]:
 
 
 def _lines(path: Path) -> Iterator[tuple[int, Any]]:
-    """The JSON documents of a file with one a line, by the number of their line."""
+    """The JSON documents of a file with one document a line, each with its line number."""
     if not path.is_file():
         return
     torn = ""
@@ -176,7 +176,7 @@ def _not_finite(document: Any) -> Any:
 
 
 class _Document(JsonObject):
-    """An object of a file. What asks for a key that it lacks hears which file to mend."""
+    """An object of a file. Reading a missing key raises an error that names the file."""
 
     path = Path("a record")
 
@@ -184,16 +184,16 @@ class _Document(JsonObject):
         raise broken(self.path, f"no {key}")
 
     def __or__(self, other: JsonObject) -> _Document:  # type: ignore[override]
-        made = _Document({**self, **other})
-        made.path = self.path
-        return made
+        merged = _Document({**self, **other})
+        merged.path = self.path
+        return merged
 
 
 def _maker(path: Path) -> Callable[[list[tuple[str, Any]]], _Document]:
     def make(pairs: list[tuple[str, Any]]) -> _Document:
-        made = _Document(pairs)
-        made.path = path
-        return made
+        document = _Document(pairs)
+        document.path = path
+        return document
 
     return make
 

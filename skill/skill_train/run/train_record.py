@@ -1,4 +1,5 @@
-"""What the training program leaves: `train.json`, `train.failed.json`, `environment.json`, a line a step, and rows."""
+"""The files of the training program: `train.json`, `train.failed.json`, `environment.json`, lines of steps, and
+rows."""
 
 from __future__ import annotations
 
@@ -27,7 +28,7 @@ class SmokeCheck(msgspec.Struct, frozen=True):
 
 
 class PromptAnswers(msgspec.Struct, frozen=True):
-    """One prompt, answered before and after training; None where no process held the whole model."""
+    """One prompt, answered before and after training; None if no process held the whole model."""
 
     prompt: str
     before: str | None = None
@@ -38,9 +39,10 @@ class TrainedData(msgspec.Struct, frozen=True, kw_only=True):
     """Rows and tokens of the data.
 
     Attributes:
-        repeated_rows: rows that repeat an earlier one, in so many `repeated_groups`.
-        held_out_trained, held_out_asked: held-out rows that were trained too, whole or by their question. Earlier
-            versions did not count these four.
+        repeated_rows: rows that repeat an earlier one. They are in `repeated_groups` groups.
+        held_out_trained, held_out_asked: held-out rows that were trained too: the whole row, or its question.
+
+    Earlier versions did not count these four.
     """
 
     rows: Whole
@@ -74,9 +76,9 @@ class TrainRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         saved_dtype: of the trained weights, as torch names it.
-        smaller_layout: why a second try trained with smaller batches; None where the first one fitted.
-        example: a row decoded, with the trained parts between ⟦ and ⟧. It and `answer` stay in the folder of the run:
-            what a job pushed has neither.
+        smaller_layout: why a second try trained with smaller batches; None if the first try fitted.
+        example: a decoded row, with the trained parts between ⟦ and ⟧. It and `answer` stay in the folder of the run,
+            and are not in what a job pushes.
     """
 
     schema: StepSchema = "skill-train/step/1"
@@ -118,12 +120,13 @@ FedData = dict[str, Whole | str | list[str]]
 
 
 class Environment(msgspec.Struct, frozen=True, kw_only=True):
-    """`environment.json`: versions, device, and every argument as the libraries hold it. Those are theirs, so their
-    names are not ours to list. The optimizer and the schedule join when training starts; None where an earlier version
-    did not record a part.
+    """`environment.json`: versions, device, and every argument as the libraries hold it.
+
+    The libraries choose the names of their arguments, so these are not listed here. The optimizer and the schedule are
+    added when training starts. A part that an earlier version did not record is None.
 
     Attributes:
-        lora: None where the model has no adapter.
+        lora: None if the model has no adapter.
     """
 
     program: JsonObject | None = None
@@ -168,7 +171,7 @@ class StepLine(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FedRow(TypedDict):
-    """What was fed of a row, of `samples.jsonl` or `held_out.jsonl`."""
+    """The part of a row that was fed, in `samples.jsonl` or `held_out.jsonl`."""
 
     row: Whole
     input_ids: list[_TokenId]
@@ -176,15 +179,15 @@ class FedRow(TypedDict):
 
 
 class Row(FedRow):
-    """The whole line: the row as it was read, too.
+    """The whole line, which also holds the row as it was read.
 
     Attributes:
         row: its number in the data, from 0.
-        line: where it stands in its file.
+        line: its line in its file.
         messages, tools, trained_messages: of a chat.
-        prompt, completion: of a completion, and `text` of a text.
-        rendered: as the template has it.
-        truncated: it was longer than max_length; `full_length` in tokens.
+        prompt, completion: of a completion. A text has `text`.
+        rendered: the text that the template writes.
+        truncated: whether it was longer than max_length. `full_length` is its length in tokens.
     """
 
     line: Whole
@@ -226,7 +229,7 @@ def read_steps(path: Path) -> list[StepLine]:
 
 
 def read_fed_rows(path: Path) -> list[FedRow]:
-    """Of `samples.jsonl` or `held_out.jsonl`, what was fed; empty when there is none."""
+    """The rows of `samples.jsonl` or `held_out.jsonl` as they were fed; empty if there is no such file."""
     return records.read_lines(path, FedRow)
 
 

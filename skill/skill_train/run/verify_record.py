@@ -1,4 +1,4 @@
-"""`verify.json`: what was found of each GGUF file, as it is written and read."""
+"""`verify.json`: the checks of each GGUF file, as they are written and read."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from skill_train.run.records import FileName, Number, StepSchema, Verdict, Whole
 
 
 class Check(msgspec.Struct, frozen=True):
-    """What was measured on one file, and what it may be at most.
+    """What was measured on one file, and its limit.
 
     Attributes:
         name: a stable word, such as `logits`.
         file: name of the GGUF file.
-        figure: the measured value that the verdict rests on.
-        threshold: what it is held against.
+        figure: the measured value that decides the verdict.
+        threshold: the value that it is compared with.
         detail: one sentence for a person.
         figures: further values, for programs.
     """
@@ -42,11 +42,11 @@ class NotChecked(msgspec.Struct, frozen=True):
 
 
 class ProofInputs(msgspec.Struct, frozen=True, kw_only=True):
-    """What a proof is of.
+    """What a proof is valid for.
 
     Attributes:
-        base: its files; `the reference` where it is that.
-        rows, held_out: sha256 of them.
+        base: digests of its files; or the words `the reference`.
+        rows, held_out: sha256 of the rows.
         unread: files that could not be judged, each with the reason.
     """
 
@@ -66,7 +66,7 @@ class ProofOptions(msgspec.Struct, frozen=True):
 
 
 class Proof(msgspec.Struct, frozen=True, kw_only=True):
-    """What was found of each file, and of what it was found.
+    """The checks of each file, and what they are valid for.
 
     Attributes:
         verdict: the worst of the checks.
