@@ -583,7 +583,7 @@ def _prices(folder: Path) -> None:
 def _speeds(folder: Path) -> None:
     with _cached_in(folder):
         os.rename(folder / "calibration" / "speeds.json", calibration._path(_machine(), "cpu", "float32"))
-        calibration.known(_machine(), _facts(), "cpu")
+        calibration.known_speeds(_machine(), _facts(), "cpu")
 
 
 def _probed(folder: Path) -> None:

@@ -74,7 +74,7 @@ def test_the_speed_is_that_of_the_steps_after_the_first() -> None:
     assert found is not None
     assert found.flops_per_second == pytest.approx(SPEED)
     assert (found.basis, found.same_shape) == ("2 steps of small in float32, 2026-11-21", True)
-    assert calibration.known(MACHINE, MODEL, "cpu") == {"float32": found}
+    assert calibration.known_speeds(MACHINE, MODEL, "cpu") == {"float32": found}
 
 
 def test_recomputation_counts_as_work() -> None:
@@ -100,22 +100,22 @@ def test_reading_the_weights_is_not_the_speed() -> None:
 def test_another_shape_is_a_hint_when_it_is_of_about_that_size() -> None:
     _remember()
     _remember(LARGER)
-    same = calibration.known(MACHINE, MODEL, "cpu")["float32"]
+    same = calibration.known_speeds(MACHINE, MODEL, "cpu")["float32"]
     assert (same.same_shape, same.flops_per_second) == (True, pytest.approx(SPEED))
     for parameters, nearest in ((300, "small"), (2000, "small"), (3000, "larger"), (17_000, "larger")):
         other = dataclasses.replace(MODEL, hidden_size=8, parameters=parameters)
-        found = calibration.known(MACHINE, other, "cpu")["float32"]
+        found = calibration.known_speeds(MACHINE, other, "cpu")["float32"]
         assert (found.same_shape, found.basis.split(" in ")[0]) == (False, f"2 steps of {nearest}")
     for parameters in (270, 18_000, None):  # more than four times away from both, or unknown
         other = dataclasses.replace(MODEL, hidden_size=8, parameters=parameters)
-        assert calibration.known(MACHINE, other, "cpu") == {}
+        assert calibration.known_speeds(MACHINE, other, "cpu") == {}
 
 
 def test_the_newest_run_of_a_shape_counts() -> None:
     _remember()
     slower = [replace(line, seconds=(line.seconds or 0) * 2) for line in LINES]
     calibration.remember(_plan(), slower, "2026-11-22T10:00:00Z")
-    found = calibration.known(MACHINE, MODEL, "cpu")["float32"]
+    found = calibration.known_speeds(MACHINE, MODEL, "cpu")["float32"]
     assert (found.flops_per_second, found.basis[-10:]) == (pytest.approx(SPEED / 2), "2026-11-22")
 
 
@@ -123,10 +123,10 @@ def test_a_short_run_does_not_replace_a_longer_one() -> None:
     """Two settled steps against nine; ten are always enough."""
     calibration.remember(_plan(), LINES[:1] + LINES[1:2] * 9, "2026-11-21T10:00:00Z")
     assert _remember() is None
-    assert calibration.known(MACHINE, MODEL, "cpu")["float32"].basis.startswith("9 steps")
+    assert calibration.known_speeds(MACHINE, MODEL, "cpu")["float32"].basis.startswith("9 steps")
     for steps, kept in ((30, 30), (9, 30), (10, 10)):
         calibration.remember(_plan(), LINES[:1] + LINES[1:2] * steps, "2026-11-22T10:00:00Z")
-        assert calibration.known(MACHINE, MODEL, "cpu")["float32"].basis.startswith(f"{kept} steps")
+        assert calibration.known_speeds(MACHINE, MODEL, "cpu")["float32"].basis.startswith(f"{kept} steps")
 
 
 def test_the_first_step_of_each_start_warms_up() -> None:
@@ -138,10 +138,10 @@ def test_the_first_step_of_each_start_warms_up() -> None:
 
 def test_another_machine_device_or_dtype_says_nothing() -> None:
     _remember(dtype="bfloat16")
-    assert calibration.known(MACHINE, MODEL, "cpu").keys() == {"bfloat16"}
-    assert calibration.known(MACHINE, MODEL, "mps") == {}
+    assert calibration.known_speeds(MACHINE, MODEL, "cpu").keys() == {"bfloat16"}
+    assert calibration.known_speeds(MACHINE, MODEL, "mps") == {}
     for change in ({"chip": "another"}, {"cores": 4}, {"system": "Darwin"}):
-        assert calibration.known(dataclasses.replace(MACHINE, **change), MODEL, "cpu") == {}
+        assert calibration.known_speeds(dataclasses.replace(MACHINE, **change), MODEL, "cpu") == {}
 
 
 @pytest.mark.parametrize("lines", [LINES[:2], [], [replace(line, seconds=None) for line in LINES]])
@@ -184,15 +184,15 @@ def test_a_torn_or_old_cache_says_nothing_and_is_written_again(kept: str, cache:
     _remember()
     (path,) = cache.iterdir()
     path.write_text(_cache())
-    assert calibration.known(MACHINE, MODEL, "cpu").keys() == {"float32"}
+    assert calibration.known_speeds(MACHINE, MODEL, "cpu").keys() == {"float32"}
     path.write_text(kept)
-    assert calibration.known(MACHINE, MODEL, "cpu") == {}
+    assert calibration.known_speeds(MACHINE, MODEL, "cpu") == {}
     found = _remember()
-    assert calibration.known(MACHINE, MODEL, "cpu") == {"float32": found}
+    assert calibration.known_speeds(MACHINE, MODEL, "cpu") == {"float32": found}
 
 
 def test_a_cache_that_cannot_be_written_does_not_fail_the_run(cache: Path) -> None:
     cache.parent.write_text("a file")
     found = _remember()
     assert found is not None and found.flops_per_second == pytest.approx(SPEED)
-    assert calibration.known(MACHINE, MODEL, "cpu") == {}
+    assert calibration.known_speeds(MACHINE, MODEL, "cpu") == {}

@@ -93,8 +93,8 @@ def _with_layers(recipe: Recipe, about: ModelFacts, shapes: Callable[[], Mapping
     types = causal_model_types()
     if types is not None and about.model_type not in types:
         return about
-    found = linear_layers(shapes(), vocab_size=about.vocab_size, experts=about.experts)
-    return dataclasses.replace(about, linear_layers=tuple(found) or None)
+    layers = linear_layers(shapes(), vocab_size=about.vocab_size, experts=about.experts)
+    return dataclasses.replace(about, linear_layers=tuple(layers) or None)
 
 
 def _with_vocabulary(about: ModelFacts, folder: Path) -> ModelFacts:
@@ -110,8 +110,8 @@ def _plan(
     offered: Any,
     probe: Any = None,
 ) -> Plan:
-    known = measured_speed.known(facts.machine, facts.model, choices.device or facts.machine.device)
-    return make.make_plan(recipe, facts, choices=choices, probe=probe, offered=offered, calibrations=known)
+    calibrations = measured_speed.known_speeds(facts.machine, facts.model, choices.device or facts.machine.device)
+    return make.make_plan(recipe, facts, choices=choices, probe=probe, offered=offered, calibrations=calibrations)
 
 
 def pinned(recipe: Recipe, model_commit: str | None, data_commit: str | None) -> Recipe:
@@ -131,26 +131,26 @@ def dataset_facts(console: Console, recipe: Recipe, about: ModelFacts) -> Datase
     """The facts of a dataset: from every row of a file, from metadata and first rows on the Hub. Token counts come from
     `skill-train data`, or else are a range."""
     if Path(recipe.data).exists() or not read_rows.is_id(recipe.data):
-        found = scan.scan(recipe)
-        if (media := scan.unread_media(recipe, found.columns)) is not None:
+        facts = scan.scan(recipe)
+        if (media := scan.unread_media(recipe, facts.columns)) is not None:
             console.warn("pictures", media)
         first: Sequence[JsonObject] = scan.first_rows_of(recipe)
     else:
         from skill_train.hub import datasets
 
         console.status(f"asking the Hub about {recipe.data}")
-        looked = datasets.inspect_dataset(recipe, scan.first_format)
-        found, first = scan.with_text_of(looked.facts, recipe, looked.first), looked.first
-    if not recipe.columns and (unread := scan.unread_text(first, found.columns)):
-        console.warn("unread_text", scan.unread_text_told(unread, found.columns))
-    found = for_model(found, has_chat_template=about.has_chat_template)
+        inspected = datasets.inspect_dataset(recipe, scan.first_format)
+        facts, first = scan.with_text_of(inspected.facts, recipe, inspected.first), inspected.first
+    if not recipe.columns and (unread := scan.unread_text(first, facts.columns)):
+        console.warn("unread_text", scan.unread_text_told(unread, facts.columns))
+    facts = for_model(facts, has_chat_template=about.has_chat_template)
     key = token_stats.tokenizer_key(recipe.model, about.revision)
     if key is None and Path(recipe.model).is_dir():
         console.warn("no_tokenizer", f"{recipe.model} has no tokenizer, so it can be planned but not trained")
     counted = token_stats.known_tokens(
-        found, key, split=recipe.split, loss_on=recipe.loss_on, max_length=recipe.max_length
+        facts, key, split=recipe.split, loss_on=recipe.loss_on, max_length=recipe.max_length
     )
-    if counted is None and found.text_bytes is not None:
-        sizes = (found.rows, found.text_bytes, found.longest_text_bytes or found.text_bytes)
-        counted = token_stats.token_range(*sizes, recipe.max_length, found.turns or 0, found.longest_turns or 0)
-    return dataclasses.replace(found, tokens=counted)
+    if counted is None and facts.text_bytes is not None:
+        sizes = (facts.rows, facts.text_bytes, facts.longest_text_bytes or facts.text_bytes)
+        counted = token_stats.token_range(*sizes, recipe.max_length, facts.turns or 0, facts.longest_turns or 0)
+    return dataclasses.replace(facts, tokens=counted)

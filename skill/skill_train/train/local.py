@@ -1,6 +1,7 @@
-"""Trains on this machine: starts `train.py` as a child process and follows its events. The only module that does.
+"""Trains on this machine: starts `train.py` as a child process and follows its events. No other module does that.
 
-A plan of several processes is started through `accelerate launch`; the first of them speaks, and the first that fails.
+A plan of several processes is started through `accelerate launch`. The first process reports the progress, and the
+first process that fails reports its error.
 """
 
 from __future__ import annotations
@@ -66,10 +67,10 @@ _ATTEMPT = '{"event": "attempt", '  # how the line between two attempts begins
 def train(
     run: RunDir, plan: Plan, *, resume: bool, progress: Bar, say: Callable[[str], None]
 ) -> StepResult[TrainRecord]:
-    """Runs the plan in its run directory. A finished run of the same recipe is returned as it is.
+    """Runs the plan in its run directory. A finished run of the same recipe is reused.
 
     Raises:
-        UsageError: the folder holds another run, one in the cloud, or a part of this one and `resume` was not said.
+        UsageError: the folder holds another run, or a run in the cloud, or a part of this run without `resume`.
         SkillTrainError: what the program reported.
     """
     cloud_record.require_of_this_machine(run)
@@ -96,11 +97,12 @@ def train(
 
 
 def probe_precision(plan: Plan, machine: MachineFacts, model: ModelFacts) -> PrecisionProbe | None:
-    """fp32 and bf16 timed on this machine with this model; kept in the cache. None when the probe itself failed."""
+    """Times fp32 and bf16 on this machine with this model, and stores the result in the cache. None if the probe
+    failed."""
     device = plan.placement.device
-    kept = known_probe(device, machine, model)
-    if kept is not None:
-        return kept
+    cached = known_probe(device, machine, model)
+    if cached is not None:
+        return cached
     figures = _run_probe(plan)
     if figures is None:
         return None
@@ -110,7 +112,7 @@ def probe_precision(plan: Plan, machine: MachineFacts, model: ModelFacts) -> Pre
 
 
 def known_probe(device: str, machine: MachineFacts, model: ModelFacts) -> PrecisionProbe | None:
-    """What an earlier probe measured; None when there was none."""
+    """The result of an earlier probe; None if there is none."""
     try:
         return _as_probe(read_json(_probe_file(device, machine, model)))
     except (OSError, UsageError, ValueError, TypeError, KeyError, ArithmeticError, metadata.PackageNotFoundError):
@@ -133,16 +135,19 @@ def _probe_file(device: str, machine: MachineFacts, model: ModelFacts) -> Path:
 def _run_until_it_fits(
     run: RunDir, lock: TextIO | None, *, resume: bool, progress: Bar, say: Callable[[str], None]
 ) -> None:
-    """Once more with a smaller layout, which the plan then holds, when a batch found no memory. It goes on from the
-    newest checkpoint."""
+    """Runs the program. If a batch found no memory, runs it once more from the newest checkpoint, with a smaller
+    layout.
+
+    The plan then holds the smaller layout.
+    """
     kills = kills_for_memory()
     try:
         return _run_program(run, lock, resume=resume, progress=progress, say=say)
     except DecisionNeeded as error:
-        told = error.as_dict()
+        envelope = error.as_dict()
         stage = last_stage(run.log.read_text(encoding="utf-8", errors="replace").rpartition(_ATTEMPT)[2])
         plan: program_plan.Plan = msgspec.to_builtins(plan_record.read(run.plan))
-        smaller = smaller_plan(plan, told, stage) if memory_ended(told, kills) else None
+        smaller = smaller_plan(plan, envelope, stage) if memory_ended(envelope, kills) else None
         if smaller is None:
             raise
     say(once_more(smaller))
@@ -161,7 +166,7 @@ def _run_program(run: RunDir, lock: TextIO | None, *, resume: bool, progress: Ba
     with open(run.log, "a", encoding="utf-8") as log:
         log.write(_attempt(resume))
         log.flush()
-        start = log.tell()  # what is told of this attempt are the program's own words
+        start = log.tell()  # the output of this attempt begins here
         with _child([*_command(run, launch, resume), "--attended"], launch, log, lock) as child:
             for line in child.process.stdout or ():
                 log.write(line)
@@ -170,30 +175,31 @@ def _run_program(run: RunDir, lock: TextIO | None, *, resume: bool, progress: Ba
                     failure = failure or (event if event["event"] == "failed" else None)
                     _show(event, progress, say)
     if child.process.returncode != 0:
-        said = run.log.read_bytes()[start:].decode("utf-8", errors="replace")
-        code = _how_it_ended(child.process.returncode, child.stopped, failure, said)
+        output = run.log.read_bytes()[start:].decode("utf-8", errors="replace")
+        code = _how_it_ended(child.process.returncode, child.stopped, failure, output)
         if child.stopped == signal.SIGINT and _was_interrupted(code, failure):
             raise _interrupted(run, Interrupted, failure["error"]["message"] if failure else None)
-        raise _failure(run, code, failure, said)
+        raise _failure(run, code, failure, output)
 
 
 def _attempt(resume: bool) -> str:
-    """The line between two attempts in a log, as an event like those of the program."""
+    """The line between two attempts in a log. It is an event like those of the program."""
     at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     return f"{_ATTEMPT}{json.dumps({'at': at, 'resume': resume, 'program': str(train_program())})[1:]}\n"
 
 
 def _command(run: RunDir, launch: Launch, resume: bool) -> list[str]:
-    """One process is the program itself; several are started by accelerate, with the arguments of the plan."""
+    """The command. One process is the program itself. Several are started by accelerate with the arguments of the
+    plan."""
     launcher = ["-m", "accelerate.commands.launch", *launch.arguments] if launch.arguments else []
     return [sys.executable, *launcher, str(train_program()), str(run.plan), *(["--resume"] if resume else [])]
 
 
 class _child:
-    """A child in a group of its own that is told of Ctrl-C and waited for, so that it can save its checkpoint.
+    """A child in a group of its own. It gets Ctrl-C passed on and is waited for, so that it can save its checkpoint.
 
-    A launcher tells its processes. When it is killed, or this process, whose pipe is their standard input, they notice,
-    save and stop.
+    A launcher passes the signal on to its processes. A pipe of this process is their standard input. If the launcher or
+    this process is killed, they notice it, save and stop.
     """
 
     def __init__(self, command: list[str], launch: Launch, log: Any, lock: TextIO | None) -> None:
@@ -207,7 +213,7 @@ class _child:
             errors="replace",
             env=os.environ | quiet | launch.environment,
             process_group=0,
-            pass_fds=(lock.fileno(),) if lock else (),  # left behind by a kill of ours, it still has the folder
+            pass_fds=(lock.fileno(),) if lock else (),  # if this process is killed, the child still has the lock
         )
         watch_memory(self.process.pid)
         if lock is not None and lock.writable():
@@ -236,20 +242,21 @@ class _child:
 
 
 def _stops() -> tuple[int, ...]:
-    """The signals that end a training at a checkpoint; not that of a terminal that closes under `nohup`."""
+    """The signals that end a training at a checkpoint. Under `nohup`, the closing of the terminal is not one of
+    them."""
     closed = getattr(signal, "SIGHUP", None)
     unheard = closed is None or signal.getsignal(closed) is signal.SIG_IGN
     return (signal.SIGINT, signal.SIGTERM, *(() if unheard else (closed,)))
 
 
-def _how_it_ended(code: int, stopped: int | None, failure: ProgramFailed | None, said: str) -> int:
-    """The exit code, or minus the signal, of what went wrong first: a launcher ends with 1 whatever its processes did.
+def _how_it_ended(code: int, stopped: int | None, failure: ProgramFailed | None, output: str) -> int:
+    """The exit code, or minus the signal, of the process that failed first. A launcher itself always ends with 1.
 
-    Its table of failures tells of each process. Without a word from any, the first in time is the cause; when one lost
-    another, the cause is the one that the system killed.
+    The launcher's table lists the failure of each process. If no process explained itself, the first failure is the
+    cause. If one process lost another, the cause is the process that the system killed.
     """
-    first = re.search(r"Root Cause.*?exitcode\s*:\s*(-?\d+)", said, re.DOTALL)
-    killed = [int(n) for n in re.findall(r"exitcode\s*:\s*(-\d+)", said) if int(n) != -signal.SIGTERM]
+    first = re.search(r"Root Cause.*?exitcode\s*:\s*(-?\d+)", output, re.DOTALL)
+    killed = [int(n) for n in re.findall(r"exitcode\s*:\s*(-\d+)", output) if int(n) != -signal.SIGTERM]
     if failure is None and stopped is not None:
         return -stopped
     if failure is None and first and int(first[1]) < 0:
@@ -264,7 +271,8 @@ def _was_interrupted(code: int, failure: ProgramFailed | None) -> bool:
 
 
 def _interrupted(run: RunDir, kind: type[SkillTrainError], message: str | None, name: str = "") -> SkillTrainError:
-    """Ctrl-C is neither a failed training nor a bug. Without a `message` the program had no time for one."""
+    """The error after Ctrl-C, which is neither a failed training nor a bug. Without `message`, the program gave
+    none."""
     whole = filter(is_complete, numbered(run.checkpoints))
     step = next(map(step_of, whole), None)
     when = "before its first checkpoint" if step is None else f"after its checkpoint of step {step}"
@@ -286,7 +294,7 @@ def _show(event: Event, progress: Bar, say: Callable[[str], None]) -> None:
 
 
 def _step_line(event: StepDone) -> str:
-    loss = "not a number" if event["loss"] is None else f"{event['loss']:.4f}"  # the program stops there and says why
+    loss = "not a number" if event["loss"] is None else f"{event['loss']:.4f}"  # the program stops then and says why
     speed = "" if event["tokens_per_second"] is None else f"{event['tokens_per_second']:g} tokens/s · "
     return f"loss {loss} · {speed}{gigabytes(max(event['memory_bytes'].values()), 2)}"
 
@@ -301,8 +309,8 @@ def _data_line(figures: DataRead) -> str:
     )
 
 
-def _failure(run: RunDir, code: int, failure: ProgramFailed | None, said: str) -> Exception:
-    tail = _tail(said)
+def _failure(run: RunDir, code: int, failure: ProgramFailed | None, output: str) -> Exception:
+    tail = _tail(output)
     if code == -signal.SIGKILL or (failure is None and died_of_memory(tail)):
         killed = "the system killed the training process (SIGKILL), most likely for its memory"
         return DecisionNeeded(
@@ -330,9 +338,10 @@ def _failure(run: RunDir, code: int, failure: ProgramFailed | None, said: str) -
     )
 
 
-def _tail(said: str) -> str:
-    """The last words: of the traceback that torch marks with its process, where several wrote at once."""
-    lines = said.splitlines()
+def _tail(output: str) -> str:
+    """The last lines. If several processes wrote at once, those of the first traceback that torch marks with its
+    process."""
+    lines = output.splitlines()
     marked = [line for line in lines if re.match(r"\[rank\d+\]: ", line)]
     own = [line for line in marked if line.split(":")[0] == marked[0].split(":")[0]]
     return "\n".join((own or lines)[-_TAIL_LINES:])

@@ -1,4 +1,4 @@
-"""What finished runs on this machine measured, kept in the cache, so that the next estimate need not assume a speed."""
+"""Speeds that finished runs on this machine measured. They are in the cache, so that later estimates can use them."""
 
 from __future__ import annotations
 
@@ -23,10 +23,11 @@ from skill_train.run.train_record import StepLine
 
 SCHEMA = "skill-train/calibration/1"
 _LEAST_STEPS = 3  # the first warms up
-_ENOUGH_STEPS = 10  # fewer do not take the place of more
-# Another shape tells only for models of about its size, in parameters. Narrow ones are held up by overhead: on 2 cores
-# a model of hidden size 64 reached 4 to 10 GFLOPS and Qwen3-0.6B 24 to 78 (bench/estimates, 2026-11). Four times the
-# parameters is about twice the width, over which the share of the peak changes by a third (estimate_time, _REACHED).
+_ENOUGH_STEPS = 10  # a run with fewer steps does not replace one with more
+# The speed of another shape is used only for models of about its size, in parameters. Narrow models are slowed down by
+# overhead: on 2 cores a model of hidden size 64 reached 4 to 10 GFLOPS and Qwen3-0.6B 24 to 78 (bench/estimates,
+# 2026-11). Four times the parameters is about twice the width, over which the share of the peak changes by a third
+# (estimate_time, _REACHED).
 _SIMILAR = 4.0
 
 
@@ -40,12 +41,12 @@ class MeasuredRun(TypedDict):
 
 
 def remember(plan: Plan, lines: list[StepLine], finished_at: str) -> Calibration | None:
-    """Keeps the speed of a run; None when it was too short to tell, or much shorter than the run that is known.
+    """Stores the speed of a run. None if the run was too short, or much shorter than the run in the cache.
 
     Args:
         plan: of the run.
         lines: of its `metrics.jsonl`.
-        finished_at: when it ended, for the reader.
+        finished_at: when it ended; shown to the reader.
     """
     settled = [line for last, line in pairwise(lines) if line.seconds and line.tokens and line.start == last.start]
     model, machine = plan.facts.model, plan.facts.machine
@@ -68,29 +69,31 @@ def remember(plan: Plan, lines: list[StepLine], finished_at: str) -> Calibration
     earlier = _read(path)
     if len(settled) < min(_ENOUGH_STEPS, earlier[shape].get("steps", 0) if shape in earlier else 0):
         return None
-    kept = earlier | {shape: measured}
+    shapes = earlier | {shape: measured}
     with contextlib.suppress(OSError):  # the run is done; a cache that cannot be written costs an estimate
-        write_json(path, {"schema": SCHEMA, "chip": machine.chip, "dtype": dtype, "shapes": kept})
+        write_json(path, {"schema": SCHEMA, "chip": machine.chip, "dtype": dtype, "shapes": shapes})
     return Calibration(flops / seconds, basis, same_shape=True)
 
 
-def known(machine: MachineFacts, model: ModelFacts, device: str) -> dict[str, Calibration]:
-    """Measured speeds of this machine, by dtype: of this very model shape, else of the one nearest in size."""
-    found = {}
+def known_speeds(machine: MachineFacts, model: ModelFacts, device: str) -> dict[str, Calibration]:
+    """Measured speeds of this machine, by dtype: those of this model shape, or else of the shape nearest in size."""
+    speeds = {}
     for dtype in ("float32", "bfloat16", "float16"):
         shapes = _read(_path(machine, device, dtype))
         same = shapes.get(_shape(model))
         best = same or _nearest(shapes, model.parameters)
         if best is not None:
-            found[dtype] = Calibration(float(best["flops_per_second"]), str(best["basis"]), same_shape=same is not None)
-    return found
+            speeds[dtype] = Calibration(
+                float(best["flops_per_second"]), str(best["basis"]), same_shape=same is not None
+            )
+    return speeds
 
 
 def _nearest(shapes: dict[str, MeasuredRun], parameters: int | None) -> MeasuredRun | None:
-    """Of models not too different in size; None when there is none, or the size is unknown."""
+    """The measured run of the model nearest in size. None if none is near enough, or the size is unknown."""
     if not parameters:
         return None
-    sizes = {key: kept["parameters"] for key, kept in shapes.items()}
+    sizes = {key: measured["parameters"] for key, measured in shapes.items()}
     apart = {key: abs(math.log(size / parameters)) for key, size in sizes.items() if size}
     nearest = min(apart, key=lambda key: apart[key], default=None)
     return shapes[nearest] if nearest is not None and apart[nearest] <= math.log(_SIMILAR) else None
@@ -99,11 +102,12 @@ def _nearest(shapes: dict[str, MeasuredRun], parameters: int | None) -> Measured
 def computing_seconds(
     model: ModelFacts, machine: MachineFacts, seconds: float, steps: list[tuple[int, MicroStep]]
 ) -> float:
-    """What is left of the seconds of some optimizer steps without what is memory's: reading weights, and AdamW over all
-    of them. At least a fifth: those are estimates too.
+    """The seconds of some optimizer steps, without the time of memory: reading the weights, and AdamW over all of them.
+
+    The time of memory is an estimate, so at least a fifth of the seconds is left.
 
     Args:
-        steps: each optimizer step, as micro-steps in it and one of them.
+        steps: for each optimizer step, the number of its micro-steps and one of them.
     """
     memory = sum(
         count * reading_seconds(model, step, machine) + optimizer_seconds(model, step, machine) for count, step in steps
@@ -112,7 +116,7 @@ def computing_seconds(
 
 
 def _micro_steps(plan: Plan, line: StepLine) -> tuple[int, MicroStep]:
-    """How many micro-steps one optimizer step had, and one of them, from the tokens that it was fed."""
+    """The number of micro-steps of one optimizer step, and one of them, from the tokens that it was fed."""
     recipe, placement = plan.recipe, plan.placement
     rows, tokens = placement.per_device_train_batch_size, line.tokens or 1
     full = recipe.is_full
@@ -144,15 +148,15 @@ def _path(machine: MachineFacts, device: str, dtype: str) -> Path:
 
 
 def _read(path: Path) -> dict[str, MeasuredRun]:
-    """The kept shapes. A cache may be lost or torn: then nothing is known."""
+    """The measured runs of a cache file, by shape. A cache may be lost or torn: then it is empty."""
     try:
         document = read_json(path)
         shapes = document["shapes"] if document["schema"] == SCHEMA else {}
-        return {key: kept for key, kept in shapes.items() if _is_whole(kept)}
+        return {key: measured for key, measured in shapes.items() if _is_whole(measured)}
     except (OSError, UsageError, ValueError, KeyError, TypeError, AttributeError, ArithmeticError):
         return {}
 
 
-def _is_whole(kept: MeasuredRun) -> bool:
-    sizes = float(kept["flops_per_second"]) > 0 and float(kept["parameters"] or 0) > 0
-    return sizes and bool(kept["basis"]) and isinstance(kept.get("steps", 0), int)
+def _is_whole(measured: MeasuredRun) -> bool:
+    sizes = float(measured["flops_per_second"]) > 0 and float(measured["parameters"] or 0) > 0
+    return sizes and bool(measured["basis"]) and isinstance(measured.get("steps", 0), int)
