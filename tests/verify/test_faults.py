@@ -18,7 +18,7 @@ from skill_train.core.digests import file_digest
 from skill_train.llama import inference
 from skill_train.verify import check_template as verify_template
 from skill_train.verify.questions import MeasuredReference, questions_of
-from skill_train.verify.run_checks import Draft, Findings, Known, judge, own_templates, readable
+from skill_train.verify.run_checks import Draft, Findings, PreparedFiles, judge, own_templates, readable
 from skill_train.verify.sample_texts import Sample
 from skill_train.verify.step import _measure
 from skill_train.verify.weights.check import check_weights
@@ -39,12 +39,12 @@ def subject_of(
     return MeasuredReference(**vars(asked), measured=measured)
 
 
-def known_of(files: Sequence[Path], about: MeasuredReference, proof: Findings) -> Known:
+def prepared_files(files: Sequence[Path], about: MeasuredReference, proof: Findings) -> PreparedFiles:
     """What `verify` knows of files when it judges them."""
     read = readable(list(files), proof)
     weights = check_weights(read, about.reference, about.adapter)
     digests = {file.name: file_digest(file) for file in files}
-    return Known(read, weights, own_templates(read, about.conversations), Draft(), digests)
+    return PreparedFiles(read, weights, own_templates(read, about.conversations), Draft(), digests)
 
 
 @pytest.fixture(scope="module")
@@ -74,7 +74,7 @@ def verdicts(subject: MeasuredReference, tmp_path: Path) -> Iterator[Callable[..
 
     def judged(*files: Path, about: MeasuredReference = subject, run: Path = tmp_path) -> dict[str, str]:
         proof = Findings()
-        judge(about, proof, run, known_of(files, about, proof), warn=lambda *_: None, progress=lambda *_: None)
+        judge(about, proof, run, prepared_files(files, about, proof), warn=lambda *_: None, progress=lambda *_: None)
         return {check.name: check.verdict for check in proof.checks if check.file == files[0].name}
 
     yield judged
@@ -324,7 +324,7 @@ def test_crash_of_llama_cpp_is_a_verdict_on_that_file(
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.setattr(inference, "WORKER", "dying_worker")
     files, proof = [good.file("q8_0"), good.file("f16")], Findings()
-    known = known_of(files, subject, proof)
+    known = prepared_files(files, subject, proof)
     judge(subject, proof, tmp_path, known, warn=lambda *_: None, progress=lambda *_: None)
     loads = {check.file: check for check in proof.checks if check.name == "loads"}
     assert loads["model-q8_0.gguf"].verdict == "fail" and "SIGSEGV" in loads["model-q8_0.gguf"].detail

@@ -11,12 +11,12 @@ _ORDER: tuple[Verdict, ...] = ("pass", "warn", "fail")
 
 
 def worst(verdicts: Iterable[Verdict]) -> Verdict:
-    """The worst of them; `pass` for none."""
+    """The worst of the verdicts; `pass` when there is none."""
     return max(verdicts, key=_ORDER.index, default="pass")
 
 
-def problems(name: str, file: str, found: list[str], *, looked_at: int, good: str) -> Check:
-    """A check that counts faults: any of them fails it, and the first ones are told."""
-    detail = "; ".join(found[:3]) + (f"; and {len(found) - 3} more" if len(found) > 3 else "")
+def problems(name: str, file: str, faults: list[str], *, looked_at: int, good: str) -> Check:
+    """A check that counts faults. One fault fails it, and its detail names the first three."""
+    detail = "; ".join(faults[:3]) + (f"; and {len(faults) - 3} more" if len(faults) > 3 else "")
     figures = {"looked_at": looked_at}
-    return Check(name, file, "fail" if found else "pass", len(found), 0, detail or good, figures)
+    return Check(name, file, "fail" if faults else "pass", len(faults), 0, detail or good, figures)

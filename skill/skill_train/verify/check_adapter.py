@@ -1,6 +1,8 @@
 """Checks the GGUF file of an adapter alone, as `export-gguf --lora` makes it: its metadata, its tensors, and what
-llama.cpp answers with it beside the base. The base's own GGUF file is made for that in a temporary folder, in fp32
-where it is small, so that the two differ by the adapter's rounding alone.
+llama.cpp answers with it beside the base.
+
+For the last check the base is converted into a temporary folder. A small base is converted in fp32, so that only the
+rounding of the adapter can make a difference.
 """
 
 from __future__ import annotations
@@ -35,39 +37,41 @@ from skill_train.verify.thresholds import limits, of_this_model
 from skill_train.verify.weights.adapter import check_lora_weights
 
 _RUNNING = ("logits", "tuned", "answers")
-_FLOATS = {"F32", "F16"}  # what a file of any type may hold beside it: rows that are no multiple of a block
+_FLOATS = {"F32", "F16"}  # a file of any type may hold these too, for rows that are no multiple of a block
 
 
 def of_kind(
-    files: list[GgufFile], unread: tuple[tuple[str, str], ...], found: Findings
+    files: list[GgufFile], unread: tuple[tuple[str, str], ...], findings: Findings
 ) -> tuple[list[GgufFile], list[GgufFile]]:
-    """Whole models, and adapters. Files of any other kind are told as not checked, as those of `unread` are."""
+    """Splits the files into whole models and adapters. Other files, and those of `unread`, are reported as not
+    checked."""
     for name, why in unread:
-        _leave_out(found, name, why)
+        _leave_out(findings, name, why)
     models = [gguf for gguf in files if gguf.metadata.get("general.type", "model") == "model"]
     adapters = [gguf for gguf in files if gguf.metadata.get("general.type") == "adapter"]
     for gguf in files:
         if gguf not in models and gguf not in adapters:
             kind = gguf.metadata.get("general.type")
-            _leave_out(found, gguf.path.name, f"it is a file of the kind {kind!r}, which is not compared with anything")
+            reason = f"it is a file of the kind {kind!r}, which is not compared with anything"
+            _leave_out(findings, gguf.path.name, reason)
     return models, adapters
 
 
-def _leave_out(found: Findings, file: str, reason: str) -> None:
-    """A file that nothing is said of: the verdict is then no pass."""
-    found.add(Check("file", file, "warn", "not checked", "checked", reason))
-    found.add(NotChecked("everything else", file, reason))
+def _leave_out(findings: Findings, file: str, reason: str) -> None:
+    """Reports a file that is not judged. The verdict of the proof is then not a pass."""
+    findings.add(Check("file", file, "warn", "not checked", "checked", reason))
+    findings.add(NotChecked("everything else", file, reason))
 
 
 def judge_adapters(
     adapters: list[GgufFile],
     subject: MeasuredReference,
-    found: Findings,
+    findings: Findings,
     run: Path,
     digests: dict[str, FileDigest],
     folder: Path,
 ) -> None:
-    """Adds what is found of each adapter's file to `found`.
+    """Adds the checks of each adapter's file to `findings`.
 
     Args:
         folder: temporary; the base's GGUF file is written there.
@@ -76,26 +80,26 @@ def judge_adapters(
     for gguf in adapters:
         name = gguf.path.name
         if subject.adapter is None:
-            _leave_out(found, name, "it is an adapter alone, and there is none to compare it with")
+            _leave_out(findings, name, "it is an adapter alone, and there is none to compare it with")
             continue
         base = base or _base_file(subject.reference, folder)
-        found.add(verify_file.check_file(gguf))
-        found.add(verify_file.check_digest(gguf, digests[name], verify_judge.export_records(run).get(name)))
-        found.add(_check_types(gguf))
-        known = base.architecture if isinstance(base, GgufFile) else None
-        found.add(_check_metadata(gguf, known))
+        findings.add(verify_file.check_file(gguf))
+        findings.add(verify_file.check_digest(gguf, digests[name], verify_judge.export_records(run).get(name)))
+        findings.add(_check_types(gguf))
+        architecture = base.architecture if isinstance(base, GgufFile) else None
+        findings.add(_check_metadata(gguf, architecture))
         if isinstance(base, GgufFile):
-            found.add(check_lora_weights(gguf, base, subject.reference, subject.adapter))
-            _judge_running(gguf, base, subject, found)
+            findings.add(check_lora_weights(gguf, base, subject.reference, subject.adapter))
+            _judge_running(gguf, base, subject, findings)
         else:
             reason = f"no GGUF file of the base could be made: {base.message}"
-            found.add(Check("loads", name, "warn", "not run", "runs", reason))
+            findings.add(Check("loads", name, "warn", "not run", "runs", reason))
             for check in ("weights", *_RUNNING):
-                found.add(NotChecked(check, name, reason))
+                findings.add(NotChecked(check, name, reason))
 
 
 def _base_file(base: Path, folder: Path) -> GgufFile | SkillTrainError:
-    """The base as one GGUF file; or why there is none."""
+    """The base as one GGUF file, or the error that says why there is none."""
     try:
         weights = read_weights(base)
         small = sum(math.prod(stored.shape) for stored in weights.values()) <= ANSWERS_UP_TO
@@ -116,7 +120,7 @@ def _needed_bytes(weights: dict[str, StoredTensor], outtype: str) -> int:
 
 
 def _check_types(gguf: GgufFile) -> Check:
-    """All tensors are of the type that the name says."""
+    """Checks that the tensors have the type that the file name states."""
     name, named = gguf.path.name, verify_file.name_type(gguf.path)
     kinds = Counter(tensor.kind for tensor in gguf.tensors.values())
     figures = {"types": dict(kinds)}
@@ -128,26 +132,27 @@ def _check_types(gguf: GgufFile) -> Check:
 
 
 def _check_metadata(gguf: GgufFile, architecture: str | None) -> Check:
-    """An adapter for this architecture, applied to every token. Its scale is for `weights` too, module by module.
+    """Checks that this is an adapter for the architecture, and that it acts on every token. The check `weights`
+    compares its scale, module by module.
 
     Args:
         architecture: of the base's GGUF file; None when there is none.
     """
-    found, alpha = [], gguf.metadata.get("adapter.lora.alpha")
+    faults, alpha = [], gguf.metadata.get("adapter.lora.alpha")
     if gguf.metadata.get("adapter.type") != "lora":
-        found.append(f"adapter.type is {gguf.metadata.get('adapter.type')!r}, not 'lora'")
+        faults.append(f"adapter.type is {gguf.metadata.get('adapter.type')!r}, not 'lora'")
     if not isinstance(alpha, float) or not math.isfinite(alpha) or alpha <= 0:  # llama.cpp takes 0 for the rank
-        found.append(f"adapter.lora.alpha is {alpha!r}, not a number above 0")
+        faults.append(f"adapter.lora.alpha is {alpha!r}, not a number above 0")
     if architecture is not None and gguf.architecture != architecture:
-        found.append(f"general.architecture is {gguf.architecture!r}, the base's is {architecture!r}")
+        faults.append(f"general.architecture is {gguf.architecture!r}, the base's is {architecture!r}")
     if gguf.metadata.get("adapter.alora.invocation_tokens"):
-        found.append("it acts after certain tokens only (adapter.alora.invocation_tokens)")
+        faults.append("it acts after certain tokens only (adapter.alora.invocation_tokens)")
     good = f"a LoRA adapter with alpha {alpha} for {gguf.architecture}"
-    return problems("metadata", gguf.path.name, found, looked_at=4, good=good)
+    return problems("metadata", gguf.path.name, faults, looked_at=4, good=good)
 
 
-def _judge_running(gguf: GgufFile, base: GgufFile, subject: MeasuredReference, found: Findings) -> None:
-    """What llama.cpp answers with the adapter beside the base, against base + adapter through PEFT."""
+def _judge_running(gguf: GgufFile, base: GgufFile, subject: MeasuredReference, findings: Findings) -> None:
+    """Compares what llama.cpp answers with the adapter beside the base with base + adapter through PEFT."""
     file, measured = gguf.path.name, subject.measured
     asked = verify_judge.job_of(base, subject, [], threads=physical_cores())
     # The base was not rounded on its way into its file, and nothing was merged.
@@ -155,10 +160,10 @@ def _judge_running(gguf: GgufFile, base: GgufFile, subject: MeasuredReference, f
     try:
         result = inference.ask(job)
     except (VerificationFailed, NativeCrash) as error:
-        found.add(Check("loads", file, "fail", error.code, "runs", f"{error.message} ({error.got[-200:]})"))
-        found.add(NotChecked("everything else", file, "llama.cpp cannot run the base with the file"))
+        findings.add(Check("loads", file, "fail", error.code, "runs", f"{error.message} ({error.got[-200:]})"))
+        findings.add(NotChecked("everything else", file, "llama.cpp cannot run the base with the file"))
         return
-    found.add(Check("loads", file, "pass", "runs", "runs", "llama.cpp loads it beside the base"))
+    findings.add(Check("loads", file, "pass", "runs", "runs", "llama.cpp loads it beside the base"))
     kind = verify_file.file_type(base)
     bounds = of_this_model(limits(kind), measured.cost, kind, measured.noise)
     checks: Iterable[Check | NotChecked] = (
@@ -167,4 +172,4 @@ def _judge_running(gguf: GgufFile, base: GgufFile, subject: MeasuredReference, f
         verify_answers.check_answers(file, measured.answers, result.answers, bounds, subject.tokenizer),
     )
     for check in checks:
-        found.add(check)
+        findings.add(check)

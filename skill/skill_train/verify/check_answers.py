@@ -10,43 +10,46 @@ from skill_train.verify.check import worst
 from skill_train.verify.reference_answers import ReferenceAnswer
 from skill_train.verify.thresholds import Limits
 
-_NEVER = float("inf")  # the gap where only one of the two ends
+_NEVER = float("inf")  # the gap when only one of the two answers ends
 
 
 def check_answers(
-    file: str, answers: list[ReferenceAnswer], given: list[list[int]], limits: Limits, tokenizer: Any
+    file: str, answers: list[ReferenceAnswer], file_answers: list[list[int]], limits: Limits, tokenizer: Any
 ) -> Check | NotChecked:
-    """Answers agree token by token until the reference itself is undecided, and end where the reference ends.
+    """Checks that the answers agree token by token until the reference itself is undecided, and end where it ends.
 
-    The figure is the largest gap: by how many nats the reference prefers its own token where an answer parts from it.
+    Where an answer parts from the reference, the reference prefers its own token by some nats. The figure is the
+    largest of these gaps.
     """
     if not answers:
         return NotChecked("answers", file, "no prompt was short enough to answer")
-    gaps, verdicts, told = [0.0], [], ""
-    for answer, ids in zip(answers, given, strict=True):
-        gap, what = _parting(answer, ids, tokenizer)
+    gaps, verdicts, widest_parting = [0.0], [], ""
+    for answer, ids in zip(answers, file_answers, strict=True):
+        gap, parting = _parting(answer, ids, tokenizer)
         if gap > max(gaps):
-            told = what
+            widest_parting = parting
         gaps.append(gap)
         verdicts.append(_judge(gap, limits.gap))
-    equal = sum(answer.ids == ids for answer, ids in zip(answers, given, strict=True))
+    equal = sum(answer.ids == ids for answer, ids in zip(answers, file_answers, strict=True))
     ended = sum(answer.stopped for answer in answers)
     detail = f"{equal} of {len(answers)} answers are equal, the reference ends {ended} of them itself"
     figures = {"equal": equal, "answers": len(answers), "reference_stopped": ended, "fail_above": limits.gap[1]}
     figure = max(gaps) if max(gaps) < _NEVER else "it does not end where the reference ends"
-    return Check(
-        "answers", file, worst(verdicts), figure, limits.gap[0], f"{detail}{'; ' + told if told else ''}", figures
-    )
+    detail += f"; {widest_parting}" if widest_parting else ""
+    return Check("answers", file, worst(verdicts), figure, limits.gap[0], detail, figures)
 
 
 def _parting(answer: ReferenceAnswer, ids: list[int], tokenizer: Any) -> tuple[float, str]:
-    """How sure the reference was where the two part, in nats, and what each wrote. 0 for equal answers."""
+    """By how many nats the reference prefers its own token where the two part, and what each wrote there.
+
+    Equal answers have a gap of 0.
+    """
     at = next((i for i, (a, b) in enumerate(zip(answer.ids, ids, strict=False)) if a != b), None)
     if at is None:
         if len(answer.ids) == len(ids):
             return 0.0, ""
-        # Equal so far, and only one of the two takes the last token for the end. llama.cpp may know more special tokens
-        # that end an answer (such as those for filling gaps in code) than the reference lists.
+        # The answers are equal so far, and only one of the two ends here. llama.cpp may know more special tokens that
+        # end an answer than the reference lists, such as those for filling gaps in code.
         if len(ids) < len(answer.ids) and ids[-1] in tokenizer.all_special_ids + list(tokenizer.added_tokens_decoder):
             return 0.0, ""
         who = "llama.cpp goes on" if len(ids) > len(answer.ids) else "llama.cpp stops"

@@ -1,4 +1,4 @@
-"""Verdicts on what llama.cpp computes: how near it is to the reference, and whether it is the tuned model."""
+"""Judges the logits of llama.cpp: how near they are to the reference, and whether they are those of the tuned model."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from skill_train.run.verify_record import Check, NotChecked
 from skill_train.verify.check import worst
 from skill_train.verify.thresholds import FAR_TOKENS, Limits
 
-_COSTLY = 0.5  # of the tuning's own effect: from here on what rounding did is worth a warning
+_COSTLY = 0.5  # share of the tuning's own effect: rounding that costs more is worth a warning
 _SAMPLING_NOISE = 1e-6  # nats: below this the base and the tuned model are one model, up to rounding
 
 
@@ -20,13 +20,13 @@ def check_logits(
     stored: str = "",
     cost: float | None = None,
 ) -> Check | NotChecked:
-    """Mean KL divergence, and the perplexity ratio beyond its interval.
+    """Judges the mean KL divergence, and the perplexity ratio beyond its interval.
 
     Args:
-        figures: against the reference; rounded, where the merge was stored in 16 bits.
+        figures: against the reference. Where the merge was stored in 16 bits, the reference is rounded too.
         trained_kl: mean KL divergence from what was trained, nats.
-        stored: the type that the merge was rounded to; empty where it was not.
-        cost: what that moved, mean KL divergence in nats.
+        stored: the type that the merge was rounded to; empty when it was not rounded.
+        cost: how far that rounding moved the answers: mean KL divergence in nats.
     """
     if figures is None:
         return NotChecked("logits", file, "no text was long enough to compare")
@@ -35,9 +35,10 @@ def check_logits(
     trimmed, median = figures["trimmed_kl"], figures["median_kl"]
     if kl is None or ratio is None or width is None or trimmed is None or median is None:
         return Check("logits", file, "fail", None, limits.kl[0], "the logits are not finite", measured)
-    # Worse by more than the sample's own uncertainty. A quantized file that happens to be better is no fault.
+    # How much worse the file is than the sample's own uncertainty allows. A file that happens to be better is no fault.
     beyond = max(0.0, ratio - 1 - width)
-    # All tokens but the farthest, which may be near-ties that turned; and with these, as far as rounding puts some.
+    # `trimmed` leaves out the farthest tokens, which may be near-ties that turned. The mean over all tokens may
+    # therefore be larger, by as much as rounding alone moves a few of them.
     with_far = [
         bound + most * limits.far / figures["tokens"] for bound, most in zip(limits.kl, FAR_TOKENS, strict=True)
     ]
@@ -74,7 +75,7 @@ def check_tuned(
     """The share of the tuning that is in the file: 1 when the adapter was applied once, as it was trained.
 
     Args:
-        why_not: why there is none.
+        why_not: the reason when `change` is None.
         stored, cost: as for `check_logits`.
     """
     if change is None:
@@ -85,7 +86,7 @@ def check_tuned(
         return Check("tuned", file, "warn", share, 1.0, detail, figures)
     if share is None or width is None:
         return Check("tuned", file, "fail", None, 1.0, "the logits are not finite", figures)
-    # Surely outside fails; surely or likely inside passes; a sample too small to tell warns.
+    # A share that is surely outside the bounds fails. One that is inside passes. A sample too small to tell warns.
     off = abs(share - 1)
     large = between is None or between >= limits.tuning
     sure: Verdict = "fail" if large and off - width > limits.share[1] else "warn"

@@ -1,4 +1,4 @@
-"""The chat template in a GGUF file must write the same prompts as the reference's."""
+"""Checks that the chat template in a GGUF file writes the same prompts as the reference's template."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from skill_train.run.records import Verdict
 from skill_train.run.train_record import Row
 from skill_train.run.verify_record import Check, NotChecked
 
-# By the file's own template: None without one; a sentence when it does not come to an end or takes too much memory.
+# What the file's own template writes. None: the file has none. A sentence: it never ends, or takes too much memory.
 Own = list[Rendered] | str | None
 _SECONDS = 20
 _USER = {"role": "user", "content": "What is 2 + 2?\nAnswer shortly."}
@@ -53,7 +53,7 @@ def render_own(gguf: GgufFile, conversations: list[Conversation]) -> Own:
 
 
 def render_text(template: str, gguf: GgufFile, conversations: list[Conversation]) -> list[Rendered] | str:
-    """As `render_own`, by another template in place of the file's."""
+    """As `render_own`, with another template in place of the file's."""
     bos, eos = _special(gguf)
     try:
         return ask(TemplateJob(template=template, bos=bos, eos=eos, seconds=_SECONDS, conversations=conversations))
@@ -62,7 +62,7 @@ def render_text(template: str, gguf: GgufFile, conversations: list[Conversation]
 
 
 def render_reference(tokenizer: Any, conversations: list[Conversation]) -> list[Rendered]:
-    """The same by the reference's tokenizer.
+    """Each conversation by the template of the reference's tokenizer.
 
     Raises:
         UsageError: its template does not come to an end.
@@ -82,12 +82,12 @@ def check_chat_template(
     reference: list[Rendered] | None,
     text: tuple[Verdict, str] = ("pass", ""),
 ) -> Check | NotChecked:
-    """Equal texts, and refusals of the same conversations.
+    """Checks that both templates write equal texts, and refuse the same conversations.
 
     Args:
-        own: of `render_own`.
-        reference: of `render_reference`; None when the reference has no template.
-        text: of `verify_branches.text_difference`.
+        own: the result of `render_own`.
+        reference: the result of `render_reference`; None when the reference has no template.
+        text: the result of `template_branches.text_difference`.
     """
     if own is None and reference is None:
         return NotChecked("chat_template", file, "the reference has no chat template, and the file has none")
@@ -123,19 +123,22 @@ def turn_end(tokenizer: Any) -> int | None:
 
 
 def openers(tokenizer: Any) -> set[int]:
-    """Tokens that the reference's template writes before an answer. Some models list them as ends, such as Phi-3's
-    `<|assistant|>`; an answer has ended before the next one opens."""
+    """Tokens that the reference's template writes before an answer.
+
+    Some models list such a token as an end, as Phi-3 does with `<|assistant|>`. An answer has ended before the next one
+    begins.
+    """
     if not tokenizer.chat_template:
         return set()
     both = [msgspec.structs.replace(CONVERSATIONS[0], add_generation_prompt=prompt) for prompt in (True, False)]
-    texts = [_render(tokenizer, one).text or "" for one in both]
+    texts = [_render(tokenizer, conversation).text or "" for conversation in both]
     ids, without = (tokenizer(text, add_special_tokens=False).input_ids for text in texts)
     shared = next((at for at, pair in enumerate(zip(ids, without, strict=False)) if pair[0] != pair[1]), len(without))
     return set(ids[shared:]) - {turn_end(tokenizer)}
 
 
 def reads_clock(tokenizer: Any) -> bool:
-    """Whether the reference's template writes the date: then no two days give the same prompt."""
+    """Whether the reference's template writes the date, so that the prompt changes from day to day."""
     return "strftime_now" in str(tokenizer.chat_template)
 
 

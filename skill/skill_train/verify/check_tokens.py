@@ -1,4 +1,4 @@
-"""Text to tokens: llama.cpp must read what the model was trained on, token by token."""
+"""Checks that llama.cpp turns text into the tokens that the model was trained on."""
 
 from __future__ import annotations
 
@@ -39,49 +39,50 @@ def special_strings(tokenizer: Any) -> list[str]:
     return [*tokens, "".join(tokens), *(f"word{token}word {token} \n{token}" for token in tokens)]
 
 
-def same_piece(got: str, expected: str | None, tokenizer: Any, token: int) -> bool:
-    """Equal; or an added token as the converter stores it, in plain text instead of the tokenizer's spelling."""
-    if got == expected or expected is None:
-        return got == expected
+def same_piece(piece: str, expected: str | None, tokenizer: Any, token: int) -> bool:
+    """Whether the two are equal. The converter may store an added token in plain text, not in the tokenizer's
+    spelling."""
+    if piece == expected or expected is None:
+        return piece == expected
     added = tokenizer.added_tokens_decoder.get(token)
-    return added is not None and got in (added.content.replace("\u2581", " "), tokenizer.decode([token]))
+    return added is not None and piece in (added.content.replace("\u2581", " "), tokenizer.decode([token]))
 
 
 def check_tokens(file: str, texts: list[str], ids: list[list[int]], tokenizer: Any) -> Check:
-    """llama.cpp's ids of each text are the reference's ids, special tokens in the text counted as such.
+    """Checks that llama.cpp gives each text the reference's ids. Special tokens in a text count as such.
 
     Args:
-        texts: of `with_composed_forms`.
+        texts: the result of `with_composed_forms`.
     """
-    found, decomposed, known = [], 0, dict(zip(texts, ids, strict=True))
-    for text, got in known.items():
+    faults, decomposed, ids_of_text = [], 0, dict(zip(texts, ids, strict=True))
+    for text, file_ids in ids_of_text.items():
         expected = tokenizer(text, add_special_tokens=False).input_ids
-        if got == expected:
+        if file_ids == expected:
             continue
-        if known.get(unicodedata.normalize("NFC", text)) == expected:
+        if ids_of_text.get(unicodedata.normalize("NFC", text)) == expected:
             decomposed += 1
         else:
-            found.append(f"{_excerpt(text)}: {difference(got, expected)}")
+            faults.append(f"{_excerpt(text)}: {difference(file_ids, expected)}")
     good = f"{len(texts) - decomposed} texts, {sum(map(len, ids))} tokens equal"
     if decomposed:
         good += "; letters with separate accents (not NFC) differ, because llama.cpp does not compose them"
-    return problems("tokens", file, found, looked_at=len(texts), good=good)
+    return problems("tokens", file, faults, looked_at=len(texts), good=good)
 
 
 def with_composed_forms(texts: list[str]) -> list[str]:
-    """The texts, each once, and the NFC form of those that are not in it.
+    """The texts, each once, with the NFC form of those that are in another form.
 
-    Tokenizers such as Qwen's compose letters and accents first; llama.cpp does not, for any file.
+    Tokenizers such as Qwen's compose letters and accents first. llama.cpp composes them for no file.
     """
     return list(dict.fromkeys([*texts, *(unicodedata.normalize("NFC", text) for text in texts)]))
 
 
-def difference(got: list[int], expected: list[int]) -> str:
+def difference(file_ids: list[int], expected: list[int]) -> str:
     """Both lists around the first difference."""
-    pairs = zip(got, expected, strict=False)
-    at = next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(got), len(expected)))
+    pairs = zip(file_ids, expected, strict=False)
+    at = next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(file_ids), len(expected)))
     start = max(0, at - _AROUND)
-    rows = ["[" + " ".join(map(str, ids[start : at + _AROUND])) + "]" for ids in (got, expected)]
+    rows = ["[" + " ".join(map(str, ids[start : at + _AROUND])) + "]" for ids in (file_ids, expected)]
     return f"at token {at} llama.cpp has {rows[0]}, the reference {rows[1]}"
 
 
@@ -94,7 +95,8 @@ def check_special_tokens(
     turn_end: int | None,
     plain: list[tuple[str, list[int]]],
 ) -> Check:
-    """BOS, EOS and PAD are the reference's, plain text gets them alike, and what ends an answer ends it for llama.cpp.
+    """Checks that BOS, EOS and PAD are the reference's, that plain text gets them alike, and that llama.cpp stops at
+    every token that ends an answer.
 
     Args:
         stops: ids that the reference's generation settings stop at.
@@ -102,26 +104,27 @@ def check_special_tokens(
         plain: texts, and llama.cpp's ids of them with the special tokens that it adds.
     """
     own = (("bos", facts.bos, tokenizer.bos_token_id), ("eos", facts.eos, tokenizer.eos_token_id))
-    found = [
-        f"{name} is {known} for llama.cpp, {token} in the reference"
-        for name, known, token in (*own, ("pad", facts.pad, tokenizer.pad_token_id))
-        if token is not None and known != token and not (name == "pad" and known is None)
+    faults = [
+        f"{name} is {file_token} for llama.cpp, {token} in the reference"
+        for name, file_token, token in (*own, ("pad", facts.pad, tokenizer.pad_token_id))
+        if token is not None and file_token != token and not (name == "pad" and file_token is None)
     ]
     ending = set(facts.end_of_generation)
     if turn_end is not None and turn_end not in ending:
-        found.append(f"llama.cpp does not stop at token {turn_end}, which ends an answer in the chat template")
-    found += [f"llama.cpp does not stop at token {token}, the reference does" for token in sorted(stops - ending)]
+        faults.append(f"llama.cpp does not stop at token {turn_end}, which ends an answer in the chat template")
+    faults += [f"llama.cpp does not stop at token {token}, the reference does" for token in sorted(stops - ending)]
     for text, ids in plain:
         expected = tokenizer(text).input_ids
         if _ends(ids, expected) != _ends(expected, ids):
-            found.append(f"special tokens are added in another way: {difference(ids, expected)}")
+            faults.append(f"special tokens are added in another way: {difference(ids, expected)}")
     added = "added" if facts.add_bos else "not added"
     good = f"bos {facts.bos} {added}, eos {facts.eos}, stops at {sorted(ending)[:8]}"
-    return problems("special_tokens", file, found, looked_at=3 + len(stops) + len(plain), good=good)
+    return problems("special_tokens", file, faults, looked_at=3 + len(stops) + len(plain), good=good)
 
 
 def _ends(ids: list[int], other: list[int]) -> list[int]:
-    """First and last token, when the two lists differ: differences inside belong to `tokens`."""
+    """The first and last token and the length, if the two lists differ. The check `tokens` reports differences
+    inside."""
     return [] if ids == other else [*ids[:1], *ids[-1:], len(ids)]
 
 
@@ -134,40 +137,41 @@ def check_trained(
     chat_template: bool = False,
     turn_end: int | None = None,
 ) -> Check | NotChecked:
-    """The ids that the trainer was fed are what this file makes of the same rows.
+    """Checks that this file turns the same rows into the ids that the trainer was fed.
 
     Args:
-        rows: of `samples.jsonl`.
-        shipped: for each row, llama.cpp's ids of it through the file's own template; or why there are none.
+        rows: the rows of `samples.jsonl`.
+        shipped: for each row, llama.cpp's ids of it through the file's own template, or the reason why there are none.
         eos: the token that training appends to plain text.
-        chat_template: the file writes one around what a user asks. Rows that were trained without it then are not what
-            the file makes of a question: a failure, or a warning where the recipe asked for bare text.
+        chat_template: whether the file writes a template around what a user asks. Rows that were trained without it
+            are then not what the file makes of a question. That is a failure, or a warning if the recipe asked for
+            bare text.
         turn_end: the token that ends a turn of that template. A text that holds it was rendered before training.
     """
     if not rows:
         return NotChecked("trained_is_shipped", file, "no rows were kept by a training run")
-    found = []
+    faults = []
     for row, ids in zip(rows, shipped, strict=True):
         if isinstance(ids, str):
-            found.append(f"row {row.get('row')}: the file's template refuses it: {ids}")
+            faults.append(f"row {row.get('row')}: the file's template refuses it: {ids}")
             continue
         expected = row["input_ids"]
         if chat_template and row["kind"] == "completion" and not row.get("without_template"):
-            found.append(
+            faults.append(
                 f"row {row.get('row')}: trained without the chat template that the file writes around a prompt"
             )
             continue
         ended = ids if row["kind"] == "chat" or eos is None else [*ids, eos]
         if (ended[: len(expected)] if row.get("truncated") else ended) != expected:
-            found.append(f"row {row.get('row')}: {difference(ended, expected).replace('reference', 'trainer')}")
+            faults.append(f"row {row.get('row')}: {difference(ended, expected).replace('reference', 'trainer')}")
     good = f"{len(rows)} rows give the token ids that the trainer was fed"
     bare = [row for row in rows if row["kind"] != "chat" and turn_end not in row["input_ids"][:-1]]
-    if chat_template and bare and not found:
+    if chat_template and bare and not faults:
         why = (
             f"{len(bare)} rows were trained without the chat template, as the recipe asks; a chat writes another prompt"
         )
         return Check("trained_is_shipped", file, "warn", len(bare), 0, why, {"looked_at": len(rows)})
-    return problems("trained_is_shipped", file, found, looked_at=len(rows), good=good)
+    return problems("trained_is_shipped", file, faults, looked_at=len(rows), good=good)
 
 
 def _excerpt(text: str) -> str:

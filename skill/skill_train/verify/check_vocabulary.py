@@ -1,6 +1,7 @@
-"""The whole vocabulary of a GGUF file: text, type and score of each token, and each merge in its order.
+"""Checks the whole vocabulary of a GGUF file: text, type and score of each token, and each merge in its order.
 
-Expected lists come from the base's own files, read with json and sentencepiece, not from what the converter made.
+The expected lists come from the base's own files, which are read with json and sentencepiece. Nothing is taken from the
+converter.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ _KINDS: dict[str, tuple[type, str]] = {
 _NAMES = {"gpt2": "merges", "llama": "scores", "t5": "scores"}  # what orders the pieces, by tokenizer.ggml.model
 # The converter gives these scores to added tokens and to padding, whose scores sentencepiece does not use.
 _ADDED_SCORES = (-1000.0, -10000.0)
-# llama.cpp stops at tokens of these texts in every file (src/llama-vocab.cpp, load of special tokens).
+# llama.cpp stops at tokens with these texts in every file (src/llama-vocab.cpp, load of special tokens).
 _ENDS = frozenset(
     [
         *("<|eot_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>", "<|flush|>", "<|calls|>", "<end_of_turn>"),
@@ -42,10 +43,10 @@ _ENDS = frozenset(
 
 @dataclass(frozen=True)
 class Files:
-    """The tokenizer files of a model folder that can be read; None for those that are not there.
+    """The tokenizer files of a model folder that can be read; None for a missing file.
 
     Attributes:
-        added: ids of added tokens, and whether they are special; two files may say different things.
+        added: ids of added tokens, and whether they are special. Two files may disagree on that.
     """
 
     document: JsonObject | None
@@ -67,7 +68,7 @@ def read_files(folder: Path) -> Files:
 
 
 def check_vocabulary(gguf: GgufFile, tokenizer: Any, own: list[str | None], files: Files, config: JsonObject) -> Check:
-    """Each entry of the file's lists is the reference's.
+    """Checks that each entry of the file's lists is the reference's.
 
     Args:
         own: tokens of `tokenizer`, by id.
@@ -76,83 +77,87 @@ def check_vocabulary(gguf: GgufFile, tokenizer: Any, own: list[str | None], file
     tokens = gguf.strings("tokenizer.ggml.tokens")
     # Without a list of types every token is an ordinary one to llama.cpp.
     types = gguf.integers("tokenizer.ggml.token_type") or [_NORMAL] * len(tokens)
-    found = _kind_faults(gguf)
-    found += [] if len(tokens) >= len(own) else [f"the file has {len(tokens)} tokens, the reference {len(own)}"]
+    faults = _kind_faults(gguf)
+    faults += [] if len(tokens) >= len(own) else [f"the file has {len(tokens)} tokens, the reference {len(own)}"]
     if len(types) != len(tokens):
-        found.append(f"{len(types)} token types for {len(tokens)} tokens")
-    for token, (got, expected) in enumerate(zip(tokens, own, strict=False)):
+        faults.append(f"{len(types)} token types for {len(tokens)} tokens")
+    for token, (piece, expected) in enumerate(zip(tokens, own, strict=False)):
         padding = expected is None and token < len(types) and types[token] == _UNUSED
-        if not padding and not same_piece(got, expected, tokenizer, token):
-            found.append(f"token {token} is {got!r}, the reference has {expected!r}")
-    found += _type_faults(types, own, files)
+        if not padding and not same_piece(piece, expected, tokenizer, token):
+            faults.append(f"token {token} is {piece!r}, the reference has {expected!r}")
+    faults += _type_faults(types, own, files)
     ordered, why = _order_faults(gguf, files)
     wrong, unused = _id_faults(gguf, tokenizer, config)
-    found += ordered + wrong
+    faults += ordered + wrong
     good = f"{len(own)} tokens equal, in order" + (f", {why}" if why else "")
     good += f"; {unused}, and llama.cpp spells such text in bytes" if unused else ""
-    check = problems("vocabulary", gguf.path.name, found, looked_at=len(tokens), good=good)
+    check = problems("vocabulary", gguf.path.name, faults, looked_at=len(tokens), good=good)
     if check.verdict == "pass" and (unused or why.startswith("not compared")):
         return Check("vocabulary", check.file, "warn", 0, 0, good, check.figures)
     return check
 
 
 def _kind_faults(gguf: GgufFile) -> list[str]:
-    """Lists whose values are of another kind than llama.cpp takes them for: it reads the bytes, whatever they are
+    """Lists whose values have another type than llama.cpp expects. llama.cpp reads the bytes without a check
     (`gguf_get_arr_data` in llama-vocab.cpp)."""
-    found = []
+    faults = []
     for name, (kind, words) in _KINDS.items():
         values = gguf.metadata.get(f"tokenizer.ggml.{name}")
         if values is not None and not (isinstance(values, list) and all(type(each) is kind for each in values[:1])):
-            found.append(f"tokenizer.ggml.{name} is no list of {words}")
-    return found
+            faults.append(f"tokenizer.ggml.{name} is no list of {words}")
+    return faults
 
 
 def check_stops(gguf: GgufFile, ending: list[int], allowed: set[int]) -> Check:
-    """llama.cpp stops at no token but the reference's ends, and those that it finds by their text in any file."""
+    """Checks that llama.cpp stops only at the reference's ends, and at tokens that it knows by their text in any
+    file."""
     tokens = gguf.strings("tokenizer.ggml.tokens")
     texts = {token: tokens[token] if 0 <= token < len(tokens) else "no token" for token in ending}
     extra = [token for token in ending if token not in allowed and texts[token] not in _ENDS]
-    found = [
+    faults = [
         f"llama.cpp stops at token {token} ({texts[token]!r}), which ends nothing in the reference" for token in extra
     ]
-    found += _named_ends(gguf, tokens, allowed)
+    faults += _named_ends(gguf, tokens, allowed)
     good = f"stops at {', '.join(f'{token} ({texts[token]!r})' for token in ending[:8])}"
-    return problems("stop_tokens", gguf.path.name, found, looked_at=len(ending), good=good)
+    return problems("stop_tokens", gguf.path.name, faults, looked_at=len(ending), good=good)
 
 
 def _id_faults(gguf: GgufFile, tokenizer: Any, config: JsonObject) -> tuple[list[str], str]:
-    """Ids of the file that neither the tokenizer nor config.json gives to that purpose; and what is said of the one for
-    unknown text, where the vocabulary has every byte and no text is unknown."""
-    text, found, unused = {**config, **config.get("text_config", {})}, [], ""
+    """Ids of the file that neither the tokenizer nor config.json uses for that purpose.
+
+    If the vocabulary has every byte, no text is unknown. A wrong id for unknown text is then no fault, and is returned
+    apart.
+    """
+    text, faults, unused = {**config, **config.get("text_config", {})}, [], ""
     bytes_of_file = gguf.integers("tokenizer.ggml.token_type").count(_BYTE)
     spells = gguf.metadata.get("tokenizer.ggml.model") == "gpt2" or bytes_of_file == _BYTES
     for name, key in {"unk": "unknown", "sep": "seperator", "pad": "padding", "mask": "mask", "bos": "bos"}.items():
-        got = gguf.metadata.get(f"tokenizer.ggml.{key}_token_id")
-        said = [getattr(tokenizer, f"{name}_token_id", None), text.get(f"{name}_token_id")]
-        said = [token for token in said if token is not None]
-        if got is None or not said or got in said:
+        file_id = gguf.metadata.get(f"tokenizer.ggml.{key}_token_id")
+        reference_ids = [getattr(tokenizer, f"{name}_token_id", None), text.get(f"{name}_token_id")]
+        reference_ids = [token for token in reference_ids if token is not None]
+        if file_id is None or not reference_ids or file_id in reference_ids:
             continue
-        wrong = f"{key}_token_id is {got}, the reference has {said[0]}"
+        wrong = f"{key}_token_id is {file_id}, the reference has {reference_ids[0]}"
         if key == "unknown" and spells:
             unused = wrong
         else:
-            found.append(wrong)
-    return found, unused
+            faults.append(wrong)
+    return faults, unused
 
 
 def _named_ends(gguf: GgufFile, tokens: list[str], allowed: set[int]) -> list[str]:
-    """`eot_token_id` and `eom_token_id` of the file end something in the reference too."""
-    found = []
+    """Faults of `eot_token_id` and `eom_token_id`: such a token must end something in the reference too."""
+    faults = []
     for name in ("eot", "eom"):
         token = gguf.metadata.get(f"tokenizer.ggml.{name}_token_id")
         text = tokens[token] if isinstance(token, int) and 0 <= token < len(tokens) else None
         if token is not None and token not in allowed and text not in _ENDS:
-            found.append(f"{name}_token_id is {token} ({text!r}), which ends nothing in the reference")
-    return found
+            faults.append(f"{name}_token_id is {token} ({text!r}), which ends nothing in the reference")
+    return faults
 
 
 def _order_faults(gguf: GgufFile, files: Files) -> tuple[list[str], str]:
-    """What differs in the merges or scores; and what was equal, or why it is not known."""
+    """What differs in the merges or scores, and in words what was equal or why it was not compared."""
     kind = str(gguf.metadata.get("tokenizer.ggml.model"))
     merges, scores = gguf.strings("tokenizer.ggml.merges"), gguf.numbers("tokenizer.ggml.scores")
     if _NAMES.get(kind) == "merges" or (kind not in _NAMES and merges):
@@ -167,21 +172,22 @@ def _order_faults(gguf: GgufFile, files: Files) -> tuple[list[str], str]:
     return ([], "") if kind == "bert" else ([], f"not compared: how a {kind} tokenizer orders its pieces")
 
 
-def _list_faults(what: str, got: list[str], expected: list[str]) -> list[str]:
-    if got == expected:
+def _list_faults(noun: str, entries: list[str], expected: list[str]) -> list[str]:
+    if entries == expected:
         return []
-    at = next((i for i, (a, b) in enumerate(zip(got, expected, strict=False)) if a != b), min(len(got), len(expected)))
-    pair = [repr(rows[at]) if at < len(rows) else "nothing" for rows in (got, expected)]
-    count = "" if len(got) == len(expected) else f" ({len(got)} instead of {len(expected)})"
-    return [f"{what} {at} is {pair[0]}, the reference has {pair[1]}{count}"]
+    pairs = enumerate(zip(entries, expected, strict=False))
+    at = next((i for i, (a, b) in pairs if a != b), min(len(entries), len(expected)))
+    pair = [repr(rows[at]) if at < len(rows) else "nothing" for rows in (entries, expected)]
+    count = "" if len(entries) == len(expected) else f" ({len(entries)} instead of {len(expected)})"
+    return [f"{noun} {at} is {pair[0]}, the reference has {pair[1]}{count}"]
 
 
-def _score_faults(got: list[float], expected: list[float], added: set[int]) -> list[str]:
+def _score_faults(scores: list[float], expected: list[float], added: set[int]) -> list[str]:
     import numpy as np
 
-    if len(got) < len(expected):
-        return [f"{len(got)} scores, the reference has {len(expected)}"]
-    own, other = np.asarray(got[: len(expected)], np.float32), np.asarray(expected, np.float32)
+    if len(scores) < len(expected):
+        return [f"{len(scores)} scores, the reference has {len(expected)}"]
+    own, other = np.asarray(scores[: len(expected)], np.float32), np.asarray(expected, np.float32)
     wrong = [int(token) for token in np.flatnonzero(~(own == other))]
     wrong = [token for token in wrong if token not in added or own[token] not in _ADDED_SCORES]
     if not wrong:
@@ -193,19 +199,19 @@ def _score_faults(got: list[float], expected: list[float], added: set[int]) -> l
 
 
 def _type_faults(types: list[int], own: list[str | None], files: Files) -> list[str]:
-    found = []
+    faults = []
     for token, allowed in _allowed_types(own, files):
         if token < len(types) and types[token] not in allowed:
             expected = " or ".join(map(str, sorted(allowed)))
-            found.append(f"token {token} is of type {types[token]}, the reference's files make it {expected}")
+            faults.append(f"token {token} is of type {types[token]}, the reference's files make it {expected}")
     padding = range(len(own), len(types))
     used = [token for token in padding if types[token] != _UNUSED]
-    return found + [f"token {token} is padding and of type {types[token]}, not {_UNUSED}" for token in used]
+    return faults + [f"token {token} is padding and of type {types[token]}, not {_UNUSED}" for token in used]
 
 
 def _allowed_types(own: list[str | None], files: Files) -> Iterator[tuple[int, set[int]]]:
-    """Types of llama.cpp that each token may have. An added token that is not special is stored as text, or as a
-    control token where it looks like one."""
+    """The types of llama.cpp that each token may have. An added token that is not special is stored as text, or as a
+    control token if it looks like one."""
     pieces = _piece_types(files.pieces) if files.pieces is not None else []
     for token, text in enumerate(own):
         piece = pieces[token] if token < len(pieces) else _NORMAL
@@ -220,12 +226,12 @@ def _allowed_types(own: list[str | None], files: Files) -> Iterator[tuple[int, s
 
 
 def _piece_types(pieces: Any) -> list[int]:
-    found = []
+    types = []
     for token in range(pieces.vocab_size()):
         tests = ((pieces.IsUnknown, _UNKNOWN), (pieces.IsControl, _CONTROL), (pieces.IsByte, _BYTE))
         kind = next((kind for test, kind in tests if test(token)), _NORMAL)
-        found.append(_UNUSED if kind == _NORMAL and pieces.IsUnused(token) else kind)
-    return found
+        types.append(_UNUSED if kind == _NORMAL and pieces.IsUnused(token) else kind)
+    return types
 
 
 def _scores(files: Files) -> list[float] | None:
@@ -236,10 +242,12 @@ def _scores(files: Files) -> list[float] | None:
 
 
 def _merges(folder: Path, document: JsonObject | None) -> list[str] | None:
-    """`left right`. A space inside a part is written as the byte-level alphabet writes it."""
+    """The merges as `left right`. A space inside a part is written as the byte-level alphabet writes it."""
     listed = (document or {}).get("model", {}).get("merges")
     if listed:
-        return [one if isinstance(one, str) else " ".join(p.replace(" ", "\u0120") for p in one) for one in listed]
+        return [
+            merge if isinstance(merge, str) else " ".join(p.replace(" ", "\u0120") for p in merge) for merge in listed
+        ]
     file = folder / "merges.txt"
     if not file.is_file():
         return None

@@ -1,4 +1,4 @@
-"""What a proof asks: texts and prompts for the reference and llama.cpp, and what the reference makes of them."""
+"""The questions of a proof: texts and prompts for the reference and llama.cpp, and what the reference makes of them."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ _ROWS = 64  # rows whose tokens are compared
 
 @dataclass(frozen=True)
 class Questions:
-    """What is asked about one reference; nothing here needs its weights.
+    """What is asked about one reference. Nothing here needs its weights.
 
     Attributes:
         stops: ids that end an answer.
-        rows: as the trainer was fed them, the first few.
+        rows: the first rows as the trainer was fed them.
         texts: strings whose tokens are compared.
         rendered: `conversations` by the reference's chat template; None without one.
         sequences: token ids whose logits are compared.
@@ -54,15 +54,15 @@ class Questions:
 
 @dataclass(frozen=True)
 class MeasuredReference(Questions):
-    """One reference, measured."""
+    """The questions about one reference, with its own measurements."""
 
     measured: ReferenceMeasurements
 
     @cached_property
     def vocabulary(self) -> list[str | None]:
-        """Tokens by id, which a tokenizer takes long to tell."""
-        found: list[str | None] = self.tokenizer.convert_ids_to_tokens(list(range(len(self.tokenizer))))
-        return found
+        """Tokens by id. They are read once, because a tokenizer takes long to list them."""
+        tokens: list[str | None] = self.tokenizer.convert_ids_to_tokens(list(range(len(self.tokenizer))))
+        return tokens
 
     @cached_property
     def files(self) -> Files:
@@ -96,7 +96,11 @@ def questions_of(
     strings = verify_tokens.with_composed_forms(
         [
             *(row["rendered"] for row in rows),
-            *(one.text for one in (rendered or [])[: len(template.CONVERSATIONS)] if one.text is not None),
+            *(
+                rendering.text
+                for rendering in (rendered or [])[: len(template.CONVERSATIONS)]
+                if rendering.text is not None
+            ),
             *verify_tokens.HARD_STRINGS,
             *verify_tokens.special_strings(tokenizer),
         ]

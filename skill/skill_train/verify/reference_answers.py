@@ -1,7 +1,7 @@
-"""What the reference says: logits on held-out text and greedy answers, kept in files while llama.cpp is at work.
+"""Measures the reference: logits on held-out text, which go into files, and greedy answers.
 
-The models are computed one after the other and freed, so reference and base never lie in memory together; llama.cpp
-works on a file beside the reference only where memory has room for both.
+The reference and the base are computed one after the other and freed, so they are never in memory together. llama.cpp
+works on a file beside the reference only if memory has room for both.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ if TYPE_CHECKING:
     import numpy as np
 
 _PASS_TOKENS = 512  # of 152,000 logits each: 311 MB
-_PASS_COST = 40  # tokens: reading the weights of 494M takes as long as computing so many (2 cores, 2026-11)
+_PASS_COST = 40  # tokens that take as long to compute as reading the weights (494M parameters, 2 cores, 2026-11)
 
 
 @dataclass(frozen=True)
 class ReferenceAnswer:
-    """What the reference answers greedily to `prompt`; `rows` holds its log-probabilities, [steps, vocabulary]."""
+    """The greedy answer of the reference to `prompt`. `rows` holds its log-probabilities, [steps, vocabulary]."""
 
     prompt: list[int]
     ids: list[int]
@@ -46,14 +46,14 @@ class ReferenceMeasurements:
     Attributes:
         vocabulary: width of the logits.
         tuned: file of float32 logits [tokens, vocabulary].
-        base: the same of the base, for the first `base_rows` tokens; None without a base.
-        why_no_base: the reason then.
-        rounded: logits [tokens, vocabulary] of the reference with its weights rounded as the merge stored them; None
-            where it rounded nothing, or nobody knows how.
-        stored: the type that they are rounded to.
-        cost: how far that is from the reference.
-        noise: of a mixture of experts, the same by type of file: how far rounding what goes into products to that type
-            puts it from what files are made of.
+        base: file of the base's logits for the first `base_rows` tokens; None without a base.
+        why_no_base: the reason when `base` is None.
+        rounded: file of the logits of the reference with its weights rounded as the merge stored them; None if the
+            merge rounded nothing, or if the rounding is unknown.
+        stored: the type that the weights are rounded to.
+        cost: how far the rounded reference is from the reference.
+        noise: for a mixture of experts, by type of file: how far the model moves when what goes into products is
+            rounded to that type.
     """
 
     sequences: list[Sequence]
@@ -71,7 +71,7 @@ class ReferenceMeasurements:
 
     @property
     def made_of(self) -> Path:
-        """Logits of what files were made of."""
+        """The logits that a correct file should have: those of the model that the files were made of."""
         return self.rounded or self.tuned
 
     @property
@@ -88,10 +88,10 @@ class MeasureRequest:
     """What the reference is asked.
 
     Attributes:
-        texts: token ids to compare on.
+        texts: token ids whose logits are compared.
         prompts: token ids to answer.
         stops: ids that end an answer.
-        sample: how many tokens of the base and of each answer.
+        sample: says how many tokens the base and each answer have.
     """
 
     texts: list[list[int]]
@@ -111,11 +111,11 @@ def measure(
     """Runs the reference.
 
     Args:
-        model: of `frugal_model`.
+        model: the result of `frugal_model`.
         folder: temporary, on a disk with room for the logits.
-        switches_off: without its adapter the model is the base, which is measured too.
-        drafts: what a file answers to each prompt, or nothing; where the reference agrees, it answers in one pass, that
-            of `texts` where they are as long.
+        switches_off: whether the model without its adapter is the base. The base is then measured too.
+        drafts: what a file answers to each prompt, or nothing. As far as the reference agrees with a draft, its answer
+            needs one pass, which it shares with texts of that length, instead of one pass a token.
 
     Raises:
         DecisionNeeded: not enough disk for the logits.
@@ -139,8 +139,8 @@ def measure(
         with model.disable_adapter(), open(base_file, "wb") as off:
             _pass(model, [_Text(sequence.ids, partial(_put, off, sequence.first)) for sequence in chosen])
     answers = [
-        _answer(model, *one, rows, request.stops, request.sample.answer_tokens)
-        for one, rows in zip(asked, after, strict=True)
+        _answer(model, *prompt_and_draft, rows, request.stops, request.sample.answer_tokens)
+        for prompt_and_draft, rows in zip(asked, after, strict=True)
     ]
     why = "" if switches_off else "there is no base to compare with"
     files = (tuned_file, base_file if chosen else None)
@@ -149,80 +149,86 @@ def measure(
     )
 
 
-def measure_base(base: Path, found: ReferenceMeasurements, folder: Path) -> ReferenceMeasurements:
-    """The same with a base that is a model of its own, run after the reference was freed."""
-    chosen, file = first_of(found.sequences, found.sample.base_tokens), folder / "base.f32"
+def measure_base(base: Path, measurements: ReferenceMeasurements, folder: Path) -> ReferenceMeasurements:
+    """Adds the logits of a base that is a model of its own. It runs after the reference was freed."""
+    chosen, file = first_of(measurements.sequences, measurements.sample.base_tokens), folder / "base.f32"
     with frugal_model(base) as model:
         width = _vocabulary(model)
-        if width != found.vocabulary:
-            why = f"the base knows {width} tokens and the tuned model {found.vocabulary}"
-            return replace(found, why_no_base=why)
+        if width != measurements.vocabulary:
+            why = f"the base knows {width} tokens and the tuned model {measurements.vocabulary}"
+            return replace(measurements, why_no_base=why)
         with open(file, "wb") as out:
             _pass(model, [_Text(sequence.ids, partial(_put, out, sequence.first)) for sequence in chosen])
-    return replace(found, base=file, base_rows=_tokens(chosen), why_no_base="")
+    return replace(measurements, base=file, base_rows=_tokens(chosen), why_no_base="")
 
 
 def measure_rounded(
-    model: Any, adapter: Path | None, rounding: Rounding | None, found: ReferenceMeasurements, folder: Path
+    model: Any, adapter: Path | None, rounding: Rounding | None, measurements: ReferenceMeasurements, folder: Path
 ) -> ReferenceMeasurements:
-    """The same texts by the reference with its weights rounded as the merge stored them, which it has from then on; and
-    of a mixture of experts how far rounding in products moves it.
+    """Adds the logits of the reference with its weights rounded as the merge stored them. The model has these weights
+    from then on. For a mixture of experts, adds how far rounding in products moves the model.
 
     Raises:
         DecisionNeeded: not enough disk for the logits.
     """
-    if not found.sequences:
-        return found
+    if not measurements.sequences:
+        return measurements
     if adapter is None or rounding is None:
-        return _with_noise(model, found, folder)
+        return _with_noise(model, measurements, folder)
     file = folder / "rounded.f32"
-    require_space(folder, 4 * found.vocabulary * _tokens(found.sequences), "the rounded reference's logits")
+    require_space(
+        folder, 4 * measurements.vocabulary * _tokens(measurements.sequences), "the rounded reference's logits"
+    )
     with rounded(model, adapter, rounding.kinds, rounding.stored) as merged:
-        cost = _distance(merged, found.tuned, file, found)
-        return _with_noise(merged, replace(found, rounded=file, stored=rounding.stored, cost=cost), folder)
+        cost = _distance(merged, measurements.tuned, file, measurements)
+        return _with_noise(merged, replace(measurements, rounded=file, stored=rounding.stored, cost=cost), folder)
 
 
-def _with_noise(model: Any, found: ReferenceMeasurements, folder: Path) -> ReferenceMeasurements:
+def _with_noise(model: Any, measurements: ReferenceMeasurements, folder: Path) -> ReferenceMeasurements:
     if not is_mixture(model.config):
-        return found
+        return measurements
     noise, file = {}, folder / "noise.f32"
-    require_space(folder, 4 * found.vocabulary * _tokens(found.sequences), "the logits of rounded products")
+    require_space(
+        folder, 4 * measurements.vocabulary * _tokens(measurements.sequences), "the logits of rounded products"
+    )
     for kind in TYPES:
         with rounded_products(model, kind):
-            moved = _distance(model, found.made_of, file, found)
+            moved = _distance(model, measurements.made_of, file, measurements)
         if moved is not None:
             noise[kind] = moved
     file.unlink()
-    return replace(found, noise=noise)
+    return replace(measurements, noise=noise)
 
 
-def _distance(model: Any, reference: Path, file: Path, found: ReferenceMeasurements) -> Distance | None:
-    """How far the model is, on the same texts, from the logits in a file. Its own go into
-    `file`. None where no token follows another."""
+def _distance(model: Any, reference: Path, file: Path, measurements: ReferenceMeasurements) -> Distance | None:
+    """How far the model is, on the same texts, from the logits in the file `reference`. Its own logits go into `file`.
+
+    None when no text has two tokens.
+    """
     import numpy as np
 
     with open(file, "wb") as out:
-        _pass(model, [_Text(one.ids, partial(_put, out, one.first)) for one in found.sequences])
-    own, other = (np.memmap(each, np.float32, "r").reshape(-1, found.vocabulary) for each in (reference, file))
+        _pass(model, [_Text(sequence.ids, partial(_put, out, sequence.first)) for sequence in measurements.sequences])
+    own, other = (np.memmap(each, np.float32, "r").reshape(-1, measurements.vocabulary) for each in (reference, file))
     parts = [
-        compare_logits(own[one.first : end], other[one.first : end], np.asarray(one.ids[1:]))
-        for one in found.sequences
-        if (end := one.first + len(one.ids) - 1) > one.first
+        compare_logits(own[sequence.first : end], other[sequence.first : end], np.asarray(sequence.ids[1:]))
+        for sequence in measurements.sequences
+        if (end := sequence.first + len(sequence.ids) - 1) > sequence.first
     ]
     return summarize(join(parts)) if parts else None
 
 
 def first_of(sequences: list[Sequence], tokens: int) -> list[Sequence]:
-    """The first few, of at most so many tokens, and one at least."""
+    """The first sequences with at most so many tokens together, and at least one."""
     return [s for s in sequences if s is sequences[0] or s.first + len(s.ids) <= tokens]
 
 
 def _sequences(texts: list[list[int]]) -> list[Sequence]:
-    made, first = [], 0
+    sequences, first = [], 0
     for ids in texts:
-        made.append(Sequence(ids, first))
+        sequences.append(Sequence(ids, first))
         first += len(ids)
-    return made
+    return sequences
 
 
 def _tokens(sequences: Iterable[Sequence]) -> int:
@@ -236,14 +242,14 @@ def _vocabulary(model: Any) -> int:
 
 @dataclass(frozen=True)
 class _Text:
-    """One of those that a model reads; `take` is given its logits [tokens, vocabulary]."""
+    """A text that a model reads. `take` is called with its logits [tokens, vocabulary]."""
 
     ids: list[int]
     take: Callable[[np.ndarray], object]
 
 
 def _put(file: BinaryIO, first: int, rows: np.ndarray) -> None:
-    """Writes logits where those of row `first` belong."""
+    """Writes logits into the file, from row `first` on."""
     file.seek(first * rows.shape[1] * rows.itemsize)
     rows.tofile(file)
 
@@ -254,7 +260,10 @@ def _keep(after: list[Any], number: int, prompt_tokens: int, rows: np.ndarray) -
 
 
 def _pass(model: Any, texts: list[_Text]) -> None:
-    """In any order. What fills short ones up stands after them, where a causal model never looks."""
+    """Runs the model on all texts, in any order.
+
+    Texts of one pass are filled up to one length. The filling comes last, so a causal model does not see it.
+    """
     import torch
 
     for group in _groups([len(text.ids) for text in texts]):
@@ -262,13 +271,14 @@ def _pass(model: Any, texts: list[_Text]) -> None:
         longest = len(chosen[-1].ids)
         filled = torch.tensor([text.ids + [0] * (longest - len(text.ids)) for text in chosen])
         with torch.no_grad():
-            found = model(input_ids=filled, use_cache=False).logits.float().numpy()
-        for text, rows in zip(chosen, found, strict=True):
+            outputs = model(input_ids=filled, use_cache=False).logits.float().numpy()
+        for text, rows in zip(chosen, outputs, strict=True):
             text.take(rows[: len(text.ids)])
 
 
 def _groups(lengths: list[int]) -> Iterator[list[int]]:
-    """Numbers of texts that one pass takes together, short ones first: as long as filling up costs less than a pass."""
+    """Numbers of texts for one pass each, short ones first. Texts share a pass if filling them up costs less than a
+    pass."""
     group: list[int] = []
     for number in sorted(range(len(lengths)), key=lengths.__getitem__):
         filling = len(group) * (lengths[number] - lengths[group[-1]]) if group else 0
@@ -281,18 +291,18 @@ def _groups(lengths: list[int]) -> Iterator[list[int]]:
 
 
 def _guessed(drafts: list[list[int]], prompts: list[list[int]], vocabulary: int, most: int) -> list[list[int]]:
-    """A draft for each prompt. A file of another model may answer with tokens that this one does not have."""
+    """A draft for each prompt, up to the first token that this model does not have: a file may be of another model."""
     return [list(takewhile(lambda token: token < vocabulary, draft))[:most] for draft in drafts] or [[]] * len(prompts)
 
 
 def _answer(
     model: Any, prompt: list[int], draft: list[int], pass_: np.ndarray, stops: set[int], most: int
 ) -> ReferenceAnswer:
-    """The greedy answer. One pass over prompt and draft said what the model answers after each token of the draft; as
-    far as the two agree (https://arxiv.org/abs/2211.17192) nothing is computed a token at a time.
+    """The greedy answer. One pass over prompt and draft shows what the model answers after each token of the draft. As
+    far as the two agree (https://arxiv.org/abs/2211.17192), nothing is computed token by token.
 
     Args:
-        pass_: logits that follow the prompt, and each token of the draft.
+        pass_: the logits after the prompt and after each token of the draft.
     """
     import numpy as np
     import torch
@@ -310,11 +320,11 @@ def _answer(
 
     while not done() and len(ids) < len(pass_) and ids == draft[: len(ids)]:
         take(torch.from_numpy(pass_[len(ids)]))
-    past, given = None, prompt + ids
+    past, input_ids = None, prompt + ids
     with torch.no_grad():
         while not done():
-            out = model(input_ids=torch.tensor([given]), past_key_values=past, use_cache=True)
+            out = model(input_ids=torch.tensor([input_ids]), past_key_values=past, use_cache=True)
             past = getattr(out, "past_key_values", None)  # Mamba has another memory, so it reads all again
             take(out.logits[0, -1])
-            given = prompt + ids if past is None else ids[-1:]
+            input_ids = prompt + ids if past is None else ids[-1:]
     return ReferenceAnswer(prompt, ids, ids[-1] in stops, np.stack(rows))

@@ -39,42 +39,42 @@ from skill_train.verify.weights import tensors as verify_tensors
 Warn = Callable[[str, str], None]
 _UNQUANTIZED = ("f32", "f16", "bf16")
 _ROOM = 8  # tokens of context to spare
-_AT_ONCE = 2  # files; three took 5 to 9 s at 0.5B on 2 cores where two take 4.2
-_WORK_BYTES = 700_000_000  # of llama.cpp for 128 tokens of a model with 152,000 tokens, and of Python
+_AT_ONCE = 2  # files; at 0.5B on 2 cores two take 4.2 s, three took 5 to 9 s
+_WORK_BYTES = 700_000_000  # of Python, and of llama.cpp for 128 tokens and a vocabulary of 152,000
 _PLAIN = ("Hello world", "12 + 30 = 42", "\n")  # texts that get BOS and EOS where the tokenizer adds them
 
 
 @dataclass
 class Findings:
-    """What was found so far."""
+    """The checks made so far, and those that could not be made."""
 
     checks: list[Check] = field(default_factory=list)
     not_checked: list[NotChecked] = field(default_factory=list)
 
-    def add(self, one: Check | NotChecked) -> None:
-        if isinstance(one, Check):
-            self.checks.append(one)
+    def add(self, finding: Check | NotChecked) -> None:
+        if isinstance(finding, Check):
+            self.checks.append(finding)
         else:
-            self.not_checked.append(one)
+            self.not_checked.append(finding)
 
 
 @dataclass(frozen=True)
 class Draft:
-    """What llama.cpp answered to each prompt by a file; nothing when it was not asked."""
+    """What llama.cpp answered to each prompt with one file. Empty if it was not asked."""
 
     gguf: GgufFile | None = None
     answers: list[list[int]] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
-class Known:
-    """What was found out while the reference was at work.
+class PreparedFiles:
+    """The files to judge, with everything that was measured of them while the reference was at work.
 
     Attributes:
-        files: of `readable`.
-        weights: of `verify_weights.compare_weights`.
-        own_templates: of the function of that name.
-        digests: of all files that are asked about, by name.
+        files: the result of `readable`.
+        weights: the result of `verify_weights.compare_weights`.
+        own_templates: the result of the function of that name.
+        digests: of all files that are judged, by name.
     """
 
     files: list[GgufFile]
@@ -84,40 +84,45 @@ class Known:
     digests: dict[str, FileDigest]
 
 
-def judge(subject: MeasuredReference, found: Findings, run: Path, known: Known, warn: Warn, progress: Bar) -> None:
-    """Adds what is found to `found`.
+def judge(
+    subject: MeasuredReference, findings: Findings, run: Path, prepared: PreparedFiles, warn: Warn, progress: Bar
+) -> None:
+    """Adds the checks of every file to `findings`.
 
-    llama.cpp runs two files at once where memory has room for them: parts of a run use one core only. On two cores, a
-    third would only make the others wait.
+    llama.cpp runs two files at once if memory has room for them, because parts of a run use one core only. On two
+    cores, a third file would only make the others wait.
     """
-    exports, files, count = export_records(run), known.files, len(known.digests)
+    exports, files, count = export_records(run), prepared.files, len(prepared.digests)
     plain = unquantized(files)
     largest = sorted(files, key=lambda gguf: gguf.size_bytes)[-_AT_ONCE:]
     at_once = _AT_ONCE if len(largest) == _AT_ONCE and have_room(largest) else 1
     with ending(ThreadPoolExecutor(at_once)) as pool:
-        runs = [_started(pool, gguf, subject, known, warn, at_once) for gguf in files]
+        runs = [_started(pool, gguf, subject, prepared, warn, at_once) for gguf in files]
         for number, (gguf, started) in enumerate(zip(files, runs, strict=True)):
             name = gguf.path.name
             progress(number + 1, count + 1, name)
-            found.add(verify_file.check_file(gguf))
-            found.add(verify_file.check_digest(gguf, known.digests[name], exports.get(name)))
-            for one in known.weights[name]:
-                found.add(one)
-            right = all(_all_known(known.weights[each.path.name], each) for each in (gguf, plain or gguf))
-            _judge_static(gguf, plain if plain is not gguf else None, subject, found, right)
-            _judge_running(gguf, subject, started, found, _limits(gguf, subject, run))
+            findings.add(verify_file.check_file(gguf))
+            findings.add(verify_file.check_digest(gguf, prepared.digests[name], exports.get(name)))
+            for finding in prepared.weights[name]:
+                findings.add(finding)
+            confirmed = all(_all_confirmed(prepared.weights[each.path.name], each) for each in (gguf, plain or gguf))
+            _judge_static(gguf, plain if plain is not gguf else None, subject, findings, confirmed)
+            _judge_running(gguf, subject, started, findings, _limits(gguf, subject, run))
     progress(count + 1, count + 1, "done")
 
 
 def own_templates(files: list[GgufFile], conversations: list[Conversation]) -> dict[str, Own]:
-    """What each chat template of the files makes of the conversations; files of one run share one."""
+    """What each chat template of the files makes of the conversations. The files of one run share one template."""
     by_identity = {template.identity(gguf): gguf for gguf in files}
     return {key: template.render_own(gguf, conversations) for key, gguf in by_identity.items()}
 
 
 def draft_of(files: list[GgufFile], prompts: list[list[int]], most: int, reference_bytes: int) -> Draft:
-    """Lets llama.cpp answer while the reference is at work, by the file that is nearest to it and with half of the
-    cores, where memory has room for both. Nothing when it cannot run the file, which the judge will say."""
+    """Lets llama.cpp answer the prompts while the reference is at work, if memory has room for both.
+
+    It uses half of the cores, and the file that is nearest to the reference. The draft is empty if llama.cpp cannot run
+    that file; `judge` reports it later.
+    """
     gguf = unquantized(files) or (files[0] if files else None)
     if gguf is None or not prompts or not have_room([gguf], reference_bytes):
         return Draft()
@@ -138,14 +143,14 @@ def unquantized(files: list[GgufFile]) -> GgufFile | None:
 
 
 def have_room(files: list[GgufFile], beside_bytes: int = 0) -> bool:
-    """All files and what is computed of them fit in memory that is free, beside so much more."""
+    """Whether free memory has room for the files, for what llama.cpp computes of them, and for `beside_bytes` more."""
     have = available_memory_bytes()
     return have is not None and beside_bytes + sum(gguf.size_bytes + _WORK_BYTES for gguf in files) <= have
 
 
 @dataclass(frozen=True)
 class Shipped:
-    """What a user of a file would send for one row; `refused` says why the file's template writes nothing."""
+    """What a user of a file would send for one row. `refused` says why the file's template writes nothing."""
 
     chat: bool
     text: str | None
@@ -154,7 +159,7 @@ class Shipped:
 
 @dataclass(frozen=True)
 class _Run:
-    """llama.cpp at work on a file: what it was sent, and its result to come."""
+    """A run of llama.cpp on one file: what it was sent, and its result to come."""
 
     own: Own
     shipped: list[Shipped]
@@ -163,85 +168,92 @@ class _Run:
 
 
 def _started(
-    pool: ThreadPoolExecutor, gguf: GgufFile, subject: MeasuredReference, known: Known, warn: Warn, at_once: int
+    pool: ThreadPoolExecutor,
+    gguf: GgufFile,
+    subject: MeasuredReference,
+    prepared: PreparedFiles,
+    warn: Warn,
+    at_once: int,
 ) -> _Run:
-    own = known.own_templates[template.identity(gguf)]
+    own = prepared.own_templates[template.identity(gguf)]
     shipped = _shipped_texts(own, subject, warn)
     more = 1 if at_once > 1 else 0  # while the other run is in a part that uses one core
     job = job_of(gguf, subject, shipped, threads=max(1, physical_cores() // at_once) + more)
-    drafted = known.draft.answers if gguf is known.draft.gguf else []
+    drafted = prepared.draft.answers if gguf is prepared.draft.gguf else []
     if drafted:
         job = msgspec.structs.replace(job, prompts=[])
     return _Run(own, shipped, pool.submit(inference.ask, job), drafted)
 
 
-def _all_known(weights: list[Check | NotChecked], gguf: GgufFile) -> bool:
-    """Every tensor of the file was found to be that of the trained model."""
-    good = [one for one in weights if isinstance(one, Check) and one.verdict == "pass"]
-    return any(one.figures["looked_at"] == len(gguf.tensors) for one in good)
+def _all_confirmed(weights: list[Check | NotChecked], gguf: GgufFile) -> bool:
+    """Whether the check `weights` found every tensor of the file to be that of the trained model."""
+    passed = [check for check in weights if isinstance(check, Check) and check.verdict == "pass"]
+    return any(check.figures["looked_at"] == len(gguf.tensors) for check in passed)
 
 
-def readable(ggufs: list[Path], found: Findings) -> list[GgufFile]:
-    """The files whose header makes sense; the others fail here, and llama.cpp never sees them."""
+def readable(ggufs: list[Path], findings: Findings) -> list[GgufFile]:
+    """The files whose header makes sense. The others fail here, and llama.cpp never reads them."""
     files = []
     for path in ggufs:
         try:
             files.append(read_gguf(path))
         except VerificationFailed as error:
-            found.add(Check("file", path.name, "fail", path.stat().st_size, "whole", error.message))
-            found.add(NotChecked("everything else", path.name, "the file is damaged"))
+            findings.add(Check("file", path.name, "fail", path.stat().st_size, "whole", error.message))
+            findings.add(NotChecked("everything else", path.name, "the file is damaged"))
     return files
 
 
 def export_records(run: Path) -> dict[str, ExportedFile]:
-    """Digests by file name, as the steps that made them recorded them."""
-    return {Path(name).name: made for name, made in export_record.outputs(run).items()}
+    """The digests that the export steps recorded, by file name."""
+    return {Path(name).name: exported for name, exported in export_record.outputs(run).items()}
 
 
 def _judge_static(
-    gguf: GgufFile, unquantized: GgufFile | None, subject: MeasuredReference, found: Findings, known: bool
+    gguf: GgufFile, unquantized: GgufFile | None, subject: MeasuredReference, findings: Findings, confirmed: bool
 ) -> None:
     output = verify_tensors.output_of_its_own(subject.reference, subject.adapter)
-    found.add(verify_file.check_types(gguf))
-    found.add(verify_metadata.check_metadata(gguf, subject.config))
+    findings.add(verify_file.check_types(gguf))
+    findings.add(verify_metadata.check_metadata(gguf, subject.config))
     if (window := verify_metadata.check_window(gguf.path.name, subject.config)) is not None:
-        found.add(window)
+        findings.add(window)
     own = subject.vocabulary
-    found.add(verify_vocabulary.check_vocabulary(gguf, subject.tokenizer, own, subject.files, subject.config))
-    found.add(
+    findings.add(verify_vocabulary.check_vocabulary(gguf, subject.tokenizer, own, subject.files, subject.config))
+    findings.add(
         verify_tensors.check_tensors(
-            gguf, unquantized=unquantized, needs_output=output, reference=subject.reference, known=known
+            gguf, unquantized=unquantized, needs_output=output, reference=subject.reference, confirmed=confirmed
         )
     )
 
 
-def _judge_running(gguf: GgufFile, subject: MeasuredReference, run: _Run, found: Findings, bounds: Limits) -> None:
+def _judge_running(gguf: GgufFile, subject: MeasuredReference, run: _Run, findings: Findings, bounds: Limits) -> None:
     file, measured = gguf.path.name, subject.measured
     text = verify_branches.text_difference(gguf, subject.tokenizer)
-    found.add(template.check_chat_template(file, own=run.own, reference=subject.rendered, text=text))
+    findings.add(template.check_chat_template(file, own=run.own, reference=subject.rendered, text=text))
     try:
         result = run.result.result()
     except (VerificationFailed, NativeCrash) as error:
-        found.add(Check("loads", file, "fail", error.code, "runs", f"{error.message} ({error.got[-200:]})"))
-        found.add(NotChecked("everything else", file, "llama.cpp cannot run the file"))
+        findings.add(Check("loads", file, "fail", error.code, "runs", f"{error.message} ({error.got[-200:]})"))
+        findings.add(NotChecked("everything else", file, "llama.cpp cannot run the file"))
         return
-    found.add(Check("loads", file, "pass", "runs", "runs", f"llama.cpp loads it, {result.facts.tokens} tokens"))
+    findings.add(Check("loads", file, "pass", "runs", "runs", f"llama.cpp loads it, {result.facts.tokens} tokens"))
     for check in _answered(gguf, result, subject, run.shipped):
-        found.add(check)
+        findings.add(check)
     cost = measured.cost["mean_kl"] if measured.cost and measured.stored else None
-    found.add(verify_logits.check_logits(file, result.figures, bounds, result.trained_kl, measured.stored, cost))
-    found.add(verify_logits.check_tuned(file, result.change, bounds, measured.why_no_base, measured.stored, cost))
-    given = run.drafted or result.answers
-    found.add(verify_answers.check_answers(file, measured.answers, given, bounds, subject.tokenizer))
+    findings.add(verify_logits.check_logits(file, result.figures, bounds, result.trained_kl, measured.stored, cost))
+    findings.add(verify_logits.check_tuned(file, result.change, bounds, measured.why_no_base, measured.stored, cost))
+    file_answers = run.drafted or result.answers
+    findings.add(verify_answers.check_answers(file, measured.answers, file_answers, bounds, subject.tokenizer))
 
 
 def _limits(gguf: GgufFile, subject: MeasuredReference, run: Path) -> Limits:
-    """By what the merge stored; without its record by what the base does."""
+    """The limits for one file. They depend on the type that the merge stored, or without its record on that of the
+    base."""
     record = run / "merge.json"
     merged = merge_record.read(record).changes["stored_dtype"] if record.is_file() else None
     stored = merged or subject.config.get("dtype") or subject.config.get("torch_dtype")
-    known = subject.measured.rounded is not None  # what rounding costs is measured then, and part of the reference
-    rounded = subject.adapter is not None and stored in ("BF16", "bfloat16") and not known
+    # Where the cost of rounding was measured, it is part of the reference already.
+    cost_is_measured = subject.measured.rounded is not None
+    rounded = subject.adapter is not None and stored in ("BF16", "bfloat16") and not cost_is_measured
     bounds = limits(verify_file.file_type(gguf), merged_in_bf16=rounded)
     return of_this_model(bounds, subject.measured.cost, verify_file.file_type(gguf), subject.measured.noise)
 
@@ -249,14 +261,14 @@ def _limits(gguf: GgufFile, subject: MeasuredReference, run: Path) -> Limits:
 def _answered(
     gguf: GgufFile, result: InferenceResult, subject: MeasuredReference, shipped: list[Shipped]
 ) -> list[Check | NotChecked]:
-    """Checks of tokens, of the worker's answers in the order in which `job_of` asked."""
+    """The checks of tokens. They use the worker's answers in the order in which `job_of` asked."""
     file, count, tokenizer = gguf.path.name, len(subject.texts), subject.tokenizer
     turn_end = template.turn_end(tokenizer)
     ends = {*subject.stops, tokenizer.eos_token_id, turn_end} - {None}
     plain = list(zip(_PLAIN, result.special, strict=False))
     chats, others = iter(result.plain[count:]), iter(result.special[len(_PLAIN) :])
     ids: list[list[int] | str] = [
-        one.refused if one.text is None else next(chats if one.chat else others) for one in shipped
+        row.refused if row.text is None else next(chats if row.chat else others) for row in shipped
     ]
     return [
         verify_tokens.check_tokens(file, subject.texts, result.plain[:count], tokenizer),
@@ -281,13 +293,13 @@ def _answered(
 
 
 def _shipped_texts(own: Own, subject: MeasuredReference, warn: Warn) -> list[Shipped]:
-    """For each row the text that a user of the file would send."""
+    """For each row, the text that a user of the file would send."""
     first, why = len(template.CONVERSATIONS), own if isinstance(own, str) else "it has no chat template"
     rendered = iter(zip(own[first:], (subject.rendered or own)[first:], strict=True) if isinstance(own, list) else [])
-    made: list[Shipped] = []
+    shipped: list[Shipped] = []
     for row in subject.rows:
         if row["kind"] != "chat":
-            made.append(Shipped(False, row["rendered"]))
+            shipped.append(Shipped(False, row["rendered"]))
             continue
         by_file, by_reference = next(rendered, (Rendered(refused=why), Rendered(refused=why)))
         if by_file == by_reference and template.reads_clock(subject.tokenizer):
@@ -296,12 +308,16 @@ def _shipped_texts(own: Own, subject: MeasuredReference, warn: Warn) -> list[Shi
                 "the chat template writes the date, so prompts differ from those of the training day",
             )
             by_file = Rendered(row["rendered"])
-        made.append(Shipped(True, by_file.text, by_file.refused))
-    return made
+        shipped.append(Shipped(True, by_file.text, by_file.refused))
+    return shipped
 
 
 def job_of(gguf: GgufFile, subject: MeasuredReference, shipped: list[Shipped], threads: int) -> InferenceJob:
-    """What the worker is asked of one file. Args: shipped: of `_shipped_texts`."""
+    """What the worker is asked about one file.
+
+    Args:
+        shipped: the result of `_shipped_texts`.
+    """
     measured = subject.measured
     coarse = verify_file.file_type(gguf) not in _UNQUANTIZED
     tokens = measured.sample.quantized_tokens if coarse else measured.sample.tokens
@@ -310,8 +326,8 @@ def job_of(gguf: GgufFile, subject: MeasuredReference, shipped: list[Shipped], t
         context_tokens=measured.longest + _ROOM,
         threads=threads,
         vocabulary=measured.vocabulary,
-        plain=[*subject.texts, *(one.text for one in shipped if one.chat and one.text is not None)],
-        special=[*_PLAIN, *(one.text for one in shipped if not one.chat and one.text is not None)],
+        plain=[*subject.texts, *(row.text for row in shipped if row.chat and row.text is not None)],
+        special=[*_PLAIN, *(row.text for row in shipped if not row.chat and row.text is not None)],
         sequences=first_of(measured.sequences, tokens),
         tuned=str(measured.made_of),
         trained=str(measured.tuned) if measured.made_of != measured.tuned else None,

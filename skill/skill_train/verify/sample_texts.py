@@ -1,4 +1,4 @@
-"""What is compared: the user's held-out rows, or built-in texts when there are none."""
+"""The texts of a proof: the user's held-out rows, or built-in texts when there are none."""
 
 from __future__ import annotations
 
@@ -12,15 +12,21 @@ from skill_train.run.train_record import Row
 from skill_train.verify.check_template import CONVERSATIONS, render_reference
 
 PROMPTS = 4
-_LARGE = 250_000_000  # weights: from here on a token costs the reference and three files 50 ms of a core, or more
-_LONGEST = 512  # tokens of one text: longer ones would measure few texts
+_LARGE = 250_000_000  # weights of a model where one token costs the reference and three files 50 ms of a core
+_LONGEST = 512  # tokens of one text; with longer ones few texts would be measured
 _FEWEST = 128  # below this built-in texts are added
 
 
 @dataclass(frozen=True)
 class Sample:
-    """How much is asked: tokens whose logits are compared with the tuned model, of those in quantized files, and with
-    the base; prompts, and tokens of each answer."""
+    """How much is asked.
+
+    Attributes:
+        tokens: whose logits are compared with the tuned model.
+        quantized_tokens: of those, the ones for quantized files.
+        base_tokens: whose logits are compared with the base.
+        answer_tokens: of each answer, at most.
+    """
 
     tokens: int = 2048
     quantized_tokens: int = 2048
@@ -30,16 +36,19 @@ class Sample:
 
 
 def sample_of(weights: int, tokens: int | None) -> Sample:
-    """The sample for a model of so many weights; `tokens` are the user's. What a sample cannot tell is in the width of
-    its intervals, which the proof states; a wrong file is off by ten widths of the small one. Quantized files of large
-    models get half: what is right for them is a hundred times coarser than what is for an unquantized one."""
+    """The sample for a model of so many weights. `tokens` is the user's own number.
+
+    A small sample has wide intervals, which the proof states. A wrong file is off by ten widths of the small sample.
+    Quantized files of large models get half as many tokens, because their bounds are a hundred times wider than those
+    of unquantized files.
+    """
     large = Sample(tokens=256, quantized_tokens=128, base_tokens=64, prompts=2, answer_tokens=16)
     chosen = Sample() if weights <= _LARGE else large
     return chosen if tokens is None else replace(chosen, tokens=tokens, quantized_tokens=tokens)
 
 
 def texts(rows: list[Row], *, tokenizer: Any, config: JsonObject, most: int) -> list[list[int]]:
-    """Token ids to compare logits on, at most `most` in all: of rows in their order, then of built-in texts if few."""
+    """Token ids whose logits are compared, at most `most` in all: from the rows in order, then from built-in texts."""
     longest = min(_LONGEST, (context_length(config) or _LONGEST))
     chosen = _fill([row["input_ids"] for row in rows], longest, most)
     if sum(map(len, chosen)) >= min(_FEWEST, most):
@@ -50,12 +59,14 @@ def texts(rows: list[Row], *, tokenizer: Any, config: JsonObject, most: int) -> 
 
 
 def prompts(rows: list[Row], *, tokenizer: Any, config: JsonObject, sample: Sample) -> list[list[int]]:
-    """Token ids of a few prompts to answer: the short ones of some rows, or built in."""
-    made = [ids for row in rows[: 4 * sample.prompts] if (ids := _prompt(row, tokenizer))]
-    if not made:
-        made = _chats(tokenizer, generation_prompt=True) or [_half(tokenizer(text).input_ids) for text in NEUTRAL_TEXTS]
+    """Token ids of a few prompts to answer: the shortest of some rows, or built-in ones."""
+    candidates = [ids for row in rows[: 4 * sample.prompts] if (ids := _prompt(row, tokenizer))]
+    if not candidates:
+        candidates = _chats(tokenizer, generation_prompt=True) or [
+            _half(tokenizer(text).input_ids) for text in NEUTRAL_TEXTS
+        ]
     room = min(2 * _LONGEST, (context_length(config) or _LONGEST) - sample.answer_tokens)
-    return sorted((ids for ids in made if 0 < len(ids) <= room), key=len)[: sample.prompts]
+    return sorted((ids for ids in candidates if 0 < len(ids) <= room), key=len)[: sample.prompts]
 
 
 def _fill(sequences: list[list[int]], longest: int, most: int) -> list[list[int]]:
@@ -71,13 +82,13 @@ def _fill(sequences: list[list[int]], longest: int, most: int) -> list[list[int]
 def _chats(tokenizer: Any, *, generation_prompt: bool) -> list[list[int]]:
     if not tokenizer.chat_template:
         return []
-    wanted = [one for one in CONVERSATIONS if one.add_generation_prompt is generation_prompt]
-    rendered = [one.text for one in render_reference(tokenizer, wanted) if one.text is not None]
+    wanted = [conversation for conversation in CONVERSATIONS if conversation.add_generation_prompt is generation_prompt]
+    rendered = [rendering.text for rendering in render_reference(tokenizer, wanted) if rendering.text is not None]
     return [tokenizer(text, add_special_tokens=False).input_ids for text in rendered]
 
 
 def _prompt(row: Row, tokenizer: Any) -> list[int]:
-    """What comes before the last answer of a row; empty when there is no answer to give."""
+    """The tokens before the last answer of a row; empty when the row has no answer."""
     if row["kind"] == "completion":
         return list(tokenizer(row["prompt"]).input_ids)
     if row["kind"] != "chat":

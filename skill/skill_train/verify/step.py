@@ -1,8 +1,8 @@
 """Checks GGUF files against the model that was trained, and writes the proof.
 
-The reference is base + adapter through PEFT, in fp32: what was trained, made by none of our own steps. Each file is
-read by our own reader (`gguf_file`) and by llama.cpp in a child process. `verify` never raises because a file is wrong:
-it says so in the record, and goes on with the next file.
+The reference is base + adapter through PEFT, in fp32. It is what was trained, and none of our own steps made it. Each
+file is read by our own reader (`llama.gguf_header`) and by llama.cpp in a child process. `verify` does not raise for a
+wrong file: it says so in the record, and goes on with the next file.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from skill_train.verify.reference_answers import (
     measure_base,
     measure_rounded,
 )
-from skill_train.verify.run_checks import Draft, Findings, Known, draft_of, judge, own_templates, readable
+from skill_train.verify.run_checks import Draft, Findings, PreparedFiles, draft_of, judge, own_templates, readable
 from skill_train.verify.sample_texts import Sample, sample_of
 from skill_train.verify.weights.check import Weights, compare_weights, compared_bytes
 
@@ -54,7 +54,7 @@ _OF_A_PROOF = {"checks", "not_checked", "samples"}
 
 @dataclass(frozen=True)
 class _ProofScope:
-    """What a proof is a proof of."""
+    """What a proof is valid for."""
 
     inputs: ProofInputs
     options: ProofOptions
@@ -66,12 +66,12 @@ class VerifyRequest:
     """Files to judge, and what they are judged by.
 
     Attributes:
-        reference: model folder. With `adapter` on top, or as it is (a merged or plain model).
-        base: what the adapter was trained on, to see that the files hold the tuned model; None to leave that out.
+        reference: model folder. `adapter` is put on top of it; None if the model is merged or plain.
+        base: the model that the adapter was trained on. It shows that the files hold the tuned model. None skips that.
         ggufs: the files to judge: whole models, and adapters alone.
         rows: as the trainer was fed them (`samples.jsonl`); may be empty.
         held_out: rows to measure on; `rows`, or built-in texts, when empty.
-        tokens: most tokens to compare logits on; None takes what `sample_texts.sample_of` has for the model's size.
+        tokens: most tokens whose logits are compared; None leaves that to `sample_texts.sample_of`.
         unread: names of files that belong here and cannot be judged, each with the reason.
     """
 
@@ -87,8 +87,10 @@ class VerifyRequest:
 
 
 def verify(request: VerifyRequest, *, progress: Bar, warn: Warn) -> StepResult[Proof]:
-    """The proof, as written to `record`. One of the same inputs, options and versions stays, and any other is replaced,
-    because a proof of other files is worth nothing.
+    """The proof, as written to `record`.
+
+    A proof with the same inputs, options and versions is reused. Any other is replaced, because a proof of other files
+    is worth nothing.
 
     Raises:
         UsageError: nothing to judge, a file is missing, or the record cannot be written.
@@ -98,14 +100,14 @@ def verify(request: VerifyRequest, *, progress: Bar, warn: Warn) -> StepResult[P
     _require(request.ggufs, request.reference, request.adapter, request.base)
     _require_proof(request.record)
     sample = sample_of(_weights(request.reference), request.tokens)
-    with ending(ThreadPoolExecutor(3)) as beside:  # what needs no reference is done while it is read and at work
+    with ending(ThreadPoolExecutor(3)) as beside:  # for what needs no reference: it runs beside it
         scoping = beside.submit(_scope, request, sample)
         earlier = _earlier(request.record, scoping.result()) if request.record.is_file() else None
         if earlier is not None:
             return StepResult(earlier, reused=True)
         require_writable(request.record.parent)
-        found = Findings()
-        files, adapters = of_kind(readable(request.ggufs, found), request.unread, found)
+        findings = Findings()
+        files, adapters = of_kind(readable(request.ggufs, findings), request.unread, findings)
         progress(0, len(request.ggufs) + 1, "reference")
         asked = questions_of(
             request.reference,
@@ -126,10 +128,10 @@ def verify(request: VerifyRequest, *, progress: Bar, warn: Warn) -> StepResult[P
             measured, weights = _measure(asked, request.base, files, Path(scratch), drafting, rounding)
             subject = MeasuredReference(**vars(asked), measured=measured)
             scope = scoping.result()
-            known = Known(files, weights, rendering.result(), drafting.result(), scope.inputs.ggufs)
-            judge(subject, found, request.record.parent, known, warn, progress)
-            judge_adapters(adapters, subject, found, request.record.parent, scope.inputs.ggufs, Path(scratch))
-    return StepResult(_written(request.record, scope, found, subject.samples, time.monotonic() - started))
+            prepared = PreparedFiles(files, weights, rendering.result(), drafting.result(), scope.inputs.ggufs)
+            judge(subject, findings, request.record.parent, prepared, warn, progress)
+            judge_adapters(adapters, subject, findings, request.record.parent, scope.inputs.ggufs, Path(scratch))
+    return StepResult(_written(request.record, scope, findings, subject.samples, time.monotonic() - started))
 
 
 def _measure(
@@ -140,7 +142,7 @@ def _measure(
     drafting: Future[Draft],
     rounding: Rounding | None = None,
 ) -> tuple[ReferenceMeasurements, Weights]:
-    """What the reference and the base say; and the weights of each file, while the reference is in memory."""
+    """Measures the reference and the base, and compares the weights of each file while the reference is in memory."""
     plain = asked.adapter is None or is_plain(asked.adapter)
     with frugal_model(asked.reference, asked.adapter) as model:
         weights = compare_weights(files, model, asked.adapter) if plain else {}  # while a draft is made
@@ -160,15 +162,15 @@ def _measure(
     return measured, weights
 
 
-def _written(record: Path, scope: _ProofScope, found: Findings, samples: dict[str, int], seconds: float) -> Proof:
+def _written(record: Path, scope: _ProofScope, findings: Findings, samples: dict[str, int], seconds: float) -> Proof:
     proof = Proof(
         step=record.stem,
         inputs=scope.inputs,
         options=scope.options,
         versions=scope.versions,
-        verdict=worst(check.verdict for check in found.checks),
-        checks=found.checks,
-        not_checked=found.not_checked,
+        verdict=worst(check.verdict for check in findings.checks),
+        checks=findings.checks,
+        not_checked=findings.not_checked,
         samples=samples,
         seconds=round(seconds, 2),
         peak_memory_bytes=peak_memory_bytes(),
@@ -207,8 +209,8 @@ def _require(ggufs: list[Path], reference: Path, adapter: Path | None, base: Pat
 
 def _require_proof(record: Path) -> None:
     """Only a proof is replaced."""
-    found = records.read_json(record) if record.is_file() else None
-    if os.path.lexists(record) and not (isinstance(found, dict) and found.keys() >= _OF_A_PROOF):
+    document = records.read_json(record) if record.is_file() else None
+    if os.path.lexists(record) and not (isinstance(document, dict) and document.keys() >= _OF_A_PROOF):
         raise UsageError(
             f"{record} already exists and is not a proof",
             code="output_exists",

@@ -1,7 +1,7 @@
-"""The text of a chat template, held against the base's own byte for byte.
+"""Compares the text of a chat template with the reference's, byte for byte.
 
-Where it differs, both texts render conversations that reach what ordinary ones do not: tools, calls, results, many
-turns. A difference that none of them shows is still a warning, because nobody knows who will reach it.
+If the texts differ, both render conversations that ordinary ones do not cover: tools, calls, results, many turns. A
+difference that none of these shows is still a warning, because some other conversation may show it.
 """
 
 from __future__ import annotations
@@ -102,10 +102,10 @@ def _rendered_difference(gguf: GgufFile, own: str, reference: str) -> tuple[Verd
 
 
 def _named(template: Any) -> dict[str, str]:
-    """Templates by the name that a file gives them; the default one under no name."""
+    """The templates by the name that a file gives them; the default template under the empty name."""
     if isinstance(template, dict):
-        kept = {
+        texts = {
             "".join(c for c in name if c.isascii() and (c.isalnum() or c == "_")): t for name, t in template.items()
         }
-        return {("" if name == "default" else name): text for name, text in kept.items()}
+        return {("" if name == "default" else name): text for name, text in texts.items()}
     return {"": template} if isinstance(template, str) else {}

@@ -1,4 +1,4 @@
-"""What a correct file may differ by, and where each number comes from.
+"""How much a correct file may differ, and where each number comes from.
 
 Published figures of quantized files against f16, both on Wikitext-2:
 [kld]  mean KL divergence in nats, Llama 3 8B: llama.cpp, tools/perplexity/README.md, "LLaMA 3 8b Scoreboard".
@@ -49,22 +49,23 @@ _PUBLISHED: dict[str, tuple[float, float]] = {
     "iq1_m": (1.393084, 3.0910),
     "iq1_s": (2.211278, 9.3227),
 }
-_UNKNOWN = "q2_k"  # a type without published figures is held to the weakest common one, and the proof says so
+_UNKNOWN = "q2_k"  # the weakest common type; its bounds hold for types without published figures, and the proof says so
 
 # Unquantized files. Correct f16 files measured 4e-8 to 2e-6 (the latter on two-layer models with large random weights),
 # and llama.cpp gives bf16 against f16 of Llama 3 8B as 0.00000 (same README). Its bf16 compute rounds activations to
 # 8 bits: 6e-5 measured.
 _UNQUANTIZED: dict[str, tuple[float, float]] = {"f32": (2e-5, 2e-4), "f16": (2e-5, 2e-4), "bf16": (1e-3, 1e-2)}
 _UNQUANTIZED_RATIO = (SAME_LOSS, 0.01)
-_OF_ROUNDING = {"f32": 0.25, "f16": 0.25, "bf16": 2.0}  # twice what is expected: an eighth, and all of it
-# Times the distance that the same rounding puts the reference itself. Measured on tiny mixtures, file over reference:
+_OF_ROUNDING = {"f32": 0.25, "f16": 0.25, "bf16": 2.0}  # twice the expected share of the cost of bf16: 1/8, and 1
+# Factors for the distance that the same rounding moves the reference. Measured on tiny mixtures, file over reference:
 # 0.7 to 1.5 (qwen3next, granitehybrid, qwen3moe, gpt-oss; f16 and bf16); an f32 file rounds nothing.
 _OF_NOISE = {"f32": 0.0, "f16": 2.0, "bf16": 2.0}
-# So many tokens may be as far off as rounding to 16 bits puts the farthest one, in sum: more warn, more fail. Of a tiny
-# Mixtral, f16 turned no router or one in 430 tokens, and that token was up to 2.5 times as far off (six adapters).
+# So many tokens may be as far off as the farthest one is after rounding to 16 bits. More than the first number warns,
+# more than the second fails. Of a tiny Mixtral, f16 turned no router or one in 430 tokens, and that token was up to 2.5
+# times as far off (six adapters).
 FAR_TOKENS = (4, 10)
 
-# A merge that is stored in bf16 rounds base + adapter once more, whatever the file's type. Measured on correct exports:
+# A merge that is stored in bf16 rounds base + adapter once more, for every type of file. Measured on correct exports:
 # 7.7e-5 (tiny models), 1.0e-4 (494M random weights).
 _BF16_MERGE = (5e-4, 5e-3)
 
@@ -75,20 +76,20 @@ _SHARE, _SHARE_COARSE, _SHARE_FROM = (0.05, 0.2), (0.15, 0.35), 0.01
 
 @dataclass(frozen=True)
 class Limits:
-    """Bounds for one type: above `pass_*` is a warning, above `fail_*` a failure.
+    """Bounds for one type, each as a pair: above the first is a warning, above the second a failure.
 
     Attributes:
         kl: mean KL divergence from the reference, nats.
         ratio: perplexity ratio - 1, beyond its 95 % interval.
         gap: log-probability, in nats, by which the reference may prefer its own token where the answers part.
         share: |share of the tuning in the file - 1|.
-        tuning: KL divergence between tuned model and base, nats, from which on `share` may fail. Below, the tuning is
-            smaller than what the type itself loses, and rounding swallows a part of it.
+        tuning: KL divergence between tuned model and base, nats, from which on `share` may fail. A smaller tuning is
+            less than what the type itself loses, and rounding swallows a part of it.
         source: where the bounds come from.
-        far: nats by which rounding alone puts one token off. A few tokens may be so far off in a correct file: a
+        far: nats by which rounding alone moves one token. A few tokens of a correct file may be so far off, because a
             mixture of experts has near-ties between experts, and they turn.
-        typical: divergence of the token in the middle, nats, where routers that turn move the others.
-        noise: mean KL divergence, nats, that rounding in products alone puts this model from itself.
+        typical: median divergence, nats. It is used for mixtures, where routers that turn move the other tokens.
+        noise: mean KL divergence, nats, by which rounding in products alone moves this model.
     """
 
     kl: tuple[float, float]
@@ -113,8 +114,8 @@ def limits(kind: str, *, merged_in_bf16: bool = False) -> Limits:
         if merged_in_bf16 and kl < _BF16_MERGE:
             kl, source = _BF16_MERGE, "measured on correct exports of merges in bf16"
         return Limits(kl=kl, ratio=_UNQUANTIZED_RATIO, gap=(0.02, 0.1), share=(0.02, 0.1), tuning=1e-3, source=source)
-    known = kind in _PUBLISHED
-    kld, excess = _PUBLISHED[kind if known else _UNKNOWN]
+    is_published = kind in _PUBLISHED
+    kld, excess = _PUBLISHED[kind if is_published else _UNKNOWN]
     source = "llama.cpp perplexity README and Qwen2 GGUF model cards"
     return Limits(
         kl=_times(kld),
@@ -122,19 +123,19 @@ def limits(kind: str, *, merged_in_bf16: bool = False) -> Limits:
         gap=_times(_spread(kld)),
         share=_SHARE if kld < _SHARE_FROM else _SHARE_COARSE,
         tuning=kld,
-        source=source if known else f"no figures published for {kind}: those of {_UNKNOWN}",
+        source=source if is_published else f"no figures published for {kind}: those of {_UNKNOWN}",
     )
 
 
 def of_this_model(bounds: Limits, cost: Distance | None, kind: str, noise: dict[str, Distance] | None = None) -> Limits:
-    """The bounds for files of a model that rounding to 16 bits moves so far: its own noise is part of them.
+    """The bounds for this model, widened by its own noise: by how far rounding to 16 bits moves it.
 
-    llama.cpp rounds what goes into a product to the type of the file: f16 errs by an eighth of what bf16 does, and
-    where a router's near-tie turns, the answers move in proportion. A sum of squares would move them by a 64th.
+    llama.cpp rounds what goes into a product to the type of the file. f16 errs by an eighth of what bf16 does. Where a
+    near-tie of a router turns, the answers move in proportion to that error, so by an eighth and not by a 64th.
 
     Args:
-        cost: for weights in 16 bits; None where that was not measured.
-        noise: of `verify_reference.Measured`: for a mixture, the same rounding by type of file. It counts instead.
+        cost: for weights in 16 bits; None if that was not measured.
+        noise: `noise` of `ReferenceMeasurements`. A mixture has it, and it then counts instead of `cost`.
     """
     if noise:
         return _with_noise(bounds, noise, kind)
@@ -145,7 +146,8 @@ def of_this_model(bounds: Limits, cost: Distance | None, kind: str, noise: dict[
 
 
 def _with_noise(bounds: Limits, noise: dict[str, Distance], kind: str) -> Limits:
-    """The noise of the file's own type; of bf16, which has 8 bits as well, for one of 8 bits or fewer."""
+    """Widens the bounds by the noise of the file's type. A type of 8 bits or fewer takes that of bf16, which has 8
+    too."""
     own, times = noise.get("f16" if kind == "f32" else kind, noise["bf16"]), _OF_NOISE.get(kind, 1.0)
     if own["p99_kl"] is None or own["trimmed_kl"] is None or own["median_kl"] is None or own["max_kl"] is None:
         return bounds

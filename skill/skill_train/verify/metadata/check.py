@@ -1,4 +1,4 @@
-"""Every number, list and switch of a GGUF file's architecture, held against what config.json states."""
+"""Compares every number, list and switch of a GGUF file's architecture with what config.json states."""
 
 from __future__ import annotations
 
@@ -29,33 +29,36 @@ _SHOWN = 3
 # Architectures with layers of a window, and those whose files say how experts are weighed.
 _WINDOWED = {"gemma2", "gemma3", "gemma3n", "cohere2", "gpt-oss", "exaone4"}
 _ROUTED = {"deepseek2", "glm4moe", "dots1", "bailingmoe2"}
-# What the converter writes whatever config.json says, and llama.cpp computes the same with every other number.
+# Values that the converter writes whatever config.json says. llama.cpp computes the same with every other number.
 _CONSTANTS = {("falcon", "context_length"): 2048}
 
 
 def check_metadata(gguf: GgufFile, config: JsonObject) -> Check:
-    """Each key of the architecture is what config.json states. A key without a known statement is a warning."""
-    said = stated(config)
+    """Checks that each key of the architecture has the value that config.json states.
+
+    A key for which config.json states nothing is a warning.
+    """
+    values = stated(config)
     prefix = f"{gguf.architecture}."
-    found, equal, unknown, harmless = list[str](), list[str](), list[str](), list[str]()
-    for name, got in gguf.metadata.items():
+    faults, equal, unknown, harmless = list[str](), list[str](), list[str](), list[str]()
+    for name, value in gguf.metadata.items():
         key = name.removeprefix(prefix)
-        if key == name or (isinstance(got, str) and key not in EXPECTED):
+        if key == name or (isinstance(value, str) and key not in EXPECTED):
             continue
-        wanted = expected(key, said, gguf)
+        wanted = expected(key, values, gguf)
         if wanted is None:
             unknown.append(key)
-        elif same(got, wanted):
+        elif same(value, wanted):
             equal.append(key)
         else:
-            constant = _CONSTANTS.get((gguf.architecture, key)) == got
-            (harmless if constant else found).append(f"{key} is {_short(got)}, config.json has {_short(wanted)}")
-    found += _missing(gguf, said) + table_faults(gguf, said.rope) + _vocabulary_size(gguf, said)
-    return _verdict(gguf, found, equal, unknown, harmless)
+            constant = _CONSTANTS.get((gguf.architecture, key)) == value
+            (harmless if constant else faults).append(f"{key} is {_short(value)}, config.json has {_short(wanted)}")
+    faults += _missing(gguf, values) + table_faults(gguf, values.rope) + _vocabulary_size(gguf, values)
+    return _verdict(gguf, faults, equal, unknown, harmless)
 
 
 def check_window(file: str, config: JsonObject) -> Check | None:
-    """A warning where llama.cpp is not known to compute the model's sliding window; None where there is nothing to say.
+    """A warning if llama.cpp is not known to compute the model's sliding window; otherwise None.
 
     The texts that the other checks compare are usually shorter than a window.
     """
@@ -63,117 +66,120 @@ def check_window(file: str, config: JsonObject) -> Check | None:
     if window is None:
         return None
     name = str(convertible.architecture(text_config(config), config))
-    told = f"{convertible.unread_window_told(window, name)}; what the other checks say holds within it"
-    return Check("window", file, "warn", 0, window, told)
+    detail = f"{convertible.unread_window_told(window, name)}; what the other checks say holds within it"
+    return Check("window", file, "warn", 0, window, detail)
 
 
-def _verdict(gguf: GgufFile, found: list[str], equal: list[str], unknown: list[str], harmless: list[str]) -> Check:
-    told = "; ".join(found[:_SHOWN]) + (f"; and {len(found) - _SHOWN} more" if len(found) > _SHOWN else "")
+def _verdict(gguf: GgufFile, faults: list[str], equal: list[str], unknown: list[str], harmless: list[str]) -> Check:
+    detail = "; ".join(faults[:_SHOWN]) + (f"; and {len(faults) - _SHOWN} more" if len(faults) > _SHOWN else "")
     good = "equal to config.json: " + ", ".join(equal)
     left = f"; not compared, because config.json does not state it: {', '.join(unknown)}" if unknown else ""
     left += f"; {', '.join(harmless)}, and llama.cpp computes the same" if harmless else ""
-    verdict: Verdict = "fail" if found else "warn" if unknown or harmless else "pass"
-    figures = {"looked_at": len(equal) + len(found), "not_compared": unknown}
-    return Check("metadata", gguf.path.name, verdict, len(found), 0, told or good + left, figures)
+    verdict: Verdict = "fail" if faults else "warn" if unknown or harmless else "pass"
+    figures = {"looked_at": len(equal) + len(faults), "not_compared": unknown}
+    return Check("metadata", gguf.path.name, verdict, len(faults), 0, detail or good + left, figures)
 
 
-def same(got: Any, expected: Any) -> bool:
-    """Equal; numbers as a float32 holds them; lists by element; one value for every layer as each of them."""
-    if isinstance(got, list):
-        each = expected if isinstance(expected, list) else [expected] * len(got)
-        return len(each) == len(got) and all(map(same, got, each))
+def same(value: Any, expected: Any) -> bool:
+    """Whether two values are equal. Numbers are compared as a float32 holds them, and lists by element. A single value
+    counts as the same value for every layer."""
+    if isinstance(value, list):
+        each = expected if isinstance(expected, list) else [expected] * len(value)
+        return len(each) == len(value) and all(map(same, value, each))
     if isinstance(expected, list):
-        return bool(expected) and all(same(got, one) for one in expected)
-    if isinstance(got, bool) or isinstance(expected, bool) or isinstance(got, str) or isinstance(expected, str):
-        return bool(got == expected)
-    if not isinstance(got, int | float) or not isinstance(expected, int | float):
+        return bool(expected) and all(same(value, element) for element in expected)
+    if isinstance(value, bool) or isinstance(expected, bool) or isinstance(value, str) or isinstance(expected, str):
+        return bool(value == expected)
+    if not isinstance(value, int | float) or not isinstance(expected, int | float):
         return False
-    if isinstance(got, float) or isinstance(expected, float):
-        return abs(got - expected) <= _TOLERANCE * max(abs(expected), 1e-12)
-    return got == expected
+    if isinstance(value, float) or isinstance(expected, float):
+        return abs(value - expected) <= _TOLERANCE * max(abs(expected), 1e-12)
+    return value == expected
 
 
 def _short(value: Any) -> str:
     return f"[{len(value)} values: {', '.join(map(str, value[:4]))}…]" if isinstance(value, list) else str(value)
 
 
-# What llama.cpp takes when the key is missing. Of the keys that are not here it either refuses a file without them, or
-# the architecture does not read them.
+# The value that llama.cpp uses when the key is missing. Of the other keys, it refuses a file without them, or the
+# architecture does not read them.
 _WITHOUT: dict[str, Callable[[Stated, GgufFile], Any]] = {
     "block_count": lambda *_: None,
     "context_length": lambda *_: None,
     "embedding_length": lambda *_: None,
     "attention.head_count": lambda *_: None,
-    "attention.head_count_kv": lambda said, _: said("num_attention_heads", "n_head"),
-    "attention.key_length": lambda said, _: divided(said),
-    "attention.value_length": lambda said, _: divided(said),
-    "rope.dimension_count": lambda said, gguf: gguf.of_architecture("attention.key_length") or divided(said),
+    "attention.head_count_kv": lambda config, _: config("num_attention_heads", "n_head"),
+    "attention.key_length": lambda config, _: divided(config),
+    "attention.value_length": lambda config, _: divided(config),
+    "rope.dimension_count": lambda config, gguf: gguf.of_architecture("attention.key_length") or divided(config),
     "rope.freq_base": lambda *_: 10000.0,
     "rope.freq_base_swa": lambda _, gguf: 10000.0 if gguf.architecture.startswith("gemma3") else _base(gguf),
     "rope.scaling.factor": lambda *_: 1.0,
-    "rope.scaling.original_context_length": lambda said, gguf: _original(said, gguf),
+    "rope.scaling.original_context_length": lambda config, gguf: _original(config, gguf),
     "attn_logit_softcapping": lambda _, gguf: 50.0 if gguf.architecture == "gemma2" else 0.0,
     "final_logit_softcapping": lambda _, gguf: 30.0 if gguf.architecture == "gemma2" else 0.0,
     "logit_scale": lambda *_: 1.0,
     "embedding_scale": lambda *_: 1.0,
     "residual_scale": lambda *_: 1.0,
-    "attention.scale": lambda said, _: None if said("attention_multiplier") else attention_scale(said, _),
-    "attention.sliding_window": lambda said, gguf: 0 if gguf.architecture in _WINDOWED else window(said, gguf),
-    "rope.scaling.attn_factor": lambda said, gguf: 1.0 if gguf.architecture == "phi3" else attention_factor(said, gguf),
-    "expert_weights_scale": lambda *_: 1.0,
-    "expert_weights_norm": lambda said, gguf: False if gguf.architecture in _ROUTED else said("norm_topk_prob"),
-    "expert_gating_func": lambda said, gguf: (
-        _deepseek_gating(gguf) if gguf.architecture == "deepseek2" else gating(said, gguf)
+    "attention.scale": lambda config, _: None if config("attention_multiplier") else attention_scale(config, _),
+    "attention.sliding_window": lambda config, gguf: 0 if gguf.architecture in _WINDOWED else window(config, gguf),
+    "rope.scaling.attn_factor": lambda config, gguf: (
+        1.0 if gguf.architecture == "phi3" else attention_factor(config, gguf)
     ),
-    "expert_group_count": lambda said, _: min(said("n_group"), 1),
+    "expert_weights_scale": lambda *_: 1.0,
+    "expert_weights_norm": lambda config, gguf: False if gguf.architecture in _ROUTED else config("norm_topk_prob"),
+    "expert_gating_func": lambda config, gguf: (
+        _deepseek_gating(gguf) if gguf.architecture == "deepseek2" else gating(config, gguf)
+    ),
+    "expert_group_count": lambda config, _: min(config("n_group"), 1),
     "expert_count": lambda *_: 0,
     "expert_used_count": lambda *_: 0,
     "attention.clamp_kqv": lambda *_: 0.0,
 }
 
 
-def _missing(gguf: GgufFile, said: Stated) -> list[str]:
-    """Keys that the file leaves out, although llama.cpp then takes another value than config.json has."""
-    if said.recurrent:
+def _missing(gguf: GgufFile, config: Stated) -> list[str]:
+    """Keys that the file lacks, although llama.cpp then uses another value than config.json has."""
+    if config.recurrent:
         return []
-    found, scaled = [], any(key.startswith(f"{gguf.architecture}.rope.scaling.") for key in gguf.metadata)
+    faults, scaled = [], any(key.startswith(f"{gguf.architecture}.rope.scaling.") for key in gguf.metadata)
     for key, without in _WITHOUT.items():
-        unread = (key.startswith("rope.") and not _rotates(said)) or (key.startswith("rope.scaling.") and not scaled)
+        unread = (key.startswith("rope.") and not _rotates(config)) or (key.startswith("rope.scaling.") and not scaled)
         if gguf.of_architecture(key) is not None or unread:
             continue
-        wanted = expected(key, said, gguf)
+        wanted = expected(key, config, gguf)
         if wanted is None:
             continue
-        taken = without(said, gguf)
-        if not same(taken, wanted):
-            found.append(f"{key} is {'missing' if taken is None else taken}, config.json has {_short(wanted)}")
-    return found
+        assumed = without(config, gguf)
+        if not same(assumed, wanted):
+            faults.append(f"{key} is {'missing' if assumed is None else assumed}, config.json has {_short(wanted)}")
+    return faults
 
 
 def _deepseek_gating(gguf: GgufFile) -> int:
-    """Softmax; and sigmoid of what llama.cpp takes for GLM-4.7-Flash by its size."""
+    """Softmax. For what llama.cpp takes for GLM-4.7-Flash, by its size, it is sigmoid."""
     layers, tokens = gguf.of_architecture("block_count"), len(gguf.strings("tokenizer.ggml.tokens"))
     return 2 if layers in (47, 48) and tokens == 154880 else 1
 
 
-def _original(said: Stated, gguf: GgufFile) -> Any:
-    used = kind_of(said.rope) in ("yarn", "longrope", "su")
-    return gguf.of_architecture("context_length") if used else said.rope.get("original_max_position_embeddings")
+def _original(config: Stated, gguf: GgufFile) -> Any:
+    used = kind_of(config.rope) in ("yarn", "longrope", "su")
+    return gguf.of_architecture("context_length") if used else config.rope.get("original_max_position_embeddings")
 
 
-def _rotates(said: Stated) -> bool:
-    return bool(said.rope) and said("position_embedding_type") not in ("nope", "alibi")
+def _rotates(config: Stated) -> bool:
+    return bool(config.rope) and config("position_embedding_type") not in ("nope", "alibi")
 
 
 def _base(gguf: GgufFile) -> Any:
     return gguf.of_architecture("rope.freq_base") or 10000.0
 
 
-def _vocabulary_size(gguf: GgufFile, said: Stated) -> list[str]:
+def _vocabulary_size(gguf: GgufFile, config: Stated) -> list[str]:
     rows = gguf.tensors["token_embd.weight"].shape[-1] if "token_embd.weight" in gguf.tensors else None
     tokens = len(gguf.strings("tokenizer.ggml.tokens"))
-    found = [] if rows in (None, tokens) else [f"{tokens} tokens in the vocabulary, {rows} rows in the embedding"]
-    expected = said.text.get("vocab_size")
+    faults = [] if rows in (None, tokens) else [f"{tokens} tokens in the vocabulary, {rows} rows in the embedding"]
+    expected = config.text.get("vocab_size")
     if expected is not None and tokens < expected:
-        found.append(f"{tokens} tokens in the vocabulary, config.json has {expected}")
-    return found
+        faults.append(f"{tokens} tokens in the vocabulary, config.json has {expected}")
+    return faults

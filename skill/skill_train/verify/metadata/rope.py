@@ -1,4 +1,4 @@
-"""Rotary positions: what config.json says of them, and the tables of factors that a GGUF file holds."""
+"""Rotary positions: what config.json says about them, and the tables of factors in a GGUF file."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ _TOLERANCE = 1e-4  # relative: factors are computed in float32
 
 
 def rope_of(text: JsonObject, defaults: JsonObject) -> JsonObject:
-    """The rope fields, flat, with `local_theta` where layers with a window have a base of their own."""
+    """The rope fields in one flat object. `local_theta` is the base of layers with a window, if they have their own."""
     own = {**(defaults.get("rope_parameters") or {}), **(text.get("rope_scaling") or {})}
     own |= text.get("rope_parameters") or {}
     full = {**own, **own["full_attention"]} if isinstance(own.get("full_attention"), dict) else own
     theta = text.get("rope_theta") or text.get("rotary_emb_base") or full.get("rope_theta")
     local = (own.get("sliding_attention") or {}).get("rope_theta") or text.get("rope_local_base_freq")
-    found = {**full, "rope_theta": theta, "local_theta": local, "head": _rotated_head(text, defaults, full)}
+    fields = {**full, "rope_theta": theta, "local_theta": local, "head": _rotated_head(text, defaults, full)}
     for name in ("original_max_position_embeddings", "max_position_embeddings"):
-        found.setdefault(name, text.get(name) or defaults.get(name))
-    return found if theta is not None else {}
+        fields.setdefault(name, text.get(name) or defaults.get(name))
+    return fields if theta is not None else {}
 
 
 def kind_of(rope: JsonObject) -> str:
@@ -46,32 +46,32 @@ def scaling_of(name: str, rope: JsonObject, context: int | None) -> Any:
         )
     names = {"yarn_attn_factor": ("attention_factor", "attn_factor"), "yarn_ext_factor": ("extrapolation_factor",)}
     names |= {"yarn_beta_fast": ("beta_fast",), "yarn_beta_slow": ("beta_slow",)}
-    return next((rope[one] for one in names.get(name, ()) if rope.get(one) is not None), None)
+    return next((rope[field] for field in names.get(name, ()) if rope.get(field) is not None), None)
 
 
 def table_faults(gguf: GgufFile, rope: JsonObject) -> list[str]:
-    """Scaled positions are in the file, as metadata or as a table of factors, and the table is config.json's."""
+    """Faults of scaled positions: they must be in the file, as metadata or as the table of factors of config.json."""
     kind = kind_of(rope)
     wanted = _wanted(rope)
     stated = any(key.startswith(f"{gguf.architecture}.rope.scaling.") for key in gguf.metadata)
-    held = {name for name in _TABLES if name in gguf.tensors}
-    if kind not in ("default", "mrope") and not stated and not held:
+    tables = {name for name in _TABLES if name in gguf.tensors}
+    if kind not in ("default", "mrope") and not stated and not tables:
         return [f"rope scaling is missing, config.json has {kind}"]
-    found = [f"{name} is missing, config.json has {kind} rope scaling" for name in wanted if name not in held]
-    for name in sorted(held):
-        found += _compared(gguf, name, wanted.get(name), kind)
-    return found
+    faults = [f"{name} is missing, config.json has {kind} rope scaling" for name in wanted if name not in tables]
+    for name in sorted(tables):
+        faults += _compared(gguf, name, wanted.get(name), kind)
+    return faults
 
 
 def _compared(gguf: GgufFile, name: str, wanted: list[float] | None, kind: str) -> list[str]:
     if wanted is None:
         return [f"{name} changes the rope frequencies, config.json has {kind} rope"] if kind == "default" else []
-    got = _floats(gguf, name)
-    if len(got) != len(wanted):
-        return [f"{name} has {len(got)} rope factors, config.json gives {len(wanted)}"]
-    for number, (one, other) in enumerate(zip(got, wanted, strict=True)):
-        if not abs(one - other) <= _TOLERANCE * abs(other):  # a NaN is no number either
-            return [f"{name}: rope factor {number} is {one:.6g}, config.json gives {other:.6g}"]
+    factors = _floats(gguf, name)
+    if len(factors) != len(wanted):
+        return [f"{name} has {len(factors)} rope factors, config.json gives {len(wanted)}"]
+    for number, (factor, other) in enumerate(zip(factors, wanted, strict=True)):
+        if not abs(factor - other) <= _TOLERANCE * abs(other):  # a NaN is no number either
+            return [f"{name}: rope factor {number} is {factor:.6g}, config.json gives {other:.6g}"]
     return []
 
 
@@ -96,19 +96,19 @@ def _wanted(rope: JsonObject) -> dict[str, list[float]]:
 
 
 def _llama3(rope: JsonObject) -> list[float]:
-    """By what each frequency is divided, as Meta's llama-models and transformers' `llama3` scaling do it."""
+    """The divisor of each frequency, as in Meta's llama-models and in transformers' `llama3` scaling."""
     factor, low, high = (float(rope[name]) for name in ("factor", "low_freq_factor", "high_freq_factor"))
-    original, found = float(rope["original_max_position_embeddings"]), []
+    original, divisors = float(rope["original_max_position_embeddings"]), []
     for number in range(0, int(rope["head"]), 2):
         wavelength = 2 * math.pi * rope["rope_theta"] ** (number / rope["head"])
         if wavelength < original / high:
-            found.append(1.0)
+            divisors.append(1.0)
         elif wavelength > original / low:
-            found.append(factor)
+            divisors.append(factor)
         else:
             smooth = (original / wavelength - low) / (high - low)
-            found.append(1 / ((1 - smooth) / factor + smooth))
-    return found
+            divisors.append(1 / ((1 - smooth) / factor + smooth))
+    return divisors
 
 
 def _rotated_head(text: JsonObject, defaults: JsonObject, rope: JsonObject) -> int | None:

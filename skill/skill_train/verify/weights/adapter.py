@@ -1,7 +1,7 @@
-"""The tensors of an adapter's GGUF file against PEFT's own, module by module, up to the rounding of their type.
+"""Compares the tensors of an adapter's GGUF file with PEFT's own, module by module, up to the rounding of their type.
 
-Which tensor is which says gguf-py's name map. How a converter rearranges the rows of a weight (Llama's query and key
-rows change places) is not looked up: the base's own GGUF file and checkpoint show it, and B must lie the same way.
+gguf-py's name map says which tensor is which. A converter may rearrange the rows of a weight, as it does with Llama's
+query and key. The base's own GGUF file and checkpoint show the order, and B must have the same order.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from skill_train.verify.weights.tensors import row_bound, row_errors, weights_of
 if TYPE_CHECKING:
     import numpy as np
 
-# Largest error of a row for its length. f16 and bf16 round each value by at most 2^-11 and 2^-8 of it.
+# Largest error of a row relative to its length. f16 and bf16 round each value by at most 2^-11 and 2^-8 of it.
 _ROUNDING = {"F32": 1e-6, "F16": 2**-11, "BF16": 2**-8}
 _SMALLEST_F16 = 2.0**-25  # below 6e-5 an f16 is off by up to this, whatever its size
 _SCALE = 1e-5  # of the scale: alpha is a float32 in the file
@@ -30,8 +30,8 @@ _KEY = 64  # columns that tell rows apart
 
 
 @dataclass
-class _Found:
-    """What was seen so far. `faults` are wrong for sure; `unknown` could not be compared."""
+class _ModuleComparison:
+    """The result so far. `faults` are wrong for sure; `unknown` could not be compared."""
 
     worst: float = 0.0
     compared: set[str] = field(default_factory=set)
@@ -49,39 +49,41 @@ class _Sides:
 
 
 def check_lora_weights(lora: GgufFile, base: GgufFile, reference: Path, adapter: Path) -> Check:
-    """Every module of the adapter is in the file, once, with its scale; and nothing else is.
+    """Checks that the file holds every module of the adapter once, with its scale, and nothing else.
 
     Args:
         lora: the adapter's file.
         base: the file of the model that it is loaded beside.
         reference: that model's folder.
     """
-    tuned, found = read_adapter(adapter), _Found()
-    stored = {name: one for shard in read_folder(reference) for name, one in shard.tensors.items()}
+    tuned, comparison = read_adapter(adapter), _ModuleComparison()
+    stored = {name: weight for shard in read_folder(reference) for name, weight in shard.tensors.items()}
     names = _name_map(base)
     for module, parts in sorted(tuned.modules.items()):
         name = f"{module}.weight"
         mapped = names.get_name(name, try_suffixes=(".weight",)) if names is not None else None
         if set(parts) != {"a", "b"}:
-            found.faults.append(f"{module} is more than A and B, which such a file cannot hold")
+            comparison.faults.append(f"{module} is more than A and B, which such a file cannot hold")
         elif mapped not in base.tensors or name not in stored:
-            found.unknown.append(f"which tensor {module} is in a GGUF file is not known")
+            comparison.unknown.append(f"which tensor {module} is in a GGUF file is not known")
         else:
-            _compare(_Sides(lora, base, tuned), module, base.tensors[mapped], stored[name], found)
-    found.faults += [f"{name} is stored whole in the adapter, and not in the file" for name in sorted(tuned.replaced)]
-    if not found.unknown:
-        extra = [name for name in lora.tensors if name not in found.compared]
-        found.faults += [f"{name} is in the file, and not in the adapter" for name in extra]
-    return _check(lora, tuned, found)
+            _compare(_Sides(lora, base, tuned), module, base.tensors[mapped], stored[name], comparison)
+    comparison.faults += [
+        f"{name} is stored whole in the adapter, and not in the file" for name in sorted(tuned.replaced)
+    ]
+    if not comparison.unknown:
+        extra = [name for name in lora.tensors if name not in comparison.compared]
+        comparison.faults += [f"{name} is in the file, and not in the adapter" for name in extra]
+    return _check(lora, tuned, comparison)
 
 
-def _check(lora: GgufFile, tuned: Adapter, found: _Found) -> Check:
+def _check(lora: GgufFile, tuned: Adapter, comparison: _ModuleComparison) -> Check:
     file, modules = lora.path.name, len(tuned.modules)
-    good = f"{modules} modules are those of the adapter, the worst row {found.worst:.2g} off"
-    if found.unknown and not found.faults:
-        detail = f"{found.unknown[0]}: {len(found.unknown)} of {modules} modules were not compared"
-        return Check("weights", file, "warn", len(found.unknown), 0, detail, {"looked_at": modules})
-    return problems("weights", file, found.faults, looked_at=modules, good=good)
+    good = f"{modules} modules are those of the adapter, the worst row {comparison.worst:.2g} off"
+    if comparison.unknown and not comparison.faults:
+        detail = f"{comparison.unknown[0]}: {len(comparison.unknown)} of {modules} modules were not compared"
+        return Check("weights", file, "warn", len(comparison.unknown), 0, detail, {"looked_at": modules})
+    return problems("weights", file, comparison.faults, looked_at=modules, good=good)
 
 
 def _name_map(base: GgufFile) -> Any:
@@ -94,46 +96,46 @@ def _name_map(base: GgufFile) -> Any:
     return None if number is None or not isinstance(blocks, int) else get_tensor_name_map(number, blocks)
 
 
-def _compare(sides: _Sides, module: str, target: Tensor, weight: StoredTensor, found: _Found) -> None:
-    """Adds what one module shows.
+def _compare(sides: _Sides, module: str, target: Tensor, weight: StoredTensor, comparison: _ModuleComparison) -> None:
+    """Adds the comparison of one module.
 
     Args:
-        target: its tensor in the base's file, and `weight` that of the checkpoint.
+        target: the module's tensor in the base's file. `weight` is that of the checkpoint.
     """
     lora, tuned = sides.lora, sides.tuned
     a, b = (lora.tensors.get(f"{target.name}.lora_{part}") for part in "ab")
     if a is None or b is None:
-        found.faults.append(f"{module} is not in the file: {target.name}.lora_a and .lora_b")
+        comparison.faults.append(f"{module} is not in the file: {target.name}.lora_a and .lora_b")
         return
-    found.compared |= {a.name, b.name}
+    comparison.compared |= {a.name, b.name}
     own_a, own_b = (tuned.tensor(tuned.modules[module][part]).float().numpy() for part in "ab")
     if (a.shape, b.shape) != (own_a.shape[::-1], own_b.shape[::-1]):
         shapes = f"{list(a.shape)} and {list(b.shape)}"
-        found.faults.append(f"{a.name} and its B are {shapes}, not those of {module}")
+        comparison.faults.append(f"{a.name} and its B are {shapes}, not those of {module}")
         return
-    _compare_scale(lora, own_a.shape[0], tuned, module, found)
+    _compare_scale(lora, own_a.shape[0], tuned, module, comparison)
     order = _order(sides.base, target, weight)
     if order is None:
-        found.unknown.append(f"how {target.name} is rearranged is not known")
+        comparison.unknown.append(f"how {target.name} is rearranged is not known")
         return
     for tensor, expected in ((a, own_a), (b, own_b[order])):
         error, row = _distance(lora, tensor, expected)
-        found.worst, bound = max(found.worst, error), _ROUNDING.get(tensor.kind, row_bound(tensor.kind))
+        comparison.worst, bound = max(comparison.worst, error), _ROUNDING.get(tensor.kind, row_bound(tensor.kind))
         if not error <= bound:
-            found.faults.append(f"{tensor.name}: row {row} is {error:.2g} of its length off, at most {bound:.2g}")
+            comparison.faults.append(f"{tensor.name}: row {row} is {error:.2g} of its length off, at most {bound:.2g}")
 
 
-def _compare_scale(lora: GgufFile, rank: int, tuned: Adapter, module: str, found: _Found) -> None:
+def _compare_scale(lora: GgufFile, rank: int, tuned: Adapter, module: str, comparison: _ModuleComparison) -> None:
     """llama.cpp multiplies by alpha / rank (https://github.com/ggml-org/llama.cpp, src/llama-adapter.h)."""
     config, alpha = tuned.config, lora.metadata.get("adapter.lora.alpha")
     wanted = pattern_value(config["alpha_pattern"], module, config["lora_alpha"])
     scale = scaling(wanted, pattern_value(config["rank_pattern"], module, config["r"]), bool(config.get("use_rslora")))
     if not isinstance(alpha, float) or not math.isclose(alpha / rank, scale, rel_tol=_SCALE):
-        found.faults.append(f"alpha is {alpha}, and {module} needs {scale * rank:g}")
+        comparison.faults.append(f"alpha is {alpha}, and {module} needs {scale * rank:g}")
 
 
 def _order(base: GgufFile, target: Tensor, weight: StoredTensor) -> np.ndarray | None:
-    """For each row of the base's tensor in the file, its number in the checkpoint; None when it is no such row."""
+    """For each row of the base's tensor in the file, its number in the checkpoint; None if the rows do not match."""
     import numpy as np
 
     if len(weight.shape) != 2 or target.shape != weight.shape[::-1]:
@@ -144,12 +146,12 @@ def _order(base: GgufFile, target: Tensor, weight: StoredTensor) -> np.ndarray |
         return np.arange(len(stored))
     numbers = {row.tobytes(): number for number, row in enumerate(stored[:, :_KEY])}
     order = np.array([numbers.get(row.tobytes(), -1) for row in np.ascontiguousarray(there[:, :_KEY])])
-    known = len(numbers) == len(stored) and order.min() >= 0 and np.array_equal(there, stored[order])
-    return order if known else None
+    matched = len(numbers) == len(stored) and order.min() >= 0 and np.array_equal(there, stored[order])
+    return order if matched else None
 
 
 def _as_kind(weights: Any, kind: str) -> np.ndarray:
-    """As a file of that type holds them, in fp32."""
+    """The weights in fp32, rounded as a file of that type holds them."""
     import torch
 
     types = {"F16": torch.float16, "BF16": torch.bfloat16}
@@ -158,13 +160,13 @@ def _as_kind(weights: Any, kind: str) -> np.ndarray:
 
 
 def _distance(lora: GgufFile, tensor: Tensor, expected: np.ndarray) -> tuple[float, int]:
-    """Error of the worst row, and its number."""
+    """The error of the worst row, and the number of that row."""
     import numpy as np
 
-    got = weights_of(lora, tensor)(slice(0, len(expected)))
+    weights = weights_of(lora, tensor)(slice(0, len(expected)))
     if tensor.kind == "F16":  # what an f16 cannot hold any nearer is no fault
-        near = np.abs(got - expected) <= _SMALLEST_F16
-        got = np.where(near, expected, got)
-    errors = row_errors(got, np.ascontiguousarray(expected))
+        near = np.abs(weights - expected) <= _SMALLEST_F16
+        weights = np.where(near, expected, weights)
+    errors = row_errors(weights, np.ascontiguousarray(expected))
     errors[np.isnan(errors)] = np.inf
     return float(errors.max()), int(errors.argmax())

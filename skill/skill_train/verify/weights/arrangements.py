@@ -1,4 +1,4 @@
-"""How llama.cpp's converter arranges weights. The architecture says how; the values are never asked.
+"""How llama.cpp's converter arranges weights. This depends on the architecture and never on the values.
 
 Each function takes a weight of transformers and returns what the file holds. llama.cpp rotates query and key of some
 architectures by pairs of neighbours where transformers rotates halves (`permuted`). Fused weights have their parts in
@@ -27,8 +27,10 @@ def as_it_is(weight: Any) -> Any:
 
 
 def arrangement(arch: str, config: Any, name: str) -> Arrange:
-    """Args:
-    name: of the weight, as it is published.
+    """How the converter arranges one weight.
+
+    Args:
+        name: the published name of the weight.
     """
     heads = config.num_attention_heads if hasattr(config, "num_attention_heads") else 0
     kv_heads = getattr(config, "num_key_value_heads", None) or heads
@@ -48,12 +50,12 @@ def arrangement(arch: str, config: Any, name: str) -> Arrange:
 
 
 def parts_of(arch: str, config: Any, name: str) -> Iterator[tuple[tuple[str, ...], tuple[Arrange, ...]]]:
-    """Ways in which a fused weight may lie in a file: names of the tensors in their layer, and the part in each."""
+    """The ways in which a file may store a fused weight: names of the tensors in their layer, and the part in each."""
     if name.endswith(".experts.gate_up_proj"):
         yield ("ffn_gate_up_exps.weight",), (as_it_is,)
-        yield tuple(f"{one}.weight" for one in _EXPERTS), _gate_and_up(arch)
+        yield tuple(f"{stem}.weight" for stem in _EXPERTS), _gate_and_up(arch)
     elif name.endswith(".experts.gate_up_proj_bias"):
-        yield tuple(f"{one}.bias" for one in _EXPERTS), (partial(every_other, first=0), partial(every_other, first=1))
+        yield tuple(f"{stem}.bias" for stem in _EXPERTS), (partial(every_other, first=0), partial(every_other, first=1))
     elif name.endswith(".experts.down_proj"):
         yield ("ffn_down_exps.weight",), (turned if arch in ("gpt-oss", "llama4") else as_it_is,)
     elif name.endswith(".experts.down_proj_bias"):
@@ -76,7 +78,7 @@ def parts_of(arch: str, config: Any, name: str) -> Iterator[tuple[tuple[str, ...
 
 
 def permuted(weight: Any, heads: int) -> Any:
-    """Of each head, rows 0, n/2, 1, n/2 + 1 …"""
+    """Orders the rows of each head as 0, n/2, 1, n/2 + 1 …"""
     halves = weight.reshape(heads, 2, weight.shape[0] // heads // 2, *weight.shape[1:])
     return halves.swapaxes(1, 2).reshape(weight.shape)
 
@@ -94,7 +96,7 @@ def turned(weight: Any) -> Any:
 
 
 def half(weight: Any, number: int) -> Any:
-    """Of the rows."""
+    """The first or the second half of the rows."""
     return weight.chunk(2, dim=-2)[number]
 
 
@@ -103,7 +105,7 @@ def every_other(weight: Any, first: int) -> Any:
 
 
 def grouped(weight: Any, groups: int, width: int) -> Any:
-    """All queries, then all keys, then all values, of a weight with groups of queries, a key and a value."""
+    """All queries, then all keys, then all values. The weight has groups of queries, a key and a value."""
     rows = weight.reshape(groups, -1, width, *weight.shape[1:])
     return _together(rows[:, :-2], rows[:, -2], rows[:, -1], weight.shape[1:])
 
@@ -116,7 +118,7 @@ def _together(*parts: Any) -> Any:
 
 
 def key_part(weight: Any, heads: int, keys: int) -> Any:
-    """Of DeepSeek's fused keys and values, turned, since llama.cpp multiplies queries by it."""
+    """The keys of DeepSeek's fused keys and values, turned, because llama.cpp multiplies queries by them."""
     return weight.reshape(heads, -1, weight.shape[-1])[:, :keys].transpose(1, 2)
 
 
@@ -125,7 +127,7 @@ def value_part(weight: Any, heads: int, keys: int) -> Any:
 
 
 def qkv_of_qkvz(weight: Any, config: Any) -> Any:
-    """Qwen3-Next: each key head has its query, key, values and gates."""
+    """Query, key and value of Qwen3-Next, where each key head has its query, key, values and gates."""
     rows, keys, values = _qkvz(weight, config)
     return _together(rows[:, :keys], rows[:, keys : 2 * keys], rows[:, 2 * keys : 2 * keys + values], weight.shape[1:])
 
@@ -142,7 +144,7 @@ def _qkvz(weight: Any, config: Any) -> tuple[Any, int, int]:
 
 
 def _gate_and_up(arch: str) -> tuple[Arrange, Arrange]:
-    """The two parts of what experts multiply with first."""
+    """The gate and the up projection of experts, which are one weight."""
     if arch == "gpt-oss":  # [experts, width, gate and up in turns]
         return (partial(turned_every_other, first=0), partial(turned_every_other, first=1))
     if arch == "llama4":  # [experts, width, gate then up]
@@ -169,7 +171,7 @@ def _query_key_value(arch: str, config: Any, heads: int) -> Arrange:
 
 
 def _multiplied(config: Any, name: str) -> Arrange:
-    """Falcon-H1 multiplies what goes into its layers, or comes out of them. A file has that in the weights."""
+    """Falcon-H1 multiplies what goes into its layers or comes out of them. A file has these factors in the weights."""
     factors = {
         "embed_tokens": config.embedding_multiplier,
         "lm_head": config.lm_head_multiplier,
@@ -188,15 +190,19 @@ def _multiplied(config: Any, name: str) -> Arrange:
 
 
 def _of_state_rows(config: Any) -> list[tuple[float, int | None]]:
-    """Factors of the gate, x, B, C and the step, each with its rows; the last has the rest."""
+    """The factors of the gate, x, B, C and the step, each with its number of rows. The last one has the rest."""
     inner, states = config.mamba_d_ssm, config.mamba_n_groups * config.mamba_d_state
     counts = (inner, inner, states, states, None)
-    factors = [config.ssm_in_multiplier * one for one in config.ssm_multipliers]
+    factors = [config.ssm_in_multiplier * multiplier for multiplier in config.ssm_multipliers]
     return list(zip(factors, counts, strict=True))
 
 
 def rows_times(weight: Any, factors: list[tuple[float, int | None]]) -> Any:
-    """Args: factors: of so many rows each, one after the other; None for all that are left."""
+    """The weight with its rows multiplied.
+
+    Args:
+        factors: each with the number of its rows, one after the other; None for all rows that are left.
+    """
     scaled, first = weight.float().clone(), 0
     for factor, count in factors:
         end = len(weight) if count is None else first + count

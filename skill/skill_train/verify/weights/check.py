@@ -1,8 +1,8 @@
-"""The weights in a GGUF file against those of the model that was trained: every row of every tensor.
+"""Compares every row of every tensor in a GGUF file with the model that was trained.
 
-Logits of a small or barely trained model hardly move when one projection is wrong; the weights say it at once, and by
-name. The reference is the base's weight with PEFT's own change, in fp32; `weight_places` says which tensor is which. A
-tensor whose counterpart is not known is named, and the file does not pass.
+Logits of a small or barely trained model hardly move when one projection is wrong. The weights show it at once, and by
+name. The reference is the base's weight with PEFT's own change, in fp32. `places` says which tensor is which. A tensor
+without a known counterpart is named, and the file does not pass.
 """
 
 from __future__ import annotations
@@ -24,33 +24,33 @@ from skill_train.verify.weights.places import EMBEDDING, OUTPUT, TRIED, VOCABULA
 from skill_train.verify.weights.rounding import errors
 from skill_train.verify.weights.tensors import row_chunks, weights_of
 
-_AT_ONCE = 2  # weights; one that the adapter changes is made in fp32 while it is compared
-_TOLD = 5  # names of tensors in a sentence
+_AT_ONCE = 2  # weights. One that the adapter changes is computed in fp32 while it is compared
+_SHOWN = 5  # names of tensors in a sentence
 
 Weights = dict[str, list[Check | NotChecked]]
 
 
 def check_weights(files: list[GgufFile], reference: Path, adapter: Path | None) -> Weights:
-    """What is said of each file, by its name. The model is in memory only here, not while llama.cpp is at work."""
+    """The checks of each file, by its name. The model is in memory only here, and not while llama.cpp is at work."""
     with frugal_model(reference, adapter) as model:
         return compare_weights(files, model, adapter)
 
 
 def compare_weights(files: list[GgufFile], model: Any, adapter: Path | None) -> Weights:
-    """The same with the model at hand, of `frugal_model`; what `merged_weights` says of the model afterwards holds."""
+    """The same for a model that is in memory, as `frugal_model` gives it. `merged_weights` says what becomes of it."""
     import torch
 
     makers = dict(merged_weights(model, adapter))
     shapes = {name: tuple(make.args[0].shape) for name, make in makers.items()}
     config = model.config.get_text_config()
-    looks = [_Look(gguf, _places(gguf, config, shapes), adapter is not None) for gguf in files]
+    comparisons = [_FileComparison(gguf, _places(gguf, config, shapes), adapter is not None) for gguf in files]
 
     def compare(named: tuple[str, partial[Any]]) -> None:
-        chosen = [(look, place) for look in looks for place in look.of_source.get(named[0], ())]
+        chosen = [(comparison, place) for comparison in comparisons for place in comparison.of_source.get(named[0], ())]
         if chosen:
             weight = named[1]()
-            for look, place in chosen:
-                look.compare_arranged(place, weight)
+            for comparison, place in chosen:
+                comparison.compare_arranged(place, weight)
 
     threads = torch.get_num_threads()
     try:  # each thread works alone on a weight
@@ -58,17 +58,18 @@ def compare_weights(files: list[GgufFile], model: Any, adapter: Path | None) -> 
             list(pool.map(compare, makers.items()))
     finally:
         torch.set_num_threads(threads)
-    for look in looks:
-        look.compare_metadata(makers)
-        for source, tensor in look.known.missing.items():
-            look.absent(source, tensor, makers)
+    for comparison in comparisons:
+        comparison.compare_metadata(makers)
+        for source, tensor in comparison.places.missing.items():
+            comparison.absent(source, tensor, makers)
         for name, values in computed_tensors(model, config).items():
-            look.compare_computed(name, values)
-    return {look.gguf.path.name: look.said() for look in looks}
+            comparison.compare_computed(name, values)
+    return {comparison.gguf.path.name: comparison.checks() for comparison in comparisons}
 
 
 def compared_bytes(adapter: Path | None) -> int:
-    """Memory of what is compared at once: of a weight that the adapter changes, itself and its change, in fp32."""
+    """Bytes of the weights that are compared at once: a weight that the adapter changes and its change, both in
+    fp32."""
     if adapter is None:
         return 0
     tuned = read_adapter(adapter)
@@ -84,8 +85,8 @@ class _ComparedWeight:
 
     Attributes:
         rows: how many were compared.
-        error: of the worst one.
-        fault: what is wrong; empty for nothing.
+        error: of the worst row.
+        fault: what is wrong; empty if nothing is.
     """
 
     tensor: str
@@ -94,18 +95,18 @@ class _ComparedWeight:
     fault: str
 
 
-class _Look:
-    """One file, and what was seen of it."""
+class _FileComparison:
+    """The comparison of one file with the model."""
 
-    def __init__(self, gguf: GgufFile, known: Places, tuned: bool) -> None:
-        self.gguf, self.known, self.tuned = gguf, known, tuned
+    def __init__(self, gguf: GgufFile, places: Places, tuned: bool) -> None:
+        self.gguf, self.places, self.tuned = gguf, places, tuned
         self.seen: list[_ComparedWeight] = []  # appended to by several threads
         self.of_source: dict[str, list[Place]] = {}
-        for place in known.found:
+        for place in places.placed:
             self.of_source.setdefault(place.source, []).append(place)
 
     def compare_arranged(self, place: Place, weight: Any) -> None:
-        """A weight as the model has it, which cannot be arranged where the file is of another architecture."""
+        """Compares a weight as the model has it. It cannot be arranged if the file is of another architecture."""
         try:
             arranged = place.arrange(weight)
         except (RuntimeError, ZeroDivisionError):
@@ -115,7 +116,7 @@ class _Look:
         self.compare(place, arranged)
 
     def compare(self, place: Place, weight: Any) -> None:
-        """Every row of a weight, arranged as the file has it."""
+        """Compares every row of a weight that is arranged as the file has it."""
         tensor = self.gguf.tensors[place.tensor]
         width = tensor.shape[0]
         room = tensor.elements // width - place.start
@@ -130,29 +131,30 @@ class _Look:
             self._beyond(tensor, beyond)
 
     def compare_computed(self, name: str, values: Any) -> None:
-        """A tensor that the converter computes."""
+        """Compares a tensor that the converter computes."""
         if name in self.gguf.tensors:
             self.compare(Place(name, "config.json", 0, as_it_is), values)
         else:
             self.seen.append(_ComparedWeight(name, 0, 0.0, f"{name} is missing, which config.json asks for"))
 
     def compare_metadata(self, makers: dict[str, partial[Any]]) -> None:
-        """Weights of one number, which the file holds as metadata."""
-        for source in self.known.unplaced.copy():
+        """Compares weights of one number, which the file holds as metadata."""
+        for source in self.places.unplaced.copy():
             key, number = metadata_of(source) or ("", 0)
             stated = self.gguf.numbers(key)
             if number >= len(stated):
                 continue
-            self.known.unplaced.remove(source)
+            self.places.unplaced.remove(source)
             wanted = makers[source]().float().reshape(1, 1).numpy()
             off, wrong = errors("F32", wanted * 0 + stated[number], wanted, tuned=self.tuned, computed=False)
             fault = f"{key} has {stated[number]:.6g} as number {number}, and {source} is {wanted[0, 0]:.6g}"
             self.seen.append(_ComparedWeight(key, 0, float(off[0]), fault if wrong[0] else ""))
 
     def absent(self, source: str, tensor: str, makers: dict[str, partial[Any]]) -> None:
-        """A weight of the model whose tensor the file lacks. The output layer may be the embedding, and a bias zero."""
+        """Judges a weight whose tensor the file lacks. The output layer may be the embedding, and a bias may be
+        zero."""
         weight = makers[source]()
-        embedding = [place for place in self.known.found if place.tensor == EMBEDDING]
+        embedding = [place for place in self.places.placed if place.tensor == EMBEDDING]
         if tensor == OUTPUT and embedding:
             if makers[embedding[0].source]().data_ptr() != weight.data_ptr():
                 self.compare(Place(EMBEDDING, source, 0, as_it_is), weight)
@@ -165,41 +167,41 @@ class _Look:
         for rows in row_chunks(len(expected), tensor.shape[0]):
             wanted = expected[rows.start : rows.stop].float().numpy()
             first = place.start + rows.start
-            found = read(slice(first, first + len(wanted)))
-            off, wrong = errors(tensor.kind, found, wanted, tuned=self.tuned, computed=computed)
+            stored = read(slice(first, first + len(wanted)))
+            off, wrong = errors(tensor.kind, stored, wanted, tuned=self.tuned, computed=computed)
             worst = max(worst, float(off.max()))
             if not fault and wrong.any():
                 row = int(wrong.argmax())
-                said = f"row {first + row} is {off[row]:.2g} of its length off, more than {tensor.kind} may be"
-                fault = f"{tensor.name} is not {place.source}: {said}"
+                detail = f"row {first + row} is {off[row]:.2g} of its length off, more than {tensor.kind} may be"
+                fault = f"{tensor.name} is not {place.source}: {detail}"
         return _ComparedWeight(tensor.name, len(expected), worst, fault)
 
     def _beyond(self, tensor: Tensor, first: int) -> None:
-        """Rows after those of the model's vocabulary."""
+        """Checks that the rows after the model's vocabulary are zero."""
         last = tensor.elements // tensor.shape[0]
         full = weights_of(self.gguf, tensor)(slice(first, last)).any()
         fault = f"{tensor.name} has {last} rows, the model {first}, and the others are not zero" if full else ""
         self.seen.append(_ComparedWeight(tensor.name, last - first, 0.0, fault))
 
-    def said(self) -> list[Check | NotChecked]:
+    def checks(self) -> list[Check | NotChecked]:
         file, tensors = self.gguf.path.name, self.gguf.tensors
         rows: dict[str, int] = {}
-        for one in self.seen:
-            rows[one.tensor] = rows.get(one.tensor, 0) + one.rows
+        for weight in self.seen:
+            rows[weight.tensor] = rows.get(weight.tensor, 0) + weight.rows
         arch = self.gguf.metadata.get("general.architecture")
-        faults = {one.tensor: one.fault for one in self.seen if one.fault}
+        faults = {weight.tensor: weight.fault for weight in self.seen if weight.fault}
         unknown = [name for name, tensor in tensors.items() if rows.get(name, 0) < tensor.elements // tensor.shape[0]]
-        unknown = [name for name in unknown if name not in faults] + self.known.unplaced
+        unknown = [name for name in unknown if name not in faults] + self.places.unplaced
         if arch not in TRIED:  # a difference may be an arrangement
             unknown, faults = [*faults, *unknown], {}
         looked_at = len(tensors.keys() & rows.keys() - set(unknown))
-        worst = max((one.error for one in self.seen if one.tensor not in unknown), default=0.0)
-        said = [faults[name] for name in (*tensors, *faults.keys() - tensors.keys()) if name in faults]
+        worst = max((weight.error for weight in self.seen if weight.tensor not in unknown), default=0.0)
+        fault_lines = [faults[name] for name in (*tensors, *faults.keys() - tensors.keys()) if name in faults]
         reason = f"{_some(unknown)}: where the weights of {arch} models lie, or how they are arranged, is not known"
         good = f"{looked_at} of {len(tensors)} tensors are those of the trained model, the worst row {worst:.2g} off"
-        verdict: Verdict = "fail" if said else "warn" if unknown else "pass"
-        detail = _some(said) or good + f"; not compared: {_some(unknown)}" * bool(unknown)
-        check = Check("weights", file, verdict, len(said), 0, detail, {"looked_at": looked_at})
+        verdict: Verdict = "fail" if fault_lines else "warn" if unknown else "pass"
+        detail = _some(fault_lines) or good + f"; not compared: {_some(unknown)}" * bool(unknown)
+        check = Check("weights", file, verdict, len(fault_lines), 0, detail, {"looked_at": looked_at})
         return [check, NotChecked("weights", file, reason)] if unknown else [check]
 
 
@@ -208,6 +210,6 @@ def _places(gguf: GgufFile, config: Any, shapes: dict[str, tuple[int, ...]]) -> 
     return places(str(gguf.metadata.get("general.architecture")), config, shapes, widths)
 
 
-def _some(said: list[str]) -> str:
-    """The first few."""
-    return "; ".join(said[:_TOLD]) + (f"; and {len(said) - _TOLD} more" if len(said) > _TOLD else "")
+def _some(items: list[str]) -> str:
+    """The first few as one sentence."""
+    return "; ".join(items[:_SHOWN]) + (f"; and {len(items) - _SHOWN} more" if len(items) > _SHOWN else "")

@@ -1,8 +1,8 @@
 """Where each weight of a model lies in a GGUF file, and how llama.cpp's converter arranges it on the way.
 
-The reference is the model as transformers computes it, so its names and shapes are those in memory, where experts lie
-in one weight. Names go through gguf-py's own map; what that map does not know is below. Of an architecture that is not
-in `TRIED`, a weight that differs may be one that the converter arranges in a way that is not known here.
+The reference is the model as transformers computes it. So its names and shapes are those in memory, where the experts
+are one weight. Names go through gguf-py's own map; names that this map does not know are below. If an architecture is
+not in `TRIED`, the converter may arrange a weight in a way that is not known here, and the weight then seems to differ.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _PUBLISHED: tuple[tuple[str, str], ...] = (
 _EXPERT = re.compile(r"\.experts\.\d+(?=\.)")
 _LAYER = re.compile(r"\.(\d+)\.")
 EMBEDDING, OUTPUT = "token_embd.weight", "output.weight"
-VOCABULARY = (EMBEDDING, OUTPUT)  # may have more or fewer rows than the model, where the vocabulary was filled up
+VOCABULARY = (EMBEDDING, OUTPUT)  # may have more or fewer rows than the model, if the vocabulary was filled up
 
 
 @dataclass(frozen=True)
@@ -64,45 +64,50 @@ class Place:
 
 @dataclass(frozen=True)
 class Places:
-    """Attributes:
-    missing: name in the file of each weight that should be there and is not, by its name in the model.
-    unplaced: weights of the model for which no place is known.
+    """The places of all weights of a model.
+
+    Attributes:
+        placed: the weights that lie in the file.
+        missing: the tensors that the file lacks, by the name of the weight in the model.
+        unplaced: weights of the model for which no place is known.
     """
 
-    found: list[Place]
+    placed: list[Place]
     missing: dict[str, str]
     unplaced: list[str]
 
 
 def places(arch: str, config: Any, shapes: Mapping[str, tuple[int, ...]], widths: Mapping[str, int]) -> Places:
-    """Args:
-    config: of transformers, of the text part.
-    shapes: of the weights of the model, by name.
-    widths: row lengths of the tensors of the file, by name.
+    """Finds the place of each weight in a file.
+
+    Args:
+        config: transformers' config of the text part.
+        shapes: of the weights of the model, by name.
+        widths: row lengths of the tensors of the file, by name.
     """
     names = _name_map(arch, config)
-    made = Places([], {}, [])
+    result = Places([], {}, [])
     ends: dict[str, int] = {}
     for source, shape in sorted(shapes.items(), key=_numbers_in_order):
         if _ELSEWHERE.search(source):
             continue
         targets = list(_targets(arch, config, source, names, widths))
         if not targets:
-            made.unplaced.append(source)
+            result.unplaced.append(source)
         for tensor, arrange in targets:
             if tensor not in widths:
-                made.missing[source] = tensor
+                result.missing[source] = tensor
                 continue
             start = ends.get(tensor, 0)
-            made.found.append(Place(tensor, source, start, arrange))
+            result.placed.append(Place(tensor, source, start, arrange))
             ends[tensor] = start + prod(shape) // len(targets) // widths[tensor]
-    return made
+    return result
 
 
 def _targets(
     arch: str, config: Any, source: str, names: Any, widths: Mapping[str, int]
 ) -> Iterator[tuple[str, Arrange]]:
-    """Tensors of the file that a weight becomes; none where none is known."""
+    """The tensors of the file that a weight becomes; none if none is known."""
     published = _published(source)
     layer = _LAYER.search(published)
     for leaves, arranges in parts_of(arch, config, published):
@@ -119,9 +124,9 @@ def _mapped(name: str, names: Any) -> str | None:
     if name in ("lm_head.weight", "embed_out.weight"):  # the map has no output layer where llama.cpp ties it
         return OUTPUT
     for candidate in (name, name.removeprefix("transformer."), name.replace(".mlp.experts.", ".feed_forward.experts.")):
-        found: str | None = names.get_name(candidate, try_suffixes=(".weight", ".bias")) if names else None
-        if found is not None:
-            return found
+        tensor: str | None = names.get_name(candidate, try_suffixes=(".weight", ".bias")) if names else None
+        if tensor is not None:
+            return tensor
     return None
 
 
@@ -132,7 +137,7 @@ def _published(source: str) -> str:
 
 
 def _numbers_in_order(item: tuple[str, Any]) -> list[Any]:
-    """Expert 10 after expert 9."""
+    """A key that sorts expert 10 after expert 9."""
     return [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", item[0])]
 
 

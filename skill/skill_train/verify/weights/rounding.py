@@ -1,7 +1,7 @@
-"""How far a weight in a file may be from the model's: what rounding to the types that it passed through can cost.
+"""How far a weight in a file may be from the model's, because it was rounded to the types that it passed through.
 
-An unquantized type is held to its own rounding, weight by weight. A quantized one is held to the error of a row, of
-which `verify_tensors` has the bounds.
+For an unquantized type each weight is compared with the error of that rounding. For a quantized type the error of each
+row is compared with the bounds in `tensors`.
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ from skill_train.verify.weights.tensors import row_bounds, row_errors
 if TYPE_CHECKING:
     import numpy as np
 
-# Half the distance of two neighbours, relative to the number: 24, 11 and 8 bits. F32 has room for another order of
-# adding up, and for exp of another library.
+# Half the distance of two neighbours, relative to the number: 24, 11 and 8 bits. F32 has room for sums in another
+# order, and for the exp of another library.
 _RELATIVE = {"F32": 2**-21, "F16": 2**-11, "BF16": 2**-8}
 _SUBNORMAL = {"F16": 2**-25}
 _MERGED = 2**-8  # an adapter may have been merged in bf16
 _PRODUCT = 1e-5  # of the row's largest weight: s·B·A in another order
-_COMPUTED = 2**-10  # the converter adds and takes exp in f16 where the model is stored so
+_COMPUTED = 2**-10  # the converter adds and takes exp in f16 if the model is stored in f16
 
 
 def errors(
     kind: str, weights: np.ndarray, expected: np.ndarray, *, tuned: bool, computed: bool
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Length of each row's error over the length of the row, and whether it is more than may be.
+    """The length of each row's error divided by the length of the row, and whether it is too large.
 
     Args:
         tuned: the model is base and adapter, and the file was made of a merge.
@@ -33,10 +33,10 @@ def errors(
     """
     import numpy as np
 
-    found = row_errors(weights, expected)
-    found[np.isnan(found)] = np.inf  # no comparison would ever choose it
+    distances = row_errors(weights, expected)
+    distances[np.isnan(distances)] = np.inf  # no comparison would ever choose it
     if kind not in _RELATIVE:
-        return found, ~(found <= row_bounds(kind, expected))
+        return distances, ~(distances <= row_bounds(kind, expected))
     size = np.abs(expected)
     most = size + 1 if computed else size
     most = most * np.float32(_RELATIVE[kind] + _MERGED * tuned + _COMPUTED * computed)
@@ -44,4 +44,4 @@ def errors(
     if tuned:
         most += size.max(axis=1, keepdims=True) * np.float32(_PRODUCT)
     with np.errstate(invalid="ignore"):  # of an infinite weight, which is never near enough
-        return found, ~(np.abs(weights - expected) <= most).all(axis=1)
+        return distances, ~(np.abs(weights - expected) <= most).all(axis=1)

@@ -1,6 +1,7 @@
-"""The weights in a GGUF file: finite, not emptied, all there, and those of a quantized file near the unquantized ones.
+"""Checks that the weights in a GGUF file are finite, not emptied, and complete.
 
-The last part names what a figure over all logits only suggests: which tensor is wrong.
+The weights of a quantized file must also be near the unquantized ones. A figure over all logits only suggests that
+something is wrong; this check names the tensor.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from skill_train.verify.check import problems
 if TYPE_CHECKING:
     import numpy as np
 
-_CHUNK = 1 << 18  # weights at a time: what is worked on stays in the processor's cache
+_CHUNK = 1 << 18  # weights at a time, so that they stay in the processor's cache
 
 # Largest error of one row relative to its length (root of summed squares), by storage type. Rounding to b bits in
 # blocks errs by about 2^-b of the block's largest weight; the factor 3 covers rows with few large weights. A row that
@@ -28,40 +29,41 @@ _ROW_ERROR = {"Q8": 0.03, "Q6": 0.08, "Q5": 0.15, "Q4": 0.3, "MX": 0.4, "NV": 0.
 _WIDEST_ROW_ERROR = 0.8
 _ONLY_ZEROS = "holds only zeros"
 _FLOATS = {"F32": 1e-6, "F16": 2e-3, "BF16": 1e-2}
-# Half of the least number in f16, times the most that it is multiplied with: what the scale of a block loses of weights
-# next to nothing, such as the embeddings of tokens that nobody trained (Q6_K: 127 * 32).
+# The error of the scale of a block when its weights are almost zero, as embeddings of untrained tokens are: half of the
+# smallest number in f16, times the largest factor (Q6_K: 127 * 32).
 _LEAST = {"F32": 0.0, "BF16": 0.0, "F16": 2**-25, "Q8_0": 2**-25 * 128}
 _LEAST_OF_OTHERS = 2**-25 * 4096
 
 
 def check_tensors(
-    gguf: GgufFile, *, unquantized: GgufFile | None, needs_output: str, reference: Path, known: bool = False
+    gguf: GgufFile, *, unquantized: GgufFile | None, needs_output: str, reference: Path, confirmed: bool = False
 ) -> Check:
     """Reads the weights of every tensor.
 
     Args:
-        known: `weights` found every tensor of this file, and of the unquantized one, to be that of the trained model,
-            in the same rows. Then they are finite, not emptied and near each other, and are not read again.
+        confirmed: whether the check `weights` found every tensor of this file and of the unquantized one to be that of
+            the trained model, row by row. Such tensors are finite, not emptied and near each other, so they are not
+            read again.
         unquantized: the f32, f16 or bf16 file of the same model, when there is one.
-        needs_output: why the file must have an output layer of its own; empty when it need not.
-        reference: model folder; a matrix of zeros is right when it has one of that size.
+        needs_output: why the file must have an output layer of its own; empty if it need not.
+        reference: model folder. A matrix of zeros is right if this model has one of the same size.
     """
-    found, worst = [], 0.0
+    faults, worst = [], 0.0
     if needs_output and "output.weight" not in gguf.tensors:
-        found.append(f"output.weight is missing, but {needs_output}")
-    for tensor in [] if known else gguf.tensors.values():
+        faults.append(f"output.weight is missing, but {needs_output}")
+    for tensor in [] if confirmed else gguf.tensors.values():
         fault, error = _read(gguf, tensor, unquantized)
         if fault == _ONLY_ZEROS and tensor.elements in _zero_sizes(reference):
             continue
         worst = max(worst, error)
-        found += [f"{tensor.name} {fault}"] if fault else []
+        faults += [f"{tensor.name} {fault}"] if fault else []
     looked_at = len(gguf.tensors)
-    good = f"{looked_at} tensors are finite and not empty" + ", as `weights` found" * known
+    good = f"{looked_at} tensors are finite and not empty" + ", as `weights` found" * confirmed
     if unquantized is not None:
-        found += [f"{name} is missing" for name in unquantized.tensors if name not in gguf.tensors]
+        faults += [f"{name} is missing" for name in unquantized.tensors if name not in gguf.tensors]
         good += f", none of {unquantized.path.name} is missing"
-        good += "" if known else f", the worst row {worst:.2g} from it"
-    return problems("tensors", gguf.path.name, found, looked_at=looked_at, good=good)
+        good += "" if confirmed else f", the worst row {worst:.2g} from it"
+    return problems("tensors", gguf.path.name, faults, looked_at=looked_at, good=good)
 
 
 def output_of_its_own(reference: Path, adapter: Path | None) -> str:
@@ -90,7 +92,7 @@ def _zero_sizes(folder: Path) -> set[int]:
 
 
 def _trained_ends(adapter: Path) -> list[str]:
-    """Tensors of an adapter that change the embedding or the output layer alone."""
+    """Tensors of an adapter that change only the embedding, or only the output layer."""
     from safetensors import safe_open
 
     settings = foreign_json(adapter / "adapter_config.json")
@@ -103,7 +105,7 @@ def _trained_ends(adapter: Path) -> list[str]:
 
 
 def _read(gguf: GgufFile, tensor: Tensor, unquantized: GgufFile | None) -> tuple[str, float]:
-    """What is wrong with one tensor (empty for nothing), and the error of its worst row."""
+    """What is wrong with one tensor (empty if nothing is), and the error of its worst row."""
     import numpy as np
 
     twin = unquantized.tensors.get(tensor.name) if unquantized is not None else None
@@ -146,8 +148,10 @@ def row_chunks(count: int, width: int) -> Iterator[slice]:
 
 
 def weights_of(gguf: GgufFile, tensor: Tensor) -> Callable[[slice], np.ndarray]:
-    """A function from rows to their weights as float32 [rows, row length]. The file is mapped as long as the function
-    lives; `c` is for torch, which warns of memory that it may not write."""
+    """A function from rows to their weights as float32 [rows, row length].
+
+    The file is mapped as long as the function lives. Mode `c` is for torch, which warns about read-only memory.
+    """
     import numpy as np
 
     row_bytes = tensor.n_bytes // (tensor.elements // tensor.shape[0])
@@ -158,7 +162,11 @@ def weights_of(gguf: GgufFile, tensor: Tensor) -> Callable[[slice], np.ndarray]:
 
 
 def _widened(stored: np.ndarray, tensor: Tensor) -> np.ndarray:
-    """Args: stored: uint8 [rows, bytes of a row]."""
+    """The weights as float32.
+
+    Args:
+        stored: uint8 [rows, bytes of a row].
+    """
     import numpy as np
     import torch
     from gguf.constants import GGMLQuantizationType
@@ -175,7 +183,7 @@ def _widened(stored: np.ndarray, tensor: Tensor) -> np.ndarray:
 
 
 def row_errors(weights: np.ndarray, expected: np.ndarray) -> np.ndarray:
-    """Length of each row's error over the length of the row; 0 for rows that are zero in both."""
+    """The length of each row's error divided by the length of the row; 0 for rows that are zero in both."""
     import numpy as np
 
     with np.errstate(over="ignore", invalid="ignore"):  # what is too large for float32's squares ends as NaN, and fails
@@ -186,7 +194,7 @@ def row_errors(weights: np.ndarray, expected: np.ndarray) -> np.ndarray:
 
 
 def row_bounds(kind: str, expected: np.ndarray) -> np.ndarray:
-    """Largest error of each row of these, relative to its length."""
+    """The largest allowed error of each of these rows, relative to its length."""
     import numpy as np
 
     least = _LEAST.get(kind, _LEAST_OF_OTHERS) * np.sqrt(expected.shape[1])
@@ -196,7 +204,7 @@ def row_bounds(kind: str, expected: np.ndarray) -> np.ndarray:
 
 
 def row_bound(kind: str) -> float:
-    """The same of rows whose length is that of a usual weight."""
+    """The same for rows of usual length."""
     if kind in _FLOATS:
         return _FLOATS[kind]
     return _ROW_ERROR.get(kind.removeprefix("I")[:2], _WIDEST_ROW_ERROR)
