@@ -1,4 +1,4 @@
-"""What the report shows of what was made: proof, files to choose from, how to run them, how to make them again.
+"""The sections about results: the proof, the files to choose from, how to run them, and how to make them again.
 
 Pure.
 """
@@ -32,7 +32,7 @@ _WORST = {"fail": 0, "warn": 1, "pass": 2}
 
 
 def missing(run: ReportedRun) -> list[MissingPart]:
-    """Each part that there is no record of, and the command that makes it."""
+    """Each part without a record, and the command that makes it."""
     steps = (
         ("train", "trained", way_on(run)),
         ("convert", "exported", "export-gguf"),
@@ -47,7 +47,7 @@ def missing(run: ReportedRun) -> list[MissingPart]:
 
 
 def way_on(run: ReportedRun) -> str:
-    """What brings a run on that is not trained here; as `cloud_record.way_on`."""
+    """The command that continues a run which is not trained here, as `cloud_record.way_on` gives it."""
     if run.cloud is None:
         return "local --resume --run-dir"
     if run.cloud.last is None:
@@ -65,7 +65,7 @@ def quant_of(run: ReportedRun, file: str) -> str:
 
 
 def proof(run: ReportedRun) -> ProofView | None:
-    """Checks down, files across; below it each check with its figure, its threshold and its words."""
+    """The proof: a table with a row a check and a column a file, and each check with figure, threshold and detail."""
     if run.proof is None:
         return None
     verify, files = run["verify"], list(run.proof.inputs.ggufs)
@@ -92,9 +92,9 @@ def proof(run: ReportedRun) -> ProofView | None:
 
 
 def files(run: ReportedRun) -> list[FileView]:
-    """Each exported file with size, nearness to the trained model, speed and verdict; the largest first."""
-    found = [_file(run, file, step, name) for file, (step, name) in run.exported().items()]
-    return sorted(found, key=lambda file: -(file["bytes"].value or 0))
+    """Each exported file with its size, distance to the trained model, speed and verdict; the largest first."""
+    views = [_file(run, file, step, name) for file, (step, name) in run.exported().items()]
+    return sorted(views, key=lambda file: -(file["bytes"].value or 0))
 
 
 def _file(run: ReportedRun, file: str, step: str, name: str) -> FileView:
@@ -124,9 +124,9 @@ def _file(run: ReportedRun, file: str, step: str, name: str) -> FileView:
 
 
 def _to_trained(checks: list[Check]) -> str:
-    """What holds the distance to the trained model; proofs of earlier versions compared with nothing else."""
-    known = any("trained_kl" in check.figures for check in checks if check.name == "logits")
-    return "trained_kl" if known else "mean_kl"
+    """The name of the figure with the distance to the trained model. Proofs of earlier versions have only `mean_kl`."""
+    has_trained_kl = any("trained_kl" in check.figures for check in checks if check.name == "logits")
+    return "trained_kl" if has_trained_kl else "mean_kl"
 
 
 def smallest(run: ReportedRun) -> list[Figure]:
@@ -139,26 +139,29 @@ def smallest(run: ReportedRun) -> list[Figure]:
 
 
 def run_it(run: ReportedRun) -> RunItView | None:
-    """Commands that run the smallest file that passed; paths are those inside the run's folder."""
+    """The commands that run the smallest file that passed. Paths are relative to the run's folder."""
     listed = files(run)
     if not listed:
         return None
     passed = [file for file in listed if file["verdict"] in ("pass", "warn")]
-    taken = (passed or listed)[-1]
+    chosen = (passed or listed)[-1]
     name = re.sub(r"[^a-z0-9._-]+", "-", run.name.lower()).strip("-._") or "model"
-    path = shlex.quote(taken["path"])
+    path = shlex.quote(chosen["path"])
     return {
-        "file": taken["file"],
-        "quant": taken["quant"],
-        "verdict": taken["verdict"],
+        "file": chosen["file"],
+        "quant": chosen["quant"],
+        "verdict": chosen["verdict"],
         "commands": _commands(name, path),
         "modelfile": run.texts.get("Modelfile"),
     }
 
 
 def _commands(name: str, path: str) -> list[ProgramView]:
-    """`lms import` moves the file unless `--copy` is said (lmstudio-ai/lms src/subcommands/importCmd.ts, 2026-08);
-    the others as in references/gguf_conversion.md."""
+    """The commands for each program.
+
+    `lms import` moves the file unless `--copy` is given (lmstudio-ai/lms src/subcommands/importCmd.ts, 2026-08). The
+    other commands are those of references/gguf_conversion.md.
+    """
     return [
         {
             "program": "Ollama",
@@ -179,7 +182,7 @@ def _commands(name: str, path: str) -> list[ProgramView]:
 
 
 def cloud(run: ReportedRun) -> CloudView | None:
-    """The jobs of a run in the cloud: their ids, ends, machines, costs, and where what they made is kept."""
+    """The jobs of a run in the cloud: their ids, ends, machines and costs, and where their results are kept."""
     if run.cloud is None:
         return None
     record = run["cloud"]
@@ -197,23 +200,24 @@ def cloud(run: ReportedRun) -> CloudView | None:
         }
         for i, job in enumerate(run.cloud.jobs)
     ]
-    kept = [("bucket", "bucket"), ("folder", "folder"), ("repository", "hub_model_id"), ("run", "run_id")]
-    return {"jobs": jobs, "kept": [(said, record.figure(str, key)) for said, key in kept]}
+    fields = [("bucket", "bucket"), ("folder", "folder"), ("repository", "hub_model_id"), ("run", "run_id")]
+    return {"jobs": jobs, "kept": [(label, record.figure(str, key)) for label, key in fields]}
 
 
 def versions(run: ReportedRun) -> list[tuple[str, Figure]]:
-    """Of what trained, merged, converted and verified; each package once."""
+    """The versions that trained, merged, converted and verified; each package once."""
     environment = run["environment"]
-    found = {key: environment.figure(str, key) for key in ("python", "platform", "device_name")}
-    found |= {str(name): environment.figure(str, "versions", str(name)) for name, _ in environment.items("versions")}
+    figures = {key: environment.figure(str, key) for key in ("python", "platform", "device_name")}
+    figures |= {str(name): environment.figure(str, "versions", str(name)) for name, _ in environment.items("versions")}
     for step in ("merge", "convert", "quantize", "verify", "evaluate"):
         for name, _ in run[step].items("versions"):
-            found.setdefault(str(name), run[step].figure(str, "versions", str(name)))
-    return [(name, figure) for name, figure in found.items() if figure.value is not None]
+            figures.setdefault(str(name), run[step].figure(str, "versions", str(name)))
+    return [(name, figure) for name, figure in figures.items() if figure.value is not None]
 
 
 def reproduce(run: ReportedRun) -> ReproduceView:
-    """The commands that make this run again from its recipe, and what tells that the inputs are the same."""
+    """The commands that repeat this run from its recipe, and the fingerprints that show whether the inputs are the
+    same."""
     plan = run["plan"]
     quants = ",".join(dict.fromkeys(file["quant"] for file in files(run)))
     lines = ["skill-train local recipe.yaml --run-dir again", f"{run.command('diff')} again"]

@@ -1,7 +1,7 @@
-"""The curves and the comparison of files as SVG, drawn by matplotlib. No colour is in them: the page's style sheet has
-them, for light, dark and paper.
+"""The curves and the comparison of files as SVG, drawn by matplotlib.
 
-Nothing in a chart comes from the model or the data but numbers, and the names of quantization types.
+The SVG holds no colours. They are in the page's style sheet, for light, dark and paper. Of the model and the data, a
+chart holds only numbers and the names of quantization types.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from skill_train.core.errors import NotInstalled
 
-COLOURS = 8  # series that the style sheet has a colour for; further ones begin again, dashed
+COLOURS = 8  # colours of the style sheet; further series use them again, dashed
 # Inches of 72 units: the text is readable where a phone shows the chart whole.
 WIDTH, HEIGHT, BARS_WIDTH = 4.4, 2.5, 3.6
 _TEXT, _GRID = "#0a0b01", "#0a0b02"
@@ -44,7 +44,7 @@ _STYLE = {
 
 @dataclass(frozen=True)
 class Series:
-    """One curve: a gap where a value is None. `colour` is the number of its run."""
+    """One curve, with a gap where a value is None. `colour` is the number of its run."""
 
     colour: int
     xs: Sequence[float]
@@ -54,8 +54,11 @@ class Series:
 
 @dataclass(frozen=True)
 class Panel:
-    """Curves over the same steps. The scale begins at zero, is a log one where the values span many times (`log`), or
-    takes what the values need (`free`)."""
+    """Curves over the same steps.
+
+    Attributes:
+        scale: `zero` begins at zero. `log` is logarithmic if the values span a wide range. `free` fits the values.
+    """
 
     unit: str
     series: Sequence[Series]
@@ -75,13 +78,13 @@ def curves(name: str, title: str, panels: Sequence[Panel]) -> str | None:
     """An SVG of panels above each other over the training's steps; None when no value is known.
 
     Args:
-        name: unlike that of any other chart on the page.
-        title: for those who hear the page.
+        name: unique among the charts on the page.
+        title: for screen readers.
 
     Raises:
         NotInstalled: matplotlib is missing.
     """
-    panels = [panel for panel in panels if any(y is not None for one in panel.series for y in one.ys)]
+    panels = [panel for panel in panels if any(y is not None for series in panel.series for y in series.ys)]
     if not panels:
         return None
     with _figure(WIDTH, HEIGHT * (1 + 0.4 * (len(panels) - 1))) as figure:
@@ -95,13 +98,13 @@ def curves(name: str, title: str, panels: Sequence[Panel]) -> str | None:
 
 
 def _draw(axis: Any, panel: Panel, gid: str) -> None:
-    for place, one in enumerate(panel.series):
-        ys = [float("nan") if y is None else y for y in one.ys]
-        (line,) = axis.plot(one.xs, ys, "--" if one.dashed else "-", color=_colour(one.colour))
+    for place, series in enumerate(panel.series):
+        ys = [float("nan") if y is None else y for y in series.ys]
+        (line,) = axis.plot(series.xs, ys, "--" if series.dashed else "-", color=_colour(series.colour))
         line.set_gid(f"{gid}-{place}")
         if len(ys) == 1:
             line.set_marker("o")
-    values = [y for one in panel.series for y in one.ys]
+    values = [y for series in panel.series for y in series.ys]
     log = panel.scale == "log" and _log(axis, "y", values)
     if panel.scale == "zero":
         axis.set_ylim(bottom=0)
@@ -114,20 +117,20 @@ def bars(name: str, title: str, unit: str, rows: Sequence[Amount]) -> str | None
     Raises:
         NotInstalled: matplotlib is missing.
     """
-    known = [row for row in rows if row.value is not None]
-    if not known:
+    drawn = [row for row in rows if row.value is not None]
+    if not drawn:
         return None
-    with _figure(BARS_WIDTH, 0.75 + 0.27 * len(known)) as figure:
+    with _figure(BARS_WIDTH, 0.75 + 0.27 * len(drawn)) as figure:
         axis = figure.subplots()
-        places = range(len(known), 0, -1)
-        log = _log(axis, "x", [row.value for row in known])
-        for place, row in zip(places, known, strict=True):
-            if log:  # a bar on a log scale has no beginning, so its length says nothing
+        places = range(len(drawn), 0, -1)
+        log = _log(axis, "x", [row.value for row in drawn])
+        for place, row in zip(places, drawn, strict=True):
+            if log:  # a bar on a log scale has no beginning, so its length means nothing
                 axis.plot([row.value], [place], "o", markersize=7, color=_colour(row.colour))
             else:
                 axis.barh([place], [row.value], height=0.6, color=_colour(row.colour))
-        axis.set_yticks(list(places), [_label(row.label) for row in known])
-        axis.set_ylim(0.4, len(known) + 0.6)
+        axis.set_yticks(list(places), [_label(row.label) for row in drawn])
+        axis.set_ylim(0.4, len(drawn) + 0.6)
         axis.set_xlabel(f"{unit} (log)" if log else unit)
         return _svg(figure, name, title)
 
@@ -148,11 +151,11 @@ def _figure(width: float, height: float) -> Iterator[Any]:
 
 
 def _log(axes: Any, which: str, values: Sequence[float | None]) -> bool:
-    """A log scale where the values span many times, with plain numbers beside it. Whether it is one."""
+    """Sets a log scale with plain numbers if the values span a wide range. Returns whether it did."""
     from matplotlib.ticker import FuncFormatter, NullFormatter
 
-    known = [value for value in values if value is not None]
-    log = min(known) > 0 and max(known) >= _SPAN * min(known)
+    present = [value for value in values if value is not None]
+    log = min(present) > 0 and max(present) >= _SPAN * min(present)
     if log:
         axes.set(**{f"{which}scale": "log"})
         scaled = getattr(axes, f"{which}axis")
@@ -170,7 +173,7 @@ def _colour(number: int) -> str:
 
 
 def _svg(figure: Any, name: str, title: str) -> str:
-    """The figure as an element for a page: no declaration, no metadata, ids of its own, colours by name."""
+    """The figure as an element for a page: without declaration and metadata, with unique ids and colours by name."""
     from matplotlib import rc_context
 
     written = io.StringIO()

@@ -1,4 +1,4 @@
-"""The JSON files of one run as the report reads them: each figure on the page knows the place that it was read from.
+"""The JSON files of one run for the report. Each figure on the page knows where it was read.
 
 Pure: the files were read before.
 """
@@ -28,8 +28,8 @@ class Figure:
 
     Attributes:
         text: as a person reads it.
-        value: as it stands in its file; None when it does not.
-        at: `run/train.json#/figures/last_loss`, a JSON pointer (RFC 6901) behind the file; empty when unknown.
+        value: as it is in its file; None if the file does not have it.
+        at: such as `run/train.json#/figures/last_loss`: the file and a JSON pointer (RFC 6901); empty if unknown.
     """
 
     text: str
@@ -39,7 +39,7 @@ class Figure:
 
 @dataclass(frozen=True)
 class Record:
-    """One JSON document of a run; `content` is empty or None when there is no such file."""
+    """One JSON document of a run; `content` is empty or None if there is no such file."""
 
     run: str
     file: str
@@ -50,13 +50,13 @@ class Record:
 
     def get(self, *keys: str | int, default: Any = None) -> Any:
         """The value at these keys; `default` where one of them is missing or the value is null."""
-        found: Any = self.content
+        value: Any = self.content
         for key in keys:
             try:
-                found = getattr(found, str(key)) if isinstance(found, msgspec.Struct) else found[key]
+                value = getattr(value, str(key)) if isinstance(value, msgspec.Struct) else value[key]
             except (AttributeError, KeyError, IndexError, TypeError):
                 return default
-        return default if found is None else found
+        return default if value is None else value
 
     def figure(self, shown: Callable[[Any], str], *keys: str | int, unknown: str = NOT_KNOWN) -> Figure:
         value = self.get(*keys)
@@ -67,8 +67,8 @@ class Record:
 
     def items(self, *keys: str | int) -> Iterator[tuple[str | int, Any]]:
         """Keys and values of the object or list at these keys."""
-        found = self.get(*keys, default={})
-        yield from found.items() if isinstance(found, dict) else enumerate(found)
+        children = self.get(*keys, default={})
+        yield from children.items() if isinstance(children, dict) else enumerate(children)
 
 
 @dataclass(frozen=True)
@@ -76,12 +76,12 @@ class ReportedRun:
     """All that the report knows of one run.
 
     Attributes:
-        name: of its folder, and unlike that of any other run on the page.
-        call: what a command is given to find it.
+        name: of its folder; unique among the runs on the page.
+        call: the argument with which a command finds it.
         documents: further JSON documents by the name of their file without `.json`.
-        outdated: documents that were left out, because they are of other files than those of the run.
+        outdated: documents that were left out, because they are about other files than those of the run.
         metrics: a line a step, in order.
-        texts: `recipe.yaml` and `Modelfile`, where there are such files.
+        texts: `recipe.yaml` and `Modelfile`, if there are such files.
     """
 
     name: str
@@ -100,7 +100,7 @@ class ReportedRun:
         return Record(self.name, f"{name}.json", typed.get(name) or self.documents.get(name))
 
     def exported(self) -> dict[str, tuple[str, str]]:
-        """File name to the step that made it, and its name in that step's record."""
+        """By file name: the step that made the file, and its name in that step's record."""
         return {
             str(name).rpartition("/")[2]: (step, str(name))
             for step in ("convert", "quantize")
@@ -108,16 +108,17 @@ class ReportedRun:
         }
 
     def trained(self, folder: str) -> dict[str, str]:
-        """Digests of what the training wrote into `adapter` or, trained whole, into `merged`, by file name."""
-        made = self["train"].get("outputs", default={})
+        """Digests of the files that training wrote, by file name: in `adapter`, or in `merged` if every weight was
+        trained."""
+        outputs = self["train"].get("outputs", default={})
         return {
             name.removeprefix(f"{folder}/"): digest["sha256"]
-            for name, digest in made.items()
+            for name, digest in outputs.items()
             if name.startswith(f"{folder}/")
         }
 
     def without_outdated(self) -> ReportedRun:
-        """Without an evaluation of other files: its figures would stand beside files that they are not of."""
+        """The run without an evaluation of other files, whose figures would stand beside the wrong files."""
         if self.evaluation is None or not self._is_outdated(self.evaluation):
             return self
         return dataclasses.replace(self, evaluation=None, outdated=(*self.outdated, "evaluate"))
@@ -138,10 +139,10 @@ class ReportedRun:
         return f"skill-train {words} {shlex.quote(self.call)}"
 
 
-def differ(digests: Mapping[str, object] | str | None, made: dict[str, str]) -> bool:
-    """Whether a step read other files than these; False where it, or the training, names none."""
-    known = digests if isinstance(digests, Mapping) else {}
-    return bool(known) and any(_sha256(known.get(name)) != made[name] for name in made)
+def differ(digests: Mapping[str, object] | str | None, recorded: dict[str, str]) -> bool:
+    """Whether a step read other files than these. False if the step, or the training, names none."""
+    read = digests if isinstance(digests, Mapping) else {}
+    return bool(read) and any(_sha256(read.get(name)) != recorded[name] for name in recorded)
 
 
 def _sha256(digest: object) -> object:

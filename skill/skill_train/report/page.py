@@ -1,4 +1,4 @@
-"""The page itself: what is shown and the charts, put into the template. Whatever a run says is escaped."""
+"""Renders the page from the views and the charts. All text of a run is escaped."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ def page(runs: list[RunView], shared: SharedView) -> str:
     """One HTML document that loads nothing.
 
     Args:
-        runs: what `sections.shown` says of each.
-        shared: what stands on the page once. The `svg` of a chart is put in as it is.
+        runs: the result of `sections.shown` for each run.
+        shared: what is on the page once. The `svg` of a chart is inserted unchanged.
 
     Raises:
         NotInstalled: jinja2 is missing.

@@ -1,5 +1,8 @@
-"""What the report shows of how good the models of a run are: `evaluate.json`, or as far as they go the demo's figures
-and the two answers of the training. Pure."""
+"""The sections about quality, from `evaluate.json`. Without it, from the demo's figures and the two answers of the
+training.
+
+Pure.
+"""
 
 from __future__ import annotations
 
@@ -27,49 +30,49 @@ def measured(run: ReportedRun, model: str, key: str, *, stage: str = "") -> Figu
     """One value of one model: `base`, `tuned` or the name of a GGUF file.
 
     Args:
-        stage: how the demo's table names it, which is taken where there is no evaluation.
+        stage: its name in the demo's table, which is used if there is no evaluation.
     """
     shown = _MEASURES[key]
     if run.evaluation is not None:
-        names = [one.name for one in run.evaluation.models]
+        names = [evaluated.name for evaluated in run.evaluation.models]
         at = ("models", names.index(model), key) if model in names else ()
         return run["evaluate"].figure(shown, *at, unknown=NOT_MEASURED) if at else Figure(NOT_MEASURED)
-    stages = [one.stage for one in run.demo.figures.stages] if run.demo is not None else []
+    stages = [row.stage for row in run.demo.figures.stages] if run.demo is not None else []
     if (stage or model) not in stages:
         return Figure(NOT_MEASURED)
     return run["demo"].figure(shown, "figures", "stages", stages.index(stage or model), key, unknown=NOT_MEASURED)
 
 
 def quality(run: ReportedRun) -> QualityView | None:
-    """Each evaluated model with its figures, and how it differs from what it was made of."""
+    """Each evaluated model with its figures, and its difference to the model that it was made of."""
     if run.evaluation is None:
         return None
-    found, evaluate = run.evaluation, run["evaluate"]
-    keys = [key for key in _MEASURES if key != "score" or found.score is not None]
+    evaluation, evaluate = run.evaluation, run["evaluate"]
+    keys = [key for key in _MEASURES if key != "score" or evaluation.score is not None]
     models: list[ModelView] = [
         {
-            "name": one.name,
+            "name": model.name,
             "figures": [evaluate.figure(_MEASURES[key], "models", i, key, unknown=NOT_MEASURED) for key in keys],
-            "reason": one.reason,
+            "reason": model.reason,
         }
-        for i, one in enumerate(found.models)
+        for i, model in enumerate(evaluation.models)
     ]
     differences: list[ModelDifferenceView] = [
         {
-            "model": one.model,
-            "against": one.against,
-            "measure": one.measure.replace("_", " "),
-            "says": one.says,
+            "model": difference.model,
+            "against": difference.against,
+            "measure": difference.measure.replace("_", " "),
+            "says": difference.says,
             "difference": evaluate.figure(_signed, "differences", i, "difference"),
             "low": evaluate.figure(_signed, "differences", i, "low"),
             "high": evaluate.figure(_signed, "differences", i, "high"),
         }
-        for i, one in enumerate(found.differences)
+        for i, difference in enumerate(evaluation.differences)
     ]
     return {
         "rows": evaluate.figure(number, "rows"),
         "asked": evaluate.figure(number, "asked"),
-        "score": found.score,
+        "score": evaluation.score,
         "measures": [key.replace("_", " ") for key in keys],
         "models": models,
         "differences": differences,
@@ -81,7 +84,10 @@ def _signed(value: float) -> str:
 
 
 def answers(run: ReportedRun) -> AnswersView | None:
-    """The same prompts answered by each model, the most telling first; at least the one that the training asked."""
+    """Prompts with the answer of each model. Rows with most different answers come first.
+
+    Without an evaluation, it is the one prompt that the training asked.
+    """
     asked = run.evaluation.answers if run.evaluation is not None else []
     if asked:
         telling = sorted(asked, key=lambda row: -row.different_answers)[:MOST_ANSWERS]
@@ -89,8 +95,8 @@ def answers(run: ReportedRun) -> AnswersView | None:
     answer = run["train"].get("answer")
     if answer is None:
         return None
-    told: list[AnswerView] = [{"model": when, "text": answer.get(key), "exact": None} for when, key in _WHEN]
-    rows: list[PromptView] = [{"prompt": answer.get("prompt", ""), "expected": None, "answers": told}]
+    pair: list[AnswerView] = [{"model": when, "text": answer.get(key), "exact": None} for when, key in _WHEN]
+    rows: list[PromptView] = [{"prompt": answer.get("prompt", ""), "expected": None, "answers": pair}]
     return {"rows": rows, "of": 1, "source": "train.json"}
 
 
@@ -98,7 +104,7 @@ _WHEN = (("base", "before"), ("tuned", "after"))
 
 
 def _answered(row: AnsweredRow) -> PromptView:
-    told: list[AnswerView] = [
+    views: list[AnswerView] = [
         {"model": name, "text": text, "exact": row.exact.get(name)} for name, text in row.answers.items()
     ]
-    return {"prompt": row.prompt, "expected": row.expected, "answers": told}
+    return {"prompt": row.prompt, "expected": row.expected, "answers": views}

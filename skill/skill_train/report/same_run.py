@@ -18,7 +18,7 @@ _HEADLINES = {
 }
 
 
-def same(a: str, b: str, found: Comparison) -> SameView:
+def same(a: str, b: str, comparison: Comparison) -> SameView:
     """What the page says of two runs.
 
     Args:
@@ -27,19 +27,19 @@ def same(a: str, b: str, found: Comparison) -> SameView:
     return {
         "a": a,
         "b": b,
-        "verdict": found.verdict,
-        "headline": _HEADLINES[found.verdict],
-        "recipe_facts": len(found.recipe),
-        "placement_facts": len(found.placement),
-        "losses": found.losses,
-        "same_weights": found.same_weights,
-        "lines": [_facts(found), *_named(found.recipe), *_results(found), *_unknown(found)],
+        "verdict": comparison.verdict,
+        "headline": _HEADLINES[comparison.verdict],
+        "recipe_facts": len(comparison.recipe),
+        "placement_facts": len(comparison.placement),
+        "losses": comparison.losses,
+        "same_weights": comparison.same_weights,
+        "lines": [_facts(comparison), *_named(comparison.recipe), *_results(comparison), *_unknown(comparison)],
     }
 
 
-def _facts(found: Comparison) -> str:
-    differ = f"{len(found.recipe) or 'none'} of the recipe differ, {len(found.placement) or 'none'} of the placement"
-    return f"{found.compared} facts compared: {differ}"
+def _facts(comparison: Comparison) -> str:
+    recipe, placement = len(comparison.recipe) or "none", len(comparison.placement) or "none"
+    return f"{comparison.compared} facts compared: {recipe} of the recipe differ, {placement} of the placement"
 
 
 def _named(differences: Sequence[RunDifference]) -> list[str]:
@@ -48,19 +48,19 @@ def _named(differences: Sequence[RunDifference]) -> list[str]:
     return named + ([f"and {rest} more, which skill-train diff lists"] if rest else [])
 
 
-def _results(found: Comparison) -> list[str]:
+def _results(comparison: Comparison) -> list[str]:
     lines = []
-    if (losses := found.losses) is not None:
+    if (losses := comparison.losses) is not None:
         far = f"differ by up to {losses['largest_difference']:.3g}, at step {losses['at_step']}"
         equal = "are equal, so the curves coincide"
         lines.append(f"the losses of {losses['steps']} steps {equal if losses['equal'] else far}")
-    if found.same_weights is not None:
-        lines.append(f"the trained weights are {'the same bytes' if found.same_weights else 'other bytes'}")
+    if comparison.same_weights is not None:
+        lines.append(f"the trained weights are {'the same bytes' if comparison.same_weights else 'other bytes'}")
     return lines
 
 
-def _unknown(found: Comparison) -> list[str]:
-    return [f"not compared: {reason}" for reason in found.not_compared]
+def _unknown(comparison: Comparison) -> list[str]:
+    return [f"not compared: {reason}" for reason in comparison.not_compared]
 
 
 def _text(value: Any) -> str:

@@ -1,4 +1,5 @@
-"""What the report shows of a run: its verdict, its figures, what was decided and why, its data and its curves. Pure."""
+"""The sections about a run: its verdict, its figures, the decisions and their reasons, its data and its curves.
+Pure."""
 
 from __future__ import annotations
 
@@ -28,12 +29,12 @@ from skill_train.run.records import Number
 from skill_train.run.train_record import StepLine
 from skill_train.run.verify_record import Proof
 
-MOST_POINTS = 600  # of one curve: about one a pixel
+MOST_POINTS = 600  # of one curve, about one a pixel
 MOST_ROWS = 200  # of the table of steps
 
 
 def shown(run: ReportedRun) -> RunView:
-    """Everything of one run, as the page lays it out; a part that there is no record of is None."""
+    """Everything about one run, as the page needs it. A part without a record is None."""
     return {
         "name": run.name,
         "verdict": verdict(run),
@@ -57,7 +58,7 @@ def shown(run: ReportedRun) -> RunView:
 
 
 def verdict(run: ReportedRun) -> VerdictView:
-    """The one word that a reader came for, what it rests on, and the next command where something is left to do."""
+    """The verdict in one word, its reasons, and the next command if something is left to do."""
     train = run["train"]
     if not train:
         return _not_trained(run)
@@ -65,9 +66,9 @@ def verdict(run: ReportedRun) -> VerdictView:
         failed = [f"{check['name']}: {check['detail']}" for check in train.get("checks") if check["verdict"] == "fail"]
         return _verdict("fail", "The smoke test failed", failed)
     if run.proof is None:
-        said = ["The training passed its smoke test; nothing is known yet of any file that was made from it."]
+        because = ["The training passed its smoke test; nothing is known yet of any file that was made from it."]
         following = "verify" if run["convert"] else "export-gguf"
-        return _verdict("unknown", "Trained, not verified yet", said, run.command(following))
+        return _verdict("unknown", "Trained, not verified yet", because, run.command(following))
     stale = _stale(run, run.proof)
     if stale:
         return _verdict("fail", "The proof is of other files", stale, run.command("verify"))
@@ -79,18 +80,18 @@ def _not_trained(run: ReportedRun) -> VerdictView:
     if failure:
         error = failure.get("error", default={})
         return _verdict("fail", "The training failed", [error.get("message", "")], error.get("hint", ""))
-    said = "Submitted, results not fetched yet" if run.cloud else "Not trained yet"
-    return _verdict("unknown", said, [], run.command(way_on(run)))
+    headline = "Submitted, results not fetched yet" if run.cloud else "Not trained yet"
+    return _verdict("unknown", headline, [], run.command(way_on(run)))
 
 
 def _proven(proof: Proof) -> VerdictView:
     passing = sum(check.verdict == "pass" for check in proof.checks)
-    said = [f"{check.file} {check.name}: {check.detail}" for check in proof.checks if check.verdict != "pass"]
-    said += [f"{one.file} {one.name}: not checked, {one.reason}" for one in proof.not_checked]
+    because = [f"{check.file} {check.name}: {check.detail}" for check in proof.checks if check.verdict != "pass"]
+    because += [f"{skipped.file} {skipped.name}: not checked, {skipped.reason}" for skipped in proof.not_checked]
     judged = len(proof.inputs.ggufs)
     of = f"{passing} of {len(proof.checks)} checks pass on {judged} file{'' if judged == 1 else 's'}"
     head = {"pass": "Proven", "warn": "Proven, with warnings", "fail": "Not what was trained"}
-    return _verdict(proof.verdict, f"{head[proof.verdict]}: {of}", said)
+    return _verdict(proof.verdict, f"{head[proof.verdict]}: {of}", because)
 
 
 def _verdict(word: str, headline: str, because: list[str], following: str = "") -> VerdictView:
@@ -98,22 +99,22 @@ def _verdict(word: str, headline: str, because: list[str], following: str = "") 
 
 
 def _stale(run: ReportedRun, proof: Proof) -> list[str]:
-    """Files that changed after the proof, or that it never saw, by the digests in the records."""
-    said = []
+    """Files that changed after the proof, or that it did not read, according to the digests in the records."""
+    because = []
     for folder, read in (("adapter", proof.inputs.adapter), ("merged", proof.inputs.reference)):
         if differ(read, run.trained(folder)):
-            said.append(f"{folder}/ is another than the one that was verified")
+            because.append(f"{folder}/ is another than the one that was verified")
     for file, (step, name) in run.exported().items():
-        known = proof.inputs.ggufs.get(file)
-        if known is None:
-            said.append(f"{file} was exported and not verified")
-        elif known["sha256"] != run[step].get("outputs", name, "sha256"):
-            said.append(f"{file} is another than the one that was verified")
-    return said
+        verified = proof.inputs.ggufs.get(file)
+        if verified is None:
+            because.append(f"{file} was exported and not verified")
+        elif verified["sha256"] != run[step].get("outputs", name, "sha256"):
+            because.append(f"{file} is another than the one that was verified")
+    return because
 
 
 def overview(run: ReportedRun) -> Overview:
-    """The few figures that runs are compared by; several figures stand for a change from one to the next."""
+    """The few figures by which runs are compared. Two figures stand for a change from the first to the second."""
     plan, train = run["plan"], run["train"]
     loss = [train.figure(number, "figures", name) for name in ("first_loss", "last_loss")]
     exact = [measured(run, "base", "exact_match"), measured(run, "tuned", "exact_match", stage="merged")]
@@ -139,10 +140,10 @@ def _change(before: Figure, after: Figure) -> list[Figure]:
 
 
 def _peak(run: ReportedRun) -> Figure:
-    """Of the device that trained, or of the process where the device has no memory of its own."""
+    """The peak memory of the device that trained, or of the process if the device has no memory of its own."""
     train, device = run["train"], run["plan"].get("placement", "device")
-    kept = train.get("figures", "peak_memory_bytes", default={})
-    return train.figure(size, "figures", "peak_memory_bytes", device if device in kept else "rss")
+    peaks = train.get("figures", "peak_memory_bytes", default={})
+    return train.figure(size, "figures", "peak_memory_bytes", device if device in peaks else "rss")
 
 
 def training(run: ReportedRun) -> TrainingView | None:
@@ -163,7 +164,7 @@ def training(run: ReportedRun) -> TrainingView | None:
 
 
 def estimates(run: ReportedRun) -> EstimatesView:
-    """Estimated ranges beside what was measured; `within` is None where one of the two is unknown."""
+    """Estimated ranges beside the measurements. `within` is None if one of the two is unknown."""
     plan, train = run["plan"], run["train"]
     rows = [
         _estimate(plan, "memory", "memory_bytes", size, _peak(run)),
@@ -172,32 +173,32 @@ def estimates(run: ReportedRun) -> EstimatesView:
     ]
     parts: list[EstimatePartView] = [
         {
-            "what": f"{what}: {part['name']}",
+            "what": f"{quantity}: {part['name']}",
             "low": plan.figure(shown, "estimates", key, i, "low"),
             "high": plan.figure(shown, "estimates", key, i, "high"),
             "because": part["because"],
         }
-        for what, key, shown in (("memory", "memory_parts", size), ("time", "seconds_parts", duration))
+        for quantity, key, shown in (("memory", "memory_parts", size), ("time", "seconds_parts", duration))
         for i, part in plan.items("estimates", key)
     ]
     return {"rows": rows, "parts": parts}
 
 
-def _estimate(plan: Record, what: str, key: str, shown: Callable[[Any], str], actual: Figure) -> EstimateRow:
+def _estimate(plan: Record, quantity: str, key: str, shown: Callable[[Any], str], actual: Figure) -> EstimateRow:
     low, high = (plan.figure(shown, "estimates", key, end) for end in ("low", "high"))
-    known = None not in (low.value, high.value, actual.value)
+    complete = None not in (low.value, high.value, actual.value)
     return {
-        "what": what,
+        "what": quantity,
         "low": low,
         "high": high,
         "actual": actual,
-        "within": low.value <= actual.value <= high.value if known else None,
+        "within": low.value <= actual.value <= high.value if complete else None,
         "basis": plan.get("estimates", key, "basis", default=""),
     }
 
 
 def _cost(run: ReportedRun) -> Figure:
-    """A local run pays no rent. A job's cost is known once its end was seen; the bill says it in any case."""
+    """The cost. A local run has no rent. The cost of a job is known once its end was seen; the bill always has it."""
     seconds = run["train"].get("seconds")
     if run.cloud is None:
         return Figure("no rent", 0) if run["plan"].get("where") == "local" else Figure("not known")
@@ -214,7 +215,7 @@ def _cost(run: ReportedRun) -> Figure:
 
 
 def decision(run: ReportedRun) -> DecisionView:
-    """Where the plan trains, and every value that was derived with its reason."""
+    """Where the plan trains, and every derived value with its reason."""
     plan = run["plan"]
     return {
         "where": plan.get("where", default="not known"),
@@ -228,7 +229,7 @@ def decision(run: ReportedRun) -> DecisionView:
 
 
 def data(run: ReportedRun) -> DataView | None:
-    """How many rows and tokens were fed, and one row as it was fed."""
+    """The number of rows and tokens that were fed, and one row as it was fed."""
     train = run["train"]
     if not train:
         return None
@@ -248,25 +249,25 @@ def data(run: ReportedRun) -> DataView | None:
 
 def differences(runs: list[ReportedRun]) -> list[DifferenceView]:
     """Fields of recipe, fingerprints and placement in which the runs differ."""
-    found: list[DifferenceView] = []
+    views: list[DifferenceView] = []
     for part in ("recipe", "fingerprints", "placement"):
         names = dict.fromkeys(key for run in runs for key in run["plan"].get(part, default={}))
         for name in names:
             cells = [run["plan"].figure(number, part, name, unknown="none") for run in runs]
             if len({repr(cell.value) for cell in cells}) > 1:
-                found.append({"part": part, "name": name, "cells": cells})
-    return found
+                views.append({"part": part, "name": name, "cells": cells})
+    return views
 
 
 def curve(metrics: list[StepLine], name: str, kind: str = "") -> tuple[list[int], list[float | None]]:
-    """Steps and values of one curve, thinned; None where a line has no such value.
+    """Steps and values of one curve, thinned. A value is None if its line does not have it.
 
     Args:
-        kind: of the memory.
+        kind: of memory, for a curve of memory.
     """
     values = [(line.memory_bytes or {}).get(kind) if kind else getattr(line, name) for line in metrics]
-    kept = thinned(values)
-    return [metrics[i].step for i in kept], [values[i] for i in kept]
+    indices = thinned(values)
+    return [metrics[i].step for i in indices], [values[i] for i in indices]
 
 
 def thinned(values: list[float | None], most: int = MOST_POINTS) -> list[int]:
@@ -274,16 +275,16 @@ def thinned(values: list[float | None], most: int = MOST_POINTS) -> list[int]:
     if len(values) <= most:
         return list(range(len(values)))
     stretches = (most - 2) // 2
-    kept = {0, len(values) - 1}
+    indices = {0, len(values) - 1}
     for i in range(stretches):
         inside = range(i * len(values) // stretches, (i + 1) * len(values) // stretches)
-        known = [j for j in inside if values[j] is not None] or [inside[0]]
-        kept |= {min(known, key=lambda j: values[j] or 0.0), max(known, key=lambda j: values[j] or 0.0)}
-    return sorted(kept)
+        present = [j for j in inside if values[j] is not None] or [inside[0]]
+        indices |= {min(present, key=lambda j: values[j] or 0.0), max(present, key=lambda j: values[j] or 0.0)}
+    return sorted(indices)
 
 
 def steps(metrics: list[StepLine]) -> StepsView:
-    """The figures behind the curves: every step, or every so many and the last."""
+    """The figures behind the curves: every step, or every n-th step and the last."""
     every = -(-len(metrics) // MOST_ROWS) or 1
     lines = [line for i, line in enumerate(metrics) if i % every == 0 or i == len(metrics) - 1]
     keys = ("loss", "grad_norm", "learning_rate", "tokens_per_second")

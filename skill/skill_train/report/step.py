@@ -1,7 +1,7 @@
-"""Writes one HTML file about one run, or about several beside each other: from the JSON files of their folders.
+"""Writes one HTML file about one run, or about several side by side, from the JSON files of their folders.
 
-The page is made again at each call: it holds nothing that is not in the run directory. It loads nothing and runs
-nothing, so it can be sent to somebody as it is.
+Each call makes the page again, because it holds nothing that is not in the run directories. The page loads nothing and
+runs nothing, so it can be sent to somebody as it is.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ _DOCUMENTS: dict[str, type[msgspec.Struct]] = {
 _Compared = Literal["bytes", "mean_kl", "speed"]
 _OURS = '<meta name="generator" content="skill-train report">'
 _SHALLOW = 2  # `/home` and `/tmp` are everybody's
-_HEAD = 2000  # characters; the mark stands in them
+_HEAD = 2000  # bytes of a file in which the mark is looked for
 
 
-class RunTold(TypedDict):
-    """The verdict of a run, and what is not there yet."""
+class RunHeadline(TypedDict):
+    """The verdict of a run, and the parts that are missing."""
 
     run: str
     word: str
@@ -56,11 +56,12 @@ class RunTold(TypedDict):
 
 
 class Report(TypedDict):
-    """The page that was written, what it says of each run, and what `diff` finds between the first and each other."""
+    """The page that was written, the verdict of each run, and what `diff` finds between the first run and each
+    other."""
 
     report: str
     bytes: int
-    runs: list[RunTold]
+    runs: list[RunHeadline]
     same: list[SameView]
 
 
@@ -68,7 +69,7 @@ def report(runs: list[RunDir], *, out: Path, progress: Bar) -> Report:
     """Writes the page, whole or not at all.
 
     Raises:
-        UsageError: `out` is something else than a report, or a record of a run is not one that skill-train wrote.
+        UsageError: `out` exists and is not a report, or skill-train did not write a record of a run.
         NotInstalled: matplotlib or jinja2 is missing.
     """
     _require_ours(out)
@@ -95,7 +96,7 @@ def report(runs: list[RunDir], *, out: Path, progress: Bar) -> Report:
     progress(2, 3, "writing")
     write_text(out, page(views, shared))
     progress(3, 3, str(out))
-    told: list[RunTold] = [
+    headlines: list[RunHeadline] = [
         {
             "run": view["name"],
             "word": view["verdict"]["word"],
@@ -104,11 +105,11 @@ def report(runs: list[RunDir], *, out: Path, progress: Bar) -> Report:
         }
         for view in views
     ]
-    return {"report": str(out), "bytes": out.stat().st_size, "runs": told, "same": shared["same"]}
+    return {"report": str(out), "bytes": out.stat().st_size, "runs": headlines, "same": shared["same"]}
 
 
 def _require_ours(out: Path) -> None:
-    """Only a report is replaced."""
+    """Refuses to replace anything but a report."""
     if out.is_dir():
         raise UsageError(
             f"{out} is a folder",
@@ -127,7 +128,7 @@ def _require_ours(out: Path) -> None:
 
 
 def _names(runs: list[RunDir]) -> list[str]:
-    """Of their folders; numbered where two are called alike."""
+    """The names of the runs' folders. Equal names are numbered."""
     plain = [run.path.resolve().name for run in runs]
     return [
         name if plain.count(name) == 1 else f"{name} ({plain[:place].count(name) + 1})"
@@ -162,24 +163,28 @@ def _record(path: Path, kind: type[Record]) -> Record | None:
 
 
 def _placeless(record: Record | None, places: list[str]) -> Record | None:
-    """Without places of this machine."""
+    """The record without paths of this machine."""
     return record and msgspec.convert(placeless(msgspec.to_builtins(record), places), type(record))
 
 
 def _documents(run: RunDir) -> dict[str, Mapping[str, object]]:
-    """As JSON has them, because each figure of the page names its place in its file; each read by its own class."""
+    """The records as JSON has them, because each figure on the page names its place in its file. Each was read as its
+    own class first."""
     paths = {name: run.record(name) for name in _DOCUMENTS if run.record(name).is_file()}
-    found = {name: msgspec.to_builtins(records.read(path, _DOCUMENTS[name])) for name, path in paths.items()}
-    return found | {"plan": plan_record.read(run.plan).as_dict()}
+    documents = {name: msgspec.to_builtins(records.read(path, _DOCUMENTS[name])) for name, path in paths.items()}
+    return documents | {"plan": plan_record.read(run.plan).as_dict()}
 
 
 def _same(runs: list[RunDir], names: list[str]) -> list[SameView]:
-    """Each run against the first. Compared as the files have it, and told without places of this machine."""
+    """The first run compared with each other run. The comparison uses the files as they are; the result has no paths of
+    this machine."""
     read = [_to_compare(run) for run in runs]
-    told = [same(names[0], name, diff.compare(read[0], one)) for name, one in zip(names[1:], read[1:], strict=True)]
-    places = [place for run, one in zip(runs, read, strict=True) for place in _places(run, one.plan.recipe)]
-    found: list[SameView] = placeless(told, places)
-    return found
+    views = [
+        same(names[0], name, diff.compare(read[0], other)) for name, other in zip(names[1:], read[1:], strict=True)
+    ]
+    places = [place for run, other in zip(runs, read, strict=True) for place in _places(run, other.plan.recipe)]
+    placeless_views: list[SameView] = placeless(views, places)
+    return placeless_views
 
 
 def _to_compare(run: RunDir) -> diff.ComparedRun:
@@ -193,10 +198,11 @@ def _to_compare(run: RunDir) -> diff.ComparedRun:
 
 
 def _places(run: RunDir, recipe: ResolvedRecipe) -> list[str]:
-    """Paths of this machine, and of the one that planned, with the folders above them: their names may have spaces."""
+    """Paths of this machine and of the machine that planned, with the folders above them. Their names may have
+    spaces."""
     paths = (Path(recipe.model), Path(recipe.data), run.path.resolve(), Path.cwd(), Path.home())
-    known = [path for path in paths if path.is_absolute()]
-    return [str(place) for path in known for place in (path, *path.parents) if len(place.parts) > _SHALLOW]
+    absolute = [path for path in paths if path.is_absolute()]
+    return [str(place) for path in absolute for place in (path, *path.parents) if len(place.parts) > _SHALLOW]
 
 
 def _beside(overviews: list[Overview]) -> list[tuple[str, list[list[Figure]]]]:
@@ -204,11 +210,11 @@ def _beside(overviews: list[Overview]) -> list[tuple[str, list[list[Figure]]]]:
 
 
 def _curves(runs: list[ReportedRun]) -> list[ChartView]:
-    """Loss above the learning rate, gradient norm, tokens a second, memory; those of which anything is known."""
+    """The charts that have values: loss above the learning rate, gradient norm, tokens a second, and memory."""
 
     def series(name: str, kind: str = "", *, scale: float = 1.0, dashed: bool = False) -> list[Series]:
-        found = [curve(run.metrics, name, kind) for run in runs]
-        return _apart([_series(number, xs, ys, scale, dashed) for number, (xs, ys) in enumerate(found)])
+        points = [curve(run.metrics, name, kind) for run in runs]
+        return _apart([_series(number, xs, ys, scale, dashed) for number, (xs, ys) in enumerate(points)])
 
     kinds = dict.fromkeys(kind for run in runs for line in run.metrics for kind in line.memory_bytes or {})
     several = len(kinds) > 1  # the process's own memory beside that of a device
@@ -232,19 +238,19 @@ def _series(number: int, xs: list[int], ys: list[float | None], scale: float, da
 
 
 def _apart(series: list[Series]) -> list[Series]:
-    """A curve that lies on an earlier one is dashed, so that both are seen."""
+    """The curves; one that lies on an earlier curve is dashed, so that both can be seen."""
     return [
-        dataclasses.replace(one, dashed=True) if any(_coincide(one, other) for other in series[:place]) else one
-        for place, one in enumerate(series)
+        dataclasses.replace(line, dashed=True) if any(_coincide(line, earlier) for earlier in series[:place]) else line
+        for place, line in enumerate(series)
     ]
 
 
-def _coincide(one: Series, other: Series) -> bool:
-    return bool(one.xs) and (one.xs, one.ys) == (other.xs, other.ys)
+def _coincide(line: Series, other: Series) -> bool:
+    return bool(line.xs) and (line.xs, line.ys) == (other.xs, other.ys)
 
 
 def _comparison(views: list[RunView]) -> list[ChartView]:
-    """Size, nearness and speed of each file, in the order of the table."""
+    """Bar charts of size, distance and speed of each file, in the order of the table."""
     drawn: tuple[tuple[str, str, str, _Compared, float], ...] = (
         ("size", "Size: smaller is easier to ship", "MB", "bytes", 1e-6),
         ("nearness", "KL to what was trained: smaller is nearer", "nats", "mean_kl", 1.0),

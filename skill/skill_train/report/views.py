@@ -1,4 +1,4 @@
-"""What the templates are given, part by part and under the names that they use."""
+"""The data of the templates, part by part and under the names that they use."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Overview = list[tuple[str, list[Figure]]]
 
 
 class VerdictView(TypedDict):
-    """The one word, what it rests on, and the next command; empty where nothing is left to do."""
+    """The verdict in one word, its reasons, and the next command. `next` is empty if nothing is left to do."""
 
     word: str
     headline: str
@@ -40,7 +40,7 @@ class TrainingView(TypedDict):
 
 
 class EstimateRow(TypedDict):
-    """An estimated range beside what was measured; `within` is None where one of the two is unknown."""
+    """An estimated range beside the measurement. `within` is None if one of the two is unknown."""
 
     what: str
     low: Figure
@@ -70,7 +70,7 @@ class DecisionView(TypedDict):
 
 
 class DataView(TypedDict):
-    """`example` is in parts, each with whether it is trained."""
+    """`example` is a list of parts, each with whether it is trained."""
 
     rows: list[tuple[str, Figure]]
     notes: list[str]
@@ -78,7 +78,7 @@ class DataView(TypedDict):
 
 
 class StepsView(TypedDict):
-    """`rows` has one step in `every`, and the last."""
+    """`rows` has every `every`-th step, and the last."""
 
     every: int
     rows: list[list[int | str]]
@@ -125,7 +125,7 @@ class PromptView(TypedDict):
 
 
 class AnswersView(TypedDict):
-    """`of` is the number of all prompts; `source` the file."""
+    """`of` is the number of all prompts. `source` is the file that they are from."""
 
     rows: list[PromptView]
     of: int
@@ -142,7 +142,7 @@ class CheckView(TypedDict):
 
 
 class ProofView(TypedDict):
-    """`rows` has a check of every kind, file by file; None where one file has none."""
+    """`rows` has each kind of check, file by file; None if a file does not have that check."""
 
     files: list[tuple[str, str]]
     rows: list[tuple[str, list[CheckView | None]]]
@@ -152,7 +152,7 @@ class ProofView(TypedDict):
 
 
 class FileView(TypedDict):
-    """`path` is inside the run; `fallbacks` counts the tensors of another type."""
+    """`path` is relative to the run. `fallbacks` counts the tensors that are stored in another type."""
 
     file: str
     path: str
@@ -206,7 +206,7 @@ class ReproduceView(TypedDict):
 
 
 class RunView(TypedDict):
-    """One run; a part that there is no record of is None."""
+    """One run. A part without a record is None."""
 
     name: str
     verdict: VerdictView
@@ -257,7 +257,7 @@ class ChartView(TypedDict):
 
 
 class SharedView(TypedDict):
-    """What stands on the page once. Each row of `overview` has the figures of every run."""
+    """What is on the page once. Each row of `overview` has the figures of every run."""
 
     overview: list[tuple[str, list[list[Figure]]]]
     differences: list[DifferenceView]

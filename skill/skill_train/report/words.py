@@ -1,4 +1,4 @@
-"""Words for the report: numbers with their units, and text without places of this machine or tokens. Pure."""
+"""Text for the report: numbers with their units, and texts without paths of this machine and without tokens. Pure."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 from skill_train.core.console import clean
 from skill_train.core.secrets import token_pattern
 
-# Text of the model or the data: a path in it is no place of this machine, and a reader wants it as it is.
-SAID = {"example", "prompt", "before", "after", "answer", "answers", "expected", "messages", "text"}
+# Keys with text of the model or the data. A path in it is not one of this machine, and a reader wants it unchanged.
+CONTENT_KEYS = {"example", "prompt", "before", "after", "answer", "answers", "expected", "messages", "text"}
 _POSIX = re.compile(
     r"(?<![\w.:/~…-])(?:file://|[A-Za-z]:)?~?(?:/[^\s/'\"`<>|;,()\[\]{}…]+)+/([^\s/'\"`<>|;,()\[\]{}]+)"
 )
@@ -21,7 +21,7 @@ _MARKED = re.compile(r"⟦(.*?)⟧", re.DOTALL)
 
 
 def size(count: float) -> str:
-    """Bytes in words of a thousand."""
+    """A number of bytes in units of 1000."""
     for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if count >= scale:
             return f"{count / scale:.3g} {unit}" if count < 999.5 * scale else f"{count / scale:,.0f} {unit}"
@@ -33,7 +33,7 @@ def share(value: float) -> str:
 
 
 def number(value: Any) -> str:
-    """A figure of any kind: whole numbers with commas, others to four digits, a digest by its head."""
+    """A figure as text: whole numbers with commas, others with four digits, and the beginning of a digest."""
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, int):
@@ -56,28 +56,31 @@ def nats(value: float) -> str:
     return "0" if value == 0 else f"{value:.2g}"
 
 
-def placeless(value: Any, places: Iterable[str], *, said: bool = False) -> Any:
-    """The same document without tokens, without `places` (paths of this machine), and without other absolute paths.
+def placeless(value: Any, places: Iterable[str], *, is_content: bool = False) -> Any:
+    """The document without tokens, without `places` (paths of this machine), and without other absolute paths.
 
-    A path keeps its last name: `…/tickets.jsonl`. What the model or the data says (`said`) keeps its other paths.
+    A path keeps its last name: `…/tickets.jsonl`. Text of the model or the data (`is_content`) keeps its other paths.
     """
-    known = sorted({place.rstrip("/") for place in places} - {""}, key=len, reverse=True)
-    return _placeless(value, known, said)
+    longest_first = sorted({place.rstrip("/") for place in places} - {""}, key=len, reverse=True)
+    return _placeless(value, longest_first, is_content)
 
 
-def _placeless(value: Any, places: list[str], said: bool) -> Any:
+def _placeless(value: Any, places: list[str], is_content: bool) -> Any:
     if isinstance(value, dict):
-        return {_text(key, places, said): _placeless(item, places, said or key in SAID) for key, item in value.items()}
+        return {
+            _text(key, places, is_content): _placeless(item, places, is_content or key in CONTENT_KEYS)
+            for key, item in value.items()
+        }
     if isinstance(value, list):
-        return [_placeless(item, places, said) for item in value]
-    return _text(value, places, said) if isinstance(value, str) else value
+        return [_placeless(item, places, is_content) for item in value]
+    return _text(value, places, is_content) if isinstance(value, str) else value
 
 
-def _text(text: str, places: list[str], said: bool) -> str:
+def _text(text: str, places: list[str], is_content: bool) -> str:
     for place in places:
         text = re.sub(re.escape(place) + r"(?:/[^\s'\"`<>|;,()\[\]{}]*)?", _last_name, text)
     text = _SIGNED_IN.sub("…", _TOKEN.sub("…", text))
-    if not said:
+    if not is_content:
         text = _WINDOWS.sub(r"…/\1", _POSIX.sub(r"…/\1", text))
     return clean(text)
 
@@ -87,6 +90,6 @@ def _last_name(path: re.Match[str]) -> str:
 
 
 def marked(example: str) -> list[tuple[str, bool]]:
-    """The parts of an example, and whether each is trained on: between ⟦ and ⟧."""
+    """The parts of an example, and whether each is trained. Trained parts are between ⟦ and ⟧."""
     parts = [(text, index % 2 == 1) for index, text in enumerate(_MARKED.split(example))]
     return [(text, trained) for text, trained in parts if text]
