@@ -1,7 +1,7 @@
-"""Puts held-out rows to one model: how likely it finds the right answers, and what it answers itself.
+"""Asks one model the held-out rows: how likely it finds the right answers, and what it answers itself.
 
-One function a backend, all of one shape: `ask(model, questions, progress) -> Replies`. transformers for folders,
-llama.cpp for GGUF files, vLLM for folders on CUDA. Losses are of fp32 arithmetic everywhere.
+There is one function a backend, all with one signature: `ask(model, questions, progress) -> Replies`. transformers
+reads folders, llama.cpp reads GGUF files, and vLLM reads folders on CUDA. All losses are computed in fp32.
 """
 
 from __future__ import annotations
@@ -24,15 +24,16 @@ from skill_train.model.foreign_files import require_sound
 from skill_train.reference.load import load_tokenizer, reference_model, stop_ids
 
 Progress = Callable[[float], None]  # the share of the questions that is done, 0 to 1
-_ROOM = 1.3  # of the fp32 weights' bytes: what one row takes beside them
+_ROOM = 1.3  # memory for the fp32 weights and one row, as a multiple of the weights' bytes
 
 
 @dataclass(frozen=True)
 class Model:
-    """What is asked: a folder, a folder with an adapter on top, or a GGUF file. `name` is its name in the tables.
+    """A model to ask: a folder, a folder with an adapter on top, or a GGUF file.
 
     Attributes:
-        merged: the adapter that is in the folder already.
+        name: in the tables.
+        merged: the adapter that is already merged into the folder.
     """
 
     name: str
@@ -71,8 +72,8 @@ class Replies:
     Attributes:
         losses: -log p in nats, summed over a row's trained tokens; None where it is not a finite number.
         answers: ids of the greedy answer; empty for a row that asks nothing.
-        tokens_per_second: answer tokens by the time of answering, reading the prompt included.
-        reason: why nothing was measured; `losses` and `answers` are empty then.
+        tokens_per_second: answer tokens divided by the time of answering, which includes reading the prompt.
+        reason: why nothing was measured. Then `losses` and `answers` are empty.
     """
 
     backend: str
@@ -87,10 +88,12 @@ Ask = Callable[[Model, list[Question], Progress], Replies]
 
 
 def backend_of(model: Model, wanted: str) -> tuple[Ask, str]:
-    """How to ask a model, and why so. `wanted` is auto, transformers or vllm; a GGUF file is llama.cpp's.
+    """The function that asks a model, and the reason for it. `wanted` is auto, transformers or vllm.
+
+    A GGUF file is always read by llama.cpp.
 
     Raises:
-        NotInstalled: vllm was asked for, or llama.cpp is needed, and is not there.
+        NotInstalled: vllm was asked for, or llama.cpp is needed, and it is not installed.
         UsageError: vllm was asked for, and there is no CUDA.
     """
     if model.is_gguf:
@@ -110,13 +113,13 @@ def backend_of(model: Model, wanted: str) -> tuple[Ask, str]:
 
 
 def ask_transformers(model: Model, questions: list[Question], progress: Progress) -> Replies:
-    """A folder through transformers (and PEFT), in fp32, one row at a time; on CUDA where the weights fit."""
+    """Asks a folder through transformers (and PEFT), in fp32, one row at a time. Uses CUDA if the weights fit."""
     stops = stop_ids(model.path, load_tokenizer(model.path))
     sums: list[float | None] = []
     answers: list[list[int]] = []
     seconds = 0.0
     with reference_model(model.path, model.adapter) as network:
-        rows, highest = len(network.get_input_embeddings().weight), max(max(one.ids) for one in questions)
+        rows, highest = len(network.get_input_embeddings().weight), max(max(question.ids) for question in questions)
         if highest >= rows:
             return _unmeasured("transformers", f"it knows {rows} tokens, and the rows use number {highest}")
         device = _device(network)
@@ -131,10 +134,10 @@ def ask_transformers(model: Model, questions: list[Question], progress: Progress
 
 
 def ask_llama_cpp(model: Model, questions: list[Question], progress: Progress) -> Replies:
-    """A GGUF file through llama.cpp on the CPU, in a child process, one row at a time."""
+    """Asks a GGUF file through llama.cpp on the CPU, in a child process, one row at a time."""
     from skill_train.machine.read import physical_cores
 
-    longest = max(max(len(one.ids), len(one.prompt) + one.most) for one in questions)
+    longest = max(max(len(question.ids), len(question.prompt) + question.most) for question in questions)
     job = inference.InferenceJob(
         gguf=str(model.path),
         context_tokens=longest + 8,
@@ -148,9 +151,9 @@ def ask_llama_cpp(model: Model, questions: list[Question], progress: Progress) -
 
 
 def ask_vllm(model: Model, questions: list[Question], progress: Progress) -> Replies:
-    """A folder through vLLM in fp32, all rows at once, in a child process that gives the GPU's memory back."""
+    """Asks a folder through vLLM in fp32, all rows at once, in a child process that gives the GPU's memory back."""
     require_sound(model.path)
-    longest = max(max(len(one.ids), len(one.prompt) + one.most) for one in questions)
+    longest = max(max(len(question.ids), len(question.prompt) + question.most) for question in questions)
     job = vllm_job.VllmJob(str(model.path), longest + 8, _scored(questions), _prompts(questions))
     result = vllm_job.ask(job, progress=_halves(progress))
     speed = _speed(result.answers, result.answer_seconds)
@@ -189,57 +192,58 @@ def _device(network: Any) -> str:
 
 
 def _loss(network: Any, question: Question, device: str) -> float | None:
-    """-log p summed over the trained tokens; logits of other tokens are left out where the architecture can do that."""
+    """-log p summed over the trained tokens. Logits of other tokens are not computed if the architecture allows
+    that."""
     import torch
 
     ids = torch.tensor(question.ids, device=device)
     before = torch.tensor([position - 1 for position in question.trained], device=device)
-    kept = {"logits_to_keep": before} if network._supports_logits_to_keep() else {}
+    selection = {"logits_to_keep": before} if network._supports_logits_to_keep() else {}
     with torch.no_grad():
-        logits = network(input_ids=ids[None], use_cache=False, **kept).logits[0].float()
-    rows = logits if kept else logits[before]
+        logits = network(input_ids=ids[None], use_cache=False, **selection).logits[0].float()
+    rows = logits if selection else logits[before]
     total = float(torch.nn.functional.cross_entropy(rows, ids[before + 1], reduction="sum"))
     return total if math.isfinite(total) else None
 
 
 def _greedy(network: Any, question: Question, stops: set[int], device: str) -> list[int]:
-    """The most likely token each time. `generate` would apply the penalties of generation_config.json, and llama.cpp
-    knows none of them."""
+    """The answer of the most likely tokens. `generate` would apply the penalties of generation_config.json, which
+    llama.cpp does not know."""
     import torch
 
     answer: list[int] = []
-    past, given = None, question.prompt
+    past, input_ids = None, question.prompt
     with torch.no_grad():
         while len(answer) < question.most and not (answer and answer[-1] in stops):
-            out = network(input_ids=torch.tensor([given], device=device), past_key_values=past, use_cache=True)
+            out = network(input_ids=torch.tensor([input_ids], device=device), past_key_values=past, use_cache=True)
             past = out.past_key_values
             answer.append(int(out.logits[0, -1].argmax()))
-            given = answer[-1:]
+            input_ids = answer[-1:]
     return answer
 
 
 def _scored(questions: list[Question]) -> list[Scored]:
-    return [Scored(one.ids, one.trained) for one in questions]
+    return [Scored(question.ids, question.trained) for question in questions]
 
 
 def _prompts(questions: list[Question]) -> list[Prompt]:
-    return [Prompt(one.prompt, one.most) for one in questions if one.prompt]
+    return [Prompt(question.prompt, question.most) for question in questions if question.prompt]
 
 
 def _in_place(questions: list[Question], answers: list[list[int]]) -> list[list[int]]:
-    """Answers to the rows that asked, with an empty one for each row that did not."""
-    given = iter(answers)
-    return [next(given) if one.prompt else [] for one in questions]
+    """The answers in the order of the questions, with an empty one for each row that asks nothing."""
+    remaining = iter(answers)
+    return [next(remaining) if question.prompt else [] for question in questions]
 
 
 def _halves(progress: Progress) -> Bar:
-    """A worker counts the losses first and then the answers."""
+    """Progress of a worker that counts the losses first and then the answers."""
     return lambda done, total, text: progress(done / total / 2 + (0.5 if text == "answering" else 0.0))
 
 
 def _speed(answers: list[list[int]], seconds: float) -> float | None:
-    made = sum(map(len, answers))
-    return made / seconds if made and seconds else None
+    tokens = sum(map(len, answers))
+    return tokens / seconds if tokens and seconds else None
 
 
 def _unmeasured(backend: str, reason: str) -> Replies:

@@ -1,4 +1,4 @@
-"""How sure a difference between two models is: a paired bootstrap over the rows that both were asked."""
+"""Intervals for the difference between two models: a paired bootstrap over the rows that both were asked."""
 
 from __future__ import annotations
 
@@ -19,21 +19,22 @@ class Interval:
 
     @property
     def is_noise(self) -> bool:
-        """The interval contains 0."""
+        """Whether the interval contains 0."""
         return self.low <= 0 <= self.high
 
 
 def paired(ours: list[float], theirs: list[float], weights: list[int] | None = None) -> Interval:
-    """The mean of `ours` less the mean of `theirs`, with its percentile interval.
+    """The mean of `ours` minus the mean of `theirs`, with its percentile interval.
 
-    Rows are drawn with replacement, a row for both models at once, because a hard row is hard for both (percentile
-    intervals: Efron and Tibshirani, An Introduction to the Bootstrap, 1993, chapter 13; paired, for the output of
-    language models: Koehn, EMNLP 2004, aclanthology.org/W04-3250). Seeded: the same rows give the same interval.
+    Rows are drawn with replacement. Each is drawn for both models at once, because a hard row is hard for both. The
+    draw is seeded, so the same rows give the same interval. Percentile intervals: Efron and Tibshirani, An Introduction
+    to the Bootstrap, 1993, chapter 13. Paired, for the output of language models: Koehn, EMNLP 2004,
+    aclanthology.org/W04-3250.
 
     Args:
         ours: one value a row.
         theirs: the other model's values of the same rows.
-        weights: what a row counts for in the mean, such as its tokens, when the values are sums; 1 a row without.
+        weights: how much a row counts in the mean, such as its tokens if the values are sums; None for 1 a row.
 
     Raises:
         ValueError: no rows, or lists of different lengths.

@@ -14,7 +14,7 @@ NOISE = "inside the noise"
 SAME = "same within noise"
 FEW_ROWS = 30  # below this many the interval itself is too narrow (Hesterberg 2015, arXiv:1411.5279)
 _LOWER_IS_BETTER = ("loss",)
-_SAME_SCORE = 1e-6  # of the larger score: what sums of another order do. How much of it matters only its user knows
+_SAME_SCORE = 1e-6  # of the larger score, for sums in another order. Only the user knows how much of a score matters
 
 
 @dataclass(frozen=True)
@@ -22,9 +22,9 @@ class ModelReplies:
     """One model's replies, judged.
 
     Attributes:
-        why: why this backend.
+        why: the reason for this backend.
         exact: 1 or 0 for each row that asked.
-        scores: of the second score, for the same rows; None where a row cannot be scored. Empty without one.
+        scores: the second score of the same rows; None if a row cannot be scored. Empty without a second score.
         texts: the answers to those rows.
     """
 
@@ -36,55 +36,58 @@ class ModelReplies:
     texts: list[str]
 
 
-def figures(one: ModelReplies, asked: list[Question]) -> ModelFigures:
-    """What the tables show of one model. Where there is no loss, there is a reason."""
-    loss = _loss(one, asked)
-    scored = [score for score in one.scores if score is not None]
-    speed = one.replies.tokens_per_second
+def figures(judged: ModelReplies, asked: list[Question]) -> ModelFigures:
+    """The figures of one model for the tables. If there is no loss, there is a reason."""
+    loss = _loss(judged, asked)
+    scored = [score for score in judged.scores if score is not None]
+    speed = judged.replies.tokens_per_second
     return ModelFigures(
-        name=one.model.name,
-        backend=one.replies.backend,
-        why=one.why,
-        device=one.replies.device,
+        name=judged.model.name,
+        backend=judged.replies.backend,
+        why=judged.why,
+        device=judged.replies.device,
         loss=loss,
         perplexity=None if loss is None or loss > 700 else math.exp(loss),  # e^709 is the largest float
-        exact_match=_mean(one.exact),
-        asked_rows=len(one.exact),
+        exact_match=_mean(judged.exact),
+        asked_rows=len(judged.exact),
         score=_mean(scored),
         scored_rows=len(scored),
         tokens_per_second=None if speed is None else round(speed, 1),
-        reason=one.replies.reason or ("" if loss is not None else "its logits are not finite numbers"),
+        reason=judged.replies.reason or ("" if loss is not None else "its logits are not finite numbers"),
     )
 
 
 def differences(measured: list[ModelReplies], asked: list[Question]) -> list[FigureDifference]:
-    """Tuned less base, and each file less tuned, in every figure that both have."""
+    """Tuned minus base, and each file minus tuned, in every figure that both have."""
     compared = []
-    for one, other in _pairs(measured):
-        found = {"loss": _losses(one, other, asked), "exact_match": _paired(one.exact, other.exact)}
-        found["score"] = _scores(one, other)
-        for measure, interval in found.items():
+    for judged, other in _pairs(measured):
+        intervals = {"loss": _losses(judged, other, asked), "exact_match": _paired(judged.exact, other.exact)}
+        intervals["score"] = _scores(judged, other)
+        for measure, interval in intervals.items():
             if interval is not None:
-                rows = len(asked) if measure == "loss" else len(one.exact)
-                smallest = _smallest(measure, one, other)
-                compared.append(_difference(one.model.name, other.model.name, measure, interval, rows, smallest))
+                rows = len(asked) if measure == "loss" else len(judged.exact)
+                smallest = _smallest(measure, judged, other)
+                compared.append(_difference(judged.model.name, other.model.name, measure, interval, rows, smallest))
     return compared
 
 
 def _pairs(measured: list[ModelReplies]) -> list[tuple[ModelReplies, ModelReplies]]:
-    """Each model with what it is held against: files against the tuned model, which is held against the base."""
-    folders = [one for one in measured if not one.model.is_gguf]
-    files = [one for one in measured if one.model.is_gguf]
+    """Each model with the model that it is compared with: the tuned model with the base, and files with the tuned
+    model."""
+    folders = [judged for judged in measured if not judged.model.is_gguf]
+    files = [judged for judged in measured if judged.model.is_gguf]
     pairs = [(folders[-1], folders[0])] if len(folders) > 1 else []
     return pairs + [(file, folders[-1]) for file in files if folders]
 
 
-def _smallest(measure: str, one: ModelReplies, other: ModelReplies) -> float:
-    """The smallest difference that counts as one, however narrow its interval is: the two were asked the same rows, so
-    a tiny difference hardly scatters."""
+def _smallest(measure: str, judged: ModelReplies, other: ModelReplies) -> float:
+    """The smallest difference that counts, however narrow its interval is.
+
+    Both models were asked the same rows, so even a tiny difference may have a narrow interval.
+    """
     if measure == "loss":
         return SAME_LOSS
-    scores = [abs(score) for each in (one, other) for score in each.scores if score is not None]
+    scores = [abs(score) for each in (judged, other) for score in each.scores if score is not None]
     return _SAME_SCORE * max(scores, default=0.0) if measure == "score" else 0.0
 
 
@@ -105,16 +108,16 @@ def _difference(
     )
 
 
-def _losses(one: ModelReplies, other: ModelReplies, asked: list[Question]) -> Interval | None:
-    """Nats a token. Rows are drawn whole, so a row counts for as many tokens as it has."""
-    ours, theirs = _known(one.replies.losses), _known(other.replies.losses)
+def _losses(judged: ModelReplies, other: ModelReplies, asked: list[Question]) -> Interval | None:
+    """The difference in nats a token. Rows are drawn whole, so a row counts for as many tokens as it has."""
+    ours, theirs = _all_finite(judged.replies.losses), _all_finite(other.replies.losses)
     if ours is None or theirs is None:
         return None
     return paired(ours, theirs, [len(question.trained) for question in asked])
 
 
-def _scores(one: ModelReplies, other: ModelReplies) -> Interval | None:
-    both = [(a, b) for a, b in zip(one.scores, other.scores, strict=False) if a is not None and b is not None]
+def _scores(judged: ModelReplies, other: ModelReplies) -> Interval | None:
+    both = [(a, b) for a, b in zip(judged.scores, other.scores, strict=False) if a is not None and b is not None]
     return _paired([a for a, _ in both], [b for _, b in both])
 
 
@@ -122,15 +125,16 @@ def _paired(ours: list[float], theirs: list[float]) -> Interval | None:
     return paired(ours, theirs) if ours and len(ours) == len(theirs) else None
 
 
-def _loss(one: ModelReplies, asked: list[Question]) -> float | None:
-    sums = _known(one.replies.losses)
+def _loss(judged: ModelReplies, asked: list[Question]) -> float | None:
+    sums = _all_finite(judged.replies.losses)
     return None if sums is None else sum(sums) / sum(len(question.trained) for question in asked)
 
 
-def _known(sums: list[float | None]) -> list[float] | None:
-    """All of them, or None: a mean that leaves out what overflowed would be a better figure than the model's."""
-    known = [value for value in sums if value is not None]
-    return known if sums and len(known) == len(sums) else None
+def _all_finite(sums: list[float | None]) -> list[float] | None:
+    """All sums, or None if one is not finite. A mean without the sums that overflowed would be better than the model
+    is."""
+    finite = [value for value in sums if value is not None]
+    return finite if sums and len(finite) == len(sums) else None
 
 
 def _mean(values: list[float]) -> float | None:

@@ -1,6 +1,7 @@
-"""Child process: a user's own scorer, so that its crash, its endless loop or its prints do no harm.
+"""Child process: runs a user's own scorer, so that its crash, its endless loop or its prints do no harm.
 
-The file defines `score(prompt: str, answer: str, expected: str) -> float`. It is run as it is: it is the user's.
+The file defines `score(prompt: str, answer: str, expected: str) -> float`. It is run unchanged, because it is the
+user's.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ class ScoreJob(TypedDict):
 
 
 class Scores(TypedDict):
-    """One for each row."""
+    """One score for each row."""
 
     scores: list[float]
 
@@ -50,7 +51,7 @@ def _load(file: Path) -> Callable[..., Any]:
     try:
         spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:
-        raise _bad(file, "cannot be loaded", _told(error, file)) from error
+        raise _bad(file, "cannot be loaded", _error_with_line(error, file)) from error
     score = module.__dict__.get("score")
     if not callable(score):
         raise _bad(file, "has no function called score", ", ".join(_functions(module)) or "no function")
@@ -61,10 +62,11 @@ def _score(score: Callable[..., Any], row: AnswerToScore, number: int, file: str
     try:
         value = score(row["prompt"], row["answer"], row["expected"])
     except (Exception, SystemExit) as error:
-        raise _bad(Path(file), f"failed on answer {number + 1}, {row['answer'][:80]!r}", _told(error, file)) from error
+        problem = f"failed on answer {number + 1}, {row['answer'][:80]!r}"
+        raise _bad(Path(file), problem, _error_with_line(error, file)) from error
     if not isinstance(value, numbers.Real) or not math.isfinite(value):
-        said = f"{value!r} ({type(value).__name__})"
-        raise _bad(Path(file), f"returned no number for answer {number + 1}, {row['answer'][:80]!r}", said[:200])
+        returned = f"{value!r} ({type(value).__name__})"
+        raise _bad(Path(file), f"returned no number for answer {number + 1}, {row['answer'][:80]!r}", returned[:200])
     return float(value)
 
 
@@ -72,8 +74,8 @@ def _functions(module: Any) -> list[str]:
     return [name for name, value in module.__dict__.items() if callable(value) and not name.startswith("_")][:8]
 
 
-def _told(error: BaseException, file: Path | str) -> str:
-    """The error, and the last line of the user's file that it went through."""
+def _error_with_line(error: BaseException, file: Path | str) -> str:
+    """The error, with the last line of the user's file in its traceback."""
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(file)]
     if isinstance(error, SyntaxError):
         lines = [error.lineno]
@@ -81,9 +83,9 @@ def _told(error: BaseException, file: Path | str) -> str:
     return f"{type(error).__name__}: {error}"[:400] + where
 
 
-def _bad(file: Path, what: str, got: str) -> UsageError:
+def _bad(file: Path, problem: str, got: str) -> UsageError:
     return UsageError(
-        f"the scorer {file} {what}",
+        f"the scorer {file} {problem}",
         code="bad_scorer",
         expected=EXPECTED,
         got=got,

@@ -1,4 +1,4 @@
-"""What an answer is worth: to the letter, by a pattern, as JSON, or by a function of the user's own."""
+"""Scores of answers: to the letter, by a pattern, as JSON, or by a function of the user's own."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ class Scoring:
 
     Attributes:
         name: `exact` (nothing beside it), `regex`, `json` or `own`.
-        pattern: of `regex`: what counts in an answer, its first group or the whole match.
-        scorer: of `own`: the user's file.
+        pattern: for `regex`. Its first group, or else the whole match, counts in an answer.
+        scorer: for `own`: the user's file.
     """
 
     name: str = "exact"
@@ -38,7 +38,7 @@ class Scoring:
 
 @dataclass(frozen=True)
 class Reply:
-    """Three texts: `prompt` as the model was fed it, template marks included; the others without special tokens."""
+    """Three texts. `prompt` is as the model was fed it, with template marks. The others have no special tokens."""
 
     prompt: str
     answer: str
@@ -46,7 +46,7 @@ class Reply:
 
 
 def scoring_of(policy: Policy, score: str | None, pattern: str | None, scorer: Path | None) -> Scoring:
-    """What the options ask for, or else the recipe (its `score` and `score_pattern`).
+    """The scoring of the options, or else of the recipe (its `score` and `score_pattern`).
 
     Raises:
         UsageError: two kinds at once, a pattern that is missing or wrong, or no such file.
@@ -77,7 +77,7 @@ def scoring_of(policy: Policy, score: str | None, pattern: str | None, scorer: P
 
 
 def checked_pattern(pattern: str | None) -> str:
-    """The pattern, when Python's `re` takes it."""
+    """The pattern, if Python's `re` accepts it."""
     hint = "skill-train evaluate RUN --score regex --pattern 'answer: (.+)'"
     if not pattern:
         raise UsageError("a regex score needs a pattern", code="bad_scorer", expected="--pattern", hint=hint)
@@ -90,12 +90,12 @@ def checked_pattern(pattern: str | None) -> str:
     return pattern
 
 
-def exact(one: Reply) -> float:
-    return float(one.answer == one.expected)
+def exact(reply: Reply) -> float:
+    return float(reply.answer == reply.expected)
 
 
 def scores(scoring: Scoring, answers: list[Reply]) -> list[float | None]:
-    """One number an answer, higher is better; None for a row that cannot be scored: its own answer has no match.
+    """One number for each answer; higher is better. None for a row whose expected answer has no match.
 
     Raises:
         UsageError: the user's scorer fails, returns no number or takes too long; the pattern takes too long.
@@ -104,35 +104,35 @@ def scores(scoring: Scoring, answers: list[Reply]) -> list[float | None]:
         return _own(scoring.scorer, answers)
     if scoring.pattern is not None:
         return _by_patterns(scoring.pattern, answers)
-    return [_is_json(one.answer) if scoring.name == "json" else exact(one) for one in answers]
+    return [_is_json(reply.answer) if scoring.name == "json" else exact(reply) for reply in answers]
 
 
 def _by_patterns(pattern: str, answers: list[Reply]) -> list[float | None]:
-    """For all of them together: `(a+)+b` takes longer than the universe is old for one."""
+    """Scores by a pattern, with one time limit for all answers: `(a+)+b` can take for ever on one of them."""
     try:
         with limited(_PATTERN_SECONDS):
-            return [_by_pattern(re.compile(pattern), one) for one in answers]
+            return [_by_pattern(re.compile(pattern), reply) for reply in answers]
     except TimeoutError:
         raise UsageError(
             f"the pattern {pattern!r} takes too long",
             code="bad_scorer",
             expected=f"all answers searched in {_PATTERN_SECONDS:g} s",
-            got=f"{len(answers)} answers of up to {max(len(one.answer) for one in answers)} characters",
+            got=f"{len(answers)} answers of up to {max(len(reply.answer) for reply in answers)} characters",
             hint="avoid a repetition inside another repetition",
         ) from None
 
 
-def _by_pattern(pattern: re.Pattern[str], one: Reply) -> float | None:
-    """Whether the first match is the same in both."""
+def _by_pattern(pattern: re.Pattern[str], reply: Reply) -> float | None:
+    """1 if the first match is the same in both, or else 0."""
     group = 1 if pattern.groups else 0
-    wanted, found = pattern.search(one.expected), pattern.search(one.answer)
+    wanted, match = pattern.search(reply.expected), pattern.search(reply.answer)
     if wanted is None or wanted[group] is None:
         return None
-    return float(found is not None and found[group] == wanted[group])
+    return float(match is not None and match[group] == wanted[group])
 
 
 def _is_json(text: str) -> float:
-    """RFC 8259: NaN and Infinity, which Python reads, are not JSON."""
+    """1 for JSON by RFC 8259, or else 0. NaN and Infinity, which Python reads, are not JSON."""
     try:
         json.loads(text, parse_constant=_refuse)
     except (ValueError, RecursionError):
@@ -147,7 +147,7 @@ def _refuse(constant: str) -> None:
 def _own(file: Path, answers: list[Reply]) -> list[float | None]:
     job: ScoreJob = {
         "file": str(file),
-        "rows": [{"prompt": one.prompt, "answer": one.answer, "expected": one.expected} for one in answers],
+        "rows": [{"prompt": reply.prompt, "answer": reply.answer, "expected": reply.expected} for reply in answers],
     }
     limit = _START_SECONDS + _ANSWER_SECONDS * len(answers)
     try:

@@ -1,7 +1,7 @@
 """Measures models on rows that never trained: loss and perplexity on the answers, and the answers themselves.
 
-Every model gets the same token ids, so their figures can be paired row by row. It measures and does not judge: a bad
-score is an answer, not an error.
+Every model gets the same token ids, so their figures can be paired row by row. The step measures and does not judge: a
+bad score is a result, not an error.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _VERSIONS = ("transformers", "torch", "peft", "llama-cpp-python", "vllm")
 
 @dataclass(frozen=True)
 class _EvaluationScope:
-    """What a measurement is a measurement of."""
+    """What a measurement is valid for."""
 
     inputs: EvaluationInputs
     options: EvaluationOptions
@@ -59,12 +59,12 @@ class EvaluateRequest:
     """Models, the rows to ask them, and how replies are scored.
 
     Attributes:
-        models: the base first when there is one, then the tuned model, then files made of it; names differ.
+        models: the base first if there is one, then the tuned model, then files made of it. Their names differ.
         rows: of `held_out.jsonl`.
-        loss_on: of the recipe; with `all` no answer stands apart, so none is asked for.
-        most_rows: how many rows to take, evenly over the file.
+        loss_on: of the recipe. With `all`, rows have no separate answer, so none is asked for.
+        most_rows: how many rows to take, spread evenly over the file.
         tokenizer_of: folder whose tokenizer turns ids into text.
-        backend: for folders: auto, transformers or vllm.
+        backend: of folders: auto, transformers or vllm.
     """
 
     models: list[Model]
@@ -78,7 +78,7 @@ class EvaluateRequest:
 
 
 def evaluate(request: EvaluateRequest, *, progress: Bar, warn: Warn) -> StepResult[Evaluation]:
-    """The measurement, as written to `record`. One of the same inputs, options and versions stays.
+    """The measurement, as written to `record`. One with the same inputs, options and versions is reused.
 
     Raises:
         UsageError: the user's scorer is wrong, or vllm was asked for without CUDA.
@@ -110,7 +110,7 @@ def evaluate(request: EvaluateRequest, *, progress: Bar, warn: Warn) -> StepResu
         asked=sum(bool(question.prompt) for question in asked),
         answer_tokens=sum(len(question.trained) for question in asked),
         score=None if request.scoring.name == "exact" else request.scoring.name,
-        models=[figures(one, asked) for one in measured],
+        models=[figures(judged, asked) for judged in measured],
         differences=differences(measured, asked),
         answers=_answers(rows, asked, measured, tokenizer),
         seconds=round(time.monotonic() - started, 2),
@@ -123,7 +123,7 @@ def evaluate(request: EvaluateRequest, *, progress: Bar, warn: Warn) -> StepResu
 
 
 def _require_able(models: list[Model], backend: str, record: Path) -> None:
-    """What is missing is told before minutes are spent."""
+    """Refuses what cannot be written or run, before minutes are spent."""
     require_writable(record.parent)
     for model in models:
         backend_of(model, backend)
@@ -132,26 +132,26 @@ def _require_able(models: list[Model], backend: str, record: Path) -> None:
 def measure(
     model: Model, asked: list[Question], *, tokenizer: Any, scoring: Scoring, backend: str, progress: Bar
 ) -> ModelReplies:
-    """One model's replies, and what each answer is worth."""
+    """One model's replies, with the scores of its answers."""
     ask, why = backend_of(model, backend)
     replies = ask(model, asked, lambda share: progress(share, 1, model.name))
     texts = _texts(asked, replies, tokenizer)
     own = scores(scoring, texts) if scoring.name != "exact" and texts else []
-    return ModelReplies(model, why, replies, [exact(one) for one in texts], own, [one.answer for one in texts])
+    return ModelReplies(model, why, replies, [exact(reply) for reply in texts], own, [reply.answer for reply in texts])
 
 
 def questions(rows: list[Row], *, loss_on: str, room: int, context: int | None) -> list[Question]:
-    """Rows as questions. A row of plain text, or one that was cut, has a loss and no answer to ask for.
+    """Rows as questions. A row of plain text, or one that was cut, has a loss and asks for no answer.
 
     Args:
-        room: tokens that an answer may be longer than the row's own: running on is an answer, and a wrong one.
+        room: tokens that an answer may be longer than the row's own. An answer that runs on is a wrong answer.
         context: most tokens that the model takes; None when unknown.
     """
     return [_question(row, loss_on, room, context) for row in rows]
 
 
 def spread(rows: list[Row], most: int) -> list[Row]:
-    """At most `most` rows, evenly over the list: the first ones may all be of one kind."""
+    """At most `most` rows, spread evenly over the list, because the first ones may all be of one kind."""
     return rows if len(rows) <= most else [rows[i * len(rows) // most] for i in range(most)]
 
 
@@ -169,7 +169,8 @@ def _question(row: Row, loss_on: str, room: int, context: int | None) -> Questio
 
 
 def _room(scoring: Scoring) -> int:
-    """To the letter, a few tokens more are as wrong as many; another score may find what it wants further on."""
+    """How many tokens longer an answer may be. For exact match, a few more tokens are as wrong as many. Another score
+    may find its match further on."""
     return ROOM if scoring.name == "exact" else 8 * ROOM
 
 
@@ -178,7 +179,7 @@ def _context(folder: Path) -> int | None:
 
 
 def _texts(asked: list[Question], replies: Replies, tokenizer: Any) -> list[Reply]:
-    """Of the rows that ask; empty when the model was not measured."""
+    """The replies to the rows that ask; empty if the model was not measured."""
 
     def text(ids: list[int]) -> str:
         return str(tokenizer.decode(ids, skip_special_tokens=True)).strip()
@@ -191,7 +192,7 @@ def _texts(asked: list[Question], replies: Replies, tokenizer: Any) -> list[Repl
 
 
 def _try_scorer(scoring: Scoring, asked: list[Question], tokenizer: Any) -> None:
-    """The user's file is tried on one right answer before minutes are spent on the models."""
+    """Tries the user's file on one right answer, before minutes are spent on the models."""
     first = next((question for question in asked if question.prompt), None)
     if scoring.scorer is not None and first is not None:
         scores(scoring, _texts([first], Replies("", "", [], [first.wanted], None), tokenizer))
@@ -214,38 +215,41 @@ def _warn(asked: list[Question], loss_on: str, warn: Warn) -> None:
 
 
 def _part(progress: Bar, number: int, models: list[Model]) -> Bar:
-    """Progress of one model as a part of all."""
+    """The progress of one model as a part of the whole."""
     return lambda done, total, text: progress(number + done / total, len(models), text)
 
 
 def _answers(rows: list[Row], asked: list[Question], measured: list[ModelReplies], tokenizer: Any) -> list[AnsweredRow]:
-    """For every row that asked."""
+    """The answers of all models, for every row that asks."""
     able = [(row["line"], question) for row, question in zip(rows, asked, strict=True) if question.prompt]
     return [
         AnsweredRow(
             line=line,
             prompt=end_of(str(tokenizer.decode(question.prompt)), _LONGEST_TEXT),
             expected=str(tokenizer.decode(question.wanted, skip_special_tokens=True)).strip()[:_LONGEST_TEXT],
-            answers={one.model.name: one.texts[place][:_LONGEST_TEXT] for one in measured if one.texts},
-            exact={one.model.name: bool(one.exact[place]) for one in measured if one.texts},
-            scores={one.model.name: one.scores[place] for one in measured if one.scores},
+            answers={judged.model.name: judged.texts[place][:_LONGEST_TEXT] for judged in measured if judged.texts},
+            exact={judged.model.name: bool(judged.exact[place]) for judged in measured if judged.texts},
+            scores={judged.model.name: judged.scores[place] for judged in measured if judged.scores},
         )
         for place, (line, question) in enumerate(able)
     ]
 
 
 def end_of(text: str, most: int) -> str:
-    """The end of a prompt, with an ellipsis where its front is cut."""
+    """The end of a prompt, with an ellipsis if its front was cut."""
     return text if len(text) <= most else "…" + text[1 - most :]
 
 
 def blind(models: list[ModelFigures], base: Path) -> str:
-    """Names the models that are worse than one that gives every token the same chance, whose perplexity is the size of
-    the vocabulary; empty when there is none."""
+    """A sentence that names the models that are worse than blind guessing; empty if there are none.
+
+    Blind guessing gives every token the same chance, so its perplexity is the size of the vocabulary.
+    """
     config = read_config(base)
     size = config.get("text_config", {}).get("vocab_size") or config.get("vocab_size")
     guess = math.log(size) if size else math.inf
-    named = [f"{one.name} (loss {one.loss:.4g})" for one in models if one.loss is not None and one.loss > guess]
+    worse = [model for model in models if model.loss is not None and model.loss > guess]
+    named = [f"{model.name} (loss {model.loss:.4g})" for model in worse]
     among = f"worse than blind guessing among {size:,} tokens, which has {guess:.4g}" if named else ""
     return f"{', '.join(named)}: {among}" if named else ""
 

@@ -1,4 +1,4 @@
-"""What vLLM is asked of one model folder, and what it answers: the job of a child process and its result."""
+"""The job of the child process that runs vLLM on one model folder, and its result."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ WORKER = "skill_train.evaluate.vllm_worker"
 
 
 class VllmJob(msgspec.Struct, frozen=True):
-    """Rows whose losses are wanted, and prompts to answer."""
+    """Rows whose losses are measured, and prompts to answer."""
 
     folder: str
     context_tokens: int
@@ -21,7 +21,7 @@ class VllmJob(msgspec.Struct, frozen=True):
 
 
 class VllmResult(msgspec.Struct, frozen=True):
-    """What was answered, in the order of the job.
+    """The losses and answers, in the order of the job.
 
     Attributes:
         losses: the sum of -log p in nats over each row's trained tokens; None where it is not finite.

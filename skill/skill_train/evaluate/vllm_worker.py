@@ -1,7 +1,8 @@
 """Child process: losses and greedy answers of one model folder by vLLM, which holds the GPU's memory until it ends.
 
 Written for vllm.LLM and vllm.SamplingParams as they are in vLLM's repository (vllm/sampling_params.py, vllm/outputs.py,
-read 2026-08): prompts as token ids, `prompt_logprobs=0` for the tokens of the prompt alone, None for the first.
+read 2026-08). Prompts are token ids. `prompt_logprobs=0` gives the log-probabilities of the prompt's own tokens; that
+of the first token is None.
 """
 
 from __future__ import annotations
@@ -38,11 +39,11 @@ def run(document: object) -> object:
 def _losses(vllm: Any, model: Any, scored: list[Scored]) -> list[float | None]:
     """For each sequence, the sum of -log p in nats over its trained tokens."""
     asked = vllm.SamplingParams(temperature=0.0, max_tokens=1, prompt_logprobs=0, detokenize=False)
-    outputs = model.generate([{"prompt_token_ids": one.ids} for one in scored], asked, use_tqdm=False)
+    outputs = model.generate([{"prompt_token_ids": row.ids} for row in scored], asked, use_tqdm=False)
     sums = []
-    for one, output in zip(scored, outputs, strict=True):
+    for row, output in zip(scored, outputs, strict=True):
         of_prompt = output.prompt_logprobs
-        total = -sum(of_prompt[at][one.ids[at]].logprob for at in one.trained)
+        total = -sum(of_prompt[at][row.ids[at]].logprob for at in row.trained)
         sums.append(total if math.isfinite(total) else None)
     return sums
 
@@ -50,8 +51,8 @@ def _losses(vllm: Any, model: Any, scored: list[Scored]) -> list[float | None]:
 def _answers(vllm: Any, model: Any, prompts: list[Prompt]) -> list[list[int]]:
     if not prompts:
         return []
-    asked = [vllm.SamplingParams(temperature=0.0, max_tokens=one.most, detokenize=False) for one in prompts]
-    outputs = model.generate([{"prompt_token_ids": one.ids} for one in prompts], asked, use_tqdm=False)
+    asked = [vllm.SamplingParams(temperature=0.0, max_tokens=prompt.most, detokenize=False) for prompt in prompts]
+    outputs = model.generate([{"prompt_token_ids": prompt.ids} for prompt in prompts], asked, use_tqdm=False)
     return [list(output.outputs[0].token_ids) for output in outputs]
 
 
