@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 import planning
 import step_records
-from skill_train.commands.local import LocalOptions, _epochs, _is_finished, _steps_were_said, _whole_training
+from skill_train.commands.local import LocalOptions, _epochs, _is_finished, _steps_were_set, _whole_training
 from skill_train.core.digests import digests
 from skill_train.core.errors import DecisionNeeded, NativeCrash, SkillTrainError, TrainingFailed, UsageError
 from skill_train.plan import file as plan_file
@@ -235,5 +235,5 @@ def test_after_a_smoke_run_comes_the_whole_training(
 def test_only_steps_that_were_said_can_be_too_many() -> None:
     record = step_records.trained({}, rows=143, steps=20)
     assert _epochs(planning.plan_with(recipe={"effective_batch_size": 16}), record) == pytest.approx(2.2378, abs=1e-4)
-    assert _steps_were_said(replace(PLAN, reasons=[Reason("format", "", "", "")]))
-    assert not _steps_were_said(replace(PLAN, reasons=[Reason("max_steps", "", "", "")]))
+    assert _steps_were_set(replace(PLAN, reasons=[Reason("format", "", "", "")]))
+    assert not _steps_were_set(replace(PLAN, reasons=[Reason("max_steps", "", "", "")]))

@@ -13,8 +13,8 @@ from skill_train.data.inspect_report import DataReport, TokenReport
 
 def draw_data(rich: Any, data: DataReport) -> None:
     """Draws the answer of `data`: format, methods, problems, row lengths and an example."""
-    said = f"{data.rows:,} rows, columns {', '.join(f'{name} ({kind})' for name, kind in data.columns.items())}"
-    draw_text(rich, f"{data.path}: {said}")
+    summary = f"{data.rows:,} rows, columns {', '.join(f'{name} ({kind})' for name, kind in data.columns.items())}"
+    draw_text(rich, f"{data.path}: {summary}")
     verdicts = rich_table("method", "verdict", "because", "recipe lines")
     colours = {"ready": "green", "needs_mapping": "yellow", "impossible": "red"}
     for name, method in data.methods.items():
@@ -46,8 +46,8 @@ def _draw_problems(rich: Any, data: DataReport) -> None:
 
 def _draw_tokens(rich: Any, tokens: TokenReport) -> None:
     names = ("mean", "p50", "p90", "p99", "longest", "trained_share", "truncated_share")
-    known = [(name, getattr(tokens, name)) for name in names if getattr(tokens, name) not in (None, UNSET)]
-    figures = ", ".join(f"{name} {value}" for name, value in known)
+    measured = [(name, getattr(tokens, name)) for name in names if getattr(tokens, name) not in (None, UNSET)]
+    figures = ", ".join(f"{name} {value}" for name, value in measured)
     draw_text(rich, f"tokens a row ({tokens.basis}): {figures}; max_length {tokens.max_length}")
     if tokens.histogram:
         table, most = rich_table("tokens", "rows", ""), max(bucket.rows for bucket in tokens.histogram)

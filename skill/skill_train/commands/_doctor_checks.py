@@ -46,11 +46,11 @@ def python(version: str) -> DoctorCheck:
     return DoctorCheck("python", "fail", version, wanted, "not a tested version", "uv venv --python 3.12")
 
 
-def packages(group: str, found: list[Package]) -> DoctorCheck:
+def packages(group: str, requirements: list[Package]) -> DoctorCheck:
     """Checks one group of packages. A missing extra makes the installation smaller, a missing base package broken."""
     name = "packages" if group == "base" else f"packages [{group}]"
-    versions = ", ".join(f"{package.name} {package.installed or 'missing'}" for package in found)
-    wrong = [package for package in found if not package.right]
+    versions = ", ".join(f"{package.name} {package.installed or 'missing'}" for package in requirements)
+    wrong = [package for package in requirements if not package.right]
     wanted = ", ".join(package.name + package.wanted for package in wrong)
     if not wrong:
         return DoctorCheck(name, "ok", versions, "the tested versions")
@@ -61,9 +61,9 @@ def packages(group: str, found: list[Package]) -> DoctorCheck:
     return DoctorCheck(name, broken, versions, wanted, "not the tested versions", command)
 
 
-def together(found: list[Package], sets: list[VersionSet]) -> DoctorCheck:
+def together(requirements: list[Package], sets: list[VersionSet]) -> DoctorCheck:
     """Checks whether the installed versions are a tested combination, not only whether each is in its range."""
-    away = {tested: tested.differs(found) for tested in sets}
+    away = {tested: tested.differs(requirements) for tested in sets}
     nearest = min(sets, key=lambda tested: len(away[tested]))
     wrong = away[nearest]
     if not wrong:
@@ -104,14 +104,14 @@ def _mend_accelerator(machine: MachineFacts, reason: str) -> str:
 def torch(machine: MachineFacts, asked: Callable[[], TorchAnswer]) -> DoctorCheck:
     """Whether torch can use the device of this machine. `asked` gives the answer of `torch_worker`, or raises."""
     try:
-        said = asked()
+        answer = asked()
     except SkillTrainError as error:
         why = (error.got.strip().splitlines() or [error.message])[-1]
         return DoctorCheck("torch", "fail", error.message, "a torch that loads", why, _reinstall_torch())
-    found = f"torch {said['version']}, CUDA {said['cuda'] or 'not built in'}"
-    if said["usable"]:
+    found = f"torch {answer['version']}, CUDA {answer['cuda'] or 'not built in'}"
+    if answer["usable"]:
         return DoctorCheck("torch", "ok", found, f"{machine.device} usable")
-    why = said["trouble"] or f"this build cannot use {machine.device}; training would run on the processor"
+    why = answer["trouble"] or f"this build cannot use {machine.device}; training would run on the processor"
     return DoctorCheck("torch", "warn", found, f"{machine.device} usable", why, _reinstall_torch())
 
 
@@ -164,12 +164,12 @@ def token(account: Account) -> DoctorCheck:
     return DoctorCheck("token", "ok", found, wanted, why)
 
 
-def converter(found: Callable[[], Any], gguf_ready: bool) -> DoctorCheck:
-    """Checks the converter. `found` returns the toolchain, or raises an error with the command that downloads it."""
+def converter(find: Callable[[], Any], gguf_ready: bool) -> DoctorCheck:
+    """Checks the converter. `find` returns the toolchain, or raises an error with the command that downloads it."""
     from skill_train.llama.get_converter import FETCH_COMMAND
 
     try:
-        tools = found()
+        tools = find()
     except SkillTrainError as error:
         fix = FETCH_COMMAND if gguf_ready else f"{EXTRAS['gguf']} && {FETCH_COMMAND}"
         return DoctorCheck(

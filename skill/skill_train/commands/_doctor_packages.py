@@ -51,16 +51,16 @@ class VersionSet:
     date: str
     packages: dict[str, str]
 
-    def differs(self, found: list[Package]) -> list[Package]:
+    def differs(self, requirements: list[Package]) -> list[Package]:
         """The packages that are installed in another version. Missing packages do not differ."""
-        own = [package for package in found if package.name in self.packages and package.installed is not None]
-        return [one for one in own if not within(one.installed or "", f"=={self.packages[one.name]}")]
+        own = [package for package in requirements if package.name in self.packages and package.installed is not None]
+        return [package for package in own if not within(package.installed or "", f"=={self.packages[package.name]}")]
 
 
 def known_sets() -> list[VersionSet]:
     """The combinations that scripts/make_lock.py and scripts/versions.py recorded."""
     path = Path(__file__).with_name("tested.json")
-    return [VersionSet(**one) for one in json.loads(path.read_text(encoding="utf-8"))]
+    return [VersionSet(**recorded) for recorded in json.loads(path.read_text(encoding="utf-8"))]
 
 
 def python_wanted() -> str | None:
@@ -98,8 +98,8 @@ def _installed(name: str) -> str | None:
 
 
 def _release(version: str) -> tuple[int, ...]:
-    found = re.match(r"\d+(?:\.\d+)*", version)
-    return tuple(int(part) for part in found[0].split(".")) if found else ()
+    match = re.match(r"\d+(?:\.\d+)*", version)
+    return tuple(int(part) for part in match[0].split(".")) if match else ()
 
 
 def _padded(numbers: tuple[int, ...], length: int) -> tuple[int, ...]:

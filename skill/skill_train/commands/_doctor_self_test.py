@@ -89,8 +89,8 @@ def _recipe(folder: Path) -> Path:
     lines = [json.dumps(row, ensure_ascii=False) for _, row in rows]
     write_text(folder / "data.jsonl", "\n".join(lines) + "\n")
     changed = {"model": str(shipped / "model"), "data": str(folder / "data.jsonl"), "max_steps": _STEPS}
-    kept = (shipped / "recipe.yaml").read_text(encoding="utf-8").splitlines()
-    text = [line for line in kept if line.split(":")[0] not in changed]
+    shipped_lines = (shipped / "recipe.yaml").read_text(encoding="utf-8").splitlines()
+    text = [line for line in shipped_lines if line.split(":")[0] not in changed]
     write_text(folder / "recipe.yaml", "\n".join([*text, *(f"{k}: {json.dumps(v)}" for k, v in changed.items())]))
     return folder / "recipe.yaml"
 

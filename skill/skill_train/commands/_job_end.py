@@ -25,7 +25,7 @@ class _StageTeller:
     """Reports each new stage, and a long queue once."""
 
     def __init__(self, console: Console, cloud: CloudRun) -> None:
-        self._console, self._cloud, self._stage, self._told = console, cloud, "", False
+        self._console, self._cloud, self._stage, self._queue_reported = console, cloud, "", False
 
     def __call__(self, job: Job) -> None:
         if job.stage != self._stage:
@@ -33,6 +33,6 @@ class _StageTeller:
             self._stage = job.stage
         since = job.created_at or datetime.now(UTC)
         queue = failure_reason.waiting(job.stage, (datetime.now(UTC) - since).total_seconds(), job.flavor)
-        if queue and not self._told:
+        if queue and not self._queue_reported:
             self._console.warn("long_queue", queue)
-            self._told = True
+            self._queue_reported = True

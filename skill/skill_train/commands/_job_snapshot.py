@@ -86,8 +86,8 @@ class Snapshot:
     def _of_all_jobs(self, so_far: float | None) -> float | None:
         """Dollars of all jobs of the run; None if the cost of one is unknown. A job that never was costs nothing."""
         others = [job for job in self.cloud.record.jobs if job.job_id not in (None, self.now.id)]
-        known = [job.cost_usd for job in others if job.cost_usd is not None]
-        return None if so_far is None or len(known) < len(others) else round(so_far + sum(known), 4)
+        costs = [job.cost_usd for job in others if job.cost_usd is not None]
+        return None if so_far is None or len(costs) < len(others) else round(so_far + sum(costs), 4)
 
     def next(self) -> tuple[str, ...]:
         word = self.cloud.word

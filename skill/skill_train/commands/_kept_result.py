@@ -36,8 +36,8 @@ def why_not_pushed(cloud: CloudRun, run: RunDir, console: Console) -> str:
         return "the job has not kept anything yet" if repository else "its bucket has no result"
     console.status(f"the bucket has no result; asking for {repository}")
     try:
-        found = patiently(lambda: repositories.find("model", repository), console.status)
-        files = found.files if found else ()
+        pushed = patiently(lambda: repositories.find("model", repository), console.status)
+        files = pushed.files if pushed else ()
         if "train.json" not in files or PROOF in files:
             return f"neither its bucket nor {repository} has its result"
         trained = train_record.read(models.model_file(repository, "train.json"))

@@ -85,8 +85,8 @@ def require_only_run(command: str, others: Mapping[str, object]) -> None:
     Raises:
         UsageError: one is set.
     """
-    given = [name for name, value in others.items() if value]
-    if given:
+    conflicting = [name for name, value in others.items() if value]
+    if conflicting:
         raise UsageError(
-            f"RUN and {given[0]} cannot be used together", code="bad_usage", hint=f"skill-train {command} --help"
+            f"RUN and {conflicting[0]} cannot be used together", code="bad_usage", hint=f"skill-train {command} --help"
         )

@@ -25,7 +25,7 @@ def warn_of_run(console: Console, plan: Plan, record: TrainRecord, estimates: di
     if few := few_steps(plan.recipe, record.steps):
         console.warn("few_steps", few)
     warn_of_repeats(console, record.data)
-    missed = [_missed(name, one) for name, one in estimates.items() if one["within"] is False]
+    missed = [_missed(name, estimate) for name, estimate in estimates.items() if estimate["within"] is False]
     if missed:
         console.warn(
             "estimate_missed", f"{'; '.join(missed)}: do not rely on the estimates for a longer run on this machine"
@@ -41,13 +41,13 @@ def warn_of_part(console: Console, run: RunDir) -> None:
         console.warn("smoke_run", f"{part}: these files come from a smoke run, not from the whole training")
 
 
-def _missed(name: str, one: MeasuredFigure) -> str:
+def _missed(name: str, estimate: MeasuredFigure) -> str:
     """An estimate that was wrong, with the measured value, in a unit for readers."""
-    known = (figure for figure in (one["low"], one["high"], one["actual"]) if figure is not None)
+    values = (figure for figure in (estimate["low"], estimate["high"], estimate["actual"]) if figure is not None)
     if name == "seconds":
-        low, high, actual = (duration(seconds, estimated=True) for seconds in known)
+        low, high, actual = (duration(seconds, estimated=True) for seconds in values)
         return f"time: {actual}, estimated {low} to {high}"
-    low, high, actual = (f"{size / 1e9:.2f}" for size in known)
+    low, high, actual = (f"{size / 1e9:.2f}" for size in values)
     return f"memory: {actual} GB, estimated {low} to {high} GB"
 
 

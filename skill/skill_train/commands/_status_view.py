@@ -81,8 +81,8 @@ def draw_status(rich: Any, data: State) -> None:
 
 def _status_lines(data: State) -> Iterator[tuple[str, str]]:
     seconds, cost, progress = data["seconds"], data.get("cost_usd"), data["progress"]
-    said = f": {data['message']}" if data.get("message") else ""
-    yield "stage", f"{data['stage']}{said}"
+    message = f": {data['message']}" if data.get("message") else ""
+    yield "stage", f"{data['stage']}{message}"
     yield "job", " · ".join(str(part) for part in (data["job_id"], data.get("flavor"), data.get("url")) if part)
     loss = "" if data["loss"] is None else f" · loss {data['loss']:.4f}"
     speed = "" if data["tokens_per_second"] is None else f" · {data['tokens_per_second']:,.0f} tokens/s"
@@ -109,5 +109,5 @@ def _of(so_far: float | None, expected: float | None, estimated: Ends | None, wo
         return ""
     of = "" if expected is None else f" of {words(expected)}"
     low, high = (estimated["low"], estimated["high"]) if estimated else (None, None)
-    known = "" if low is None or high is None else f" (estimated {words(low)} to {words(high)})"
-    return words(so_far) + of + known
+    estimate = "" if low is None or high is None else f" (estimated {words(low)} to {words(high)})"
+    return words(so_far) + of + estimate

@@ -111,8 +111,8 @@ def decision(options: SubmitOptions, checked: Checked) -> Result:
 def not_allowed(budget: Budget, error: SkillTrainError) -> Result:
     """The answer when access is missing: the estimated cost and the error. No other check is possible before."""
     data = {"flavor": budget.flavor, "timeout_seconds": budget.timeout_seconds, "cost_usd": budget.as_dict()}
-    said = f"{budget.flavor}: {cost_in_words(budget)}"
-    return Result(data, human=lambda rich: draw_text(rich, said), quiet="", error=error)
+    summary = f"{budget.flavor}: {cost_in_words(budget)}"
+    return Result(data, human=lambda rich: draw_text(rich, summary), quiet="", error=error)
 
 
 def dry_run(run: RunDir, checked: Checked) -> Result:
@@ -126,12 +126,12 @@ def dry_run(run: RunDir, checked: Checked) -> Result:
 
 def specification(run: RunDir, order: Order, run_id: str) -> JobSpec:
     """The specification of the job that an order would start."""
-    made = order.plan
-    record = CloudRecord(run_id, order.plan_hash, order.namespace, made.policy.hub_model_id or "", data=_data(order))
+    plan = order.plan
+    record = CloudRecord(run_id, order.plan_hash, order.namespace, plan.policy.hub_model_id or "", data=_data(order))
     job = CloudJob(
-        1, "starting", made.flavor or "", made.timeout_seconds or 0, start_once.current_timestamp(), order.usd_per_hour
+        1, "starting", plan.flavor or "", plan.timeout_seconds or 0, start_once.current_timestamp(), order.usd_per_hour
     )
-    return start_once.specification(run, made, record, job)
+    return start_once.specification(run, plan, record, job)
 
 
 def _data(order: Order) -> CloudData | None:
@@ -179,13 +179,13 @@ def require_as_asked(
 
 def result(console: Console, run: RunDir, sent: Sent, order: Order) -> Result:
     """The answer with a job that was started now, or with the existing one."""
-    record, made = sent.record, plan_record.read(run.plan)
+    record, plan = sent.record, plan_record.read(run.plan)
     last = record.last_begun
     assert last is not None
     wanted = order.plan.policy.hub_model_id
     if record.hub_model_id != wanted:
         console.warn("another_repository", f"the job pushes to {record.hub_model_id} instead of {wanted}")
-    budget = _budget_of(made, last)
+    budget = _budget_of(plan, last)
     data: JobShown = {
         "run_dir": str(run.path),
         "job_id": last.job_id,
@@ -198,7 +198,7 @@ def result(console: Console, run: RunDir, sent: Sent, order: Order) -> Result:
         "timeout_seconds": last.timeout_seconds,
         "expected_end": _expected_end(last, budget, sent.stage),
         "cost_usd": budget.as_dict(),
-        "recipe_hash": made.recipe_hash,
+        "recipe_hash": plan.recipe_hash,
         "plan_hash": record.plan_hash,
         "uploads": [] if sent.reused else uploads(order),
     }
@@ -216,13 +216,13 @@ def _budget_of(plan: Plan, job: CloudJob) -> Budget:
     if job.number > 1 or limit is None:
         why = "it goes on from a checkpoint" if job.number > 1 else "the plan of the job cannot be read"
         seconds = Estimate(None, None, why)
-    found = cloud_budget.budget(
+    job_budget = cloud_budget.budget(
         Need(job.flavor, seconds, plan.timeout_seconds),
         price=Price(job.usd_per_hour, f"asked {job.asked_at[:10]}"),
         timeout=limit or 1,  # without an estimate any will do
         max_cost=None,
     )
-    return found if limit is not None else dataclasses.replace(found, most_usd=None)
+    return job_budget if limit is not None else dataclasses.replace(job_budget, most_usd=None)
 
 
 def _expected_end(job: CloudJob, budget: Budget, stage: str | None) -> ExpectedEnd:

@@ -26,8 +26,8 @@ def account_of(options: SubmitOptions) -> Account:
     unchecked: list[str] = []
     if not (options.dry_run and options.namespace):
         return preflight.signed_in_account()
-    found = preflight.unless_unavailable(preflight.signed_in_account, "token", unchecked)
-    return found or Account("unchecked", options.namespace, why="; ".join(unchecked))
+    account = preflight.unless_unavailable(preflight.signed_in_account, "token", unchecked)
+    return account or Account("unchecked", options.namespace, why="; ".join(unchecked))
 
 
 def check_order(
@@ -36,10 +36,10 @@ def check_order(
     """Runs every check before the first upload. Each has its own error."""
     unchecked = [f"token: {account.why}"] if account.state == "unchecked" else []
 
-    def ask(what: str, check: Any) -> Any:
-        return preflight.unless_unavailable(check, what, unchecked) if options.dry_run else check()
+    def ask(subject: str, check: Any) -> Any:
+        return preflight.unless_unavailable(check, subject, unchecked) if options.dry_run else check()
 
-    made, repository = order.plan, order.plan.policy.hub_model_id or ""
+    plan, repository = order.plan, order.plan.policy.hub_model_id or ""
     there = ()
     if account.state == "valid":
         there = ask("repository", lambda: preflight.result_repository(account, repository)) or ()
@@ -48,15 +48,17 @@ def check_order(
             "bucket",
             lambda: preflight.require_private_places(order.namespace, order.data_repo, account, with_data=with_data),
         )
-        ask("model and dataset", lambda: preflight.require_readable(made))
-    offer = ask("flavor and price", lambda: preflight.flavor(made.flavor or "")) or stored_flavor(made.flavor)
+        ask("model and dataset", lambda: preflight.require_readable(plan))
+    offer = ask("flavor and price", lambda: preflight.flavor(plan.flavor or "")) or stored_flavor(plan.flavor)
     spent = 0.0
     if options.max_cost is not None and account.state == "valid":
         spent = ask("cost of earlier jobs", lambda: _spent(console, order)) or 0.0
-    found = budget_of(options, made, offer, timeout, spent)
-    _warn(console, order, found, there)
-    sent = replace(made, timeout_seconds=found.timeout_seconds)
-    return Checked(dataclasses.replace(order, plan=sent, usd_per_hour=found.usd_per_hour), found, there, unchecked)
+    job_budget = budget_of(options, plan, offer, timeout, spent)
+    _warn(console, order, job_budget, there)
+    sent = replace(plan, timeout_seconds=job_budget.timeout_seconds)
+    return Checked(
+        dataclasses.replace(order, plan=sent, usd_per_hour=job_budget.usd_per_hour), job_budget, there, unchecked
+    )
 
 
 def _spent(console: Console, order: Order) -> float:
@@ -81,17 +83,17 @@ def budget_of(
     )
 
 
-def _warn(console: Console, order: Order, found: Budget, there: tuple[str, ...]) -> None:
+def _warn(console: Console, order: Order, job_budget: Budget, there: tuple[str, ...]) -> None:
     warn_of_export(console, order.plan)
-    if found.tight and found.seconds is not None:
+    if job_budget.tight and job_budget.seconds is not None:
         console.warn(
             "tight_timeout",
-            f"the timeout of {found.timeout_seconds} s is below the upper estimate of {found.seconds[1]:.0f} s; "
-            "a job that is stopped keeps its checkpoints",
+            f"the timeout of {job_budget.timeout_seconds} s is below the upper estimate of "
+            f"{job_budget.seconds[1]:.0f} s; a job that is stopped keeps its checkpoints",
         )
-    if found.lowered:
+    if job_budget.lowered:
         console.warn(
-            "lowered_timeout", f"the timeout was lowered to {found.timeout_seconds} s to stay within --max-cost"
+            "lowered_timeout", f"the timeout was lowered to {job_budget.timeout_seconds} s to stay within --max-cost"
         )
     if there:
         name = order.plan.policy.hub_model_id

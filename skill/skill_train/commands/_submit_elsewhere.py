@@ -54,8 +54,8 @@ def with_backend(options: SubmitOptions) -> SubmitOptions:
 
 def write_elsewhere(console: Console, options: SubmitOptions, order: Order, folder: Path) -> Result:
     """Writes the task or the notebook to the run directory; with --yes launches the task."""
-    made = order.plan
-    flavor = next(each for each in flavors.current(live=False)[0] if each.name == made.flavor)
+    plan = order.plan
+    flavor = next(each for each in flavors.current(live=False)[0] if each.name == plan.flavor)
     run = RunDir(folder)
     with locked(run, "submit"):
         if options.backend == "colab":
@@ -65,31 +65,31 @@ def write_elsewhere(console: Console, options: SubmitOptions, order: Order, fold
 
 def _notebook(run: RunDir, order: Order, flavor: Flavor) -> Result:
     gpu = colab.gpu_of(flavor)
-    made = replace(order.plan, placement=replace(order.plan.placement, backend="colab"))
-    order = dataclasses.replace(order, plan=made)
-    _keep_plan(run, made)
+    plan = replace(order.plan, placement=replace(order.plan.placement, backend="colab"))
+    order = dataclasses.replace(order, plan=plan)
+    _keep_plan(run, plan)
     path = run.path / "colab.ipynb"
     files = colab.write_notebook(
-        path, run.plan, gpu=gpu, run_id=_run_id(order), data=_data(order), packages=_packages(made)
+        path, run.plan, gpu=gpu, run_id=_run_id(order), data=_data(order), packages=_packages(plan)
     )
     how = "open the notebook in Colab (File, Upload notebook), then Runtime, Run all; once more after a disconnect"
     data = _answer(run, order) | {"notebook": str(path), "gpu": gpu, "files": files, "launched": False, "how": how}
     lines = [f"notebook: {path}, for a {gpu}"]
-    return Result(data, human=lambda rich: _draw(rich, run, made, lines, how), quiet=str(path))
+    return Result(data, human=lambda rich: _draw(rich, run, plan, lines, how), quiet=str(path))
 
 
 def _task(console: Console, options: SubmitOptions, run: RunDir, order: Order, flavor: Flavor) -> Result:
     places = skypilot.clouds(options.infra.split(",") if options.infra else None, options.nodes)
-    made = skypilot.spread(order.plan, flavor, options.nodes)
-    order = dataclasses.replace(order, plan=made)
-    _keep_plan(run, made)
+    plan = skypilot.spread(order.plan, flavor, options.nodes)
+    order = dataclasses.replace(order, plan=plan)
+    _keep_plan(run, plan)
     run_id, folder = _run_id(order), run.path / "skypilot"
     bucket = f"hf://buckets/{order.namespace}/jobs-artifacts/{skypilot.name_of(run_id)}"
     staged = _data(order)
     rows = f"data/{next(iter(staged)).split('/')[0]}" if staged else None
-    sky_run = skypilot.SkyRun(run_id, bucket, rows, _timeout(options, made))
-    task = skypilot.task(made, flavor, sky_run, nodes=options.nodes, places=places)
-    skypilot.write_task(folder, task, run.plan, staged, _packages(made))
+    sky_run = skypilot.SkyRun(run_id, bucket, rows, _timeout(options, plan))
+    task = skypilot.task(plan, flavor, sky_run, nodes=options.nodes, places=places)
+    skypilot.write_task(folder, task, run.plan, staged, _packages(plan))
     if options.nodes > 1:
         console.warn("not_pushed", f"a run on several machines does not push its result, which stays in {bucket}")
     if options.yes:
@@ -100,7 +100,7 @@ def _task(console: Console, options: SubmitOptions, run: RunDir, order: Order, f
         "kept_in": bucket,
         "resources": task["resources"],
         "nodes": options.nodes,
-        "timeout_seconds": _timeout(options, made),
+        "timeout_seconds": _timeout(options, plan),
         "launched": options.yes,
     }
     back = f"hf buckets sync {bucket} {quoted(run.path)}"
@@ -109,11 +109,11 @@ def _task(console: Console, options: SubmitOptions, run: RunDir, order: Order, f
     lines = [
         f"task: {folder / 'task.yaml'}, {options.nodes} x {asked['accelerators']}",
         f"machines of: {', '.join(place['infra'] for place in asked['any_of'])}",
-        f"training is ended after {_timeout(options, made) / 3600:.2f} h; all is kept in {bucket}",
+        f"training is ended after {_timeout(options, plan) / 3600:.2f} h; all is kept in {bucket}",
     ]
     return Result(
         data,
-        human=lambda rich: _draw(rich, run, made, lines, how),
+        human=lambda rich: _draw(rich, run, plan, lines, how),
         quiet=str(folder / "task.yaml"),
         next=[f"sky logs {task['name']}", back] if options.yes else [],
         error=None if options.yes else _confirm(options, task),
@@ -131,31 +131,31 @@ def _confirm(options: SubmitOptions, task: skypilot.Task) -> DecisionNeeded:
 
 
 def _answer(run: RunDir, order: Order) -> dict[str, object]:
-    made = order.plan
+    plan = order.plan
     return {
         "run_dir": str(run.path),
-        "recipe_hash": made.recipe_hash,
-        "hub_model_id": made.policy.hub_model_id,
-        "placement": msgspec.to_builtins(made.placement),
-        "seconds": msgspec.to_builtins(made.estimates.seconds),
+        "recipe_hash": plan.recipe_hash,
+        "hub_model_id": plan.policy.hub_model_id,
+        "placement": msgspec.to_builtins(plan.placement),
+        "seconds": msgspec.to_builtins(plan.estimates.seconds),
     }
 
 
-def _timeout(options: SubmitOptions, made: Plan) -> int:
+def _timeout(options: SubmitOptions, plan: Plan) -> int:
     """The timeout of the training: the given one, or that of the plan for such a machine."""
     if options.timeout is not None:
         return seconds_of(options.timeout)
-    if made.timeout_seconds is None:
+    if plan.timeout_seconds is None:
         raise DecisionNeeded(
             "the duration of this run is unknown, so a time limit is needed",
             code="bad_timeout",
             expected="--timeout, such as 8h",
             hint="add --timeout",
         )
-    return made.timeout_seconds
+    return plan.timeout_seconds
 
 
-def _keep_plan(run: RunDir, made: Plan) -> None:
+def _keep_plan(run: RunDir, plan: Plan) -> None:
     """Writes plan and recipe as in every run directory. A plan with the same hash is not replaced, because its
     measurements differ each time. A folder with another run is refused, even with the same recipe."""
     there = plan_record.read(run.plan) if run.plan.is_file() else None
@@ -164,7 +164,7 @@ def _keep_plan(run: RunDir, made: Plan) -> None:
         other = "a run in Hugging Face Jobs"
     elif there is not None and there.where != "cloud":
         other = "a run of this machine"
-    elif there is not None and there.recipe_hash != made.recipe_hash:
+    elif there is not None and there.recipe_hash != plan.recipe_hash:
         other = "a run of another recipe"
     if other:
         raise UsageError(
@@ -173,10 +173,10 @@ def _keep_plan(run: RunDir, made: Plan) -> None:
             expected="a new folder, or a folder of the same recipe for another cloud",
             hint="use another --run-dir",
         )
-    same = there is not None and cloud_record.plan_hash(there) == cloud_record.plan_hash(made)
+    same = there is not None and cloud_record.plan_hash(there) == cloud_record.plan_hash(plan)
     if not same or not run.recipe.is_file():
-        plan_record.write(run.plan, made)  # first: a recipe without a plan is the user's
-        write_text(run.recipe, to_yaml(made.recipe_file()))
+        plan_record.write(run.plan, plan)  # first: a recipe without a plan is the user's
+        write_text(run.recipe, to_yaml(plan.recipe_file()))
 
 
 def _run_id(order: Order) -> str:
@@ -188,12 +188,12 @@ def _data(order: Order) -> dict[str, Path]:
     return dict(order.staged.files) if order.staged else {}
 
 
-def _packages(made: Plan) -> tuple[str, ...]:
-    return (FOUR_BIT,) if made.recipe.load_in_4bit else ()
+def _packages(plan: Plan) -> tuple[str, ...]:
+    return (FOUR_BIT,) if plan.recipe.load_in_4bit else ()
 
 
-def _draw(rich: Any, run: RunDir, made: Plan, lines: list[str], how: str) -> None:
+def _draw(rich: Any, run: RunDir, plan: Plan, lines: list[str], how: str) -> None:
     """Draws a task or a notebook, of which `lines` tell, and the next command."""
-    result = f"result: the repository {made.policy.hub_model_id}"
+    result = f"result: the repository {plan.policy.hub_model_id}"
     for line in (f"run directory: {run.path}", *lines, result, how):
         draw_line(rich, line)

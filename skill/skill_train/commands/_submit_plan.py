@@ -39,19 +39,19 @@ def cloud_plan(console: Console, options: SubmitOptions) -> Plan:
     there = plan_record.read(file)
     if there.where == "cloud":
         chosen = {"flavor": options.flavor, "dtype": options.dtype}
-        made = read_unchanged_plan(file, options.recipe_flags | chosen, where="cloud")
-        _require_remote(made.recipe.model, sensitive=made.policy.sensitive, owner=options.namespace)
-        return made
+        plan = read_unchanged_plan(file, options.recipe_flags | chosen, where="cloud")
+        _require_remote(plan.recipe.model, sensitive=plan.policy.sensitive, owner=options.namespace)
+        return plan
     console.status(f"{source} is for this machine; its recipe is planned again, for the cloud")
     if options.recipe_flags:
         return _planned(console, options, _recipe_with(there, options.recipe_flags))
     with contextlib.suppress(UsageError):  # other data may have other columns
-        made = _planned(console, options, recipe_of(there))
-        if made.recipe_hash == there.recipe_hash:
-            return made
-    made = _planned(console, options, _recipe_with(there, {}))
+        plan = _planned(console, options, recipe_of(there))
+        if plan.recipe_hash == there.recipe_hash:
+            return plan
+    plan = _planned(console, options, _recipe_with(there, {}))
     console.warn("another_recipe", f"the model or the data have changed since {source}, so this is not the same run")
-    return made
+    return plan
 
 
 def _planned(console: Console, options: SubmitOptions, recipe: Recipe) -> Plan:
@@ -65,8 +65,8 @@ def _planned(console: Console, options: SubmitOptions, recipe: Recipe) -> Plan:
 
 def recipe_of(plan: Plan, **values: Any) -> Recipe:
     """The recipe of a plan, with all its decisions."""
-    known = plan.recipe_file() | values
-    return fields.from_dict({key: value for key, value in known.items() if key in fields.FIELDS})
+    recipe_values = plan.recipe_file() | values
+    return fields.from_dict({key: value for key, value in recipe_values.items() if key in fields.FIELDS})
 
 
 def _recipe_with(there: Plan, flags: dict[str, object]) -> Recipe:
@@ -112,20 +112,20 @@ def stored_flavor(name: str | None) -> Flavor | None:
 
 def with_repository(plan: Plan, options: SubmitOptions, place: str) -> Plan:
     """The plan with the repository for its result."""
-    known = options.hub_model_id or plan.policy.hub_model_id
-    return replace(plan, policy=replace(plan.policy, hub_model_id=known or _repository(plan, place)))
+    repository = options.hub_model_id or plan.policy.hub_model_id
+    return replace(plan, policy=replace(plan.policy, hub_model_id=repository or _repository(plan, place)))
 
 
-def _repository(made: Plan, place: str) -> str:
+def _repository(plan: Plan, place: str) -> str:
     """`NAMESPACE/<model>-<data>-<recipe hash>`; the Hub takes 96 characters (huggingface_hub 2.4, validate_repo_id)."""
-    words = [_slug(made.recipe.model.split("/")[-1]), _slug(_data_name(made))]
-    name = "-".join((*words, made.recipe_hash[:8]))
+    words = [_slug(plan.recipe.model.split("/")[-1]), _slug(_data_name(plan))]
+    name = "-".join((*words, plan.recipe_hash[:8]))
     return f"{place}/{name[-(96 - len(place) - 1) :].strip('-.')}"
 
 
-def _data_name(made: Plan) -> str:
-    data = made.recipe.data
-    return Path(data).stem if preflight.local_data(made) else data.split("/")[-1]
+def _data_name(plan: Plan) -> str:
+    data = plan.recipe.data
+    return Path(data).stem if preflight.local_data(plan) else data.split("/")[-1]
 
 
 def _slug(text: str) -> str:

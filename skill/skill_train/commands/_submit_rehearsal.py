@@ -29,16 +29,16 @@ class Rehearsed(rehearse.Rehearsal):
     not_rehearsed: list[str]
 
 
-def rehearsed(console: Console, options: SubmitOptions, made: Plan) -> Result:
+def rehearsed(console: Console, options: SubmitOptions, plan: Plan) -> Result:
     """Runs two steps of the job on this machine. Nothing is sent."""
-    made = with_repository(made, options, options.namespace or "me")
-    here = _plan_here(console, recipe_of(made, max_steps=rehearse.STEPS))
+    plan = with_repository(plan, options, options.namespace or "me")
+    here = _plan_here(console, recipe_of(plan, max_steps=rehearse.STEPS))
     for part in ("device", "dtype", "num_processes"):
-        console.status(f"{part}: {getattr(here.placement, part)} here, {getattr(made.placement, part)} in the job")
-    staged = stage_data.stage(Path(made.recipe.data)) if preflight.local_data(made) else None
-    spec = specification(RunDir(run_dir_of(options, made)), Order(made, "me", None, staged, None), "rehearsal")
-    figures = rehearse.rehearse(rehearse.shortened(made, here), spec, staged, console.status)
-    data: Rehearsed = {"verdict": "pass", **figures, "not_rehearsed": rehearse.differences(made, here, train_program())}
+        console.status(f"{part}: {getattr(here.placement, part)} here, {getattr(plan.placement, part)} in the job")
+    staged = stage_data.stage(Path(plan.recipe.data)) if preflight.local_data(plan) else None
+    spec = specification(RunDir(run_dir_of(options, plan)), Order(plan, "me", None, staged, None), "rehearsal")
+    figures = rehearse.rehearse(rehearse.shortened(plan, here), spec, staged, console.status)
+    data: Rehearsed = {"verdict": "pass", **figures, "not_rehearsed": rehearse.differences(plan, here, train_program())}
     again = command_of(options, rehearse=False)
     return Result(data, human=lambda rich: _draw(rich, data), quiet=data["verdict"], next=[again])
 

@@ -100,8 +100,8 @@ def _cancelled(cloud: CloudRun, console: Console) -> Job:
 def _draw(rich: Any, data: Cancelled) -> None:
     there = data["kept"]
     step = "" if not there or there["checkpoint"] is None else f"a checkpoint of step {there['checkpoint']}"
-    what = "the whole result" if there and there["state"] == "done" else step or "nothing"
-    draw_text(rich, f"{data['job_id']}: {data['stage']}; kept: {what}")
+    stored = "the whole result" if there and there["state"] == "done" else step or "nothing"
+    draw_text(rich, f"{data['job_id']}: {data['stage']}; kept: {stored}")
 
 
 @command(

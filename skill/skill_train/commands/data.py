@@ -146,7 +146,7 @@ def _tokens(console: Console, subject: Inspection) -> Counted:
     usable = problems.usable(subject.recipe, checker(subject.found))
     total, longest_row = subject.seen.usable, subject.seen.longest_row
     try:
-        lengths, found, example = count_tokens.count_rows(counter, usable, total, longest_row)
+        lengths, refused, example = count_tokens.count_rows(counter, usable, total, longest_row)
     except UsageError as error:  # the model's fault, not a row's: the report of the dataset stands
         return Counted(nothing, plain, why_not=error.message, error=error)
     for note in counter.notes:
@@ -154,7 +154,7 @@ def _tokens(console: Console, subject: Inspection) -> Counted:
     if lengths is not None:
         _keep(subject, lengths)
     why_not = "" if lengths else "the template refuses every row"
-    return Counted({**found}, example or plain, lengths, why_not, counter=counter)
+    return Counted({**refused}, example or plain, lengths, why_not, counter=counter)
 
 
 def _keep(subject: Inspection, lengths: token_stats.Lengths) -> None:

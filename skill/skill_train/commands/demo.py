@@ -109,16 +109,16 @@ def _recorded(run: RunDir) -> list[Stage] | None:
 def _table(console: Console, run: RunDir, chain: _Chain) -> list[Stage]:
     base = base_of(run)
     evaluation = evaluate.evaluate_run(evaluate.EvaluateOptions(run.path), console, Scoring()).record
-    found = {one.name: one for one in evaluation.models}
+    figures_by_model = {model.name: model for model in evaluation.models}
     gate = chain.merged.gate
     stages = [
-        _row("base", _bytes(base), found["base"], None, None),
+        _row("base", _bytes(base), figures_by_model["base"], None, None),
         _row("adapter", _bytes(run.adapter), _adapter(console, run, base), None, chain.trained.verdict),
-        _row("merged", _bytes(run.merged), found["tuned"], gate["figures"].get("mean_kl"), gate["verdict"]),
+        _row("merged", _bytes(run.merged), figures_by_model["tuned"], gate["figures"].get("mean_kl"), gate["verdict"]),
     ]
     for path, file in chain.exported.items():
         name = Path(path).name
-        stages.append(_row(file["quant"], file["bytes"], found[name], *_proven(chain.proof, name)))
+        stages.append(_row(file["quant"], file["bytes"], figures_by_model[name], *_proven(chain.proof, name)))
     return stages
 
 
@@ -134,15 +134,15 @@ def _adapter(console: Console, run: RunDir, base: Path) -> ModelFigures:
     return figures(measured, asked)
 
 
-def _row(stage: str, size: int, found: ModelFigures, kl: float | None, verdict: Verdict | None) -> Stage:
-    assert found.exact_match is not None  # each row of the demo asks
+def _row(stage: str, size: int, model_figures: ModelFigures, kl: float | None, verdict: Verdict | None) -> Stage:
+    assert model_figures.exact_match is not None  # each row of the demo asks
     return Stage(
         stage=stage,
         bytes=size,
-        exact_match=round(found.exact_match, 4),
-        rows=found.asked_rows,
+        exact_match=round(model_figures.exact_match, 4),
+        rows=model_figures.asked_rows,
         mean_kl=kl,
-        tokens_per_second=found.tokens_per_second,
+        tokens_per_second=model_figures.tokens_per_second,
         verdict=verdict,
     )
 
@@ -150,8 +150,8 @@ def _row(stage: str, size: int, found: ModelFigures, kl: float | None, verdict: 
 def _proven(proof: Proof, name: str) -> tuple[float | None, Verdict]:
     """The mean KL to the trained model, and the worst verdict, of one file."""
     checks = [check for check in proof.checks if check.file == name]
-    known = (check.figures.get("trained_kl") for check in checks)
-    kl = next((figure for figure in known if isinstance(figure, (int, float))), None)
+    distances = (check.figures.get("trained_kl") for check in checks)
+    kl = next((figure for figure in distances if isinstance(figure, (int, float))), None)
     return kl, worst(check.verdict for check in checks)
 
 

@@ -57,52 +57,56 @@ class Compared(TypedDict):
 def run(options: DiffOptions, console: Console) -> Result:
     """Compares two run directories; exit 6 if their recipes differ."""
     a, b = (_read(_opened(path)) for path in (options.run_a, options.run_b))
-    found = compare(a, b)
-    for reason in found.not_compared:
+    comparison = compare(a, b)
+    for reason in comparison.not_compared:
         console.warn("not_compared", reason)
-    if found.unexplained:
+    if comparison.unexplained:
         console.warn("unexplained", "the trained weights differ, although recipe, machine and batch split are the same")
     data: Compared = {
-        "verdict": found.verdict,
+        "verdict": comparison.verdict,
         "run_a": str(options.run_a),
         "run_b": str(options.run_b),
         "recipe_hash": [a.plan.recipe_hash, b.plan.recipe_hash],
-        "recipe": [_shown(each) for each in found.recipe],
-        "placement": [_shown(each) for each in found.placement],
-        "counts": {"compared": found.compared, "recipe": len(found.recipe), "placement": len(found.placement)},
-        "losses": found.losses,
-        "same_weights": found.same_weights,
-        "not_compared": found.not_compared,
+        "recipe": [_shown(each) for each in comparison.recipe],
+        "placement": [_shown(each) for each in comparison.placement],
+        "counts": {
+            "compared": comparison.compared,
+            "recipe": len(comparison.recipe),
+            "placement": len(comparison.placement),
+        },
+        "losses": comparison.losses,
+        "same_weights": comparison.same_weights,
+        "not_compared": comparison.not_compared,
     }
     return Result(
         data,
-        quiet=found.verdict,
+        quiet=comparison.verdict,
         human=lambda rich: _draw(rich, data),
         next=[shlex.join(["skill-train", "report", str(options.run_a), str(options.run_b)])],
-        error=_refusal(found),
+        error=_refusal(comparison),
     )
 
 
-def _refusal(found: Comparison) -> VerificationFailed | None:
-    if not found.recipe:
+def _refusal(comparison: Comparison) -> VerificationFailed | None:
+    if not comparison.recipe:
         return None
-    named = [f"{each.fact}: {_text(each.a)} → {_text(each.b)}" for each in found.recipe[:5]]
-    more = [f"and {len(found.recipe) - 5} more"] if len(found.recipe) > 5 else []
+    named = [f"{each.fact}: {_text(each.a)} → {_text(each.b)}" for each in comparison.recipe[:5]]
+    more = [f"and {len(comparison.recipe) - 5} more"] if len(comparison.recipe) > 5 else []
     return VerificationFailed(
-        f"the two runs have different recipes: {len(found.recipe)} values differ",
+        f"the two runs have different recipes: {len(comparison.recipe)} values differ",
         code="different_recipe",
         expected="the same recipe, data, program and versions; only the placement may differ",
         got="; ".join(named + more),
-        hint=_hint(found),
+        hint=_hint(comparison),
     )
 
 
-def _hint(found: Comparison) -> str:
+def _hint(comparison: Comparison) -> str:
     """The hint. A model folder and a Hub id may have the same bytes, which the runs do not show."""
-    facts = {each.fact for each in found.recipe}
+    facts = {each.fact for each in comparison.recipe}
     for key, revision in _NAMES.items():
         if f"recipe.{key}" in facts and facts <= {"recipe.hash", f"recipe.{key}", revision}:
-            equal = ", though the trained weights are the same" if found.same_weights else ""
+            equal = ", though the trained weights are the same" if comparison.same_weights else ""
             return (
                 f"the {key}'s name and revision are part of the recipe{equal}: one run has it from a folder or another "
                 f"id; train both from the same Hub id and revision"

@@ -6,6 +6,7 @@ import dataclasses
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NotRequired, TypedDict
 
@@ -50,10 +51,10 @@ class Health(TypedDict):
 
 def run(options: DoctorOptions, console: Console) -> Result:
     """Runs every check; with `self_test` also all steps on the embedded model."""
-    found = {group: _group(group) for group in ("base", "train", "gguf")}
+    requirements = {group: _group(group) for group in ("base", "train", "gguf")}
     if options.self_test:
-        _require(found)
-    done, account = _checks(found)
+        _require(requirements)
+    done, account = _checks(requirements)
     able, why_not = _able(done, account)
     error = _broken(done)
     data = Health(verdict=checks.worst(done), able=able, not_able=why_not)
@@ -79,21 +80,21 @@ def _group(group: str) -> list[Package]:
     return [package for package in _doctor_packages.packages() if package.group == group]
 
 
-def _checks(found: dict[str, list[Package]]) -> tuple[list[DoctorCheck], Account]:
+def _checks(requirements: dict[str, list[Package]]) -> tuple[list[DoctorCheck], Account]:
     """All checks in the order of the steps. Slow ones (torch, the Hub) run in parallel."""
     from skill_train.hub import account as hub_account
     from skill_train.llama import get_converter
 
     probe = this_machine()
     facts = read_machine(probe)
-    has_torch = _has(found, "train", "torch")
+    has_torch = _has(requirements, "train", "torch")
     with ThreadPoolExecutor(2) as beside:
         torch = beside.submit(_ask_torch, facts.device) if has_torch else None
-        asked = beside.submit(hub_account.account) if _has(found, "base", "huggingface-hub") else None
+        asked = beside.submit(hub_account.account) if _has(requirements, "base", "huggingface-hub") else None
         done = [
             checks.python(sys.version.split()[0]),
-            *(checks.packages(group, some) for group, some in found.items() if some),
-            checks.together([package for some in found.values() for package in some], _doctor_packages.known_sets()),
+            *(checks.packages(group, packages) for group, packages in requirements.items() if packages),
+            checks.together(list(chain.from_iterable(requirements.values())), _doctor_packages.known_sets()),
         ]
         done += [
             checks.accelerator(facts),
@@ -101,8 +102,8 @@ def _checks(found: dict[str, list[Package]]) -> tuple[list[DoctorCheck], Account
             checks.disk(facts),
             checks.cache(cache_dir()),
         ]
-        done.append(checks.converter(get_converter.find, gguf_ready=_has(found, "gguf", "llama-cpp-python")))
-        if not _has(found, "gguf", "llama-cpp-python"):
+        done.append(checks.converter(get_converter.find, gguf_ready=_has(requirements, "gguf", "llama-cpp-python")))
+        if not _has(requirements, "gguf", "llama-cpp-python"):
             done.append(checks.compiler(probe.has, probe.system))
         done.append(checks.agents(Path.home(), Path.cwd()))
         account = asked.result() if asked else Account("unchecked", why="huggingface_hub is not installed")
@@ -119,8 +120,8 @@ def _ask_torch(device: str) -> TorchAnswer:
     return msgspec.convert(answer, TorchAnswer)
 
 
-def _has(found: dict[str, list[Package]], group: str, name: str) -> bool:
-    return any(package.name == name and package.installed for package in found[group])
+def _has(requirements: dict[str, list[Package]], group: str, name: str) -> bool:
+    return any(package.name == name and package.installed for package in requirements[group])
 
 
 def _short(check: DoctorCheck) -> dict[str, str]:
@@ -134,12 +135,11 @@ def _able(done: list[DoctorCheck], account: Account) -> tuple[dict[str, bool | N
     no_train = _lacking(train, _TRAIN) or _fault(verdicts.get("torch"))
     no_gguf = no_train or _lacking(gguf, _GGUF)
     no_base = _fault(base) or _fault(verdicts["python"])
-    found = verdicts["converter"]
     reasons = {
         "plan": no_base,
         "local": no_base or no_train,
         "merge": no_base or no_train,
-        "export-gguf": no_base or no_gguf or ("" if found.verdict == "ok" else f"{found.found}: {found.fix}"),
+        "export-gguf": no_base or no_gguf or _converter_trouble(verdicts["converter"]),
         "verify": no_base or no_gguf,
         "submit": no_base or _no_submit(account),
     }
@@ -156,6 +156,10 @@ def _lacking(check: DoctorCheck | None, command: str) -> str:
 
 def _fault(check: DoctorCheck | None) -> str:
     return check.because or check.found if check is not None and check.verdict == "fail" else ""
+
+
+def _converter_trouble(check: DoctorCheck) -> str:
+    return "" if check.verdict == "ok" else f"{check.found}: {check.fix}"
 
 
 def _no_submit(account: Account) -> str:
@@ -185,13 +189,13 @@ def _broken(done: list[DoctorCheck]) -> SkillTrainError | None:
     )
 
 
-def _require(found: dict[str, list[Package]]) -> None:
+def _require(requirements: dict[str, list[Package]]) -> None:
     """Refuses a self-test without all packages, because it runs every step.
 
     Raises:
         NotInstalled: one of them is missing.
     """
-    needed = [package for group in ("train", "gguf") for package in found[group]]
+    needed = [package for group in ("train", "gguf") for package in requirements[group]]
     missing = sorted({package.name for package in needed if package.installed is None})
     if missing:
         raise NotInstalled(
@@ -213,8 +217,8 @@ def _draw(rich: Any, data: Health) -> None:
     rich.print(table)
     for check in data.get("checks", []):
         if check["verdict"] != "ok":
-            said = [check.get("because", ""), f"fix it with: {check['fix']}" if "fix" in check else ""]
-            draw_line(rich, f"{check['name']}: " + "; ".join(filter(None, said)))
+            sentences = [check.get("because", ""), f"fix it with: {check['fix']}" if "fix" in check else ""]
+            draw_line(rich, f"{check['name']}: " + "; ".join(filter(None, sentences)))
     for name, able in data["able"].items():
         word = {True: "yes", False: "no", None: "not known"}[able]
         reason = f" ({data['not_able'][name]})" if name in data["not_able"] else ""

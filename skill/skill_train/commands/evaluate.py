@@ -51,7 +51,7 @@ def run(options: EvaluateOptions, console: Console) -> Result:
     scoring = scoring_of(plan.policy, options.score, options.pattern, options.scorer)
     result = evaluate_run(options, console, scoring)
     evaluation, data = result.record, _data(opened, result)
-    quiet = next((f"{one.loss:.4g}" for one in evaluation.models if one.name == "tuned" and one.loss), "")
+    quiet = next((f"{model.loss:.4g}" for model in evaluation.models if model.name == "tuned" and model.loss), "")
     return Result(
         data,
         human=lambda rich: draw_evaluation(rich, data),
@@ -205,9 +205,9 @@ def _data(run: RunDir, result: StepResult[Evaluation]) -> ShownEvaluation:
         "asked": evaluation.asked,
         "answer_tokens": evaluation.answer_tokens,
         "score": evaluation.score,
-        "models": [msgspec.convert(_short(one, dropped), ShownModel) for one in evaluation.models],
-        "differences": [msgspec.convert(_short(one), ShownDifference) for one in evaluation.differences],
-        "answers": [_shown(one) for one in _telling(evaluation.answers)],
+        "models": [msgspec.convert(_short(model, dropped), ShownModel) for model in evaluation.models],
+        "differences": [msgspec.convert(_short(difference), ShownDifference) for difference in evaluation.differences],
+        "answers": [_shown(row) for row in _telling(evaluation.answers)],
         "record": str(run.record("evaluate")),
         "reused": result.reused,
     }
@@ -215,23 +215,23 @@ def _data(run: RunDir, result: StepResult[Evaluation]) -> ShownEvaluation:
 
 def _telling(answers: list[AnsweredRow]) -> list[AnsweredRow]:
     """Rows where most different answers were given come first: they show what the figures stand for."""
-    return sorted(answers, key=lambda one: -one.different_answers)[:_SHOWN]
+    return sorted(answers, key=lambda row: -row.different_answers)[:_SHOWN]
 
 
-def _shown(one: AnsweredRow) -> ShownAnswers:
+def _shown(row: AnsweredRow) -> ShownAnswers:
     from skill_train.evaluate.step import end_of
 
-    most = _SHOWN_CHARACTERS // (2 + len(one.answers))
+    most = _SHOWN_CHARACTERS // (2 + len(row.answers))
     return {
-        "line": one.line,
-        "prompt": end_of(one.prompt, most),
-        "expected": one.expected[:most],
-        "answers": {name: text[:most] for name, text in one.answers.items()},
+        "line": row.line,
+        "prompt": end_of(row.prompt, most),
+        "expected": row.expected[:most],
+        "answers": {name: text[:most] for name, text in row.answers.items()},
     }
 
 
-def _short(one: msgspec.Struct, dropped: tuple[str, ...] = ()) -> dict[str, object]:
-    values = {key: value for key, value in msgspec.structs.asdict(one).items() if key not in dropped}
+def _short(record: msgspec.Struct, dropped: tuple[str, ...] = ()) -> dict[str, object]:
+    values = {key: value for key, value in msgspec.structs.asdict(record).items() if key not in dropped}
     return {key: float(f"{v:.{_DIGITS}g}") if isinstance(v, float) else v for key, v in values.items()}
 
 
@@ -240,23 +240,23 @@ def _short(one: msgspec.Struct, dropped: tuple[str, ...] = ()) -> dict[str, obje
 
 def draw_evaluation(rich: Any, data: ShownEvaluation) -> None:
     """Figures of each model, their differences with intervals, and a few answers side by side."""
-    said = f"{data['rows']} held-out rows, {data['answer_tokens']:,} trained tokens, {data['asked']} questions"
-    draw_text(rich, said)
+    summary = f"{data['rows']} held-out rows, {data['answer_tokens']:,} trained tokens, {data['asked']} questions"
+    draw_text(rich, summary)
     models = rich_table()
     models.add_column("model", overflow="fold")
     models.add_column("by", no_wrap=True)
     for name in ("loss", "perplexity", "exact match", *(["score"] if data["score"] else []), "tokens/s"):
         models.add_column(name)
-    for one in data["models"]:
-        figures = [figure(one["loss"]), figure(one["perplexity"]), _share(one["exact_match"])]
-        figures += [figure(one.get("score"))] if data["score"] else []
-        figures += [figure(one["tokens_per_second"])]
-        device = "" if one["device"] in ("cpu", "") else f" on {one['device']}"
-        add_row(models, one["name"], one["backend"] + device, *figures)
+    for model in data["models"]:
+        figures = [figure(model["loss"]), figure(model["perplexity"]), _share(model["exact_match"])]
+        figures += [figure(model.get("score"))] if data["score"] else []
+        figures += [figure(model["tokens_per_second"])]
+        device = "" if model["device"] in ("cpu", "") else f" on {model['device']}"
+        add_row(models, model["name"], model["backend"] + device, *figures)
     rich.print(models)
-    for one in data["models"]:
-        if one["reason"]:
-            draw_text(rich, f"{one['name']} was not measured: {one['reason']}")
+    for model in data["models"]:
+        if model["reason"]:
+            draw_text(rich, f"{model['name']} was not measured: {model['reason']}")
     _draw_differences(rich, data["differences"])
     for row in data["answers"]:
         draw_text(rich, f"line {row['line']}: {row['prompt'].strip()}")
@@ -266,11 +266,11 @@ def draw_evaluation(rich: Any, data: ShownEvaluation) -> None:
 
 def _draw_differences(rich: Any, differences: list[ShownDifference]) -> None:
     table = rich_table("model - against", "in", "difference (95 % interval)", "says")
-    for one in differences:
-        interval = f"{one['difference']:+.3g} ({one['low']:+.3g} to {one['high']:+.3g})"
-        style = {"better": "green", "worse": "yellow"}.get(one["says"].partition(",")[0])
-        pair = f"{one['model']} - {one['against']}"
-        add_row(table, pair, one["measure"].replace("_", " "), interval, one["says"], style=style)
+    for difference in differences:
+        interval = f"{difference['difference']:+.3g} ({difference['low']:+.3g} to {difference['high']:+.3g})"
+        style = {"better": "green", "worse": "yellow"}.get(difference["says"].partition(",")[0])
+        pair = f"{difference['model']} - {difference['against']}"
+        add_row(table, pair, difference["measure"].replace("_", " "), interval, difference["says"], style=style)
     rich.print(table)
 
 

@@ -109,8 +109,8 @@ def _fetch_converter(options: ExportOptions, console: Console) -> Result:
             hint="skill-train export-gguf --help",
         )
     with console.progress("fetching the converter") as progress:
-        found = get_converter.fetch(progress=progress)
-    return Result({"converter": str(found.folder)}, quiet=str(found.folder))
+        toolchain = get_converter.fetch(progress=progress)
+    return Result({"converter": str(toolchain.folder)}, quiet=str(toolchain.folder))
 
 
 def _export_folder(options: ExportOptions, model: Path, console: Console, tools: Any) -> Result:
@@ -164,9 +164,9 @@ def _export_merged(console: Console, run: RunDir, types: list[str], tools: Any, 
 
 def _put_unrecorded_aside(console: Console, run: RunDir, files: list[Path]) -> None:
     """A kill may come between one of several files and the record, which then names the others alone."""
-    known = recorded(run)
+    recorded_files = recorded(run)
     for file in files:
-        if file.is_file() and file not in known:
+        if file.is_file() and file not in recorded_files:
             aside = renamed_aside(file)
             console.warn(
                 "set_aside", f"no record describes {file}; it was renamed to {aside.name}, and is exported again"
@@ -210,8 +210,8 @@ def _export(console: Console, task: _Export, tools: Any, ready: Any = None) -> R
     quantized = _quantize(console, task, source)
     recorded_files = converted.record.outputs | (quantized.record.outputs if quantized else {})
     outputs = _listed(recorded_files, task.records)
-    for made in outputs:  # a converter whose command was killed may have begun its part after the next command looked
-        remove_leftovers(Path(made["path"]))
+    for output in outputs:  # a converter whose command was killed may have begun its part after the next command looked
+        remove_leftovers(Path(output["path"]))
     chosen = _for_ollama(outputs, task.types)
     modelfile = task.out / "Modelfile"
     before, now = model_of(modelfile), f"./{chosen or source.name}"
@@ -220,7 +220,7 @@ def _export(console: Console, task: _Export, tools: Any, ready: Any = None) -> R
         console.warn("modelfile_changed", f"{modelfile}: FROM was changed from {before} to {now}")
     because = "the last of the types that were asked for" if chosen else "the only file"
     reasons = [{"rule": f"FROM {now}", "because": because, "source": "--quant"}, *reasons]
-    fallbacks = {str(task.records / name): made.get("fallbacks", []) for name, made in recorded_files.items()}
+    fallbacks = {str(task.records / name): file.get("fallbacks", []) for name, file in recorded_files.items()}
     data = {
         "files": outputs,
         "modelfile": str(modelfile),
@@ -275,15 +275,15 @@ def _quantize(console: Console, task: _Export, source: Path) -> Quantized | None
 
 def _listed(outputs: Mapping[str, ExportedFile], root: Path) -> list[ListedFile]:
     return [
-        {"path": str(root / name), "bytes": made["bytes"], "sha256": made["sha256"], "quant": made["quant"]}
-        for name, made in outputs.items()
+        {"path": str(root / name), "bytes": file["bytes"], "sha256": file["sha256"], "quant": file["quant"]}
+        for name, file in outputs.items()
     ]
 
 
 def _for_ollama(outputs: list[ListedFile], types: list[str]) -> str:
     """The file of the last type that was asked for; a record has them in another order after a kill."""
-    made = {each["quant"]: Path(each["path"]).name for each in outputs}
-    return next((made[quant] for quant in reversed(types) if quant in made), "")
+    names = {output["quant"]: Path(output["path"]).name for output in outputs}
+    return next((names[quant] for quant in reversed(types) if quant in names), "")
 
 
 def _export_lora(console: Console, run: RunDir, tools: Any) -> Result:
@@ -325,7 +325,7 @@ def _export_lora(console: Console, run: RunDir, tools: Any) -> Result:
 
 
 def _result(task: _Export, outputs: list[ListedFile], data: Mapping[str, object]) -> Result:
-    files = " ".join(f"--gguf {quoted(made['path'])}" for made in outputs)
+    files = " ".join(f"--gguf {quoted(output['path'])}" for output in outputs)
     out = task.out.parent
     target = quoted(out) if RunDir.is_one(out) else f"--reference {quoted(task.model)} {files}"
     return Result(data, human=_files_table(outputs), quiet=outputs[-1]["path"], next=[f"skill-train verify {target}"])

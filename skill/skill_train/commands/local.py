@@ -111,7 +111,7 @@ def _warn(options: LocalOptions, console: Console, plan: Plan, record: TrainReco
         if value not in (None, had):
             console.warn("kept_plan", f"the run started with {key} {had} and keeps it; {value} is ignored")
     epochs = _epochs(plan, record)
-    if epochs > 1 and _steps_were_said(plan):
+    if epochs > 1 and _steps_were_set(plan):
         rows, steps = record.data.train_rows, record.steps
         console.warn("epochs", f"{steps} steps are {epochs:.2g} epochs of the {rows} rows, so rows are repeated")
     warn_of_run(console, plan, record, measured_beside_estimates(plan, record))
@@ -166,7 +166,7 @@ def _epochs(plan: Plan, record: TrainRecord) -> float:
     return record.steps * plan.recipe.effective_batch_size / record.data.train_rows
 
 
-def _steps_were_said(plan: Plan) -> bool:
+def _steps_were_set(plan: Plan) -> bool:
     """Whether the user set the steps. Otherwise the plan computed them from epochs and gives that as the reason."""
     return all(reason.rule != "max_steps" for reason in plan.reasons)
 

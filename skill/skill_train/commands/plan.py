@@ -143,10 +143,10 @@ def _warn(console: Console, plan: Plan) -> None:
 def _warn_of_few(console: Console, recipe: ResolvedRecipe, rows: int) -> None:
     """Warns about few held-out rows, because `evaluate` can then say little."""
     fraction = recipe.held_out_fraction
-    held = held_out_count(rows, fraction)
-    if 0 < held < _FEW_HELD_OUT:
-        points = 98 / math.sqrt(held)  # 1.96 standard errors of a share of one half
-        few = f"{held} of {rows} rows are held out, which tell a share of right answers to ±{points:.0f} points"
+    held_out = held_out_count(rows, fraction)
+    if 0 < held_out < _FEW_HELD_OUT:
+        points = 98 / math.sqrt(held_out)  # 1.96 standard errors of a share of one half
+        few = f"{held_out} of {rows} rows are held out, which tell a share of right answers to ±{points:.0f} points"
         console.warn("few_held_out", f"{few}; set held_out_fraction: {min(4 * fraction, 0.5):g} to hold out more")
 
 

@@ -45,8 +45,8 @@ def run(options: PullOptions, console: Console) -> Result:
         failure = smoke_failure(here, training)
     else:
         step = source.checkpoint
-        what = "nothing but records" if step is None else f"a checkpoint of step {step}"
-        console.warn("unfinished", f"the run has no result yet ({source.state}); fetched so far: {what}")
+        stored = "nothing but records" if step is None else f"a checkpoint of step {step}"
+        console.warn("unfinished", f"the run has no result yet ({source.state}); fetched so far: {stored}")
     data = {
         "run_dir": str(here.path),
         "state": source.state,
@@ -114,9 +114,9 @@ def _from_repository(cloud: CloudRun, here: RunDir) -> tuple[Pull, list[str]]:
 
 def _draw(rich: Any, here: RunDir, record: Pull, new: int) -> None:
     source, files = record.inputs, record.outputs.values()
-    what = "trained" if source.state == "done" else f"unfinished, checkpoint {source.checkpoint}"
+    state = "trained" if source.state == "done" else f"unfinished, checkpoint {source.checkpoint}"
     size = sum(file["bytes"] for file in files)
-    draw_line(rich, f"{here.path}: {what}; {len(files)} files, {megabytes(size)}, {new} of them new")
+    draw_line(rich, f"{here.path}: {state}; {len(files)} files, {megabytes(size)}, {new} of them new")
 
 
 @command(

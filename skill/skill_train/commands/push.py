@@ -206,13 +206,13 @@ def _card(push: _Push) -> PushFile:
 
 
 def _refuse_secrets(files: list[PushFile]) -> None:
-    found = secret_in_files(files)
-    if found is None:
+    secret = secret_in_files(files)
+    if secret is None:
         return
-    name, what = found
-    mend = "revoke the token at https://huggingface.co/settings/tokens" if "token" in what else "replace the key"
+    name, kind = secret
+    mend = "revoke the token at https://huggingface.co/settings/tokens" if "token" in kind else "replace the key"
     raise UsageError(
-        f"{name} seems to contain {what}, so nothing was pushed",
+        f"{name} seems to contain {kind}, so nothing was pushed",
         code="secret_found",
         expected="files and names without secrets",
         hint=f"remove it, and {mend}",

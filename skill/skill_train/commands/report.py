@@ -31,15 +31,15 @@ def run(options: ReportOptions, console: Console) -> Result:
     opened = [open_run(path) for path in options.runs]
     with console.progress("report") as progress:
         data = step.report(opened, out=options.out or opened[0].path / "report.html", progress=progress)
-    following = [one["command"] for run in data["runs"] for one in run["missing"][:1]]
+    following = [part["command"] for run in data["runs"] for part in run["missing"][:1]]
     return Result(data, human=lambda rich: _draw(rich, data), quiet=data["report"], next=following)
 
 
 def _draw(rich: Any, data: Report) -> None:
     for run in data["runs"]:
         draw_line(rich, f"{run['run']}: {run['headline']}")
-    for one in data["same"]:
-        draw_line(rich, f"{one['b']} and {one['a']}: {one['headline']}")
+    for pair in data["same"]:
+        draw_line(rich, f"{pair['b']} and {pair['a']}: {pair['headline']}")
     draw_line(rich, data["report"])
 
 

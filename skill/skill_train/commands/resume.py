@@ -173,8 +173,8 @@ def _check_flavor(seen: Snapshot, flavor: str | None) -> None:
             got=cloud.job.flavor,
             hint=f"skill-train resume {cloud.word} --flavor {bigger.name}" if bigger else story.help,
         )
-    known = {each.name: each for each in offered}
-    now = known.get(cloud.job.flavor)
+    flavors_by_name = {each.name: each for each in offered}
+    now = flavors_by_name.get(cloud.job.flavor)
     if flavor is None or now is None:
         return
     same = [each.name for each in offered if each.gpus == now.gpus and bool(each.gpu) == bool(now.gpu)]
@@ -245,10 +245,10 @@ def _there(cloud: CloudRun, job: CloudJob, *, reused: bool, budget: Budget | Non
         "timeout_seconds": job.timeout_seconds,
         "cost_usd": budget.as_dict() if budget else None,
     }
-    told = f"{'already there' if reused else 'started'}: job {job.job_id} on {job.flavor}, {job.url}"
+    summary = f"{'already there' if reused else 'started'}: job {job.job_id} on {job.flavor}, {job.url}"
     return Result(
         data,
-        human=lambda rich: draw_line(rich, told),
+        human=lambda rich: draw_line(rich, summary),
         quiet=job.job_id or "",
         next=[f"skill-train {command} {cloud.word}" for command in ("wait", "logs", "pull")],
     )

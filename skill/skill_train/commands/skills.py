@@ -76,7 +76,7 @@ def run_check(options: CheckOptions, console: Console) -> Result:
             expected=", ".join(str(folder) for folder in folders),
             hint="skill-train skills install",
         )
-    places = [_found(copy) for copy in copies]
+    places = [_installed_place(copy) for copy in copies]
     wrong = [copy for copy in copies if copy.state != "current"]
     return Result(
         {"version": skill.version, "places": places},
@@ -94,9 +94,9 @@ def _skill() -> Skill:
 def _all_places(target: str | None, scope: str | None) -> Iterator[Path]:
     targets = TARGETS if target is None else (target,)
     scopes: tuple[str | None, ...] = ("project", "global") if scope is None else (scope,)
-    for one in targets:
-        for which in scopes if one in TARGETS else (scope,):
-            main, linked = _places(one, which)
+    for agent in targets:
+        for which in scopes if agent in TARGETS else (scope,):
+            main, linked = _places(agent, which)
             yield from (main, linked) if linked is not None else (main,)
 
 
@@ -154,7 +154,7 @@ def _done(done: Done) -> InstalledPlace:
     return place
 
 
-def _found(copy: Copy) -> InstalledPlace:
+def _installed_place(copy: Copy) -> InstalledPlace:
     place: InstalledPlace = {"path": str(copy.path), "state": copy.state, "version": copy.version}
     if copy.edited:
         place["edited"] = copy.edited
@@ -173,7 +173,7 @@ def _draw(rich: Any, places: list[InstalledPlace]) -> None:
 
 
 def _outdated(copy: Copy, skill: Skill) -> DecisionNeeded:
-    said = {
+    descriptions = {
         "older": "is older than the package",
         "newer": "is newer than the package",
         "edited": "was edited",
@@ -181,7 +181,7 @@ def _outdated(copy: Copy, skill: Skill) -> DecisionNeeded:
         "different": "is not what this package has",
     }
     return DecisionNeeded(
-        f"{copy.path} {said.get(copy.state, copy.state)}",
+        f"{copy.path} {descriptions.get(copy.state, copy.state)}",
         code="skill_outdated",
         expected=skill.version,
         got=copy.version or "no version",

@@ -23,7 +23,7 @@ from skill_train.run import cloud_record, lock, plan_record, progress
 from skill_train.run.folder import RunDir
 from skill_train.run.train_record import read_failure
 
-# Between two looks. One at a job asks the Hub up to five questions, of the 1,000 that it allows in 5 minutes.
+# Pauses between two questions. A job takes up to five requests to the Hub, which allows 1,000 in 5 minutes.
 _HERE_SECONDS, _JOB_SECONDS = 1.0, 10.0
 _LATELY_SECONDS = 300.0
 
@@ -37,28 +37,28 @@ def run(options: StatusOptions, console: Console) -> Result:
     """Shows progress, cost and the next command. Asks once, or repeatedly on a terminal."""
     here = RunDir(Path(options.run))
     if RunDir.is_one(here.path) and not cloud_record.record_path(here).is_file():
-        return console.watch(_look_here(here), pause_seconds=_HERE_SECONDS)
-    return console.watch(_look_at_job(find_run.find(options.run, console.status), console), pause_seconds=_JOB_SECONDS)
+        return console.watch(_local_state(here), pause_seconds=_HERE_SECONDS)
+    return console.watch(_job_state(find_run.find(options.run, console.status), console), pause_seconds=_JOB_SECONDS)
 
 
-def _look_at_job(cloud: CloudRun, console: Console) -> Callable[[], tuple[Result, bool]]:
-    found: CloudRun | None = cloud  # it was asked for a moment ago
+def _job_state(cloud: CloudRun, console: Console) -> Callable[[], tuple[Result, bool]]:
+    first_seen: CloudRun | None = cloud  # it was asked for a moment ago
 
-    def look() -> tuple[Result, bool]:
-        nonlocal found
-        waiting.well()  # of the look before
-        seen = snapshot(found or find_run.with_current_job(cloud, console.status), console)
-        found = None
+    def state_now() -> tuple[Result, bool]:
+        nonlocal first_seen
+        waiting.well()  # what the last question waited in vain does not count
+        seen = snapshot(first_seen or find_run.with_current_job(cloud, console.status), console)
+        first_seen = None
         data = seen.data()
         result = Result(data, human=lambda rich: draw_status(rich, data), quiet=str(data["stage"]))
         result.next = list(seen.next())
         return result, seen.now.live
 
-    return look
+    return state_now
 
 
-def _look_here(run: RunDir) -> Callable[[], tuple[Result, bool]]:
-    def look() -> tuple[Result, bool]:
+def _local_state(run: RunDir) -> Callable[[], tuple[Result, bool]]:
+    def state_now() -> tuple[Result, bool]:
         data = _here(run)
         result = Result(data, human=lambda rich: draw_status(rich, data), quiet=str(data["stage"]))
         word = quoted(run.path)
@@ -70,7 +70,7 @@ def _look_here(run: RunDir) -> Callable[[], tuple[Result, bool]]:
         ]
         return result, data["stage"] == "RUNNING"
 
-    return look
+    return state_now
 
 
 def _here(run: RunDir) -> State:

@@ -30,27 +30,27 @@ def run(options: SubmitOptions, console: Console) -> Result:
     """Answers with the new job, the existing job, or the decision that is needed."""
     timeout = None if options.timeout is None else seconds_of(options.timeout)
     options = _submit_elsewhere.with_backend(options)
-    made = cloud_plan(console, options)
-    require_no_blockers(made)
+    plan = cloud_plan(console, options)
+    require_no_blockers(plan)
     if options.rehearse:
-        return rehearsed(console, options, made)
-    run = RunDir(run_dir_of(options, made))
+        return rehearsed(console, options, plan)
+    run = RunDir(run_dir_of(options, plan))
     if not run.plan.is_file() and not cloud_record.record_path(run).is_file():
         require_unused(run)
     if options.backend != "hf_jobs":
-        return _submit_elsewhere.write_elsewhere(console, options, order_elsewhere(options, made), run.path)
+        return _submit_elsewhere.write_elsewhere(console, options, order_elsewhere(options, plan), run.path)
     try:
         account = account_of(options)
     except AccessError as error:
-        priced = budget_of(options, made, stored_flavor(made.flavor), timeout)  # too much is too much, whoever pays
+        priced = budget_of(options, plan, stored_flavor(plan.flavor), timeout)  # too much is too much, whoever pays
         return _submit_answer.not_allowed(priced, error)
-    order = order_of(options, made, account)
+    order = order_of(options, plan, account)
     if options.force_new:
         submission.require_new(run, order.plan_hash)
     if not options.dry_run:
-        known = submission.existing(run, order, console.status, force_new=options.force_new)
-        if known is not None:
-            return _sent(console, options, run, known, order, timeout)
+        existing = submission.existing(run, order, console.status, force_new=options.force_new)
+        if existing is not None:
+            return _sent(console, options, run, existing, order, timeout)
     checked = check_order(console, options, order, account, timeout)
     if options.dry_run:
         return _submit_answer.dry_run(run, checked)
@@ -71,20 +71,20 @@ def _sent(
     if sent.reused and sent.stage in (None, *LIVE):
         spent = 0.0 if options.max_cost is None else _spent_before(console, order, sent)
         _submit_answer.require_as_asked(console, run, sent, max_cost=options.max_cost, spent=spent, timeout=timeout)
-    found = _submit_answer.result(console, run, sent, order)
+    answer = _submit_answer.result(console, run, sent, order)
     if sent.stage in (None, "COMPLETED", *LIVE):
-        return found
+        return answer
     story = snapshot(find_run.find(str(run.path), console.status), console).story
     ways = [command for command in story.next if command.startswith("skill-train ")] if story else []
-    found.next = ways or [f"skill-train resume {quoted(run.path)}"]
-    found.error = DecisionNeeded(
+    answer.next = ways or [f"skill-train resume {quoted(run.path)}"]
+    answer.error = DecisionNeeded(
         f"the job of {run.path} has ended, and no new job was started: {story.message if story else sent.stage}",
         code="job_ended",
         expected=story.help if story else "a job that is running or completed",
         got=str(sent.stage),
-        hint=found.next[0],
+        hint=answer.next[0],
     )
-    return found
+    return answer
 
 
 def _spent_before(console: Console, order: Order, sent: Sent) -> float:

@@ -20,7 +20,7 @@ from skill_train.core.console import Console, Result
 from skill_train.core.errors import SkillTrainError, Temporary, from_exit_code
 from skill_train.program.events import ErrorWords
 
-_LAST_LOOK_SECONDS = 5.0  # after the time of `wait`, for what the job is doing then
+_LAST_SNAPSHOT_SECONDS = 5.0  # after the time of `wait`, for what the job is doing then
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ def run(options: WaitOptions, console: Console) -> Result:
     """Waits until the job has ended or the time is over. Facts that the Hub has not given by then are left out."""
     timeout = options.timeout
     end = math.inf if timeout is None else time.monotonic() + timeout
-    with waiting.until(end + _LAST_LOOK_SECONDS):
+    with waiting.until(end + _LAST_SNAPSHOT_SECONDS):
         cloud = find_run.find(options.run, console.status)
         if cloud.now is not None and cloud.now.live:
             seconds = None if timeout is None else max(end - time.monotonic(), 0.0)
@@ -61,14 +61,14 @@ def _not_well(seen: Snapshot, timeout: float | None) -> SkillTrainError | None:
     if seen.story is None:
         return None
     story = seen.story
-    told: ErrorWords = {
+    error_words: ErrorWords = {
         "code": story.code,
         "message": story.message,
         "expected": story.help,
         "got": story.got,
         "hint": story.next[0] if story.next else "",
     }
-    return from_exit_code(story.exit_code, told)
+    return from_exit_code(story.exit_code, error_words)
 
 
 @command(
