@@ -1,8 +1,8 @@
 """The files that a job has stored in the bucket, with the digests that its markers list.
 
-    kept.json                             last of a run: {"run", "state", "exit_code", "files": {name: digest}}
-    checkpoints/checkpoint-N/kept.json    last of a checkpoint: {name: digest}
-    metrics.jsonl …                       written anew while it trains, with no digest before the end
+    kept.json                             the last file of a run: {"run", "state", "exit_code", "files": {name: digest}}
+    checkpoints/checkpoint-N/kept.json    the last file of a checkpoint: {name: digest}
+    metrics.jsonl …                       rewritten during the training, without a digest until the end
 
 A digest is `{"bytes", "sha256"}`. The bucket is written by a program in the job, so every name in it is checked before
 it becomes a path here.
@@ -31,7 +31,7 @@ FILES = (
     "environment.json", "held_out.jsonl", "metrics.jsonl", "samples.jsonl", "train.failed.json", "train.json",
     "train.log",
 )  # fmt: skip
-BEFORE = "checkpoints/before.json"  # of a run that goes on; each kept checkpoint has it
+BEFORE = "checkpoints/before.json"  # measured before the first step, for a resumed run; each checkpoint has a copy
 _CHECKPOINT = re.compile(r"checkpoints/checkpoint-(\d+)/kept\.json")
 
 
@@ -65,8 +65,8 @@ class StoredRecords:
     """The small files of a run, as text.
 
     Attributes:
-        texts: by name, with the moment each was written.
-        checkpoint: step of the newest one that was kept; 0 without one.
+        texts: the content of each file by its name, with the time at which it was written.
+        checkpoint: the step of the newest stored checkpoint; 0 if there is none.
     """
 
     texts: dict[str, tuple[str, datetime | None]]
@@ -75,10 +75,10 @@ class StoredRecords:
     def document(self, name: str) -> JsonObject | None:
         """The JSON object in a file; None if the file is missing or incomplete."""
         try:
-            found = json.loads(self.texts[name][0])
+            document = json.loads(self.texts[name][0])
         except (KeyError, ValueError, RecursionError):
             return None
-        return found if isinstance(found, dict) else None
+        return document if isinstance(document, dict) else None
 
 
 NOTHING = StoredRecords({}, 0)
@@ -87,14 +87,14 @@ NOTHING = StoredRecords({}, 0)
 def stored_run(bucket: str, folder: str, say: Say) -> StoredRun | None:
     """The files in a folder of a bucket; None if there are none, or if the bucket does not exist any more.
 
-    Digests of a run that failed are not used: a further job may write its files anew.
+    The digests of a failed run are not used, because the next job may rewrite its files.
 
     Raises:
         VerificationFailed: a marker names a path that leads out of the run directory.
     """
     listed = {file.path: file for file in _listed(bucket, folder, say)}
-    found = {int(m[1]): name for name in listed if (m := _CHECKPOINT.fullmatch(name))}
-    newest_first = [found[step] for step in sorted(found, reverse=True)]
+    markers_by_step = {int(m[1]): name for name in listed if (m := _CHECKPOINT.fullmatch(name))}
+    newest_first = [markers_by_step[step] for step in sorted(markers_by_step, reverse=True)]
     markers = _read_json(bucket, [listed[name] for name in (MARKER, *newest_first) if name in listed], say)
     end = markers.get(MARKER) or {}
     state = str(end.get("state")) if end.get("state") in ("done", "failed") else "unfinished"
@@ -102,13 +102,13 @@ def stored_run(bucket: str, folder: str, say: Say) -> StoredRun | None:
     step, checkpoint = _newest_whole(listed, markers, newest_first)
     loose: dict[str, FileDigest | None] = {name: None for name in listed if name in FILES}
     wanted = loose | promised | checkpoint
-    files = [_kept_file(listed, name, digest) for name, digest in wanted.items() if belongs_to_run(name)]
+    files = [_stored_file(listed, name, digest) for name, digest in wanted.items() if belongs_to_run(name)]
     files += [replace(file, name=BEFORE) for file in files if file.name == f"checkpoints/checkpoint-{step}/before.json"]
     return StoredRun(bucket, state, step, tuple(files)) if files else None
 
 
 def belongs_to_run(name: str) -> bool:
-    """Whether a file of the bucket belongs into a run directory.
+    """Whether a file of the bucket belongs in a run directory.
 
     Raises:
         VerificationFailed: the name would lead out of it.
@@ -135,8 +135,8 @@ def stored_records(bucket: str, folder: str, names: tuple[str, ...], say: Say) -
     files = [file for file in listed if file.path in names]
     texts = _fetch(bucket, [file.remote for file in files], say)
     steps = [int(m[1]) for file in listed if (m := _CHECKPOINT.fullmatch(file.path))]
-    found = {file.path: (texts[file.remote], file.uploaded_at) for file in files if file.remote in texts}
-    return StoredRecords(found, max(steps, default=0))
+    dated_texts = {file.path: (texts[file.remote], file.uploaded_at) for file in files if file.remote in texts}
+    return StoredRecords(dated_texts, max(steps, default=0))
 
 
 def _listed(bucket: str, folder: str, say: Say) -> list[BucketFile]:
@@ -161,7 +161,7 @@ def _newest_whole(
     return None, {}
 
 
-def _kept_file(listed: dict[str, BucketFile], name: str, digest: FileDigest | None) -> StoredFile:
+def _stored_file(listed: dict[str, BucketFile], name: str, digest: FileDigest | None) -> StoredFile:
     there = listed.get(name)
     if there is None:
         raise VerificationFailed(
@@ -191,15 +191,15 @@ def _digests(value: Any) -> dict[str, FileDigest] | None:
 def _read_json(bucket: str, files: list[BucketFile], say: Say) -> dict[str, JsonObject]:
     """JSON documents by their path in the folder. Incomplete documents are left out."""
     texts = _fetch(bucket, [file.remote for file in files], say)
-    found = {}
+    documents = {}
     for file in files:
         try:
             document = json.loads(texts[file.remote])
         except (KeyError, ValueError, RecursionError):
             continue
         if isinstance(document, dict):
-            found[file.path] = document
-    return found
+            documents[file.path] = document
+    return documents
 
 
 def _fetch(bucket: str, remotes: list[str], say: Say) -> dict[str, str]:

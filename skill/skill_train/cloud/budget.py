@@ -12,11 +12,11 @@ from skill_train.core.units import dollars
 from skill_train.run.plan_record import Estimate, Plan
 
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
-_MOST_DAYS = 365  # of a timeout; more is a slip of the hand, and nobody's budget
+_MOST_DAYS = 365  # the longest timeout; a larger number is a typing error
 
 
 class Cost(TypedDict):
-    """Dollars of a job, as answers have them; None where the estimate or the price is unknown."""
+    """The cost of a job in dollars, as JSON answers show it; None if the estimate or the price is unknown."""
 
     low: float | None
     high: float | None
@@ -28,9 +28,9 @@ class Cost(TypedDict):
 @dataclass(frozen=True)
 class Budget:
     """Attributes:
-    seconds, cost_usd: `(low, high)` of the estimate; None when the plan has none, for the reason in `basis`.
-    most_usd: what the job costs when it runs until its timeout: the bound. None when no price is known.
-    lowered: the timeout was computed, and made shorter so that the bound keeps to the ceiling.
+    seconds, cost_usd: `(low, high)` of the estimate; None if the plan has no estimate, and `basis` says why.
+    most_usd: the cost of a job that runs until its timeout, which is the upper bound. None if no price is known.
+    lowered: the computed timeout was shortened, so that `most_usd` stays within `max_cost`.
     """
 
     flavor: str
@@ -64,7 +64,7 @@ class Need:
 
 @dataclass(frozen=True)
 class Price:
-    """Of a machine; None when none is known. `source` says for the reader where it is from."""
+    """The price of a machine; None if it is unknown. `source` tells the reader where the price comes from."""
 
     usd_per_hour: float | None
     source: str
@@ -86,10 +86,10 @@ def budget(
     """The budget of a job.
 
     Args:
-        timeout: seconds that were asked for; None takes what the plan computed, or less where `max_cost` needs it.
+        timeout: the requested seconds; None takes the timeout of the plan, or less if `max_cost` requires it.
         max_cost: dollars that all jobs of the plan together may never exceed.
-        spent: dollars of those before this one.
-        command: what was asked for, without its timeout; a hint adds one that will do.
+        spent: dollars that the earlier jobs cost.
+        command: the user's command without its timeout; the hint adds a sufficient one.
 
     Raises:
         DecisionNeeded: no timeout is known, it is below the lower estimate, or the cost may exceed `max_cost`.
@@ -111,20 +111,20 @@ def budget(
     elif usd_per_hour is not None:
         cost = (seconds[0] / 3600 * usd_per_hour, seconds[1] / 3600 * usd_per_hour)
     most = None if usd_per_hour is None else math.ceil(limit / 60) / 60 * usd_per_hour  # billed by the minute
-    found = Budget(need.flavor, limit, usd_per_hour, seconds, cost, most, basis, lowered)
+    job_budget = Budget(need.flavor, limit, usd_per_hour, seconds, cost, most, basis, lowered)
     if max_cost is not None:
-        _check_ceiling(found, max_cost, spent, command)
-    return found
+        _check_ceiling(job_budget, max_cost, spent, command)
+    return job_budget
 
 
 def seconds_of(text: str) -> int:
     """The seconds of a duration such as `90`, `90s`, `30m`, `1.5h` or `1d`.
 
     Raises:
-        UsageError: something else, more than a year, or less than a minute, in which no job starts.
+        UsageError: the text is no duration, or it is above a year or below a minute, in which no job starts.
     """
-    found = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]{1,9})?)([smhd]?)", text.strip())
-    seconds = int(float(found[1]) * _UNITS[found[2] or "s"]) if found else 0
+    match = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]{1,9})?)([smhd]?)", text.strip())
+    seconds = int(float(match[1]) * _UNITS[match[2] or "s"]) if match else 0
     if not 60 <= seconds <= _MOST_DAYS * 86400:
         raise UsageError(
             f"{text[:40]!r} is not a valid timeout",
@@ -163,38 +163,38 @@ def _timeout(need: Need, asked: int | None, seconds: tuple[float, float] | None,
     return int(limit)
 
 
-def _check_ceiling(found: Budget, max_cost: float, spent: float, command: str) -> None:
-    if found.most_usd is None:
+def _check_ceiling(job_budget: Budget, max_cost: float, spent: float, command: str) -> None:
+    if job_budget.most_usd is None:
         raise DecisionNeeded(
-            f"--max-cost cannot be checked, because the price of {found.flavor} is unknown",
+            f"--max-cost cannot be checked, because the price of {job_budget.flavor} is unknown",
             code="over_budget",
             expected=f"at most {dollars(max_cost)}",
-            got=found.basis,
+            got=job_budget.basis,
             hint="try again when the Hub lists its prices, or omit --max-cost",
         )
-    if found.most_usd + spent > max_cost + 1e-9:
+    if job_budget.most_usd + spent > max_cost + 1e-9:
         before = f", and {dollars(spent)} of the jobs before it" if spent else ""
-        at_most = f"{dollars(found.most_usd)} at its timeout of {found.timeout_seconds} s{before}"
+        at_most = f"{dollars(job_budget.most_usd)} at its timeout of {job_budget.timeout_seconds} s{before}"
         estimate = (
             ""
-            if found.cost_usd is None
-            else f"{dollars(found.cost_usd[0])} to {dollars(found.cost_usd[1])} estimated, "
+            if job_budget.cost_usd is None
+            else f"{dollars(job_budget.cost_usd[0])} to {dollars(job_budget.cost_usd[1])} estimated, "
         )
         raise DecisionNeeded(
             f"this job{' and those before it' if spent else ''} may cost more than --max-cost {max_cost:g}",
             code="over_budget",
             expected=f"at most {dollars(max_cost)}",
-            got=f"{estimate}{at_most} ({found.basis})",
-            hint=_cheaper(found, max_cost, spent, command),
+            got=f"{estimate}{at_most} ({job_budget.basis})",
+            hint=_cheaper(job_budget, max_cost, spent, command),
         )
 
 
-def _cheaper(found: Budget, max_cost: float, spent: float, command: str) -> str:
+def _cheaper(job_budget: Budget, max_cost: float, spent: float, command: str) -> str:
     """The hint: the longest affordable timeout in which the job could end, or else the lowest cost."""
-    assert found.usd_per_hour
-    paid_for = _affordable(max_cost - spent, found.usd_per_hour)
-    needed = found.seconds[0] if found.seconds else 60.0
+    assert job_budget.usd_per_hour
+    paid_for = _affordable(max_cost - spent, job_budget.usd_per_hour)
+    needed = job_budget.seconds[0] if job_budget.seconds else 60.0
     if paid_for >= needed:
         return f"{command} --timeout {paid_for // 60}m".lstrip()
-    least = math.ceil(needed / 60) / 60 * found.usd_per_hour + spent
+    least = math.ceil(needed / 60) / 60 * job_budget.usd_per_hour + spent
     return f"--max-cost of {dollars(least)} or more, a cheaper --flavor, or fewer steps; no timeout is short enough"

@@ -1,7 +1,7 @@
 """Claims a job in the bucket of the jobs before it is requested, so that all folders and machines can see it.
 
-A claim is an empty file `claims/PLAN_HASH/RUN_ID.NUMBER.WORD`, whose time is the Hub's. Of several the oldest goes on;
-the others wait for its job. A claim counts as long as a job may come of it that nobody has heard of yet.
+A claim is an empty file `claims/PLAN_HASH/RUN_ID.NUMBER.WORD`, dated by the Hub. The oldest claim proceeds, and the
+others wait for its job. A claim counts as long as it may still lead to a job that is not listed yet.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from skill_train.hub import jobs
 from skill_train.hub.jobs import Job
 from skill_train.run.cloud_record import CloudRecord
 
-LOOKS = 5  # for our own claim, in a list that may be a moment behind
-TOLD_SECONDS = 10.0  # between two words on what is waited for
+LOOKS = 5  # times that we list the bucket to find our own claim, because a listing may lag behind
+NOTICE_SECONDS = 10.0  # between two notices about what the command waits for
 _NAME = re.compile(r"(?P<run_id>[0-9a-f]{12})\.(?P<number>\d{1,6})\.[0-9a-f]{8}")
 
 
 @dataclass(frozen=True)
 class Claim:
-    """`moment`: when it was written, by the Hub's clock. `path`: its path in the bucket."""
+    """A claim of a job. `moment`: when it was written, by the Hub's clock. `path`: its path in the bucket."""
 
     path: str
     run_id: str
@@ -44,14 +44,15 @@ class Claim:
 def claimed(record: CloudRecord, number: int, say: Callable[[str], None], *, of_plan: bool) -> Iterator[Job | None]:
     """Claims the right to request a job. Gives the job of an earlier claim, or None if the caller may request one.
 
-    A refusal gives the claim back. After any other error there may be a job, and the claim stays until that is settled.
+    If the Hub refuses the job, the claim is removed. After any other error the job may exist, and the claim stays until
+    that is settled.
 
     Args:
-        of_plan: any job of the plan will do that runs or has done its work; else only this run's with this number.
+        of_plan: accepts any job of the plan that is running or completed; else only this run's job with this number.
 
     Raises:
-        AccessError: the bucket may not be written.
-        Temporary: no answer; or somebody else asks for the job, and it has not come yet.
+        AccessError: the token may not write to the bucket.
+        Temporary: the Hub does not answer, or another command has requested the job and it does not exist yet.
     """
     bucket = f"{record.namespace}/jobs-artifacts"
     name = f"{record.run_id}.{number}.{secrets.token_hex(4)}"
@@ -85,13 +86,13 @@ class _Turn:
     say: Callable[[str], None]
 
     def job_before_ours(self) -> Job | None:
-        began, told = time.monotonic(), 0.0
+        began, next_notice = time.monotonic(), 0.0
         ours, listed = self._listed()
         if ours is None:
             self.say("the bucket does not tell when a file came: a command elsewhere at this very moment is not seen")
             return None
-        held = start_once.settled_seconds()
-        self._remove([claim for claim in listed if (ours.moment - claim.moment).total_seconds() > held])
+        settled_after = start_once.settled_seconds()
+        self._remove([claim for claim in listed if (ours.moment - claim.moment).total_seconds() > settled_after])
         settled: set[str] = set()  # their jobs have ended without a result
         while True:
             waited = time.monotonic() - began
@@ -105,11 +106,11 @@ class _Turn:
             if job is not None:
                 settled.add(first.path)
                 continue
-            if waited + (ours.moment - first.moment).total_seconds() > held:
+            if waited + (ours.moment - first.moment).total_seconds() > settled_after:
                 raise _started_elsewhere(first)
-            if waited >= told:
+            if waited >= next_notice:
                 self.say(f"another command asks for this job; waiting for it ({waited:.0f} s)")
-                told += TOLD_SECONDS
+                next_notice += NOTICE_SECONDS
             time.sleep(start_once.PAUSE_SECONDS)
             again, listed = self._listed()
             ours = again or ours
@@ -122,17 +123,17 @@ class _Turn:
 
     def _job_of(self, claim: Claim) -> Job | None:
         labels = {"run": claim.run_id, "attempt": str(claim.number)}
-        found = start_once.patiently(lambda: jobs.find(self.record.namespace, labels))
-        return found[-1] if found else None
+        matching = start_once.patiently(lambda: jobs.find(self.record.namespace, labels))
+        return matching[-1] if matching else None
 
     def _will_do(self, job: Job) -> bool:
         return job.live or job.stage == "COMPLETED" or not self.of_plan
 
     def _listed(self) -> tuple[Claim | None, list[Claim]]:
-        """The own claim (None if the bucket gives it no date) and all claims.
+        """Our own claim (None if the bucket gives it no date) and all claims.
 
         Raises:
-            Temporary: ours is not among them.
+            Temporary: our own claim is not listed.
         """
         for _ in range(LOOKS):
             files = start_once.patiently(lambda: jobs.list_files(self.bucket, _folder(self.record)))
@@ -161,14 +162,14 @@ def _folder(record: CloudRecord) -> str:
 
 def _read(file: jobs.BucketFile) -> Claim | None:
     """The claim that a file stands for; None for any other file."""
-    found = _NAME.fullmatch(file.path)
-    if found is None or file.uploaded_at is None:
+    match = _NAME.fullmatch(file.path)
+    if match is None or file.uploaded_at is None:
         return None
-    return Claim(file.remote, found["run_id"], int(found["number"]), file.uploaded_at)
+    return Claim(file.remote, match["run_id"], int(match["number"]), file.uploaded_at)
 
 
 def _give_back(bucket: str, path: str) -> None:
-    with contextlib.suppress(SkillTrainError):  # it counts no more after a while
+    with contextlib.suppress(SkillTrainError):  # an old claim is ignored anyway
         jobs.change_names(bucket, add=[], delete=[path])
 
 

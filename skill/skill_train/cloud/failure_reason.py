@@ -1,8 +1,8 @@
 """Explains why a Hugging Face job ended without a result, and what would help. Pure.
 
-The Hub says how a job ended in one sentence (`status.message`); it has no field for the exit code, and a timeout is an
-ERROR like any other. Why a program failed is known from its own record and from its last lines. Each rule below says
-where its words were seen.
+The Hub describes the end of a job in one sentence (`status.message`). It has no field for the exit code, and a timeout
+has the stage ERROR like any failure. The program's own record and its last lines tell why it failed. Each rule below
+names the source of its words.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from skill_train.run.records import Number, convert
 from skill_train.run.train_record import TrainFailure
 
 BILLING = "https://huggingface.co/settings/billing"
-LONG_WAIT_SECONDS = 1200.0  # for a machine; a queue is not explained before that
+LONG_WAIT_SECONDS = 1200.0  # a shorter wait for a machine needs no explanation
 
 
 @dataclass(frozen=True)
@@ -30,12 +30,12 @@ class Ending:
     """Everything that is known about a job that has ended.
 
     Attributes:
-        stage, message: the Hub's words.
-        failure: `train.failed.json` of the folder of the run, unchecked; None when there is none.
-        lines: the end of its log.
-        step, steps: how far it came; None before the first step.
-        memory_bytes: the highest use that the program measured, by kind (`cuda`, `rss`).
-        trained: the result lies whole in the bucket, whatever became of the job.
+        stage, message: as the Hub states them.
+        failure: `train.failed.json` from the folder of the run, unchecked; None if it does not exist.
+        lines: the end of the log.
+        step, steps: the last step and the number of steps; None before the first step.
+        memory_bytes: the peak memory that the program measured, by kind (`cuda`, `rss`).
+        trained: the complete result is in the bucket, however the job ended.
     """
 
     stage: str
@@ -55,14 +55,14 @@ class Story:
     """What happened to a job, and what to do next.
 
     Attributes:
-        code: a stable word.
+        code: a stable word for programs.
         message: one sentence.
         help: what would help.
-        remedy: of a further job: `again`, `time`, `gpu` (memory of the GPU), `ram`, `credit`, `token`, `recipe`,
-            `data`, or `none` where no job would help.
-        exit_code: 3 does not fit, 4 no access, 8 the Hub was away, 5 everything else.
-        got: the words that this rests on.
-        next: commands, the best first.
+        remedy: what the next job needs: `again`, `time`, `gpu` (more GPU memory), `ram`, `credit`, `token`, `recipe`,
+            `data`, or `none` if no job would help.
+        exit_code: 3 does not fit, 4 no access, 8 the Hub was unavailable, 5 everything else.
+        got: the words that the explanation rests on.
+        next: commands, the best one first.
     """
 
     code: str
@@ -89,7 +89,7 @@ class Sign:
     exit_code: int = 5
 
 
-# The first that matches counts. Where the words were seen stands with each.
+# The first sign that matches counts. A comment at each sign names the source of its words.
 SIGNS = (
     Sign(  # torch.OutOfMemoryError of torch 2.x: pytorch/pytorch#16417 (2024-03), lllyasviel/FramePack#369 (2025-04)
         r"CUDA out of memory|torch\.(?:cuda\.)?OutOfMemoryError",
@@ -188,7 +188,8 @@ SIGNS = (
     ),
 )
 
-# Of the program's own failures (scripts/train.py), what a further job needs; for all others the recipe or the data.
+# What the next job needs after each failure that the program (scripts/train.py) reports itself; after any other failure
+# the recipe or the data has to change.
 _OWN_REMEDY = {
     "out_of_memory": "ram",
     "no_disk": "again",
@@ -199,7 +200,7 @@ _OWN_REMEDY = {
     "not_kept": "again",
     "missing_package": "again",
     "device_unavailable": "again",
-    "too_few_devices": "again",  # the word of earlier versions, in the records of their runs
+    "too_few_devices": "again",  # earlier versions wrote this code into the records of their runs
     "hub_unreachable": "again",
     "bad_loss": "recipe",
     "another_run": "recipe",
@@ -210,15 +211,15 @@ _OWN_REMEDY = {
     "not_signed_in": "token",
     "no_credit": "credit",
 }
-_WITHOUT_A_REASON = ("program_failed", "native_crash")  # `train.py --job`, of a child that said nothing itself
+_WITHOUT_A_REASON = ("program_failed", "native_crash")  # from `train.py --job`, if the child gave no reason
 
 
 def explain(ending: Ending, *, run: str, offered: Iterable[Flavor] = ()) -> Story:
     """Explains why the job ended as it did.
 
     Args:
-        run: as the next command has to name it.
-        offered: the flavors that there are, for a job that needs a larger one.
+        run: the run as the next command has to name it.
+        offered: the available flavors, from which a larger one can be suggested.
     """
     story = _of_stage(ending) or _of_message(ending) or _of_program(ending) or _of_log(ending.lines) or _unknown(ending)
     return _with_next(_with_memory(story, ending), ending, run, tuple(offered))
@@ -241,8 +242,8 @@ def waiting(stage: str, seconds: float, flavor: str | None) -> str:
 
 def exit_code(message: str | None) -> int | None:
     """The exit code in the Hub's sentence: `Job failed with exit code: 137. Reason: OOMKilled`."""
-    found = re.search(r"exit code:? (\d{1,9})\b", message or "")
-    return int(found[1]) if found else None
+    match = re.search(r"exit code:? (\d{1,9})\b", message or "")
+    return int(match[1]) if match else None
 
 
 def failed_event(lines: Iterable[str]) -> TrainFailure | None:
@@ -259,7 +260,8 @@ def failed_event(lines: Iterable[str]) -> TrainFailure | None:
 
 
 def _failure(document: Any) -> TrainFailure | None:
-    """A document as `train.failed.json` has it; None for any other: a bucket and a log may contain anything."""
+    """The failure in a document of the form of `train.failed.json`; None for any other document, because a bucket and a
+    log may contain anything."""
     try:
         return convert(document, TrainFailure, Path("train.failed.json"))
     except UsageError:
@@ -270,14 +272,14 @@ def larger(offered: Iterable[Flavor], name: str | None, need: str) -> Flavor | N
     """The cheapest flavor with more memory that the plan can use: it has the same number of GPUs.
 
     Args:
-        need: `gpu` for memory of each GPU, `ram` for that of the machine.
+        need: `gpu` for the memory of each GPU, `ram` for the memory of the machine.
     """
-    known = tuple(offered)
-    now = next((flavor for flavor in known if flavor.name == name), None)
+    flavors = tuple(offered)
+    now = next((flavor for flavor in flavors if flavor.name == name), None)
     if now is None:
         return None
     have = _memory(now, need)
-    fitting = [f for f in known if f.gpus == now.gpus and bool(f.gpu) == bool(now.gpu) and _memory(f, need) > have]
+    fitting = [f for f in flavors if f.gpus == now.gpus and bool(f.gpu) == bool(now.gpu) and _memory(f, need) > have]
     if need == "ram":  # the GPU must not shrink
         fitting = [f for f in fitting if _memory(f, "gpu") >= _memory(now, "gpu")]
     return min(fitting, key=lambda f: (f.usd_per_hour, f.name), default=None)
@@ -288,39 +290,39 @@ def _memory(flavor: Flavor, need: str) -> int:
 
 
 def _of_stage(ending: Ending) -> Story | None:
-    said = ending.message or ""
+    words = ending.message or ""
     if ending.stage == "DELETED":
         message, rest = "the job was deleted on the Hub", "its checkpoints may still be in the bucket"
-        return Story(code="cancelled", message=message, help=rest, got=said)
-    if re.search(r"spend(?:ing)? limit reached", said, re.IGNORECASE):  # hub-docs, jobs in resource groups, 2026-08
+        return Story(code="cancelled", message=message, help=rest, got=words)
+    if re.search(r"spend(?:ing)? limit reached", words, re.IGNORECASE):  # hub-docs, jobs in resource groups, 2026-08
         return Story(
             code="no_credit",
             message="the resource group has reached its spending limit",
             help="ask the group's administrators for a higher limit, or use a cheaper flavor",
             remedy="credit",
             exit_code=4,
-            got=said,
+            got=words,
         )
     if ending.stage == "CANCELED":
         rest = "the next job continues from its newest checkpoint"
-        return Story(code="cancelled", message="the job was cancelled", help=rest, got=said)
+        return Story(code="cancelled", message="the job was cancelled", help=rest, got=words)
     return None
 
 
 def _of_message(ending: Ending) -> Story | None:
-    said = ending.message or ""
-    if re.search(r"\btime(?:d )?\s?out\b", said, re.IGNORECASE):  # `Job timeout`: hub-docs and users' reports, 2026
+    words = ending.message or ""
+    if re.search(r"\btime(?:d )?\s?out\b", words, re.IGNORECASE):  # `Job timeout`: hub-docs and users' reports, 2026
         limit = f" after {ending.timeout_seconds / 60:.0f} minutes" if ending.timeout_seconds else ""
         message = f"the job reached its timeout{limit}"
-        return Story(code="timeout", message=message, help="use a longer timeout", remedy="time", got=said)
-    if exit_code(said) == 137 or "OOMKilled" in said:  # 128 + SIGKILL; the reason: users' reports, 2026
-        sure = "ran out of memory" if "OOMKilled" in said else "was killed, most likely for its memory,"
+        return Story(code="timeout", message=message, help="use a longer timeout", remedy="time", got=words)
+    if exit_code(words) == 137 or "OOMKilled" in words:  # 128 + SIGKILL; the reason: users' reports, 2026
+        sure = "ran out of memory" if "OOMKilled" in words else "was killed, most likely for its memory,"
         message = f"the machine of the job {sure} (RAM, not the GPU's)"
         rest = "a flavor with more RAM, or a smaller model"
-        return Story(code="out_of_memory", message=message, help=rest, remedy="ram", exit_code=3, got=said)
-    if re.search(r"failed to start", said, re.IGNORECASE):
+        return Story(code="out_of_memory", message=message, help=rest, remedy="ram", exit_code=3, got=words)
+    if re.search(r"failed to start", words, re.IGNORECASE):
         rest = "start the job again"
-        return Story(code="bad_machine", message="the job could not be started", help=rest, got=said)
+        return Story(code="bad_machine", message="the job could not be started", help=rest, got=words)
     return None
 
 
@@ -334,9 +336,9 @@ def _of_program(ending: Ending) -> Story | None:
         return None
     error = failure.error
     if error.code in _WITHOUT_A_REASON:
-        told = _of_log(error.got.splitlines()) or _of_log(ending.lines)
-        if told is not None:
-            return told
+        story = _of_log(error.got.splitlines()) or _of_log(ending.lines)
+        if story is not None:
+            return story
     remedy = _OWN_REMEDY.get(error.code, "data")
     if error.code == "out_of_memory" and "cuda" in error.message.lower():
         remedy = "gpu"
@@ -345,13 +347,13 @@ def _of_program(ending: Ending) -> Story | None:
 
 
 def _of_log(lines: Sequence[str]) -> Story | None:
-    """The explanation by known words of libraries in the log. Events of the program, such as notes on retries, do not
+    """The explanation by words that libraries are known to log. Events of the program, such as notes on retries, do not
     count."""
     words_of_others = [line for line in reversed(lines) if not line.startswith('{"event"')]
     for sign in SIGNS:
-        said = next((line for line in words_of_others if re.search(sign.pattern, line)), None)
-        if said is not None:
-            words = said.strip()[:300]
+        matching = next((line for line in words_of_others if re.search(sign.pattern, line)), None)
+        if matching is not None:
+            words = matching.strip()[:300]
             return Story(sign.code, sign.message, sign.help, sign.remedy, sign.exit_code, words)
     return None
 
@@ -360,8 +362,8 @@ def _unknown(ending: Ending) -> Story:
     code = exit_code(ending.message)
     words = (line.strip() for line in reversed(ending.lines))
     last = next((line for line in words if line and not line.startswith('{"event"')), "")
-    what = "the job failed" if code is None else f"the program of the job ended with exit code {code}"
-    message = f"{what}: {last[:200]}" if last else what
+    outcome = "the job failed" if code is None else f"the program of the job ended with exit code {code}"
+    message = f"{outcome}: {last[:200]}" if last else outcome
     return Story(code="job_failed", message=message, help="read its log", got=ending.message or "")
 
 
@@ -378,8 +380,8 @@ def _with_memory(story: Story, ending: Ending) -> Story:
 def _with_next(story: Story, ending: Ending, run: str, offered: tuple[Flavor, ...]) -> Story:
     word = shlex.quote(run)
     if ending.trained:
-        kept = "the complete result is in the bucket"
-        both = f"{story.help}; {kept}" if story.help else kept
+        place = "the complete result is in the bucket"
+        both = f"{story.help}; {place}" if story.help else place
         return replace(story, help=both, next=(f"skill-train pull {word}", f"skill-train resume {word}"))
     again, log = f"skill-train resume {word}", f"skill-train logs {word} --tail 200"
     if story.code == "not_kept":  # it was pushed, and `pull` asks the repository too

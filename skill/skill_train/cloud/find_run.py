@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 
-from skill_train.cloud import bucket as kept
+from skill_train.cloud import bucket as stored_files
 from skill_train.cloud.poll import Say, job_now, patiently
 from skill_train.cloud.start_once import started_job, timestamp
 from skill_train.core.errors import AccessError, UsageError
@@ -34,10 +34,10 @@ class CloudRun:
     """A run in the cloud.
 
     Attributes:
-        name: as the user called it; the next commands call it so too.
-        run: None when it is known by the id of a job only.
-        job: the one that is meant: the last, or the one whose id was given.
-        now: what the Hub says of it, where it was asked.
+        name: the run as the user named it; the next commands use the same name.
+        run: the run directory; None if the user gave only the id of a job.
+        job: the last job, or the job whose id the user gave.
+        now: the job's state on the Hub; None if the Hub was not asked.
     """
 
     name: str
@@ -54,16 +54,16 @@ class CloudRun:
 def find(name: str, say: Say) -> CloudRun:
     """The run, with the current state of its job.
 
-    Of a run directory that is the newest: jobs that it does not know are looked up by their labels, where one was asked
-    for without an answer, and where the last one has ended without its result.
+    For a run directory it is the newest job. Jobs that the directory does not record are looked up by their labels if
+    a request had no answer, or if the last job ended without a result.
 
     Raises:
-        UsageError: neither a run that was submitted nor a job that skill-train started, or there is no such job now.
-        AccessError: the token may not see it.
+        UsageError: this is neither a submitted run nor a job that skill-train started, or the job no longer exists.
+        AccessError: the token may not see the job.
     """
-    found = _JOB.fullmatch(name)
-    if found and not Path(name).is_dir():
-        return _by_id(name, found["namespace"] or _namespace(), found["id"], say)
+    match = _JOB.fullmatch(name)
+    if match and not Path(name).is_dir():
+        return _by_id(name, match["namespace"] or _namespace(), match["id"], say)
     run = RunDir(Path(name))
     record = cloud_record.submitted(run)
     if record.last is None:
@@ -89,7 +89,7 @@ def with_current_job(cloud: CloudRun, say: Say) -> CloudRun:
 def with_recorded_end(cloud: CloudRun) -> CloudRun:
     """The run with the end of its job recorded, also in `cloud.json` if there is a run directory.
 
-    What is known already stays: the Hub forgets a job that is deleted.
+    An end that is already recorded stays, because the Hub forgets a deleted job.
     """
     now, job = cloud.now, cloud.job
     if now is None or now.live or job.stage is not None:
@@ -115,7 +115,7 @@ def _write_end(run: RunDir, ended: CloudJob) -> None:
     try:
         with locked(run, "status"):
             record = cloud_record.read(run)
-            if record is not None and any(known.job_id == ended.job_id for known in record.jobs):
+            if record is not None and any(job.job_id == ended.job_id for job in record.jobs):
                 cloud_record.write(run, record.with_job(ended))
     except OSError:
         return
@@ -135,20 +135,20 @@ def with_unrecorded_jobs(record: CloudRecord, say: Say) -> CloudRecord:
     listed = patiently(lambda: jobs.find(record.namespace, {"run": record.run_id}), say)
     live = {job.id for job in listed if job.live}
     for job in reversed(listed):  # the oldest first
-        found = _as_record(job, None)
-        there = next((known for known in record.jobs if known.number == found.number), None)
+        entry = _as_record(job, None)
+        there = next((recorded for recorded in record.jobs if recorded.number == entry.number), None)
         if there is not None and there.job_id is None:
-            found = _as_record(job, there)
+            entry = _as_record(job, there)
         elif there is not None and (not job.live or there.job_id in live):
             if job.live and job.id != there.job_id:
                 say(f"another job of this run is {job.stage} and costs money; to stop it: skill-train cancel {job.id}")
-            continue  # two folders gave the same number: the job that runs is the one, and ours before another
+            continue  # two folders used this number: the running job counts, and ours comes first
         if there is None or there.job_id != job.id:
-            record = with_bucket(record.with_job(found), job)
+            record = with_bucket(record.with_job(entry), job)
     return record
 
 
-def plan_of(cloud: CloudRun, stored: kept.StoredRecords) -> Plan | None:
+def plan_of(cloud: CloudRun, stored: stored_files.StoredRecords) -> Plan | None:
     """The plan in the run directory, or the one in the bucket; None if neither exists."""
     if cloud.run is not None and cloud.run.plan.is_file():
         return plan_record.read(cloud.run.plan)
@@ -166,17 +166,21 @@ def with_run_dir(cloud: CloudRun, folder: Path | None, say: Say) -> CloudRun:
     """The run with a run directory: its own, or a new one if the run was given by a job id.
 
     Raises:
-        UsageError: the folder holds another run or is in use, or the plan is in the bucket no more.
+        UsageError: the folder holds another run or is in use, or the plan is no longer in the bucket.
     """
     if cloud.run is not None and folder in (None, cloud.run.path):
         run, record = cloud.run, cloud.record
     else:
         run = RunDir(folder or Path("runs") / cloud.record.run_id)
-        record = _known(run, cloud.record.run_id) or cloud.record
+        record = _record_in(run, cloud.record.run_id) or cloud.record
     if run.plan.is_file():
         return replace(cloud, name=str(run.path), run=run, record=record)
-    bucket, kept_in = record.bucket, record.folder
-    there = kept.stored_records(bucket, kept_in, ("plan.json",), say) if bucket and kept_in else kept.NOTHING
+    bucket, bucket_folder = record.bucket, record.folder
+    there = (
+        stored_files.stored_records(bucket, bucket_folder, ("plan.json",), say)
+        if bucket and bucket_folder
+        else stored_files.NOTHING
+    )
     plan = plan_of(cloud, there)
     if plan is None:
         raise UsageError(
@@ -186,31 +190,31 @@ def with_run_dir(cloud: CloudRun, folder: Path | None, say: Say) -> CloudRun:
             hint="use the run directory that submitted it",
         )
     record = msgspec.structs.replace(record, hub_model_id=record.hub_model_id or plan.policy.hub_model_id or "")
-    if _known(run, record.run_id) is None:
+    if _record_in(run, record.run_id) is None:
         require_unused(run)
     with locked(run, "pull"):
-        if _known(run, record.run_id) is None:
-            cloud_record.write(run, record)  # first: a folder that a kill leaves is known as that of this run
+        if _record_in(run, record.run_id) is None:
+            cloud_record.write(run, record)  # first, so that the folder is recognised as this run's after a kill
         write_text(run.recipe, to_yaml(plan.recipe_file()))
         write_json(run.plan, there.document("plan.json"))  # as the job has it
     return replace(cloud, name=str(run.path), run=run, record=record)
 
 
-def _known(run: RunDir, run_id: str) -> CloudRecord | None:
+def _record_in(run: RunDir, run_id: str) -> CloudRecord | None:
     """The record of this run in a folder; None for a new folder.
 
     Raises:
         UsageError: the folder holds another run.
     """
-    known = cloud_record.read(run)
-    if known is not None and known.run_id == run_id:
-        return known
-    if known is not None or run.plan.exists() or run.adapter.exists():
+    record = cloud_record.read(run)
+    if record is not None and record.run_id == run_id:
+        return record
+    if record is not None or run.plan.exists() or run.adapter.exists():
         raise UsageError(
             f"{run.path} holds another run",
             code="another_run",
             expected="a new folder, or one of the same run",
-            got=f"run {known.run_id}" if known else "a run of this machine",
+            got=f"run {record.run_id}" if record else "a run of this machine",
             hint="give another --run-dir",
         )
     return None
@@ -246,11 +250,11 @@ def _by_id(name: str, namespace: str, job_id: str, say: Say) -> CloudRun:
             hint=f"hf jobs logs {namespace}/{job_id}",
         )
     others = patiently(lambda: jobs.find(namespace, {"run": run_id}), say)
-    known = {job.id: _as_record(job, None) for job in (*others, now)}
-    ordered = tuple(sorted(known.values(), key=lambda job: job.number))
+    jobs_by_id = {job.id: _as_record(job, None) for job in (*others, now)}
+    ordered = tuple(sorted(jobs_by_id.values(), key=lambda job: job.number))
     data = _data_of(now.mounts[0]) if now.mounts else None
     record = CloudRecord(run_id, now.labels.get("plan", ""), namespace, "", data=data, jobs=ordered)
-    return with_recorded_end(CloudRun(f"{namespace}/{job_id}", None, with_bucket(record, now), known[job_id], now))
+    return with_recorded_end(CloudRun(f"{namespace}/{job_id}", None, with_bucket(record, now), jobs_by_id[job_id], now))
 
 
 def _data_of(mount: Mount) -> CloudData:
@@ -264,16 +268,16 @@ def _as_record(job: Job, asked: CloudJob | None) -> CloudJob:
     if asked is not None:
         return started_job(asked, job)
     attempt = job.labels.get("attempt", "1")
-    made = timestamp(job.created_at) if job.created_at else None
+    created = timestamp(job.created_at) if job.created_at else None
     return CloudJob(
         number=int(attempt) if attempt.isdigit() else 1,
         state="started",
         flavor=job.flavor or "",
         timeout_seconds=None,
-        asked_at=made or "",
+        asked_at=created or "",
         job_id=job.id,
         url=job.url,
-        created_at=made,
+        created_at=created,
     )
 
 

@@ -18,11 +18,10 @@ class Order:
     """What is to be submitted.
 
     Attributes:
-        plan: with `policy.hub_model_id` and the timeout that it is sent with.
-        usd_per_hour: None when no price is known.
-        staged: local data; None for data on the Hub. `data_repo`: the dataset repository that it goes to, if not into
-            the bucket.
-        max_cost: dollars that the job may never exceed; None where nobody said.
+        plan: the plan with its final timeout and `policy.hub_model_id`.
+        usd_per_hour: None if no price is known.
+        staged: local data; None for data on the Hub. `data_repo`: the dataset repository for it; None for the bucket.
+        max_cost: dollars that the job may never exceed; None if the user set no limit.
     """
 
     plan: Plan
@@ -42,8 +41,8 @@ class Sent:
     """A job of a run.
 
     Attributes:
-        stage: as the Hub said it last; None when it did not answer.
-        reused: it was there already.
+        stage: the last known stage on the Hub; None if the Hub did not answer.
+        reused: the job already existed.
     """
 
     record: CloudRecord
@@ -52,7 +51,7 @@ class Sent:
 
 
 class Upload(TypedDict):
-    """What goes where. `left_out` of the data: what lies in its folder and stays here."""
+    """What goes where. `left_out`: files in the folder of the data that stay here."""
 
     what: str
     name: str | None
@@ -63,12 +62,13 @@ class Upload(TypedDict):
 
 
 def uploads(order: Order) -> list[Upload]:
-    """The files that leave this machine and where they go; last the results of the job, whose size is not known yet."""
+    """The files that leave this machine and where they go. The last entry is the result of the job, whose size is not
+    known yet."""
     bucket = f"the private bucket {order.namespace}/jobs-artifacts"
-    program, made = train_program(), json.dumps(order.plan.as_dict(), indent=1, ensure_ascii=False)
+    program, plan_text = train_program(), json.dumps(order.plan.as_dict(), indent=1, ensure_ascii=False)
     listed: list[Upload] = [
         {"what": "program", "name": program.name, "files": 1, "bytes": program.stat().st_size, "to": bucket},
-        {"what": "plan", "name": "plan.json", "files": 1, "bytes": len(made.encode()) + 1, "to": bucket},
+        {"what": "plan", "name": "plan.json", "files": 1, "bytes": len(plan_text.encode()) + 1, "to": bucket},
     ]
     if order.staged is not None:
         name, size, files = order.plan.recipe.data, order.staged.bytes, len(order.staged.files)

@@ -22,9 +22,9 @@ Answer = TypeVar("Answer")
 Say = Callable[[str], None]
 
 FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.5, 15.0
-PATIENCE_SECONDS = 60.0  # of a command that answers once
-OUTAGE_SECONDS = 900.0  # of one that stays with a job for hours
-HEALTHY_SECONDS = 30.0  # what failed only after so long had an answer, though perhaps no line of a log
+PATIENCE_SECONDS = 60.0  # for a command that answers once
+OUTAGE_SECONDS = 900.0  # for a command that follows a job for hours
+HEALTHY_SECONDS = 30.0  # a request that failed only after so long had a connection, though perhaps no line of a log
 
 
 class Patience:
@@ -43,7 +43,7 @@ class Patience:
         """Waits before the next try.
 
         Raises:
-            Temporary: the same trouble, when it has lasted too long or will not pass.
+            Temporary: the same failure, if it has lasted too long or will not pass.
         """
         now = time.monotonic()
         if self._resumed is not None and now - self._resumed > HEALTHY_SECONDS:
@@ -69,7 +69,7 @@ def patiently(question: Callable[[], Answer], say: Say, *, seconds: float = PATI
     """The answer to a request, repeated while its failure is temporary.
 
     Raises:
-        Temporary: no answer for so many seconds.
+        Temporary: there was no answer within the allowed seconds.
         SkillTrainError: any other failure, at once.
     """
     patience = Patience(seconds, say)
@@ -83,8 +83,8 @@ def patiently(question: Callable[[], Answer], say: Say, *, seconds: float = PATI
 def job_now(namespace: str, job_id: str, run_id: str, say: Say, *, seconds: float = PATIENCE_SECONDS) -> Job | None:
     """The current state of a job of a run; None if the Hub does not have it any more.
 
-    That it has no such job is believed when its list has none either: whoever takes a living job for a lost one starts
-    another.
+    A missing job counts as missing only if the list of jobs lacks it too, because a command that takes a running job
+    for a lost one starts another.
     """
     try:
         return patiently(lambda: jobs.inspect(namespace, job_id), say, seconds=seconds)
@@ -101,8 +101,8 @@ def until_end(
     """The job after its end; its current state when `seconds` are over; None if it was deleted.
 
     Args:
-        seconds: None to wait as long as it takes.
-        on_update: gets the job each time that it was looked at.
+        seconds: None waits as long as it takes.
+        on_update: receives the job after each request.
 
     Raises:
         Temporary: the Hub did not answer for a quarter of an hour, or until the time was over.
@@ -124,11 +124,11 @@ def until_end(
 def lines(namespace: str, job_id: str, run_id: str, *, say: Say, skip: int = 0) -> Iterator[str]:
     """The lines of a job's log, each once and in order, until the job has ended or was deleted.
 
-    Every connection begins with the first line again, so the lines are counted. huggingface_hub 2.4 says nothing when
-    a stream is cut after the end of the job, and leaves the rest out: the log is read once more at the end, whole.
+    Every connection begins again with the first line, so the lines are counted. If a stream is cut after the end of
+    the job, huggingface_hub 2.4 leaves the rest out without an error. So the whole log is read once more at the end.
 
     Args:
-        skip: lines that are known.
+        skip: the number of lines that the caller already has.
 
     Raises:
         Temporary: the Hub did not answer for a quarter of an hour.
@@ -143,7 +143,7 @@ def lines(namespace: str, job_id: str, run_id: str, *, say: Say, skip: int = 0) 
             if ended:
                 return
             time.sleep(FIRST_PAUSE_SECONDS)  # the stage lags behind the log by about a second
-            now = job_now(namespace, job_id, run_id, say, seconds=0.0)  # the patience is ours
+            now = job_now(namespace, job_id, run_id, say, seconds=0.0)  # this function has its own patience
             if now is None:
                 return
             ended = not now.live
@@ -155,7 +155,7 @@ def _log(namespace: str, job_id: str, run_id: str, say: Say, *, follow: bool) ->
     """The lines of one connection; none for a deleted job.
 
     Raises:
-        Temporary: also when the Hub has the job and one answer says that it has not.
+        Temporary: also if one answer denies a job that the Hub has.
     """
     try:
         yield from jobs.logs(namespace, job_id, follow=follow)

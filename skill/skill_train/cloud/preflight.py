@@ -19,7 +19,7 @@ from skill_train.run.plan_record import Plan
 
 _LOGIN = "hf auth login"
 _TOKENS = "https://huggingface.co/settings/tokens"
-# Of a repository that holds no work yet.
+# The files of a repository that holds no work yet.
 _EMPTY = {".gitattributes", "README.md", PROOF}
 
 
@@ -27,42 +27,42 @@ def signed_in_account() -> Account:
     """The account that the token on this machine belongs to.
 
     Raises:
-        AccessError: there is no token, or the Hub does not know it, or refuses it.
-        UsageError: what HF_ENDPOINT names is no Hub.
+        AccessError: there is no token, or the Hub does not know or refuses it.
+        UsageError: HF_ENDPOINT does not name a Hub.
         Temporary: the Hub does not answer.
     """
 
     def question() -> Account:
-        found = hub_account.account()
-        if found.status in (402, 403, 404):
-            raise _refused(found.status)
-        if found.state == "unchecked":
-            raise hub_account.no_answer(found)
-        return found
+        account = hub_account.account()
+        if account.status in (402, 403, 404):
+            raise _refused(account.status)
+        if account.state == "unchecked":
+            raise hub_account.no_answer(account)
+        return account
 
-    found = patiently(question)
-    if found.state == "none":
+    account = patiently(question)
+    if account.state == "none":
         raise not_signed_in()
-    if found.state == "invalid":
+    if account.state == "invalid":
         raise AccessError(
-            "the Hub does not accept your token", code="bad_token", got=found.why or "status 401", hint=_LOGIN
+            "the Hub does not accept your token", code="bad_token", got=account.why or "status 401", hint=_LOGIN
         )
-    return found
+    return account
 
 
 def namespace(account: Account, requested: str | None) -> str:
     """The user or organisation that runs and pays for the job.
 
     Raises:
-        AccessError: it is another's, or the token may not run jobs or write there.
+        AccessError: it belongs to somebody else, or the token may not run jobs or write there.
     """
     name = requested or account.name
-    known = (account.name, *account.orgs)
-    if name not in known:
+    allowed = (account.name, *account.orgs)
+    if name not in allowed:
         raise AccessError(
             f"{name} is neither your user name nor one of your organisations",
             code="no_permission",
-            expected=" or ".join(known),
+            expected=" or ".join(allowed),
             got=name,
             hint=f"use --namespace {account.name}, or omit the option",
         )
@@ -75,8 +75,9 @@ def result_repository(account: Account, name: str) -> tuple[str, ...]:
     """The files that already are in the repository for the result; none if it does not exist.
 
     Raises:
-        UsageError: no name of a repository. AccessError: it is not yours, or the token may not write there.
-        DecisionNeeded: it is public.
+        UsageError: the name is not that of a repository.
+        AccessError: the repository is not yours, or the token may not write there.
+        DecisionNeeded: the repository is public.
     """
     repositories.check_name(name)
     owner = name.split("/")[0]
@@ -89,20 +90,20 @@ def result_repository(account: Account, name: str) -> tuple[str, ...]:
             hint=f"--hub-model-id {account.name}/{name.split('/')[1]}",
         )
     _require(account, "repo.write", name)
-    known = patiently(lambda: repositories.find("model", name))
-    if known is None:
+    repository = patiently(lambda: repositories.find("model", name))
+    if repository is None:
         return ()
     patiently(lambda: repositories.check_writable("model", name))
-    if not known.private:
+    if not repository.private:
         raise _public(f"the repository {name}", f"make it private, or --hub-model-id {owner}/ANOTHER-NAME")
-    return tuple(file for file in known.files if file not in _EMPTY)
+    return tuple(file for file in repository.files if file not in _EMPTY)
 
 
 def require_readable(plan: Plan) -> None:
     """Checks that the token can read the model and the dataset.
 
     Raises:
-        UsageError: unknown or private. AccessError: gated.
+        UsageError: one is unknown or private. AccessError: one is gated.
     """
     patiently(lambda: repositories.check_readable("model", plan.recipe.model))
     if not local_data(plan):
@@ -113,7 +114,7 @@ def flavor(name: str) -> Flavor:
     """The machine with its current price, from the Jobs API.
 
     Raises:
-        UsageError: it is offered no more. Temporary: no answer.
+        UsageError: the flavor is no longer offered. Temporary: the Hub does not answer.
     """
     offered = {each.name: each for each in patiently(models.live_flavors)}
     if name not in offered:
@@ -131,7 +132,7 @@ def require_private_places(place: str, data_repo: str | None, account: Account, 
     """Checks that the bucket (program, plan, checkpoints) and the dataset repository are private.
 
     Raises:
-        DecisionNeeded: one is there already and is public.
+        DecisionNeeded: one of them already exists and is public.
         AccessError: the token may not write to the dataset repository.
     """
     bucket = f"{place}/jobs-artifacts"
@@ -141,10 +142,10 @@ def require_private_places(place: str, data_repo: str | None, account: Account, 
         return
     repositories.check_name(data_repo)
     _require(account, "repo.write", data_repo)
-    known = patiently(lambda: repositories.find("dataset", data_repo))
-    if known is not None:
+    repository = patiently(lambda: repositories.find("dataset", data_repo))
+    if repository is not None:
         patiently(lambda: repositories.check_writable("dataset", data_repo))
-        if not known.private:
+        if not repository.private:
             raise _public(f"the dataset {data_repo}", "another --data-repo, or leave it out")
 
 
@@ -194,9 +195,9 @@ def _require(account: Account, permission: str, where: str) -> None:
         )
 
 
-def _public(what: str, hint: str) -> DecisionNeeded:
+def _public(place: str, hint: str) -> DecisionNeeded:
     return DecisionNeeded(
-        f"{what} is public, and this run uploads private files",
+        f"{place} is public, and this run uploads private files",
         code="public_repository",
         expected="a private one",
         got="public",

@@ -1,7 +1,7 @@
 """Fetches the files that a job stored into the run directory: each under a temporary name, checked, then renamed.
 
-A pull that was killed goes on with the files that it lacks. Files of the run directory that no pull wrote are never
-replaced; `pull.json`, written last, says which ones a pull did.
+After a killed pull the next one fetches the missing files. A pull never replaces a file of the run directory that no
+pull wrote. `pull.json`, which is written last, names the files that a pull wrote.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from skill_train.run.lock import locked
 from skill_train.run.records import FileName, StepSchema, Whole
 from skill_train.run.train_record import TrainRecord
 
-_PART = ".pull.part"  # files on their way; of the next pull too
+_PART = ".pull.part"  # incomplete files, which the next pull continues with
 _TRIES = 2
 _GROUP_FILES, _GROUP_BYTES = 8, 256_000_000
-_REWRITTEN = {BEFORE, *FILES} - {"train.json"}  # while the run goes on
+_REWRITTEN = {BEFORE, *FILES} - {"train.json"}  # the job rewrites these while the run continues
 
 
 class PullInputs(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -51,7 +51,7 @@ class PullInputs(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Pull(msgspec.Struct, frozen=True, kw_only=True):
-    """`pull.json`: every file that a pull wrote, also an earlier one."""
+    """`pull.json`: every file that this pull or an earlier one wrote."""
 
     schema: StepSchema = "skill-train/step/1"
     step: str = "pull"
@@ -62,19 +62,19 @@ class Pull(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def from_bucket(run: RunDir, stored: StoredRun, *, progress: Bar, say: Say) -> tuple[Pull, list[str]]:
-    """Fetches all stored files that are missing here; returns the record, and the names that were fetched.
+    """Fetches all stored files that are missing here; returns the record and the names of the fetched files.
 
     Raises:
-        UsageError: a file of another content is here that no pull wrote.
-        VerificationFailed: a file in the bucket is not the one that its marker promises.
-        Temporary: the Hub did not answer; what has come stays, and the next pull goes on.
+        UsageError: a file with other content is here, and no pull wrote it.
+        VerificationFailed: a file in the bucket does not match the digest in its marker.
+        Temporary: the Hub did not answer. Fetched files stay, and the next pull continues.
     """
     with locked(run, "pull"):
         earlier = _earlier(run)
         todo = [file for file in stored.files if not _is_here(run, file, earlier)]
         require_space(run.path, sum(file.size for file in todo), "what the job kept")
         outputs = {file.name: file.digest for file in stored.files if file.digest is not None and file not in todo}
-        outputs |= {file.name: earlier[file.name] for file in todo if file.name in earlier}  # should it come torn now
+        outputs |= {file.name: earlier[file.name] for file in todo if file.name in earlier}  # in case it arrives torn
         done = 0
         for group in _groups(_in_order(todo)):
             progress(done, len(todo), group[0].name)
@@ -92,11 +92,11 @@ def in_repository(trained: TrainRecord) -> dict[str, str]:
 
 
 def from_repository(run: RunDir, repository: str, folder: Path, commit: str | None) -> tuple[Pull, list[str]]:
-    """Copies the result and its records from a snapshot of the model repository that the job pushed to; returns as
-    `from_bucket`.
+    """Copies the result and its records from a snapshot of the model repository that the job pushed to. Returns the
+    same as `from_bucket`.
 
     Raises:
-        UsageError: the repository has no `train.json`, or a file of another content is here already.
+        UsageError: the repository has no `train.json`, or a file with other content is already here.
         VerificationFailed: a file is not the one that `train.json` describes.
     """
     if not (folder / "train.json").is_file():
@@ -127,7 +127,7 @@ def from_repository(run: RunDir, repository: str, folder: Path, commit: str | No
 def _written(run: RunDir, inputs: PullInputs, outputs: dict[str, FileDigest]) -> Pull:
     pull = Pull(inputs=inputs, outputs=outputs, finished_at=records.timestamp())
     records.write(run.record("pull"), pull)
-    shutil.rmtree(run.path / _PART, ignore_errors=True)  # last: while it is there, the record may be an old one
+    shutil.rmtree(run.path / _PART, ignore_errors=True)  # last: while it exists, the record may be outdated
     return pull
 
 
@@ -232,20 +232,20 @@ def _placed(run: RunDir, file: StoredFile, source: str) -> FileDigest:
     part, final = _part(run, file), run.path / file.name
     if file.digest is None:
         _cut_to_whole_lines(part)
-    found = file_digest(part) if part.is_file() else None
-    if found is None or (file.digest is not None and found != file.digest):
+    digest = file_digest(part) if part.is_file() else None
+    if digest is None or (file.digest is not None and digest != file.digest):
         raise VerificationFailed(
             f"{file.name} in {source} has changed since the job stored it",
             code="kept_file_changed",
             expected=f"{file.digest['bytes']} bytes, sha256 {file.digest['sha256'][:12]}…"
             if file.digest
             else file.name,
-            got=f"{found['bytes']} bytes, sha256 {found['sha256'][:12]}…" if found else "no such file",
+            got=f"{digest['bytes']} bytes, sha256 {digest['sha256'][:12]}…" if digest else "no such file",
             hint=f"skill-train pull {shlex.quote(str(run.path))}; if it fails again, something changed the bucket",
         )
     final.parent.mkdir(parents=True, exist_ok=True)
     os.replace(part, final)
-    return found
+    return digest
 
 
 def _cut_to_whole_lines(part: Path) -> None:

@@ -40,14 +40,14 @@ def shortened(plan: Plan, local_plan: Plan) -> Plan:
     return replace(plan, recipe=recipe, placement=local_plan.placement, launch=local_plan.launch)
 
 
-class Kept(TypedDict):
-    """What a rehearsal kept: how many files, and its checkpoints."""
+class StoredFigures(TypedDict):
+    """The number of files that a rehearsal stored, and the names of its checkpoints."""
 
     kept_files: int
     checkpoints: list[str]
 
 
-class Rehearsal(Kept):
+class Rehearsal(StoredFigures):
     steps: int
     seconds: float
 
@@ -56,25 +56,25 @@ def rehearse(plan: Plan, spec: JobSpec, staged: Staged | None, say: Callable[[st
     """Runs the rehearsal in a temporary folder; returns its figures.
 
     Args:
-        plan: of `shortened`. `spec`: of the job.
-        staged: its local data.
+        plan: the result of `shortened`. `spec`: the specification of the job.
+        staged: the local data of the job.
 
     Raises:
-        SkillTrainError: what the program reported; TrainingFailed when it kept less than a job must keep.
+        SkillTrainError: the error that the program reported, or TrainingFailed if it stored less than a job must store.
     """
-    with tempfile.TemporaryDirectory(prefix="skill-train-") as made:
-        root = Path(made)
-        kept = root / KEPT.strip("/")
-        kept.mkdir()
-        shutil.copyfile(spec.program, kept / spec.program.name)
-        plan_record.write(kept / spec.plan.name, plan)
+    with tempfile.TemporaryDirectory(prefix="skill-train-") as temporary:
+        root = Path(temporary)
+        mount = root / KEPT.strip("/")
+        mount.mkdir()
+        shutil.copyfile(spec.program, mount / spec.program.name)
+        plan_record.write(mount / spec.plan.name, plan)
         started = time.monotonic()
         if staged is None:
-            _run(spec, {KEPT: kept}, root, say)
+            _run(spec, {KEPT: mount}, root, say)
         else:
             with stage_data.folder_of(staged) as folder:
-                _run(spec, {KEPT: kept, spec.mounts[0].mount_path: folder}, root, say)
-        return {"steps": STEPS, "seconds": round(time.monotonic() - started, 1), **_figures(kept)}
+                _run(spec, {KEPT: mount, spec.mounts[0].mount_path: folder}, root, say)
+        return {"steps": STEPS, "seconds": round(time.monotonic() - started, 1), **_figures(mount)}
 
 
 def differences(plan: Plan, local_plan: Plan, program: Path) -> list[str]:
@@ -99,9 +99,9 @@ def _run(spec: JobSpec, mounts: dict[str, Path], root: Path, say: Callable[[str]
     """Runs the job's command with this Python instead of uv, and with local folders instead of its volumes."""
     line = command(spec)
     words = [sys.executable, *(_here(word, mounts) for word in line[line.index(f"{KEPT}/{spec.program.name}") :])]
-    said = root / "stderr"
+    error_log = root / "stderr"
     failure: ProgramFailed | None = None
-    with open(said, "wb") as errors:
+    with open(error_log, "wb") as errors:
         child = subprocess.Popen(
             [*words, "--rehearse"],
             stdin=subprocess.DEVNULL,
@@ -117,12 +117,12 @@ def _run(spec: JobSpec, mounts: dict[str, Path], root: Path, say: Callable[[str]
                     _show(event, say)
             child.wait()
         finally:
-            if child.poll() is None:  # Ctrl-C: it got one too, and saves its checkpoint
+            if child.poll() is None:  # Ctrl-C reached the child too, which now saves its checkpoint
                 child.wait()
             if child.stdout is not None:
                 child.stdout.close()
     if child.returncode != 0:
-        raise _failed(child.returncode, failure, said.read_text(encoding="utf-8", errors="replace"))
+        raise _failed(child.returncode, failure, error_log.read_text(encoding="utf-8", errors="replace"))
 
 
 def _here(word: str, mounts: dict[str, Path]) -> str:
@@ -139,24 +139,24 @@ def _show(event: Event, say: Callable[[str], None]) -> None:
         say(f"step {event['step']} of {event['steps']}, loss {event['loss']}")
 
 
-def _failed(code: int, failure: ProgramFailed | None, said: str) -> SkillTrainError:
+def _failed(code: int, failure: ProgramFailed | None, errors: str) -> SkillTrainError:
     if failure is not None:
         return from_exit_code(failure["exit_code"], failure["error"])
-    tail = "\n".join(said.splitlines()[-15:])
+    tail = "\n".join(errors.splitlines()[-15:])
     return TrainingFailed(
         f"the program ended with exit code {code}", code="self_test_failed", got=tail, hint="skill-train doctor"
     )
 
 
-def _figures(kept: Path) -> Kept:
+def _figures(mount: Path) -> StoredFigures:
     """Checks the stored files against their markers; returns the figures.
 
     Raises:
-        TrainingFailed: something of it is missing or torn.
+        TrainingFailed: a file is missing or torn.
     """
-    marker = read_json(kept / MARKER)
-    checkpoints = sorted(path.parent.name for path in (kept / "checkpoints").glob(f"*/{MARKER}"))
-    torn = [name for name, digest in marker["files"].items() if not _is(kept / name, digest)]
+    marker = read_json(mount / MARKER)
+    checkpoints = sorted(path.parent.name for path in (mount / "checkpoints").glob(f"*/{MARKER}"))
+    torn = [name for name, digest in marker["files"].items() if not _is(mount / name, digest)]
     trained = [name for name in marker["files"] if name.startswith(("adapter/", "merged/"))]
     if marker["state"] != "done" or torn or not checkpoints or not trained:
         raise TrainingFailed(

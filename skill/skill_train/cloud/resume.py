@@ -20,17 +20,17 @@ def resume(
 ) -> tuple[CloudRecord, bool]:
     """The record with a job that continues the run, and whether that job already existed.
 
-    It is written down before it is asked for. A job that was asked for before and may exist is looked for first, and so
-    is one that another folder has started.
+    The job is recorded before it is requested. A job that was requested before and may exist is looked up first, and so
+    is a job that another folder started.
 
     Raises:
-        UsageError: no job of this run ever began, so there is no folder to go on in.
-        AccessError, Temporary: as `job_once.start`.
+        UsageError: no job of this run ever began, so there is no folder to continue in.
+        AccessError, Temporary: as `start_once.start`.
     """
     with locked(run, "resume"):
         record = _settled(run, cloud_record.submitted(run), say)
         now = _now(record, say)
-        if now is not None and record.last_begun is not None and record.folder is None:  # the Hub did not say it before
+        if now is not None and record.last_begun is not None and record.folder is None:  # left out earlier
             record = start_once.record_started(run, record, record.last_begun, now)
         if now is not None and now.live:
             return record, True
@@ -51,11 +51,12 @@ def resume(
             if theirs is not None:
                 return start_once.record_started(run, record, asked, theirs), True
             record = start_once.start(run, record, asked, lambda: jobs.start(spec, folder), say)
-        return _the_one(run, record, asked, say)
+        return _with_remaining_job(run, record, asked, say)
 
 
-def _the_one(run: RunDir, record: CloudRecord, asked: CloudJob, say: Say) -> tuple[CloudRecord, bool]:
-    """The record with the job that remains if another machine has started one too, and whether it is the other one."""
+def _with_remaining_job(run: RunDir, record: CloudRecord, asked: CloudJob, say: Say) -> tuple[CloudRecord, bool]:
+    """The record with the job that remains if another machine started one too, and whether that machine's job
+    remains."""
     ours = start_once.inspect_new_job(record)
     if ours is None:
         return record, False
@@ -85,8 +86,8 @@ def _settled(run: RunDir, record: CloudRecord, say: Say) -> CloudRecord:
     last = record.last
     if last is not None and last.job_id is None:
         say("the last start had no answer; looking whether its job is there")
-        found = start_once.find_job_until_settled(record, last, say)
-        record = record if found is None else start_once.record_started(run, record, last, found)
+        job = start_once.find_job_until_settled(record, last, say)
+        record = record if job is None else start_once.record_started(run, record, last, job)
     whole = find_run.with_unrecorded_jobs(record, say)
     if whole != record:
         cloud_record.write(run, whole)

@@ -11,14 +11,14 @@ from skill_train.run.progress import dollars
 
 
 def by_jobs(namespace: str, plan_hash: str, record: CloudRecord | None, say: Say, *, but: str | None = None) -> float:
-    """Dollars of all jobs of a plan. A running job counts with the most that it may cost.
+    """Dollars of all jobs of a plan. A running job counts with its highest possible cost.
 
     Args:
-        record: of a run of this plan, which remembers jobs that the Hub has forgotten.
+        record: the record of a run of this plan, which has jobs that the Hub has forgotten.
         but: the id of a job that does not count.
 
     Raises:
-        DecisionNeeded: what one of them cost is not known.
+        DecisionNeeded: the cost of a job is unknown.
         Temporary: the Hub does not answer.
     """
     noted = {job.job_id: job for job in (record.jobs if record else ()) if job.job_id is not None}

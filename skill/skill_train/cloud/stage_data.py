@@ -1,7 +1,7 @@
 """Prepares local data for a job: exactly its files, in a separate folder whose name is made from their content.
 
-Of a folder these are the files that `datasets` 5.2 reads there (`load_from_disk`), by the names in its own records.
-What else lies in it stays here, and a link that leads out of it is refused: it could bring any file along.
+For a folder these are the files that `datasets` 5.2 reads (`load_from_disk`), by the names in its own records. Other
+files in the folder stay here. A link that leads out of the folder is refused, because it could include any file.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ class Staged:
     """A local dataset that is ready for the upload.
 
     Attributes:
-        files: by the path that each has below the mount; the first part is the dataset's own name.
-        name: the same for the same files, so that what was uploaded once is not uploaded again.
-        left_out: what lies in the dataset's folder and is not of it, by its path there.
+        files: the files by their path below the mount; its first part is the dataset's own name.
+        name: made from the content, so that the same files are uploaded only once.
+        left_out: paths of files in the dataset's folder that do not belong to the dataset.
     """
 
     files: dict[str, Path]
@@ -46,7 +46,7 @@ def stage(data: Path) -> Staged:
     """The files of a dataset: a file, or the files of a folder that `datasets` saved.
 
     Raises:
-        UsageError: a link leads out of the folder, or its records name what is no file of it.
+        UsageError: a link leads out of the folder, or its records name a file that is not in it.
     """
     files, left_out = {data.name: data}, []
     if data.is_dir():
@@ -60,7 +60,7 @@ def stage(data: Path) -> Staged:
 
 def require_no_secrets(staged: Staged) -> None:
     """Raises:
-    UsageError: a file holds a token of the Hub, which a job would train on and every reader of its data would have.
+    UsageError: a file contains a token of the Hub. A job would train on it, and every reader of the data would have it.
     """
     for name, path in staged.files.items():
         if secret_in(path) == "a token of the Hub":
@@ -78,7 +78,7 @@ def _files_in(folder: Path) -> list[str]:
     Raises:
         UsageError: a link leads out of it.
     """
-    root, found = folder.resolve(), list[str]()
+    root, names = folder.resolve(), list[str]()
     for place, folders, files in os.walk(folder):
         for path in (Path(place, name) for name in (*folders, *files)):
             if path.is_symlink() and not path.resolve().is_relative_to(root):
@@ -89,8 +89,8 @@ def _files_in(folder: Path) -> list[str]:
                     got=f"a link to {os.readlink(path)}",
                     hint="remove the link, or replace it with the file itself",
                 )
-        found += [Path(place, name).relative_to(folder).as_posix() for name in files]
-    return sorted(found)
+        names += [Path(place, name).relative_to(folder).as_posix() for name in files]
+    return sorted(names)
 
 
 def _saved(folder: Path) -> list[str]:
@@ -110,7 +110,7 @@ def _names(record: Path, key: str) -> list[str]:
     """The names in a list of a record; in `_data_files` each entry is an object.
 
     Raises:
-        UsageError: there is no such list, or one leads elsewhere, or to a hidden file.
+        UsageError: there is no such list, or a name leads out of the folder or to a hidden file.
     """
     try:
         document: Any = json.loads(record.read_text(encoding="utf-8"))
@@ -149,12 +149,12 @@ def _broken(path: Path, expected: str, got: str) -> UsageError:
 @contextlib.contextmanager
 def folder_of(staged: Staged) -> Iterator[Path]:
     """A temporary folder with links to exactly these files."""
-    with tempfile.TemporaryDirectory(prefix="skill-train-") as made:
+    with tempfile.TemporaryDirectory(prefix="skill-train-") as temporary:
         for name, path in staged.files.items():
-            link = Path(made) / name
+            link = Path(temporary) / name
             link.parent.mkdir(parents=True, exist_ok=True)
             link.symlink_to(path.resolve())
-        yield Path(made)
+        yield Path(temporary)
 
 
 def mount_path(staged: Staged) -> str:

@@ -1,8 +1,8 @@
 """Starts a job exactly once; shared by `submit` and `resume`.
 
-A request that fails may have made the job all the same (huggingface_hub#3972). So it stands in `cloud.json` before it
-is asked for, and after an error it is looked for by its labels before it is asked for again. A request that had no
-answer may make its job for two minutes; until they are over no other is made.
+A failed request may have created the job all the same (huggingface_hub#3972). So the job is written to `cloud.json`
+before it is requested, and after an error it is looked up by its labels before it is requested again. A request without
+an answer may create its job for two minutes, so no other job is created before these are over.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from skill_train.run.plan_record import Plan
 Answer = TypeVar("Answer")
 
 TRIES = 3
-PAUSE_SECONDS = 2.0  # before each look: a listing may be a moment behind
+PAUSE_SECONDS = 2.0  # before each look, because a listing may lag behind
 LATE_LOOKS = 15  # half a minute, after an error of a server that may have passed the request on
-SETTLED_LOOKS = 60  # two minutes, after which no job comes any more of a request that had no answer
-TOLD_LOOKS = 5  # ten seconds, between two words on what is looked for
-READ_TRIES = 4  # of a question that changes nothing
+SETTLED_LOOKS = 60  # two minutes, after which a request without an answer creates no job any more
+NOTICE_LOOKS = 5  # ten seconds between two notices about the search
+READ_TRIES = 4  # for a request that changes nothing
 
 
 def start(
@@ -43,12 +43,12 @@ def start(
     """Starts a job; returns the record with it.
 
     Args:
-        record: of the run; `requested` is its new job, in state `starting`.
-        post: creates the job. It is called again only when no job with these labels is there.
+        record: the record of the run; `requested` is its new job, in state `starting`.
+        post: creates the job. It is called again only if no job with these labels exists.
 
     Raises:
-        AccessError, UsageError: the Hub refuses it; there is no job, and the record has none.
-        Temporary: it may be there or not: the record says `starting`, and the next call looks for it.
+        AccessError, UsageError: the Hub refuses the job. It does not exist, and the record does not contain it.
+        Temporary: the job may or may not exist. The record says `starting`, and the next call looks for the job.
     """
     before, began, doubtful = record, time.monotonic(), False
     for attempt in range(1, TRIES + 1):
@@ -59,18 +59,18 @@ def start(
             job = post()
         except StillAsking as error:
             say(f"{error.message} ({error.got}); looking whether the job is there")
-            found = find_job(record, requested.number, times=SETTLED_LOOKS, say=say)
-            if found is None:
+            existing = find_job(record, requested.number, times=SETTLED_LOOKS, say=say)
+            if existing is None:
                 error.hint = "run the same command again: it looks for the job before it asks for one"
                 raise
-            return record_started(run, record, posted, found)
+            return record_started(run, record, posted, existing)
         except Temporary as error:
             say(f"{error.message} ({error.got}); looking whether the job is there (try {attempt} of {TRIES})")
-            refused = error.code == "rate_limit"  # the others may have passed it on
-            found = find_job(record, requested.number, times=2 if refused else LATE_LOOKS, say=say)
-            if found is not None:
-                return record_started(run, record, posted, found)
-            late = time.monotonic() - began > settled_seconds() * 3 / 4 > 0  # others may take it for given up
+            refused = error.code == "rate_limit"  # after any other error the server may have passed the request on
+            existing = find_job(record, requested.number, times=2 if refused else LATE_LOOKS, say=say)
+            if existing is not None:
+                return record_started(run, record, posted, existing)
+            late = time.monotonic() - began > settled_seconds() * 3 / 4 > 0  # others may think it abandoned
             if attempt == TRIES or late:
                 raise
             doubtful = doubtful or not refused
@@ -87,11 +87,11 @@ def _watched(
     run: RunDir, record: CloudRecord, asked: CloudJob, job: Job, began: float, say: Callable[[str], None]
 ) -> CloudRecord:
     """The record with the job that remains, once the earlier failed requests cannot create another."""
-    end, told = began + settled_seconds(), 0.0
+    end, next_notice = began + settled_seconds(), 0.0
     while (left := end - time.monotonic()) > 0:
-        if time.monotonic() >= told:
+        if time.monotonic() >= next_notice:
             say(f"job {job.id} is there; watching for a second one, of the request that failed, for {left:.0f} s")
-            told = time.monotonic() + TOLD_LOOKS * PAUSE_SECONDS
+            next_notice = time.monotonic() + NOTICE_LOOKS * PAUSE_SECONDS
         time.sleep(min(PAUSE_SECONDS, left))
         job = keep_the_oldest(record, asked.number, job, say, of_plan=False)
     return record if record.last and record.last.job_id == job.id else record_started(run, record, asked, job)
@@ -109,7 +109,7 @@ def find_job_until_settled(record: CloudRecord, requested: CloudJob, say: Callab
         Temporary: the Hub does not answer, so nobody knows.
     """
     asked_at = datetime.strptime(requested.asked_at, "%Y-%m-%dT%H:%M:%SZ").replace(tzinfo=UTC)
-    age = max((datetime.now(UTC) - asked_at).total_seconds() - 1, 0.0)  # of whole seconds; a clock may be set back
+    age = max((datetime.now(UTC) - asked_at).total_seconds() - 1, 0.0)  # whole seconds; a clock may be set back
     left = math.ceil((settled_seconds() - age) / PAUSE_SECONDS) if PAUSE_SECONDS else 0
     return find_job(record, requested.number, times=max(left, 2), say=say)
 
@@ -119,14 +119,14 @@ def keep_the_oldest(record: CloudRecord, number: int, job: Job, say: Callable[[s
     cancelled before they cost anything; a job of another run is cancelled by the command that started it.
 
     Args:
-        job: that was just started.
-        of_plan: all of the plan count as the same, and not only those of this run with this number.
+        job: the job that was just started.
+        of_plan: all jobs of the plan have the same purpose; else only those of this run with this number.
     """
-    known = cloud_record.labels(record, number)
-    own = {key: known[key] for key in ("run", "attempt")}
+    labels = cloud_record.labels(record, number)
+    own = {key: labels[key] for key in ("run", "attempt")}
     try:
-        listed = jobs.find(record.namespace, {"plan": known["plan"]} if of_plan else own)
-    except SkillTrainError:  # it was looked for before, too
+        listed = jobs.find(record.namespace, {"plan": labels["plan"]} if of_plan else own)
+    except SkillTrainError:  # the caller has already looked for it
         return job
     living = {each.id: each for each in (job, *listed) if each.live}
     if not living:
@@ -169,10 +169,10 @@ def find_job(record: CloudRecord, number: int, times: int = 2, say: Callable[[st
     wanted = {key: value for key, value in cloud_record.labels(record, number).items() if key in ("run", "attempt")}
     for done in range(times):
         time.sleep(PAUSE_SECONDS)
-        found = patiently(lambda: jobs.find(record.namespace, wanted))
-        if found:
-            return found[-1]  # the oldest, should there ever be two
-        if say is not None and done % TOLD_LOOKS == TOLD_LOOKS - 1 and done + 1 < times:
+        matching = patiently(lambda: jobs.find(record.namespace, wanted))
+        if matching:
+            return matching[-1]  # the oldest, should there ever be two
+        if say is not None and done % NOTICE_LOOKS == NOTICE_LOOKS - 1 and done + 1 < times:
             say(f"not there yet; looking for {(times - done - 1) * PAUSE_SECONDS:.0f} s more")
     return None
 
@@ -200,10 +200,10 @@ def started_job(requested: CloudJob, job: Job) -> CloudJob:
     """The record of a requested job that now exists. A job on another flavor was requested from another folder, and
     only that folder knows its timeout."""
     created = timestamp(job.created_at) if job.created_at else None
-    known = msgspec.structs.replace(requested, state="started", job_id=job.id, url=job.url, created_at=created)
+    started = msgspec.structs.replace(requested, state="started", job_id=job.id, url=job.url, created_at=created)
     if job.flavor in (None, requested.flavor):
-        return known
-    return msgspec.structs.replace(known, flavor=job.flavor, timeout_seconds=None, usd_per_hour=None)
+        return started
+    return msgspec.structs.replace(started, flavor=job.flavor, timeout_seconds=None, usd_per_hour=None)
 
 
 def patiently(question: Callable[[], Answer]) -> Answer:

@@ -33,13 +33,14 @@ def submit(run: RunDir, order: Order, say: Say, *, force_new: bool) -> Sent:
     """Starts the job of a run, or finds the existing one.
 
     Raises:
-        UsageError: the run directory holds another run. AccessError: the Hub refuses. Temporary: run it again, and it
-            goes on where it stopped.
+        UsageError: the run directory holds another run.
+        AccessError: the Hub refuses the job.
+        Temporary: the Hub does not answer. The same command continues where this one stopped.
     """
     with locked(run, "submit"):
-        known = _existing(run, order, say, force_new=force_new)
-        if known is not None:
-            return known
+        sent = _existing(run, order, say, force_new=force_new)
+        if sent is not None:
+            return sent
         record = _new_record(run, order)
         plan_record.write(run.plan, order.plan)
         write_text(run.recipe, to_yaml(order.plan.recipe_file()))
@@ -81,7 +82,7 @@ def existing(run: RunDir, order: Order, say: Say, *, force_new: bool) -> Sent | 
     succeeded.
 
     Args:
-        force_new: only the one of this run directory counts, which was asked for before without an answer.
+        force_new: only the job of this run directory counts, whose request had no answer.
 
     Raises:
         UsageError: the run directory holds another run.
@@ -102,7 +103,7 @@ def require_new(run: RunDir, plan_hash: str) -> None:
     """Refuses a folder with a run, except one of this plan that never started.
 
     Raises:
-        UsageError: it does.
+        UsageError: the folder holds a run.
     """
     if never_began(run, plan_hash):
         return
@@ -121,10 +122,10 @@ def _existing(run: RunDir, order: Order, say: Say, *, force_new: bool) -> Sent |
         _require_free(run, order)
     elif record.plan_hash != order.plan_hash:
         _require_never_started(run, record, order, say)
-    elif (known := _of_record(run, record, say)) is not None:
-        return known
-    found = None if force_new else _same_plan(order)
-    return None if found is None else _adopt(run, order, found, say)
+    elif (sent := _of_record(run, record, say)) is not None:
+        return sent
+    job = None if force_new else _same_plan(order)
+    return None if job is None else _adopt(run, order, job, say)
 
 
 def _of_record(run: RunDir, record: CloudRecord, say: Say) -> Sent | None:
@@ -138,7 +139,7 @@ def _of_record(run: RunDir, record: CloudRecord, say: Say) -> Sent | None:
         return None
     stage = _stage(record, say)
     whole = record if stage in (*LIVE, "COMPLETED") else find_run.with_unrecorded_jobs(record, say)
-    if whole != record:  # another folder went on with it
+    if whole != record:  # another folder continued the run
         cloud_record.write(run, whole)
         stage = _stage(whole, say)
     return Sent(whole, stage, reused=True)
@@ -155,9 +156,9 @@ def _stage(record: CloudRecord, say: Say) -> str:
 def _same_plan(order: Order) -> Job | None:
     """A running job of the same plan, or else a completed one, from any folder or machine."""
     labels = {"skill-train": "1", "plan": order.plan_hash}
-    found = [job for job in patiently(lambda: jobs.find(order.namespace, labels)) if "run" in job.labels]
-    done = [job for job in found if job.stage == "COMPLETED"]
-    return next((job for job in found if job.live), done[0] if done else None)
+    matching = [job for job in patiently(lambda: jobs.find(order.namespace, labels)) if "run" in job.labels]
+    done = [job for job in matching if job.stage == "COMPLETED"]
+    return next((job for job in matching if job.live), done[0] if done else None)
 
 
 def _adopt(run: RunDir, order: Order, job: Job, say: Say) -> Sent:
@@ -166,27 +167,27 @@ def _adopt(run: RunDir, order: Order, job: Job, say: Say) -> Sent:
         f"the job {job.id} {'runs this plan already' if job.live else 'has done this plan; --force-new starts another'}"
     )
     theirs = _plan_of(job)
-    made = theirs or order.plan
+    plan = theirs or order.plan
     record = CloudRecord(
         run_id=job.labels["run"],
         plan_hash=order.plan_hash,
         namespace=job.namespace,
-        hub_model_id=made.policy.hub_model_id or "",
+        hub_model_id=plan.policy.hub_model_id or "",
         data=_data_of(job, order),
     )
-    number, flavor = int(job.labels.get("attempt", "1")), job.flavor or made.flavor or ""
+    number, flavor = int(job.labels.get("attempt", "1")), job.flavor or plan.flavor or ""
     asked = CloudJob(
         number,
         "starting",
         flavor,
-        # The plan has that of the first job; whoever went on may have said another.
+        # The plan has the timeout of the first job; a later job may have another.
         timeout_seconds=theirs.timeout_seconds if theirs is not None and number == 1 else None,
         asked_at=start_once.current_timestamp(),
         usd_per_hour=order.usd_per_hour if flavor == order.plan.flavor else flavors.usd_per_hour(flavor),
         max_cost=order.max_cost,
     )
-    plan_record.write(run.plan, made)
-    write_text(run.recipe, to_yaml(made.recipe_file()))
+    plan_record.write(run.plan, plan)
+    write_text(run.recipe, to_yaml(plan.recipe_file()))
     return Sent(start_once.record_started(run, record, asked, job), job.stage, reused=True)
 
 
@@ -195,8 +196,8 @@ def _plan_of(job: Job) -> Plan | None:
     if job.bucket is None:
         return None
     bucket, folder = job.bucket
-    with tempfile.TemporaryDirectory(prefix="skill-train-") as made:
-        file = Path(made) / "plan.json"
+    with tempfile.TemporaryDirectory(prefix="skill-train-") as temporary:
+        file = Path(temporary) / "plan.json"
         try:
             patiently(lambda: jobs.download(bucket, [(f"{folder}/plan.json", file)]))
             return plan_record.read(file)
@@ -222,9 +223,9 @@ def _data_of(job: Job, order: Order) -> CloudData | None:
 
 def _new_record(run: RunDir, order: Order) -> CloudRecord:
     """The existing record if none of its jobs ever started, so that its run id is kept; otherwise a new one."""
-    known = cloud_record.read(run)
-    if known is not None and known.plan_hash == order.plan_hash:
-        return msgspec.structs.replace(known, jobs=(), hub_model_id=order.plan.policy.hub_model_id or "")
+    record = cloud_record.read(run)
+    if record is not None and record.plan_hash == order.plan_hash:
+        return msgspec.structs.replace(record, jobs=(), hub_model_id=order.plan.policy.hub_model_id or "")
     return CloudRecord(
         run_id=cloud_record.new_run_id(),
         plan_hash=order.plan_hash,

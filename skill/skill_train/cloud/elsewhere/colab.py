@@ -17,15 +17,15 @@ from skill_train.core.resources import template, train_program
 from skill_train.core.units import megabytes
 from skill_train.facts import Flavor
 
-# The GPUs of Colab that have a flavor with the same one (colab.research.google.com, Change runtime type; 2026-11-21).
+# The GPUs of Colab that a flavor has too (colab.research.google.com, Change runtime type; 2026-11-21).
 GPUS = {"T4": "T4", "L4": "L4", "A100": "A100"}
-FLAVOR = "t4-small"  # a T4 with 15 GB of memory beside it: what Colab gives without payment
+FLAVOR = "t4-small"  # a T4 and 15 GB of memory, which Colab gives free of charge
 LARGEST_BYTES = 10_000_000  # of the compressed data: Colab opens notebooks of up to 20 MB
 _LINE = 120
 
 
 class _Packed(FileDigest):
-    """A file of the notebook; `content` is base64 of what zlib made of it."""
+    """A file of the notebook; `content` is compressed with zlib and encoded as base64."""
 
     content: str
 
@@ -40,7 +40,7 @@ class _Cell(TypedDict):
 
 
 class _Notebook(TypedDict):
-    """Of the template what is read and changed here."""
+    """The part of the template that is read and changed here."""
 
     metadata: dict[str, dict[str, str]]
     cells: list[_Cell]
@@ -50,7 +50,7 @@ def gpu_of(flavor: Flavor) -> str:
     """Colab's name for the GPU of a flavor.
 
     Raises:
-        UsageError: Colab has none of it, or gives no more than one.
+        UsageError: Colab does not have this GPU, or the flavor has more than one.
     """
     if flavor.gpus != 1 or flavor.gpu not in GPUS:
         raise UsageError(
@@ -69,9 +69,9 @@ def write_notebook(
     """Writes the notebook. Returns the digest of each file in it.
 
     Args:
-        plan: the plan's file.
-        data: files of local data by the path that each has below `data/`; empty for data of the Hub.
-        packages: further ones, `name==version`, beside those in the header of the training program.
+        plan: the file of the plan.
+        data: the files of local data by their path below `data/`; empty for data on the Hub.
+        packages: more packages, `name==version`, in addition to those in the header of the training program.
 
     Raises:
         UsageError: the data is too large to lie in a notebook.

@@ -1,7 +1,7 @@
 """The same run on other clouds through SkyPilot: a task with its files, launched by the user's own `sky`.
 
-SkyPilot 0.14.1 needs click below 8.2 and huggingface_hub 2.4 needs 8.4.2 or newer, so it lives in an environment of its
-own and is started as a program. Which cloud can do what: `sky/clouds/*.py` and `sky/catalog/__init__.py` of 0.14.1.
+SkyPilot 0.14.1 needs click below 8.2, and huggingface_hub 2.4 needs 8.4.2 or newer. So SkyPilot has its own environment
+and is started as a program. `sky/clouds/*.py` and `sky/catalog/__init__.py` of 0.14.1 say what each cloud supports.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from skill_train.plan.places import machine_of
 from skill_train.run.plan_record import Plan
 
 VERSION = "0.14.1"
-# SkyPilot takes the cheapest that has such machines, and leaves out those that it has no credentials for.
+# SkyPilot takes the cheapest cloud that has such machines, and skips clouds for which it has no credentials.
 CLOUDS = ("lambda", "runpod", "vast", "k8s", "aws", "gcp")  # CoreWeave is one of Kubernetes
 # "Multi-node not supported yet, as the interconnection among nodes are non-trivial" (clouds/runpod.py, clouds/vast.py).
 ONE_NODE_ONLY = ("runpod", "vast")
-# What SkyPilot calls the GPUs of the flavors (get_common_gpus); those of Hugging Face's A100 have 80 GB.
+# SkyPilot's names for the GPUs of the flavors (get_common_gpus). Hugging Face's A100 has 80 GB.
 ACCELERATORS = {
     "T4": "T4",
     "L4": "L4",
@@ -40,7 +40,7 @@ ACCELERATORS = {
     "H200": "H200",
     "RTX PRO 6000": "RTXPRO6000",
 }
-IDLE_MINUTES = 10  # after the run, before the machines are given back
+IDLE_MINUTES = 10  # between the end of the run and the release of the machines
 _PACKAGES_GB = 100  # image, CUDA libraries and packages
 _ONE_MACHINE = ("NCCL_IB_DISABLE", "NCCL_ALGO", "NCCL_BUFFSIZE", "NCCL_P2P_DISABLE")  # tuning for a single PCIe machine
 _VENV = "~/skill-train-venv"
@@ -135,8 +135,8 @@ class Task(TypedDict):
 
 class SkyRun(NamedTuple):
     """Attributes:
-    bucket: folder of a bucket of the Hub that keeps everything, `hf://buckets/…`.
-    data: path of local data, relative to the folder of the task.
+    bucket: the folder in a bucket of the Hub that receives all files of the run, `hf://buckets/…`.
+    data: the path of local data, relative to the folder of the task.
     """
 
     id: str
@@ -201,9 +201,9 @@ def write_task(folder: Path, task: Task, plan: Path, data: dict[str, Path], pack
     """Writes all files of the task to one folder, which SkyPilot copies to each machine.
 
     Args:
-        folder: made here; what an earlier call wrote in it is written again.
+        folder: created if needed; files from an earlier call are rewritten.
         data: files of local data, by their path below `data/`.
-        packages: further ones, `name==version`, beside those in the header of the training program.
+        packages: more packages, `name==version`, in addition to those in the header of the training program.
     """
     import yaml
 
@@ -236,7 +236,7 @@ def run_sky(folder: Path, name: str, token: str | None) -> None:
     """Launches the task with the `sky` of this machine. Its output goes to stderr.
 
     Raises:
-        NotInstalled: there is none. AccessError: no token. TrainingFailed: it failed.
+        NotInstalled: `sky` is missing. AccessError: there is no token. TrainingFailed: the task failed.
     """
     sky = shutil.which("sky")
     if sky is None:
