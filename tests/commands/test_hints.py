@@ -47,7 +47,7 @@ KNOWN: dict[str, set[str]] = {
     "cloud.elsewhere.colab": {"FLAVOR"},
     "llama.run_converter": {"key", "token"},
     "data.scan": {"detected.format", "text[1:-1]"},
-    "hub.dataset_card": {"known[0]", "names[0]"},
+    "hub.dataset_card": {"available[0]", "names[0]"},
     "hub.models": {"model"},
     "hub.dataset_library": {"subject.page"},
     "hub.datasets": {"name"},

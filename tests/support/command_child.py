@@ -103,7 +103,7 @@ def _main(arguments: list[str]) -> int:
     job_once.SETTLED_LOOKS = round(settled / PAUSE_SECONDS)
     hub_client.REQUEST_SECONDS = float(os.environ.get("TEST_REQUEST_SECONDS", hub_client.REQUEST_SECONDS))
     waiting.IN_VAIN_SECONDS = float(os.environ.get("TEST_IN_VAIN_SECONDS", IN_VAIN_SECONDS))
-    hub_client.STALLED_SECONDS, waiting.TOLD_SECONDS = waiting.IN_VAIN_SECONDS, waiting.IN_VAIN_SECONDS / 6
+    hub_client.STALLED_SECONDS, waiting.NOTICE_SECONDS = waiting.IN_VAIN_SECONDS, waiting.IN_VAIN_SECONDS / 6
     if seconds := os.environ.get("TEST_CANCEL_SECONDS"):
         _end_jobs_within(float(seconds))
     if patience := os.environ.get("TEST_PATIENCE_SECONDS"):

@@ -574,7 +574,7 @@ def _cached_in(folder: Path) -> Any:
 
 def _prices(folder: Path) -> None:
     with _cached_in(folder):
-        os.rename(folder / "flavors.json", flavors._kept_file(flavors.endpoint()))
+        os.rename(folder / "flavors.json", flavors._cache_file(flavors.endpoint()))
         found, _ = flavors.current(live=False)
         for flavor in found:
             json.dumps(vars(flavor))

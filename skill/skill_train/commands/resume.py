@@ -189,7 +189,7 @@ def _check_flavor(seen: Snapshot, flavor: str | None) -> None:
 
 
 def _price(flavor: str) -> Price:
-    offered, source = flavors.current(live=True, kept_for=0)  # a ceiling holds for the price of now
+    offered, source = flavors.current(live=True, max_age=0)  # a ceiling holds for the price of now
     return Price(next((each.usd_per_hour for each in offered if each.name == flavor), None), source)
 
 

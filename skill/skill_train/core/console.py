@@ -28,21 +28,21 @@ _FILLED_IN = re.compile(r"[A-Z][A-Z_]+(?:/[A-Z][A-Z_]+)?")  # RUN, NAMESPACE/ID
 
 
 class Bar(Protocol):
-    """What a step uses to show progress: `done` of `total` in any unit, and a few words."""
+    """Shows the progress of a step: `done` of `total` in any unit, and a few words."""
 
     def __call__(self, done: float, total: float, text: str) -> None: ...
 
 
 @dataclass
 class Result:
-    """What one command answers.
+    """The answer of one command.
 
     Attributes:
         data: the `data` of the JSON answer.
-        human: draws the same for a person; receives a rich console on stdout.
-        quiet: the one value that `--format quiet` prints; nothing when its lines were printed before.
+        human: prints the same for a person; receives a rich console on stdout.
+        quiet: the one value that `--format quiet` prints; empty if its lines were already printed.
         next: the commands to run next.
-        error: set when the command did its work and the answer is "no" (a failed verification).
+        error: set if the command did its work and the answer is "no" (a failed verification).
     """
 
     data: Mapping[str, object]
@@ -53,15 +53,16 @@ class Result:
 
 
 class ReaderGone(Exception):
-    """Nobody reads the lines any more (`| head`). Not an OSError: click ends on one that it takes for its own."""
+    """Nobody reads the lines any more (`| head`). This is not an OSError, because click would end the command on
+    one."""
 
 
 class Console:
-    """One per command run.
+    """The output of one command.
 
     Args:
         mode: `human`, `json` or `quiet`; `auto` is human on a terminal and JSON otherwise.
-        command: the name in the envelope.
+        command: the command's name in the envelope.
     """
 
     def __init__(self, mode: Format, command: str) -> None:
@@ -75,9 +76,9 @@ class Console:
             _say(text)
 
     def line(self, text: str, *, now: bool) -> None:
-        """Prints one line of a result that arrives in parts, such as a log: on stdout for a person.
+        """Prints one line of a result that arrives in parts, such as a log, on stdout for a person.
 
-        A program gets one document at the end; what comes `now` it can see on stderr.
+        A program gets one document at the end. It can read the lines that arrive `now` on stderr.
         """
         if self.mode != "json":
             try:
@@ -106,10 +107,10 @@ class Console:
             yield _plain_bar(title)
 
     def watch(self, read_result: Callable[[], tuple[Result, bool]], *, pause_seconds: float) -> Result:
-        """Calls `read_result` until it says that there is nothing more to come; returns its last result.
+        """Calls `read_result` until no further result will come; returns the last result.
 
-        On a terminal it is drawn in place, again and again, until no more comes. Ctrl-C ends the watching, and nothing
-        else. Anything but a terminal gets one look.
+        On a terminal each result is drawn over the previous one. Ctrl-C ends only the watching. Without a terminal
+        `read_result` is called once.
         """
         result, more = read_result()
         if self.mode == "human" and sys.stdout.isatty():
@@ -118,8 +119,8 @@ class Console:
                     draw(result)
                     if key.wait(pause_seconds):
                         break
-                    self.warnings.clear()  # of the look before
-                    with suppress(Temporary):  # asked again by itself; the view shows what was seen last
+                    self.warnings.clear()  # those of the previous result
+                    with suppress(Temporary):  # the next pass asks again; the view keeps the last result
                         result, more = read_result()
         return result
 
@@ -143,7 +144,7 @@ class Console:
             try:
                 with _reader_may_go():
                     print(self._envelope(Result(data={}, error=error)))
-            except OSError:  # a full disk under stdout: this may be what the error is of
+            except OSError:  # the disk under stdout is full, which may be what the error reports
                 _send_nowhere(sys.stdout)
                 self._explain(error)
         else:

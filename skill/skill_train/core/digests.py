@@ -11,9 +11,9 @@ from typing import Annotated, Any, TypedDict
 
 import msgspec
 
-# A file system's clock ticks every few milliseconds: only a file that takes longer to read can be told by its time.
+# A file system's clock ticks every few milliseconds, so the time stamp shows a change only if reading takes longer.
 _LARGE_BYTES = 1 << 26
-# Each block waits for its turn between Python's threads: one of 1 MB for as long as 14 blocks take to add up.
+# Each block waits for its turn among Python's threads. A block of 1 MB waits as long as the digest of 14 blocks takes.
 _BLOCK_BYTES = 1 << 24
 
 
@@ -28,14 +28,14 @@ _digests: dict[tuple[int, int, int, int], FileDigest] = {}
 
 
 def file_digest(path: Path, unwanted: Callable[[], bool] = lambda: False) -> FileDigest:
-    """The digest of one file, read in constant memory; a large one once in a process while its inode, size and time
-    stay.
+    """The digest of one file, read in constant memory. A process reads a large file only once while its inode, size and
+    time stay the same.
 
     Args:
-        unwanted: asked after each block; when it is true the work is given up.
+        unwanted: called after each block; if it returns true, the work stops.
 
     Raises:
-        InterruptedError: it was given up.
+        InterruptedError: the work was stopped.
     """
     with open(path, "rb") as file:
         stat = os.fstat(file.fileno())
@@ -49,8 +49,8 @@ def file_digest(path: Path, unwanted: Callable[[], bool] = lambda: False) -> Fil
 
 def is_file_of(path: Path, digest: Any) -> bool:
     """Whether the file exists and has this digest. A file of another size is not read, because it may never end."""
-    told = digest.get("bytes") if isinstance(digest, dict) else None
-    return path.is_file() and path.stat().st_size == told and file_digest(path) == digest
+    size = digest.get("bytes") if isinstance(digest, dict) else None
+    return path.is_file() and path.stat().st_size == size and file_digest(path) == digest
 
 
 def _key(stat: os.stat_result) -> tuple[int, int, int, int]:

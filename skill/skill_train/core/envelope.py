@@ -14,8 +14,8 @@ from skill_train.program.events import ErrorWords
 SCHEMA = "skill-train/1"
 MAX_JSON_BYTES = 8192  # with the newline at its end
 
-# Control characters in a name or a prompt must not steer the terminal, nor turn the direction of its text; half a
-# surrogate pair (a file name that is not UTF-8) cannot be printed at all.
+# Control characters in a name or a prompt must not control the terminal or reverse the direction of its text. Half a
+# surrogate pair (from a file name that is not UTF-8) cannot be printed at all.
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
@@ -51,7 +51,7 @@ def bounded(document: Envelope) -> str:
 
 
 def _smaller(document: Envelope) -> Iterator[Envelope]:
-    """A copy of the document, again and again, each time smaller."""
+    """Ever smaller copies of the document."""
     document = document.copy()
     for part in _SHORTENED:
         for limit in (50, 20, 8, 3) if part in document else ():
@@ -76,14 +76,14 @@ _WHOLE = ("code", "hint")  # of an error or a warning
 
 def _dumps(document: Envelope, separators: tuple[str, str] | None = None) -> str:
     plain = (sys.stdout.encoding or "utf-8").lower().replace("-", "") == "utf8"
-    # Masked before it is escaped, too: behind what stands for another character a token looks like the rest of a word.
+    # Tokens are also masked before the text is escaped, because after an escape a token looks like the rest of a word.
     return clean(json.dumps(cleaned(document, masked), ensure_ascii=not plain, separators=separators))
 
 
 def _shorten(value: Any, limit: int, whole: tuple[str, ...] = ()) -> Any:
     if isinstance(value, dict):
-        kept = list(value.items())[: max(limit, 30)]
-        return {key: item if key in whole else _shorten(item, limit, whole) for key, item in kept}
+        items = list(value.items())[: max(limit, 30)]
+        return {key: item if key in whole else _shorten(item, limit, whole) for key, item in items}
     if isinstance(value, list):
         return [_shorten(item, limit, whole) for item in value[:limit]]
     if isinstance(value, str) and len(value) > limit * 20:
@@ -92,7 +92,7 @@ def _shorten(value: Any, limit: int, whole: tuple[str, ...] = ()) -> Any:
 
 
 def cleaned(value: Any, how: Callable[[str], str] = clean) -> Any:
-    """The same with each text in it cleaned, keys too."""
+    """The value with each text in it cleaned, also keys."""
     if isinstance(value, dict):
         return {how(str(key)): cleaned(item, how) for key, item in value.items()}
     if isinstance(value, (list, tuple)):

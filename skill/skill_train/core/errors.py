@@ -35,19 +35,19 @@ EXIT_CODES: dict[int, str] = {
     130: "interrupted (Ctrl-C); what was finished is kept, run the same command again",
 }
 
-# The last words of native code that got no memory: C++ and Rust, which end by SIGABRT then, and glibc, with 127 [ran].
+# The last words of native code that ran out of memory: C++ and Rust then end by SIGABRT, and glibc with code 127 [ran].
 DIED_OF_MEMORY = r"std::bad_alloc|memory allocation of \d+ bytes failed|cannot allocate memory for thread-local data"
-_TELLING = 3  # letters: what begins with fewer may be anything
+_TELLING = 3  # a word with fewer letters could be the start of too many choices
 
 
 class SkillTrainError(Exception):
     """Base of all errors that are meant for the user.
 
     Args:
-        message: what is wrong, and which value.
+        message: what is wrong, and with which value.
         code: a stable word for programs, such as `bad_row`.
-        expected: what would have been right.
-        got: what was there.
+        expected: the value that would have been right.
+        got: the actual value.
         hint: the next command, or the change that would help.
     """
 
@@ -141,11 +141,11 @@ def died_of_memory(words: str) -> bool:
 
 
 def nearest(word: str, choices: Iterable[str]) -> str:
-    """` (did you mean 'x'?)` with the choices that begin with this word, or else the most similar one; empty if there
-    is none."""
+    """` (did you mean 'x'?)` with the choices that begin with this word, or else with the most similar choice; empty if
+    no choice is similar."""
     import difflib
 
     words = list(choices)
-    longer = [one for one in words if len(word) >= _TELLING and one.startswith(word)]
+    longer = [choice for choice in words if len(word) >= _TELLING and choice.startswith(word)]
     close = longer[:3] or difflib.get_close_matches(word, words, n=1, cutoff=0.6)
     return f" (did you mean {' or '.join(map(repr, close))}?)" if close else ""

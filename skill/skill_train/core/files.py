@@ -1,8 +1,8 @@
 """Writes results so that a file or a folder is complete or does not exist.
 
-What is being made lies beside its name as `.NAME.PLACE-PROCESS.TOKEN.part`. A killed process leaves its part, and the
-next one that makes the same removes it, where it can know that nobody works on it: the number of a process says that
-in one place alone, which is a machine since its start, and in it a container.
+An unfinished result lies beside its final name as `.NAME.PLACE-PROCESS.TOKEN.part`. A killed process leaves its part,
+and the next process that writes the same result removes it, if nobody still works on it. A process id can answer that
+only in one place: one container of one machine since its last start.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def whole_folder(final: Path) -> Iterator[Path]:
     """A temporary folder beside `final`. It is renamed to `final` when the block succeeds, and removed when it fails.
 
     Raises:
-        UsageError: `final` is a file, a link or not empty, or the folder of this process, which would then be in none.
+        UsageError: `final` is a file, a link or not empty, or it is the working directory of this process.
     """
     if final.is_symlink() or (any(final.iterdir()) if final.is_dir() else final.exists()):
         own = "is not empty, and this step did not make it from these inputs"
@@ -87,7 +87,7 @@ def write_text(path: Path, text: str) -> None:
 
 def write_json(path: Path, document: Any) -> None:
     text = json.dumps(document, indent=1, ensure_ascii=False, allow_nan=False)
-    if _HALF.search(text):  # half a surrogate pair, of a hostile name, is no UTF-8; escaped it is read back as it was
+    if _HALF.search(text):  # half a surrogate pair from a hostile name is not UTF-8; an escape preserves it
         text = json.dumps(document, indent=1, allow_nan=False)
     write_text(path, text + "\n")
 
@@ -106,10 +106,10 @@ def remove_leftovers(final: Path) -> None:
 
 
 def left_alone() -> list[Path]:
-    """The temporary files that this process found and could not judge, each once."""
-    found = list(dict.fromkeys(_LEFT_ALONE))
+    """The temporary files of unknown owners that this process found, each once."""
+    files = list(dict.fromkeys(_LEFT_ALONE))
     _LEFT_ALONE.clear()
-    return found
+    return files
 
 
 def owner() -> str:

@@ -1,7 +1,7 @@
 """Memory of processes: the peak of this one and of those that it started, and what the allocator keeps.
 
-On Linux `ru_maxrss` outlives fork and exec: it begins with what the parent had, so its children look as large.
-VmHWM is of the program itself, and is there while it runs. macOS counts each program by itself.
+On Linux `ru_maxrss` survives fork and exec. It begins with the value of the parent, so children seem as large as the
+parent. VmHWM counts only the program itself, and exists while it runs. macOS counts each program separately.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _PAUSE_SECONDS = 0.05
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8  # malloc.h of glibc
 _KEPT_BYTES = 256 << 20
 _LARGEST_BYTES = 32 << 20  # the most that glibc takes
-_CHILDREN: list[int] = []  # the largest, alone
+_CHILDREN: list[int] = []  # holds only the largest value
 
 
 def peak_memory_bytes(children: bool = False) -> int | None:
@@ -53,7 +53,7 @@ def note_memory(peak: int) -> None:
 
 
 def _high_water(process: str) -> int | None:
-    """None for a process that has ended, and on systems without /proc."""
+    """The peak memory of a process; None if it has ended, and on systems without /proc."""
     try:
         status = (Path("/proc") / process / "status").read_text(encoding="utf-8")
     except OSError:

@@ -1,4 +1,4 @@
-"""The lines of JSON that the training program prints, as far as those who start it read them."""
+"""The lines of JSON that the training program prints, with the fields that its callers read."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from skill_train.program.events import ErrorWords
 
 
 class ProgramFailed(TypedDict):
-    """Why the program ended, as `train.failed.json` has it. `error` has the fields of a `SkillTrainError`."""
+    """Why the program ended, as in `train.failed.json`. `error` has the fields of a `SkillTrainError`."""
 
     event: Literal["failed"]
     exit_code: int
@@ -52,7 +52,7 @@ class StepDone(TypedDict):
 
 
 class Timed(TypedDict):
-    """One pass; `loss` is None where it was not finite."""
+    """One pass; `loss` is None if it was not finite."""
 
     seconds: float
     loss: float | None
@@ -77,14 +77,14 @@ Event = ProgramFailed | StageBegan | Note | DataRead | StepDone | ProbeDone | Ot
 
 
 def events(text: str) -> Iterator[Event]:
-    """Those among the lines; the others are words of libraries."""
+    """The events among the lines. The other lines are words of libraries."""
     for line in text.splitlines():
         try:
-            found = json.loads(line)
+            event = json.loads(line)
         except json.JSONDecodeError:
             continue
-        if _is_event(found):
-            yield found
+        if _is_event(event):
+            yield event
 
 
 def _is_event(document: Any) -> TypeGuard[Event]:

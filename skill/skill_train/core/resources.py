@@ -6,7 +6,7 @@ from __future__ import annotations
 from pathlib import Path
 
 _PACKAGE = Path(__file__).resolve().parents[1]
-_SHIPPED = _PACKAGE / "shipped"  # in the wheel alone
+_SHIPPED = _PACKAGE / "shipped"  # only in the wheel
 
 
 def train_program() -> Path:

@@ -9,24 +9,24 @@ from pathlib import Path
 from skill_train.core.secrets import BEGINNINGS, token_pattern
 
 _BLOCK = 1 << 20
-_OVERLAP = 4096  # of two blocks: longer than a token of which each letter is an escape
+_OVERLAP = 4096  # the overlap of two blocks is longer than a token of which each letter is an escape
 _TOKEN = re.compile(token_pattern().pattern.encode(), re.ASCII)
 _TOKEN_BEGINNINGS = tuple(beginning.encode() for beginning in BEGINNINGS)
 _KEY = re.compile(rb"-----BEGIN (?:[A-Z0-9]+ )*PRIVATE KEY-----[\s\\nr]*[A-Za-z0-9+/=:-]{16}")
-# A letter of ASCII as JSON and Python, an address, or HTML writes it; the backslash as often as it was quoted.
+# An escaped ASCII letter in JSON, Python, a URL or HTML, with one backslash for each time that it was quoted.
 _ESCAPED = re.compile(
     rb"\\+(?:u00|x)([2-7][0-9A-Fa-f])|%(?:25)*([2-7][0-9A-Fa-f])|&#[xX]0*([2-7][0-9A-Fa-f]);|&#0*([0-9]{2,3});"
 )
 _ESCAPES = (b"\\u00", b"\\x", b"%", b"&#")
-_WIDE = (b"f\0_", b"f\0\0\0_", b"i\0_", b"i\0\0\0_")  # of each beginning of a token, in UTF-16 and UTF-32
+_WIDE = (b"f\0_", b"f\0\0\0_", b"i\0_", b"i\0\0\0_")  # the beginnings of tokens in UTF-16 and UTF-32
 
 
 def secret_in(source: Path | bytes) -> str | None:
     """The kind of secret that a file or a block of bytes seems to contain: `a token of the Hub`, `a private key`; None
     for none.
 
-    Letters written as escapes are read as letters, and those of UTF-16 and UTF-32 too. What is packed or encrypted
-    cannot be read.
+    Escaped letters and letters in UTF-16 and UTF-32 are read as plain letters. Compressed or encrypted content cannot
+    be read.
     """
     for block in _blocks(source):
         for text in _readings(block):
@@ -63,6 +63,6 @@ def _readings(block: bytes) -> Iterator[bytes]:
         yield block.replace(b"\0", b"")
 
 
-def _letter(found: re.Match[bytes]) -> bytes:
-    code = int(found[4]) if found[4] else int(found[1] or found[2] or found[3], 16)
-    return bytes([code]) if code < 128 else found[0]
+def _letter(match: re.Match[bytes]) -> bytes:
+    code = int(match[4]) if match[4] else int(match[1] or match[2] or match[3], 16)
+    return bytes([code]) if code < 128 else match[0]

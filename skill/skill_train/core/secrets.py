@@ -8,13 +8,13 @@ from typing import Any
 
 from skill_train.core.errors import UsageError
 
-# User tokens are hf_ and 34 letters, older ones of organisations api_org_ and 34 (huggingface.co/docs/hub, 2026-08).
-# Those of a sign-in with the browser begin with hf_oauth_, those that the Hub signs with hf_jwt_: three parts in
-# base64url with dots between. Letters of other alphabets are no part of a word here.
+# A user token is hf_ and 34 letters, an older token of an organisation api_org_ and 34 (huggingface.co/docs/hub,
+# 2026-08). Tokens of a sign-in with the browser begin with hf_oauth_. Tokens that the Hub signs begin with hf_jwt_:
+# three parts in base64url with dots between. Letters of other alphabets are not part of a word here.
 BEGINNINGS = ("hf_", "api_org_")
 _LEAST = 20  # letters; names such as hf_transfer are shorter
-# Where a word begins: behind what is no letter of one, or behind the escape of a character that is none, as JSON
-# (\\n, \\u001b), Python (\\x1b), an address (%3D) or a colour of the terminal writes it.
+# A word begins after a character that is not part of a word, or after its escape, as JSON (\\n, \\u001b), Python
+# (\\x1b), a URL (%3D) or a terminal colour writes it.
 _BEGINS = (
     r"(?:(?<![A-Za-z0-9_])|(?<=\\[abefnrtv0])|(?<=\\u[0-9A-Fa-f]{4})|(?<=\\x[0-9A-Fa-f]{2})|(?<=%[0-9A-Fa-f]{2})"
     r"|(?<=[0-9;\[]m))"
@@ -25,7 +25,7 @@ def token_pattern(least: int = _LEAST) -> re.Pattern[str]:
     """The pattern of a Hub token that all parts of the program use. Group 1 is the kind of token.
 
     Args:
-        least: letters after the kind; fewer where too much hidden is better than too little.
+        least: the fewest letters after the kind; fewer if hiding too much is better than hiding too little.
     """
     signed = rf"(?:(?<=oauth_)|(?<=jwt_))[\w.~+/=-]{{{least},}}"
     return re.compile(rf"{_BEGINS}(hf_oauth|hf_jwt|hf|api_org)_(?:{signed}|[A-Za-z0-9]{{{least},}})", re.ASCII)
@@ -57,7 +57,7 @@ def holds_token(value: Any) -> bool:
 
 def refuse_in_arguments(arguments: Iterable[str]) -> None:
     """Raises:
-    UsageError: one of them holds a token, which the shell's history and the list of processes then have too.
+    UsageError: an argument contains a token, which is then also in the shell's history and the list of processes.
     """
     for position, argument in enumerate(arguments, start=1):
         if holds_token(argument):

@@ -1,8 +1,8 @@
 """Limits how long one command waits for the Hub without success, and reports the waiting.
 
-Each question has a limit of its own; without one for all of them, a command that asks ten times would wait ten times as
-long. `cli` opens one `Waiting` for each command. Where there is none, as for a function that a program calls, nothing
-is told, and only the limits of the questions hold.
+Each request has its own limit. Without a common limit, a command with ten requests would wait ten times as long. `cli`
+opens one `Waiting` for each command. Without one, such as in a function that a program calls, nothing is reported, and
+only the limits of the requests apply.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-IN_VAIN_SECONDS = 60.0  # of a command that answers once: questions without an answer, and the pauses between them
-TOLD_SECONDS = 10.0  # between two words on what is waited for
+IN_VAIN_SECONDS = 60.0  # for a command that answers once: requests without an answer, and the pauses between them
+NOTICE_SECONDS = 10.0  # between two notices about what the command waits for
 
 
 @dataclass
@@ -24,9 +24,9 @@ class Waiting:
 
     Attributes:
         say: shows one line to the user.
-        again: the command itself, for the hint of what ran out of time.
-        most: seconds that it may wait in vain; `vain` is how many of them are over.
-        end: when it must have its answer, by the monotonic clock.
+        again: the command itself, for the hint of an error after the time ran out.
+        most: seconds that the command may wait in vain; `vain` is the number of seconds used.
+        end: the time of the monotonic clock by which the command needs its answer.
     """
 
     say: Callable[[str], None]
@@ -36,7 +36,7 @@ class Waiting:
     end: float = math.inf
 
 
-_now = Waiting(lambda text: None)  # one command at a time: threads of the client tell through it too
+_now = Waiting(lambda text: None)  # one command runs at a time; threads of the client report through this object too
 
 
 @contextlib.contextmanager

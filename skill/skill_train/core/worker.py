@@ -28,7 +28,7 @@ from skill_train.core.files import write_json
 from skill_train.core.memory import keep_freed, note_memory, peak_memory_bytes, watch_memory
 
 PROGRESS = "@progress "
-PEAK = "@peak "  # bytes of memory, the last word of a worker
+PEAK = "@peak "  # a worker prints its peak memory in bytes as its last line
 _TAIL_LINES = 12
 _AT_WORK: set[subprocess.Popen[str]] = set()
 _ENDING = threading.Event()
@@ -41,29 +41,29 @@ def llama_cpp_folder() -> Path:
     Raises:
         NotInstalled: it is missing.
     """
-    found = importlib.util.find_spec("llama_cpp")
-    if found is None or not found.submodule_search_locations:
+    spec = importlib.util.find_spec("llama_cpp")
+    if spec is None or not spec.submodule_search_locations:
         raise NotInstalled(
             "llama-cpp-python is not installed", code="missing_package", hint='pip install "skill-train[gguf]"'
         )
-    return Path(found.submodule_search_locations[0])
+    return Path(spec.submodule_search_locations[0])
 
 
 def run_worker(
     module: str, job: Mapping[str, object], *, progress: Bar | None = None, most_seconds: float | None = None
 ) -> object:
-    """The result of one job, as JSON; who asked knows its type.
+    """The result of one job, as JSON; the caller knows its type.
 
     Args:
         module: the worker, such as `skill_train.llama.inference_worker`.
-        job: anything JSON can hold.
+        job: any value that JSON can represent.
         progress: called with the worker's progress lines.
-        most_seconds: the worker is ended after that time.
+        most_seconds: the worker is ended after this time.
 
     Raises:
         NativeCrash: a signal ended the worker, or it took longer than `most_seconds`.
-        DecisionNeeded: the system killed it (SIGKILL: most likely out of memory).
-        SkillTrainError: what the worker itself reported.
+        DecisionNeeded: the system killed the worker (SIGKILL: most likely out of memory).
+        SkillTrainError: the worker itself reported this error.
     """
     with tempfile.TemporaryDirectory(prefix="skill-train-") as folder:
         job_file, result_file, log_file = (Path(folder) / name for name in ("job.json", "result.json", "log.txt"))

@@ -16,11 +16,13 @@ class Account:
 
     Attributes:
         state: `valid`, `invalid`, `none` (no token) or `unchecked` (the Hub was not asked, or did not answer).
-        name, role: of a valid token; the role is the Hub's word, such as `write` or `fineGrained`.
-        can_write, can_run_jobs: anywhere; None when that is not known.
-        why: of `unchecked`, and of a text that is no token; `status` of the Hub's answer, where there was one.
-        orgs: names of the organisations that the owner is in.
-        scopes: of a fine-grained token: `(user, organisation or repository, permissions)`; an empty name is everywhere.
+        name, role: set for a valid token. The role is the Hub's word, such as `write` or `fineGrained`.
+        can_write, can_run_jobs: whether the token has the permission anywhere; None if that is unknown.
+        why: the reason for `unchecked`, or for a text that is no token; `status`: the status of the Hub's answer, if
+            any.
+        orgs: names of the organisations of the owner.
+        scopes: for a fine-grained token, `(user, organisation or repository, permissions)`; an empty name means
+            everywhere.
     """
 
     state: str
@@ -61,7 +63,7 @@ def account(seconds: float = 4.0) -> Account:
         url = f"{constants.ENDPOINT}/api/whoami-v2"
         try:
             return get_session().get(url, headers=build_hf_headers(token=token), timeout=seconds)
-        except HfHubHTTPError as error:  # that it is to be asked much later
+        except HfHubHTTPError as error:  # the Hub asks for a long pause
             return error.response
 
     try:
@@ -82,13 +84,13 @@ def account(seconds: float = 4.0) -> Account:
 
 def no_answer(account: Account) -> Temporary:
     """The error for an account that could not be checked."""
-    kept_away = "HF_HUB_OFFLINE" in account.why
-    return (KeptAway if kept_away else Temporary)(
+    offline = "HF_HUB_OFFLINE" in account.why
+    return (KeptAway if offline else Temporary)(
         f"the token cannot be checked: {account.why}",
         code={None: "hub_unreachable", 429: "rate_limit"}.get(account.status, "hub_error"),
         expected="an answer of the Hub",
         got=account.why,
-        hint="unset HF_HUB_OFFLINE" if kept_away else "try again in a few minutes",
+        hint="unset HF_HUB_OFFLINE" if offline else "try again in a few minutes",
     )
 
 
@@ -96,30 +98,30 @@ def token() -> str | None:
     """The token itself, for a program that reads it from an environment variable."""
     from huggingface_hub import get_token
 
-    found: str | None = get_token()
-    return found
+    value: str | None = get_token()
+    return value
 
 
-def _account(said: JsonObject) -> Account:
+def _account(answer: JsonObject) -> Account:
     """The permissions of a token: a `write` token may do everything that its owner may, a `fineGrained` one what it
     lists."""
-    token = (said.get("auth") or {}).get("accessToken") or {}
-    role, name = str(token.get("role") or ""), str(said.get("name") or "")
-    orgs = tuple(str(org.get("name")) for org in said.get("orgs") or ())
+    token = (answer.get("auth") or {}).get("accessToken") or {}
+    role, name = str(token.get("role") or ""), str(answer.get("name") or "")
+    orgs = tuple(str(org.get("name")) for org in answer.get("orgs") or ())
     if role == "fineGrained":
         scopes = tuple(_scopes(token.get("fineGrained") or {}))
         may = {permission for _, permissions in scopes for permission in permissions}
         return Account("valid", name, role, "repo.write" in may, "job.write" in may, orgs=orgs, scopes=scopes)
-    known = {"write": True, "admin": True, "read": False}.get(role)  # a sign-in by browser (OAuth) has no role
-    return Account("valid", name, role, known, known, orgs=orgs)
+    allowed = {"write": True, "admin": True, "read": False}.get(role)  # a sign-in by browser (OAuth) has no role
+    return Account("valid", name, role, allowed, allowed, orgs=orgs)
 
 
 def _scopes(fine: JsonObject) -> list[tuple[str, frozenset[str]]]:
     """The permissions of a fine-grained token, in the form that trufflehog's analyzer reads (2026). An entity is a
     user, an organisation or a repository."""
-    found = [("", frozenset(fine.get("global") or ()))]
+    scopes = [("", frozenset(fine.get("global") or ()))]
     for scope in fine.get("scoped") or ():
         entity = scope.get("entity") or {}
-        # A scope without a name is of nothing that could be asked for.
-        found.append((str(entity.get("name") or "?"), frozenset(scope.get("permissions") or ())))
-    return found
+        # A scope without a name matches no namespace and no repository.
+        scopes.append((str(entity.get("name") or "?"), frozenset(scope.get("permissions") or ())))
+    return scopes

@@ -45,26 +45,26 @@ __all__ = [
 
 Answer = TypeVar("Answer")
 
-REQUEST_SECONDS = 8.0  # to connect, to write, and for each read; huggingface_hub 2.4 sets no limit of its own
-QUESTION_SECONDS = 20.0  # for all requests of one question, also where a server sends a byte now and then
-STALLED_SECONDS = 60.0  # a file that moves fewer bytes in it than an answer counts as is given up
-AT_WORK = 0.25  # of that time: who computes so much of it, such as a digest or a table of rows, does not wait
-BLIND_SECONDS = 1800.0  # the same, where hf_xet does not say what it moves
-_FILES = ("/api/resolve-cache/",)  # where the Hub has small files of repositories
+REQUEST_SECONDS = 8.0  # to connect, to write, and for each read; huggingface_hub 2.4 sets no limit itself
+QUESTION_SECONDS = 20.0  # for all requests of one question, even if a server sends a byte now and then
+STALLED_SECONDS = 60.0  # a transfer stops if it moves fewer bytes in this time than `session.AN_ANSWER`
+AT_WORK = 0.25  # a process that computes for this share of that time, such as a digest, is not stalled
+BLIND_SECONDS = 1800.0  # the same limit if hf_xet does not report its bytes
+_FILES = ("/api/resolve-cache/",)  # the Hub's path for small files of repositories
 
 
 def ask(subject: RequestSubject, question: Callable[[], Answer], *, seconds: float | None = QUESTION_SECONDS) -> Answer:
-    """The answer to a request. Reports to the user every ten seconds what it waits for.
+    """The answer to a request. Tells the user every ten seconds what it waits for.
 
     Args:
-        question: makes the requests.
-        seconds: the limit for all of them; None for files, which take as long as they move.
+        question: sends the requests.
+        seconds: the limit for all of them; None for files, which may take as long as bytes move.
 
     Raises:
-        UsageError: no such repository or revision.
-        AccessError: gated, or the token is refused.
-        Temporary: no connection, no answer in time, too many requests, or the server's own trouble; or the command has
-            waited long enough for all its questions.
+        UsageError: the repository or the revision does not exist.
+        AccessError: the repository is gated, or the token is refused.
+        Temporary: there is no connection or no answer in time, there were too many requests, or the server failed; or
+            the command has used up the time for all its requests.
     """
     prepare()
     try:
@@ -76,12 +76,13 @@ def ask(subject: RequestSubject, question: Callable[[], Answer], *, seconds: flo
 
 
 def _understandably(subject: RequestSubject, question: Callable[[], Answer]) -> Answer:
-    """The answer; every failure as one of our errors. A failure that may pass counts as time waited in vain."""
+    """The answer. Raises every failure as one of our errors, and counts the time of a temporary failure as waited in
+    vain."""
     started = time.monotonic()
     try:
         return question()
     except StillAsking:
-        raise  # counted where it was waited for
+        raise  # its time was counted during the wait
     except Temporary:
         waiting.in_vain(time.monotonic() - started)
         raise
@@ -139,16 +140,16 @@ def _in_time(seconds: float | None, subject: RequestSubject, question: Callable[
 
 
 def _until_over(thread: threading.Thread, subject: RequestSubject, seconds: float) -> None:
-    started, told = time.monotonic(), waiting.TOLD_SECONDS
+    started, next_notice = time.monotonic(), waiting.NOTICE_SECONDS
     while thread.is_alive():
         passed = time.monotonic() - started
         if passed >= seconds:
             waiting.in_vain(passed)
             raise unreachable(subject, f"no answer within {seconds:.3g} seconds", StillAsking)
-        if passed >= told:
+        if passed >= next_notice:
             waiting.tell(f"waiting for the Hub, for {subject}: {passed:.0f} s")
-            told += waiting.TOLD_SECONDS
-        thread.join(min(told, seconds) - passed)
+            next_notice += waiting.NOTICE_SECONDS
+        thread.join(min(next_notice, seconds) - passed)
 
 
 def _while_it_moves(thread: threading.Thread, subject: RequestSubject) -> None:
@@ -157,7 +158,7 @@ def _while_it_moves(thread: threading.Thread, subject: RequestSubject) -> None:
     first = before = traffic.moved
     started = since = time.monotonic()
     worked = time.process_time()
-    limit, told = STALLED_SECONDS if traffic.complete else BLIND_SECONDS, waiting.TOLD_SECONDS
+    limit, next_notice = STALLED_SECONDS if traffic.complete else BLIND_SECONDS, waiting.NOTICE_SECONDS
     while thread.is_alive():
         thread.join(min(1.0, limit / 10))
         now, moved = time.monotonic(), traffic.moved
@@ -170,17 +171,17 @@ def _while_it_moves(thread: threading.Thread, subject: RequestSubject) -> None:
         if thread.is_alive() and still >= min(limit, waiting.seconds_left()):
             waiting.in_vain(still)
             raise unreachable(subject, f"nothing has moved for {still:.0f} seconds; {so_far}", StillAsking)
-        if now - started >= told:
+        if now - started >= next_notice:
             waiting.tell(f"the files of {subject}: {so_far}, the last {still:.0f} s ago")
-            told += waiting.TOLD_SECONDS
+            next_notice += waiting.NOTICE_SECONDS
 
 
 def endpoint() -> str:
     """The address of the Hub, without a password. Read as huggingface_hub 2.4 reads it (constants.py), but without
     importing it, because a plan of local files needs no client."""
     staging = os.environ.get("HUGGINGFACE_CO_STAGING", "").upper() in ("1", "ON", "YES", "TRUE")
-    said = "https://hub-ci.huggingface.co" if staging else os.environ.get("HF_ENDPOINT", "https://huggingface.co")
-    parts = urlsplit(said.rstrip("/"))
+    address = "https://hub-ci.huggingface.co" if staging else os.environ.get("HF_ENDPOINT", "https://huggingface.co")
+    parts = urlsplit(address.rstrip("/"))
     return parts._replace(netloc=parts.netloc.rpartition("@")[2].lower(), query="", fragment="").geturl()
 
 
@@ -196,7 +197,7 @@ def stay_here(response: Any) -> None:
     requests carry nothing and their content is checked.
 
     Raises:
-        UsageError: of a request that changes something. Temporary: of one that only asks.
+        UsageError: the request changes something. Temporary: the request only reads.
     """
     request = response.request
     if not response.has_redirect_location:
@@ -206,7 +207,7 @@ def stay_here(response: Any) -> None:
     asks = request.method in ("GET", "HEAD")
     if asks and (same or not request.url.path.startswith("/api/") or request.url.path.startswith(_FILES)):
         return
-    if same and response.status_code in (307, 308):  # the others would lose the body on the way
+    if same and response.status_code in (307, 308):  # a redirect with another status would lose the body
         return
     got = f"status {response.status_code}, to {target.copy_with(query=None)}"
     if asks:

@@ -1,7 +1,7 @@
-"""Which files of a Hub dataset belong to which split: by its card, or else by the file names, as `datasets` 5.2
+"""Tells which files of a Hub dataset belong to which split: by its card, or else by the file names, as `datasets` 5.2
 decides.
 
-Pure: the caller has asked the Hub for the card and the names. Source of the rules: datasets/data_files.py.
+Pure: the caller has requested the card and the names. Source of the rules: datasets/data_files.py.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ class Configuration:
     """One configuration of a dataset.
 
     Attributes:
-        files: by split, the repository's data files.
-        rows: by split, as the card says; empty when it does not.
+        files: the repository's data files by split.
+        rows: the number of rows by split as the card states it; empty if the card does not.
     """
 
     name: str
@@ -44,19 +44,21 @@ def configuration(card: Mapping[str, Any], names: Iterable[str], *, wanted: str 
     """The configuration that the recipe names, or the only one, or the default of the card.
 
     Raises:
-        UsageError: there are several and none is named, or there is no such one.
+        UsageError: there are several and the recipe names none, or the named one does not exist.
     """
     stated = {str(c["config_name"]): c for c in _dicts(card.get("configs")) if c.get("config_name")}
     infos = {str(i.get("config_name", "default")): i for i in _dicts(card.get("dataset_info"))}
-    known = list(stated or infos)
-    name = wanted or _default(stated, known)
-    if (name is None or name not in known) and known:
+    available = list(stated or infos)
+    name = wanted or _default(stated, available)
+    if (name is None or name not in available) and available:
         raise UsageError(
-            f"{dataset} has {len(known)} configurations" if name is None else f"{dataset} has no configuration {name}",
+            f"{dataset} has {len(available)} configurations"
+            if name is None
+            else f"{dataset} has no configuration {name}",
             code="bad_split",
-            expected=", ".join(known[:20]),
+            expected=", ".join(available[:20]),
             got=name or "none named",
-            hint=f"data_config: {known[0]}",
+            hint=f"data_config: {available[0]}",
         )
     name = name or "default"
     files = [n for n in sorted(names) if _is_data(n)]
@@ -65,15 +67,15 @@ def configuration(card: Mapping[str, Any], names: Iterable[str], *, wanted: str 
     return Configuration(name, splits, _row_counts(infos.get(name, {})))
 
 
-def split_files(found: Configuration, split: str, *, dataset: str) -> list[str]:
+def split_files(chosen: Configuration, split: str, *, dataset: str) -> list[str]:
     """The files of a split. `split` has no slice.
 
     Raises:
-        UsageError: there is no such split, or no file that can be read.
+        UsageError: the split does not exist, or no file can be read.
     """
-    if split in found.files:
-        return found.files[split]
-    names = sorted({*found.files, *found.rows})
+    if split in chosen.files:
+        return chosen.files[split]
+    names = sorted({*chosen.files, *chosen.rows})
     if not names:
         raise UsageError(
             f"{dataset} has no data file that skill-train can read",
@@ -101,10 +103,10 @@ def parts(split: str) -> tuple[str, str, str]:
     """`(name, start, end)` of a split; start and end are empty without a slice.
 
     Raises:
-        UsageError: anything else, such as two splits added up.
+        UsageError: the text is anything else, such as a sum of two splits.
     """
-    found = re.fullmatch(r"([\w.-]+)(?:\[(-?\d{1,18}%?)?:(-?\d{1,18}%?)?\])?", split.strip())
-    if not found:
+    match = re.fullmatch(r"([\w.-]+)(?:\[(-?\d{1,18}%?)?:(-?\d{1,18}%?)?\])?", split.strip())
+    if not match:
         raise UsageError(
             f"the split {split!r} is not supported for a dataset on the Hub",
             code="bad_split",
@@ -112,21 +114,21 @@ def parts(split: str) -> tuple[str, str, str]:
             got=split,
             hint="split: train, or a slice of one split",
         )
-    return found[1], found[2] or "", found[3] or ""
+    return match[1], match[2] or "", match[3] or ""
 
 
-def _default(stated: Mapping[str, Any], known: list[str]) -> str | None:
-    marked = [name for name in known if name == "default" or stated.get(name, {}).get("default") is True]
-    return marked[0] if len(marked) == 1 else known[0] if len(known) == 1 else None
+def _default(stated: Mapping[str, Any], available: list[str]) -> str | None:
+    marked = [name for name in available if name == "default" or stated.get(name, {}).get("default") is True]
+    return marked[0] if len(marked) == 1 else available[0] if len(available) == 1 else None
 
 
-def _position(said: str, rows: int, otherwise: int) -> int:
-    if not said:
+def _position(bound: str, rows: int, otherwise: int) -> int:
+    if not bound:
         return otherwise
-    number = int(said.rstrip("%"))
-    if said.endswith("%"):
+    number = int(bound.rstrip("%"))
+    if bound.endswith("%"):
         number = round(number * rows / 100)
-    return min(rows, max(0, number + rows if said.startswith("-") else number))
+    return min(rows, max(0, number + rows if bound.startswith("-") else number))
 
 
 def _dicts(value: Any) -> list[JsonObject]:
@@ -156,11 +158,11 @@ def _stated_splits(entry: Mapping[str, Any], files: list[str]) -> dict[str, list
         stated = {str(d["split"]): d.get("path", []) for d in _dicts(stated) if "split" in d}
     if not isinstance(stated, dict):
         stated = {"train": stated}
-    found = {}
+    splits = {}
     for split, patterns in stated.items():
         wanted = [_glob(p) for p in (patterns if isinstance(patterns, list) else [patterns]) if isinstance(p, str)]
-        found[str(split)] = [f for f in files if any(pattern.fullmatch(f) for pattern in wanted)]
-    return {split: names for split, names in found.items() if names}
+        splits[str(split)] = [f for f in files if any(pattern.fullmatch(f) for pattern in wanted)]
+    return {split: names for split, names in splits.items() if names}
 
 
 def _glob(pattern: str) -> re.Pattern[str]:
@@ -174,21 +176,21 @@ def _splits(files: list[str]) -> dict[str, list[str]]:
     """The files by split: shards in `data/`, or else folders, or else file names; otherwise everything is `train`."""
     shards: dict[str, list[str]] = {}
     for file in files:
-        found = _SHARD.fullmatch(file)
-        if found:
-            shards.setdefault(found["split"], []).append(file)
+        match = _SHARD.fullmatch(file)
+        if match:
+            shards.setdefault(match["split"], []).append(file)
     named = shards or _by_word(files, _folders) or _by_word(files, _file_name)
     return named or ({"train": files} if files else {})
 
 
 def _by_word(files: list[str], part_of: Any) -> dict[str, list[str]]:
-    found: dict[str, list[str]] = {}
+    splits: dict[str, list[str]] = {}
     for split, words in _WORDS.items():
         pattern = re.compile(rf"(^|[-._ 0-9])({'|'.join(words)})($|[-._ 0-9])")
         matching = [file for file in files if any(pattern.search(part) for part in part_of(file))]
         if matching:
-            found[split] = matching
-    return found
+            splits[split] = matching
+    return splits
 
 
 def _folders(file: str) -> tuple[str, ...]:

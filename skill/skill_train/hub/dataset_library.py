@@ -1,4 +1,4 @@
-"""Lets the training program's `datasets` library load a Hub dataset within the usual time limits, and with every
+"""Lets the training program's `datasets` library load a Hub dataset within the usual time limits, and raises every
 failure as one of our errors."""
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ def within_limits(name: str) -> Iterator[None]:
     has no limits of its own."""
     try:
         import datasets
-    except ImportError:  # whoever needs it says so
+    except ImportError:  # the code that needs the library reports that it is missing
         yield
         return
     subject, load = RequestSubject("dataset", name), datasets.load_dataset
@@ -34,7 +34,7 @@ def within_limits(name: str) -> Iterator[None]:
 
 
 def _explained(subject: RequestSubject, question: Callable[[], Any]) -> Any:
-    """The answer; an error of the library as the error that caused it, or in our words."""
+    """The answer. Raises an error of the library as the error that caused it, or in our words."""
     from datasets.exceptions import DatasetNotFoundError, DatasetsError
 
     try:

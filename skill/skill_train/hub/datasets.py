@@ -17,16 +17,16 @@ from skill_train.program.parquet import as_written
 from skill_train.recipe.fields import Recipe
 from skill_train.recipe.formats import DetectedFormat
 
-# How the first rows become examples, for a recipe; it refuses what cannot be trained.
+# Finds the format of the first rows for a recipe. Refuses rows that cannot be trained.
 FindFormat = Callable[[Recipe, Sequence[Row]], DetectedFormat]
 
-_SMALL_BYTES = 8_000_000  # text files up to this size together are read whole, so their rows are counted
-_START_BYTES = 512_000  # of a larger one
-_MOST_BYTES = 32_000_000  # for all that is read to look at one dataset
+_SMALL_BYTES = 8_000_000  # text files of up to this total size are read completely, and their rows are counted
+_START_BYTES = 512_000  # of a larger file, only the start is read
+_MOST_BYTES = 32_000_000  # the most that is read of one dataset
 _MOST_FOOTERS = 16
 _PAGE_BYTES = 262_144
 _FIRST_ROWS = 200
-_CONVERTED = "refs/convert/parquet"  # where the Hub keeps its own Parquet copy of a dataset
+_CONVERTED = "refs/convert/parquet"  # the revision with the Hub's own Parquet copy of a dataset
 
 
 @dataclass(frozen=True)
@@ -34,8 +34,8 @@ class HubDataset:
     """A dataset on the Hub, as far as it was read.
 
     Attributes:
-        first: rows from the start of the split, to count tokens in.
-        rows_basis: how the number of rows is known.
+        first: rows from the start of the split, in which tokens are counted.
+        rows_basis: how the number of rows was determined.
     """
 
     facts: DatasetFacts
@@ -48,8 +48,8 @@ class _Files:
     """The files of one split, with their sizes in bytes.
 
     Attributes:
-        commit: of the dataset.
-        revision: where the files lie: that commit, or the Hub's Parquet copy.
+        commit: the commit of the dataset.
+        revision: the revision with the files: that commit, or the Hub's Parquet copy.
     """
 
     dataset: str
@@ -71,18 +71,19 @@ def inspect_dataset(recipe: Recipe, find_format: FindFormat) -> HubDataset:
     """The facts of `recipe.data` on the Hub, and its first rows.
 
     Args:
-        find_format: what rows are taken for; `dataset` knows.
+        find_format: finds the format of the rows, as in `data/scan.py`.
 
     Raises:
-        UsageError: no such dataset, configuration or split; no file that can be read; wrong columns; no rows.
-        AccessError: gated, or the token is refused.
+        UsageError: the dataset, configuration or split does not exist; no file can be read; the columns are wrong;
+            there are no rows.
+        AccessError: the dataset is gated, or the token is refused.
         Temporary: the Hub cannot be reached.
         NotInstalled: the dataset is in Parquet and pyarrow is missing.
     """
     subject = RequestSubject("dataset", recipe.data)
     try:
-        files, found = ask(subject, lambda: _files(recipe))
-        total, basis, first = ask(subject, lambda: _rows(recipe, files, found))
+        files, configuration = ask(subject, lambda: _files(recipe))
+        total, basis, first = ask(subject, lambda: _rows(recipe, files, configuration))
     except UsageError as error:
         raise _or_model(error, recipe.data) from None
     rows = dataset_card.sliced(recipe.split, total)
@@ -93,16 +94,16 @@ def inspect_dataset(recipe: Recipe, find_format: FindFormat) -> HubDataset:
             got="no rows",
             hint="use another split or another dataset",
         )
-    found_format = find_format(recipe, first)
+    detected = find_format(recipe, first)
     facts = DatasetFacts(
         source=recipe.data,
         fingerprint=None,
         rows=rows,
         column_names=tuple(first[0]),
-        format=found_format.format,
-        columns=found_format.columns,
+        format=detected.format,
+        columns=detected.columns,
         bytes=files.bytes,
-        reason=f"{found_format.reason}; rows {basis}",
+        reason=f"{detected.reason}; rows {basis}",
         revision=files.commit,
     )
     return HubDataset(facts, tuple(first[:_FIRST_ROWS]), basis)
@@ -118,14 +119,14 @@ def _files(recipe: Recipe) -> tuple[_Files, Configuration]:
     with understood(RequestSubject("dataset", recipe.data)):
         card = info.card_data.to_dict() if info.card_data else {}
         sizes = {str(file.rfilename): int(file.size or 0) for file in info.siblings or []}
-        found = dataset_card.configuration(card, sizes, wanted=recipe.data_config, dataset=recipe.data)
+        configuration = dataset_card.configuration(card, sizes, wanted=recipe.data_config, dataset=recipe.data)
         split = dataset_card.parts(recipe.split)[0]
-        if not found.files and recipe.data_revision is None:  # the copy is of the newest commit
-            copy = _converted(recipe.data, found.name, split)
+        if not configuration.files and recipe.data_revision is None:  # the copy is made from the newest commit
+            copy = _converted(recipe.data, configuration.name, split)
             if copy:
-                return _Files(recipe.data, info.sha, _CONVERTED, list(copy), copy), found
-        names = dataset_card.split_files(found, split, dataset=recipe.data)
-        return _Files(recipe.data, info.sha, info.sha, names, sizes), found
+                return _Files(recipe.data, info.sha, _CONVERTED, list(copy), copy), configuration
+        names = dataset_card.split_files(configuration, split, dataset=recipe.data)
+        return _Files(recipe.data, info.sha, info.sha, names, sizes), configuration
 
 
 def _converted(dataset: str, config: str, split: str) -> dict[str, int]:
@@ -139,26 +140,28 @@ def _converted(dataset: str, config: str, split: str) -> dict[str, int]:
     return {file.path: int(file.size) for file in listed if file.path.endswith(".parquet")}
 
 
-def _rows(recipe: Recipe, files: _Files, found: Configuration) -> tuple[int, str, list[Row]]:
-    """`(rows of the split, how the number is known, rows that were read)`."""
+def _rows(recipe: Recipe, files: _Files, configuration: Configuration) -> tuple[int, str, list[Row]]:
+    """`(rows of the split, how their number was determined, rows that were read)`."""
     budget = _Budget(_MOST_BYTES)
     if files.parquet:
-        return _parquet_rows(recipe, files, found, budget)
+        return _parquet_rows(recipe, files, configuration, budget)
     if files.bytes <= _SMALL_BYTES:
         rows = [row for name in files.names for row in first_rows.parse(budget.read(files, name), name, whole=True)]
         return len(rows), "counted", rows
     name = files.names[0]
     start = budget.read(files, name, 0, min(_START_BYTES, files.sizes[name]))
     rows = first_rows.parse(start, name, whole=len(start) == files.sizes[name])
-    said = found.rows.get(dataset_card.parts(recipe.split)[0])
-    if said is not None:
-        return said, "as the dataset's card says", rows
+    stated = configuration.rows.get(dataset_card.parts(recipe.split)[0])
+    if stated is not None:
+        return stated, "as the dataset's card says", rows
     estimate = round(len(rows) * files.bytes / len(start))
     megabytes = files.bytes / 1e6
     return estimate, f"estimated from the first {len(start) / 1e6:.1f} of {megabytes:.0f} MB", rows
 
 
-def _parquet_rows(recipe: Recipe, files: _Files, found: Configuration, budget: _Budget) -> tuple[int, str, list[Row]]:
+def _parquet_rows(
+    recipe: Recipe, files: _Files, configuration: Configuration, budget: _Budget
+) -> tuple[int, str, list[Row]]:
     try:
         import pyarrow
         from pyarrow import parquet
@@ -171,12 +174,12 @@ def _parquet_rows(recipe: Recipe, files: _Files, found: Configuration, budget: _
 
     def opened(name: str) -> Any:
         remote = pyarrow.PythonFile(_Remote(files, name, budget), mode="r")
-        # Pages as they are needed: with pyarrow's own choice, 200 rows cost all columns of 100,000.
+        # Reads pages only when they are needed. By default pyarrow reads all columns of 100,000 rows for 200 rows.
         return parquet.ParquetFile(remote, pre_buffer=False, buffer_size=_PAGE_BYTES)
 
     try:
-        return _of_footers(files, found.rows.get(dataset_card.parts(recipe.split)[0]), opened)
-    except (pyarrow.ArrowException, ValueError, RecursionError) as error:  # JSON inside it that is none
+        return _of_footers(files, configuration.rows.get(dataset_card.parts(recipe.split)[0]), opened)
+    except (pyarrow.ArrowException, ValueError, RecursionError) as error:  # invalid JSON inside the file
         raise UsageError(
             f"{recipe.data} has a Parquet file that cannot be read",
             code="unreadable_dataset",
@@ -185,13 +188,13 @@ def _parquet_rows(recipe: Recipe, files: _Files, found: Configuration, budget: _
         ) from None
 
 
-def _of_footers(files: _Files, said: int | None, opened: Callable[[str], Any]) -> tuple[int, str, list[Row]]:
-    """`(rows, how the number is known, first rows)`; `said` is the number of rows in the card."""
+def _of_footers(files: _Files, stated: int | None, opened: Callable[[str], Any]) -> tuple[int, str, list[Row]]:
+    """`(rows, how their number was determined, first rows)`; `stated` is the number of rows in the card."""
     first_file = opened(files.names[0])
     batch = next(first_file.iter_batches(batch_size=_FIRST_ROWS, use_threads=False), None)
     first = list(as_written(batch.to_pylist(), batch.schema)) if batch is not None else []
-    if len(files.names) > _MOST_FOOTERS and said is not None:
-        return said, "as the dataset's card says", first
+    if len(files.names) > _MOST_FOOTERS and stated is not None:
+        return stated, "as the dataset's card says", first
     counted = [first_file, *(opened(name) for name in files.names[1:_MOST_FOOTERS])]
     rows = sum(file.metadata.num_rows for file in counted)
     if len(files.names) <= _MOST_FOOTERS:
@@ -210,7 +213,7 @@ class _Budget:
         """Bytes of a file.
 
         Raises:
-            UsageError: the dataset's rows are so large that looking at the first ones costs too much.
+            UsageError: the rows are so large that reading the first ones takes too many bytes.
         """
         wanted = files.sizes[name] - start if length is None else length
         self.left -= wanted
@@ -282,7 +285,7 @@ def _or_model(error: UsageError, name: str) -> UsageError:
 
     try:
         ask(RequestSubject("model", name), lambda: HfApi().model_info(name, timeout=5), seconds=5)
-    except SkillTrainError:  # only a friendlier message is at stake
+    except SkillTrainError:  # the request would only improve the message
         return error
     return UsageError(
         f"{name} is a model on the Hub, not a dataset",

@@ -15,9 +15,9 @@ from skill_train.core.errors import AccessError, DecisionNeeded, SkillTrainError
 
 _STORE = re.compile(r"CAS Client Error|HTTP status (?:client|server) error|Request error:")  # hf_xet, 1.6 [ran]
 _BROKEN = re.compile(r"Data integrity error:")
-_OWN = re.compile(r"(?:Internal|Data integrity|Task) error:")  # of hf_xet's runtime, which says no more of it
-_SYSTEM = re.compile(r"IO Error:.*\(os error (\d+)\)")  # hf_xet too, of a disk that takes no more [ran]
-# What the client raises when an answer lacks a key or has a list for a number [ran on 2.4 with made-up answers].
+_OWN = re.compile(r"(?:Internal|Data integrity|Task) error:")  # hf_xet's runtime gives no further details
+_SYSTEM = re.compile(r"IO Error:.*\(os error (\d+)\)")  # also from hf_xet, for a full disk [ran]
+# What the client raises if an answer lacks a key, or has a list instead of a number [ran on 2.4 with invented answers].
 UNREAD = (AttributeError, LookupError, TypeError, ValueError, OverflowError, RecursionError)
 GARBLED = "the token contains a character outside of ASCII"
 
@@ -35,8 +35,8 @@ class RequestSubject:
     """What a request is about, for its messages.
 
     Attributes:
-        kind: `model` or `dataset`, or another noun.
-        name: the id on the Hub; empty when it is not about a repository.
+        kind: `model`, `dataset` or another noun.
+        name: the id on the Hub; empty if the request is not about a repository.
     """
 
     kind: str
@@ -57,7 +57,7 @@ def understood(subject: RequestSubject) -> Iterator[None]:
     """Wraps the lines that read an answer: a missing part is the Hub's fault, not ours.
 
     Raises:
-        Temporary: a key is missing, or a value of another kind than the Hub's.
+        Temporary: a key is missing, or a value has an unexpected type.
     """
     try:
         yield
@@ -88,7 +88,7 @@ def translated(error: Exception, subject: RequestSubject) -> Exception:
 
     cause = error.__cause__
     if isinstance(error, errors.LocalEntryNotFoundError) and isinstance(cause, errors.HfHubHTTPError):
-        error = cause  # a download that found no copy in the cache either
+        error = cause  # the download failed, and the cache has no copy
     error = _of_system(error)
     if isinstance(error, errors.HfHubHTTPError):
         return _of_repository(error, subject) or _of_status(error.response, subject)
@@ -175,11 +175,11 @@ def _of_status(response: Any, subject: RequestSubject) -> SkillTrainError:
             f"no credit is left for {subject}",
             code="no_credit",
             expected="a positive balance of pre-paid credits",
-            got=_said(response) or got,
+            got=_server_message(response) or got,
             hint="add credit on https://huggingface.co/settings/billing, then run the same command again",
         )
     if status == 403:
-        return _forbidden(subject, _said(response))
+        return _forbidden(subject, _server_message(response))
     if status == 429:
         wait = str(response.headers.get("Retry-After"))
         pause = f"in {wait} seconds" if wait.isdigit() else "in five minutes"
@@ -189,7 +189,7 @@ def _of_status(response: Any, subject: RequestSubject) -> SkillTrainError:
     if status == 408 or status >= 500:
         again = "try again in a few minutes; https://status.huggingface.co tells whether the Hub is down"
         return Temporary(f"the Hub failed to answer for {subject}", code="hub_error", got=got, hint=again)
-    got = ": ".join(filter(None, (got, _said(response))))
+    got = ": ".join(filter(None, (got, _server_message(response))))
     if status in (409, 412):
         message = f"something else changed {subject} at the same time"
         return Temporary(message, code="conflict", got=got, hint="run the same command again")
@@ -218,20 +218,20 @@ def not_signed_in(why: str = "") -> AccessError:
     )
 
 
-def _forbidden(subject: RequestSubject, said: str) -> AccessError:
+def _forbidden(subject: RequestSubject, message: str) -> AccessError:
     """The error for status 403, with the missing permission if the Hub names it."""
-    missing = re.search(r"missing permissions: ([\w., ]+)", said)
+    missing = re.search(r"missing permissions: ([\w., ]+)", message)
     right = missing[1].strip(" .") if missing else ""
     return AccessError(
         f"your token has no access to {subject}",
         code="no_permission",
         expected=f"a token with the permission {right}" if right else "a token with the permission to use it",
-        got=said or "status 403",
+        got=message or "status 403",
         hint=f"hf auth login, with a token that has {right or 'this permission'} (huggingface.co/settings/tokens)",
     )
 
 
-def _said(response: Any) -> str:
+def _server_message(response: Any) -> str:
     """The server's own message in one short line."""
     words = response.headers.get("X-Error-Message") or ""
     if not words:
@@ -245,7 +245,7 @@ def _said(response: Any) -> str:
 def _of_disk(error: OSError, subject: RequestSubject) -> SkillTrainError:
     """The error for a full disk or an unusable cache. Other failures of a request have other classes, and files of a
     bucket are written elsewhere."""
-    if str(error).startswith("Consistency check failed"):  # in the client's words
+    if str(error).startswith("Consistency check failed"):  # the client's own words
         return Temporary(
             f"a file of {subject} arrived incomplete",
             code="hub_error",
@@ -306,7 +306,7 @@ def _of_store(error: Exception, subject: RequestSubject) -> SkillTrainError:
 
 def unreachable(subject: RequestSubject, reason: str, kind: type[Temporary] = Temporary) -> Temporary:
     message, again = f"the Hub cannot be reached for {subject}", "try again when the Hub can be reached"
-    if "OfflineModeIsEnabled" in reason or "HF_HUB_OFFLINE" in reason:  # as the client explains it
+    if "OfflineModeIsEnabled" in reason or "HF_HUB_OFFLINE" in reason:  # the client's own words
         message, again, kind = f"HF_HUB_OFFLINE is set, so {subject} is not requested", "unset HF_HUB_OFFLINE", KeptAway
     return kind(
         message,

@@ -16,11 +16,11 @@ def parse(data: bytes, name: str, *, whole: bool) -> list[Row]:
 
     Args:
         data: the file, or its start.
-        name: with the extension that says what it is: .jsonl, .ndjson, .json, .csv, .tsv or .txt.
-        whole: nothing is missing. Otherwise a last row that was cut is left out.
+        name: the file name; its extension tells the format: .jsonl, .ndjson, .json, .csv, .tsv or .txt.
+        whole: `data` is the complete file. Otherwise a truncated last row is left out.
 
     Raises:
-        UsageError: not UTF-8, not JSON, or not rows.
+        UsageError: the data is not UTF-8, not JSON, or has no rows.
     """
     text = _text(data, name, whole=whole)
     kind = name.rsplit(".", 1)[-1]
@@ -47,7 +47,7 @@ def _text(data: bytes, name: str, *, whole: bool) -> str:
                 hint="save the file as UTF-8 and upload it again",
             ) from None
         text = data[: error.start].decode("utf-8")
-    return text.removeprefix("\ufeff")  # the mark that some editors put first
+    return text.removeprefix("\ufeff")  # the byte order mark that some editors write
 
 
 def _lines(text: str, *, whole: bool) -> list[str]:
@@ -72,7 +72,7 @@ def _array(text: str, name: str) -> list[Row]:
         try:
             row, at = decoder.raw_decode(text, at)
         except (ValueError, RecursionError):
-            break  # the rest is not here
+            break  # the rest is missing
         if not isinstance(row, dict):
             raise _broken(name, "an entry of the list is not a JSON object")
         rows.append(row)

@@ -53,22 +53,22 @@ def usd_per_hour(name: str | None) -> float | None:
     return next((flavor.usd_per_hour for flavor in current(live=False)[0] if flavor.name == name), None)
 
 
-def current(live: bool, kept_for: float = _DAY) -> tuple[tuple[Flavor, ...], str]:
+def current(live: bool, max_age: float = _DAY) -> tuple[tuple[Flavor, ...], str]:
     """`(flavors, where they come from)`.
 
-    An answer of the Jobs API is kept, and taken for a day: on the Hub that gave it, because another one has other
-    prices. When the API cannot be asked, the newer of that answer and the shipped table counts, and the reason says
-    which, whose and of when.
+    An answer of the Jobs API is cached and used for a day, for the Hub that gave it, because another Hub has other
+    prices. If the API cannot be asked, the newer one of that answer and the shipped table counts. The reason names the
+    source and its date.
 
     Args:
         live: whether the Jobs API may be asked, for at most 3 seconds.
-        kept_for: seconds that an earlier answer is as good as a new one.
+        max_age: seconds for which a cached answer is used without asking again.
     """
     hub_address = endpoint()
     api = f"the Jobs API of {hub_address}"
-    kept, age = _kept(hub_address)
-    if kept and age < kept_for:
-        return kept, f"{api}, asked {_ago(age)}"
+    cached, age = _cached(hub_address)
+    if cached and age < max_age:
+        return cached, f"{api}, asked {_ago(age)}"
     why = f"{api} was not asked"
     if live:
         from skill_train.hub import models
@@ -81,8 +81,8 @@ def current(live: bool, kept_for: float = _DAY) -> tuple[tuple[Flavor, ...], str
             _keep(fresh, hub_address)
             return fresh, f"{api}, asked now"
     table = shipped()
-    if kept and kept[0].read_at > table[0].read_at:
-        return kept, f"{api}, asked {_ago(age)}: {why}"
+    if cached and cached[0].read_at > table[0].read_at:
+        return cached, f"{api}, asked {_ago(age)}: {why}"
     return table, f"the table of huggingface.co shipped with skill-train, of {table[0].read_at}: {why}"
 
 
@@ -101,29 +101,29 @@ def _from_row(row: _Row, table: _Table) -> Flavor:
     )
 
 
-def _kept(hub_address: str) -> tuple[tuple[Flavor, ...], float]:
+def _cached(hub_address: str) -> tuple[tuple[Flavor, ...], float]:
     """The last answer of this Hub and its age in seconds; nothing if there is none or it cannot be read."""
     try:
-        kept = read_json(_kept_file(hub_address))
-        if kept["endpoint"] != hub_address:
+        document = read_json(_cache_file(hub_address))
+        if document["endpoint"] != hub_address:
             return (), 0.0
-        age = time.time() - kept["asked"]
-        flavors = msgspec.convert(kept["flavors"], tuple[Flavor, ...])
+        age = time.time() - document["asked"]
+        flavors = msgspec.convert(document["flavors"], tuple[Flavor, ...])
         whole = all(0 <= flavor.usd_per_hour < math.inf for flavor in flavors)
     except (OSError, UsageError, KeyError, TypeError, AttributeError, ArithmeticError, ValueError):  # also msgspec's
         return (), 0.0
     if not whole:
         return (), 0.0
-    return (flavors, age) if age >= 0 else ((), 0.0)  # a clock that was set back says nothing
+    return (flavors, age) if age >= 0 else ((), 0.0)  # the clock was set back, so the age is unknown
 
 
 def _keep(flavors: tuple[Flavor, ...], hub_address: str) -> None:
     rows = [dataclasses.asdict(flavor) for flavor in flavors]
-    with contextlib.suppress(OSError):  # a cache that cannot be written only costs another question
-        write_json(_kept_file(hub_address), {"endpoint": hub_address, "asked": time.time(), "flavors": rows})
+    with contextlib.suppress(OSError):  # without the cache the next command only asks again
+        write_json(_cache_file(hub_address), {"endpoint": hub_address, "asked": time.time(), "flavors": rows})
 
 
-def _kept_file(hub_address: str) -> Path:
+def _cache_file(hub_address: str) -> Path:
     """The cache file for this Hub. Earlier versions wrote `flavors.json`, which does not name the Hub."""
     return cache_dir() / f"flavors-{hashlib.sha256(hub_address.encode()).hexdigest()[:12]}.json"
 

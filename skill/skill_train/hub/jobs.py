@@ -1,6 +1,6 @@
 """Hugging Face Jobs and their bucket, through huggingface_hub: one request for each function, with a time limit.
 
-Nothing here decides or tries again: a caller that asks twice must know what asking twice means.
+Nothing here decides or repeats a request, because only the caller knows whether a second request is safe.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from skill_train.core import waiting
 from skill_train.hub.client import RequestSubject, StillAsking, ask, ask_here, not_signed_in, understood
 from skill_train.run.job_spec import IMAGE, KEPT, SECRETS, JobSpec, Mount, command
 
-LIVE = ("SCHEDULING", "RUNNING", "UPDATING")  # of huggingface_hub 2.4; the others are ends
+LIVE = ("SCHEDULING", "RUNNING", "UPDATING")  # stages in huggingface_hub 2.4; a job in any other stage has ended
 
 
 @dataclass(frozen=True)
@@ -28,9 +28,9 @@ class Job:
     Attributes:
         id: 24 hex digits.
         stage: one of `LIVE`, or COMPLETED, CANCELED, ERROR, DELETED.
-        message: the Hub's words on how it ended; the exit code is only in there.
-        bucket: `(id, folder in it)` that is mounted beside its program; None for a job that skill-train did not start.
-        secret_names: never their values.
+        message: the Hub's sentence about the end of the job; only it contains the exit code.
+        bucket: `(bucket id, folder)` mounted beside the program; None for a job that skill-train did not start.
+        secret_names: the names of its secrets, never their values.
         mounts: its other volumes.
     """
 
@@ -60,7 +60,7 @@ class Job:
 
 @dataclass(frozen=True)
 class BucketFile:
-    """`path` is relative to the folder that was listed; `remote` is the whole path in the bucket."""
+    """A file in a bucket. `path` is relative to the listed folder; `remote` is the full path in the bucket."""
 
     path: str
     remote: str
@@ -71,11 +71,11 @@ class BucketFile:
 def upload(spec: JobSpec) -> tuple[str, str]:
     """Uploads the program and the plan to a new folder in the bucket of the jobs; returns `(bucket, folder)`.
 
-    Raises: as `start`. There is no job then.
+    Raises: as `start`. No job exists after an error.
     """
     _token()
     bucket = _bucket_of(spec.namespace)
-    folder = f"{datetime.now(UTC):%Y%m%dT%H%M%S}-{secrets.token_hex(3)}"  # as the client's own
+    folder = f"{datetime.now(UTC):%Y%m%dT%H%M%S}-{secrets.token_hex(3)}"  # the client names its folders in the same way
     files = [(path, f"{folder}/{path.name}") for path in (spec.program, spec.plan)]
 
     def question() -> None:
@@ -89,11 +89,11 @@ def upload(spec: JobSpec) -> tuple[str, str]:
 def start(spec: JobSpec, place: tuple[str, str]) -> Job:
     """Creates a job that uses a folder with its program, its plan and the checkpoints of earlier jobs.
 
-    After an error nobody knows whether it exists: look with `find` before starting it again.
+    After an error the job may or may not exist. Look it up with `find` before starting it again.
 
     Raises:
-        AccessError: not signed in, no permission, no credit.
-        Temporary: no answer, or the server's own trouble.
+        AccessError: the user is not signed in, or lacks a permission or credit.
+        Temporary: the Hub does not answer, or the server failed.
     """
     token, mount = _token(), Mount(*place, KEPT, read_only=False)
 
@@ -126,9 +126,9 @@ def inspect(namespace: str, job_id: str) -> Job:
 
 def find(namespace: str, labels: dict[str, str]) -> list[Job]:
     """The jobs with all these labels, the newest first."""
-    found = ask(_job_of(namespace), lambda: list(_api().list_jobs(namespace=namespace, labels=labels)))
-    jobs = [_job(each, namespace) for each in found]
-    jobs = [job for job in jobs if labels.items() <= job.labels.items()]  # a server that ignores the filter
+    listed = ask(_job_of(namespace), lambda: list(_api().list_jobs(namespace=namespace, labels=labels)))
+    jobs = [_job(each, namespace) for each in listed]
+    jobs = [job for job in jobs if labels.items() <= job.labels.items()]  # in case the server ignores the filter
     return sorted(jobs, key=lambda job: job.age_key, reverse=True)
 
 
@@ -154,7 +154,8 @@ def log_so_far(namespace: str, job_id: str, *, live: bool, tail: int | None = No
     """The lines that exist now, or the last of them.
 
     Args:
-        live: the job has not ended, so its log may be silent: that is no trouble, and the time of it is not lost.
+        live: the job has not ended, so its log may be silent. Such silence is no failure, and does not count as waited
+            in vain.
     """
     lines: list[str] = []
 
@@ -175,7 +176,7 @@ def sync_data(folder: Path, mount_path: str, namespace: str, name: str | None = 
     """Uploads the files of a folder to the bucket of the jobs, except those that it already has.
 
     Args:
-        name: of the folder in the bucket; the client makes one up when left out.
+        name: the name of the folder in the bucket; the client invents one if it is None.
 
     Raises: as `start`.
     """
@@ -236,7 +237,7 @@ def _bucket_of(namespace: str) -> str:
 def _volumes(mounts: tuple[Mount, ...]) -> list[Any] | None:
     from huggingface_hub import Volume
 
-    made = [
+    volumes = [
         Volume(
             type=m.kind,
             source=m.bucket,
@@ -247,7 +248,7 @@ def _volumes(mounts: tuple[Mount, ...]) -> list[Any] | None:
         )
         for m in mounts
     ]
-    return made or None
+    return volumes or None
 
 
 def _job_of(namespace: str) -> RequestSubject:
@@ -258,7 +259,7 @@ def _job(info: Any, namespace: str) -> Job:
     """Our description of a job of the client."""
     with understood(_job_of(namespace)):
         volumes = [_mount(volume) for volume in info.volumes or ()]
-        kept = next((mount for mount in volumes if mount.kind == "bucket" and mount.mount_path == KEPT), None)
+        bucket = next((mount for mount in volumes if mount.kind == "bucket" and mount.mount_path == KEPT), None)
         return Job(
             id=_text(info.id),
             namespace=_text(info.owner.name) if info.owner else namespace,
@@ -267,12 +268,12 @@ def _job(info: Any, namespace: str) -> Job:
             message=_text_or_none(info.status.message),
             flavor=_text_or_none(info.flavor),
             labels={_text(name): _text(value) for name, value in dict(info.labels or {}).items()},
-            bucket=(kept.bucket, kept.folder) if kept else None,
+            bucket=(bucket.bucket, bucket.folder) if bucket else None,
             created_at=info.created_at,
             started_at=info.started_at,
             finished_at=info.finished_at,
             secret_names=tuple(sorted(map(_text, info.secrets or ()))),
-            mounts=tuple(mount for mount in volumes if mount != kept),
+            mounts=tuple(mount for mount in volumes if mount != bucket),
         )
 
 
@@ -286,9 +287,9 @@ def _text(value: Any) -> str:
     """A text field; a number is accepted and converted.
 
     Raises:
-        TypeError: it is something else, which `understood` tells.
+        TypeError: the value is something else; `understood` translates this error.
     """
-    value = getattr(value, "value", value)  # of one of the client's enumerations
+    value = getattr(value, "value", value)  # the client uses enumerations
     if not isinstance(value, (str, int)):
         raise TypeError(f"a text was expected, not {value!r}"[:200])
     return str(value)

@@ -21,8 +21,8 @@ from skill_train.model.folder import tensor_shapes as tensor_shapes_in
 
 _MODEL_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _FILES = ["*.json", "*.safetensors", "*.model", "*.jinja", "*.txt", "*.tiktoken", "LICENSE*", "README.md"]
-_NOT_FILES = ["consolidated*", "original/*", "onnx/*"]  # the same weights again, in other forms
-_FEW_SHARDS = 8  # headers to ask for, one request each, where the Hub has not counted the parameters itself
+_NOT_FILES = ["consolidated*", "original/*", "onnx/*"]  # copies of the same weights in other formats
+_FEW_SHARDS = 8  # most headers to request, one request each, if the Hub has not counted the parameters
 _UNITS = {"MB": 10**6, "GB": 10**9, "TB": 10**12}
 _MINUTES = {"minute": 1, "hour": 60}
 
@@ -31,11 +31,11 @@ def model_folder(model: str, revision: str | None, files: tuple[str, ...] = ()) 
     """`(folder, commit)` of a model: a local folder, or a snapshot in the Hub cache, downloaded if needed.
 
     Args:
-        files: names of those to fetch; without any, all that a model is made of.
+        files: the names of the files to fetch; without any, all files of the model.
 
     Raises:
-        UsageError: neither a folder nor a model on the Hub.
-        AccessError: gated, private, or the token is refused.
+        UsageError: this is neither a folder nor a model on the Hub.
+        AccessError: the model is gated or private, or the token is refused.
         Temporary: the Hub cannot be reached and the model is not in the cache.
     """
     path = Path(model)
@@ -52,11 +52,11 @@ def model_folder(model: str, revision: str | None, files: tuple[str, ...] = ()) 
 def model_facts(model: str, revision: str | None = None) -> ModelFacts:
     """The facts of a Hub model from its metadata, never from its weights.
 
-    When the Hub cannot be reached, those of the snapshot in the cache.
+    If the Hub cannot be reached, they come from the snapshot in the cache.
 
     Raises:
-        UsageError: no such model or revision, or not one that can be trained: no config, no safetensors.
-        AccessError: gated, or the token is refused.
+        UsageError: the model or the revision does not exist, or cannot be trained: it has no config or no safetensors.
+        AccessError: the model is gated, or the token is refused.
         Temporary: the Hub cannot be reached and the cache has no copy.
     """
     check_id(model)
@@ -75,16 +75,18 @@ def model_facts(model: str, revision: str | None = None) -> ModelFacts:
 def tensor_shapes(model: str, revision: str | None) -> dict[str, tuple[int, ...]]:
     """The shape of every tensor of a Hub model by name, from the headers of its safetensors files.
 
-    Raises: as `model_facts`; without the Hub it answers from the cache, with nothing where that lacks the weights.
+    Without the Hub the shapes come from the cache; they are empty if the cache lacks the weights.
+
+    Raises: as `model_facts`.
     """
 
     def question() -> dict[str, tuple[int, ...]]:
         from huggingface_hub import HfApi
 
-        found = HfApi().get_safetensors_metadata(model, revision=revision)
+        metadata = HfApi().get_safetensors_metadata(model, revision=revision)
         with understood(RequestSubject("model", model)):
-            files = found.files_metadata.values()
-            return {name: tuple(one.shape) for file in files for name, one in file.tensors.items()}
+            files = metadata.files_metadata.values()
+            return {name: tuple(tensor.shape) for file in files for name, tensor in file.tensors.items()}
 
     try:
         return ask(RequestSubject("model", model), question)
@@ -105,7 +107,7 @@ def live_flavors(*, seconds: float = 3.0) -> tuple[Flavor, ...]:
     """The machines of Hugging Face Jobs with their current prices.
 
     Raises:
-        Temporary: no answer in time, or one that cannot be understood.
+        Temporary: there is no answer in time, or it cannot be understood.
     """
     subject = RequestSubject("prices of Hugging Face Jobs")
 
@@ -191,7 +193,7 @@ def _check_files(model: str, names: set[str]) -> None:
 def _config_folder(model: str, revision: str | None, commit: str) -> Path:
     """The folder of `config.json` in the Hub cache.
 
-    It is asked for by the branch's name, so that the cache learns which commit that is and can answer without the Hub.
+    The request names the branch, so that the cache records its commit and can answer without the Hub.
     """
     folder = _file(model, "config.json", revision).parent
     return folder if folder.name == commit else _file(model, "config.json", commit).parent
@@ -205,12 +207,12 @@ def _file(model: str, name: str, revision: str | None) -> Path:
 
 
 def _stored(model: str, info: Any, sizes: dict[str, int | None], *, quantized: bool) -> StoredWeights:
-    """What the weight files hold: as the Hub counted it, or else from the headers of a few files."""
+    """The contents of the weight files: as the Hub counted them, or else from the headers of a few files."""
     from huggingface_hub import HfApi
 
     used = used_weights(name for name in sizes if name.endswith(".safetensors") and "/" not in name)
-    known = [size for size in (sizes[name] for name in used) if size is not None]
-    total = sum(known) if len(known) == len(used) else None
+    known_sizes = [size for size in (sizes[name] for name in used) if size is not None]
+    total = sum(known_sizes) if len(known_sizes) == len(used) else None
     unknown = "the Hub does not say" if total is None else ""
     elements: Counter[str] = Counter(info.safetensors.parameters if info.safetensors else {})
     if not elements and len(used) <= _FEW_SHARDS:
@@ -222,8 +224,8 @@ def _stored(model: str, info: Any, sizes: dict[str, int | None], *, quantized: b
 def _has_chat_template(model: str, info: Any, names: set[str]) -> bool:
     if names & {"chat_template.jinja", "chat_template.json"}:
         return True
-    said = (info.config or {}).get("tokenizer_config")  # the Hub copies the template there
-    if isinstance(said, dict) and said.get("chat_template"):
+    hub_copy = (info.config or {}).get("tokenizer_config")  # the Hub copies the template there
+    if isinstance(hub_copy, dict) and hub_copy.get("chat_template"):
         return True
     if "tokenizer_config.json" not in names:
         return False
@@ -264,7 +266,7 @@ def _or_dataset(error: UsageError, model: str) -> UsageError:
 
     try:
         ask(RequestSubject("dataset", model), lambda: HfApi().dataset_info(model, timeout=5), seconds=5)
-    except SkillTrainError:  # only a friendlier message is at stake
+    except SkillTrainError:  # the request would only improve the message
         return error
     return UsageError(
         f"{model} is a dataset on the Hub, not a model",
@@ -278,14 +280,14 @@ def _or_dataset(error: UsageError, model: str) -> UsageError:
 def _flavor(hardware: Any) -> Flavor | None:
     """One row of the Jobs API (huggingface_hub 2.4, JobHardwareInfo); None for one that cannot be understood or used.
 
-    Its sizes are texts such as `16 GB`, the GPU memory is that of all GPUs together, the price is for a unit of time.
+    The sizes are texts such as `16 GB`. The GPU memory is that of all GPUs together. The price is for a unit of time.
     """
     gpus = _amount(hardware.accelerator.quantity) if hardware.accelerator else 0
     memory = _bytes(hardware.accelerator.vram) if hardware.accelerator else 0
     cores, ram, disk = _amount(hardware.cpu), _bytes(hardware.ram), _bytes(hardware.ephemeral_storage)
     minutes = _MINUTES.get(hardware.unit_label)
     usable = not hardware.accelerator or hardware.accelerator.manufacturer.lower() == "nvidia"
-    priced = 0 <= hardware.unit_cost_usd < 1e6  # of a minute or an hour; not NaN
+    priced = 0 <= hardware.unit_cost_usd < 1e6  # for a minute or an hour; excludes NaN
     if not (cores and ram and minutes and usable and priced) or gpus is None or memory is None:
         return None
     return Flavor(
@@ -304,11 +306,11 @@ def _flavor(hardware: Any) -> Flavor | None:
 
 def _amount(text: str) -> int | None:
     """The number at the start of a text such as `2 vCPU`."""
-    found = re.match(r"\s*(\d+)", str(text))
-    return int(found[1]) if found else None
+    match = re.match(r"\s*(\d+)", str(text))
+    return int(match[1]) if match else None
 
 
 def _bytes(text: str) -> int | None:
-    """The bytes of a text such as `16 GB`, with 1e9 bytes for a GB: the smaller reading."""
-    found = re.fullmatch(r"\s*([\d.]+)\s*([MGT]B)\s*", str(text))
-    return int(float(found[1]) * _UNITS[found[2]]) if found else None
+    """The bytes of a text such as `16 GB`. A GB counts as 1e9 bytes, the smaller of its two meanings."""
+    match = re.fullmatch(r"\s*([\d.]+)\s*([MGT]B)\s*", str(text))
+    return int(float(match[1]) * _UNITS[match[2]]) if match else None

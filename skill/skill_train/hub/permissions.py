@@ -12,7 +12,7 @@ from skill_train.hub.upload import public_refusal
 
 
 class PushAccess(TypedDict):
-    """The state of a push target; None where it could not be checked.
+    """The state of a push target; a value is None if it could not be checked.
 
     Attributes:
         repository: `new`, `private` or `public`.
@@ -26,32 +26,32 @@ class PushAccess(TypedDict):
 def check_push_access(
     repo: str, *, private: bool, warn: Callable[[str, str], None]
 ) -> tuple[PushAccess, SkillTrainError | None]:
-    """The state of the push target, and the error that the push would end with. What could not be checked has a
-    warning."""
-    found: PushAccess = {"account": None, "repository": None, "may_write": None}
+    """The state of the push target, and the error with which the push would end. Warns about what could not be
+    checked."""
+    access: PushAccess = {"account": None, "repository": None, "may_write": None}
     who = account.account()
     if who.state == "unchecked":
         warn("not_checked", f"token, repository and write access were not checked: {who.why}")
-        return found, None
+        return access, None
     try:
         _require_token(who)
-        found["account"] = who.name
+        access["account"] = who.name
         there = repositories.find("model", repo)
-        found["repository"] = "new" if there is None else "private" if there.private else "public"
+        access["repository"] = "new" if there is None else "private" if there.private else "public"
         if there is not None:
             repositories.check_writable("model", repo)
-            found["may_write"] = True
+            access["may_write"] = True
         else:
-            found["may_write"] = _may_create(who, repo)
+            access["may_write"] = _may_create(who, repo)
     except Temporary as error:
         warn("not_checked", f"write access to {repo} was not checked, because the Hub did not answer: {error.message}")
-        return found, None
+        return access, None
     except SkillTrainError as error:
-        found["may_write"] = False
-        return found, error
-    if found["may_write"] is None:
+        access["may_write"] = False
+        return access, error
+    if access["may_write"] is None:
         warn("not_checked", f"the Hub does not say whether this token may write to {repo}; the push will show it")
-    return found, public_refusal(repo) if private and found["repository"] == "public" else None
+    return access, public_refusal(repo) if private and access["repository"] == "public" else None
 
 
 def _require_token(who: Account) -> None:

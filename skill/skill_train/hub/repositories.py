@@ -28,7 +28,7 @@ def check_readable(kind: str, name: str) -> None:
     """Checks that the token can read the files of a model or dataset.
 
     Raises:
-        UsageError: there is none, or it is private. AccessError: it is gated. Temporary: no answer.
+        UsageError: it does not exist or is private. AccessError: it is gated. Temporary: the Hub does not answer.
     """
     ask(RequestSubject(kind, name), lambda: _api().auth_check(name, repo_type=kind))
 
@@ -37,7 +37,7 @@ def check_writable(kind: str, name: str) -> None:
     """Checks that the token may write to an existing model or dataset.
 
     Raises:
-        AccessError: it may not. Others: as `check_readable`.
+        AccessError: the token may not write. Other errors: as `check_readable`.
     """
     ask(RequestSubject(kind, name), lambda: _api().auth_check(name, repo_type=kind, write=True))
 
@@ -72,7 +72,7 @@ def check_name(name: str) -> None:
     """Refuses a text that cannot be a repository id.
 
     Raises:
-        UsageError: not `NAMESPACE/NAME`, or with characters that the Hub does not take.
+        UsageError: the text is not `NAMESPACE/NAME`, or has characters that the Hub does not allow.
     """
     from huggingface_hub.errors import HFValidationError
     from huggingface_hub.utils import validate_repo_id
@@ -101,10 +101,10 @@ def upload_dataset(folder: Path, name: str) -> str:
 
     def question() -> str:
         _api().create_repo(name, repo_type="dataset", private=True, exist_ok=True)
-        made = _api().upload_folder(
+        commit = _api().upload_folder(
             repo_id=name, repo_type="dataset", folder_path=folder, commit_message="Data of a training run"
         )
-        return str(made.oid)
+        return str(commit.oid)
 
     with contextlib.redirect_stdout(io.StringIO()):  # here: the thread of a question may be left behind
         return ask(RequestSubject("dataset", name), question, seconds=None)

@@ -1,6 +1,6 @@
 """Sets up huggingface_hub for this package: a limit on each request, no output, and a count of all transferred bytes.
 
-Bytes are counted because a large file has no time in which it must have come: it is given up when it stops moving.
+Bytes are counted because a large file has no fixed time limit: its transfer is stopped when no more bytes move.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from skill_train.core import waiting
 from skill_train.core.errors import Temporary
 from skill_train.core.units import megabytes
 
-STREAM_SECONDS = 45.0  # the longest wait for the next byte: in a log that is followed the Hub sends one every 30 s
-PAUSE_SECONDS = 20.0  # the longest that the client may sleep because the Hub wants a pause
-AN_ANSWER = 10_000  # bytes that an answer counts as, however short it is
-MOST_BYTES = 100_000_000  # of an answer, which is read into memory; files, and logs that are followed, have no limit
-# hf_xet asks the store by itself. Its own limits are 120 s for a read and 60 s to connect.
+STREAM_SECONDS = 45.0  # the longest wait for the next byte; in a followed log the Hub sends one every 30 s
+PAUSE_SECONDS = 20.0  # the longest pause that the client may make because the Hub asks for one
+AN_ANSWER = 10_000  # an answer counts as so many bytes, however short it is
+MOST_BYTES = 100_000_000  # limit of an answer, which is read into memory; files and followed logs have no limit
+# hf_xet sends its own requests to the store. Its default limits are 120 s for a read and 60 s to connect.
 _XET = {"HF_XET_CLIENT_READ_TIMEOUT": "20s", "HF_XET_CLIENT_CONNECT_TIMEOUT": "10s"}
 _PROGRESS = ("total_bytes_completed", "total_transfer_bytes_completed")
 _SHARDS = ("total_shard_validation_entries_completed", "total_shards_completed")
@@ -31,7 +31,7 @@ _SHARDS = ("total_shard_validation_entries_completed", "total_shards_completed")
 
 @dataclass
 class Traffic:
-    """`moved`: bytes to and from the Hub so far. `complete`: whether the bytes of hf_xet are included."""
+    """The traffic with the Hub. `moved`: bytes so far. `complete`: whether the bytes of hf_xet are included."""
 
     moved: int = 0
     complete: bool = True
@@ -44,8 +44,8 @@ def set_up(request_seconds: float, refuse: Callable[[Any], None]) -> None:
     """Sets huggingface_hub up, before its first request: no telemetry, no bars, and no request without a limit.
 
     Args:
-        request_seconds: to connect, to write, and for each read, where the client names no other limit.
-        refuse: looks at each response before the client does.
+        request_seconds: to connect, to write, and for each read, unless the client sets another limit.
+        refuse: checks each response before the client reads it.
     """
     os.environ["HF_HUB_DISABLE_TELEMETRY"] = os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"
     for name, limit in _XET.items():
@@ -58,14 +58,14 @@ def set_up(request_seconds: float, refuse: Callable[[Any], None]) -> None:
         disable_progress_bars()
 
     def client() -> Any:
-        made = default_client_factory()
-        made.timeout = request_seconds
-        hooks = made.event_hooks
-        made.event_hooks = {
+        http_client = default_client_factory()
+        http_client.timeout = request_seconds
+        hooks = http_client.event_hooks
+        http_client.event_hooks = {
             "request": [*hooks["request"], _goes],
             "response": [*hooks["response"], refuse, _refuse_long_pause, _comes],
         }
-        return made
+        return http_client
 
     set_client_factory(client)
     _speak_through_us()
@@ -131,16 +131,16 @@ def _refuse_long_pause(response: Any) -> None:
     """Limits the pause before a retry, because the client would sleep as long as the server says, even a day."""
     if response.status_code != 429:
         return
-    said = response.headers.get("Retry-After") or ""
-    found = re.search(r"r=0;t=(\d+)", response.headers.get("RateLimit") or "")
-    seconds = int(found[1]) if found else int(said) if said.isdigit() else 0
+    retry_after = response.headers.get("Retry-After") or ""
+    reset = re.search(r"r=0;t=(\d+)", response.headers.get("RateLimit") or "")
+    seconds = int(reset[1]) if reset else int(retry_after) if retry_after.isdigit() else 0
     if seconds > PAUSE_SECONDS:
         from huggingface_hub.errors import HfHubHTTPError
 
         raise HfHubHTTPError("too many requests", response=response)
 
 
-class _Told(logging.Handler):
+class _ConsoleHandler(logging.Handler):
     """Passes the log of the client, which contains words of the server, through our console, which cleans them."""
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -149,7 +149,7 @@ class _Told(logging.Handler):
 
 def _speak_through_us() -> None:
     logger = logging.getLogger("huggingface_hub")
-    logger.handlers[:] = [_Told()]
+    logger.handlers[:] = [_ConsoleHandler()]
     shown = warnings.showwarning
 
     def show(

@@ -13,10 +13,10 @@ from skill_train.core.errors import DecisionNeeded, SkillTrainError, Temporary
 from skill_train.core.units import megabytes
 from skill_train.hub.client import QUESTION_SECONDS, RequestSubject, ask, worth_asking_again
 
-TRIES = 4  # of each request that changes something; huggingface_hub 2.4 does not retry the commit
+TRIES = 4  # for each request that changes something; huggingface_hub 2.4 does not retry the commit
 PAUSE_SECONDS = 2.0
-_CARD_BYTES = 300_000  # of a README.md: YAML is read at 100 kB a second, and the longest cards have 200 kB
-_SAID_BYTES = 1_000_000  # smaller files are there before one could read of them
+_CARD_BYTES = 300_000  # limit of a README.md: YAML is parsed at 100 kB a second, and the longest cards have 200 kB
+_ANNOUNCED_BYTES = 1_000_000  # a smaller file is uploaded before one could read about it
 
 
 @dataclass(frozen=True)
@@ -38,13 +38,13 @@ class PushFile:
 
 @dataclass(frozen=True)
 class Uploaded:
-    """What became of an upload.
+    """The result of an upload.
 
     Attributes:
-        commit: its id.
+        commit: the id of the commit.
         created: the repository is new.
-        reused: it had all of this already.
-        private: the repository is; one that is there stays as it was.
+        reused: the repository already had all files.
+        private: the repository is private. The visibility of an existing repository does not change.
     """
 
     url: str
@@ -94,9 +94,9 @@ def upload(repo: str, files: list[PushFile], *, private: bool, message: str, say
     interrupted push continues where it stopped.
 
     Raises:
-        DecisionNeeded: the repository is public, and `private` was asked for.
-        AccessError: no token, or it may not write there.
-        Temporary: no answer after several tries.
+        DecisionNeeded: the repository is public, and `private` was requested.
+        AccessError: there is no token, or it may not write there.
+        Temporary: there was no answer after several tries.
     """
     subject = RequestSubject("model", repo)
     created = not _again(lambda: _exists(repo), subject, say)
@@ -108,7 +108,7 @@ def upload(repo: str, files: list[PushFile], *, private: bool, message: str, say
     say(f"{len(files)} files, {megabytes(sum(file.size for file in files))}; files on the Hub are not sent again")
     for operation, file in zip(operations, files, strict=True):
         _again(partial(_preupload, repo, operation), subject, say, seconds=None)
-        if file.size >= _SAID_BYTES and not _is_there(operation):
+        if file.size >= _ANNOUNCED_BYTES and not _is_there(operation):
             say(f"{file.path}, {megabytes(file.size)}: sent")
     info = _again(lambda: _commit(repo, operations, message), subject, say, seconds=None)
     reused = before is not None and before.sha == info.oid
