@@ -20,7 +20,7 @@ _KNOWN = {*_SYSTEM, "user", "assistant", *_TOOLS}
 
 
 class Trouble(NamedTuple):
-    """What is wrong with a row. `refused`: whether training would end with this message."""
+    """What is wrong with a row. `refused`: whether the training would end with this message."""
 
     kind: str
     refused: bool
@@ -65,7 +65,7 @@ def checker(detected: DetectedFormat) -> Callable[[Row], Checked]:
 
 
 def media_beside(row: Row, detected: DetectedFormat) -> str | None:
-    """A column that training would not read, and that contains images, audio or video."""
+    """A column that contains images, audio or video, and that the training would not read."""
     if detected.explicit:
         return None
     read = set(detected.columns.values())
@@ -126,7 +126,7 @@ def _may_be_media(content: str) -> bool:
         return True
     if content[0] in "[{ \n" or content[-1] in "]} \n":
         return True
-    alone = " " not in content[:32] and content[:32].isascii()  # base64, or an address with parameters
+    alone = " " not in content[:32] and content[:32].isascii()  # base64, or a URL with parameters
     return alone or ("?" in content[-300:] and "/" in content and "\n" not in content)
 
 
@@ -134,7 +134,7 @@ def measure(example: Example) -> tuple[int, int]:
     """UTF-8 bytes of the texts that training reads, and the number of messages (0 for plain text).
 
     Raises:
-        UnicodeEncodeError: a text that is not Unicode.
+        UnicodeEncodeError: a text is not valid Unicode.
     """
     if example["kind"] == "text":
         return _bytes(example["text"]), 0
@@ -158,7 +158,8 @@ def _order(roles: tuple[str, ...]) -> Trouble | None:
 
 
 def role_trouble(roles: tuple[str, ...]) -> str:
-    """What is unusual in the order of the speakers; empty if nothing is. Tool calls and their answers are usual."""
+    """What is unusual in the order of the speakers; empty if nothing is unusual. Tool calls and their answers are
+    not."""
     speakers = [role for role in roles if role not in _SYSTEM]
     if any(role in _SYSTEM and position for position, role in enumerate(roles)):
         return "a system message that is not the first"
@@ -201,8 +202,8 @@ def _is_empty(value: Any) -> bool:
 def _says_nothing(message: Any) -> bool:
     if not isinstance(message, dict) or not ({"role", "from"} & message.keys()):
         return False
-    said = message.get("content", message.get("value"))
-    return said in (None, "", []) and not message.get("tool_calls")
+    content = message.get("content", message.get("value"))
+    return content in (None, "", []) and not message.get("tool_calls")
 
 
 @lru_cache(maxsize=256)  # rows of one file mostly lack the same column

@@ -22,7 +22,7 @@ from skill_train.recipe.formats import DetectedFormat, as_turns
 SAMPLE = 2000  # rows
 TRAINED = "⟦"  # opens a trained part of an example
 _UNCUT = 1 << 40  # a max_length that cuts nothing
-_OF_THE_MODEL = ("no_chat_template", "bad_tokenizer", "unsafe_file")  # the model's, not a row's
+_OF_THE_MODEL = ("no_chat_template", "bad_tokenizer", "unsafe_file")  # faults of the model, not of a row
 
 
 class Counter:
@@ -31,13 +31,13 @@ class Counter:
     Attributes:
         found: the format as this model reads it.
         template: rows that the model's template refuses.
-        notes: what the encoder had to say.
+        notes: the notes of the encoder.
     """
 
-    def __init__(self, recipe: Recipe, found: DetectedFormat) -> None:
+    def __init__(self, recipe: Recipe, detected: DetectedFormat) -> None:
         self.recipe = recipe
         self.tokenizer = _tokenizer(recipe)
-        self.found = as_turns(found) if self.tokenizer.chat_template else found
+        self.found = as_turns(detected) if self.tokenizer.chat_template else detected
         feeding: Feeding = {
             "data": recipe.data,
             "format": self.found.format,
@@ -86,7 +86,8 @@ def count_rows(
     """The lengths of an even sample of `total` rows, the problems that only a tokenizer finds, and the first row with a
     trained part, rendered.
 
-    The row at ordinal `longest_row` is counted besides, so that the longest is known. None when no row was encoded.
+    The row at ordinal `longest_row` is always counted too, so that the longest row is known. None if no row was
+    encoded.
     """
     count = min(total, SAMPLE)
     sample = {index * total // count for index in range(count)}
@@ -138,24 +139,24 @@ def _tokenizer(recipe: Recipe) -> Any:
         require_ending(tokenizer.chat_template)
         return tokenizer
     except Refused as refusal:
-        if not Path(recipe.model).exists():  # of a model on the Hub its config.json was at hand, and no more
+        if not Path(recipe.model).exists():  # for a model on the Hub, only config.json was available
             raise _no_tokenizer(recipe, refusal.error["got"]) from None
         raise from_exit_code(refusal.exit_code, refusal.error) from None
     except (OSError, ValueError) as error:
         raise _no_tokenizer(recipe, str(error).strip().splitlines()[0]) from None
 
 
-def _no_tokenizer(recipe: Recipe, said: str) -> UsageError | Temporary:
+def _no_tokenizer(recipe: Recipe, reason: str) -> UsageError | Temporary:
     if Path(recipe.model).exists() or recipe.model.count("/") != 1 or recipe.model.startswith((".", "/")):
         return UsageError(
             f"{recipe.model} has no readable tokenizer",
             code="not_a_model",
             expected="a folder with tokenizer.json and tokenizer_config.json, or the id of a model on the Hub",
-            got=said,
+            got=reason,
             hint="download the whole model, or copy the tokenizer files from its base model",
         )
     return Temporary(
-        f"the tokenizer of {recipe.model} cannot be fetched: {said}",
+        f"the tokenizer of {recipe.model} cannot be fetched: {reason}",
         code="hub_unreachable",
         expected="a connection to the Hub, a token that may read the model, or a local model folder",
         hint="try again when the Hub can be reached, or use a local model folder",

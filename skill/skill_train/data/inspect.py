@@ -20,10 +20,10 @@ class Inspection:
     """The dataset that is inspected, and the findings.
 
     Attributes:
-        recipe: its dataset, and its mapping where it says one; `file` is where it was read.
-        row: a typical one; empty when no row could be read.
-        found: the format for sft, also when its mapping is only suggested.
-        unread: columns of text that it leaves out, without the recipe saying so.
+        recipe: names the dataset, and its mapping if there is one; `file` is the file of the recipe.
+        row: a typical row; empty if no row could be read.
+        found: the format for sft, also if its mapping is only suggested.
+        unread: columns of text that the format leaves out although the recipe does not say so.
     """
 
     recipe: Recipe
@@ -54,28 +54,29 @@ def inspect_dataset(recipe: Recipe, method: str, file: Path | None) -> Inspectio
             raise empty(recipe)
         return Inspection(recipe, method, {}, methods.judge({}, None), None, seen, file)
     row = problems.typical(peeked)
-    found = find_format(recipe, row) if recipe.format or recipe.columns else _usual_format(peeked[0], row)
-    verdicts = methods.judge(row, found, peeked)
+    detected = find_format(recipe, row) if recipe.format or recipe.columns else _usual_format(peeked[0], row)
+    verdicts = methods.judge(row, detected, peeked)
     while True:
         verdict = verdicts["sft"]
         if verdict.format is not None:
-            found = DetectedFormat(verdict.format, verdict.columns, verdict.because, explicit=bool(recipe.columns))
-        seen = problems.survey(recipe, check_for(method, verdicts[method], found))
-        whole = complete(recipe, found, seen.columns) if found is not None else None
-        if whole is None or whole == found:
-            if found is not None and recipe.columns:
-                require_columns(recipe, found, seen.columns)
-            leaves = unread_text(peeked, found.columns) if found is not None and not recipe.columns else []
-            return Inspection(recipe, method, row, verdicts, found, seen, file, tuple(leaves))
+            detected = DetectedFormat(verdict.format, verdict.columns, verdict.because, explicit=bool(recipe.columns))
+        seen = problems.survey(recipe, check_for(method, verdicts[method], detected))
+        whole = complete(recipe, detected, seen.columns) if detected is not None else None
+        if whole is None or whole == detected:
+            if detected is not None and recipe.columns:
+                require_columns(recipe, detected, seen.columns)
+            leaves = unread_text(peeked, detected.columns) if detected is not None and not recipe.columns else []
+            return Inspection(recipe, method, row, verdicts, detected, seen, file, tuple(leaves))
         verdicts["sft"] = dataclasses.replace(verdict, columns=whole.columns, because=whole.reason)
 
 
 def _usual_format(first: Row, row: Row) -> DetectedFormat | None:
     """The format that training would detect from the first row, unless that row differs from the others."""
-    found = detect(row)
+    detected = detect(row)
     same = detect(first)
-    alike = found is not None and same is not None and (same.format, same.required) == (found.format, found.required)
-    return found if alike else None
+    if detected is None or same is None or (same.format, same.required) != (detected.format, detected.required):
+        return None
+    return detected
 
 
 def check_for(method: str, verdict: methods.Verdict, detected: DetectedFormat | None) -> problems.Check | None:

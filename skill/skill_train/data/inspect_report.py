@@ -32,7 +32,7 @@ _EXAMPLE = 1200  # characters
 class Counted:
     """The findings of the tokenizer: lengths, problems and a rendered row, or the reason why there are none.
 
-    `error`: the model cannot be trained on this format at all. `counter`: what counted.
+    `error`: why the model cannot be trained on this format at all. `counter`: the object that counted.
     """
 
     problems: dict[str, RefusedRows | None]
@@ -44,7 +44,7 @@ class Counted:
 
 
 class MappingReport(msgspec.Struct, frozen=True):
-    """The format and its columns; `with_chat_template`: what a model that has one makes of them instead."""
+    """The format and its columns. `with_chat_template`: how a model with a chat template reads them instead."""
 
     name: str
     columns: dict[str, str]
@@ -61,11 +61,11 @@ class MethodReport(msgspec.Struct, frozen=True):
 
 
 class ProblemReport(msgspec.Struct, frozen=True, kw_only=True):
-    """One kind of problem: `refused` of the rows end the training. Of none there is nothing but the count.
+    """One kind of problem. `refused` of its rows would end the training. Without a row, only the count is set.
 
     Attributes:
-        first: the reason of the first one.
-        of_rows: how many were looked at, where that is not all.
+        first: the reason for the first row.
+        of_rows: the number of checked rows, if not all were checked.
     """
 
     rows: int
@@ -76,7 +76,7 @@ class ProblemReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TokenReport(msgspec.Struct, frozen=True, kw_only=True):
-    """Tokens a row, as `TokenFacts` has them; a range where they were not counted, and then no distribution."""
+    """Tokens of each row, as in `TokenFacts`. Without a count they are a range, and there is no distribution."""
 
     basis: str
     counted: bool
@@ -96,11 +96,11 @@ class DataReport(msgspec.Struct, frozen=True, kw_only=True):
     """The answer.
 
     Attributes:
-        bytes, sha256: of a file.
-        columns: the kinds of value of each.
-        format: None where nothing is known.
-        problems: None for one that is `unknown`, with the reason there.
-        fix: what `--fix` wrote.
+        bytes, sha256: set if the dataset is a file.
+        columns: the kinds of values in each column.
+        format: None if the format is unknown.
+        problems: None for a problem that was not checked; `unknown` has the reason.
+        fix: the file that `--fix` wrote.
     """
 
     path: str
@@ -144,9 +144,9 @@ def report(subject: Inspection, counted: Counted) -> DataReport:
     )
 
 
-def _mapping(found: DetectedFormat, model: str) -> MappingReport:
-    turns = found.format == "prompt_completion" and not model  # a model with a chat template makes turns of them
-    return MappingReport(found.format, found.columns, found.reason, "question_answer" if turns else UNSET)
+def _mapping(detected: DetectedFormat, model: str) -> MappingReport:
+    turns = detected.format == "prompt_completion" and not model  # a model with a chat template makes turns of them
+    return MappingReport(detected.format, detected.columns, detected.reason, "question_answer" if turns else UNSET)
 
 
 def _verdict(verdict: Verdict) -> MethodReport:
@@ -189,8 +189,9 @@ def _token_report(subject: Inspection, counted: Counted) -> TokenReport | None:
     if counted.lengths is None:
         sizes = (seen.usable, seen.text_bytes, seen.longest_text_bytes)
         return _rounded(token_stats.token_range(*sizes, limit, seen.turns, seen.longest_turns))
-    found, spread = _rounded(token_stats.token_facts(counted.lengths, limit)), token_stats.distribution(counted.lengths)
-    return msgspec.structs.replace(found, p50=spread.p50, p90=spread.p90, p99=spread.p99, histogram=spread.histogram)
+    report = _rounded(token_stats.token_facts(counted.lengths, limit))
+    spread = token_stats.distribution(counted.lengths)
+    return msgspec.structs.replace(report, p50=spread.p50, p90=spread.p90, p99=spread.p99, histogram=spread.histogram)
 
 
 def _rounded(facts: TokenFacts) -> TokenReport:
@@ -235,12 +236,12 @@ def marked(row: Row, detected: DetectedFormat, loss_on: str | None) -> str:
             if whole
             else f"{example['prompt']}⟦{example['completion']}⟧"
         )
-    said = []
+    lines = []
     for index, message in enumerate(example["messages"]):
         text = "\n".join(str(part) for part in (message["content"], message.get("tool_calls")) if part)
         trained = loss_on == "all" or index in example["trained_messages"]
-        said.append(f"{message['role']}: ⟦{text}⟧" if trained else f"{message['role']}: {text}")
-    return "\n".join(said)
+        lines.append(f"{message['role']}: ⟦{text}⟧" if trained else f"{message['role']}: {text}")
+    return "\n".join(lines)
 
 
 def _short(text: str, limit: int = _EXAMPLE) -> str:

@@ -17,7 +17,7 @@ from skill_train.recipe.formats import OPTIONAL, DetectedFormat, detect, is_medi
 
 METHODS = ("sft", "dpo", "kto", "grpo", "reward")
 
-# Names that datasets give to what somebody asks and to what is answered, as `_plain` writes them.
+# Names that datasets use for questions and for answers, as `_plain` writes them.
 _ASKED = (
     "prompt", "question", "query", "problem", "instruction", "input", "q", "user", "human", "request", "ask",
     "inputs", "src", "source", "usermessage", "userinput", "inputtext", "userprompt",
@@ -30,7 +30,7 @@ _ANSWERED = (
 _QUESTIONS = (
     "question", "query", "problem", "q", "user", "human", "request", "ask", "usermessage",
 )  # fmt: skip
-_QUESTION_MARKS = ("?", "？", "؟", "՞", "፧")  # the Greek one is a semicolon, with which code ends
+_QUESTION_MARKS = ("?", "？", "؟", "՞", "፧")  # without the Greek one, a semicolon, because code ends with it
 _FILE = re.compile(r"\S*[/\\]\S+[/\\.]\S*|\S+\.[A-Za-z]\w{1,4}")
 _ABOUT = ("context", "passage", "background", "evidence", "paragraph")
 _CHOSEN = (
@@ -47,10 +47,12 @@ _LABEL = (
 
 @dataclass(frozen=True)
 class Verdict:
-    """Attributes:
-    columns: what the method calls a column: what the dataset calls it. Empty when it is impossible.
-    format: of sft only.
-    guessed: the mapping rests on the order of the columns, not on their names.
+    """The verdict on one method.
+
+    Attributes:
+        columns: the dataset's name of each column by the method's name; empty if the method is impossible.
+        format: set only for sft.
+        guessed: the mapping rests on the order of the columns, not on their names.
     """
 
     verdict: Literal["ready", "needs_mapping", "impossible"]
@@ -75,9 +77,9 @@ def judge(row: Row, detected: DetectedFormat | None, rows: Sequence[Row] = ()) -
     """The verdict for every method.
 
     Args:
-        row: a typical one.
-        detected: the format that training would take it for, or that the recipe says.
-        rows: the first ones, which tell questions from answers where no name does.
+        row: a typical row.
+        detected: the format that the training would detect, or that the recipe names.
+        rows: the first rows, which distinguish questions from answers if no column name does.
     """
     return {"sft": _sft(row, detected, rows), "dpo": _preference(row, "DPO"), "kto": _kto(row)} | {
         "grpo": _grpo(row),
@@ -85,18 +87,18 @@ def judge(row: Row, detected: DetectedFormat | None, rows: Sequence[Row] = ()) -
     }
 
 
-def _sft(row: Row, found: DetectedFormat | None, rows: Sequence[Row]) -> Verdict:
-    read = set() if found is None else set(found.columns.values())  # whose rows are looked at one by one
+def _sft(row: Row, detected: DetectedFormat | None, rows: Sequence[Row]) -> Verdict:
+    read = set() if detected is None else set(detected.columns.values())  # their rows are checked one by one
     media = [column for column, value in row.items() if column not in read and is_media(column, value)]
-    if media and (found is None or not found.explicit):
+    if media and (detected is None or not detected.explicit):
         why = f"{', '.join(media)} contains images, audio or video, and this version trains on text only"
         return Verdict("impossible", why)
-    if found is not None:
-        because = found.reason
-        if "label" in row and found.format == "prompt_completion":
+    if detected is not None:
+        because = detected.reason
+        if "label" in row and detected.format == "prompt_completion":
             because += "; label is not read, so rows with a bad label are trained too"
-        return Verdict("ready", because, found.columns, found.format)
-    for suggest in (_usual_columns, _chosen_answers, _odd_names, _one_column):
+        return Verdict("ready", because, detected.columns, detected.format)
+    for suggest in (_usual_columns, _chosen_answers, _odd_names, _single_column):
         verdict = suggest(row)
         if verdict is not None:
             return verdict
@@ -110,9 +112,9 @@ def _sft(row: Row, found: DetectedFormat | None, rows: Sequence[Row]) -> Verdict
 
 
 def _usual_columns(row: Row) -> Verdict | None:
-    found = detect(row)
-    because = f"{found.reason}; the first row has others" if found is not None else ""
-    return None if found is None else Verdict("needs_mapping", because, found.columns, found.format)
+    detected = detect(row)
+    because = f"{detected.reason}; the first row has others" if detected is not None else ""
+    return None if detected is None else Verdict("needs_mapping", because, detected.columns, detected.format)
 
 
 def _chosen_answers(row: Row) -> Verdict | None:
@@ -138,7 +140,7 @@ def _odd_names(row: Row) -> Verdict | None:
     return _pairs(row, asked, answered, f"{asked} is asked and {answered} answers, by their names")
 
 
-def _one_column(row: Row) -> Verdict | None:
+def _single_column(row: Row) -> Verdict | None:
     """The verdict for a single column that can only have one meaning."""
     for wanted, data_format, name in (
         ("messages", "messages", "messages"),
@@ -191,8 +193,8 @@ def _names_files(column: str, rows: Sequence[Row]) -> bool:
 
 
 def _pairs(row: Row, asked: str, answered: str, because: str, *, guessed: bool = False) -> Verdict:
-    """A question or an instruction is rendered as a chat turn, with what belongs to it; a prompt is given as it
-    stands."""
+    """The verdict for a column of questions and one of answers. A question or an instruction is rendered as a chat turn
+    together with its context. A prompt is used unchanged."""
     columns, data_format = {"prompt": asked, "completion": answered}, "prompt_completion"
     if kind(row[asked]) == kind(row[answered]) == "text":
         if _plain(asked) in _QUESTIONS:
@@ -207,15 +209,15 @@ def _pairs(row: Row, asked: str, answered: str, because: str, *, guessed: bool =
     return Verdict("needs_mapping", because, columns, data_format, guessed=guessed)
 
 
-def _preference(row: Row, what: str) -> Verdict:
+def _preference(row: Row, method: str) -> Verdict:
     pair = _pair(row)
     if pair is None:
-        return Verdict("impossible", f"{what} needs a chosen and a rejected answer to each prompt")
+        return Verdict("impossible", f"{method} needs a chosen and a rejected answer to each prompt")
     prompt = _column(row, _ASKED)
     if prompt is not None and kind(row[prompt]) == kind(row[pair["chosen"]]):
         return _mapped(row, {"prompt": prompt, **pair}, f"{prompt}, {pair['chosen']} and {pair['rejected']}")
     because = f"{pair['chosen']} and {pair['rejected']}, with the prompt inside them"
-    if prompt == "prompt":  # TRL would join a text with a list of messages
+    if prompt == "prompt":  # TRL would concatenate a text and a list of messages
         because += f"; {prompt} is {kind(row[prompt])} beside {kind(row[pair['chosen']])} and must be left out"
         return Verdict("needs_mapping", because, pair)
     return _mapped(row, pair, because)

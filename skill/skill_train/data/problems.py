@@ -18,16 +18,16 @@ from skill_train.recipe.fields import Recipe
 from skill_train.recipe.formats import kind
 
 Check = Callable[[Row], Checked]
-READING = ("broken_json", "not_utf8", "not_an_object", "duplicate", "personal_data")  # known without a mapping
+READING = ("broken_json", "not_utf8", "not_an_object", "duplicate", "personal_data")  # detected without a mapping
 MAPPED = ("missing_column", "empty", "malformed", "not_text", "unknown_role", "wrong_role_order")
-LINES = 10  # line numbers kept of each problem
-PEEKED = 200  # rows that decide what a typical row is
+LINES = 10  # line numbers stored for each problem
+PEEKED = 200  # the typical row is determined from so many rows
 _SHAPES = 4096
 
 
 @dataclass
 class RefusedRows:
-    """`refused` of the `rows` would end the training; `why` is the first reason."""
+    """The rows with one kind of problem. `refused` of them would end the training; `why` is the first reason."""
 
     rows: int = 0
     refused: int = 0
@@ -44,10 +44,12 @@ class RefusedRows:
 
 @dataclass
 class Survey:
-    """Attributes:
-    rows: lines that are not blank; `usable` of them are taken by training.
-    columns: the kinds of value of each, in the order of appearance.
-    longest_row: the ordinal, among the usable rows, of the one with most text.
+    """The counts over a whole dataset.
+
+    Attributes:
+        rows: lines that are not blank; the training accepts `usable` of them.
+        columns: the kinds of values in each column, in the order of appearance.
+        longest_row: the ordinal of the row with most text among the usable rows.
     """
 
     rows: int = 0
@@ -80,27 +82,27 @@ def typical(peeked: list[Row]) -> Row:
 
 def survey(recipe: Recipe, check: Check | None) -> Survey:
     """Reads every row once. Without `check` only reading problems are found."""
-    found = Survey(problems={name: RefusedRows() for name in (READING + MAPPED if check else READING)})
+    seen = Survey(problems={name: RefusedRows() for name in (READING + MAPPED if check else READING)})
     repeats, shapes = Repeats(), set[tuple[Any, ...]]()
     for line, row, raw in read_rows.read(recipe):
-        found.rows += 1
+        seen.rows += 1
         if type(row) is not dict:
             assert isinstance(row, read_rows.Broken)
-            found.problems[row.kind].add(line, row.refusal.error["message"], refused=True)
+            seen.problems[row.kind].add(line, row.refusal.error["message"], refused=True)
             continue
         shape = (*row, *map(type, row.values()))
-        if shape not in shapes and (len(shapes) < _SHAPES or _has_new(found.columns, row)):
+        if shape not in shapes and (len(shapes) < _SHAPES or _has_new(seen.columns, row)):
             shapes.add(shape)
-            _note_columns(found.columns, row)
+            _note_columns(seen.columns, row)
         written = content(row, raw)
         repeats.add(written, line)
         if holds_personal(written):
-            found.problems["personal_data"].add(line, WHAT, refused=False)
+            seen.problems["personal_data"].add(line, WHAT, refused=False)
         if check is not None:
-            _count(found, line, check(row))
+            _count(seen, line, check(row))
     for line in repeats.places():
-        found.problems["duplicate"].add(line, "the same row as an earlier one", refused=False)
-    return found
+        seen.problems["duplicate"].add(line, "the same row as an earlier one", refused=False)
+    return seen
 
 
 def usable(recipe: Recipe, check: Check) -> Iterator[tuple[int, Row]]:
@@ -117,19 +119,19 @@ def content(row: Row, raw: bytes | None) -> bytes:
     return canonical(row) if raw is None else raw.strip()
 
 
-def _count(found: Survey, line: int, checked: Checked) -> None:
+def _count(seen: Survey, line: int, checked: Checked) -> None:
     size, turns, trouble = checked
     if trouble is not None:
-        found.problems[trouble.kind].add(line, trouble.why, refused=trouble.refused)
+        seen.problems[trouble.kind].add(line, trouble.why, refused=trouble.refused)
         if trouble.refused:
             return
-    if size > found.longest_text_bytes:
-        found.longest_text_bytes, found.longest_row = size, found.usable
-    found.usable += 1
-    found.text_bytes += size
-    found.turns += turns
-    if turns > found.longest_turns:
-        found.longest_turns = turns
+    if size > seen.longest_text_bytes:
+        seen.longest_text_bytes, seen.longest_row = size, seen.usable
+    seen.usable += 1
+    seen.text_bytes += size
+    seen.turns += turns
+    if turns > seen.longest_turns:
+        seen.longest_turns = turns
 
 
 def _has_new(columns: dict[str, list[str]], row: Row) -> bool:

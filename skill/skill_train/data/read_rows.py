@@ -1,4 +1,4 @@
-"""Reads a dataset row by row. A line that cannot be read is given as such, and reading continues."""
+"""Reads a dataset row by row. An unreadable line is returned as a `Broken`, and reading continues."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ class Broken:
     refusal: Refused
 
 
-# Its number, from 1 as an editor counts; the row; its bytes in a file with one row a line. A plain tuple, because a
-# million are made.
+# The line number, from 1 as an editor counts; the row; its bytes in a file with one row on each line. A plain tuple,
+# because a million are created.
 Line = tuple[int, Row | Broken, bytes | None]
 
 
@@ -48,15 +48,15 @@ def read(recipe: Recipe) -> Iterator[Line]:
     """Every row of the chosen split, in constant memory for files with one row a line.
 
     Raises:
-        UsageError: no such dataset.
-        Refused: of the training program: a split that is not there, a kind of file that is none, a line or a document
-            without end.
+        UsageError: the dataset does not exist.
+        Refused: by the training program: the split does not exist, the kind of file is unknown, or a line or a document
+            is too long.
         Temporary: the Hub cannot be reached.
     """
     path = Path(recipe.data)
     if path.is_file() and path.suffix.lower() in (*LINES, ".json", ".csv", ".tsv"):
         if not recipe.split.startswith("train"):
-            next(iter_rows(recipe.data, split=recipe.split))  # refuses it
+            next(iter_rows(recipe.data, split=recipe.split))  # raises the refusal
         lines = _file(path)
         yield from lines if recipe.split == "train" else _sliced(lines, recipe.split)
     else:
@@ -125,7 +125,7 @@ def _file(path: Path) -> Iterator[Line]:
 
 def _json_lines(path: Path) -> Iterator[Line]:
     """One object for each line. Usual lines are read here; all others by the training program's reader."""
-    # What json.loads calls, without its checks: half the time.
+    # The function inside json.loads, without its checks: half the time.
     scan_once: Callable[[str, int], tuple[Any, int]] = json.JSONDecoder().scan_once  # type: ignore[attr-defined]
     for number, raw in numbered_lines(path):
         try:
@@ -159,7 +159,7 @@ def _parsed(raw: bytes, where: str) -> Row | Broken:
 
 
 def _json(path: Path) -> Iterator[Line]:
-    """The rows of a list of objects, of an object with one such list, or of JSON lines after all, as in
+    """The rows of a list of objects, of an object with one such list, or else of JSON lines, as in
     `train.iter_json`."""
     try:
         document = json.loads(whole_text(path))

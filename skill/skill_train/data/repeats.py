@@ -1,6 +1,7 @@
 """Counts repeated rows of a dataset exactly, in memory that hardly grows with the number of rows.
 
-Digests are sorted, 24 bytes a row, so that equal ones come to lie beside each other: of many rows in a temporary file.
+The digests are sorted, 24 bytes for each row, so that equal ones are neighbours. For many rows this uses a temporary
+file.
 """
 
 from __future__ import annotations
@@ -18,13 +19,13 @@ _READ_AT_ONCE = 128
 
 
 class Repeats:
-    """`add` every row, then ask once for the `places` of those that repeat an earlier row."""
+    """Finds repeated rows: `add` every row, then call `places` once for the rows that repeat an earlier one."""
 
     def __init__(self) -> None:
         self._rows = _Sorter()
 
     def add(self, content: bytes, place: int) -> None:
-        """Args: place: of the row in the dataset; rows come in the order of their places."""
+        """Args: place: the row's place in the dataset. Rows must be added in the order of their places."""
         self._rows.add(hashlib.sha256(content).digest()[:_DIGEST] + place.to_bytes(_PLACE, "big"))
 
     def places(self) -> Iterator[int]:

@@ -33,14 +33,15 @@ from skill_train.recipe.formats import (
 
 _FIRST = 200  # rows
 _LABELS = ("label", "labels", "class", "category", "sentiment", "target", "intent", "topic", "rating", "score", "stars")
-_WORDS = 3  # a text of as many is a sentence, and no name or number; scripts without spaces have such characters
+_WORDS = 3  # a text of so many words is a sentence, not a name or a number; scripts without spaces have such characters
 
 
 def scan(recipe: Recipe) -> DatasetFacts:
     """The facts of a dataset: every row is read and checked once, in constant memory.
 
     Raises:
-        UsageError: no such dataset, a broken line (with its number), wrong columns, a malformed row, or no rows.
+        UsageError: the dataset does not exist, a line is broken (with its number), columns are wrong, a row is
+            malformed, or there are no rows.
     """
     try:
         return _scan(recipe, Path(recipe.data))
@@ -58,37 +59,37 @@ def _scan(recipe: Recipe, path: Path) -> DatasetFacts:
             row.refusal.error["hint"] = keeps_rows or _leave_out(recipe)
             raise row.refusal
         if first is None:
-            first, found = row, find_format(recipe, row)
-            check, names = checker(found), dict.fromkeys(row)
-            awaited = optional_names(found) - names.keys()
+            first, detected = row, find_format(recipe, row)
+            check, names = checker(detected), dict.fromkeys(row)
+            awaited = optional_names(detected) - names.keys()
         if not awaited.isdisjoint(row):
             names |= dict.fromkeys(name for name in row if name in awaited)
             awaited -= names.keys()
-            found = complete(recipe, found, names)
-            check = checker(found)
-        size, said, trouble = check(row)
+            detected = complete(recipe, detected, names)
+            check = checker(detected)
+        size, row_turns, trouble = check(row)
         if trouble is not None and trouble.refused:
-            raise _refused(recipe, line, row, found, trouble.kind)
+            raise _refused(recipe, line, row, detected, trouble.kind)
         count += 1
         text_bytes += size
-        turns += said
+        turns += row_turns
         if size > longest:
             longest = size
-        longest_turns = max(longest_turns, said)
+        longest_turns = max(longest_turns, row_turns)
         if digest is not None:
             digest.update(canonical(row))
     if first is None:
         raise empty(recipe)
-    require_columns(recipe, found, names)
+    require_columns(recipe, detected, names)
     return DatasetFacts(
         source=recipe.data,
         fingerprint=file_digest(path)["sha256"] if digest is None else digest.hexdigest(),
         rows=count,
         column_names=tuple(names),
-        format=found.format,
-        columns=found.columns,
+        format=detected.format,
+        columns=detected.columns,
         bytes=path.stat().st_size if path.is_file() else None,
-        reason=found.reason,
+        reason=detected.reason,
         text_bytes=text_bytes,
         longest_text_bytes=longest,
         turns=turns,
@@ -99,7 +100,7 @@ def _scan(recipe: Recipe, path: Path) -> DatasetFacts:
 def with_text_of(facts: DatasetFacts, recipe: Recipe, first: tuple[Row, ...]) -> DatasetFacts:
     """The facts of a dataset that was not read completely: the text of its first rows stands for the others."""
     check = checker(DetectedFormat(facts.format, facts.columns, facts.reason))
-    measured = [(size, said) for size, said, trouble in map(check, first) if trouble is None or not trouble.refused]
+    measured = [(size, turns) for size, turns, trouble in map(check, first) if trouble is None or not trouble.refused]
     if not measured:
         return facts
     share = facts.rows / len(measured)
@@ -107,13 +108,13 @@ def with_text_of(facts: DatasetFacts, recipe: Recipe, first: tuple[Row, ...]) ->
         facts,
         text_bytes=round(share * sum(size for size, _ in measured)),
         longest_text_bytes=max(size for size, _ in measured),
-        turns=round(share * sum(said for _, said in measured)),
-        longest_turns=max(said for _, said in measured),
+        turns=round(share * sum(turns for _, turns in measured)),
+        longest_turns=max(turns for _, turns in measured),
     )
 
 
 def canonical(row: Row) -> bytes:
-    """Bytes that are equal for equal rows, whatever file they came from."""
+    """Bytes that are equal for equal rows, whatever the kind of file."""
     return json.dumps(row, sort_keys=True, ensure_ascii=False, default=str).encode("utf-8", "replace")
 
 
@@ -121,7 +122,7 @@ def find_format(recipe: Recipe, row: Row) -> DetectedFormat:
     """The format that the recipe names, or that this row has.
 
     Raises:
-        UsageError: there is none, or a column that every row must have is missing.
+        UsageError: there is no such format, or a column that every row must have is missing.
     """
     if recipe.format is not None:
         _check_mapping(recipe.format, recipe.columns or {})
@@ -138,23 +139,23 @@ def find_format(recipe: Recipe, row: Row) -> DetectedFormat:
             got="columns only",
             hint=f"one of the formats {', '.join(COLUMNS)} as format: … in the recipe",
         )
-    found = detect(row)
+    detected = detect(row)
     media = next((column for column, value in row.items() if is_media(column, value)), None)
-    if found is None and media is not None:
+    if detected is None and media is not None:
         raise media_error(recipe, recipe.data, media, row, None)
-    if found is None:
+    if detected is None:
         raise wrong_columns(recipe, row, "no known set of columns")
-    return found
+    return detected
 
 
 def _check_mapping(data_format: str, columns: dict[str, str]) -> None:
-    known = [*COLUMNS[data_format], *OPTIONAL[data_format]]
+    names = [*COLUMNS[data_format], *OPTIONAL[data_format]]
     for name in columns:
-        if name not in known:
+        if name not in names:
             raise UsageError(
-                f"columns: the format {data_format} has no column {name!r}{nearest(name, known)}",
+                f"columns: the format {data_format} has no column {name!r}{nearest(name, names)}",
                 code="bad_recipe",
-                expected=", ".join(known),
+                expected=", ".join(names),
                 got=name,
                 hint="references/datasets.md lists the columns of each format",
             )
@@ -176,25 +177,25 @@ def first_format(recipe: Recipe, first: Sequence[Row]) -> DetectedFormat:
     """The format and the mapping of a dataset that begins with these rows.
 
     Raises:
-        UsageError: there is none, or a column is missing.
+        UsageError: the rows have no known format, or a column is missing.
     """
     names = dict.fromkeys(name for row in first for name in row)
-    found = complete(recipe, find_format(recipe, first[0]), names)
-    require_columns(recipe, found, names)
-    check = checker(found)
+    detected = complete(recipe, find_format(recipe, first[0]), names)
+    require_columns(recipe, detected, names)
+    check = checker(detected)
     for number, row in enumerate(first, start=1):
         trouble = check(row)[2]
         if trouble is not None and trouble.kind == "not_text":
-            raise _refused(recipe, number, row, found, trouble.kind)
-    return found
+            raise _refused(recipe, number, row, detected, trouble.kind)
+    return detected
 
 
 def unread_media(recipe: Recipe, columns: dict[str, str]) -> str | None:
     """The warning for a column of images, audio or video that the recipe leaves out by naming the others."""
     if not recipe.columns:
         return None
-    found = DetectedFormat(recipe.format or "", columns, "")
-    column = next((name for row in first_rows_of(recipe) if (name := media_beside(row, found)) is not None), None)
+    detected = DetectedFormat(recipe.format or "", columns, "")
+    column = next((name for row in first_rows_of(recipe) if (name := media_beside(row, detected)) is not None), None)
     if column is None:
         return None
     left = f"the column {column!r} contains images, audio or video, which are not read"
@@ -211,9 +212,9 @@ def unread_text(first: Sequence[Row], columns: dict[str, str]) -> list[str]:
     earlier turns, or the label of a plain text.
 
     Args:
-        columns: what the format calls a column: what the dataset calls it.
+        columns: the dataset's name of each column by the format's name.
     """
-    read = {*columns.values(), "rejected"}  # the answers that sft is not to learn
+    read = {*columns.values(), "rejected"}  # sft must not learn the rejected answers
     names = dict.fromkeys(name for row in first for name in row if name not in read)
     plain = set(columns) == {"text"}
     return [
@@ -278,10 +279,10 @@ def wrong_columns(recipe: Recipe, names: Collection[str], why: str) -> UsageErro
 
 
 def media_error(recipe: Recipe, where: str, column: str, row: Row, detected: DetectedFormat | None) -> UsageError:
-    """The error for a dataset of images, audio or video, whose text alone would teach something else.
+    """The error for a dataset of images, audio or video, because its text alone would teach something else.
 
     Args:
-        detected: how its text could be read; None when it is no example by itself.
+        detected: the format in which its text could be read; None if the text alone is no example.
     """
     import yaml
 
@@ -298,21 +299,21 @@ def media_error(recipe: Recipe, where: str, column: str, row: Row, detected: Det
     )
 
 
-def _refused(recipe: Recipe, line: int, row: Row, found: DetectedFormat, kind: str) -> SkillTrainError:
+def _refused(recipe: Recipe, line: int, row: Row, detected: DetectedFormat, kind: str) -> SkillTrainError:
     """The error for a row that training rejects, with its line."""
     where = f"line {line} of {recipe.data}"
     if kind == "missing_column":
         return UsageError(
-            f"{where} has no column {min(found.required - row.keys())!r}",
+            f"{where} has no column {min(detected.required - row.keys())!r}",
             code="wrong_columns",
-            expected=", ".join(found.columns.values()),
+            expected=", ".join(detected.columns.values()),
             got=", ".join(map(str, row)),
             hint=_leave_out(recipe),
         )
-    if kind == "not_text" and (other := media_beside(row, found)) is not None:
-        return media_error(recipe, where, other, row, found)
+    if kind == "not_text" and (other := media_beside(row, detected)) is not None:
+        return media_error(recipe, where, other, row, detected)
     try:
-        to_example(row, found.format, found.columns)
+        to_example(row, detected.format, detected.columns)
     except Refused as refusal:
         refusal.error["message"] = f"{where}: {refusal.error['message']}"
         refusal.error["hint"] = refusal.error["hint"] or _leave_out(recipe)
@@ -327,8 +328,8 @@ def _refused(recipe: Recipe, line: int, row: Row, found: DetectedFormat, kind: s
 
 
 def _leave_out(recipe: Recipe) -> str:
-    """The command that lists all such rows and writes the others. The mapping may be in a recipe file that is not known
-    here."""
+    """The command that lists all such rows and writes the others. The mapping may be in a recipe file whose name is
+    unknown here."""
     split = ["--split", recipe.split] if recipe.split != Recipe.split else []
     split += ["--model", recipe.model] if recipe.model and Path(recipe.model).is_dir() else []
     fixed = read_rows.free_name(Path(recipe.data))

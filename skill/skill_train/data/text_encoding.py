@@ -15,8 +15,8 @@ def rewriting_command(path: Path) -> str | None:
     """The `iconv` command that converts the whole file to UTF-8; None if it would damage rows that already are UTF-8,
     or if a line is too long for a row.
 
-    Nearly all that is neither UTF-8 nor UTF-16 is Windows-1252, of which Latin-1 is a part. A file in which other lines
-    are UTF-8 beyond ASCII was put together from two, and no single command mends it.
+    Nearly every file that is neither UTF-8 nor UTF-16 is Windows-1252, which includes Latin-1. If some other lines are
+    UTF-8 beyond ASCII, the file was joined from two files, and no single command repairs it.
     """
     if not path.is_file() or path.suffix == ".parquet":
         return None

@@ -16,12 +16,12 @@ SCHEMA = "skill-train/tokens/1"
 # Measured 2026-11 on sentences in five languages, JSON and Python: Qwen2 2.3 to 4.8, Llama 3 2.6 to 5.1, Phi-3 and
 # Mistral 2.1 to 4.6. Columns of numbers make 1 to 2, and GPT-2 below 2 outside Latin script: then count with --model.
 BYTES_A_TOKEN = (2.0, 5.0)
-# Around each message: ChatML writes <|im_start|> role newline … <|im_end|> newline (5), Llama 3 two header marks, the
-# role, a blank line and <|eot_id|> (5), Mistral [INST] or </s> (1 to 2). Read in the models' own templates.
+# Tokens around each message: ChatML writes <|im_start|> role newline … <|im_end|> newline (5), Llama 3 two header
+# marks, the role, a blank line and <|eot_id|> (5), Mistral [INST] or </s> (1 to 2). Source: the models' own templates.
 TOKENS_A_TURN = (1, 6)
-# Once a conversation: a first token, and a system message of the template's own (Llama 3.1: about 25, Qwen2.5: 21).
+# Tokens of each conversation: a first token, and the template's own system message (Llama 3.1: about 25, Qwen2.5: 21).
 TOKENS_A_CONVERSATION = (0, 40)
-TOKENS_A_TEXT = (1, 2)  # plain text: an end token, and a first one where the tokenizer has it
+TOKENS_A_TEXT = (1, 2)  # plain text: an end token, and a first token if the tokenizer adds one
 _WHOLE_FILE_BYTES = 4 << 20
 _TOKENIZER_FILES = (
     "tokenizer.json", "tokenizer_config.json", "tokenizer.model", "special_tokens_map.json", "added_tokens.json",
@@ -34,9 +34,9 @@ class Lengths:
     """Counted rows before any cut.
 
     Attributes:
-        rows: of the dataset.
+        rows: the rows of the dataset.
         counted: `(tokens, trained tokens, position of the first trained token)` of each counted row, shortest first.
-        longest: tokens of the row with most text, which need not be among the counted.
+        longest: the tokens of the row with most text, which need not be among the counted rows.
     """
 
     rows: int
@@ -55,9 +55,10 @@ def token_range(
     """Tokens for each row without a tokenizer: 2 to 5 UTF-8 bytes a token, plus the tokens of a template.
 
     Args:
-        turns: messages of all rows, 0 for plain text; `longest_turns`: of the row with most of them.
+        turns: the messages of all rows, 0 for plain text.
+        longest_turns: the messages of the row with most of them.
 
-    `mean_cut` takes the rows for equally long: where a few are much longer than the others, the truth is below it.
+    `mean_cut` assumes rows of equal length. If a few rows are much longer than the others, the true value is lower.
     """
     mean = _tokens(text_bytes / max(rows, 1), turns / max(rows, 1))
     longest = _tokens(longest_text_bytes, longest_turns)
@@ -126,9 +127,9 @@ def known_tokens(
 
     Args:
         tokenizer: `tokenizer_key` of the model.
-        loss_on: of the recipe; None where the format decides.
+        loss_on: the field of the recipe; None if the format decides.
     """
-    path = _kept(dataset, tokenizer, split, loss_on)
+    path = _cache_path(dataset, tokenizer, split, loss_on)
     try:
         document = json.loads(path.read_text(encoding="utf-8")) if path is not None else None
         if document is None or document["schema"] != SCHEMA:
@@ -141,17 +142,17 @@ def known_tokens(
 
 def keep(dataset: DatasetFacts, tokenizer: str | None, lengths: Lengths, *, split: str, loss_on: str | None) -> None:
     """Writes the counts to the cache that `known_tokens` reads."""
-    path = _kept(dataset, tokenizer, split, loss_on)
+    path = _cache_path(dataset, tokenizer, split, loss_on)
     if path is not None:
         write_json(path, {"schema": SCHEMA, **asdict(lengths)})
 
 
 def tokenizer_key(model: str, revision: str | None) -> str | None:
-    """A key that changes when the tokenizer or its template changes; None if that cannot be told. Of a large file it
+    """A key that changes with the tokenizer or its template; None if a change cannot be detected. For a large file it
     uses the size and both ends.
 
     Args:
-        model: folder or Hub id.
+        model: a folder or a Hub id.
         revision: the commit, for a Hub id.
     """
     folder = Path(model)
@@ -178,10 +179,10 @@ def _tokens(size: float, turns: float) -> tuple[float, float]:
     return least, size / BYTES_A_TOKEN[0] + turns * TOKENS_A_TURN[1] + once[1]
 
 
-def _kept(dataset: DatasetFacts, tokenizer: str | None, split: str, loss_on: str | None) -> Path | None:
+def _cache_path(dataset: DatasetFacts, tokenizer: str | None, split: str, loss_on: str | None) -> Path | None:
     rows = dataset.fingerprint or (f"{dataset.source}@{dataset.revision}" if dataset.revision else None)
     if rows is None or tokenizer is None:
         return None
     whole = loss_on == "all" or (loss_on is None and dataset.format == "text")
-    what = json.dumps([rows, tokenizer, dataset.format, dataset.columns, split, whole], sort_keys=True)
-    return read.cache_dir() / "tokens" / f"{hashlib.sha256(what.encode()).hexdigest()[:32]}.json"
+    key = json.dumps([rows, tokenizer, dataset.format, dataset.columns, split, whole], sort_keys=True)
+    return read.cache_dir() / "tokens" / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.json"

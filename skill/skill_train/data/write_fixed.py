@@ -20,7 +20,7 @@ from skill_train.data.repeats import Repeats
 from skill_train.program.examples import Row
 from skill_train.recipe.fields import Recipe
 
-# Why the tokenizer would have a row refused, or None. Asked of rows that would be written otherwise.
+# Why the tokenizer would cause a row to be refused, or None. Called for rows that would otherwise be written.
 Refuses = Callable[[int, Row], str | None]
 
 
@@ -81,7 +81,7 @@ def write_fixed(recipe: Recipe, columns: dict[str, str], check: Check, refuses: 
             raise UsageError(
                 f"{recipe.data} has no usable row",
                 code="bad_row",
-                got=_said(left_out),
+                got=_counts_by_kind(left_out),
                 hint="run the same command without --fix to see what is wrong with each row",
             )
         file.flush()
@@ -113,9 +113,9 @@ def _trouble(check: Check, row: Row) -> str | None:
 def _line(row: Row) -> bytes:
     try:
         return (json.dumps(row, ensure_ascii=False, default=str) + "\n").encode("utf-8")
-    except UnicodeEncodeError:  # half a surrogate pair where no text of a message stands
+    except UnicodeEncodeError:  # half a surrogate pair outside of the messages' texts
         return (json.dumps(row, default=str) + "\n").encode("ascii")
 
 
-def _said(left_out: Counter[str]) -> str:
+def _counts_by_kind(left_out: Counter[str]) -> str:
     return ", ".join(f"{count} {kind}" for kind, count in sorted(left_out.items()))
