@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import models
-from skill_train.estimate.modules import kept_by_mlp
+from skill_train.estimate.modules import mlp_tensors_per_token
 
 pytestmark = pytest.mark.slow
 
@@ -20,7 +20,7 @@ def test_an_mlp_keeps_what_the_table_says(kind: str) -> None:
     """gpt2 drops out behind its MLP, whose mask is a quarter of the inner width in width."""
     facts = dataclasses.replace(models.recorded_model("gpt2"), model_type=kind)
     kept = _kept_bytes(kind) / (TOKENS * INNER * 4)
-    assert kept == pytest.approx(kept_by_mlp(facts) + (0.25 if kind == "gpt2" else 0))
+    assert kept == pytest.approx(mlp_tensors_per_token(facts) + (0.25 if kind == "gpt2" else 0))
 
 
 def _kept_bytes(kind: str) -> int:

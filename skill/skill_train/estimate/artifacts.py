@@ -1,5 +1,5 @@
-"""What the results need: memory to merge, convert and verify, and the size, memory and speed of each quantized file on
-a device. Pure arithmetic; every formula names its source."""
+"""Estimates what the results need: memory to merge, convert and verify, and the size, memory and speed of each
+quantized file on a device. Pure arithmetic; every formula names its source."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ BITS = {
     "bf16": 16.0,
     "f32": 32.0,
 }
-# An embedding that is the output head too is kept at 6 bits, or at 8 where its rows are no multiple of 256; then the
-# other K-quants fall back to coarser blocks as well, q4_k to q5_0 (llama.cpp, src/llama-quant.cpp).
+# An embedding that is also the output head keeps 6 bits, or 8 if its row length is no multiple of 256. In that case the
+# other K-quants also fall back to coarser blocks, q4_k to q5_0 (llama.cpp, src/llama-quant.cpp).
 _TIED_BITS = (6.56, 8.5)
 _FALLBACK = 1.3
 _TOKENIZER_BYTES = (0.5e6, 12e6)
@@ -35,7 +35,7 @@ _UBATCH = 512  # llama.cpp's default
 
 
 def file_bytes(model: ModelFacts, quant: str) -> Range | None:
-    """Size of a GGUF file; None when the parameters are unknown."""
+    """The size of a GGUF file; None if the parameters are unknown."""
     if not model.parameters or quant not in BITS:
         return None
     bits = BITS[quant]
@@ -70,8 +70,8 @@ def kv_cache_bytes(model: ModelFacts, context: int) -> int:
 
 
 def tokens_per_second(model: ModelFacts, quant: str, machine: MachineFacts) -> Range | None:
-    """Generation reads every active weight once a token: bandwidth x the share that is reached / bytes. None where the
-    bandwidth is not known (most CPUs)."""
+    """The speed of generation, which reads every active weight once for each token: bandwidth x the reached share /
+    bytes. None if the bandwidth is unknown (most CPUs)."""
     size, device = file_bytes(model, quant), device_speed(machine)
     if size is None or device is None or not model.parameters:
         return None
@@ -83,12 +83,12 @@ def tokens_per_second(model: ModelFacts, quant: str, machine: MachineFacts) -> R
 
 
 def merge_bytes(model: ModelFacts, plain: bool = True) -> Range | None:
-    """Memory to merge and pass the merge's gate. Large models are streamed and their weights compared, block by block
-    (bench/merge: 0.31 GB at 0.5B, 0.44 GB at 7B); of small ones, and of adapters that are more than A and B, the gate
-    runs the reference, in float32 at most, one model at a time.
+    """Memory to merge and to pass the merge's gate. Large models are streamed, and their weights are compared block by
+    block (bench/merge: 0.31 GB at 0.5B, 0.44 GB at 7B). For small models, and for adapters with more than A and B, the
+    gate runs the reference, in float32 at most, one model at a time.
 
     Args:
-        plain: the adapter is A and B alone: no DoRA, nothing saved whole.
+        plain: the adapter consists of A and B only: no DoRA, no module saved whole.
     """
     if plain and model.parameters and model.parameters > ANSWERS_UP_TO:
         return Range(0.25e9, 1e9, "streamed, a few blocks at a time")
@@ -96,12 +96,12 @@ def merge_bytes(model: ModelFacts, plain: bool = True) -> Range | None:
 
 
 def verify_bytes(model: ModelFacts, plain: bool = True) -> Range | None:
-    """Memory to verify: the reference, then the files in processes of their own, two at once where both fit. A
-    reference in 16 bits stays so, with some rows of a weight in float32 (reference_stored.py)."""
+    """Memory to verify: first the reference, then each file in its own process, two at once if both fit. A reference in
+    16 bits stays in 16 bits, with some rows of one weight in float32 (reference/low_memory.py)."""
     files = "then the files, two at once where there is room"
     stored = model.weight_bytes or 2 * (model.parameters or 0)
-    kept = plain and model.stored_dtype in ("BF16", "F16") and model.model_type in KEPT_IN_16_BITS
-    if not (kept and stored and model.vocab_size and model.hidden_size):
+    stays_in_16_bits = plain and model.stored_dtype in ("BF16", "F16") and model.model_type in KEPT_IN_16_BITS
+    if not (stays_in_16_bits and stored and model.vocab_size and model.hidden_size):
         return _in_float32(model, f"the reference in float32, {files}")
     inner = model.intermediate_size or 4 * model.hidden_size
     widest = max(min(ROWS_AT_ONCE, model.vocab_size) * model.hidden_size, min(ROWS_AT_ONCE, model.hidden_size) * inner)
@@ -110,7 +110,8 @@ def verify_bytes(model: ModelFacts, plain: bool = True) -> Range | None:
 
 
 def convert_bytes(model: ModelFacts) -> Range | None:
-    """Memory to convert: the largest tensor in float32 and its parts in work (convert.py keeps the same sum)."""
+    """Memory to convert: the largest tensor in float32 and its intermediate copies (gguf/convert.py has the same
+    sum)."""
     if not (model.vocab_size and model.hidden_size):
         return None
     largest = model.vocab_size * model.hidden_size
@@ -118,16 +119,19 @@ def convert_bytes(model: ModelFacts) -> Range | None:
 
 
 def disk_bytes(model: ModelFacts, quants: tuple[str, ...], trained_bytes: float) -> Range | None:
-    """Disk for a whole run: the merged model, one unquantized GGUF, the quantized files, and what is trained with its
-    optimizer state, three times its size, in three checkpoints (two that are kept, and one that is being written)."""
+    """Disk for a whole run: the merged model, one unquantized GGUF, the quantized files, and three checkpoints (two
+    complete ones and one that is being written). A checkpoint is three times as large as the trained weights, because
+    it includes the optimizer's state."""
     sizes = [file_bytes(model, quant) for quant in quants]
     if not model.parameters or None in sizes:
         return None
     stored = max(model.weight_bytes or 2 * model.parameters, trained_bytes)
-    known = [size for size in sizes if size is not None]
+    file_sizes = [size for size in sizes if size is not None]
     fixed = stored + 2 * model.parameters + 9 * trained_bytes
     return Range(
-        fixed + sum(s.low for s in known), fixed + sum(s.high for s in known), "merged, f16 and quantized files"
+        fixed + sum(s.low for s in file_sizes),
+        fixed + sum(s.high for s in file_sizes),
+        "merged, f16 and quantized files",
     )
 
 

@@ -1,7 +1,7 @@
-"""How fast each device computes and reads its memory. Published figures; nothing here is measured by this project.
+"""How fast each device computes and reads its memory. These are published figures; this project measured none of them.
 
-Half precision is the dense tensor rate with float32 accumulation, which is what torch uses: on GeForce cards half of
-the rate that is advertised with float16 accumulation. Sources, read 2026-11-21: `trl/trainer/utils.py` of TRL 1.16.0
+Half precision is the dense tensor rate with float32 accumulation, which torch uses. On GeForce cards it is half of the
+rate that is advertised with float16 accumulation. Sources, read 2026-11-21: `trl/trainer/utils.py` of TRL 1.16.0
 (`_PEAK_FLOPS_BY_DEVICE`: A10, A6000, L4, L40S, A100, H100, H200, B200, RTX PRO 6000); stas00/ml-engineering,
 compute/accelerator/README.md, 2026-08-22 (A100, H100, H200, B200, L40S); NVIDIA's architecture whitepapers of Turing,
 Ampere GA102, Ada and Blackwell and data sheets (the others); for Apple exo-explore/exo, device_capabilities.py, and
@@ -21,12 +21,13 @@ class Device:
     """Speeds of one kind of GPU or Apple chip.
 
     Attributes:
-        name: a regular expression of its name, without maker and family.
+        name: a regular expression that matches its name, without maker and family.
         half_tflops: float16 or bfloat16 with float32 accumulation, 1e12 operations a second.
         float_tflops: float32.
         gigabytes_per_second: memory bandwidth, 1e9 bytes.
-        sustained: share of the peak that training code reaches, relative to an A100; below 1 for cards that run into
-            their power limit or that need larger batches (stas00's MAMF table; a judgement, not a measurement of ours).
+        sustained: the share of the peak that training code reaches, relative to an A100. It is below 1 for cards that
+            reach their power limit or that need larger batches (stas00's MAMF table; we judged it, and did not
+            measure).
     """
 
     name: str
@@ -36,7 +37,8 @@ class Device:
     sustained: float = 1.0
 
 
-# The whole name is matched: a Laptop GPU, a Ti or a SUPER is another chip, and one that is not here is unknown.
+# The expression must match the whole name, because a Laptop GPU, a Ti or a SUPER is another chip. A chip without a row
+# is unknown.
 _NVIDIA = (
     Device(r"T4", 65, 8.1, 320, 0.7),
     Device(r"V100-.+", 112, 14, 900, 0.7),
@@ -63,14 +65,14 @@ _NVIDIA = (
     Device(r"L4", 121, 30.3, 300, 0.5),
     Device(r"L40S", 362, 91.6, 864, 0.6),
     Device(r"A100-.+-40GB", 312, 19.5, 1555),
-    Device(r"A100(-.+-80GB| 80GB PCIe)?", 312, 19.5, 2000),  # the flavors of the Jobs API have the one with 80 GB
+    Device(r"A100(-.+-80GB| 80GB PCIe)?", 312, 19.5, 2000),  # the flavors of the Jobs API have the 80 GB version
     Device(r"H100 PCIe", 756, 51, 2000, 0.75),
     Device(r"H100( 80GB HBM3)?", 989, 67, 3350, 0.75),
     Device(r"H200", 989, 67, 4800, 0.75),
     Device(r"B200", 2250, 80, 8000, 0.6),
     Device(r"GB10", 125, 31, 273, 0.7),
 )
-# The GPU cores of a chip come in several numbers; these are for the most, and `sustained` leaves room for fewer.
+# A chip is sold with several numbers of GPU cores. These rates are for the most; `sustained` allows for fewer.
 _APPLE = (
     Device(r"M1", 2.6, 2.6, 68),
     Device(r"M1 Pro", 5.2, 5.2, 200),
@@ -91,25 +93,26 @@ _APPLE = (
 
 
 def device_speed(machine: MachineFacts) -> Device | None:
-    """The row of this machine's GPU or Apple chip; None for one that is not in the table, and for a CPU."""
+    """The row of this machine's GPU or Apple chip; None if the table lacks it, and for a CPU."""
     rows = {"cuda": _NVIDIA, "mps": _APPLE}.get(machine.device, ())
     return next((row for row in rows if _matches(row, machine.chip)), None)
 
 
 def _matches(row: Device, name: str) -> bool:
-    """Drivers before 2021 print no `NVIDIA`; `Tesla` and `GeForce` are families."""
+    """Whether a row of the table describes this device. Drivers before 2021 print no `NVIDIA`; `Tesla` and `GeForce`
+    are families."""
     return re.fullmatch(rf"(?:NVIDIA |Apple )?(?:GeForce |Tesla )?(?:{row.name})", name) is not None
 
 
-# Floating point operations a core can start in one clock, in float32: multiply-adds count twice. Two units of the
-# vector width; Intel's and AMD's optimization manuals, Arm's Neoverse and Apple's documents.
+# Floating point operations in float32 that a core can start in one clock; a multiply-add counts twice. A core has two
+# units of the vector width. Sources: Intel's and AMD's optimization manuals, Arm's Neoverse and Apple's documents.
 _PER_CLOCK = (("avx512f", 64), ("avx2", 32), ("neon", 16), ("asimd", 16))
 
 
 def cpu_flops(machine: MachineFacts) -> float | None:
     """Peak float32 operations a second of the processor; None when its clock or its vector unit is unknown.
 
-    A cloud's "core" may be half of one, and AMD's Zen 4 splits each 512-bit operation: the utilisation carries both.
+    A cloud's "core" may be half a core, and AMD's Zen 4 splits each 512-bit operation. The utilisation includes both.
     """
     width = next((flops for feature, flops in _PER_CLOCK if feature in machine.cpu_features), None)
     if width is None or machine.cpu_mhz is None:

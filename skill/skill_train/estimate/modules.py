@@ -8,30 +8,30 @@ from skill_train.facts import ModelFacts
 
 EMBEDDINGS = ("embed_tokens", "wte", "embed_in", "word_embeddings")
 HEADS = ("lm_head", "embed_out", "output_projection")
-# MLPs of two layers and no gate, with what their activation function keeps, in widths of the MLP. torch's own functions
-# keep their input; `gelu_new` of transformers is written out and keeps four terms. Read off the MLPs of transformers
-# 5.23 with `torch.autograd.graph.saved_tensors_hooks` (2026-11-24).
+# MLPs with two layers and no gate, and the number of tensors of the MLP's width that their activation function keeps.
+# torch's own functions keep their input. `gelu_new` of transformers is not fused and keeps four terms. Observed on the
+# MLPs of transformers 5.23 with `torch.autograd.graph.saved_tensors_hooks` (2026-11-24).
 GATELESS = {
     "arcee": 1, "biogpt": 1, "bloom": 1, "falcon": 1, "gpt_bigcode": 1, "gpt_neox": 1, "mpt": 1, "nemotron": 1,
     "opt": 1, "persimmon": 1, "starcoder2": 1, "xglm": 1, "codegen": 4, "gpt2": 4, "gptj": 4, "phi": 4,
 }  # fmt: skip
-# Decoders for which transformers 5.23 has no fused attention (`_supports_sdpa` of the class): train.py takes the one
-# that is written out.
+# Decoders for which transformers 5.23 has no fused attention (`_supports_sdpa` of the class). For these train.py uses
+# the eager attention.
 EAGER = (
     "bloom", "codegen", "deepseek_v4", "flint", "gemma2", "gpt_neo", "gpt_neox_japanese", "gpt_oss", "gptj",
     "granite_swa", "granitemoe_swa", "hy_v4", "mimo_v2_flash", "mpt", "openai-gpt", "vaultgemma", "xglm",
 )  # fmt: skip
-CAPPED_SCORES = ("gemma2", "vaultgemma")  # whose tanh keeps its result too
-_GATED = 3  # the gate's result, what the activation function makes of it, and what it is multiplied with
+CAPPED_SCORES = ("gemma2", "vaultgemma")  # their tanh keeps its result too
+_GATED = 3  # the gate's result, the activation of it, and the factor that it is multiplied with
 
 
-def kept_by_mlp(model: ModelFacts) -> int:
+def mlp_tensors_per_token(model: ModelFacts) -> int:
     """Tensors of the MLP's width that the forward pass keeps for one token, without adapters' inputs."""
     return GATELESS.get(model.model_type, _GATED)
 
 
 def widths(model: ModelFacts) -> tuple[int, int, int, int]:
-    """Hidden size, width of all queries, of all keys, and of the MLP that one token passes."""
+    """The hidden size, and the widths of all queries, of all keys, and of the MLP that one token passes."""
     h = model.hidden_size or 0
     heads = model.heads or 1
     head = model.head_dim or h // heads
@@ -42,7 +42,7 @@ def widths(model: ModelFacts) -> tuple[int, int, int, int]:
 def module_widths(model: ModelFacts, name: str) -> tuple[int, int]:
     """`(inputs, outputs)` of a module by its usual name; a name that is not known counts as the MLP's first layer."""
     h, q, kv, f = widths(model)
-    known = {
+    by_name = {
         "q_proj": (h, q),
         "k_proj": (h, kv),
         "v_proj": (h, kv),
@@ -57,11 +57,11 @@ def module_widths(model: ModelFacts, name: str) -> tuple[int, int]:
         "fc2": (f, h),
         "fc_out": (f, h),
         "dense_4h_to_h": (f, h),
-        "c_proj": (f, h) if model.model_type == "starcoder2" else (h + f, 2 * h),  # GPT-2 calls two layers so
+        "c_proj": (f, h) if model.model_type == "starcoder2" else (h + f, 2 * h),  # GPT-2 has two layers of this name
         **dict.fromkeys(EMBEDDINGS, (model.vocab_size or 0, h)),
         **dict.fromkeys(HEADS, (h, model.vocab_size or 0)),
     }
-    return known.get(name, (h, f))
+    return by_name.get(name, (h, f))
 
 
 def times(model: ModelFacts, name: str) -> int:
@@ -79,7 +79,7 @@ def adapter_parameters(model: ModelFacts, target_modules: Iterable[str], lora_r:
 
 
 def saved_parameters(model: ModelFacts, name: str) -> int:
-    """Parameters of a module that trains whole beside the adapter, in all the places where its name ends so."""
+    """Parameters of a module that trains whole beside the adapter, counted at every place with this name."""
     h, q, kv, f = widths(model)
     leaf = name.rsplit(".", 1)[-1]
     if "norm" in leaf or leaf.startswith("ln_"):
@@ -90,6 +90,6 @@ def saved_parameters(model: ModelFacts, name: str) -> int:
 
 
 def largest_linear(model: ModelFacts) -> int:
-    """Numbers of the largest matrix of a layer: of the MLP or of the queries. Experts are looked at one by one."""
+    """The size of a layer's largest matrix, in the MLP or for the queries. Each expert has its own matrices."""
     h, q, _, _ = widths(model)
     return h * max(q, model.intermediate_size or 4 * h)

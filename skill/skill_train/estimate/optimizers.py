@@ -1,7 +1,7 @@
-"""Bytes that an optimizer keeps for what it trains, and what its step needs for a moment. Pure.
+"""Bytes that an optimizer keeps for the trained weights, and the temporary memory of its step. Pure.
 
-Read from torch 2.13 (`torch/optim/*.py`), transformers 5.23 (`optimization.py`: Adafactor; `trainer_optimizer.py`: none
-gets a momentum). bitsandbytes since 0.44: blocks of 256 with a float32 scale each.
+Sources: torch 2.13 (`torch/optim/*.py`), transformers 5.23 (`optimization.py`: Adafactor; `trainer_optimizer.py`: no
+optimizer gets a momentum). bitsandbytes since 0.44 uses blocks of 256 with a float32 scale each.
 """
 
 from __future__ import annotations
@@ -13,12 +13,14 @@ _BLOCKWISE = 2 * (1 + 4 / 256)  # two moments of a byte, and a float32 scale for
 
 @dataclass(frozen=True)
 class Optimizer:
-    """Attributes:
-    copies: numbers kept for a parameter, in the parameter's own type.
-    fixed: bytes kept for a parameter, whatever its type.
-    factored: keeps a row and a column of each matrix instead, in float32.
-    paged: what it keeps may lie in host memory.
-    temporaries: copies of all parameters that a step makes for a moment.
+    """The memory of one optimizer.
+
+    Attributes:
+        copies: numbers that it keeps for each parameter, in the parameter's own type.
+        fixed: bytes that it keeps for each parameter, whatever the type.
+        factored: it keeps only a row and a column of each matrix, in float32.
+        paged: its state may be in host memory.
+        temporaries: copies of all parameters that exist during a step.
     """
 
     copies: int = 0
@@ -28,8 +30,8 @@ class Optimizer:
     temporaries: int = 0
 
     def state(self, each: int, *, is_embedding: bool = False) -> float:
-        """Bytes kept for one parameter of `each` bytes. transformers' trainer keeps 32 bit for an embedding where the
-        optimizer keeps 8 (`register_module_override`)."""
+        """Bytes kept for one parameter of `each` bytes. If the optimizer keeps 8 bits, transformers' trainer makes it
+        keep 32 bits for an embedding (`register_module_override`)."""
         return 8.0 if is_embedding and self.fixed == _BLOCKWISE else self.copies * each + self.fixed
 
 

@@ -1,7 +1,7 @@
-"""How wide the range of CUDA memory is, by published runs, and what such a run proves to fit. Pure.
+"""The width of the range of CUDA memory by published runs, and what such a run proves to fit. Pure.
 
-No run of ours on CUDA has been measured. What stands here is computed by bench/estimates/compare.py from its
-published.json, and a test holds both equal.
+We have not measured a run of our own on CUDA. bench/estimates/compare.py computes these figures from its
+published.json, and a test compares both.
 """
 
 from __future__ import annotations
@@ -11,21 +11,21 @@ from dataclasses import dataclass
 from skill_train.estimate.step import MicroStep, Part
 
 RUNS, SOURCES = 13, 3
-WORST = 0.13  # the farthest of them from the middle of its estimate, as a share of the middle
-SPREAD = 0.30  # so few say little of the next: never less than this
+WORST = 0.13  # the largest distance of a published run from the middle of its estimate, as a share of the middle
+SPREAD = 0.30  # the smallest spread, because so few runs say little about the next one
 _MOVING = ("activations", "logits")
 _ON_TOP = ("fragmentation", "framework", "spread")
 
 
 @dataclass(frozen=True)
 class Proven:
-    """A published run with LoRA, and what it counts by these formulas, upper ends in bytes.
+    """A published run with LoRA, and the upper ends of its estimate by these formulas, in bytes.
 
     Attributes:
-        weights: frozen.
-        trained: with gradients and the optimizer's.
-        moving: what the passes need.
-        took: what the process had at most, with what this run saved and ours do not.
+        weights: the frozen weights.
+        trained: the trained weights with their gradients and the optimizer's state.
+        moving: what the forward and backward pass need.
+        took: the peak of the process, plus memory that this run saved and ours do not save.
     """
 
     name: str
@@ -54,10 +54,10 @@ PROVEN = (
 
 
 def spread(parts: list[Part]) -> Part:
-    """What the sum of the other parts lacks to both ends of the range.
+    """The difference between the sum of the other parts and both ends of the range.
 
     Args:
-        parts: all that is counted of a step on CUDA.
+        parts: all counted parts of a step on CUDA.
     """
     low, high = widened(parts)
     because = f"{RUNS} published runs of {SOURCES} sources lie within {WORST:.0%} of the middle; so few: {SPREAD:.0%}"
@@ -65,35 +65,37 @@ def spread(parts: list[Part]) -> Part:
 
 
 def widened(parts: list[Part]) -> tuple[float, float]:
-    """From where to where the sum may lie; not below the weights, whose numbers are known."""
+    """The range of the sum; it never begins below the weights, whose size is known."""
     low, high = sum(part.low for part in parts), sum(part.high for part in parts)
     middle, weights = (low + high) / 2, sum(part.low for part in parts if part.name == "weights")
     return min(low, max(weights, (1 - SPREAD) * middle)), max(high, (1 + SPREAD) * middle)
 
 
 def proven_bytes(step: MicroStep, parts: list[Part]) -> tuple[float, str] | None:
-    """What a step takes at most by a published run whose passes need as much, in bytes, and by which. What trains
-    and weights of 16 or 32 bit are counted number by number, so what of them is more than that run's is added; 4-bit
-    weights, whose size depends on the library, must not be more. None where no such run was published, or the step has
-    what none of them had: every weight trained, weights divided, attention written out.
+    """The most bytes that a step takes according to a published run whose passes need at least as much, and the name of
+    that run.
+
+    The size of trained weights and of weights in 16 or 32 bit is known exactly, so their excess over the run is added.
+    The size of 4-bit weights depends on the library, so they must not exceed those of the run. None if no such run was
+    published, or if the step has what no published run had: every weight trained, sharded weights, eager attention.
     """
     if step.full or step.shards > 1 or any(part.name == "attention scores" for part in parts):
         return None
     weights, trained, moving = in_three(parts)
-    found = [
+    proven = [
         (run.took + max(0.0, weights - run.weights) + max(0.0, trained - run.trained), run.name)
         for run in PROVEN
         if run.four_bit == step.four_bit and moving <= run.moving and (weights <= run.weights or not step.four_bit)
     ]
-    if not found:
+    if not proven:
         return None
-    took, name = min(found)
+    took, name = min(proven)
     counted = sum(part.high for part in parts if part.name != "spread")
     return max(took, counted), name
 
 
 def in_three(parts: list[Part]) -> tuple[float, float, float]:
-    """The upper ends of the weights, of what trains beside them, and of what the passes need, in bytes."""
+    """The upper ends in bytes of the weights, of the trained parts beside them, and of what the passes need."""
     weights = sum(part.high for part in parts if part.name == "weights")
     moving = sum(part.high for part in parts if part.name in _MOVING)
     trained = sum(part.high for part in parts if part.name not in ("weights", *_MOVING, *_ON_TOP))

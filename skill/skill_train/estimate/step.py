@@ -1,4 +1,4 @@
-"""A micro-step, whose memory and time are estimated, and the ranges that estimates are. Pure."""
+"""A micro-step, whose memory and time are estimated, and the range of an estimate. Pure."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 @dataclass(frozen=True)
 class Range:
-    """From `low` to `high`, and what that rests on."""
+    """An estimate from `low` to `high`, and its basis."""
 
     low: float
     high: float
@@ -42,15 +42,15 @@ class MicroStep:
     """One forward and backward pass on one device.
 
     Attributes:
-        rows, length: of the batch, in rows and tokens; rows are padded to the longest.
-        trained_share: share of the tokens that the loss counts.
-        shards: processes that the weights are divided among (FSDP); 1 when each holds all.
-        offload: sharded weights and optimizer states wait in host memory.
-        full: every weight trains, in float32 with autocast in `dtype`; with `pure_bf16` all of it in bfloat16.
+        rows, length: the size of the batch in rows and tokens; rows are padded to the longest.
+        trained_share: the share of the tokens that the loss counts.
+        shards: the processes that share the weights (FSDP); 1 if each process has all weights.
+        offload: sharded weights and optimizer states stay in host memory until they are needed.
+        full: every weight trains, in float32 with autocast in `dtype`, or with `pure_bf16` completely in bfloat16.
         optim: the optimizer, as the recipe names it.
         modules_to_save: modules that train whole beside the adapter.
         dora: the adapter has magnitudes.
-        accumulates: gradients of earlier micro-steps are there already.
+        accumulates: gradients of earlier micro-steps already exist.
     """
 
     device: str
@@ -78,7 +78,7 @@ class MicroStep:
 
     @property
     def fused(self) -> bool:
-        """The optimizer is one kernel without temporaries."""
+        """Whether the optimizer is one kernel without temporaries."""
         return self.optim.endswith("fused")
 
     @property
@@ -91,7 +91,7 @@ class MicroStep:
 
     @property
     def mixed(self) -> bool:
-        """float32 weights, of which autocast makes 16-bit copies to compute with."""
+        """Whether the weights are float32 and autocast computes with 16-bit copies of them."""
         return self.full and not self.pure_bf16 and self.dtype != "float32"
 
 

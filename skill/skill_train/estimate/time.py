@@ -1,7 +1,7 @@
-"""How long a training takes: arithmetic of the steps over a rate, and what comes before and after. Pure.
+"""How long a training takes: the arithmetic of the steps divided by a rate, plus the time before and after. Pure.
 
-The rate is a measurement when a run on this machine is known (`Calibration`), else the device's published peak times a
-share that published runs reached.
+The rate is measured if there was a run on this machine (`Calibration`). Otherwise it is the device's published peak
+times a share that published runs reached.
 """
 
 from __future__ import annotations
@@ -17,31 +17,32 @@ from skill_train.estimate.step import BYTES, MicroStep, Part, Range
 from skill_train.facts import Calibration, MachineFacts, ModelFacts
 from skill_train.program.model import LOGITS_AT_ONCE
 
-# Share of the peak (half precision, float32 accumulation) that LoRA training with plain Hugging Face code reaches on an
-# A100 once the micro-batch is large, by hidden size. Worked out from QwenLM/Qwen, README, "Profiling of Memory and
-# Speed" (LoRA, 1.8B, 7B and 14B, 256 to 8192 tokens): these and the floor below reproduce its 18 figures within 12 %.
+# The share of the peak (half precision, float32 accumulation) that LoRA training with plain Hugging Face code reaches
+# on an A100 with a large micro-batch, by hidden size. Computed from QwenLM/Qwen, README, "Profiling of Memory and
+# Speed" (LoRA, 1.8B, 7B and 14B, 256 to 8192 tokens). These values and the floor below reproduce its 18 figures within
+# 12 %.
 _REACHED = ((1024, 0.30), (1536, 0.33), (2048, 0.36), (3072, 0.42), (4096, 0.48), (5120, 0.53))
-# Seconds a layer below which a micro-step does not get, however small: kernel launches. Same source.
+# The least seconds of a micro-step for each layer, however small, because of kernel launches. Same source.
 _FLOOR = {True: 0.0045, False: 0.0030}  # with and without checkpointing
-# Dequantizing, a billion parameters and a micro-step, at 2000 GB/s: QLoRA against LoRA, same source.
+# Seconds to dequantize a billion parameters in a micro-step at 2000 GB/s: QLoRA compared with LoRA, same source.
 _FOUR_BIT_SECONDS = 0.010
 # MPS: 0.41 to 0.44 of the float32 peak for 8B with long rows, 0.14 with rows of 84 tokens (MLX on an M1 Max,
 # mlx-train-perf 0.9.1); about 0.5 for 8B on an M4 Pro (PyTorch, unslothai/unsloth PR 1289).
 _MPS_REACHED = (0.15, 0.45)
-# CPU, beside reading the weights: measured in bench/estimates on 2 cores of an AMD EPYC with AVX-512, 0.13 to 0.46,
-# from Gemma 3 at 128 tokens to Qwen2.5 0.5B at 1024; and in bfloat16, where the processor multiplies it, so many times
-# as fast. The upper end leaves room for better cores.
+# CPU, in addition to reading the weights: measured in bench/estimates on 2 cores of an AMD EPYC with AVX-512, 0.13 to
+# 0.46, from Gemma 3 at 128 tokens to Qwen2.5 0.5B at 1024. A processor that multiplies bfloat16 is so many times as
+# fast in it. The upper end allows for better cores.
 _CPU_REACHED = (0.13, 0.60)
 _CPU_HALF = 3.0
-# Bytes of weights that a core reads in a second while it multiplies few rows with them: a float32 matrix of 0.67 GB by
-# 15 rows, 5.5 GB/s, and the other way round 7.4, on the same 2 cores, 2026-11-21 (by one row: 15 and 22).
+# Bytes of weights that a core reads in a second while it multiplies few rows with them. Measured on the same 2 cores,
+# 2026-11-21: a float32 matrix of 0.67 GB times 15 rows at 5.5 GB/s, transposed at 7.4 (times one row: 15 and 22).
 _CPU_READS = 4e9
-# Reads and writes of each weight by clipping (norm, mul: 3) and by torch 2.13's AdamW: fused 4 and 3, else 18
-# (_multi_tensor_adamw: lerp, mul, addcmul, sqrt, div, add, addcdiv).
+# The reads and writes of each weight: 3 by clipping (norm, mul), and by torch 2.13's AdamW 4 and 3 if it is fused, else
+# 18 (_multi_tensor_adamw: lerp, mul, addcmul, sqrt, div, add, addcdiv).
 _OPTIMIZER_PASSES = {True: 10, False: 21}
 _BF16_FEATURES = {"avx512_bf16", "amx_bf16", "bf16"}
-_SPREAD = 1.6  # an uncalibrated time is this many times faster or slower; published runs differ by that
-_CALIBRATED = {True: 1.25, False: 1.6}  # by whether the measured run had the same model shape
+_SPREAD = 1.6  # an uncalibrated time may be off by this factor, as published runs are
+_CALIBRATED = {True: 1.25, False: 1.6}  # the key says whether the measured run had the same model shape
 
 
 @dataclass(frozen=True)
@@ -50,10 +51,10 @@ class Schedule:
 
     Attributes:
         steps: optimizer steps; accumulation: micro-steps in each.
-        row_tokens: mean tokens a row after cutting, `(low, high)`.
-        rows: that are read and tokenized.
-        local_weights: the model's files are on this machine already.
-        start_seconds: before the program runs: none here, image and installation in the cloud.
+        row_tokens: the mean tokens of a row after cutting, `(low, high)`.
+        rows: rows that are read and tokenized.
+        local_weights: the model's files are already on this machine.
+        start_seconds: the time before the program runs: zero here; in the cloud for the image and the installation.
     """
 
     steps: int
@@ -67,11 +68,12 @@ class Schedule:
 def micro_step_flops(model: ModelFacts, step: MicroStep) -> float | None:
     """Floating point operations of one micro-step, a multiply-add counted twice; None for an unknown shape.
 
-    Forward 2 x parameters x tokens (Kaplan et al. 2020, section 2.1). Backward the same again for the gradients of the
-    inputs; those of frozen weights are not made (Hu et al. 2021), and where all weights train they are as much again.
-    Recomputation once more. Attention: 2 matmuls over the causal half, 2.5 times that backward (Dao 2023,
-    FlashAttention-2, section 4.1). The output head sees trained tokens: forward, backward, and again where TRL (on
-    CUDA) or a head that trains makes its logits twice.
+    The forward pass takes 2 x parameters x tokens (Kaplan et al. 2020, section 2.1). The backward pass takes the same
+    for the gradients of the inputs. Gradients of frozen weights are not computed (Hu et al. 2021); if all weights
+    train, their gradients take the same once more. Recomputation takes another forward pass. Attention takes 2 matmuls
+    over the causal half, and 2.5 times that in the backward pass (Dao 2023, FlashAttention-2, section 4.1). The output
+    head processes only trained tokens: forward, backward, and again if TRL (on CUDA) or a head that trains computes its
+    logits twice.
     """
     active = model.active_parameters or model.parameters
     if not (active and model.layers and model.hidden_size and model.vocab_size):
@@ -91,9 +93,9 @@ def micro_step_flops(model: ModelFacts, step: MicroStep) -> float | None:
 
 
 def reading_seconds(model: ModelFacts, step: MicroStep, machine: MachineFacts) -> float:
-    """Seconds of a micro-step for reading weights, which short rows on a processor do not hide behind arithmetic: those
-    of the layers once a pass, those of the output head twice for each lot of logits. None on a GPU, where
-    `_FLOOR` and the reached share carry it.
+    """Seconds of a micro-step for reading weights on a processor, where short rows do not hide them behind arithmetic.
+    A pass reads the weights of the layers once, and those of the output head twice for each chunk of logits. None on a
+    GPU, where `_FLOOR` and the reached share include this time.
     """
     if step.device != "cpu":
         return 0.0
@@ -107,7 +109,8 @@ def reading_seconds(model: ModelFacts, step: MicroStep, machine: MachineFacts) -
 
 
 def optimizer_seconds(model: ModelFacts, step: MicroStep, machine: MachineFacts) -> float:
-    """Seconds of AdamW for every weight, bound by memory; of an adapter's few weights they are left out."""
+    """Seconds of AdamW for every weight, limited by the memory bandwidth. For the few weights of an adapter they are
+    left out."""
     device = device_speed(machine)
     bandwidth = _CPU_READS * machine.cores if step.device == "cpu" else device and device.gigabytes_per_second * 1e9
     if not step.full or not bandwidth:
@@ -176,7 +179,7 @@ def training_seconds(
     """The parts of a whole run, in seconds; None when a micro-step's time is unknown.
 
     Args:
-        step: at its longest; the mean length of the rows comes from the schedule.
+        step: the longest micro-step; the mean length of the rows comes from the schedule.
     """
     low_tokens, high_tokens = schedule.row_tokens
     padding = 1.0 if step.rows == 1 else 1.3  # a batch is as long as its longest row
@@ -202,8 +205,9 @@ def _of_length(step: MicroStep, tokens: float) -> MicroStep:
 
 
 def _loading(model: ModelFacts, schedule: Schedule) -> list[Part]:
-    """Rates from slow to fast: a home line to a data centre (30 to 300 MB/s), a disk (0.3 to 3 GB/s), rendering and
-    tokenizing (1,000 to 10,000 rows a second of a few hundred tokens; the answers are located by rendering twice)."""
+    """The time before the first step, at rates from slow to fast: download by a home line or in a data centre (30 to
+    300 MB/s), a disk (0.3 to 3 GB/s), rendering and tokenizing (1,000 to 10,000 rows of a few hundred tokens a second;
+    each row is rendered twice to locate its answers)."""
     stored = model.weight_bytes or 2 * (model.parameters or 0)
     parts = [Part("imports", 5, 30, "torch, transformers, trl")]
     if not schedule.local_weights:
@@ -215,5 +219,6 @@ def _loading(model: ModelFacts, schedule: Schedule) -> list[Part]:
 
 
 def _checks(short: Range, long: Range) -> Part:
-    """The smoke verdict: two gradients, 16 forward passes of one row, two answers of 48 tokens, a reloaded adapter."""
+    """The time of the smoke checks: two gradients, 16 forward passes of one row, two answers of 48 tokens, and
+    reloading the adapter."""
     return Part("checks", 4 * short.low, 12 * long.high + 5, "the smoke verdict, before and after")
