@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from skill_train.core.errors import UsageError
-from skill_train.gguf.quantize import fallbacks_of, known_types, type_names
+from skill_train.gguf.quantize import fallbacks_of, quantization_types, type_names
 from skill_train.gguf.quantize_worker import _Log, _refused
 from skill_train.llama.gguf_header import GgufFile, Tensor
 
@@ -16,7 +16,7 @@ LLAMA_H = {"f32": 0, "f16": 1, "q4_0": 2, "q8_0": 7, "q2_k": 10, "q4_k_m": 15, "
 
 
 def test_every_type_of_the_installed_llama_cpp_is_known_by_its_number() -> None:
-    known = known_types()
+    known = quantization_types()
     assert {name: known[name] for name in LLAMA_H} == LLAMA_H
     assert len(known) >= 35
     assert not {"guessed", "nvfp4"} & set(known)

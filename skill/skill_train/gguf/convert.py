@@ -1,7 +1,7 @@
 """The step that turns a model folder into one GGUF file, through llama.cpp's own converter.
 
-What can be refused is refused first: missing files, no disk, no memory, an unknown architecture or tokenizer, weights
-that no type holds. Only then the weights are written.
+All refusals come first: missing files, too little disk or memory, an unknown architecture or tokenizer, weights that no
+type can hold. Only then are the weights written.
 """
 
 from __future__ import annotations
@@ -37,13 +37,14 @@ from skill_train.run.records import read_json
 
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "tiktoken.model", "tekken.json")
 
-# Measured with the converter of llama-cpp-python 0.3.36 on Linux: 0.45 GB for itself, torch and a vocabulary of 152k,
-# and 1.54 GB at its peak with a largest tensor of 156 million weights: at most 7 bytes a weight, whatever the types.
+# Measured with the converter of llama-cpp-python 0.3.36 on Linux: 0.45 GB for the converter, torch and a vocabulary of
+# 152k, and a peak of 1.54 GB with a largest tensor of 156 million weights: at most 7 bytes a weight, whatever the
+# types.
 _CONVERTER_BYTES = 600_000_000
 _BYTES_PER_WEIGHT_IN_WORK = 8
 
-# Looking through more weights than this takes longer than asking the converter first. It reads architecture and
-# tokenizer before it writes weights, so on a small model the question would only be asked twice.
+# Reading more weights than this takes longer than asking the converter first. The converter checks architecture and
+# tokenizer before it writes weights, so for a small model asking first would only do that twice.
 _LONG_BYTES = 2_000_000_000
 
 
@@ -54,7 +55,7 @@ class ConvertRequest:
     Attributes:
         model: a folder with config.json, safetensors weights and tokenizer files.
         out: the folder for the file.
-        record: where `convert.json` goes.
+        record: the path of `convert.json`.
         outtype: `auto`, `f16`, `bf16`, `f32` or `q8_0`. Auto takes f16 unless a weight is too large for it.
     """
 
@@ -77,12 +78,13 @@ def convert(
     """Writes `out/<name>-<type>.gguf`.
 
     Args:
-        ready: of `converter.ready`.
-        meanwhile: called when the converter begins, which leaves all cores but one; not where there is nothing to do.
+        ready: the process of `converter.ready`.
+        meanwhile: called when the converter begins, because the converter leaves all cores but one free. It is not
+            called if the file already exists.
 
     Raises:
         UsageError: the folder cannot be converted; the message says why.
-        DecisionNeeded: not enough disk or memory.
+        DecisionNeeded: there is not enough disk or memory.
     """
     started = time.monotonic()
     _check_model(request.model, request.outtype, request.toolchain, warn)
@@ -99,7 +101,7 @@ def convert(
     meanwhile()
     with whole_file(file) as part:
         _run(request.toolchain, request.model, part, _how(request.model, request.name, chosen), progress, ready)
-        made = ExportRecord(
+        record = ExportRecord(
             step=request.record.stem,
             inputs=inputs,
             options=options,
@@ -111,13 +113,13 @@ def convert(
             peak_memory_bytes=peak_memory_bytes(children=True),
             finished_at=records.timestamp(),
         )
-        records.write(note_of(file, request.record), made)
+        records.write(note_of(file, request.record), record)
     os.replace(note_of(file, request.record), request.record)
-    return StepResult(made)
+    return StepResult(record)
 
 
 def _chosen(model: Path, out: Path, outtype: str, toolchain: Toolchain, progress: Bar) -> WeightType:
-    """The type to convert to, after what can be refused is refused."""
+    """The type to convert to, after all checks that can refuse the model."""
     weights = read_weights(model)
     _check_room(weights, model, out, outtype)
     if sum(stored.size for stored in weights.values()) > _LONG_BYTES:
@@ -127,11 +129,11 @@ def _chosen(model: Path, out: Path, outtype: str, toolchain: Toolchain, progress
 
 
 def check_supported(model: Path, toolchain: Toolchain, *, progress: Bar) -> None:
-    """Asks the converter's own code: it reads the architecture, the weights' headers and the tokenizer, and writes the
-    vocabulary alone to a temporary file. Seconds, whatever the size of the model.
+    """Checks with the converter's own code, which reads the architecture, the weights' headers and the tokenizer, and
+    writes only the vocabulary to a temporary file. Takes seconds, whatever the size of the model.
 
     Raises:
-        UsageError: it does not know the architecture or the tokenizer, or the folder is incomplete.
+        UsageError: the converter does not know the architecture or the tokenizer, or the folder is incomplete.
     """
     progress(0, 1, "asking llama.cpp whether it knows this architecture and tokenizer")
     with tempfile.TemporaryDirectory(prefix="skill-train-") as folder:
@@ -139,7 +141,7 @@ def check_supported(model: Path, toolchain: Toolchain, *, progress: Bar) -> None
 
 
 def output_of(record: ExportRecord, folder: Path) -> Path:
-    """The GGUF file that a record of this step names; `folder` is where the record lies."""
+    """The GGUF file that a record of this step names; `folder` is the record's folder."""
     return folder / next(iter(record.outputs))
 
 
@@ -168,8 +170,8 @@ def _how(model: Path, name: str, chosen: WeightType) -> list[str]:
 
 
 def _model_name(model: Path, name: str) -> str:
-    """What `general.name` says. llama.cpp lets Phi-3's special tokens swallow white space only in a file of that name
-    (src/llama-vocab.cpp), so a fine-tune that is called something else would get other ids."""
+    """The value for `general.name`. llama.cpp lets Phi-3's special tokens swallow white space only in a file of that
+    name (src/llama-vocab.cpp), so a fine-tuned model with another name would get other ids."""
     named = any(part in name.lower() for part in ("phi-3", "phi3"))
     is_phi3 = read_json(model / "config.json").get("model_type") == "phi3"
     return f"{name} (phi-3)" if is_phi3 and not named and _swallows_space(model) else name
@@ -226,7 +228,7 @@ def _check_room(weights: dict[str, StoredTensor], model: Path, out: Path, outtyp
 
 
 def _written_together(counts: dict[str, int]) -> Counter[str]:
-    """Weights by output tensor: the converter stacks the experts of a layer into one."""
+    """The number of weights by output tensor, because the converter stacks the experts of a layer into one tensor."""
     together: Counter[str] = Counter()
     for name, count in counts.items():
         together[re.sub(r"experts\.\d+\.", "experts.", name)] += count

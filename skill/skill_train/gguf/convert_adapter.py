@@ -1,7 +1,8 @@
 """The step that turns an adapter alone into a GGUF file, to be loaded beside the base model's GGUF.
 
-llama.cpp's converter takes adapters that llama.cpp then applies wrongly, or crashes on: one alpha a file, scale alpha /
-rank, and only pairs of matrices on the layers that it knows. What would not be exact is refused here, by name.
+llama.cpp's converter accepts adapters that llama.cpp then applies wrongly, or on which it crashes. A file has one
+alpha, the scale is alpha / rank, and llama.cpp applies only pairs of matrices on layers that it knows. An adapter that
+would not be applied exactly is refused here, with the name of the part.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ def export_lora(
     """Writes `out/<name>-lora-<type>.gguf`.
 
     Raises:
-        UsageError: not an adapter, or one that llama.cpp cannot apply exactly; the message names what.
+        UsageError: this is no adapter, or llama.cpp cannot apply it exactly; the message names the part.
     """
     started = time.monotonic()
     if request.outtype not in OUTTYPES:
@@ -90,12 +91,12 @@ def export_lora(
         arguments = ["--outfile", str(part.resolve()), "--outtype", request.outtype]
         _run(request.toolchain, request.base, request.adapter, alpha, arguments, progress)
         tensors = len(read_gguf(part).tensors)
-        made_file = exported_file(part, request.outtype)
-    made = ExportRecord(
+        output = exported_file(part, request.outtype)
+    record = ExportRecord(
         step=request.record.stem,
         inputs=inputs,
         options=options,
-        outputs={str(file.relative_to(request.record.parent)): made_file},
+        outputs={str(file.relative_to(request.record.parent)): output},
         figures={"tensors": tensors, "modules": len(read.modules), "alpha": alpha},
         reasons=[ExportReason("alpha", reason, CONFIG)],
         versions=versions("llama-cpp-python", "torch", "transformers"),
@@ -103,26 +104,28 @@ def export_lora(
         peak_memory_bytes=peak_memory_bytes(children=True),
         finished_at=records.timestamp(),
     )
-    records.write(request.record, made)
-    return StepResult(made)
+    records.write(request.record, record)
+    return StepResult(record)
 
 
 def problems(adapter: Adapter, base_config: JsonObject) -> list[str]:
-    """What of the adapter llama.cpp cannot apply exactly; empty when it can all of it."""
-    found = why_not_streamed(adapter)
+    """The parts of the adapter that llama.cpp cannot apply exactly; empty if it can apply all of them."""
+    reasons = why_not_streamed(adapter)
     if adapter.config.get("fan_in_fan_out"):
-        found.append("its layers are transposed (fan_in_fan_out, as in GPT-2): llama.cpp aborts on the result")
-    found += [f"{name} is stored whole (modules_to_save, a bias or an embedding)" for name in sorted(adapter.replaced)]
+        reasons.append("its layers are transposed (fan_in_fan_out, as in GPT-2): llama.cpp aborts on the result")
+    reasons += [
+        f"{name} is stored whole (modules_to_save, a bias or an embedding)" for name in sorted(adapter.replaced)
+    ]
     for module, parts in sorted(adapter.modules.items()):
-        found += sorted({f"{module} has {_WHAT[kind]}" for kind in parts if kind in _WHAT})
+        reasons += sorted({f"{module} has {_WHAT[kind]}" for kind in parts if kind in _WHAT})
         if module.rpartition(".")[2] == "lm_head" and base_config.get("tie_word_embeddings"):
-            found.append(f"{module} is tied to the embedding in the base model: llama.cpp crashes on the result")
+            reasons.append(f"{module} is tied to the embedding in the base model: llama.cpp crashes on the result")
     if len(_alphas(adapter)) > 1:
-        found.append(
+        reasons.append(
             "its layers have different scales, and a file holds one alpha: "
             + ", ".join(f"alpha {alpha:g} in {module}" for alpha, module in sorted(_alphas(adapter).items()))
         )
-    return found
+    return reasons
 
 
 def _run(toolchain: Toolchain, base: Path, adapter: Path, alpha: float, arguments: list[str], progress: Bar) -> None:
@@ -137,20 +140,20 @@ def _run(toolchain: Toolchain, base: Path, adapter: Path, alpha: float, argument
 
 
 def _check_convertible(adapter: Adapter, base: Path) -> tuple[float, str]:
-    """The alpha for the file, and why it is that."""
-    found = problems(adapter, read_json(base / "config.json"))
+    """The alpha for the file, and the reason for it."""
+    reasons = problems(adapter, read_json(base / "config.json"))
     if not adapter.modules:
-        found.append("it has no LoRA matrices")
+        reasons.append("it has no LoRA matrices")
     if new := new_tokens(base, adapter.folder):
         some = ", ".join(repr(text) for text in list(new.values())[:3])
-        found.append(f"its tokenizer adds {len(new)} tokens ({some}), and the file lies beside one of the base's")
-    if found:
+        reasons.append(f"its tokenizer adds {len(new)} tokens ({some}), and the file lies beside one of the base's")
+    if reasons:
         raise UsageError(
-            f"llama.cpp cannot apply this adapter exactly: {found[0]}"
-            + (f" (and {len(found) - 1} more)" if len(found) > 1 else ""),
+            f"llama.cpp cannot apply this adapter exactly: {reasons[0]}"
+            + (f" (and {len(reasons) - 1} more)" if len(reasons) > 1 else ""),
             code="not_convertible",
             expected="LoRA matrices on attention and MLP layers, with one scale",
-            got="; ".join(found[:8]),
+            got="; ".join(reasons[:8]),
             hint="merge it instead: skill-train merge RUN, then skill-train export-gguf RUN",
         )
     (alpha,) = _alphas(adapter)
@@ -161,9 +164,9 @@ def _check_convertible(adapter: Adapter, base: Path) -> tuple[float, str]:
 
 
 def _alphas(adapter: Adapter) -> dict[float, str]:
-    """The alpha that makes llama.cpp's scale, alpha / rank, equal to PEFT's; with one module that needs it.
+    """Each alpha that makes llama.cpp's scale, alpha / rank, equal to PEFT's, with one module that needs it.
 
-    PEFT: alpha / r, or alpha / sqrt(r) with rank-stabilised LoRA (https://arxiv.org/abs/2312.03732).
+    PEFT's scale is alpha / r, or alpha / sqrt(r) with rank-stabilised LoRA (https://arxiv.org/abs/2312.03732).
     """
     needed: dict[float, str] = {}
     for module, parts in adapter.modules.items():

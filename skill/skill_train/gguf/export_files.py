@@ -1,4 +1,4 @@
-"""The files of an export: what the steps recorded, and what lies beside."""
+"""The files of an export: those that the steps recorded, and other files beside them."""
 
 from __future__ import annotations
 
@@ -10,30 +10,31 @@ from skill_train.run.folder import RunDir
 
 
 def unread(run: RunDir) -> tuple[tuple[str, str], ...]:
-    """What belongs to an export and cannot be judged, with the reason: what a record names and is gone, and what lies
-    in `gguf/` and is no GGUF file."""
+    """The files of an export that cannot be checked, with the reason: recorded files that are missing, and files in
+    `gguf/` that are not GGUF files."""
     gone = [(path.name, "it was exported, and is not there any more") for path in recorded(run) if not path.is_file()]
-    known = {*run.exported, run.gguf / "Modelfile"}
-    others = sorted(path.name for path in run.gguf.glob("*") if path not in known)
+    expected = {*run.exported, run.gguf / "Modelfile"}
+    others = sorted(path.name for path in run.gguf.glob("*") if path not in expected)
     return (*gone, *((name, "it is not a GGUF file by its name") for name in others))
 
 
 def recorded(run: RunDir) -> list[Path]:
-    """The files that the steps say they made."""
+    """The files that the records of the steps name."""
     return [run.path / name for name in export_record.outputs(run.path)]
 
 
 def outtype(record: Path, plain: list[str]) -> str:
-    """The type to convert to. A conversion already done is kept when it is of the type that is asked for."""
+    """The type to convert to. An earlier conversion is kept if it has a requested type."""
     earlier = export_record.read(record) if record.is_file() else None
     if earlier is None or not earlier.outputs:
         return plain[0] if plain else "auto"
-    made = next(iter(earlier.outputs.values()))["quant"]
-    return earlier.options.get("outtype", "auto") if not plain or made in plain else plain[0]
+    quant = next(iter(earlier.outputs.values()))["quant"]
+    return earlier.options.get("outtype", "auto") if not plain or quant in plain else plain[0]
 
 
 def model_of(modelfile: Path) -> str | None:
-    """What a Modelfile's FROM names; None without one. Ollama takes instructions in any case."""
+    """The model that a Modelfile's FROM names; None without a FROM. Ollama reads instructions in upper or lower
+    case."""
     text = modelfile.read_text(encoding="utf-8", errors="replace") if modelfile.is_file() else ""
-    found = re.search(r"^from[ \t]+(\S.*?)[ \t]*$", text, re.IGNORECASE | re.MULTILINE)
-    return found[1] if found else None
+    match = re.search(r"^from[ \t]+(\S.*?)[ \t]*$", text, re.IGNORECASE | re.MULTILINE)
+    return match[1] if match else None

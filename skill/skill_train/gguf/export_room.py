@@ -1,4 +1,5 @@
-"""What an export will need on disk, before it starts: the merged model, one unquantized file, the quantized ones."""
+"""Computes the disk space of an export before it starts: the merged model, one unquantized file, the quantized
+files."""
 
 from __future__ import annotations
 
@@ -12,10 +13,10 @@ from skill_train.run.folder import require_space
 
 
 def room(model: ModelFacts, types: list[str]) -> dict[str, int | None]:
-    """Bytes by what is written, each at its upper estimate; None for a type of unknown size.
+    """The bytes of each result by its name, each at its upper estimate; None for a type of unknown size.
 
     Args:
-        types: as asked for; f16 comes first when no unquantized type is among them.
+        types: the requested types; f16 is added in front if none of them is unquantized.
     """
     plain = [kind for kind in types if BITS.get(kind, 0.0) >= BITS["f16"]]
     wanted = types if plain else ["f16", *types]
@@ -25,18 +26,18 @@ def room(model: ModelFacts, types: list[str]) -> dict[str, int | None]:
 
 
 def require_room(sizes: dict[str, int | None], folder: Path) -> str:
-    """One sentence on the need and what is free.
+    """One sentence on the needed and the free disk space.
 
     Args:
-        folder: where it will be written; it exists.
+        folder: the folder for the results, which exists.
 
     Raises:
-        DecisionNeeded: not enough disk.
+        DecisionNeeded: there is not enough disk space.
     """
-    known = {name: size for name, size in sizes.items() if size is not None}
-    parts = ", ".join(f"{name} {size / 1e9:.2f}" for name, size in known.items())
+    known_sizes = {name: size for name, size in sizes.items() if size is not None}
+    parts = ", ".join(f"{name} {size / 1e9:.2f}" for name, size in known_sizes.items())
     unknown = [name for name, size in sizes.items() if size is None]
-    require_space(folder, sum(known.values()), f"the export ({parts} GB)")
-    need = f"needs up to {gigabytes(sum(known.values()), 2)} of disk ({parts})"
+    require_space(folder, sum(known_sizes.values()), f"the export ({parts} GB)")
+    need = f"needs up to {gigabytes(sum(known_sizes.values()), 2)} of disk ({parts})"
     beside = f", and what {', '.join(unknown)} take" if unknown else ""
     return f"{need}{beside}; {gigabytes(shutil.disk_usage(folder).free, 2)} are free"

@@ -1,8 +1,9 @@
-"""The Modelfile that tells Ollama how to run a GGUF file: stop tokens, sampling, context; and why each line is there.
+"""The Modelfile that tells Ollama how to run a GGUF file: stop tokens, sampling and context, with a reason for each
+line.
 
-Of a model that was trained with its chat template no TEMPLATE is written: Ollama would use it instead of the template
-in the file, and it is in another language (Go's), so it would be a second, untested version of the model's own. The
-frame is `templates/Modelfile`.
+For a model that was trained with its chat template no TEMPLATE is written. Ollama would use TEMPLATE instead of the
+template in the file. It is written in another language (Go's), so it would be a second, untested version of the model's
+template. The frame is `templates/Modelfile`.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from skill_train.run.records import read_json
 
 Reason = dict[str, str]
 
-# Name in generation_config.json, name in a Modelfile, from
+# The name in generation_config.json and the name in a Modelfile. Source:
 # https://github.com/ollama/ollama/blob/main/docs/modelfile.md
 _SAMPLING = (
     ("temperature", "temperature"),
@@ -31,8 +32,8 @@ _SAMPLING = (
     ("min_p", "min_p"),
     ("repetition_penalty", "repeat_penalty"),
 )
-_OLLAMA_REPEAT_PENALTY = "1.1"  # what its documentation names as the default
-_OLLAMA_CONTEXT = 4096  # tokens; what Ollama gives a model that asks for nothing, on most machines
+_OLLAMA_REPEAT_PENALTY = "1.1"  # the documented default
+_OLLAMA_CONTEXT = 4096  # tokens; Ollama's default context on most machines
 BARE_TEMPLATE = "TEMPLATE {{ .Prompt }}"
 _PROBE = "Zebra quartz 8162."  # an answer that no template contains
 
@@ -41,8 +42,8 @@ def modelfile(gguf: str, parameters: list[str]) -> str:
     """The text of a Modelfile.
 
     Args:
-        gguf: the file, as FROM shall name it (relative to the Modelfile).
-        parameters: lines of `parameters_of`.
+        gguf: the file name for FROM, relative to the Modelfile.
+        parameters: the lines of `parameters_of`.
 
     Raises:
         UsageError: `gguf` cannot be written in one line.
@@ -54,7 +55,7 @@ def modelfile(gguf: str, parameters: list[str]) -> str:
     template = Template(resources.template("Modelfile").read_text(encoding="utf-8"))
     named = gguf if Path(gguf).is_absolute() or gguf.startswith("./") else f"./{gguf}"
     text = template.substitute(gguf=named, parameters="\n".join(parameters))
-    if BARE_TEMPLATE in parameters:  # the frame says why there is none
+    if BARE_TEMPLATE in parameters:  # the frame explains the missing TEMPLATE
         text = "\n".join(line for line in text.split("\n") if not line.startswith("# No TEMPLATE"))
     return text
 
@@ -62,13 +63,14 @@ def modelfile(gguf: str, parameters: list[str]) -> str:
 def parameters_of(
     model: Path, trained_length: int | None = None, *, bare: bool = False, tokenizer: Any = None
 ) -> tuple[list[str], list[Reason]]:
-    """The lines that follow FROM, and the reason of each, and of what is not there.
+    """The lines that follow FROM, with the reason for each line and for each missing one.
 
     Args:
-        model: the folder that was converted: its tokenizer, generation_config.json and config.json are read.
-        trained_length: tokens of the longest training example, when it is known.
-        bare: the rows were trained as they stand, without the chat template.
-        tokenizer: the model's, where it is at hand. Its template is rendered here: in the main thread, where it ends.
+        model: the converted folder; its tokenizer, generation_config.json and config.json are read.
+        trained_length: the tokens of the longest training example, if known.
+        bare: the rows were trained unchanged, without the chat template.
+        tokenizer: the model's tokenizer, if the caller has it. Its template is rendered here, so call this in the main
+            thread, where an endless template can be stopped.
 
     Raises:
         UsageError: the template does not end.
@@ -109,11 +111,11 @@ def _reason(rule: str, because: str, source: str) -> Reason:
 
 
 def _stops(tokenizer: Any, generation: JsonObject, config: JsonObject) -> list[tuple[str, str, str]]:
-    """Texts that end an answer, each once: token, why, source."""
-    found: dict[str, tuple[str, str, str]] = {}
+    """The texts that end an answer, each once, as `(token, reason, source)`."""
+    stops: dict[str, tuple[str, str, str]] = {}
     turn_end = _turn_end(tokenizer)
     if turn_end:
-        found[turn_end] = (turn_end, "the chat template writes it after an answer", "chat template")
+        stops[turn_end] = (turn_end, "the chat template writes it after an answer", "chat template")
     for source, ids in (
         ("generation_config.json", generation.get("eos_token_id")),
         ("config.json", config.get("eos_token_id")),
@@ -122,12 +124,12 @@ def _stops(tokenizer: Any, generation: JsonObject, config: JsonObject) -> list[t
         for number in ids if isinstance(ids, list) else [ids]:
             token = tokenizer.convert_ids_to_tokens(number) if isinstance(number, int) else None
             if token and token in tokenizer.get_added_vocab():  # a plain word as a stop would cut answers short
-                found.setdefault(token, (token, "an end-of-sequence token of the model", source))
-    return list(found.values())
+                stops.setdefault(token, (token, "an end-of-sequence token of the model", source))
+    return list(stops.values())
 
 
 def _turn_end(tokenizer: Any) -> str | None:
-    """The special token that follows an answer in the rendered template, found by rendering one."""
+    """The special token after an answer, found by rendering the template with one."""
     if not tokenizer.chat_template:
         return None
     from jinja2 import TemplateError
@@ -140,7 +142,7 @@ def _turn_end(tokenizer: Any) -> str | None:
     except TimeoutError:
         refusal = endless_template(tokenizer.name_or_path)
         raise from_exit_code(refusal.exit_code, refusal.error) from None
-    except (*errors, TypeError, ValueError):  # one that refuses so plain a conversation says nothing about its end
+    except (*errors, TypeError, ValueError):  # a template that refuses such a plain text shows no end
         return None
     after = str(rendered).rpartition(_PROBE)[2].lstrip()
     special = [token for token in tokenizer.get_added_vocab() if after.startswith(token)]

@@ -1,7 +1,7 @@
 """The step that makes smaller files from an unquantized GGUF file, through llama-cpp-python's bindings.
 
-llama.cpp is asked first, for every type, what it would do (its dry run): the exact size, tensors that do not fit the
-type, and whether it would refuse. Each file then has its own child process, and is recorded as soon as it is whole.
+First a dry run of llama.cpp reports for every type the exact size, the tensors that do not fit the type, and whether
+llama.cpp would refuse. Then each file is made in its own child process, and is recorded as soon as it is complete.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ WORKER = "skill_train.gguf.quantize_worker"
 # llama-quantize's short names (tools/quantize/quantize.cpp).
 _ALIASES = {"q3_k": "q3_k_m", "q4_k": "q4_k_m", "q5_k": "q5_k_m"}
 
-# In the enumeration, but llama_ftype_get_default_type knows no such file: only a converter writes it.
+# These are in the enumeration, but llama_ftype_get_default_type does not know them. Only a converter writes such files.
 _NOT_MADE_BY_QUANTIZING = ("guessed", "nvfp4")
 
 _ONE_DIMENSION = 1
@@ -48,12 +48,12 @@ _WORKER_BYTES = 400_000_000  # 0.12 GB measured; the source is mapped, not loade
 
 @dataclass(frozen=True)
 class Quantized:
-    """What quantizing returns.
+    """The result of quantizing.
 
     Attributes:
-        reused: every file was there.
-        reused_files: names of those that were.
-        same_as_source: types that the source has already.
+        reused: every file already existed.
+        reused_files: the names of the files that already existed.
+        same_as_source: the types that the source already has.
     """
 
     record: ExportRecord
@@ -69,7 +69,7 @@ class QuantizeRequest:
     Attributes:
         source: an unquantized GGUF file.
         quants: names of types, such as `q4_k_m`; upper case and `-` are understood.
-        threads: 0 lets llama.cpp take all.
+        threads: 0 lets llama.cpp use all.
     """
 
     source: Path
@@ -81,15 +81,15 @@ class QuantizeRequest:
 
 
 def quantize(request: QuantizeRequest, *, progress: Bar, warn: Callable[[str, str], None]) -> Quantized:
-    """Writes `out/<name>-<type>.gguf` for each type. Types that the record already has are reused, and for a type that
-    the source has already no file is written.
+    """Writes `out/<name>-<type>.gguf` for each type. Files that are already recorded are reused. No file is written for
+    a type that the source already has.
 
     Raises:
-        UsageError: an unknown type, one that needs an importance matrix, or a record of another source.
-        DecisionNeeded: not enough disk or memory.
+        UsageError: a type is unknown or needs an importance matrix, or the record belongs to another source.
+        DecisionNeeded: there is not enough disk or memory.
     """
     started = time.monotonic()
-    types = {quant: known_types()[quant] for quant in type_names(request.quants)}
+    types = {quant: quantization_types()[quant] for quant in type_names(request.quants)}
     inputs = digests(request.source.parent, [request.source])
     outputs = _earlier_outputs(request.record, inputs)
     files = {quant: request.out / f"{request.name}-{quant}.gguf" for quant in types}
@@ -106,7 +106,7 @@ def quantize(request: QuantizeRequest, *, progress: Bar, warn: Callable[[str, st
     same = [quant for quant, plan in plans.items() if plan["changed"] == 0]
     to_make = [quant for quant in plans if quant not in same]
     _check_room(request.source, request.out, files, {quant: plans[quant] for quant in to_make})
-    made = _make_all(
+    entries = _make_all(
         [
             _ToMake(quant, _job(request.source, {quant: types[quant]}, request.threads), files[quant], plans[quant])
             for quant in to_make
@@ -119,18 +119,18 @@ def quantize(request: QuantizeRequest, *, progress: Bar, warn: Callable[[str, st
             request.record, inputs, outputs | {names[quant]: done[quant] for quant in done}, started
         ),
     )
-    outputs |= {names[quant]: entry for quant, entry in made.items()}
+    outputs |= {names[quant]: entry for quant, entry in entries.items()}
     recorded = export_record.read(request.record) if request.record.is_file() else None
-    if recorded is None or recorded.outputs != outputs:  # nothing was made, but a file that it names was removed
+    if recorded is None or recorded.outputs != outputs:  # no file was made, but a recorded file was removed
         recorded = _write(request.record, inputs, outputs, started)
     for file in files.values():
         note_of(file, request.record).unlink(missing_ok=True)
     return Quantized(recorded, not to_make, [names[quant] for quant in reused], same)
 
 
-def known_types() -> dict[str, int]:
-    """Number by name of every type that the installed llama.cpp can quantize to, read from the text of its bindings:
-    importing them would load the native library.
+def quantization_types() -> dict[str, int]:
+    """The number by name of every type that the installed llama.cpp can quantize to. They are read from the text of its
+    bindings, because importing the bindings would load the native library.
 
     Raises:
         NotInstalled: llama-cpp-python is missing.
@@ -141,21 +141,21 @@ def known_types() -> dict[str, int]:
 
 
 def type_names(quants: list[str]) -> list[str]:
-    """The names as llama.cpp has them, in lower case, each once, in the order given.
+    """llama.cpp's names of the types in lower case, each once, in the given order.
 
     Raises:
-        UsageError: an unknown name, with the nearest known one and the list.
+        UsageError: a name is unknown; the message has the nearest known name and the list.
     """
-    known = known_types()
+    types = quantization_types()
     names = []
     for quant in quants:
         plain = quant.strip().lower().replace("-", "_")
         plain = _ALIASES.get(plain, plain)
-        if plain not in known:
+        if plain not in types:
             raise UsageError(
-                f"{quant!r} is not a type that the installed llama.cpp can make{nearest(plain, known)}",
+                f"{quant!r} is not a type that the installed llama.cpp can make{nearest(plain, types)}",
                 code="cannot_quantize",
-                expected=", ".join(sorted(known)),
+                expected=", ".join(sorted(types)),
                 got=quant,
                 hint="skill-train export-gguf RUN --quant q8_0,q4_k_m",
             )
@@ -164,12 +164,14 @@ def type_names(quants: list[str]) -> list[str]:
 
 
 def fallbacks_of(file: GgufFile, planned: list[Fallback], quant: str) -> list[Fallback]:
-    """Tensors that the file stores in another type than the one they should have: `tensor`, `wanted`, `got`, `why`.
+    """The tensors that the file stores in another type than the intended one: `tensor`, `wanted`, `got`, `why`.
 
-    `got` is read from the file. llama.cpp says nothing when it stores an output matrix (or the embedding of a tied
-    model) as q8_0 because its rows are not divisible by 256; such a tensor is in the list too.
+    `got` is read from the file. llama.cpp logs nothing if it stores an output matrix (or the embedding of a tied model)
+    as q8_0 because its rows are not divisible by 256. Such a tensor is in the list too.
     """
-    said: list[Fallback] = [{**fallback, "got": file.tensors[fallback["tensor"]].kind.lower()} for fallback in planned]
+    announced: list[Fallback] = [
+        {**fallback, "got": file.tensors[fallback["tensor"]].kind.lower()} for fallback in planned
+    ]
     named = {fallback["tensor"] for fallback in planned}
     silent: list[Fallback] = [
         {
@@ -183,7 +185,7 @@ def fallbacks_of(file: GgufFile, planned: list[Fallback], quant: str) -> list[Fa
         if tensor.name in ("output.weight", "token_embd.weight") and tensor.name not in named
         if tensor.kind == "Q8_0" and tensor.shape[0] % _SUPER_BLOCK
     ]
-    return said + silent
+    return announced + silent
 
 
 def _job(source: Path, types: dict[str, int], threads: int) -> QuantizeJob:
@@ -191,7 +193,7 @@ def _job(source: Path, types: dict[str, int], threads: int) -> QuantizeJob:
 
 
 def _plans(source: Path, types: dict[str, int], progress: Bar) -> dict[str, DryRun]:
-    """What llama.cpp would do for each type: its dry run, which reads only the header."""
+    """The dry run of llama.cpp for each type, which reads only the header."""
     if not types:
         return {}
     progress(0, len(types), f"asking llama.cpp about {', '.join(types)}")
@@ -212,7 +214,7 @@ def _plans(source: Path, types: dict[str, int], progress: Bar) -> dict[str, DryR
 
 @dataclass(frozen=True)
 class _ToMake:
-    """A file that is to be made, and what llama.cpp said that it would do."""
+    """A file to make, and the result of llama.cpp's dry run for it."""
 
     quant: str
     job: QuantizeJob
@@ -229,28 +231,30 @@ def _make_all(
     note: Callable[[str, ExportedFile], Any],
     keep: Callable[[dict[str, ExportedFile]], Any],
 ) -> dict[str, ExportedFile]:
-    """The record's entries in the order of `wanted`, of files that are made side by side.
+    """Makes the files, several at once. Returns their entries for the record, in the order of `wanted`.
 
     Args:
-        note: called with the entry of a file before that gets its name.
-        keep: called with the entries so far whenever a file is whole, so that a failure of another loses nothing.
+        note: called with the entry of a file before the file gets its final name.
+        keep: called with the entries so far whenever a file is complete, so that the failure of another file loses
+            nothing.
     """
     done: dict[str, ExportedFile] = {}
     bars = _parts_of(progress, len(wanted))
     with ending(ThreadPoolExecutor(at_once)) as pool:
-        pending = {pool.submit(_make, one, bars(one.quant), warn, note): one.quant for one in wanted}
+        pending = {pool.submit(_make, task, bars(task.quant), warn, note): task.quant for task in wanted}
         for future in as_completed(pending):
             if future.exception() is None:
                 done[pending[future]] = future.result()
-                done = {one.quant: done[one.quant] for one in wanted if one.quant in done}
+                done = {task.quant: done[task.quant] for task in wanted if task.quant in done}
                 keep(done)
     for future in pending:
-        future.result()  # raises what one of them raised
+        future.result()  # raises the error of a failed file
     return done
 
 
 def _at_once(source: Path) -> int:
-    """llama.cpp reads and writes with one thread, so two files at once keep two cores busy, where both have room."""
+    """The number of files to make at once. llama.cpp reads and writes with one thread, so two files keep two cores
+    busy, if there is memory for both."""
     have = available_memory_bytes()
     return 1 if have is None or have < 2 * _worker_bytes(source.stat().st_size) else _AT_ONCE
 
@@ -270,30 +274,30 @@ def _make(
     with whole_file(wanted.file) as part:
         run_worker(WORKER, {**wanted.job, "out": str(part)}, progress=progress)
         progress(1, 1, "written, reading it back")
-        made = read_gguf(part)
-        fallbacks = fallbacks_of(made, wanted.plan["fallbacks"], quant)
-        matrices = [tensor for tensor in made.tensors.values() if len(tensor.shape) > _ONE_DIMENSION]
+        gguf = read_gguf(part)
+        fallbacks = fallbacks_of(gguf, wanted.plan["fallbacks"], quant)
+        matrices = [tensor for tensor in gguf.tensors.values() if len(tensor.shape) > _ONE_DIMENSION]
         entry: ExportedFile = {
             **file_digest(part),
             "quant": quant,
-            "types": dict(Counter(tensor.kind.lower() for tensor in made.tensors.values())),
+            "types": dict(Counter(tensor.kind.lower() for tensor in gguf.tensors.values())),
             "fallbacks": fallbacks,
             "bits_per_weight": round(8 * sum(t.n_bytes for t in matrices) / sum(t.elements for t in matrices), 3),
             "seconds": round(time.monotonic() - started, 3),
         }
         note(quant, entry)
     if fallbacks:
-        got = ", ".join(sorted({fallback["got"] for fallback in fallbacks}))
+        stored_as = ", ".join(sorted({fallback["got"] for fallback in fallbacks}))
         warn(
             "quant_fallback",
-            f"{wanted.file.name}: {len(fallbacks)} of {len(matrices)} matrices are stored as {got}, which is larger, "
-            f"because {fallbacks[0]['why']}",
+            f"{wanted.file.name}: {len(fallbacks)} of {len(matrices)} matrices are stored as {stored_as}, which is "
+            f"larger, because {fallbacks[0]['why']}",
         )
     return entry
 
 
 def _earlier_outputs(record: Path, inputs: dict[str, FileDigest]) -> dict[str, ExportedFile]:
-    """What the record says of files that are still there; a file that was removed may be made again."""
+    """The recorded entries of files that still exist. A file that was removed may be made again."""
     if not record.is_file():
         return {}
     earlier = export_record.read(record)
@@ -339,7 +343,7 @@ def _check_room(source: Path, out: Path, files: dict[str, Path], plans: dict[str
 
 
 def _parts_of(progress: Bar, count: int) -> Callable[[str], Bar]:
-    """A bar for each of `count` files; together they move the one that is shown."""
+    """A progress bar for each of `count` files. Together they move the one bar that is shown."""
     shares: dict[str, float] = {}
 
     def part(quant: str) -> Bar:
@@ -355,7 +359,7 @@ def _parts_of(progress: Bar, count: int) -> Callable[[str], Bar]:
 def _write(
     record: Path, inputs: dict[str, FileDigest], outputs: dict[str, ExportedFile], started: float
 ) -> ExportRecord:
-    made = ExportRecord(
+    quantized = ExportRecord(
         step="quantize",
         inputs=inputs,
         outputs=outputs,
@@ -364,5 +368,5 @@ def _write(
         peak_memory_bytes=peak_memory_bytes(children=True),
         finished_at=records.timestamp(),
     )
-    records.write(record, made)
-    return made
+    records.write(record, quantized)
+    return quantized

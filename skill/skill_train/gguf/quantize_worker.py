@@ -1,6 +1,6 @@
-"""Child process: llama.cpp quantizes a GGUF file, or says for several types what it would do.
+"""Child process: llama.cpp quantizes a GGUF file, or does a dry run for several types.
 
-What it would do is read from llama.cpp's own log.
+The result of a dry run is read from llama.cpp's own log.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from skill_train.llama.llama_cpp import bindings
 from skill_train.run.export_record import Fallback
 
 _MIB = 1 << 20
-# Rows of one tensor that are in work at once. Of 1 GiB the system had to find as much memory for a large vocabulary,
-# which took a fifth of the processor time of q8_0.
+# The size of the rows of one tensor that are processed at once. With 1 GiB the system had to allocate that much memory
+# for a large vocabulary, which took a fifth of the processor time of q8_0.
 _BUFFER_BYTES = 1 << 26
 
-# The lines of llama_model_quantize_impl and tensor_type_fallback in llama.cpp's src/llama-quant.cpp.
+# The log lines of llama_model_quantize_impl and tensor_type_fallback in llama.cpp's src/llama-quant.cpp.
 _TENSOR = re.compile(r"\[ *(\d+)/ *(\d+)\] (\S+)")
 _FALLBACK = re.compile(r"warning: (\S+) +- ncols +(\d+) not divisible by +(\d+) \(required for type +(\w+)\)")
 _FALLS_TO = re.compile(r"-> falling back to +(\w+)")
@@ -30,10 +30,10 @@ _SIZE = re.compile(r"quant size += +([\d.]+) MiB")
 
 
 class QuantizeJob(TypedDict):
-    """What to make of `source`. Without `out` nothing is written, and there may be several types.
+    """The types to quantize `source` to. Without `out` nothing is written, and there may be several types.
 
     Attributes:
-        types: llama.cpp's number by name.
+        types: llama.cpp's number of each type by its name.
         threads: 0 for all.
     """
 
@@ -44,11 +44,11 @@ class QuantizeJob(TypedDict):
 
 
 class DryRun(TypedDict):
-    """What llama.cpp does for one type.
+    """What llama.cpp would do for one type.
 
     Attributes:
-        size_bytes: of the tensors' data, to a hundredth of a MiB.
-        changed: how many tensors get another type.
+        size_bytes: the size of the tensors' data, to a hundredth of a MiB.
+        changed: the number of tensors that get another type.
     """
 
     size_bytes: int
@@ -58,7 +58,7 @@ class DryRun(TypedDict):
 
 
 class _Log:
-    """llama.cpp writes lines in pieces; this puts them together and reads them."""
+    """Joins the pieces of lines that llama.cpp logs, and reads the lines."""
 
     def __init__(self, on_tensor: Callable[[int, int, str], None]) -> None:
         self.on_tensor = on_tensor
@@ -95,7 +95,7 @@ class _Log:
 
 
 def run(job: QuantizeJob) -> dict[str, DryRun]:
-    """Quantizes to the one type, or looks at what each type would give, by its name.
+    """Quantizes to one type, or returns a dry run for each type by its name.
 
     Raises:
         NotInstalled: llama-cpp-python is missing.

@@ -1,9 +1,9 @@
 """Runs one of llama.cpp's converters in a child process that `run_converter` starts: `python -P converter_child.py
 TRAIN.PY`.
 
-It imports what every converter imports first, two seconds of one core, then waits for its arguments, one line of JSON.
-The converter then reads the model as it was trained: config.json's own keys, of which transformers drops some and adds
-others, and the tokenizer of the training program.
+It first imports the packages that every converter imports, which takes two seconds of one core. Then it waits for its
+arguments, one line of JSON. The converter then reads the model as it was trained: the file's own keys of config.json,
+of which transformers drops some and adds others, and the tokenizer of the training program.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ import threading
 from pathlib import Path
 from typing import Any
 
-JsonObject = dict[str, Any]  # of a config.json or a tokenizer.json; this process imports nothing of skill-train
-# Their routers are sigmoids in transformers 5, whose config.json does not say so. Without that llama.cpp takes the
-# softmax of DeepSeek-V2, refuses the file or aborts.
+JsonObject = dict[str, Any]  # a config.json or a tokenizer.json; this process imports nothing from skill-train
+# In transformers 5 the routers of these models are sigmoids, but config.json does not say so. Without the key llama.cpp
+# uses the softmax of DeepSeek-V2, refuses the file or aborts.
 _SIGMOID_ROUTERS = ("deepseek_v3", "dots1", "exaone_moe", "glm4_moe_lite", "minimax_m2")
 
 
@@ -49,7 +49,7 @@ def _end_with_the_command() -> None:
 
 
 def with_own_keys(parsed: JsonObject, own: JsonObject) -> JsonObject:
-    """What transformers made of a config.json, with the keys and values that the file states itself.
+    """The config of transformers with the keys and values that config.json itself states.
 
     Values that the file leaves out stay transformers' defaults, which many converters need.
     """
@@ -63,7 +63,7 @@ def with_own_keys(parsed: JsonObject, own: JsonObject) -> JsonObject:
 
 
 def _with_old_names(config: JsonObject) -> JsonObject:
-    """Keys that the converter reads and that a config.json of transformers 5 holds under another name only."""
+    """Adds keys that the converter reads and that transformers 5 writes only under other names."""
     turned = (config.get("rope_parameters") or {}).get("partial_rotary_factor") or 1.0
     old: dict[str, JsonObject] = {
         "gpt2": {"n_ctx": config.get("n_positions")},
@@ -71,12 +71,13 @@ def _with_old_names(config: JsonObject) -> JsonObject:
         "cohere2": {"rotary_pct": turned},
     }
     kind = config.get("model_type", "")
-    given = {"scoring_func": "sigmoid"} if kind in _SIGMOID_ROUTERS else old.get(kind, {})
-    return {**{key: value for key, value in given.items() if value is not None}, **config}
+    added = {"scoring_func": "sigmoid"} if kind in _SIGMOID_ROUTERS else old.get(kind, {})
+    return {**{key: value for key, value in added.items() if value is not None}, **config}
 
 
 def _with_shared_heads(config: JsonObject) -> JsonObject:
-    """Falcon 7B: with `multi_query` there is one head of keys; transformers writes the count of queries beside it."""
+    """Corrects the number of key heads of Falcon 7B. With `multi_query` there is one, but transformers writes the
+    number of query heads."""
     one_head = config.get("multi_query") and not config.get("new_decoder_architecture")
     return {**config, "num_kv_heads": 1} if config.get("model_type") == "falcon" and one_head else config
 
@@ -89,7 +90,7 @@ def _tokenizers(train_program: Path) -> type:
     spec.loader.exec_module(program)
 
     class AutoTokenizer:
-        """In the place of transformers' own, for the converter alone."""
+        """Replaces transformers' class in the converter only."""
 
         @staticmethod
         def from_pretrained(folder: Any, **_: Any) -> Any:
@@ -113,7 +114,8 @@ def _read_own_keys() -> None:
 
 
 def _score_by_merges() -> None:
-    """Scores for pieces of sentencepiece without tokenizer.model: the converter itself writes one score for all."""
+    """Sets the scores of sentencepiece's pieces if there is no tokenizer.model, because the converter would write the
+    same score for all pieces."""
     from gguf import vocab  # llama.cpp's
 
     constant = vocab.LlamaHfVocab.get_token_score
@@ -128,10 +130,10 @@ def _score_by_merges() -> None:
 
 
 def _leave_out_missing_mtp() -> None:
-    """Qwen3-Next and Qwen3.5 predict several tokens with layers that transformers does not write: the converter asserts
-    that they are there, or counts them."""
+    """Leaves out the layers with which Qwen3-Next and Qwen3.5 predict several tokens, if they are missing. transformers
+    does not write them, but the converter asserts that they exist, or counts them."""
     mixin = getattr(importlib.import_module("conversion.qwen"), "_QwenMtpMixin", None)
-    if mixin is None:  # of another llama.cpp
+    if mixin is None:  # another version of llama.cpp
         return
     index = mixin.index_tensors
 
@@ -145,7 +147,7 @@ def _leave_out_missing_mtp() -> None:
 
 
 def merge_ranks(model: JsonObject) -> dict[int, int]:
-    """For each token that merges make, how many pieces come before it; merges are in the order of their scores."""
+    """For each token that merges produce, the number of pieces before it. Merges are in the order of their scores."""
     pairs = (merge.split(" ") if isinstance(merge, str) else merge for merge in model["merges"])
     pieces = dict.fromkeys("".join(pair) for pair in pairs)
     return {model["vocab"][piece]: rank for rank, piece in enumerate(pieces)}

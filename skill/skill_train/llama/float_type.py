@@ -13,11 +13,11 @@ from skill_train.model.weight_files import StoredTensor, read_folder
 OUTTYPES = ("auto", "f16", "bf16", "f32", "q8_0")
 F16_LARGEST = 65504.0  # IEEE 754 binary16
 
-# Bytes a weight; q8_0 has blocks of 32 values and one f16 scale. Vectors stay f32 in every file.
+# Bytes of a weight; q8_0 has blocks of 32 values and one f16 scale. Vectors stay f32 in every file.
 BYTES_PER_WEIGHT = {"f32": 4.0, "f16": 2.0, "bf16": 2.0, "q8_0": 34 / 32}
 
-_PIECE = 1 << 20  # weights read at a time, which stay in the processor's cache
-_AT_ONCE = 2  # tensors
+_PIECE = 1 << 20  # so many weights at a time stay in the processor's cache
+_AT_ONCE = 2  # tensors that are read at the same time
 _KEEP_BITS = (
     "f16 keeps 10 bits of the mantissa where bf16 keeps 7 (a weight below 6e-5 is rounded by at most 3e-8), "
     "and llama.cpp computes bf16 in bf16"
@@ -30,8 +30,8 @@ class WeightType:
 
     Attributes:
         outtype: `f16`, `bf16`, `f32` or `q8_0`.
-        reason: why, in one sentence.
-        largest_weight: the largest |weight| of all matrices; None when the checkpoint stores no plain floats.
+        reason: one sentence.
+        largest_weight: the largest |weight| of all matrices; None if the checkpoint stores no plain floats.
     """
 
     outtype: str
@@ -40,10 +40,10 @@ class WeightType:
 
 
 def read_weights(model: Path) -> dict[str, StoredTensor]:
-    """Every tensor of a model folder by name; headers only.
+    """The header entry of every tensor of a model folder, by name.
 
     Raises:
-        UsageError: no safetensors weights, or broken ones.
+        UsageError: there are no safetensors weights, or they are broken.
     """
     return {name: stored for shard in read_folder(model) for name, stored in shard.tensors.items()}
 
@@ -95,7 +95,7 @@ def largest_magnitude(stored: StoredTensor) -> float | None:
         return 0.0
     try:
         values = np.memmap(stored.file, dtype=codes[stored.dtype], mode="r", offset=stored.start, shape=(count,))
-    except ValueError:  # it was cut after its header was read
+    except ValueError:  # the file was truncated after its header was read
         raise UsageError(
             f"{stored.file} is incomplete", code="broken_model", expected="a whole file", hint="download it again"
         ) from None

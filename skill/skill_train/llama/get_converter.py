@@ -1,10 +1,10 @@
 """Finds llama.cpp's converter, and downloads it if there is none.
 
-The converter is a program with its own packages (`conversion/`, `gguf-py/`) that must be of one tag; the `gguf` on the
-package index is too old for it. All of it lies in the source distribution of llama-cpp-python, whose version is the one
-that will read the files. That archive is fetched once, through the user's own pip, so that their index, proxy and
-credentials apply; what is needed is unpacked into the cache with a manifest of digests. Nothing of it is ever imported
-here: it runs as a child process.
+The converter is a program with its own packages (`conversion/`, `gguf-py/`), which must come from the same tag. The
+`gguf` on the package index is too old for it. The source distribution of llama-cpp-python contains all of it, in the
+version that will read the files. That archive is fetched once, through the user's own pip, so that their index, proxy
+and credentials apply. The needed files are unpacked into the cache with a manifest of digests. None of them is ever
+imported here; the converter runs as a child process.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _NEEDED = ("convert_hf_to_gguf.py", "convert_lora_to_gguf.py", "conversion/__ini
 _FOLDERS = ("conversion/", "gguf-py/gguf/", "models/")
 _SUFFIXES = (".py", ".gguf", ".jinja", "py.typed")
 _TORN = (tarfile.TarError, EOFError, zlib.error)
-_MOST_BYTES = 1_000_000_000  # what is unpacked today is 80 MB; far more than that is not the archive we know
+_MOST_BYTES = 1_000_000_000  # 80 MB are unpacked today; an archive with far more is not the expected one
 
 
 @dataclass(frozen=True)
@@ -50,9 +50,9 @@ class Toolchain:
     """A llama.cpp source folder with a converter.
 
     Attributes:
-        folder: holds the converters and their packages.
+        folder: contains the converters and their packages.
         source: `--llama-cpp`, `cached` or `PATH`.
-        version: the llama-cpp-python release that it came with; None when it is not from one.
+        version: the llama-cpp-python release that it came with; None if it came from elsewhere.
     """
 
     folder: Path
@@ -69,7 +69,7 @@ class Toolchain:
 
     def architectures(self) -> frozenset[str]:
         """The architectures of its own registry: TEXT_MODEL_MAP in conversion/__init__.py, which is read and not run.
-        One without such a table is taken for the one that is known here."""
+        Without such a table the list in `model/convertible/architectures.py` counts."""
         try:
             tree = ast.parse((self.folder / "conversion" / "__init__.py").read_text(encoding="utf-8"))
             tables = (node for node in tree.body if isinstance(node, ast.AnnAssign))
@@ -90,19 +90,19 @@ def find(llama_cpp: Path | None = None) -> Toolchain:
 
     Raises:
         UsageError: the folder that was named is not a llama.cpp source folder.
-        NotInstalled: there is none; the hint fetches it.
+        NotInstalled: there is no converter; the hint fetches it.
     """
     if llama_cpp is not None:
         return _named(llama_cpp)
-    found = _cached() or _on_path()
-    if found is None:
+    toolchain = _cached() or _on_path()
+    if toolchain is None:
         raise NotInstalled(
             "llama.cpp's converter has not been downloaded yet",
             code="no_converter",
             expected=f"the source of llama-cpp-python {_installed_version() or '(not installed)'} in {cache_dir()}",
             hint=f"{FETCH_COMMAND}   (once, online; or name a llama.cpp source folder with --llama-cpp DIR)",
         )
-    return found
+    return toolchain
 
 
 def find_or_fetch(llama_cpp: Path | None = None, *, progress: Bar | None = None) -> Toolchain:
@@ -122,13 +122,13 @@ def fetch(*, progress: Bar | None = None) -> Toolchain:
     """Downloads and unpacks the source of the installed llama-cpp-python. Does nothing if it is complete.
 
     Raises:
-        NotInstalled: llama-cpp-python, or a pip to download with, is missing; or the index has no such archive.
+        NotInstalled: llama-cpp-python or pip is missing, or the index does not have the archive.
         Temporary: the download failed.
     """
     show = progress or _silent
-    found = _cached()
-    if found is not None:
-        return found
+    toolchain = _cached()
+    if toolchain is not None:
+        return toolchain
     version = _installed_version()
     if version is None:
         raise NotInstalled(
@@ -149,14 +149,14 @@ def unpack(archive: Path, final: Path, *, version: str) -> None:
     """Unpacks the files for the conversion to `final`, completely or not at all, with a manifest.
 
     Raises:
-        NotInstalled: the archive is not what it should be (an unsafe name, a link, something missing).
+        NotInstalled: the archive is not the expected one: it has an unsafe name or a link, or a file is missing.
     """
     part = final.with_name(f".{final.name}.{secrets.token_hex(4)}.part")
     part.mkdir(parents=True)
     try:
         for name, member, source in _wanted_members(archive):
             target = part / name
-            _unpack_one(source, member, target)
+            _unpack_member(source, member, target)
         missing = [name for name in _NEEDED if not (part / name).is_file()]
         if missing:
             raise _bad_archive(f"{', '.join(missing)} not in it")
@@ -167,9 +167,11 @@ def unpack(archive: Path, final: Path, *, version: str) -> None:
         shutil.rmtree(part, ignore_errors=True)
 
 
-def _unpack_one(source: tarfile.TarFile, member: tarfile.TarInfo, target: Path) -> None:
-    """Raises:
-    NotInstalled: torn, or with a name that is no file here; a full disk stays what it is.
+def _unpack_member(source: tarfile.TarFile, member: tarfile.TarInfo, target: Path) -> None:
+    """Unpacks one file of the archive. The error of a full disk is not translated.
+
+    Raises:
+        NotInstalled: the archive is torn, or the name is not a valid file name here.
     """
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -194,9 +196,9 @@ def is_whole(folder: Path) -> bool:
         return False
     return all(
         (folder / name).is_file()
-        and (folder / name).stat().st_size == known["bytes"]
-        and (name not in programs or file_digest(folder / name) == known)
-        for name, known in files.items()
+        and (folder / name).stat().st_size == digest["bytes"]
+        and (name not in programs or file_digest(folder / name) == digest)
+        for name, digest in files.items()
     )
 
 
@@ -235,8 +237,8 @@ def _installed_version() -> str | None:
 
 
 def _download(version: str, folder: Path) -> Path:
-    # pip asks the package for its metadata after the download, which installs its build tools in a folder of their own:
-    # seconds, and no compilation.
+    # After the download pip asks the package for its metadata. For that it installs the build tools in a separate
+    # folder, which takes seconds and compiles nothing.
     arguments = ["download", "--no-deps", "--no-binary", "llama-cpp-python", "--retries", "2", "--dest", str(folder)]
     environment = dict(os.environ, PIP_DISABLE_PIP_VERSION_CHECK="1", PIP_NO_INPUT="1", PIP_NO_COLOR="1")
     uv_index = os.environ.get("UV_DEFAULT_INDEX") or os.environ.get("UV_INDEX_URL")
@@ -269,8 +271,8 @@ def _pip() -> list[str]:
 
 
 def _download_failed(log: str, version: str) -> SkillTrainError:
-    said = [line for line in log.splitlines() if line.startswith(("ERROR", "error"))]
-    got = said[-1] if said else (log.strip().splitlines() or ["pip said nothing"])[-1]
+    errors = [line for line in log.splitlines() if line.startswith(("ERROR", "error"))]
+    got = errors[-1] if errors else (log.strip().splitlines() or ["pip said nothing"])[-1]
     message = f"pip could not download the source of llama-cpp-python {version}"
     another_way = f"{FETCH_COMMAND}   (or name a llama.cpp source folder with --llama-cpp DIR)"
     if "No matching distribution" in log and "connection" not in log.lower():
@@ -318,11 +320,11 @@ def _bad_archive(why: str) -> NotInstalled:
 
 def _take_name(part: Path, final: Path) -> None:
     if final.exists() and not is_whole(final):
-        shutil.rmtree(final)  # ours, and damaged
+        shutil.rmtree(final)  # the folder is ours, and damaged
     try:
         os.replace(part, final)
     except OSError:
-        if not is_whole(final):  # another process has finished the same work: that is as good
+        if not is_whole(final):  # otherwise another process has finished the same work
             raise
 
 

@@ -1,6 +1,6 @@
 """Reads the header of a GGUF file: metadata, and the place of each tensor. Invalid bytes are an error.
 
-A reader of our own, because it must survive hostile bytes and a vocabulary of 150 000 tokens in a fraction of a second.
+This is our own reader, because it must survive hostile bytes, and read 150 000 tokens in a fraction of a second.
 Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
 """
 
@@ -20,10 +20,10 @@ _STRING, _ARRAY = 8, 9
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _MOST_DIMENSIONS = 4
 _DEFAULT_ALIGNMENT = 32
-_LEAST_READ, _MOST_READ = 1 << 20, 1 << 30  # bytes of a header; one of 300,000 tokens and their merges has 15 MB
+_LEAST_READ, _MOST_READ = 1 << 20, 1 << 30  # bytes of a header; one with 300,000 tokens and their merges has 15 MB
 
 
-Value = str | int | float | list[str] | list[int] | list[float]  # of the metadata; an array has one type
+Value = str | int | float | list[str] | list[int] | list[float]  # a value of the metadata; an array has one type
 
 
 @dataclass(frozen=True)
@@ -31,10 +31,10 @@ class Tensor:
     """One tensor of the file.
 
     Attributes:
-        shape: as GGUF has it, row length first.
-        kind: name of the storage type, such as `Q4_K`.
-        offset: first byte in the file.
-        n_bytes: bytes of its data.
+        shape: in GGUF's order, row length first.
+        kind: the name of the storage type, such as `Q4_K`.
+        offset: the position of its first byte in the file.
+        n_bytes: the bytes of its data.
     """
 
     name: str
@@ -56,10 +56,10 @@ class GgufFile:
     """The header of a file, checked.
 
     Attributes:
-        metadata: values by key.
-        tensors: by name, in the order of the file.
-        size_bytes: the size that the file has.
-        needed_bytes: where the last tensor ends; its padding may follow.
+        metadata: the values by key.
+        tensors: the tensors by name, in the order of the file.
+        size_bytes: the actual size of the file.
+        needed_bytes: the end of the last tensor; its padding may follow.
     """
 
     path: Path
@@ -79,22 +79,22 @@ class GgufFile:
         return self.metadata.get(f"{self.architecture}.{key}")
 
     def strings(self, key: str) -> list[str]:
-        """An array of strings; empty where the file has none under this key, or something else."""
-        found = self.metadata.get(key)
-        return found if _are_strings(found) else []
+        """An array of strings; empty if the key is missing or has another type."""
+        value = self.metadata.get(key)
+        return value if _are_strings(value) else []
 
     def integers(self, key: str) -> list[int]:
-        """The same of whole numbers."""
-        found = self.metadata.get(key)
-        return found if _are_integers(found) else []
+        """An array of whole numbers; empty as in `strings`."""
+        value = self.metadata.get(key)
+        return value if _are_integers(value) else []
 
     def numbers(self, key: str) -> list[float]:
-        """The same of numbers of any kind."""
-        found = self.metadata.get(key)
-        return found if _are_numbers(found) else []
+        """An array of numbers of any kind; empty as in `strings`."""
+        value = self.metadata.get(key)
+        return value if _are_numbers(value) else []
 
 
-# An array has one type, so its first value tells.
+# An array has one type, so the first value shows it.
 def _are_strings(value: Value | None) -> TypeGuard[list[str]]:
     return isinstance(value, list) and isinstance(next(iter(value), ""), str)
 
@@ -115,14 +115,15 @@ def read_gguf(path: Path) -> GgufFile:
     """The checked header of a file.
 
     Raises:
-        VerificationFailed: not a GGUF file, cut off, or its parts contradict each other; the message says which.
+        VerificationFailed: the file is not GGUF or is truncated, or its parts contradict each other; the message says
+            which.
     """
     try:
         with open(path, "rb", opener=_at_once) as file:
-            found = os.fstat(file.fileno())
-            if not stat.S_ISREG(found.st_mode):
+            status = os.fstat(file.fileno())
+            if not stat.S_ISREG(status.st_mode):
                 raise _Broken("it is a pipe, a device or a folder")
-            return _parse(path, _Cursor(file, found.st_size))
+            return _parse(path, _Cursor(file, status.st_size))
     except OSError as error:
         raise VerificationFailed(
             f"{path} cannot be read: {error.strerror}",
@@ -147,10 +148,10 @@ def _at_once(path: str, flags: int) -> int:
 
 
 class _Cursor:
-    """Reads forward and never past the end. A memory map would end the process if the file were cut meanwhile.
+    """Reads forward and never past the end. A memory map would end the process if the file were truncated meanwhile.
 
     Attributes:
-        data: the start of the file, as far as it was needed.
+        data: the start of the file, as far as it was needed so far.
     """
 
     def __init__(self, file: IO[bytes], size: int) -> None:
@@ -158,29 +159,29 @@ class _Cursor:
         self.data = b""
         self.at = 0
 
-    def need(self, end: int, what: str) -> bytes:
+    def need(self, end: int, part: str) -> bytes:
         """`data`, filled at least up to this byte of the file."""
         if end > self.size:
             count = end - self.at
-            raise _Broken(f"it ends inside {what} (byte {self.at}, {count} more needed, {self.size} bytes long)")
+            raise _Broken(f"it ends inside {part} (byte {self.at}, {count} more needed, {self.size} bytes long)")
         if end > _MOST_READ:
-            raise _Broken(f"{what} ends at byte {end}, and no header is that long")
-        if end > len(self.data):  # at least twice as much, so that all the copies together are short
+            raise _Broken(f"{part} ends at byte {end}, and no header is that long")
+        if end > len(self.data):  # reads at least twice as much, so that few copies are needed
             self.data += self._file.read(max(end - len(self.data), len(self.data), _LEAST_READ))
         if end > len(self.data):
-            raise _Broken(f"it ends inside {what}: it was cut while it was read")
+            raise _Broken(f"it ends inside {part}: it was cut while it was read")
         return self.data
 
-    def take(self, count: int, what: str) -> bytes:
+    def take(self, count: int, part: str) -> bytes:
         start, end = self.at, self.at + count
-        data, self.at = self.need(end, what), end
+        data, self.at = self.need(end, part), end
         return data[start:end]
 
-    def number(self, code: str, what: str) -> Any:
-        return struct.unpack("<" + code, self.take(struct.calcsize("<" + code), what))[0]
+    def number(self, code: str, part: str) -> Any:
+        return struct.unpack("<" + code, self.take(struct.calcsize("<" + code), part))[0]
 
-    def text(self, what: str) -> str:
-        return self.take(self.number("Q", what), what).decode("utf-8", errors="surrogateescape")
+    def text(self, part: str) -> str:
+        return self.take(self.number("Q", part), part).decode("utf-8", errors="surrogateescape")
 
 
 def _parse(path: Path, cursor: _Cursor) -> GgufFile:
@@ -200,13 +201,13 @@ def _parse(path: Path, cursor: _Cursor) -> GgufFile:
 
 
 def _metadata(cursor: _Cursor, count: int) -> dict[str, Value]:
-    found: dict[str, Value] = {}
+    metadata: dict[str, Value] = {}
     for _ in range(count):
         key = cursor.text("a metadata key")
-        if key in found:
+        if key in metadata:
             raise _Broken(f"metadata key {key!r} is there twice")
-        found[key] = _value(cursor, cursor.number("I", key), key)
-    return found
+        metadata[key] = _value(cursor, cursor.number("I", key), key)
+    return metadata
 
 
 def _value(cursor: _Cursor, kind: int, key: str) -> Value:
@@ -230,7 +231,7 @@ def _strings(cursor: _Cursor, count: int, key: str) -> list[str]:
     if count * 8 > cursor.size - cursor.at:  # each has a length of 8 bytes
         raise _Broken(f"metadata {key!r} claims {count} strings, more than the file can hold")
     # A vocabulary has 300 000 of them: this loop does what `text` does, without its calls.
-    found, data, at, length = [], cursor.data, cursor.at, struct.Struct("<Q")
+    strings, data, at, length = [], cursor.data, cursor.at, struct.Struct("<Q")
     for _ in range(count):
         start = at + length.size
         if start > len(data):
@@ -238,13 +239,13 @@ def _strings(cursor: _Cursor, count: int, key: str) -> list[str]:
         at = start + length.unpack_from(data, at)[0]
         if at > len(data):
             data = cursor.need(at, key)
-        found.append(data[start:at].decode("utf-8", errors="surrogateescape"))
+        strings.append(data[start:at].decode("utf-8", errors="surrogateescape"))
     cursor.at = at
-    return found
+    return strings
 
 
 def _tensors(cursor: _Cursor, count: int, alignment: int) -> list[Tensor]:
-    sizes, found = _type_sizes(), []
+    sizes, tensors = _type_sizes(), []
     for _ in range(count):
         name = cursor.text("a tensor's name")
         dimensions = cursor.number("I", name)
@@ -258,9 +259,9 @@ def _tensors(cursor: _Cursor, count: int, alignment: int) -> list[Tensor]:
         tensor = Tensor(name, shape, type_name, offset, 0)
         if 0 in shape or shape[0] % block:
             raise _Broken(f"tensor {name!r} of type {type_name} has the impossible shape {list(shape)}")
-        found.append(Tensor(name, shape, type_name, offset, tensor.elements // block * block_bytes))
+        tensors.append(Tensor(name, shape, type_name, offset, tensor.elements // block * block_bytes))
     start = -(-cursor.at // alignment) * alignment
-    return [Tensor(t.name, t.shape, t.kind, start + t.offset, t.n_bytes) for t in found]
+    return [Tensor(t.name, t.shape, t.kind, start + t.offset, t.n_bytes) for t in tensors]
 
 
 def _check_layout(tensors: list[Tensor], header_end: int, alignment: int, size: int) -> int:
@@ -281,7 +282,7 @@ def _check_layout(tensors: list[Tensor], header_end: int, alignment: int, size: 
 
 
 def _type_sizes() -> dict[int, tuple[str, int, int]]:
-    """Name, elements and bytes of one block, by type number."""
+    """The name, and the elements and bytes of one block, by the number of the type."""
     try:
         from gguf.constants import GGML_QUANT_SIZES
     except ImportError:

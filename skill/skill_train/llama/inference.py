@@ -1,8 +1,7 @@
-"""What `verify` and `evaluate` ask of llama.cpp about one GGUF file, and what it answers: the job of a child process
-and its result.
+"""The job of a child process that runs llama.cpp on one GGUF file for `verify` and `evaluate`, and its result.
 
-Logits of the reference lie in files, float32 [rows, vocabulary]. They are compared in the child, so that full logits
-never travel.
+The logits of the reference are in files, float32 [rows, vocabulary]. The child compares them, so that full logits are
+never sent between processes.
 """
 
 from __future__ import annotations
@@ -17,17 +16,17 @@ WORKER = "skill_train.llama.inference_worker"
 
 
 class Sequence(msgspec.Struct, frozen=True):
-    """Tokens that are compared; `first` is the row of its first token in the files of logits."""
+    """A sequence of tokens to compare; `first` is the row of its first token in the files of logits."""
 
     ids: list[int]
     first: int
 
 
 class Prompt(msgspec.Struct, frozen=True):
-    """Tokens to answer, with at most so many tokens.
+    """A prompt as tokens, and the limit of the answer in tokens.
 
     Attributes:
-        expected: the answer ends with the first token that is another, or that follows it.
+        expected: the answer ends with the first token that differs from this one, or that follows its end.
     """
 
     ids: list[int]
@@ -36,22 +35,22 @@ class Prompt(msgspec.Struct, frozen=True):
 
 
 class Scored(msgspec.Struct, frozen=True):
-    """A row, and the positions in it whose tokens the trainer would have been taught."""
+    """A row, and the positions of the tokens that a training would have learned."""
 
     ids: list[int]
     trained: list[int]
 
 
 class InferenceJob(msgspec.Struct, frozen=True, kw_only=True):
-    """What is asked, in one load of the file.
+    """All requests for one load of the file.
 
     Attributes:
-        lora: an adapter's file, beside the model.
-        vocabulary: size of the reference's; None without logits.
-        plain, special: texts to tokenize; the latter get BOS and EOS where the tokenizer adds them.
-        tuned: file of the logits that those of `sequences` are compared with.
-        trained: those of what was trained, where `tuned` is that model rounded.
-        base: those of the base, for the first `base_rows`.
+        lora: the file of an adapter to load beside the model.
+        vocabulary: the size of the reference's vocabulary; None without logits.
+        plain, special: texts to tokenize; the latter get BOS and EOS if the tokenizer adds them.
+        tuned: the file of the reference logits for `sequences`.
+        trained: the file of the logits of the trained model, if `tuned` is that model after rounding.
+        base: the file of the logits of the base, for the first `base_rows`.
     """
 
     gguf: str
@@ -71,7 +70,7 @@ class InferenceJob(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class VocabularyFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """Special tokens and habits as llama.cpp applies them; ids are None where the file names none."""
+    """The special tokens and settings as llama.cpp applies them; an id is None if the file does not name it."""
 
     bos: int | None
     eos: int | None
@@ -85,13 +84,13 @@ class VocabularyFacts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class InferenceResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What was answered, in the order of the job.
+    """The answers, in the order of the job.
 
     Attributes:
-        figures: of all `sequences` together; None without one.
-        trained_kl: mean divergence from what was trained, nats.
+        figures: the figures of all `sequences` together; None without a sequence.
+        trained_kl: the mean divergence from the trained model in nats.
         change: None without a base.
-        losses: the sum of -log p in nats over each row's trained tokens; None where it is not finite.
+        losses: the sum of -log p in nats over the trained tokens of each row; None if it is not finite.
     """
 
     facts: VocabularyFacts
@@ -110,7 +109,7 @@ def ask(job: InferenceJob, progress: Bar | None = None) -> InferenceResult:
 
     Raises:
         NativeCrash: llama.cpp crashed.
-        VerificationFailed: it refuses the file.
+        VerificationFailed: llama.cpp refuses the file.
         DecisionNeeded: there was not enough memory.
     """
     return msgspec.convert(run_worker(WORKER, msgspec.to_builtins(job), progress=progress), InferenceResult)

@@ -1,4 +1,4 @@
-"""Child process: everything that `verify` and `evaluate` ask of llama.cpp about one GGUF file, in one load."""
+"""Child process: answers all requests of `verify` or `evaluate` about one GGUF file in one load of llama.cpp."""
 
 from __future__ import annotations
 
@@ -76,15 +76,15 @@ def _losses(llama: Llama, scored: list[Scored]) -> list[float | None]:
 def _loss(llama: Llama, ids: list[int], trained: list[int]) -> float | None:
     total, wanted = 0.0, set(trained)
     for start, logits in llama.logits(ids):
-        # The row at position p foretells the token at p + 1.
+        # The row at position p predicts the token at p + 1.
         here = [row for row in range(len(logits)) if start + row + 1 in wanted]
         total += float(losses(logits[here], [ids[start + row + 1] for row in here]).sum())
     return total if math.isfinite(total) else None
 
 
 def _compare(llama: Llama, job: InferenceJob) -> tuple[Distance | None, float | None, TuningShare | None]:
-    """Figures against the tuned reference, the distance from what was trained and, on the first rows, the share of the
-    tuning."""
+    """The figures against the tuned reference, the distance from the trained model and, for the first rows, the share
+    of the tuning."""
     import numpy as np
 
     figures, to_trained, shares = list[TokenFigures](), list[TokenFigures](), list[ShareFigures]()
@@ -102,10 +102,10 @@ def _compare(llama: Llama, job: InferenceJob) -> tuple[Distance | None, float | 
                 if trained is not None:
                     to_trained.append(compare_logits(trained[rows, :columns], other, following))
                 shares += _shares(tuned, base, other, rows, job.base_rows)
-    found = summarize(join(figures)) if figures else None
-    # Where no merge was rounded between them, what was trained is what the file was made of.
-    to = summarize(join(to_trained)) if to_trained else found
-    return found, to["mean_kl"] if to else None, summarize_change(shares) if shares else None
+    distance = summarize(join(figures)) if figures else None
+    # Without a rounded merge in between, the file was made from the trained model itself.
+    to = summarize(join(to_trained)) if to_trained else distance
+    return distance, to["mean_kl"] if to else None, summarize_change(shares) if shares else None
 
 
 def _shares(tuned: Any, base: Any, other: Any, rows: slice, base_rows: int) -> list[ShareFigures]:

@@ -1,6 +1,7 @@
 """llama.cpp through its low-level bindings: one model, tokens in, logits out. Imported only by workers.
 
-Set for exactness, not for speed: no accelerator, no repacked weights, attention caches in f32 and no flash attention.
+The settings favour exactness over speed: no accelerator, no repacked weights, attention caches in f32, no flash
+attention.
 """
 
 from __future__ import annotations
@@ -56,18 +57,18 @@ class Llama:
             count = self.api.llama_tokenize(self.vocab, data, len(data), ids, room, add_special, True)
             if count >= 0:
                 return list(ids[:count])
-            room = -count  # a negative count is the room that it needs
+            room = -count  # a negative count is the size of the needed buffer
 
     def logits(self, ids: list[int]) -> Iterator[tuple[int, np.ndarray]]:
-        """Parts of one sequence: (first position, logits float32 [positions, vocabulary]). A part is valid until the
-        next is requested."""
+        """The logits of one sequence in parts: `(first position, float32 [positions, vocabulary])`. A part is valid
+        until the next one is requested."""
         self._forget()
         for start in range(0, len(ids), _CHUNK):
             chunk = ids[start : start + _CHUNK]
             yield start, self._decode(chunk, start, last=len(chunk))
 
     def greedy(self, prompt: list[int], *, most: int) -> list[int]:
-        """The most likely continuation of at most `most` tokens; it ends at llama.cpp's own end of generation."""
+        """The most likely continuation of at most `most` tokens. It ends at llama.cpp's own end of generation."""
         row, answer = self._last_rows(prompt, 1), list[int]()
         while len(answer) < most:
             answer.append(int(row[0].argmax()))
@@ -77,11 +78,11 @@ class Llama:
         return answer
 
     def greedy_like(self, prompt: list[int], expected: list[int], *, most: int) -> list[int]:
-        """`greedy` as far as it is `expected`, and the first token that is not. One pass says what the model answers
-        after each token of it, where a token at a time reads all weights for each."""
+        """The answer of `greedy` up to the first token that differs from `expected`. One pass predicts the token after
+        each expected token, while `greedy` reads all weights for each token."""
         answer: list[int] = []
-        known = list(takewhile(lambda token: token < self.tokens, expected[: most - 1]))  # it answers no other
-        for row in self._last_rows(prompt + known, 1 + len(known)):
+        usable = list(takewhile(lambda token: token < self.tokens, expected[: most - 1]))  # it has no other token
+        for row in self._last_rows(prompt + usable, 1 + len(usable)):
             answer.append(int(row.argmax()))
             if self.api.llama_vocab_is_eog(self.vocab, answer[-1]) or answer != expected[: len(answer)]:
                 break
@@ -154,7 +155,7 @@ def loaded(path: Path, *, context_tokens: int, threads: int, lora: Path | None =
 
 
 def _add_adapter(api: Any, model: Any, context: Any, lora: Path, lines: deque[tuple[int, str]]) -> None:
-    """The adapter is freed with the model."""
+    """Loads an adapter, which is freed with the model."""
     adapter = api.llama_adapter_lora_init(model, str(lora).encode())
     if not adapter:
         raise _refused(lora, lines)

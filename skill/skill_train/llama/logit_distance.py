@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, TypedDict
 if TYPE_CHECKING:
     import numpy as np
 
-# Nats a token: a smaller difference of the loss is none. A file whose perplexity is so little off is the same for
-# `verify`; and of q8_0, which nobody hears a difference of, a correct file is 0.0013 off.
+# In nats for each token: a smaller difference of the loss counts as none. `verify` accepts a file whose perplexity
+# differs by so little. A correct q8_0 file, whose answers show no difference, differs by 0.0013.
 SAME_LOSS = 0.002
-_BLOCK = 1 << 19  # logits at a time: 4 MB in float64 stay in the processor's cache, three times as fast as 78 MB
+_BLOCK = 1 << 19  # logits at a time: 4 MB in float64 fit the processor's cache, three times as fast as 78 MB
 
 
 @dataclass
@@ -23,7 +23,7 @@ class TokenFigures:
     Attributes:
         kl: Kullback-Leibler divergence of the other model from the reference, in nats, over the whole vocabulary.
         same_top1: both models rank the same token first.
-        nll_reference: -log p of the token that follows, in nats, by the reference.
+        nll_reference: -log p of the following token in nats, by the reference.
         nll_other: the same by the other model.
     """
 
@@ -41,7 +41,7 @@ def compare_logits(reference: np.ndarray, compared: np.ndarray, following: np.nd
         compared: logits [positions, vocabulary] for the same tokens.
         following: the token id [positions] that follows each position in the text.
 
-    Sums are in float64: a correct f16 file is 4e-8 nats from its reference, below float32's noise.
+    Sums are in float64, because a correct f16 file is 4e-8 nats from its reference, below float32's noise.
     """
     import numpy as np
 
@@ -80,11 +80,11 @@ def join(parts: list[TokenFigures]) -> TokenFigures:
 
 
 class Distance(TypedDict):
-    """How far a model is from another: KL divergences in nats, of which `trimmed_kl` is the mean without the farthest
-    hundredth of the tokens and `median_kl` that of the token in the middle; `same_top1` a share; the ratio of the
-    perplexities, other / reference, with the half width of its 95 % interval; the sample size.
+    """How far a model is from another one.
 
-    A NaN or infinite figure is None, which no threshold accepts.
+    The KL divergences are in nats: `trimmed_kl` is the mean without the farthest hundredth of the tokens, `median_kl`
+    the median. `same_top1` is a share. The ratio of the perplexities is other / reference, with the half width of its
+    95 % interval. A figure that is NaN or infinite is None, which no threshold accepts.
     """
 
     mean_kl: float | None
@@ -101,7 +101,8 @@ class Distance(TypedDict):
 
 
 def summarize(figures: TokenFigures) -> Distance:
-    """The interval is paired: the standard error of the mean difference of -log p, times 1.96."""
+    """Summarizes the figures. The interval is paired: the standard error of the mean difference of -log p, times
+    1.96."""
     import numpy as np
 
     difference = figures.nll_other - figures.nll_reference
@@ -127,11 +128,11 @@ def _finite(value: float | np.floating) -> float | None:
 
 
 def _trimmed(values: np.ndarray) -> float:
-    """NaN if one of the values is NaN."""
+    """The mean without the largest hundredth of the values; NaN if one of them is NaN."""
     import numpy as np
 
-    kept = max(1, len(values) - -(-len(values) // 100))
-    return float(np.sort(values)[:kept].mean()) if np.isfinite(values).all() else float("nan")
+    count = max(1, len(values) - -(-len(values) // 100))
+    return float(np.sort(values)[:count].mean()) if np.isfinite(values).all() else float("nan")
 
 
 @dataclass
@@ -139,8 +140,8 @@ class ShareFigures:
     """One value for each position, for `share`. Arrays have shape [positions].
 
     Attributes:
-        along: inner product of the other model's change with the tuned model's change.
-        squared: the tuned model's change with itself.
+        along: the inner product of the other model's change with the tuned model's change.
+        squared: the inner product of the tuned model's change with itself.
         kl_tuned: divergence of the other model from the tuned one, in nats.
         kl_base: divergence of the other model from the base, in nats.
         kl_between: divergence of the base from the tuned model, in nats: how much tuning changed.
@@ -157,7 +158,7 @@ def compare_change(tuned: np.ndarray, base: np.ndarray, compared: np.ndarray) ->
     """How much of the change from `base` to `tuned` is in `compared`. All are logits [positions, vocabulary].
 
     A change is a difference of log-probabilities. Products are weighted with the tuned model's probabilities and
-    centred, so a constant added to all logits counts for nothing.
+    centred, so a constant that is added to all logits has no effect.
     """
     return _join_shares(
         [_change(tuned[rows], base[rows], compared[rows]) for rows in _blocks(len(tuned), tuned.shape[1])]
@@ -165,8 +166,9 @@ def compare_change(tuned: np.ndarray, base: np.ndarray, compared: np.ndarray) ->
 
 
 class TuningShare(TypedDict):
-    """`share`: 1 for the tuned model, 0 for the base, about 2 for a change made twice; with the half width of its 95 %
-    interval. The mean divergences in nats; the sample size. What is not finite is None."""
+    """How much of the tuning a model contains. `share` is 1 for the tuned model, 0 for the base, and about 2 for a
+    change that was applied twice; it has the half width of its 95 % interval. The mean divergences are in nats. A
+    figure that is not finite is None."""
 
     share: float | None
     share_half_width: float | None
@@ -177,7 +179,7 @@ class TuningShare(TypedDict):
 
 
 def summarize_change(parts: list[ShareFigures]) -> TuningShare:
-    """The interval is that of a ratio: its standard error over positions, times 1.96."""
+    """Summarizes the figures. The interval is that of a ratio: its standard error over positions, times 1.96."""
     import numpy as np
 
     all_ = _join_shares(parts)
@@ -199,14 +201,14 @@ def _change(tuned: np.ndarray, base: np.ndarray, other: np.ndarray) -> ShareFigu
 
     log_t, log_b, log_o = (_log_softmax(logits) for logits in (tuned, base, other))
     weight = np.exp(log_t)
-    change, found = log_t - log_b, log_o - log_b
+    change, other_change = log_t - log_b, log_o - log_b
     between = (weight * change).sum(axis=1)
     centred = change - between[:, None]
     return ShareFigures(
-        along=(weight * centred * found).sum(axis=1),
+        along=(weight * centred * other_change).sum(axis=1),
         squared=(weight * centred**2).sum(axis=1),
-        kl_tuned=(weight * (change - found)).sum(axis=1),
-        kl_base=-(np.exp(log_b) * found).sum(axis=1),
+        kl_tuned=(weight * (change - other_change)).sum(axis=1),
+        kl_base=-(np.exp(log_b) * other_change).sum(axis=1),
         kl_between=between,
     )
 
@@ -227,7 +229,7 @@ def _log_softmax(logits: np.ndarray) -> np.ndarray:
     import numpy as np
 
     shifted = logits.astype(np.float64)
-    with np.errstate(invalid="ignore"):  # an infinite logit ends as NaN, which no threshold accepts
+    with np.errstate(invalid="ignore"):  # an infinite logit becomes NaN, which no threshold accepts
         shifted -= shifted.max(axis=1, keepdims=True)
         shifted -= np.log(np.exp(shifted).sum(axis=1, keepdims=True))
     return shifted

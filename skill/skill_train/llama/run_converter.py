@@ -1,7 +1,7 @@
 """Runs llama.cpp's converters, each as a child process, on a copy of the model folder without code.
 
-The converters load tokenizers with `trust_remote_code=True`. The view is a folder of links without the model's Python
-files and without `auto_map` in its configuration, so there is nothing that could run.
+The converters load tokenizers with `trust_remote_code=True`. The copy is a folder of links without the model's Python
+files and without `auto_map` in its configuration, so it contains no code that could run.
 """
 
 from __future__ import annotations
@@ -49,32 +49,32 @@ Process = subprocess.Popen[str]
 
 @dataclass(frozen=True)
 class _Failure:
-    """A failure that was recognised in the log; `found` holds the groups of the pattern."""
+    """A failure that was recognised in the log; `groups` are the groups of the pattern."""
 
     model: Path
     line: str
-    found: tuple[str, ...]
+    groups: tuple[str, ...]
 
 
 def require_convertible(model: Path, toolchain: Toolchain) -> None:
     """Refuses by `config.json` alone the models that `plan` warned about, before anything is written or started.
 
     Args:
-        model: the folder, or that of the base whose merged weights will be converted.
+        model: the model folder, or the folder of the base whose merged weights will be converted.
 
     Raises:
-        UsageError: the converter does not know the architecture, or llama.cpp computes it in another way.
+        UsageError: the converter does not know the architecture, or llama.cpp computes it differently.
     """
     config = read_config(model)
     text = text_config(config)
-    known, files = toolchain.architectures(), {path.name for path in model.iterdir()}
-    why = from_config.why_not(text, config, known, files)
+    architectures, files = toolchain.architectures(), {path.name for path in model.iterdir()}
+    why = from_config.why_not(text, config, architectures, files)
     if why is None:
         return
     name = from_config.architecture(text, config)
     words = f"{model} cannot become a GGUF file: {why}"
     instead = "use the adapter or the merged model with transformers or vLLM: skill-train merge RUN; for a GGUF file "
-    if name not in known:
+    if name not in architectures:
         raise UsageError(
             words,
             code="not_convertible",
@@ -130,7 +130,7 @@ def ready(toolchain: Toolchain) -> Iterator[Process]:
         try:
             yield process
         finally:
-            process.kill()  # one that was used has ended
+            process.kill()  # a process that was used has already ended
 
 
 def run(
@@ -146,19 +146,19 @@ def run(
 
     Args:
         model: the folder to name in messages.
-        on_percent: called with the share that is written.
-        process: of `ready`; a new one when there is none.
+        on_percent: called with the share of the file that is written.
+        process: the process of `ready`; None starts a new one.
 
     Raises:
         UsageError: the converter cannot convert this model; the message says why.
-        NotInstalled: it misses a package.
+        NotInstalled: the converter needs a package that is missing.
         DecisionNeeded: disk or memory ran out.
-        NativeCrash: a signal ended it.
+        NativeCrash: a signal ended the converter.
     """
     lines: list[str] = []
     with process or _start(toolchain) as process:
         assert process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # it ended already, and its log says why
+        with contextlib.suppress(BrokenPipeError):  # the process has already ended, and its log says why
             process.stdin.write(json.dumps([str(script), *arguments]) + "\n")
             process.stdin.flush()
         try:
@@ -168,7 +168,7 @@ def run(
                     on_percent(int(written[1]))
                 elif line.strip():
                     lines = [*lines[-_KEPT_LINES:], line.rstrip()]
-            with contextlib.suppress(BrokenPipeError):  # open until here: a converter whose command is gone ends
+            with contextlib.suppress(BrokenPipeError):  # open until here: a closed input ends the converter
                 process.stdin.close()
         except BaseException:
             process.kill()
@@ -220,7 +220,7 @@ def explain(returncode: int, lines: list[str], *, model: Path) -> SkillTrainErro
 
 
 def _plain_config(file: Path, changes: Mapping[str, object]) -> JsonObject | None:
-    """The configuration without `auto_map` and with the changes; None if the file is already like that."""
+    """The configuration without `auto_map` and with the changes; None if the file needs no change."""
     config = read_json(file)
     if not isinstance(config, dict):
         return None
@@ -235,21 +235,21 @@ def _plain_config(file: Path, changes: Mapping[str, object]) -> JsonObject | Non
 
 
 def _prefix_of(file: Path, pieces: Path) -> dict[str, bool]:
-    """Whether a sentencepiece vocabulary puts a space before text. tokenizer.json decides that for the training, and
-    without it tokenizer.model; for the converter it is `add_prefix_space` of tokenizer_config.json."""
+    """Whether a sentencepiece vocabulary puts a space before text. For the training tokenizer.json decides that, or
+    else tokenizer.model. The converter reads `add_prefix_space` in tokenizer_config.json instead."""
     if not file.is_file() and pieces.is_file():
         from sentencepiece import sentencepiece_model_pb2
 
         proto = sentencepiece_model_pb2.ModelProto.FromString(pieces.read_bytes())
         return {"add_prefix_space": bool(proto.normalizer_spec.add_dummy_prefix)}
-    said = _object(read_json(file)) if file.is_file() else {}
-    model = _object(said.get("model"))
+    tokenizer = _object(read_json(file)) if file.is_file() else {}
+    model = _object(tokenizer.get("model"))
     if model.get("type") != "BPE" or not model.get("byte_fallback"):
         return {}
-    normalizer = _object(said.get("normalizer"))
+    normalizer = _object(tokenizer.get("normalizer"))
     others = normalizer.get("normalizers")
     steps = [_object(step).get("type") for step in [normalizer, *(others if isinstance(others, list) else [])]]
-    scheme = _object(said.get("pre_tokenizer")).get("prepend_scheme", "never")
+    scheme = _object(tokenizer.get("pre_tokenizer")).get("prepend_scheme", "never")
     return {"add_prefix_space": "Prepend" in steps or scheme != "never"}
 
 
@@ -269,7 +269,7 @@ def _environment() -> dict[str, str]:
         PYTHONUNBUFFERED="1",
         PYTHONDONTWRITEBYTECODE="1",  # the converter's folder stays as its manifest says
     )
-    for name in ("PYTHONPATH", "NO_LOCAL_GGUF", "HF_TOKEN"):  # its own gguf-py; and it has no use for a token
+    for name in ("PYTHONPATH", "NO_LOCAL_GGUF", "HF_TOKEN"):  # it has its own gguf-py, and needs no token
         environment.pop(name, None)
     return environment
 
@@ -284,10 +284,10 @@ def _last_meaningful(lines: list[str]) -> str:
 
 def _unsupported_architecture(failure: _Failure) -> UsageError:
     return UsageError(
-        f"llama.cpp's converter does not know the architecture {failure.found[0]} of {failure.model}",
+        f"llama.cpp's converter does not know the architecture {failure.groups[0]} of {failure.model}",
         code="not_convertible",
         expected="an architecture that this llama.cpp can run",
-        got=failure.found[0],
+        got=failure.groups[0],
         hint="use a base model of a known architecture (Llama, Qwen, Mistral, Gemma, Phi, …), "
         "or a newer llama-cpp-python: pip install -U llama-cpp-python",
     )
@@ -315,7 +315,7 @@ def _missing_file(failure: _Failure) -> UsageError:
 
 
 def _missing_key(failure: _Failure) -> UsageError:
-    key = failure.found[0].strip()
+    key = failure.groups[0].strip()
     if not re.search(r"[A-Za-z]\w+", key) or re.fullmatch(r"""['"][^'"]*[<>|\[\]][^'"]*['"]""", key):
         return _missing_token(failure, key)
     return UsageError(
@@ -340,7 +340,7 @@ def _missing_token(failure: _Failure, token: str) -> UsageError:
 
 def _missing_package(failure: _Failure) -> NotInstalled:
     return NotInstalled(
-        f"llama.cpp's converter needs the package {failure.found[0]}",
+        f"llama.cpp's converter needs the package {failure.groups[0]}",
         code="missing_package",
         got=failure.line,
         hint='pip install "skill-train[train,gguf]"',
@@ -349,10 +349,10 @@ def _missing_package(failure: _Failure) -> NotInstalled:
 
 def _quantized(failure: _Failure) -> UsageError:
     return UsageError(
-        f"the weights of {failure.model} are already quantized ({failure.found[0]})",
+        f"the weights of {failure.model} are already quantized ({failure.groups[0]})",
         code="quantized_base",
         expected="full-precision weights",
-        got=failure.found[0],
+        got=failure.groups[0],
         hint="merge the adapter into the full-precision base model and convert that",
     )
 
@@ -375,7 +375,7 @@ def _out_of_memory(failure: _Failure) -> DecisionNeeded:
     )
 
 
-# What the converters write (llama.cpp of llama-cpp-python 0.3.36), most telling first.
+# Log lines of the converters (llama.cpp of llama-cpp-python 0.3.36), the most specific first.
 _CAUSES: list[tuple[str, Callable[[_Failure], SkillTrainError]]] = [
     (r"Model (\w+) is not supported", _unsupported_architecture),
     (r"Architecture '(\w+)' not supported", _unsupported_architecture),

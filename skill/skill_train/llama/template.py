@@ -1,4 +1,4 @@
-"""What a chat template is asked to write, and what it wrote: the job of a child process and its result."""
+"""The job of a child process that renders chat templates, and its result."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from skill_train.core.worker import run_worker
 WORKER = "skill_train.llama.template_worker"
 
 
-Message = JsonObject  # of anybody's making
+Message = JsonObject  # in the form of any dataset
 
 
 class Conversation(msgspec.Struct, frozen=True):
-    """What a template is given."""
+    """The input of a template."""
 
     messages: list[Message]
     tools: list[Any] | None
@@ -24,14 +24,14 @@ class Conversation(msgspec.Struct, frozen=True):
 
 
 class Rendered(msgspec.Struct, frozen=True):
-    """The text of a conversation; None where the template refuses it, and what it says then."""
+    """The rendered text of a conversation; None if the template refuses it, with the template's message."""
 
     text: str | None = None
     refused: str = ""
 
 
 class TemplateJob(msgspec.Struct, frozen=True, kw_only=True):
-    """Conversations for one template, which may take so many seconds for all of them."""
+    """Conversations for one template, and the seconds that it may take for all of them."""
 
     template: str
     bos: str
@@ -41,15 +41,15 @@ class TemplateJob(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TemplateResult(msgspec.Struct, frozen=True):
-    """One for each conversation."""
+    """One result for each conversation."""
 
     rendered: list[Rendered]
 
 
 def ask(job: TemplateJob) -> list[Rendered]:
-    """Each conversation as llama-cpp-python's users get it, from a child process.
+    """Renders each conversation in a child process, as llama-cpp-python does for its users.
 
     Raises:
-        NativeCrash: the template did not come to an end, or took too much memory.
+        NativeCrash: the template did not end, or took too much memory.
     """
     return msgspec.convert(run_worker(WORKER, msgspec.to_builtins(job)), TemplateResult).rendered

@@ -1,7 +1,7 @@
 """Child process: renders conversations with the chat template of a GGUF file, as llama-cpp-python does for its users.
 
-A template is a program from somebody else. llama-cpp-python renders it in jinja2's immutable sandbox; endless loops and
-memory bombs are ended by the limits that `run` sets.
+A template is a program from somebody else. llama-cpp-python renders it in jinja2's immutable sandbox. The limits that
+`run` sets end endless loops and memory bombs.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from skill_train.core.errors import NotInstalled
 from skill_train.core.worker import worker_main
 from skill_train.llama.template import Conversation, Rendered, TemplateJob, TemplateResult
 
-_MEMORY_BYTES = 8 << 30  # of addresses, of which libraries take a part
+_MEMORY_BYTES = 8 << 30  # limit of the address space, of which libraries use a part
 
 
 def run(document: object) -> object:
     job = msgspec.convert(document, TemplateJob)
-    formatter = _formatter()  # imported before the limits, which are meant for the template alone
+    formatter = _formatter()  # imported before the limits are set, which are meant only for the template
     faulthandler.dump_traceback_later(job.seconds, exit=True)
     _limit_memory()
     rendered = [_render(formatter, job, conversation) for conversation in job.conversations]
@@ -42,7 +42,7 @@ def _formatter() -> Any:
 def _render(formatter: Any, job: TemplateJob, conversation: Conversation) -> Rendered:
     import jinja2
 
-    # What a template can raise: its own refusal, and Python's errors of the expressions in it.
+    # The errors of a template: its own refusal, and Python's errors in its expressions.
     errors = (jinja2.TemplateError, ArithmeticError, AttributeError, LookupError, MemoryError, RecursionError)
     try:
         prompt = conversation.add_generation_prompt
@@ -59,7 +59,7 @@ def _limit_memory() -> None:
     except ImportError:  # Windows
         return
     _, hard = resource.getrlimit(resource.RLIMIT_AS)
-    with contextlib.suppress(ValueError, OSError):  # macOS does not always take it; the time limit stays
+    with contextlib.suppress(ValueError, OSError):  # macOS does not always accept this limit; the time limit remains
         resource.setrlimit(resource.RLIMIT_AS, (_MEMORY_BYTES, hard))
 
 
