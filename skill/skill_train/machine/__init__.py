@@ -1,1 +1,1 @@
-"""What this computer is: read without torch."""
+"""The facts of this computer, read without torch."""

@@ -15,10 +15,11 @@ _TIMES_ITS_LIBRARIES = 1.5  # 446 MB of libraries mapped 611 MB (torch 2.13 for 
 
 
 def require_room_for_torch() -> None:
-    """Call before importing torch, here or in a process that inherits the limit.
+    """Refuses a limit that is too low for torch. Call before importing torch, here or in a process that inherits the
+    limit.
 
     Raises:
-        DecisionNeeded: the limit leaves too little.
+        DecisionNeeded: the limit leaves too little address space.
     """
     free = None if "torch" in sys.modules else _free_bytes()
     need = None if free is None else _needed_bytes()
@@ -41,8 +42,8 @@ def _free_bytes() -> int | None:
 
 def _needed_bytes() -> int | None:
     """The address space that torch needs; None if torch is not installed."""
-    found = importlib.util.find_spec("torch")
-    if found is None or not found.submodule_search_locations:
+    spec = importlib.util.find_spec("torch")
+    if spec is None or not spec.submodule_search_locations:
         return None
-    libraries = Path(found.submodule_search_locations[0], "lib").glob("*.so*")
+    libraries = Path(spec.submodule_search_locations[0], "lib").glob("*.so*")
     return int(_TIMES_ITS_LIBRARIES * sum(file.stat().st_size for file in libraries))

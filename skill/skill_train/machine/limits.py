@@ -8,10 +8,10 @@ from skill_train.machine.read import available_memory_bytes
 
 
 def require_memory(need_bytes: int, purpose: str) -> None:
-    """Raises if less memory is available. Does nothing if the system does not report it.
+    """Requires this much available memory. Does nothing if the system does not report it.
 
     Raises:
-        DecisionNeeded: available memory below `need_bytes`.
+        DecisionNeeded: less than `need_bytes` is available.
     """
     have = available_memory_bytes()
     if have is not None and have < need_bytes:

@@ -15,7 +15,7 @@ _GROUPS = "/sys/fs/cgroup"
 
 @dataclass(frozen=True)
 class Cpu:
-    """`name` is empty and `mhz` None if the system does not report them."""
+    """A processor. `name` is empty and `mhz` None if the system does not report them."""
 
     name: str
     features: tuple[str, ...]
@@ -27,7 +27,7 @@ def read_cpu(probe: Probe) -> Cpu:
     name = re.search(r"^model name\s*: (.+)$", text, re.MULTILINE)
     flags = re.search(r"^(?:flags|Features)\s*: (.+)$", text, re.MULTILINE)
     words = set(flags[1].split() if flags else ())
-    if "asimd" in words:  # what 64-bit Arm calls NEON
+    if "asimd" in words:  # 64-bit Arm's name for NEON
         words.add("neon")
     called = name[1].strip() if name else ""
     return Cpu(called, tuple(f for f in FEATURES if f in words), _mhz(probe, called, text))
@@ -40,7 +40,8 @@ def stated_mhz(name: str) -> float | None:
 
 
 def _mhz(probe: Probe, name: str, cpuinfo: str) -> float | None:
-    """The highest stated clock: of cpufreq, else in the name, else what runs now (all that a virtual machine tells)."""
+    """The highest clock from cpufreq, else from the name, else the current clock (all that a virtual machine
+    reports)."""
     files = (f"{_CPU}/cpu{cpu}/cpufreq/cpuinfo_max_freq" for cpu in probe.cpus)
     highest = [int(khz) / 1000 for khz in map(probe.read, files) if khz and khz.strip().isdigit()]
     now = [float(mhz) for mhz in re.findall(r"^cpu MHz\s*: ([\d.]+)$", cpuinfo, re.MULTILINE)]
@@ -48,8 +49,8 @@ def _mhz(probe: Probe, name: str, cpuinfo: str) -> float | None:
 
 
 def physical_cores(probe: Probe) -> int:
-    """Cores that this process may use: two hardware threads of one core count once, and a quota of processor time
-    (`docker --cpus=1.5`) is rounded down, because threads above it are stopped in the middle of a step."""
+    """The cores that this process may use. Two hardware threads of one core count once. A quota of processor time
+    (`docker --cpus=1.5`) is rounded down, because threads above it are paused in the middle of a step."""
     siblings = set()
     for cpu in probe.cpus:
         text = probe.read(f"{_CPU}/cpu{cpu}/topology/thread_siblings_list")
@@ -59,8 +60,9 @@ def physical_cores(probe: Probe) -> int:
 
 
 def read_memory(probe: Probe) -> tuple[int | None, int | None]:
-    """Total and available bytes. A container owns its limit and not the machine's memory; what it holds counts, except
-    for file pages that the kernel takes back (`inactive_file`, left out as `docker stats` does)."""
+    """Total and available bytes. In a container its limit counts instead of the machine's memory. Memory that it uses
+    is not available, except file pages that the kernel can reclaim (`inactive_file`, which `docker stats` leaves out
+    too)."""
     kib = dict(re.findall(r"^(\w+):\s+(\d+) kB", probe.read("/proc/meminfo") or "", re.MULTILINE))
     if "MemTotal" not in kib:
         return None, None
@@ -72,7 +74,7 @@ def read_memory(probe: Probe) -> tuple[int | None, int | None]:
 
 
 def _limits(probe: Probe) -> Iterator[tuple[int, int]]:
-    """Limit and use in bytes, of each control group that this process is in."""
+    """The limit and the usage in bytes of each control group that this process is in."""
     for folder in _folders(probe, "", _GROUPS):
         limit, used = probe.read(f"{folder}/memory.max"), probe.read(f"{folder}/memory.current")
         yield from _limit(limit, used, _stat(probe, folder, "inactive_file"))
@@ -83,17 +85,17 @@ def _limits(probe: Probe) -> Iterator[tuple[int, int]]:
 
 def _limit(limit: str | None, used: str | None, reclaimable: int) -> Iterator[tuple[int, int]]:
     if limit is not None and limit.strip().isdigit():  # `max` is none
-        taken = int(used) if used is not None and used.strip().isdigit() else 0
-        yield int(limit), max(0, taken - reclaimable)
+        used_bytes = int(used) if used is not None and used.strip().isdigit() else 0
+        yield int(limit), max(0, used_bytes - reclaimable)
 
 
 def _stat(probe: Probe, folder: str, key: str) -> int:
-    found = re.search(rf"^{key} (\d+)$", probe.read(f"{folder}/memory.stat") or "", re.MULTILINE)
-    return int(found[1]) if found else 0
+    match = re.search(rf"^{key} (\d+)$", probe.read(f"{folder}/memory.stat") or "", re.MULTILINE)
+    return int(match[1]) if match else 0
 
 
 def _quotas(probe: Probe) -> Iterator[float]:
-    """Processors' worth of time that the control groups grant."""
+    """The processor time that each control group grants, in processors."""
     for folder in _folders(probe, "", _GROUPS):
         words = (probe.read(f"{folder}/cpu.max") or "").split()
         if len(words) == 2 and words[0].isdigit():
@@ -107,7 +109,7 @@ def _quotas(probe: Probe) -> Iterator[float]:
 def _folders(probe: Probe, controller: str, root: str) -> list[str]:
     """This process's control group and those above it, for one controller of version 1, or `""` for version 2.
 
-    Inside a container /proc/self/cgroup may name the path outside of it; then only the root is there, and is ours.
+    Inside a container /proc/self/cgroup may name a path outside of it. Then only the root exists, and it is our group.
     """
     paths = [line.split(":", 2) for line in (probe.read("/proc/self/cgroup") or "").splitlines()]
     own = next((line[2] for line in paths if len(line) == 3 and controller in line[1].split(",")), "/")

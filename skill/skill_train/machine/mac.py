@@ -1,4 +1,4 @@
-"""A Mac: one `sysctl`, one `vm_stat`, one `pmset`."""
+"""Reads the facts of a Mac from one `sysctl`, one `vm_stat` and one `pmset`."""
 
 from __future__ import annotations
 
@@ -26,24 +26,24 @@ _INTEL = "a Mac with an Intel processor: torch 2.2 was the last one for it, and 
 
 
 def read_mac(probe: Probe) -> MachineFacts:
-    said = _sysctl(probe)
-    chip = said.get("machdep.cpu.brand_string") or probe.processor
-    # A translated process sees an Intel processor; this key still tells.
-    apple = probe.processor == "arm64" or said.get("hw.optional.arm64") == "1"
+    sysctl = _sysctl(probe)
+    chip = sysctl.get("machdep.cpu.brand_string") or probe.processor
+    # A translated process sees an Intel processor, but this key still reveals the real one.
+    apple = probe.processor == "arm64" or sysctl.get("hw.optional.arm64") == "1"
     rosetta = apple and probe.processor != "arm64"
     mps = apple and not rosetta
-    total = int(said.get("hw.memsize") or 0) or None
+    total = int(sysctl.get("hw.memsize") or 0) or None
     free = ram_available_bytes(probe)
     laptop, on_battery = _battery(probe)
-    features = _features(said, native=mps)
+    features = _features(sysctl, native=mps)
     return MachineFacts(
         system="Darwin",
         chip=chip,
         device="mps" if mps else "cpu",
         memory_bytes=total,
-        available_bytes=_available(total, free, said) if mps else free,
+        available_bytes=_available(total, free, sysctl) if mps else free,
         compute_capability=None,
-        cores=int(said.get("hw.perflevel0.physicalcpu") or said.get("hw.physicalcpu") or len(probe.cpus)),
+        cores=int(sysctl.get("hw.perflevel0.physicalcpu") or sysctl.get("hw.physicalcpu") or len(probe.cpus)),
         bf16_matrix="bf16" in features,
         unknown=_unknown(total, free, apple, rosetta),
         unified=mps,
@@ -56,13 +56,13 @@ def read_mac(probe: Probe) -> MachineFacts:
         rosetta=rosetta,
         cpu=chip,
         cpu_features=features,
-        cpu_mhz=None if apple else _mhz(said, chip),
+        cpu_mhz=None if apple else _mhz(sysctl, chip),
     )
 
 
 def ram_available_bytes(probe: Probe) -> int | None:
-    """What a new process can have without pushing others out: free, speculative and inactive pages, as psutil counts
-    them (psutil 7, `virtual_memory().available` on macOS)."""
+    """The memory that a new process can use without displacing others: free, speculative and inactive pages, as psutil
+    counts them (psutil 7, `virtual_memory().available` on macOS)."""
     answer = probe.ask("vm_stat")
     text = answer.text if answer is not None and answer.code == 0 else ""
     size = re.search(r"page size of (\d+) bytes", text)
@@ -80,31 +80,31 @@ def gpu_share_bytes(ram_bytes: int) -> int:
     return ram_bytes * 2 // 3 if ram_bytes < 36 << 30 else ram_bytes * 3 // 4
 
 
-def _available(total: int | None, free: int | None, said: dict[str, str]) -> int | None:
+def _available(total: int | None, free: int | None, sysctl: dict[str, str]) -> int | None:
     if total is None or free is None:
         return None
-    set_by_hand = int(said.get("iogpu.wired_limit_mb") or 0) << 20  # 0: the system decides
+    set_by_hand = int(sysctl.get("iogpu.wired_limit_mb") or 0) << 20  # 0: the system decides
     return min(free, set_by_hand or gpu_share_bytes(total))
 
 
 def _sysctl(probe: Probe) -> dict[str, str]:
-    answer = probe.ask("sysctl", "-i", *_KEYS)  # -i: goes on where a key is missing
+    answer = probe.ask("sysctl", "-i", *_KEYS)  # -i: continues if a key is missing
     lines = answer.text.splitlines() if answer is not None else []
     pairs = (line.partition(": ") for line in lines)
     return {key: value.strip() for key, _, value in pairs}
 
 
-def _features(said: dict[str, str], native: bool) -> tuple[str, ...]:
-    """What this process can use: a translated one has an Intel processor's features."""
+def _features(sysctl: dict[str, str], native: bool) -> tuple[str, ...]:
+    """The features that this process can use. A translated process has the features of an Intel processor."""
     if native:
         keys = {"bf16": "hw.optional.arm.FEAT_BF16", "neon": "hw.optional.neon"}
-        return tuple(name for name, key in keys.items() if said.get(key) == "1")
-    words = said.get("machdep.cpu.leaf7_features", "").lower().split()
+        return tuple(name for name, key in keys.items() if sysctl.get(key) == "1")
+    words = sysctl.get("machdep.cpu.leaf7_features", "").lower().split()
     return tuple(name for name in FEATURES if name in words)
 
 
-def _mhz(said: dict[str, str], chip: str) -> float | None:
-    hertz = said.get("hw.cpufrequency_max", "")
+def _mhz(sysctl: dict[str, str], chip: str) -> float | None:
+    hertz = sysctl.get("hw.cpufrequency_max", "")
     return int(hertz) / 1e6 if hertz.isdigit() else stated_mhz(chip)
 
 

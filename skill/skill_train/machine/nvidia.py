@@ -11,13 +11,13 @@ from skill_train.machine.probe import Probe, ProgramOutput
 _OLD = "index,uuid,name,memory.total,memory.free"
 _FIELDS = f"{_OLD},compute_cap,mig.mode.current"
 _FORMAT = "--format=csv,noheader,nounits"
-_NOT_TOLD = ("[N/A]", "[Not Supported]", "N/A", "Not Supported")
+_NO_VALUE = ("[N/A]", "[Not Supported]", "N/A", "Not Supported")
 _TORCH_NEEDS = 7.5  # torch's CUDA 13 builds begin with Turing (RELEASE.md, pytorch/pytorch#164471, 2025-10)
 
 
 @dataclass(frozen=True)
 class Gpus:
-    """The equal GPUs that a run would use. `unknown` says why there are none, or why some are left out."""
+    """The equal GPUs that a run would use. `unknown` says why there are none, or why some are not used."""
 
     usable: tuple[Gpu, ...]
     unified: bool
@@ -34,7 +34,7 @@ class _GpuRow:
 
 
 def read_gpus(probe: Probe, ram_bytes: int | None, ram_available_bytes: int | None) -> Gpus:
-    """GPUs of this machine that this process may see; on a machine with unified memory they have its RAM."""
+    """The GPUs of this machine that are visible to this process. On a machine with unified memory they use its RAM."""
     answer = _query(probe)
     if answer is None:
         return _without_nvidia(probe)
@@ -48,7 +48,7 @@ def read_gpus(probe: Probe, ram_bytes: int | None, ram_available_bytes: int | No
     if not seen:
         return _none(f"CUDA_VISIBLE_DEVICES={probe.environment['CUDA_VISIBLE_DEVICES']} hides the GPUs")
     best, unknown = _equal_best(seen)
-    return _told(probe, best, unknown)
+    return _gpus_of(probe, best, unknown)
 
 
 def _query(probe: Probe) -> ProgramOutput | None:
@@ -59,7 +59,7 @@ def _query(probe: Probe) -> ProgramOutput | None:
 
 
 def _row(line: str, ram: int | None, ram_available: int | None) -> _GpuRow | None:
-    """One GPU; None if its memory is unknown (and it does not share the computer's memory)."""
+    """One GPU; None if its memory is unknown and is not the computer's memory."""
     values = [value.strip() for value in line.split(",")]
     if len(values) not in (5, 7) or not values[0].isdigit():
         return None
@@ -69,7 +69,7 @@ def _row(line: str, ram: int | None, ram_available: int | None) -> _GpuRow | Non
         size, left = int(total) << 20, int(free) << 20 if free.isdigit() else None
         return _GpuRow(int(index), uuid, Gpu(name, size, left, compute), mig == "Enabled")
     # GB10 and Thor have no memory of their own (docs.nvidia.com/dgx/dgx-spark/known-issues.html, 2025-12).
-    if total in _NOT_TOLD and compute is not None and ram is not None:
+    if total in _NO_VALUE and compute is not None and ram is not None:
         return _GpuRow(int(index), uuid, Gpu(name, ram, ram_available, compute), False, unified=True)
     return None
 
@@ -83,17 +83,17 @@ def _visible(rows: list[_GpuRow], wanted: str | None) -> list[_GpuRow]:
         return [row for row in rows if row.mig]
     seen: list[_GpuRow] = []
     for name in map(str.strip, wanted.split(",")):
-        found = [
+        matching = [
             row for row in rows if str(row.index) == name or (name.startswith("GPU-") and row.uuid.startswith(name))
         ]
-        if not found:
+        if not matching:
             break
-        seen += found
+        seen += matching
     return seen
 
 
 def _equal_best(rows: list[_GpuRow]) -> tuple[list[_GpuRow], dict[str, str]]:
-    """The best group of equal GPUs: supported by torch, most memory, then newest."""
+    """The best group of equal GPUs: first those that torch supports, then by most memory, then the newest."""
 
     def kind(row: _GpuRow) -> tuple[bool, int, float, str]:
         capability = row.gpu.compute_capability or 0.0
@@ -108,7 +108,7 @@ def _equal_best(rows: list[_GpuRow]) -> tuple[list[_GpuRow], dict[str, str]]:
     return best, {"gpus": f"{why}CUDA_DEVICE_ORDER=PCI_BUS_ID CUDA_VISIBLE_DEVICES={numbers}"}
 
 
-def _told(probe: Probe, rows: list[_GpuRow], unknown: dict[str, str]) -> Gpus:
+def _gpus_of(probe: Probe, rows: list[_GpuRow], unknown: dict[str, str]) -> Gpus:
     if rows[0].mig:
         return _slice(probe, rows[0], unknown)
     gpus = [row.gpu for row in rows]
@@ -123,8 +123,8 @@ def _told(probe: Probe, rows: list[_GpuRow], unknown: dict[str, str]) -> Gpus:
 
 
 def _slice(probe: Probe, row: _GpuRow, unknown: dict[str, str]) -> Gpus:
-    """The first MIG share, which is all that one process can use. Its profile states the size (`3g.40gb`); taken as
-    10^9 bytes each it is a lower bound: 40 are 39.25 GiB (NVIDIA MIG user guide, profiles of the A100)."""
+    """The first MIG slice, because one process can use only one. Its profile states the size (`3g.40gb`). Counted as
+    10^9 bytes for each GB it is a lower bound: 40 are 39.25 GiB (NVIDIA MIG user guide, profiles of the A100)."""
     listed = probe.ask("nvidia-smi", "-L")
     wanted = probe.environment.get("CUDA_VISIBLE_DEVICES", "").strip()
     shares = re.findall(r"^\s+MIG (\S*?(\d+)gb\S*).*UUID: (\S+?)\)", listed.text if listed else "", re.MULTILINE)
@@ -149,7 +149,7 @@ def _nvlink(probe: Probe, indices: list[int]) -> bool | None:
 
 
 def _without_nvidia(probe: Probe) -> Gpus:
-    """The reason why nvidia-smi gives nothing, and whether there is a GPU that cannot be used."""
+    """Why nvidia-smi reports nothing, and whether there is a GPU that cannot be used."""
     if "NVIDIA Jetson" in (probe.read("/proc/device-tree/model") or "") or probe.read("/etc/nv_tegra_release"):
         return _none("a Jetson without nvidia-smi: its GPU is not recognised, so the processor is counted")
     if probe.has("nvidia-smi"):

@@ -27,12 +27,12 @@ class Probe:
 
     Attributes:
         system, processor: as `platform` names them, such as `Darwin` and `x86_64`.
-        cpus: numbers of the logical processors that this process may use.
-        disk_free_bytes: in the current folder; None when it cannot be told.
+        cpus: the numbers of the logical processors that this process may use.
+        disk_free_bytes: the free space of the current folder; None if it is unknown.
         has: whether a program is installed.
-        ask: runs a program; None when it is missing or does not end.
-        read: a small text file; None when it is missing or unreadable.
-        names: what lies in a folder, sorted; empty when there is none.
+        ask: runs a program; None if it is missing or does not end.
+        read: reads a small text file; None if it is missing or unreadable.
+        names: the sorted names in a folder; empty if it does not exist.
     """
 
     system: str
@@ -78,15 +78,15 @@ def _find(program: str) -> str | None:
 
 
 def _ask(program: str, *arguments: str) -> ProgramOutput | None:
-    found = _find(program)
-    if found is None:
+    path = _find(program)
+    if path is None:
         return None
     import subprocess  # 10 ms that a machine without such tools need not pay
 
     environment = dict(os.environ, LC_ALL="C")  # numbers with a point, messages in English
     try:
         done = subprocess.run(
-            [found, *arguments], capture_output=True, text=True, errors="replace", timeout=_SECONDS, env=environment
+            [path, *arguments], capture_output=True, text=True, errors="replace", timeout=_SECONDS, env=environment
         )
     except (OSError, subprocess.TimeoutExpired):
         return None

@@ -20,7 +20,7 @@ def read_machine(probe: Probe | None = None) -> MachineFacts:
 
 
 def available_memory_bytes() -> int | None:
-    """The computer's own memory that a new process can use, even if a GPU has its own; None if unknown."""
+    """The main memory that a new process can use, even if a GPU has its own memory; None if unknown."""
     probe = this_machine()
     return ram_available_bytes(probe) if probe.system == "Darwin" else linux.read_memory(probe)[1]
 
@@ -31,7 +31,7 @@ def physical_cores() -> int:
 
 
 def cache_dir() -> Path:
-    """The folder for files that can be made again: the downloaded converter, probes. `SKILL_TRAIN_CACHE` sets it."""
+    """The folder for files that can be recreated: the downloaded converter, probes. `SKILL_TRAIN_CACHE` sets it."""
     if "SKILL_TRAIN_CACHE" in os.environ:
         return Path(os.environ["SKILL_TRAIN_CACHE"])
     if sys.platform == "darwin":
@@ -43,9 +43,9 @@ def _linux(probe: Probe) -> MachineFacts:
     ram, ram_available = linux.read_memory(probe)
     cpu = linux.read_cpu(probe)
     laptop, on_battery = linux.read_battery(probe)
-    found = read_gpus(probe, ram, ram_available)
-    gpu = found.usable[0] if found.usable else None
-    free = [one.free_bytes for one in found.usable if one.free_bytes is not None]  # a run takes the same on each
+    detected = read_gpus(probe, ram, ram_available)
+    gpu = detected.usable[0] if detected.usable else None
+    free = [card.free_bytes for card in detected.usable if card.free_bytes is not None]  # a run uses each GPU alike
     return MachineFacts(
         system=probe.system,
         chip=gpu.name if gpu else cpu.name or probe.processor,
@@ -55,9 +55,9 @@ def _linux(probe: Probe) -> MachineFacts:
         compute_capability=gpu.compute_capability if gpu else None,
         cores=linux.physical_cores(probe),
         bf16_matrix=bool({"amx_bf16", "avx512_bf16", "bf16"} & set(cpu.features)),
-        unknown=_unknown(probe, ram, cpu) | found.unknown,
-        gpus=found.usable,
-        unified=found.unified,
+        unknown=_unknown(probe, ram, cpu) | detected.unknown,
+        gpus=detected.usable,
+        unified=detected.unified,
         ram_bytes=ram,
         ram_available_bytes=ram_available,
         disk_free_bytes=probe.disk_free_bytes,

@@ -15,7 +15,8 @@ class DeviceJob(TypedDict):
 
 
 class TorchAnswer(TypedDict):
-    """`cuda` is the version that torch was built for; `trouble` why the device is not usable, where torch says it."""
+    """torch's answer. `cuda` is the version that torch was built for. `trouble` says why the device is not usable, if
+    torch says so."""
 
     version: str
     cuda: str | None
