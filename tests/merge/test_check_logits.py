@@ -47,7 +47,7 @@ def judge(folder: Path, dtype: str, break_it: Callable[[dict[str, Any]], None] |
             base=folder / dtype, adapter=folder / f"{dtype}-adapter", merged=merged, rows=merging.ROWS
         ),
         stored={"float32": "F32", "bfloat16": "BF16"}[dtype],
-        kept=1.0,
+        kept_share=1.0,
         threshold=None,
         bar=lambda done, total, text: None,
     )

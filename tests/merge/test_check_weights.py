@@ -58,7 +58,7 @@ def judge(
         names = list(base.tensors | tensors)
         found = merge_weights.compare_tensors(names, base.shards[0], work / "model.safetensors", adapter, scales, pool)
     stored = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}[dtype]
-    return merge_weights.outcome(found, stored=stored, kept=kept)
+    return merge_weights.outcome(found, stored=stored, kept_share=kept)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
@@ -168,7 +168,7 @@ def test_a_broken_shard_takes_no_name(tmp_path: Path, monkeypatch: pytest.Monkey
     adapter = merging.adapter(base, tmp_path / "adapter", size=0.1)
     real = merge_weights.compare_tensors
 
-    def damaged(names: list[str], shard: Any, written: Path, *rest: Any) -> merge_weights.Found:
+    def damaged(names: list[str], shard: Any, written: Path, *rest: Any) -> merge_weights.WeightComparison:
         stored = read_folder(written.parent)[0].tensors[UP]
         with open(written, "r+b") as file:
             file.seek(stored.start)
@@ -204,6 +204,6 @@ def test_an_adapter_for_no_rows_is_no_error(tmp_path: Path) -> None:
     base = tmp_path / "base.safetensors"
     save_file({"no.weight": torch.zeros(0, 8)}, base)
     (stored,) = read_shard(base).tensors.values()
-    found = merge_weights.Found()
+    found = merge_weights.WeightComparison()
     merge_weights._compare_changed("no.weight", stored, stored, (torch.zeros(0, 2), torch.zeros(2, 8)), found)
     assert (found.worst, found.failures) == ((0.0, "no.weight"), [])

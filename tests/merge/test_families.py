@@ -107,7 +107,7 @@ def test_a_wrong_merge_of_a_small_tuning_fails(family: str, fault: Callable[...,
     outcome = merge_gate.gate(
         merge_gate.GateRequest(base=base, adapter=adapter, merged=broken, rows=merging.ROWS),
         stored="BF16",
-        kept=kept,
+        kept_share=kept,
         threshold=None,
         bar=lambda done, total, text: None,
     )

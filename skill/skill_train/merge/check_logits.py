@@ -1,18 +1,21 @@
-"""Is the merged model the base with its adapter? Logits of both on the same tokens, in fp32, before anything else is
-made from it.
+"""Checks that the merged model is the base with its adapter, before anything else is made from it. Compares the logits
+of both on the same tokens, in fp32.
 
-Distance. A merge in fp32 is held against base + adapter as PEFT computes it: correct ones measured at most 1.3e-12 nats
-(mean KL divergence), the bound is 1e-8. A merge in 16 bits is held against base + adapter with each weight rounded once
-(`merge_rounded`): that is what it must be, and how far rounding moves this model's answers says nothing of it. Correct
-merges of seven families measured 0, and at most 9e-10 where the sums are added up in another order (2026-11); their
-distance from the model that is not rounded, 7e-6 to 3e-3. A weight next to the middle of two steps can fall the other
-way in a sum of another order: one in some ten thousand does, which moves answers by 1e-3 of what rounding does. So
-the bound is 1e-8, or a hundredth of what rounding costs half of the tokens; and, because one such weight can turn a
-router, half of what it costs on average. Of a merge by PEFT the sums are the same, and only the first bound holds.
+Distance. A merge in fp32 is compared with base + adapter as PEFT computes it. Correct merges measured at most 1.3e-12
+nats (mean KL divergence); the bound is 1e-8. A merge in 16 bits is compared with base + adapter after each weight is
+rounded once (`reference/rounded_merge.py`), because the merge must equal that model. How far rounding moves the answers
+does not matter. Correct merges of seven families measured 0, and at most 9e-10 if the sums are added in another order
+(2026-11). Their distance from the model without rounding is 7e-6 to 3e-3.
 
-Share. How much of the adapter's own change of the answers is in the merged model: 1, or 0 when it was left out, 2 when
-it was added twice. It is that of the rounded model where there is one. Rounding loses small changes, because bf16
-weights have 8 bits: of a change of 0.5 % of the weights 98 % is kept, of 0.2 % 82 %, of 0.1 % 55 %.
+A weight near the middle of two steps can be rounded differently if the sum has another order. This happens to one
+weight in some ten thousand, and moves the answers by 1e-3 of what rounding does. So the bound is 1e-8, or a hundredth
+of the cost of rounding for half of the tokens. Because one such weight can change a router's choice, the mean may be
+half of the mean cost of rounding. A merge by PEFT has the same sums, so only the first bound applies.
+
+Share. How much of the adapter's own change of the answers is in the merged model: 1, or 0 if the adapter was left out,
+or 2 if it was added twice. If there is a rounded model, the share is computed with that model. Rounding loses small
+changes, because bf16 weights have 8 bits: 98 % of a change of 0.5 % of the weights is kept, of 0.2 % 82 %, of 0.1 % 55
+%.
 """
 
 from __future__ import annotations
@@ -41,15 +44,15 @@ if TYPE_CHECKING:
     import numpy as np
 
 MAX_TOKENS = 2048
-ENOUGH_TOKENS = 512  # where every weight was compared already, and this asks whether PEFT sees it the same way
-EXACT = 1e-8  # nats: fp32 sums of another order stay far below it
+ENOUGH_TOKENS = 512  # enough if every weight was already compared, and only PEFT's view is still checked
+EXACT = 1e-8  # nats: fp32 sums in another order stay far below this
 _P99 = 10
-_OF_HALF, _OF_MEAN = 0.01, 0.5  # of what rounding costs
+_OF_HALF, _OF_MEAN = 0.01, 0.5  # shares of the cost of rounding
 _SHARE = 0.05
 _LOST = 0.5
 _NO_EFFECT = 1e-9
 _ROW_TOKENS = 512
-_OF_BASE = 4  # the base runs on the first quarter, and 256 tokens at least: a share uses whole distributions
+_OF_BASE = 4  # the base runs on the first quarter, and on at least 256 tokens: a share uses whole distributions
 _LEAST_OF_BASE = 256
 _WORDS = {
     "median_kl": "median KL divergence",
@@ -61,7 +64,7 @@ _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json"
 
 @dataclass(frozen=True)
 class Texts:
-    """Token ids to compare on, and what they are."""
+    """The token ids to compare on, and their source."""
 
     source: str
     ids: list[list[int]]
@@ -73,11 +76,11 @@ class Texts:
 
 @dataclass(frozen=True)
 class GateRequest:
-    """A merged folder, and what it is compared with.
+    """A merged folder, and the models that it is compared with.
 
     Attributes:
-        merged: the written folder; a scratch file of logits lies in it meanwhile.
-        rows: texts with `input_ids`, held-out ones at best; NEUTRAL_TEXTS are used when there are none.
+        merged: the written folder; it contains a scratch file of logits during the check.
+        rows: texts with `input_ids`, preferably held-out ones; NEUTRAL_TEXTS are used if there are none.
     """
 
     base: Path
@@ -90,40 +93,40 @@ def gate(
     request: GateRequest,
     *,
     stored: str,
-    kept: float | None,
+    kept_share: float | None,
     threshold: float | None,
     bar: Bar,
     tokens: int = MAX_TOKENS,
 ) -> Gate:
-    """The gate's figures, limits and verdict, as `merge.json` keeps them.
+    """The gate's figures, limits and verdict, as in `merge.json`.
 
     Args:
-        stored: safetensors' dtype of the changed weights (the coarsest when they differ).
-        kept: the share of the change of the weights that rounding left; None when nobody knows.
-        threshold: the highest mean KL divergence from base + adapter in nats; None is what this model's own rounding
-            allows.
-        tokens: the most to compare.
+        stored: safetensors' dtype of the changed weights (the coarsest one if they differ).
+        kept_share: the share of the weights' change that remained after rounding; None if it is unknown.
+        threshold: the highest mean KL divergence from base + adapter in nats; None uses the limit that this model's own
+            rounding allows.
+        tokens: the most tokens to compare.
 
     Returns:
-        `figures` of the merged model against base + adapter; `rounded`: the same against that model rounded, and what
-        rounding costs, None in fp32; `effect`: the `share` of the adapter that is in the merged model, and how far the
-        adapter moves the base (`kl_between`); `limits`; `failures` (sentences, empty when it passed); `verdict`.
+        `figures` of the merged model against base + adapter; `rounded`: the figures against that model after rounding,
+        and the cost of rounding, None in fp32; `effect`: the `share` of the adapter in the merged model, and how far
+        the adapter moves the base (`kl_between`); `limits`; `failures` (sentences; empty if it passed); `verdict`.
     """
     reference.require_config(request.base)
     texts = choose_texts(request.rows, request.merged, tokens)
     rounds = stored in merge_rounded.KINDS and threshold is None
     with _Scratch(request.merged, texts) as scratch:
         _write_reference(request.base, request.adapter, texts, scratch, stored if rounds else None, bar)
-        found = _compare_merged(request.merged, texts, scratch, bar)
-    limits = _limits(found["rounded"], threshold, same_sums=kept is None)
-    failures = _failures(found, limits, kept)
+        compared = _compare_merged(request.merged, texts, scratch, bar)
+    limits = _limits(compared["rounded"], threshold, same_sums=kept_share is None)
+    failures = _failures(compared, limits, kept_share)
     return {
         "texts": texts.source,
         "text_sha256": hashlib.sha256(json.dumps(texts.ids).encode()).hexdigest(),
         "stored_dtype": stored,
-        "figures": found["figures"],
-        "effect": found["effect"],
-        "rounded": found["rounded"],
+        "figures": compared["figures"],
+        "effect": compared["effect"],
+        "rounded": compared["rounded"],
         "limits": limits,
         "failures": failures,
         "verdict": "fail" if failures else "pass",
@@ -131,7 +134,7 @@ def gate(
 
 
 def _limits(rounded: Rounded | None, threshold: float | None, *, same_sums: bool) -> dict[str, float]:
-    """Of `rounded` where there is one, else of `figures`."""
+    """The limits for `rounded` if it exists, else for `figures`."""
     share = {"share": 1.0, "share_tolerance": _SHARE}
     if rounded is None:
         limit = EXACT if threshold is None else threshold
@@ -142,12 +145,12 @@ def _limits(rounded: Rounded | None, threshold: float | None, *, same_sums: bool
 
 
 def has_effect(effect: Effect) -> bool:
-    """The adapter changes the base's answers by more than fp32 arithmetic does."""
+    """Whether the adapter changes the base's answers by more than fp32 arithmetic does."""
     return effect["kl_between"] is None or effect["kl_between"] > _NO_EFFECT
 
 
 def choose_texts(rows: Sequence[FedRow], model: Path, most: int = MAX_TOKENS) -> Texts:
-    """At most so many tokens: the rows, else NEUTRAL_TEXTS, else made-up ids for a model without a tokenizer."""
+    """The texts, limited to so many tokens: the rows, else NEUTRAL_TEXTS, else random ids if there is no tokenizer."""
     config = read_config(model)
     text = config["text_config"] if isinstance(config.get("text_config"), dict) else config
     context = next(
@@ -160,11 +163,11 @@ def choose_texts(rows: Sequence[FedRow], model: Path, most: int = MAX_TOKENS) ->
         tokenizer = reference.load_tokenizer(model)
         ids, source = [tokenizer(text)["input_ids"] for text in reference.NEUTRAL_TEXTS], "neutral texts"
     if not ids:
-        ids, source = _made_up(vocabulary), "made-up token ids: no rows, and the base has no tokenizer"
+        ids, source = _random_ids(vocabulary), "made-up token ids: no rows, and the base has no tokenizer"
     return Texts(source, list(_bounded(ids, min(context, _ROW_TOKENS), most)))
 
 
-def _made_up(vocabulary: int) -> list[list[int]]:
+def _random_ids(vocabulary: int) -> list[list[int]]:
     import numpy as np
 
     draw = np.random.default_rng(0)
@@ -180,7 +183,8 @@ def _bounded(rows: list[list[int]], longest: int, left: int) -> Iterator[list[in
 
 
 class _Scratch:
-    """Logits on disk, so that two models never lie in memory at once: all of base + adapter, the first of the base."""
+    """Logits on disk, so that two models are never in memory at once: all logits of base + adapter, the first ones of
+    the base."""
 
     def __init__(self, folder: Path, texts: Texts) -> None:
         names = ("tuned", "base", "rounded")
@@ -204,10 +208,10 @@ class _Scratch:
 
 
 def _write_reference(base: Path, adapter: Path, texts: Texts, scratch: _Scratch, stored: str | None, bar: Bar) -> None:
-    """Args: stored: the type to round to, after all else; None rounds nothing."""
+    """Writes the logits of the reference models. Args: stored: the type to round to at the end; None rounds nothing."""
     with frugal_model(base, adapter) as model:
-        # Its result is not used: after torch's threads changed, the first pass alone can be off by 1e-3 in a logit.
-        # Measured on an Intel Xeon with AMX, torch 2.13: in 5 of 22 merges, by the same amount, never the second pass.
+        # This result is not used. After a change of torch's threads the first pass can be off by 1e-3 in a logit. On an
+        # Intel Xeon with AMX, torch 2.13, it was in 5 of 22 merges, by the same amount; the second pass never was.
         reference.logits(model, texts.ids[0])
         with open(scratch.tuned, "wb") as tuned_file, open(scratch.base, "wb") as base_file:
             for number, ids in enumerate(texts.ids):
@@ -229,7 +233,7 @@ def _write_reference(base: Path, adapter: Path, texts: Texts, scratch: _Scratch,
 
 @contextlib.contextmanager
 def _without_adapter(model: Any) -> Iterator[None]:
-    """The base alone; trained biases stay (PEFT warns of it), so the effect is a little understated with them."""
+    """The base without the adapter. Trained biases stay (PEFT warns of this), so they make the effect seem smaller."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         with model.disable_adapter():
@@ -245,19 +249,19 @@ def _compare_merged(merged: Path, texts: Texts, scratch: _Scratch, bar: Bar) -> 
     start = 0
     with frugal_model(merged) as model:
         for number, ids in enumerate(texts.ids):
-            found = reference.logits(model, ids)
-            if found.shape[1] != scratch.vocabulary:
-                raise _other_vocabulary(scratch.vocabulary, found.shape[1])
-            rows = slice(start, start + len(ids) - 1)  # the last token has none that follows it
+            logits = reference.logits(model, ids)
+            if logits.shape[1] != scratch.vocabulary:
+                raise _other_vocabulary(scratch.vocabulary, logits.shape[1])
+            rows = slice(start, start + len(ids) - 1)  # no token follows the last one
             before = base[rows] if number < scratch.base_rows else None
-            seen.add(tuned[rows], None if rounded is None else rounded[rows], before, found[:-1], np.asarray(ids[1:]))
+            seen.add(tuned[rows], None if rounded is None else rounded[rows], before, logits[:-1], np.asarray(ids[1:]))
             start += len(ids)
             bar(2 * len(texts.ids) + number + 1, 3 * len(texts.ids), "gate: merged model")
     return seen.summary()
 
 
 class _Compared(TypedDict):
-    """What the merged model was compared with, as in `Gate`."""
+    """The figures of the comparison, as in `Gate`."""
 
     figures: Figures
     effect: Effect
@@ -266,7 +270,7 @@ class _Compared(TypedDict):
 
 @dataclass
 class _LogitFigures:
-    """Figures of the texts so far. `cost` is of rounding alone."""
+    """The figures of the texts so far. `cost` is the cost of rounding alone."""
 
     figures: list[compare.TokenFigures] = field(default_factory=list)
     rounded: list[compare.TokenFigures] = field(default_factory=list)
@@ -274,17 +278,17 @@ class _LogitFigures:
     changes: list[compare.ShareFigures] = field(default_factory=list)
     rounded_changes: list[compare.ShareFigures] = field(default_factory=list)
 
-    def add(self, tuned: Any, rounded: Any, base: Any, found: Any, following: Any) -> None:
-        """Args: base, rounded: None where there is none."""
-        self.figures.append(compare.compare_logits(tuned, found, following))
+    def add(self, tuned: Any, rounded: Any, base: Any, merged: Any, following: Any) -> None:
+        """Adds the logits of one text. Args: base, rounded: None if there are none."""
+        self.figures.append(compare.compare_logits(tuned, merged, following))
         if base is not None:
-            self.changes.append(compare.compare_change(tuned, base, found))
+            self.changes.append(compare.compare_change(tuned, base, merged))
         if rounded is None:
             return
-        self.rounded.append(compare.compare_logits(rounded, found, following))
+        self.rounded.append(compare.compare_logits(rounded, merged, following))
         self.cost.append(compare.compare_logits(tuned, rounded, following))
         if base is not None:
-            self.rounded_changes.append(compare.compare_change(rounded, base, found))
+            self.rounded_changes.append(compare.compare_change(rounded, base, merged))
 
     def summary(self) -> _Compared:
         figures, rounded = _summary(self.figures), None
@@ -314,10 +318,10 @@ def _other_vocabulary(expected: int, got: int) -> VerificationFailed:
     )
 
 
-def _failures(found: _Compared, limits: dict[str, float], kept: float | None) -> list[str]:
-    """What is wrong, one sentence each. A figure that is None (NaN or infinite) fails."""
-    rounded, effect = found["rounded"], found["effect"]
-    judged: Any = rounded or found["figures"]
+def _failures(compared: _Compared, limits: dict[str, float], kept_share: float | None) -> list[str]:
+    """The faults, one sentence each. A figure that is None (NaN or infinite) fails."""
+    rounded, effect = compared["rounded"], compared["effect"]
+    judged: Any = rounded or compared["figures"]
     of, failures = " from base + adapter, rounded," if rounded else "", []
     for name, words in _WORDS.items():
         value = judged[name]
@@ -329,7 +333,9 @@ def _failures(found: _Compared, limits: dict[str, float], kept: float | None) ->
     if share is None or abs(share - limits["share"]) - width > limits["share_tolerance"]:
         expected = f"{limits['share']:.3f} ± {limits['share_tolerance']:.3f}"
         failures.append(f"{_number(share)} of the adapter is in the merged model, expected {expected}")
-    left = kept if kept is not None or effect["share"] is None else effect["share"] + (effect["share_half_width"] or 0)
+    left = kept_share
+    if kept_share is None and effect["share"] is not None:
+        left = effect["share"] + (effect["share_half_width"] or 0)
     if left is not None and left < _LOST:
         failures.append(f"rounding leaves only {left:.2f} of the adapter in the stored weights")
     return failures

@@ -1,15 +1,17 @@
-"""Is every merged tensor the base's with the adapter's change, and nothing else? Both are read back from disk and
-compared row by row, in fp32, a few MB at a time: seconds and no memory where logits need the whole model twice.
+"""Checks that every merged tensor is the base's tensor with the adapter's change, and nothing else. Both are read back
+from disk and compared row by row, in fp32, a few MB at a time. This takes seconds and little memory, while logits need
+the whole model twice.
 
-It reckons anew, from PEFT's names in the adapter's file and the fields of its config, what the merge plan worked out
-once. It sees one row that was lost and names the tensor, which logits of a large model hardly show. What it cannot see
-is a mistake that both reckonings share; for that `merge_gate` asks PEFT and transformers, where the model is small
-enough or the adapter is more than A and B, and `verify` does it for every file that is exported.
+The check computes the expected change again, from PEFT's names in the adapter's file and the fields of its config,
+independently of the merge plan. It detects a single lost row and names the tensor, which the logits of a large model
+hardly show. It cannot detect a mistake in both computations. For that `check_logits` runs PEFT and transformers, if the
+model is small enough or the adapter is more than A and B, and `verify` does so for every exported file.
 
-Error of a row: the length of W' - (W + s·B·A) over the length of the row. Rounding to bf16 errs by at most 2^-9 of a
-weight, f16 by 2^-12, fp32 sums of the other order by 1e-6; the bounds are four times that. A row that was zeroed errs
-by 1, one exchanged for another by 1.4. A small change moves a row by less than rounding does, so of rounded weights
-it is also counted how many are not the expected ones. The share of the change finds a wrong scale that is smaller.
+The error of a row is the length of W' - (W + s·B·A) over the length of the row. Rounding to bf16 errs by at most 2^-9
+of a weight, to f16 by 2^-12, and fp32 sums in another order by 1e-6; the bounds are four times that. A zeroed row errs
+by 1, and a row exchanged for another one by 1.4. A small change moves a row by less than rounding does, so the check
+also counts the rounded weights that are not the expected ones. The share of the change reveals an even smaller error of
+the scale.
 """
 
 from __future__ import annotations
@@ -37,20 +39,22 @@ from skill_train.model.weight_files import (
 from skill_train.run.merge_record import Gate
 
 ROW_ERROR = {"F64": 1e-5, "F32": 1e-5, "F16": 2**-10, "BF16": 2**-7}
-_SMALLEST_F16 = 2.0**-24  # below 6e-5 an f16 is off by up to half of this, whatever its size
+_SMALLEST_F16 = 2.0**-24  # below 6e-5 an f16 errs by up to half of this, whatever its size
 _BLOCK = BLOCK_BYTES // 4  # weights at a time
 _ROUNDED = ("F16", "BF16")
-_ROUNDED_OTHERWISE = 0.05  # of a row
-_WRONG_SHARE = 0.25  # of one tensor, off what rounding kept of all
+_ROUNDED_OTHERWISE = 0.05  # share of a row
+_WRONG_SHARE = 0.25  # how far the share of one tensor may be from the share that rounding kept in all tensors
 
 
 @dataclass
-class Found:
-    """What was seen so far.
+class WeightComparison:
+    """The result of the comparison so far.
 
     Attributes:
-        worst: error of the worst row, and its tensor; other: `_rounded_otherwise` of the worst row.
-        sums: over rows, of along², along·squared, squared², along and squared: what is there of the change, times it.
+        worst: the error of the worst row, and its tensor.
+        other: `_rounded_otherwise` of the worst row.
+        sums: the sums over rows of along², along·squared, squared², along and squared. `along` is the product of the
+            actual and the expected change, `squared` that of the expected change with itself.
     """
 
     tensors: int = 0
@@ -62,17 +66,17 @@ class Found:
     failures: list[str] = field(default_factory=list)
     shares: dict[str, tuple[float, float]] = field(default_factory=dict)
 
-    def add(self, other: Found) -> None:
-        """What was seen of others."""
+    def add(self, other: WeightComparison) -> None:
+        """Adds the result for other tensors."""
         for name in ("tensors", "changed", "seconds", "failures"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
         self.worst, self.other = max(self.worst, other.worst), max(self.other, other.other)
-        self.sums = tuple(one + more for one, more in zip(self.sums, other.sums, strict=True))
+        self.sums = tuple(mine + theirs for mine, theirs in zip(self.sums, other.sums, strict=True))
         self.shares |= other.shares
 
 
 def why_not(base: Base, adapter: Adapter, reasons: list[str]) -> str:
-    """Why this comparison cannot be made; empty when it can.
+    """Why this comparison is not possible; empty if it is.
 
     Args:
         reasons: why the merge was not streamed.
@@ -94,73 +98,78 @@ def why_not(base: Base, adapter: Adapter, reasons: list[str]) -> str:
 
 
 def scales_of(adapter: Adapter, names: list[str]) -> dict[str, float]:
-    """The scale of each tensor of the base that the adapter changes. For the main thread: patterns are matched in
-    limited time."""
+    """The scale of each tensor of the base that the adapter changes. Call it in the main thread, because it limits the
+    time of matching patterns."""
     return {name: _scale(adapter, name) for name in names if _parts(adapter, name)}
 
 
 def compare_tensors(
     names: list[str], before: Shard, written: Path, adapter: Adapter, scales: dict[str, float], pool: ThreadPoolExecutor
-) -> Found:
-    """Compares tensors of one shard of the base with the file that was written for it, a tensor a thread."""
+) -> WeightComparison:
+    """Compares tensors of one shard of the base with the file that was written for it, each tensor in one thread."""
     started, after = time.monotonic(), read_shard(written)
-    found = Found(failures=[f"{name} is not in the base" for name in names if name not in before.tensors])
+    comparison = WeightComparison(
+        failures=[f"{name} is not in the base" for name in names if name not in before.tensors]
+    )
 
-    def compare(name: str) -> Found:
+    def compare(name: str) -> WeightComparison:
         return _compare(name, before.tensors[name], after.tensors.get(name), adapter, scales.get(name))
 
-    for one in pool.map(compare, [name for name in names if name in before.tensors]):
-        found.add(one)
-    found.seconds = time.monotonic() - started
-    return found
+    for result in pool.map(compare, [name for name in names if name in before.tensors]):
+        comparison.add(result)
+    comparison.seconds = time.monotonic() - started
+    return comparison
 
 
-def _compare(name: str, stored: StoredTensor, new: StoredTensor | None, adapter: Adapter, scale: float | None) -> Found:
-    found, parts = Found(tensors=1), _parts(adapter, name)
+def _compare(
+    name: str, stored: StoredTensor, new: StoredTensor | None, adapter: Adapter, scale: float | None
+) -> WeightComparison:
+    comparison, parts = WeightComparison(tensors=1), _parts(adapter, name)
     if new is None or new.shape != stored.shape:
-        found.failures.append(f"{name} is missing, or has another shape")
+        comparison.failures.append(f"{name} is missing, or has another shape")
     elif scale is not None:
         b, a = (adapter.tensor(parts[kind]).float() for kind in ("b", "a"))
-        _compare_changed(name, stored, new, (b * scale, a), found)
+        _compare_changed(name, stored, new, (b * scale, a), comparison)
     elif not _same(stored, new):
-        found.failures.append(f"{name} is not the base's, and the adapter has nothing for it")
-    return found
+        comparison.failures.append(f"{name} is not the base's, and the adapter has nothing for it")
+    return comparison
 
 
-def outcome(found: Found, *, stored: str, kept: float | None) -> Gate:
-    """Figures, limits, failures and verdict, in the form of `merge_gate.gate`.
+def outcome(comparison: WeightComparison, *, stored: str, kept_share: float | None) -> Gate:
+    """Figures, limits, failures and verdict, in the form of `check_logits.gate`.
 
     Args:
         stored: safetensors' dtype of the changed weights.
-        kept: the share of the change that the writer says rounding left.
+        kept_share: the share of the change that remained after rounding, according to the writer.
     """
-    share, width = share_of(found.sums)
-    expected = 1.0 if kept is None else kept
+    share, width = share_of(comparison.sums)
+    expected = 1.0 if kept_share is None else kept_share
     tolerance = 0.05 + abs(1 - expected) / 2
-    failures = list(found.failures)
-    if found.sums[4]:
+    failures = list(comparison.failures)
+    if comparison.sums[4]:
         if not abs(share - expected) - width <= tolerance:
             failures.append(f"{share:.3g} of the adapter is in the merged model, expected {expected:.3f} ± {tolerance}")
         elif expected < 0.5:
             failures.append(f"rounding leaves only {expected:.2f} of the adapter in the stored weights")
-        failures += _wrong_shares(found, expected)
+        failures += _wrong_shares(comparison, expected)
     return {
         "by": "weights",
         "stored_dtype": stored,
-        "figures": {"tensors": found.tensors, "changed": found.changed, "worst_row": _finite(found.worst[0]),
-                    "worst_tensor": found.worst[1], "rounded_otherwise": found.other},
+        "figures": {"tensors": comparison.tensors, "changed": comparison.changed,
+                    "worst_row": _finite(comparison.worst[0]), "worst_tensor": comparison.worst[1],
+                    "rounded_otherwise": comparison.other},
         "effect": {"share": _finite(share), "share_half_width": _finite(width),
-                   "kl_between": None if found.sums[4] else 0.0},
+                   "kl_between": None if comparison.sums[4] else 0.0},
         "limits": {"worst_row": ROW_ERROR[stored], "rounded_otherwise": _ROUNDED_OTHERWISE, "share": expected,
                    "share_tolerance": tolerance},
         "failures": failures,
         "verdict": "fail" if failures else "pass",
-        "seconds": round(found.seconds, 2),
+        "seconds": round(comparison.seconds, 2),
     }  # fmt: skip
 
 
 def share_of(sums: tuple[float, ...]) -> tuple[float, float]:
-    """How much of the change is there, with the half width of its 95 % interval (a ratio's error over rows)."""
+    """The share of the change, with the half width of its 95 % interval (the error of a ratio over rows)."""
     aa, ab, bb, along, squared = sums
     if not squared:
         return math.nan, math.nan
@@ -168,18 +177,18 @@ def share_of(sums: tuple[float, ...]) -> tuple[float, float]:
     return share, 1.96 * math.sqrt(max(0.0, aa - 2 * share * ab + share**2 * bb)) / squared
 
 
-def _wrong_shares(found: Found, expected: float) -> list[str]:
+def _wrong_shares(comparison: WeightComparison, expected: float) -> list[str]:
     tolerance = _WRONG_SHARE + abs(1 - expected)
     wrong = [
         f"{share:.3g} of the adapter is in {name}"
-        for name, (share, width) in found.shares.items()
+        for name, (share, width) in comparison.shares.items()
         if abs(share - expected) - width > tolerance
     ]
     return wrong[:3]
 
 
 def _parts(adapter: Adapter, name: str) -> dict[str, str]:
-    """The adapter's tensors for a tensor of the base; empty when it leaves that alone."""
+    """The adapter's tensors for a tensor of the base; empty if the adapter does not change it."""
     return adapter.modules.get(name.removesuffix(".weight"), {}) if name.endswith(".weight") else {}
 
 
@@ -190,13 +199,15 @@ def _scale(adapter: Adapter, name: str) -> float:
     return float(alpha / (math.sqrt(rank) if config.get("use_rslora") else rank))
 
 
-def _compare_changed(name: str, stored: StoredTensor, new: StoredTensor, change: tuple[Any, Any], found: Found) -> None:
-    """Args: change: s·B [out, r] and A [r, in], fp32."""
+def _compare_changed(
+    name: str, stored: StoredTensor, new: StoredTensor, change: tuple[Any, Any], comparison: WeightComparison
+) -> None:
+    """Compares one changed tensor. Args: change: s·B [out, r] and A [r, in], fp32."""
     import torch
 
     b, a = change
     if (len(b), a.shape[1]) != stored.shape:
-        found.failures.append(f"{name} is {list(stored.shape)}, the adapter's change {[len(b), a.shape[1]]}")
+        comparison.failures.append(f"{name} is {list(stored.shape)}, the adapter's change {[len(b), a.shape[1]]}")
         return
     columns, bound = stored.shape[1], ROW_ERROR.get(new.dtype, 0.0)
     smallest = _SMALLEST_F16 * math.sqrt(columns) if new.dtype == "F16" else 0.0
@@ -218,17 +229,17 @@ def _compare_changed(name: str, stored: StoredTensor, new: StoredTensor, change:
     worst, squared = _worst(errors - smallest, lengths), _row_squares(b, a)
     along = along.double() + squared
     sums = torch.stack([along @ along, along @ squared, squared @ squared, along.sum(), squared.sum()])
-    found.changed, found.worst, found.other = 1, (worst, name), other
-    found.sums = tuple(sums.tolist())
-    found.shares = {name: share_of(found.sums)}
+    comparison.changed, comparison.worst, comparison.other = 1, (worst, name), other
+    comparison.sums = tuple(sums.tolist())
+    comparison.shares = {name: share_of(comparison.sums)}
     if not worst <= bound:
-        found.failures.append(f"a row of {name} is {worst:.2g} of its length off, {new.dtype} may be {bound:.2g}")
+        comparison.failures.append(f"a row of {name} is {worst:.2g} of its length off, {new.dtype} may be {bound:.2g}")
     elif other > _ROUNDED_OTHERWISE:
-        found.failures.append(f"{other:.0%} of a row of {name} are not base + adapter, rounded to {new.dtype}")
+        comparison.failures.append(f"{other:.0%} of a row of {name} are not base + adapter, rounded to {new.dtype}")
 
 
 def _worst(errors: Any, lengths: Any) -> float:
-    """The largest error of a row for its length. A row that should be zero and is not errs without measure."""
+    """The largest error of a row relative to its length. A row that should be zero but is not has an infinite error."""
     import torch
 
     off = torch.where(errors <= 0, 0.0, errors / lengths.clamp_min(torch.finfo(torch.float32).tiny))
@@ -236,38 +247,42 @@ def _worst(errors: Any, lengths: Any) -> float:
 
 
 def _rounded_otherwise(there: Any, expected: Any, least: float) -> float:
-    """Largest share of a row whose weights are not the expected ones rounded, three weights aside: fp32 sums of another
-    order round one in thousands to the neighbour. Where the change is missing, as many as it would have moved.
+    """The largest share of a row's weights that differ from the expected rounded ones. Three weights of a row do not
+    count, because fp32 sums in another order round one in thousands to its neighbour. If the change is missing, all
+    weights count that it would have moved.
 
     Args:
-        there, expected: [rows, columns] of a type of two bytes, which are compared as they are.
-        least: what is returned at least: the share of earlier rows.
+        there, expected: [rows, columns] in a type of two bytes, compared without conversion.
+        least: the least result, which is the share of earlier rows.
     """
     import numpy as np
     import torch
 
     columns = int(there.shape[1])
     wrong = there.view(torch.int16).numpy() != expected.view(torch.int16).numpy()
-    if np.count_nonzero(wrong) - 3 <= least * columns:  # all of them in one row would not be more
+    if np.count_nonzero(wrong) - 3 <= least * columns:  # even if all were in one row
         return least
     return max(least, (int(np.count_nonzero(wrong, axis=1).max()) - 3) / columns)
 
 
 def _row_squares(b: Any, a: Any) -> Any:
-    """The square of the length of each row of B·A, float64 [out], without making that: b·(A·Aᵀ)·bᵀ."""
+    """The square of the length of each row of B·A, float64 [out], without computing B·A: b·(A·Aᵀ)·bᵀ."""
     b, a = b.double(), a.double()
     return ((b @ (a @ a.T)) * b).sum(dim=1)
 
 
 def _same(stored: StoredTensor, new: StoredTensor) -> bool:
-    """The base's values, in its dtype or rounded to the new one."""
+    """Whether the tensor has the base's values, in its dtype or rounded to the new one."""
     import torch
 
     if stored.dtype == new.dtype:
         return same_bytes(stored, new)
-    flat = [StoredTensor(one.file, one.dtype, (math.prod(one.shape),), one.start, one.size) for one in (stored, new)]
+    flat = [
+        StoredTensor(tensor.file, tensor.dtype, (math.prod(tensor.shape),), tensor.start, tensor.size)
+        for tensor in (stored, new)
+    ]
     for start, stop in _blocks(flat[0].shape[0], 1):
-        before, after = (read_rows(one, start, stop) for one in flat)
+        before, after = (read_rows(tensor, start, stop) for tensor in flat)
         if not torch.equal(before.to(torch_dtype(new.dtype)), after):
             return False
     return True

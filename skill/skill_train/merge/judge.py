@@ -1,4 +1,4 @@
-"""What the outcome of the gate means: a refusal, with the figures beside it, or warnings."""
+"""Turns the outcome of the gate into a refusal, with its figures in a file, or into warnings."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from skill_train.core.files import write_json
 from skill_train.merge import check_logits as merge_gate
 from skill_train.run.merge_record import Changes, Gate, MergeRecord
 
-_COSTLY = 0.5  # from this share of the tuning's own effect on, in nats, what rounding does is worth a warning
-_OF_FINISHED = ("schema", "step", "outputs", "finished_at")  # keys that a failed merge has nothing for
-_KEPT = 0.9  # below this share of the change of the weights, rounding is worth a warning
+_COSTLY = 0.5  # rounding is worth a warning from this share of the tuning's own effect in nats
+_OF_FINISHED = ("schema", "step", "outputs", "finished_at")  # keys that do not apply to a failed merge
+_LEAST_KEPT_SHARE = 0.9  # below this share of the change of the weights, rounding is worth a warning
 
 
-def judge(made: MergeRecord, record: Path, out: Path, warn: Callable[[str, str], None]) -> None:
-    """Warns, or keeps the failing figures beside the record and raises."""
-    outcome = made.gate
+def judge(merged: MergeRecord, record: Path, out: Path, warn: Callable[[str, str], None]) -> None:
+    """Warns; or writes the failing figures beside the record and raises."""
+    outcome = merged.gate
     failed = (out.parent if record.parent == out else record.parent) / f"{record.stem}.failed.json"
     failed.unlink(missing_ok=True)
     if outcome["failures"]:
-        document = msgspec.to_builtins(made)
+        document = msgspec.to_builtins(merged)
         write_json(failed, {key: document[key] for key in document if key not in _OF_FINISHED})
         raise VerificationFailed(
             f"the merged model is not base + adapter: {'; '.join(outcome['failures'][:5])}",
@@ -34,20 +34,20 @@ def judge(made: MergeRecord, record: Path, out: Path, warn: Callable[[str, str],
             if outcome["stored_dtype"] == "F32"
             else "the same command with --dtype float32, which rounds nothing",
         )
-    kept = made.changes.get("kept_after_rounding")
-    if kept is not None and kept < _KEPT:
+    kept_share = merged.changes.get("kept_after_rounding")
+    if kept_share is not None and kept_share < _LEAST_KEPT_SHARE:
         warn(
             "rounding_loss",
-            f"{outcome['stored_dtype']} keeps {kept:.0%} of the adapter's change; --dtype float32 all of it",
+            f"{outcome['stored_dtype']} keeps {kept_share:.0%} of the adapter's change; --dtype float32 all of it",
         )
-    if cost := _rounding_cost(outcome, made.changes):
+    if cost := _rounding_cost(outcome, merged.changes):
         warn("rounding_cost", f"{cost}; --dtype float32 rounds nothing")
     if not merge_gate.has_effect(outcome["effect"]):
         warn("no_effect", "the adapter does not change the base's answers: was it trained, and is it the right one?")
 
 
 def _rounding_cost(outcome: Gate, changes: Changes) -> str:
-    """What rounding does to the model beside what the tuning does; empty where that is less than half."""
+    """The effect of rounding compared with that of the tuning; empty if it is less than half."""
     figures, stored, error = outcome["figures"], outcome["stored_dtype"], changes.get("rounding_error_of_change")
     if outcome["by"] == "answers" and outcome["rounded"] is not None:
         cost, moved = figures["mean_kl"] or 0.0, outcome["effect"]["kl_between"] or 0.0

@@ -1,11 +1,11 @@
-"""What a merge changes: which tensor of the base, how, and what of its config. Pure reading; nothing is computed yet.
+"""Plans a merge: which tensors of the base change, how, and which fields of its config. Only reads; nothing is
+computed.
 
-An adapter names modules as they are called in memory. A checkpoint may say the same with another prefix (GPT-2's old
-`h.0.…` for `transformer.h.0.…`), so names are matched by one rule for all of them, and a name that finds no tensor is
-reported, never dropped.
+An adapter uses the names that modules have in memory. A checkpoint may use another prefix (GPT-2's old `h.0.…` for
+`transformer.h.0.…`). So all names are matched by one rule. A name without a tensor is reported and never dropped.
 
-Tied embeddings: one tensor is both the input embedding and the output head. Trained alike on both sides it stays one;
-trained on one side it becomes two, because dropping either would drop what was learned.
+With tied embeddings one tensor is both the input embedding and the output head. If both sides were trained alike, it
+stays one tensor. If one side was trained, it becomes two, because dropping either would lose what was learned.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from skill_train.model.adapter import Adapter, pattern_value, whole_tensors
 from skill_train.model.lora_math import Change, embedding, linear, same, scaling
 from skill_train.model.weight_files import FLOAT_BYTES, Shard, StoredTensor, same_bytes
 
-# Weights of these models lie as [in, out] (transformers 5.23: the families that use pytorch_utils.Conv1D).
+# These models store weights as [in, out] (transformers 5.23: the families that use pytorch_utils.Conv1D).
 _CONV1D_MODELS = ("gpt2", "openai-gpt", "imagegpt", "decision_transformer")
 _EMBEDDINGS = ("embed_tokens", "wte", "word_embeddings", "tok_embeddings", "embed_in", "tokens_embed")
 _HEADS = ("lm_head", "embed_out")
@@ -47,14 +47,14 @@ class Base:
 
 @dataclass
 class MergePlan:
-    """What to do.
+    """The plan of a merge.
 
     Attributes:
-        changes: by the tensor's name in the checkpoint.
-        copies: tensors to add, and the stored one that each starts from (an untied head).
-        config: fields of config.json that get another value.
-        unmatched: adapter tensors whose module has no tensor in the checkpoint, by the name that was looked for.
-        ambiguous: the names fit in more than one way.
+        changes: the changes by the tensor's name in the checkpoint.
+        copies: tensors to add, each with the stored tensor that it is copied from (an untied head).
+        config: the fields of config.json that get another value.
+        unmatched: adapter tensors without a tensor in the checkpoint, by the expected name.
+        ambiguous: whether the names match in more than one way.
     """
 
     changes: dict[str, Change] = field(default_factory=dict)
@@ -65,10 +65,10 @@ class MergePlan:
 
 
 def plan_merge(base: Base, adapter: Adapter) -> MergePlan:
-    """The plan for an adapter that `adapter.why_not_streamed` has no objection to.
+    """The plan for an adapter that can be streamed according to `adapter.why_not_streamed`.
 
     Raises:
-        UsageError: a shape that does not fit, a tensor without its partner; both name it.
+        UsageError: a shape does not fit, or a tensor has no partner; the message names the tensor.
     """
     tensors = base.tensors
     tie = _find_tie(base, tensors)
@@ -93,17 +93,17 @@ def plan_merge(base: Base, adapter: Adapter) -> MergePlan:
 
 
 def match_names(wanted: list[str], stored: set[str], free: set[str]) -> list[dict[str, str]]:
-    """Every consistent way to find the wanted names in the checkpoint: as they are, or with one prefix for another."""
-    found: list[dict[str, str]] = []
+    """Every consistent way to match the wanted names with the checkpoint: unchanged, or with one prefix replaced."""
+    matches: list[dict[str, str]] = []
     for strip, add in [("", ""), *_prefixes(wanted, stored, free)]:
         names = {name: _renamed(name, strip, add, stored) for name in wanted}
         if not all(new in stored or new in free for new in names.values()) or len(set(names.values())) != len(wanted):
             continue
         if not strip and not add:
             return [names]
-        if names not in found:
-            found.append(names)
-    return found
+        if names not in matches:
+            matches.append(names)
+    return matches
 
 
 @dataclass(frozen=True)
@@ -116,14 +116,14 @@ class _Tie:
 
 
 def _find_tie(base: Base, tensors: dict[str, StoredTensor]) -> _Tie | None:
-    """How the base ties its embeddings; None when it does not, or has none that we know."""
+    """How the base ties its embeddings; None if it does not, or if their names are unknown."""
     inputs = [name for name in tensors if _last_module(name) in _EMBEDDINGS]
     heads = [name for name in tensors if _last_module(name) in _HEADS]
     if len(inputs) != 1 or len(heads) > 1:
         return None
     if not heads:
         return _Tie(inputs[0], "lm_head.weight", False)
-    # transformers 5 ties two stored tensors only when they are equal, whatever the config says.
+    # transformers 5 ties two stored tensors only if they are equal, whatever the config says.
     says = [config.get("tie_word_embeddings") for config in _configs(base.config)]
     if says[0] is False or not same_bytes(tensors[inputs[0]], tensors[heads[0]]):
         return None
@@ -138,15 +138,15 @@ def _wanted(adapter: Adapter) -> dict[str, str]:
 
 
 def _prefixes(wanted: list[str], stored: set[str], free: set[str]) -> Iterator[tuple[str, str]]:
-    """Prefixes to take away and to put in their place, seen on the first name that is not stored."""
+    """Pairs of prefixes to remove and to add, derived from the first name that is not stored."""
     missing = next((name for name in wanted if name not in stored and name not in free), None)
     if missing is None:
         return
     parts = missing.split(".")
-    for cut in range(min(4, len(parts) - 1)):  # "model.language_model." is the longest known prefix; one to spare
+    for cut in range(min(4, len(parts) - 1)):  # "model.language_model." is the longest known prefix; one part to spare
         tail = ".".join(parts[cut:])
         if any(part.isdigit() for part in parts[:cut]):
-            return  # a layer's number tells layers apart; it is never part of a prefix
+            return  # the number of a layer is never part of a prefix
         for name in sorted(stored):
             add = name.removesuffix(tail)
             if f".{name}".endswith(f".{tail}") and not any(part.isdigit() for part in add.split(".")):
@@ -170,7 +170,7 @@ def _plan_module(
     config, parts = adapter.config, adapter.modules[module]
     target = names[f"{module}.weight"]
     if "token_rows" in parts:
-        # A head that is tied follows the embedding, and the config names that one only.
+        # A tied head follows the embedding, and the config names only the embedding.
         of = next((name for name in adapter.modules if tie and names[f"{name}.weight"] == tie.embedding), module)
         ids = _token_ids(adapter, (module, of) if tie and target == tie.head else (module,), parts)
         _merge_into(plan, target, token_ids=ids, token_rows=adapter.tensor(parts["token_rows"]))
@@ -207,10 +207,10 @@ def _merge_into(plan: MergePlan, name: str, **fields: Any) -> None:
 
 
 def _token_ids(adapter: Adapter, modules: tuple[str, ...], parts: dict[str, str]) -> Any:
-    """The trained rows of an embedding: one list for the model's input embedding, or one a module name.
+    """The trained rows of an embedding: one list for the model's input embedding, or one list for each module name.
 
     Args:
-        modules: the first that the config names counts.
+        modules: the names to look up; the first one in the config counts.
     """
     import torch
 
@@ -228,7 +228,7 @@ def _keep_or_untie(plan: MergePlan, tie: _Tie, own: Any) -> None:
     """Decides whether one tensor still serves both sides.
 
     Args:
-        own: `_own_value`.
+        own: the result of `_own_value`.
     """
     at_input, at_head = plan.changes.get(tie.embedding), plan.changes.get(tie.head)
     if at_input is None and at_head is None:
@@ -253,29 +253,29 @@ def _keep_or_untie(plan: MergePlan, tie: _Tie, own: Any) -> None:
 
 
 def _own_value(adapter: Adapter, tie: _Tie, names: dict[str, str]) -> Any:
-    """What the adapter holds for the one parameter below both sides of a tie; None without any.
+    """The adapter's value for the one parameter below both sides of a tie; None if it has none.
 
     Raises:
-        UsageError: two values.
+        UsageError: the adapter has two different values.
     """
     sides = [name for name in adapter.replaced if names[name] in (tie.embedding, tie.head)]
-    held = [adapter.replaced[name] for name in sides if name in adapter.shared]
-    held += [adapter.originals[name] for name in sides if name in adapter.originals]
-    _require_one(adapter, held)
+    values = [adapter.replaced[name] for name in sides if name in adapter.shared]
+    values += [adapter.originals[name] for name in sides if name in adapter.originals]
+    _require_equal(adapter, values)
     if adapter.config.get("ensure_weight_tying") and len({name in adapter.originals for name in sides}) == 1:
-        _require_one(adapter, [adapter.replaced[name] for name in sides])  # both are wrapped, and trained as one
-    return adapter.tensor(held[0]) if held else None
+        _require_equal(adapter, [adapter.replaced[name] for name in sides])  # both are wrapped, and were trained as one
+    return adapter.tensor(values[0]) if values else None
 
 
-def _require_one(adapter: Adapter, tensors: list[str]) -> None:
+def _require_equal(adapter: Adapter, tensors: list[str]) -> None:
     for other in tensors[1:]:
         if not same_bytes(adapter.tensors[tensors[0]], adapter.tensors[other]):
             raise _two_values(tensors[0], other)
 
 
-def _two_values(one: str, other: str) -> UsageError:
+def _two_values(first: str, other: str) -> UsageError:
     return UsageError(
-        f"the adapter's tensors {one!r} and {other!r} differ, but the base model ties them",
+        f"the adapter's tensors {first!r} and {other!r} differ, but the base model ties them",
         code="wrong_base",
         expected="one matrix for the embedding and the output head, as in the base model",
         got="two, so the model was untied before it was trained",
@@ -285,7 +285,7 @@ def _two_values(one: str, other: str) -> UsageError:
 
 
 def _check_shapes(plan: MergePlan, base: Base, adapter: Adapter, names: dict[str, str], tie: _Tie | None) -> None:
-    """Every change fits its tensor; embedding and head may have a new number of rows, the same for both."""
+    """Checks that every change fits its tensor. Embedding and head may both have the same new number of rows."""
     own = {names[name]: tensor for name, tensor in _wanted(adapter).items() if name in names}
     tensors = base.tensors
     rows: dict[str, int] = {}
@@ -328,7 +328,7 @@ def _check_change(change: Change, shape: tuple[int, ...], label: str, hint: str)
 
 
 def _new_vocabulary(rows: set[int]) -> int:
-    """The one number of rows that embedding and head have after a resize."""
+    """The number of rows of embedding and head after a resize."""
     if len(rows) > 1:
         raise UsageError(
             "the adapter resizes only one of the embedding and the output head",
@@ -342,19 +342,19 @@ def _new_vocabulary(rows: set[int]) -> int:
 
 
 def vocabulary_rows(base: Base, adapter: Adapter) -> tuple[int | None, bool]:
-    """Rows of the merged model's embedding, None when that has no name that we know; and whether it was trained whole.
+    """The rows of the merged model's embedding, None if its name is unknown; and whether it was trained whole.
 
     Raises:
-        UsageError: the adapter has new rows for one of embedding and head, and the base does not tie them.
+        UsageError: the adapter has new rows for only one of embedding and head, and the base does not tie them.
     """
     sides = [_rows(base.tensors, kind) for kind in (_EMBEDDINGS, _HEADS)]
     saved = [_rows(whole_tensors(adapter), kind) for kind in (_EMBEDDINGS, _HEADS)]
     after = [new or old for new, old in zip(saved, sides, strict=True)]
     if any(saved) and all(after) and not _find_tie(base, base.tensors):
         _new_vocabulary(set().union(*after))
-    known = saved[0] or saved[1] or sides[0]
+    counts = saved[0] or saved[1] or sides[0]
     whole = any(_last_module(name) in _EMBEDDINGS for name in adapter.replaced.keys() - adapter.shared)
-    return (next(iter(known)) if len(known) == 1 else None), whole
+    return (next(iter(counts)) if len(counts) == 1 else None), whole
 
 
 def _rows(tensors: dict[str, StoredTensor], kind: tuple[str, ...]) -> set[int]:
@@ -362,7 +362,7 @@ def _rows(tensors: dict[str, StoredTensor], kind: tuple[str, ...]) -> set[int]:
 
 
 def is_conv1d(base: Base, name: str) -> bool:
-    """The weight lies in the file as [in, out]."""
+    """Whether the file stores the weight as [in, out]."""
     return base.config.get("model_type") in _CONV1D_MODELS and _last_module(name) not in _HEADS
 
 

@@ -1,10 +1,10 @@
 """The step `merge`: base + adapter → one model in the base's own files.
 
-Weights stream from the base's shards into new ones of the same names, a block of rows at a time, with the adapter's
-change computed in fp32 (`lora_math`, `merge_plan`); tensors that no change touches are copied byte for byte, and so is
-every other file. What cannot be streamed goes through PEFT, and the record says why. A gate compares the result with
-base + adapter before it takes its name: the weights as soon as they are written (`merge_weights`), and the answers
-of a model that is small enough to run twice (`merge_gate`).
+The weights are streamed from the base's shards into new ones with the same names, a block of rows at a time. The
+adapter's change is computed in fp32 (`model/lora_math.py`, `merge/plan.py`). Unchanged tensors and all other files are
+copied byte for byte. An adapter that cannot be streamed is merged by PEFT, and the record says why. A gate compares the
+result with base + adapter before it gets its final name: the weights as soon as they are written (`check_weights`), and
+the answers if the model is small enough to run twice (`check_logits`).
 """
 
 from __future__ import annotations
@@ -57,15 +57,16 @@ GATES = ("auto", "weights", "answers")
 
 @dataclass(frozen=True)
 class MergeRequest:
-    """What to merge, where to, and how it is checked.
+    """What to merge, where to write it, and how to check it.
 
     Attributes:
-        base, adapter: folders of the full-precision base model and of the PEFT adapter.
-        record: where `merge.json` goes; `out` lies in its folder or is its folder.
+        base, adapter: the folders of the full-precision base model and of the PEFT adapter.
+        record: the path of `merge.json`; `out` is in its folder or is its folder.
         rows: texts for the gate; may be empty.
-        dtype: `float32`, `float16` or `bfloat16` for every weight; None keeps each as the base stores it.
-        threshold: highest mean KL divergence, in nats, that the gate accepts; None is the stored dtype's own.
-        gate: `weights`, `answers` (logits, in fp32) or `auto`: weights wherever they can tell, answers of small models.
+        dtype: `float32`, `float16` or `bfloat16` for every weight; None keeps the base's types.
+        threshold: the highest mean KL divergence in nats that the gate accepts; None uses that of the stored dtype.
+        gate: `weights`, `answers` (logits, in fp32) or `auto`: weights if they can be compared, answers of small
+            models.
     """
 
     base: Path
@@ -83,8 +84,9 @@ def merge(request: MergeRequest, *, progress: Bar, warn: Callable[[str, str], No
 
     Raises:
         UsageError: base and adapter cannot be merged, or `out` holds something else.
-        DecisionNeeded: not enough disk, or no room for torch.
-        VerificationFailed: the gate, or a weight not finite; no `out` then, `merge.failed.json` has the figures.
+        DecisionNeeded: there is not enough disk, or no address space for torch.
+        VerificationFailed: the gate failed, or a weight is not finite. Then there is no `out`, and `merge.failed.json`
+            has the figures.
     """
     started = time.monotonic()
     _check_dtype(request.dtype)
@@ -99,49 +101,49 @@ def merge(request: MergeRequest, *, progress: Bar, warn: Callable[[str, str], No
         ways = _ways(request.gate, planned, request.threshold)
         require_space(request.out.parent, planned.bytes_in(request.dtype), "the merged model")
         with whole_folder(request.out) as part:
-            changes, found = _write(planned, part, request.dtype, progress, warn, weights=ways.weights)
+            changes, comparison = _write(planned, part, request.dtype, progress, warn, weights=ways.weights)
             ask = partial(
                 merge_gate.gate,
                 merge_gate.GateRequest(base=request.base, adapter=request.adapter, merged=part, rows=request.rows),
                 bar=progress,
             )
-            made = MergeRecord(
+            result = MergeRecord(
                 step=request.record.stem,
                 inputs=inputs.result(),
                 options=options,
                 how="peft" if planned.reasons else "streamed",
                 reasons=planned.reasons,
                 changes=changes,
-                gate=_gate(ways, found, changes, request.threshold, ask),
+                gate=_gate(ways, comparison, changes, request.threshold, ask),
                 versions=versions("torch", "transformers", "peft", "safetensors"),
                 seconds=round(time.monotonic() - started, 2),
                 peak_memory_bytes=peak_memory_bytes(),
                 outputs={},
             )
-            judge(made, request.record, request.out, warn)
-            made = _noted(made, part, request.out, request.record)
+            judge(result, request.record, request.out, warn)
+            result = _noted(result, part, request.out, request.record)
     os.replace(note_of(request.out, request.record), request.record)
-    return StepResult(made)
+    return StepResult(result)
 
 
 def _earlier(record: Path, out: Path, base: Base, adapter: Adapter, options: MergeSettings) -> MergeRecord | None:
-    """`finished_record`, which needs digests of all inputs, where there is something that may be finished."""
+    """The result of `finished_record`, which needs digests of all inputs. Skips them if nothing can be finished."""
     if not record.is_file() and not note_of(out, record).is_file():
         return None
     return finished_record(record, MergeRecord, inputs=_inputs(base, adapter), options=options, result=out)
 
 
-def _noted(made: MergeRecord, part: Path, out: Path, record: Path) -> MergeRecord:
-    """With its files, and written as the note that waits until they have their names."""
+def _noted(result: MergeRecord, part: Path, out: Path, record: Path) -> MergeRecord:
+    """The record with its files. It is also written as a note that counts until the files have their final names."""
     outputs = {str(out.relative_to(record.parent) / name): digest for name, digest in digests(part).items()}
-    made = msgspec.structs.replace(made, outputs=outputs, finished_at=records.timestamp())
-    records.write(note_of(out, record), made)
-    return made
+    result = msgspec.structs.replace(result, outputs=outputs, finished_at=records.timestamp())
+    records.write(note_of(out, record), result)
+    return result
 
 
 @dataclass(frozen=True)
 class _Ways:
-    """What the gate compares, and why not the answers; empty when it does."""
+    """What the gate compares. `no_answers`: why it does not compare the answers; empty if it does."""
 
     weights: bool
     no_answers: str
@@ -167,23 +169,23 @@ def _ways(gate: str, planned: _Planned, threshold: float | None) -> _Ways:
 
 def _gate(
     ways: _Ways,
-    found: merge_weights.Found,
+    comparison: merge_weights.WeightComparison,
     changes: Changes,
     threshold: float | None,
     ask: Callable[..., Gate],
 ) -> Gate:
-    """The outcome of the answers, with that of the weights inside; or of the weights alone.
+    """The outcome for the answers, which includes that for the weights; or the outcome for the weights alone.
 
     Args:
-        ask: `merge_gate.gate` of these models and texts.
+        ask: `check_logits.gate` for these models and texts.
     """
-    kept, stored = changes.get("kept_after_rounding"), changes["stored_dtype"]
-    weights = merge_weights.outcome(found, stored=stored, kept=kept) if ways.weights else None
+    kept_share, stored = changes.get("kept_after_rounding"), changes["stored_dtype"]
+    weights = merge_weights.outcome(comparison, stored=stored, kept_share=kept_share) if ways.weights else None
     if weights is not None and (ways.no_answers or weights["failures"]):
         return {**weights, "no_answers": ways.no_answers or "the weights are wrong already"}
     started = time.monotonic()
     tokens = merge_gate.MAX_TOKENS if weights is None else merge_gate.ENOUGH_TOKENS
-    outcome = ask(stored=stored, kept=kept, threshold=threshold, tokens=tokens)
+    outcome = ask(stored=stored, kept_share=kept_share, threshold=threshold, tokens=tokens)
     seconds = round(time.monotonic() - started, 2)
     return {**outcome, "by": "answers", "weights": weights, "seconds": seconds}
 
@@ -203,7 +205,8 @@ def _read_base(folder: Path, adapter: Adapter, out: Path) -> Base:
     """The base's config and weight headers.
 
     Raises:
-        UsageError: an adapter, a quantized model, one that transformers does not know, or no safetensors weights.
+        UsageError: the folder is an adapter or a quantized model, transformers does not know its type, or it has no
+            safetensors weights.
     """
     if (folder / adapters.CONFIG).is_file():
         raise UsageError(
@@ -215,22 +218,23 @@ def _read_base(folder: Path, adapter: Adapter, out: Path) -> Base:
         )
     config = read_config(folder)
     _refuse_quantized(folder, config, adapter, out)
-    _require_known(folder, config)
+    _require_known_type(folder, config)
     return Base(folder, config, read_folder(folder))
 
 
 def _refuse_quantized(folder: Path, config: JsonObject, adapter: Adapter, out: Path) -> None:
-    """A change cannot be added to packed integers."""
+    """Refuses a quantized base, because a change cannot be added to packed integers."""
     levels = [level for level in (config, config.get("text_config")) if isinstance(level, dict)]
-    found = next((q for level in levels if isinstance(q := level.get("quantization_config"), dict)), None)
-    if found is None:
+    quantization = next((q for level in levels if isinstance(q := level.get("quantization_config"), dict)), None)
+    if quantization is None:
         return
     names = (adapter.config.get("base_model_name_or_path"), config.get("_name_or_path"))
     way = next(
         (name for name in names if isinstance(name, str) and name not in ("", str(folder))), "FULL_PRECISION_BASE"
     )
+    method = quantization.get("quant_method", "unknown method")
     raise UsageError(
-        f"{folder} is quantized ({found.get('quant_method', 'unknown method')}); an adapter merges into full precision",
+        f"{folder} is quantized ({method}); an adapter merges into full precision",
         code="quantized_base",
         expected="the float32, float16 or bfloat16 model that it was quantized from",
         got=f"quantization_config in {folder / 'config.json'}",
@@ -238,18 +242,18 @@ def _refuse_quantized(folder: Path, config: JsonObject, adapter: Adapter, out: P
     )
 
 
-def _require_known(folder: Path, config: JsonObject) -> None:
-    """The gate runs the model, and never with code from its folder."""
-    known = causal_model_types()
-    if known is None:
+def _require_known_type(folder: Path, config: JsonObject) -> None:
+    """Refuses a model type that transformers lacks, because the gate never runs code from the model's folder."""
+    model_types = causal_model_types()
+    if model_types is None:
         raise NotInstalled(
             "transformers is not installed", code="missing_package", hint='pip install "skill-train[train]"'
         )
     kind = str(config.get("model_type"))
-    if kind not in known:
+    if kind not in model_types:
         raise UsageError(
             f"{folder} is of model type {kind!r}, which transformers cannot run as a causal language model"
-            + nearest(kind, known),
+            + nearest(kind, model_types),
             code="unknown_model_type",
             expected="a model type that transformers has without remote code",
             got=kind,
@@ -259,18 +263,19 @@ def _require_known(folder: Path, config: JsonObject) -> None:
 
 @contextlib.contextmanager
 def _digesting(base: Base, adapter: Adapter) -> Iterator[Future[MergeInputs]]:
-    """`_inputs`, read in a thread while torch is imported and the model is written. Whatever is raised gives it up."""
-    given_up = threading.Event()
+    """Computes `_inputs` in a thread while torch is imported and the model is written. Any exception stops the
+    thread."""
+    abandoned = threading.Event()
     with ThreadPoolExecutor(1) as pool:
         try:
-            yield pool.submit(_inputs, base, adapter, given_up.is_set)
+            yield pool.submit(_inputs, base, adapter, abandoned.is_set)
         except BaseException:
-            given_up.set()
+            abandoned.set()
             raise
 
 
 def _inputs(base: Base, adapter: Adapter, unwanted: Callable[[], bool] = lambda: False) -> MergeInputs:
-    """Digests of everything that decides the result: all of what is read or copied."""
+    """The digests of everything that determines the result: all files that are read or copied."""
     weights = [base.folder / shard.name for shard in base.shards]
     index = [base.folder / INDEX] if (base.folder / INDEX).is_file() else []
     read = [adapter.folder / adapters.CONFIG, adapter.folder / adapters.WEIGHTS, *adapter_files(adapter.folder)]
@@ -282,7 +287,7 @@ def _inputs(base: Base, adapter: Adapter, unwanted: Callable[[], bool] = lambda:
 
 @dataclass(frozen=True)
 class _Planned:
-    """How an adapter gets into a base. The plan is empty where PEFT has to merge, for the `reasons`."""
+    """How an adapter is merged into a base. The plan is empty if PEFT has to merge; `reasons` say why."""
 
     base: Base
     adapter: Adapter
@@ -290,12 +295,12 @@ class _Planned:
     reasons: list[str]
 
     def bytes_in(self, dtype: str | None) -> int:
-        """Of the merged weights, each in its own type where `dtype` is None."""
+        """The bytes of the merged weights, each in its own type if `dtype` is None."""
         return planned_bytes(self.base, self.plan, DTYPES[dtype] if dtype else None)
 
 
 def _fitting_plan(base: Base, adapter: Adapter) -> _Planned:
-    """`_plan`, when the tokenizer beside the adapter fits the rows that the merged model will have."""
+    """The result of `_plan`. Refuses a tokenizer beside the adapter that does not fit the rows of the merged model."""
     require_room_for_torch()
     plan, reasons = _plan(base, adapter)
     rows, whole = vocabulary_rows(base, adapter)
@@ -307,7 +312,7 @@ def _plan(base: Base, adapter: Adapter) -> tuple[MergePlan, list[str]]:
     """The plan, and the reasons not to stream it.
 
     Raises:
-        UsageError: an adapter tensor that the model has no place for, by name.
+        UsageError: the model has no place for an adapter tensor, which the message names.
     """
     reasons = adapters.why_not_streamed(adapter)
     if reasons:
@@ -332,9 +337,9 @@ def _plan(base: Base, adapter: Adapter) -> tuple[MergePlan, list[str]]:
 
 def _write(
     planned: _Planned, part: Path, dtype: str | None, progress: Bar, warn: Callable[[str, str], None], *, weights: bool
-) -> tuple[Changes, merge_weights.Found]:
-    """Fills `part`, and returns what was changed, and what the comparison of `weights` saw."""
-    base, adapter, found = planned.base, planned.adapter, merge_weights.Found()
+) -> tuple[Changes, merge_weights.WeightComparison]:
+    """Fills `part`; returns the changes, and the result of comparing the weights if `weights` is set."""
+    base, adapter, comparison = planned.base, planned.adapter, merge_weights.WeightComparison()
     if planned.reasons:
         stored = DTYPES[dtype] if dtype else _main_dtype(base)
         torch_name = next(name for name, code in DTYPES.items() if code == stored)
@@ -348,18 +353,18 @@ def _write(
 
             def compare(shard: Shard, written: Path, names: list[str]) -> None:
                 if weights:
-                    found.add(merge_weights.compare_tensors(names, shard, written, adapter, scales, pool))
+                    comparison.add(merge_weights.compare_tensors(names, shard, written, adapter, scales, pool))
 
             changes = write_shards(base, planned.plan, Target(part, kind), progress, pool, compare).changes()
     changes["from_adapter"] = copy_companions(base.folder, adapter.folder, part, warn)
     changes["config"] = write_config(base.folder, part, config, dtype)
     if "vocab_size" in changes["config"] and not {*changes["from_adapter"]} & {*TOKENIZER}:
         warn("resized_without_tokenizer", "the adapter resizes the vocabulary, but its folder has no tokenizer for it")
-    return changes, found
+    return changes, comparison
 
 
 def _main_dtype(base: Base) -> str:
-    """The float type that holds most of the base's bytes, of those that a whole model is written in."""
+    """The float type of most of the base's bytes, among the types in which a whole model can be written."""
     sizes = dict.fromkeys(DTYPES.values(), 0)
     for stored in base.tensors.values():
         if stored.dtype in sizes:

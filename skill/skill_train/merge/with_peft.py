@@ -17,14 +17,14 @@ def merge_with_peft(base: Path, adapter: Path, part: Path, dtype: str) -> dict[s
     """Writes the merged weights (safetensors and, if there are several files, their index) into `part`.
 
     Args:
-        dtype: a torch name; every weight is stored so.
+        dtype: torch's name of the type of every stored weight.
 
     Returns:
         The fields of config.json that the merge changed.
 
     Raises:
-        UsageError: an adapter tensor that PEFT did not load; it is named.
-        VerificationFailed: a merged weight is not finite; it is named.
+        UsageError: PEFT did not load an adapter tensor, which the message names.
+        VerificationFailed: a merged weight, which the message names, is not finite.
     """
     import torch
 
@@ -46,7 +46,7 @@ def merge_with_peft(base: Path, adapter: Path, part: Path, dtype: str) -> dict[s
         stored = json.loads((part / "config.json").read_text(encoding="utf-8"))
     changed: dict[str, object] = {"tie_word_embeddings": False} if untied else {}
     changed |= {"vocab_size": stored["vocab_size"]} if "vocab_size" in stored else {}
-    for written in part.iterdir():  # transformers rewrites what the base's own files say better
+    for written in part.iterdir():  # removes files that transformers rewrote, because the base's own are better
         if not written.name.endswith((".safetensors", ".safetensors.index.json")):
             written.unlink()
     read_folder(part)
@@ -54,7 +54,7 @@ def merge_with_peft(base: Path, adapter: Path, part: Path, dtype: str) -> dict[s
 
 
 def unknown_to_the_model(base: Path, parameters: list[str]) -> list[str]:
-    """Those of the parameter names that transformers' model of this config does not have. Allocates no weights."""
+    """The parameter names that transformers' model of this config does not have. Allocates no weights."""
     require_sound(base)
     block_hub_kernels()
     import torch
@@ -63,12 +63,12 @@ def unknown_to_the_model(base: Path, parameters: list[str]) -> list[str]:
     config = config_with(str(base), None, "eager")
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
-    known = {name for name, _ in model.named_parameters(remove_duplicate=False)}
-    return [name for name in parameters if name not in known]
+    names = {name for name, _ in model.named_parameters(remove_duplicate=False)}
+    return [name for name in parameters if name not in names]
 
 
 def _require_loaded(model: Any, adapter: Path) -> None:
-    """Loads the adapter once more to hear which of its tensors found no place: PEFT says so only here."""
+    """Loads the adapter once more, because only this reports the tensors that PEFT could not load."""
     from peft import set_peft_model_state_dict
     from peft.utils import load_peft_weights
 

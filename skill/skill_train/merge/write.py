@@ -1,7 +1,7 @@
-"""Writes a merge plan: new shards of the base's names, a block of rows at a time, and the index that goes with them.
+"""Writes the weights of a merge plan: new shards with the base's names, a block of rows at a time, and their index.
 
-Several tensors are in work at once, each by one thread: their blocks are small, and what torch computes of a small
-block it cannot share out. Sums are added up in the order of the file, so they do not depend on the number of threads.
+Several tensors are processed at once, each by one thread, because torch cannot divide a small block among threads. Sums
+are added in the order of the file, so they do not depend on the number of threads.
 """
 
 from __future__ import annotations
@@ -41,21 +41,21 @@ from skill_train.run.records import read_json
 
 Layout = dict[str, dict[str, tuple[str, tuple[int, ...]]]]
 _PART_BYTES = 1 << 28
-_AT_ONCE = 4  # tensors in work; the system lets one thread at a time write to a file
+_AT_ONCE = 4  # tensors at once; the system lets only one thread at a time write to a file
 _COARSENESS = ("F64", "F32", "F16", "BF16")
 
 
 @dataclass
 class Tally:
-    """What was written.
+    """The sums over the written tensors.
 
     Attributes:
-        changed: tensors that the adapter changed.
-        converted: tensors that only got another dtype.
-        stored_dtype: the coarsest dtype among both; F32 when nothing changed.
-        base_square, change_square: sums of squares over the changed tensors of the base's values and the exact change.
-        kept_product: the stored change times the exact one, summed: what rounding left of it.
-        stored_square: sum of squares of the stored change.
+        changed: the number of tensors that the adapter changed.
+        converted: the number of tensors that only got another dtype.
+        stored_dtype: the coarsest dtype among both; F32 if nothing changed.
+        base_square, change_square: sums of squares of the base's values and of the exact change, over changed tensors.
+        kept_product: the sum of the stored change times the exact change, which shows what rounding left.
+        stored_square: the sum of squares of the stored change.
     """
 
     changed: int = 0
@@ -67,8 +67,9 @@ class Tally:
     stored_square: float = 0.0
 
     def changes(self) -> Changes:
-        """For the record. `kept_after_rounding` is a share of the change, and `rounding_error_of_change` the length of
-        the stored change less the exact one over that of the exact one; None without a change.
+        """The figures for the record. `kept_after_rounding` is the remaining share of the change.
+        `rounding_error_of_change` is the length of the difference between stored and exact change, over the length of
+        the exact change. Both are None without a change.
 
         A bf16 weight moves in steps of 1/256 to 1/128 of its size, so smaller changes are lost, not averaged out.
         """
@@ -86,7 +87,7 @@ class Tally:
         self.stored_dtype = max(self.stored_dtype, dtype, key=_COARSENESS.index)
 
     def add(self, other: Tally) -> None:
-        """Counts what was written of another tensor."""
+        """Adds the sums of another tensor."""
         self.note(other.stored_dtype)
         for name in ("changed", "converted", "base_square", "change_square", "kept_product", "stored_square"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
@@ -94,7 +95,7 @@ class Tally:
 
 @contextlib.contextmanager
 def computing_threads() -> Iterator[ThreadPoolExecutor]:
-    """Threads in which torch computes alone: small blocks, one for each thread, are faster than sharing each block."""
+    """A pool of threads in which torch uses one thread each, because dividing each small block would be slower."""
     import torch
 
     before = torch.get_num_threads()
@@ -111,7 +112,7 @@ def computing_threads() -> Iterator[ThreadPoolExecutor]:
 
 
 class Target(NamedTuple):
-    """The folder to write to, and safetensors' name of the type of every float tensor; None keeps each."""
+    """The folder to write to, and safetensors' name of the type for every float tensor; None keeps the types."""
 
     folder: Path
     dtype: str | None
@@ -128,12 +129,12 @@ def write_shards(
     """Writes all shards and the index into the folder of `target`.
 
     Args:
-        pool: of `computing_threads`.
-        written: called with a shard of the base, the file made of it, and tensors that were just written there: some
-            that follow each other, while they are in the system's cache.
+        pool: the threads of `computing_threads`.
+        written: called with a shard of the base, the new file, and the names of neighbouring tensors that were just
+            written there, while they are in the system's cache.
 
     Raises:
-        VerificationFailed: a value that is not finite, or that the dtype cannot hold; the tensor is named.
+        VerificationFailed: a value is not finite, or the dtype cannot hold it; the message names the tensor.
     """
     tally = Tally()
     layout = _layout(base, plan, target.dtype)
@@ -146,8 +147,8 @@ def write_shards(
             return _write_tensor(name, shard.tensors[plan.copies.get(name, name)], plan.changes.get(name), places[name])
 
         for names in _parts(places):
-            for name, one in zip(names, pool.map(write, names), strict=True):
-                tally.add(one)
+            for name, part_tally in zip(names, pool.map(write, names), strict=True):
+                tally.add(part_tally)
                 done += places[name].size
                 bar(done / max(1, total), 1, name)
             written(shard, target.folder / shard.name, names)
@@ -179,7 +180,7 @@ def _total(layout: Layout) -> int:
 
 
 def _parts(places: dict[str, StoredTensor]) -> Iterator[list[str]]:
-    """Names in the order of their bytes, about _PART_BYTES together."""
+    """Groups of names in the order of their bytes, each of about _PART_BYTES."""
     names: list[str] = []
     size = 0
     for name, place in places.items():
@@ -214,10 +215,10 @@ def _write_any(
 
     for start, stop in _blocks(place.shape, change):
         before, after = _rows(stored, change, place.shape, start, stop)
-        kept = after.to(torch_dtype(place.dtype))
-        wide = kept.float()
-        # The sum of squares is not finite if a value is not, and 5 times as fast as looking at each.
-        if not math.isfinite(_product(wide, wide)) and not bool(torch.isfinite(kept).all()):
+        rounded = after.to(torch_dtype(place.dtype))
+        wide = rounded.float()
+        # The sum of squares is not finite if a value is not, and is 5 times as fast as checking each value.
+        if not math.isfinite(_product(wide, wide)) and not bool(torch.isfinite(rounded).all()):
             raise _not_finite(name, after, place.dtype)
         if before is not None and not change.empty:
             exact = after - before
@@ -226,28 +227,29 @@ def _write_any(
             moved = wide - before
             tally.kept_product += _product(moved, exact)
             tally.stored_square += _product(moved, moved)
-        write(memoryview(kept.contiguous().reshape(-1).view(torch.uint8).numpy()))
+        write(memoryview(rounded.contiguous().reshape(-1).view(torch.uint8).numpy()))
 
 
 def _write_low_rank(
     name: str, stored: StoredTensor, change: Change, dtype: str, write: Callable[[Any], None], tally: Tally
 ) -> None:
-    """The usual case: a product of two thin matrices is added, in memory that every block uses again."""
+    """Writes a tensor to which only a product of two thin matrices is added, the usual case. All blocks share
+    memory."""
     import torch
 
     left, right = change.scale * change.left.float(), change.right.float()
     blocks = list(_blocks(stored.shape, change))
     most = max((stop - start for start, stop in blocks), default=0)
     product, after = (torch.empty(most, stored.shape[1]) for _ in range(2))
-    kept = torch.empty(most, stored.shape[1], dtype=torch_dtype(dtype))
+    rounded = torch.empty(most, stored.shape[1], dtype=torch_dtype(dtype))
     with wide_rows(stored, most) as read:
         for start, stop in blocks:
             here, (_, before) = slice(0, stop - start), read(start, stop)
             exact = torch.mm(left[start:stop], right, out=product[here])
-            stored_as = kept[here].copy_(torch.add(before, exact, out=after[here]))
+            stored_as = rounded[here].copy_(torch.add(before, exact, out=after[here]))
             moved = after[here].copy_(stored_as).sub_(before)
             left_of_it = _product(moved, exact)
-            # Not finite if a stored value is not, and 5 times as fast as looking at each.
+            # The product is not finite if a stored value is not, and is 5 times as fast as checking each value.
             if not math.isfinite(left_of_it) and not bool(torch.isfinite(stored_as).all()):
                 raise _not_finite(name, before + exact, dtype)
             tally.base_square += _product(before, before)
@@ -258,7 +260,7 @@ def _write_low_rank(
 
 
 def _rows(stored: StoredTensor, change: Change, shape: tuple[int, ...], start: int, stop: int) -> tuple[Any, Any]:
-    """The base's rows (None when its tensor has another shape) and the new ones, both fp32."""
+    """The base's rows (None if its tensor has another shape) and the new ones, both in fp32."""
     flat = stored if stored.shape else StoredTensor(stored.file, stored.dtype, (1,), stored.start, stored.size)
     before = read_rows(flat, start, stop).float() if stored.shape == shape else None
     first = before if change.replace is None else change.replace.reshape(shape or (1,))[start:stop].float()
@@ -266,22 +268,22 @@ def _rows(stored: StoredTensor, change: Change, shape: tuple[int, ...], start: i
 
 
 def _blocks(shape: tuple[int, ...], change: Change) -> Iterator[tuple[int, int]]:
-    """Row ranges of about BLOCK_BYTES in fp32; all rows at once where a column's norm needs them."""
+    """Row ranges of about BLOCK_BYTES in fp32; all rows at once if the norm of a column needs them."""
     rows = shape[0] if shape else 1
     step = rows if change.whole else max(1, BLOCK_BYTES // (4 * max(1, math.prod(shape[1:]))))
     for start in range(0, rows, max(1, step)):
         yield start, min(rows, start + step)
 
 
-def _product(one: Any, other: Any) -> float:
-    """Sum of the products of one block, in fp32: good to four digits, which is enough for a share."""
+def _product(first: Any, other: Any) -> float:
+    """The sum of the products of one block in fp32, exact to four digits, which is enough for a share."""
     import torch
 
-    return float(torch.dot(one.reshape(-1), other.reshape(-1)))
+    return float(torch.dot(first.reshape(-1), other.reshape(-1)))
 
 
 def _square(left: Any, right: Any) -> float:
-    """Sum of the squares of left·right, [rows, r] and [r, columns], without making that: the trace of LᵀL·RRᵀ."""
+    """The sum of squares of left·right, [rows, r] and [r, columns], without computing it: the trace of LᵀL·RRᵀ."""
     left, right = left.double(), right.double()
     return float(((left.T @ left) * (right @ right.T)).sum())
 
@@ -309,7 +311,7 @@ def _not_finite(name: str, after: Any, dtype: str) -> VerificationFailed:
 
 
 def _write_index(base: Base, layout: Layout, part: Path) -> None:
-    """The base's index as it is while it still holds, else with the new names and sizes."""
+    """Writes the base's index unchanged if it is still right, else with the new names and sizes."""
     if not (base.folder / INDEX).is_file():
         return
     index = read_json(base.folder / INDEX)
