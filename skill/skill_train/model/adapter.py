@@ -20,7 +20,7 @@ WEIGHTS = "adapter_model.safetensors"
 _PATTERN_SECONDS = 2.0
 _PREFIX = "base_model.model."
 
-# What PEFT 0.21 appends to a module's name, by what it is to us.
+# What PEFT 0.21 appends to a module's name, by our word for its role.
 _KINDS = {
     ".lora_A.weight": "a",
     ".lora_B.weight": "b",
@@ -31,21 +31,21 @@ _KINDS = {
     ".token_adapter.trainable_tokens_delta": "token_rows",
 }
 _BASE_LAYER = re.compile(r"(\.token_adapter)?\.base_layer(?=\.(weight|bias)$)")
-# Of a module saved whole PEFT also writes these two where it saves the embeddings: what it trained once more, and the
-# base's own parameter, which the other side of a tie still uses.
+# If PEFT saves the embeddings, it also writes these two for a module that is saved whole: the trained values once more,
+# and the base's own parameter, which the other side of a tie still uses.
 _SAVED_TWICE = re.compile(r"\.(modules_to_save|original_module)(?=\.(weight|bias)$)")
 
-# Fields of LoraConfig (peft 0.21) that leave the merged weight as `lora_math` computes it: they act only in training,
-# choose modules (the tensors say which), or are read below.
+# Fields of LoraConfig (peft 0.21) that do not change how `lora_math` computes the merged weight: they act only in
+# training, choose modules (which the tensors show too), or are read below.
 _UNDERSTOOD = """
     alpha_pattern auto_mapping base_model_name_or_path bias ensure_weight_tying eva_config exclude_modules
     fan_in_fan_out inference_mode init_lora_weights layers_pattern layers_to_transform loftq_config lora_alpha lora_bias
     lora_dropout megatron_core modules_to_save peft_type peft_version qalora_group_size r rank_pattern revision
     runtime_config target_modules task_type trainable_token_indices use_dora use_rslora corda_config lora_ga_config
 """
-# Starting points that leave the base's weights alone. The others subtract something from them whenever PEFT loads.
+# Initialisations that do not change the base's weights. The others subtract something from them whenever PEFT loads.
 _PLAIN_STARTS = (True, False, None, "gaussian", "eva", "orthogonal")
-# Their loading needs data that an adapter folder does not hold.
+# Loading these needs data that an adapter folder does not contain.
 _UNLOADABLE_STARTS = ("corda", "lora_ga", "loftq")
 # Methods of peft 0.21 whose layers implement `merge`.
 _MERGEABLE = """
@@ -60,12 +60,12 @@ class Adapter:
     """An adapter folder that has been read.
 
     Attributes:
-        config: adapter_config.json.
-        tensors: header entries by PEFT's name.
-        modules: for each adapted module, the tensor's name by what it is (`a`, `b`, `magnitude`, …).
-        replaced: for each parameter that the adapter holds whole, the tensor's name.
+        config: the content of adapter_config.json.
+        tensors: the header entries by PEFT's names.
+        modules: for each adapted module, the names of its tensors by role (`a`, `b`, `magnitude`, …).
+        replaced: for each parameter that the adapter contains completely, the name of the tensor.
         shared: those of `replaced` that PEFT loads into the base's own parameter, not into a copy for one module.
-        originals: for each parameter of a module saved whole, the tensor of the base's own parameter below it.
+        originals: for each parameter of a module saved whole, the tensor with the base's own parameter below it.
     """
 
     folder: Path
@@ -77,7 +77,7 @@ class Adapter:
     originals: dict[str, str]
 
     def tensor(self, name: str) -> Any:
-        """One tensor as torch, in its stored dtype."""
+        """One tensor as a torch tensor, in its stored dtype."""
         return read_tensor(self.tensors[name])
 
 
@@ -85,7 +85,7 @@ def read_adapter(folder: Path) -> Adapter:
     """The adapter in `folder`.
 
     Raises:
-        UsageError: not an adapter, unreadable, or of a kind that no merge can fold into weights.
+        UsageError: the folder is no adapter, is unreadable, or has a kind that cannot be merged into weights.
     """
     config = _read_config(folder)
     _require_mergeable(folder, config)
@@ -101,8 +101,8 @@ def read_adapter(folder: Path) -> Adapter:
         if kind is not None:
             modules.setdefault(module, {})[kind] = name
             continue
-        if found := _SAVED_TWICE.search(module):
-            twice[found[1]][_SAVED_TWICE.sub("", module)] = name
+        if match := _SAVED_TWICE.search(module):
+            twice[match[1]][_SAVED_TWICE.sub("", module)] = name
             continue
         plain = _BASE_LAYER.sub("", module)
         if plain in replaced:
@@ -128,7 +128,7 @@ def _require_same(
 
 
 def why_not_streamed(adapter: Adapter) -> list[str]:
-    """Why PEFT has to do the merge, by the config and the shapes; empty if `lora_math` can do it."""
+    """The reasons in the config and the shapes for a merge by PEFT; empty if `lora_math` can do it."""
     config = adapter.config
     if config["peft_type"] != "LORA":
         return [f"the method {config['peft_type']} is not LoRA"]
@@ -156,16 +156,16 @@ def whole_tensors(adapter: Adapter) -> dict[str, StoredTensor]:
 
 
 def pattern_value(pattern: JsonObject, module: str, default: Any) -> Any:
-    """The value for a module from `rank_pattern` or `alpha_pattern`: the first key that matches its whole name or a
-    tail of it as a regular expression (peft 0.21, `get_pattern_key`).
+    """The value for a module from `rank_pattern` or `alpha_pattern`. The first key counts that matches the whole name
+    or the end of it as a regular expression (peft 0.21, `get_pattern_key`).
 
     Raises:
-        UsageError: a key that takes seconds to match, such as `(a+)+b`.
+        UsageError: a key takes seconds to match, such as `(a+)+b`.
     """
     for key, value in pattern.items():
         try:
             with limited(_PATTERN_SECONDS):
-                found = re.match(rf"(.*\.)?({key})$", module)
+                match = re.match(rf"(.*\.)?({key})$", module)
         except TimeoutError:
             raise UsageError(
                 f"the pattern {key!r} in adapter_config.json takes too long to match",
@@ -174,7 +174,7 @@ def pattern_value(pattern: JsonObject, module: str, default: Any) -> Any:
                 got=f"more than {_PATTERN_SECONDS:g} s for {module[:80]!r}",
                 hint="write the full names of the modules into rank_pattern and alpha_pattern",
             ) from None
-        if found:
+        if match:
             return value
     return default
 
@@ -214,7 +214,7 @@ def _read_config(folder: Path) -> JsonObject:
 
 def _is_regex(text: str) -> bool:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # `[[` will mean something else one day; PEFT reads it as it is now
+        warnings.simplefilter("ignore")  # `[[` will change its meaning in a later Python; PEFT uses the present one
         try:
             re.compile(text)
         except (re.error, RecursionError, OverflowError):

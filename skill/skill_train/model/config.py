@@ -26,8 +26,8 @@ _KEYS: dict[str, tuple[str, ...]] = {
     "experts": ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts"),
     "experts_per_token": ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "top_k_experts"),
 }
-# What transformers 5.23 fills in where a config of that type leaves a key out, as published ones do
-# (source: the class defaults in models/<type>/configuration_<type>.py). `kv_heads: 0` stands for as many as heads.
+# The values of transformers 5.23 for keys that published configs of a type leave out
+# (source: the class defaults in models/<type>/configuration_<type>.py). `kv_heads: 0` means as many as heads.
 _LLAMA = {"kv_heads": 0, "tied_embeddings": False}
 _QWEN = {"tied_embeddings": False}
 _GEMMA = {"head_dim": 256, "tied_embeddings": True}
@@ -51,12 +51,12 @@ _DEFAULTS: dict[str, Mapping[str, int]] = {
     "qwen3_moe": _QWEN,
     "smollm3": {"tied_embeddings": True},
 }
-# Windows that count only where the config switches them on.
+# Types whose window counts only if the config enables it.
 _SWITCHED_WINDOW = ("qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "smollm3", "qwen2_vl", "qwen2_5_vl")
-# The first layer with a window, where config.json leaves max_window_layers out.
+# The first layer with a window, if config.json leaves max_window_layers out.
 _WINDOW_FROM = {"qwen2": 28, "qwen3": 28, "qwen2_vl": 80, "qwen2_5_vl": 80, "dots1": 62}
 _NESTED_TEXT = ("text_config", "llm_config", "language_config")
-# Keys under which models that read images describe how.
+# Keys under which models describe how they read images.
 _VISION = ("vision_config", "img_processor", "mm_vision_tower", "vision_tower", "visual", "vision_lora")
 _DTYPES = {
     "bfloat16": "BF16",
@@ -71,9 +71,9 @@ class StoredWeights:
     """The known facts of the weight files; none by default.
 
     Attributes:
-        elements: numbers stored, by safetensors' name of their dtype.
-        bytes: size of the files.
-        unknown: why nothing is known of them.
+        elements: the count of stored numbers by safetensors' name of their dtype.
+        bytes: the size of the files.
+        unknown: why nothing is known about the files.
     """
 
     elements: Mapping[str, int] = field(default_factory=dict)
@@ -91,7 +91,7 @@ class StoredWeights:
 
 @dataclass(frozen=True)
 class Origin:
-    """Which state of a model this is: the `fingerprint` of a folder, the `revision` of a repository of the Hub."""
+    """The state of a model: the `fingerprint` of a folder, or the `revision` of a repository on the Hub."""
 
     fingerprint: str | None = None
     revision: str | None = None
@@ -111,7 +111,7 @@ def read(
     `unknown`.
 
     Args:
-        files: the names beside config.json; None when they are not known.
+        files: the file names beside config.json; None if they are unknown.
     """
     stored, origin = stored or StoredWeights(), origin or Origin()
     text = text_config(config)
@@ -157,7 +157,7 @@ def is_vision(config: Config) -> bool:
 
 
 class _Sizes(TypedDict):
-    """Facts of the same names; None where neither the config nor its type says them."""
+    """The facts with these names; None if neither the config nor its type states them."""
 
     layers: int | None
     hidden_size: int | None
@@ -173,7 +173,7 @@ class _Sizes(TypedDict):
 
 
 class _Counts(TypedDict):
-    """Facts of the same names."""
+    """The facts with these names."""
 
     parameters: int | None
     parameters_from: str | None
@@ -188,7 +188,7 @@ class _Parameters:
 
 
 def _sizes(config: Config, text: Config) -> _Sizes:
-    """From the config, then from the defaults of the type, then from each other."""
+    """The sizes from the config, else from the defaults of the type, else computed from each other."""
     defaults = _DEFAULTS.get(str(text.get("model_type")), {})
     stated = {name: _int(text, keys) or defaults.get(name) for name, keys in _KEYS.items()}
     hidden, heads, inner, head_dim = (stated[k] for k in ("hidden_size", "heads", "intermediate_size", "head_dim"))
@@ -213,10 +213,10 @@ def _sizes(config: Config, text: Config) -> _Sizes:
 
 def _shape(model_type: str, sizes: _Sizes) -> TextShape | None:
     experts, per_token, tied = sizes["experts"] or 0, sizes["experts_per_token"] or 0, sizes["tied_embeddings"]
-    found = [sizes[name] for name in _NEEDED]
-    needed = [size for size in found if size is not None]
-    half_known = bool(experts) and not per_token
-    if not parameter_count.knows(model_type) or tied is None or len(needed) < len(found) or half_known:
+    values = [sizes[name] for name in _NEEDED]
+    needed = [size for size in values if size is not None]
+    incomplete = bool(experts) and not per_token
+    if not parameter_count.knows(model_type) or tied is None or len(needed) < len(values) or incomplete:
         return None
     layers, hidden, vocab, context, inner, heads, kv_heads, head_dim = needed
     return TextShape(
@@ -257,7 +257,7 @@ def _total(
     stored: StoredWeights,
     quantization: str | None,
 ) -> tuple[int | None, str | None, str]:
-    """`(parameters, origin, why not)`. Stored numbers count, unless they are packed."""
+    """`(parameters, origin, why they are unknown)`. Stored numbers are counted, unless they are packed."""
     if stored.total and not quantization:
         without = parameter_count.without_copies(stored.total, shape, counted) if shape and counted else stored.total
         return without, "safetensors headers", ""
@@ -282,9 +282,9 @@ def _embedding(sizes: _Sizes) -> int | None:
 
 
 def _tied(config: Config, text: Config) -> bool | None:
-    said = _first(text, config, keys=("tie_word_embeddings",))
-    if isinstance(said, bool):
-        return said
+    stated = _first(text, config, keys=("tie_word_embeddings",))
+    if isinstance(stated, bool):
+        return stated
     default = _DEFAULTS.get(str(text.get("model_type")), {}).get("tied_embeddings")
     return None if default is None else bool(default)
 
@@ -308,8 +308,8 @@ def _sliding_window(text: Config, sizes: _Sizes) -> int | None:
 
 
 def _any_layer_windowed(model_type: str, text: Config, layers: int | None) -> bool:
-    """Whether a layer has the window that is stated. Source: `layer_types` of configuration_<type>.py, transformers
-    5.23; a type that is not told here has it in every layer, or in some whatever config.json says."""
+    """Whether any layer has the stated window. Source: `layer_types` of configuration_<type>.py, transformers 5.23. A
+    type that is not listed here has it in every layer, or in some layers whatever config.json says."""
     kinds, first = text.get("layer_types"), text.get("max_window_layers", _WINDOW_FROM.get(model_type))
     if isinstance(kinds, list) and kinds:
         return "sliding_attention" in kinds
@@ -321,9 +321,9 @@ def _any_layer_windowed(model_type: str, text: Config, layers: int | None) -> bo
 
 
 def _quantization(config: Config, text: Config) -> str | None:
-    said = _first(config, text, keys=("quantization_config",))
-    if said:
-        return str(said.get("quant_method", "unknown")) if isinstance(said, Mapping) else "unknown"
+    stated = _first(config, text, keys=("quantization_config",))
+    if stated:
+        return str(stated.get("quant_method", "unknown")) if isinstance(stated, Mapping) else "unknown"
     return "mlx" if isinstance(config.get("quantization"), Mapping) else None  # mlx_lm.convert writes this key
 
 
@@ -346,7 +346,7 @@ def _with_reasons(facts: ModelFacts, unknown: dict[str, str], stored: StoredWeig
 
 
 def _int(config: Config, keys: tuple[str, ...]) -> int | None:
-    """The first of these keys with a positive whole number."""
+    """The first positive whole number under these keys."""
     values = (config.get(key) for key in keys)
     return next((v for v in values if isinstance(v, int) and not isinstance(v, bool) and v > 0), None)
 

@@ -28,15 +28,15 @@ def read_model(folder: Path, *, weights_needed: bool = True) -> ModelFacts:
     """The facts of one model folder.
 
     Args:
-        weights_needed: False takes a folder without weights too; its parameters come from the config alone.
+        weights_needed: False also accepts a folder without weights; then the parameters come from the config alone.
 
     Raises:
-        UsageError: no folder, no `config.json`, a broken safetensors file, or none.
+        UsageError: there is no folder or no `config.json`, or a safetensors file is broken or missing.
     """
     config = read_config(folder)
     lacking = None if weights_needed else _lacking(folder)
     stored = StoredWeights(unknown=lacking) if lacking else _stored(weight_files(folder))
-    found = model_config.read(
+    facts = model_config.read(
         config,
         source=str(folder),
         stored=stored,
@@ -44,7 +44,7 @@ def read_model(folder: Path, *, weights_needed: bool = True) -> ModelFacts:
         has_chat_template=_has_chat_template(folder),
         files={path.name for path in folder.iterdir()},
     )
-    return dataclasses.replace(found, at_hand=lacking is None)
+    return dataclasses.replace(facts, at_hand=lacking is None)
 
 
 def read_config(folder: Path) -> JsonObject:
@@ -69,7 +69,7 @@ def weight_files(folder: Path) -> list[Path]:
     """The safetensors files of a model folder that transformers would load, by name.
 
     Raises:
-        UsageError: there is none, or a part is missing.
+        UsageError: there are none, or a part is missing.
     """
     used = _used(folder)
     if not used:
@@ -97,22 +97,22 @@ def tensor_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
     """The shape of every tensor of a model folder by name; empty if weights are missing.
 
     Raises:
-        UsageError: a broken safetensors file.
+        UsageError: a safetensors file is broken.
     """
     if _lacking(folder):
         return {}
-    return {name: one.shape for path in weight_files(folder) for name, one in read_shard(path).tensors.items()}
+    return {name: tensor.shape for path in weight_files(folder) for name, tensor in read_shard(path).tensors.items()}
 
 
 def used_weights(names: Iterable[str]) -> list[str]:
     """The safetensors files beside a config that transformers loads, sorted.
 
-    A repository can hold the same weights twice: Mistral's has `consolidated.safetensors` beside the shards.
+    A repository can contain the same weights twice: Mistral's has `consolidated.safetensors` beside the shards.
     """
-    found = sorted(names)
-    if "model.safetensors" in found:
+    ordered = sorted(names)
+    if "model.safetensors" in ordered:
         return ["model.safetensors"]
-    return [name for name in found if _SHARD.fullmatch(name)] or found
+    return [name for name in ordered if _SHARD.fullmatch(name)] or ordered
 
 
 def _used(folder: Path) -> list[Path]:
@@ -137,9 +137,10 @@ def _missing(used: list[Path]) -> str | None:
 
 
 def fingerprint(folder: Path) -> str:
-    """SHA-256 that changes with the model, computed without reading gigabytes.
+    """A SHA-256 that changes with the model, computed without reading gigabytes.
 
-    Small files count whole; of a weight file its name, size, header, and the first and last 64 KiB of its data.
+    It covers the whole content of small files. For a weight file it covers the name, the size, the header, and the
+    first and last 64 KiB of the data.
     """
     sha256 = hashlib.sha256()
     for path in sorted(p for p in folder.iterdir() if _decides(p) and p.is_file()):

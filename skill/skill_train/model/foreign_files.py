@@ -18,7 +18,7 @@ def require_sound(folder: Path) -> None:
     """Refuses a model folder that would make libraries read files outside of it.
 
     Raises:
-        UsageError: a file is a device, a pipe, a link to elsewhere, too large, no sound JSON, or settings that name
+        UsageError: a file is a device, a pipe, a link to elsewhere, too large, or invalid JSON, or its settings name
             code to load; or the index names files that are no safetensors files of this folder.
     """
     with _as_ours():
@@ -26,10 +26,9 @@ def require_sound(folder: Path) -> None:
 
 
 def require_sound_files(folder: Path) -> None:
-    """As `require_sound`, for a folder without an index of weights: an adapter.
+    """Does the same as `require_sound` for a folder without an index of weights, which is an adapter.
 
-    Raises:
-        UsageError: as there.
+    Raises: as `require_sound`.
     """
     with _as_ours():
         model_files.check_files(folder)
@@ -39,7 +38,7 @@ def require_regular(file: Path) -> None:
     """Refuses a path that is not a regular file, before a library waits for it. A missing file is left to the reader.
 
     Raises:
-        UsageError: a pipe, a device or a socket.
+        UsageError: the path is a pipe, a device or a socket.
     """
     with _as_ours():
         model_files.check_regular(file)
@@ -49,7 +48,7 @@ def foreign_json(file: Path) -> Any:
     """A JSON document from elsewhere.
 
     Raises:
-        UsageError: no regular file, too large, no UTF-8, no JSON, or nested too deep.
+        UsageError: it is not a regular file, too large, not UTF-8, not JSON, or nested too deep.
     """
     with _as_ours():
         return model_files.foreign_json(file)
@@ -68,17 +67,17 @@ def safetensors_header(file: Path) -> model_files.Header:
     """The header of a safetensors file: dtype, shape and byte range by tensor, and its `__metadata__`.
 
     Raises:
-        UsageError: no regular file, or not of this format.
+        UsageError: it is not a regular file, or has another format.
     """
     with _as_ours():
         return model_files.safetensors_header(file)
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The files that transformers loads the weights from: the single one, or those in the index. They may be missing.
+    """The files from which transformers loads the weights: the single file, or those in the index. They may be missing.
 
     Raises:
-        UsageError: the index names a file that is not of this folder, or a single one is there that it does not name.
+        UsageError: the index names a file outside of this folder, or does not name a single file that exists.
     """
     with _as_ours():
         return model_files.weight_files(folder)

@@ -4,8 +4,8 @@
     rsLoRA s = alpha / sqrt(r)            https://arxiv.org/abs/2312.03732
     DoRA   W' = m · (W + s·B·A) / ‖·‖     https://arxiv.org/abs/2402.09353, one norm an output feature
 
-A weight lies in the file as [out, in] (Linear), [in, out] (GPT-2's Conv1D) or [tokens, width] (Embedding). All three
-are `before + scale · left @ right` with left [rows, r], so rows can be changed a block at a time.
+A weight is stored as [out, in] (Linear), [in, out] (GPT-2's Conv1D) or [tokens, width] (Embedding). The change of all
+three is `before + scale · left @ right` with left [rows, r], so rows can be changed a block at a time.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ class Change:
     """The change of one tensor. Every value is a torch tensor or None; the steps apply in this order.
 
     Attributes:
-        replace: its new value, instead of the base's.
-        token_ids, token_rows: rows that get a new value. LoRA on a head adds to the rows that follow the embedding
+        replace: the new value, instead of the base's.
+        token_ids, token_rows: rows that get a new value. LoRA on a head is added to the rows that follow the embedding
             (peft 0.21, TrainableTokensWrapper inside a LoRA layer).
         left, right, scale: the low-rank update.
-        magnitude: DoRA's vector, one value a row, or one a column when `by_column`.
-        add: added to a bias as it is.
+        magnitude: DoRA's vector, with one value for each row, or for each column if `by_column`.
+        add: is added to a bias without a scale.
     """
 
     replace: Any = None
@@ -50,7 +50,7 @@ class Change:
 
     @property
     def whole(self) -> bool:
-        """Whether all rows are needed at once, because the norm of a column is."""
+        """Whether all rows are needed at once, for the norm of a column."""
         return self.magnitude is not None and self.by_column
 
 
@@ -94,15 +94,15 @@ def apply(change: Change, before: Any, start: int) -> Any:
     return after
 
 
-def same(one: Change | None, other: Change | None) -> bool:
+def same(first: Change | None, other: Change | None) -> bool:
     """Whether both make the same change, bit for bit."""
     import torch
 
-    if one is None or other is None:
-        return one is other
-    pairs = zip(_tensors(one), _tensors(other), strict=True)
+    if first is None or other is None:
+        return first is other
+    pairs = zip(_tensors(first), _tensors(other), strict=True)
     equal = all(a is b or (a is not None and b is not None and torch.equal(a, b)) for a, b in pairs)
-    return equal and (one.left is None or one.scale == other.scale) and one.whole == other.whole
+    return equal and (first.left is None or first.scale == other.scale) and first.whole == other.whole
 
 
 def _tensors(change: Change) -> tuple[Any, ...]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 
-# By model_type: the attention projections under the names that each architecture gives them (transformers' modeling
-# files; PEFT's own table is in peft/utils/constants.py).
+# The attention projections by model_type, under the names of each architecture (transformers' modeling files; PEFT's
+# own table is in peft/utils/constants.py).
 _QKVO = ["q_proj", "k_proj", "v_proj", "o_proj"]
 TARGETS: dict[str, list[str]] = {
     **dict.fromkeys(
@@ -37,27 +37,28 @@ _EMBEDS = re.compile(r"emb|wte|wpe|position|rotary|relative")
 def linear_layers(shapes: Mapping[str, Sequence[int]], *, vocab_size: int | None, experts: int | None) -> list[str]:
     """The names of the linear layers inside the blocks of a language model, as `target_modules` takes them.
 
-    PEFT's `all-linear` without routers. Experts are no layers in transformers 5, and PEFT takes their names for one
-    adapter of them all, so those names are left out. A state-space mixer (it has `A_log`) keeps its input projection
-    alone: its fused kernels read the other weights past their adapters, and PEFT refuses some of them. A name that is
-    left out in one place is left out everywhere.
+    These are PEFT's `all-linear` layers without routers. Experts are not layers in transformers 5, and PEFT would
+    create one adapter for all of them, so their names are left out. Of a state-space mixer (which has `A_log`) only the
+    input projection is adapted: its fused kernels read the other weights without their adapters, and PEFT refuses some
+    of them. A name that is left out in one place is left out everywhere.
 
     Args:
-        shapes: of every tensor, by its name in the weight files.
-        vocab_size, experts: of the config; a matrix with as many rows belongs to the vocabulary or is a router.
+        shapes: the shape of every tensor by its name in the weight files.
+        vocab_size, experts: the numbers in the config. A matrix with as many rows belongs to the vocabulary or is a
+            router.
     """
     mixers = {name.rpartition(".")[0] for name in shapes if name.endswith(".A_log")}
     adapted: dict[str, None] = {}
     left_out: set[str] = set()
     for name in sorted(shapes):
-        found = _WEIGHT.search(name)
-        if found is None or len(shapes[name]) != 2 or _OTHER_PARTS.search(name):
+        match = _WEIGHT.search(name)
+        if match is None or len(shapes[name]) != 2 or _OTHER_PARTS.search(name):
             continue
-        leaf = found["inside"].rpartition(".")[2]
+        leaf = match["inside"].rpartition(".")[2]
         adapted[leaf] = None
         of_mixer = name.removesuffix(f".{leaf}.weight") in mixers and not leaf.startswith("in_proj")
         counted = shapes[name][0] in (vocab_size, experts)
-        elsewhere = any(pattern.search(found["inside"]) for pattern in (_ROUTER, _OF_EXPERTS))
+        elsewhere = any(pattern.search(match["inside"]) for pattern in (_ROUTER, _OF_EXPERTS))
         if of_mixer or counted or elsewhere or _EMBEDS.search(leaf):
             left_out.add(leaf)
     return [leaf for leaf in adapted if leaf not in left_out]

@@ -33,15 +33,16 @@ TOKENIZER = (
 )
 _CONFIG = "tokenizer_config.json"
 _GENERATION = "generation_config.json"
-_STATED_AGAIN = ("special_tokens_map.json", "added_tokens.json")  # what they say stands in the two others too
-# What transformers 5 says of its own loading in tokenizer_config.json; the base's file says it as programs know it.
+_STATED_AGAIN = ("special_tokens_map.json", "added_tokens.json")  # the two other files contain the same
+# Keys of tokenizer_config.json that transformers 5 writes for itself; the base's file has the values that programs
+# know.
 _OF_TRANSFORMERS_5 = ("backend", "is_local", "local_files_only", "tokenizer_class", "added_tokens_decoder")
 
 
 def new_tokens(base: Path, adapter: Path) -> dict[int, str]:
-    """The text of each added token by id that the adapter's tokenizer has and the base's does not."""
+    """The text by id of each added token that the adapter's tokenizer has and the base's does not."""
     if all(_same_file(adapter / name, base / name) for name in TOKENIZER):
-        return {}  # to read a tokenizer of 150,000 tokens takes 80 MB
+        return {}  # avoids reading a tokenizer: one of 150,000 tokens takes 80 MB
     new = set(_added_tokens(adapter)) - set(_added_tokens(base))
     return dict(sorted((int(number), content) for content, number in new if number.isascii() and number.isdigit()))
 
@@ -57,11 +58,11 @@ def require_rows(base: Path, adapter: Path, rows: int | None, *, trained_whole: 
     """Refuses a tokenizer that does not fit the rows of the merged embedding.
 
     Args:
-        rows: of the merged embedding; None when nobody knows, and only the base's own tokens are compared.
-        trained_whole: the embedding was, so it may be that of another vocabulary.
+        rows: the rows of the merged embedding; None if unknown, and then only the base's own tokens are compared.
+        trained_whole: the whole embedding was trained, so it may belong to another vocabulary.
 
     Raises:
-        UsageError: a new token without a row, or another token where the base has one of its own.
+        UsageError: a new token has no row, or has the id of a token of the base.
     """
     new = new_tokens(base, adapter)
     without = [number for number in sorted(new) if rows is not None and number >= rows]
@@ -86,17 +87,17 @@ def require_rows(base: Path, adapter: Path, rows: int | None, *, trained_whole: 
 
 def take_tokenizer(base: Path, adapter: Path, part: Path) -> list[str]:
     """Adds the adapter's tokenizer to a folder with the base's files; returns the names of the adapter's files."""
-    taken = [name for name in TOKENIZER if (adapter / name).is_file()]
-    for name in taken:
+    copied = [name for name in TOKENIZER if (adapter / name).is_file()]
+    for name in copied:
         shutil.copyfile(adapter / name, part / name)
-    for name in {*_STATED_AGAIN} - {*taken}:
+    for name in {*_STATED_AGAIN} - {*copied}:
         (part / name).unlink(missing_ok=True)  # the base's, which lacks the new tokens
-    if _CONFIG in taken and (base / _CONFIG).is_file():
+    if _CONFIG in copied and (base / _CONFIG).is_file():
         stated = {key: value for key, value in object_in(adapter / _CONFIG).items() if key not in _OF_TRANSFORMERS_5}
         _write_json(
             part / _CONFIG, object_in(base / _CONFIG) | stated | {"added_tokens_decoder": _decoder(base, adapter)}
         )
-    return taken + ([_GENERATION] if _stop_at_new_end(base, adapter, part) else [])
+    return copied + ([_GENERATION] if _stop_at_new_end(base, adapter, part) else [])
 
 
 def end_token(folder: Path) -> Any:
@@ -106,7 +107,7 @@ def end_token(folder: Path) -> Any:
 
 
 def _stop_at_new_end(base: Path, adapter: Path, part: Path) -> bool:
-    """A new token that ends an answer does so in generation_config.json too, which transformers and vLLM stop by."""
+    """Adds a new token that ends an answer to generation_config.json, which transformers and vLLM use to stop."""
     end = end_token(adapter)
     number = next((number for number, text in new_tokens(base, adapter).items() if text == end), None)
     generation = object_in(part / _GENERATION)
@@ -121,15 +122,15 @@ def _stop_at_new_end(base: Path, adapter: Path, part: Path) -> bool:
 
 def _decoder(base: Path, adapter: Path) -> JsonObject:
     """`added_tokens_decoder` as transformers 4 wrote it: every added token by its id."""
-    found: JsonObject = {}
+    tokens: JsonObject = {}
     for folder in (base, adapter):
         decoder = object_in(folder / _CONFIG).get("added_tokens_decoder")
-        found |= decoder if isinstance(decoder, dict) else {}
+        tokens |= decoder if isinstance(decoder, dict) else {}
     listed = object_in(adapter / "tokenizer.json").get("added_tokens")
     for token in listed if isinstance(listed, list) else ():
         if isinstance(token, dict) and isinstance(token.get("id"), int):
-            found[str(token["id"])] = {key: value for key, value in token.items() if key != "id"}
-    return found
+            tokens[str(token["id"])] = {key: value for key, value in token.items() if key != "id"}
+    return tokens
 
 
 def _other_token(base: Path, adapter: Path) -> tuple[int, str, str] | None:
@@ -157,19 +158,19 @@ def _same_file(own: Path, other: Path) -> bool:
 
 
 def _added_tokens(folder: Path) -> Iterator[tuple[str, str]]:
-    """`(content, id)` of each."""
+    """`(content, id)` of each added token."""
     listed = object_in(folder / "tokenizer.json").get("added_tokens")
     decoder = object_in(folder / _CONFIG).get("added_tokens_decoder")
     for token in listed if isinstance(listed, list) else ():
-        yield _said(token, "content"), str(_said(token, "id"))
+        yield _text_of(token, "content"), str(_text_of(token, "id"))
     for content, number in object_in(folder / "added_tokens.json").items():
         yield content, str(number)
     for number, token in decoder.items() if isinstance(decoder, dict) else ():
-        yield _said(token, "content"), number
+        yield _text_of(token, "content"), number
 
 
-def _said(token: Any, key: str) -> str:
-    """What an entry says, as text: it is compared, and can be anything."""
+def _text_of(token: Any, key: str) -> str:
+    """The value of a key in an entry as text for comparison, because the value can have any type."""
     return str(token.get(key)) if isinstance(token, dict) else ""
 
 

@@ -1,7 +1,7 @@
 """Computes the number of parameters of a model from its config: one formula for each family of decoders.
 
-The formulas follow the modules of transformers 5.23 (`models/<type>/modeling_<type>.py`). Tests hold them against the
-published counts of real models and against models that transformers builds from the same config.
+The formulas follow the modules of transformers 5.23 (`models/<type>/modeling_<type>.py`). Tests compare them with the
+published counts of real models and with models that transformers builds from the same config.
 """
 
 from __future__ import annotations
@@ -40,9 +40,11 @@ class TextShape:
 
 @dataclass(frozen=True)
 class ParameterCount:
-    """Attributes:
-    total: all parameters.
-    idle: those in the experts that a token does not pass.
+    """The parameters of a model.
+
+    Attributes:
+        total: all parameters.
+        idle: the parameters in the experts that a token does not use.
     """
 
     total: int
@@ -56,9 +58,9 @@ class _Block:
     Attributes:
         qkv_bias: queries, keys and values always have a bias, the output has none.
         reads_bias: `attention_bias` and `mlp_bias` of the config count.
-        norms: RMS norms of the hidden size in a layer.
-        head_norms: one norm over a head for queries and one for keys.
-        width_norms: the same over all heads together.
+        norms: the number of RMS norms of the hidden size in a layer.
+        head_norms: a layer has one norm over a head for queries and one for keys.
+        width_norms: a layer has the same norms over all heads together.
     """
 
     qkv_bias: bool = False
@@ -77,7 +79,7 @@ _GATED: dict[str, _Block] = {
     "mistral": _Block(reads_bias=False),
     "mixtral": _Block(reads_bias=False),
     "olmo2": _Block(width_norms=True),
-    "phi3": _Block(reads_bias=False),  # its fused projections hold as many numbers as the separate ones
+    "phi3": _Block(reads_bias=False),  # its fused projections have as many numbers as separate ones
     "qwen2": _Block(qkv_bias=True, reads_bias=False),
     "qwen2_moe": _Block(qkv_bias=True, reads_bias=False),
     "qwen3": _Block(head_norms=True),
@@ -90,10 +92,10 @@ def count(shape: TextShape, config: Mapping[str, Any]) -> ParameterCount:
     """The parameters of a decoder of a known type.
 
     Args:
-        config: the keys that only some families have: biases, and which layers hold experts.
+        config: the keys that only some families have: biases, and which layers contain experts.
 
     Raises:
-        KeyError: no formula for this model type; ask `knows` first.
+        KeyError: there is no formula for this model type; call `knows` first.
     """
     if shape.model_type in _GATED:
         return _gated(shape, config)
@@ -107,8 +109,8 @@ def knows(model_type: str) -> bool:
 def without_copies(stored: int, shape: TextShape, counted: ParameterCount) -> int:
     """The parameters of a model whose files hold `stored` numbers.
 
-    A file can hold more than the model: a copy of the tied head (Qwen3-0.6B), or each layer's triangular mask and a few
-    numbers beside it (GPT-2, Pythia). Any other difference is the model's own, and stays.
+    A file can contain more than the model: a copy of the tied head (Qwen3-0.6B), or each layer's triangular mask and a
+    few other numbers (GPT-2, Pythia). Any other difference belongs to the model and is counted.
     """
     extra = stored - counted.total
     if shape.tied_embeddings and extra == shape.embedding:

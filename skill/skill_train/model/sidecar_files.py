@@ -1,7 +1,7 @@
 """The files beside the weights: tokenizer, chat template, generation config, licence.
 
-They are the base's, byte for byte. transformers 5 drops things when it saves them again (a GPT-2 config loses `n_ctx`,
-Phi-3 and Gemma lose `tokenizer.model`), and llama.cpp's converter needs those. Only what a merge changed is changed.
+They are copied from the base byte for byte, except what a merge changes. transformers 5 would lose parts when it saves
+them again (a GPT-2 config loses `n_ctx`, Phi-3 and Gemma lose `tokenizer.model`), which llama.cpp's converter needs.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def companion_files(folder: Path) -> list[Path]:
 
 
 def model_digests(folder: Path) -> dict[str, FileDigest]:
-    """The digests of these files and of the weights: everything that determines what a model says."""
+    """The digests of these files and of the weights: everything that determines the answers of a model."""
     return digests(folder, {*companion_files(folder), *folder.glob("*.safetensors"), *folder.glob(INDEX)})
 
 
@@ -42,20 +42,20 @@ def adapter_files(adapter: Path) -> list[Path]:
 def copy_companions(base: Path, adapter: Path, part: Path, warn: Callable[[str, str], None]) -> list[str]:
     """Copies the files that belong beside the merged weights; returns the names of those from the adapter.
 
-    The adapter's tokenizer is taken when it has tokens that the base's lacks (`new_tokens`), and its chat template when
-    the base has none. Any other difference is the base's, with a warning.
+    The adapter's tokenizer is used if it has tokens that the base's lacks (`new_tokens`), and its chat template if the
+    base has none. For any other difference the base's file is used, with a warning.
     """
     for file in companion_files(base):
         target = part / file.relative_to(base)
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(file, target)
-    taken = take_tokenizer(base, adapter, part) if takes_tokenizer(base, adapter) else []
+    from_adapter = take_tokenizer(base, adapter, part) if takes_tokenizer(base, adapter) else []
     template, trained = chat_template(base), chat_template(adapter)
     if template is None and trained is not None:
         write_text(part / _TEMPLATE, trained)
-        taken.append(_TEMPLATE)
+        from_adapter.append(_TEMPLATE)
     elif template is not None and chat_template(part) != template:
-        write_text(part / _TEMPLATE, template)  # it was inside the base's tokenizer_config.json
+        write_text(part / _TEMPLATE, template)  # the base has it inside its tokenizer_config.json
     for name, ours, theirs in (
         ("chat template", template, trained),
         ("eos_token", end_token(part), end_token(adapter)),
@@ -65,15 +65,15 @@ def copy_companions(base: Path, adapter: Path, part: Path, warn: Callable[[str, 
                 "tokenizer_differs",
                 f"the adapter's folder has another {name} than the merged model, which keeps the base's",
             )
-    return taken
+    return from_adapter
 
 
 def write_config(base: Path, part: Path, changes: Mapping[str, object], dtype: str | None) -> dict[str, object]:
-    """Writes config.json with the changed fields at each level that has them, and returns these; copies it if there are
-    none.
+    """Writes config.json with the changed fields at each level that has them, and returns these fields. Copies the file
+    if nothing changed.
 
     Args:
-        dtype: a torch name when every weight has a new dtype.
+        dtype: torch's name of the new dtype of every weight; None if the types did not change.
     """
     config = read_json(base / "config.json")
     levels = [level for level in (config, config.get("text_config")) if isinstance(level, dict)]
@@ -112,6 +112,6 @@ def _text(file: Path) -> str:
 
 
 def _is_own(path: Path, folder: Path) -> bool:
-    """It lies in the folder, or is a link to the `blobs` of the Hub's cache. Another link could bring in any file of
-    this machine, and a push would publish it."""
+    """Whether the file is in the folder, or is a link to the `blobs` of the Hub's cache. Any other link could include a
+    private file of this machine, and a push would publish it."""
     return any(path.resolve().is_relative_to(root) for root in roots_of(folder))

@@ -24,7 +24,7 @@ def require_ending(template: Any) -> None:
     """Tries each template of a tokenizer in a child process, once for each text.
 
     Raises:
-        UsageError: it does not end, or it takes too much memory.
+        UsageError: a template does not end, or takes too much memory.
     """
     texts = list(template.values()) if isinstance(template, dict) else [template]
     _tried(tuple(text for text in texts if isinstance(text, str) and ("{%" in text or "{{" in text)))

@@ -1,8 +1,8 @@
 """Child process: tries the chat templates of a model folder, so that a hostile one cannot harm the main process.
 
 A template is a program from somebody else. transformers renders it in jinja2's immutable sandbox, which neither ends a
-loop nor bounds a text: `{{ 'a' * 10**10 }}`, or `{{ 10**10**9 }}`, which is computed when the template is compiled and
-which no signal interrupts. Here both end with this process.
+loop nor limits a text such as `{{ 'a' * 10**10 }}`. `{{ 10**10**9 }}` is computed when the template is compiled, and no
+signal interrupts that. Here both end with this process.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from typing import TypedDict
 
 from skill_train.core.worker import worker_main
 
-_MEMORY_BYTES = 800_000_000  # of addresses; this process takes 100 MB
-_MOST_CHARACTERS = 10_000_000  # of one of our short conversations
+_MEMORY_BYTES = 800_000_000  # limit of the address space; this process takes 100 MB
+_MOST_CHARACTERS = 10_000_000  # limit of one rendered conversation, all of which are short
 _GENERATION = re.compile(r"{%-?\s*(end)?generation\s*-?%}")  # a tag that transformers adds to jinja2
 
 
 class TrialJob(TypedDict):
-    """Each template is rendered with the variables of each conversation, in so many seconds of processor time."""
+    """The templates, the variables of the conversations to render with each, and the limit of processor seconds."""
 
     templates: list[str]
     seconds: int
@@ -27,7 +27,7 @@ class TrialJob(TypedDict):
 
 
 class Trial(TypedDict):
-    """Characters of the longest text."""
+    """The result: the characters of the longest text."""
 
     longest: int
 
@@ -38,19 +38,19 @@ def run(job: TrialJob) -> Trial:
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
     _limit(job["seconds"])
-    made = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
-    made.globals |= {"raise_exception": _refuse, "strftime_now": lambda form: "01 Jan 2026"}
-    # What else a template raises is told where it is used, with the row that it refuses.
+    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
+    environment.globals |= {"raise_exception": _refuse, "strftime_now": lambda form: "01 Jan 2026"}
+    # Other errors of a template are reported where it is used, with the row that it refuses.
     errors = (jinja2.TemplateError, ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
     longest = 0
     for text in job["templates"]:
         try:
-            template = made.from_string(_GENERATION.sub("", text))
+            template = environment.from_string(_GENERATION.sub("", text))
         except errors:
             continue
-        for one in job["conversations"]:
+        for conversation in job["conversations"]:
             with contextlib.suppress(*errors):
-                longest = max(longest, len(template.render(**one)))
+                longest = max(longest, len(template.render(**conversation)))
             if longest > _MOST_CHARACTERS:
                 raise MemoryError
     return {"longest": longest}
@@ -68,7 +68,7 @@ def _limit(seconds: int) -> None:
         import resource
     except ImportError:  # Windows: the parent's limit of time stays
         return
-    with contextlib.suppress(ValueError, OSError):  # macOS does not always take the memory
+    with contextlib.suppress(ValueError, OSError):  # macOS does not always accept the memory limit
         resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))
         resource.setrlimit(resource.RLIMIT_AS, (_MEMORY_BYTES, resource.getrlimit(resource.RLIMIT_AS)[1]))
 

@@ -1,9 +1,9 @@
 """Reads and writes a model folder's safetensors files, a block of rows at a time.
 
 A safetensors file is an 8-byte length, a JSON header (name, dtype, shape, byte range) and the raw bytes, without gaps
-(https://huggingface.co/docs/safetensors). The header of a new file can therefore be written first, when shapes and
-dtypes are known, and the tensors after it in any order, so memory holds a few blocks and never a file. Reading by seek
-instead of by a memory map keeps the pages of a 5 GB shard out of this process.
+(https://huggingface.co/docs/safetensors). So the header of a new file can be written first, when shapes and dtypes are
+known, and then the tensors in any order. Memory holds a few blocks and never a whole file. Files are read with seek and
+not as a memory map, so that the pages of a 5 GB shard do not count as memory of this process.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from skill_train.program.model_files import ITEM_BITS
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
-BLOCK_BYTES = 2**20  # of fp32: four such blocks stay in the cache of one core; of 4 MB, sums take three times as long
+BLOCK_BYTES = 2**20  # in fp32: four such blocks fit the cache of one core; with 4 MB, sums take three times as long
 _COPIED_BYTES = 4 * 2**20
 FLOAT_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt")
@@ -34,9 +34,9 @@ class StoredTensor:
     """One tensor in a file.
 
     Attributes:
-        dtype: in safetensors' words, such as `BF16`.
-        start: where its bytes begin, from the start of the file.
-        size: in bytes.
+        dtype: safetensors' name of the type, such as `BF16`.
+        start: the position of its first byte in the file.
+        size: its size in bytes.
     """
 
     file: Path
@@ -59,15 +59,15 @@ def read_folder(folder: Path) -> list[Shard]:
     """The weight files in the folder's index, or its only one. Other safetensors files do not belong to the model.
 
     Raises:
-        UsageError: no safetensors weights, a broken file, an index that does not fit its files.
+        UsageError: there are no safetensors weights, a file is broken, or the index does not match its files.
     """
     weight_map = _weight_map(folder)
     if weight_map is None:
         return [read_shard(folder / SINGLE)]
     shards = [read_shard(folder / name) for name in sorted(set(weight_map.values()))]
-    found = {tensor: shard.name for shard in shards for tensor in shard.tensors}
-    wrong = [tensor for tensor, name in weight_map.items() if found.get(tensor) != name]
-    if wrong or sum(len(shard.tensors) for shard in shards) != len(found):
+    file_names = {tensor: shard.name for shard in shards for tensor in shard.tensors}
+    wrong = [tensor for tensor, name in weight_map.items() if file_names.get(tensor) != name]
+    if wrong or sum(len(shard.tensors) for shard in shards) != len(file_names):
         raise UsageError(
             f"{folder / INDEX} does not match the weight files",
             code="broken_model",
@@ -82,7 +82,7 @@ def read_shard(file: Path) -> Shard:
     """The header of one file.
 
     Raises:
-        UsageError: missing, truncated, or a header that lies.
+        UsageError: the file is missing or truncated, or its header is wrong.
     """
     try:
         header = safetensors_header(file)
@@ -104,8 +104,8 @@ def read_shard(file: Path) -> Shard:
 
 @contextlib.contextmanager
 def wide_rows(stored: StoredTensor, most: int) -> Iterator[Callable[[int, int], tuple[Any, Any]]]:
-    """A function from `start` and `stop` to those rows as they are stored and in fp32, at most `most` of them, in
-    memory that each call uses again: the system then need not map and zero as many bytes as the model has."""
+    """A function that reads the rows `start` to `stop`, at most `most`, both in the stored type and in fp32. All calls
+    share the same memory, so that the system need not map and zero as many bytes as the model has."""
     import torch
 
     columns, row_bytes = math.prod(stored.shape[1:]), stored.size // max(1, stored.shape[0])
@@ -134,15 +134,15 @@ def read_rows(stored: StoredTensor, start: int, stop: int) -> Any:
         file.seek(stored.start + start * row_bytes)
         read = 0
         while read < len(buffer):  # one read returns at most 2 GiB
-            got = file.readinto(memoryview(buffer)[read:])
-            if not got:
+            count = file.readinto(memoryview(buffer)[read:])
+            if not count:
                 raise UsageError(f"{stored.file} is incomplete", code="broken_model", hint="download the file again")
-            read += got
+            read += count
     return torch.frombuffer(buffer, dtype=torch_dtype(stored.dtype)).reshape(stop - start, *stored.shape[1:])
 
 
 def read_tensor(stored: StoredTensor) -> Any:
-    """The whole tensor as torch, in its stored dtype."""
+    """The whole tensor as a torch tensor, in its stored dtype."""
     import torch
 
     if not stored.size:
@@ -164,13 +164,13 @@ def copy_bytes(stored: StoredTensor, write: Callable[[Any], None]) -> None:
             left -= len(block)
 
 
-def same_bytes(one: StoredTensor, other: StoredTensor) -> bool:
+def same_bytes(tensor: StoredTensor, other: StoredTensor) -> bool:
     """Whether both have the same dtype, shape and bytes."""
-    if (one.dtype, one.shape) != (other.dtype, other.shape):
+    if (tensor.dtype, tensor.shape) != (other.dtype, other.shape):
         return False
-    with open(one.file, "rb") as first, open(other.file, "rb") as second:
-        first.seek(one.start), second.seek(other.start)
-        left = one.size
+    with open(tensor.file, "rb") as first, open(other.file, "rb") as second:
+        first.seek(tensor.start), second.seek(other.start)
+        left = tensor.size
         while left:
             block = first.read(min(left, _COPIED_BYTES))
             if not block or second.read(len(block)) != block:
@@ -182,7 +182,7 @@ def same_bytes(one: StoredTensor, other: StoredTensor) -> bool:
 def new_shard(
     file: Path, tensors: dict[str, tuple[str, tuple[int, ...]]], metadata: dict[str, str]
 ) -> dict[str, StoredTensor]:
-    """Writes the header of a file and sets its full size; returns the place of each tensor as safetensors reads it.
+    """Writes the header of a file and sets its full size; returns the place of each tensor.
 
     Args:
         tensors: dtype and shape by name, in the order of their bytes (see `in_order`). Only float types.
@@ -236,15 +236,17 @@ def _weight_map(folder: Path) -> dict[str, str] | None:
         return None
     names = {file.name for file in weight_files(folder)}
     index = foreign_json(folder / INDEX)
-    found = index.get("weight_map") if isinstance(index, dict) else None
-    if not isinstance(found, dict) or not all(isinstance(one, str) and one in names for one in found.values()):
+    weight_map = index.get("weight_map") if isinstance(index, dict) else None
+    if not isinstance(weight_map, dict) or not all(
+        isinstance(name, str) and name in names for name in weight_map.values()
+    ):
         raise UsageError(
             f"{folder / INDEX} changed while it was being read",
             code="broken_model",
             expected="an index that does not change",
             hint="run the same command again when no other program writes to the folder",
         )
-    return found
+    return weight_map
 
 
 def _no_weights(folder: Path) -> UsageError:

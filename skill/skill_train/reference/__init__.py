@@ -1,1 +1,1 @@
-"""The model that files are judged by, in fp32 through transformers and PEFT."""
+"""The reference model that files are compared with, in fp32 through transformers and PEFT."""

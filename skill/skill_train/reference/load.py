@@ -1,6 +1,6 @@
-"""The models that artifacts are judged against, through transformers and PEFT, in fp32 on the CPU.
+"""Loads the models that artifacts are compared with, through transformers and PEFT, in fp32 on the CPU.
 
-bf16 compute alone is 6e-5 nats off, so a reference is computed in fp32 whatever it is stored in.
+Computing in bf16 alone is 6e-5 nats off, so a reference computes in fp32, whatever type its weights are stored in.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from skill_train.program.encode import read_tokenizer
 from skill_train.program.model import config_with
 from skill_train.run.records import read_json
 
-# Read when a model has no data of its own: plain prose, code, digits and other scripts.
+# Texts for a model without its own data: plain prose, code, digits and other scripts.
 NEUTRAL_TEXTS = (
     "The quick brown fox jumps over the lazy dog. It was the best of times, it was the worst of times.",
     "Water boils at 100 degrees Celsius at sea level, and at about 71 degrees on top of Mount Everest.",
@@ -38,7 +38,7 @@ def load_tokenizer(folder: Path) -> Any:
     """The tokenizer of a model folder as the training program reads it, never with remote code.
 
     Raises:
-        UsageError: its files cannot be read, or its chat template does not come to an end.
+        UsageError: its files cannot be read, or its chat template does not end.
     """
     require_sound(folder)
     _transformers()
@@ -70,24 +70,24 @@ def _unreadable(folder: Path, error: Exception) -> SkillTrainError:
 
 
 def require_config(folder: Path) -> None:
-    """Refuses a config.json that transformers cannot read; reading a tokenizer would blame that.
+    """Refuses a config.json that transformers cannot read. Otherwise a later error would blame the tokenizer.
 
     Raises:
-        UsageError: it is one.
+        UsageError: transformers cannot read the file.
     """
     require_sound(folder)
-    with _told_of(f"{folder / 'config.json'} cannot be read", "a config.json that transformers reads"):
+    with _library_errors(f"{folder / 'config.json'} cannot be read", "a config.json that transformers reads"):
         _transformers().AutoConfig.from_pretrained(str(folder), trust_remote_code=False)
 
 
 @contextlib.contextmanager
-def _told_of(
+def _library_errors(
     message: str,
     expected: str,
     code: str = "broken_model",
     hint: str = "correct the fault in `got`, or download the model again",
 ) -> Iterator[None]:
-    """What a library says of a folder that it cannot load: it has another class of error for every field."""
+    """Translates errors of a library that loads a folder, because it raises another class for every field."""
     try:
         yield
     except SkillTrainError:
@@ -103,9 +103,10 @@ def _told_of(
 def reference_model(
     base: Path, adapter: Path | None = None, read: Callable[[Path], Any] | None = None
 ) -> Iterator[Any]:
-    """The model of `base`, with a PEFT adapter on top when one is given, in fp32, in evaluation mode, on the CPU.
+    """The model of `base`, with a PEFT adapter if there is one, in fp32, in evaluation mode, on the CPU.
 
-    Freed when the block ends, so two of them never lie in memory together. `read` is another way to read the base.
+    It is freed when the block ends, so two models are never in memory together. `read` replaces the function that reads
+    the base.
     """
     _transformers()
     model = (read or read_model)(base)
@@ -115,14 +116,14 @@ def reference_model(
 
 
 def read_model(base: Path, dtype: str = "float32") -> Any:
-    """The model of a folder, its weights in that type of torch."""
+    """The model of a folder, with its weights in this torch type."""
     require_sound(base)
     # Read by torch (c10/core/impl/alloc_cpu.cpp) at its first large tensor: pages of 2 MB, where the system has them.
     os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
     import torch
 
     model_class = _transformers().AutoModelForCausalLM
-    with _told_of(f"the model in {base} cannot be loaded", "weights that fit its config.json"):
+    with _library_errors(f"the model in {base} cannot be loaded", "weights that fit its config.json"):
         config = config_with(str(base), None, "eager")
         return model_class.from_pretrained(
             str(base), config=config, dtype=getattr(torch, dtype), trust_remote_code=False, use_safetensors=True
@@ -138,7 +139,7 @@ def logits(model: Any, ids: list[int]) -> Any:
 
 
 def stop_ids(folder: Path, tokenizer: Any) -> set[int]:
-    """Ids that end an answer: of generation_config.json, and the tokenizer's EOS."""
+    """The ids that end an answer: those in generation_config.json, and the tokenizer's EOS."""
     file = folder / "generation_config.json"
     stated = read_json(file).get("eos_token_id") if file.is_file() else None
     listed = stated if isinstance(stated, list) else [stated, tokenizer.eos_token_id]
@@ -146,7 +147,7 @@ def stop_ids(folder: Path, tokenizer: Any) -> set[int]:
 
 
 def context_length(config: JsonObject) -> int | None:
-    """Most tokens that a model takes, of its config.json; None when that names none."""
+    """The most tokens that a model accepts, from its config.json; None if that does not say."""
     text = {**config, **config.get("text_config", {})}
     return next((int(text[key]) for key in _CONTEXT_KEYS if isinstance(text.get(key), int)), None)
 
@@ -159,8 +160,8 @@ def _with_adapter(model: Any, adapter: Path) -> Any:
             "peft is not installed", code="missing_package", hint='pip install "skill-train[train]"'
         ) from None
     expected, hint = "an adapter as PEFT's save_pretrained writes it", "save the adapter again with save_pretrained"
-    with warnings.catch_warnings(), _told_of(f"PEFT cannot load {adapter}", expected, "bad_adapter", hint):
-        warnings.simplefilter("ignore")  # advice for those who train; what counts is measured
+    with warnings.catch_warnings(), _library_errors(f"PEFT cannot load {adapter}", expected, "bad_adapter", hint):
+        warnings.simplefilter("ignore")  # advice for training; the results are measured
         _match_vocabulary(model, adapter)
         return PeftModel.from_pretrained(model, str(adapter), is_trainable=False)
 

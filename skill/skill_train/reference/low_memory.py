@@ -1,8 +1,8 @@
-"""A reference in half of the memory: weights stay as they are stored, and each is widened to fp32 when it is used.
+"""A reference in half of the memory: weights keep their stored type, and each is converted to fp32 when it is used.
 
-A 16-bit weight is the same number in fp32, so every sum is that of the model read in fp32, to the last bit (tested for
-each of `KEPT_IN_16_BITS`). The weights are a map of the file: nothing is read twice, and the system may drop what it
-needs room for. At 494M weights `verify` peaks at 2.2 GB, and at 3.3 GB with the reference in fp32.
+A 16-bit weight is the same number in fp32, so every sum equals that of a model in fp32 to the last bit (tested for each
+of `KEPT_IN_16_BITS`). The weights are a memory map of the file: nothing is read twice, and the system may drop pages if
+it needs memory. With 494M weights `verify` peaks at 2.2 GB, and at 3.3 GB with the reference in fp32.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from skill_train.reference.load import read_model, reference_model
 from skill_train.run.records import read_json
 
 _TYPES = {"BF16": "bfloat16", "F16": "float16"}
-_TILE = 64  # rows; what matrix products take at a time is a part of it
+_TILE = 64  # rows; matrix products process a divisor of it at a time
 
 
 @contextlib.contextmanager
 def frugal_model(base: Path, adapter: Path | None = None) -> Iterator[Any]:
-    """`reference_model`, with its answers, in half of its memory where that can be. Its weights must not be changed:
-    `merged_weights` has them with the adapter."""
+    """A model with the same answers as `reference_model`, in half of its memory if possible. Its weights must not be
+    changed. `merged_weights` returns them with the adapter."""
     dtype, room = _stored_type(base, adapter), _Room()
     read = None if dtype is None else partial(_read_as_stored, dtype=dtype, room=room)
     with reference_model(base, adapter, read) as model:
@@ -39,15 +39,16 @@ def frugal_model(base: Path, adapter: Path | None = None) -> Iterator[Any]:
 
 
 def is_plain(adapter: Path) -> bool:
-    """The adapter is A and B alone, so that without it PEFT's model is the base, and each merged weight is that of the
-    base plus one product."""
+    """Whether the adapter consists of A and B only. Then PEFT's model without it is the base, and each merged weight is
+    the base's weight plus one product."""
     tuned = read_adapter(adapter)
     pairs = all(set(parts) == {"a", "b"} for parts in tuned.modules.values())
     return pairs and not tuned.replaced and not why_not_streamed(tuned)
 
 
 def peak_bytes(base: Path, adapter: Path | None) -> int:
-    """Memory of the weights: as stored, and the most of one that is in fp32 at a time; or all in fp32."""
+    """The memory of the weights: all in their stored type, plus the largest part that is in fp32 at a time; or all in
+    fp32."""
     shapes = [stored.shape for shard in read_folder(base) for stored in shard.tensors.values()]
     count = sum(map(math.prod, shapes))
     if _stored_type(base, adapter) is None:
@@ -56,8 +57,9 @@ def peak_bytes(base: Path, adapter: Path | None) -> int:
 
 
 def merged_weights(model: Any, adapter: Path | None) -> Iterator[tuple[str, partial[Any]]]:
-    """Name and weight of every tensor of a reference, PEFT's change added. A weight that the adapter changes is made
-    when it is asked for, in fp32; the others are as they are stored. The first argument of each has its shape.
+    """The name of every tensor of a reference, and a function that returns its weight with PEFT's change. A weight that
+    the adapter changes is computed on each call, in fp32; the others have their stored type. The first argument of the
+    function has the shape of the weight.
 
     An adapter that is more than A and B is merged into the model, which is then no longer base + adapter.
     """
@@ -84,38 +86,39 @@ def _changed(weight: Any, layer: Any) -> Any:
 
 
 def _stored_type(folder: Path, adapter: Path | None) -> str | None:
-    """The 16-bit type of every tensor; None where there is another, an adapter that is more than A and B, or a family
-    that is not known to be indifferent."""
+    """The 16-bit type of all tensors. None if a tensor has another type, if the adapter is more than A and B, or if the
+    family is not known to give the same answers."""
     if adapter is not None and not is_plain(adapter):
         return None
     if read_json(folder / "config.json").get("model_type") not in KEPT_IN_16_BITS:
         return None
-    if (folder / SINGLE).is_file() and (folder / INDEX).is_file():  # transformers reads the first, we the second
+    if (folder / SINGLE).is_file() and (folder / INDEX).is_file():  # transformers reads the first, we read the second
         return None
     types = {stored.dtype for shard in read_folder(folder) for stored in shard.tensors.values()}
     return _TYPES.get(types.pop()) if len(types) == 1 else None
 
 
 def _read_as_stored(base: Path, dtype: str, room: _Room) -> Any:
-    """The model of a folder, whose linear layers and embeddings widen their weights when they are used."""
+    """The model of a folder, whose linear layers and embeddings convert their weights to fp32 when they are used."""
     model = read_model(base, dtype)
     from torch import nn
 
     wide_linear, wide_embedding = _wide_linear(), _wide_embedding()
     for module in list(model.modules()):
         if type(module) is nn.Linear:
-            # Another class, not another `forward` in the module: that would be a cycle, which only gc would free.
+            # This sets another class. Another `forward` in the module would be a reference cycle, which only gc would
+            # free.
             module.__class__, module.room = wide_linear, room
         elif type(module) is nn.Embedding:
             module.__class__ = wide_embedding
-        else:  # norms, and whatever is not these two: small, or unknown
+        else:  # norms and all other modules: small, or unknown
             for parameter in module.parameters(recurse=False):
                 parameter.data = parameter.data.float()
     return model
 
 
 class _Room:
-    """Memory for one weight in fp32, used again for the next: new pages cost as much as the product."""
+    """Memory for one weight in fp32, reused for the next one, because new pages would cost as much as the product."""
 
     def __init__(self) -> None:
         self._memory: Any = ()
@@ -133,7 +136,8 @@ class _Room:
 
 
 def parts_of(rows: int) -> list[slice]:
-    """Parts of at most `ROWS_AT_ONCE`, about equal: of a part of a few rows, products add up in another order."""
+    """Parts of at most `ROWS_AT_ONCE` rows and about equal size. In a part of few rows, products would be summed in
+    another order."""
     step = _TILE * math.ceil(rows / math.ceil(rows / ROWS_AT_ONCE) / _TILE)
     return [slice(start, min(rows, start + step)) for start in range(0, rows, step)]
 
@@ -153,7 +157,9 @@ def _wide_linear() -> Any:
             return nn.functional.linear(input, self.room.wide(self.weight), bias)
 
         def in_parts(self, input: Any, bias: Any) -> Any:
-            """A vocabulary's weights in fp32 would be the largest part of the memory. Without gradients."""
+            """The product with a large weight in parts, because a vocabulary's weights in fp32 would take most of the
+                    memory. It
+            has no gradients."""
             flat = input.reshape(-1, self.in_features)
             out = torch.empty(len(flat), self.out_features)
             for part in parts_of(self.out_features):

@@ -1,8 +1,9 @@
-"""What rounding alone does to a mixture of experts: the reference, with what goes into its products rounded.
+"""Measures what rounding alone does to a mixture of experts: runs the reference with the inputs of its products
+rounded.
 
-llama.cpp rounds the other side of a product to the type of the weight (f16 for an f16 file). Where two experts are
-nearly tied, that turns the router, and one token is then far off in a correct file. The same rounding here turns the
-same routers, so it says how far a correct file of this very model may be off.
+llama.cpp rounds the other side of a product to the type of the weight (f16 for an f16 file). If two experts are nearly
+tied, that can change the router's choice, and then one token is far off in a correct file. The same rounding here
+changes the same choices, so it shows how far off a correct file of this model may be.
 """
 
 from __future__ import annotations
@@ -11,19 +12,18 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any
 
-_PRODUCTS = {"linear", "matmul", "bmm", "grouped_mm", "_grouped_mm"}  # of something with a weight
-TYPES = {"f16": "float16", "bf16": "bfloat16"}  # of a file, and torch's
+_PRODUCTS = {"linear", "matmul", "bmm", "grouped_mm", "_grouped_mm"}  # products that can involve a weight
+TYPES = {"f16": "float16", "bf16": "bfloat16"}  # a file's type and torch's name of it
 
 
 def is_mixture(config: Any) -> bool:
-    """Its config counts experts, under one name or another."""
+    """Whether the config has a number of experts, under any of its names."""
     return bool(_expert_counts(config))
 
 
 @contextlib.contextmanager
 def rounded_products(model: Any, kind: str) -> Iterator[None]:
-    """Every product of the model with a weight of its own rounds what goes into it, but a router's: files keep those
-    in f32.
+    """Rounds the input of every product with a weight of the model, except those of routers, which files keep in f32.
 
     Args:
         kind: a key of `TYPES`.

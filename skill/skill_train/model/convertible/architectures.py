@@ -1,7 +1,7 @@
 """The architectures that llama.cpp's converter knows, so that `plan` does not need the converter.
 
-Source: TEXT_MODEL_MAP in conversion/__init__.py of llama.cpp, as it lies in the source distribution of llama-cpp-python
-0.3.36, read on 2026-11-21. A test compares this list with the converter in the cache.
+Source: TEXT_MODEL_MAP in conversion/__init__.py of llama.cpp, from the source distribution of llama-cpp-python 0.3.36,
+read on 2026-11-21. A test compares this list with the converter in the cache.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Predicts from config.json alone whether llama.cpp converts a model correctly, so that `plan` can warn before the
 training and `export-gguf` can refuse with the same words.
 
-The converter's registry says which architectures have a class. It takes some models into it whose layers it cannot
-name, or that llama.cpp computes in another way. Each was found by converting a tiny model of the type and comparing its
-logits with transformers' (llama-cpp-python 0.3.36, transformers 5.23); tests/model/test_convertible.py does so.
+The converter's registry lists the architectures that have a class. It accepts some models whose layers it cannot name,
+or that llama.cpp computes differently. We found each of them by converting a tiny model of the type and comparing its
+logits with those of transformers (llama-cpp-python 0.3.36, transformers 5.23), as tests/model/test_convertible.py does.
 """
 
 from __future__ import annotations
@@ -16,13 +16,14 @@ from skill_train.model.convertible import architectures as llama_architectures
 
 Config = Mapping[str, Any]
 
-# What transformers 5 writes, and what the converter knows: architectures, and kinds of layers of Granite's hybrids.
+# Names that transformers 5 writes, and the converter's names for them: architectures, and layer types of Granite's
+# hybrids.
 RENAMED = {"MptForCausalLM": "MPTForCausalLM"}
 LAYERS = {"linear_attention": "mamba", "full_attention": "attention"}
 
 
-# Architectures whose sliding window llama.cpp computes with, and those that it computes without theirs: also Phi-3,
-# whose files hold the number. Found on texts of six windows' length, as the same test does.
+# Architectures whose sliding window llama.cpp uses, and those whose window it ignores, including Phi-3, although its
+# files contain the number. Found with texts of six windows' length, as the same test does.
 WINDOWED = frozenset(
     f"{name}ForCausalLM" for name in ("Cohere2", "Exaone4", "ExaoneMoe", "GptOss", "GraniteSWA", "Olmo3")
 ) | {f"{name}For{task}" for name in ("Gemma2", "Gemma3", "Gemma4") for task in ("CausalLM", "ConditionalGeneration")}
@@ -31,7 +32,8 @@ WINDOW_LEFT_OUT = frozenset(
     for name in ("Mistral", "Mixtral", "Ministral3", "Qwen2", "Qwen2Moe", "Qwen3", "Qwen3Moe", "SmolLM3", "Phi3")
 ) | {"Starcoder2ForCausalLM", "Dots1ForCausalLM"}
 
-# Their classes of the converter read no other vocabulary (set_vocab in conversion/{gemma,nemotron,ernie,minicpm}.py).
+# The converter's classes for these read no other vocabulary (set_vocab in
+# conversion/{gemma,nemotron,ernie,minicpm}.py).
 PIECES_ALONE = frozenset(
     f"{name}ForCausalLM"
     for name in ("Gemma", "Gemma2", "Nemotron", "Ernie4_5_", "Ernie4_5", "Ernie4_5_Moe", "MiniCPM3")
@@ -47,9 +49,9 @@ def why_not(
     """Why llama.cpp cannot compute this model; None if no reason is known.
 
     Args:
-        text: the part of `config` that describes the text decoder, which may be all of it.
+        text: the part of `config` that describes the text decoder, which may be the whole config.
         architectures: the architectures of the converter's registry.
-        files: the names beside config.json; None when they are not known.
+        files: the file names beside config.json; None if they are unknown.
     """
     name = architecture(text, config)
     if name is None:
@@ -59,27 +61,29 @@ def why_not(
     if files is not None and name in PIECES_ALONE and "tokenizer.model" not in files:
         return f"llama.cpp's converter reads the vocabulary of {name} from tokenizer.model, which is not there"
     rules = _COMPUTED_OTHERWISE.get(name, ()) + (_ACTIVATION,) * (name in _SILU)
-    return next((reason for is_one, reason in rules if is_one(text)), None)
+    return next((reason for applies, reason in rules if applies(text)), None)
 
 
 def unread_window_told(window: int, name: str, longest: int = 0) -> str:
     """The warning for a model whose sliding window llama.cpp does not use, or is not known to use.
 
     Args:
-        window: tokens that a layer sees.
+        window: the tokens that a layer sees.
         name: the architecture.
-        longest: tokens of the longest text that is trained on.
+        longest: the tokens of the longest training text.
     """
     beyond = f"from a GGUF file, a text of more than {window:,} tokens"
     if name in WINDOW_LEFT_OUT:
-        told = f"llama.cpp computes {name} without its sliding window: {beyond} gets other answers than from the model"
+        warning = (
+            f"llama.cpp computes {name} without its sliding window: {beyond} gets other answers than from the model"
+        )
     else:
-        told = f"llama.cpp is not known to compute {name} with its sliding window: {beyond} may get other answers"
-    return f"{told}; max_length {longest:,} trains on such texts" if longest > window else told
+        warning = f"llama.cpp is not known to compute {name} with its sliding window: {beyond} may get other answers"
+    return f"{warning}; max_length {longest:,} trains on such texts" if longest > window else warning
 
 
 def architecture(text: Config, config: Config) -> str | None:
-    """The name that the converter looks up: that of the text part, if it has its own.
+    """The name that the converter looks up: the name of the text part if it has one, else that of the model.
 
     Source: get_model_architecture in llama.cpp's conversion/base.py.
     """
@@ -104,8 +108,9 @@ def _is_sequential_falcon(config: Config) -> bool:
 
 
 def _is_scaled_otherwise(config: Config) -> bool:
-    """Gemma 2 and 3 scale attention by `query_pre_attn_scalar`; llama.cpp by the width of a head, and in the 27B models
-    by the width of the model over its heads. Both names are left out where they are 256."""
+    """Whether llama.cpp scales the attention of Gemma 2 or 3 differently. They scale by `query_pre_attn_scalar`.
+    llama.cpp scales by the width of a head, and in the 27B models by the width of the model over its heads. A config
+    leaves both keys out if they are 256."""
     heads, width = config.get("num_attention_heads"), config.get("hidden_size")
     allowed = [config.get("head_dim", 256), width / heads if heads and width else None]
     return config.get("query_pre_attn_scalar", 256) not in allowed
@@ -150,7 +155,7 @@ _AS_MANY_HEADS = (
     lambda config: config.get("num_key_value_heads") not in (None, config.get("num_attention_heads")),
     "llama.cpp takes as many heads of keys as of queries for this family, and this one has fewer (num_key_value_heads)",
 )
-# Architecture: what to look for in its config.json, and what then stops it.
+# For each architecture, conditions on its config.json, and why a model that meets one cannot be converted.
 _COMPUTED_OTHERWISE: dict[str, tuple[tuple[Callable[[Config], bool], str], ...]] = {
     "BambaForCausalLM": (
         (

@@ -1,10 +1,11 @@
 """Predicts before the training whether llama.cpp's converter can write the vocabulary of a model folder.
 
-Of a byte-level BPE the converter must know how text is split before its merges. It knows that by a hash of the ids of
-one text, and refuses every tokenizer whose hash is not on its list: one that was trained or extended at home.
+For a byte-level BPE the converter must know how text is split before the merges. It recognises that by a hash of the
+ids of one text. It refuses every tokenizer whose hash is not on its list, such as one that the user trained or
+extended.
 
-Source: get_vocab_base_pre in conversion/base.py of llama.cpp, and set_vocab of each class beside it, as they lie in the
-source distribution of llama-cpp-python 0.3.36. Tests compare list and text with the converter in the cache.
+Source: get_vocab_base_pre in conversion/base.py of llama.cpp, and set_vocab of each class beside it, from the source
+distribution of llama-cpp-python 0.3.36. Tests compare list and text with the converter in the cache.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ TEXT = (
     "\u0430\u0440\u0441\u043a\u0438 ''''''```````\"\"\"\"......!!!!!!?????? I've been 'told he"
     "'s there, 'RE you sure? 'M not sure I'll make it, 'D you like some tea? We'Ve a'lL"
 )
-DIGITS = 16  # of a hash: enough to tell them apart
+DIGITS = 16  # of a hash, which are enough to distinguish them
 KNOWN = frozenset(
     [
         "049ecf7629871e30", "0876d13b50744004", "0a766d034107bc73", "0e9433cbbb161f89", "0ef9807a4087ebef",
@@ -51,7 +52,7 @@ KNOWN = frozenset(
         "f241072145675bf8", "f4f37b6c8eb9ea29", "f6791d196f87ce6b", "f728162c1315c26e", "fcace8b9cac38ce8",
     ]
 )  # fmt: skip
-# Classes that read no hash, or that fall back on something else without one.
+# Classes that use no hash, or that have another way without one.
 _OTHERWISE = frozenset(
     [
         *("MptForCausalLM", "MPTForCausalLM", "KimiLinearForCausalLM", "HunYuanMoEV1ForCausalLM", "JambaForCausalLM"),
@@ -59,7 +60,7 @@ _OTHERWISE = frozenset(
         *("Gemma4AssistantForCausalLM", "Gemma4UnifiedAssistantForCausalLM"),
     ]
 )
-# Of set_vocab in conversion/llama.py: a tokenizer.json of pieces stands in for tokenizer.model.
+# Classes that accept a tokenizer.json of pieces instead of tokenizer.model (set_vocab in conversion/llama.py).
 _LLAMA = (
     frozenset(
         f"{name}ForCausalLM"
@@ -100,41 +101,41 @@ def _says_gpt2(folder: Path) -> bool:
 def _read(file: Path) -> JsonObject:
     """The JSON object in a file; empty if the file is missing or broken, which is reported elsewhere."""
     try:
-        said = foreign_json(file) if file.is_file() else {}
+        document = foreign_json(file) if file.is_file() else {}
     except UsageError:
         return {}
-    return said if isinstance(said, dict) else {}
+    return document if isinstance(document, dict) else {}
 
 
-def _is_of_pieces(said: JsonObject) -> bool:
-    """Source: LlamaHfVocab in gguf-py/gguf/vocab.py."""
-    model = said.get("model")
+def _is_of_pieces(tokenizer: JsonObject) -> bool:
+    """Whether tokenizer.json has a vocabulary of pieces. Source: LlamaHfVocab in gguf-py/gguf/vocab.py."""
+    model = tokenizer.get("model")
     return isinstance(model, dict) and model.get("type") == "BPE" and bool(model.get("byte_fallback"))
 
 
 def _hashes(folder: Path) -> Iterator[str]:
-    """Those that the converter could make of the text, with and without the tokens that a tokenizer puts around it.
+    """The hashes that the converter could compute for the text, with and without the tokens that a tokenizer adds.
 
-    Nothing where the library that reads the file is not installed, or cannot read it, which is told elsewhere.
+    Yields nothing if the library that reads the file is missing or cannot read it, which is reported elsewhere.
     """
     try:
         from tokenizers import Tokenizer
 
         tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
         ids = [tokenizer.encode(TEXT, add_special_tokens=put).ids for put in (True, False)]
-    except BaseException as error:  # for a broken file the library raises what it likes, also Rust's panics
+    except BaseException as error:  # for a broken file the library raises many classes, also Rust's panics
         if isinstance(error, KeyboardInterrupt | SystemExit):
             raise
         return
     around = _around(folder, tokenizer)
-    for one in [*ids, *([*first, *ids[1], *last] for first in around for last in around)]:
-        yield sha256(str(one).encode()).hexdigest()[:DIGITS]
+    for sequence in [*ids, *([*first, *ids[1], *last] for first in around for last in around)]:
+        yield sha256(str(sequence).encode()).hexdigest()[:DIGITS]
 
 
 def _around(folder: Path, tokenizer: Any) -> list[list[int]]:
-    """Nothing, and each token that tokenizer_config.json names as the first or last of a text."""
-    said = _read(folder / "tokenizer_config.json")
-    named = [said.get(key) for key in ("bos_token", "eos_token")]
-    texts = [one.get("content") if isinstance(one, dict) else one for one in named]
-    found = [tokenizer.token_to_id(text) for text in texts if isinstance(text, str)]
-    return [[], *([number] for number in found if number is not None)]
+    """An empty sequence, and one for each token that tokenizer_config.json adds at the start or the end of a text."""
+    config = _read(folder / "tokenizer_config.json")
+    named = [config.get(key) for key in ("bos_token", "eos_token")]
+    texts = [token.get("content") if isinstance(token, dict) else token for token in named]
+    numbers = [tokenizer.token_to_id(text) for text in texts if isinstance(text, str)]
+    return [[], *([number] for number in numbers if number is not None)]
