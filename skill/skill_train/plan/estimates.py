@@ -18,18 +18,18 @@ from skill_train.facts import MachineFacts, ModelFacts
 from skill_train.plan.places import QUANTS, Candidate
 from skill_train.run.plan_record import Estimate, EstimatePart, Estimates, FileEstimate, Offer, Prices
 
-OFFERS = 5  # flavors that a plan lists beside the one it takes
+OFFERS = 5  # flavors that a plan lists in addition to the chosen one
 
 
 def estimates(
     model: ModelFacts, machine: MachineFacts, chosen: Candidate, cloud: list[Candidate], *, context: int, plain: bool
 ) -> Estimates:
-    """Memory, time and money of training, what the steps after it need, and each quantized file on this machine.
+    """The memory, time and cost of training, the needs of the later steps, and each quantized file on this machine.
 
     Args:
-        chosen: where the plan trains.
-        context: tokens of the cache of keys and values.
-        plain: the adapter is A and B alone.
+        chosen: the place where the plan trains.
+        context: the tokens of the cache of keys and values.
+        plain: the adapter consists of A and B only.
     """
     step = chosen.fit.step
     adapter = 0 if step.full else adapter_parameters(model, step.target_modules, step.lora_r, dora=step.dora)
@@ -72,7 +72,7 @@ def _offers(cloud: list[Candidate]) -> list[Offer]:
 
 
 def _prices(cloud: list[Candidate]) -> Prices | None:
-    """The source and the date of the prices; None if no flavor is offered."""
+    """The source and the date of the prices; None if there is no flavor."""
     flavor = next((candidate.flavor for candidate in cloud if candidate.flavor is not None), None)
     return None if flavor is None else Prices(flavor.source, flavor.read_at)
 

@@ -17,8 +17,8 @@ from skill_train.run import plan_record
 from skill_train.run.folder import RunDir, require_unused
 from skill_train.run.plan_record import Plan
 
-_LARGEST_BYTES = 10_000_000  # a plan takes 20 kB; what is larger is something else
-_BEGUN = ("train.log", "environment.json", "train.json")  # training, from here or alone, writes one of them early
+_LARGEST_BYTES = 10_000_000  # a plan has 20 kB; a larger file is something else
+_BEGUN = ("train.log", "environment.json", "train.json")  # any training writes one of these early
 
 
 def is_plan(path: Path) -> bool:
@@ -32,10 +32,10 @@ def is_plan(path: Path) -> bool:
 
 
 def read_unchanged_plan(path: Path, options: Mapping[str, object], where: str = "local") -> Plan:
-    """A plan from a file, if its model and data have not changed: for this machine, or for the cloud.
+    """A plan from a file, for this machine or for the cloud, if its model and data have not changed.
 
     Raises:
-        UsageError: something else was said beside it, it is for another place or machine, it was edited, or its
+        UsageError: an option would change the plan, the plan is for another place or machine, it was edited, or its
             inputs have changed.
     """
     others = [f"--{key.replace('_', '-')}" for key, value in options.items() if value is not None]
@@ -43,10 +43,10 @@ def read_unchanged_plan(path: Path, options: Mapping[str, object], where: str = 
     if others:
         hint = f"make another plan with {others[0]}, or leave {others[0]} out"
         raise UsageError(f"{path} is a plan, and {others[0]} would change it", code="bad_usage", hint=hint)
-    made = plan_record.read(path)
-    _check_given(path, made, where, again)
-    require_same_inputs(path, made, again)
-    return made
+    plan = plan_record.read(path)
+    _check_usable(path, plan, where, again)
+    require_same_inputs(path, plan, again)
+    return plan
 
 
 def require_same_inputs(path: Path, plan: Plan, hint: str) -> None:
@@ -54,7 +54,7 @@ def require_same_inputs(path: Path, plan: Plan, hint: str) -> None:
     revisions.
 
     Raises:
-        UsageError: the model or the data here are not those that the plan was made for.
+        UsageError: the model or the data here differ from those of the plan.
     """
     changed = [key for key, now in _fingerprints(plan.recipe).items() if now != plan.fingerprints.get(key)]
     if changed:
@@ -67,34 +67,34 @@ def require_same_inputs(path: Path, plan: Plan, hint: str) -> None:
         )
 
 
-def _check_given(path: Path, made: Plan, where: str, again: str) -> None:
-    if where == "local" and made.where != "local":
+def _check_usable(path: Path, plan: Plan, where: str, again: str) -> None:
+    if where == "local" and plan.where != "local":
         raise UsageError(
-            f"{path} is a plan for the cloud ({made.flavor})",
+            f"{path} is a plan for the cloud ({plan.flavor})",
             code="cloud_plan",
             expected="a plan for this machine",
-            got=made.where,
+            got=plan.where,
             hint=f"skill-train submit {shlex.quote(str(path))}; or {again} --where local",
         )
-    there, this = made.facts.machine.chip, read.read_machine().chip
+    there, this = plan.facts.machine.chip, read.read_machine().chip
     if where == "local" and there != this:
         raise UsageError(
             f"{path} was planned on another machine", code="outdated_plan", expected=there, got=this, hint=again
         )
-    if fields.recipe_hash(made.recipe.as_dict(), made.fingerprints) != made.recipe_hash:
+    if fields.recipe_hash(plan.recipe.as_dict(), plan.fingerprints) != plan.recipe_hash:
         raise UsageError(
             f"the recipe in {path} was edited after planning",
             code="outdated_plan",
-            expected=f"recipe_hash {made.recipe_hash[:12]}…",
+            expected=f"recipe_hash {plan.recipe_hash[:12]}…",
             hint=again,
         )
 
 
 def _fingerprints(planned: ResolvedRecipe) -> dict[str, str | None]:
     """The fingerprints of local inputs; None for inputs on the Hub, which have a revision."""
-    known = {key: value for key, value in planned.as_dict().items() if value is not None}
+    stated = {key: value for key, value in planned.as_dict().items() if value is not None}
     folder = Path(planned.model)
-    data = scan.scan(fields.from_dict(known)).fingerprint if Path(planned.data).exists() else None
+    data = scan.scan(fields.from_dict(stated)).fingerprint if Path(planned.data).exists() else None
     return {"model": model.fingerprint(folder) if folder.is_dir() else None, "data": data}
 
 
@@ -102,9 +102,9 @@ def require_free(out: Path) -> None:
     """Allows only a plan to be overwritten, but not the plan of a run."""
     of_run = any((out.parent / name).exists() for name in ("train.json", "adapter", "checkpoints"))
     if out.exists() and (of_run or not is_plan(out)):
-        what = "is the plan of a run" if of_run and is_plan(out) else "exists and is not a plan"
+        state = "is the plan of a run" if of_run and is_plan(out) else "exists and is not a plan"
         raise UsageError(
-            f"{out} {what}",
+            f"{out} {state}",
             code="output_exists",
             expected="a new file, or a plan to replace",
             got=str(out),
@@ -117,7 +117,7 @@ def require_own_folder(run: RunDir, plan: Plan) -> None:
     accepted, because `plan --out` may write there.
 
     Raises:
-        UsageError: such files are there, or they are the base model.
+        UsageError: the folder has such files, or is the folder of the base model.
     """
     if run.plan.is_file() and any((run.path / name).exists() for name in _BEGUN):
         return
@@ -130,10 +130,10 @@ def require_own_folder(run: RunDir, plan: Plan) -> None:
         )
     own = []
     if run.plan.is_file():
-        kept = plan_record.read(run.plan)
-        wrote = fields.to_yaml(kept.recipe_file()).encode()
+        existing = plan_record.read(run.plan)
+        wrote = fields.to_yaml(existing.recipe_file()).encode()
         if run.recipe.is_file() and run.recipe.read_bytes() == wrote:
-            own = ["plan.json", "recipe.yaml"]  # a start that was killed
-        elif kept.recipe_hash == plan.recipe_hash:
+            own = ["plan.json", "recipe.yaml"]  # an earlier start was killed
+        elif existing.recipe_hash == plan.recipe_hash:
             own = ["plan.json"]
     require_unused(run, *own)

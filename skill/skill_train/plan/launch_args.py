@@ -1,6 +1,6 @@
 """How the processes of a plan are started: arguments and environment of `accelerate launch`. Pure.
 
-One process is started as it is, with neither. Versions: accelerate 1.15, torch 2.13, PEFT 0.21.
+A single process is started without both. Versions: accelerate 1.15, torch 2.13, PEFT 0.21.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from skill_train.core.errors import DecisionNeeded
 from skill_train.facts import MachineFacts
 from skill_train.run.plan_record import Launch, Placement, Reason
 
-SHUTDOWN_SECONDS = 600  # to finish a step and write a checkpoint after Ctrl-C; torchrun's own 30 cut long steps off
+SHUTDOWN_SECONDS = 600  # time after Ctrl-C for a step and a checkpoint; torchrun's 30 would cut long steps off
 
 _GUIDE = "the user's guide, NCCL tuning for PCIe"
 
@@ -20,12 +20,12 @@ def launch(placement: Placement, machine: MachineFacts, *, four_bit: bool = Fals
     """`arguments` (of `accelerate launch`, before the program), `environment`, and `reasons` for both.
 
     Args:
-        placement: of the plan; `strategy`, `num_processes`, `device`, `threads` and `offload` are read.
-        machine: where it will run: this machine, or what a flavor promises.
+        placement: the placement of the plan; `strategy`, `num_processes`, `device`, `threads` and `offload` are read.
+        machine: the machine that it will run on: this one, or the description of a flavor.
         four_bit: the base is quantized while it is loaded (QLoRA).
 
     Raises:
-        DecisionNeeded: more processes than devices, or FSDP off CUDA.
+        DecisionNeeded: there are more processes than devices, or FSDP is used without CUDA.
     """
     if placement.strategy == "single":
         return Launch()
@@ -59,7 +59,7 @@ def _check_devices(placement: Placement, machine: MachineFacts) -> None:
 
 
 def _common(placement: Placement, machine: MachineFacts, reasons: list[Reason]) -> list[str]:
-    """The arguments that DDP and FSDP share. All are given, so that the user's default_config.yaml has no influence."""
+    """The arguments that DDP and FSDP share. All are set, so that the user's default_config.yaml has no influence."""
     processes = placement.num_processes
     threads = placement.threads or max(1, machine.cores // processes)
     why = "each GPU" if placement.device == "cuda" else "each share of the cores"
@@ -83,7 +83,8 @@ def _common(placement: Placement, machine: MachineFacts, reasons: list[Reason]) 
 
 
 def _fsdp(placement: Placement, four_bit: bool, reasons: list[Reason]) -> list[str]:
-    """Parameters shared out over the GPUs, by whole transformer layers, as PEFT and transformers document it for LoRA.
+    """The arguments that divide parameters among the GPUs by whole transformer layers, as PEFT and transformers
+    document it for LoRA.
 
     Sources: transformers docs, "FSDP2" (v5.13, read 2026-11-21); PEFT examples/sft/configs/fsdp_config.yaml and
     fsdp_config_qlora.yaml. The layer class is not named: PEFT reads it from the model (`_no_split_modules`).
@@ -117,8 +118,9 @@ def _fsdp(placement: Placement, four_bit: bool, reasons: list[Reason]) -> list[s
 
 
 def _environment(placement: Placement, machine: MachineFacts, reasons: list[Reason]) -> dict[str, str]:
-    """Left out of the user's guide: NCCL_SOCKET_IFNAME=eth0, which is the name of the network in its cloud image. The
-    GPUs of one machine do not talk over a network, and where no eth0 is, NCCL ends with an error."""
+    """The environment of the processes. It leaves out NCCL_SOCKET_IFNAME=eth0 of the user's guide, which names the
+    network of that guide's cloud image. The GPUs of one machine do not use a network, and without an eth0 NCCL
+    fails."""
     values = {"PET_SHUTDOWN_TIMEOUT": str(SHUTDOWN_SECONDS)}
     why = {"PET_SHUTDOWN_TIMEOUT": "seconds to finish the step and save after Ctrl-C, before processes are killed"}
     if placement.device == "cuda":
@@ -130,7 +132,8 @@ def _environment(placement: Placement, machine: MachineFacts, reasons: list[Reas
                 "NCCL_BUFFSIZE": "PCIe: buffers of 16 MB instead of 4, fewer and larger transfers",
                 "NCCL_IB_DISABLE": "one machine: InfiniBand is not looked for",
             }
-            # GeForce 40: no direct access with drivers before 550.40.07; accelerate sees to it, unless it is set.
+            # GeForce 40 has no direct access with drivers before 550.40.07. accelerate sets the variables, unless they
+            # are set.
             if not any("RTX 40" in gpu.name for gpu in machine.gpus):
                 values["NCCL_P2P_DISABLE"], why["NCCL_P2P_DISABLE"] = "0", "GPUs read from each other where they can"
     for name, value in values.items():

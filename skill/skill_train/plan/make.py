@@ -32,12 +32,12 @@ from skill_train.recipe.formats import BARE, for_model
 from skill_train.recipe.resolved import ResolvedRecipe
 from skill_train.run.plan_record import Blocker, Facts, Plan, Policy, Reason
 
-EPOCHS = ((500, 3.0), (1000, 2.0))  # passes below so many rows; references/training_methods.md
+EPOCHS = ((500, 3.0), (1000, 2.0))  # the epochs for fewer than so many rows; references/training_methods.md
 _WHY_SDPA = "torch's own fused kernels; eager where the model has none"
-MOST_ROWS_FED = 10**9  # their order takes 8 bytes for each
+MOST_ROWS_FED = 10**9  # the order of the rows takes 8 bytes for each
 
-# Vision models that AutoModelForCausalLM, and so train.py, loads for their text (transformers 5.23,
-# MODEL_FOR_CAUSAL_LM_MAPPING_NAMES). It refuses all others.
+# Vision models whose text part AutoModelForCausalLM, and so train.py, can load (transformers 5.23,
+# MODEL_FOR_CAUSAL_LM_MAPPING_NAMES). It refuses all other vision models.
 TEXT_OF_VISION = ("fuyu", "gemma3", "gemma3n", "gemma4", "git", "llama4", "mllama", "phi4_multimodal", "qwen3_5")
 
 
@@ -57,8 +57,8 @@ def make_plan(
         calibrations: measured speeds of this machine, by dtype.
 
     Raises:
-        UsageError: the recipe asks for something that this model cannot do, or names no flavor.
-        DecisionNeeded: a choice that is not safe was asked for.
+        UsageError: the recipe requests something that this model cannot do, or the named flavor does not exist.
+        DecisionNeeded: an unsafe choice was requested.
     """
     choices = with_precision(choices, pure_bf16=recipe.pure_bf16)
     model, machine = facts.model, facts.machine
@@ -69,14 +69,15 @@ def make_plan(
     here = places.local_candidate(workload, machine, choices, probe, calibrations or {})
     cloud = places.flavors(workload, offered, choices)
     counted = dataset.tokens is not None and dataset.tokens.counted
-    said = {"sensitive": recipe.sensitive, "counted": counted}
-    decision = rubric.decide(resolved, model=model, here=here, choices=choices, **said)
+    decision = rubric.decide(
+        resolved, sensitive=recipe.sensitive, model=model, here=here, choices=choices, counted=counted
+    )
     chosen = here if decision.where == "local" else _flavor(cloud, offered, choices)
-    taken = chosen or here
-    reasons = [rule.as_reason() for rule in decision.fired] + reasons + _placed(resolved, model, taken, choices)
-    backend = "local" if taken.flavor is None else "hf_jobs"
-    placed = placement(resolved, taken.machine, taken.fit, backend, recipe.report_to)
-    started = launch(placed, taken.machine, four_bit=resolved.load_in_4bit)
+    place = chosen or here
+    reasons = [rule.as_reason() for rule in decision.fired] + reasons + _placed(resolved, model, place, choices)
+    backend = "local" if place.flavor is None else "hf_jobs"
+    placed = placement(resolved, place.machine, place.fit, backend, recipe.report_to)
+    started = launch(placed, place.machine, four_bit=resolved.load_in_4bit)
     fingerprints = {"model": model.fingerprint, "data": dataset.fingerprint}
     return Plan(
         where=decision.where,
@@ -87,10 +88,10 @@ def make_plan(
         policy=Policy(**{key: getattr(recipe, key) for key in POLICY}),
         placement=placed,
         launch=started,
-        flavor=taken.flavor.name if taken.flavor else None,
-        timeout_seconds=places.timeout_seconds(taken.seconds, choices.max_hours) if taken.flavor else None,
+        flavor=place.flavor.name if place.flavor else None,
+        timeout_seconds=places.timeout_seconds(place.seconds, choices.max_hours) if place.flavor else None,
         blockers=_unread(model) + _blockers(decision.where, chosen, here, cloud) + _too_slow(chosen, choices),
-        estimates=estimates(model, machine, taken, cloud, context=resolved.max_length, plain=_is_plain(resolved)),
+        estimates=estimates(model, machine, place, cloud, context=resolved.max_length, plain=_is_plain(resolved)),
         facts=Facts(model, dataset, machine),
         reasons=reasons + started.reasons,
     )
@@ -108,19 +109,19 @@ def wants_probe(machine: MachineFacts, model: ModelFacts, choices: Choices) -> b
 def _flavor(cloud: list[Candidate], offered: tuple[Flavor, ...], choices: Choices) -> Candidate | None:
     if choices.flavor is None:
         return places.cheapest(cloud, choices.max_hours)
-    found = next((candidate for candidate in cloud if candidate.name == choices.flavor), None)
-    if found is None:
-        names = [flavor.name for flavor in offered]  # those without a GPU too: they can be named
-        known = choices.flavor in names
-        what = "cannot train in the requested precision" if known else "is no flavor"
+    chosen = next((candidate for candidate in cloud if candidate.name == choices.flavor), None)
+    if chosen is None:
+        names = [flavor.name for flavor in offered]  # includes flavors without a GPU, which the user can name
+        exists = choices.flavor in names
+        reason = "cannot train in the requested precision" if exists else "is no flavor"
         raise UsageError(
-            f"{choices.flavor} {what}{'' if known else nearest(choices.flavor, names)}",
+            f"{choices.flavor} {reason}{'' if exists else nearest(choices.flavor, names)}",
             code="unknown_flavor",
-            expected=", ".join(candidate.name for candidate in cloud) if known else ", ".join(names),
+            expected=", ".join(candidate.name for candidate in cloud) if exists else ", ".join(names),
             got=choices.flavor,
             hint="omit --flavor to get the cheapest machine that fits",
         )
-    return found
+    return chosen
 
 
 def _unread(model: ModelFacts) -> list[Blocker]:
@@ -134,14 +135,16 @@ def _unread(model: ModelFacts) -> list[Blocker]:
 def _blockers(where: str, chosen: Candidate | None, here: Candidate, cloud: list[Candidate]) -> list[Blocker]:
     """The blockers of a plan. Nothing is guessed, so an unknown need is a blocker too."""
     if chosen is None:
-        known = [candidate.problems[0][1] for candidate in cloud if candidate.problems]
-        why = "; ".join(here.unknown.values()) if here.fit.memory is None else known[-1] if known else "none is offered"
+        problems = [candidate.problems[0][1] for candidate in cloud if candidate.problems]
+        why = problems[-1] if problems else "none is offered"
+        if here.fit.memory is None:
+            why = "; ".join(here.unknown.values())
         return [Blocker("no_flavor", f"no flavor of Hugging Face Jobs can run this: {why}")]
-    found = [Blocker(code, message) for code, message in chosen.problems]
+    blockers = [Blocker(code, message) for code, message in chosen.problems]
     if chosen.fit.memory is None:
         message = chosen.unknown.get("seconds", "the model's shape is unknown")
-        found.append(Blocker("unknown_memory", f"what {where} training needs is unknown: {message}"))
-    return found
+        blockers.append(Blocker("unknown_memory", f"what {where} training needs is unknown: {message}"))
+    return blockers
 
 
 def _too_slow(chosen: Candidate | None, choices: Choices) -> list[Blocker]:
@@ -158,45 +161,45 @@ def _too_slow(chosen: Candidate | None, choices: Choices) -> list[Blocker]:
     return [Blocker("too_slow", message)]
 
 
-def _placed(resolved: ResolvedRecipe, model: ModelFacts, taken: Candidate, choices: Choices) -> list[Reason]:
+def _placed(resolved: ResolvedRecipe, model: ModelFacts, place: Candidate, choices: Choices) -> list[Reason]:
     """The reasons for the placement."""
-    fit, reasons = taken.fit, list[Reason]()
+    fit, reasons = place.fit, list[Reason]()
     step, effective = fit.step, resolved.effective_batch_size
-    best = f"the best of {taken.machine.chip}"
-    if "device" in taken.machine.unknown:
-        best += f" ({taken.machine.unknown['device']})"
+    best = f"the best of {place.machine.chip}"
+    if "device" in place.machine.unknown:
+        best += f" ({place.machine.unknown['device']})"
     _because(reasons, "device", step.device, "asked for" if choices.device else best, "machine")
-    _because(reasons, "dtype", step.dtype, taken.dtype_because, "references/local_training.md")
+    _because(reasons, "dtype", step.dtype, place.dtype_because, "references/local_training.md")
     _because(reasons, "attn_implementation", "sdpa", _WHY_SDPA, "transformers")
-    known = taken.machine.memory_bytes if has_device(taken.machine, step.device) else None
-    memory = "an unknown amount of" if known is None else f"{gigabytes(known, 0)} of"
+    capacity = place.machine.memory_bytes if has_device(place.machine, step.device) else None
+    memory = "an unknown amount of" if capacity is None else f"{gigabytes(capacity, 0)} of"
     why = f"{memory} {step.device} memory; the effective batch stays {effective}"
     why += "" if fit.quicker is None else f"; {fit.quicker}"
     why += "" if fit.proof is None else f"; {fit.proof}"
     _because(reasons, "batch", split_of(fit), why, "references/local_training.md")
-    _because(reasons, "gradient_checkpointing", step.checkpointing, _why_checkpointing(taken), "estimate")
+    _because(reasons, "gradient_checkpointing", step.checkpointing, _why_checkpointing(place), "estimate")
     if fit.strategy != "single":
         why = "one GPU holds the model" if fit.strategy == "ddp" else "one GPU does not hold the model"
         _because(reasons, "strategy", fit.strategy + " with offload" * step.offload, why, "Hardware guide: DDP or FSDP")
     if model.convertible is False:
         _because(reasons, "convertible", False, f"{model.not_convertible}: no GGUF", "llama.cpp")
-    if taken.flavor is not None and taken.cost is not None:
-        why = "asked for" if choices.flavor else _why_flavor(taken, choices.max_hours)
-        _because(reasons, "flavor", taken.name, f"{why}: {taken.cost.basis}", taken.flavor.source)
+    if place.flavor is not None and place.cost is not None:
+        why = "asked for" if choices.flavor else _why_flavor(place, choices.max_hours)
+        _because(reasons, "flavor", place.name, f"{why}: {place.cost.basis}", place.flavor.source)
     return reasons
 
 
-def _why_flavor(taken: Candidate, max_hours: float) -> str:
-    if places.in_hours(taken, max_hours):
+def _why_flavor(place: Candidate, max_hours: float) -> str:
+    if places.in_hours(place, max_hours):
         return f"the cheapest that fits and ends within {max_hours:g} h"
     return f"the fastest that fits; none is sure to end within {max_hours:g} h"
 
 
-def _why_checkpointing(taken: Candidate) -> str:
-    memory, usable = taken.fit.memory, taken.fit.usable_bytes
+def _why_checkpointing(place: Candidate) -> str:
+    memory, usable = place.fit.memory, place.fit.usable_bytes
     if memory is None or usable is None:
         return "memory need or memory unknown: the careful choice"
-    how = "with" if taken.fit.step.checkpointing else "without"
+    how = "with" if place.fit.step.checkpointing else "without"
     return f"up to {gigabytes(memory.high, 2)} {how} it, {gigabytes(usable)} usable"
 
 
@@ -217,9 +220,9 @@ def _resolve(recipe: Recipe, model: ModelFacts, dataset: DatasetFacts, reasons: 
     values |= _tuning(recipe, model, reasons)
     rows = dataset.rows - _held_out(dataset.rows, recipe)
     if recipe.max_steps is None:
-        passes, said, source = _epochs(recipe, dataset.rows)
+        passes, passes_text, source = _epochs(recipe, dataset.rows)
         values["max_steps"] = max(1, math.ceil(round(rows * passes, 6) / recipe.effective_batch_size))
-        why = f"{rows} training rows x {said} / {recipe.effective_batch_size} rows a step"
+        why = f"{rows} training rows x {passes_text} / {recipe.effective_batch_size} rows a step"
         _because(reasons, "max_steps", values["max_steps"], why, source)
     elif rows:
         epochs = recipe.max_steps * recipe.effective_batch_size / rows
@@ -239,8 +242,8 @@ def _resolve(recipe: Recipe, model: ModelFacts, dataset: DatasetFacts, reasons: 
 
 
 def _epochs(recipe: Recipe, rows: int) -> tuple[float, str, str]:
-    """Passes over the data, as the reason says them, and its source. Few rows make few steps, so each is read more
-    often."""
+    """The passes over the data, the same as a text, and the source. With few rows each row is read more often, because
+    otherwise there would be few steps."""
     if recipe.num_train_epochs is not None:
         return recipe.num_train_epochs, f"{recipe.num_train_epochs:g} epochs", "recipe"
     below, epochs = next(((below, times) for below, times in EPOCHS if rows < below), (None, 1.0))
@@ -249,9 +252,9 @@ def _epochs(recipe: Recipe, rows: int) -> tuple[float, str, str]:
 
 
 def least_steps(recipe: ResolvedRecipe) -> int:
-    """Steps below which a training can hardly teach, a rule of thumb that nobody measured: AdamW goes by the mean of
-    1 / (1 - adam_beta1) gradients, and ends before that mean is one; while the learning rate warms up, a step is a
-    part of one."""
+    """The least steps with which a training can teach something, by a rule of thumb that nobody measured. AdamW uses
+    the mean of 1 / (1 - adam_beta1) gradients, so fewer steps end before that mean is complete. While the learning rate
+    warms up, a step counts only in part."""
     return int(recipe.warmup_steps + math.ceil(round(1 / (1 - recipe.adam_beta1), 6)))
 
 
@@ -269,8 +272,8 @@ def few_steps(recipe: ResolvedRecipe, steps: int) -> str | None:
 def _asked(recipe: Recipe, resolved: Mapping[str, object]) -> dict[str, object]:
     """The user's original values of fields that were resolved, so that they can be resolved again for other data or
     another model."""
-    said = {key: value for key, value in dataclasses.asdict(recipe).items() if key not in POLICY}
-    return {key: value for key, value in said.items() if key not in resolved or value != resolved[key]}
+    values = {key: value for key, value in dataclasses.asdict(recipe).items() if key not in POLICY}
+    return {key: value for key, value in values.items() if key not in resolved or value != resolved[key]}
 
 
 def _require_feedable(steps: int, recipe: Recipe) -> None:
@@ -287,8 +290,8 @@ def _require_feedable(steps: int, recipe: Recipe) -> None:
 
 
 def _tuning(recipe: Recipe, model: ModelFacts, reasons: list[Reason]) -> dict[str, object]:
-    """What is trained, and at which rate. Fields that full fine-tuning does not read get fixed values, so that equal
-    runs have equal hashes.
+    """The fields for the trained weights and the learning rate. Fields that full fine-tuning does not read get fixed
+    values, so that equal runs have equal hashes.
 
     Learning rates: TRL's default for full fine-tuning, 2e-5, and ten times that for adapters (TRL docs, "LoRA Without
     Regret"; Schulman et al. 2025 measured about that factor).

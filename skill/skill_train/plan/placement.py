@@ -1,6 +1,6 @@
 """Where the steps of a recipe run on one machine: precision, rows at a time, checkpointing, processes. Pure.
 
-What a placement holds may differ from machine to machine; what the recipe holds may not.
+The fields of a placement may differ between machines; the fields of the recipe may not.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from skill_train.facts import DatasetFacts, MachineFacts, ModelFacts, PrecisionP
 from skill_train.recipe.resolved import ResolvedRecipe
 from skill_train.run.plan_record import Placement
 
-PROBE_FROM_PARAMETERS = 100_000_000  # below, a pass is overhead and bf16 saves nothing worth a probe
+PROBE_FROM_PARAMETERS = 100_000_000  # a pass of a smaller model is mostly overhead, and bf16 saves too little
 PROBE_FASTER = 1.1
 PROBE_LOSS_TOLERANCE = 0.005
-_WORTH_IT = 1.3  # times as quick, by the estimate, from which a split is taken that is not the guide's
-# Share of the free memory that a run may take: the rest is for what else runs and for what the estimate leaves out.
+_WORTH_IT = 1.3  # a split replaces the guide's if the estimate says that it is so many times as fast
+# The share of the free memory that a run may use. The rest is for other programs and for what the estimate leaves out.
 HEADROOM = {"cuda": 0.95, "mps": 0.90, "cpu": 0.90}
 
 
@@ -32,9 +32,9 @@ class Choices:
     """The user's choices about the placement. None leaves a choice to the plan; `force` accepts risks.
 
     Attributes:
-        where: `local` or `cloud`; flavor: of Hugging Face Jobs.
-        where_because: why, where --where was not said: the command, or --flavor.
-        max_hours: what a run may take, here or in the cloud.
+        where: `local` or `cloud`; flavor: a flavor of Hugging Face Jobs.
+        where_because: the reason for `where` if the user did not give --where: the command, or --flavor.
+        max_hours: the limit for a run, here or in the cloud.
     """
 
     device: str | None = None
@@ -54,14 +54,14 @@ class Fit:
     """How a recipe fits into the memory of one machine.
 
     Attributes:
-        step: the micro-step at its longest.
-        parts: of the memory of one device, in bytes; `memory` their sum.
-        usable_bytes: what the device has for it; None when that is unknown.
-        processes: one for each GPU in use; strategy: `single`, `ddp` or `fsdp`.
-        fits: the upper estimate lies within `usable_bytes`, or a published run proves it; None when one of both is
-            unknown.
-        proof: the published run, and what it proves to be enough, where the upper estimate alone would not fit.
-        quicker: than which split of the guide's table that fits too, and how much, where that is why it is not taken.
+        step: the longest micro-step.
+        parts: the parts of one device's memory in bytes; `memory`: their sum.
+        usable_bytes: the memory that the device has for the run; None if it is unknown.
+        processes: one for each used GPU; strategy: `single`, `ddp` or `fsdp`.
+        fits: whether the upper estimate is within `usable_bytes`, or a published run proves that it fits; None if one
+            of both numbers is unknown.
+        proof: the published run, and the memory that it proves to be enough, if the upper estimate alone does not fit.
+        quicker: how much faster this split is than the guide's split that also fits, if it replaces that one.
     """
 
     step: MicroStep
@@ -80,7 +80,7 @@ def with_precision(choices: Choices, *, pure_bf16: bool) -> Choices:
     """The choices with the precision that `pure_bf16` of the recipe implies.
 
     Raises:
-        UsageError: another one was asked for.
+        UsageError: another precision was requested.
     """
     if not pure_bf16 or choices.dtype == "bfloat16":
         return choices
@@ -162,8 +162,8 @@ def _cpu_precision(machine: MachineFacts, probe: PrecisionProbe | None, model: M
     return "float32", figures + f" (needs {PROBE_FASTER} times and at most {PROBE_LOSS_TOLERANCE:.1%})"
 
 
-# Rows at a time at most, by device memory, up to a limit in 1e9 bytes: the tables of the user's guide. A GPU has its
-# memory for itself; a Mac shares it with everything else.
+# The most rows at a time by device memory, each up to a limit in 1e9 bytes, from the tables of the user's guide. A GPU
+# has its own memory; a Mac shares its memory with all other programs.
 _ROWS_AT_ONCE: dict[str, tuple[tuple[float, int], ...]] = {
     "mps": ((18, 1), (38, 2), (60, 4), (150, 8), (math.inf, 16)),
     "cuda": ((14, 1), (20, 2), (38, 4), (75, 8), (math.inf, 16)),
@@ -175,8 +175,8 @@ def has_device(machine: MachineFacts, device: str) -> bool:
 
 
 def usable_bytes(machine: MachineFacts, device: str) -> int | None:
-    """What a run may take of the memory that is free now; of all memory on a machine that is not this one. None for a
-    GPU that was not found: the computer's own memory says nothing about it."""
+    """The memory that a run may use: a share of the memory that is free now, or of all memory on another machine. None
+    for a GPU that was not found, because the main memory says nothing about it."""
     if not has_device(machine, device):
         return None
     free = machine.available_bytes if machine.available_bytes is not None else machine.memory_bytes
@@ -187,7 +187,7 @@ def usable_bytes(machine: MachineFacts, device: str) -> int | None:
 
 @dataclass(frozen=True)
 class Workload:
-    """What is to be trained."""
+    """The recipe, the model and the data of a training."""
 
     recipe: ResolvedRecipe
     model: ModelFacts
@@ -195,13 +195,13 @@ class Workload:
 
 
 def fit(workload: Workload, machine: MachineFacts, device: str, dtype: str) -> Fit:
-    """The first layout that fits, from fast to frugal, or a much faster one; the most frugal if none fits."""
+    """The first layout that fits, in the order from fast to frugal, or a much faster one; the last if none fits."""
     model, dataset, usable = workload.model, workload.dataset, usable_bytes(machine, device)
     laid = [_laid(workload, usable, *way) for way in _ways(workload.recipe, model, dataset, machine, device, dtype)]
-    fitting = [one for one in laid if one.fits]
+    fitting = [layout for layout in laid if layout.fits]
     if fitting:
         return _quickest(fitting, model, dataset, machine)
-    careful = (one for one in laid if one.fits is None and one.step.checkpointing)  # with nothing known
+    careful = (layout for layout in laid if layout.fits is None and layout.step.checkpointing)  # nothing is known
     return next(careful, laid[-1])
 
 
@@ -216,7 +216,7 @@ def _laid(workload: Workload, usable: int | None, processes: int, strategy: str,
 
 
 def _proof(step: MicroStep, parts: list[Part], usable: int) -> str | None:
-    """The published run that proves that it fits nevertheless."""
+    """The published run which proves that a layout fits although its upper estimate does not."""
     proven = proven_bytes(step, parts) if step.device == "cuda" else None
     if proven is None or proven[0] > usable:
         return None
@@ -224,19 +224,23 @@ def _proof(step: MicroStep, parts: list[Part], usable: int) -> str | None:
 
 
 def _quickest(fitting: list[Fit], model: ModelFacts, dataset: DatasetFacts, machine: MachineFacts) -> Fit:
-    """The first, as the guide's tables say, or on a GPU of known speed a much quicker one: many rows at a time may need
-    recomputation where fewer do not, and a model of billions keeps a GPU busy with few. Dividing the weights is not a
-    matter of speed."""
+    """The first layout, as in the guide's tables, or a much faster one on a GPU of known speed. Many rows at a time may
+    need recomputation while fewer rows do not, and a model of billions keeps a GPU busy with few rows. Layouts that
+    divide the weights are not compared, because speed is not their purpose."""
     first = fitting[0]
     if first.step.device != "cuda" or first.strategy == "fsdp":
         return first
     tokens = None if dataset.tokens is None else dataset.tokens.mean_cut[1]
-    seconds = [(_step_seconds(one, tokens, model, machine), one) for one in fitting if one.strategy == first.strategy]
-    known = [(each, one) for each, one in seconds if each is not None]
-    if len(known) < len(seconds):
+    seconds = [
+        (_step_seconds(layout, tokens, model, machine), layout)
+        for layout in fitting
+        if layout.strategy == first.strategy
+    ]
+    timed = [(each, layout) for each, layout in seconds if each is not None]
+    if len(timed) < len(seconds):
         return first
-    least, quickest = min(known, key=lambda pair: pair[0])
-    times = known[0][0] / least
+    least, quickest = min(timed, key=lambda pair: pair[0])
+    times = timed[0][0] / least
     if times <= _WORTH_IT:
         return first
     how = "with" if first.step.checkpointing else "without"
@@ -249,20 +253,20 @@ def split_of(laid: Fit) -> str:
 
 
 def _step_seconds(laid: Fit, tokens: float | None, model: ModelFacts, machine: MachineFacts) -> float | None:
-    """Of one step of the optimizer, by the published figures: a calibration knows nothing of small micro-steps. Rows
-    count as long as they are on average: how much padding there would be nobody knows, and it speaks for few rows."""
+    """The seconds of one optimizer step by the published figures, because a calibration has no small micro-steps. Rows
+    count with their mean length. The padding is unknown, and would favour few rows."""
     length = laid.step.length if tokens is None else max(1, min(laid.step.length, math.ceil(tokens)))
-    found = micro_step_seconds(model, replace(laid.step, length=length), machine, None)
-    if found is None:
+    estimate = micro_step_seconds(model, replace(laid.step, length=length), machine, None)
+    if estimate is None:
         return None
-    return found.middle * laid.accumulation + optimizer_seconds(model, laid.step, machine)
+    return estimate.middle * laid.accumulation + optimizer_seconds(model, laid.step, machine)
 
 
 def _ways(
     recipe: ResolvedRecipe, model: ModelFacts, dataset: DatasetFacts, machine: MachineFacts, device: str, dtype: str
 ) -> Iterator[tuple[int, str, MicroStep]]:
-    """Many rows first, without recomputation before with it. Weights are divided among GPUs only when they do not fit
-    into one, and wait in host memory only when nothing else fits. A 4-bit base is not divided."""
+    """The layouts to try: many rows first, and without recomputation before with it. Weights are divided among GPUs
+    only if one GPU cannot hold them, and stay in host memory only if nothing else fits. A 4-bit base is not divided."""
     effective = recipe.effective_batch_size
     gpus = len(machine.gpus) if device == "cuda" else 1
     processes = max(n for n in range(1, max(gpus, 1) + 1) if effective % n == 0)
@@ -305,7 +309,7 @@ def _host_holds(model: ModelFacts, machine: MachineFacts, step: MicroStep) -> bo
 
 
 def _parts(model: ModelFacts, dataset: DatasetFacts, step: MicroStep) -> list[Part] | None:
-    """The upper ends at the longest row that there may be, the lower ends at the shortest estimate of it."""
+    """The parts of the memory: upper ends for the highest estimate of the longest row, lower ends for the lowest."""
     high = training_memory(model, step)
     short = min(step.length, dataset.tokens.longest[0]) if dataset.tokens else step.length
     low = training_memory(model, replace(step, length=max(1, short)))
@@ -329,7 +333,7 @@ def _trained_share(dataset: DatasetFacts) -> float:
     return 1.0 if share is None else share
 
 
-# Which memory is meant.
+# The kind of memory of each device.
 _MEANT = {
     "cuda": "the process's on one GPU, as nvidia-smi shows it",
     "mps": "what Metal's driver holds, and the libraries' resident memory",
@@ -343,8 +347,8 @@ def _basis(step: MicroStep) -> str:
 
 
 def rows_at_once(most: int, device: str, machine: MachineFacts, model: ModelFacts) -> int:
-    """Rows at a time at most, a divisor of `most`: 1 at 8 to 16 GB to 16 at 80 GB. CPUs: small models are bound by
-    overhead and take 8; large ones take 1, where padding would be waste."""
+    """The most rows at a time, a divisor of `most`, from 1 at 8 to 16 GB to 16 at 80 GB. On CPUs small models take 8
+    rows, because overhead dominates. Large models take 1 row, because padding would cost time."""
     if device == "cpu":
         wanted = 8 if (model.parameters or PROBE_FROM_PARAMETERS) < PROBE_FROM_PARAMETERS else 1
     else:

@@ -15,14 +15,15 @@ from skill_train.facts import Calibration, Flavor, Gpu, MachineFacts, ModelFacts
 from skill_train.plan.placement import HEADROOM, Choices, Fit, Workload, fit, has_device, precision
 from skill_train.recipe.resolved import ResolvedRecipe
 
-# Compute capability and NVLink by the names of the Jobs API: NVIDIA's list of CUDA GPUs; hub-docs, jobs-configuration.
+# Compute capability and NVLink by the names of the Jobs API. Sources: NVIDIA's list of CUDA GPUs; hub-docs,
+# jobs-configuration.
 _CAPABILITY = {"T4": 7.5, "A10G": 8.6, "L4": 8.9, "L40S": 8.9, "A100": 8.0, "H100": 9.0, "H200": 9.0, "RTX": 12.0}
 _NVLINK = ("A100", "H100", "H200")
-# A job's container, seconds: pull, `uv` installs torch and the rest, and the first imports. No published measurement
-# was found; a guess until jobs of ours are measured.
+# Seconds to start a job's container: the pull, the installation of torch and the rest by `uv`, and the first imports.
+# We found no published measurement, so this is a guess until we measure our own jobs.
 _START_SECONDS = (60.0, 300.0)
-# Host memory of a process on a GPU beside the weights: 0.46 to 0.7 GB of imports (estimate.py) and what starting CUDA
-# takes, 1.9 to 2.1 GB (pytorch#12873, pytorch#113326).
+# Host memory of a process on a GPU, without the weights: 0.46 to 0.7 GB for imports (estimate/memory.py), and 1.9 to
+# 2.1 GB to start CUDA (pytorch#12873, pytorch#113326).
 _PROCESS_BYTES = 3e9
 QUANTS = ("q8_0", "q4_k_m")
 CLOUD_PROCESSOR = "a cloud processor"
@@ -33,8 +34,8 @@ class Candidate:
     """A place to train.
 
     Attributes:
-        flavor: None for this machine.
-        problems: why it cannot be taken, as `(code, message)`.
+        flavor: the flavor; None for this machine.
+        problems: why the place cannot be used, as `(code, message)`.
         unknown: why a figure is None.
     """
 
@@ -64,7 +65,7 @@ def local_candidate(
     """This machine as a place to train.
 
     Raises:
-        DecisionNeeded: a precision that is not safe on it was asked for.
+        DecisionNeeded: the requested precision is not safe on it.
     """
     device = choices.device or machine.device
     refused: tuple[tuple[str, str], ...] = ()
@@ -73,18 +74,18 @@ def local_candidate(
     except DecisionNeeded as error:
         if not workload.recipe.pure_bf16:
             raise
-        dtype, because = "bfloat16", "pure_bf16"  # of the recipe, which may train elsewhere
+        dtype, because = "bfloat16", "pure_bf16"  # set by the recipe, which may train elsewhere
         refused = ((error.code, str(error)),)
     if not has_device(machine, device):
         refused += (("device_unavailable", f"no {device} device was found on this machine, {machine.chip}"),)
-    found = _candidate(workload, machine, None, device, (dtype, because), calibrations.get(dtype))
-    return replace(found, problems=found.problems + refused)
+    candidate = _candidate(workload, machine, None, device, (dtype, because), calibrations.get(dtype))
+    return replace(candidate, problems=candidate.problems + refused)
 
 
 def flavors(workload: Workload, offered: tuple[Flavor, ...], choices: Choices) -> list[Candidate]:
     """Every GPU flavor. A flavor without a GPU is included only if it is named, because the speed of its processors is
     unknown."""
-    found = []
+    candidates = []
     for flavor in offered:
         if flavor.gpu is None and flavor.name != choices.flavor:
             continue
@@ -96,8 +97,8 @@ def flavors(workload: Workload, offered: tuple[Flavor, ...], choices: Choices) -
             kind = precision(machine.device, machine, asked, None, workload.model)
         except DecisionNeeded:
             continue
-        found.append(_candidate(workload, machine, flavor, machine.device, kind, None))
-    return found
+        candidates.append(_candidate(workload, machine, flavor, machine.device, kind, None))
+    return candidates
 
 
 def machine_of(flavor: Flavor) -> MachineFacts:
@@ -122,9 +123,9 @@ def machine_of(flavor: Flavor) -> MachineFacts:
 
 
 def cheapest(candidates: list[Candidate], max_hours: float) -> Candidate | None:
-    """The cheapest that fits and ends in time by its upper estimate; the fastest that fits when none does. Weights wait
-    in host memory only when nothing else fits. By name when prices are equal, so that the same facts give the same
-    plan."""
+    """The cheapest place that fits and ends in time by its upper estimate, or the fastest that fits if none ends in
+    time. A place that keeps weights in host memory is used only if nothing else fits. Equal prices are ordered by name,
+    so that the same facts give the same plan."""
     usable = [c for c in candidates if not c.problems and c.seconds is not None and c.cost is not None]
     usable = [c for c in usable if not c.fit.step.offload] or usable
     in_time = [c for c in usable if in_hours(c, max_hours)]
@@ -134,14 +135,14 @@ def cheapest(candidates: list[Candidate], max_hours: float) -> Candidate | None:
 
 
 def in_hours(candidate: Candidate, max_hours: float) -> bool:
-    """Whether its upper estimate is within the limit."""
+    """Whether the upper estimate of a place is within the limit."""
     return candidate.seconds is not None and candidate.seconds.high <= max_hours * 3600
 
 
 def timeout_seconds(seconds: Range | None, max_hours: float) -> int:
-    """When a job is stopped: the upper estimate, which holds loading and installation, a quarter more, and ten minutes
-    for saving and uploading. Without an estimate the longest run that is accepted. Whole minutes, because they are what
-    is billed."""
+    """The time after which a job is stopped: the upper estimate, which includes loading and installation, plus a
+    quarter of it, plus ten minutes for saving and uploading. Without an estimate it is the longest accepted run. It is
+    rounded to whole minutes, because jobs are billed by the minute."""
     most = max_hours * 3600 if seconds is None else seconds.high * 1.25 + 600
     return math.ceil(most / 60) * 60
 
@@ -199,31 +200,33 @@ def _why_no_time(model: ModelFacts, machine: MachineFacts, device: str) -> str:
 def _problems(
     recipe: ResolvedRecipe, model: ModelFacts, machine: MachineFacts, flavor: Flavor | None, device: str, chosen: Fit
 ) -> list[tuple[str, str]]:
-    found = []
+    problems = []
     if machine.intel_mac or machine.rosetta:
-        found.append(("no_torch", machine.unknown.get("device", "torch has no build for Intel processors on a Mac")))
+        problems.append(("no_torch", machine.unknown.get("device", "torch has no build for Intel processors on a Mac")))
     if recipe.load_in_4bit and device != "cuda":
-        found.append(("needs_cuda", f"load_in_4bit needs CUDA (bitsandbytes); {machine.chip} would train on {device}"))
+        problems.append(
+            ("needs_cuda", f"load_in_4bit needs CUDA (bitsandbytes); {machine.chip} would train on {device}")
+        )
     if chosen.fits is False and chosen.memory is not None and chosen.usable_bytes is not None:
         need, have = chosen.memory.high / 1e9, chosen.usable_bytes / 1e9
-        found.append(("no_memory", f"needs up to {need:.1f} GB, {have:.1f} GB can be used on {machine.chip}"))
+        problems.append(("no_memory", f"needs up to {need:.1f} GB, {have:.1f} GB can be used on {machine.chip}"))
     host, ram = _host_bytes(model, chosen) if flavor and device == "cuda" else None, machine.ram_bytes
     if host is not None and ram is not None and host > ram * HEADROOM["cpu"]:
         room = f"{ram * HEADROOM['cpu'] / 1e9:.1f} of {gigabytes(ram, 0)} can be used"
-        found.append(("no_host_ram", f"reading the weights needs {gigabytes(host)} of host memory, {room}"))
+        problems.append(("no_host_ram", f"reading the weights needs {gigabytes(host)} of host memory, {room}"))
     trained = trained_bytes(model, chosen.step) if chosen.step.full else 0
     disk, free = disk_bytes(model, QUANTS, trained), machine.disk_free_bytes
     if disk is not None and free is not None and disk.low > free:
-        found.append(("no_disk", f"the run writes {gigabytes(disk.low, 0)}, {gigabytes(free, 0)} are free"))
-    return found
+        problems.append(("no_disk", f"the run writes {gigabytes(disk.low, 0)}, {gigabytes(free, 0)} are free"))
+    return problems
 
 
 def _host_bytes(model: ModelFacts, chosen: Fit) -> float | None:
-    """Host memory of a job that trains on GPUs: each process reads the weights there, in the type that it keeps them
-    in, before they go to its GPU. With `fsdp` only the first reads them (launch.py sets it); what then waits in host
-    memory lies there beside them (accelerate's fsdp_utils.py frees the first copy last), and grows by gradients and
-    moments where it trains. A 4-bit base goes to the GPU weight by weight (transformers#27708: 7B with the 12.7 GB of a
-    Colab). Nothing is merged in a job."""
+    """Host memory of a job that trains on GPUs. Each process reads the weights into host memory, in the type that it
+    keeps them in, before it moves them to its GPU. With `fsdp` only the first process reads them (plan/launch_args.py
+    sets this). Offloaded weights are in host memory at the same time (accelerate's fsdp_utils.py frees the first copy
+    last), with gradients and moments if they train. A 4-bit base is moved to the GPU weight by weight
+    (transformers#27708: 7B with the 12.7 GB of a Colab). Nothing is merged in a job."""
     if not model.parameters:
         return None
     step, readers = chosen.step, 1 if chosen.strategy == "fsdp" else chosen.processes

@@ -1,8 +1,8 @@
 """Decides between this machine and the cloud: each rule compares one figure and says what follows. Pure: the same facts
 give the same answer.
 
-The rules are those of this project's first document ("Local training on macOS", Agent Decision Rubric) for Macs; where
-it is silent the estimate decides, and a CUDA workstation is judged by its memory. references/planning.md tells them.
+The rules for Macs come from this project's first document ("Local training on macOS", Agent Decision Rubric). Where it
+has no rule, the estimate decides. A CUDA workstation is judged by its memory. references/planning.md lists the rules.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from skill_train.plan.places import Candidate
 from skill_train.recipe.resolved import ResolvedRecipe
 from skill_train.run.plan_record import Reason
 
-# "Up to 3B" and "7B and more", as models are called: Llama 3.2 3B has 3.21e9 parameters, Llama 2 7B 6.74e9.
+# "Up to 3B" and "7B and more" by the names of models: Llama 3.2 3B has 3.21e9 parameters, Llama 2 7B 6.74e9.
 SMALL, LARGE = 3.5e9, 6.5e9
-SHORT, LONG = 1024, 4096  # tokens; the seed's "short context", and what no laptop's memory was made for
+SHORT, LONG = 1024, 4096  # tokens: that document's "short context", and a length that exceeds the memory of laptops
 SEED = "Local training on macOS: agent decision rubric"
 FRAMEWORK = "Develop locally, deploy to the cloud: decision framework"
 GUIDE = "Hardware guide"
@@ -55,21 +55,22 @@ def decide(
     choices: Choices,
     counted: bool,
 ) -> Decision:
-    """Local unless a rule says cloud. The user's choice comes before the rules, and sensitive data before both.
+    """The place to train: local unless a rule says cloud. The user's choice overrides the rules, and sensitive data
+    overrides both.
 
     Args:
-        counted: the rows' tokens were counted; else the longest row is a bound made from its bytes.
+        counted: whether the rows' tokens were counted; else the longest row is a bound computed from its bytes.
 
     Raises:
-        DecisionNeeded: the cloud was asked for, and the data is sensitive.
+        DecisionNeeded: the user requested the cloud, and the data is sensitive.
     """
     fired = tuple(rules(recipe, model, here, choices.max_hours, counted))
     advice = "cloud" if any(rule.says == "cloud" for rule in fired) else "local"
     if sensitive:
         if choices.where == "cloud":
             raise stays_here("--where cloud")
-        kept = Fired("sensitive", "local", "sensitive: true: data, adapter and model stay on this machine", FRAMEWORK)
-        return Decision("local", (kept, *fired))
+        stays = Fired("sensitive", "local", "sensitive: true: data, adapter and model stay on this machine", FRAMEWORK)
+        return Decision("local", (stays, *fired))
     if choices.where is not None:
         against = [rule.rule for rule in fired if rule.says not in (choices.where, "either")]
         overrode = f", against {', '.join(against)}" if advice != choices.where else "; the rules say the same"
@@ -79,9 +80,9 @@ def decide(
 
 def _chosen(choices: Choices, where: str, overrode: str) -> Fired:
     """The rule for a choice of the user. Only an option counts as `asked`."""
-    said = choices.where_because or f"--where {where}"
-    option = said.startswith("--")
-    return Fired("asked" if option else "command", where, said + overrode, "user" if option else "command line")
+    reason = choices.where_because or f"--where {where}"
+    option = reason.startswith("--")
+    return Fired("asked" if option else "command", where, reason + overrode, "user" if option else "command line")
 
 
 def stays_here(got: str) -> DecisionNeeded:

@@ -1,7 +1,7 @@
 """The recipe: everything that must be the same wherever a run happens. The only place for its defaults.
 
-Keys are flat, and what TRL and PEFT name keeps its name. A field that is None is chosen when the plan is made, from the
-model and the data, and the choice carries its reason.
+Keys are flat, and keys that TRL and PEFT have too have the same names. A field that is None is chosen by the plan from
+the model and the data, with a reason.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ SCHEDULES = ("linear", "cosine", "constant", "constant_with_warmup")
 OPTIMIZERS = ("adamw_torch", "adamw_torch_fused", "adafactor", "adagrad", "rmsprop", "sgd")  # of torch, transformers
 OPTIMIZERS_OF_4_BIT = ("adamw_8bit", "adamw_bnb_8bit", "paged_adamw_8bit", "paged_adamw_32bit")  # of bitsandbytes
 
-# What full fine-tuning does not read.
+# Fields that full fine-tuning does not read.
 OF_LORA = ("lora_r", "lora_alpha", "lora_dropout", "target_modules", "modules_to_save", "use_rslora", "use_dora")
 SCORES = ("exact", "regex", "json")
 REPORT_TO = ("none", "trackio")
 
-# Said by the user and kept with the run, but the trained model does not depend on it.
+# Fields that are stored with the run, but on which the trained model does not depend.
 POLICY = ("sensitive", "hub_model_id", "score", "score_pattern", "report_to")
 NOT_HASHED = (*POLICY, "num_train_epochs", "warmup_ratio")
 
@@ -101,13 +101,13 @@ class Recipe:
     score_pattern: str | None = _say(None, "regular expression for score: regex; its first group is compared")
 
 
-_MANY = 1e9  # of what is counted; more is a slip of the hand
+_MANY = 1e9  # the limit of a count; a larger number is a typing error
 _STEEPEST = 1e3  # sgd is run at 1 and more, nothing at a thousand
 _SEEDS = 2**32  # numpy's own limit
 _ANY = float("inf")
 _OF_DATA = (".jsonl", ".csv", ".tsv", ".parquet")  # .json may be a recipe
-_MOST_BYTES = 1_000_000  # a recipe takes a few hundred; PyYAML takes minutes for what is much larger
-# What PyYAML 6 raises beside its own errors: a date of month 13, an empty !!int, lists in lists in lists, a null byte.
+_MOST_BYTES = 1_000_000  # a recipe has a few hundred; PyYAML takes minutes for much larger files
+# Errors of PyYAML 6 that are not its own classes: a date of month 13, an empty !!int, deeply nested lists, a null byte.
 _OF_YAML = (ValueError, RecursionError, IndexError, KeyError, TypeError, AttributeError, OverflowError)
 _WRITE = "write keys and values, one a line: references/recipe.md"
 
@@ -119,7 +119,7 @@ def load(path: Path) -> Recipe:
     """The recipe in a YAML or JSON file. A relative `model` or `data` is searched beside the file, then here.
 
     Raises:
-        UsageError: no such file, not YAML, an unknown key, a wrong type or value.
+        UsageError: the file is missing or not YAML, or it has an unknown key, or a wrong type or value.
     """
     import yaml
 
@@ -160,7 +160,7 @@ def from_dict(values: Mapping[str, object]) -> Recipe:
     """A recipe from plain values, all of them checked.
 
     Raises:
-        UsageError: an unknown key (with the nearest known one), a wrong type or a value out of range.
+        UsageError: a key is unknown (the message has the nearest known one), a type is wrong or a value out of range.
     """
     for key, value in values.items():
         if holds_token(value):
@@ -322,13 +322,13 @@ def _check_choices(recipe: Recipe) -> None:
     choices |= {"score": SCORES, "report_to": REPORT_TO, "optim": OPTIMIZERS}
     if recipe.load_in_4bit or recipe.optim in OPTIMIZERS_OF_4_BIT:
         choices["optim"] = (*OPTIMIZERS, *OPTIMIZERS_OF_4_BIT)
-    for key, known in choices.items():
+    for key, allowed in choices.items():
         value = getattr(recipe, key)
-        if value is not None and value not in known:
+        if value is not None and value not in allowed:
             raise UsageError(
-                f"{key}: {value!r} is {_NOT_YET.get(value, 'not known')}{nearest(value, known)}",
+                f"{key}: {value!r} is {_NOT_YET.get(value, 'not known')}{nearest(value, allowed)}",
                 code="bad_recipe",
-                expected=", ".join(known),
+                expected=", ".join(allowed),
                 got=value,
                 hint=f"use one of these, or remove {key}",
             )

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from skill_train.facts import DatasetFacts
 from skill_train.program.examples import Row, media_in
 
-# Columns by the name a format gives them, with the names that datasets use for them, the usual one first.
+# The columns by the format's own names, each with the names that datasets use for it, the usual one first.
 COLUMNS: dict[str, dict[str, tuple[str, ...]]] = {
     "messages": {"messages": ("messages", "conversation", "conversations")},
     "sharegpt": {"conversations": ("conversations", "conversation")},
@@ -21,8 +21,8 @@ COLUMNS: dict[str, dict[str, tuple[str, ...]]] = {
     "text": {"text": ("text",)},
     "completion": {"prompt": ("prompt",), "completion": ("completion", "response")},
 }
-ASKED_FOR = ("completion",)  # a dataset never shows that it wants this one
-BARE = ("text", "completion", "prompt_completion")  # trained as they stand, without a chat template
+ASKED_FOR = ("completion",)  # never detected in a dataset; a recipe must request it
+BARE = ("text", "completion", "prompt_completion")  # trained unchanged, without a chat template
 _SYSTEM = ("system", "system_prompt")
 _TURNS = "turns of the model's chat template; format: completion asks for bare text"
 OPTIONAL: dict[str, dict[str, tuple[str, ...]]] = {
@@ -40,9 +40,9 @@ class DetectedFormat(NamedTuple):
     """How a row becomes an example.
 
     Attributes:
-        columns: what the format calls a column: what the dataset calls it.
-        reason: why, for the reader.
-        explicit: the recipe names the columns, so what the others hold does not matter.
+        columns: the dataset's name of each column by the format's name.
+        reason: why this format was chosen, for the reader.
+        explicit: the recipe names the columns, so the content of other columns does not matter.
     """
 
     format: str
@@ -84,7 +84,7 @@ def optional_names(detected: DetectedFormat) -> set[str]:
 
 
 def with_optional(detected: DetectedFormat, dataset_columns: Container[str]) -> DetectedFormat:
-    """The mapping with every optional column of a dataset that has these columns, whichever row has them first."""
+    """The mapping with every optional column among these columns of a dataset, even if the first rows lack them."""
     columns = {name: column for name, column in detected.columns.items() if name in COLUMNS[detected.format]}
     columns |= _optional(detected.format, columns, dataset_columns)
     return detected._replace(columns=columns, reason=detected.reason.replace(_named(detected.columns), _named(columns)))
@@ -103,11 +103,11 @@ def as_turns(detected: DetectedFormat) -> DetectedFormat:
 def for_model(facts: DatasetFacts, *, has_chat_template: bool) -> DatasetFacts:
     """The facts of the rows as this model reads them: prompts and completions become turns if it has a chat template.
 
-    Pairs of texts then have two messages a row. Pairs of messages keep the number that was counted.
+    Then pairs of texts count as two messages for each row, and pairs of messages keep their counted number.
     """
-    found = DetectedFormat(facts.format, facts.columns, facts.reason)
-    turned = as_turns(found) if has_chat_template else found
-    if turned is found:
+    detected = DetectedFormat(facts.format, facts.columns, facts.reason)
+    turned = as_turns(detected) if has_chat_template else detected
+    if turned is detected:
         return facts
     return dataclasses.replace(
         facts,
@@ -131,7 +131,7 @@ def kind(value: Any) -> str:
     return "null" if value is None else names.get(type(value), type(value).__name__)
 
 
-# What datasets call a column of pictures, sounds or films, in the languages in which we found such datasets.
+# Names of columns of pictures, sounds or films, in the languages in which we found such datasets.
 _MEDIA_WORDS = (
     "image|img|picture|pic|photo|photograph|screenshot|scan|thumbnail|pixel_value|jpe?g|png|webp|tiff?"
     "|video|clip|mp4|audio|wav|mp3|flac|foto|fotografie|bild|bilder|abbildung|imagene?|imagem"
@@ -181,12 +181,12 @@ def is_media(column: str, value: Any) -> bool:
 
 
 def _optional(name: str, columns: dict[str, str], there: Container[str]) -> dict[str, str]:
-    found = {}
+    optional = {}
     for wanted, candidates in OPTIONAL[name].items():
         column = next((c for c in candidates if c in there and c not in columns.values()), None)
         if column is not None:
-            found[wanted] = column
-    return found
+            optional[wanted] = column
+    return optional
 
 
 def _named(columns: dict[str, str]) -> str:

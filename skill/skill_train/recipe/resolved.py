@@ -6,9 +6,9 @@ import msgspec
 
 
 class ResolvedRecipe(msgspec.Struct, frozen=True, kw_only=True):
-    """Field by field a `Recipe` (recipe/fields.py has the meanings) without the fields that no training depends on.
+    """The fields of a `Recipe` (recipe/fields.py explains them) without those that do not affect a training.
 
-    The fields with a default are newer than the first plans that were written.
+    Fields with a default were added after the first plans had been written.
     """
 
     model: str
@@ -49,7 +49,7 @@ class ResolvedRecipe(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_full(self) -> bool:
-        """Every weight trains, without an adapter."""
+        """Whether every weight trains, without an adapter."""
         return self.finetuning_type == "full"
 
     def as_dict(self) -> dict[str, object]:
