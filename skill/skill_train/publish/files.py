@@ -1,4 +1,5 @@
-"""What of a run is pushed, under which names, and what is changed on the way: local paths, and rows of the data."""
+"""The files of a run that are pushed, their names on the Hub, and their changes: local paths and rows of the data are
+removed."""
 
 from __future__ import annotations
 
@@ -24,13 +25,13 @@ from skill_train.run.verify_record import Proof
 
 PARTS = ("gguf", "adapter", "merged")
 _RECORDS = "skill-train"
-# What may leave of an adapter's or a model's folder: weights that hold no code, settings and tokenizers, and words.
+# The files that may leave an adapter's or a model's folder: weights without code, settings, tokenizers, and texts.
 _KINDS = {".safetensors", ".gguf", ".json", ".jinja", ".txt", ".md", ".yaml", ".model", ".tiktoken", ".vocab", ".bpe"}
 _STATEMENTS = {"LICENSE", "LICENCE", "NOTICE", "COPYING", "USE_POLICY"}
 
 
 def chosen_parts(run: RunDir, asked: tuple[str, ...]) -> tuple[str, ...]:
-    """The parts to push: those asked for, else the GGUF files when there are some and the adapter.
+    """The parts to push: the requested parts, else the GGUF files, if there are any, and the adapter.
 
     Raises:
         UsageError: the run has no such part.
@@ -50,62 +51,62 @@ def chosen_parts(run: RunDir, asked: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def files_of(run: RunDir, parts: tuple[str, ...], base: str) -> list[PushFile]:
-    """Every file but the card and the records.
+    """Every file to push except the card and the records.
 
     Args:
-        base: what the adapter's config shall name as its base.
+        base: the name of the base to write into the adapter's config.
 
     Raises:
-        VerificationFailed: a GGUF file is not one that passed.
+        VerificationFailed: a GGUF file has not passed the verification.
     """
-    found: list[PushFile] = []
+    files: list[PushFile] = []
     if "gguf" in parts:
-        found += [PushFile(file.name, file) for file in _inside(run.gguf, run.gguf.glob("*.gguf"))]
+        files += [PushFile(file.name, file) for file in _inside(run.gguf, run.gguf.glob("*.gguf"))]
     if "merged" in parts:
-        found += [PushFile(_name(file, run.merged), file) for file in _files(run.merged)]
+        files += [PushFile(_name(file, run.merged), file) for file in _files(run.merged)]
     if "adapter" in parts:
         folder = "" if parts == ("adapter",) else "adapter/"
-        found += [_adapter_file(file, folder + _name(file, run.adapter), base) for file in _files(run.adapter)]
-    return found
+        files += [_adapter_file(file, folder + _name(file, run.adapter), base) for file in _files(run.adapter)]
+    return files
 
 
 def records_of(run: RunDir, proof: Proof | None, evaluation: Evaluation | None) -> list[PushFile]:
-    """Recipe and figures, without rows of the data and without paths of this machine; of what proves or measures files
-    only what is of those that are pushed."""
+    """The recipe and the figures, without rows of the data and without paths of this machine. A proof and an evaluation
+    are included only if they belong to the pushed files."""
     recipe = to_yaml(without_paths(plan_record.read(run.plan).recipe.as_dict()))
-    found = [PushFile(f"{_RECORDS}/recipe.yaml", None, recipe.encode("utf-8", "replace"), "paths as names")]
+    files = [PushFile(f"{_RECORDS}/recipe.yaml", None, recipe.encode("utf-8", "replace"), "paths as names")]
     training = train_record.read(run.record("train"))
-    known: dict[str, TrainRecord | Proof | Evaluation | None] = {
+    records: dict[str, TrainRecord | Proof | Evaluation | None] = {
         "train": training,
         "verify": proof,
         "evaluate": evaluation,
     }
-    for step, record in known.items():
+    for step, record in records.items():
         if record is not None:
             content = _json(published(step, record))
-            found.append(PushFile(f"{_RECORDS}/{step}.json", None, content, "without rows of the data and local paths"))
-    return found
+            files.append(PushFile(f"{_RECORDS}/{step}.json", None, content, "without rows of the data and local paths"))
+    return files
 
 
 def whole_models(run: RunDir, files: list[PushFile]) -> dict[str, Path]:
-    """The GGUF files among them that hold a whole model, by their names there."""
+    """The GGUF files that contain a whole model, by their names in the repository."""
     ggufs = run.ggufs
     return {file.path: file.source for file in files if file.source in ggufs}
 
 
 def proof_of(run: RunDir, files: list[PushFile]) -> Proof | None:
-    """The proof of the GGUF files that are pushed, those of the adapter too; None when there are none, one was not
-    verified, or the adapter beside them is another than the one that they were compared with.
+    """The proof of the pushed GGUF files, including those of the adapter. None if no GGUF file is pushed, if one was
+    not verified, or if the pushed adapter is not the one that they were compared with.
 
     Raises:
-        VerificationFailed: they failed.
+        VerificationFailed: the files failed the verification.
     """
     if not run.record("verify").is_file():
         return None
     proof = verify_record.read(run.record("verify"))
-    known = proof.inputs.ggufs
+    verified = proof.inputs.ggufs
     pushed = {file.path: file.source for file in files if file.source in run.exported and file.source is not None}
-    if not pushed or any(known.get(name) != file_digest(source) for name, source in pushed.items()):
+    if not pushed or any(verified.get(name) != file_digest(source) for name, source in pushed.items()):
         return None
     if not _is_of_adapter(proof.inputs.adapter or {}, run, files):
         return None
@@ -120,14 +121,15 @@ def proof_of(run: RunDir, files: list[PushFile]) -> Proof | None:
     return proof
 
 
-def _is_of_adapter(known: dict[str, FileDigest], run: RunDir, files: list[PushFile]) -> bool:
-    """Whether the adapter that is pushed, if one is, has these digests; those that are not known are not compared."""
+def _is_of_adapter(verified: dict[str, FileDigest], run: RunDir, files: list[PushFile]) -> bool:
+    """Whether the pushed adapter, if any, has these digests. Files without a digest are not compared."""
     pushed = {file.source: file.source.name for file in files if file.source and file.source.parent == run.adapter}
-    return all(name not in known or known[name] == file_digest(source) for source, name in pushed.items())
+    return all(name not in verified or verified[name] == file_digest(source) for source, name in pushed.items())
 
 
 def evaluation_of(run: RunDir, files: list[PushFile]) -> Evaluation | None:
-    """`evaluate.json`; None when there is none, or it is of another adapter or of other files than those pushed."""
+    """`evaluate.json`; None if it does not exist, or belongs to another adapter or to other files than the pushed
+    ones."""
     if not run.record("evaluate").is_file():
         return None
     evaluation = evaluate_record.read(run.record("evaluate"))
@@ -138,25 +140,25 @@ def evaluation_of(run: RunDir, files: list[PushFile]) -> Evaluation | None:
 
 
 def _tuned(run: RunDir, read: ModelInputs | None) -> Mapping[str, object]:
-    """Digests of what the training made, as they were when it was measured; none where that is not known."""
+    """The digests of the training's result at the time of the evaluation; empty if they are unknown."""
     part = None if read is None else read.model if run.is_full else read.adapter
     return part if isinstance(part, dict) else {}
 
 
 def secret_in_files(files: list[PushFile]) -> tuple[str, str] | None:
-    """`(name of a file, what it seems to hold)`, also in its name; None when nothing is found."""
+    """`(name of a file, kind of secret)` for the first secret in a file's content or name; None if there is none."""
     for file in files:
-        found = secret_in(file.path.encode("utf-8", "replace"))
-        if found is None:
+        secret = secret_in(file.path.encode("utf-8", "replace"))
+        if secret is None:
             content = file.content if file.content is not None else file.source
-            found = None if content is None else secret_in(content)
-        if found is not None:
-            return file.path, found
+            secret = None if content is None else secret_in(content)
+        if secret is not None:
+            return file.path, secret
     return None
 
 
 def may_leave(name: str) -> bool:
-    """Whether a file of this name is one of a model or an adapter; no hidden one, no program, no pickle."""
+    """Whether a file with this name belongs to a model or an adapter. Hidden files, programs and pickles do not."""
     last = PurePosixPath(name).name
     hidden = any(part.startswith(".") for part in PurePosixPath(name).parts)
     return not hidden and (last.upper().split(".")[0] in _STATEMENTS or PurePosixPath(last).suffix.lower() in _KINDS)
@@ -166,7 +168,7 @@ def without_others(files: list[PushFile], include: tuple[str, ...]) -> tuple[lis
     """The files that may leave, and the names of those that only `include` sends.
 
     Raises:
-        UsageError: it names what is not there.
+        UsageError: `include` names a missing file.
     """
     names = {file.path for file in files}
     unknown = [name for name in include if name not in names]
@@ -188,13 +190,13 @@ def _files(folder: Path) -> list[Path]:
 
 
 def _inside(folder: Path, paths: Iterable[Path]) -> list[Path]:
-    """Sorted.
+    """The sorted paths.
 
     Raises:
-        UsageError: a link leads out of the folder: a run that came from somewhere else would push what lies there.
+        UsageError: a link leads out of the folder. A run from somewhere else could push any file of this machine.
     """
-    root, found = folder.resolve(), sorted(paths)
-    for path in found:
+    root, ordered = folder.resolve(), sorted(paths)
+    for path in ordered:
         if not path.resolve().is_relative_to(root):
             raise UsageError(
                 f"{path} is a link that points outside the run directory, so nothing was pushed",
@@ -203,7 +205,7 @@ def _inside(folder: Path, paths: Iterable[Path]) -> list[Path]:
                 got=os.readlink(path) if path.is_symlink() else "a folder above it is a link",
                 hint="replace the link with the file itself to push it",
             )
-    return found
+    return ordered
 
 
 def _name(file: Path, folder: Path) -> str:

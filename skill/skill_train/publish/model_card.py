@@ -1,6 +1,6 @@
-"""The card of a pushed model: what it is, how it was made, and the proof. Pure; nothing of the data stands in it.
+"""The card of a pushed model: what it is, how it was made, and the proof. Pure; it contains nothing from the data.
 
-The order of its parts is `templates/model_card.md`.
+`templates/model_card.md` has the order of its parts.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from dataclasses import dataclass, field
 from string import Template
 from typing import Any
 
-from skill_train.publish.records import TOLD
+from skill_train.publish.records import CHECKS_WITH_DETAIL
 from skill_train.run.evaluate_record import Evaluation, FigureDifference, ModelFigures
 from skill_train.run.train_record import TrainRecord
 from skill_train.run.verify_record import Check, Proof
 
-_PROOF = ("weights", "tokens", "chat_template", "logits", "tuned", "answers")  # of the checks, those a reader asks for
+_PROOF = ("weights", "tokens", "chat_template", "logits", "tuned", "answers")  # the checks that matter to a reader
 _FACTS = (
     "finetuning_type", "lora_r", "lora_alpha", "lora_dropout", "target_modules", "learning_rate", "lr_scheduler_type",
     "max_steps", "effective_batch_size", "max_length", "loss_on", "seed", "load_in_4bit",
@@ -27,20 +27,20 @@ _FACTS = (
 
 @dataclass(frozen=True)
 class CardFacts:
-    """What a card is made of.
+    """The facts on a card.
 
     Attributes:
         repo: `name/of-repository`.
-        parts: of `adapter`, `merged`, `gguf`.
-        base: the id of the base on the Hub; the name of its folder when it has none, and then `base_on_hub` is False.
-        licence: of the base; None when it is not known, with the reason.
-        data: the id of the dataset on the Hub, or a file's name; `data_on_hub` tells which.
-        recipe: as the plan resolved it.
-        training: `train.json`.
-        proof: None when nothing was verified.
-        ggufs: name and bytes of each file that holds a whole model.
-        evaluation: of these files; None when there is none.
-        private: the repository is not for everybody.
+        parts: some of `adapter`, `merged`, `gguf`.
+        base: the id of the base on the Hub, or else the name of its folder; then `base_on_hub` is False.
+        licence: the licence of the base; None if it is unknown, with the reason.
+        data: the id of the dataset on the Hub, or the name of a file; `data_on_hub` says which.
+        recipe: the recipe as the plan resolved it.
+        training: the content of `train.json`.
+        proof: None if nothing was verified.
+        ggufs: the name and the bytes of each file that contains a whole model.
+        evaluation: the evaluation of these files; None if there is none.
+        private: whether the repository is private.
     """
 
     repo: str
@@ -61,7 +61,7 @@ class CardFacts:
 
 
 def card(facts: CardFacts, template: str) -> str:
-    """README.md of the repository: YAML for the Hub, then the page. A part that there is nothing for is left out."""
+    """The README.md of the repository: YAML for the Hub, then the page. Parts without content are left out."""
     import yaml
 
     page = Template(template).substitute(
@@ -71,14 +71,14 @@ def card(facts: CardFacts, template: str) -> str:
         use=_use(facts),
         measured=_measured(facts),
         proof=_proof(facts),
-        made=_made(facts),
+        made=_training(facts),
         licence=_licence(facts),
     )
     return re.sub(r"\n{3,}", "\n\n", page)
 
 
 def _front(facts: CardFacts) -> dict[str, object]:
-    """Keys of huggingface.co/docs/hub/model-cards, 2026-11."""
+    """The YAML of the card, with the keys of huggingface.co/docs/hub/model-cards, 2026-11."""
     front: dict[str, object] = {}
     if facts.licence is not None:
         front["license"] = facts.licence
@@ -115,7 +115,7 @@ def _about(facts: CardFacts) -> str:
 
 
 def _verdict(facts: CardFacts) -> str:
-    if "gguf" not in facts.parts:  # the adapter or the model itself, which `verify` compares the others with
+    if "gguf" not in facts.parts:  # the adapter or the merged model, with which `verify` compares the other files
         return ""
     if facts.proof is None:
         return "The files were **not verified** against the trained model."
@@ -142,7 +142,7 @@ def _use(facts: CardFacts) -> str:
 
 
 def _private(facts: CardFacts) -> list[str]:
-    """https://huggingface.co/docs/hub/ollama, "Run Private GGUFs", 2026."""
+    """How to run a file of a private repository: https://huggingface.co/docs/hub/ollama, "Run Private GGUFs", 2026."""
     ollama = "; Ollama needs its public key in your account (https://huggingface.co/docs/hub/ollama)"
     signed = (
         "While this repository is private, each of these needs a token that may read it (`hf auth login`, `HF_TOKEN`)"
@@ -154,14 +154,14 @@ def _measured(facts: CardFacts) -> str:
     """How good the pushed models are on rows that never trained: the figures of evaluate.json."""
     if facts.evaluation is None:
         return ""
-    found = facts.evaluation
-    loss = {one.model: one for one in found.differences if one.measure == "loss"}
-    rows = [one for one in found.models if not one.name.endswith(".gguf") or one.name in facts.ggufs]
+    evaluation = facts.evaluation
+    loss = {row.model: row for row in evaluation.differences if row.measure == "loss"}
+    rows = [row for row in evaluation.models if not row.name.endswith(".gguf") or row.name in facts.ggufs]
     table = [
-        f"| {_word(one.name)} | {_digits(one.loss)} | {_exact(one)} | {_against(loss.get(one.name))} |" for one in rows
+        f"| {_word(row.name)} | {_digits(row.loss)} | {_exact(row)} | {_against(loss.get(row.name))} |" for row in rows
     ]
-    told = f"By `skill-train evaluate`, on {found.rows} rows that never trained. The interval is of 95 %."
-    head = f"## Measured\n\n{told}\n\n"
+    basis = f"By `skill-train evaluate`, on {evaluation.rows} rows that never trained. The interval is of 95 %."
+    head = f"## Measured\n\n{basis}\n\n"
     return head + "| model | loss | exact match | difference in loss |\n| --- | --- | --- | --- |\n" + "\n".join(table)
 
 
@@ -169,19 +169,19 @@ def _digits(value: float | None) -> str:
     return "not measured" if value is None else f"{value:.4g}"
 
 
-def _exact(one: ModelFigures) -> str:
-    return "not asked" if one.exact_match is None else f"{one.exact_match:.0%} of {one.asked_rows}"
+def _exact(figures: ModelFigures) -> str:
+    return "not asked" if figures.exact_match is None else f"{figures.exact_match:.0%} of {figures.asked_rows}"
 
 
-def _against(one: FigureDifference | None) -> str:
-    if one is None:
+def _against(difference: FigureDifference | None) -> str:
+    if difference is None:
         return ""
-    interval = f"{one.difference:+.3g} ({one.low:+.3g} to {one.high:+.3g})"
-    return f"{interval} against {_word(one.against)}: {_word(one.says)}"
+    interval = f"{difference.difference:+.3g} ({difference.low:+.3g} to {difference.high:+.3g})"
+    return f"{interval} against {_word(difference.against)}: {_word(difference.says)}"
 
 
 def _proof(facts: CardFacts) -> str:
-    """One row a file and check. The figures are those of verify.json."""
+    """A table with a row for each file and check. The figures are those of verify.json."""
     if facts.proof is None:
         return ""
     rows = [check for check in facts.proof.checks if check.name in _PROOF]
@@ -195,8 +195,8 @@ def _proof(facts: CardFacts) -> str:
 
 
 def _cell(check: Check) -> str:
-    """The sentence of a check; of those that can quote texts the numbers only."""
-    if check.name in TOLD:
+    """The sentence of a check; only its numbers if the sentence can quote texts."""
+    if check.name in CHECKS_WITH_DETAIL:
         return _word(check.detail)
     return f"{_number(check.figure)} (limit {_number(check.threshold)})"
 
@@ -205,7 +205,7 @@ def _number(value: Any) -> Any:
     return None if isinstance(value, str) else _round(value)
 
 
-def _made(facts: CardFacts) -> str:
+def _training(facts: CardFacts) -> str:
     figures = facts.training.figures
     rows = [(key, facts.recipe[key]) for key in _FACTS if key in facts.recipe]
     rows += [("first loss", _round(figures.first_loss)), ("last loss", _round(figures.last_loss))]

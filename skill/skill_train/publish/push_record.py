@@ -1,4 +1,4 @@
-"""`push.json`: what was pushed, and where it lies."""
+"""`push.json`: what was pushed, and where."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from skill_train.run.records import StepSchema
 
 
 class PushInputs(msgspec.Struct, frozen=True):
-    """Of which run."""
+    """The run that was pushed."""
 
     recipe_hash: str
 
 
 class PushTarget(msgspec.Struct, frozen=True):
-    """What was asked for: parts of `gguf`, `adapter`, `merged`."""
+    """The request; `parts` are some of `gguf`, `adapter`, `merged`."""
 
     repo: str
     parts: list[str]
@@ -23,7 +23,7 @@ class PushTarget(msgspec.Struct, frozen=True):
 
 
 class PushedFile(msgspec.Struct, frozen=True):
-    """One file of the repository; `changed` says what of it is not as it lies here."""
+    """One file of the repository; `changed` says how it differs from the local file."""
 
     path: str
     bytes: int
@@ -34,10 +34,10 @@ class Push(msgspec.Struct, frozen=True, kw_only=True):
     """The push.
 
     Attributes:
-        commit: its id on the Hub.
+        commit: the id of the commit on the Hub.
         created: the repository is new.
-        reused: it had all of this already.
-        private: the repository is.
+        reused: the repository already had all files.
+        private: the repository is private.
     """
 
     schema: StepSchema = "skill-train/step/1"

@@ -1,5 +1,5 @@
-"""What of a run's records is published: figures, names and digests. No row of the data is among them, nor what quotes
-one: a failed check says which text differed, and a template's which ids. Pure: only what is named here leaves.
+"""The published part of a run's records: figures, names and digests. It contains no row of the data and no quote of
+one, such as the text or the ids in a failed check. Pure: only the keys that are listed here are published.
 """
 
 from __future__ import annotations
@@ -15,50 +15,50 @@ from skill_train.run.train_record import SmokeCheck, TrainRecord
 from skill_train.run.verify_record import Check, Proof
 
 _OF_ALL = ("schema", "step", "verdict", "seconds", "finished_at", "versions")
-_KEPT = {
+_PUBLISHED = {
     "train": (*_OF_ALL, "recipe_hash", "steps", "outputs", "data", "figures"),
     "verify": (*_OF_ALL, "inputs", "options", "samples"),
     "evaluate": (
         *_OF_ALL, "inputs", "options", "rows", "asked", "answer_tokens", "score", "models", "differences",
     ),
 }  # fmt: skip
-# Checks whose sentence has figures and names of tensors. Those of tokens, templates and answers quote texts.
-TOLD = ("digest", "file", "logits", "tensors", "tuned", "types", "weights")
+# Checks whose sentence has only figures and names of tensors. The sentences of the other checks quote texts.
+CHECKS_WITH_DETAIL = ("digest", "file", "logits", "tensors", "tuned", "types", "weights")
 
 
 def published(step: str, record: TrainRecord | Proof | Evaluation) -> dict[str, object]:
-    """A record as it may be read by everybody: `train`, `verify` or `evaluate`."""
+    """The public part of a record: `train`, `verify` or `evaluate`."""
     whole = msgspec.to_builtins(record)
-    kept = {key: whole[key] for key in _KEPT[step] if key in whole}
+    public = {key: whole[key] for key in _PUBLISHED[step] if key in whole}
     if not isinstance(record, Evaluation):
-        kept["checks"] = [_check(check) for check in record.checks]
+        public["checks"] = [_check(check) for check in record.checks]
     if isinstance(record, Proof):
-        kept["not_checked"] = [{"name": one.name, "file": one.file} for one in record.not_checked]
-    return without_paths(kept)
+        public["not_checked"] = [{"name": row.name, "file": row.file} for row in record.not_checked]
+    return without_paths(public)
 
 
 def without_paths(document: Mapping[str, object]) -> dict[str, object]:
-    """The recipe or record with names in the place of paths of this machine."""
+    """The recipe or record with file names instead of paths of this machine."""
     return {key: _without_paths(value) for key, value in document.items()}
 
 
 def _check(check: SmokeCheck | Check) -> dict[str, object]:
     if isinstance(check, SmokeCheck):
         return {"name": check.name, "verdict": check.verdict, "figure": check.figure, "figures": {}}
-    told = check.name in TOLD
-    kept: dict[str, object] = {"name": check.name, "file": check.file, "verdict": check.verdict}
+    detailed = check.name in CHECKS_WITH_DETAIL
+    public: dict[str, object] = {"name": check.name, "file": check.file, "verdict": check.verdict}
     measured = {"figure": check.figure, "threshold": check.threshold}
-    kept |= {key: value for key, value in measured.items() if told or _is_figure(value)}
-    kept |= {"detail": check.detail} if told else {}
-    return kept | {"figures": _figures(check.figures)}
+    public |= {key: value for key, value in measured.items() if detailed or _is_figure(value)}
+    public |= {"detail": check.detail} if detailed else {}
+    return public | {"figures": _figures(check.figures)}
 
 
 def _figures(value: Any) -> Any:
-    """Of an object the numbers, in objects inside of it too."""
+    """The numbers in an object and in the objects inside it."""
     if not isinstance(value, dict):
         return {}
-    found = {key: _figures(item) if isinstance(item, dict) else item for key, item in value.items()}
-    return {key: item for key, item in found.items() if isinstance(item, dict) or _is_figure(item)}
+    figures = {key: _figures(item) if isinstance(item, dict) else item for key, item in value.items()}
+    return {key: item for key, item in figures.items() if isinstance(item, dict) or _is_figure(item)}
 
 
 def _is_figure(value: Any) -> bool:
@@ -66,7 +66,7 @@ def _is_figure(value: Any) -> bool:
 
 
 def _without_paths(value: Any) -> Any:
-    """Absolute paths become the name of what they lead to."""
+    """The value with each absolute path replaced by its last part."""
     if isinstance(value, dict):
         return {key: _without_paths(item) for key, item in value.items()}
     if isinstance(value, list):

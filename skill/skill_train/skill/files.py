@@ -1,7 +1,8 @@
 """The files of the skill: SKILL.md, the references, the templates and the standalone programs.
 
-In the wheel they lie in `skill_train/shipped/skill/`, in a checkout where git has them. A copy is the same bytes, but
-for the programs: in a checkout they find the package beside them, in a copy they ask for the version that made it.
+In the wheel they are in `skill_train/shipped/skill/`, in a checkout at their places in git. A copy has the same bytes,
+except for the programs: in a checkout they find the package beside them, in a copy they require the version that wrote
+the copy.
 """
 
 from __future__ import annotations
@@ -12,15 +13,15 @@ from pathlib import Path
 
 from skill_train.core import resources
 
-NAME = "skill-train"  # of the folder too: the specification wants them equal
-PROGRAMS = ("export_gguf.py", "inspect_dataset.py", "plan.py")  # train.py travels in the package
-# In the header of each program: where a checkout has the package.
+NAME = "skill-train"  # also the name of the folder, as the specification requires
+PROGRAMS = ("export_gguf.py", "inspect_dataset.py", "plan.py")  # train.py is in the package
+# The line in the header of each program that names the package of a checkout.
 _BESIDE = '#\n# [tool.uv.sources]\n# skill-train = { path = ".." }\n'
 _WANTED = re.compile(r'"skill-train(\[[a-z,]+\])?"')
 
 
 def skill_files(version: str | None) -> dict[str, bytes]:
-    """The contents of the skill by path. `version` is the one that its programs require; None for any."""
+    """The contents of the skill by path. `version` is the version that its programs require; None for any."""
     root = resources.skill()
     return {path.relative_to(root).as_posix(): _content(path, version) for path in _paths(root)}
 

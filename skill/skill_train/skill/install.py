@@ -1,8 +1,7 @@
 """Installs the skill into a folder that agents read, updates it there, and reports the result.
 
-A marker file names the version and the digest of every file that was written. So a file that somebody edited is known
-from one that is only old: the first is kept and named, the second is replaced. A folder without the marker is somebody
-else's and is refused.
+A marker file names the version and the digest of every written file. It distinguishes an edited file, which is kept and
+reported, from an old one, which is replaced. A folder without the marker belongs to somebody else and is refused.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ Found = Literal["current", "older", "newer", "different", "edited", "unmanaged"]
 
 
 class Manifest(TypedDict):
-    """The marker in a folder that `install` wrote; `files` has the digest of each."""
+    """The marker in a folder that `install` wrote; `files` has the digest of each file."""
 
     schema: str
     version: str
@@ -51,8 +50,8 @@ class Skill:
 
 @dataclass(frozen=True)
 class Done:
-    """The result at one place. `kept` are edited files that were not replaced; `removed` files do not belong to the
-    skill any more."""
+    """The result at one place. `kept` are edited files that were not replaced. `removed` files no longer belong to the
+    skill."""
 
     path: Path
     state: State
@@ -74,10 +73,10 @@ class Copy:
 
 
 def refuse_foreign(folder: Path) -> None:
-    """Refuses a folder that skill-train did not make, before anything is written.
+    """Refuses a folder that skill-train did not create, before anything is written.
 
     Raises:
-        UsageError: a link, a file, or a folder that holds something and was not made by `install`.
+        UsageError: it is a link, a file, or a folder with content that `install` did not write.
     """
     if folder.is_symlink():
         raise _foreign(folder, f"a link to {os.readlink(folder)}")
@@ -88,7 +87,7 @@ def refuse_foreign(folder: Path) -> None:
 
 
 def refuse_foreign_link(place: Path, to: Path) -> None:
-    """The same for the place of a link to `to`; a copy that `install` made is accepted too."""
+    """Does the same for the place of a link to `to`. A copy that `install` made is accepted too."""
     if not _leads_to(place, to):
         refuse_foreign(place)
 
@@ -96,7 +95,7 @@ def refuse_foreign_link(place: Path, to: Path) -> None:
 def install(skill: Skill, folder: Path, *, force: bool) -> Done:
     """Installs the complete skill: new files are written under a temporary name, then the folders are swapped.
 
-    Files of others in the folder stay. With `force` edited files are replaced, and a link that stands there is too.
+    Other files in the folder stay. `force` also replaces edited files, and a link at this place.
     """
     _recover(folder)
     if folder.is_symlink() and force:
@@ -104,12 +103,12 @@ def install(skill: Skill, folder: Path, *, force: bool) -> Done:
     before, recorded = _digests(folder), _recorded(folder)
     wanted = skill.marker["files"]
     edited = [name for name in wanted if before.get(name, wanted[name]) not in (wanted[name], recorded.get(name))]
-    kept = [] if force else edited
+    preserved = [] if force else edited
     ours = {name for name, digest in recorded.items() if before.get(name) == digest}
     removed = sorted(ours - set(wanted))
-    left = {name: content for name, content in skill.files.items() if name not in kept}
+    left = {name: content for name, content in skill.files.items() if name not in preserved}
     if _marker(folder) == skill.marker and all(before.get(name) == wanted[name] for name in left):
-        return Done(folder, "current", kept)
+        return Done(folder, "current", preserved)
     foreign = [name for name in before if name not in left and name not in removed]
     with _replaced(folder) as stage:
         for name, content in left.items():
@@ -117,7 +116,7 @@ def install(skill: Skill, folder: Path, *, force: bool) -> Done:
         for name in foreign:
             shutil.copy2(folder / name, _target(stage, name), follow_symlinks=False)
         write_json(stage / MARKER, skill.marker)
-    return Done(folder, "updated" if before else "written", kept, removed)
+    return Done(folder, "updated" if before else "written", preserved, removed)
 
 
 def link(skill: Skill, place: Path, to: Path, *, force: bool) -> Done:
@@ -132,7 +131,7 @@ def link(skill: Skill, place: Path, to: Path, *, force: bool) -> Done:
     try:
         with whole_file(place) as part:
             part.symlink_to(target, target_is_directory=True)
-    except OSError:  # a file system or a Windows without links
+    except OSError:  # the file system or Windows does not allow links
         return install(skill, place, force=force)
     return Done(place, "linked", link_to=target)
 
@@ -186,15 +185,15 @@ def _recorded(folder: Path) -> dict[str, str]:
 
 def _digests(folder: Path) -> dict[str, str]:
     """The digest by path of all existing files; a link counts as its target path."""
-    found = {}
+    digests = {}
     for path in sorted(folder.rglob("*")) if folder.is_dir() else []:
         name = path.relative_to(folder).as_posix()
         if path.is_symlink():
-            found[name] = f"link to {os.readlink(path)}"
+            digests[name] = f"link to {os.readlink(path)}"
         elif path.is_file() and name != MARKER:
             with open(path, "rb") as file:
-                found[name] = hashlib.file_digest(file, "sha256").hexdigest()
-    return found
+                digests[name] = hashlib.file_digest(file, "sha256").hexdigest()
+    return digests
 
 
 def _target(stage: Path, name: str) -> Path:
