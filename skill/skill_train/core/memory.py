@@ -58,8 +58,8 @@ def _high_water(process: str) -> int | None:
         status = (Path("/proc") / process / "status").read_text(encoding="utf-8")
     except OSError:
         return None
-    found = re.search(r"^VmHWM:\s+(\d+) kB", status, re.MULTILINE)
-    return 1024 * int(found[1]) if found else None
+    match = re.search(r"^VmHWM:\s+(\d+) kB", status, re.MULTILINE)
+    return 1024 * int(match[1]) if match else None
 
 
 def keep_freed() -> None:
