@@ -5,6 +5,8 @@ from __future__ import annotations
 import ast
 import json
 import re
+import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -90,3 +92,60 @@ def test_list_and_text_are_those_of_the_converter() -> None:
     text = re.search(r"chktxt = ('.*')", code)
     assert text is not None
     assert ast.literal_eval(text[1]) == llama_vocabulary.TEXT
+
+
+# --- The answer is kept, because reading a vocabulary takes longer than the rest of a plan ---
+
+
+@pytest.fixture
+def reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The files that the library reads, with an empty cache."""
+    monkeypatch.setenv("SKILL_TRAIN_CACHE", str(tmp_path / "cache"))
+    files: list[str] = []
+
+    def counted(folder: Path) -> list[str]:
+        files.append(folder.name)
+        return list(hashes(folder))
+
+    hashes = llama_vocabulary._hashes
+    monkeypatch.setattr(llama_vocabulary, "_hashes", counted)
+    return files
+
+
+def test_a_vocabulary_is_read_once(reads: list[str], tmp_path: Path) -> None:
+    folder = home_made(tmp_path)
+    first, second = (why_no_vocabulary(folder, "Qwen2ForCausalLM") for _ in range(2))
+    assert first == second and "splits text" in str(first)
+    assert len(reads) == 1
+    why_no_vocabulary(folder, "GPT2LMHeadModel")  # of another class the answer may be another
+    assert len(reads) == 2
+
+
+def test_another_vocabulary_under_the_same_name_is_read(reads: list[str], tmp_path: Path) -> None:
+    folder, known = home_made(tmp_path), vocabulary(tiny_vocab.write_gpt2, tmp_path / "gpt2")
+    assert why_no_vocabulary(folder, "GPT2LMHeadModel") is not None
+    shutil.copyfile(known / "tokenizer.json", folder / "tokenizer.json")
+    assert why_no_vocabulary(folder, "GPT2LMHeadModel") is None
+    assert len(reads) == 2
+
+
+@pytest.mark.parametrize("content", ["", "[]", '{"broken', "null"])
+def test_a_damaged_cache_is_made_again(content: str, reads: list[str], tmp_path: Path) -> None:
+    folder = home_made(tmp_path)
+    (tmp_path / "cache").mkdir()
+    (tmp_path / "cache" / "tokenizers.json").write_text(content)
+    for _ in range(2):
+        assert why_no_vocabulary(folder, "Qwen2ForCausalLM") is not None
+    assert len(reads) == 1
+
+
+def test_what_could_not_be_read_is_read_again(
+    reads: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A library that is installed later gives the answer that it could not give."""
+    folder = home_made(tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setitem(sys.modules, "tokenizers", None)
+        assert why_no_vocabulary(folder, "Qwen2ForCausalLM") is None
+    assert why_no_vocabulary(folder, "Qwen2ForCausalLM") is not None
+    assert len(reads) == 2
