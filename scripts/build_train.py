@@ -18,8 +18,8 @@ TARGET = ROOT / "scripts" / "train.py"
 PACKAGE = "skill_train.program."
 # A part imports those before it.
 PARTS = (
-    "events", "model_files", "plan", "examples", "parquet", "rows", "split", "encode", "model", "watch", "trainer",
-    "checks", "push", "job", "main",
+    "events", "model_files", "plan", "examples", "pictures/decode", "pictures/find", "pictures/tokens", "parquet",
+    "rows", "split", "tokenizer", "encode", "model", "watch", "trainer", "checks", "cloud/push", "cloud/job", "main",
 )  # fmt: skip
 NOTE = "# Written by scripts/build_train.py (`make docs`) from skill/skill_train/program/: change the parts.\n\n"
 
@@ -34,7 +34,8 @@ def main() -> None:
 
 def join(folder: Path) -> str:
     """The whole program. Ends with a message when the parts cannot share one namespace."""
-    found = {path.stem for path in folder.glob("*.py")} - {"__init__"}
+    paths = (path.relative_to(folder) for path in folder.rglob("*.py") if path.name != "__init__.py")
+    found = {path.with_suffix("").as_posix() for path in paths}
     if found != set(PARTS):
         raise SystemExit(f"{folder}: PARTS and the modules differ by {', '.join(sorted(found ^ set(PARTS)))}")
     sources = {part: (folder / f"{part}.py").read_text(encoding="utf-8") for part in PARTS}
@@ -49,7 +50,7 @@ def join(folder: Path) -> str:
 def check_imports(trees: dict[str, ast.Module]) -> None:
     """At the top the standard library and names of earlier parts, under their own names; elsewhere nothing of ours."""
     for part, tree in trees.items():
-        earlier = {PACKAGE + each for each in PARTS[: PARTS.index(part)]}
+        earlier = {PACKAGE + each.replace("/", ".") for each in PARTS[: PARTS.index(part)]}
         for node in ast.walk(tree):
             if not isinstance(node, (ast.Import, ast.ImportFrom)):
                 continue

@@ -12,6 +12,7 @@
 #   "huggingface_hub==2.4.0",
 #   "sentencepiece==0.2.3",
 #   "protobuf==7.36.2",
+#   "pillow==13.0.0",
 # ]
 # ///
 """Fine-tunes a model exactly as a plan says: a LoRA adapter, or every weight. The same bytes run on a laptop and in a
@@ -49,11 +50,13 @@ from __future__ import annotations
 
 import argparse
 import base64
+import binascii
 import copy
 import csv
 import difflib
 import errno
 import hashlib
+import io
 import itertools
 import json
 import math
@@ -70,10 +73,12 @@ import tempfile
 import threading
 import time
 import unicodedata
+import warnings
 from collections import Counter
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from types import UnionType
 from typing import IO, Any, Literal, NamedTuple, NotRequired, TypedDict, get_args, get_origin, get_type_hints
@@ -892,6 +897,10 @@ class Recipe(TypedDict):
     held_out_fraction: float | int
     skip_untrained_rows: bool
     seed: int
+    images: NotRequired[bool]
+    lora_parts: NotRequired[list[str] | None]
+    min_pixels: NotRequired[int | None]
+    max_pixels: NotRequired[int | None]
 
 
 class Placement(TypedDict):
@@ -980,8 +989,8 @@ def plan_document(path: Path) -> Any:
     if not isinstance(document, dict) or document.get("schema") != PLAN_SCHEMA:
         got = str(document.get("schema")) if isinstance(document, dict) else type(document).__name__
         raise bad_plan(f"{path} is not a plan", expected=PLAN_SCHEMA, got=got)
-    check_fields(document.get("recipe"), json_types(Recipe), "recipe")
-    check_fields(document.get("placement"), json_types(Placement), "placement")
+    check_fields(document.get("recipe"), Recipe, "recipe")
+    check_fields(document.get("placement"), Placement, "placement")
     return document
 
 
@@ -1014,14 +1023,22 @@ def json_types(fields: type) -> dict[str, tuple[type, ...]]:
     return {name: tuple(get_origin(part) or part for part in types) for name, types in parts.items()}
 
 
-def check_fields(values: Any, fields: dict[str, tuple[type, ...]], name: str) -> None:
+def may_be_missing(fields: type) -> set[str]:
+    """The fields that are newer than the first plans that were written."""
+    hints = get_type_hints(fields, include_extras=True).items()
+    return {name for name, hint in hints if get_origin(hint) is NotRequired}
+
+
+def check_fields(values: Any, described: Any, name: str) -> None:
+    """Refuses what is not an object with the fields of the TypedDict `described`."""
     if not isinstance(values, dict):
         raise bad_plan(f"the plan has no {name}", expected=f"an object called {name}")
+    fields, newer = json_types(described), may_be_missing(described)
     for key in sorted(set(values) ^ set(fields)):
-        state = "unknown" if key in values else "missing"
-        raise bad_plan(f"{name}.{key} is {state}")
-    for key, types in fields.items():
-        value = values[key]
+        if key in values or key not in newer:
+            raise bad_plan(f"{name}.{key} is {'unknown' if key in values else 'missing'}")
+    for key, value in values.items():
+        types = fields[key]
         if not isinstance(value, types) or (isinstance(value, bool) and bool not in types):
             expected = " or ".join(t.__name__ for t in types)
             raise bad_plan(f"{name}.{key} has the wrong type", expected=expected, got=repr(value))
@@ -1194,7 +1211,19 @@ class Tokens(TypedDict):
     labels: list[int]
 
 
-class EncodedRow(Example, Tokens):
+class Pictured(TypedDict, total=False):
+    """The pictures of a row, if it has any. In its texts U+FFFC stands for each, in this order.
+
+    Attributes:
+        images: where they are; in `samples.jsonl` and `held_out.jsonl` their names in the folder of the run.
+        image_sha256: the digests of their files.
+    """
+
+    images: list[Any]
+    image_sha256: list[str]
+
+
+class EncodedRow(Example, Pictured, Tokens):
     """A line of `samples.jsonl` and `held_out.jsonl`.
 
     Attributes:
@@ -1465,6 +1494,740 @@ def no_answer(messages: list[Message]) -> Refused:
     )
 
 
+# --- pictures/decode -------------------------------------------------------------------------------------------------
+# How a picture is read: found in a file or a row, checked by its header, decoded, upright, and in RGB.
+#
+# Pillow decodes each picture once, so training, evaluation and verification see the same pixels.
+
+# Where a row's picture is: the path of a file, a data URI, or its bytes. `datasets` and Parquet write the last two.
+PictureSource = str | bytes | dict[str, Any]
+
+PICTURE_BYTES = 100_000_000  # of one file; a photograph has 3 to 20 million
+PICTURE_PIXELS = 100_000_000  # decoded, 300 MB; a larger one is a bomb or a map
+PICTURE_RATIO = 200  # of the longer side to the shorter one: what Qwen's processor still takes
+# What Pillow may open. Of others some are no pictures: it gives PostScript to another program to run.
+FORMATS = ("PNG", "JPEG", "MPO", "WEBP", "GIF", "BMP", "DIB", "TIFF", "PPM", "JPEG2000", "ICO", "AVIF")
+PICTURE_HINT = "repair or remove the row: skill-train data FILE lists all of them"
+
+
+class PictureSize(NamedTuple):
+    """Pixels of an upright picture."""
+
+    width: int
+    height: int
+
+
+def read_picture(source: PictureSource, folder: Path | None) -> Any:
+    """The picture, upright, as a PIL image in RGB. What is transparent becomes white.
+
+    Args:
+        folder: of the dataset: paths are relative to it and stay inside. None: paths are refused.
+
+    Raises:
+        Refused: no such file, no picture, too large, too narrow, animated, or broken.
+    """
+    from PIL import ImageOps
+
+    with OpenedPicture(source, folder) as (image, _):
+        image.load()
+        return in_rgb(ImageOps.exif_transpose(image))
+
+
+def picture_size(source: PictureSource, folder: Path | None) -> PictureSize:
+    """Its size once it is upright, from the header of the file; the pixels are not decoded.
+
+    Raises:
+        Refused: as `read_picture`, but for pixels that are broken.
+    """
+    with OpenedPicture(source, folder) as (image, _):
+        return upright_size(image)
+
+
+def upright_size(image: Any) -> PictureSize:
+    """The size of a PIL image once it is upright."""
+    width, height = image.size
+    on_its_side = orientation(image) in (5, 6, 7, 8)
+    return PictureSize(height, width) if on_its_side else PictureSize(width, height)
+
+
+def orientation(image: Any) -> int:
+    """The orientation that EXIF says, from 1 (upright) to 8. What stands behind the pixels of a PNG file does not
+    count: Pillow's own method decodes the file for it."""
+    from PIL import Image
+
+    value = Image.Image.getexif(image).get(0x0112)
+    return value if isinstance(value, int) else 1
+
+
+def picture_digest(source: PictureSource, folder: Path | None) -> str:
+    """The SHA-256 of the file, in hexadecimal digits."""
+    return hashlib.sha256(picture_bytes(source, folder)).hexdigest()
+
+
+class OpenedPicture:
+    """A context with the lazily opened PIL image, after what its header tells is checked, and its name for messages.
+
+    Any error of Pillow in it, whatever its class, is a refusal: damaged files raise struct.error, IndexError and more.
+    """
+
+    def __init__(self, source: PictureSource, folder: Path | None) -> None:
+        self.name = picture_name(source)
+        self.file = picture_file(source, folder)
+        self.bytes = self.file.seek(0, os.SEEK_END)
+        self.file.seek(0)
+
+    def __enter__(self) -> tuple[Any, str]:
+        from PIL import Image
+
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # our own limit is below Pillow's error
+                Image.init()
+                self.image = Image.open(self.file, formats=[name for name in FORMATS if name in Image.OPEN])
+            check_header(self.image, self.name)
+            orientation(self.image)  # Pillow remembers it for exif_transpose
+        except Exception as error:
+            self.__exit__(type(error), error, None)
+            raise
+        return self.image, self.name
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        refusal = self.refusal(error) if isinstance(error, Exception) else None
+        self.file.close()
+        if refusal is not None:
+            raise refusal from None
+
+    def refusal(self, error: Exception) -> Exception:
+        from PIL import Image, UnidentifiedImageError
+
+        if isinstance(error, (Refused, ImportError)):
+            return error
+        if isinstance(error, UnidentifiedImageError):
+            self.file.seek(0)
+            return bad_picture(self.name, "is not a picture", f"{self.file.read(12)!r} at its start")
+        if isinstance(error, Image.DecompressionBombError):
+            return bad_picture(self.name, "has too many pixels", str(error))
+        return bad_picture(self.name, "is broken", f"{type(error).__name__}: {error}")
+
+
+def check_header(image: Any, name: str) -> None:
+    width, height = image.size
+    if width < 1 or height < 1:
+        raise bad_picture(name, "has no pixels", f"{width} x {height}")
+    if width * height > PICTURE_PIXELS:
+        raise bad_picture(name, "has too many pixels", f"{width} x {height}", f"at most {PICTURE_PIXELS:,} pixels")
+    if max(width, height) > PICTURE_RATIO * min(width, height):
+        expected = f"a longer side of at most {PICTURE_RATIO} times the shorter one"
+        raise bad_picture(name, "is too narrow", f"{width} x {height}", expected)
+    if image.mode in ("I", "F"):
+        raise bad_picture(name, f"has the colour mode {image.mode}", "numbers without a range", "8 or 16 bits a colour")
+    frames = getattr(image, "n_frames", 1)
+    if frames > 1 and image.format != "MPO":  # MPO is a JPEG of a telephone, with a second view behind it
+        raise bad_picture(name, "is animated or has several pages", f"{frames} frames", "one still picture a file")
+
+
+def in_rgb(image: Any) -> Any:
+    """RGB from any mode of Pillow: 16-bit grey is scaled, and transparent pixels get white behind them."""
+    from PIL import Image
+
+    if image.mode.startswith("I;16"):
+        image = image.point(lambda value: value / 256).convert("L")
+    if image.mode in ("RGBA", "LA", "PA", "RGBa", "La") or "transparency" in image.info:
+        picture = image.convert("RGBA")
+        white = Image.new("RGBA", picture.size, "white")
+        white.alpha_composite(picture)
+        return white.convert("RGB")
+    return image.convert("RGB")
+
+
+def picture_name(source: PictureSource) -> str:
+    if isinstance(source, dict):
+        return str(source.get("path") or "a picture in the row")[:200]
+    return "a picture in the row" if isinstance(source, bytes) or source[:5].lower() == "data:" else source[:200]
+
+
+def picture_bytes(source: PictureSource, folder: Path | None) -> bytes:
+    """The content of the file.
+
+    Raises:
+        Refused: it cannot be read, or is too large.
+    """
+    with picture_file(source, folder) as file:
+        return file.read()
+
+
+def picture_file(source: PictureSource, folder: Path | None) -> IO[bytes]:
+    """The opened file, of which nothing is read yet, or what a row holds itself."""
+    if isinstance(source, dict):
+        content = source.get("bytes")
+        if content is None and isinstance(source.get("path"), str):
+            return picture_file(source["path"], folder)
+        source = content if isinstance(content, bytes) else b""
+    if isinstance(source, bytes):
+        return io.BytesIO(limited_bytes(source, "a picture in the row"))
+    if source[:5].lower() == "data:":
+        return io.BytesIO(limited_bytes(data_uri(source), "a picture in the row"))
+    return opened_file(source, folder)
+
+
+def limited_bytes(content: bytes, name: str) -> bytes:
+    if not content:
+        raise bad_picture(name, "is empty", "0 bytes")
+    if len(content) > PICTURE_BYTES:
+        raise bad_picture(name, "is too large", f"{len(content):,} bytes", f"at most {PICTURE_BYTES:,} bytes")
+    return content
+
+
+def data_uri(source: str) -> bytes:
+    head, comma, body = source.partition(",")
+    if not comma or not head.lower().endswith(";base64"):
+        raise bad_picture("a data URI", "is not base64", head[:60], "data:image/png;base64,…")
+    try:
+        return base64.b64decode(body, validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise bad_picture("a data URI", "is not base64", str(error), "data:image/png;base64,…") from None
+
+
+def opened_file(path: str, folder: Path | None) -> IO[bytes]:
+    """A file in the folder of the dataset. A dataset from elsewhere must not name the user's own files."""
+    if "://" in path:
+        raise bad_picture(path[:200], "is an address", "a URL", "a file beside the data; download it first")
+    if folder is None:
+        raise bad_picture(path[:200], "has no folder", "a path in data from the Hub", "bytes in the rows")
+    root = folder.resolve()
+    try:
+        file = (root / path).resolve()
+        if not file.is_relative_to(root):
+            raise bad_picture(path, "lies outside the folder of the data", str(file), f"a file in {root}")
+        if not file.is_file():
+            raise bad_picture(path, "does not exist", str(file), f"a file in {root}")
+        size = file.stat().st_size
+        if size > PICTURE_BYTES:
+            raise bad_picture(path, "is too large", f"{size:,} bytes", f"at most {PICTURE_BYTES:,} bytes")
+        if not size:
+            raise bad_picture(path, "is empty", "0 bytes")
+        return open(file, "rb")
+    except (OSError, ValueError) as error:  # no permission; a null character
+        raise bad_picture(path, "cannot be read", str(error)) from None
+
+
+def bad_picture(name: str, fault: str, got: str, expected: str = "a still picture, such as PNG or JPEG") -> Refused:
+    return Refused(f"{name} {fault}", code="bad_picture", expected=expected, got=got[:200], hint=PICTURE_HINT)
+
+
+# --- pictures/find ---------------------------------------------------------------------------------------------------
+# Where a row has its pictures, and where they stand in its texts.
+
+PICTURE = "\ufffc"  # U+FFFC, object replacement character: stands for a picture in the text of a message
+PICTURE_TAG = re.compile(r"\n?<image>\n?", re.IGNORECASE)  # LLaVA writes it on a line of its own
+PICTURE_PARTS = ("image", "image_url", "input_image")  # types of parts; the last two are OpenAI's
+
+
+def lift_pictures(row: Row, columns: dict[str, str]) -> tuple[Row, list[PictureSource]]:
+    """The row with `PICTURE` in its texts where a picture stands, and the pictures in that order.
+
+    A picture stands in a message as a part of its content, or as the tag `<image>` whose picture is the next one of the
+    column `images`. Pictures of a row without any such place come before the first question.
+
+    Raises:
+        Refused: another number of places than pictures, or a picture in an answer.
+    """
+    column = columns.get("images")
+    given = pictures_of_column(row.get(column)) if column is not None else []
+    waiting, found = list(given), list[PictureSource]()
+    texts = {name: row[place] for name, place in columns.items() if name != "images" and place in row}
+    lifted = {columns[name]: lifted_value(value, waiting, found) for name, value in texts.items()}
+    if given and len(waiting) == len(given):
+        lifted = before_first_question(lifted, columns, len(given))
+        waiting, found = [], given
+    if waiting:
+        places = len(given) - len(waiting)
+        raise Refused(
+            "a row has more pictures than places for them",
+            code="bad_row",
+            expected=f"{len(given)} times <image> in its texts, or none, for {len(given)} pictures",
+            got=f"{places} places",
+            hint="write <image> where each picture stands, or nothing: they come before the question then",
+        )
+    for value in lifted.values():
+        require_no_tag(value, has_pictures=bool(found))
+    return {name: value for name, value in row.items() if name != column} | lifted, found
+
+
+def require_no_tag(value: Any, *, has_pictures: bool) -> None:
+    """Refuses a text, or messages, with a place that no picture was left for. Of a row without pictures a text may
+    speak of the tag."""
+    if isinstance(value, list):
+        for message in value:
+            for key in ("content", "value"):
+                require_no_tag(message.get(key) if isinstance(message, dict) else None, has_pictures=has_pictures)
+    elif isinstance(value, str) and (tag := PICTURE_TAG.search(value)) and (has_pictures or media_mark(value)):
+        raise Refused(
+            "a row has more places for pictures than pictures",
+            code="bad_row",
+            expected="a picture for each <image>, in a column such as `images`",
+            got=value[max(0, tag.start() - 20) :][:80],
+        )
+
+
+def pictures_of_column(value: Any) -> list[PictureSource]:
+    """The pictures of a cell: one, a list of them, or none."""
+    values = value if isinstance(value, list) else [] if value in (None, "") else [value]
+    for each in values:
+        if not isinstance(each, (str, bytes, dict)):
+            raise Refused(
+                "a row has something else in the place of a picture",
+                code="bad_picture",
+                expected="the path of a file, a data URI, or bytes",
+                got=repr(each)[:80],
+                hint=PICTURE_HINT,
+            )
+    return values
+
+
+def lifted_value(value: Any, waiting: list[PictureSource], found: list[PictureSource]) -> Any:
+    """A text or a list of messages with `PICTURE` in the place of each picture. Takes those of tags from `waiting`, and
+    appends each to `found`."""
+    if isinstance(value, str):
+        return lifted_text(value, waiting, found)
+    if not isinstance(value, list):
+        return value
+    return [lifted_message(message, waiting, found) if isinstance(message, dict) else message for message in value]
+
+
+def lifted_message(message: dict[str, Any], waiting: list[PictureSource], found: list[PictureSource]) -> Any:
+    before = len(found)
+    lifted = dict(message)
+    for key in ("content", "value"):  # `value` is ShareGPT's
+        content = message.get(key)
+        if isinstance(content, str):
+            lifted[key] = lifted_text(content, waiting, found)
+        elif isinstance(content, list):
+            lifted[key] = "".join(lifted_part(part, waiting, found) for part in content)
+    if len(found) > before and (message.get("role") == "assistant" or message.get("from") in ("gpt", "assistant")):
+        raise Refused("an answer holds a picture", code="bad_row", expected="text in answers", got=repr(message)[:80])
+    return lifted
+
+
+def lifted_text(text: str, waiting: list[PictureSource], found: list[PictureSource]) -> str:
+    if PICTURE in text:
+        raise Refused(
+            "a text holds the character U+FFFC, which stands for a picture here",
+            code="bad_row",
+            expected="text without it",
+            got=text[:80],
+        )
+    return PICTURE_TAG.sub(lambda tag: next_picture(waiting, found) or tag.group(), text)
+
+
+def next_picture(waiting: list[PictureSource], found: list[PictureSource]) -> str:
+    """The mark of the next picture of the column. Empty where none is left, and the tag stays: it is refused later."""
+    if not waiting:
+        return ""
+    found.append(waiting.pop(0))
+    return PICTURE
+
+
+def lifted_part(part: Any, waiting: list[PictureSource], found: list[PictureSource]) -> str:
+    """The text of one part of a message's content, or the mark of its picture."""
+    kind = part.get("type") if isinstance(part, dict) else None
+    if kind == "text" or (kind is None and isinstance(part, dict) and isinstance(part.get("text"), str)):
+        return lifted_text(part.get("text") or "", waiting, found)
+    if kind not in PICTURE_PARTS:
+        raise Refused(
+            "a message holds a part that is neither text nor a picture",
+            code="bad_row",
+            expected='{"type": "text"} or {"type": "image"}',
+            got=repr(part)[:80],
+        )
+    source = source_of_part(part)
+    if source is None:
+        if not waiting:
+            raise Refused(
+                "a message holds a place for a picture, and the row has no picture for it",
+                code="bad_row",
+                expected="the picture in the part, or in a column `images`",
+                got=repr(part)[:80],
+            )
+        return next_picture(waiting, found)
+    found.append(source)
+    return PICTURE
+
+
+def source_of_part(part: dict[str, Any]) -> PictureSource | None:
+    """Where the picture of a part is; None where the part only marks its place."""
+    values = (part.get(key) for key in ("image", "image_url", "path", "url", "base64", "bytes"))
+    value = next((each for each in values if each is not None), None)
+    if isinstance(value, dict) and "url" in value:  # OpenAI's {"image_url": {"url": …}}
+        value = value["url"]
+    return value if isinstance(value, (str, bytes, dict)) else None
+
+
+def before_first_question(lifted: Row, columns: dict[str, str], count: int) -> Row:
+    """The texts with all pictures before the first message of the user, or before the question."""
+    for name in ("messages", "conversations", "prompt", "question", "instruction"):
+        value: Any = lifted.get(columns.get(name, ""))
+        if isinstance(value, str):
+            return lifted | {columns[name]: PICTURE * count + value}
+        for index, message in enumerate(value if isinstance(value, list) else []):
+            if isinstance(message, dict) and (
+                message.get("role") == "user" or message.get("from") in ("human", "user")
+            ):
+                key = "content" if "content" in message else "value"
+                asked = message | {key: PICTURE * count + str(message.get(key) or "")}
+                return lifted | {columns[name]: [*value[:index], asked, *value[index + 1 :]]}
+    raise Refused("a row has pictures and no question", code="bad_row", expected="a message of the user", got="none")
+
+
+def picture_parts(content: str) -> list[dict[str, str]]:
+    """The content of a message as the parts that a chat template reads."""
+    parts: list[dict[str, str]] = []
+    for index, text in enumerate(content.split(PICTURE)):
+        parts += [{"type": "image"}] if index else []
+        parts += [{"type": "text", "text": text}] if text else []
+    return parts or [{"type": "text", "text": ""}]
+
+
+def require_places(example: Example, pictures: int) -> None:
+    """Refuses a conversation in which another number of pictures stands than the row has."""
+    if example["kind"] != "chat":
+        raise Refused(
+            "rows with pictures need turns of a chat",
+            code="bad_row",
+            expected="format messages, sharegpt, question_answer or instruction",
+            got=f"format {example['kind']}",
+        )
+    places = sum(str(message["content"]).count(PICTURE) for message in example["messages"])
+    if places != pictures:
+        expected = f"{pictures} places"
+        raise Refused(
+            "a row's pictures do not stand in its messages", code="bad_row", expected=expected, got=f"{places}"
+        )
+
+
+# --- pictures/tokens -------------------------------------------------------------------------------------------------
+# How many tokens of the model stand for a picture, and the tensors that the model takes of it.
+#
+# The model's own image processor makes the tensors, in its Pillow version; torchvision is not needed.
+
+# How the input is called that marks the tokens of pictures. Qwen's positions and Gemma's attention depend on it.
+TYPE_NAMES = {
+    "qwen2_vl": "mm_token_type_ids",
+    "qwen2_5_vl": "mm_token_type_ids",
+    "qwen3_vl": "mm_token_type_ids",
+    "gemma3": "token_type_ids",
+}
+
+
+def moved(span: tuple[int, int], changes: list[tuple[int, int, int]]) -> tuple[int, int]:
+    """A span of a rendered text after its pictures are expanded. No span begins or ends inside a mark."""
+    start, end = span
+    shifts = [(stop, length - (stop - begin)) for begin, stop, length in changes]
+    return (
+        start + sum(shift for stop, shift in shifts if stop <= start),
+        end + sum(shift for stop, shift in shifts if stop <= end),
+    )
+
+
+# What stands for a picture in a rendered text, and what it becomes before the text is tokenized. The functions follow
+# `replace_image_token` of each processor of transformers 5.23, which a test compares; the processors themselves need
+# torchvision, for films.
+
+
+class Places(NamedTuple):
+    """How a family writes pictures into a text.
+
+    Attributes:
+        mark: the token that the chat template writes for a picture.
+        token: the token that stands for a part of a picture; the tower's output takes its place.
+    """
+
+    mark: str
+    token: str
+
+
+class ImageModel(TypedDict):
+    """The fields of a recipe that say how its pictures are read. A limit of None is what the model's processor says."""
+
+    model: str
+    revision: str | None
+    min_pixels: NotRequired[int | None]
+    max_pixels: NotRequired[int | None]
+
+
+class Pictures:
+    """The image processor of one model, with the pixel limits of a recipe.
+
+    Attributes:
+        folder: of the dataset, where the paths in its rows begin; None for data from the Hub.
+    """
+
+    def __init__(self, recipe: ImageModel, tokenizer: Any, folder: Path | None = None) -> None:
+        from transformers import AutoImageProcessor
+
+        require_pillow()
+        name, revision = recipe["model"], recipe["revision"]
+        self.folder = folder
+        self.is_grey = False
+        self.kind = model_type(name, revision)
+        if self.kind not in EXPANSIONS:
+            raise Refused(
+                f"pictures cannot be trained with the family {self.kind}",
+                code="vision",
+                expected=", ".join(EXPANSIONS),
+                got=self.kind,
+                hint="use a base model of one of these families",
+            )
+        self.processor = AutoImageProcessor.from_pretrained(
+            name, revision=revision, backend="pil", trust_remote_code=False
+        )
+        self.settings = processor_settings(name, revision)
+        self.tokenizer = tokenizer
+        self.places = self._places()
+        self.token_id = int(tokenizer.convert_tokens_to_ids(self.places.token))
+        limit_pixels(self.processor, self.kind, recipe.get("min_pixels"), recipe.get("max_pixels"))
+
+    def _places(self) -> Places:
+        if self.kind == "gemma3":
+            return Places(self.tokenizer.boi_token, self.tokenizer.image_token)
+        name = {"smolvlm": "<image>", "idefics3": "<image>", "mistral3": "[IMG]"}
+        token = name.get(self.kind, "<|image_pad|>")
+        return Places(token, token)
+
+    def expansion(self, size: PictureSize) -> str:
+        """The text that stands for one picture, with a token for each part of it."""
+        text: str = EXPANSIONS[self.kind](self, size)
+        return text
+
+    def expanded(self, rendered: str, sizes: list[PictureSize]) -> tuple[str, list[tuple[int, int, int]]]:
+        """The text with each mark of a picture replaced by what stands for it, and of each mark its start and end in
+        the text before, and the length of its replacement.
+
+        Raises:
+            Refused: the chat template wrote another number of marks.
+        """
+        marks = [match.span() for match in re.finditer(re.escape(self.places.mark), rendered)]
+        if len(marks) != len(sizes):
+            raise Refused(
+                "the model's chat template does not write one mark for each picture",
+                code="template_mismatch",
+                expected=f"{len(sizes)} times {self.places.mark}",
+                got=f"{len(marks)} times",
+                hint="use a base model whose chat template reads pictures, such as an Instruct version",
+            )
+        text, end, changes = "", 0, list[tuple[int, int, int]]()
+        for (start, stop), size in zip(marks, sizes, strict=True):
+            expansion = self.expansion(size)
+            text += rendered[end:start] + expansion
+            changes.append((start, stop, len(expansion)))
+            end = stop
+        return text + rendered[end:], changes
+
+    def fed(
+        self, rendered: str, spans: list[tuple[int, int]], images: list[PictureSource]
+    ) -> tuple[str, list[tuple[int, int]], Pictured]:
+        """The rendered text with its pictures expanded, its trained spans there without any token of a picture, and
+        the pictures with their digests."""
+        fed, changes = self.expanded(rendered, [picture_size(image, self.folder) for image in images])
+        outside, shift = [moved(span, changes) for span in spans], 0
+        for start, stop, length in changes:
+            begin, end = start + shift, start + shift + length
+            outside = [part for a, b in outside for part in ((a, min(b, begin)), (max(a, end), b)) if part[0] < part[1]]
+            shift += length - (stop - start)
+        if not images:
+            return fed, outside, {}
+        digests = [picture_digest(image, self.folder) for image in images]
+        return fed, outside, {"images": images, "image_sha256": digests}
+
+    def require_whole(self, ids: list[int], fed: str, limit: int) -> None:
+        """Refuses a row whose pictures are cut by max_length: the model would fail, or see a part of a picture."""
+        whole, token = fed.count(self.places.token), self.token_id
+        if ids.count(token) != whole:
+            raise Refused(
+                "the tokenizer does not keep the tokens of a picture apart",
+                code="bad_tokenizer",
+                expected=f"{whole} times {self.places.token}",
+                got=f"{ids.count(token)} times",
+            )
+        if ids[:limit].count(token) != whole:
+            last = max(place for place, each in enumerate(ids) if each == token)
+            raise Refused(
+                "max_length ends inside of a picture, or before it",
+                code="nothing_to_train",
+                expected=f"max_length above {last + 1}: the row has {whole} tokens of pictures",
+                got=f"max_length {limit}",
+                hint=f"raise max_length to {len(ids)}, or set max_pixels in the recipe for smaller pictures",
+            )
+
+    def tokens(self, size: PictureSize) -> int:
+        """The parts of a picture that the language model reads."""
+        return self.expansion(size).count(self.places.token)
+
+    def read(self, row: Mapping[str, Any]) -> list[Any]:
+        """The pictures of an encoded row, as PIL images."""
+        from PIL import Image
+
+        images = [read_picture(image, self.folder) for image in row.get("images") or ()]
+        return [Image.new("RGB", image.size, "grey") for image in images] if self.is_grey else images
+
+    @contextmanager
+    def all_grey(self, grey: bool = True) -> Iterator[None]:
+        """In the block every picture is grey, of its own size."""
+        self.is_grey = grey
+        try:
+            yield
+        finally:
+            self.is_grey = False
+
+    def tensors(self, rows: list[list[Any]]) -> dict[str, Any]:
+        """What the model takes beside the ids: for the pictures of each row, as PIL images.
+
+        Pixels by patch (Qwen), by picture (Gemma 3) or by row and tile (SmolVLM, which pads rows of fewer tiles).
+        """
+        if not any(rows):
+            return {}
+        nested = self.kind in ("smolvlm", "idefics3")
+        images = rows if nested else [image for row in rows for image in row]
+        features = dict(self.processor(images=images, return_tensors="pt"))
+        return {name: value for name, value in features.items() if name not in ("rows", "cols", "num_crops")}
+
+    def token_types(self, ids: Any) -> dict[str, Any]:
+        """Where pictures stand, for the families whose model asks. ids [rows, tokens] -> the same shape, 0 or 1."""
+        name = TYPE_NAMES.get(self.kind)
+        return {} if name is None else {name: (ids == self.token_id).long()}
+
+
+def require_pillow() -> None:
+    if find_spec("PIL") is None:
+        raise Refused(
+            "Pillow is not installed, and pictures are read with it",
+            code="missing_package",
+            exit_code=EXIT_NOT_INSTALLED,
+            hint='pip install "skill-train[vision]"',
+        )
+
+
+def model_type(model: str, revision: str | None) -> str:
+    """The model type in config.json. It decides which tokens stand for a picture."""
+    path = model_file(model, revision, "config.json")
+    document = foreign_json(Path(path)) if path is not None else {}
+    return str(document.get("model_type")) if isinstance(document, dict) else "unknown"
+
+
+def processor_settings(model: str, revision: str | None) -> dict[str, Any]:
+    """`processor_config.json`: the tokens of a picture are counted there. Empty where there is none."""
+    path = model_file(model, revision, "processor_config.json")
+    document = foreign_json(Path(path)) if path is not None else {}
+    return document if isinstance(document, dict) else {}
+
+
+def patches_expansion(pictures: Pictures, size: PictureSize) -> str:
+    """Qwen: one token for a square of patches, whatever the sides of the picture."""
+    patches: int = pictures.processor.get_number_of_image_patches(size.height, size.width, {})
+    return pictures.places.token * (patches // int(pictures.processor.merge_size) ** 2)
+
+
+def gemma_expansion(pictures: Pictures, size: PictureSize) -> str:
+    """Gemma 3: the same number of tokens for every picture, between two marks, on lines of its own."""
+    count = int(pictures.settings.get("image_seq_length", 256))
+    begin, end = pictures.tokenizer.boi_token, pictures.tokenizer.eoi_token
+    return f"\n\n{begin}{pictures.places.token * count}{end}\n\n"
+
+
+def tiles_expansion(pictures: Pictures, size: PictureSize) -> str:
+    """SmolVLM and Idefics3: the tiles of the picture by row and column, then the whole picture, made small."""
+    count = int(pictures.settings.get("image_seq_len", 169))
+    around, whole = "<fake_token_around_image>", "<global-img>"
+    parts = pictures.places.token * count
+    _, rows, columns = pictures.processor.get_number_of_image_patches(size.height, size.width, {})
+    text = ""
+    for row in range(1, rows + 1):
+        text += "".join(f"{around}<row_{row}_col_{column}>{parts}" for column in range(1, columns + 1)) + "\n"
+    return f"{text}{chr(10) if text else ''}{around}{whole}{parts}{around}"
+
+
+def lines_expansion(pictures: Pictures, size: PictureSize) -> str:
+    """Mistral 3, whose tower is Pixtral's: a token a square of patches, and one at the end of each line of patches."""
+    side = int(pictures.settings.get("patch_size", 16)) * int(pictures.settings.get("spatial_merge_size", 1))
+    longest = int(pictures.processor.size["longest_edge"])
+    ratio = max(1.0, size.width / longest, size.height / longest)
+    columns, rows = (math.ceil(int(edge / ratio) / side) for edge in size)
+    lines = "[IMG_BREAK]".join([pictures.places.token * columns] * rows)
+    return f"{lines}[IMG_END]"
+
+
+EXPANSIONS: dict[str, Callable[[Pictures, PictureSize], str]] = {
+    "qwen2_vl": patches_expansion,
+    "qwen2_5_vl": patches_expansion,
+    "qwen3_vl": patches_expansion,
+    "gemma3": gemma_expansion,
+    "smolvlm": tiles_expansion,
+    "idefics3": tiles_expansion,
+    "mistral3": lines_expansion,
+}
+
+
+def limit_pixels(processor: Any, kind: str, least: int | None, most: int | None) -> None:
+    """Sets the recipe's limits in the processor, each family in its own terms.
+
+    Raises:
+        Refused: the family has no such limit.
+    """
+    if least is None and most is None:
+        return
+    if kind.startswith("qwen"):
+        edges = {"shortest_edge": least, "longest_edge": most}  # Qwen's names for numbers of pixels
+        processor.size = {**dict(processor.size), **{name: value for name, value in edges.items() if value is not None}}
+        return
+    if least is not None or kind == "gemma3":
+        name = "min_pixels" if least is not None else "max_pixels"
+        raise Refused(
+            f"{name} has no meaning for the family {kind}",
+            code="bad_recipe",
+            expected="every picture is resized to one size" if kind == "gemma3" else "max_pixels alone",
+            got=f"{name}: {least if least is not None else most}",
+            hint=f"remove {name} from the recipe",
+        )
+    edge = math.isqrt(most or 0)
+    if kind in ("smolvlm", "idefics3"):
+        tile = int(processor.max_image_size["longest_edge"])
+        edge = max(1, edge // tile) * tile
+    processor.size = {"longest_edge": edge}
+
+
+def keep_pictures(rows: list[Any], pictures: Pictures | None, folder: Path) -> list[Any]:
+    """The rows for a file of the run, with their pictures under `images/` of the run's folder.
+
+    The file of a picture has its digest as its name, so a picture of many rows is kept once.
+    """
+    if pictures is None:
+        return rows
+    kept = folder / "images"
+    named = []
+    for row in rows:
+        names = []
+        for image, digest in zip(row.get("images") or (), row.get("image_sha256") or (), strict=True):
+            name = f"{digest}.{picture_format(image, pictures.folder)}"
+            if not (kept / name).is_file():
+                kept.mkdir(exist_ok=True)
+                write_whole(kept / name, picture_bytes(image, pictures.folder))
+            names.append(f"images/{name}")
+        named.append({**row, "images": names} if names else row)
+    return named
+
+
+def picture_format(source: PictureSource, folder: Path | None) -> str:
+    """The suffix of its format: png, jpeg, webp."""
+    with OpenedPicture(source, folder) as (image, _):
+        return str(image.format or "bin").lower()
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    part = path.with_name(f".{path.name}.part")
+    part.write_bytes(content)
+    os.replace(part, path)
+
+
 # --- parquet ---------------------------------------------------------------------------------------------------------
 # Parquet and Arrow: checks tables before they are unpacked, and gives rows as they were written.
 
@@ -1472,6 +2235,8 @@ def no_answer(messages: list[Message]) -> Refused:
 # by texts that repeat the beginning of the one before, by runs of rows or of parts of a row. The two functions say how
 # much a file of a size may hold: in all, as rows of Python; and at once, in one page of each column or in one row.
 ROWS_AT_ONCE = 1024
+BATCH_BYTES = 32_000_000  # of rows at once, where they are large as pictures are
+PIECE_BYTES = 1 << 20
 VALUE_BYTES = 100  # of a value in Python, beside its text
 # Of Parquet: two kinds of column, a kind of page, the encoding DELTA_BYTE_ARRAY, and codecs as pyarrow calls them.
 TEXTS, FIXED, DICTIONARY_PAGE, PREFIXES = 6, 7, 2, 7
@@ -1508,11 +2273,12 @@ def parquet_batches(path: Path, size: int) -> Iterator[Any]:
     with open(path, "rb") as raw:
         groups, most = row_groups(raw, size), most_at_once(size)
         check_footer(groups, path, size)
-        file = parquet.ParquetFile(path)
+        file = parquet.ParquetFile(path, **in_pieces(groups))
         if any(len(group.chunks) != len(file.schema) for group in groups):
             raise ValueError("its footer lacks a column")
         numbered = {i for group in groups for i, chunk in enumerate(group.chunks) if chunk.numbered}
-        by_number = parquet.ParquetFile(path, read_dictionary=[file.schema.column(i).path for i in sorted(numbered)])
+        names = [file.schema.column(i).path for i in sorted(numbered)]
+        by_number = parquet.ParquetFile(path, read_dictionary=names, **in_pieces(groups))
         for number, group in enumerate(groups):
             columns = [Column(raw, chunk, file.schema.column(i), most) for i, chunk in enumerate(group.chunks)]
             page, parts = sum(c.page for c in columns), sum(c.values for c in columns if c.repeated)
@@ -1524,9 +2290,21 @@ def parquet_batches(path: Path, size: int) -> Iterator[Any]:
             wide = [c for c in columns if c.repeated and c.width * c.values > most_in_all(size)]
             if any(not c.numbered for c in wide):
                 raise too_much(path, size, f"up to {max(c.width * c.values for c in wide):,} bytes of texts")
-            rows = min(ROWS_AT_ONCE, most // max(1, sum(c.width for c in columns)))
+            rows = min(ROWS_AT_ONCE, most // max(1, sum(c.width for c in columns)), BATCH_BYTES // mean_row(group))
             # Read by number, a repeated text is in memory only once, but the rows take six times as long.
             yield from (by_number if wide else file).iter_batches(batch_size=max(1, rows), row_groups=[number])
+
+
+def mean_row(group: Group) -> int:
+    """Bytes of a row in a file, by its footer. Pictures make it large."""
+    return 1 + sum(chunk.unpacked for chunk in group.chunks) // max(1, group.rows)
+
+
+def in_pieces(groups: list[Group]) -> dict[str, Any]:
+    """How pyarrow reads a file of large rows: a piece of a column after the other. Usually it reads all rows of a
+    group, which with pictures may be gigabytes."""
+    large = any(mean_row(group) * ROWS_AT_ONCE > BATCH_BYTES for group in groups)
+    return {"pre_buffer": False, "buffer_size": PIECE_BYTES} if large else {}
 
 
 class Chunk(NamedTuple):
@@ -1795,6 +2573,90 @@ def arrow_reader(kind: Any, *, json_read: bool) -> Callable[[Any], Any] | None:
     return read
 
 
+SAVE_AGAIN = "save the dataset again with Dataset.save_to_disk, or write the rows to a .jsonl file"
+# Files that `datasets` writes: two beside the rows of each split, and one beside the folders of several splits.
+STATE, INFO, SPLITS = "state.json", "dataset_info.json", "dataset_dict.json"
+
+
+def broken_arrow(path: Path, error: Exception) -> Refused:
+    got = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:200]}"
+    return Refused(
+        f"{path} cannot be read as part of a saved dataset",
+        code="unreadable_dataset",
+        expected="the files that Dataset.save_to_disk wrote, unchanged",
+        got=got,
+        hint=SAVE_AGAIN,
+    )
+
+
+def saved_json(path: Path) -> JsonObject:
+    """A JSON object beside the rows. A pipe is never waited for, and a large file is read only up to a limit."""
+    try:
+        document = foreign_json(path)
+    except Refused as refusal:
+        raise broken_arrow(path, ValueError(refusal.error["got"])) from None
+    if not isinstance(document, dict):
+        raise broken_arrow(path, ValueError(f"it holds {KINDS_OF_JSON.get(type(document), 'a value')}, and no object"))
+    return document
+
+
+def check_arrow(folder: Path) -> None:
+    """Refuses a folder with compressed or too many rows. `datasets` maps its files into memory, and writes no
+    compressed ones."""
+    import pyarrow
+
+    for path in arrow_files(folder):
+        size, rows = path.stat().st_size, 0
+        try:
+            with pyarrow.memory_map(str(path)) as file:
+                for message in pyarrow.ipc.MessageReader.open_stream(file):
+                    batch = record_batch(message)
+                    if batch.get(3):
+                        raise too_much(path, size, "an unknown size: its parts are compressed")
+                    rows += batch.get(0, 0)
+        except (pyarrow.ArrowException, OSError, ValueError, struct.error) as error:
+            raise broken_arrow(path, error) from None
+        if rows * VALUE_BYTES > most_in_all(size):
+            raise too_much(path, size, f"{rows:,} rows")
+
+
+def arrow_files(folder: Path) -> Iterator[Path]:
+    """The data files that `datasets` will open, whatever their names."""
+    saved_json(folder / INFO)
+    files = saved_json(folder / STATE).get("_data_files")
+    for file in files if isinstance(files, list) else []:
+        name = file.get("filename") if isinstance(file, dict) else None
+        if isinstance(name, str) and (path := folder / name).exists():  # datasets tells what is missing
+            check_regular(path, hint=SAVE_AGAIN)
+            yield path
+
+
+def record_batch(message: Any) -> dict[int, int]:
+    """The number of rows (0) of a batch in an Arrow stream, and whether it is compressed (3).
+
+    pyarrow shows neither before it has unpacked the batch. Arrow describes it in a table of FlatBuffers, where field 2
+    of a message is the batch.
+    """
+    data = message.metadata.to_pybytes()
+
+    def fields(table: int) -> dict[int, int]:
+        """The position of each field of a table."""
+        places = table - struct.unpack_from("<i", data, table)[0]
+        (length,) = struct.unpack_from("<H", data, places)
+        offsets = struct.unpack_from(f"<{(length - 4) // 2}H", data, places + 4)
+        return {number: table + offset for number, offset in enumerate(offsets) if offset}
+
+    (root,) = struct.unpack_from("<I", data, 0)
+    header = fields(root).get(2)
+    if message.type == "dictionary" or header is None:
+        raise ValueError("it has a dictionary, and datasets writes none")
+    if message.type != "record batch":
+        return {}
+    batch = fields(header + struct.unpack_from("<I", data, header)[0])
+    rows = struct.unpack_from("<q", data, batch[0])[0] if 0 in batch else 0
+    return {0: max(0, rows), 3: int(3 in batch)}
+
+
 # --- rows ------------------------------------------------------------------------------------------------------------
 # Rows: from a file, a saved folder or the Hub.
 
@@ -1805,7 +2667,6 @@ DOCUMENT_BYTES = 2_000_000_000  # of a dataset in .json, which is read whole and
 ROWS_IN_LINES = "write the rows to a .jsonl file, one object per line, and use that file"
 MEND = "correct or remove it; rows are never dropped silently"
 PART_OF_FILE = "use train, or a part of it, such as train[:500]"
-SAVE_AGAIN = "save the dataset again with Dataset.save_to_disk, or write the rows to a .jsonl file"
 
 
 def iter_rows(
@@ -1818,7 +2679,9 @@ def iter_rows(
     file holds.
     """
     path = Path(data)
-    if path.is_dir():
+    if path.is_dir() and (table := picture_table(path, split)) is not None:
+        rows = iter_slice(((line, in_folder(row, path, table)) for line, row in iter_file(table)), split)
+    elif path.is_dir():
         rows = iter_saved(path, split)
     elif path.is_file():
         if not split.startswith("train"):
@@ -2097,17 +2960,78 @@ def iter_saved(folder: Path, split: str) -> Iterator[tuple[int, Row]]:
         raise Refused(
             f"{folder} is not a dataset folder",
             code="unreadable_dataset",
-            expected="a folder written by Dataset.save_to_disk, or one file",
+            expected="a folder written by Dataset.save_to_disk, or one file; of pictures a folder with metadata.jsonl",
             got=f"a folder without {STATE} and without {SPLITS}",
             hint="use one file of rows, or a folder that Dataset.save_to_disk wrote",
         )
-    saved = load_saved(folder, split.split("[")[0])
+    saved = undecoded(load_saved(folder, split.split("[")[0]))
     rows = as_written(rows_of(saved, folder), saved.features.arrow_schema, json_read=True)
     yield from iter_slice(enumerate(rows, start=1), split)
 
 
-# Files that `datasets` writes: two beside the rows of each split, and one beside the folders of several splits.
-STATE, INFO, SPLITS = "state.json", "dataset_info.json", "dataset_dict.json"
+# The table beside the pictures of a folder, as the `imagefolder` of `datasets` has it: its column `file_name`, or
+# another that ends so, names a file beside the table.
+TABLES = ("metadata.jsonl", "metadata.csv", "metadata.parquet")
+FILE_NAME = re.compile(r"(?:\w+_)?file_names?")
+
+
+def picture_table(folder: Path, split: str) -> Path | None:
+    """The table of a folder of pictures: in the folder, where the split is train, or in that of the split. None for
+    another folder."""
+    name = split.split("[")[0]
+    if (folder / STATE).is_file() or (folder / SPLITS).is_file():
+        return None
+    places = ([folder] if name == "train" else []) + ([folder / name] if is_name_of_folder(name) else [])
+    return next((place / table for place in places for table in TABLES if (place / table).is_file()), None)
+
+
+def in_folder(row: Row, folder: Path, table: Path) -> Row:
+    """A row of the table with its names of files as seen from the folder."""
+    below = table.parent.relative_to(folder).as_posix()
+    if below == ".":
+        return row
+    return {name: below_it(value, below) if FILE_NAME.fullmatch(name) else value for name, value in row.items()}
+
+
+def below_it(value: Any, folder: str) -> Any:
+    if isinstance(value, list):
+        return [below_it(each, folder) for each in value]
+    return f"{folder}/{value}" if isinstance(value, str) and value else value
+
+
+def picture_folder(data: str) -> Path | None:
+    """The folder where the paths of pictures begin, and which they may not leave. Of data on the Hub it is where
+    huggingface_hub put the files of this dataset; None where there are none."""
+    path = Path(data)
+    if path.exists():
+        return path if path.is_dir() else path.parent
+    from huggingface_hub.constants import HF_HUB_CACHE
+
+    cached = Path(HF_HUB_CACHE) / f"datasets--{data.replace('/', '--')}"
+    return cached if cached.is_dir() else None
+
+
+def undecoded(loaded: Any) -> Any:
+    """The dataset with the bytes or the path of each picture, sound and film, which `datasets` would decode."""
+    loaded.info.features = type(loaded.features)(as_stored(loaded.features))
+    return loaded
+
+
+DECODED = ("Image", "Audio", "Video", "Pdf")  # classes of `datasets`
+
+
+def as_stored(feature: Any) -> Any:
+    """The same column, undecoded. `datasets` nests columns in lists of its own, lists and dictionaries."""
+    if isinstance(feature, dict):
+        return {name: as_stored(part) for name, part in feature.items()}
+    if isinstance(feature, list):
+        return [as_stored(part) for part in feature]
+    stored = copy.copy(feature)
+    if type(feature).__name__ in DECODED:
+        stored.decode = False
+    elif hasattr(feature, "feature"):
+        stored.feature = as_stored(feature.feature)
+    return stored
 
 
 def load_saved(folder: Path, name: str) -> Any:
@@ -2148,17 +3072,6 @@ def broken_saved(folder: Path) -> Iterator[None]:
         raise broken_arrow(folder, error) from None
 
 
-def broken_arrow(path: Path, error: Exception) -> Refused:
-    got = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:200]}"
-    return Refused(
-        f"{path} cannot be read as part of a saved dataset",
-        code="unreadable_dataset",
-        expected="the files that Dataset.save_to_disk wrote, unchanged",
-        got=got,
-        hint=SAVE_AGAIN,
-    )
-
-
 def saved_parts(folder: Path) -> list[Path]:
     """The folders that `datasets` will open: this one, or the folder of each split."""
     if all((folder / name).is_file() for name in (INFO, STATE)):
@@ -2174,78 +3087,10 @@ def is_name_of_folder(name: Any) -> bool:
     return isinstance(name, str) and name not in ("", ".", "..") and not re.search(r"[/\\:\0]", name)
 
 
-def saved_json(path: Path) -> JsonObject:
-    """A JSON object beside the rows. A pipe is never waited for, and a large file is read only up to a limit."""
-    try:
-        document = foreign_json(path)
-    except Refused as refusal:
-        raise broken_arrow(path, ValueError(refusal.error["got"])) from None
-    if not isinstance(document, dict):
-        raise broken_arrow(path, ValueError(f"it holds {KINDS_OF_JSON.get(type(document), 'a value')}, and no object"))
-    return document
-
-
-def check_arrow(folder: Path) -> None:
-    """Refuses a folder with compressed or too many rows. `datasets` maps its files into memory, and writes no
-    compressed ones."""
-    import pyarrow
-
-    for path in arrow_files(folder):
-        size, rows = path.stat().st_size, 0
-        try:
-            with pyarrow.memory_map(str(path)) as file:
-                for message in pyarrow.ipc.MessageReader.open_stream(file):
-                    batch = record_batch(message)
-                    if batch.get(3):
-                        raise too_much(path, size, "an unknown size: its parts are compressed")
-                    rows += batch.get(0, 0)
-        except (pyarrow.ArrowException, OSError, ValueError, struct.error) as error:
-            raise broken_arrow(path, error) from None
-        if rows * VALUE_BYTES > most_in_all(size):
-            raise too_much(path, size, f"{rows:,} rows")
-
-
-def arrow_files(folder: Path) -> Iterator[Path]:
-    """The data files that `datasets` will open, whatever their names."""
-    saved_json(folder / INFO)
-    files = saved_json(folder / STATE).get("_data_files")
-    for file in files if isinstance(files, list) else []:
-        name = file.get("filename") if isinstance(file, dict) else None
-        if isinstance(name, str) and (path := folder / name).exists():  # datasets tells what is missing
-            check_regular(path, hint=SAVE_AGAIN)
-            yield path
-
-
-def record_batch(message: Any) -> dict[int, int]:
-    """The number of rows (0) of a batch in an Arrow stream, and whether it is compressed (3).
-
-    pyarrow shows neither before it has unpacked the batch. Arrow describes it in a table of FlatBuffers, where field 2
-    of a message is the batch.
-    """
-    data = message.metadata.to_pybytes()
-
-    def fields(table: int) -> dict[int, int]:
-        """The position of each field of a table."""
-        places = table - struct.unpack_from("<i", data, table)[0]
-        (length,) = struct.unpack_from("<H", data, places)
-        offsets = struct.unpack_from(f"<{(length - 4) // 2}H", data, places + 4)
-        return {number: table + offset for number, offset in enumerate(offsets) if offset}
-
-    (root,) = struct.unpack_from("<I", data, 0)
-    header = fields(root).get(2)
-    if message.type == "dictionary" or header is None:
-        raise ValueError("it has a dictionary, and datasets writes none")
-    if message.type != "record batch":
-        return {}
-    batch = fields(header + struct.unpack_from("<I", data, header)[0])
-    rows = struct.unpack_from("<q", data, batch[0])[0] if 0 in batch else 0
-    return {0: max(0, rows), 3: int(3 in batch)}
-
-
 def iter_hub(name: str, split: str, config: str | None, revision: str | None) -> Iterator[tuple[int, Row]]:
     import datasets
 
-    loaded = datasets.load_dataset(name, config, split=split, revision=revision)
+    loaded = undecoded(datasets.load_dataset(name, config, split=split, revision=revision))
     yield from enumerate(as_written(loaded, loaded.features.arrow_schema, json_read=True), start=1)
 
 
@@ -2282,12 +3127,14 @@ class DataFigures(Repeated):
 
 
 class Data(TypedDict):
-    """The data that is fed. `order` holds indices into `train`, one for each row of each step."""
+    """The data that is fed. `order` holds indices into `train`, one for each row of each step. `pictures` reads the
+    pictures of the rows; it is None where they are text."""
 
     train: list[EncodedRow]
     held_out: list[EncodedRow]
     figures: DataFigures
     order: list[int]
+    pictures: NotRequired[Pictures | None]
 
 
 def trained_tokens(row: Tokens) -> int:
@@ -2320,16 +3167,31 @@ def held_out_count(rows: int, fraction: float) -> int:
     return min(HELD_OUT_ROWS, int(rows * fraction)) if rows >= 20 else 0
 
 
-def held_out_rows(contents: list[int], questions: list[bytes], fraction: float, seed: int) -> set[int]:
-    """Indices of rows that never train. Rows with the same content or the same question are held out or trained
-    together: for a model that has seen such a row, the question is not new.
+def held_out_rows(
+    contents: list[int],
+    questions: list[bytes],
+    fraction: float,
+    seed: int,
+    images: list[list[str]] | None = None,
+) -> set[int]:
+    """Indices of rows that never train. Rows with the same content, the same question or a picture in common are held
+    out or trained together: for a model that has seen such a row, the question is not new.
 
-    A question that nearly all rows share is an instruction. Where such questions leave too few rows, content alone
-    decides.
+    A picture of nearly all rows is a form, and a question that nearly all rows share is an instruction. Where such
+    pictures or questions leave too few rows, they do not decide.
+
+    Args:
+        images: the digests of the pictures of each row.
     """
     count = held_out_count(len(contents), fraction)
-    chosen = chosen_groups(joined(contents, questions), count, seed)
-    return chosen if 2 * len(chosen) >= count else chosen_groups(contents, count, seed)
+    chosen: set[int] = set()
+    keys: list[Sequence[Any]] = [contents, questions, *([] if images is None else [images])]
+    while keys:
+        chosen = chosen_groups(joined(*keys), count, seed)
+        if 2 * len(chosen) >= count:
+            break
+        keys.pop()
+    return chosen
 
 
 def chosen_groups(groups: list[int], count: int, seed: int) -> set[int]:
@@ -2351,8 +3213,9 @@ def chosen_groups(groups: list[int], count: int, seed: int) -> set[int]:
     return {index for index, name in enumerate(groups) if name in chosen}
 
 
-def joined(*keys: list[Any]) -> list[int]:
-    """The group of each row. Rows with an equal key are in one group, and groups that share a row are one group."""
+def joined(*keys: Sequence[Any]) -> list[int]:
+    """The group of each row. Rows with an equal key are in one group, and groups that share a row are one group. A key
+    may be a list: one equal value is enough."""
     parents = list(range(len(keys[0])))
 
     def root(index: int) -> int:
@@ -2362,17 +3225,23 @@ def joined(*keys: list[Any]) -> list[int]:
 
     for key in keys:
         first: dict[Any, int] = {}
-        for index, value in enumerate(key):
-            parents[root(index)] = root(first.setdefault(value, index))
+        for index, values in enumerate(key):
+            for value in values if isinstance(values, list) else [values]:
+                parents[root(index)] = root(first.setdefault(value, index))
     return [root(index) for index in range(len(parents))]
 
 
 def contents_of(rows: list[EncodedRow]) -> list[int]:
     """Equal numbers for rows that train the same. Their texts are equal after `normalised`, or the parts that
     max_length leaves are equal."""
-    texts = [digest_of(normalised(row["rendered"])) for row in rows]
+    texts = [digest_of(normalised(row["rendered"]) + seen_in(row)) for row in rows]
     left = [digest_of(str(row["input_ids"])) if row["truncated"] else b"%d" % index for index, row in enumerate(rows)]
     return joined(texts, left)
+
+
+def seen_in(row: EncodedRow) -> str:
+    """What tells the pictures of a row from others; empty without pictures."""
+    return "".join(f"\n{digest}" for digest in row.get("image_sha256") or ())
 
 
 def digest_of(text: str) -> bytes:
@@ -2387,7 +3256,8 @@ def question_of(row: EncodedRow) -> str:
     first = next((index for index, message in enumerate(messages) if message["role"] == "user"), None)
     if first is None:
         return row["rendered"]
-    return "\n".join(f"{message['role']}: {message['content']}" for message in messages[: first + 1])
+    asked = "\n".join(f"{message['role']}: {message['content']}" for message in messages[: first + 1])
+    return asked + seen_in(row)
 
 
 # Characters that look alike or are invisible. NFKC does not make them equal.
@@ -2452,17 +3322,9 @@ def longest_first(order: list[int], lengths: list[int], step: int) -> list[int]:
     return [index for rows in steps for index in sorted(rows, key=lambda index: -lengths[index])]
 
 
-# --- encode ----------------------------------------------------------------------------------------------------------
-# Tokens and labels: what is fed, and which part of it is trained.
+# --- tokenizer -------------------------------------------------------------------------------------------------------
+# The model's tokenizer, read so that llama.cpp gives the same ids.
 
-# Time limits of a chat template; a published one takes less than a millisecond a conversation. The first is for one
-# conversation, and also for all together. To the latter each conversation and each of its characters adds the others.
-TEMPLATE_SECONDS, SECONDS_A_RENDERING, SECONDS_A_CHARACTER = 10.0, 0.003, 2e-6
-WITHOUT_TEMPLATE = (
-    "the rows are trained as they stand, without the model's chat template: asked through a chat, the model sees "
-    "another prompt than it was trained on"
-)
-MARK = "skill train mark 7f3a"  # stands in for an answer to find where a template puts it
 TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "spiece.model", "tiktoken.model")
 # The fields of a tokenizer.json that decide which ids a text gets: of its model, and of each added token.
 FLAGS = ("byte_fallback", "continuing_subword_prefix", "dropout", "end_of_word_suffix", "fuse_unk", "ignore_merges")
@@ -2487,7 +3349,17 @@ def load_tokenizer(model: str, revision: str | None) -> Any:
     if set(tokenizer.get_vocab()) <= set(tokenizer.all_special_tokens):
         raise no_tokenizer(model, "a vocabulary", f"{len(tokenizer)} special tokens and nothing else")
     require_one_vocabulary(model, revision, tokenizer)
+    if not tokenizer.chat_template:
+        tokenizer.chat_template = template_of_processor(model, revision)
     return tokenizer
+
+
+def template_of_processor(model: str, revision: str | None) -> str | None:
+    """The chat template in the file where older processors kept it, which llama.cpp's converter reads too."""
+    path = model_file(model, revision, "chat_template.json")
+    document = foreign_json(Path(path)) if path is not None else None
+    template = document.get("chat_template") if isinstance(document, dict) else None
+    return template if isinstance(template, str) else None
 
 
 def require_one_vocabulary(model: str, revision: str | None, tokenizer: Any) -> None:
@@ -2663,6 +3535,23 @@ def no_tokenizer(model: str, expected: str, got: str) -> Refused:
     )
 
 
+def added_special_tokens(tokenizer: Any) -> list[str]:
+    return [str(token) for token in tokenizer.added_tokens_decoder.values() if token.special]
+
+
+# --- encode ----------------------------------------------------------------------------------------------------------
+# Tokens and labels: what is fed, and which part of it is trained.
+
+# Time limits of a chat template; a published one takes less than a millisecond a conversation. The first is for one
+# conversation, and also for all together. To the latter each conversation and each of its characters adds the others.
+TEMPLATE_SECONDS, SECONDS_A_RENDERING, SECONDS_A_CHARACTER = 10.0, 0.003, 2e-6
+WITHOUT_TEMPLATE = (
+    "the rows are trained as they stand, without the model's chat template: asked through a chat, the model sees "
+    "another prompt than it was trained on"
+)
+MARK = "skill train mark 7f3a"  # stands in for an answer to find where a template puts it
+
+
 @contextmanager
 def limited(seconds: float) -> Iterator[None]:
     """Raises TimeoutError if the block takes longer. It is for chat templates, which are programs of somebody else.
@@ -2709,9 +3598,10 @@ class Feeding(TypedDict):
 class Encoder:
     """Turns rows into token ids and labels, with the model's own template and tokenizer."""
 
-    def __init__(self, recipe: Feeding, tokenizer: Any) -> None:
+    def __init__(self, recipe: Feeding, tokenizer: Any, pictures: Pictures | None = None) -> None:
         self.recipe = recipe
         self.tokenizer = tokenizer
+        self.pictures = pictures  # None: the rows are text
         self.count = 0
         self.notes: list[str] = [tokenizer.read_as] if hasattr(tokenizer, "read_as") else []
         self.marks: list[str] | None = None
@@ -2724,19 +3614,34 @@ class Encoder:
     def __call__(self, index: int, line: int, row: Row) -> EncodedRow:
         self.count += 1
         try:
-            example = to_example(row, self.recipe["format"], self.recipe["columns"])
-            rendered, spans = self.chat_spans(example) if example["kind"] == "chat" else self.plain_spans(example)
+            return self.encoded(index, line, row)
         except Refused as refusal:
             refusal.error["message"] = f"line {line} of {self.recipe['data']}: {refusal.error['message']}"
             raise
+
+    def encoded(self, index: int, line: int, row: Row) -> EncodedRow:
+        columns = self.recipe["columns"]
+        images: list[PictureSource] = []
+        if self.pictures is not None:
+            row, images = lift_pictures(row, columns)
+        example = to_example(row, self.recipe["format"], columns)
+        if images:
+            require_places(example, len(images))
+        rendered, spans = self.chat_spans(example) if example["kind"] == "chat" else self.plain_spans(example)
         if self.recipe["loss_on"] == "all":
             spans = [(0, len(rendered))]
-        ids, labels = self.tokens(rendered, spans, is_chat=example["kind"] == "chat")
+        fed, pictured = rendered, Pictured()
+        if self.pictures is not None:
+            fed, spans, pictured = self.pictures.fed(rendered, spans, images)
+        ids, labels = self.tokens(fed, spans, is_chat=example["kind"] == "chat")
         limit = self.recipe["max_length"]
+        if self.pictures is not None:
+            self.pictures.require_whole(ids, fed, limit)
         return {
             "row": index,
             "line": line,
             **example,
+            **pictured,
             "rendered": rendered,
             "input_ids": ids[:limit],
             "labels": labels[:limit],
@@ -2860,7 +3765,10 @@ class Encoder:
             with limited(max(0.001, min(TEMPLATE_SECONDS, self.patience))):
                 return str(
                     self.tokenizer.apply_chat_template(
-                        messages, tools=tools, tokenize=False, add_generation_prompt=add_generation_prompt
+                        self.in_parts(messages),
+                        tools=tools,
+                        tokenize=False,
+                        add_generation_prompt=add_generation_prompt,
                     )
                 )
         except TimeoutError:
@@ -2876,6 +3784,12 @@ class Encoder:
             size = sum(len(message["content"]) for message in messages if isinstance(message.get("content"), str))
             earned = SECONDS_A_RENDERING + SECONDS_A_CHARACTER * size
             self.patience += earned - (time.thread_time() - started)
+
+    def in_parts(self, messages: list[Message]) -> list[Any]:
+        """The messages as the template reads them. Templates of vision models expect parts, also of text alone."""
+        if self.pictures is None:
+            return list(messages)
+        return [message | {"content": picture_parts(message["content"])} for message in messages]
 
     def plain_spans(self, example: Example) -> tuple[str, list[tuple[int, int]]]:
         if self.tokenizer.chat_template:
@@ -2914,10 +3828,6 @@ class Encoder:
     def note(self, text: str) -> None:
         if text not in self.notes:
             self.notes.append(text)
-
-
-def added_special_tokens(tokenizer: Any) -> list[str]:
-    return [str(token) for token in tokenizer.added_tokens_decoder.values() if token.special]
 
 
 # --- model -----------------------------------------------------------------------------------------------------------
@@ -3089,17 +3999,24 @@ def log_probs_function() -> Any:
 def attention_kernel(recipe: Recipe, placement: Placement) -> str:
     """The kernel of the plan, or eager if the model's class does not support it. torch's fused attention supports
     neither the capped scores of Gemma 2 nor the sinks of gpt-oss."""
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoConfig
 
     wanted = placement["attn_implementation"]
     config = AutoConfig.from_pretrained(recipe["model"], revision=recipe["revision"], trust_remote_code=False)
-    mapping = AutoModelForCausalLM._model_mapping
+    mapping = model_class(recipe)._model_mapping
     classes = mapping.get(type(config), None)
     first = classes[0] if isinstance(classes, tuple) else classes
     if wanted != "sdpa" or first is None or first._supports_sdpa:
         return wanted
     event("note", text=f"eager attention in place of sdpa: {first.__name__} has no fused kernel")
     return "eager"
+
+
+def model_class(recipe: Recipe) -> Any:
+    """The class that loads the model: with its vision tower where the rows have pictures."""
+    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
+
+    return AutoModelForImageTextToText if recipe.get("images") else AutoModelForCausalLM
 
 
 def config_with(model: str, revision: str | None, attention: str) -> Any:
@@ -3114,7 +4031,7 @@ def config_with(model: str, revision: str | None, attention: str) -> Any:
 
 def load_model(recipe: Recipe, placement: Placement) -> Any:
     import torch
-    from transformers import AutoModelForCausalLM, BitsAndBytesConfig
+    from transformers import BitsAndBytesConfig
 
     dtype = getattr(torch, weights_dtype(recipe, placement))
     quantization = None
@@ -3128,7 +4045,7 @@ def load_model(recipe: Recipe, placement: Placement) -> Any:
             bnb_4bit_quant_storage=dtype if placement["strategy"] == "fsdp" else torch.uint8,
         )
     with readable(recipe["model"]):
-        model = AutoModelForCausalLM.from_pretrained(
+        model = model_class(recipe).from_pretrained(
             recipe["model"],
             revision=recipe["revision"],
             config=config_with(recipe["model"], recipe["revision"], attention_kernel(recipe, placement)),
@@ -3175,15 +4092,17 @@ def lora_config(recipe: Recipe, model: Any) -> Any:
     from peft import LoraConfig
 
     modules = list(model.named_modules(remove_duplicate=False))
+    images = recipe.get("images", False)
+    language = [each for each in modules if not images or vision_part(each[0]) == "language"]
     for target in recipe["target_modules"]:
-        check_target(target, modules, model.get_output_embeddings())
+        check_target(target, language, model.get_output_embeddings())
     for name in recipe["modules_to_save"] or []:
         check_saved(name, modules)
     config = LoraConfig(
         r=recipe["lora_r"],
         lora_alpha=recipe["lora_alpha"],
         lora_dropout=recipe["lora_dropout"],
-        target_modules=recipe["target_modules"],
+        target_modules=vision_targets(recipe, modules) if images else recipe["target_modules"],
         modules_to_save=recipe["modules_to_save"],
         use_rslora=recipe["use_rslora"],
         use_dora=recipe["use_dora"],
@@ -3193,6 +4112,38 @@ def lora_config(recipe: Recipe, model: Any) -> Any:
     )
     check_experts(config, model)
     return config
+
+
+# Where the modules of transformers' vision models lie: Qwen has the projector, which it calls merger, in the tower.
+PROJECTOR = re.compile(r"(?:^|\.)(?:visual\.(?:merger|deepstack_merger_list)|multi_modal_projector|connector)(?:\.|$)")
+TOWER = re.compile(r"(?:^|\.)(?:visual|vision_tower|vision_model)(?:\.|$)")
+
+
+def vision_part(module: str) -> str:
+    """The part of a vision model that a module belongs to: `language`, `projector` or `tower`."""
+    return "projector" if PROJECTOR.search(module) else "tower" if TOWER.search(module) else "language"
+
+
+def vision_targets(recipe: Recipe, modules: list[tuple[str, Any]]) -> str | list[str]:
+    """The modules that get an adapter. The names of targets alone would hit the tower too, which has its own `q_proj`.
+
+    Of the language model these are the recipe's targets, as a regular expression; of the other parts that were chosen,
+    all linear layers, by their full names.
+    """
+    targets, parts = "|".join(map(re.escape, recipe["target_modules"])), recipe.get("lora_parts") or ["language"]
+    if parts == ["language"]:
+        return rf"(?:.*\.)?(?:language_model|text_model)\..*\b(?:{targets})"
+    ends = re.compile(rf"(?:^|\.)(?:{targets})$")
+    linear = [(name, vision_part(name)) for name, module in modules if is_linear(module)]
+    for part in sorted(set(parts) - {found for _, found in linear}):
+        raise Refused(
+            f"the {part} of this model has no linear layer for an adapter",
+            code="no_such_target",
+            expected="parts with linear layers",
+            got=part,
+            hint=f"remove {part} from lora_parts, or train it whole: modules_to_save with the name of its module",
+        )
+    return [name for name, part in linear if part in parts and (part != "language" or ends.search(name))]
 
 
 def check_experts(config: Any, model: Any) -> None:
@@ -3717,7 +4668,10 @@ def build_trainer(recipe: Recipe, placement: Placement, folder: Path, tokenizer:
     watch.memory()  # the memory of the libraries, before the model is loaded
     model = load_model(recipe, placement)
     check_vocabulary(model, data)
-    rows = [{"input_ids": row["input_ids"], "labels": row["labels"]} for row in data["train"]]
+    pictures = data.get("pictures")
+    rows: list[dict[str, Any]] = [{"input_ids": row["input_ids"], "labels": row["labels"]} for row in data["train"]]
+    if pictures is not None:
+        rows = [row | {"place": place} for place, row in enumerate(rows)]
     lengths = [len(row["input_ids"]) for row in rows]
     order = longest_first(data["order"], lengths, recipe["effective_batch_size"])
     dataset = datasets.Dataset.from_list(rows).select(order)
@@ -3744,6 +4698,7 @@ def build_trainer(recipe: Recipe, placement: Placement, folder: Path, tokenizer:
         args=arguments,
         train_dataset=dataset,
         processing_class=tokenizer,
+        data_collator=None if pictures is None else PictureCollator(data["train"], pictures, tokenizer),
         peft_config=None if is_full(recipe) else lora_config(recipe, model),
         callbacks=[watch.callback()],
     )
@@ -3752,6 +4707,33 @@ def build_trainer(recipe: Recipe, placement: Placement, folder: Path, tokenizer:
         raise wrong_launch(f"strategy {placement['strategy']}", "FSDP" if trainer.is_fsdp_enabled else "no FSDP")
     score_trained_tokens_only(model, fused=placement["device"] == "cuda")
     return trainer
+
+
+class PictureCollator:
+    """Makes a batch of rows with pictures: ids and labels padded on the right, and the tensors of all their pictures,
+    which are read and decoded now."""
+
+    def __init__(self, rows: Sequence[EncodedRow], pictures: Pictures, tokenizer: Any) -> None:
+        self.rows, self.pictures = rows, pictures
+        self.pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
+
+    def __call__(self, features: Sequence[Any]) -> dict[str, Any]:
+        """Of each feature its `place` in the rows is read, or the feature itself is a row."""
+        import torch
+
+        rows = [self.rows[feature["place"]] if "place" in feature else feature for feature in features]
+        longest = max(len(row["input_ids"]) for row in rows)
+
+        def padded(name: str, filler: int) -> Any:
+            return torch.tensor([row[name] + [filler] * (longest - len(row[name])) for row in rows])
+
+        ids = padded("input_ids", self.pad)
+        mask = torch.tensor([[1] * len(row["input_ids"]) + [0] * (longest - len(row["input_ids"])) for row in rows])
+        batch = {"input_ids": ids, "attention_mask": mask}
+        if all("labels" in row for row in rows):
+            batch["labels"] = padded("labels", IGNORED)
+        tensors = self.pictures.tensors([self.pictures.read(row) for row in rows])
+        return batch | tensors | self.pictures.token_types(ids * mask)
 
 
 def trainer_arguments(recipe: Recipe, placement: Placement, folder: Path) -> Any:
@@ -3794,7 +4776,7 @@ def trainer_arguments(recipe: Recipe, placement: Placement, folder: Path) -> Any
         ddp_broadcast_buffers=False,
         dataloader_num_workers=0,
         dataloader_drop_last=False,
-        remove_unused_columns=True,
+        remove_unused_columns=not recipe.get("images"),  # the collator of pictures reads `place`
         logging_strategy="steps",
         logging_steps=1,
         logging_nan_inf_filter=False,
@@ -4058,11 +5040,14 @@ def fed_data(data: Data, dataset: Any, steps: int) -> FedData:
 
 
 def rows_digest(rows: Any) -> str:
-    """SHA-256 of token ids and labels, each list with its length before it, as 32-bit little-endian numbers."""
+    """SHA-256 of token ids and labels, each list with its length before it, as 32-bit little-endian numbers, and of the
+    digests of a row's pictures."""
     digest = hashlib.sha256()
     for row in rows:
         for values in (row["input_ids"], row["labels"]):
             digest.update(struct.pack(f"<i{len(values)}i", len(values), *values))
+        for picture in row.get("image_sha256") or ():
+            digest.update(bytes.fromhex(picture))
     return digest.hexdigest()
 
 
@@ -4079,6 +5064,7 @@ def quiet_libraries(transformers: Any) -> None:
 
 FIXED_ROWS = 8  # training rows whose loss is measured before and after
 ANSWER_TOKENS = 48
+PICTURE_CHANGE = 1e-5  # of the loss; in float32 the same pictures give the same loss to 1e-7
 RELOAD_TOKENS = 64  # enough to see a wrong adapter; the logits of a long row would need more memory than training
 
 
@@ -4107,6 +5093,7 @@ class Checks:
 
     def __init__(self, trainer: Any, tokenizer: Any, data: Data, recipe: Recipe) -> None:
         self.trainer, self.tokenizer, self.data, self.recipe = trainer, tokenizer, data, recipe
+        self.pictures = data.get("pictures")
         fed = list(dict.fromkeys(data["order"]))
         self.rows = [data["train"][i] for i in fed[:FIXED_ROWS]]
         self.results: list[TrainingCheck] = []
@@ -4142,6 +5129,7 @@ class Checks:
             self.results += before["results"]
             return
         self.check_accumulation()
+        self.check_pictures_are_read()
         self.loss_before = self.fixed_loss()
         self.answer = {"prompt": self.prompt()[0], "before": self.answer_now()}
         if is_main_process():
@@ -4152,6 +5140,7 @@ class Checks:
         sharded = self.trainer.is_fsdp_enabled
         if not sharded:
             self.check_loss()
+            self.check_pictures_help()
         saved = sorted(p.name for p in (folder / "checkpoints").glob("checkpoint-*") if is_complete(p))
         self.add("checkpoint_saves", "pass" if saved else "fail", len(saved), ", ".join(saved) or "none")
         if not sharded:
@@ -4176,9 +5165,47 @@ class Checks:
         limit = 0.05 if coarse else 1e-3
         self.add("accumulation", "pass" if error <= limit else "fail", error, f"relative difference, at most {limit}")
 
+    def picture_loss(self, *, grey: bool) -> float | None:
+        """Mean loss of the fixed rows that have pictures; None where no row has. With `grey`, a grey picture of the
+        same size is in the place of each, so that the tokens are the same."""
+        import torch
+
+        rows = [row for row in self.rows if row.get("images")]
+        if self.pictures is None or not rows:
+            return None
+        with torch.no_grad(), self.pictures.all_grey(grey):
+            self.trainer.model.eval()
+            items = torch.tensor(sum(trained_tokens(row) for row in rows), device=self.trainer.model.device)
+            loss = sum(float(self.loss([row], items)) for row in rows)
+            self.trainer.model.train()
+        return loss
+
+    def check_pictures_are_read(self) -> None:
+        """Checks that another picture gives another loss. Where no pixel reaches the language model, the loss falls all
+        the same, by the words alone."""
+        own, grey = self.picture_loss(grey=False), self.picture_loss(grey=True)
+        if own is None or grey is None:
+            return
+        change = abs(own - grey) / max(abs(own), 1e-12)
+        verdict: Verdict = "pass" if change > PICTURE_CHANGE else "fail"
+        detail = f"loss {own:.4f}, and {grey:.4f} with grey pictures; they must differ by more than {PICTURE_CHANGE:g}"
+        self.add("pictures_are_read", verdict, change, f"{detail} of it")
+
+    def check_pictures_help(self) -> None:
+        """Checks whether the trained answers depend on what the pictures show."""
+        own, grey = self.picture_loss(grey=False), self.picture_loss(grey=True)
+        if own is None or grey is None:
+            return
+        detail = f"loss {own:.4f} after training, and {grey:.4f} with grey pictures, on the same rows"
+        if grey > own:
+            return self.add("pictures_help", "pass", grey - own, detail)
+        self.add("pictures_help", "warn", grey - own, f"{detail}: the answers do not depend on what the pictures show")
+
     def short_rows(self, rows: Sequence[Tokens]) -> list[Tokens]:
         """The end of each row, up to its last trained token. All of them together need no more memory than one batch of
         the training."""
+        if self.pictures is not None:  # a picture cannot be cut
+            return list(rows)
         batch = self.trainer.args.per_device_train_batch_size
         keep = max(2, self.recipe["max_length"] * batch // len(rows))
         short: list[Tokens] = []
@@ -4206,7 +5233,8 @@ class Checks:
     def loss(self, rows: Sequence[Tokens], items: Any) -> Any:
         """The loss of the trained tokens, without the balancing loss of experts. That is a mean over each batch, so it
         would depend on how the rows are split."""
-        inputs = self.trainer.data_collator([{"input_ids": r["input_ids"], "labels": r["labels"]} for r in rows])
+        plain = [{"input_ids": r["input_ids"], "labels": r["labels"]} for r in rows]
+        inputs = self.trainer.data_collator(plain if self.pictures is None else rows)
         inputs = {key: value.to(self.trainer.model.device) for key, value in inputs.items()}
         balanced, self.trainer.aux_loss_enabled = self.trainer.aux_loss_enabled, False
         with self.trainer.compute_loss_context_manager():
@@ -4269,47 +5297,61 @@ class Checks:
         import torch
 
         model.eval()
-        ids = torch.tensor([self.rows[0]["input_ids"][:RELOAD_TOKENS]], device=model.device)
+        row = self.rows[0]
+        short = row["input_ids"] if row.get("images") else row["input_ids"][:RELOAD_TOKENS]
+        inputs = self.inputs(row, short, model.device)
         with torch.no_grad(), self.trainer.compute_loss_context_manager():
-            return model(input_ids=ids).logits.float()
+            return model(**inputs).logits.float()
 
     def read_back(self, folder: Path, model: Any) -> Any:
         """The saved model as a second one. It uses the memory of the gradients and of AdamW's moments, as training is
         over."""
-        from transformers import AutoModelForCausalLM
-
         self.trainer.model.zero_grad()
         self.trainer.optimizer.state.clear()
         kernel = model.config._attn_implementation
         config = config_with(str(folder), None, kernel)
-        return AutoModelForCausalLM.from_pretrained(
-            folder, config=config, dtype=model.dtype, trust_remote_code=False, use_safetensors=True
-        ).to(model.device)
+        return (
+            model_class(self.recipe)
+            .from_pretrained(folder, config=config, dtype=model.dtype, trust_remote_code=False, use_safetensors=True)
+            .to(model.device)
+        )
+
+    def inputs(self, row: EncodedRow, ids: list[int], device: Any) -> dict[str, Any]:
+        """Some ids of a row, with its pictures, as the model takes them."""
+        import torch
+
+        if self.pictures is None:
+            tensor = torch.tensor([ids], device=device)
+            return {"input_ids": tensor, "attention_mask": torch.ones_like(tensor)}
+        batch = self.trainer.data_collator([{"input_ids": ids, "images": row.get("images") or []}])
+        return {name: value.to(device) for name, value in batch.items()}
 
     def prompt(self) -> tuple[str, list[int]]:
         """The tokens before the first trained token of a held-out row, or of a training row if none is held out."""
-        row = (self.data["held_out"] or self.rows)[0]
+        row = self.asked_row()
         first = next(i for i, label in enumerate(row["labels"]) if label != IGNORED and i > 0)
         ids = row["input_ids"][: max(first, 1)]
         return self.tokenizer.decode(ids), ids
+
+    def asked_row(self) -> EncodedRow:
+        return (self.data["held_out"] or self.rows)[0]
 
     def answer_now(self) -> str:
         import torch
 
         model = self.trainer.accelerator.unwrap_model(self.trainer.model)
         model.eval()
-        ids = torch.tensor([self.prompt()[1]], device=model.device)
+        inputs = self.inputs(self.asked_row(), self.prompt()[1], model.device)
         with torch.no_grad(), self.trainer.compute_loss_context_manager():
             out = model.generate(
-                input_ids=ids,
-                attention_mask=torch.ones_like(ids),
+                **inputs,
                 max_new_tokens=ANSWER_TOKENS,
                 do_sample=False,
                 use_cache=True,
                 pad_token_id=self.tokenizer.pad_token_id or self.tokenizer.eos_token_id,
             )
         model.train()
-        return str(self.tokenizer.decode(out[0][ids.shape[1] :], skip_special_tokens=False))
+        return str(self.tokenizer.decode(out[0][inputs["input_ids"].shape[1] :], skip_special_tokens=False))
 
     def example(self) -> str:
         """One row decoded, with the trained parts between ⟦ and ⟧."""
@@ -4325,7 +5367,7 @@ class Checks:
         return text
 
 
-# --- push ------------------------------------------------------------------------------------------------------------
+# --- cloud/push ------------------------------------------------------------------------------------------------------
 # The push: the result, its records and its card in one commit to the Hub.
 
 PAUSES = (1, 2, 4, 8, 16, 32, 64, 128, 128)  # seconds; together longer than the 300 of the Hub's rate limit
@@ -4577,7 +5619,7 @@ def files_of(path: Path) -> list[Path]:
     return [file for file in paths if file.is_file()]
 
 
-# --- job -------------------------------------------------------------------------------------------------------------
+# --- cloud/job -------------------------------------------------------------------------------------------------------
 # In a cloud job: the supervisor of a training, and the files that it stores.
 #
 # The plan's folder is a mounted bucket (`bucket`), which outlives the job. A file in it is uploaded when it is closed
@@ -5035,10 +6077,11 @@ def run(plan: Plan, folder: Path, *, resume: bool) -> None:
     check_base(recipe["model"], recipe["revision"])
     tokenizer = load_tokenizer(recipe["model"], recipe["revision"])
     checkpoint = newest_checkpoint(folder / "checkpoints") if resume else None
-    data = load_data(recipe, tokenizer, recorded_split(folder, checkpoint))
+    pictures = load_pictures(recipe, tokenizer)
+    data = load_data(recipe, tokenizer, recorded_split(folder, checkpoint), pictures)
     event("data", **data["figures"])
-    write_rows(folder / "samples.jsonl", data["train"][:SAMPLE_ROWS])
-    write_rows(folder / "held_out.jsonl", data["held_out"])
+    write_rows(folder / "samples.jsonl", keep_pictures(data["train"][:SAMPLE_ROWS], pictures, folder))
+    write_rows(folder / "held_out.jsonl", keep_pictures(data["held_out"], pictures, folder))
 
     event("stage", text="loading the model")
     base = base_folder(recipe) if is_full(recipe) else None
@@ -5067,13 +6110,22 @@ def run(plan: Plan, folder: Path, *, resume: bool) -> None:
     trainer.accelerator.end_training()
 
 
-def load_data(recipe: Recipe, tokenizer: Any, recorded: set[int] | None = None) -> Data:
+def load_pictures(recipe: Recipe, tokenizer: Any) -> Pictures | None:
+    """What reads the pictures of the rows; None for a recipe of text."""
+    if not recipe.get("images"):
+        return None
+    return Pictures(recipe, tokenizer, picture_folder(recipe["data"]))
+
+
+def load_data(
+    recipe: Recipe, tokenizer: Any, recorded: set[int] | None = None, pictures: Pictures | None = None
+) -> Data:
     """Encoded rows, split into `train` and `held_out`, with their figures and the order in which they are fed.
 
     Args:
         recorded: the rows that an earlier start held out, by their number in the data. They stay held out.
     """
-    encode = Encoder(recipe, tokenizer)
+    encode = Encoder(recipe, tokenizer, pictures)
     source = iter_rows(
         recipe["data"], split=recipe["split"], config=recipe["data_config"], revision=recipe["data_revision"]
     )
@@ -5089,7 +6141,8 @@ def load_data(recipe: Recipe, tokenizer: Any, recorded: set[int] | None = None) 
     rows = trainable_rows(rows, recipe)
     contents, questions = contents_of(rows), [digest_of(normalised(question_of(row))) for row in rows]
     if recorded is None:
-        held_out = held_out_rows(contents, questions, recipe["held_out_fraction"], recipe["seed"])
+        images = [row.get("image_sha256", []) for row in rows]
+        held_out = held_out_rows(contents, questions, recipe["held_out_fraction"], recipe["seed"], images)
     else:
         held_out = {index for index, row in enumerate(rows) if row["row"] in recorded}
     train = [row for index, row in enumerate(rows) if index not in held_out]
@@ -5107,7 +6160,8 @@ def load_data(recipe: Recipe, tokenizer: Any, recorded: set[int] | None = None) 
         "notes": encode.notes,
     }
     order = feeding_order(len(train), recipe["max_steps"] * recipe["effective_batch_size"], recipe["seed"])
-    return {"train": train, "held_out": [rows[i] for i in sorted(held_out)], "figures": figures, "order": order}
+    kept = [rows[i] for i in sorted(held_out)]
+    return {"train": train, "held_out": kept, "figures": figures, "order": order, "pictures": pictures}
 
 
 class TrainFigures(TypedDict):

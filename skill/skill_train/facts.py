@@ -34,6 +34,7 @@ class ModelFacts:
         unread_window: the sliding window in tokens, where llama.cpp is not known to compute the model with it.
         at_hand: the weights lie on this machine.
         linear_layers: what LoRA adapts, where the family is on no list; None where nobody looked.
+        tower: of a vision model; None where config.json does not say its sizes.
     """
 
     source: str
@@ -69,6 +70,23 @@ class ModelFacts:
     unread_window: int | None = None
     at_hand: bool = False
     linear_layers: tuple[str, ...] | None = None
+    tower: TowerFacts | None = None
+
+
+@dataclass(frozen=True)
+class TowerFacts:
+    """The part of a vision model that reads pictures.
+
+    Attributes:
+        patches_per_token: squares of pixels that one token of the language model stands for.
+        values_per_patch: numbers that describe such a square: 3 colours of each pixel, of each of Qwen's two frames.
+    """
+
+    layers: int
+    hidden_size: int
+    intermediate_size: int
+    patches_per_token: int
+    values_per_patch: int
 
 
 @dataclass(frozen=True)
@@ -110,6 +128,10 @@ class DatasetFacts:
         revision: the commit on the Hub; None for a file.
         turns: messages of all rows, 0 where the rows are plain text; None when not read.
         longest_turns: of the row with most of them.
+        images: pictures of all rows; 0 where there are none. None when the rows were read as text.
+        most_images: of the row with most of them.
+        image_bytes: of the files of all of them; `image_pixels`: of all of them, before they are resized.
+        largest_image: width and height of the one with most pixels, upright.
     """
 
     source: str
@@ -126,6 +148,11 @@ class DatasetFacts:
     revision: str | None = None
     turns: int | None = None
     longest_turns: int | None = None
+    images: int | None = None
+    most_images: int | None = None
+    image_bytes: int | None = None
+    image_pixels: int | None = None
+    largest_image: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True)

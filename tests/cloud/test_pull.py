@@ -24,7 +24,7 @@ import training
 from cloud_runs import BUCKET, FOLDER, RUN_ID, Cloud
 from hub_emulator import ALWAYS, Fault, Hub, JobFault, faults
 from hub_emulator.jobs import Job
-from skill_train.program.push import PROOF
+from skill_train.program.cloud.push import PROOF
 from skill_train.run.folder import RunDir
 from skill_train.run.lock import locked
 

@@ -198,3 +198,10 @@ def test_a_label_is_true_or_false(label: Any, kind: str | None) -> None:
     columns = {"prompt": "prompt", "completion": "completion", "label": "label"}
     trouble = column_checker(columns)({"prompt": "q", "completion": "a", "label": label})[2]
     assert (trouble.kind if trouble else None) == kind
+
+
+def test_a_picture_beside_a_missing_optional_column_is_found() -> None:
+    """The row has as many columns as the format."""
+    found = DetectedFormat("messages", {"messages": "messages", "tools": "tools"}, "")
+    trouble = checker(found)({"messages": [USER, BOT], "image": "a.png"})[2]
+    assert trouble is not None and trouble.kind == "not_text"

@@ -19,8 +19,8 @@ import tiny
 from skill_train.cli import main
 from skill_train.data import scan as dataset
 from skill_train.data import token_stats as tokens
-from skill_train.program.encode import load_tokenizer
 from skill_train.program.main import load_data
+from skill_train.program.tokenizer import load_tokenizer
 from skill_train.recipe.fields import Recipe
 
 pytestmark = pytest.mark.slow

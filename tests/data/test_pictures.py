@@ -15,9 +15,9 @@ import pytest
 import tiny
 import training
 from command_child import Commands, Done
-from skill_train.program.encode import load_tokenizer
 from skill_train.program.events import Refused
 from skill_train.program.main import load_data
+from skill_train.program.tokenizer import load_tokenizer
 
 pytestmark = pytest.mark.slow
 
@@ -106,26 +106,31 @@ LATER = [name for name in PICTURED if name not in ALONE]
 @pytest.mark.parametrize("name", PICTURED)
 def test_it_is_refused_by_name(commands: Commands, tmp_path: Path, name: str) -> None:
     training.write_data(tmp_path, [PICTURED[name]] * 24)
-    for command in (["data", "rows.jsonl"], *_others()):
+    for command in (_data(), *_others()):
         _require_refusal(_run(commands, tmp_path, *command))
-    _run(commands, tmp_path, "data", "rows.jsonl", "--fix", "fixed.jsonl")
+    _run(commands, tmp_path, *_data(), "--fix", "fixed.jsonl")
     assert not (tmp_path / "fixed.jsonl").exists()
 
 
 @pytest.mark.parametrize("name", LATER)
 def test_a_later_row_is_refused_by_its_line(commands: Commands, tmp_path: Path, name: str) -> None:
     training.write_data(tmp_path, [*[_like(PICTURED[name])] * 24, PICTURED[name]])
-    for command in (["data", "rows.jsonl"], *_others()):
+    for command in (_data(), *_others()):
         done = _run(commands, tmp_path, *command)
         _require_refusal(done)
         assert "line 25" in done.answer["error"]["message"]
-    done = _run(commands, tmp_path, "data", "rows.jsonl", "--fix", "fixed.jsonl")
+    done = _run(commands, tmp_path, *_data(), "--fix", "fixed.jsonl")
     assert done.answer["data"]["fix"]["left_out"] == {"not_text": 1, "duplicate": 23}
 
 
 def _require_refusal(done: Done) -> None:
     assert done.code == 2, done.stdout
     assert "audio or video" in done.answer["error"]["message"], done.stdout
+
+
+def _data() -> list[str]:
+    """Without a model of text, `data` reads pictures."""
+    return ["data", "rows.jsonl", "--model", str(tiny.cached("gemma"))]
 
 
 def _others() -> list[list[str]]:
@@ -154,7 +159,7 @@ def test_pictures_in_parquet(commands: Commands, tmp_path: Path, picture: dict[s
 
     table = pyarrow.table({"image": [picture] * 24, "text": [f"A cat {number}." for number in range(24)]})
     pyarrow.parquet.write_table(table, tmp_path / "rows.parquet")
-    _require_refusal(_run(commands, tmp_path, "data", "rows.parquet"))
+    _require_refusal(_run(commands, tmp_path, "data", "rows.parquet", "--model", tiny.cached("gemma")))
     _require_refusal(_run(commands, tmp_path, "plan", "--model", tiny.cached("gemma"), "--data", "rows.parquet"))
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from PIL import Image
 
 from hub_child import ask
 from hub_emulator import ALWAYS, Fault, Hub
@@ -19,6 +20,8 @@ from skill_train.hub import dataset_card
 pytestmark = pytest.mark.slow
 
 pytest.importorskip("huggingface_hub")
+pyarrow = pytest.importorskip("pyarrow")
+parquet = pytest.importorskip("pyarrow.parquet")
 
 DATA = "me/tickets"
 
@@ -154,6 +157,21 @@ def _table(rows: Any, *, json_in: str | None = None) -> bytes:
     sink = io.BytesIO()
     parquet.write_table(table, sink)
     return sink.getvalue()
+
+
+def test_rows_of_large_pictures_are_looked_at(hub: Hub, home: Path) -> None:
+    """40 photographs of 1 MB in one piece: more than is read of a dataset of text."""
+    image = io.BytesIO()
+    Image.new("RGB", (40, 30), "red").save(image, "PNG")
+    content = image.getvalue() + bytes(1_000_000)  # what follows the end of a PNG file counts for nothing
+    rows = [{"image": {"bytes": content, "path": None}, "question": "What?", "answer": "A cat."}] * 40
+    sink = io.BytesIO()
+    parquet.write_table(pyarrow.Table.from_pylist(rows), sink, compression="none", use_dictionary=False)
+    hub.add("dataset", DATA, {"train.parquet": sink.getvalue(), "README.md": b"---\n---\n"})
+    looked = _look(hub, home, pictures=True)["answer"]
+    assert looked["facts"]["rows"] == 40 and looked["facts"]["columns"]["images"] == "image"
+    assert [row["image"]["bytes"] for row in looked["first"]] == [f"{len(content)} bytes"] * 15  # of 16 MB
+    assert _look(hub, home)["error"]["code"] == "not_text"
 
 
 def test_many_parquet_files_are_not_all_opened(hub: Hub, home: Path) -> None:

@@ -246,9 +246,9 @@ def test_the_list_of_architectures_is_that_of_the_converter() -> None:
     if found.version != llama_architectures.VERSION:
         pytest.skip(f"the cached converter is {found.version}")
     tree = ast.parse((found.folder / "conversion" / "__init__.py").read_text(encoding="utf-8"))
-    table = next(n for n in tree.body if isinstance(n, ast.AnnAssign) and ast.unparse(n.target) == "TEXT_MODEL_MAP")
-    assert table.value is not None
-    assert set(ast.literal_eval(table.value)) == llama_architectures.NAMES
+    tables = {ast.unparse(n.target): n.value for n in tree.body if isinstance(n, ast.AnnAssign) and n.value is not None}
+    assert set(ast.literal_eval(tables["TEXT_MODEL_MAP"])) == llama_architectures.NAMES == found.architectures()
+    assert set(ast.literal_eval(tables["MMPROJ_MODEL_MAP"])) == llama_architectures.PROJECTORS == found.projectors()
 
 
 @pytest.mark.parametrize(

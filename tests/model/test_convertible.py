@@ -23,10 +23,10 @@ from skill_train.core.errors import UsageError, VerificationFailed
 from skill_train.gguf.convert import ConvertRequest, convert
 from skill_train.llama import get_converter as toolchain
 from skill_train.llama import inference
+from skill_train.model.config import TEXT_OF_VISION
 from skill_train.model.convertible.vocabulary import why_no_vocabulary
 from skill_train.model.folder import read_model
 from skill_train.model.lora_targets import TARGETS
-from skill_train.plan.make import TEXT_OF_VISION
 from skill_train.reference import load as reference
 from skill_train.verify.step import VerifyRequest, verify
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 import hostile
-from skill_train.core import peak_memory
+from skill_train.core import memory
 from skill_train.core.errors import SkillTrainError, UsageError
 from skill_train.core.resources import demo, train_program
 from skill_train.gguf import convert
@@ -215,10 +215,10 @@ def test_what_is_no_file_of_the_folder_is_refused_at_once(make, name: str, base:
 @pytest.mark.parametrize("name", [name for name in NAMES if not name.endswith((".safetensors", ".md", "notes.json"))])
 def test_a_file_of_a_gigabyte_is_not_read(name: str, base: Path) -> None:
     code = sparse(base / name)
-    before = peak_memory.peak_memory_bytes()
+    before = memory.peak_memory_bytes()
     for reader, read in READERS.items():
         assert refusal(read, base).code == code, reader
-    assert peak_memory.peak_memory_bytes() - before < 100_000_000
+    assert memory.peak_memory_bytes() - before < 100_000_000
 
 
 @pytest.mark.parametrize("make", [pipe, device, elsewhere])

@@ -8,7 +8,7 @@ import pytest
 
 from models import NAMES, recorded
 from skill_train.model import config as model_config
-from skill_train.plan.make import TEXT_OF_VISION
+from skill_train.model.config import TEXT_OF_VISION
 
 pytestmark = pytest.mark.slow
 

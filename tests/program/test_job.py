@@ -27,7 +27,7 @@ from hub_emulator import ALWAYS, Fault, Hub, JobFault
 from hub_emulator.faults import DONE_AND_ERROR, NO_ANSWER, SERVER_ERROR, UNAUTHORIZED
 from skill_train.cloud.failure_reason import Ending, explain
 from skill_train.core.resources import train_program
-from skill_train.program.job import keep_results
+from skill_train.program.cloud.job import keep_results
 from skill_train.program.main import main
 
 pytestmark = pytest.mark.slow
@@ -37,7 +37,8 @@ STEPS = 24
 # The program, looking more often, because these runs take two seconds; and not waiting for a Hub that fails.
 QUICK = """
 import sys
-from skill_train.program import job, main, push
+from skill_train.program import main
+from skill_train.program.cloud import job, push
 job.KEEP_SECONDS, push.PAUSES = 0.02, (0, 0)
 sys.exit(main.main(sys.argv[1:]))
 """

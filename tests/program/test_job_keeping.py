@@ -21,9 +21,9 @@ from huggingface_hub import ModelCard
 import tiny
 from skill_train.core.resources import train_program
 from skill_train.data import scan as dataset
+from skill_train.program.cloud.job import Keeper, child_command, fetch_result, keep_results, restore
+from skill_train.program.cloud.push import model_card, on_hub, shown_recipe
 from skill_train.program.events import Refused
-from skill_train.program.job import Keeper, child_command, fetch_result, keep_results, restore
-from skill_train.program.push import model_card, on_hub, shown_recipe
 from skill_train.program.rows import use_data
 from skill_train.program.trainer import reporter
 from skill_train.program.watch import is_complete
@@ -317,7 +317,7 @@ def test_a_lost_process_is_explained_by_the_one_that_was_killed(work: Path) -> N
 _SUPERVISE = """
 import json, sys
 from pathlib import Path
-from skill_train.program.job import Child, how_it_failed
+from skill_train.program.cloud.job import Child, how_it_failed
 work = Path(sys.argv[1])
 with Child([sys.executable, "-c", sys.argv[2]], {}, work / "train.log") as child:
     while child.running(5):
@@ -357,7 +357,7 @@ def test_the_child_is_started_as_local_starts_it(tmp_path: Path, monkeypatch: py
     from skill_train.run.plan_record import Launch
     from skill_train.train import local
 
-    monkeypatch.setattr("skill_train.program.job.PROGRAM", train_program())
+    monkeypatch.setattr("skill_train.program.cloud.job.PROGRAM", train_program())
     for arguments in ([], ["--num_processes", "2"]):
         plan = {"launch": {"arguments": arguments, "environment": {}}}
         ours = child_command(plan, tmp_path, None)

@@ -18,10 +18,11 @@ import pytest
 import tiny
 import tiny_templates
 import training
-from skill_train.program.encode import Encoder, load_tokenizer
+from skill_train.program.encode import Encoder
 from skill_train.program.events import Refused
 from skill_train.program.main import load_data
 from skill_train.program.model import check_vocabulary
+from skill_train.program.tokenizer import load_tokenizer
 
 pytestmark = pytest.mark.slow
 

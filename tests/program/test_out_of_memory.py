@@ -17,7 +17,7 @@ import pytest
 
 import planning
 from skill_train.core.errors import DecisionNeeded
-from skill_train.program.job import SMALLER_PLAN, layout_that_was_left, train_in_job
+from skill_train.program.cloud.job import SMALLER_PLAN, layout_that_was_left, train_in_job
 from skill_train.program.plan import MEASURING, kills_for_memory, memory_ended, smaller_layout
 from skill_train.run.folder import RunDir
 from skill_train.train import local
@@ -220,5 +220,5 @@ def _folder(path: Path) -> Path:
 
 def _command(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
     program = _program(folder)
-    command = "skill_train.program.job.child_command"
+    command = "skill_train.program.cloud.job.child_command"
     monkeypatch.setattr(command, lambda _, work, __: [sys.executable, str(program), str(work / "plan.json")])

@@ -18,9 +18,10 @@ import pytest
 import tiny
 import training
 from command_child import Commands
-from skill_train.program.encode import WITHOUT_TEMPLATE, load_tokenizer
+from skill_train.program.encode import WITHOUT_TEMPLATE
 from skill_train.program.events import Refused
 from skill_train.program.main import load_data
+from skill_train.program.tokenizer import load_tokenizer
 
 pytestmark = pytest.mark.slow
 

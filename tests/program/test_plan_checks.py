@@ -61,6 +61,7 @@ def test_every_library_that_it_imports_is_pinned_or_comes_with_one() -> None:
     pinned = {pin.split("==")[0] for pin in tomllib.loads(_header())["dependencies"]}
     comes_with = {
         "httpx2": "huggingface_hub",
+        "PIL": "pillow",
         "jinja2": "transformers",
         "psutil": "accelerate",
         "pyarrow": "datasets",
@@ -81,7 +82,7 @@ def test_it_imports_nothing_of_ours_and_only_the_standard_library_at_its_top() -
 def test_every_recipe_field_is_read() -> None:
     """A field that the program declares and never reads would be a promise without effect."""
     for field in RECIPE_FIELDS:
-        assert f'recipe["{field}"]' in SOURCE, field
+        assert f'recipe["{field}"]' in SOURCE or f'recipe.get("{field}"' in SOURCE, field
 
 
 # --- The same fields as the recipe and the plan ---
@@ -96,6 +97,7 @@ def test_its_types_are_those_of_the_recipe() -> None:
     """What the plan has chosen is no longer None; a float may be written as an integer."""
     hints = typing.get_type_hints(Recipe)
     chosen = {"format", "columns", "loss_on", "max_steps", "warmup_steps", "target_modules", "learning_rate", "optim"}
+    chosen |= {"images"}
     for name, types in RECIPE_FIELDS.items():
         declared = {typing.get_origin(t) or t for t in (typing.get_args(hints[name]) or (hints[name],))}
         if typing.get_origin(hints[name]) in (dict, list):

@@ -17,8 +17,8 @@ import pytest
 
 import tiny
 import training
-from skill_train.program.encode import load_tokenizer
 from skill_train.program.main import load_data, main
+from skill_train.program.tokenizer import load_tokenizer
 
 pytestmark = pytest.mark.slow
 

@@ -58,19 +58,26 @@ def _main(name: str, arguments: str) -> None:
 
 
 def _look(recipe: dict[str, Any]) -> Any:
-    """A dataset, with the format detection that `plan` uses."""
+    """A dataset, with the format detection that `plan` uses; `pictures`: for a model that reads them."""
+    from functools import partial
+
     from skill_train.data import scan as dataset
     from skill_train.hub import datasets as hub_dataset
     from skill_train.recipe.fields import from_dict
 
-    return hub_dataset.inspect_dataset(from_dict({"model": "m"} | recipe), dataset.first_format)
+    find_format = partial(dataset.first_format, pictures=recipe.pop("pictures", False))
+    return hub_dataset.inspect_dataset(from_dict({"model": "m"} | recipe), find_format)
 
 
 def _plain(value: Any) -> Any:
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return dataclasses.asdict(value)
+        return _plain(dataclasses.asdict(value))
     if isinstance(value, (list, tuple)):
         return [_plain(item) for item in value]
+    if isinstance(value, dict):
+        return {name: _plain(item) for name, item in value.items()}
+    if isinstance(value, bytes):
+        return f"{len(value)} bytes"
     return str(value) if isinstance(value, Path) else value
 
 

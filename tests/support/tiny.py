@@ -115,7 +115,7 @@ def adapter(
     generator = torch.Generator().manual_seed(seed)
     for name, weight in tuned.named_parameters():
         if weight.requires_grad:
-            _perturb(name, weight, generator, size=size, r=r, alpha=alpha)
+            perturb(name, weight, generator, size=size, r=r, alpha=alpha)
     tuned.save_pretrained(str(folder))
     return folder
 
@@ -234,7 +234,7 @@ def _is_conv1d(name: str) -> bool:
     return name.endswith((".c_attn.weight", ".c_proj.weight", ".c_fc.weight"))
 
 
-def _perturb(name: str, weight: Any, generator: Any, *, size: float, r: int, alpha: float) -> None:
+def perturb(name: str, weight: Any, generator: Any, *, size: float, r: int, alpha: float) -> None:
     """A has rows of length one; B is scaled so that alpha/r * B A is `size` times as large as a matrix of gain one."""
     import torch
 

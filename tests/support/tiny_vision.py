@@ -10,6 +10,7 @@ import hashlib
 import json
 import os
 import secrets
+import shutil
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -289,3 +290,46 @@ def _scaled(name: str, noise: Any, *, gemma: bool) -> Any:
     if "position" in name or "pos_embed" in name:
         return 0.3 * noise
     return 1.2 / noise[0].numel() ** 0.5 * noise
+
+
+def pixtral(folder: Path) -> Path:
+    """A Llava with Pixtral's tower, in the form of Hugging Face: llama.cpp's converter (0.3.36) makes a projector of it
+    that llama.cpp cannot load."""
+    import torch
+    from transformers import AutoModelForImageTextToText, LlavaConfig
+
+    shutil.copytree(tiny.cached("mistral"), folder, ignore=shutil.ignore_patterns("*.safetensors", "tokenizer.model"))
+    document = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    first = config["vocab_size"]
+    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False) | {"special": True}
+    marks = ("[IMG]", "[IMG_BREAK]", "[IMG_END]")
+    document["added_tokens"] += [{"id": first + n, "content": mark, **flags} for n, mark in enumerate(marks)]
+    (folder / "tokenizer.json").write_text(json.dumps(document), encoding="utf-8")
+    text = {name: value for name, value in config.items() if name != "architectures"}
+    tower = {
+        "model_type": "pixtral",
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 2,
+        "head_dim": 16,
+        "image_size": 112,
+        "patch_size": 14,
+        "hidden_act": "silu",
+    }
+    torch.manual_seed(0)
+    model = AutoModelForImageTextToText.from_config(
+        LlavaConfig(
+            text_config=text | {"vocab_size": first + len(marks)},
+            vision_config=tower,
+            image_token_index=first,
+            vision_feature_select_strategy="full",
+            vision_feature_layer=-1,
+        )
+    )
+    model.save_pretrained(str(folder))
+    pictures = {"image_processor_type": "PixtralImageProcessor", "processor_class": "PixtralProcessor"}
+    sizes = {"patch_size": 14, "resample": 3, "size": {"longest_edge": 112}}
+    (folder / "preprocessor_config.json").write_text(json.dumps(pictures | _STEPS | sizes | _CLIP), encoding="utf-8")
+    return folder

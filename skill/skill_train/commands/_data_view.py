@@ -8,7 +8,7 @@ from msgspec import UNSET
 
 from skill_train.commands._drawing import add_row, draw_text, rich_table
 from skill_train.core.console import clean
-from skill_train.data.inspect_report import DataReport, TokenReport
+from skill_train.data.inspect_report import DataReport, PictureReport, TokenReport
 
 
 def draw_data(rich: Any, data: DataReport) -> None:
@@ -23,12 +23,25 @@ def draw_data(rich: Any, data: DataReport) -> None:
     rich.print(verdicts)
     draw_text(rich, data.note)
     _draw_problems(rich, data)
+    if data.pictures is not UNSET:
+        draw_text(rich, _pictures(data.pictures))
     if data.tokens is not None:
         _draw_tokens(rich, data.tokens)
     draw_text(rich, "one row, ⟦trained parts⟧ marked:\n" + data.example[:600])
     if data.fix:
         left_out = ", ".join(f"{count} {kind}" for kind, count in data.fix.left_out.items()) or "none"
         draw_text(rich, f"{data.fix.path}: {data.fix.rows:,} rows; left out: {left_out}")
+
+
+def _pictures(pictures: PictureReport) -> str:
+    size = "" if pictures.largest is None else f", the largest {pictures.largest[0]} x {pictures.largest[1]} pixels"
+    text = f"{pictures.count:,} pictures in {pictures.rows:,} rows, {pictures.bytes / 1e6:,.1f} MB{size}"
+    traits = {name: getattr(pictures, name) for name in ("rotated", "grey", "cmyk", "transparent")}
+    changed = ", ".join(f"{count:,} {name}" for name, count in traits.items() if count)
+    text += f"; made upright RGB on white: {changed}" if changed else ""
+    if pictures.mean_tokens is not UNSET:
+        text += f"; tokens a row: mean {pictures.mean_tokens}, longest {pictures.longest_tokens}"
+    return text
 
 
 def _draw_problems(rich: Any, data: DataReport) -> None:

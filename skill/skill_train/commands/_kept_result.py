@@ -9,7 +9,7 @@ from skill_train.cloud.poll import patiently
 from skill_train.core.console import Console
 from skill_train.core.errors import UsageError
 from skill_train.hub import repositories
-from skill_train.program.push import PROOF
+from skill_train.program.cloud.push import PROOF
 from skill_train.run import plan_record, train_record
 from skill_train.run.folder import RunDir
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from skill_train.model.folder import read_model, tensor_shapes
 from skill_train.model.lora_targets import TARGETS, linear_layers
 from skill_train.plan import make
 from skill_train.plan.placement import Choices, with_precision
+from skill_train.program.pictures.tokens import EXPANSIONS
 from skill_train.recipe import fields
 from skill_train.recipe.fields import Recipe
 from skill_train.recipe.formats import for_model
@@ -130,8 +132,9 @@ def pinned(recipe: Recipe, model_commit: str | None, data_commit: str | None) ->
 def dataset_facts(console: Console, recipe: Recipe, about: ModelFacts) -> DatasetFacts:
     """The facts of a dataset: from every row of a file, from metadata and first rows on the Hub. Token counts come from
     `skill-train data`, or else are a range."""
+    pictures = about.vision and about.model_type in EXPANSIONS and recipe.images is not False
     if Path(recipe.data).exists() or not read_rows.is_id(recipe.data):
-        facts = scan.scan(recipe)
+        facts = scan.scan(recipe, pictures=pictures)
         if (media := scan.unread_media(recipe, facts.columns)) is not None:
             console.warn("pictures", media)
         first: Sequence[JsonObject] = scan.first_rows_of(recipe)
@@ -139,8 +142,9 @@ def dataset_facts(console: Console, recipe: Recipe, about: ModelFacts) -> Datase
         from skill_train.hub import datasets
 
         console.status(f"asking the Hub about {recipe.data}")
-        inspected = datasets.inspect_dataset(recipe, scan.first_format)
-        facts, first = scan.with_text_of(inspected.facts, recipe, inspected.first), inspected.first
+        inspected = datasets.inspect_dataset(recipe, partial(scan.first_format, pictures=pictures))
+        first = inspected.first
+        facts = scan.with_text_of(inspected.facts, recipe, inspected.first, pictures=pictures)
     if not recipe.columns and (unread := scan.unread_text(first, facts.columns)):
         console.warn("unread_text", scan.unread_text_told(unread, facts.columns))
     facts = for_model(facts, has_chat_template=about.has_chat_template)
@@ -150,7 +154,7 @@ def dataset_facts(console: Console, recipe: Recipe, about: ModelFacts) -> Datase
     counted = token_stats.known_tokens(
         facts, key, split=recipe.split, loss_on=recipe.loss_on, max_length=recipe.max_length
     )
-    if counted is None and facts.text_bytes is not None:
+    if counted is None and facts.text_bytes is not None and not facts.images:  # text says nothing of pictures
         sizes = (facts.rows, facts.text_bytes, facts.longest_text_bytes or facts.text_bytes)
         counted = token_stats.token_range(*sizes, recipe.max_length, facts.turns or 0, facts.longest_turns or 0)
     return dataclasses.replace(facts, tokens=counted)

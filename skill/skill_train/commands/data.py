@@ -20,15 +20,19 @@ from skill_train.core.digests import file_digest
 from skill_train.core.errors import NotInstalled, SkillTrainError, Temporary, UsageError, from_exit_code
 from skill_train.data import problems, read_rows, token_stats, write_fixed
 from skill_train.data.check_row import checker
+from skill_train.data.errors import wrong_columns
 from skill_train.data.inspect import Inspection, inspect_dataset
 from skill_train.data.inspect_report import ONLY_SFT, Counted, plain_example, report
 from skill_train.data.personal import WHAT
 from skill_train.data.problems import RefusedRows
-from skill_train.data.scan import unread_media, unread_text_told, wrong_columns
+from skill_train.data.row_pictures import with_tags
+from skill_train.data.scan import unread_media, unread_text_told
 from skill_train.data.text_encoding import rewriting_command
-from skill_train.facts import DatasetFacts
+from skill_train.facts import DatasetFacts, ModelFacts
+from skill_train.model.folder import read_model
 from skill_train.program.events import Refused
 from skill_train.program.examples import Row
+from skill_train.program.pictures.tokens import EXPANSIONS
 from skill_train.recipe import fields
 from skill_train.recipe.fields import Recipe
 from skill_train.recipe.formats import COLUMNS
@@ -76,9 +80,11 @@ def _hub_within_limits(name: str) -> AbstractContextManager[None]:
 
 def _answer(console: Console, asked: Recipe, options: DataOptions) -> Result:
     fix = options.fix
+    model = _base_model(asked) if options.method == "sft" else _BaseModel()
     console.status(f"reading {asked.data}")
-    subject = inspect_dataset(asked, options.method, options.recipe)
-    counted = _tokens(console, subject)
+    reads_pictures = model.images if asked.model else None
+    subject = inspect_dataset(asked, options.method, options.recipe, pictures=reads_pictures)
+    counted = _tokens(console, subject, model)
     answer = report(subject, counted)
     _warn(console, subject)
     if fix is None and subject.method == "sft" and subject.verdict.verdict == "needs_mapping":
@@ -115,15 +121,41 @@ def _recipe(file: Path | None, flags: dict[str, object]) -> Recipe:
     return dataclasses.replace(checked, model=values.get("model", ""))
 
 
-def _pinned(asked: Recipe) -> Recipe:
-    """The recipe with the commit of its model. Time-limited, because the tokenizer's own requests are repeated for a
-    minute."""
+@dataclass(frozen=True)
+class _BaseModel:
+    """The model that was named, as far as it is known before its tokenizer is read.
+
+    Attributes:
+        revision: its commit; of a folder what the recipe says.
+        images: it reads pictures, and is of a family whose pictures can be trained.
+        error: why the Hub did not answer.
+    """
+
+    revision: str | None = None
+    images: bool = False
+    error: SkillTrainError | None = None
+
+
+def _base_model(asked: Recipe) -> _BaseModel:
+    """Asked of the Hub within time limits, because the tokenizer's own requests are repeated for a minute."""
+    if not asked.model:
+        return _BaseModel()
+    try:
+        about = _facts_of(asked)
+    except SkillTrainError as error:
+        return _BaseModel(asked.revision, error=None if Path(asked.model).exists() else error)
+    return _BaseModel(about.revision or asked.revision, about.vision and about.model_type in EXPANSIONS)
+
+
+def _facts_of(asked: Recipe) -> ModelFacts:
+    if Path(asked.model).exists():
+        return read_model(Path(asked.model), weights_needed=False)
     from skill_train.hub import models
 
-    return dataclasses.replace(asked, revision=models.model_facts(asked.model, asked.revision).revision)
+    return models.model_facts(asked.model, asked.revision)
 
 
-def _tokens(console: Console, subject: Inspection) -> Counted:
+def _tokens(console: Console, subject: Inspection, model: _BaseModel) -> Counted:
     nothing: dict[str, RefusedRows | None] = {"truncated": None, "fully_masked": None, "template": None}
     plain = plain_example(subject)
     if subject.method != "sft" or subject.found is None or not subject.seen.usable:
@@ -134,16 +166,19 @@ def _tokens(console: Console, subject: Inspection) -> Counted:
 
     console.status(f"counting tokens with the tokenizer of {subject.recipe.model}")
     try:
-        if not Path(subject.recipe.model).exists():
-            subject.recipe = _pinned(subject.recipe)
-        counter = count_tokens.Counter(subject.recipe, subject.found)
+        if model.error is not None:
+            raise model.error
+        subject.recipe = dataclasses.replace(subject.recipe, revision=model.revision)
+        counter = count_tokens.Counter(
+            subject.recipe, subject.found, images=model.images and subject.pictures is not None
+        )
         subject.found = counter.found
     except (NotInstalled, Temporary) as error:  # what the dataset is does not depend on it
         console.warn(error.code, f"{error.message}; token counts are estimates, and the chat template was not tried")
         return Counted(nothing, plain, why_not=error.message)
     except UsageError as error:  # the model's fault: the report of the dataset stands
         return Counted(nothing, plain, why_not=error.message, error=error)
-    usable = problems.usable(subject.recipe, checker(subject.found))
+    usable = problems.usable(subject.recipe, checker(subject.found, subject.pictures))
     total, longest_row = subject.seen.usable, subject.seen.longest_row
     try:
         lengths, refused, example = count_tokens.count_rows(counter, usable, total, longest_row)
@@ -159,7 +194,7 @@ def _tokens(console: Console, subject: Inspection) -> Counted:
 
 def _keep(subject: Inspection, lengths: token_stats.Lengths) -> None:
     recipe = subject.recipe
-    if not subject.seen.refused:
+    if not subject.seen.refused and subject.pictures is None:  # the key does not tell how pictures are resized
         key = token_stats.tokenizer_key(recipe.model, recipe.revision)
         token_stats.keep(_facts(subject), key, lengths, split=recipe.split, loss_on=recipe.loss_on)
 
@@ -187,6 +222,8 @@ def _warn(console: Console, subject: Inspection) -> None:
         console.warn("unread_text", unread_text_told(list(subject.unread), subject.found.columns))
     if subject.found is not None and (unread := unread_media(subject.recipe, subject.found.columns)) is not None:
         console.warn("pictures", unread)
+    if subject.pictures is not None and not subject.recipe.model and (count := subject.pictures.figures.pictures):
+        console.warn("needs_vision_model", f"{count} pictures; needs a vision model")
     if subject.method != "sft":
         console.warn("not_trained_here", ONLY_SFT)
     personal = subject.seen.problems["personal_data"]
@@ -213,7 +250,13 @@ def _fix(console: Console, subject: Inspection, counter: Counter | None, out: Pa
     console.status(f"writing {out}")
     names = [name for name in columns if name in COLUMNS.get(subject.verdict.format or "", {})]
     ordered = {name: columns[name] for name in [*names, *columns]}
-    return write_fixed.write_fixed(subject.recipe, ordered, check, refuses, out)
+
+    def mapped(row: Row) -> Row:
+        if subject.pictures is not None:
+            return with_tags(row, ordered, subject.pictures.folder, out)
+        return {wanted: row.get(column) for wanted, column in ordered.items()}
+
+    return write_fixed.write_fixed(write_fixed.Rows(subject.recipe, check, refuses, mapped), out)
 
 
 def _refuses(subject: Inspection, counter: Counter) -> write_fixed.Refuses:
@@ -223,7 +266,8 @@ def _refuses(subject: Inspection, counter: Counter) -> write_fixed.Refuses:
         encoded = counter.encode(line, row)
         if encoded is None:
             return "template"
-        return None if counter.trained(encoded) or subject.recipe.skip_untrained_rows else "fully_masked"
+        why = counter.refusal(encoded)
+        return None if why == "fully_masked" and subject.recipe.skip_untrained_rows else why
 
     return refuses
 

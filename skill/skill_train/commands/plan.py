@@ -122,8 +122,8 @@ def _result(plan: Plan, options: PlanOptions) -> Result:
 
 
 def _warn(console: Console, plan: Plan) -> None:
-    if plan.facts.model.vision:
-        console.warn("vision", "this version trains on text only and ignores images in the rows")
+    if plan.facts.model.vision and not plan.recipe.images:
+        console.warn("vision", "the rows have no pictures that are read, so the vision model is trained on text alone")
     epochs = next((reason for reason in plan.reasons if reason.rule == "epochs"), None)
     if epochs is not None and float(epochs.value) > _MANY_EPOCHS:
         console.warn("many_epochs", f"this is {epochs.value} epochs: {epochs.because}; TRL's default is 3")

@@ -9,9 +9,11 @@ from functools import lru_cache
 from itertools import pairwise
 from typing import Any, NamedTuple
 
+from skill_train.data.row_pictures import RowPictures, problem_of
 from skill_train.program.events import ErrorWords, Refused
 from skill_train.program.examples import Example, Row, to_example
-from skill_train.recipe.formats import DetectedFormat, is_media, kind
+from skill_train.program.pictures.find import PICTURE, lift_pictures, require_places
+from skill_train.recipe.formats import DetectedFormat, as_turns, is_media, kind, tells_which_picture
 
 # Roles that answer a call of the assistant, by the names that templates know.
 _TOOLS = ("tool", "function", "ipython", "observation", "environment")
@@ -30,19 +32,23 @@ class Trouble(NamedTuple):
 # UTF-8 bytes of the texts that training reads, messages (0 for plain text), and what is wrong. Both figures are 0 for a
 # row that training refuses. A plain tuple, because a million are made.
 Checked = tuple[int, int, Trouble | None]
+Check = Callable[[Row], Checked]
 
 
-def checker(detected: DetectedFormat) -> Callable[[Row], Checked]:
-    """A function that checks rows of one format. Training's own `to_example` decides."""
-    data_format, columns, required = detected.format, detected.columns, detected.required
-    read = set(columns.values())
-    talk = columns["messages"] if data_format == "messages" and set(columns) == {"messages"} else None
+def checker(detected: DetectedFormat, pictures: RowPictures | None = None) -> Check:
+    """A function that checks rows of one format. Training's own `to_example` decides.
+
+    Args:
+        pictures: checks those of a row; None where the model reads text.
+    """
+    required, read = detected.required, set(detected.columns.values())
+    talk = detected.columns["messages"] if set(detected.columns) == {"messages"} else None
 
     def check(row: Row) -> Checked:
         try:
-            if not detected.explicit and len(row) > len(read) and (other := media_beside(row, detected)) is not None:
+            if not row.keys() <= read and (other := media_beside(row, detected, pictures is not None)) is not None:
                 return _refusal("not_text", f"{other!r} contains an image, audio or video")
-            if talk is not None and (usual := _usual(row.get(talk))) is not None:
+            if talk is not None and (usual := _usual(row.get(talk), pictures is not None)) is not None:
                 return usual
             if not row.keys() >= required:
                 if not row:
@@ -51,8 +57,11 @@ def checker(detected: DetectedFormat) -> Callable[[Row], Checked]:
                 return _refusal(
                     "missing_column", f"no column {missing!r}{_written(missing, frozenset(row.keys() - required))}"
                 )
-            example = to_example(row, data_format, columns)
+            example = example_of(row, detected, pictures)
             size, turns = measure(example)
+            size -= _marks_bytes(example) if pictures is not None else 0
+        except BadPictures as refusal:
+            return _refusal(problem_of(refusal), refusal.error["message"])
         except Refused as refusal:
             return _refusal(_kind(row, required, refusal.error), refusal.error["message"])
         except UnicodeEncodeError:
@@ -64,15 +73,50 @@ def checker(detected: DetectedFormat) -> Callable[[Row], Checked]:
     return check
 
 
-def media_beside(row: Row, detected: DetectedFormat) -> str | None:
-    """A column that contains images, audio or video, and that the training would not read."""
+class BadPictures(Refused):
+    """The refusal of a row for its pictures, or for their places in it."""
+
+
+def example_of(row: Row, detected: DetectedFormat, pictures: RowPictures | None = None) -> Example:
+    """The row as training learns it, with its pictures checked.
+
+    Raises:
+        BadPictures: training refuses its pictures.
+        Refused: training refuses its text.
+    """
+    if pictures is None:
+        return to_example(row, detected.format, detected.columns)
+    turns = as_turns(detected) if "images" in detected.columns else detected
+    try:
+        row, sources = lift_pictures(row, turns.columns)
+    except Refused as refusal:
+        raise BadPictures(**refusal.error) from None
+    example = to_example(row, turns.format, turns.columns)
+    try:
+        if sources:
+            require_places(example, len(sources))
+            pictures.check(sources)
+    except Refused as refusal:
+        raise BadPictures(**refusal.error) from None
+    return example
+
+
+def media_beside(row: Row, detected: DetectedFormat, pictures: bool = False) -> str | None:
+    """A column that training would not read, and that contains images, audio or video.
+
+    Args:
+        pictures: the model reads those of the format's own column. Then others may tell which they are.
+    """
     if detected.explicit:
         return None
     read = set(detected.columns.values())
-    return next((name for name, value in row.items() if name not in read and is_media(name, value)), None)
+    beside = ((name, value) for name, value in row.items() if name not in read)
+    if pictures and "images" in detected.columns:
+        beside = ((name, value) for name, value in beside if not tells_which_picture(name, value))
+    return next((name for name, value in beside if is_media(name, value)), None)
 
 
-def column_checker(columns: dict[str, str]) -> Callable[[Row], Checked]:
+def column_checker(columns: dict[str, str]) -> Check:
     """A function that checks rows for a method that skill-train does not train: every column exists, none is empty, the
     answers have one type, and the label is true or false."""
 
@@ -104,7 +148,7 @@ def _deep_bytes(value: Any) -> int:
     return _bytes(value) if isinstance(value, str) else 0
 
 
-def _usual(messages: Any) -> Checked | None:
+def _usual(messages: Any, pictures: bool) -> Checked | None:
     """The result for a plain conversation, which `to_example` always accepts; None for any other row."""
     if type(messages) is not list:
         return None
@@ -114,6 +158,8 @@ def _usual(messages: Any) -> Checked | None:
             return None
         role, content = message.get("role"), message.get("content")
         if type(role) is not str or type(content) is not str or not content or _may_be_media(content):
+            return None
+        if pictures and PICTURE in content:
             return None
         size += len(content) if content.isascii() else len(content.encode("utf-8"))
         roles.append(role)
@@ -173,6 +219,11 @@ def role_trouble(roles: tuple[str, ...]) -> str:
         if role in _TOOLS and before != "assistant" and before not in _TOOLS:
             return f"a {role} message after {before}"
     return "ends with the user" if speakers[-1] == "user" else ""
+
+
+def _marks_bytes(example: Example) -> int:
+    """UTF-8 bytes of the marks that stand for pictures."""
+    return len(PICTURE.encode()) * sum(message["content"].count(PICTURE) for message in example.get("messages", ()))
 
 
 def _bytes(text: str) -> int:

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 from skill_train.core.errors import NotInstalled, Temporary, UsageError, from_exit_code
-from skill_train.data.problems import RefusedRows
+from skill_train.data.problems import LENGTHS, RefusedRows
 from skill_train.data.token_stats import Lengths
 from skill_train.model.foreign_files import block_hub_kernels
 from skill_train.model.template_guard import require_ending
-from skill_train.program.encode import Encoder, Feeding, load_tokenizer
+from skill_train.program.encode import Encoder, Feeding
 from skill_train.program.events import Refused
 from skill_train.program.examples import EncodedRow, Row, Tokens
+from skill_train.program.pictures.tokens import ImageModel, Pictures
+from skill_train.program.rows import picture_folder
 from skill_train.program.split import IGNORED, trained_tokens
+from skill_train.program.tokenizer import load_tokenizer
 from skill_train.recipe.fields import Recipe
 from skill_train.recipe.formats import DetectedFormat, as_turns
 
@@ -32,9 +36,11 @@ class Counter:
         found: the format as this model reads it.
         template: rows that the model's template refuses.
         notes: the notes of the encoder.
+        pictures: those of the rows as this model reads them; None where it reads text.
+        pictures_of_rows: tokens of pictures in each counted row.
     """
 
-    def __init__(self, recipe: Recipe, detected: DetectedFormat) -> None:
+    def __init__(self, recipe: Recipe, detected: DetectedFormat, *, images: bool = False) -> None:
         self.recipe = recipe
         self.tokenizer = _tokenizer(recipe)
         self.found = as_turns(detected) if self.tokenizer.chat_template else detected
@@ -45,8 +51,10 @@ class Counter:
             "loss_on": recipe.loss_on or ("all" if self.found.format == "text" else "assistant"),
             "max_length": _UNCUT,
         }
-        self._encode = Encoder(feeding, self.tokenizer)
+        self.pictures = _pictures(recipe, self.tokenizer) if images else None
+        self._encode = Encoder(feeding, self.tokenizer, self.pictures)
         self.template = RefusedRows()
+        self.pictures_of_rows: list[int] = []
 
     @property
     def notes(self) -> list[str]:
@@ -66,9 +74,19 @@ class Counter:
             self.template.add(line, refusal.error["message"], refused=True)
             return None
 
+    def refusal(self, encoded: Tokens) -> str | None:
+        """Why training refuses the row for its length: `picture_cut`, or `fully_masked`."""
+        if self.pictures is not None and self.pictures.token_id in encoded["input_ids"][self.recipe.max_length :]:
+            return "picture_cut"
+        return None if self.trained(encoded) else "fully_masked"
+
     def trained(self, encoded: Tokens) -> bool:
         """Whether the row still has something to train on after the cut."""
         return first_trained(encoded) < self.recipe.max_length
+
+    def picture_tokens(self, encoded: Tokens) -> int:
+        """The tokens of the row that stand for parts of pictures."""
+        return 0 if self.pictures is None else encoded["input_ids"].count(self.pictures.token_id)
 
     def example(self, encoded: Tokens) -> str:
         """The row as the model sees it, with the trained parts between ⟦ and ⟧."""
@@ -77,7 +95,7 @@ class Counter:
         for trained, piece in groupby(pairs, key=lambda pair: pair[1] != IGNORED):
             decoded = self.tokenizer.decode([token for token, _ in piece])
             text += f"{TRAINED}{decoded}⟧" if trained else decoded
-        return text
+        return text if self.pictures is None else shortened(text, self.pictures.places.token)
 
 
 def count_rows(
@@ -91,7 +109,8 @@ def count_rows(
     """
     count = min(total, SAMPLE)
     sample = {index * total // count for index in range(count)}
-    problems = {"truncated": RefusedRows(), "fully_masked": RefusedRows(), "template": counter.template}
+    problems = {name: RefusedRows() for name in LENGTHS if name != "picture_cut" or counter.pictures is not None}
+    problems |= {"template": counter.template}
     lengths, longest, example = [], 0, ""
     for index, (line, row) in enumerate(rows):
         if index not in sample and index != longest_row:
@@ -105,7 +124,8 @@ def count_rows(
             example = counter.example(encoded)
         if index in sample:
             lengths.append((size, trained_tokens(encoded), first_trained(encoded)))
-            _note(problems, line, size, counter.trained(encoded), counter.recipe)
+            counter.pictures_of_rows.append(counter.picture_tokens(encoded))
+            _note(problems, line, size, counter.refusal(encoded), counter.recipe)
     return (Lengths(total, sorted(lengths), longest) if lengths else None), problems, example
 
 
@@ -115,12 +135,42 @@ def first_trained(encoded: Tokens) -> int:
     return next((i for i in range(1, len(labels)) if labels[i] != IGNORED), _UNCUT)
 
 
-def _note(problems: dict[str, RefusedRows], line: int, size: int, trained: bool, recipe: Recipe) -> None:
+def _note(problems: dict[str, RefusedRows], line: int, size: int, refusal: str | None, recipe: Recipe) -> None:
     if size > recipe.max_length:
         problems["truncated"].add(line, f"more than max_length {recipe.max_length} tokens", refused=False)
-    if not trained:
+    if refusal == "picture_cut":
+        why = f"max_length {recipe.max_length} ends inside of a picture, or before it: the row has {size} tokens"
+        problems["picture_cut"].add(line, why, refused=True)
+    if refusal == "fully_masked":
         why = f"no token is left to train on within max_length {recipe.max_length}"
         problems["fully_masked"].add(line, why, refused=not recipe.skip_untrained_rows)
+
+
+def shortened(text: str, token: str) -> str:
+    """The text with each run of a token once, and its number."""
+    runs = re.compile(f"(?:{re.escape(token)}){{2,}}")
+    return runs.sub(lambda run: f"{token}×{len(run.group()) // len(token)}", text)
+
+
+def _pictures(recipe: Recipe, tokenizer: Any) -> Pictures:
+    image_model: ImageModel = {
+        "model": recipe.model,
+        "revision": recipe.revision,
+        "min_pixels": recipe.min_pixels,
+        "max_pixels": recipe.max_pixels,
+    }
+    try:
+        return Pictures(image_model, tokenizer, picture_folder(recipe.data))
+    except Refused as refusal:
+        raise from_exit_code(refusal.exit_code, refusal.error) from None
+    except (OSError, ValueError) as error:
+        raise UsageError(
+            f"{recipe.model} has no image processor that can be read",
+            code="not_a_model",
+            expected="a folder with preprocessor_config.json, or the id of a vision model on the Hub",
+            got=str(error).strip().splitlines()[0],
+            hint="download the whole model, or copy preprocessor_config.json from its base model",
+        ) from None
 
 
 def _tokenizer(recipe: Recipe) -> Any:

@@ -7,12 +7,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from skill_train.data import methods, problems
-from skill_train.data.check_row import checker, column_checker
+from skill_train.data.check_row import Check, checker, column_checker
+from skill_train.data.errors import empty
 from skill_train.data.problems import Survey
-from skill_train.data.scan import complete, empty, find_format, require_columns, unread_text
+from skill_train.data.row_pictures import RowPictures
+from skill_train.data.scan import complete, find_format, require_columns, unread_text
 from skill_train.program.examples import Row
+from skill_train.program.rows import picture_folder
 from skill_train.recipe.fields import Recipe
-from skill_train.recipe.formats import DetectedFormat, detect
+from skill_train.recipe.formats import DetectedFormat, detect, has_pictures
 
 
 @dataclass
@@ -20,10 +23,11 @@ class Inspection:
     """The dataset that is inspected, and the findings.
 
     Attributes:
-        recipe: names the dataset, and its mapping if there is one; `file` is the file of the recipe.
-        row: a typical row; empty if no row could be read.
-        found: the format for sft, also if its mapping is only suggested.
-        unread: columns of text that the format leaves out although the recipe does not say so.
+        recipe: its dataset, and its mapping where it says one; `file` is where it was read.
+        row: a typical one; empty when no row could be read.
+        found: the format for sft, also when its mapping is only suggested.
+        unread: columns of text that it leaves out, without the recipe saying so.
+        pictures: of the rows; None where they are read as text.
     """
 
     recipe: Recipe
@@ -34,54 +38,64 @@ class Inspection:
     seen: Survey
     file: Path | None = None
     unread: tuple[str, ...] = ()
+    pictures: RowPictures | None = None
 
     @property
     def verdict(self) -> methods.Verdict:
         return self.verdicts[self.method]
 
     @property
-    def check(self) -> problems.Check | None:
-        return check_for(self.method, self.verdict, self.found)
+    def check(self) -> Check | None:
+        return check_for(self.method, self.verdict, self.found, self.pictures)
 
 
-def inspect_dataset(recipe: Recipe, method: str, file: Path | None) -> Inspection:
+def inspect_dataset(recipe: Recipe, method: str, file: Path | None, *, pictures: bool | None = False) -> Inspection:
     """Reads the dataset and judges it. Reads it twice if the first rows did not show every column that a format can
-    use."""
+    use.
+
+    Args:
+        pictures: the model reads them. None where no model is named: then they are read if the first rows have some.
+    """
     peeked = problems.peek(recipe)
     if not peeked:
         seen = problems.survey(recipe, None)
         if not seen.rows:
             raise empty(recipe)
         return Inspection(recipe, method, {}, methods.judge({}, None), None, seen, file)
+    if method != "sft" or pictures is None:
+        pictures = method == "sft" and any(map(has_pictures, peeked))
     row = problems.typical(peeked)
-    detected = find_format(recipe, row) if recipe.format or recipe.columns else _usual_format(peeked[0], row)
-    verdicts = methods.judge(row, detected, peeked)
+    by_recipe = bool(recipe.format or recipe.columns)
+    found = find_format(recipe, row, pictures=pictures) if by_recipe else _usual_format(peeked[0], row, pictures)
+    verdicts = methods.judge(row, found, peeked, pictures=pictures)
     while True:
         verdict = verdicts["sft"]
         if verdict.format is not None:
-            detected = DetectedFormat(verdict.format, verdict.columns, verdict.because, explicit=bool(recipe.columns))
-        seen = problems.survey(recipe, check_for(method, verdicts[method], detected))
-        whole = complete(recipe, detected, seen.columns) if detected is not None else None
-        if whole is None or whole == detected:
-            if detected is not None and recipe.columns:
-                require_columns(recipe, detected, seen.columns)
-            leaves = unread_text(peeked, detected.columns) if detected is not None and not recipe.columns else []
-            return Inspection(recipe, method, row, verdicts, detected, seen, file, tuple(leaves))
+            found = DetectedFormat(verdict.format, verdict.columns, verdict.because, explicit=bool(recipe.columns))
+        images = RowPictures(picture_folder(recipe.data)) if pictures else None
+        seen = problems.survey(recipe, check_for(method, verdicts[method], found, images), found, images)
+        whole = complete(recipe, seen.detected, seen.columns) if seen.detected is not None else None
+        if whole is None or whole == found:
+            if found is not None and recipe.columns:
+                require_columns(recipe, found, seen.columns)
+            leaves = unread_text(peeked, found.columns) if found is not None and not recipe.columns else []
+            return Inspection(recipe, method, row, verdicts, found, seen, file, tuple(leaves), images)
         verdicts["sft"] = dataclasses.replace(verdict, columns=whole.columns, because=whole.reason)
 
 
-def _usual_format(first: Row, row: Row) -> DetectedFormat | None:
+def _usual_format(first: Row, row: Row, pictures: bool) -> DetectedFormat | None:
     """The format that training would detect from the first row, unless that row differs from the others."""
-    detected = detect(row)
-    same = detect(first)
-    if detected is None or same is None or (same.format, same.required) != (detected.format, detected.required):
-        return None
-    return detected
+    found = detect(row, pictures=pictures)
+    same = detect(first, pictures=pictures)
+    alike = found is not None and same is not None and (same.format, same.required) == (found.format, found.required)
+    return found if alike else None
 
 
-def check_for(method: str, verdict: methods.Verdict, detected: DetectedFormat | None) -> problems.Check | None:
+def check_for(
+    method: str, verdict: methods.Verdict, detected: DetectedFormat | None, pictures: RowPictures | None = None
+) -> Check | None:
     if verdict.verdict == "impossible":
         return None
     if method == "sft":
-        return checker(detected) if detected is not None else None
+        return checker(detected, pictures) if detected is not None else None
     return column_checker(verdict.columns)

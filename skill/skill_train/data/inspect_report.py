@@ -19,6 +19,7 @@ from skill_train.data.problems import RefusedRows, Survey
 from skill_train.data.write_fixed import Fixed
 from skill_train.facts import TokenFacts
 from skill_train.program.examples import Row, to_example
+from skill_train.program.pictures.find import PICTURE, lift_pictures
 from skill_train.recipe.formats import DetectedFormat
 
 if TYPE_CHECKING:
@@ -92,15 +93,40 @@ class TokenReport(msgspec.Struct, frozen=True, kw_only=True):
     histogram: list[token_stats.Bucket] | UnsetType = UNSET
 
 
+class PictureReport(msgspec.Struct, frozen=True, kw_only=True):
+    """The pictures of the rows that training takes.
+
+    Attributes:
+        rows: with pictures; `most` is the largest number in one row.
+        bytes: of their files.
+        largest: width and height of the one with most pixels.
+        rotated, grey, cmyk, transparent: those that training turns upright, and makes RGB on white.
+        mean_tokens, longest_tokens: of the pictures of a counted row, where a model was named.
+    """
+
+    count: int
+    rows: int
+    most: int
+    bytes: int
+    largest: list[int] | None
+    rotated: int
+    grey: int
+    cmyk: int
+    transparent: int
+    mean_tokens: float | UnsetType = UNSET
+    longest_tokens: int | UnsetType = UNSET
+
+
 class DataReport(msgspec.Struct, frozen=True, kw_only=True):
     """The answer.
 
     Attributes:
-        bytes, sha256: set if the dataset is a file.
-        columns: the kinds of values in each column.
-        format: None if the format is unknown.
-        problems: None for a problem that was not checked; `unknown` has the reason.
-        fix: the file that `--fix` wrote.
+        bytes, sha256: of a file.
+        columns: the kinds of value of each.
+        format: None where nothing is known.
+        problems: None for one that is `unknown`, with the reason there.
+        pictures: of a dataset that has some, and whose model reads them or is not named.
+        fix: what `--fix` wrote.
     """
 
     path: str
@@ -118,6 +144,7 @@ class DataReport(msgspec.Struct, frozen=True, kw_only=True):
     unknown: dict[str, str]
     tokens: TokenReport | None
     example: str
+    pictures: PictureReport | UnsetType = UNSET
     fix: Fixed | UnsetType = UNSET
 
 
@@ -141,6 +168,26 @@ def report(subject: Inspection, counted: Counted) -> DataReport:
         unknown=_unknown(subject, counted),
         tokens=_token_report(subject, counted),
         example=_short(counted.example),
+        pictures=_pictures(subject, counted),
+    )
+
+
+def _pictures(subject: Inspection, counted: Counted) -> PictureReport | UnsetType:
+    if subject.pictures is None or not subject.pictures.figures.pictures:
+        return UNSET
+    figures, tokens = subject.pictures.figures, counted.counter.pictures_of_rows if counted.counter else []
+    return PictureReport(
+        count=figures.pictures,
+        rows=figures.rows,
+        most=figures.most,
+        bytes=figures.bytes,
+        largest=None if figures.largest is None else list(figures.largest),
+        rotated=figures.traits["rotated"],
+        grey=figures.traits["grey"],
+        cmyk=figures.traits["cmyk"],
+        transparent=figures.traits["transparent"],
+        mean_tokens=round(sum(tokens) / len(tokens), 1) if tokens else UNSET,
+        longest_tokens=max(tokens) if tokens else UNSET,
     )
 
 
@@ -154,9 +201,12 @@ def _verdict(verdict: Verdict) -> MethodReport:
 
 
 def _problems(seen: Survey, counted: Counted) -> dict[str, ProblemReport | None]:
-    named: dict[str, RefusedRows | None] = {name: seen.problems.get(name) for name in survey.READING + survey.MAPPED}
+    names = survey.READING + survey.MAPPED
+    named: dict[str, RefusedRows | None] = {name: seen.problems.get(name) for name in names} | {
+        name: count for name, count in seen.problems.items() if name not in names and count.rows
+    }
     looked_at = len(counted.lengths.counted) if counted.lengths is not None else seen.usable
-    sampled = ("truncated", "fully_masked", "template") if looked_at < seen.usable else ()
+    sampled = (*survey.LENGTHS, "template") if looked_at < seen.usable else ()
     return {
         name: _count(count, looked_at if name in sampled else UNSET)
         for name, count in (named | counted.problems).items()
@@ -188,10 +238,11 @@ def _token_report(subject: Inspection, counted: Counted) -> TokenReport | None:
         return None
     if counted.lengths is None:
         sizes = (seen.usable, seen.text_bytes, seen.longest_text_bytes)
-        return _rounded(token_stats.token_range(*sizes, limit, seen.turns, seen.longest_turns))
-    report = _rounded(token_stats.token_facts(counted.lengths, limit))
-    spread = token_stats.distribution(counted.lengths)
-    return msgspec.structs.replace(report, p50=spread.p50, p90=spread.p90, p99=spread.p99, histogram=spread.histogram)
+        found = _rounded(token_stats.token_range(*sizes, limit, seen.turns, seen.longest_turns))
+        pictures = subject.pictures is not None and subject.pictures.figures.pictures
+        return msgspec.structs.replace(found, basis=f"{found.basis}, without the pictures") if pictures else found
+    found, spread = _rounded(token_stats.token_facts(counted.lengths, limit)), token_stats.distribution(counted.lengths)
+    return msgspec.structs.replace(found, p50=spread.p50, p90=spread.p90, p99=spread.p99, histogram=spread.histogram)
 
 
 def _rounded(facts: TokenFacts) -> TokenReport:
@@ -221,7 +272,10 @@ def plain_example(subject: Inspection) -> str:
         return ""
     if subject.method != "sft" or subject.found is None:
         return "\n".join(f"{name}: {row[column]}" for name, column in subject.verdict.columns.items())
-    return marked(row, subject.found, subject.recipe.loss_on)
+    if subject.pictures is None:
+        return marked(row, subject.found, subject.recipe.loss_on)
+    row = lift_pictures(row, subject.found.columns)[0]
+    return marked(row, subject.found, subject.recipe.loss_on).replace(PICTURE, "<image>")
 
 
 def marked(row: Row, detected: DetectedFormat, loss_on: str | None) -> str:

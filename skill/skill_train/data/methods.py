@@ -9,11 +9,20 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from skill_train.program.examples import Row
-from skill_train.recipe.formats import OPTIONAL, DetectedFormat, detect, is_media, kind
+from skill_train.program.examples import Row, media_mark
+from skill_train.recipe.formats import (
+    OPTIONAL,
+    PICTURE_COLUMNS,
+    PICTURED,
+    DetectedFormat,
+    detect,
+    is_media,
+    kind,
+    tells_which_picture,
+)
 
 METHODS = ("sft", "dpo", "kto", "grpo", "reward")
 
@@ -73,15 +82,19 @@ class Verdict:
         return [line for line in text.splitlines() if line]
 
 
-def judge(row: Row, detected: DetectedFormat | None, rows: Sequence[Row] = ()) -> dict[str, Verdict]:
+def judge(
+    row: Row, detected: DetectedFormat | None, rows: Sequence[Row] = (), *, pictures: bool = False
+) -> dict[str, Verdict]:
     """The verdict for every method.
 
     Args:
-        row: a typical row.
-        detected: the format that the training would detect, or that the recipe names.
-        rows: the first rows, which distinguish questions from answers if no column name does.
+        row: a typical one.
+        detected: the format that training would take it for, or that the recipe says.
+        rows: the first ones, which tell questions from answers where no name does.
+        pictures: the model reads them.
     """
-    return {"sft": _sft(row, detected, rows), "dpo": _preference(row, "DPO"), "kto": _kto(row)} | {
+    sft = _sft_pictures(row, detected, rows) if pictures else _sft(row, detected, rows)
+    return {"sft": sft, "dpo": _preference(row, "DPO"), "kto": _kto(row)} | {
         "grpo": _grpo(row),
         "reward": _preference(row, "a reward model"),
     }
@@ -109,6 +122,31 @@ def _sft(row: Row, detected: DetectedFormat | None, rows: Sequence[Row]) -> Verd
     if any(kind(value) == "text" for value in row.values()) and not asked:
         why = "several text columns, and no name says which is asked and which is answered: say it in a recipe"
     return Verdict("impossible", why)
+
+
+def _sft_pictures(row: Row, found: DetectedFormat | None, rows: Sequence[Row]) -> Verdict:
+    """The verdict for a model that reads pictures."""
+    marked = {name for name, value in row.items() if isinstance(value, str) and media_mark(value)}
+    media = {name: value for name, value in row.items() if name not in marked and is_media(name, value)}
+    read = set(found.columns.values()) if found is not None else set(PICTURE_COLUMNS)
+    beside = [name for name in media if name not in read]
+    if found is None or "images" in found.columns:
+        beside = [name for name in beside if not tells_which_picture(name, media[name])]
+    if found is not None:
+        if not beside or found.explicit:
+            return Verdict("ready", found.reason, found.columns, found.format)
+        why = "one column of pictures beside turns is read; say in a recipe which"
+        return Verdict("impossible", f"{', '.join(beside)} contains images, audio or video: {why}")
+    column = next((name for name in PICTURE_COLUMNS if name in media), next(iter(beside), None))
+    texts = {name: value for name, value in row.items() if name not in media}
+    verdict = _sft(texts if column is not None else row, None, rows)
+    if column is None or verdict.verdict == "impossible":
+        return verdict
+    if verdict.format not in PICTURED or len(beside) > (column in beside):
+        return Verdict(
+            "impossible", f"{column} contains images, audio or video, and no columns ask about it and answer"
+        )
+    return replace(verdict, columns=verdict.columns | {"images": column})
 
 
 def _usual_columns(row: Row) -> Verdict | None:

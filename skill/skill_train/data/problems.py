@@ -3,25 +3,26 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from itertools import islice
 from typing import Any
 
 from skill_train.data import read_rows
-from skill_train.data.check_row import Checked
+from skill_train.data.check_row import Check, Checked, Trouble
 from skill_train.data.personal import WHAT, holds_personal
 from skill_train.data.repeats import Repeats
-from skill_train.data.scan import canonical
+from skill_train.data.row_pictures import PROBLEMS, REPEATED, RowPictures, problem_of
+from skill_train.data.scan import canonical, first_of
+from skill_train.program.events import Refused
 from skill_train.program.examples import Row
+from skill_train.program.pictures.find import lift_pictures
 from skill_train.recipe.fields import Recipe
-from skill_train.recipe.formats import kind
+from skill_train.recipe.formats import DetectedFormat, kind, with_pictures
 
-Check = Callable[[Row], Checked]
-READING = ("broken_json", "not_utf8", "not_an_object", "duplicate", "personal_data")  # detected without a mapping
+READING = ("broken_json", "not_utf8", "not_an_object", "duplicate", "personal_data")  # known without a mapping
 MAPPED = ("missing_column", "empty", "malformed", "not_text", "unknown_role", "wrong_role_order")
-LINES = 10  # line numbers stored for each problem
-PEEKED = 200  # the typical row is determined from so many rows
+LENGTHS = ("truncated", "fully_masked", "picture_cut")  # known with a tokenizer; the last one of pictures
+LINES = 10  # line numbers kept of each problem
 _SHAPES = 4096
 
 
@@ -44,12 +45,11 @@ class RefusedRows:
 
 @dataclass
 class Survey:
-    """The counts over a whole dataset.
-
-    Attributes:
-        rows: lines that are not blank; the training accepts `usable` of them.
-        columns: the kinds of values in each column, in the order of appearance.
-        longest_row: the ordinal of the row with most text among the usable rows.
+    """Attributes:
+    rows: lines that are not blank; `usable` of them are taken by training.
+    columns: the kinds of value of each, in the order of appearance.
+    longest_row: the ordinal, among the usable rows, of the one with most text.
+    detected: how rows with pictures are read, with the column of pictures that a row has first.
     """
 
     rows: int = 0
@@ -61,6 +61,7 @@ class Survey:
     longest_row: int = 0
     turns: int = 0
     longest_turns: int = 0
+    detected: DetectedFormat | None = None
 
     @property
     def refused(self) -> int:
@@ -68,9 +69,8 @@ class Survey:
 
 
 def peek(recipe: Recipe) -> list[Row]:
-    """The first complete rows."""
-    whole = (row for _, row, _ in read_rows.read(recipe) if isinstance(row, dict))
-    return list(islice(whole, PEEKED))
+    """The first complete rows; fewer where they hold large pictures."""
+    return first_of(row for _, row, _ in read_rows.read(recipe) if isinstance(row, dict))
 
 
 def typical(peeked: list[Row]) -> Row:
@@ -80,9 +80,16 @@ def typical(peeked: list[Row]) -> Row:
     return {name: next((row[name] for row in alike if row[name] is not None), None) for name in usual}
 
 
-def survey(recipe: Recipe, check: Check | None) -> Survey:
-    """Reads every row once. Without `check` only reading problems are found."""
-    seen = Survey(problems={name: RefusedRows() for name in (READING + MAPPED if check else READING)})
+def survey(
+    recipe: Recipe, check: Check | None, detected: DetectedFormat | None = None, pictures: RowPictures | None = None
+) -> Survey:
+    """Reads every row once. Without `check` only reading problems are seen.
+
+    Args:
+        pictures: decodes those of each row, which is read as `detected`.
+    """
+    names = READING + (MAPPED if check else ()) + (PROBLEMS if check and pictures else ())
+    seen = Survey(problems={name: RefusedRows() for name in names}, detected=detected)
     repeats, shapes = Repeats(), set[tuple[Any, ...]]()
     for line, row, raw in read_rows.read(recipe):
         seen.rows += 1
@@ -96,13 +103,40 @@ def survey(recipe: Recipe, check: Check | None) -> Survey:
             _note_columns(seen.columns, row)
         written = content(row, raw)
         repeats.add(written, line)
-        if holds_personal(written):
+        if holds_personal(written if pictures is None or detected is None else _texts(row, detected)):
             seen.problems["personal_data"].add(line, WHAT, refused=False)
         if check is not None:
-            _count(seen, line, check(row))
+            checked = check(row)
+            if pictures is not None and seen.detected is not None:
+                seen.detected = with_pictures(seen.detected, row)
+                checked = _decoded(line, row, checked, seen.detected, pictures)
+            _count(seen, line, checked)
     for line in repeats.places():
         seen.problems["duplicate"].add(line, "the same row as an earlier one", refused=False)
+    for line in pictures.repeated() if check and pictures else ():
+        seen.problems["repeated_picture"].add(line, REPEATED, refused=False)
     return seen
+
+
+def _texts(row: Row, detected: DetectedFormat) -> bytes:
+    """The content of a row without its pictures."""
+    try:
+        return canonical(lift_pictures(row, detected.columns)[0])
+    except Refused:
+        return canonical({name: value for name, value in row.items() if name != detected.columns.get("images")})
+
+
+def _decoded(line: int, row: Row, checked: Checked, detected: DetectedFormat, pictures: RowPictures) -> Checked:
+    """What the check found, after the pictures of a row that it took are decoded and counted."""
+    if checked[2] is not None and checked[2].refused:
+        return checked
+    sources = lift_pictures(row, detected.columns)[1]
+    try:
+        pictures.decode(line, sources)
+    except Refused as refusal:
+        return 0, 0, Trouble(problem_of(refusal), True, refusal.error["message"])
+    pictures.count(sources)
+    return checked
 
 
 def usable(recipe: Recipe, check: Check) -> Iterator[tuple[int, Row]]:

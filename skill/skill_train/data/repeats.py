@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import heapq
-import tempfile
 from collections.abc import Iterator
 from typing import BinaryIO
 
@@ -49,6 +48,8 @@ class _Sorter:
     def add(self, record: bytes) -> None:
         self._part.append(record)
         if len(self._part) == _SORTED_AT_ONCE:
+            import tempfile  # late: it takes 10 ms
+
             self._file = self._file or tempfile.TemporaryFile(prefix="skill-train-")  # noqa: SIM115 - read later
             self._file.write(b"".join(sorted(self._part)))
             self._part.clear()

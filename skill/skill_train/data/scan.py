@@ -5,71 +5,114 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-import shlex
-from collections.abc import Collection, Sequence
-from itertools import islice
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from skill_train.core.digests import file_digest
 from skill_train.core.errors import SkillTrainError, UsageError, from_exit_code, nearest
 from skill_train.data import read_rows
-from skill_train.data.check_row import checker, media_beside
+from skill_train.data.check_row import Check, checker, example_of, media_beside
+from skill_train.data.errors import empty, leave_out, media_error, pictures_error, wrong_columns
+from skill_train.data.row_pictures import PROBLEMS, PictureFigures, RowPictures
 from skill_train.data.text_encoding import rewriting_command
 from skill_train.facts import DatasetFacts
 from skill_train.program.events import Refused
-from skill_train.program.examples import Row, media_in, to_example
+from skill_train.program.examples import Row
+from skill_train.program.pictures.find import lift_pictures
+from skill_train.program.rows import picture_folder
 from skill_train.recipe.fields import Recipe
 from skill_train.recipe.formats import (
     COLUMNS,
     OPTIONAL,
+    PICTURED,
     DetectedFormat,
     detect,
     is_media,
     match,
     optional_names,
     with_optional,
+    with_pictures,
 )
 
-_FIRST = 200  # rows
+_FIRST, _FIRST_BYTES = 200, 64_000_000  # rows that decide what a typical row is, and their texts and pictures
 _LABELS = ("label", "labels", "class", "category", "sentiment", "target", "intent", "topic", "rating", "score", "stars")
 _WORDS = 3  # a text of so many words is a sentence, not a name or a number; scripts without spaces have such characters
 
 
-def scan(recipe: Recipe) -> DatasetFacts:
-    """The facts of a dataset: every row is read and checked once, in constant memory.
+def scan(recipe: Recipe, *, pictures: bool = False) -> DatasetFacts:
+    """The facts of a dataset: every row is read and checked once, in constant memory. Of pictures only the header of
+    their files is read.
+
+    Args:
+        pictures: the model reads them. Otherwise they are refused.
 
     Raises:
         UsageError: the dataset does not exist, a line is broken (with its number), columns are wrong, a row is
             malformed, or there are no rows.
     """
     try:
-        return _scan(recipe, Path(recipe.data))
+        return _scan(recipe, Path(recipe.data), RowPictures(picture_folder(recipe.data)) if pictures else None)
     except Refused as refusal:
         raise from_exit_code(refusal.exit_code, refusal.error) from None
 
 
-def _scan(recipe: Recipe, path: Path) -> DatasetFacts:
+@dataclass
+class _Reading:
+    """How the rows so far are read.
+
+    Attributes:
+        names: the columns that they have, as far as a format can use them.
+        awaited: the optional columns that none of them has had.
+    """
+
+    recipe: Recipe
+    found: DetectedFormat
+    names: dict[str, None]
+    awaited: set[str]
+    pictures: RowPictures | None
+    check: Check = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.check = checker(self.found, self.pictures)
+
+    def meet(self, row: Row) -> None:
+        """Completes the mapping with the columns of this row."""
+        found = self.found
+        if not self.awaited.isdisjoint(row):
+            self.names |= dict.fromkeys(name for name in row if name in self.awaited)
+            self.awaited -= self.names.keys()
+            found = complete(self.recipe, found, self.names)
+        if self.pictures is not None:
+            found = with_pictures(found, row)
+            self.names |= dict.fromkeys([found.columns["images"]] if found.columns.get("images") in row else [])
+        if found is not self.found:
+            self.found, self.check = found, checker(found, self.pictures)
+
+
+def _begin(recipe: Recipe, first: Row, pictures: RowPictures | None) -> _Reading:
+    found, names = find_format(recipe, first, pictures=pictures is not None), dict.fromkeys(first)
+    return _Reading(recipe, found, names, optional_names(found) - names.keys(), pictures)
+
+
+def _scan(recipe: Recipe, path: Path, pictures: RowPictures | None) -> DatasetFacts:
     digest = None if path.is_file() else hashlib.sha256()
     count = text_bytes = longest = turns = longest_turns = 0
-    first: Row | None = None
+    reading: _Reading | None = None
     for line, row, _ in read_rows.read(recipe):
         if isinstance(row, read_rows.Broken):
             keeps_rows = rewriting_command(path) if row.kind == "not_utf8" else None
-            row.refusal.error["hint"] = keeps_rows or _leave_out(recipe)
+            row.refusal.error["hint"] = keeps_rows or leave_out(recipe)
             raise row.refusal
-        if first is None:
-            first, detected = row, find_format(recipe, row)
-            check, names = checker(detected), dict.fromkeys(row)
-            awaited = optional_names(detected) - names.keys()
-        if not awaited.isdisjoint(row):
-            names |= dict.fromkeys(name for name in row if name in awaited)
-            awaited -= names.keys()
-            detected = complete(recipe, detected, names)
-            check = checker(detected)
-        size, row_turns, trouble = check(row)
+        if reading is None:
+            reading = _begin(recipe, row, pictures)
+        reading.meet(row)
+        size, row_turns, trouble = reading.check(row)
         if trouble is not None and trouble.refused:
-            raise _refused(recipe, line, row, detected, trouble.kind)
+            raise _refused(reading, line, row, trouble.kind)
+        if pictures is not None:
+            pictures.count(lift_pictures(row, reading.found.columns)[1])
         count += 1
         text_bytes += size
         turns += row_turns
@@ -78,39 +121,66 @@ def _scan(recipe: Recipe, path: Path) -> DatasetFacts:
         longest_turns = max(longest_turns, row_turns)
         if digest is not None:
             digest.update(canonical(row))
-    if first is None:
+    if reading is None:
         raise empty(recipe)
-    require_columns(recipe, detected, names)
-    return DatasetFacts(
+    require_columns(recipe, reading.found, reading.names)
+    facts = DatasetFacts(
         source=recipe.data,
         fingerprint=file_digest(path)["sha256"] if digest is None else digest.hexdigest(),
         rows=count,
-        column_names=tuple(names),
-        format=detected.format,
-        columns=detected.columns,
+        column_names=tuple(reading.names),
+        format=reading.found.format,
+        columns=reading.found.columns,
         bytes=path.stat().st_size if path.is_file() else None,
-        reason=detected.reason,
+        reason=reading.found.reason,
         text_bytes=text_bytes,
         longest_text_bytes=longest,
         turns=turns,
         longest_turns=longest_turns,
     )
+    return facts if pictures is None else with_pictures_of(facts, pictures.figures)
 
 
-def with_text_of(facts: DatasetFacts, recipe: Recipe, first: tuple[Row, ...]) -> DatasetFacts:
-    """The facts of a dataset that was not read completely: the text of its first rows stands for the others."""
-    check = checker(DetectedFormat(facts.format, facts.columns, facts.reason))
-    measured = [(size, turns) for size, turns, trouble in map(check, first) if trouble is None or not trouble.refused]
-    if not measured:
-        return facts
-    share = facts.rows / len(measured)
+def with_pictures_of(facts: DatasetFacts, figures: PictureFigures, share: float = 1) -> DatasetFacts:
+    """The facts with those of the pictures.
+
+    Args:
+        share: rows of the dataset to each row that was counted.
+    """
     return dataclasses.replace(
         facts,
-        text_bytes=round(share * sum(size for size, _ in measured)),
-        longest_text_bytes=max(size for size, _ in measured),
-        turns=round(share * sum(turns for _, turns in measured)),
-        longest_turns=max(turns for _, turns in measured),
+        images=round(share * figures.pictures),
+        most_images=figures.most,
+        image_bytes=round(share * figures.bytes),
+        image_pixels=round(share * figures.pixels),
+        largest_image=figures.largest,
     )
+
+
+def with_text_of(
+    facts: DatasetFacts, recipe: Recipe, first: tuple[Row, ...], *, pictures: bool = False
+) -> DatasetFacts:
+    """The facts of a dataset that was not read completely: its first rows stand for the others."""
+    found = DetectedFormat(facts.format, facts.columns, facts.reason)
+    counted = RowPictures(picture_folder(recipe.data)) if pictures else None
+    check = checker(found, counted)
+    checked = [(row, check(row)) for row in first]
+    good = [(row, size, said) for row, (size, said, trouble) in checked if trouble is None or not trouble.refused]
+    if not good:
+        return facts
+    share = facts.rows / len(good)
+    facts = dataclasses.replace(
+        facts,
+        text_bytes=round(share * sum(size for _, size, _ in good)),
+        longest_text_bytes=max(size for _, size, _ in good),
+        turns=round(share * sum(said for _, _, said in good)),
+        longest_turns=max(said for _, _, said in good),
+    )
+    if counted is None:
+        return facts
+    for row, _, _ in good:
+        counted.count(lift_pictures(row, found.columns)[1])
+    return with_pictures_of(facts, counted.figures, share)
 
 
 def canonical(row: Row) -> bytes:
@@ -118,16 +188,17 @@ def canonical(row: Row) -> bytes:
     return json.dumps(row, sort_keys=True, ensure_ascii=False, default=str).encode("utf-8", "replace")
 
 
-def find_format(recipe: Recipe, row: Row) -> DetectedFormat:
+def find_format(recipe: Recipe, row: Row, *, pictures: bool = False) -> DetectedFormat:
     """The format that the recipe names, or that this row has.
 
     Raises:
         UsageError: there is no such format, or a column that every row must have is missing.
     """
     if recipe.format is not None:
-        _check_mapping(recipe.format, recipe.columns or {})
-        columns = dict(recipe.columns or {}) or match(recipe.format, row)
-        missing = [c for name, c in (columns or {}).items() if c not in row and name not in OPTIONAL[recipe.format]]
+        optional = [*OPTIONAL[recipe.format], *(["images"] if pictures and recipe.format in PICTURED else [])]
+        _check_mapping(recipe.format, recipe.columns or {}, optional)
+        columns = dict(recipe.columns or {}) or match(recipe.format, row, pictures=pictures)
+        missing = [c for name, c in (columns or {}).items() if c not in row and name not in optional]
         if columns is None or missing:
             raise wrong_columns(recipe, row, f"no column {missing[0]!r}" if missing else f"not {recipe.format}")
         return DetectedFormat(recipe.format, columns, "said in the recipe", explicit=bool(recipe.columns))
@@ -139,17 +210,17 @@ def find_format(recipe: Recipe, row: Row) -> DetectedFormat:
             got="columns only",
             hint=f"one of the formats {', '.join(COLUMNS)} as format: … in the recipe",
         )
-    detected = detect(row)
+    found = detect(row, pictures=pictures)
     media = next((column for column, value in row.items() if is_media(column, value)), None)
-    if detected is None and media is not None:
-        raise media_error(recipe, recipe.data, media, row, None)
-    if detected is None:
+    if found is None and media is not None:
+        raise media_error(recipe, recipe.data, media, row) if not pictures else pictures_error(recipe.data, media, row)
+    if found is None:
         raise wrong_columns(recipe, row, "no known set of columns")
-    return detected
+    return found
 
 
-def _check_mapping(data_format: str, columns: dict[str, str]) -> None:
-    names = [*COLUMNS[data_format], *OPTIONAL[data_format]]
+def _check_mapping(data_format: str, columns: dict[str, str], optional: list[str]) -> None:
+    names = [*COLUMNS[data_format], *optional]
     for name in columns:
         if name not in names:
             raise UsageError(
@@ -173,21 +244,22 @@ def require_columns(recipe: Recipe, detected: DetectedFormat, names: Collection[
         raise wrong_columns(recipe, names, f"no column {missing!r} in any row")
 
 
-def first_format(recipe: Recipe, first: Sequence[Row]) -> DetectedFormat:
+def first_format(recipe: Recipe, first: Sequence[Row], *, pictures: bool = False) -> DetectedFormat:
     """The format and the mapping of a dataset that begins with these rows.
 
     Raises:
         UsageError: the rows have no known format, or a column is missing.
     """
     names = dict.fromkeys(name for row in first for name in row)
-    detected = complete(recipe, find_format(recipe, first[0]), names)
-    require_columns(recipe, detected, names)
-    check = checker(detected)
+    found = complete(recipe, find_format(recipe, first[0], pictures=pictures), names)
+    require_columns(recipe, found, names)
+    reading = _Reading(recipe, found, names, set(), RowPictures(picture_folder(recipe.data)) if pictures else None)
     for number, row in enumerate(first, start=1):
-        trouble = check(row)[2]
-        if trouble is not None and trouble.kind == "not_text":
-            raise _refused(recipe, number, row, detected, trouble.kind)
-    return detected
+        reading.meet(row)
+        trouble = reading.check(row)[2]
+        if trouble is not None and trouble.kind in ("not_text", *PROBLEMS):
+            raise _refused(reading, number, row, trouble.kind)
+    return reading.found
 
 
 def unread_media(recipe: Recipe, columns: dict[str, str]) -> str | None:
@@ -203,8 +275,26 @@ def unread_media(recipe: Recipe, columns: dict[str, str]) -> str | None:
 
 
 def first_rows_of(recipe: Recipe) -> list[Row]:
-    """The first complete rows."""
-    return list(islice((row for _, row, _ in read_rows.read(recipe) if isinstance(row, dict)), _FIRST))
+    """The first complete rows; fewer where they hold large pictures."""
+    return first_of(row for _, row, _ in read_rows.read(recipe) if isinstance(row, dict))
+
+
+def first_of(rows: Iterable[Row]) -> list[Row]:
+    first, size = list[Row](), 0
+    for row in rows:
+        first.append(row)
+        size += sum(map(_held_bytes, row.values()))
+        if len(first) == _FIRST or size > _FIRST_BYTES:
+            break
+    return first
+
+
+def _held_bytes(value: Any) -> int:
+    """Bytes of the pictures that a value holds itself, and of its texts."""
+    if isinstance(value, (str, bytes)):
+        return len(value)
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return sum(map(_held_bytes, inner))
 
 
 def unread_text(first: Sequence[Row], columns: dict[str, str]) -> list[str]:
@@ -252,88 +342,31 @@ def unread_text_told(names: list[str], columns: dict[str, str]) -> str:
     )
 
 
-def empty(recipe: Recipe) -> UsageError:
-    return UsageError(
-        f"{recipe.data} has no rows",
-        code="empty_dataset",
-        expected="at least one row",
-        got="an empty file" if Path(recipe.data).is_file() else f"no rows in {recipe.split}",
-        hint="use another file, or another split, such as split: train",
-    )
-
-
-def wrong_columns(recipe: Recipe, names: Collection[str], why: str) -> UsageError:
-    hint = (
-        "name them in the recipe, such as format: prompt_completion and columns: {prompt: QUESTION, completion: REPLY}"
-    )
-    if {"chosen", "rejected"} <= set(names):
-        why = "preference pairs (chosen, rejected) are for DPO, not sft"
-        hint = "train on the chosen answers: format: prompt_completion, columns: {prompt: prompt, completion: chosen}"
-    return UsageError(
-        f"{recipe.data} cannot be used for {recipe.method}: {why}",
-        code="wrong_columns",
-        expected="messages | prompt, completion | text | instruction, output | question, answer | conversations",
-        got=", ".join(map(str, names)) or "no columns",
-        hint=hint,
-    )
-
-
-def media_error(recipe: Recipe, where: str, column: str, row: Row, detected: DetectedFormat | None) -> UsageError:
-    """The error for a dataset of images, audio or video, because its text alone would teach something else.
-
-    Args:
-        detected: the format in which its text could be read; None if the text alone is no example.
-    """
-    import yaml
-
-    columns = {} if detected is None else {"columns": detected.columns}
-    text = yaml.safe_dump(columns, default_flow_style=True, width=10**6, allow_unicode=True).strip()
-    return UsageError(
-        f"{where} has an image, audio or video in the column {column!r}, and this version trains on text only",
-        code="not_text",
-        expected="a dataset of text",
-        got=media_in(row[column]) or repr(row[column])[:80],
-        hint="use a dataset of text"
-        if detected is None
-        else f"a recipe that names the columns trains on the text alone: format: {detected.format}, {text[1:-1]}",
-    )
-
-
-def _refused(recipe: Recipe, line: int, row: Row, detected: DetectedFormat, kind: str) -> SkillTrainError:
+def _refused(reading: _Reading, line: int, row: Row, kind: str) -> SkillTrainError:
     """The error for a row that training rejects, with its line."""
+    recipe, found = reading.recipe, reading.found
     where = f"line {line} of {recipe.data}"
     if kind == "missing_column":
         return UsageError(
-            f"{where} has no column {min(detected.required - row.keys())!r}",
+            f"{where} has no column {min(found.required - row.keys())!r}",
             code="wrong_columns",
-            expected=", ".join(detected.columns.values()),
+            expected=", ".join(found.columns.values()),
             got=", ".join(map(str, row)),
-            hint=_leave_out(recipe),
+            hint=leave_out(recipe),
         )
-    if kind == "not_text" and (other := media_beside(row, detected)) is not None:
-        return media_error(recipe, where, other, row, detected)
+    if kind == "not_text" and (other := media_beside(row, found, reading.pictures is not None)) is not None:
+        known = media_error(recipe, where, other, row, found)
+        return known if reading.pictures is None else pictures_error(where, other, row)
     try:
-        to_example(row, detected.format, detected.columns)
+        example_of(row, found, reading.pictures)
     except Refused as refusal:
         refusal.error["message"] = f"{where}: {refusal.error['message']}"
-        refusal.error["hint"] = refusal.error["hint"] or _leave_out(recipe)
+        refusal.error["hint"] = leave_out(recipe) if kind in PROBLEMS else refusal.error["hint"] or leave_out(recipe)
         return from_exit_code(refusal.exit_code, refusal.error)
     return UsageError(
         f"{where}: the text contains half a surrogate pair, which no tokenizer can read",
         code="bad_row",
         expected="text in Unicode",
         got=repr(row)[:80],
-        hint=_leave_out(recipe),
+        hint=leave_out(recipe),
     )
-
-
-def _leave_out(recipe: Recipe) -> str:
-    """The command that lists all such rows and writes the others. The mapping may be in a recipe file whose name is
-    unknown here."""
-    split = ["--split", recipe.split] if recipe.split != Recipe.split else []
-    split += ["--model", recipe.model] if recipe.model and Path(recipe.model).is_dir() else []
-    fixed = read_rows.free_name(Path(recipe.data))
-    if recipe.format or recipe.columns:
-        words = shlex.join([recipe.data, *split, "--fix", fixed])
-        return f"leave such rows out, with the recipe that has the mapping: skill-train data --recipe RECIPE {words}"
-    return shlex.join(["skill-train", "data", recipe.data, *split, "--fix", fixed])

@@ -10,7 +10,7 @@ from pathlib import Path
 from skill_train.core.files import write_json
 from skill_train.facts import DatasetFacts, TokenFacts
 from skill_train.machine import read
-from skill_train.program.encode import has_tokenizer
+from skill_train.program.tokenizer import has_tokenizer
 
 SCHEMA = "skill-train/tokens/1"
 # Measured 2026-11 on sentences in five languages, JSON and Python: Qwen2 2.3 to 4.8, Llama 3 2.6 to 5.1, Phi-3 and

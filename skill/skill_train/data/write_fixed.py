@@ -8,6 +8,7 @@ import shlex
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 
@@ -15,7 +16,7 @@ from skill_train.core.digests import file_digest
 from skill_train.core.errors import UsageError
 from skill_train.core.files import whole_file
 from skill_train.data import read_rows
-from skill_train.data.problems import Check
+from skill_train.data.check_row import Check
 from skill_train.data.repeats import Repeats
 from skill_train.program.examples import Row
 from skill_train.recipe.fields import Recipe
@@ -54,7 +55,22 @@ class Fixed(msgspec.Struct, frozen=True):
     left_out: dict[str, int]
 
 
-def write_fixed(recipe: Recipe, columns: dict[str, str], check: Check, refuses: Refuses | None, out: Path) -> Fixed:
+class Rows(NamedTuple):
+    """The rows to write.
+
+    Attributes:
+        check: rows that it refuses are left out.
+        refuses: of those that are left, the same.
+        mapped: a row with the standard columns of its format.
+    """
+
+    recipe: Recipe
+    check: Check
+    refuses: Refuses | None
+    mapped: Callable[[Row], Row]
+
+
+def write_fixed(rows: Rows, out: Path) -> Fixed:
     """Writes `out`; returns what it contains and what was left out, by kind.
 
     Broken rows, rows that training refuses and all but the first of equal rows are left out.
@@ -64,12 +80,12 @@ def write_fixed(recipe: Recipe, columns: dict[str, str], check: Check, refuses: 
     """
     check_out(out)
     repeats, left_out, written = Repeats(), Counter[str](), 0
-    for place, line in _lines(recipe, columns, check, None, Counter()):
+    for place, line in _lines(rows._replace(refuses=None), Counter()):
         repeats.add(line, place)
     repeated = repeats.places()
     next_repeated = next(repeated, None)
     with whole_file(out) as part, open(part, "wb") as file:
-        for place, line in _lines(recipe, columns, check, refuses, left_out):
+        for place, line in _lines(rows, left_out):
             while next_repeated is not None and next_repeated < place:
                 next_repeated = next(repeated, None)
             if place == next_repeated:
@@ -79,7 +95,7 @@ def write_fixed(recipe: Recipe, columns: dict[str, str], check: Check, refuses: 
             written += 1
         if not written:
             raise UsageError(
-                f"{recipe.data} has no usable row",
+                f"{rows.recipe.data} has no usable row",
                 code="bad_row",
                 got=_counts_by_kind(left_out),
                 hint="run the same command without --fix to see what is wrong with each row",
@@ -90,19 +106,17 @@ def write_fixed(recipe: Recipe, columns: dict[str, str], check: Check, refuses: 
     return Fixed(str(out), written, digest["bytes"], digest["sha256"], dict(left_out))
 
 
-def _lines(
-    recipe: Recipe, columns: dict[str, str], check: Check, refuses: Refuses | None, left_out: Counter[str]
-) -> Iterator[tuple[int, bytes]]:
+def _lines(rows: Rows, left_out: Counter[str]) -> Iterator[tuple[int, bytes]]:
     """The rows to write, each with its place. The other rows are counted in `left_out`."""
-    for place, (number, row, _) in enumerate(read_rows.read(recipe)):
+    for place, (number, row, _) in enumerate(read_rows.read(rows.recipe)):
         if isinstance(row, read_rows.Broken):
             left_out[row.kind] += 1
             continue
-        why = _trouble(check, row) or (refuses(number, row) if refuses is not None else None)
+        why = _trouble(rows.check, row) or (rows.refuses(number, row) if rows.refuses is not None else None)
         if why is not None:
             left_out[why] += 1
         else:
-            yield place, _line({wanted: row.get(column) for wanted, column in columns.items()})
+            yield place, _line(rows.mapped(row))
 
 
 def _trouble(check: Check, row: Row) -> str | None:

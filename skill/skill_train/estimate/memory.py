@@ -33,7 +33,9 @@ def training_memory(model: ModelFacts, step: MicroStep) -> list[Part] | None:
     """The parts of a training step's peak memory on one device; None if the model's shape is unknown."""
     if not (model.parameters and model.layers and model.hidden_size and model.vocab_size):
         return None
-    moving = [_activations(model, step), _attention_scores(model, step), _logits(model, step)]
+    if step.images and model.tower is None:
+        return None
+    moving = [_activations(model, step), _attention_scores(model, step), _logits(model, step), _pictures(model, step)]
     if step.full:
         fixed = _trained_weights(model, step, model.parameters, total(moving, ""))
     else:
@@ -149,6 +151,26 @@ def _activations(model: ModelFacts, step: MicroStep) -> Part:
     inputs = layers * step.tokens * h * stream
     because = f"inputs of {layers} layers ({megabytes(inputs, 0)}) and one layer recomputed ({megabytes(layer, 0)})"
     return Part("activations", inputs + layer + ends, inputs + layer + ends + 2 * backward, because)
+
+
+def _pictures(model: ModelFacts, step: MicroStep) -> Part:
+    """Pixels, and what the vision tower computes from them. At most all tokens of a row are of pictures.
+
+    A frozen tower keeps nothing for the backward pass: one layer at a time is in memory. One that trains keeps every
+    layer, or with checkpointing the input of each.
+    """
+    tower = model.tower
+    if not step.images or tower is None:
+        return Part("pictures", 0, 0, "no pictures")
+    patches, size = step.tokens * tower.patches_per_token, BYTES[step.dtype]
+    pixels = patches * tower.values_per_patch * (4 + 4 + size)  # of the processor, as a tensor, and in the tower's type
+    layer = patches * size * (8 * tower.hidden_size + 2 * tower.intermediate_size)
+    whole = layer
+    if step.tower_trains:
+        inputs = tower.layers * patches * tower.hidden_size * size
+        whole = inputs + 2 * layer if step.checkpointing else tower.layers * layer
+    because = f"up to {patches:,} patches of {tower.values_per_patch} values, and {tower.layers} layers of the tower"
+    return Part("pictures", 0, pixels + whole, because)
 
 
 def layer_bytes_per_token(model: ModelFacts, step: MicroStep) -> float:

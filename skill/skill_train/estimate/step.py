@@ -51,6 +51,7 @@ class MicroStep:
         modules_to_save: modules that train whole beside the adapter.
         dora: the adapter has magnitudes.
         accumulates: gradients of earlier micro-steps already exist.
+        images: rows have pictures. `tower_trains`: gradients pass through the vision tower.
     """
 
     device: str
@@ -71,6 +72,8 @@ class MicroStep:
     modules_to_save: tuple[str, ...] = ()
     dora: bool = False
     accumulates: bool = True
+    images: bool = False
+    tower_trains: bool = False
 
     @property
     def tokens(self) -> int:

@@ -20,9 +20,11 @@ from skill_train.recipe.formats import DetectedFormat
 # Finds the format of the first rows for a recipe. Refuses rows that cannot be trained.
 FindFormat = Callable[[Recipe, Sequence[Row]], DetectedFormat]
 
-_SMALL_BYTES = 8_000_000  # text files of up to this total size are read completely, and their rows are counted
-_START_BYTES = 512_000  # of a larger file, only the start is read
-_MOST_BYTES = 32_000_000  # the most that is read of one dataset
+_SMALL_BYTES = 8_000_000  # text files up to this size together are read whole, so their rows are counted
+_START_BYTES = 512_000  # of a larger one
+_MOST_BYTES = 32_000_000  # for all that is read to look at one dataset
+_MOST_PICTURE_BYTES = 320_000_000  # the same, where rows hold pictures: datasets writes them in pieces of 100 rows
+_PICTURE_ROWS_BYTES = 16_000_000  # of such rows
 _MOST_FOOTERS = 16
 _PAGE_BYTES = 262_144
 _FIRST_ROWS = 200
@@ -174,8 +176,11 @@ def _parquet_rows(
 
     def opened(name: str) -> Any:
         remote = pyarrow.PythonFile(_Remote(files, name, budget), mode="r")
-        # Reads pages only when they are needed. By default pyarrow reads all columns of 100,000 rows for 200 rows.
-        return parquet.ParquetFile(remote, pre_buffer=False, buffer_size=_PAGE_BYTES)
+        # Pages as they are needed: with pyarrow's own choice, 200 rows cost all columns of 100,000.
+        file = parquet.ParquetFile(remote, pre_buffer=False, buffer_size=_PAGE_BYTES)
+        if any(_holds_bytes(field.type) for field in file.schema_arrow):
+            budget.most = _MOST_PICTURE_BYTES
+        return file
 
     try:
         return _of_footers(files, configuration.rows.get(dataset_card.parts(recipe.split)[0]), opened)
@@ -191,7 +196,7 @@ def _parquet_rows(
 def _of_footers(files: _Files, stated: int | None, opened: Callable[[str], Any]) -> tuple[int, str, list[Row]]:
     """`(rows, how their number was determined, first rows)`; `stated` is the number of rows in the card."""
     first_file = opened(files.names[0])
-    batch = next(first_file.iter_batches(batch_size=_FIRST_ROWS, use_threads=False), None)
+    batch = next(first_file.iter_batches(batch_size=_first_rows(first_file.metadata), use_threads=False), None)
     first = list(as_written(batch.to_pylist(), batch.schema)) if batch is not None else []
     if len(files.names) > _MOST_FOOTERS and stated is not None:
         return stated, "as the dataset's card says", first
@@ -203,11 +208,30 @@ def _of_footers(files: _Files, stated: int | None, opened: Callable[[str], Any])
     return estimate, f"estimated from {_MOST_FOOTERS} of {len(files.names)} files", first
 
 
+def _first_rows(footer: Any) -> int:
+    """How many rows to look at: fewer where they are large."""
+    bytes_of_all = sum(footer.row_group(number).total_byte_size for number in range(footer.num_row_groups))
+    mean = int(bytes_of_all // max(1, footer.num_rows))
+    return max(1, min(_FIRST_ROWS, _PICTURE_ROWS_BYTES // max(1, mean)))
+
+
+def _holds_bytes(kind: Any) -> bool:
+    """Whether a column of Arrow holds files, as the Image feature of `datasets` does, or lists of them."""
+    import pyarrow
+
+    if pyarrow.types.is_list(kind) or pyarrow.types.is_large_list(kind):
+        return _holds_bytes(kind.value_type)
+    if pyarrow.types.is_struct(kind):
+        return any(_holds_bytes(field.type) for field in kind)
+    return bool(pyarrow.types.is_binary(kind) or pyarrow.types.is_large_binary(kind))
+
+
 class _Budget:
     """Reads parts of files until a limit of bytes is reached."""
 
     def __init__(self, most: int) -> None:
-        self.left = most
+        self.most = most
+        self.read_bytes = 0
 
     def read(self, files: _Files, name: str, start: int = 0, length: int | None = None) -> bytes:
         """Bytes of a file.
@@ -216,12 +240,12 @@ class _Budget:
             UsageError: the rows are so large that reading the first ones takes too many bytes.
         """
         wanted = files.sizes[name] - start if length is None else length
-        self.left -= wanted
-        if self.left < 0:
+        self.read_bytes += wanted
+        if self.read_bytes > self.most:
             raise UsageError(
                 f"the first rows of {files.dataset} are too large to inspect",
                 code="unreadable_dataset",
-                expected=f"complete rows within the first {_MOST_BYTES // 10**6} MB",
+                expected=f"complete rows within the first {self.most // 10**6} MB",
                 hint="download the dataset and use the local file",
             )
         return _part(files, name, start, wanted) if wanted > 0 else b""

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal, TypedDict
 
 from skill_train.facts import ModelFacts
 from skill_train.model import parameter_count
 from skill_train.model.convertible import from_config
 from skill_train.model.parameter_count import ParameterCount, TextShape
+from skill_train.model.tower import read_tower
 
 Config = Mapping[str, Any]
 
@@ -56,6 +57,9 @@ _SWITCHED_WINDOW = ("qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "smollm3", "qwen
 # The first layer with a window, if config.json leaves max_window_layers out.
 _WINDOW_FROM = {"qwen2": 28, "qwen3": 28, "qwen2_vl": 80, "qwen2_5_vl": 80, "dots1": 62}
 _NESTED_TEXT = ("text_config", "llm_config", "language_config")
+# Vision models that AutoModelForCausalLM, and so train.py, loads for their text (transformers 5.23,
+# MODEL_FOR_CAUSAL_LM_MAPPING_NAMES). It refuses all others.
+TEXT_OF_VISION = ("fuyu", "gemma3", "gemma3n", "gemma4", "git", "llama4", "mllama", "phi4_multimodal", "qwen3_5")
 # Keys under which models describe how they read images.
 _VISION = ("vision_config", "img_processor", "mm_vision_tower", "vision_tower", "visual", "vision_lora")
 _DTYPES = {
@@ -119,7 +123,7 @@ def read(
     quantization = _quantization(config, text)
     parameters = _parameters(config, text, sizes, stored, quantization)
     architecture = _architecture(config)
-    refused = from_config.why_not(text, config, files=files)
+    refused = from_config.why_not(text, config, files=files) or _why_no_pictures(config)
     dtype = stored.main_dtype or _DTYPES.get(str(_first(text, config, keys=("dtype", "torch_dtype"))))
     facts = ModelFacts(
         source=source,
@@ -131,6 +135,7 @@ def read(
         has_chat_template=has_chat_template,
         weight_bytes=stored.bytes,
         vision=is_vision(config),
+        tower=read_tower(config),
         gated=origin.gated,
         revision=origin.revision,
         sliding_window=_sliding_window(text, sizes),
@@ -141,6 +146,13 @@ def read(
         **parameters.values,
     )
     return _with_reasons(facts, parameters.unknown, stored)
+
+
+def _why_no_pictures(config: Config) -> str | None:
+    """Why a GGUF file of this model reads no pictures, where that makes it useless."""
+    if not is_vision(config) or config.get("model_type") in TEXT_OF_VISION:
+        return None
+    return from_config.why_no_projector(config)
 
 
 def text_config(config: Config) -> Config:
@@ -342,7 +354,7 @@ def _with_reasons(facts: ModelFacts, unknown: dict[str, str], stored: StoredWeig
         reasons["weight_bytes"] = stored.unknown
     if facts.convertible is None:
         reasons["convertible"] = "config.json names no architecture"
-    return ModelFacts(**(values | {"unknown": reasons}))
+    return replace(facts, unknown=reasons)
 
 
 def _int(config: Config, keys: tuple[str, ...]) -> int | None:

@@ -22,6 +22,7 @@ from skill_train.program.trainer import files_of_base
 from skill_train.run.records import read_json
 
 _TEMPLATE = "chat_template.jinja"
+PROCESSOR = "preprocessor_config.json"  # how a vision model prepares pictures
 
 
 def companion_files(folder: Path) -> list[Path]:

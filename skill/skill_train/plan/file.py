@@ -94,7 +94,8 @@ def _fingerprints(planned: ResolvedRecipe) -> dict[str, str | None]:
     """The fingerprints of local inputs; None for inputs on the Hub, which have a revision."""
     stated = {key: value for key, value in planned.as_dict().items() if value is not None}
     folder = Path(planned.model)
-    data = scan.scan(fields.from_dict(stated)).fingerprint if Path(planned.data).exists() else None
+    there = Path(planned.data).exists()
+    data = scan.scan(fields.from_dict(stated), pictures=planned.images).fingerprint if there else None
     return {"model": model.fingerprint(folder) if folder.is_dir() else None, "data": data}
 
 

@@ -10,6 +10,7 @@ from typing import Any
 from skill_train.core.errors import UsageError, nearest
 from skill_train.core.units import duration, gigabytes
 from skill_train.facts import Calibration, DatasetFacts, Flavor, MachineFacts, ModelFacts, PrecisionProbe
+from skill_train.model.config import TEXT_OF_VISION
 from skill_train.model.lora_targets import TARGETS
 from skill_train.plan import places
 from skill_train.plan import where as rubric
@@ -26,6 +27,7 @@ from skill_train.plan.placement import (
     with_precision,
 )
 from skill_train.plan.places import Candidate
+from skill_train.program.pictures.tokens import EXPANSIONS
 from skill_train.program.split import held_out_count
 from skill_train.recipe.fields import FIELDS, NOT_HASHED, OF_LORA, POLICY, Recipe, recipe_hash
 from skill_train.recipe.formats import BARE, for_model
@@ -35,10 +37,6 @@ from skill_train.run.plan_record import Blocker, Facts, Plan, Policy, Reason
 EPOCHS = ((500, 3.0), (1000, 2.0))  # the epochs for fewer than so many rows; references/training_methods.md
 _WHY_SDPA = "torch's own fused kernels; eager where the model has none"
 MOST_ROWS_FED = 10**9  # the order of the rows takes 8 bytes for each
-
-# Vision models whose text part AutoModelForCausalLM, and so train.py, can load (transformers 5.23,
-# MODEL_FOR_CAUSAL_LM_MAPPING_NAMES). It refuses all other vision models.
-TEXT_OF_VISION = ("fuyu", "gemma3", "gemma3n", "gemma4", "git", "llama4", "mllama", "phi4_multimodal", "qwen3_5")
 
 
 def make_plan(
@@ -90,7 +88,9 @@ def make_plan(
         launch=started,
         flavor=place.flavor.name if place.flavor else None,
         timeout_seconds=places.timeout_seconds(place.seconds, choices.max_hours) if place.flavor else None,
-        blockers=_unread(model) + _blockers(decision.where, chosen, here, cloud) + _too_slow(chosen, choices),
+        blockers=_unread(model, resolved, decision.where)
+        + _blockers(decision.where, chosen, here, cloud)
+        + _too_slow(chosen, choices),
         estimates=estimates(model, machine, place, cloud, context=resolved.max_length, plain=_is_plain(resolved)),
         facts=Facts(model, dataset, machine),
         reasons=reasons + started.reasons,
@@ -124,11 +124,23 @@ def _flavor(cloud: list[Candidate], offered: tuple[Flavor, ...], choices: Choice
     return chosen
 
 
-def _unread(model: ModelFacts) -> list[Blocker]:
-    """The blocker of a model that the training program cannot load."""
-    if not model.vision or model.model_type in TEXT_OF_VISION:
+def _unread(model: ModelFacts, resolved: ResolvedRecipe, where: str) -> list[Blocker]:
+    """The blocker of a model that the training program cannot load, or whose pictures it cannot read, or not there."""
+    if resolved.images and where == "cloud":
+        message = "pictures are not sent to a cloud job by this version; --where local trains on this machine"
+        return [Blocker("vision", message)]
+    if resolved.images and model.model_type not in EXPANSIONS:
+        families = ", ".join(EXPANSIONS)
+        message = f"pictures can be trained with {families}, and this model is of the type {model.model_type}"
+        return [Blocker("vision", message)]
+    if resolved.images or not model.vision or model.model_type in TEXT_OF_VISION:
         return []
-    message = f"this version trains on text only, and {model.architecture} has no text model that can be loaded alone"
+    message = (
+        f"the rows are text, and {model.architecture} has no text model that can be loaded alone; rows with pictures "
+        "can be trained"
+        if model.model_type in EXPANSIONS
+        else f"this version trains on text only, and {model.architecture} has no text model that can be loaded alone"
+    )
     return [Blocker("vision", message)]
 
 
@@ -216,6 +228,7 @@ def _resolve(recipe: Recipe, model: ModelFacts, dataset: DatasetFacts, reasons: 
             got=f"format {dataset.format}",
             hint="use the model's Instruct version, or data with the columns prompt and completion, or text",
         )
+    values |= _pictures(recipe, model, dataset, reasons)
     values["loss_on"] = recipe.loss_on or _loss_on(dataset.format, reasons)
     values |= _tuning(recipe, model, reasons)
     rows = dataset.rows - _held_out(dataset.rows, recipe)
@@ -239,6 +252,28 @@ def _resolve(recipe: Recipe, model: ModelFacts, dataset: DatasetFacts, reasons: 
             hint="use the original model; load_in_4bit: true quantizes it while training (QLoRA)",
         )
     return ResolvedRecipe(**{key: values[key] for key in ResolvedRecipe.__struct_fields__})
+
+
+def _pictures(recipe: Recipe, model: ModelFacts, dataset: DatasetFacts, reasons: list[Reason]) -> dict[str, object]:
+    """Whether pictures are read, and which parts of a vision model get an adapter."""
+    images = bool(dataset.images) if recipe.images is None else recipe.images
+    if not images:
+        return {"images": False, "lora_parts": None, "min_pixels": None, "max_pixels": None}
+    if not dataset.images:
+        raise UsageError(
+            "the recipe says images: true, and no row has a picture",
+            code="bad_recipe",
+            expected="rows with a column images, or with pictures in their messages",
+            got=", ".join(dataset.column_names),
+            hint="remove images from the recipe, or name the column: columns: {images: COLUMN}",
+        )
+    _because(reasons, "images", True, f"{dataset.images} pictures, and {model.architecture} reads them", dataset.source)
+    parts = recipe.lora_parts
+    if parts is None and recipe.finetuning_type == "lora":
+        parts = ["language"]
+        why = "the usual one: the tower sees well already, and few pictures teach it little"
+        _because(reasons, "lora_parts", parts, why, "references/vision.md")
+    return {"images": True, "lora_parts": parts}
 
 
 def _epochs(recipe: Recipe, rows: int) -> tuple[float, str, str]:

@@ -286,6 +286,8 @@ def _ways(
         lora_dropout=recipe.lora_dropout,
         target_modules=tuple(recipe.target_modules),
         trained_share=_trained_share(dataset),
+        images=recipe.images,
+        tower_trains="tower" in (recipe.lora_parts or ()) or (recipe.images and recipe.is_full),
     )
     rows = rows_at_once(effective // processes, device, machine, model)
     for count in (n for n in range(rows, 0, -1) if (effective // processes) % n == 0):

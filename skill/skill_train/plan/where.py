@@ -20,6 +20,7 @@ from skill_train.run.plan_record import Reason
 
 # "Up to 3B" and "7B and more" by the names of models: Llama 3.2 3B has 3.21e9 parameters, Llama 2 7B 6.74e9.
 SMALL, LARGE = 3.5e9, 6.5e9
+SMALL_VISION = 0.6e9  # SmolVLM of 256M and 500M
 SHORT, LONG = 1024, 4096  # tokens: that document's "short context", and a length that exceeds the memory of laptops
 SEED = "Local training on macOS: agent decision rubric"
 FRAMEWORK = "Develop locally, deploy to the cloud: decision framework"
@@ -110,7 +111,7 @@ def rules(
     if recipe.load_in_4bit and local.fit.step.device != "cuda":
         yield Fired("4-bit", "cloud", "QLoRA needs CUDA (bitsandbytes)", SEED)
     if model.vision:
-        yield Fired("vision", "cloud", f"{model.architecture} reads images too", SEED)
+        yield _vision(recipe, model)
     if local.fit.step.device != "cuda":
         yield _size(model, machine)
         yield _length(recipe.max_length, local, counted)
@@ -118,6 +119,14 @@ def rules(
             yield Fired("full fine-tuning", "cloud", "every weight trains, with gradients and AdamW's moments", SEED)
     yield _memory(local)
     yield _time(local, max_hours)
+
+
+def _vision(recipe: ResolvedRecipe, model: ModelFacts) -> Fired:
+    """The seed's rule for vision models. It was written before there were some of 256 million parameters."""
+    if recipe.images and model.parameters is not None and model.parameters <= SMALL_VISION:
+        small = f"{model.architecture} with {model.parameters / 1e9:.2f}B parameters is small enough to train here"
+        return Fired("vision", "local", small, GUIDE)
+    return Fired("vision", "cloud", f"{model.architecture} reads images too", SEED)
 
 
 def _size(model: ModelFacts, machine: MachineFacts) -> Fired:

@@ -9,14 +9,15 @@ from pathlib import Path
 from typing import Any, Literal, TypedDict
 
 from skill_train.program.events import is_main_process, number, write_json
-from skill_train.program.examples import Tokens
-from skill_train.program.model import config_with, is_full
+from skill_train.program.examples import EncodedRow, Tokens
+from skill_train.program.model import config_with, is_full, model_class
 from skill_train.program.plan import Recipe
 from skill_train.program.split import IGNORED, Data, trained_tokens
 from skill_train.program.watch import is_complete
 
 FIXED_ROWS = 8  # training rows whose loss is measured before and after
 ANSWER_TOKENS = 48
+PICTURE_CHANGE = 1e-5  # of the loss; in float32 the same pictures give the same loss to 1e-7
 RELOAD_TOKENS = 64  # enough to see a wrong adapter; the logits of a long row would need more memory than training
 
 
@@ -45,6 +46,7 @@ class Checks:
 
     def __init__(self, trainer: Any, tokenizer: Any, data: Data, recipe: Recipe) -> None:
         self.trainer, self.tokenizer, self.data, self.recipe = trainer, tokenizer, data, recipe
+        self.pictures = data.get("pictures")
         fed = list(dict.fromkeys(data["order"]))
         self.rows = [data["train"][i] for i in fed[:FIXED_ROWS]]
         self.results: list[TrainingCheck] = []
@@ -80,6 +82,7 @@ class Checks:
             self.results += before["results"]
             return
         self.check_accumulation()
+        self.check_pictures_are_read()
         self.loss_before = self.fixed_loss()
         self.answer = {"prompt": self.prompt()[0], "before": self.answer_now()}
         if is_main_process():
@@ -90,6 +93,7 @@ class Checks:
         sharded = self.trainer.is_fsdp_enabled
         if not sharded:
             self.check_loss()
+            self.check_pictures_help()
         saved = sorted(p.name for p in (folder / "checkpoints").glob("checkpoint-*") if is_complete(p))
         self.add("checkpoint_saves", "pass" if saved else "fail", len(saved), ", ".join(saved) or "none")
         if not sharded:
@@ -114,9 +118,47 @@ class Checks:
         limit = 0.05 if coarse else 1e-3
         self.add("accumulation", "pass" if error <= limit else "fail", error, f"relative difference, at most {limit}")
 
+    def picture_loss(self, *, grey: bool) -> float | None:
+        """Mean loss of the fixed rows that have pictures; None where no row has. With `grey`, a grey picture of the
+        same size is in the place of each, so that the tokens are the same."""
+        import torch
+
+        rows = [row for row in self.rows if row.get("images")]
+        if self.pictures is None or not rows:
+            return None
+        with torch.no_grad(), self.pictures.all_grey(grey):
+            self.trainer.model.eval()
+            items = torch.tensor(sum(trained_tokens(row) for row in rows), device=self.trainer.model.device)
+            loss = sum(float(self.loss([row], items)) for row in rows)
+            self.trainer.model.train()
+        return loss
+
+    def check_pictures_are_read(self) -> None:
+        """Checks that another picture gives another loss. Where no pixel reaches the language model, the loss falls all
+        the same, by the words alone."""
+        own, grey = self.picture_loss(grey=False), self.picture_loss(grey=True)
+        if own is None or grey is None:
+            return
+        change = abs(own - grey) / max(abs(own), 1e-12)
+        verdict: Verdict = "pass" if change > PICTURE_CHANGE else "fail"
+        detail = f"loss {own:.4f}, and {grey:.4f} with grey pictures; they must differ by more than {PICTURE_CHANGE:g}"
+        self.add("pictures_are_read", verdict, change, f"{detail} of it")
+
+    def check_pictures_help(self) -> None:
+        """Checks whether the trained answers depend on what the pictures show."""
+        own, grey = self.picture_loss(grey=False), self.picture_loss(grey=True)
+        if own is None or grey is None:
+            return
+        detail = f"loss {own:.4f} after training, and {grey:.4f} with grey pictures, on the same rows"
+        if grey > own:
+            return self.add("pictures_help", "pass", grey - own, detail)
+        self.add("pictures_help", "warn", grey - own, f"{detail}: the answers do not depend on what the pictures show")
+
     def short_rows(self, rows: Sequence[Tokens]) -> list[Tokens]:
         """The end of each row, up to its last trained token. All of them together need no more memory than one batch of
         the training."""
+        if self.pictures is not None:  # a picture cannot be cut
+            return list(rows)
         batch = self.trainer.args.per_device_train_batch_size
         keep = max(2, self.recipe["max_length"] * batch // len(rows))
         short: list[Tokens] = []
@@ -144,7 +186,8 @@ class Checks:
     def loss(self, rows: Sequence[Tokens], items: Any) -> Any:
         """The loss of the trained tokens, without the balancing loss of experts. That is a mean over each batch, so it
         would depend on how the rows are split."""
-        inputs = self.trainer.data_collator([{"input_ids": r["input_ids"], "labels": r["labels"]} for r in rows])
+        plain = [{"input_ids": r["input_ids"], "labels": r["labels"]} for r in rows]
+        inputs = self.trainer.data_collator(plain if self.pictures is None else rows)
         inputs = {key: value.to(self.trainer.model.device) for key, value in inputs.items()}
         balanced, self.trainer.aux_loss_enabled = self.trainer.aux_loss_enabled, False
         with self.trainer.compute_loss_context_manager():
@@ -207,47 +250,61 @@ class Checks:
         import torch
 
         model.eval()
-        ids = torch.tensor([self.rows[0]["input_ids"][:RELOAD_TOKENS]], device=model.device)
+        row = self.rows[0]
+        short = row["input_ids"] if row.get("images") else row["input_ids"][:RELOAD_TOKENS]
+        inputs = self.inputs(row, short, model.device)
         with torch.no_grad(), self.trainer.compute_loss_context_manager():
-            return model(input_ids=ids).logits.float()
+            return model(**inputs).logits.float()
 
     def read_back(self, folder: Path, model: Any) -> Any:
         """The saved model as a second one. It uses the memory of the gradients and of AdamW's moments, as training is
         over."""
-        from transformers import AutoModelForCausalLM
-
         self.trainer.model.zero_grad()
         self.trainer.optimizer.state.clear()
         kernel = model.config._attn_implementation
         config = config_with(str(folder), None, kernel)
-        return AutoModelForCausalLM.from_pretrained(
-            folder, config=config, dtype=model.dtype, trust_remote_code=False, use_safetensors=True
-        ).to(model.device)
+        return (
+            model_class(self.recipe)
+            .from_pretrained(folder, config=config, dtype=model.dtype, trust_remote_code=False, use_safetensors=True)
+            .to(model.device)
+        )
+
+    def inputs(self, row: EncodedRow, ids: list[int], device: Any) -> dict[str, Any]:
+        """Some ids of a row, with its pictures, as the model takes them."""
+        import torch
+
+        if self.pictures is None:
+            tensor = torch.tensor([ids], device=device)
+            return {"input_ids": tensor, "attention_mask": torch.ones_like(tensor)}
+        batch = self.trainer.data_collator([{"input_ids": ids, "images": row.get("images") or []}])
+        return {name: value.to(device) for name, value in batch.items()}
 
     def prompt(self) -> tuple[str, list[int]]:
         """The tokens before the first trained token of a held-out row, or of a training row if none is held out."""
-        row = (self.data["held_out"] or self.rows)[0]
+        row = self.asked_row()
         first = next(i for i, label in enumerate(row["labels"]) if label != IGNORED and i > 0)
         ids = row["input_ids"][: max(first, 1)]
         return self.tokenizer.decode(ids), ids
+
+    def asked_row(self) -> EncodedRow:
+        return (self.data["held_out"] or self.rows)[0]
 
     def answer_now(self) -> str:
         import torch
 
         model = self.trainer.accelerator.unwrap_model(self.trainer.model)
         model.eval()
-        ids = torch.tensor([self.prompt()[1]], device=model.device)
+        inputs = self.inputs(self.asked_row(), self.prompt()[1], model.device)
         with torch.no_grad(), self.trainer.compute_loss_context_manager():
             out = model.generate(
-                input_ids=ids,
-                attention_mask=torch.ones_like(ids),
+                **inputs,
                 max_new_tokens=ANSWER_TOKENS,
                 do_sample=False,
                 use_cache=True,
                 pad_token_id=self.tokenizer.pad_token_id or self.tokenizer.eos_token_id,
             )
         model.train()
-        return str(self.tokenizer.decode(out[0][ids.shape[1] :], skip_special_tokens=False))
+        return str(self.tokenizer.decode(out[0][inputs["input_ids"].shape[1] :], skip_special_tokens=False))
 
     def example(self) -> str:
         """One row decoded, with the trained parts between ⟦ and ⟧."""

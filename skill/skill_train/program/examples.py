@@ -53,7 +53,19 @@ class Tokens(TypedDict):
     labels: list[int]
 
 
-class EncodedRow(Example, Tokens):
+class Pictured(TypedDict, total=False):
+    """The pictures of a row, if it has any. In its texts U+FFFC stands for each, in this order.
+
+    Attributes:
+        images: where they are; in `samples.jsonl` and `held_out.jsonl` their names in the folder of the run.
+        image_sha256: the digests of their files.
+    """
+
+    images: list[Any]
+    image_sha256: list[str]
+
+
+class EncodedRow(Example, Pictured, Tokens):
     """A line of `samples.jsonl` and `held_out.jsonl`.
 
     Attributes:

@@ -10,6 +10,7 @@
 #   "huggingface_hub==2.4.0",
 #   "sentencepiece==0.2.3",
 #   "protobuf==7.36.2",
+#   "pillow==13.0.0",
 # ]
 # ///
 """Fine-tunes a model exactly as a plan says: a LoRA adapter, or every weight. The same bytes run on a laptop and in a
@@ -53,7 +54,8 @@ from pathlib import Path
 from typing import Any, Literal, TypedDict
 
 from skill_train.program.checks import Answer, Checks, TrainingCheck, Verdict
-from skill_train.program.encode import Encoder, load_tokenizer
+from skill_train.program.cloud.job import run_job
+from skill_train.program.encode import Encoder
 from skill_train.program.events import (
     FileDigest,
     Refused,
@@ -66,9 +68,9 @@ from skill_train.program.events import (
     write_json,
     write_rows,
 )
-from skill_train.program.job import run_job
 from skill_train.program.model import check_optimizer, is_full, load_model
 from skill_train.program.model_files import check_base
+from skill_train.program.pictures.tokens import Pictures, keep_pictures
 from skill_train.program.plan import (
     MEASURING,
     SMALLER,
@@ -81,7 +83,7 @@ from skill_train.program.plan import (
     load_plan,
     prepare_environment,
 )
-from skill_train.program.rows import iter_rows, use_data
+from skill_train.program.rows import iter_rows, picture_folder, use_data
 from skill_train.program.split import (
     Data,
     DataFigures,
@@ -96,6 +98,7 @@ from skill_train.program.split import (
     trainable_rows,
     trained_tokens,
 )
+from skill_train.program.tokenizer import load_tokenizer
 from skill_train.program.trainer import base_folder, build_trainer, environment, save, train
 from skill_train.program.watch import Watch, attend, check_split, newest_checkpoint
 
@@ -149,10 +152,11 @@ def run(plan: Plan, folder: Path, *, resume: bool) -> None:
     check_base(recipe["model"], recipe["revision"])
     tokenizer = load_tokenizer(recipe["model"], recipe["revision"])
     checkpoint = newest_checkpoint(folder / "checkpoints") if resume else None
-    data = load_data(recipe, tokenizer, recorded_split(folder, checkpoint))
+    pictures = load_pictures(recipe, tokenizer)
+    data = load_data(recipe, tokenizer, recorded_split(folder, checkpoint), pictures)
     event("data", **data["figures"])
-    write_rows(folder / "samples.jsonl", data["train"][:SAMPLE_ROWS])
-    write_rows(folder / "held_out.jsonl", data["held_out"])
+    write_rows(folder / "samples.jsonl", keep_pictures(data["train"][:SAMPLE_ROWS], pictures, folder))
+    write_rows(folder / "held_out.jsonl", keep_pictures(data["held_out"], pictures, folder))
 
     event("stage", text="loading the model")
     base = base_folder(recipe) if is_full(recipe) else None
@@ -181,13 +185,22 @@ def run(plan: Plan, folder: Path, *, resume: bool) -> None:
     trainer.accelerator.end_training()
 
 
-def load_data(recipe: Recipe, tokenizer: Any, recorded: set[int] | None = None) -> Data:
+def load_pictures(recipe: Recipe, tokenizer: Any) -> Pictures | None:
+    """What reads the pictures of the rows; None for a recipe of text."""
+    if not recipe.get("images"):
+        return None
+    return Pictures(recipe, tokenizer, picture_folder(recipe["data"]))
+
+
+def load_data(
+    recipe: Recipe, tokenizer: Any, recorded: set[int] | None = None, pictures: Pictures | None = None
+) -> Data:
     """Encoded rows, split into `train` and `held_out`, with their figures and the order in which they are fed.
 
     Args:
         recorded: the rows that an earlier start held out, by their number in the data. They stay held out.
     """
-    encode = Encoder(recipe, tokenizer)
+    encode = Encoder(recipe, tokenizer, pictures)
     source = iter_rows(
         recipe["data"], split=recipe["split"], config=recipe["data_config"], revision=recipe["data_revision"]
     )
@@ -203,7 +216,8 @@ def load_data(recipe: Recipe, tokenizer: Any, recorded: set[int] | None = None) 
     rows = trainable_rows(rows, recipe)
     contents, questions = contents_of(rows), [digest_of(normalised(question_of(row))) for row in rows]
     if recorded is None:
-        held_out = held_out_rows(contents, questions, recipe["held_out_fraction"], recipe["seed"])
+        images = [row.get("image_sha256", []) for row in rows]
+        held_out = held_out_rows(contents, questions, recipe["held_out_fraction"], recipe["seed"], images)
     else:
         held_out = {index for index, row in enumerate(rows) if row["row"] in recorded}
     train = [row for index, row in enumerate(rows) if index not in held_out]
@@ -221,7 +235,8 @@ def load_data(recipe: Recipe, tokenizer: Any, recorded: set[int] | None = None) 
         "notes": encode.notes,
     }
     order = feeding_order(len(train), recipe["max_steps"] * recipe["effective_batch_size"], recipe["seed"])
-    return {"train": train, "held_out": [rows[i] for i in sorted(held_out)], "figures": figures, "order": order}
+    kept = [rows[i] for i in sorted(held_out)]
+    return {"train": train, "held_out": kept, "figures": figures, "order": order, "pictures": pictures}
 
 
 class TrainFigures(TypedDict):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import difflib
 import os
+import re
 from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -179,17 +180,24 @@ def log_probs_function() -> Any:
 def attention_kernel(recipe: Recipe, placement: Placement) -> str:
     """The kernel of the plan, or eager if the model's class does not support it. torch's fused attention supports
     neither the capped scores of Gemma 2 nor the sinks of gpt-oss."""
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoConfig
 
     wanted = placement["attn_implementation"]
     config = AutoConfig.from_pretrained(recipe["model"], revision=recipe["revision"], trust_remote_code=False)
-    mapping = AutoModelForCausalLM._model_mapping
+    mapping = model_class(recipe)._model_mapping
     classes = mapping.get(type(config), None)
     first = classes[0] if isinstance(classes, tuple) else classes
     if wanted != "sdpa" or first is None or first._supports_sdpa:
         return wanted
     event("note", text=f"eager attention in place of sdpa: {first.__name__} has no fused kernel")
     return "eager"
+
+
+def model_class(recipe: Recipe) -> Any:
+    """The class that loads the model: with its vision tower where the rows have pictures."""
+    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
+
+    return AutoModelForImageTextToText if recipe.get("images") else AutoModelForCausalLM
 
 
 def config_with(model: str, revision: str | None, attention: str) -> Any:
@@ -204,7 +212,7 @@ def config_with(model: str, revision: str | None, attention: str) -> Any:
 
 def load_model(recipe: Recipe, placement: Placement) -> Any:
     import torch
-    from transformers import AutoModelForCausalLM, BitsAndBytesConfig
+    from transformers import BitsAndBytesConfig
 
     dtype = getattr(torch, weights_dtype(recipe, placement))
     quantization = None
@@ -218,7 +226,7 @@ def load_model(recipe: Recipe, placement: Placement) -> Any:
             bnb_4bit_quant_storage=dtype if placement["strategy"] == "fsdp" else torch.uint8,
         )
     with readable(recipe["model"]):
-        model = AutoModelForCausalLM.from_pretrained(
+        model = model_class(recipe).from_pretrained(
             recipe["model"],
             revision=recipe["revision"],
             config=config_with(recipe["model"], recipe["revision"], attention_kernel(recipe, placement)),
@@ -265,15 +273,17 @@ def lora_config(recipe: Recipe, model: Any) -> Any:
     from peft import LoraConfig
 
     modules = list(model.named_modules(remove_duplicate=False))
+    images = recipe.get("images", False)
+    language = [each for each in modules if not images or vision_part(each[0]) == "language"]
     for target in recipe["target_modules"]:
-        check_target(target, modules, model.get_output_embeddings())
+        check_target(target, language, model.get_output_embeddings())
     for name in recipe["modules_to_save"] or []:
         check_saved(name, modules)
     config = LoraConfig(
         r=recipe["lora_r"],
         lora_alpha=recipe["lora_alpha"],
         lora_dropout=recipe["lora_dropout"],
-        target_modules=recipe["target_modules"],
+        target_modules=vision_targets(recipe, modules) if images else recipe["target_modules"],
         modules_to_save=recipe["modules_to_save"],
         use_rslora=recipe["use_rslora"],
         use_dora=recipe["use_dora"],
@@ -283,6 +293,38 @@ def lora_config(recipe: Recipe, model: Any) -> Any:
     )
     check_experts(config, model)
     return config
+
+
+# Where the modules of transformers' vision models lie: Qwen has the projector, which it calls merger, in the tower.
+PROJECTOR = re.compile(r"(?:^|\.)(?:visual\.(?:merger|deepstack_merger_list)|multi_modal_projector|connector)(?:\.|$)")
+TOWER = re.compile(r"(?:^|\.)(?:visual|vision_tower|vision_model)(?:\.|$)")
+
+
+def vision_part(module: str) -> str:
+    """The part of a vision model that a module belongs to: `language`, `projector` or `tower`."""
+    return "projector" if PROJECTOR.search(module) else "tower" if TOWER.search(module) else "language"
+
+
+def vision_targets(recipe: Recipe, modules: list[tuple[str, Any]]) -> str | list[str]:
+    """The modules that get an adapter. The names of targets alone would hit the tower too, which has its own `q_proj`.
+
+    Of the language model these are the recipe's targets, as a regular expression; of the other parts that were chosen,
+    all linear layers, by their full names.
+    """
+    targets, parts = "|".join(map(re.escape, recipe["target_modules"])), recipe.get("lora_parts") or ["language"]
+    if parts == ["language"]:
+        return rf"(?:.*\.)?(?:language_model|text_model)\..*\b(?:{targets})"
+    ends = re.compile(rf"(?:^|\.)(?:{targets})$")
+    linear = [(name, vision_part(name)) for name, module in modules if is_linear(module)]
+    for part in sorted(set(parts) - {found for _, found in linear}):
+        raise Refused(
+            f"the {part} of this model has no linear layer for an adapter",
+            code="no_such_target",
+            expected="parts with linear layers",
+            got=part,
+            hint=f"remove {part} from lora_parts, or train it whole: modules_to_save with the name of its module",
+        )
+    return [name for name, part in linear if part in parts and (part != "language" or ends.search(name))]
 
 
 def check_experts(config: Any, model: Any) -> None:

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import json
+import struct
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
 from skill_train.program.events import Refused
 from skill_train.program.examples import Row
+from skill_train.program.model_files import KINDS_OF_JSON, JsonObject, check_regular, foreign_json
 
 # A table of one kilobyte can unpack to gigabytes: by its codec, by numbers that stand for a long text in a dictionary,
 # by texts that repeat the beginning of the one before, by runs of rows or of parts of a row. The two functions say how
 # much a file of a size may hold: in all, as rows of Python; and at once, in one page of each column or in one row.
 ROWS_AT_ONCE = 1024
+BATCH_BYTES = 32_000_000  # of rows at once, where they are large as pictures are
+PIECE_BYTES = 1 << 20
 VALUE_BYTES = 100  # of a value in Python, beside its text
 # Of Parquet: two kinds of column, a kind of page, the encoding DELTA_BYTE_ARRAY, and codecs as pyarrow calls them.
 TEXTS, FIXED, DICTIONARY_PAGE, PREFIXES = 6, 7, 2, 7
@@ -50,11 +54,12 @@ def parquet_batches(path: Path, size: int) -> Iterator[Any]:
     with open(path, "rb") as raw:
         groups, most = row_groups(raw, size), most_at_once(size)
         check_footer(groups, path, size)
-        file = parquet.ParquetFile(path)
+        file = parquet.ParquetFile(path, **in_pieces(groups))
         if any(len(group.chunks) != len(file.schema) for group in groups):
             raise ValueError("its footer lacks a column")
         numbered = {i for group in groups for i, chunk in enumerate(group.chunks) if chunk.numbered}
-        by_number = parquet.ParquetFile(path, read_dictionary=[file.schema.column(i).path for i in sorted(numbered)])
+        names = [file.schema.column(i).path for i in sorted(numbered)]
+        by_number = parquet.ParquetFile(path, read_dictionary=names, **in_pieces(groups))
         for number, group in enumerate(groups):
             columns = [Column(raw, chunk, file.schema.column(i), most) for i, chunk in enumerate(group.chunks)]
             page, parts = sum(c.page for c in columns), sum(c.values for c in columns if c.repeated)
@@ -66,9 +71,21 @@ def parquet_batches(path: Path, size: int) -> Iterator[Any]:
             wide = [c for c in columns if c.repeated and c.width * c.values > most_in_all(size)]
             if any(not c.numbered for c in wide):
                 raise too_much(path, size, f"up to {max(c.width * c.values for c in wide):,} bytes of texts")
-            rows = min(ROWS_AT_ONCE, most // max(1, sum(c.width for c in columns)))
+            rows = min(ROWS_AT_ONCE, most // max(1, sum(c.width for c in columns)), BATCH_BYTES // mean_row(group))
             # Read by number, a repeated text is in memory only once, but the rows take six times as long.
             yield from (by_number if wide else file).iter_batches(batch_size=max(1, rows), row_groups=[number])
+
+
+def mean_row(group: Group) -> int:
+    """Bytes of a row in a file, by its footer. Pictures make it large."""
+    return 1 + sum(chunk.unpacked for chunk in group.chunks) // max(1, group.rows)
+
+
+def in_pieces(groups: list[Group]) -> dict[str, Any]:
+    """How pyarrow reads a file of large rows: a piece of a column after the other. Usually it reads all rows of a
+    group, which with pictures may be gigabytes."""
+    large = any(mean_row(group) * ROWS_AT_ONCE > BATCH_BYTES for group in groups)
+    return {"pre_buffer": False, "buffer_size": PIECE_BYTES} if large else {}
 
 
 class Chunk(NamedTuple):
@@ -335,3 +352,87 @@ def arrow_reader(kind: Any, *, json_read: bool) -> Callable[[Any], Any] | None:
         }
 
     return read
+
+
+SAVE_AGAIN = "save the dataset again with Dataset.save_to_disk, or write the rows to a .jsonl file"
+# Files that `datasets` writes: two beside the rows of each split, and one beside the folders of several splits.
+STATE, INFO, SPLITS = "state.json", "dataset_info.json", "dataset_dict.json"
+
+
+def broken_arrow(path: Path, error: Exception) -> Refused:
+    got = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:200]}"
+    return Refused(
+        f"{path} cannot be read as part of a saved dataset",
+        code="unreadable_dataset",
+        expected="the files that Dataset.save_to_disk wrote, unchanged",
+        got=got,
+        hint=SAVE_AGAIN,
+    )
+
+
+def saved_json(path: Path) -> JsonObject:
+    """A JSON object beside the rows. A pipe is never waited for, and a large file is read only up to a limit."""
+    try:
+        document = foreign_json(path)
+    except Refused as refusal:
+        raise broken_arrow(path, ValueError(refusal.error["got"])) from None
+    if not isinstance(document, dict):
+        raise broken_arrow(path, ValueError(f"it holds {KINDS_OF_JSON.get(type(document), 'a value')}, and no object"))
+    return document
+
+
+def check_arrow(folder: Path) -> None:
+    """Refuses a folder with compressed or too many rows. `datasets` maps its files into memory, and writes no
+    compressed ones."""
+    import pyarrow
+
+    for path in arrow_files(folder):
+        size, rows = path.stat().st_size, 0
+        try:
+            with pyarrow.memory_map(str(path)) as file:
+                for message in pyarrow.ipc.MessageReader.open_stream(file):
+                    batch = record_batch(message)
+                    if batch.get(3):
+                        raise too_much(path, size, "an unknown size: its parts are compressed")
+                    rows += batch.get(0, 0)
+        except (pyarrow.ArrowException, OSError, ValueError, struct.error) as error:
+            raise broken_arrow(path, error) from None
+        if rows * VALUE_BYTES > most_in_all(size):
+            raise too_much(path, size, f"{rows:,} rows")
+
+
+def arrow_files(folder: Path) -> Iterator[Path]:
+    """The data files that `datasets` will open, whatever their names."""
+    saved_json(folder / INFO)
+    files = saved_json(folder / STATE).get("_data_files")
+    for file in files if isinstance(files, list) else []:
+        name = file.get("filename") if isinstance(file, dict) else None
+        if isinstance(name, str) and (path := folder / name).exists():  # datasets tells what is missing
+            check_regular(path, hint=SAVE_AGAIN)
+            yield path
+
+
+def record_batch(message: Any) -> dict[int, int]:
+    """The number of rows (0) of a batch in an Arrow stream, and whether it is compressed (3).
+
+    pyarrow shows neither before it has unpacked the batch. Arrow describes it in a table of FlatBuffers, where field 2
+    of a message is the batch.
+    """
+    data = message.metadata.to_pybytes()
+
+    def fields(table: int) -> dict[int, int]:
+        """The position of each field of a table."""
+        places = table - struct.unpack_from("<i", data, table)[0]
+        (length,) = struct.unpack_from("<H", data, places)
+        offsets = struct.unpack_from(f"<{(length - 4) // 2}H", data, places + 4)
+        return {number: table + offset for number, offset in enumerate(offsets) if offset}
+
+    (root,) = struct.unpack_from("<I", data, 0)
+    header = fields(root).get(2)
+    if message.type == "dictionary" or header is None:
+        raise ValueError("it has a dictionary, and datasets writes none")
+    if message.type != "record batch":
+        return {}
+    batch = fields(header + struct.unpack_from("<I", data, header)[0])
+    rows = struct.unpack_from("<q", data, batch[0])[0] if 0 in batch else 0
+    return {0: max(0, rows), 3: int(3 in batch)}

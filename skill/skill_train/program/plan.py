@@ -54,6 +54,10 @@ class Recipe(TypedDict):
     held_out_fraction: float | int
     skip_untrained_rows: bool
     seed: int
+    images: NotRequired[bool]
+    lora_parts: NotRequired[list[str] | None]
+    min_pixels: NotRequired[int | None]
+    max_pixels: NotRequired[int | None]
 
 
 class Placement(TypedDict):
@@ -142,8 +146,8 @@ def plan_document(path: Path) -> Any:
     if not isinstance(document, dict) or document.get("schema") != PLAN_SCHEMA:
         got = str(document.get("schema")) if isinstance(document, dict) else type(document).__name__
         raise bad_plan(f"{path} is not a plan", expected=PLAN_SCHEMA, got=got)
-    check_fields(document.get("recipe"), json_types(Recipe), "recipe")
-    check_fields(document.get("placement"), json_types(Placement), "placement")
+    check_fields(document.get("recipe"), Recipe, "recipe")
+    check_fields(document.get("placement"), Placement, "placement")
     return document
 
 
@@ -176,14 +180,22 @@ def json_types(fields: type) -> dict[str, tuple[type, ...]]:
     return {name: tuple(get_origin(part) or part for part in types) for name, types in parts.items()}
 
 
-def check_fields(values: Any, fields: dict[str, tuple[type, ...]], name: str) -> None:
+def may_be_missing(fields: type) -> set[str]:
+    """The fields that are newer than the first plans that were written."""
+    hints = get_type_hints(fields, include_extras=True).items()
+    return {name for name, hint in hints if get_origin(hint) is NotRequired}
+
+
+def check_fields(values: Any, described: Any, name: str) -> None:
+    """Refuses what is not an object with the fields of the TypedDict `described`."""
     if not isinstance(values, dict):
         raise bad_plan(f"the plan has no {name}", expected=f"an object called {name}")
+    fields, newer = json_types(described), may_be_missing(described)
     for key in sorted(set(values) ^ set(fields)):
-        state = "unknown" if key in values else "missing"
-        raise bad_plan(f"{name}.{key} is {state}")
-    for key, types in fields.items():
-        value = values[key]
+        if key in values or key not in newer:
+            raise bad_plan(f"{name}.{key} is {'unknown' if key in values else 'missing'}")
+    for key, value in values.items():
+        types = fields[key]
         if not isinstance(value, types) or (isinstance(value, bool) and bool not in types):
             expected = " or ".join(t.__name__ for t in types)
             raise bad_plan(f"{name}.{key} has the wrong type", expected=expected, got=repr(value))

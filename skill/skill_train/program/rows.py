@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import csv
 import hashlib
 import json
 import os
 import re
-import struct
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -17,14 +17,20 @@ from typing import Any
 from skill_train.program.events import Refused, file_digest, lacks_memory
 from skill_train.program.examples import Row
 from skill_train.program.model_files import (
-    KINDS_OF_JSON,
-    JsonObject,
-    check_regular,
-    foreign_json,
     not_a_file,
     regular_file,
 )
-from skill_train.program.parquet import VALUE_BYTES, as_written, believable, most_in_all, parquet_batches, too_much
+from skill_train.program.parquet import (
+    INFO,
+    SPLITS,
+    STATE,
+    as_written,
+    believable,
+    broken_arrow,
+    check_arrow,
+    parquet_batches,
+    saved_json,
+)
 from skill_train.program.plan import Plan
 
 CELL_CHARACTERS = 10_000_000  # of a table; Python's own limit is 131,072. A quote that nobody closes ends here
@@ -34,7 +40,6 @@ DOCUMENT_BYTES = 2_000_000_000  # of a dataset in .json, which is read whole and
 ROWS_IN_LINES = "write the rows to a .jsonl file, one object per line, and use that file"
 MEND = "correct or remove it; rows are never dropped silently"
 PART_OF_FILE = "use train, or a part of it, such as train[:500]"
-SAVE_AGAIN = "save the dataset again with Dataset.save_to_disk, or write the rows to a .jsonl file"
 
 
 def iter_rows(
@@ -47,7 +52,9 @@ def iter_rows(
     file holds.
     """
     path = Path(data)
-    if path.is_dir():
+    if path.is_dir() and (table := picture_table(path, split)) is not None:
+        rows = iter_slice(((line, in_folder(row, path, table)) for line, row in iter_file(table)), split)
+    elif path.is_dir():
         rows = iter_saved(path, split)
     elif path.is_file():
         if not split.startswith("train"):
@@ -326,17 +333,78 @@ def iter_saved(folder: Path, split: str) -> Iterator[tuple[int, Row]]:
         raise Refused(
             f"{folder} is not a dataset folder",
             code="unreadable_dataset",
-            expected="a folder written by Dataset.save_to_disk, or one file",
+            expected="a folder written by Dataset.save_to_disk, or one file; of pictures a folder with metadata.jsonl",
             got=f"a folder without {STATE} and without {SPLITS}",
             hint="use one file of rows, or a folder that Dataset.save_to_disk wrote",
         )
-    saved = load_saved(folder, split.split("[")[0])
+    saved = undecoded(load_saved(folder, split.split("[")[0]))
     rows = as_written(rows_of(saved, folder), saved.features.arrow_schema, json_read=True)
     yield from iter_slice(enumerate(rows, start=1), split)
 
 
-# Files that `datasets` writes: two beside the rows of each split, and one beside the folders of several splits.
-STATE, INFO, SPLITS = "state.json", "dataset_info.json", "dataset_dict.json"
+# The table beside the pictures of a folder, as the `imagefolder` of `datasets` has it: its column `file_name`, or
+# another that ends so, names a file beside the table.
+TABLES = ("metadata.jsonl", "metadata.csv", "metadata.parquet")
+FILE_NAME = re.compile(r"(?:\w+_)?file_names?")
+
+
+def picture_table(folder: Path, split: str) -> Path | None:
+    """The table of a folder of pictures: in the folder, where the split is train, or in that of the split. None for
+    another folder."""
+    name = split.split("[")[0]
+    if (folder / STATE).is_file() or (folder / SPLITS).is_file():
+        return None
+    places = ([folder] if name == "train" else []) + ([folder / name] if is_name_of_folder(name) else [])
+    return next((place / table for place in places for table in TABLES if (place / table).is_file()), None)
+
+
+def in_folder(row: Row, folder: Path, table: Path) -> Row:
+    """A row of the table with its names of files as seen from the folder."""
+    below = table.parent.relative_to(folder).as_posix()
+    if below == ".":
+        return row
+    return {name: below_it(value, below) if FILE_NAME.fullmatch(name) else value for name, value in row.items()}
+
+
+def below_it(value: Any, folder: str) -> Any:
+    if isinstance(value, list):
+        return [below_it(each, folder) for each in value]
+    return f"{folder}/{value}" if isinstance(value, str) and value else value
+
+
+def picture_folder(data: str) -> Path | None:
+    """The folder where the paths of pictures begin, and which they may not leave. Of data on the Hub it is where
+    huggingface_hub put the files of this dataset; None where there are none."""
+    path = Path(data)
+    if path.exists():
+        return path if path.is_dir() else path.parent
+    from huggingface_hub.constants import HF_HUB_CACHE
+
+    cached = Path(HF_HUB_CACHE) / f"datasets--{data.replace('/', '--')}"
+    return cached if cached.is_dir() else None
+
+
+def undecoded(loaded: Any) -> Any:
+    """The dataset with the bytes or the path of each picture, sound and film, which `datasets` would decode."""
+    loaded.info.features = type(loaded.features)(as_stored(loaded.features))
+    return loaded
+
+
+DECODED = ("Image", "Audio", "Video", "Pdf")  # classes of `datasets`
+
+
+def as_stored(feature: Any) -> Any:
+    """The same column, undecoded. `datasets` nests columns in lists of its own, lists and dictionaries."""
+    if isinstance(feature, dict):
+        return {name: as_stored(part) for name, part in feature.items()}
+    if isinstance(feature, list):
+        return [as_stored(part) for part in feature]
+    stored = copy.copy(feature)
+    if type(feature).__name__ in DECODED:
+        stored.decode = False
+    elif hasattr(feature, "feature"):
+        stored.feature = as_stored(feature.feature)
+    return stored
 
 
 def load_saved(folder: Path, name: str) -> Any:
@@ -377,17 +445,6 @@ def broken_saved(folder: Path) -> Iterator[None]:
         raise broken_arrow(folder, error) from None
 
 
-def broken_arrow(path: Path, error: Exception) -> Refused:
-    got = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:200]}"
-    return Refused(
-        f"{path} cannot be read as part of a saved dataset",
-        code="unreadable_dataset",
-        expected="the files that Dataset.save_to_disk wrote, unchanged",
-        got=got,
-        hint=SAVE_AGAIN,
-    )
-
-
 def saved_parts(folder: Path) -> list[Path]:
     """The folders that `datasets` will open: this one, or the folder of each split."""
     if all((folder / name).is_file() for name in (INFO, STATE)):
@@ -403,76 +460,8 @@ def is_name_of_folder(name: Any) -> bool:
     return isinstance(name, str) and name not in ("", ".", "..") and not re.search(r"[/\\:\0]", name)
 
 
-def saved_json(path: Path) -> JsonObject:
-    """A JSON object beside the rows. A pipe is never waited for, and a large file is read only up to a limit."""
-    try:
-        document = foreign_json(path)
-    except Refused as refusal:
-        raise broken_arrow(path, ValueError(refusal.error["got"])) from None
-    if not isinstance(document, dict):
-        raise broken_arrow(path, ValueError(f"it holds {KINDS_OF_JSON.get(type(document), 'a value')}, and no object"))
-    return document
-
-
-def check_arrow(folder: Path) -> None:
-    """Refuses a folder with compressed or too many rows. `datasets` maps its files into memory, and writes no
-    compressed ones."""
-    import pyarrow
-
-    for path in arrow_files(folder):
-        size, rows = path.stat().st_size, 0
-        try:
-            with pyarrow.memory_map(str(path)) as file:
-                for message in pyarrow.ipc.MessageReader.open_stream(file):
-                    batch = record_batch(message)
-                    if batch.get(3):
-                        raise too_much(path, size, "an unknown size: its parts are compressed")
-                    rows += batch.get(0, 0)
-        except (pyarrow.ArrowException, OSError, ValueError, struct.error) as error:
-            raise broken_arrow(path, error) from None
-        if rows * VALUE_BYTES > most_in_all(size):
-            raise too_much(path, size, f"{rows:,} rows")
-
-
-def arrow_files(folder: Path) -> Iterator[Path]:
-    """The data files that `datasets` will open, whatever their names."""
-    saved_json(folder / INFO)
-    files = saved_json(folder / STATE).get("_data_files")
-    for file in files if isinstance(files, list) else []:
-        name = file.get("filename") if isinstance(file, dict) else None
-        if isinstance(name, str) and (path := folder / name).exists():  # datasets tells what is missing
-            check_regular(path, hint=SAVE_AGAIN)
-            yield path
-
-
-def record_batch(message: Any) -> dict[int, int]:
-    """The number of rows (0) of a batch in an Arrow stream, and whether it is compressed (3).
-
-    pyarrow shows neither before it has unpacked the batch. Arrow describes it in a table of FlatBuffers, where field 2
-    of a message is the batch.
-    """
-    data = message.metadata.to_pybytes()
-
-    def fields(table: int) -> dict[int, int]:
-        """The position of each field of a table."""
-        places = table - struct.unpack_from("<i", data, table)[0]
-        (length,) = struct.unpack_from("<H", data, places)
-        offsets = struct.unpack_from(f"<{(length - 4) // 2}H", data, places + 4)
-        return {number: table + offset for number, offset in enumerate(offsets) if offset}
-
-    (root,) = struct.unpack_from("<I", data, 0)
-    header = fields(root).get(2)
-    if message.type == "dictionary" or header is None:
-        raise ValueError("it has a dictionary, and datasets writes none")
-    if message.type != "record batch":
-        return {}
-    batch = fields(header + struct.unpack_from("<I", data, header)[0])
-    rows = struct.unpack_from("<q", data, batch[0])[0] if 0 in batch else 0
-    return {0: max(0, rows), 3: int(3 in batch)}
-
-
 def iter_hub(name: str, split: str, config: str | None, revision: str | None) -> Iterator[tuple[int, Row]]:
     import datasets
 
-    loaded = datasets.load_dataset(name, config, split=split, revision=revision)
+    loaded = undecoded(datasets.load_dataset(name, config, split=split, revision=revision))
     yield from enumerate(as_written(loaded, loaded.features.arrow_schema, json_read=True), start=1)

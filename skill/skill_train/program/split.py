@@ -7,11 +7,13 @@ import json
 import random
 import unicodedata
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any, NotRequired, TypedDict
 
 from skill_train.program.events import Refused
 from skill_train.program.examples import EncodedRow, Tokens
+from skill_train.program.pictures.tokens import Pictures
 from skill_train.program.plan import Recipe
 
 IGNORED = -100  # the label of a token that is read and not trained
@@ -44,12 +46,14 @@ class DataFigures(Repeated):
 
 
 class Data(TypedDict):
-    """The data that is fed. `order` holds indices into `train`, one for each row of each step."""
+    """The data that is fed. `order` holds indices into `train`, one for each row of each step. `pictures` reads the
+    pictures of the rows; it is None where they are text."""
 
     train: list[EncodedRow]
     held_out: list[EncodedRow]
     figures: DataFigures
     order: list[int]
+    pictures: NotRequired[Pictures | None]
 
 
 def trained_tokens(row: Tokens) -> int:
@@ -82,16 +86,31 @@ def held_out_count(rows: int, fraction: float) -> int:
     return min(HELD_OUT_ROWS, int(rows * fraction)) if rows >= 20 else 0
 
 
-def held_out_rows(contents: list[int], questions: list[bytes], fraction: float, seed: int) -> set[int]:
-    """Indices of rows that never train. Rows with the same content or the same question are held out or trained
-    together: for a model that has seen such a row, the question is not new.
+def held_out_rows(
+    contents: list[int],
+    questions: list[bytes],
+    fraction: float,
+    seed: int,
+    images: list[list[str]] | None = None,
+) -> set[int]:
+    """Indices of rows that never train. Rows with the same content, the same question or a picture in common are held
+    out or trained together: for a model that has seen such a row, the question is not new.
 
-    A question that nearly all rows share is an instruction. Where such questions leave too few rows, content alone
-    decides.
+    A picture of nearly all rows is a form, and a question that nearly all rows share is an instruction. Where such
+    pictures or questions leave too few rows, they do not decide.
+
+    Args:
+        images: the digests of the pictures of each row.
     """
     count = held_out_count(len(contents), fraction)
-    chosen = chosen_groups(joined(contents, questions), count, seed)
-    return chosen if 2 * len(chosen) >= count else chosen_groups(contents, count, seed)
+    chosen: set[int] = set()
+    keys: list[Sequence[Any]] = [contents, questions, *([] if images is None else [images])]
+    while keys:
+        chosen = chosen_groups(joined(*keys), count, seed)
+        if 2 * len(chosen) >= count:
+            break
+        keys.pop()
+    return chosen
 
 
 def chosen_groups(groups: list[int], count: int, seed: int) -> set[int]:
@@ -113,8 +132,9 @@ def chosen_groups(groups: list[int], count: int, seed: int) -> set[int]:
     return {index for index, name in enumerate(groups) if name in chosen}
 
 
-def joined(*keys: list[Any]) -> list[int]:
-    """The group of each row. Rows with an equal key are in one group, and groups that share a row are one group."""
+def joined(*keys: Sequence[Any]) -> list[int]:
+    """The group of each row. Rows with an equal key are in one group, and groups that share a row are one group. A key
+    may be a list: one equal value is enough."""
     parents = list(range(len(keys[0])))
 
     def root(index: int) -> int:
@@ -124,17 +144,23 @@ def joined(*keys: list[Any]) -> list[int]:
 
     for key in keys:
         first: dict[Any, int] = {}
-        for index, value in enumerate(key):
-            parents[root(index)] = root(first.setdefault(value, index))
+        for index, values in enumerate(key):
+            for value in values if isinstance(values, list) else [values]:
+                parents[root(index)] = root(first.setdefault(value, index))
     return [root(index) for index in range(len(parents))]
 
 
 def contents_of(rows: list[EncodedRow]) -> list[int]:
     """Equal numbers for rows that train the same. Their texts are equal after `normalised`, or the parts that
     max_length leaves are equal."""
-    texts = [digest_of(normalised(row["rendered"])) for row in rows]
+    texts = [digest_of(normalised(row["rendered"]) + seen_in(row)) for row in rows]
     left = [digest_of(str(row["input_ids"])) if row["truncated"] else b"%d" % index for index, row in enumerate(rows)]
     return joined(texts, left)
+
+
+def seen_in(row: EncodedRow) -> str:
+    """What tells the pictures of a row from others; empty without pictures."""
+    return "".join(f"\n{digest}" for digest in row.get("image_sha256") or ())
 
 
 def digest_of(text: str) -> bytes:
@@ -149,7 +175,8 @@ def question_of(row: EncodedRow) -> str:
     first = next((index for index, message in enumerate(messages) if message["role"] == "user"), None)
     if first is None:
         return row["rendered"]
-    return "\n".join(f"{message['role']}: {message['content']}" for message in messages[: first + 1])
+    asked = "\n".join(f"{message['role']}: {message['content']}" for message in messages[: first + 1])
+    return asked + seen_in(row)
 
 
 # Characters that look alike or are invisible. NFKC does not make them equal.

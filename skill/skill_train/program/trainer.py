@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import struct
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypedDict
 
@@ -20,6 +21,7 @@ from skill_train.program.events import (
     write_json,
     write_text,
 )
+from skill_train.program.examples import EncodedRow
 from skill_train.program.model import (
     check_vocabulary,
     is_full,
@@ -29,8 +31,9 @@ from skill_train.program.model import (
     score_trained_tokens_only,
     trained_types,
 )
+from skill_train.program.pictures.tokens import Pictures
 from skill_train.program.plan import Placement, Recipe, wrong_launch
-from skill_train.program.split import Data, longest_first, trained_tokens
+from skill_train.program.split import IGNORED, Data, longest_first, trained_tokens
 from skill_train.program.watch import Watch
 
 SETS_OF_NAMES = ("target_modules", "exclude_modules")  # in adapter_config.json
@@ -61,7 +64,10 @@ def build_trainer(recipe: Recipe, placement: Placement, folder: Path, tokenizer:
     watch.memory()  # the memory of the libraries, before the model is loaded
     model = load_model(recipe, placement)
     check_vocabulary(model, data)
-    rows = [{"input_ids": row["input_ids"], "labels": row["labels"]} for row in data["train"]]
+    pictures = data.get("pictures")
+    rows: list[dict[str, Any]] = [{"input_ids": row["input_ids"], "labels": row["labels"]} for row in data["train"]]
+    if pictures is not None:
+        rows = [row | {"place": place} for place, row in enumerate(rows)]
     lengths = [len(row["input_ids"]) for row in rows]
     order = longest_first(data["order"], lengths, recipe["effective_batch_size"])
     dataset = datasets.Dataset.from_list(rows).select(order)
@@ -88,6 +94,7 @@ def build_trainer(recipe: Recipe, placement: Placement, folder: Path, tokenizer:
         args=arguments,
         train_dataset=dataset,
         processing_class=tokenizer,
+        data_collator=None if pictures is None else PictureCollator(data["train"], pictures, tokenizer),
         peft_config=None if is_full(recipe) else lora_config(recipe, model),
         callbacks=[watch.callback()],
     )
@@ -96,6 +103,33 @@ def build_trainer(recipe: Recipe, placement: Placement, folder: Path, tokenizer:
         raise wrong_launch(f"strategy {placement['strategy']}", "FSDP" if trainer.is_fsdp_enabled else "no FSDP")
     score_trained_tokens_only(model, fused=placement["device"] == "cuda")
     return trainer
+
+
+class PictureCollator:
+    """Makes a batch of rows with pictures: ids and labels padded on the right, and the tensors of all their pictures,
+    which are read and decoded now."""
+
+    def __init__(self, rows: Sequence[EncodedRow], pictures: Pictures, tokenizer: Any) -> None:
+        self.rows, self.pictures = rows, pictures
+        self.pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
+
+    def __call__(self, features: Sequence[Any]) -> dict[str, Any]:
+        """Of each feature its `place` in the rows is read, or the feature itself is a row."""
+        import torch
+
+        rows = [self.rows[feature["place"]] if "place" in feature else feature for feature in features]
+        longest = max(len(row["input_ids"]) for row in rows)
+
+        def padded(name: str, filler: int) -> Any:
+            return torch.tensor([row[name] + [filler] * (longest - len(row[name])) for row in rows])
+
+        ids = padded("input_ids", self.pad)
+        mask = torch.tensor([[1] * len(row["input_ids"]) + [0] * (longest - len(row["input_ids"])) for row in rows])
+        batch = {"input_ids": ids, "attention_mask": mask}
+        if all("labels" in row for row in rows):
+            batch["labels"] = padded("labels", IGNORED)
+        tensors = self.pictures.tensors([self.pictures.read(row) for row in rows])
+        return batch | tensors | self.pictures.token_types(ids * mask)
 
 
 def trainer_arguments(recipe: Recipe, placement: Placement, folder: Path) -> Any:
@@ -138,7 +172,7 @@ def trainer_arguments(recipe: Recipe, placement: Placement, folder: Path) -> Any
         ddp_broadcast_buffers=False,
         dataloader_num_workers=0,
         dataloader_drop_last=False,
-        remove_unused_columns=True,
+        remove_unused_columns=not recipe.get("images"),  # the collator of pictures reads `place`
         logging_strategy="steps",
         logging_steps=1,
         logging_nan_inf_filter=False,
@@ -402,11 +436,14 @@ def fed_data(data: Data, dataset: Any, steps: int) -> FedData:
 
 
 def rows_digest(rows: Any) -> str:
-    """SHA-256 of token ids and labels, each list with its length before it, as 32-bit little-endian numbers."""
+    """SHA-256 of token ids and labels, each list with its length before it, as 32-bit little-endian numbers, and of the
+    digests of a row's pictures."""
     digest = hashlib.sha256()
     for row in rows:
         for values in (row["input_ids"], row["labels"]):
             digest.update(struct.pack(f"<i{len(values)}i", len(values), *values))
+        for picture in row.get("image_sha256") or ():
+            digest.update(bytes.fromhex(picture))
     return digest.hexdigest()
 
 

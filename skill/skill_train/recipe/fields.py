@@ -19,6 +19,7 @@ from typing import Any, get_type_hints
 
 from skill_train.core.errors import UsageError, nearest
 from skill_train.core.secrets import holds_token, pasted
+from skill_train.recipe.yaml_file import loader, small_text
 
 FORMATS = ("messages", "prompt_completion", "completion", "text", "instruction", "question_answer", "sharegpt")
 METHODS = ("sft",)
@@ -31,6 +32,7 @@ OPTIMIZERS_OF_4_BIT = ("adamw_8bit", "adamw_bnb_8bit", "paged_adamw_8bit", "page
 
 # Fields that full fine-tuning does not read.
 OF_LORA = ("lora_r", "lora_alpha", "lora_dropout", "target_modules", "modules_to_save", "use_rslora", "use_dora")
+LORA_PARTS = ("language", "projector", "tower")
 SCORES = ("exact", "regex", "json")
 REPORT_TO = ("none", "trackio")
 
@@ -88,6 +90,14 @@ class Recipe:
     lora_dropout: float = _say(0.05, "dropout before the adapter")
     target_modules: list[str] | None = _say(None, "modules that get an adapter; by architecture when left out")
     modules_to_save: list[str] | None = _say(None, "modules trained whole beside the adapter")
+    images: bool | None = _say(
+        None, "rows have pictures, and the model reads them; found from the rows and the model when left out"
+    )
+    lora_parts: list[str] | None = _say(
+        None, f"parts of a vision model that get an adapter, of {', '.join(LORA_PARTS)}; language when left out"
+    )
+    min_pixels: int | None = _say(None, "smaller pictures are enlarged to it; the model's own when left out", "pixels")
+    max_pixels: int | None = _say(None, "larger pictures are reduced to it; the model's own when left out", "pixels")
     use_rslora: bool = _say(False, "scale by lora_alpha / sqrt(lora_r)")
     use_dora: bool = _say(False, "train magnitude and direction apart (DoRA)")
     load_in_4bit: bool = _say(False, "QLoRA: the base in 4-bit NF4; needs CUDA")
@@ -106,7 +116,6 @@ _STEEPEST = 1e3  # sgd is run at 1 and more, nothing at a thousand
 _SEEDS = 2**32  # numpy's own limit
 _ANY = float("inf")
 _OF_DATA = (".jsonl", ".csv", ".tsv", ".parquet")  # .json may be a recipe
-_MOST_BYTES = 1_000_000  # a recipe has a few hundred; PyYAML takes minutes for much larger files
 # Errors of PyYAML 6 that are not its own classes: a date of month 13, an empty !!int, deeply nested lists, a null byte.
 _OF_YAML = (ValueError, RecursionError, IndexError, KeyError, TypeError, AttributeError, OverflowError)
 _WRITE = "write keys and values, one a line: references/recipe.md"
@@ -133,7 +142,7 @@ def load(path: Path) -> Recipe:
             hint=f"the same command with --model MODEL --data {data} in place of {data}",
         )
     try:
-        document = yaml.load(_small_text(path), Loader=_loader())  # noqa: S506 - a SafeLoader
+        document = yaml.load(small_text(path), Loader=loader())  # noqa: S506 - a SafeLoader
     except (FileNotFoundError, IsADirectoryError):
         raise UsageError(
             f"the recipe {path} does not exist",
@@ -195,42 +204,6 @@ def recipe_hash(resolved: Mapping[str, object], fingerprints: dict[str, str | No
             values[key] = fingerprints[key]
     canonical = json.dumps(values, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
     return hashlib.sha256(canonical.encode("utf-8", "surrogatepass")).hexdigest()
-
-
-def _loader() -> Any:
-    """PyYAML's safe loader, which also refuses a key that occurs twice."""
-    import yaml
-
-    class Loader(yaml.SafeLoader):
-        def construct_mapping(self, node: Any, deep: bool = False) -> Any:
-            seen: set[str] = set()
-            keys = [key for key, _ in node.value] if node.id == "mapping" else []
-            for key in (key for key in keys if isinstance(key, yaml.ScalarNode)):
-                if key.value in seen:
-                    raise yaml.constructor.ConstructorError(None, None, f"{key.value!r} stands twice", key.start_mark)
-                seen.add(key.value)
-            return super().construct_mapping(node, deep)
-
-    return Loader
-
-
-def _small_text(path: Path) -> str:
-    if not path.is_dir() and path.exists() and not path.is_file():
-        raise UsageError(
-            f"{path} is a pipe or a device, and a recipe must be readable more than once",
-            code="bad_recipe",
-            expected="a YAML file with at least model and data",
-            got=str(path),
-            hint="write the recipe to a file and use that file",
-        )
-    if path.stat().st_size > _MOST_BYTES:
-        raise UsageError(
-            f"{path} is too large for a recipe",
-            code="bad_recipe",
-            expected=f"at most {_MOST_BYTES} bytes",
-            hint="a recipe is a short YAML file: references/recipe.md",
-        )
-    return path.read_text(encoding="utf-8")
 
 
 def _beside(recipe_file: Path, value: Any) -> Any:
@@ -313,7 +286,31 @@ def _check_values(recipe: Recipe) -> None:
             got=f"report_to {recipe.report_to}",
             hint="remove report_to from the recipe",
         )
+    for key in ("min_pixels", "max_pixels"):
+        _at_least(recipe, key, 1, below=_MANY)
     _check_tuning(recipe)
+    _check_pictures(recipe)
+
+
+def _check_pictures(recipe: Recipe) -> None:
+    parts = recipe.lora_parts
+    unknown = next((part for part in parts or () if part not in LORA_PARTS), None)
+    if unknown is not None or parts == []:
+        raise UsageError(
+            "lora_parts is empty" if unknown is None else f"lora_parts: {unknown!r} is not known",
+            code="bad_recipe",
+            expected=", ".join(LORA_PARTS),
+            got=", ".join(parts or ()),
+            hint="use one or more of these, or remove lora_parts to train the language model",
+        )
+    if recipe.min_pixels and recipe.max_pixels and recipe.min_pixels > recipe.max_pixels:
+        raise UsageError(
+            "min_pixels is larger than max_pixels",
+            code="bad_recipe",
+            expected=f"at most {recipe.max_pixels}",
+            got=str(recipe.min_pixels),
+            hint="swap the two values",
+        )
 
 
 def _check_choices(recipe: Recipe) -> None:

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from skill_train.facts import DatasetFacts
 from skill_train.program.examples import Row, media_in
+from skill_train.program.pictures.find import PICTURE_PARTS
 
 # The columns by the format's own names, each with the names that datasets use for it, the usual one first.
 COLUMNS: dict[str, dict[str, tuple[str, ...]]] = {
@@ -34,6 +35,18 @@ OPTIONAL: dict[str, dict[str, tuple[str, ...]]] = {
     "text": {},
     "completion": {},
 }
+# For a model that reads pictures: the formats of turns, and what datasets call the column of their pictures, the usual
+# names first. A column of another name is `columns: {images: NAME}` in a recipe.
+PICTURED = ("messages", "sharegpt", "prompt_completion", "instruction", "question_answer")
+PICTURE_COLUMNS = (
+    "images", "image", "pictures", "picture", "imgs", "img", "photos", "photo", "screenshots", "screenshot",
+    "image_paths", "image_path", "img_path", "image_files", "image_file", "image_file_name", "image_urls", "image_url",
+    "file_names", "file_name", "filename", "files", "file", "paths", "path",
+)  # fmt: skip
+# Beside the pictures, a column of texts or numbers that only tells which picture it is.
+_NAMES_PICTURE = re.compile(
+    r"(?:\w+_)?(?:id|name|filename|file|path|url|uri|link|key|index|width|height|size)s?", re.IGNORECASE
+)
 
 
 class DetectedFormat(NamedTuple):
@@ -56,16 +69,20 @@ class DetectedFormat(NamedTuple):
         return frozenset(self.columns[name] for name in COLUMNS[self.format] if name in self.columns)
 
 
-def detect(row: Row) -> DetectedFormat | None:
-    """The first format whose columns this row has."""
+def detect(row: Row, *, pictures: bool = False) -> DetectedFormat | None:
+    """The first format whose columns this row has.
+
+    Args:
+        pictures: the model reads them, so a column of them is one of the format's.
+    """
     for name in COLUMNS:
-        columns = match(name, row) if name not in ASKED_FOR else None
+        columns = match(name, row, pictures=pictures) if name not in ASKED_FOR else None
         if columns is not None:
             return DetectedFormat(name, columns, _named(columns))
     return None
 
 
-def match(name: str, row: Row) -> dict[str, str] | None:
+def match(name: str, row: Row, *, pictures: bool = False) -> dict[str, str] | None:
     """The mapping of one format onto this row, or None."""
     columns = {}
     for wanted, candidates in COLUMNS[name].items():
@@ -75,7 +92,47 @@ def match(name: str, row: Row) -> dict[str, str] | None:
         columns[wanted] = column
     if name in ("messages", "sharegpt") and not _speaks(row[next(iter(columns.values()))], name):
         return None
-    return columns | _optional(name, columns, row)
+    columns |= _optional(name, columns, row)
+    column = picture_column(name, columns, row) if pictures else None
+    return columns if column is None else columns | {"images": column}
+
+
+def picture_column(name: str, columns: dict[str, str], row: Row) -> str | None:
+    """The column of pictures of this row in the format `name`, beside its other columns; None if there is none."""
+    if name not in PICTURED:
+        return None
+    others = set(columns.values())
+    names = (column for column in PICTURE_COLUMNS if column in row and column not in others)
+    return next((column for column in names if is_media(column, row[column])), None)
+
+
+def with_pictures(detected: DetectedFormat, row: Row) -> DetectedFormat:
+    """The mapping with the column of pictures of this row, unless it has one already or the recipe names all."""
+    if detected.explicit or "images" in detected.columns:
+        return detected
+    column = picture_column(detected.format, detected.columns, row)
+    if column is None:
+        return detected
+    columns = detected.columns | {"images": column}
+    return detected._replace(columns=columns, reason=detected.reason.replace(_named(detected.columns), _named(columns)))
+
+
+def has_pictures(row: Row) -> bool:
+    """Whether a row seems to hold pictures: in a column, or in its messages."""
+    return any(is_media(name, value) or _has_part(value) for name, value in row.items())
+
+
+def _has_part(value: Any) -> bool:
+    messages = value if isinstance(value, list) else []
+    contents = [message.get("content") for message in messages if isinstance(message, dict)]
+    parts = [part for content in contents if isinstance(content, list) for part in content if isinstance(part, dict)]
+    texts = [message.get("value") for message in messages if isinstance(message, dict)]
+    return any(part.get("type") in PICTURE_PARTS for part in parts) or any(map(media_in, [*contents, *texts]))
+
+
+def tells_which_picture(column: str, value: Any) -> bool:
+    """Whether a column beside the pictures only names them: `image_id`, `coco_url`, `width`."""
+    return isinstance(value, (str, int, float)) and _NAMES_PICTURE.fullmatch(column) is not None
 
 
 def optional_names(detected: DetectedFormat) -> set[str]:
@@ -87,6 +144,7 @@ def with_optional(detected: DetectedFormat, dataset_columns: Container[str]) -> 
     """The mapping with every optional column among these columns of a dataset, even if the first rows lack them."""
     columns = {name: column for name, column in detected.columns.items() if name in COLUMNS[detected.format]}
     columns |= _optional(detected.format, columns, dataset_columns)
+    columns |= {name: column for name, column in detected.columns.items() if name == "images"}
     return detected._replace(columns=columns, reason=detected.reason.replace(_named(detected.columns), _named(columns)))
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
+OF_PICTURES = ("images", "lora_parts", "min_pixels", "max_pixels")
+
 
 class ResolvedRecipe(msgspec.Struct, frozen=True, kw_only=True):
     """The fields of a `Recipe` (recipe/fields.py explains them) without those that do not affect a training.
@@ -46,6 +48,10 @@ class ResolvedRecipe(msgspec.Struct, frozen=True, kw_only=True):
     held_out_fraction: int | float
     skip_untrained_rows: bool = False
     seed: int
+    images: bool = False
+    lora_parts: list[str] | None = None
+    min_pixels: int | None = None
+    max_pixels: int | None = None
 
     @property
     def is_full(self) -> bool:
@@ -53,5 +59,7 @@ class ResolvedRecipe(msgspec.Struct, frozen=True, kw_only=True):
         return self.finetuning_type == "full"
 
     def as_dict(self) -> dict[str, object]:
-        """The fields by name, as `plan.json` has them."""
-        return msgspec.structs.asdict(self)
+        """The fields by name, as `plan.json` has them. Those of pictures are left out of a recipe of text, so that its
+        hash is that of earlier versions."""
+        fields = msgspec.structs.asdict(self)
+        return fields if self.images else {name: value for name, value in fields.items() if name not in OF_PICTURES}

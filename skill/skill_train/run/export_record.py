@@ -1,4 +1,4 @@
-"""`convert.json`, `quantize.json` and `lora_gguf.json`: the GGUF files that a step made."""
+"""`convert.json`, `quantize.json`, `mmproj.json` and `lora_gguf.json`: the GGUF files that a step made."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ ExportFigures = dict[str, Number | dict[str, Whole] | None]
 
 
 class ExportRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """The record of one of the three steps. Quantizing has no figures and no reasons.
+    """The record of one of the four steps. Quantizing has no figures and no reasons.
 
     Attributes:
         options: `name` and `outtype`; empty for quantizing.
@@ -86,5 +86,5 @@ def exported_file(file: Path, quant: str) -> ExportedFile:
 
 def outputs(run: Path) -> dict[str, ExportedFile]:
     """Every file that the records in a folder name, by its name there."""
-    files = [run / f"{step}.json" for step in ("convert", "quantize", "lora_gguf")]
+    files = [run / f"{step}.json" for step in ("convert", "quantize", "mmproj", "lora_gguf")]
     return {name: exported for file in files if file.is_file() for name, exported in read(file).outputs.items()}

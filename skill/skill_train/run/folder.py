@@ -1,7 +1,7 @@
 """What one run leaves on disk: one folder, the same names for local and cloud runs.
 
     plan.json  recipe.yaml  environment.json  metrics.jsonl  train.log  checkpoints/  adapter/  train.json
-    merged/  merge.json     gguf/*.gguf  convert.json  quantize.json     verify.json
+    merged/  merge.json     gguf/*.gguf  convert.json  quantize.json  mmproj.json     verify.json
 
 Full fine-tuning leaves no adapter/ and no merge.json: the training program writes merged/ itself.
 
@@ -43,7 +43,7 @@ from skill_train.run.records import regular_bytes as regular_bytes
 _RUN_FILES = (
     *("plan.json", "recipe.yaml", "environment.json", "samples.jsonl", "held_out.jsonl", "metrics.jsonl", "train.log"),
     *("checkpoints", "adapter", "train.json", "train.failed.json", "merged", "merge.json", "gguf", "convert.json"),
-    *("quantize.json", "lora_gguf.json", "verify.json", "evaluate.json", "report.html"),
+    *("quantize.json", "mmproj.json", "lora_gguf.json", "verify.json", "evaluate.json", "report.html"),
 )
 
 
@@ -134,14 +134,15 @@ class RunDir:
 
     @property
     def ggufs(self) -> list[Path]:
-        """The GGUF files that hold a whole model: not the adapter's own, which its record names."""
-        record = self.record("lora_gguf")
-        adapters = {self.path / name for name in export_record.read(record).outputs} if record.is_file() else set()
-        return sorted(path for path in self.gguf.glob("*.gguf") if path not in adapters)
+        """The GGUF files that hold a whole language model: not an adapter's or a projector's own, which their records
+        name."""
+        records = [self.record(step) for step in ("lora_gguf", "mmproj")]
+        others = {self.path / name for file in records if file.is_file() for name in export_record.read(file).outputs}
+        return sorted(path for path in self.gguf.glob("*.gguf") if path not in others)
 
     @property
     def exported(self) -> list[Path]:
-        """Every GGUF file: whole models and adapters."""
+        """Every GGUF file: whole models, adapters and projectors."""
         return sorted(path for path in self.gguf.glob("*") if path.suffix.lower() == ".gguf" and path.is_file())
 
     def record(self, step: str) -> Path:

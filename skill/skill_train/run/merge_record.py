@@ -101,8 +101,9 @@ class Gate(TypedDict):
     """What the gate compared, and its verdict.
 
     Attributes:
-        by: `weights` or `answers`. Earlier versions compared only answers, and do not have this field.
+            by: `weights` or `answers`. Earlier versions compared only answers, and do not have this field.
         texts, text_sha256: the texts on which answers were compared.
+        pictures: of a vision model, whether a picture was among them, or why not.
         figures: of the merged model against base + adapter.
         rounded: None in fp32.
         failures: sentences; empty if it passed.
@@ -113,6 +114,7 @@ class Gate(TypedDict):
     by: NotRequired[Literal["weights", "answers"]]
     texts: NotRequired[str]
     text_sha256: NotRequired[str]
+    pictures: NotRequired[str]
     stored_dtype: str
     figures: Figures
     effect: Effect

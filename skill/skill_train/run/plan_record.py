@@ -196,7 +196,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     def as_dict(self) -> dict[str, object]:
         """The plan as a JSON object."""
         document: dict[str, object] = msgspec.to_builtins(self)
-        return document
+        return document | {"recipe": self.recipe.as_dict()}
 
 
 def read(path: Path) -> Plan:

@@ -186,6 +186,7 @@ class Row(FedRow):
         line: its line in its file.
         messages, tools, trained_messages: of a chat.
         prompt, completion: of a completion. A text has `text`.
+        images: files of pictures in the folder of the run, with their digests.
         rendered: the text that the template writes.
         truncated: whether it was longer than max_length. `full_length` is its length in tokens.
     """
@@ -199,6 +200,8 @@ class Row(FedRow):
     completion: NotRequired[str]
     text: NotRequired[str]
     without_template: NotRequired[bool]
+    images: NotRequired[list[Any]]
+    image_sha256: NotRequired[list[str]]
     rendered: str
     truncated: bool
     full_length: Whole

@@ -48,6 +48,7 @@ class ProofInputs(msgspec.Struct, frozen=True, kw_only=True):
         base: digests of its files; or the words `the reference`.
         rows, held_out: sha256 of the rows.
         unread: files that could not be judged, each with the reason.
+        pictures: the model folder whose answers to pictures a projector was held against.
     """
 
     reference: dict[str, FileDigest]
@@ -57,6 +58,7 @@ class ProofInputs(msgspec.Struct, frozen=True, kw_only=True):
     rows: str
     held_out: str
     unread: list[list[str]] = []
+    pictures: dict[str, FileDigest] | None = None
 
 
 class ProofOptions(msgspec.Struct, frozen=True):

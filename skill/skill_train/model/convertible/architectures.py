@@ -1,7 +1,7 @@
 """The architectures that llama.cpp's converter knows, so that `plan` does not need the converter.
 
-Source: TEXT_MODEL_MAP in conversion/__init__.py of llama.cpp, from the source distribution of llama-cpp-python 0.3.36,
-read on 2026-11-21. A test compares this list with the converter in the cache.
+Source: TEXT_MODEL_MAP and MMPROJ_MODEL_MAP in conversion/__init__.py of llama.cpp, as they lie in the source
+distribution of llama-cpp-python 0.3.36, read on 2026-11-21. A test compares them with the converter in the cache.
 """
 
 from __future__ import annotations
@@ -280,5 +280,77 @@ NAMES = frozenset(
         "YoutuVLForConditionalGeneration",
         "modeling_grove_moe.GroveMoeForCausalLM",
         "modeling_sarvam_moe.SarvamMoEForCausalLM",
+    ]
+)
+
+# Those whose vision tower and projector it can write to a file of their own.
+PROJECTORS = frozenset(
+    [
+        "AudioFlamingo3ForConditionalGeneration",
+        "BailingMoeV3VLForConditionalGeneration",
+        "CogVLMForCausalLM",
+        "DeepseekOCR2ForCausalLM",
+        "DeepseekOCRForCausalLM",
+        "DeepseekV4ForCausalLM",
+        "Dots3NoteForCausalLM",
+        "Dots3NoteForConditionalGeneration",
+        "DotsOCRForCausalLM",
+        "Exaone4_5_ForConditionalGeneration",
+        "Gemma3ForConditionalGeneration",
+        "Gemma3nForConditionalGeneration",
+        "Gemma4ForConditionalGeneration",
+        "Gemma4UnifiedForConditionalGeneration",
+        "Glm4vForConditionalGeneration",
+        "Glm4vMoeForConditionalGeneration",
+        "Glm5NextForConditionalGeneration",
+        "Glm5vForConditionalGeneration",
+        "GlmOcrForConditionalGeneration",
+        "GlmasrModel",
+        "Granite4VisionForConditionalGeneration",
+        "GraniteSpeechForConditionalGeneration",
+        "GraniteSpeechPlusForConditionalGeneration",
+        "HunYuanVLForConditionalGeneration",
+        "Idefics3ForConditionalGeneration",
+        "InternVisionModel",
+        "JanusForConditionalGeneration",
+        "KimiK25ForConditionalGeneration",
+        "KimiVLForConditionalGeneration",
+        "Lfm2AudioForConditionalGeneration",
+        "Lfm2VlForConditionalGeneration",
+        "LightOnOCRForConditionalGeneration",
+        "Llama4ForConditionalGeneration",
+        "LlavaForConditionalGeneration",
+        "MERaLiON2ForConditionalGeneration",
+        "MiMoV2ForCausalLM",
+        "MiniCPMV4_6ForConditionalGeneration",
+        "MiniMaxM3SparseForConditionalGeneration",
+        "Mistral3ForConditionalGeneration",
+        "MuseGlimmerForConditionalGeneration",
+        "NemotronH_Nano_VL_V2",
+        "PaddleOCRVisionModel",
+        "Phi4ForCausalLMV",
+        "PocketTTSModel",
+        "Qwen2AudioForConditionalGeneration",
+        "Qwen2VLForConditionalGeneration",
+        "Qwen2VLModel",
+        "Qwen2_5OmniModel",
+        "Qwen2_5_VLForConditionalGeneration",
+        "Qwen3ASRForConditionalGeneration",
+        "Qwen3OmniMoeForConditionalGeneration",
+        "Qwen3TTSForConditionalGeneration",
+        "Qwen3VLForConditionalGeneration",
+        "Qwen3VLMoeForConditionalGeneration",
+        "Qwen3_5ForConditionalGeneration",
+        "Qwen3_5MoeForConditionalGeneration",
+        "Qwen4ExpForConditionalGeneration",
+        "RADIOModel",
+        "Sarashina2VisionForCausalLM",
+        "SmolVLMForConditionalGeneration",
+        "Step3p7ForConditionalGeneration",
+        "StepVLForConditionalGeneration",
+        "UltravoxModel",
+        "UnlimitedOCRForCausalLM",
+        "VoxtralForConditionalGeneration",
+        "YoutuVLForConditionalGeneration",
     ]
 )

@@ -40,6 +40,10 @@ PIECES_ALONE = frozenset(
 )
 
 
+# Of their published files the converter leaves out `v.token_embd.img_break`, without which the file does not load.
+PROJECTORS_NOT_LOADED = frozenset(("LlavaForConditionalGeneration", "Mistral3ForConditionalGeneration"))
+
+
 def why_not(
     text: Config,
     config: Config,
@@ -62,6 +66,27 @@ def why_not(
         return f"llama.cpp's converter reads the vocabulary of {name} from tokenizer.model, which is not there"
     rules = _COMPUTED_OTHERWISE.get(name, ()) + (_ACTIVATION,) * (name in _SILU)
     return next((reason for applies, reason in rules if applies(text)), None)
+
+
+def why_no_projector(config: Config, projectors: Collection[str] = llama_architectures.PROJECTORS) -> str | None:
+    """Why llama.cpp cannot read pictures with this model; None if no reason is known.
+
+    Args:
+        projectors: the architectures of the converter's registry of them.
+    """
+    name = projector_architecture(config)
+    if name is None:
+        return None
+    if name not in projectors:
+        return f"llama.cpp's converter makes no projector of {name}, without which a GGUF file reads no pictures"
+    if name in PROJECTORS_NOT_LOADED:
+        return f"llama.cpp cannot load the projector that its converter makes of {name}"
+    return None
+
+
+def projector_architecture(config: Config) -> str | None:
+    """The name that the converter looks up for the projector: that of the vision part, if it has its own."""
+    return architecture(config.get("vision_config") or {}, config)
 
 
 def unread_window_told(window: int, name: str, longest: int = 0) -> str:

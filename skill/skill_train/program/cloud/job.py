@@ -23,6 +23,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
+from skill_train.program.cloud.push import PROOF, as_json, commit, files_of, hub_repository, push
 from skill_train.program.events import (
     EXIT_DOES_NOT_FIT,
     EXIT_FAILED,
@@ -46,7 +47,6 @@ from skill_train.program.plan import (
     prepare_environment,
     smaller_plan,
 )
-from skill_train.program.push import PROOF, as_json, commit, files_of, hub_repository, push
 from skill_train.program.watch import is_complete, numbered, step_of
 
 KEEP_SECONDS = 2.0

@@ -1,0 +1,85 @@
+"""What is wrong with a dataset as a whole, or with a row of it, in words that say what to do."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Collection
+from pathlib import Path
+
+from skill_train.core.errors import UsageError
+from skill_train.data import read_rows
+from skill_train.program.examples import Row, media_in
+from skill_train.recipe.fields import Recipe
+from skill_train.recipe.formats import PICTURED, DetectedFormat
+
+
+def empty(recipe: Recipe) -> UsageError:
+    return UsageError(
+        f"{recipe.data} has no rows",
+        code="empty_dataset",
+        expected="at least one row",
+        got="an empty file" if Path(recipe.data).is_file() else f"no rows in {recipe.split}",
+        hint="use another file, or another split, such as split: train",
+    )
+
+
+def wrong_columns(recipe: Recipe, names: Collection[str], why: str) -> UsageError:
+    hint = (
+        "name them in the recipe, such as format: prompt_completion and columns: {prompt: QUESTION, completion: REPLY}"
+    )
+    if {"chosen", "rejected"} <= set(names):
+        why = "preference pairs (chosen, rejected) are for DPO, not sft"
+        hint = "train on the chosen answers: format: prompt_completion, columns: {prompt: prompt, completion: chosen}"
+    return UsageError(
+        f"{recipe.data} cannot be used for {recipe.method}: {why}",
+        code="wrong_columns",
+        expected="messages | prompt, completion | text | instruction, output | question, answer | conversations",
+        got=", ".join(map(str, names)) or "no columns",
+        hint=hint,
+    )
+
+
+def media_error(
+    recipe: Recipe, where: str, column: str, row: Row, detected: DetectedFormat | None = None
+) -> UsageError:
+    """The error for a dataset of images, audio or video, whose text alone would teach something else.
+
+    Args:
+        detected: how its text could be read; None when it is no example by itself.
+    """
+    import yaml
+
+    columns = {} if detected is None else {"columns": detected.columns}
+    text = yaml.safe_dump(columns, default_flow_style=True, width=10**6, allow_unicode=True).strip()
+    return UsageError(
+        f"{where} has an image, audio or video in the column {column!r}, and this version trains on text only",
+        code="not_text",
+        expected="a dataset of text",
+        got=media_in(row[column]) or repr(row[column])[:80],
+        hint="use a dataset of text"
+        if detected is None
+        else f"a recipe that names the columns trains on the text alone: format: {detected.format}, {text[1:-1]}",
+    )
+
+
+def pictures_error(where: str, column: str, row: Row) -> UsageError:
+    """The error for a dataset of pictures whose columns do not make an example, or that has them in one more column."""
+    return UsageError(
+        f"{where} has an image, audio or video in the column {column!r}, which no format of pictures reads",
+        code="not_text",
+        expected=f"pictures in one column, such as `images`, beside the columns of {', '.join(PICTURED)}",
+        got=media_in(row[column]) or repr(row[column])[:80],
+        hint=f"name the columns in a recipe, such as columns: {{question: …, answer: …, images: {column}}}",
+    )
+
+
+def leave_out(recipe: Recipe) -> str:
+    """The command that lists all such rows and writes the others. The mapping may be in a recipe file that is not known
+    here."""
+    split = ["--split", recipe.split] if recipe.split != Recipe.split else []
+    split += ["--model", recipe.model] if recipe.model and Path(recipe.model).is_dir() else []
+    fixed = read_rows.free_name(Path(recipe.data))
+    if recipe.format or recipe.columns:
+        words = shlex.join([recipe.data, *split, "--fix", fixed])
+        return f"leave such rows out, with the recipe that has the mapping: skill-train data --recipe RECIPE {words}"
+    return shlex.join(["skill-train", "data", recipe.data, *split, "--fix", fixed])

@@ -1,0 +1,255 @@
+"""The pictures of rows: checked by their headers, decoded once each, and counted.
+
+Memory does not grow with their number: of each picture 24 bytes are sorted in a file, and of the last ones a few
+figures stay.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import os
+import shlex
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import groupby
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from skill_train.core.errors import UsageError
+from skill_train.data.repeats import Repeats
+from skill_train.program.events import ErrorWords, Refused
+from skill_train.program.examples import Row
+from skill_train.program.pictures.decode import (
+    OpenedPicture,
+    PictureSize,
+    PictureSource,
+    orientation,
+    picture_bytes,
+    picture_name,
+    read_picture,
+    upright_size,
+)
+from skill_train.program.pictures.find import PICTURE, lift_pictures
+from skill_train.program.pictures.tokens import picture_format
+
+# What training refuses of pictures, by the end of the message that says it. Any other fault is `bad_picture`.
+FAULTS = {
+    " does not exist": "missing_picture",
+    " cannot be read": "missing_picture",
+    " lies outside the folder of the data": "picture_elsewhere",
+    " is an address": "picture_elsewhere",
+    " has no folder": "picture_elsewhere",
+    " has too many pixels": "large_picture",
+    " is too large": "large_picture",
+    " is too narrow": "narrow_picture",
+    " is animated or has several pages": "animated_picture",
+    " has the colour mode ": "colour_mode",
+}
+PROBLEMS = (
+    "missing_picture", "picture_elsewhere", "bad_picture", "large_picture", "narrow_picture", "animated_picture",
+    "colour_mode", "picture_places", "repeated_picture",
+)  # fmt: skip
+REPEATED = "a picture of an earlier row, by the bytes of its file"
+_RECENT = 4096  # pictures whose figures stay, because rows about one picture often stand together
+_GREY, _ALPHA = ("1", "L", "LA", "La"), ("RGBA", "LA", "PA", "RGBa", "La")
+
+
+def problem_of(refusal: Refused) -> str:
+    """The name of the problem for a refusal of a row's pictures."""
+    if refusal.error["code"] != "bad_picture":
+        return "picture_places"
+    message = refusal.error["message"]
+    fault = max(FAULTS, key=message.rfind)  # the name of a file may say anything
+    return FAULTS[fault] if fault in message else "bad_picture"
+
+
+class PictureHeader(NamedTuple):
+    """What the header of a picture says.
+
+    Attributes:
+        size: once it is upright.
+        bytes: of the file.
+        traits: of `rotated`, `grey`, `cmyk` and `transparent` those that it is. Training takes all of them.
+    """
+
+    size: PictureSize
+    bytes: int
+    traits: tuple[str, ...]
+
+
+@dataclass
+class PictureFigures:
+    """The pictures of all rows.
+
+    Attributes:
+        rows: those with pictures; `most` is the largest number in one row.
+        bytes: of their files, counted again in each row.
+        pixels: of all pictures, as they are stored.
+        largest: the one with most pixels.
+    """
+
+    pictures: int = 0
+    rows: int = 0
+    most: int = 0
+    bytes: int = 0
+    pixels: int = 0
+    largest: PictureSize | None = None
+    traits: Counter[str] = field(default_factory=Counter)
+
+    def add(self, headers: list[PictureHeader]) -> None:
+        """The pictures of one row."""
+        self.rows += bool(headers)
+        self.pictures += len(headers)
+        self.most = max(self.most, len(headers))
+        for size, content, traits in headers:
+            self.bytes += content
+            self.pixels += size.width * size.height
+            self.traits.update(traits)
+            if self.largest is None or size.width * size.height > self.largest.width * self.largest.height:
+                self.largest = size
+
+
+class RowPictures:
+    """Checks and counts the pictures of the rows of one dataset.
+
+    Attributes:
+        folder: where their paths begin; None for data from the Hub.
+        figures: of the rows that were counted.
+    """
+
+    def __init__(self, folder: Path | None) -> None:
+        self.folder = folder
+        self.figures = PictureFigures()
+        self._headers: dict[str, PictureHeader] = {}
+        self._digests: dict[bytes, bytes] = {}
+        self._broken: dict[bytes, ErrorWords] = {}  # those whose pixels cannot be decoded, by their keys
+        self._repeats = Repeats()
+
+    def check(self, sources: list[PictureSource]) -> None:
+        """Checks what the headers say, and what `decode` found.
+
+        Raises:
+            Refused: training refuses one of them.
+        """
+        for source in sources:
+            self.header(source)
+            if self._broken and (words := self._broken.get(_key(source))) is not None:
+                raise Refused(**words)
+
+    def header(self, source: PictureSource) -> PictureHeader:
+        """What its header says; of a file that was read lately without reading it again."""
+        is_path = isinstance(source, str) and source[:5].lower() != "data:"
+        if not is_path or not isinstance(source, str):
+            return read_header(source, self.folder)
+        if source not in self._headers:
+            if len(self._headers) == _RECENT:
+                self._headers.clear()
+            self._headers[source] = read_header(source, self.folder)
+        return self._headers[source]
+
+    def count(self, sources: list[PictureSource]) -> None:
+        """Counts the pictures of a row that `check` took."""
+        self.figures.add([self.header(source) for source in sources])
+
+    def decode(self, line: int, sources: list[PictureSource]) -> None:
+        """Decodes the pictures of a row that `check` took, and notes which they are.
+
+        Raises:
+            Refused: one of them is broken. `check` refuses it from now on.
+        """
+        for digest in {self._decoded(source) for source in sources}:
+            self._repeats.add(digest, line)
+
+    def _decoded(self, source: PictureSource) -> bytes:
+        """The digest of a picture's file, after its pixels were decoded once."""
+        key = _key(source)
+        if key not in self._digests:
+            content = picture_bytes(source, self.folder)
+            try:
+                read_picture({"bytes": content, "path": picture_name(source)}, None)
+            except Refused as refusal:
+                self._broken[key] = refusal.error
+                raise
+            if len(self._digests) == _RECENT:
+                self._digests.clear()
+            self._digests[key] = hashlib.sha256(content).digest()
+        return self._digests[key]
+
+    def repeated(self) -> Iterator[int]:
+        """The lines of the rows with a picture of an earlier row, in order. Ask once."""
+        return (line for line, _ in groupby(self._repeats.places()))
+
+
+def _key(source: PictureSource) -> bytes:
+    """Equal for equal sources."""
+    if isinstance(source, dict):
+        content = source.get("bytes")
+        source = content if isinstance(content, bytes) else str(source.get("path"))
+    content = source.encode("utf-8", "surrogatepass") if isinstance(source, str) else source
+    return hashlib.sha256(content).digest()
+
+
+def read_header(source: PictureSource, folder: Path | None) -> PictureHeader:
+    """What the header of a picture says; its pixels are not decoded.
+
+    Raises:
+        Refused: it cannot be read, or training refuses it for what the header says.
+    """
+    opened = OpenedPicture(source, folder)
+    with opened as (image, _):
+        return PictureHeader(upright_size(image), opened.bytes, tuple(traits_of(image)))
+
+
+def traits_of(image: Any) -> Iterator[str]:
+    """What training changes in a picture before the model sees it upright and in RGB."""
+    if orientation(image) in range(2, 9):
+        yield "rotated"
+    if image.mode in _GREY or image.mode.startswith("I;16"):
+        yield "grey"
+    if image.mode == "CMYK":
+        yield "cmyk"
+    if image.mode in _ALPHA or "transparency" in image.info:
+        yield "transparent"
+
+
+def with_tags(row: Row, columns: dict[str, str], folder: Path | None, out: Path) -> Row:
+    """A row with the standard columns of its format, a tag in the place of each picture, and its pictures in `images`:
+    as a path that begins at the folder of `out`, or as a data URI.
+
+    Raises:
+        UsageError: `out` lies where such a path would leave its folder.
+    """
+    lifted, sources = lift_pictures(row, columns)
+    texts = {wanted: _tagged(lifted.get(column)) for wanted, column in columns.items() if wanted != "images"}
+    return texts | ({"images": [_written(source, folder, out) for source in sources]} if sources else {})
+
+
+def _tagged(value: Any) -> Any:
+    """The tag with the line ends that are read as parts of it."""
+    if isinstance(value, list):
+        return [_tagged(each) for each in value]
+    if isinstance(value, dict):
+        return {name: _tagged(part) for name, part in value.items()}
+    return value.replace(PICTURE, "\n<image>\n") if isinstance(value, str) else value
+
+
+def _written(source: PictureSource, folder: Path | None, out: Path) -> str:
+    if isinstance(source, dict) and source.get("bytes") is None:
+        source = str(source.get("path"))
+    if isinstance(source, str) and source[:5].lower() == "data:":
+        return source
+    if not isinstance(source, str) or folder is None:
+        encoded = base64.b64encode(picture_bytes(source, folder)).decode("ascii")
+        return f"data:image/{picture_format(source, folder)};base64,{encoded}"
+    path = Path(os.path.relpath(folder.resolve() / source, out.parent.resolve())).as_posix()
+    if path.startswith("../"):
+        raise UsageError(
+            f"{out} lies outside the folder of the pictures, and a row names them from its own folder",
+            code="bad_usage",
+            expected=f"a file in {folder}",
+            got=str(out),
+            hint=f"--fix {shlex.quote(str(folder / out.name))}",
+        )
+    return path

@@ -1,0 +1,232 @@
+"""How a picture is read: found in a file or a row, checked by its header, decoded, upright, and in RGB.
+
+Pillow decodes each picture once, so training, evaluation and verification see the same pixels.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import io
+import os
+import warnings
+from pathlib import Path
+from typing import IO, Any, NamedTuple
+
+from skill_train.program.events import Refused
+
+# Where a row's picture is: the path of a file, a data URI, or its bytes. `datasets` and Parquet write the last two.
+PictureSource = str | bytes | dict[str, Any]
+
+PICTURE_BYTES = 100_000_000  # of one file; a photograph has 3 to 20 million
+PICTURE_PIXELS = 100_000_000  # decoded, 300 MB; a larger one is a bomb or a map
+PICTURE_RATIO = 200  # of the longer side to the shorter one: what Qwen's processor still takes
+# What Pillow may open. Of others some are no pictures: it gives PostScript to another program to run.
+FORMATS = ("PNG", "JPEG", "MPO", "WEBP", "GIF", "BMP", "DIB", "TIFF", "PPM", "JPEG2000", "ICO", "AVIF")
+PICTURE_HINT = "repair or remove the row: skill-train data FILE lists all of them"
+
+
+class PictureSize(NamedTuple):
+    """Pixels of an upright picture."""
+
+    width: int
+    height: int
+
+
+def read_picture(source: PictureSource, folder: Path | None) -> Any:
+    """The picture, upright, as a PIL image in RGB. What is transparent becomes white.
+
+    Args:
+        folder: of the dataset: paths are relative to it and stay inside. None: paths are refused.
+
+    Raises:
+        Refused: no such file, no picture, too large, too narrow, animated, or broken.
+    """
+    from PIL import ImageOps
+
+    with OpenedPicture(source, folder) as (image, _):
+        image.load()
+        return in_rgb(ImageOps.exif_transpose(image))
+
+
+def picture_size(source: PictureSource, folder: Path | None) -> PictureSize:
+    """Its size once it is upright, from the header of the file; the pixels are not decoded.
+
+    Raises:
+        Refused: as `read_picture`, but for pixels that are broken.
+    """
+    with OpenedPicture(source, folder) as (image, _):
+        return upright_size(image)
+
+
+def upright_size(image: Any) -> PictureSize:
+    """The size of a PIL image once it is upright."""
+    width, height = image.size
+    on_its_side = orientation(image) in (5, 6, 7, 8)
+    return PictureSize(height, width) if on_its_side else PictureSize(width, height)
+
+
+def orientation(image: Any) -> int:
+    """The orientation that EXIF says, from 1 (upright) to 8. What stands behind the pixels of a PNG file does not
+    count: Pillow's own method decodes the file for it."""
+    from PIL import Image
+
+    value = Image.Image.getexif(image).get(0x0112)
+    return value if isinstance(value, int) else 1
+
+
+def picture_digest(source: PictureSource, folder: Path | None) -> str:
+    """The SHA-256 of the file, in hexadecimal digits."""
+    return hashlib.sha256(picture_bytes(source, folder)).hexdigest()
+
+
+class OpenedPicture:
+    """A context with the lazily opened PIL image, after what its header tells is checked, and its name for messages.
+
+    Any error of Pillow in it, whatever its class, is a refusal: damaged files raise struct.error, IndexError and more.
+    """
+
+    def __init__(self, source: PictureSource, folder: Path | None) -> None:
+        self.name = picture_name(source)
+        self.file = picture_file(source, folder)
+        self.bytes = self.file.seek(0, os.SEEK_END)
+        self.file.seek(0)
+
+    def __enter__(self) -> tuple[Any, str]:
+        from PIL import Image
+
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # our own limit is below Pillow's error
+                Image.init()
+                self.image = Image.open(self.file, formats=[name for name in FORMATS if name in Image.OPEN])
+            check_header(self.image, self.name)
+            orientation(self.image)  # Pillow remembers it for exif_transpose
+        except Exception as error:
+            self.__exit__(type(error), error, None)
+            raise
+        return self.image, self.name
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        refusal = self.refusal(error) if isinstance(error, Exception) else None
+        self.file.close()
+        if refusal is not None:
+            raise refusal from None
+
+    def refusal(self, error: Exception) -> Exception:
+        from PIL import Image, UnidentifiedImageError
+
+        if isinstance(error, (Refused, ImportError)):
+            return error
+        if isinstance(error, UnidentifiedImageError):
+            self.file.seek(0)
+            return bad_picture(self.name, "is not a picture", f"{self.file.read(12)!r} at its start")
+        if isinstance(error, Image.DecompressionBombError):
+            return bad_picture(self.name, "has too many pixels", str(error))
+        return bad_picture(self.name, "is broken", f"{type(error).__name__}: {error}")
+
+
+def check_header(image: Any, name: str) -> None:
+    width, height = image.size
+    if width < 1 or height < 1:
+        raise bad_picture(name, "has no pixels", f"{width} x {height}")
+    if width * height > PICTURE_PIXELS:
+        raise bad_picture(name, "has too many pixels", f"{width} x {height}", f"at most {PICTURE_PIXELS:,} pixels")
+    if max(width, height) > PICTURE_RATIO * min(width, height):
+        expected = f"a longer side of at most {PICTURE_RATIO} times the shorter one"
+        raise bad_picture(name, "is too narrow", f"{width} x {height}", expected)
+    if image.mode in ("I", "F"):
+        raise bad_picture(name, f"has the colour mode {image.mode}", "numbers without a range", "8 or 16 bits a colour")
+    frames = getattr(image, "n_frames", 1)
+    if frames > 1 and image.format != "MPO":  # MPO is a JPEG of a telephone, with a second view behind it
+        raise bad_picture(name, "is animated or has several pages", f"{frames} frames", "one still picture a file")
+
+
+def in_rgb(image: Any) -> Any:
+    """RGB from any mode of Pillow: 16-bit grey is scaled, and transparent pixels get white behind them."""
+    from PIL import Image
+
+    if image.mode.startswith("I;16"):
+        image = image.point(lambda value: value / 256).convert("L")
+    if image.mode in ("RGBA", "LA", "PA", "RGBa", "La") or "transparency" in image.info:
+        picture = image.convert("RGBA")
+        white = Image.new("RGBA", picture.size, "white")
+        white.alpha_composite(picture)
+        return white.convert("RGB")
+    return image.convert("RGB")
+
+
+def picture_name(source: PictureSource) -> str:
+    if isinstance(source, dict):
+        return str(source.get("path") or "a picture in the row")[:200]
+    return "a picture in the row" if isinstance(source, bytes) or source[:5].lower() == "data:" else source[:200]
+
+
+def picture_bytes(source: PictureSource, folder: Path | None) -> bytes:
+    """The content of the file.
+
+    Raises:
+        Refused: it cannot be read, or is too large.
+    """
+    with picture_file(source, folder) as file:
+        return file.read()
+
+
+def picture_file(source: PictureSource, folder: Path | None) -> IO[bytes]:
+    """The opened file, of which nothing is read yet, or what a row holds itself."""
+    if isinstance(source, dict):
+        content = source.get("bytes")
+        if content is None and isinstance(source.get("path"), str):
+            return picture_file(source["path"], folder)
+        source = content if isinstance(content, bytes) else b""
+    if isinstance(source, bytes):
+        return io.BytesIO(limited_bytes(source, "a picture in the row"))
+    if source[:5].lower() == "data:":
+        return io.BytesIO(limited_bytes(data_uri(source), "a picture in the row"))
+    return opened_file(source, folder)
+
+
+def limited_bytes(content: bytes, name: str) -> bytes:
+    if not content:
+        raise bad_picture(name, "is empty", "0 bytes")
+    if len(content) > PICTURE_BYTES:
+        raise bad_picture(name, "is too large", f"{len(content):,} bytes", f"at most {PICTURE_BYTES:,} bytes")
+    return content
+
+
+def data_uri(source: str) -> bytes:
+    head, comma, body = source.partition(",")
+    if not comma or not head.lower().endswith(";base64"):
+        raise bad_picture("a data URI", "is not base64", head[:60], "data:image/png;base64,…")
+    try:
+        return base64.b64decode(body, validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise bad_picture("a data URI", "is not base64", str(error), "data:image/png;base64,…") from None
+
+
+def opened_file(path: str, folder: Path | None) -> IO[bytes]:
+    """A file in the folder of the dataset. A dataset from elsewhere must not name the user's own files."""
+    if "://" in path:
+        raise bad_picture(path[:200], "is an address", "a URL", "a file beside the data; download it first")
+    if folder is None:
+        raise bad_picture(path[:200], "has no folder", "a path in data from the Hub", "bytes in the rows")
+    root = folder.resolve()
+    try:
+        file = (root / path).resolve()
+        if not file.is_relative_to(root):
+            raise bad_picture(path, "lies outside the folder of the data", str(file), f"a file in {root}")
+        if not file.is_file():
+            raise bad_picture(path, "does not exist", str(file), f"a file in {root}")
+        size = file.stat().st_size
+        if size > PICTURE_BYTES:
+            raise bad_picture(path, "is too large", f"{size:,} bytes", f"at most {PICTURE_BYTES:,} bytes")
+        if not size:
+            raise bad_picture(path, "is empty", "0 bytes")
+        return open(file, "rb")
+    except (OSError, ValueError) as error:  # no permission; a null character
+        raise bad_picture(path, "cannot be read", str(error)) from None
+
+
+def bad_picture(name: str, fault: str, got: str, expected: str = "a still picture, such as PNG or JPEG") -> Refused:
+    return Refused(f"{name} {fault}", code="bad_picture", expected=expected, got=got[:200], hint=PICTURE_HINT)

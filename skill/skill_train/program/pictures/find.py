@@ -1,0 +1,196 @@
+"""Where a row has its pictures, and where they stand in its texts."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from skill_train.program.events import Refused
+from skill_train.program.examples import Example, Row, media_mark
+from skill_train.program.pictures.decode import PICTURE_HINT, PictureSource
+
+PICTURE = "\ufffc"  # U+FFFC, object replacement character: stands for a picture in the text of a message
+PICTURE_TAG = re.compile(r"\n?<image>\n?", re.IGNORECASE)  # LLaVA writes it on a line of its own
+PICTURE_PARTS = ("image", "image_url", "input_image")  # types of parts; the last two are OpenAI's
+
+
+def lift_pictures(row: Row, columns: dict[str, str]) -> tuple[Row, list[PictureSource]]:
+    """The row with `PICTURE` in its texts where a picture stands, and the pictures in that order.
+
+    A picture stands in a message as a part of its content, or as the tag `<image>` whose picture is the next one of the
+    column `images`. Pictures of a row without any such place come before the first question.
+
+    Raises:
+        Refused: another number of places than pictures, or a picture in an answer.
+    """
+    column = columns.get("images")
+    given = pictures_of_column(row.get(column)) if column is not None else []
+    waiting, found = list(given), list[PictureSource]()
+    texts = {name: row[place] for name, place in columns.items() if name != "images" and place in row}
+    lifted = {columns[name]: lifted_value(value, waiting, found) for name, value in texts.items()}
+    if given and len(waiting) == len(given):
+        lifted = before_first_question(lifted, columns, len(given))
+        waiting, found = [], given
+    if waiting:
+        places = len(given) - len(waiting)
+        raise Refused(
+            "a row has more pictures than places for them",
+            code="bad_row",
+            expected=f"{len(given)} times <image> in its texts, or none, for {len(given)} pictures",
+            got=f"{places} places",
+            hint="write <image> where each picture stands, or nothing: they come before the question then",
+        )
+    for value in lifted.values():
+        require_no_tag(value, has_pictures=bool(found))
+    return {name: value for name, value in row.items() if name != column} | lifted, found
+
+
+def require_no_tag(value: Any, *, has_pictures: bool) -> None:
+    """Refuses a text, or messages, with a place that no picture was left for. Of a row without pictures a text may
+    speak of the tag."""
+    if isinstance(value, list):
+        for message in value:
+            for key in ("content", "value"):
+                require_no_tag(message.get(key) if isinstance(message, dict) else None, has_pictures=has_pictures)
+    elif isinstance(value, str) and (tag := PICTURE_TAG.search(value)) and (has_pictures or media_mark(value)):
+        raise Refused(
+            "a row has more places for pictures than pictures",
+            code="bad_row",
+            expected="a picture for each <image>, in a column such as `images`",
+            got=value[max(0, tag.start() - 20) :][:80],
+        )
+
+
+def pictures_of_column(value: Any) -> list[PictureSource]:
+    """The pictures of a cell: one, a list of them, or none."""
+    values = value if isinstance(value, list) else [] if value in (None, "") else [value]
+    for each in values:
+        if not isinstance(each, (str, bytes, dict)):
+            raise Refused(
+                "a row has something else in the place of a picture",
+                code="bad_picture",
+                expected="the path of a file, a data URI, or bytes",
+                got=repr(each)[:80],
+                hint=PICTURE_HINT,
+            )
+    return values
+
+
+def lifted_value(value: Any, waiting: list[PictureSource], found: list[PictureSource]) -> Any:
+    """A text or a list of messages with `PICTURE` in the place of each picture. Takes those of tags from `waiting`, and
+    appends each to `found`."""
+    if isinstance(value, str):
+        return lifted_text(value, waiting, found)
+    if not isinstance(value, list):
+        return value
+    return [lifted_message(message, waiting, found) if isinstance(message, dict) else message for message in value]
+
+
+def lifted_message(message: dict[str, Any], waiting: list[PictureSource], found: list[PictureSource]) -> Any:
+    before = len(found)
+    lifted = dict(message)
+    for key in ("content", "value"):  # `value` is ShareGPT's
+        content = message.get(key)
+        if isinstance(content, str):
+            lifted[key] = lifted_text(content, waiting, found)
+        elif isinstance(content, list):
+            lifted[key] = "".join(lifted_part(part, waiting, found) for part in content)
+    if len(found) > before and (message.get("role") == "assistant" or message.get("from") in ("gpt", "assistant")):
+        raise Refused("an answer holds a picture", code="bad_row", expected="text in answers", got=repr(message)[:80])
+    return lifted
+
+
+def lifted_text(text: str, waiting: list[PictureSource], found: list[PictureSource]) -> str:
+    if PICTURE in text:
+        raise Refused(
+            "a text holds the character U+FFFC, which stands for a picture here",
+            code="bad_row",
+            expected="text without it",
+            got=text[:80],
+        )
+    return PICTURE_TAG.sub(lambda tag: next_picture(waiting, found) or tag.group(), text)
+
+
+def next_picture(waiting: list[PictureSource], found: list[PictureSource]) -> str:
+    """The mark of the next picture of the column. Empty where none is left, and the tag stays: it is refused later."""
+    if not waiting:
+        return ""
+    found.append(waiting.pop(0))
+    return PICTURE
+
+
+def lifted_part(part: Any, waiting: list[PictureSource], found: list[PictureSource]) -> str:
+    """The text of one part of a message's content, or the mark of its picture."""
+    kind = part.get("type") if isinstance(part, dict) else None
+    if kind == "text" or (kind is None and isinstance(part, dict) and isinstance(part.get("text"), str)):
+        return lifted_text(part.get("text") or "", waiting, found)
+    if kind not in PICTURE_PARTS:
+        raise Refused(
+            "a message holds a part that is neither text nor a picture",
+            code="bad_row",
+            expected='{"type": "text"} or {"type": "image"}',
+            got=repr(part)[:80],
+        )
+    source = source_of_part(part)
+    if source is None:
+        if not waiting:
+            raise Refused(
+                "a message holds a place for a picture, and the row has no picture for it",
+                code="bad_row",
+                expected="the picture in the part, or in a column `images`",
+                got=repr(part)[:80],
+            )
+        return next_picture(waiting, found)
+    found.append(source)
+    return PICTURE
+
+
+def source_of_part(part: dict[str, Any]) -> PictureSource | None:
+    """Where the picture of a part is; None where the part only marks its place."""
+    values = (part.get(key) for key in ("image", "image_url", "path", "url", "base64", "bytes"))
+    value = next((each for each in values if each is not None), None)
+    if isinstance(value, dict) and "url" in value:  # OpenAI's {"image_url": {"url": …}}
+        value = value["url"]
+    return value if isinstance(value, (str, bytes, dict)) else None
+
+
+def before_first_question(lifted: Row, columns: dict[str, str], count: int) -> Row:
+    """The texts with all pictures before the first message of the user, or before the question."""
+    for name in ("messages", "conversations", "prompt", "question", "instruction"):
+        value: Any = lifted.get(columns.get(name, ""))
+        if isinstance(value, str):
+            return lifted | {columns[name]: PICTURE * count + value}
+        for index, message in enumerate(value if isinstance(value, list) else []):
+            if isinstance(message, dict) and (
+                message.get("role") == "user" or message.get("from") in ("human", "user")
+            ):
+                key = "content" if "content" in message else "value"
+                asked = message | {key: PICTURE * count + str(message.get(key) or "")}
+                return lifted | {columns[name]: [*value[:index], asked, *value[index + 1 :]]}
+    raise Refused("a row has pictures and no question", code="bad_row", expected="a message of the user", got="none")
+
+
+def picture_parts(content: str) -> list[dict[str, str]]:
+    """The content of a message as the parts that a chat template reads."""
+    parts: list[dict[str, str]] = []
+    for index, text in enumerate(content.split(PICTURE)):
+        parts += [{"type": "image"}] if index else []
+        parts += [{"type": "text", "text": text}] if text else []
+    return parts or [{"type": "text", "text": ""}]
+
+
+def require_places(example: Example, pictures: int) -> None:
+    """Refuses a conversation in which another number of pictures stands than the row has."""
+    if example["kind"] != "chat":
+        raise Refused(
+            "rows with pictures need turns of a chat",
+            code="bad_row",
+            expected="format messages, sharegpt, question_answer or instruction",
+            got=f"format {example['kind']}",
+        )
+    places = sum(str(message["content"]).count(PICTURE) for message in example["messages"])
+    if places != pictures:
+        expected = f"{pictures} places"
+        raise Refused(
+            "a row's pictures do not stand in its messages", code="bad_row", expected=expected, got=f"{places}"
+        )

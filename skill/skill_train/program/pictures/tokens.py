@@ -1,0 +1,345 @@
+"""How many tokens of the model stand for a picture, and the tensors that the model takes of it.
+
+The model's own image processor makes the tensors, in its Pillow version; torchvision is not needed.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, NamedTuple, NotRequired, TypedDict
+
+from skill_train.program.events import EXIT_NOT_INSTALLED, Refused
+from skill_train.program.examples import Pictured
+from skill_train.program.model_files import foreign_json, model_file
+from skill_train.program.pictures.decode import (
+    OpenedPicture,
+    PictureSize,
+    PictureSource,
+    picture_bytes,
+    picture_digest,
+    picture_size,
+    read_picture,
+)
+
+# How the input is called that marks the tokens of pictures. Qwen's positions and Gemma's attention depend on it.
+TYPE_NAMES = {
+    "qwen2_vl": "mm_token_type_ids",
+    "qwen2_5_vl": "mm_token_type_ids",
+    "qwen3_vl": "mm_token_type_ids",
+    "gemma3": "token_type_ids",
+}
+
+
+def moved(span: tuple[int, int], changes: list[tuple[int, int, int]]) -> tuple[int, int]:
+    """A span of a rendered text after its pictures are expanded. No span begins or ends inside a mark."""
+    start, end = span
+    shifts = [(stop, length - (stop - begin)) for begin, stop, length in changes]
+    return (
+        start + sum(shift for stop, shift in shifts if stop <= start),
+        end + sum(shift for stop, shift in shifts if stop <= end),
+    )
+
+
+# What stands for a picture in a rendered text, and what it becomes before the text is tokenized. The functions follow
+# `replace_image_token` of each processor of transformers 5.23, which a test compares; the processors themselves need
+# torchvision, for films.
+
+
+class Places(NamedTuple):
+    """How a family writes pictures into a text.
+
+    Attributes:
+        mark: the token that the chat template writes for a picture.
+        token: the token that stands for a part of a picture; the tower's output takes its place.
+    """
+
+    mark: str
+    token: str
+
+
+class ImageModel(TypedDict):
+    """The fields of a recipe that say how its pictures are read. A limit of None is what the model's processor says."""
+
+    model: str
+    revision: str | None
+    min_pixels: NotRequired[int | None]
+    max_pixels: NotRequired[int | None]
+
+
+class Pictures:
+    """The image processor of one model, with the pixel limits of a recipe.
+
+    Attributes:
+        folder: of the dataset, where the paths in its rows begin; None for data from the Hub.
+    """
+
+    def __init__(self, recipe: ImageModel, tokenizer: Any, folder: Path | None = None) -> None:
+        from transformers import AutoImageProcessor
+
+        require_pillow()
+        name, revision = recipe["model"], recipe["revision"]
+        self.folder = folder
+        self.is_grey = False
+        self.kind = model_type(name, revision)
+        if self.kind not in EXPANSIONS:
+            raise Refused(
+                f"pictures cannot be trained with the family {self.kind}",
+                code="vision",
+                expected=", ".join(EXPANSIONS),
+                got=self.kind,
+                hint="use a base model of one of these families",
+            )
+        self.processor = AutoImageProcessor.from_pretrained(
+            name, revision=revision, backend="pil", trust_remote_code=False
+        )
+        self.settings = processor_settings(name, revision)
+        self.tokenizer = tokenizer
+        self.places = self._places()
+        self.token_id = int(tokenizer.convert_tokens_to_ids(self.places.token))
+        limit_pixels(self.processor, self.kind, recipe.get("min_pixels"), recipe.get("max_pixels"))
+
+    def _places(self) -> Places:
+        if self.kind == "gemma3":
+            return Places(self.tokenizer.boi_token, self.tokenizer.image_token)
+        name = {"smolvlm": "<image>", "idefics3": "<image>", "mistral3": "[IMG]"}
+        token = name.get(self.kind, "<|image_pad|>")
+        return Places(token, token)
+
+    def expansion(self, size: PictureSize) -> str:
+        """The text that stands for one picture, with a token for each part of it."""
+        text: str = EXPANSIONS[self.kind](self, size)
+        return text
+
+    def expanded(self, rendered: str, sizes: list[PictureSize]) -> tuple[str, list[tuple[int, int, int]]]:
+        """The text with each mark of a picture replaced by what stands for it, and of each mark its start and end in
+        the text before, and the length of its replacement.
+
+        Raises:
+            Refused: the chat template wrote another number of marks.
+        """
+        marks = [match.span() for match in re.finditer(re.escape(self.places.mark), rendered)]
+        if len(marks) != len(sizes):
+            raise Refused(
+                "the model's chat template does not write one mark for each picture",
+                code="template_mismatch",
+                expected=f"{len(sizes)} times {self.places.mark}",
+                got=f"{len(marks)} times",
+                hint="use a base model whose chat template reads pictures, such as an Instruct version",
+            )
+        text, end, changes = "", 0, list[tuple[int, int, int]]()
+        for (start, stop), size in zip(marks, sizes, strict=True):
+            expansion = self.expansion(size)
+            text += rendered[end:start] + expansion
+            changes.append((start, stop, len(expansion)))
+            end = stop
+        return text + rendered[end:], changes
+
+    def fed(
+        self, rendered: str, spans: list[tuple[int, int]], images: list[PictureSource]
+    ) -> tuple[str, list[tuple[int, int]], Pictured]:
+        """The rendered text with its pictures expanded, its trained spans there without any token of a picture, and
+        the pictures with their digests."""
+        fed, changes = self.expanded(rendered, [picture_size(image, self.folder) for image in images])
+        outside, shift = [moved(span, changes) for span in spans], 0
+        for start, stop, length in changes:
+            begin, end = start + shift, start + shift + length
+            outside = [part for a, b in outside for part in ((a, min(b, begin)), (max(a, end), b)) if part[0] < part[1]]
+            shift += length - (stop - start)
+        if not images:
+            return fed, outside, {}
+        digests = [picture_digest(image, self.folder) for image in images]
+        return fed, outside, {"images": images, "image_sha256": digests}
+
+    def require_whole(self, ids: list[int], fed: str, limit: int) -> None:
+        """Refuses a row whose pictures are cut by max_length: the model would fail, or see a part of a picture."""
+        whole, token = fed.count(self.places.token), self.token_id
+        if ids.count(token) != whole:
+            raise Refused(
+                "the tokenizer does not keep the tokens of a picture apart",
+                code="bad_tokenizer",
+                expected=f"{whole} times {self.places.token}",
+                got=f"{ids.count(token)} times",
+            )
+        if ids[:limit].count(token) != whole:
+            last = max(place for place, each in enumerate(ids) if each == token)
+            raise Refused(
+                "max_length ends inside of a picture, or before it",
+                code="nothing_to_train",
+                expected=f"max_length above {last + 1}: the row has {whole} tokens of pictures",
+                got=f"max_length {limit}",
+                hint=f"raise max_length to {len(ids)}, or set max_pixels in the recipe for smaller pictures",
+            )
+
+    def tokens(self, size: PictureSize) -> int:
+        """The parts of a picture that the language model reads."""
+        return self.expansion(size).count(self.places.token)
+
+    def read(self, row: Mapping[str, Any]) -> list[Any]:
+        """The pictures of an encoded row, as PIL images."""
+        from PIL import Image
+
+        images = [read_picture(image, self.folder) for image in row.get("images") or ()]
+        return [Image.new("RGB", image.size, "grey") for image in images] if self.is_grey else images
+
+    @contextmanager
+    def all_grey(self, grey: bool = True) -> Iterator[None]:
+        """In the block every picture is grey, of its own size."""
+        self.is_grey = grey
+        try:
+            yield
+        finally:
+            self.is_grey = False
+
+    def tensors(self, rows: list[list[Any]]) -> dict[str, Any]:
+        """What the model takes beside the ids: for the pictures of each row, as PIL images.
+
+        Pixels by patch (Qwen), by picture (Gemma 3) or by row and tile (SmolVLM, which pads rows of fewer tiles).
+        """
+        if not any(rows):
+            return {}
+        nested = self.kind in ("smolvlm", "idefics3")
+        images = rows if nested else [image for row in rows for image in row]
+        features = dict(self.processor(images=images, return_tensors="pt"))
+        return {name: value for name, value in features.items() if name not in ("rows", "cols", "num_crops")}
+
+    def token_types(self, ids: Any) -> dict[str, Any]:
+        """Where pictures stand, for the families whose model asks. ids [rows, tokens] -> the same shape, 0 or 1."""
+        name = TYPE_NAMES.get(self.kind)
+        return {} if name is None else {name: (ids == self.token_id).long()}
+
+
+def require_pillow() -> None:
+    if find_spec("PIL") is None:
+        raise Refused(
+            "Pillow is not installed, and pictures are read with it",
+            code="missing_package",
+            exit_code=EXIT_NOT_INSTALLED,
+            hint='pip install "skill-train[vision]"',
+        )
+
+
+def model_type(model: str, revision: str | None) -> str:
+    """The model type in config.json. It decides which tokens stand for a picture."""
+    path = model_file(model, revision, "config.json")
+    document = foreign_json(Path(path)) if path is not None else {}
+    return str(document.get("model_type")) if isinstance(document, dict) else "unknown"
+
+
+def processor_settings(model: str, revision: str | None) -> dict[str, Any]:
+    """`processor_config.json`: the tokens of a picture are counted there. Empty where there is none."""
+    path = model_file(model, revision, "processor_config.json")
+    document = foreign_json(Path(path)) if path is not None else {}
+    return document if isinstance(document, dict) else {}
+
+
+def patches_expansion(pictures: Pictures, size: PictureSize) -> str:
+    """Qwen: one token for a square of patches, whatever the sides of the picture."""
+    patches: int = pictures.processor.get_number_of_image_patches(size.height, size.width, {})
+    return pictures.places.token * (patches // int(pictures.processor.merge_size) ** 2)
+
+
+def gemma_expansion(pictures: Pictures, size: PictureSize) -> str:
+    """Gemma 3: the same number of tokens for every picture, between two marks, on lines of its own."""
+    count = int(pictures.settings.get("image_seq_length", 256))
+    begin, end = pictures.tokenizer.boi_token, pictures.tokenizer.eoi_token
+    return f"\n\n{begin}{pictures.places.token * count}{end}\n\n"
+
+
+def tiles_expansion(pictures: Pictures, size: PictureSize) -> str:
+    """SmolVLM and Idefics3: the tiles of the picture by row and column, then the whole picture, made small."""
+    count = int(pictures.settings.get("image_seq_len", 169))
+    around, whole = "<fake_token_around_image>", "<global-img>"
+    parts = pictures.places.token * count
+    _, rows, columns = pictures.processor.get_number_of_image_patches(size.height, size.width, {})
+    text = ""
+    for row in range(1, rows + 1):
+        text += "".join(f"{around}<row_{row}_col_{column}>{parts}" for column in range(1, columns + 1)) + "\n"
+    return f"{text}{chr(10) if text else ''}{around}{whole}{parts}{around}"
+
+
+def lines_expansion(pictures: Pictures, size: PictureSize) -> str:
+    """Mistral 3, whose tower is Pixtral's: a token a square of patches, and one at the end of each line of patches."""
+    side = int(pictures.settings.get("patch_size", 16)) * int(pictures.settings.get("spatial_merge_size", 1))
+    longest = int(pictures.processor.size["longest_edge"])
+    ratio = max(1.0, size.width / longest, size.height / longest)
+    columns, rows = (math.ceil(int(edge / ratio) / side) for edge in size)
+    lines = "[IMG_BREAK]".join([pictures.places.token * columns] * rows)
+    return f"{lines}[IMG_END]"
+
+
+EXPANSIONS: dict[str, Callable[[Pictures, PictureSize], str]] = {
+    "qwen2_vl": patches_expansion,
+    "qwen2_5_vl": patches_expansion,
+    "qwen3_vl": patches_expansion,
+    "gemma3": gemma_expansion,
+    "smolvlm": tiles_expansion,
+    "idefics3": tiles_expansion,
+    "mistral3": lines_expansion,
+}
+
+
+def limit_pixels(processor: Any, kind: str, least: int | None, most: int | None) -> None:
+    """Sets the recipe's limits in the processor, each family in its own terms.
+
+    Raises:
+        Refused: the family has no such limit.
+    """
+    if least is None and most is None:
+        return
+    if kind.startswith("qwen"):
+        edges = {"shortest_edge": least, "longest_edge": most}  # Qwen's names for numbers of pixels
+        processor.size = {**dict(processor.size), **{name: value for name, value in edges.items() if value is not None}}
+        return
+    if least is not None or kind == "gemma3":
+        name = "min_pixels" if least is not None else "max_pixels"
+        raise Refused(
+            f"{name} has no meaning for the family {kind}",
+            code="bad_recipe",
+            expected="every picture is resized to one size" if kind == "gemma3" else "max_pixels alone",
+            got=f"{name}: {least if least is not None else most}",
+            hint=f"remove {name} from the recipe",
+        )
+    edge = math.isqrt(most or 0)
+    if kind in ("smolvlm", "idefics3"):
+        tile = int(processor.max_image_size["longest_edge"])
+        edge = max(1, edge // tile) * tile
+    processor.size = {"longest_edge": edge}
+
+
+def keep_pictures(rows: list[Any], pictures: Pictures | None, folder: Path) -> list[Any]:
+    """The rows for a file of the run, with their pictures under `images/` of the run's folder.
+
+    The file of a picture has its digest as its name, so a picture of many rows is kept once.
+    """
+    if pictures is None:
+        return rows
+    kept = folder / "images"
+    named = []
+    for row in rows:
+        names = []
+        for image, digest in zip(row.get("images") or (), row.get("image_sha256") or (), strict=True):
+            name = f"{digest}.{picture_format(image, pictures.folder)}"
+            if not (kept / name).is_file():
+                kept.mkdir(exist_ok=True)
+                write_whole(kept / name, picture_bytes(image, pictures.folder))
+            names.append(f"images/{name}")
+        named.append({**row, "images": names} if names else row)
+    return named
+
+
+def picture_format(source: PictureSource, folder: Path | None) -> str:
+    """The suffix of its format: png, jpeg, webp."""
+    with OpenedPicture(source, folder) as (image, _):
+        return str(image.format or "bin").lower()
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    part = path.with_name(f".{path.name}.part")
+    part.write_bytes(content)
+    os.replace(part, path)

@@ -1,0 +1,46 @@
+"""The YAML file of a recipe: of limited size, and without a key that occurs twice."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from skill_train.core.errors import UsageError
+
+_MOST_BYTES = 1_000_000  # a recipe has a few hundred; PyYAML takes minutes for much larger files
+
+
+def loader() -> Any:
+    """PyYAML's safe loader, which also refuses a key that occurs twice."""
+    import yaml
+
+    class Loader(yaml.SafeLoader):
+        def construct_mapping(self, node: Any, deep: bool = False) -> Any:
+            seen: set[str] = set()
+            keys = [key for key, _ in node.value] if node.id == "mapping" else []
+            for key in (key for key in keys if isinstance(key, yaml.ScalarNode)):
+                if key.value in seen:
+                    raise yaml.constructor.ConstructorError(None, None, f"{key.value!r} stands twice", key.start_mark)
+                seen.add(key.value)
+            return super().construct_mapping(node, deep)
+
+    return Loader
+
+
+def small_text(path: Path) -> str:
+    if not path.is_dir() and path.exists() and not path.is_file():
+        raise UsageError(
+            f"{path} is a pipe or a device, and a recipe must be readable more than once",
+            code="bad_recipe",
+            expected="a YAML file with at least model and data",
+            got=str(path),
+            hint="write the recipe to a file and use that file",
+        )
+    if path.stat().st_size > _MOST_BYTES:
+        raise UsageError(
+            f"{path} is too large for a recipe",
+            code="bad_recipe",
+            expected=f"at most {_MOST_BYTES} bytes",
+            hint="a recipe is a short YAML file: references/recipe.md",
+        )
+    return path.read_text(encoding="utf-8")

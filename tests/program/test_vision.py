@@ -1,0 +1,192 @@
+"""Vision models train: with the loss on the answers alone, with the pictures of the rows, and only in the parts that
+were asked for."""
+
+from __future__ import annotations
+
+import json
+import random
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+
+import tiny_vision
+import training
+from skill_train.core.resources import train_program
+from skill_train.program.encode import Encoder
+from skill_train.program.events import Refused
+from skill_train.program.pictures.tokens import Pictures
+from skill_train.program.split import IGNORED
+from skill_train.program.tokenizer import load_tokenizer
+from skill_train.program.trainer import rows_digest
+
+pytestmark = pytest.mark.slow
+
+pytest.importorskip("trl")
+
+COLOURS = {"red": (220, 30, 30), "green": (30, 200, 60), "blue": (40, 60, 230), "white": (240, 240, 240)}
+STEPS = 6
+
+
+def _write_rows(folder: Path, count: int = 24) -> Path:
+    """Pictures of one colour each, of three shapes, and the name of the colour as the answer."""
+    folder.mkdir(parents=True, exist_ok=True)
+    draw, rows = random.Random(0), []
+    for number in range(count):
+        colour, size = draw.choice(list(COLOURS)), draw.choice([(60, 40), (112, 112), (40, 90)])
+        image = Image.new("RGB", size, COLOURS[colour])
+        image.putpixel((draw.randrange(size[0]), draw.randrange(size[1])), (number, number, number))
+        image.save(folder / f"{number}.png")
+        messages = [{"role": "user", "content": "Which colour?"}, {"role": "assistant", "content": colour}]
+        rows.append({"images": [f"{number}.png"], "messages": messages})
+    return training.write_data(folder, rows)
+
+
+def _write_run(run: Path, kind: str, *, placement: dict[str, Any] | None = None, **values: Any) -> Path:
+    """A run directory with a plan for rows with pictures."""
+    text = training.write_data(run.parent / "text", [{"messages": [{"role": "assistant", "content": "x"}]}])
+    values = {"max_steps": STEPS, "effective_batch_size": 4, "learning_rate": 5e-3, "held_out_fraction": 0.2} | values
+    training.write_plan(run, tiny_vision.cached(kind), text, split=(2, 2, 1), placement=placement, **values)
+    plan = json.loads((run / "plan.json").read_text())
+    plan["recipe"] |= {
+        "data": str(_write_rows(run.parent / "data")),
+        "columns": {"messages": "messages", "images": "images"},
+        "images": True,
+        "lora_parts": values.get("lora_parts"),
+        "min_pixels": None,
+        "max_pixels": values.get("max_pixels"),
+    }
+    (run / "plan.json").write_text(json.dumps(plan))
+    return run
+
+
+def _train(run: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(train_program()), str(run / "plan.json"), *words]
+    return subprocess.run(command, capture_output=True, text=True, timeout=200)
+
+
+def _checks(run: Path) -> dict[str, Any]:
+    record = json.loads((run / "train.json").read_text())
+    assert record["verdict"] == "pass"
+    return {check["name"]: check for check in record["checks"]}
+
+
+@pytest.mark.parametrize("kind", ["qwen2.5-vl", "qwen3-vl", "smolvlm", "gemma3"])
+def test_a_family_trains(kind: str, tmp_path: Path) -> None:
+    run = _write_run(tmp_path / "run", kind)
+    done = _train(run)
+    assert done.returncode == 0, done.stdout + done.stderr
+    checks = _checks(run)
+    assert checks["pictures_are_read"]["figure"] > 1e-4
+    assert checks["pictures_help"]["verdict"] == "pass"
+    assert checks["accumulation"]["figure"] < 1e-4  # with rows of unlike pictures, one and two at a time
+    from safetensors import safe_open
+
+    with safe_open(str(run / "adapter" / "adapter_model.safetensors"), "pt") as file:
+        names = list(file.keys())
+    assert names and all("language_model" in name or "text_model" in name for name in names)
+    rows = [json.loads(line) for line in (run / "held_out.jsonl").read_text().splitlines()]
+    assert len(rows) == 4
+    assert all((run / row["images"][0]).is_file() for row in rows)
+
+
+def test_the_tower_and_the_projector_train_by_choice(tmp_path: Path) -> None:
+    run = _write_run(tmp_path / "run", "qwen2-vl", lora_parts=["projector"], placement={"gradient_checkpointing": True})
+    done = _train(run)
+    assert done.returncode == 0, done.stdout + done.stderr
+    targets = json.loads((run / "adapter" / "adapter_config.json").read_text())["target_modules"]
+    assert sorted(targets) == ["model.visual.merger.mlp.0", "model.visual.merger.mlp.2"]
+    assert _checks(run)["loss_falls"]["verdict"] == "pass"
+
+
+def test_the_same_run_gives_the_same_adapter_after_a_stop(tmp_path: Path) -> None:
+    whole = _write_run(tmp_path / "whole", "gemma3", placement={"save_steps": 2})
+    assert _train(whole).returncode == 0
+    again = _write_run(tmp_path / "again", "gemma3", placement={"save_steps": 2})
+    assert _train(again).returncode == 0
+    for name in ("checkpoint-6", "checkpoint-4"):
+        (again / "checkpoints" / name / "complete.json").unlink(missing_ok=True)
+    resumed = _train(again, "--resume")
+    assert resumed.returncode == 0, resumed.stdout + resumed.stderr
+    name = "adapter/adapter_model.safetensors"
+    assert (whole / name).read_bytes() == (again / name).read_bytes()
+
+
+# --- What is fed ---
+
+
+def test_another_picture_under_the_same_name_is_other_data(tmp_path: Path) -> None:
+    """The text of both rows is the same, so ids and labels are."""
+    _write_rows(tmp_path, 1)
+    encode = _encoder("gemma3", tmp_path)
+    before = encode(0, 1, ROW)
+    Image.new("RGB", (60, 40), "black").save(tmp_path / "0.png")
+    after = encode(0, 1, ROW)
+    assert before["input_ids"] == after["input_ids"]
+    assert rows_digest([before]) != rows_digest([after])
+
+
+def _encoder(kind: str, folder: Path, **values: Any) -> Encoder:
+    base = tiny_vision.cached(kind)
+    model: Any = {"model": str(base), "revision": None}
+    tokenizer = load_tokenizer(str(base), None)
+    feeding: Any = {
+        "data": "rows.jsonl",
+        "format": "messages",
+        "columns": {"messages": "messages", "images": "images"},
+        "loss_on": "assistant",
+        "max_length": 2000,
+    }
+    return Encoder(feeding | values, tokenizer, Pictures(model, tokenizer, folder))
+
+
+ROW = {
+    "images": ["0.png"],
+    "messages": [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "Which colour?"},
+        {"role": "assistant", "content": "red"},
+        {"role": "user", "content": "Sure?"},
+        {"role": "assistant", "content": "yes"},
+    ],
+}
+ENDS = {"qwen2-vl": "<|im_end|>", "qwen3-vl": "<|im_end|>", "gemma3": "<end_of_turn>", "smolvlm": "<end_of_utterance>"}
+
+
+@pytest.mark.parametrize("kind", ENDS)
+@pytest.mark.parametrize("loss_on", ["assistant", "all"])
+def test_only_words_train_and_never_a_token_of_a_picture(kind: str, loss_on: str, tmp_path: Path) -> None:
+    _write_rows(tmp_path, 1)
+    encode = _encoder(kind, tmp_path, loss_on=loss_on)
+    row = encode(0, 1, ROW)
+    assert encode.pictures is not None
+    trained = [token for token, label in zip(row["input_ids"], row["labels"], strict=True) if label != IGNORED]
+    text = encode.tokenizer.decode(trained)
+    if loss_on == "assistant":
+        assert text.replace(" ", "") == f"red{ENDS[kind]}yes{ENDS[kind]}"
+    else:
+        assert "Which colour?" in text and encode.pictures.token_id not in trained
+    assert row["input_ids"].count(encode.pictures.token_id) > 3
+
+
+@pytest.mark.parametrize(("loss_on", "limit"), [("assistant", 20), ("all", 20), ("assistant", 4)])
+def test_a_row_that_is_cut_inside_of_its_picture_is_refused(loss_on: str, limit: int, tmp_path: Path) -> None:
+    """TRL raises in one case, and trains rows of zero labels in the other."""
+    _write_rows(tmp_path, 1)
+    whole = len(_encoder("qwen2-vl", tmp_path)(0, 1, ROW)["input_ids"])
+    with pytest.raises(Refused, match="inside of a picture") as caught:
+        _encoder("qwen2-vl", tmp_path, max_length=limit, loss_on=loss_on)(0, 1, ROW)
+    assert f"raise max_length to {whole}" in caught.value.error["hint"]
+
+
+def test_a_template_that_leaves_pictures_out_is_refused(tmp_path: Path) -> None:
+    _write_rows(tmp_path, 1)
+    encode = _encoder("qwen2-vl", tmp_path)
+    template = encode.tokenizer.chat_template
+    encode.tokenizer.chat_template = template.replace("<|vision_start|><|image_pad|><|vision_end|>", "")
+    assert encode.tokenizer.chat_template != template
+    with pytest.raises(Refused, match="does not write one mark for each picture"):
+        encode(0, 1, ROW)
