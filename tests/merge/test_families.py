@@ -118,8 +118,8 @@ def test_a_merge_by_peft_that_loses_a_module_is_refused(tmp_path: Path, monkeypa
     base, adapter = made("mixtral", tmp_path)
     real = merge_peft.merge_with_peft
 
-    def losing(base: Path, adapter: Path, part: Path, dtype: str) -> Any:
-        done = real(base, adapter, part, dtype)
+    def losing(base: Path, adapter: Path, part: Path, *rest: str) -> Any:
+        done = real(base, adapter, part, *rest)
         tensors = load_file(part / "model.safetensors")
         tensors["model.layers.0.self_attn.v_proj.weight"] = merging.weights(base)[
             "model.layers.0.self_attn.v_proj.weight"

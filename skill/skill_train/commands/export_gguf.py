@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,11 +13,12 @@ import click
 import msgspec
 
 from skill_train.commands._base_model import base_of
-from skill_train.commands._drawing import rich_table
+from skill_train.commands._exported_files import ListedFile, files_table, listed
 from skill_train.commands._frame import command
 from skill_train.commands._merging import merge_choices, merge_locked
 from skill_train.commands._options import PATH, require_only_run
-from skill_train.commands._outputs import OutputFile, beside, put_aside, slug
+from skill_train.commands._outputs import beside, put_aside, slug
+from skill_train.commands._projector import CHOICES, from_line, projector_type, refuse_adapter_alone, server
 from skill_train.commands._run_warnings import warn_of_part
 from skill_train.commands._shell import quoted
 from skill_train.core.console import Console, Result
@@ -30,7 +31,7 @@ from skill_train.llama import run_converter
 from skill_train.recipe.formats import BARE
 from skill_train.run import export_record, plan_record
 from skill_train.run.begun import trained
-from skill_train.run.export_record import ExportedFile, ExportRecord
+from skill_train.run.export_record import ExportRecord
 from skill_train.run.folder import RunDir, StepResult, open_run, renamed_aside, require_no_run
 from skill_train.run.lock import locked, locked_out
 
@@ -47,14 +48,9 @@ class ExportOptions:
     quant: str = DEFAULT_TYPES
     out: Path | None = None
     lora: bool = False
+    mmproj: str | None = None
     llama_cpp: Path | None = None
     fetch: bool = False
-
-
-class ListedFile(OutputFile):
-    """A GGUF file in the answer."""
-
-    quant: str
 
 
 @dataclass(frozen=True)
@@ -65,6 +61,7 @@ class _Export:
         types: that are wanted, in the order of the user.
         trained_length: tokens of the longest row of the training; None when nobody knows.
         bare: trained without the template of the base.
+        mmproj: the type of the projector's file; None where there is none.
     """
 
     model: Path
@@ -74,6 +71,7 @@ class _Export:
     types: list[str]
     trained_length: int | None = None
     bare: bool = False
+    mmproj: str | None = None
 
     @property
     def unquantized(self) -> list[str]:
@@ -93,7 +91,7 @@ def run(options: ExportOptions, console: Console) -> Result:
     require_only_run("export-gguf", {"--out": options.out})
     opened = open_run(options.run)
     if not options.lora:
-        return export_run(console, opened, options.quant, tools)
+        return export_run(console, opened, options.quant, tools, options.mmproj)
     with locked(opened, "export-gguf"):
         return _export_lora(console, opened, tools)
 
@@ -127,39 +125,51 @@ def _export_folder(options: ExportOptions, model: Path, console: Console, tools:
         )
     out = options.out or beside(model, "-gguf")
     require_no_run(out, f"skill-train export-gguf {quoted(model)}")
+    mmproj = projector_type(model, options.mmproj, out / "mmproj.json", text_run=False)
     with locked_out(out, "export-gguf"):
-        return _export(console, _Export(model, out, out, slug(model), type_names(options.quant.split(","))), tools)
+        types = type_names(options.quant.split(","))
+        return _export(console, _Export(model, out, out, slug(model), types, mmproj=mmproj), tools)
 
 
-def export_run(console: Console, run: RunDir, types: str, tools: Any) -> Result:
+def export_run(console: Console, run: RunDir, types: str, tools: Any, mmproj: str | None = None) -> Result:
     """Merges an adapter when that is not done, then converts and quantizes into `gguf/`.
 
     Args:
         types: with commas.
+        mmproj: the type that was asked for.
     """
+    from skill_train.gguf.convert_projector import require_projector
     from skill_train.gguf.quantize import type_names
 
     wanted = type_names(types.split(","))  # a wrong name is refused before anything runs
     with locked(run, "export-gguf"):
         trained(run)
         warn_of_part(console, run)
-        run_converter.require_convertible(run.merged if run.merged.is_dir() else base_of(run), tools)
+        model = run.merged if run.merged.is_dir() else base_of(run)
+        run_converter.require_convertible(model, tools)
+        text_run = not plan_record.read(run.plan).recipe.images
+        mmproj = projector_type(model, mmproj, run.record("mmproj"), text_run=text_run)
+        if mmproj is not None:
+            require_projector(model, tools)
         waits = contextlib.nullcontext() if run.record("convert").is_file() else run_converter.ready(tools)
         with waits as ready:  # it imports torch while the adapter is merged
             if not run.is_full:
                 _say_room(console, run, wanted)
                 merge_locked(console, run, **merge_choices(run))
-            return _export_merged(console, run, wanted, tools, ready)
+            return _export(console, _of_run(console, run, wanted, mmproj), tools, ready)
 
 
-def _export_merged(console: Console, run: RunDir, types: list[str], tools: Any, ready: Any) -> Result:
+def _of_run(console: Console, run: RunDir, types: list[str], mmproj: str | None) -> _Export:
+    """What is exported of a run. Files that no record describes are put aside."""
     recipe, name = plan_record.read(run.plan).recipe, _name(run)
+    for kind in CHOICES:
+        put_aside(console, run.gguf / f"mmproj-{name}-{kind}.gguf", run.record("mmproj"))
     for kind in UNQUANTIZED:
         put_aside(console, run.gguf / f"{name}-{kind}.gguf", run.record("convert"))
     _put_unrecorded_aside(console, run, [run.gguf / f"{name}-{kind}.gguf" for kind in types])
     bare = recipe.format in BARE
-    task = _Export(run.merged, run.gguf, run.path, name, types, trained_length=recipe.max_length, bare=bare)
-    return _export(console, task, tools, ready)
+    trained_length = recipe.max_length
+    return _Export(run.merged, run.gguf, run.path, name, types, trained_length=trained_length, bare=bare, mmproj=mmproj)
 
 
 def _put_unrecorded_aside(console: Console, run: RunDir, files: list[Path]) -> None:
@@ -202,24 +212,28 @@ def _export(console: Console, task: _Export, tools: Any, ready: Any = None) -> R
     """
     from skill_train.gguf import convert, ollama_modelfile
 
-    converted, tokenizer = _convert(console, task, tools, ready)
+    converted, tokenizer, projected = _convert(console, task, tools, ready)
     parameters, reasons = ollama_modelfile.parameters_of(
         task.model, task.trained_length, bare=task.bare, tokenizer=tokenizer
     )
     source = convert.output_of(converted.record, task.records)
     quantized = _quantize(console, task, source)
     recorded_files = converted.record.outputs | (quantized.record.outputs if quantized else {})
-    outputs = _listed(recorded_files, task.records)
-    for output in outputs:  # a converter whose command was killed may have begun its part after the next command looked
+    outputs = listed(recorded_files, task.records)
+    projector = listed(projected.record.outputs, task.records)[0] if projected else None
+    # A converter whose command was killed may have begun its part after the next command looked.
+    for output in [*outputs, *([projector] if projector else [])]:
         remove_leftovers(Path(output["path"]))
     chosen = _for_ollama(outputs, task.types)
     modelfile = task.out / "Modelfile"
     before, now = model_of(modelfile), f"./{chosen or source.name}"
-    write_text(modelfile, ollama_modelfile.modelfile(chosen or source.name, parameters))
+    beside = Path(projector["path"]).name if projector else None
+    write_text(modelfile, ollama_modelfile.modelfile(chosen or source.name, parameters, beside))
     if before not in (None, now):
         console.warn("modelfile_changed", f"{modelfile}: FROM was changed from {before} to {now}")
     because = "the last of the types that were asked for" if chosen else "the only file"
-    reasons = [{"rule": f"FROM {now}", "because": because, "source": "--quant"}, *reasons]
+    second = [from_line(projector)] if projector else []
+    reasons = [{"rule": f"FROM {now}", "because": because, "source": "--quant"}, *second, *reasons]
     fallbacks = {str(task.records / name): file.get("fallbacks", []) for name, file in recorded_files.items()}
     data = {
         "files": outputs,
@@ -227,16 +241,27 @@ def _export(console: Console, task: _Export, tools: Any, ready: Any = None) -> R
         "modelfile_reasons": reasons,
         "fallbacks": {path: len(tensors) for path, tensors in fallbacks.items() if tensors},
         "reasons": msgspec.to_builtins(converted.record.reasons or []),
-        "reused": converted.reused and (quantized is None or quantized.reused),
+        "reused": all(step.reused for step in (converted, quantized, projected) if step is not None),
     }
-    return _result(task, outputs, data)
+    return _result(task, outputs, data, projector)
 
 
-def _convert(console: Console, task: _Export, tools: Any, ready: Any) -> tuple[StepResult[ExportRecord], Any]:
-    """The unquantized file, and the tokenizer, which is read meanwhile: both use one core."""
+def _convert(
+    console: Console, task: _Export, tools: Any, ready: Any
+) -> tuple[StepResult[ExportRecord], Any, StepResult[ExportRecord] | None]:
+    """The unquantized file, the tokenizer, which is read meanwhile (both use one core), and the projector's file. That
+    is made before the language model has its name, and llama.cpp loads both."""
     from skill_train.gguf import convert, ollama_modelfile
+    from skill_train.gguf.convert_projector import ProjectorRequest, convert_projector
 
     reading: list[Future[Any]] = []
+    pairs: list[StepResult[ExportRecord]] = []
+
+    def project(text: Path, *, is_new: bool = True) -> None:
+        if task.mmproj is not None:
+            asked = ProjectorRequest(task.model, task.out, task.records / "mmproj.json", task.name, task.mmproj, tools)
+            pairs.append(convert_projector(asked, text, text_is_new=is_new, progress=progress))
+
     with ending(ThreadPoolExecutor(1)) as thread, console.progress("converting") as progress:
         converted = convert.convert(
             convert.ConvertRequest(
@@ -249,10 +274,13 @@ def _convert(console: Console, task: _Export, tools: Any, ready: Any) -> tuple[S
             ),
             ready=ready,
             meanwhile=lambda: reading.append(thread.submit(ollama_modelfile.load_tokenizer, task.model)),
+            check=project,
             progress=progress,
             warn=console.warn,
         )
-    return converted, reading[0].result() if reading else None
+        if converted.reused:
+            project(convert.output_of(converted.record, task.records), is_new=False)
+    return converted, reading[0].result() if reading else None, pairs[0] if pairs else None
 
 
 def _quantize(console: Console, task: _Export, source: Path) -> Quantized | None:
@@ -273,13 +301,6 @@ def _quantize(console: Console, task: _Export, source: Path) -> Quantized | None
         )
 
 
-def _listed(outputs: Mapping[str, ExportedFile], root: Path) -> list[ListedFile]:
-    return [
-        {"path": str(root / name), "bytes": file["bytes"], "sha256": file["sha256"], "quant": file["quant"]}
-        for name, file in outputs.items()
-    ]
-
-
 def _for_ollama(outputs: list[ListedFile], types: list[str]) -> str:
     """The file of the last type that was asked for; a record has them in another order after a kill."""
     names = {output["quant"]: Path(output["path"]).name for output in outputs}
@@ -291,6 +312,7 @@ def _export_lora(console: Console, run: RunDir, tools: Any) -> Result:
 
     trained(run)
     run_converter.require_convertible(base_of(run), tools)
+    refuse_adapter_alone(base_of(run))
     if run.is_full:
         raise UsageError(
             f"{run.path} has no adapter: every weight was trained",
@@ -314,34 +336,29 @@ def _export_lora(console: Console, run: RunDir, tools: Any) -> Result:
             warn=console.warn,
         )
     record = exported.record
-    listed = _listed(record.outputs, run.path)
+    files = listed(record.outputs, run.path)
     data = {
-        "files": listed,
+        "files": files,
         "figures": record.figures or {},
         "reasons": msgspec.to_builtins(record.reasons or []),
         "reused": exported.reused,
     }
-    return Result(data, quiet=listed[0]["path"], human=_files_table(listed))
+    return Result(data, quiet=files[0]["path"], human=files_table(files))
 
 
-def _result(task: _Export, outputs: list[ListedFile], data: Mapping[str, object]) -> Result:
+def _result(
+    task: _Export, outputs: list[ListedFile], data: Mapping[str, object], projector: ListedFile | None
+) -> Result:
     files = " ".join(f"--gguf {quoted(output['path'])}" for output in outputs)
     out = task.out.parent
     target = quoted(out) if RunDir.is_one(out) else f"--reference {quoted(task.model)} {files}"
-    return Result(data, human=_files_table(outputs), quiet=outputs[-1]["path"], next=[f"skill-train verify {target}"])
-
-
-# --- The drawing ---
-
-
-def _files_table(listed: list[ListedFile]) -> Callable[[Any], None]:
-    def draw(rich: Any) -> None:
-        table = rich_table("file", "type", "bytes", "sha256")
-        for file in listed:
-            table.add_row(file["path"], file["quant"], f"{file['bytes']:,}", file["sha256"][:12])
-        rich.print(table)
-
-    return draw
+    following, last = [f"skill-train verify {target}"], outputs[-1]["path"]
+    if projector is None:
+        return Result(data, human=files_table(outputs), quiet=last, next=following)
+    pair = {**data, "mmproj": projector}
+    return Result(
+        pair, human=files_table([*outputs, projector]), quiet=last, next=[*following, server(last, projector)]
+    )
 
 
 # --- The command ---
@@ -364,6 +381,12 @@ def _files_table(listed: list[ListedFile]) -> Callable[[Any], None]:
 )
 @click.option("--out", type=PATH, help="Folder for the files.  [default: RUN/gguf; for a model folder FOLDER-gguf]")
 @click.option("--lora", is_flag=True, help="Export only the adapter, for use with a GGUF file of its base model.")
+@click.option(
+    "--mmproj",
+    type=click.Choice(CHOICES),
+    help="Type of the second file of a vision model, its tower and projector; none for text only.  [default: f16; none "
+    "for a run of a model that is also trained for its text alone, such as Gemma 3]",
+)
 @click.option(
     "--llama-cpp", type=PATH, help="llama.cpp checkout with the converter.  [default: downloaded once and cached]"
 )

@@ -72,6 +72,7 @@ def convert(
     *,
     ready: converter.Process | None = None,
     meanwhile: Callable[[], Any] = lambda: None,
+    check: Callable[[Path], Any] = lambda written: None,
     progress: Bar,
     warn: Callable[[str, str], None],
 ) -> StepResult[ExportRecord]:
@@ -81,6 +82,7 @@ def convert(
         ready: the process of `converter.ready`.
         meanwhile: called when the converter begins, because the converter leaves all cores but one free. It is not
             called if the file already exists.
+        check: called with the written file before it gets its name; what it raises leaves no file.
 
     Raises:
         UsageError: the folder cannot be converted; the message says why.
@@ -97,10 +99,12 @@ def convert(
     file = request.out / f"{request.name}-{chosen.outtype}.gguf"
     if done := finished_record(request.record, ExportRecord, inputs=inputs, options=options, result=file):
         return StepResult(done, reused=True)
-    _refuse_existing(file, request.record)
+    refuse_existing(file, request.record)
     meanwhile()
     with whole_file(file) as part:
-        _run(request.toolchain, request.model, part, _how(request.model, request.name, chosen), progress, ready)
+        how = _how(request.model, request.name, chosen)
+        convert_with(request.toolchain, request.model, part, how, progress, ready)
+        check(part)
         record = ExportRecord(
             step=request.record.stem,
             inputs=inputs,
@@ -108,7 +112,7 @@ def convert(
             outputs={str(file.relative_to(request.record.parent)): exported_file(part, chosen.outtype)},
             figures=_figures(part, chosen),
             reasons=[_reason(chosen)],
-            versions=_versions(request.toolchain),
+            versions=converter_versions(request.toolchain),
             seconds=round(time.monotonic() - started, 3),
             peak_memory_bytes=peak_memory_bytes(children=True),
             finished_at=records.timestamp(),
@@ -137,7 +141,8 @@ def check_supported(model: Path, toolchain: Toolchain, *, progress: Bar) -> None
     """
     progress(0, 1, "asking llama.cpp whether it knows this architecture and tokenizer")
     with tempfile.TemporaryDirectory(prefix="skill-train-") as folder:
-        _run(toolchain, model, Path(folder) / "vocabulary.gguf", ["--vocab-only"], lambda done, total, text: None)
+        vocabulary = Path(folder) / "vocabulary.gguf"
+        convert_with(toolchain, model, vocabulary, ["--vocab-only"], lambda done, total, text: None)
 
 
 def output_of(record: ExportRecord, folder: Path) -> Path:
@@ -145,7 +150,7 @@ def output_of(record: ExportRecord, folder: Path) -> Path:
     return folder / next(iter(record.outputs))
 
 
-def _run(
+def convert_with(
     toolchain: Toolchain,
     model: Path,
     out: Path,
@@ -153,6 +158,11 @@ def _run(
     progress: Bar,
     ready: converter.Process | None = None,
 ) -> None:
+    """Runs the converter on the model.
+
+    Args:
+        options: of the converter, beside the model and the place of the file.
+    """
     with converter.without_code(model) as view:
         arguments = [str(view), "--outfile", str(out.resolve()), *options]
         converter.run(
@@ -235,7 +245,7 @@ def _written_together(counts: dict[str, int]) -> Counter[str]:
     return together
 
 
-def _versions(toolchain: Toolchain) -> dict[str, str | None]:
+def converter_versions(toolchain: Toolchain) -> dict[str, str | None]:
     packages = versions("llama-cpp-python", "torch", "transformers", "sentencepiece")
     return packages | {"converter": f"{toolchain.source} {toolchain.folder.name}"}
 
@@ -245,7 +255,8 @@ def _figures(file: Path, chosen: WeightType) -> ExportFigures:
     return {"tensors": kinds.total(), "types": dict(kinds), "largest_weight": chosen.largest_weight}
 
 
-def _refuse_existing(file: Path, record: Path) -> None:
+def refuse_existing(file: Path, record: Path) -> None:
+    """Refuses a place that is taken by a file which no record describes."""
     if file.exists():
         raise UsageError(
             f"{file} already exists, and {record.name} does not describe it",

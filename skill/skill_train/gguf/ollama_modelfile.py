@@ -17,6 +17,7 @@ from typing import Any
 from skill_train.core import resources
 from skill_train.core.errors import UsageError, from_exit_code
 from skill_train.core.foreign import JsonObject
+from skill_train.model.config import text_config
 from skill_train.program.encode import TEMPLATE_SECONDS, endless_template, limited
 from skill_train.reference.load import load_tokenizer as load_tokenizer
 from skill_train.run.records import read_json
@@ -38,26 +39,32 @@ BARE_TEMPLATE = "TEMPLATE {{ .Prompt }}"
 _PROBE = "Zebra quartz 8162."  # an answer that no template contains
 
 
-def modelfile(gguf: str, parameters: list[str]) -> str:
+def modelfile(gguf: str, parameters: list[str], projector: str | None = None) -> str:
     """The text of a Modelfile.
 
     Args:
         gguf: the file name for FROM, relative to the Modelfile.
         parameters: the lines of `parameters_of`.
+        projector: the file beside it that reads pictures. Ollama takes it from a second FROM (server/create.go,
+            `isProjectorGGUF`, 2026-08-21).
 
     Raises:
-        UsageError: `gguf` cannot be written in one line.
+        UsageError: a file cannot be written in one line.
     """
-    if not gguf.isprintable() or not gguf:
-        raise UsageError(
-            f"the file name {gguf!r} cannot be written into a Modelfile", code="bad_usage", hint="rename the file"
-        )
     template = Template(resources.template("Modelfile").read_text(encoding="utf-8"))
-    named = gguf if Path(gguf).is_absolute() or gguf.startswith("./") else f"./{gguf}"
-    text = template.substitute(gguf=named, parameters="\n".join(parameters))
+    files = [gguf] if projector is None else [gguf, projector]
+    text = template.substitute(gguf="\nFROM ".join(map(_named, files)), parameters="\n".join(parameters))
     if BARE_TEMPLATE in parameters:  # the frame explains the missing TEMPLATE
         text = "\n".join(line for line in text.split("\n") if not line.startswith("# No TEMPLATE"))
     return text
+
+
+def _named(file: str) -> str:
+    if not file.isprintable() or not file:
+        raise UsageError(
+            f"the file name {file!r} cannot be written into a Modelfile", code="bad_usage", hint="rename the file"
+        )
+    return file if Path(file).is_absolute() or file.startswith("./") else f"./{file}"
 
 
 def parameters_of(
@@ -91,7 +98,8 @@ def parameters_of(
         else:
             add("stop", f'"{token}"', because, source)
     _add_sampling(generation, add, reasons)
-    _add_context(config.get("max_position_embeddings"), trained_length, add, reasons)
+    longest = {**text_config(config), **config}.get("max_position_embeddings")
+    _add_context(longest, trained_length, add, reasons)
     if bare and tokenizer.chat_template:
         because = "trained on bare text: what a user types is the whole prompt, without the model's chat template"
         lines.extend((f"# {because} (recipe)", BARE_TEMPLATE))

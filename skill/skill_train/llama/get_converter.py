@@ -68,15 +68,23 @@ class Toolchain:
         return self.folder / "convert_lora_to_gguf.py"
 
     def architectures(self) -> frozenset[str]:
-        """The architectures of its own registry: TEXT_MODEL_MAP in conversion/__init__.py, which is read and not run.
-        Without such a table the list in `model/convertible/architectures.py` counts."""
+        """The architectures of its own registry, TEXT_MODEL_MAP."""
+        return self._registered("TEXT_MODEL_MAP", llama_architectures.NAMES)
+
+    def projectors(self) -> frozenset[str]:
+        """Those whose projector it can make: MMPROJ_MODEL_MAP."""
+        return self._registered("MMPROJ_MODEL_MAP", llama_architectures.PROJECTORS)
+
+    def _registered(self, name: str, otherwise: frozenset[str]) -> frozenset[str]:
+        """The keys of a table in conversion/__init__.py, which is read and not run. A converter without such a table is
+        taken for the one that is known here."""
         try:
             tree = ast.parse((self.folder / "conversion" / "__init__.py").read_text(encoding="utf-8"))
             tables = (node for node in tree.body if isinstance(node, ast.AnnAssign))
-            table = next(node for node in tables if ast.unparse(node.target) == "TEXT_MODEL_MAP")
-            return frozenset(ast.literal_eval(table.value)) if table.value else llama_architectures.NAMES
+            table = next(node for node in tables if ast.unparse(node.target) == name)
+            return frozenset(ast.literal_eval(table.value)) if table.value else otherwise
         except (OSError, StopIteration, SyntaxError, ValueError):
-            return llama_architectures.NAMES
+            return otherwise
 
     @property
     def models(self) -> Path:

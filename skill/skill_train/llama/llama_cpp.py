@@ -62,10 +62,10 @@ class Llama:
     def logits(self, ids: list[int]) -> Iterator[tuple[int, np.ndarray]]:
         """The logits of one sequence in parts: `(first position, float32 [positions, vocabulary])`. A part is valid
         until the next one is requested."""
-        self._forget()
+        self.forget()
         for start in range(0, len(ids), _CHUNK):
             chunk = ids[start : start + _CHUNK]
-            yield start, self._decode(chunk, start, last=len(chunk))
+            yield start, self.decode(chunk, start, last=len(chunk))
 
     def greedy(self, prompt: list[int], *, most: int) -> list[int]:
         """The most likely continuation of at most `most` tokens. It ends at llama.cpp's own end of generation."""
@@ -74,7 +74,7 @@ class Llama:
             answer.append(int(row[0].argmax()))
             if len(answer) == most or self.api.llama_vocab_is_eog(self.vocab, answer[-1]):
                 break
-            row = self._decode(answer[-1:], len(prompt) + len(answer) - 1, last=1)
+            row = self.decode(answer[-1:], len(prompt) + len(answer) - 1, last=1)
         return answer
 
     def greedy_like(self, prompt: list[int], expected: list[int], *, most: int) -> list[int]:
@@ -92,18 +92,18 @@ class Llama:
         """Logits [count, vocabulary] of the last tokens of a sequence."""
         import numpy as np
 
-        self._forget()
+        self.forget()
         rows, first = [], len(ids) - count
         for start in range(0, len(ids), _CHUNK):
             chunk = ids[start : start + _CHUNK]
             wanted = min(len(chunk), max(0, start + len(chunk) - first))
-            rows.append(self._decode(chunk, start, last=wanted).copy())
+            rows.append(self.decode(chunk, start, last=wanted).copy())
         return np.concatenate(rows)
 
-    def _forget(self) -> None:
+    def forget(self) -> None:
         self.api.llama_memory_clear(self.api.llama_get_memory(self.context), True)
 
-    def _decode(self, ids: list[int], position: int, *, last: int) -> np.ndarray:
+    def decode(self, ids: list[int], position: int, *, last: int) -> np.ndarray:
         """Logits [last, vocabulary] of the last few tokens, in llama.cpp's own memory: the next call overwrites it."""
         import numpy as np
 
@@ -135,33 +135,64 @@ def loaded(path: Path, *, context_tokens: int, threads: int, lora: Path | None =
         NotInstalled: llama-cpp-python is missing.
         VerificationFailed: llama.cpp refuses the file; `got` holds its last words.
     """
+    with loaded_model(path) as file, in_context(file, context_tokens=context_tokens, threads=threads) as llama:
+        if lora is not None:
+            _add_adapter(llama.api, llama.model, llama.context, lora, file.lines)
+        yield llama
+
+
+@dataclass
+class LoadedFile:
+    """A model without a context, and what llama.cpp last logged, with levels."""
+
+    api: Any
+    path: Path
+    model: Any
+    lines: deque[tuple[int, str]]
+
+
+@contextlib.contextmanager
+def loaded_model(path: Path) -> Iterator[LoadedFile]:
+    """The weights of `loaded`; raises what it raises."""
     api = bindings()
     with _captured_log(api) as lines:
         model = api.llama_model_load_from_file(str(path).encode(), _model_parameters(api))
         if not model:
-            raise _refused(path, lines)
-        context = api.llama_init_from_model(model, _context_parameters(api, context_tokens, threads))
-        if not context:
-            api.llama_model_free(model)
-            raise _refused(path, lines)
-        if lora is not None:
-            _add_adapter(api, model, context, lora, lines)
-        vocab = api.llama_model_get_vocab(model)
+            raise refused(path, lines)
         try:
-            yield Llama(api, model, vocab, context, api.llama_vocab_n_tokens(vocab))
+            yield LoadedFile(api, path, model, lines)
         finally:
-            api.llama_free(context)
             api.llama_model_free(model)
+
+
+@contextlib.contextmanager
+def in_context(file: LoadedFile, *, context_tokens: int, threads: int, at_once: int = _CHUNK) -> Iterator[Llama]:
+    """A context of so many tokens.
+
+    Args:
+        at_once: tokens that one step takes; those of a picture that look at each other must be in one.
+    """
+    api, model = file.api, file.model
+    parameters = _context_parameters(api, context_tokens, threads)
+    parameters.n_batch = parameters.n_ubatch = at_once
+    context = api.llama_init_from_model(model, parameters)
+    if not context:
+        raise refused(file.path, file.lines)
+    vocab = api.llama_model_get_vocab(model)
+    try:
+        yield Llama(api, model, vocab, context, api.llama_vocab_n_tokens(vocab))
+    finally:
+        api.llama_free(context)
 
 
 def _add_adapter(api: Any, model: Any, context: Any, lora: Path, lines: deque[tuple[int, str]]) -> None:
     """Loads an adapter, which is freed with the model."""
     adapter = api.llama_adapter_lora_init(model, str(lora).encode())
     if not adapter:
-        raise _refused(lora, lines)
+        raise refused(lora, lines)
     adapters = (api.llama_adapter_lora_p_ctypes * 1)(adapter)
     if api.llama_set_adapters_lora(context, adapters, 1, (ctypes.c_float * 1)(1.0)) != 0:
-        raise _refused(lora, lines)
+        raise refused(lora, lines)
 
 
 def _model_parameters(api: Any) -> Any:
@@ -175,7 +206,6 @@ def _model_parameters(api: Any) -> Any:
 def _context_parameters(api: Any, context_tokens: int, threads: int) -> Any:
     parameters = api.llama_context_default_params()
     parameters.n_ctx = context_tokens
-    parameters.n_batch = parameters.n_ubatch = _CHUNK
     parameters.n_threads = parameters.n_threads_batch = threads
     parameters.type_k = parameters.type_v = _GGML_TYPE_F32
     parameters.flash_attn_type = _FLASH_ATTENTION_OFF
@@ -203,7 +233,7 @@ def _captured_log(api: Any) -> Iterator[deque[tuple[int, str]]]:
 _kept_alive: list[Any] = []
 
 
-def _refused(path: Path, lines: deque[tuple[int, str]]) -> VerificationFailed:
+def refused(path: Path, lines: deque[tuple[int, str]]) -> VerificationFailed:
     errors = [text for level, text in lines if level == _LOG_ERROR and text]
     words = errors or [text for level, text in lines if level == _LOG_WARN and text] or ["it said nothing"]
     # The first error is the cause; the ones that follow say only that loading failed.

@@ -91,6 +91,13 @@ def require_convertible(model: Path, toolchain: Toolchain) -> None:
     )
 
 
+def why_no_projector(config: JsonObject, toolchain: Toolchain) -> str | None:
+    """Why the converter makes no projector of a model; None where it has a class for it. Whether llama.cpp loads what
+    it makes, only the file tells."""
+    name, known = from_config.projector_architecture(config), toolchain.projectors()
+    return None if name in known else from_config.why_no_projector(config, known)
+
+
 def warn_of_window(model: Path, warn: Callable[[str, str], None]) -> None:
     """Warns if a GGUF file of this folder computes long texts differently from the model."""
     config = read_config(model)

@@ -25,8 +25,8 @@ import hashlib
 import itertools
 import json
 import warnings
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict, cast
 
@@ -36,7 +36,9 @@ from skill_train.llama import logit_distance as compare
 from skill_train.model.folder import read_config
 from skill_train.reference import load as reference
 from skill_train.reference import rounded_merge as merge_rounded
+from skill_train.reference.checkpoint_names import TEXT
 from skill_train.reference.low_memory import frugal_model
+from skill_train.reference.one_picture import PictureInputs, picture_inputs
 from skill_train.run.merge_record import Effect, Figures, Gate, Rounded
 from skill_train.run.train_record import FedRow
 
@@ -64,10 +66,20 @@ _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json"
 
 @dataclass(frozen=True)
 class Texts:
-    """The token ids to compare on, and their source."""
+    """The token ids to compare on, and their source.
+
+    Attributes:
+        picture: stands in the first sequence.
+    """
 
     source: str
     ids: list[list[int]]
+    picture: PictureInputs | None = None
+
+    def logits(self, model: Any, number: int) -> Any:
+        """Of one sequence. The picture stands in the first."""
+        seen = self.picture.inputs if self.picture and not number else {}
+        return reference.logits(model, self.ids[number], **seen)
 
     @property
     def tokens(self) -> int:
@@ -81,12 +93,17 @@ class GateRequest:
     Attributes:
         merged: the written folder; it contains a scratch file of logits during the check.
         rows: texts with `input_ids`, preferably held-out ones; NEUTRAL_TEXTS are used if there are none.
+        task, names: as in `Base`.
+        pictures: the model reads pictures, so it is asked about one too.
     """
 
     base: Path
     adapter: Path
     merged: Path
     rows: Sequence[FedRow]
+    task: str = TEXT
+    names: Mapping[str, str] = field(default_factory=dict)
+    pictures: bool = False
 
 
 def gate(
@@ -115,12 +132,17 @@ def gate(
     reference.require_config(request.base)
     texts = choose_texts(request.rows, request.merged, tokens)
     rounds = stored in merge_rounded.KINDS and threshold is None
-    with _Scratch(request.merged, texts) as scratch:
-        _write_reference(request.base, request.adapter, texts, scratch, stored if rounds else None, bar)
-        compared = _compare_merged(request.merged, texts, scratch, bar)
+    with _Scratch(request.merged) as scratch:
+        with frugal_model(request.base, request.adapter, request.task) as model:
+            seen = picture_inputs(request.base, model, texts.ids[0]) if request.pictures else None
+            if isinstance(seen, PictureInputs):
+                texts = replace(texts, ids=[seen.ids, *texts.ids], picture=seen)
+            _write_reference(model, request, texts, scratch, stored if rounds else None, bar)
+            del model
+        compared = _compare_merged(request, texts, scratch, bar)
     limits = _limits(compared["rounded"], threshold, same_sums=kept_share is None)
     failures = _failures(compared, limits, kept_share)
-    return {
+    outcome: Gate = {
         "texts": texts.source,
         "text_sha256": hashlib.sha256(json.dumps(texts.ids).encode()).hexdigest(),
         "stored_dtype": stored,
@@ -131,6 +153,9 @@ def gate(
         "failures": failures,
         "verdict": "fail" if failures else "pass",
     }
+    if seen is not None:
+        outcome["pictures"] = "one picture" if texts.picture else f"not compared: {seen}"
+    return outcome
 
 
 def _limits(rounded: Rounded | None, threshold: float | None, *, same_sums: bool) -> dict[str, float]:
@@ -150,14 +175,16 @@ def has_effect(effect: Effect) -> bool:
 
 
 def choose_texts(rows: Sequence[FedRow], model: Path, most: int = MAX_TOKENS) -> Texts:
-    """The texts, limited to so many tokens: the rows, else NEUTRAL_TEXTS, else random ids if there is no tokenizer."""
+    """The texts, limited to so many tokens: the rows, else NEUTRAL_TEXTS, else random ids if there is no tokenizer.
+    Rows with a picture are left out, because their pixels are not here."""
     config = read_config(model)
     text = config["text_config"] if isinstance(config.get("text_config"), dict) else config
     context = next(
         (n for n in map(text.get, ("max_position_embeddings", "n_positions")) if isinstance(n, int)), _ROW_TOKENS
     )
     vocabulary = next(n for n in (text.get("vocab_size"), config.get("vocab_size"), 256) if isinstance(n, int))
-    ids = [row["input_ids"] for row in rows if len(row["input_ids"]) > 1]
+    places = {config.get("image_token_id"), config.get("image_token_index")} - {None}
+    ids = [row["input_ids"] for row in rows if len(row["input_ids"]) > 1 and places.isdisjoint(row["input_ids"])]
     source = "rows of the data"
     if not ids and any((model / name).is_file() for name in _TOKENIZER_FILES):
         tokenizer = reference.load_tokenizer(model)
@@ -186,11 +213,10 @@ class _Scratch:
     """Logits on disk, so that two models are never in memory at once: all logits of base + adapter, the first ones of
     the base."""
 
-    def __init__(self, folder: Path, texts: Texts) -> None:
+    def __init__(self, folder: Path) -> None:
         names = ("tuned", "base", "rounded")
         self.tuned, self.base, self.rounded = (folder / f".gate-{name}.f32" for name in names)
-        most = max(_LEAST_OF_BASE, texts.tokens // _OF_BASE)
-        self.base_rows = sum(1 for total in itertools.accumulate(map(len, texts.ids)) if total <= most) or 1
+        self.base_rows = 0
         self.vocabulary = 0
 
     def __enter__(self) -> _Scratch:
@@ -207,28 +233,31 @@ class _Scratch:
         return np.memmap(file, dtype=np.float32, mode="r").reshape(-1, self.vocabulary)
 
 
-def _write_reference(base: Path, adapter: Path, texts: Texts, scratch: _Scratch, stored: str | None, bar: Bar) -> None:
+def _write_reference(
+    model: Any, request: GateRequest, texts: Texts, scratch: _Scratch, stored: str | None, bar: Bar
+) -> None:
     """Writes the logits of the reference models. Args: stored: the type to round to at the end; None rounds nothing."""
-    with frugal_model(base, adapter) as model:
-        # This result is not used. After a change of torch's threads the first pass can be off by 1e-3 in a logit. On an
-        # Intel Xeon with AMX, torch 2.13, it was in 5 of 22 merges, by the same amount; the second pass never was.
-        reference.logits(model, texts.ids[0])
-        with open(scratch.tuned, "wb") as tuned_file, open(scratch.base, "wb") as base_file:
-            for number, ids in enumerate(texts.ids):
-                tuned = reference.logits(model, ids)
-                scratch.vocabulary = tuned.shape[1]
-                tuned_file.write(tuned.tobytes())
-                if number < scratch.base_rows:
-                    with _without_adapter(model):
-                        base_file.write(reference.logits(model, ids).tobytes())
-                bar(number + 1, 3 * len(texts.ids), "gate: base + adapter")
-        if stored is None:
-            return
-        kinds = merge_rounded.stored_kinds(scratch.rounded.parent)
-        with merge_rounded.rounded(model, adapter, kinds, stored) as model, open(scratch.rounded, "wb") as file:
-            for number, ids in enumerate(texts.ids):
-                file.write(reference.logits(model, ids).tobytes())
-                bar(len(texts.ids) + number + 1, 3 * len(texts.ids), "gate: base + adapter, rounded")
+    most = max(_LEAST_OF_BASE, texts.tokens // _OF_BASE)
+    scratch.base_rows = sum(1 for total in itertools.accumulate(map(len, texts.ids)) if total <= most) or 1
+    # This result is not used. After a change of torch's threads the first pass can be off by 1e-3 in a logit. On an
+    # Intel Xeon with AMX, torch 2.13, it was in 5 of 22 merges, by the same amount; the second pass never was.
+    texts.logits(model, 0)
+    with open(scratch.tuned, "wb") as tuned_file, open(scratch.base, "wb") as base_file:
+        for number in range(len(texts.ids)):
+            tuned = texts.logits(model, number)
+            scratch.vocabulary = tuned.shape[1]
+            tuned_file.write(tuned.tobytes())
+            if number < scratch.base_rows:
+                with _without_adapter(model):
+                    base_file.write(texts.logits(model, number).tobytes())
+            bar(number + 1, 3 * len(texts.ids), "gate: base + adapter")
+    if stored is None:
+        return
+    kinds = merge_rounded.stored_kinds(scratch.rounded.parent, request.names)
+    with merge_rounded.rounded(model, request.adapter, kinds, stored) as model, open(scratch.rounded, "wb") as file:
+        for number in range(len(texts.ids)):
+            file.write(texts.logits(model, number).tobytes())
+            bar(len(texts.ids) + number + 1, 3 * len(texts.ids), "gate: base + adapter, rounded")
 
 
 @contextlib.contextmanager
@@ -240,16 +269,16 @@ def _without_adapter(model: Any) -> Iterator[None]:
             yield
 
 
-def _compare_merged(merged: Path, texts: Texts, scratch: _Scratch, bar: Bar) -> _Compared:
+def _compare_merged(request: GateRequest, texts: Texts, scratch: _Scratch, bar: Bar) -> _Compared:
     import numpy as np
 
     tuned, base = scratch.read(scratch.tuned), scratch.read(scratch.base)
     rounded = scratch.read(scratch.rounded) if scratch.rounded.is_file() else None
     seen = _LogitFigures()
     start = 0
-    with frugal_model(merged) as model:
+    with frugal_model(request.merged, task=request.task) as model:
         for number, ids in enumerate(texts.ids):
-            logits = reference.logits(model, ids)
+            logits = texts.logits(model, number)
             if logits.shape[1] != scratch.vocabulary:
                 raise _other_vocabulary(scratch.vocabulary, logits.shape[1])
             rows = slice(start, start + len(ids) - 1)  # no token follows the last one

@@ -10,7 +10,7 @@ stays one tensor. If one side was trained, it becomes two, because dropping eith
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from skill_train.core.foreign import JsonObject
 from skill_train.model.adapter import Adapter, pattern_value, whole_tensors
 from skill_train.model.lora_math import Change, embedding, linear, same, scaling
 from skill_train.model.weight_files import FLOAT_BYTES, Shard, StoredTensor, same_bytes
+from skill_train.reference.checkpoint_names import TEXT
 
 # These models store weights as [in, out] (transformers 5.23: the families that use pytorch_utils.Conv1D).
 _CONV1D_MODELS = ("gpt2", "openai-gpt", "imagegpt", "decision_transformer")
@@ -34,11 +35,18 @@ _SAVE_EMBEDDINGS = (
 
 @dataclass(frozen=True)
 class Base:
-    """A base model's folder: its config and the header entries of its weights."""
+    """A base model's folder: its config and the header entries of its weights.
+
+    Attributes:
+        task: of transformers' class that loads it.
+        names: of a vision model, the tensor of each parameter by its name in memory.
+    """
 
     folder: Path
     config: JsonObject
     shards: list[Shard]
+    task: str = TEXT
+    names: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def tensors(self) -> dict[str, StoredTensor]:
@@ -72,7 +80,7 @@ def plan_merge(base: Base, adapter: Adapter) -> MergePlan:
     """
     tensors = base.tensors
     tie = _find_tie(base, tensors)
-    wanted = _wanted(adapter)
+    wanted = wanted_parameters(adapter)
     free = {name for name in wanted if tie and not tie.stored and _last_module(name) in _HEADS}
     matches = match_names(list(wanted), set(tensors), free)
     if len(matches) != 1:
@@ -130,7 +138,7 @@ def _find_tie(base: Base, tensors: dict[str, StoredTensor]) -> _Tie | None:
     return _Tie(inputs[0], heads[0], True)
 
 
-def _wanted(adapter: Adapter) -> dict[str, str]:
+def wanted_parameters(adapter: Adapter) -> dict[str, str]:
     """The base parameters that the adapter needs, and one of its own tensors for each, for messages."""
     wanted = {f"{module}.weight": next(iter(parts.values())) for module, parts in adapter.modules.items()}
     wanted |= {f"{module}.bias": parts["b_bias"] for module, parts in adapter.modules.items() if "b_bias" in parts}
@@ -286,7 +294,7 @@ def _two_values(first: str, other: str) -> UsageError:
 
 def _check_shapes(plan: MergePlan, base: Base, adapter: Adapter, names: dict[str, str], tie: _Tie | None) -> None:
     """Checks that every change fits its tensor. Embedding and head may both have the same new number of rows."""
-    own = {names[name]: tensor for name, tensor in _wanted(adapter).items() if name in names}
+    own = {names[name]: tensor for name, tensor in wanted_parameters(adapter).items() if name in names}
     tensors = base.tensors
     rows: dict[str, int] = {}
     vocabulary = {name for name in tensors if _last_module(name) in (*_EMBEDDINGS, *_HEADS)} | set(plan.copies)

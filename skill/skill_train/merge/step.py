@@ -36,10 +36,12 @@ from skill_train.merge import check_weights as merge_weights
 from skill_train.merge import with_peft as merge_peft
 from skill_train.merge.judge import judge
 from skill_train.merge.plan import Base, MergePlan, plan_merge, vocabulary_rows
+from skill_train.merge.vision import as_stored, with_names
 from skill_train.merge.write import Target, computing_threads, planned_bytes, write_shards
 from skill_train.model import adapter as adapters
 from skill_train.model.adapter import Adapter
-from skill_train.model.causal_types import causal_model_types
+from skill_train.model.causal_types import causal_model_types, picture_model_types
+from skill_train.model.config import is_vision
 from skill_train.model.families import ANSWERS_UP_TO
 from skill_train.model.folder import read_config
 from skill_train.model.new_tokens import TOKENIZER, require_rows
@@ -104,7 +106,7 @@ def merge(request: MergeRequest, *, progress: Bar, warn: Callable[[str, str], No
             changes, comparison = _write(planned, part, request.dtype, progress, warn, weights=ways.weights)
             ask = partial(
                 merge_gate.gate,
-                merge_gate.GateRequest(base=request.base, adapter=request.adapter, merged=part, rows=request.rows),
+                _gate_request(request, planned.base, part),
                 bar=progress,
             )
             result = MergeRecord(
@@ -124,6 +126,18 @@ def merge(request: MergeRequest, *, progress: Bar, warn: Callable[[str, str], No
             result = _noted(result, part, request.out, request.record)
     os.replace(note_of(request.out, request.record), request.record)
     return StepResult(result)
+
+
+def _gate_request(request: MergeRequest, base: Base, part: Path) -> merge_gate.GateRequest:
+    return merge_gate.GateRequest(
+        base=request.base,
+        adapter=request.adapter,
+        merged=part,
+        rows=request.rows,
+        task=base.task,
+        names=base.names,
+        pictures=is_vision(base.config),
+    )
 
 
 def _earlier(record: Path, out: Path, base: Base, adapter: Adapter, options: MergeSettings) -> MergeRecord | None:
@@ -244,12 +258,13 @@ def _refuse_quantized(folder: Path, config: JsonObject, adapter: Adapter, out: P
 
 def _require_known_type(folder: Path, config: JsonObject) -> None:
     """Refuses a model type that transformers lacks, because the gate never runs code from the model's folder."""
-    model_types = causal_model_types()
-    if model_types is None:
+    model_types, picture_types = causal_model_types(), picture_model_types()
+    if model_types is None or picture_types is None:
         raise NotInstalled(
             "transformers is not installed", code="missing_package", hint='pip install "skill-train[train]"'
         )
     kind = str(config.get("model_type"))
+    model_types += picture_types * is_vision(config)
     if kind not in model_types:
         raise UsageError(
             f"{folder} is of model type {kind!r}, which transformers cannot run as a causal language model"
@@ -302,6 +317,8 @@ class _Planned:
 def _fitting_plan(base: Base, adapter: Adapter) -> _Planned:
     """The result of `_plan`. Refuses a tokenizer beside the adapter that does not fit the rows of the merged model."""
     require_room_for_torch()
+    base = with_names(base, adapter)
+    adapter = as_stored(adapter, base)
     plan, reasons = _plan(base, adapter)
     rows, whole = vocabulary_rows(base, adapter)
     require_rows(base.folder, adapter.folder, rows, trained_whole=whole)
@@ -322,7 +339,7 @@ def _plan(base: Base, adapter: Adapter) -> tuple[MergePlan, list[str]]:
         return MergePlan(), ["the adapter's names fit the checkpoint's in more than one way"]
     if not plan.unmatched:
         return plan, []
-    unknown = merge_peft.unknown_to_the_model(base.folder, list(plan.unmatched))
+    unknown = merge_peft.unknown_to_the_model(base.folder, list(plan.unmatched), base.task)
     if unknown:
         raise UsageError(
             f"the adapter's tensor {plan.unmatched[unknown[0]]!r} matches nothing in {base.folder}",
@@ -343,7 +360,7 @@ def _write(
     if planned.reasons:
         stored = DTYPES[dtype] if dtype else _main_dtype(base)
         torch_name = next(name for name, code in DTYPES.items() if code == stored)
-        config = merge_peft.merge_with_peft(base.folder, adapter.folder, part, torch_name)
+        config = merge_peft.merge_with_peft(base.folder, adapter.folder, part, torch_name, base.task)
         changes: Changes = {"stored_dtype": stored}
     else:
         config, kind = planned.plan.config, DTYPES[dtype] if dtype else None

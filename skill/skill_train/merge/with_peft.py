@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from skill_train.core.errors import UsageError, VerificationFailed
-from skill_train.model.foreign_files import block_hub_kernels, require_sound
 from skill_train.model.weight_files import read_folder
-from skill_train.program.model import config_with
 from skill_train.reference import load as reference
+from skill_train.reference.checkpoint_names import TEXT, empty_model, unknown_parameters
 
 
-def merge_with_peft(base: Path, adapter: Path, part: Path, dtype: str) -> dict[str, object]:
+def merge_with_peft(base: Path, adapter: Path, part: Path, dtype: str, task: str = TEXT) -> dict[str, object]:
     """Writes the merged weights (safetensors and, if there are several files, their index) into `part`.
 
     Args:
         dtype: torch's name of the type of every stored weight.
+        task: of `checkpoint_names.task_of`.
 
     Returns:
         The fields of config.json that the merge changed.
@@ -28,7 +29,7 @@ def merge_with_peft(base: Path, adapter: Path, part: Path, dtype: str) -> dict[s
     """
     import torch
 
-    with reference.reference_model(base, adapter) as model:
+    with reference.reference_model(base, adapter, partial(reference.read_model, task=task)) as model:
         _require_loaded(model, adapter)
         merged = model.merge_and_unload(safe_merge=False)  # checked below; PEFT's own check raises a bare ValueError
         merged.to({"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}[dtype])
@@ -45,7 +46,8 @@ def merge_with_peft(base: Path, adapter: Path, part: Path, dtype: str) -> dict[s
         merged.save_pretrained(str(part))
         stored = json.loads((part / "config.json").read_text(encoding="utf-8"))
     changed: dict[str, object] = {"tie_word_embeddings": False} if untied else {}
-    changed |= {"vocab_size": stored["vocab_size"]} if "vocab_size" in stored else {}
+    text = stored if "vocab_size" in stored else stored.get("text_config", {})
+    changed |= {"vocab_size": text["vocab_size"]} if "vocab_size" in text else {}
     for written in part.iterdir():  # removes files that transformers rewrote, because the base's own are better
         if not written.name.endswith((".safetensors", ".safetensors.index.json")):
             written.unlink()
@@ -53,18 +55,9 @@ def merge_with_peft(base: Path, adapter: Path, part: Path, dtype: str) -> dict[s
     return changed
 
 
-def unknown_to_the_model(base: Path, parameters: list[str]) -> list[str]:
+def unknown_to_the_model(base: Path, parameters: list[str], task: str = TEXT) -> list[str]:
     """The parameter names that transformers' model of this config does not have. Allocates no weights."""
-    require_sound(base)
-    block_hub_kernels()
-    import torch
-    from transformers import AutoModelForCausalLM
-
-    config = config_with(str(base), None, "eager")
-    with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
-    names = {name for name, _ in model.named_parameters(remove_duplicate=False)}
-    return [name for name in parameters if name not in names]
+    return unknown_parameters(empty_model(base, task), parameters)
 
 
 def _require_loaded(model: Any, adapter: Path) -> None:

@@ -18,8 +18,8 @@ from skill_train.core.memory import keep_freed
 from skill_train.machine.address_space import require_room_for_torch
 from skill_train.model.foreign_files import block_hub_kernels, require_sound
 from skill_train.model.template_guard import require_ending
-from skill_train.program.encode import read_tokenizer
 from skill_train.program.model import config_with
+from skill_train.program.tokenizer import read_tokenizer
 from skill_train.run.records import read_json
 
 # Texts for a model without its own data: plain prose, code, digits and other scripts.
@@ -115,27 +115,36 @@ def reference_model(
     yield model.eval()
 
 
-def read_model(base: Path, dtype: str = "float32") -> Any:
-    """The model of a folder, with its weights in this torch type."""
+def read_model(base: Path, dtype: str = "float32", task: str = "CausalLM") -> Any:
+    """The model of a folder, its weights in that type of torch.
+
+    Args:
+        task: of transformers' class; `ImageTextToText` reads the vision tower too.
+    """
     require_sound(base)
     # Read by torch (c10/core/impl/alloc_cpu.cpp) at its first large tensor: pages of 2 MB, where the system has them.
     os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
     import torch
 
-    model_class = _transformers().AutoModelForCausalLM
+    model_class = getattr(_transformers(), f"AutoModelFor{task}")
     with _library_errors(f"the model in {base} cannot be loaded", "weights that fit its config.json"):
-        config = config_with(str(base), None, "eager")
+        # A tower without sdpa keeps all products of its patches at once: 0.9 GB for each head and photograph.
+        config = config_with(str(base), None, "eager" if task == "CausalLM" else "sdpa")
         return model_class.from_pretrained(
             str(base), config=config, dtype=getattr(torch, dtype), trust_remote_code=False, use_safetensors=True
         )
 
 
-def logits(model: Any, ids: list[int]) -> Any:
-    """Logits of one sequence as a float32 array [len(ids), vocabulary]."""
+def logits(model: Any, ids: list[int], **pictures: Any) -> Any:
+    """Logits of one sequence as a float32 array [len(ids), vocabulary].
+
+    Args:
+        pictures: further inputs of the model.
+    """
     import torch
 
     with torch.no_grad():
-        return model(input_ids=torch.tensor([ids]), use_cache=False).logits[0].float().numpy()
+        return model(input_ids=torch.tensor([ids]), use_cache=False, **pictures).logits[0].float().numpy()
 
 
 def stop_ids(folder: Path, tokenizer: Any) -> set[int]:

@@ -18,6 +18,8 @@ from typing import Any
 from skill_train.model.adapter import read_adapter, why_not_streamed
 from skill_train.model.families import KEPT_IN_16_BITS, ROWS_AT_ONCE
 from skill_train.model.weight_files import INDEX, SINGLE, read_folder
+from skill_train.program.model import vision_part
+from skill_train.reference.checkpoint_names import TEXT, task_with
 from skill_train.reference.load import read_model, reference_model
 from skill_train.run.records import read_json
 
@@ -26,11 +28,13 @@ _TILE = 64  # rows; matrix products process a divisor of it at a time
 
 
 @contextlib.contextmanager
-def frugal_model(base: Path, adapter: Path | None = None) -> Iterator[Any]:
+def frugal_model(base: Path, adapter: Path | None = None, task: str | None = None) -> Iterator[Any]:
     """A model with the same answers as `reference_model`, in half of its memory if possible. Its weights must not be
     changed. `merged_weights` returns them with the adapter."""
+    task = task or task_with(base, adapter)
     dtype, room = _stored_type(base, adapter), _Room()
-    read = None if dtype is None else partial(_read_as_stored, dtype=dtype, room=room)
+    whole = partial(read_model, task=task)
+    read = whole if dtype is None or task != TEXT else partial(_read_as_stored, dtype=dtype, room=room)
     with reference_model(base, adapter, read) as model:
         try:
             yield model
@@ -61,16 +65,18 @@ def merged_weights(model: Any, adapter: Path | None) -> Iterator[tuple[str, part
     the adapter changes is computed on each call, in fp32; the others have their stored type. The first argument of the
     function has the shape of the weight.
 
-    An adapter that is more than A and B is merged into the model, which is then no longer base + adapter.
+    An adapter that is more than A and B is merged into the model, which is then no longer base + adapter. The tower and
+    the projector of a vision model are left out: they are files of their own.
     """
     if adapter is None or not is_plain(adapter):
         whole = model if adapter is None else model.merge_and_unload()
-        yield from ((name, partial(_same, weight)) for name, weight in whole.state_dict().items())
+        weights = whole.state_dict().items()
+        yield from ((name, partial(_same, weight)) for name, weight in weights if vision_part(name) == "language")
         return
     base = model.get_base_model()
     layers = {f"{name}.base_layer.weight": module for name, module in base.named_modules() if hasattr(module, "lora_A")}
     for name, weight in base.state_dict().items():
-        if ".lora_" in name:
+        if ".lora_" in name or vision_part(name) != "language":
             continue
         layer = layers.get(name)
         make = partial(_same, weight) if layer is None else partial(_changed, weight, layer)

@@ -8,7 +8,7 @@ differently, and then one token alone is 0.1 nats off.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -44,9 +44,14 @@ def rounding_of(record: Path, base: Path) -> Rounding | None:
     return Rounding(stored, {} if one_type else stored_kinds(base))
 
 
-def stored_kinds(folder: Path) -> dict[str, str]:
-    """Safetensors' dtype of each tensor of a model folder."""
-    return {name: stored.dtype for shard in read_folder(folder) for name, stored in shard.tensors.items()}
+def stored_kinds(folder: Path, names: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Safetensors' dtype of each tensor of a model folder.
+
+    Args:
+        names: the tensor of a parameter, where it is called otherwise.
+    """
+    kinds = {name: stored.dtype for shard in read_folder(folder) for name, stored in shard.tensors.items()}
+    return kinds | {name: kinds[tensor] for name, tensor in (names or {}).items() if tensor in kinds}
 
 
 @contextlib.contextmanager

@@ -1,0 +1,76 @@
+"""The second file of a vision model, for `export-gguf`: which type, and what the answer says of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from skill_train.commands._exported_files import ListedFile
+from skill_train.commands._shell import quoted
+from skill_train.core.errors import UsageError
+from skill_train.model.config import TEXT_OF_VISION, is_vision
+from skill_train.model.convertible import from_config
+from skill_train.model.folder import read_config
+from skill_train.model.sidecar_files import PROCESSOR
+from skill_train.run import export_record
+
+NONE = "none"
+CHOICES = ("f16", "q8_0", "bf16", "f32", NONE)
+_OLLAMA = "Ollama server/create.go isProjectorGGUF, 2026-08-21"
+
+
+def projector_type(model: Path, asked: str | None, record: Path, *, text_run: bool) -> str | None:
+    """The type of the projector's file; None where the language model alone is exported.
+
+    An earlier choice holds, and f16 is the first one. A run of text, if its model can be trained for text alone, gets a
+    projector only when that is asked for. A folder of such a model gets one if llama.cpp can read its pictures.
+
+    Args:
+        asked: one of `CHOICES`.
+        record: `mmproj.json`, which need not be there.
+        text_run: the model is that of a run without pictures.
+
+    Raises:
+        UsageError: a type was asked for, and the model reads no pictures.
+    """
+    if asked == NONE:
+        return None
+    if asked is None and record.is_file():
+        return export_record.read(record).options["outtype"]
+    config = read_config(model)
+    if is_vision(config):
+        can = (model / PROCESSOR).is_file() and from_config.why_no_projector(config) is None
+        text_alone = config.get("model_type") in TEXT_OF_VISION and (text_run or not can)
+        return asked or (None if text_alone else "f16")
+    if asked is None:
+        return None
+    raise UsageError(
+        f"{model} reads no pictures, so it has no projector",
+        code="bad_usage",
+        expected="a vision model",
+        got=f"--mmproj {asked} and model type {config.get('model_type')}",
+        hint=f"skill-train export-gguf {quoted(model)}",
+    )
+
+
+def refuse_adapter_alone(base: Path) -> None:
+    """Refuses the file of an adapter alone, where it may change what is not in the language model's file."""
+    config = read_config(base)
+    if is_vision(config) and config.get("model_type") not in TEXT_OF_VISION:
+        raise UsageError(
+            "the adapter of a vision model cannot be a GGUF file of its own",
+            code="not_convertible",
+            expected="an adapter of a language model: llama.cpp applies none to a vision tower",
+            got=f"model type {config.get('model_type')}",
+            hint="export the merged model: the same command without --lora",
+        )
+
+
+def from_line(projector: ListedFile) -> dict[str, str]:
+    """The reason of the Modelfile's second FROM."""
+    because = "the vision tower and the projector, which Ollama takes from a second FROM"
+    return {"rule": f"FROM ./{Path(projector['path']).name}", "because": because, "source": _OLLAMA}
+
+
+def server(text: str, projector: ListedFile) -> str:
+    """The command that serves the pair."""
+    return f"llama-server -m {quoted(Path(text))} --mmproj {quoted(Path(projector['path']))}"

@@ -1,0 +1,165 @@
+"""The step that writes the vision tower and the projector of a model to a GGUF file of their own (`mmproj`).
+
+llama.cpp reads pictures with two files: that of the language model and this one. The converter writes files that
+llama.cpp cannot load and answers 0 (Pixtral and Mistral 3 in Hugging Face's form, llama-cpp-python 0.3.36), so both
+are loaded before either gets its name.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from skill_train.core.console import Bar
+from skill_train.core.errors import UsageError, VerificationFailed
+from skill_train.core.files import whole_file
+from skill_train.core.memory import peak_memory_bytes
+from skill_train.core.worker import run_worker
+from skill_train.gguf.convert import convert_with, converter_versions, refuse_existing
+from skill_train.llama import run_converter as converter
+from skill_train.llama.float_type import choose, read_weights
+from skill_train.llama.get_converter import Toolchain
+from skill_train.llama.gguf_header import read_gguf
+from skill_train.model.folder import read_config
+from skill_train.model.sidecar_files import PROCESSOR, model_digests
+from skill_train.run import records
+from skill_train.run.export_record import ExportReason, ExportRecord, exported_file
+from skill_train.run.folder import StepResult, finished_record, note_of, require_writable
+
+TYPES = ("f16", "q8_0", "bf16", "f32")
+WORKER = "skill_train.gguf.pair_worker"
+_PARTS = re.compile(r"(?:^|\.)(?:\w*vision\w*|visual|\w*connector|\w*projector\w*|\w*merger\w*)(?:\.|$)")
+
+
+@dataclass(frozen=True)
+class ProjectorRequest:
+    """A vision model's folder, and the projector's file to make of it.
+
+    Attributes:
+        model: a folder with config.json, safetensors weights and preprocessor_config.json.
+        out: the folder for the file.
+        record: where `mmproj.json` goes.
+        outtype: one of `TYPES`.
+    """
+
+    model: Path
+    out: Path
+    record: Path
+    name: str
+    outtype: str
+    toolchain: Toolchain
+
+    @property
+    def file(self) -> Path:
+        """By its first word LM Studio and other programs find it beside the model."""
+        return self.out / f"mmproj-{self.name}-{self.outtype}.gguf"
+
+
+def require_projector(model: Path, toolchain: Toolchain) -> None:
+    """Refuses a model whose projector the converter does not know, before anything is written.
+
+    Raises:
+        UsageError: it does not, or the folder does not say how pictures are prepared.
+    """
+    config = read_config(model)
+    why = converter.why_no_projector(config, toolchain)
+    if why is not None:
+        raise UsageError(
+            f"{model} cannot become a pair of GGUF files: {why}",
+            code="not_convertible",
+            expected="a model whose vision tower this llama.cpp can run",
+            got=str(config.get("model_type")),
+            hint="use the merged model with transformers or vLLM; or --mmproj none, for a file that reads text only",
+        )
+    if not (model / PROCESSOR).is_file():
+        raise UsageError(
+            f"{model} has no {PROCESSOR}, which says how pictures are prepared",
+            code="missing_file",
+            expected=f"the files of the base model's processor beside its weights, {PROCESSOR} among them",
+            hint="copy the file from the base model; or --mmproj none, for a file that reads text only",
+        )
+
+
+def convert_projector(
+    request: ProjectorRequest, text: Path, *, text_is_new: bool = True, progress: Bar
+) -> StepResult[ExportRecord]:
+    """Writes `out/mmproj-<name>-<type>.gguf`, once llama.cpp has loaded it together with `text`.
+
+    Args:
+        text: the GGUF file of the language model, which need not have its final name yet.
+        text_is_new: it was not loaded with an earlier projector.
+
+    Raises:
+        UsageError: the projector cannot be converted, or llama.cpp cannot load the pair.
+    """
+    started, file = time.monotonic(), request.file
+    require_projector(request.model, request.toolchain)
+    inputs = model_digests(request.model)
+    options = {"name": request.name, "outtype": request.outtype}
+    if done := finished_record(request.record, ExportRecord, inputs=inputs, options=options, result=file):
+        if text_is_new:
+            require_pair(request.model, text, file)
+        return StepResult(done, reused=True)
+    require_writable(request.out)
+    _check_range(request.model, request.outtype)
+    refuse_existing(file, request.record)
+    progress(0, 1, "vision tower and projector")
+    with whole_file(file) as part:
+        convert_with(request.toolchain, request.model, part, ["--mmproj", "--outtype", request.outtype], progress)
+        progress(1, 1, "llama.cpp loads the pair")
+        require_pair(request.model, text, part)
+        kinds = Counter(tensor.kind.lower() for tensor in read_gguf(part).tensors.values())
+        made = ExportRecord(
+            step=request.record.stem,
+            inputs=inputs,
+            options=options,
+            outputs={str(file.relative_to(request.record.parent)): exported_file(part, request.outtype)},
+            figures={"tensors": kinds.total(), "types": dict(kinds)},
+            reasons=[
+                ExportReason("mmproj", f"{request.outtype}; llama.cpp loaded it with the language model", "llama.cpp")
+            ],
+            versions=converter_versions(request.toolchain),
+            seconds=round(time.monotonic() - started, 3),
+            peak_memory_bytes=peak_memory_bytes(children=True),
+            finished_at=records.timestamp(),
+        )
+        records.write(note_of(file, request.record), made)
+    os.replace(note_of(file, request.record), request.record)
+    return StepResult(made)
+
+
+def require_pair(model: Path, text: Path, projector: Path) -> None:
+    """Refuses two files that llama.cpp does not load together, or that read no pictures.
+
+    Raises:
+        UsageError: they do not.
+    """
+    try:
+        found: Any = run_worker(WORKER, {"text": str(text.resolve()), "projector": str(projector.resolve())})
+    except VerificationFailed as failure:
+        raise _not_loaded(model, failure.got or failure.message) from None
+    if not found["pictures"]:
+        raise _not_loaded(model, "the file has no vision tower")
+
+
+def _not_loaded(model: Path, why: str) -> UsageError:
+    kind = read_config(model).get("model_type")
+    return UsageError(
+        f"llama.cpp's converter made files of {model} that llama.cpp cannot load together: {why}",
+        code="not_convertible",
+        expected="a language model and a projector that llama.cpp loads",
+        got=f"model type {kind}: {why}",
+        hint="use the merged model with transformers or vLLM; a newer llama-cpp-python may convert it: "
+        "pip install -U llama-cpp-python; or --mmproj none, for a file that reads text only",
+    )
+
+
+def _check_range(model: Path, outtype: str) -> None:
+    """Refuses f16 for a tower with a weight that is too large for it, and weights that are not finite."""
+    weights = {name: stored for name, stored in read_weights(model).items() if _PARTS.search(name)}
+    choose(weights, outtype)

@@ -1,0 +1,229 @@
+"""llama.cpp's projector through its low-level bindings: pictures in, embeddings out. Imported only by a worker.
+
+The tower keeps llama.cpp's own choice of attention, which is its flash attention. Without that, a photograph for a
+model that takes it in full takes gigabytes for each head (2000x1500 and Qwen2-VL: 15,000 patches, 0.9 GB). Keys and
+values are in f16 then: embeddings of tiny pairs err by 9e-4 of their length in place of 5e-4.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from skill_train.core.errors import VerificationFailed
+from skill_train.llama.llama_cpp import Llama, LoadedFile, bindings, refused
+
+if TYPE_CHECKING:
+    import numpy as np
+
+_TEXT = 0  # MTMD_INPUT_CHUNK_TYPE_TEXT
+_MOST_TOKENS = 1 << 16  # of a picture, where no limit is wanted
+_PIXELS = b"inp_raw"  # what llama.cpp's vision graphs call their input
+_F32 = 0
+_CHANNELS = 3
+
+
+class _Tensor(ctypes.Structure):
+    """`ggml_tensor` of ggml.h, which no function opens up: a graph's input is the source of its first step."""
+
+    _fields_ = (
+        ("type", ctypes.c_int),
+        ("buffer", ctypes.c_void_p),
+        ("ne", ctypes.c_int64 * 4),
+        ("nb", ctypes.c_size_t * 4),
+        ("op", ctypes.c_int),
+        ("op_params", ctypes.c_int32 * 16),
+        ("flags", ctypes.c_int32),
+        ("src", ctypes.c_void_p * 10),
+        ("view_src", ctypes.c_void_p),
+        ("view_offs", ctypes.c_size_t),
+        ("data", ctypes.c_void_p),
+        ("name", ctypes.c_char * 64),
+    )
+
+
+@dataclass
+class _Watch:
+    """Copies the pixels when an encoding begins: every step of the graph is shown before the first one is computed."""
+
+    name_of: Any
+    pixels: np.ndarray | None = None
+    why_not: str = "no step of the vision graph reads a tensor of that name"
+
+    def __call__(self, pointer: int, asked: bool, _: int) -> bool:
+        if asked and self.pixels is None:
+            self._look(pointer)
+        return False
+
+    def _look(self, pointer: int) -> None:
+        step = _Tensor.from_address(pointer)
+        if self.name_of(pointer) != step.name:
+            self.why_not = "this llama.cpp lays out its tensors in another way"
+            return
+        for source in filter(None, step.src):
+            tensor = _Tensor.from_address(source)
+            if tensor.name == _PIXELS:
+                self._copy(tensor)
+                return
+
+    def _copy(self, tensor: _Tensor) -> None:
+        import numpy as np
+
+        width, height, channels, pictures = tensor.ne
+        if tensor.type != _F32 or (channels, pictures) != (_CHANNELS, 1) or tensor.nb[1] != 4 * width:
+            self.why_not = f"the tower reads a tensor of type {tensor.type} and shape {list(tensor.ne)}"
+            return
+        numbers = (ctypes.c_float * (width * height * channels)).from_address(tensor.data)
+        self.pixels = np.array(numbers, dtype=np.float32).reshape(channels, height, width)
+
+
+@dataclass
+class Chunk:
+    """A part of a prompt, in llama.cpp's own memory; `ids` is None for a picture or a tile of one."""
+
+    pointer: Any
+    ids: list[int] | None
+    tokens: int
+    positions: int
+
+
+@dataclass
+class Projector:
+    """A loaded projector of a loaded language model.
+
+    Attributes:
+        api: of llama_cpp.mtmd_cpp.
+        width: of an embedding; of Qwen3-VL those of its inner layers lie behind the first.
+    """
+
+    api: Any
+    context: Any
+    width: int
+    watch: _Watch
+    _owned: contextlib.ExitStack
+
+    @property
+    def looks_both_ways(self) -> bool:
+        """Whether the parts of a picture attend to each other in both directions."""
+        return bool(self.api.mtmd_decode_use_non_causal(self.context, None))
+
+    def tokenize(self, text: str, pictures: list[np.ndarray]) -> list[Chunk]:
+        """The chunks of a text with a marker for each picture, uint8 [height, width, 3].
+
+        Raises:
+            VerificationFailed: llama.cpp refuses it.
+        """
+        api, data = self.api, text.encode("utf-8", errors="replace")
+        bitmaps = [self._bitmap(picture) for picture in pictures]
+        chunks = api.mtmd_input_chunks_init()
+        self._owned.callback(api.mtmd_input_chunks_free, chunks)
+        asked = api.mtmd_input_text(text=data, text_len=len(data), add_special=False, parse_special=True)
+        pointers = (ctypes.c_void_p * len(bitmaps))(*bitmaps)
+        status = api.mtmd_tokenize(self.context, chunks, ctypes.byref(asked), pointers, len(bitmaps))
+        for bitmap in bitmaps:
+            api.mtmd_bitmap_free(bitmap)
+        if status != 0:
+            raise _cannot(f"divide a prompt with {len(pictures)} pictures", status)
+        found = (api.mtmd_input_chunks_get(chunks, number) for number in range(api.mtmd_input_chunks_size(chunks)))
+        return [self._chunk(pointer) for pointer in found]
+
+    def encode(self, chunk: Chunk) -> tuple[np.ndarray, np.ndarray | None]:
+        """The embeddings of a picture [tokens, width], and the pixels that the tower read."""
+        import numpy as np
+
+        self.watch.pixels = None
+        status = self.api.mtmd_encode_chunk(self.context, chunk.pointer)
+        if status != 0:
+            raise _cannot("encode a picture", status)
+        found = self.api.mtmd_get_output_embd(self.context)
+        return np.ctypeslib.as_array(found, shape=(chunk.tokens, self.width)).copy(), self.watch.pixels
+
+    def decode(self, llama: Llama, chunk: Chunk, embeddings: np.ndarray, position: int, at_once: int) -> None:
+        """Lets the language model read a picture at this position."""
+        import numpy as np
+
+        rows = np.ascontiguousarray(embeddings, dtype=np.float32)
+        if rows.shape != (chunk.tokens, self.width):
+            raise _cannot(f"read embeddings of shape {list(rows.shape)}", f"{[chunk.tokens, self.width]} expected")
+        status = self.api.mtmd_helper_decode_image_chunk(
+            self.context,
+            llama.context,
+            chunk.pointer,
+            rows.ctypes.data_as(ctypes.POINTER(ctypes.c_float)),
+            position,
+            0,
+            at_once,
+            ctypes.byref(ctypes.c_int32()),
+            self.api.mtmd_helper_post_decode_callback(),
+            None,
+        )
+        if status != 0:
+            raise _cannot("read a picture", status)
+
+    def _bitmap(self, picture: np.ndarray) -> Any:
+        import numpy as np
+
+        pixels = np.ascontiguousarray(picture, dtype=np.uint8)
+        height, width, _ = pixels.shape
+        return self.api.mtmd_bitmap_init(width, height, pixels.ctypes.data_as(ctypes.POINTER(ctypes.c_uint8)))
+
+    def _chunk(self, pointer: Any) -> Chunk:
+        api, ids = self.api, None
+        if api.mtmd_input_chunk_get_type(pointer) == _TEXT:
+            count = ctypes.c_size_t()
+            tokens = api.mtmd_input_chunk_get_tokens_text(pointer, ctypes.byref(count))
+            ids = list(tokens[: count.value])
+        return Chunk(
+            pointer,
+            ids,
+            api.mtmd_input_chunk_get_n_tokens(pointer),
+            api.mtmd_input_chunk_get_n_pos(pointer),
+        )
+
+
+@contextlib.contextmanager
+def projector(file: LoadedFile, path: Path, *, threads: int, any_size: bool) -> Iterator[Projector]:
+    """The projector in a GGUF file, for a language model.
+
+    Args:
+        any_size: pictures are not made larger or smaller for their number of tokens.
+
+    Raises:
+        VerificationFailed: llama.cpp refuses it.
+    """
+    bindings()
+    from llama_cpp import _ggml, mtmd_cpp
+
+    name_of = _ggml.libggml.ggml_get_name
+    name_of.argtypes, name_of.restype = [ctypes.c_void_p], ctypes.c_char_p
+    watch = _Watch(name_of)
+    log = file.api.llama_log_callback(lambda level, text, _: file.lines.append((level, text.decode(errors="replace"))))
+    seen = file.api.ggml_backend_sched_eval_callback(watch)
+    mtmd_cpp.mtmd_helper_log_set(log, None)  # that of mtmd too
+    _kept_alive.extend((log, seen))
+    parameters = mtmd_cpp.mtmd_context_params_default()
+    parameters.use_gpu = parameters.print_timings = parameters.warmup = False
+    parameters.n_threads, parameters.cb_eval = threads, seen
+    if any_size:
+        parameters.image_min_tokens, parameters.image_max_tokens = 1, _MOST_TOKENS
+    file.lines.clear()  # what follows is said of the projector
+    context = mtmd_cpp.mtmd_init_from_file(str(path).encode(), file.model, parameters)
+    if not context:
+        raise refused(path, file.lines)
+    with contextlib.ExitStack() as owned:
+        owned.callback(mtmd_cpp.mtmd_free, context)
+        width = file.api.llama_model_n_embd_inp(file.model)
+        yield Projector(mtmd_cpp, context, width, watch, owned)
+
+
+_kept_alive: list[Any] = []
+
+
+def _cannot(what: str, status: object) -> VerificationFailed:
+    return VerificationFailed(
+        f"llama.cpp could not {what} ({status})", code="bad_gguf", hint="skill-train doctor --self-test"
+    )

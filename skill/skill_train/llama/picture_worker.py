@@ -1,0 +1,130 @@
+"""Child process: everything that is asked of llama.cpp about pictures, in one load of the two files."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from skill_train.core.worker import report_progress, worker_main
+from skill_train.llama.llama_cpp import Llama, in_context, loaded_model
+from skill_train.llama.mtmd import Chunk, Projector, projector
+from skill_train.llama.pictures import MARKER, AnswerFiles, ChunkFiles, PictureFile, PictureJob, PromptFiles, save
+
+if TYPE_CHECKING:
+    import numpy as np
+
+_LEAST_STEP = 128  # tokens read at once
+
+
+def run(document: object) -> object:
+    job = msgspec.convert(document, PictureJob)
+    with (
+        loaded_model(Path(job.text)) as file,
+        projector(file, Path(job.projector), threads=job.threads, any_size=job.any_size) as seen,
+    ):
+        prompts = [_chunks(seen, prompt) for prompt in job.prompts]
+        shown = [chunk.tokens for chunks in prompts for chunk in chunks if chunk.ids is None]
+        step = max(_LEAST_STEP, *shown) if seen.looks_both_ways else _LEAST_STEP
+        longest = max(sum(chunk.tokens for chunk in chunks) for chunks in prompts)
+        with in_context(file, context_tokens=longest + step, threads=job.threads, at_once=step) as llama:
+            reader = _Reader(llama, seen, step, Path(job.folder))
+            answers = []
+            for number, (prompt, chunks) in enumerate(zip(job.prompts, prompts, strict=True)):
+                report_progress(number, len(prompts), "reading pictures")
+                answers.append(reader.answer(number, prompt, chunks))
+    return msgspec.to_builtins(answers)
+
+
+def _chunks(seen: Projector, prompt: PromptFiles) -> list[Chunk]:
+    """llama.cpp's chunks, and in place of an overview the given one where there is one."""
+    import numpy as np
+
+    chunks = seen.tokenize(prompt.text, [np.load(picture.pixels) for picture in prompt.pictures])
+    for place, chunk in _overviews(seen, chunks, prompt.pictures):
+        chunks[place] = chunk
+    return chunks
+
+
+def _overviews(seen: Projector, chunks: list[Chunk], pictures: list[PictureFile]) -> list[tuple[int, Chunk]]:
+    """Places in `chunks`, and the chunk to put there. A picture's overview comes last; llama.cpp copies one that has
+    the size of a tile already."""
+    import numpy as np
+
+    shown, end, found = [place for place, chunk in enumerate(chunks) if chunk.ids is None], 0, []
+    for picture in pictures:
+        if picture.overview is None:
+            continue
+        tiles = [chunk for chunk in seen.tokenize(MARKER, [np.load(picture.pixels)]) if chunk.ids is None]
+        small = [chunk for chunk in seen.tokenize(MARKER, [np.load(picture.overview)]) if chunk.ids is None]
+        end += len(tiles)
+        found.append((shown[end - 1], small[-1]))
+    return found
+
+
+@dataclass
+class _Reader:
+    """The language model and the projector.
+
+    Attributes:
+        step: tokens read at once.
+    """
+
+    llama: Llama
+    seen: Projector
+    step: int
+    folder: Path
+
+    def answer(self, number: int, prompt: PromptFiles, chunks: list[Chunk]) -> AnswerFiles:
+        import numpy as np
+
+        told, own, unread = [], [], ""
+        for place, chunk in enumerate(chunks):
+            if chunk.ids is not None:
+                told.append(ChunkFiles(ids=chunk.ids, tokens=chunk.tokens, positions=chunk.positions))
+                continue
+            embeddings, pixels = self.seen.encode(chunk)
+            own.append(embeddings)
+            unread = unread or (self.seen.watch.why_not if pixels is None else "")
+            name = self.folder / f"{number}-{place}"
+            told.append(
+                ChunkFiles(
+                    ids=None,
+                    tokens=chunk.tokens,
+                    positions=chunk.positions,
+                    pixels=None if pixels is None else save(Path(f"{name}-pixels.npy"), pixels),
+                    embeddings=save(Path(f"{name}-embeddings.npy"), embeddings),
+                )
+            )
+        logits = save(self.folder / f"{number}-logits.npy", self._logits(chunks, own))
+        given = None
+        if prompt.embeddings is not None and len(prompt.embeddings) == len(own):
+            others = [np.load(path) for path in prompt.embeddings]
+            if [one.shape for one in others] == [one.shape for one in own]:
+                given = save(self.folder / f"{number}-logits-given.npy", self._logits(chunks, others))
+        return AnswerFiles(told, logits, given, unread)
+
+    def _logits(self, chunks: list[Chunk], embeddings: list[np.ndarray]) -> np.ndarray:
+        """After each token behind the last picture [tokens, vocabulary]."""
+        import numpy as np
+
+        self.llama.forget()
+        pictures, position = iter(embeddings), 0
+        last = max((place for place, chunk in enumerate(chunks) if chunk.ids is None), default=-1)
+        rows = [np.empty((0, self.llama.tokens), dtype=np.float32)]
+        for place, chunk in enumerate(chunks):
+            if chunk.ids is None:
+                self.seen.decode(self.llama, chunk, next(pictures), position, self.step)
+            else:
+                for start in range(0, len(chunk.ids), self.step):
+                    ids = chunk.ids[start : start + self.step]
+                    wanted = len(ids) if place > last else 0
+                    rows.append(self.llama.decode(ids, position + start, last=wanted).copy())
+            position += chunk.positions
+        return np.concatenate(rows)
+
+
+if __name__ == "__main__":
+    worker_main(run)

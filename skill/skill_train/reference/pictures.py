@@ -1,0 +1,277 @@
+"""What the model itself makes of a picture, through transformers in fp32 on the CPU: pixels, embeddings, and the logits
+of the text behind it. Pixels come from its own image processor, as in training."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from skill_train.core.errors import UsageError
+from skill_train.core.foreign import JsonObject
+from skill_train.program.pictures.decode import PictureSize
+from skill_train.program.pictures.tokens import ImageModel, Pictures
+from skill_train.reference.load import load_tokenizer, read_model, reference_model
+
+if TYPE_CHECKING:
+    import numpy as np
+
+_GREY = (127, 127, 127)  # a picture that is 0 after normalization would count as padding for SmolVLM
+_WHITE = 255
+_NEAR = 0.02  # of 255: float32 brings a whole number back to within 0.0001, and a resize in floats does not
+_PATCHED = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
+_TILED = ("smolvlm",)
+FAMILIES = (*_PATCHED, "gemma3", *_TILED)
+# tools/mtmd/mtmd.cpp of llama.cpp; what it does not find, it writes as ordinary text.
+_LOOKED_UP = {
+    **dict.fromkeys(_PATCHED, ("<|vision_start|>", "<|vision_end|>")),
+    "gemma3": ("<start_of_image>", "<end_of_image>"),
+    **dict.fromkeys(_TILED, ("<fake_token_around_image>", "<global-img>")),
+}
+_TILE = re.compile(r"<row_\d+_col_\d+>")
+
+
+@dataclass(frozen=True)
+class PictureQuestion:
+    """A conversation about pictures.
+
+    Attributes:
+        messages: as a chat template takes them. `content` has parts; one `{"type": "image"}` for each picture.
+        pictures: PIL images in RGB, upright.
+    """
+
+    messages: list[JsonObject]
+    pictures: list[Any]
+
+
+@dataclass(frozen=True)
+class ReferencePart:
+    """A picture, or a tile of one.
+
+    Attributes:
+        pixels: what the tower reads, float32 [3, height, width].
+        embeddings: what the language model reads, float32 [tokens, width]; of Qwen3-VL those that are added in later
+            layers lie behind the first.
+    """
+
+    pixels: np.ndarray
+    embeddings: np.ndarray
+
+
+@dataclass(frozen=True)
+class WholePicture:
+    """What the tower reads of a picture, in whole numbers, uint8 [height, width, 3].
+
+    Attributes:
+        overview: the same of the small one that comes with the tiles; None where there are none.
+    """
+
+    pixels: np.ndarray
+    overview: np.ndarray | None = None
+
+
+@dataclass(frozen=True)
+class PictureReference:
+    """The model's own view of one question.
+
+    Attributes:
+        ids: of the whole conversation.
+        following: those behind the last picture.
+        text: the conversation for llama.cpp, with a marker where it puts a picture and what belongs around one.
+        as_asked: the conversation as llama.cpp's server renders it: the marker is a part of the message.
+        pictures: llama.cpp copies them. None where the model's processor makes no whole numbers, or tiles of one
+            picture and not of another.
+        logits: after each token of `following`, float32 [tokens, vocabulary].
+        blank: the same with grey pictures of the same sizes.
+    """
+
+    ids: list[int]
+    following: list[int]
+    text: str
+    as_asked: str
+    pictures: list[WholePicture] | None
+    parts: list[ReferencePart]
+    logits: np.ndarray
+    blank: np.ndarray
+
+
+class PictureModel:
+    """A vision model with its tokenizer and its image processor.
+
+    Attributes:
+        kind: `model_type` of config.json.
+        marker: what stands for a picture in a text for llama.cpp.
+        seen: the image processor, and the tokens that stand for pictures.
+    """
+
+    def __init__(self, image: ImageModel, model: Any, marker: str) -> None:
+        folder = Path(image["model"])
+        self.kind, self.model, self.tokenizer = str(model.config.model_type), model, load_tokenizer(folder)
+        self.marker = marker
+        if self.kind not in FAMILIES:
+            raise UsageError(
+                f"pictures of the family {self.kind} cannot be verified",
+                code="vision",
+                expected=", ".join(FAMILIES),
+                got=self.kind,
+                hint="use a base model of one of these families",
+            )
+        self.seen = Pictures(image, self.tokenizer)
+
+    @property
+    def picture_token(self) -> int:
+        return self.seen.token_id
+
+    def written_tokens(self) -> dict[int, str]:
+        """Tokens that stand for a picture or around one, by id: those of the chat template, and those that llama.cpp
+        looks up by their text."""
+        texts = {self.seen.places.mark, self.seen.places.token, *_LOOKED_UP.get(self.kind, ())}
+        vocabulary = self.tokenizer.get_vocab()
+        if self.kind in _TILED:
+            texts |= {text for text in vocabulary if _TILE.fullmatch(text)}
+        return {vocabulary[text]: text for text in sorted(texts) if text in vocabulary}
+
+    def answer(self, question: PictureQuestion) -> PictureReference:
+        from PIL import Image
+
+        rendered, mark = self._rendered(question.messages), self.seen.places.mark
+        expansions = [self.seen.expansion(PictureSize(*picture.size)) for picture in question.pictures]
+        ids = list(self.tokenizer(_put(rendered, mark, expansions), add_special_tokens=False)["input_ids"])
+        behind = ids[::-1].index(self.picture_token)
+        inputs = self.seen.tensors([question.pictures])
+        grey = self.seen.tensors([[Image.new("RGB", picture.size, _GREY) for picture in question.pictures]])
+        pixels = list(self._pixels(inputs))
+        return PictureReference(
+            ids=ids,
+            following=ids[len(ids) - behind :],
+            text=self._for_llama_cpp(rendered, expansions),
+            as_asked=self._rendered([self._with_markers(message) for message in question.messages]),
+            pictures=self._copied(pixels, [PictureSize(*picture.size) for picture in question.pictures]),
+            parts=[ReferencePart(*one) for one in zip(pixels, self._embeddings(inputs, len(pixels)), strict=True)],
+            logits=self._logits(ids, inputs, behind),
+            blank=self._logits(ids, grey, behind),
+        )
+
+    def _rendered(self, messages: list[JsonObject]) -> str:
+        return str(self.tokenizer.apply_chat_template(messages, tokenize=False))
+
+    def _with_markers(self, message: JsonObject) -> JsonObject:
+        """A message as llama.cpp's server gives it to the chat template: a marker as text in place of a picture."""
+        marker = {"type": "text", "text": self.marker}
+        return {**message, "content": [marker if part["type"] == "image" else part for part in message["content"]]}
+
+    def _for_llama_cpp(self, rendered: str, expansions: list[str]) -> str:
+        """The text without what llama.cpp writes around a picture by itself."""
+        mark = self.seen.places.mark
+        if self.kind in _PATCHED:
+            return rendered.replace(f"<|vision_start|>{mark}<|vision_end|>", self.marker)
+        if self.kind in _TILED:
+            return rendered.replace(mark, self.marker)
+        begin, end = self.tokenizer.boi_token, self.tokenizer.eoi_token
+        outside = [one[: one.index(begin)] + self.marker + one[one.rindex(end) + len(end) :] for one in expansions]
+        return _put(rendered, mark, outside)
+
+    def _pixels(self, inputs: dict[str, Any]) -> Iterator[np.ndarray]:
+        """What the tower reads of each part, [3, height, width]."""
+        values = inputs["pixel_values"].float().numpy()
+        if self.kind not in _PATCHED:
+            yield from values.reshape(-1, *values.shape[-3:])
+            return
+        processor, rows = self.seen.processor, iter(values)
+        merge, size = processor.merge_size, processor.patch_size
+        for _, high, wide in inputs["image_grid_thw"].tolist():
+            import numpy as np
+
+            patches = np.stack(list(islice(rows, high * wide)))
+            grid = patches.reshape(high // merge, wide // merge, merge, merge, 3, -1, size, size)[..., 0, :, :]
+            yield grid.transpose(4, 0, 2, 5, 1, 3, 6).reshape(3, high * size, wide * size)
+
+    def _copied(self, pixels: list[np.ndarray], sizes: list[PictureSize]) -> list[WholePicture] | None:
+        whole = [self._whole_numbers(one) for one in pixels]
+        if any(one is None for one in whole):
+            return None
+        found = [one for one in whole if one is not None]
+        if self.kind not in _TILED:
+            return [WholePicture(one) for one in found]
+        parts, pictures = iter(found), []
+        for size in sizes:
+            _, rows, columns = self.seen.processor.get_number_of_image_patches(size.height, size.width, {})
+            if not rows:  # llama.cpp divides every picture
+                return None
+            tiles = list(islice(parts, rows * columns))
+            pictures.append(WholePicture(_joined(tiles, columns), overview=next(parts)))
+        return pictures
+
+    def _whole_numbers(self, pixels: np.ndarray) -> np.ndarray | None:
+        """The picture before it was normalized, uint8 [height, width, 3]."""
+        import numpy as np
+
+        mean, std = (
+            np.array(getattr(self.seen.processor, name))[:, None, None] for name in ("image_mean", "image_std")
+        )
+        values = (pixels * std + mean) * _WHITE
+        whole = np.rint(values)
+        if np.abs(values - whole).max() > _NEAR:
+            return None
+        numbers: np.ndarray = whole.astype(np.uint8).transpose(1, 2, 0)
+        return numbers
+
+    def _embeddings(self, inputs: dict[str, Any], parts: int) -> Iterator[np.ndarray]:
+        """What the language model reads of each part."""
+        import torch
+
+        with torch.no_grad():
+            output = self.model.get_image_features(**inputs)
+        found = list(output.pooler_output)
+        if self.kind in _TILED:
+            found = [tile for row in found for tile in row.chunk(parts // len(found))]
+        layers = getattr(output, "deepstack_features", None) or []
+        for number, one in enumerate(found):
+            yield torch.cat([one, *(layer[number] for layer in layers)], dim=-1).float().numpy()
+
+    def _logits(self, ids: list[int], inputs: dict[str, Any], count: int) -> np.ndarray:
+        """Of the last `count` tokens."""
+        import torch
+
+        tokens = torch.tensor([ids])
+        with torch.no_grad():
+            output = self.model(
+                input_ids=tokens,
+                **inputs,
+                **self.seen.token_types(tokens),
+                logits_to_keep=count,
+                use_cache=False,
+            )
+        found: np.ndarray = output.logits[0].float().numpy()
+        return found
+
+
+@contextlib.contextmanager
+def picture_model(image: ImageModel, marker: str) -> Iterator[PictureModel]:
+    """The vision model of a folder; freed when the block ends.
+
+    Args:
+        image: the folder, and the limits of a picture's size that it was trained with.
+        marker: as in `PictureModel`.
+    """
+    with reference_model(Path(image["model"]), None, partial(read_model, task="ImageTextToText")) as model:
+        yield PictureModel(image, model, marker)
+
+
+def _put(text: str, mark: str, texts: list[str]) -> str:
+    """The text with one of `texts` in place of each mark."""
+    parts = text.split(mark)
+    return parts[0] + "".join(put + part for put, part in zip(texts, parts[1:], strict=True))
+
+
+def _joined(tiles: list[np.ndarray], columns: int) -> np.ndarray:
+    """The picture that was divided, from its tiles row by row."""
+    import numpy as np
+
+    rows = [tiles[start : start + columns] for start in range(0, len(tiles), columns)]
+    return np.concatenate([np.concatenate(row, axis=1) for row in rows])
