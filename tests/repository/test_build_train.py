@@ -43,13 +43,13 @@ def test_the_program_defines_no_name_twice() -> None:
     ("part", "line", "said"),
     [
         ("rows.py", "def event() -> None: ...", r"event \(events.py, line \d+; rows.py, line \d+\)"),
-        ("rows.py", "MARKER = 1", r"MARKER \(job.py, line \d+; rows.py, line \d+\)"),
+        ("rows.py", "MARKER = 1", r"MARKER \(cloud/job.py, line \d+; rows.py, line \d+\)"),
         ("rows.py", "first, shutil = 1, 2", r"shutil \(import of shutil; rows.py, line \d+\)"),
         ("rows.py", "def of() -> None: ...\ndef of() -> None: ...", r"of \(rows.py, line \d+; rows.py, line \d+\)"),
         ("rows.py", "from skill_train.program import events", "rows.py, line"),
         ("rows.py", "import skill_train.program.events", "rows.py, line"),
         ("rows.py", "from skill_train.program.events import event as said", "rows.py, line"),
-        ("rows.py", "from skill_train.program.job import run_job", "rows.py, line"),  # a later part
+        ("rows.py", "from skill_train.program.cloud.job import run_job", "rows.py, line"),  # a later part
         ("rows.py", "from skill_train.core.errors import nearest", "rows.py, line"),
         ("rows.py", "def of() -> None:\n    from skill_train.program.events import event", "rows.py, line"),
         ("rows.py", "import torch", "rows.py, line"),

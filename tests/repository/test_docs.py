@@ -49,7 +49,8 @@ FOREIGN = {
     "xcode-select": {"--install"},
     "llama-quantize": {"--imatrix"},
     "ollama show": {"--template"},
-    "lms import": {"--copy"},
+    "lms import": {"--copy", "--user-repo"},
+    "llama-mtmd-cli": {"--image"},
     "the file is moved away": {"--copy"},  # of the line below `lms import`
     "powermetrics": {"--samplers"},
     "--rehearse goes with": {"--rehearse", "--job"},  # of train.py

@@ -76,12 +76,12 @@ def test_the_wheel_installs_the_skill(wheel: zipfile.ZipFile, tmp_path: Path) ->
 
 
 def test_the_wheel_is_light(wheel: zipfile.ZipFile) -> None:
-    """5 MB is the limit for the embedded model; 2.5 MB for everything else, before it is packed. The
+    """5 MB is the limit for the embedded model; 3 MB for everything else, before it is packed. The
     training program is in it twice: its parts, and joined."""
     model = [entry.file_size for entry in wheel.infolist() if entry.filename.endswith(".safetensors")]
     assert len(model) == 1
     assert model[0] < 5_000_000
-    assert sum(entry.file_size for entry in wheel.infolist()) - model[0] < 2_500_000
+    assert sum(entry.file_size for entry in wheel.infolist()) - model[0] < 3_000_000
 
 
 @pytest.mark.parametrize("source", ["scripts/train.py", "scripts/skypilot_node.py"])
@@ -100,7 +100,7 @@ def test_the_wheel_names_no_place_on_this_machine(wheel: zipfile.ZipFile) -> Non
 def test_the_light_base_needs_no_heavy_library() -> None:
     base = {Requirement(line).name for line in PROJECT["dependencies"]}
     assert base == {"click", "huggingface_hub", "msgspec", "pyyaml", "rich", "safetensors"}
-    assert set(PROJECT["optional-dependencies"]) == {"train", "gguf", "report", "dev"}
+    assert set(PROJECT["optional-dependencies"]) == {"train", "gguf", "vision", "report", "dev"}
 
 
 def test_the_lock_holds_versions_and_nothing_else() -> None:

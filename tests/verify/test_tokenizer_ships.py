@@ -14,8 +14,9 @@ import training
 from skill_train.gguf.convert import ConvertRequest, convert
 from skill_train.llama import get_converter as toolchain
 from skill_train.llama import inference
-from skill_train.program.encode import Encoder, load_tokenizer
+from skill_train.program.encode import Encoder
 from skill_train.program.events import Refused
+from skill_train.program.tokenizer import load_tokenizer
 from skill_train.reference import load as reference
 from skill_train.verify.check_tokens import HARD_STRINGS
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NotRequired, TypedDict
@@ -76,6 +77,18 @@ def evaluate_run(options: EvaluateOptions, console: Console, scoring: Scoring) -
         return _evaluate_locked(options, console, run, scoring)
 
 
+def _refuse_pictures(rows: Sequence[Mapping[str, object]], run: RunDir) -> None:
+    """Refuses rows with pictures: their questions without the pictures would get an answer, and a score of it."""
+    if any(row.get("images") for row in rows):
+        raise UsageError(
+            "held-out rows with pictures cannot be evaluated by this version",
+            code="vision",
+            expected="rows of text",
+            got=str(run.held_out),
+            hint=f"skill-train verify {quoted(run.path)}, which compares the files with the model on these pictures",
+        )
+
+
 def _evaluate_locked(
     options: EvaluateOptions, console: Console, run: RunDir, scoring: Scoring
 ) -> StepResult[Evaluation]:
@@ -83,6 +96,7 @@ def _evaluate_locked(
 
     training = trained(run)
     rows = read_rows(run.held_out)
+    _refuse_pictures(rows, run)
     step.require_rows(rows, run.path)
     warn_of_seen(console, training.data)
     base, recipe = base_of(run), plan_record.read(run.plan).recipe

@@ -17,6 +17,7 @@ from skill_train.commands._shell import quoted
 from skill_train.core.console import Console, Result
 from skill_train.core.errors import UsageError, VerificationFailed
 from skill_train.gguf.export_files import recorded, unread
+from skill_train.run import plan_record
 from skill_train.run.begun import trained
 from skill_train.run.folder import RunDir, open_run
 from skill_train.run.lock import locked
@@ -46,9 +47,12 @@ def run(options: VerifyOptions, console: Console) -> Result:
             expected="skill-train verify RUN, or --reference and --gguf",
             hint="skill-train verify --help",
         )
+    from skill_train.verify.step import PictureSubject
+
+    reference = base_folder(options.reference)
     return _verify(
         console,
-        reference=base_folder(options.reference),
+        reference=reference,
         adapter=None,
         base=base_folder(options.base) if options.base else None,
         ggufs=list(options.gguf),
@@ -57,6 +61,7 @@ def run(options: VerifyOptions, console: Console) -> Result:
         record=options.out or options.gguf[0].parent / "verify.json",
         tokens=options.tokens,
         following=[],
+        pictures=PictureSubject(folder=reference, images=Path()),
     )
 
 
@@ -81,7 +86,8 @@ def _verify_locked(console: Console, run: RunDir, tokens: int | None, out: Path 
     if gone:
         console.warn("missing_file", f"exported files are missing and were not verified: {', '.join(gone)}")
     base = base_of(run)
-    steps = ["evaluate", "report"] if run.held_out.is_file() else ["report"]
+    of_pictures = plan_record.read(run.plan).recipe.images  # `evaluate` asks about text alone
+    steps = ["evaluate", "report"] if run.held_out.is_file() and not of_pictures else ["report"]
     return _verify(
         console,
         following=[f"skill-train {step} {quoted(run.path)}" for step in steps],
@@ -94,6 +100,25 @@ def _verify_locked(console: Console, run: RunDir, tokens: int | None, out: Path 
         held_out=read_rows(run.held_out),
         record=out or run.record("verify"),
         tokens=tokens,
+        pictures=_pictures(run),
+    )
+
+
+def _pictures(run: RunDir) -> Any:
+    """What the projector of a vision model is judged by; None for a run of text."""
+    from skill_train.verify.step import PictureSubject
+
+    recipe = plan_record.read(run.plan).recipe
+    if not recipe.images:
+        return None
+    there = (run.merged / "config.json").is_file()
+    return PictureSubject(
+        folder=run.merged if there else None,
+        images=run.path,
+        why_not="" if there else f"the merged model that it was made of is gone: skill-train merge {quoted(run.path)}",
+        expected="this model was trained on pictures, and no projector was exported: llama.cpp will read text only",
+        min_pixels=recipe.min_pixels,
+        max_pixels=recipe.max_pixels,
     )
 
 

@@ -32,7 +32,7 @@ _WORST = {"fail": 0, "warn": 1, "pass": 2}
 
 
 def missing(run: ReportedRun) -> list[MissingPart]:
-    """Each part without a record, and the command that makes it."""
+    """Each part without a record, and the command that makes it. `evaluate` does not ask about pictures."""
     steps = (
         ("train", "trained", way_on(run)),
         ("convert", "exported", "export-gguf"),
@@ -42,7 +42,7 @@ def missing(run: ReportedRun) -> list[MissingPart]:
     return [
         {"part": part, "said": _missing(run, part, done), "command": run.command(words)}
         for part, done, words in steps
-        if not run[part]
+        if not run[part] and not (part == "evaluate" and run["plan"].get("recipe", "images", default=False))
     ]
 
 

@@ -11,6 +11,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 
@@ -40,21 +41,27 @@ _RUNNING = ("logits", "tuned", "answers")
 _FLOATS = {"F32", "F16"}  # a file of any type may hold these too, for rows that are no multiple of a block
 
 
-def of_kind(
-    files: list[GgufFile], unread: tuple[tuple[str, str], ...], findings: Findings
-) -> tuple[list[GgufFile], list[GgufFile]]:
-    """Splits the files into whole models and adapters. Other files, and those of `unread`, are reported as not
-    checked."""
+class Kinds(NamedTuple):
+    """The files by what they hold: whole language models, adapters, and projectors for pictures."""
+
+    models: list[GgufFile]
+    adapters: list[GgufFile]
+    projectors: list[GgufFile]
+
+
+def of_kind(files: list[GgufFile], unread: tuple[tuple[str, str], ...], findings: Findings) -> Kinds:
+    """Splits the files by what they hold. Other files, and those of `unread`, are reported as not checked."""
     for name, why in unread:
         _leave_out(findings, name, why)
     models = [gguf for gguf in files if gguf.metadata.get("general.type", "model") == "model"]
     adapters = [gguf for gguf in files if gguf.metadata.get("general.type") == "adapter"]
+    projectors = [gguf for gguf in files if gguf.metadata.get("general.type") == "mmproj"]
     for gguf in files:
-        if gguf not in models and gguf not in adapters:
+        if not any(gguf in kind for kind in (models, adapters, projectors)):
             kind = gguf.metadata.get("general.type")
             reason = f"it is a file of the kind {kind!r}, which is not compared with anything"
             _leave_out(findings, gguf.path.name, reason)
-    return models, adapters
+    return Kinds(models, adapters, projectors)
 
 
 def _leave_out(findings: Findings, file: str, reason: str) -> None:

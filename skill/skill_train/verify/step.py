@@ -20,11 +20,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from skill_train.core.console import Bar
-from skill_train.core.digests import digests, file_digest
+from skill_train.core.digests import FileDigest, digests, file_digest
 from skill_train.core.errors import UsageError
 from skill_train.core.memory import peak_memory_bytes
 from skill_train.core.worker import ending, llama_cpp_folder
 from skill_train.llama.gguf_header import GgufFile
+from skill_train.llama.pictures import Pair
 from skill_train.model.foreign_files import require_sound, require_sound_files
 from skill_train.model.sidecar_files import model_digests
 from skill_train.model.weight_files import read_folder
@@ -33,9 +34,11 @@ from skill_train.reference.rounded_merge import Rounding, rounding_of
 from skill_train.run import records, verify_record
 from skill_train.run.folder import StepResult, require_writable, versions
 from skill_train.run.train_record import Row
-from skill_train.run.verify_record import Proof, ProofInputs, ProofOptions
+from skill_train.run.verify_record import Check, NotChecked, Proof, ProofInputs, ProofOptions
 from skill_train.verify.check import worst
 from skill_train.verify.check_adapter import judge_adapters, of_kind
+from skill_train.verify.pictures.check import PairsRequest, check_pairs
+from skill_train.verify.pictures.questions import drawn_questions, row_questions
 from skill_train.verify.questions import MeasuredReference, Questions, questions_of
 from skill_train.verify.reference_answers import (
     MeasureRequest,
@@ -62,6 +65,25 @@ class _ProofScope:
 
 
 @dataclass(frozen=True)
+class PictureSubject:
+    """What the answers to pictures are judged by.
+
+    Attributes:
+        folder: the model with its tower: the merged one, where an adapter was trained. None: `why_not` says why.
+        images: the folder in which the rows' pictures lie.
+        expected: why a projector belongs to the files; empty where none does.
+        min_pixels, max_pixels: of the recipe.
+    """
+
+    folder: Path | None
+    images: Path
+    why_not: str = ""
+    expected: str = ""
+    min_pixels: int | None = None
+    max_pixels: int | None = None
+
+
+@dataclass(frozen=True)
 class VerifyRequest:
     """Files to judge, and what they are judged by.
 
@@ -73,6 +95,7 @@ class VerifyRequest:
         held_out: rows to measure on; `rows`, or built-in texts, when empty.
         tokens: most tokens whose logits are compared; None leaves that to `sample_texts.sample_of`.
         unread: names of files that belong here and cannot be judged, each with the reason.
+        pictures: what pairs with a projector are judged by; None leaves projectors unjudged, and says so.
     """
 
     reference: Path
@@ -84,6 +107,7 @@ class VerifyRequest:
     record: Path
     tokens: int | None = None
     unread: tuple[tuple[str, str], ...] = ()
+    pictures: PictureSubject | None = None
 
 
 def verify(request: VerifyRequest, *, progress: Bar, warn: Warn) -> StepResult[Proof]:
@@ -107,13 +131,13 @@ def verify(request: VerifyRequest, *, progress: Bar, warn: Warn) -> StepResult[P
             return StepResult(earlier, reused=True)
         require_writable(request.record.parent)
         findings = Findings()
-        files, adapters = of_kind(readable(request.ggufs, findings), request.unread, findings)
+        files, adapters, projectors = of_kind(readable(request.ggufs, findings), request.unread, findings)
         progress(0, len(request.ggufs) + 1, "reference")
         asked = questions_of(
             request.reference,
             adapter=request.adapter,
-            rows=request.rows,
-            held_out=request.held_out or request.rows,
+            rows=_of_text(request.rows),
+            held_out=_of_text(request.held_out or request.rows),
             sample=sample,
         )
         busy = peak_bytes(request.reference, request.adapter) + compared_bytes(request.adapter)
@@ -131,6 +155,7 @@ def verify(request: VerifyRequest, *, progress: Bar, warn: Warn) -> StepResult[P
             prepared = PreparedFiles(files, weights, rendering.result(), drafting.result(), scope.inputs.ggufs)
             judge(subject, findings, request.record.parent, prepared, warn, progress)
             judge_adapters(adapters, subject, findings, request.record.parent, scope.inputs.ggufs, Path(scratch))
+        judge_projectors(projectors, files, request, findings, progress)
     return StepResult(_written(request.record, scope, findings, subject.samples, time.monotonic() - started))
 
 
@@ -160,6 +185,43 @@ def _measure(
     if base is not None and measured.base is None:
         measured = measure_base(base, measured, folder)
     return measured, weights
+
+
+def _of_text(rows: list[Row]) -> list[Row]:
+    """Rows without pictures. The others are asked about with their pictures, by `judge_projectors`."""
+    return [row for row in rows if not row.get("images")]
+
+
+def judge_projectors(
+    projectors: list[GgufFile], models: list[GgufFile], request: VerifyRequest, findings: Findings, progress: Bar
+) -> None:
+    """Adds the checks of each projector with each language model to `findings`.
+
+    A projector that cannot be judged is a warning, and so are language models that are missing their projector.
+    """
+    if not projectors:
+        if request.pictures is not None and request.pictures.expected:
+            findings.add(Check("projector", "mmproj", "warn", "missing", "a projector", request.pictures.expected))
+        return
+    subject = request.pictures
+    why = "no model folder to compare it with" if subject is None else subject.why_not
+    if subject is None or subject.folder is None or not models:
+        why = why or "there is no language model beside it"
+        for projector in projectors:
+            findings.add(Check("file", projector.path.name, "warn", "not checked", "checked", why))
+            findings.add(NotChecked("everything else", projector.path.name, why))
+        return
+    questions = row_questions(request.held_out or request.rows, subject.images) or drawn_questions()
+    pairs = PairsRequest(
+        pairs=[Pair(model.path, projector.path) for projector in projectors for model in models],
+        reference=subject.folder,
+        questions=questions,
+        base=request.base,
+        min_pixels=subject.min_pixels,
+        max_pixels=subject.max_pixels,
+    )
+    for finding in check_pairs(pairs, progress):
+        findings.add(finding)
 
 
 def _written(record: Path, scope: _ProofScope, findings: Findings, samples: dict[str, int], seconds: float) -> Proof:
@@ -230,9 +292,14 @@ def _scope(request: VerifyRequest, sample: Sample) -> _ProofScope:
         rows=_digest(request.rows),
         held_out=_digest(request.held_out),
         unread=[list(each) for each in request.unread],
+        pictures=_picture_digests(request.pictures),
     )
     libraries = versions("llama-cpp-python", "gguf", "transformers", "torch", "peft")
     return _ProofScope(inputs, ProofOptions(sample.tokens), libraries)
+
+
+def _picture_digests(subject: PictureSubject | None) -> dict[str, FileDigest] | None:
+    return None if subject is None or subject.folder is None else model_digests(subject.folder)
 
 
 def _weights(model: Path) -> int:

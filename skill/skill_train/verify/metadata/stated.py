@@ -136,6 +136,12 @@ def _sections(config: Stated, _: GgufFile) -> Any:
     return [*sections, 0, 0][:4] if sections else None
 
 
+def _deepstack(config: Stated, _: GgufFile) -> Any:
+    """The layers of Qwen3-VL's tower whose output is added in later layers of the language model."""
+    layers = config.config.get("vision_config", {}).get("deepstack_visual_indexes")
+    return None if layers is None else len(layers)
+
+
 def _value_length(config: Stated, gguf: GgufFile) -> Any:
     if not _mla(config):
         return _head(config)
@@ -346,6 +352,7 @@ EXPECTED: dict[str, tuple[str, ...] | Callable[[Stated, GgufFile], Any]] = {
     "embedding_scale": _embedding_scale,
     "residual_scale": _residual,
     "rope.dimension_count": _rotated,
+    "n_deepstack_layers": _deepstack,
     "rope.dimension_sections": _sections,
     "rope.freq_base": lambda config, _: config.rope.get("rope_theta") if kind_of(config.rope) != "dynamic" else None,
     "rope.freq_base_swa": lambda config, _: config.rope.get("local_theta"),

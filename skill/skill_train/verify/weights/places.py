@@ -21,7 +21,7 @@ TRIED = frozenset((
     "falcon-h1", "gemma", "gemma2", "gemma3", "glm4", "glm4moe", "gpt-oss", "gpt2", "gptneox", "granite",
     "granitehybrid", "granitemoe", "hunyuan-dense", "jais2", "jamba", "lfm2", "lfm2moe", "llama", "mamba", "mamba2",
     "mistral3", "mpt", "nemotron", "olmo", "olmo2", "olmoe", "phi2", "phi3", "qwen2", "qwen2moe", "qwen3", "qwen3moe",
-    "qwen3next", "seed_oss", "smollm3", "stablelm", "starcoder", "starcoder2",
+    "qwen2vl", "qwen3next", "qwen3vl", "seed_oss", "smollm3", "stablelm", "starcoder", "starcoder2",
 ))  # fmt: skip
 
 # Weights of a model that no text file holds: pictures and sound, and masks and angles that the code computes.
@@ -31,7 +31,7 @@ _ELSEWHERE = re.compile(
 )
 # Names of transformers, and those of published files that gguf-py's map knows.
 _PUBLISHED: tuple[tuple[str, str], ...] = (
-    (r"\blanguage_model\.", ""),
+    (r"\b(?:language_model|text_model)\.", ""),
     (r"\.dt_bias$", ".dt_proj.bias"),
     (r"\.e_score_correction_bias$", ".e_score_correction.bias"),
     (r"\.expert_bias$", ".expert_bias.bias"),

@@ -1,0 +1,135 @@
+"""The pair as its users run it: llama.cpp resizes the pictures in its own way, with its own limits, and its server puts
+them into the chat template in its own way. None of that is a fault of the files, so nothing here fails; but a model
+that was trained on other pixels may answer worse, and the figures say by how much."""
+
+from __future__ import annotations
+
+import math
+from itertools import takewhile
+from typing import TYPE_CHECKING
+
+from skill_train.llama.pictures import PictureAnswer
+from skill_train.run.verify_record import Check, NotChecked
+from skill_train.verify.pictures.measured import MeasuredPictures, divergences
+from skill_train.verify.thresholds import limits
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from skill_train.reference.pictures import PictureReference
+
+_SAME = 1e-4  # as for the same pixels
+# Nats a token, what q8_0 costs an 8B model (thresholds.py) and nobody hears. Measured on tiny pairs, with the text
+# around the picture as in training: 5e-8 to 1e-6 where llama.cpp resizes as Pillow does (SmolVLM; in Qwen-VL and in
+# Gemma 3 pictures of the target's shape), and 0.04 or more where it letterboxes, however little. One space more before
+# a picture (SmolVLM) is 0.008 to 0.014.
+_UNHEARD = 0.001355
+
+
+def check_as_used(
+    file: str,
+    text_type: str,
+    measured: MeasuredPictures,
+    answers: list[PictureAnswer],
+    same: list[PictureAnswer] | None,
+) -> Check | NotChecked:
+    """How far llama.cpp's own view of the pictures moves the text behind them.
+
+    Args:
+        answers: to the questions in their order, with llama.cpp's own preprocessing.
+        same: of the same files, given the model's own pixels: what quantization costs is in both. None where there are
+            none; then the model itself is compared with.
+    """
+    import numpy as np
+
+    both = list(zip(measured.answers, answers, strict=True))
+    own = [answer.logits for answer in same] if same else [one.logits for one in measured.answers]
+    kls = [_divergences(measured, one, *pair) for one, pair in zip(own, both, strict=True)]
+    common = [kl for kl in kls if len(kl)]
+    if not common:
+        return NotChecked("pictures_as_used", file, "llama.cpp divides the text behind the pictures in another way")
+    blank = float(np.concatenate([divergences(one.logits, one.blank, measured.vocabulary) for one, _ in both]).mean())
+    kl = float(np.concatenate(common).mean())
+    shares = [share for reference, answer in both for share in _differing(reference, answer)]
+    tokens = [(_shown(answer), _count(measured, reference)) for reference, answer in both]
+    most = _UNHEARD if same else _UNHEARD + limits(text_type).kl[0]
+    figures: dict[str, object] = {
+        "questions": len(both),
+        "mean_kl": kl if math.isfinite(kl) else None,
+        "mean_kl_blank": blank,
+        "share_of_blank": kl / blank if blank and math.isfinite(kl) else None,
+        "differing_pixels": float(np.mean(shares)) if shares else None,
+        "other_sizes": sum(not _same_sizes(reference, answer) for reference, answer in both),
+        "picture_tokens": [list(one) for one in tokens],
+        "texts_differ": sum(_texts_differ(measured, reference, answer) for reference, answer in both),
+    }
+    if not math.isfinite(kl):
+        return Check("pictures_as_used", file, "fail", None, most, "the logits are not finite", figures)
+    detail = f"{_seen(figures, tokens)}; mean KL {kl:.2g} nats, of a grey picture {blank:.2g}"
+    if kl <= most:
+        return Check("pictures_as_used", file, "pass", kl, most, detail, figures)
+    detail += "; so users get other answers about pictures than the model was trained to give"
+    return Check("pictures_as_used", file, "warn", kl, most, detail, figures)
+
+
+def _seen(figures: dict[str, object], tokens: list[tuple[int, int]]) -> str:
+    others = [pair for pair in tokens if pair[0] != pair[1]]
+    said = []
+    if figures["differing_pixels"] is not None:
+        alone = ", where the size is the same," if figures["other_sizes"] else ""
+        said.append(f"with llama.cpp's own resizing{alone} {figures['differing_pixels']:.0%} of the pixels differ")
+    if figures["other_sizes"]:
+        said.append(f"pictures of {figures['other_sizes']} of {len(tokens)} questions get another size")
+    if others:
+        got, wanted = max(others, key=lambda pair: abs(pair[0] - pair[1]))
+        said.append(f"up to {got} tokens in place of {wanted}")
+    if figures["texts_differ"]:
+        said.append("its server writes the text around a picture in another way")
+    return ", ".join(said) or "llama.cpp's own resizing makes the same pixels"
+
+
+def _divergences(
+    measured: MeasuredPictures, logits: np.ndarray, reference: PictureReference, answer: PictureAnswer
+) -> np.ndarray:
+    """Of the tokens at the end that both read; the text next to a picture may differ.
+
+    Args:
+        logits: for the text behind the picture, with the model's own pixels.
+    """
+    pairs = zip(reversed(reference.following), reversed(answer.following), strict=False)
+    count = len(list(takewhile(lambda pair: pair[0] == pair[1], pairs)))
+    first, other = len(logits) - count, len(answer.logits) - count
+    return divergences(logits[first:], answer.logits[other:], measured.vocabulary)
+
+
+def _differing(reference: PictureReference, answer: PictureAnswer) -> list[float]:
+    """Share of the pixels that differ, of each part of the same size."""
+    import numpy as np
+
+    if len(reference.parts) != len(answer.shown):
+        return []
+    pairs = [(one.pixels, seen.pixels) for one, seen in zip(reference.parts, answer.shown, strict=True)]
+    return [
+        float((np.abs(one - seen) > _SAME).any(axis=0).mean())
+        for one, seen in pairs
+        if seen is not None and one.shape == seen.shape
+    ]
+
+
+def _same_sizes(reference: PictureReference, answer: PictureAnswer) -> bool:
+    wanted = [one.embeddings.shape[0] for one in reference.parts]
+    return wanted == [chunk.tokens for chunk in answer.shown]
+
+
+def _shown(answer: PictureAnswer) -> int:
+    """Tokens of pictures."""
+    return sum(chunk.tokens for chunk in answer.shown)
+
+
+def _count(measured: MeasuredPictures, reference: PictureReference) -> int:
+    return reference.ids.count(measured.picture_token)
+
+
+def _texts_differ(measured: MeasuredPictures, reference: PictureReference, answer: PictureAnswer) -> bool:
+    text = [token for token in reference.ids if token != measured.picture_token]
+    return text != [token for chunk in answer.chunks for token in chunk.ids or []]

@@ -1,0 +1,139 @@
+"""Puts pairs of a language model and a projector through every check about pictures."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from skill_train.core.console import Bar
+from skill_train.core.errors import NativeCrash, VerificationFailed
+from skill_train.llama.gguf_header import GgufFile, read_gguf
+from skill_train.llama.pictures import Pair, Picture, PicturePrompt, ask_pictures
+from skill_train.program.pictures.tokens import ImageModel
+from skill_train.reference.pictures import PictureQuestion
+from skill_train.run.verify_record import Check, NotChecked
+from skill_train.verify.check import problems
+from skill_train.verify.check_header import check_file, file_type
+from skill_train.verify.pictures.as_used import check_as_used
+from skill_train.verify.pictures.measured import MeasuredPictures, measure
+from skill_train.verify.pictures.projector import check_projector, check_projector_weights
+from skill_train.verify.pictures.same_pixels import PairTypes, check_same_pixels
+
+_SPECIAL = (3, 4)  # llama.cpp's kinds of tokens that it finds in a text: control tokens, and those that a user added
+
+
+@dataclass(frozen=True)
+class PairsRequest:
+    """What is judged, and by what.
+
+    Attributes:
+        pairs: files of the same model.
+        reference: folder of the model that was exported: of the merged one, where an adapter was trained.
+        base: what it was trained from; None where that is not at hand, or the same.
+        questions: about held-out pictures, with their answers.
+        threads: of llama.cpp.
+        min_pixels, max_pixels: limits of a picture in the recipe that the model was trained with; None is the model's.
+    """
+
+    pairs: list[Pair]
+    reference: Path
+    questions: list[PictureQuestion]
+    base: Path | None = None
+    threads: int = 2
+    min_pixels: int | None = None
+    max_pixels: int | None = None
+
+
+def check_pairs(request: PairsRequest, progress: Bar | None = None) -> list[Check | NotChecked]:
+    """Of each projector: `file`, `projector` and `projector_weights`. Of each pair, under its language model's name:
+    `picture_tokens`, `loads_projector`, `pictures` (given the same pixels) and `pictures_as_used`.
+
+    Raises:
+        UsageError: the model is of a family whose pictures cannot be verified, or cannot be loaded.
+        DecisionNeeded: there was not enough memory.
+    """
+    image: ImageModel = {
+        "model": str(request.reference),
+        "revision": None,
+        "min_pixels": request.min_pixels,
+        "max_pixels": request.max_pixels,
+    }
+    measured = measure(image, request.questions)
+    found: list[Check | NotChecked] = []
+    for number, pair in enumerate(request.pairs):
+        checked = _checked(pair, request, measured, progress)
+        earlier = {each.projector for each in request.pairs[:number]}
+        found += [check for check in checked if pair.projector not in earlier or check.file != pair.projector.name]
+    return found
+
+
+def _checked(
+    pair: Pair, request: PairsRequest, measured: MeasuredPictures, progress: Bar | None
+) -> list[Check | NotChecked]:
+    name = pair.projector.name
+    try:
+        text, projector = read_gguf(pair.text), read_gguf(pair.projector)
+    except VerificationFailed as error:
+        size = pair.projector.stat().st_size
+        rest = NotChecked("everything else", name, "a file of the pair is damaged")
+        return [Check("file", name, "fail", size, "whole", error.message), rest]
+    found: list[Check | NotChecked] = [
+        check_file(projector),
+        check_projector(projector, text, request.reference),
+        check_projector_weights(projector, request.reference, request.base),
+        check_picture_tokens(text, measured),
+    ]
+    try:
+        return found + _asked(pair, PairTypes(file_type(text), file_type(projector)), request, measured, progress)
+    except (VerificationFailed, NativeCrash) as error:
+        detail = f"{error.message} ({error.got[-200:]})"
+        rest = NotChecked("pictures", pair.text.name, "llama.cpp cannot run the pair")
+        return [*found, Check("loads_projector", pair.text.name, "fail", error.code, "runs", detail), rest]
+
+
+def _asked(
+    pair: Pair, types: PairTypes, request: PairsRequest, measured: MeasuredPictures, progress: Bar | None
+) -> list[Check | NotChecked]:
+    import numpy as np
+
+    name, found = pair.text.name, list[Check | NotChecked]()
+    pictures = [
+        PicturePrompt(one.as_asked, [Picture(np.asarray(picture)) for picture in question.pictures])
+        for one, question in zip(measured.answers, measured.questions, strict=True)
+    ]
+    used = ask_pictures(pair, pictures, any_size=False, threads=request.threads, progress=progress)
+    found.append(
+        Check("loads_projector", name, "pass", "runs", "runs", f"llama.cpp loads {pair.projector.name} with it")
+    )
+    prompts = [
+        PicturePrompt(
+            one.text,
+            [Picture(picture.pixels, picture.overview) for picture in one.pictures],
+            [part.embeddings for part in one.parts],
+        )
+        for one in measured.answers
+        if one.pictures is not None
+    ]
+    same = None
+    if len(prompts) == len(measured.answers):
+        same = ask_pictures(pair, prompts, any_size=True, threads=request.threads, progress=progress)
+        found.append(check_same_pixels(name, types, measured, same))
+    else:
+        why = "llama.cpp cannot be given the pixels that the model's image processor makes: it rounds or divides them"
+        found.append(NotChecked("pictures", name, why))
+    return [*found, check_as_used(name, types.text, measured, used, same)]
+
+
+def check_picture_tokens(text: GgufFile, measured: MeasuredPictures) -> Check:
+    """The tokens of and around pictures have the ids and texts of the model's tokenizer, and are found in a text."""
+    tokens, kinds = text.strings("tokenizer.ggml.tokens"), text.integers("tokenizer.ggml.token_type")
+    faults = []
+    for token, wanted in measured.written.items():
+        got = tokens[token] if token < len(tokens) else None
+        if got != wanted:
+            faults.append(f"token {token} is {got!r}, and the model's is {wanted!r}: a picture token was renamed")
+        elif token < len(kinds) and kinds[token] not in _SPECIAL:
+            faults.append(f"token {token}, {wanted!r}, is an ordinary one: llama.cpp does not find it in a text")
+    count = len(measured.written)
+    good = f"{count} tokens of and around pictures are those of the tokenizer"
+    return problems("picture_tokens", text.path.name, faults, looked_at=count, good=good)

@@ -1,0 +1,67 @@
+"""The model's own answers to questions about pictures, which every pair of files is held against."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from skill_train.llama.logit_distance import compare_logits
+from skill_train.llama.pictures import MARKER
+from skill_train.program.pictures.tokens import ImageModel
+from skill_train.reference.pictures import PictureQuestion, PictureReference, picture_model
+
+if TYPE_CHECKING:
+    import numpy as np
+
+
+@dataclass(frozen=True)
+class MeasuredPictures:
+    """Attributes:
+    kind: `model_type` of config.json.
+    picture_token: the id that stands for a part of a picture.
+    written: tokens of and around pictures, by id.
+    texts: of all tokens, by id.
+    vocabulary: number of tokens that the model answers with.
+    mean, std: of the colours, as the model's processor normalizes them.
+    """
+
+    kind: str
+    picture_token: int
+    written: dict[int, str]
+    texts: list[str]
+    vocabulary: int
+    mean: list[float]
+    std: list[float]
+    questions: list[PictureQuestion]
+    answers: list[PictureReference]
+
+    def text(self, ids: list[int]) -> str:
+        """Tokens by their texts, for a message."""
+        return " ".join(self.texts[one] if 0 <= one < len(self.texts) else str(one) for one in ids)
+
+
+def measure(image: ImageModel, questions: list[PictureQuestion]) -> MeasuredPictures:
+    """Asks the model, which is in memory only here."""
+    with picture_model(image, MARKER) as model:
+        vocabulary = int(model.model.config.get_text_config().vocab_size)
+        tokenizer = model.tokenizer
+        return MeasuredPictures(
+            kind=model.kind,
+            picture_token=model.picture_token,
+            written=model.written_tokens(),
+            texts=[str(one) for one in tokenizer.convert_ids_to_tokens(range(len(tokenizer)))],
+            vocabulary=vocabulary,
+            mean=list(model.seen.processor.image_mean),
+            std=list(model.seen.processor.image_std),
+            questions=questions,
+            answers=[model.answer(question) for question in questions],
+        )
+
+
+def divergences(reference: np.ndarray, other: np.ndarray, vocabulary: int) -> np.ndarray:
+    """KL of `other` from the reference at each position, in nats; both are logits [positions, tokens]."""
+    import numpy as np
+
+    columns = min(reference.shape[1], other.shape[1], vocabulary)
+    following = np.zeros(len(reference), dtype=np.int64)  # of no interest here
+    return compare_logits(reference[:, :columns], other[:, :columns], following).kl

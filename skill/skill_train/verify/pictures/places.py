@@ -1,0 +1,120 @@
+"""Where the weights of a vision tower and its projector lie in a projector's GGUF file, and how they are arranged.
+
+Names are those of the model's own safetensors files. They go through gguf-py's map; what it does not know is below.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal
+
+from skill_train.verify.weights.arrangements import as_it_is, one_more
+
+Part = Literal["tower", "projector", "deepstack"]
+
+_VISION = re.compile(
+    r"(^|\.)(visual|vision_tower|vision_model|multi_modal_projector|connector)\.(?!.*vision_model\.head\.)"
+)
+_PROJECTOR = re.compile(r"\.merger\.|multi_modal_projector\.|connector\.")
+_DEEPSTACK = re.compile(r"visual\.deepstack_merger_list\.(\d+)\.(linear_fc1|linear_fc2|norm)\.(weight|bias)$")
+_BLOCK = re.compile(r"\.(?:blocks|layers)\.(\d+)\.")
+_PATCHES = "v.patch_embd.weight"
+# Names of files, and those that gguf-py's map knows or, with a point before the suffix, the name in the projector.
+_KNOWN: tuple[tuple[str, str], ...] = (
+    (r"^model\.(?=visual\.|vision_tower\.|multi_modal_projector\.)", ""),
+    (r"^vision_tower\.(?!vision_model\.)", "vision_tower.vision_model."),
+    (r"mm_input_projection_weight$", "mm_input_projection.weight"),
+    (r"^visual\.merger\.norm\.", "v.post_ln."),
+    (r"^visual\.merger\.linear_fc1\.", "mm.0."),
+    (r"^visual\.merger\.linear_fc2\.", "mm.2."),
+)
+_OWN_NAME = re.compile(r"^(v|mm)\.[a-z0-9_]+\.(weight|bias)$")
+
+
+@dataclass(frozen=True)
+class ProjectorPlace:
+    """A weight of the model, or a part of it, in a tensor of the file.
+
+    Attributes:
+        source: name of the weight in the model's files.
+        part: what it belongs to.
+        arrange: from the weight to what the file holds.
+    """
+
+    tensor: str
+    source: str
+    part: Part
+    arrange: Callable[[Any], Any]
+
+
+def is_vision(name: str) -> bool:
+    """Whether a weight is of the tower or of the projector."""
+    return _VISION.search(name) is not None and "language_model." not in name
+
+
+def part_of(source: str) -> Part:
+    if "deepstack_merger_list." in source:
+        return "deepstack"
+    return "projector" if _PROJECTOR.search(source) else "tower"
+
+
+def places(sources: list[str], deepstack: list[int], layers: int, held: set[str]) -> Iterator[ProjectorPlace]:
+    """Of each weight of the model, the tensors that it becomes; none where none is known.
+
+    Args:
+        deepstack: layers of the tower whose output is added in the language model.
+        layers: of the tower.
+        held: names of the tensors of the file.
+    """
+    from gguf.constants import MODEL_ARCH
+    from gguf.tensor_mapping import get_tensor_name_map
+
+    names = get_tensor_name_map(MODEL_ARCH.MMPROJ, layers)
+    for source in sources:
+        for tensor, arrange in _targets(source, deepstack, names, held):
+            yield ProjectorPlace(tensor, source, part_of(source), arrange)
+
+
+def _targets(
+    source: str, deepstack: list[int], names: Any, held: set[str]
+) -> Iterator[tuple[str, Callable[[Any], Any]]]:
+    known, block = _known(source), _BLOCK.search(source)
+    if inner := _DEEPSTACK.search(source):
+        yield f"v.deepstack.{deepstack[int(inner[1])]}.{inner[2].removeprefix('linear_')}.{inner[3]}", as_it_is
+    elif ".qkv." in known and block and f"v.blk.{block[1]}.attn_q.weight" in held:
+        end = known.rpartition(".")[2]
+        for number, letter in enumerate("qkv"):
+            yield f"v.blk.{block[1]}.attn_{letter}.{end}", partial(_third, number=number)
+    elif known.endswith("patch_embed.proj.weight"):
+        yield _PATCHES, partial(_moment, number=0)
+        yield f"{_PATCHES}.1", partial(_moment, number=1)
+    elif _OWN_NAME.match(known):
+        yield known, as_it_is
+    else:
+        tensor = names.get_name(known, try_suffixes=(".weight", ".bias"))
+        if tensor is not None:
+            yield tensor, one_more if known.endswith("soft_emb_norm.weight") else as_it_is
+
+
+def _known(source: str) -> str:
+    for pattern, put in _KNOWN:
+        source = re.sub(pattern, put, source)
+    return source
+
+
+def _third(weight: Any, number: int) -> Any:
+    """Of the rows: query, key or value."""
+    return weight.chunk(3)[number]
+
+
+def _moment(weight: Any, number: int) -> Any:
+    """Qwen's patches are of two moments of a film: [out, colours, moments, height, width]."""
+    return weight[:, :, number]
+
+
+def other_colours(tensor: str, weight: Any) -> Any | None:
+    """The patches with the colours in reverse order; None for another tensor."""
+    return weight.flip(1) if tensor.startswith(_PATCHES) else None

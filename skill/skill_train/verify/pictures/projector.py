@@ -1,0 +1,281 @@
+"""A projector's GGUF file against the model's own files: what it states, and every weight of tower and projector."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from skill_train.core.foreign import JsonObject
+from skill_train.llama.gguf_header import GgufFile, Value
+from skill_train.model.folder import read_config
+from skill_train.model.foreign_files import foreign_json, weight_files
+from skill_train.run.records import Verdict
+from skill_train.run.verify_record import Check
+from skill_train.verify.check import problems
+from skill_train.verify.metadata.check import same
+from skill_train.verify.pictures.places import ProjectorPlace, is_vision, other_colours, places
+from skill_train.verify.weights.arrangements import as_it_is
+from skill_train.verify.weights.rounding import errors
+from skill_train.verify.weights.tensors import row_chunks, weights_of
+
+_TOLD = 4  # names of tensors in a sentence
+_MOST_ARE_OTHERS = 0.9  # share of the tensors: a trained tower keeps no weight, but nobody trains both without a base
+_TYPES = {
+    "qwen2_vl": "qwen2vl_merger",
+    "qwen2_5_vl": "qwen2.5vl_merger",
+    "qwen3_vl": "qwen3vl_merger",
+    "gemma3": "gemma3",
+    "smolvlm": "idefics3",
+}
+
+
+def check_projector(gguf: GgufFile, text: GgufFile, folder: Path) -> Check:
+    """What the file states is what config.json and preprocessor_config.json say, and the two files fit each other."""
+    config, processor = read_config(folder), _processor(folder)
+    wanted = dict(_stated(config, processor))
+    found = [_told(key, gguf.metadata.get(key), value) for key, value in wanted.items()]
+    faults = [fault for fault in found if fault]
+    width = text.of_architecture("embedding_length")
+    if gguf.metadata.get("clip.vision.projection_dim") != width:
+        made = gguf.metadata.get("clip.vision.projection_dim")
+        faults.append(f"it makes embeddings of {made} numbers, and {text.path.name} reads {width}")
+    faults += _deepstack_faults(gguf, text, config)
+    good = f"{len(wanted)} values are those of config.json and preprocessor_config.json"
+    return problems("projector", gguf.path.name, faults, looked_at=len(wanted), good=good)
+
+
+def _processor(folder: Path) -> JsonObject:
+    """What the converter reads: the second file wins, and in it what it says of pictures."""
+    said: JsonObject = {}
+    for name in ("preprocessor_config.json", "processor_config.json"):
+        if (folder / name).is_file():
+            document = foreign_json(folder / name)
+            said |= {**document, **document.get("image_processor", {})}
+    return said
+
+
+def _stated(config: JsonObject, processor: JsonObject) -> Iterator[tuple[str, Value]]:
+    kind, vision = str(config.get("model_type")), config.get("vision_config", {})
+    if kind in _TYPES:
+        yield "clip.projector_type", _TYPES[kind]
+    for key, name in (("image_mean", "image_mean"), ("image_std", "image_std")):
+        if name in processor:
+            yield f"clip.vision.{key}", processor[name]
+    qwen = kind.startswith("qwen")
+    lengths = {
+        "patch_size": vision.get("patch_size"),
+        "embedding_length": vision.get("embed_dim", vision.get("hidden_size")),
+        "block_count": vision.get("depth" if qwen else "num_hidden_layers"),
+        "attention.head_count": vision.get("num_heads" if qwen else "num_attention_heads"),
+        "image_size": None if qwen else vision.get("image_size"),
+        "projector.scale_factor": config.get("scale_factor") if _TYPES.get(kind) == "idefics3" else None,
+        "preproc_image_size": processor.get("size", {}).get("longest_edge") if _TYPES.get(kind) == "idefics3" else None,
+        "spatial_merge_size": vision.get("spatial_merge_size") if kind == "qwen3_vl" else None,
+        "n_wa_pattern": vision["fullatt_block_indexes"][0] + 1 if vision.get("fullatt_block_indexes") else None,
+    }
+    yield from ((f"clip.vision.{key}", value) for key, value in lengths.items() if value is not None)
+
+
+def _told(key: str, got: Value | None, wanted: Value) -> str:
+    if got is not None and same(got, wanted):
+        return ""
+    if key == "clip.projector_type":
+        return f"it is of another model: a projector of the type {got}, and the model has {wanted}"
+    colours = " (the model would see other colours)" if key.endswith(("image_mean", "image_std")) else ""
+    return f"{key} is {_short(got)}, and the model has {_short(wanted)}{colours}"
+
+
+def _short(value: Value | None) -> str:
+    if isinstance(value, list):
+        return "[" + ", ".join(_short(one) for one in value) + "]"
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
+
+
+def _deepstack_faults(gguf: GgufFile, text: GgufFile, config: JsonObject) -> Iterator[str]:
+    """Qwen3-VL adds outputs of inner layers of its tower in its first language layers."""
+    indexes = _deepstack(config)
+    if not indexes:
+        return
+    stated = gguf.metadata.get("clip.vision.is_deepstack_layers")
+    layers = [number for number, used in enumerate(stated) if used] if isinstance(stated, list) else []
+    if layers != indexes:
+        yield f"deepstack was dropped: the file takes the tower's layers {layers}, the model {indexes}"
+    read = text.of_architecture("n_deepstack_layers")
+    if read != len(indexes):
+        count = len(indexes)
+        yield f"deepstack was dropped: {text.path.name} adds {read or 0} of the tower's layers, the model {count}"
+
+
+def _deepstack(config: JsonObject) -> list[int]:
+    return list(config.get("vision_config", {}).get("deepstack_visual_indexes") or [])
+
+
+@dataclass(frozen=True)
+class _ComparedTensor:
+    """A tensor beside the model's weight.
+
+    Attributes:
+        matrix: it is no norm and no bias.
+        error: of the worst row, relative to its length.
+        fault: what is wrong; empty for nothing.
+        of_base: it is the base's weight, which is another.
+        turned: it is the model's weight with the colours in reverse order.
+    """
+
+    place: ProjectorPlace
+    matrix: bool
+    error: float
+    fault: str
+    of_base: bool = False
+    turned: bool = False
+
+
+@dataclass
+class _Comparison:
+    """Attributes:
+    missing: tensors that the file lacks, with the part that they belong to.
+    unknown: weights of the model, and tensors of the file, without a known counterpart.
+    """
+
+    compared: list[_ComparedTensor] = field(default_factory=list)
+    missing: list[ProjectorPlace] = field(default_factory=list)
+    unknown: list[str] = field(default_factory=list)
+
+
+def check_projector_weights(gguf: GgufFile, folder: Path, base: Path | None = None) -> Check:
+    """Every weight of tower and projector is the trained model's.
+
+    Args:
+        base: what it was trained from; with it, a part that was left as it was is told for sure.
+    """
+    found = _compare(gguf, folder, base)
+    wrong = [one for one in found.compared if one.fault]
+    count, file = len(found.compared), gguf.path.name
+    figures = {
+        "looked_at": count,
+        "different": len(wrong),
+        "missing": len(found.missing),
+        "of_the_base": sum(one.of_base for one in wrong),
+    }
+    if said := _named(found, wrong, base is not None):
+        names = [one.tensor for one in found.missing] + [one.fault for one in wrong]
+        return Check("projector_weights", file, "fail", len(names), 0, f"{said}: {_some(names)}", figures)
+    worst = max((one.error for one in found.compared), default=0.0)
+    verdict: Verdict = "warn" if found.unknown or not count else "pass"
+    detail = f"{count} of {len(gguf.tensors)} tensors are those of the trained model, the worst row {worst:.2g} off"
+    detail += f"; not compared: {_some(found.unknown)}" * bool(found.unknown)
+    return Check("projector_weights", file, verdict, len(found.unknown), 0, detail, figures)
+
+
+def _named(found: _Comparison, wrong: list[_ComparedTensor], with_base: bool) -> str:
+    """What is wrong as a whole; empty for nothing."""
+    parts = {one.part for one in found.missing}
+    if parts:
+        return "deepstack was dropped" if parts == {"deepstack"} else "weights of the model are missing"
+    if not wrong:
+        return ""
+    if any(one.turned for one in wrong):
+        return "the colours are exchanged: the patches are read from blue to red"
+    parts = {one.place.part for one in wrong}
+    part = "tower" if parts == {"tower"} else "projector" if parts <= {"projector", "deepstack"} else ""
+    share = f"{len(wrong)} of {len(found.compared)} tensors"
+    if all(one.of_base for one in wrong):
+        what = f"the {part} was" if part else "tower and projector were"
+        return f"{what} trained and not exported: {share} are the base's"
+    if len(wrong) > _MOST_ARE_OTHERS * len(found.compared):
+        return f"it is of another model: {share} are not the model's"
+    if part and not with_base and _whole(part, found, wrong):
+        rest = "projector" if part == "tower" else "tower"
+        what = f"the {part} was trained and not exported, or is another's"
+        return f"{what}: the {rest} is the model's, and {share} are not"
+    return f"{share} are not the model's"
+
+
+def _whole(part: str, found: _Comparison, wrong: list[_ComparedTensor]) -> bool:
+    """Most matrices of this part are others."""
+    of_part = [one for one in found.compared if (one.place.part == "tower") == (part == "tower")]
+    matrices = [one for one in of_part if one.matrix]
+    return 2 * len([one for one in matrices if one in wrong]) > len(matrices)
+
+
+def _compare(gguf: GgufFile, folder: Path, base: Path | None) -> _Comparison:
+    config, found = read_config(folder), _Comparison()
+    weights = _Weights(folder)
+    others = _Weights(base) if base is not None else None
+    known = list(places(weights.names, _deepstack(config), _layers(config), set(gguf.tensors)))
+    for place in known:
+        if place.tensor in gguf.tensors:
+            found.compared.append(_compared(gguf, place, weights, others))
+        elif not place.source.endswith("bias") or weights.read(place.source).any():
+            found.missing.append(place)
+    sources, tensors = {place.source for place in known}, {place.tensor for place in known}
+    found.unknown += [name for name in (*weights.names, *gguf.tensors) if name not in sources | tensors]
+    return found
+
+
+def _layers(config: JsonObject) -> int:
+    vision = config.get("vision_config", {})
+    return int(vision.get("depth") or vision.get("num_hidden_layers") or 0)
+
+
+class _Weights:
+    """Weights of tower and projector in a model's folder."""
+
+    def __init__(self, folder: Path) -> None:
+        from safetensors import safe_open
+
+        self.files: dict[str, Path] = {}
+        for file in weight_files(folder):
+            with safe_open(str(file), framework="pt") as tensors:
+                self.files |= {name: file for name in tensors.keys() if is_vision(name)}  # noqa: SIM118
+
+    @property
+    def names(self) -> list[str]:
+        return list(self.files)
+
+    def read(self, name: str) -> Any:
+        from safetensors import safe_open
+
+        with safe_open(str(self.files[name]), framework="pt") as tensors:
+            return tensors.get_tensor(name)
+
+
+def _compared(gguf: GgufFile, place: ProjectorPlace, weights: _Weights, others: _Weights | None) -> _ComparedTensor:
+    weight = place.arrange(weights.read(place.source))
+    error, fault = _difference(gguf, place, weight)
+    matrix = len(gguf.tensors[place.tensor].shape) > 1
+    if not fault:
+        return _ComparedTensor(place, matrix, error, "")
+    turned = other_colours(place.tensor, weight)
+    return _ComparedTensor(
+        place,
+        matrix,
+        error,
+        fault,
+        of_base=others is not None
+        and place.source in others.files
+        and not _difference(gguf, place, place.arrange(others.read(place.source)))[1],
+        turned=turned is not None and not _difference(gguf, place, turned)[1],
+    )
+
+
+def _difference(gguf: GgufFile, place: ProjectorPlace, weight: Any) -> tuple[float, str]:
+    """The error of the worst row, and what is wrong; empty for nothing."""
+    tensor = gguf.tensors[place.tensor]
+    width = tensor.shape[0]
+    if weight.numel() != tensor.elements or weight.numel() % width:
+        return float("inf"), f"{tensor.name} has shape {list(tensor.shape)}, {place.source} {list(weight.shape)[::-1]}"
+    expected, read, worst = weight.reshape(-1, width), weights_of(gguf, tensor), 0.0
+    for rows in row_chunks(len(expected), width):
+        wanted = expected[rows.start : rows.stop].float().numpy()
+        off, wrong = errors(tensor.kind, read(rows), wanted, tuned=False, computed=place.arrange is not as_it_is)
+        worst = max(worst, float(off.max()))
+        if wrong.any():
+            return worst, f"{tensor.name} is not {place.source}"
+    return worst, ""
+
+
+def _some(said: list[str]) -> str:
+    return "; ".join(said[:_TOLD]) + (f"; and {len(said) - _TOLD} more" if len(said) > _TOLD else "")

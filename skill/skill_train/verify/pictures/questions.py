@@ -1,0 +1,57 @@
+"""The questions about pictures that a pair of files is asked: held-out rows of the run, or pictures drawn here."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from skill_train.core.foreign import JsonObject
+from skill_train.program.events import Refused
+from skill_train.program.pictures.decode import read_picture
+from skill_train.program.pictures.find import picture_parts
+from skill_train.reference.pictures import PictureQuestion
+
+_QUESTIONS = 4  # rows; each is asked of each pair three times, and once with grey pictures
+_DRAWN = ((96, 64), (64, 112))  # pixels
+
+
+def row_questions(rows: list[Any], folder: Path) -> list[PictureQuestion]:
+    """The first rows whose pictures lie in the folder of the run; rows with the same pictures count once.
+
+    Args:
+        rows: of `held_out.jsonl` or `samples.jsonl`.
+    """
+    questions: list[PictureQuestion] = []
+    seen: set[str] = set()
+    for row in rows:
+        images, digests = row.get("images") or [], str(row.get("image_sha256"))
+        if not images or digests in seen or len(questions) == _QUESTIONS:
+            continue
+        try:
+            pictures = [read_picture(image, folder) for image in images]
+        except Refused:  # the picture is gone from the run; other rows may have theirs
+            continue
+        seen.add(digests)
+        questions.append(PictureQuestion([_in_parts(message) for message in row["messages"]], pictures))
+    return questions
+
+
+def drawn_questions() -> list[PictureQuestion]:
+    """Pictures of two colours in squares, for a model without rows."""
+    from PIL import Image
+
+    questions = []
+    for width, height in _DRAWN:
+        picture = Image.new("RGB", (width, height), (200, 40, 40))
+        for left in range(0, width, 32):
+            picture.paste((30, 90, 210), (left, left % height, left + 16, left % height + 24))
+        asked: list[JsonObject] = [
+            {"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "What does the picture show?"}]},
+            {"role": "assistant", "content": [{"type": "text", "text": "Blue rectangles on a red ground."}]},
+        ]
+        questions.append(PictureQuestion(asked, [picture]))
+    return questions
+
+
+def _in_parts(message: JsonObject) -> JsonObject:
+    return message | {"content": picture_parts(str(message.get("content", "")))}

@@ -1,0 +1,209 @@
+"""The pair on pictures of which llama.cpp sees the very pixels that the model sees: what differs then is the files'.
+
+Pictures come in the size that the model's own processor makes of them, so llama.cpp copies them. The text behind a
+picture is read twice: with the embeddings of the file, and with those of the model. So an error is the projector's or
+the language model's, and it is not hidden by what quantization costs the language model.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from skill_train.llama.pictures import PictureAnswer
+from skill_train.run.records import Verdict
+from skill_train.run.verify_record import Check, NotChecked
+from skill_train.verify.check import worst
+from skill_train.verify.pictures.measured import MeasuredPictures, divergences
+from skill_train.verify.thresholds import limits
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from skill_train.reference.pictures import PictureReference, ReferencePart
+
+_SAME = 1e-4  # of a normalized colour, whose steps are 0.008 or more
+_BLANK_SHARE = 0.01  # of what a grey picture changes: an error that is larger could be the picture itself
+# Length of the error of embeddings relative to theirs, by type of the projector's file: more warns, more fails.
+# Measured on correct tiny pairs of five families: f32 and f16 0.0002 to 0.0015, bf16 0.001 to 0.006, q8_0 0.01 to 0.03;
+# real towers have ten times the layers. Of another model, or with the colours exchanged, it is 0.3 to 1.5.
+_EMBEDDING_ERROR = {"f32": (0.01, 0.1), "f16": (0.01, 0.1), "bf16": (0.03, 0.2), "q8_0": (0.1, 0.3)}
+_WIDEST_EMBEDDING_ERROR = (0.3, 0.6)
+
+
+@dataclass(frozen=True)
+class PairTypes:
+    """Types of the two files, such as `f16`."""
+
+    text: str
+    projector: str
+
+
+def check_same_pixels(
+    file: str, types: PairTypes, measured: MeasuredPictures, answers: list[PictureAnswer]
+) -> Check | NotChecked:
+    """Pixels, tokens, embeddings and the text behind the picture.
+
+    Args:
+        answers: to the questions in their order, with the model's embeddings beside.
+    """
+    figures: dict[str, object] = {"questions": len(answers)}
+    unread = next((one.unread for one in answers if one.unread), "")
+    both = list(zip(measured.answers, answers, strict=True))
+    faults = [fault for reference, answer in both if (fault := _token_fault(measured, reference, answer))]
+    if faults:
+        return Check("pictures", file, "fail", len(faults), 0, f"the tokens are others: {faults[0]}", figures)
+    parts = [pair for reference, answer in both for pair in zip(reference.parts, answer.shown, strict=True)]
+    shares = [_differing(one.pixels, seen.pixels) for one, seen in parts if seen.pixels is not None]
+    figures |= {"differing_pixels": max(shares, default=None), "pixels_unread": unread or None}
+    if any(shares):
+        reason = next(_colours(one, seen.pixels, measured) for one, seen in parts if seen.pixels is not None)
+        share = max(shares)
+        return Check("pictures", file, "fail", share, 0, f"{share:.1%} of the pixels are others: {reason}", figures)
+    error = max(_error(one, seen.embeddings) for one, seen in parts)
+    kl = _mean(divergences(one.logits, answer.logits, measured.vocabulary) for one, answer in both)
+    given = _mean(
+        divergences(one.logits, answer.given, measured.vocabulary) for one, answer in both if answer.given is not None
+    )
+    own = _mean(
+        divergences(answer.given, answer.logits, measured.vocabulary) for _, answer in both if answer.given is not None
+    )
+    blank = _mean(divergences(one.logits, one.blank, measured.vocabulary) for one, _ in both)
+    distances = Distances(error, kl, given, own, blank)
+    tokens = sum(len(one.following) for one, _ in both)
+    figures |= distances.figures() | {"tokens": tokens}
+    return _judged(file, types, distances, figures, unread)
+
+
+@dataclass(frozen=True)
+class Distances:
+    """How far the pair is from the model; divergences are means in nats.
+
+    Attributes:
+        error: of the embeddings, relative to their length; of the worst picture or tile.
+        kl: of the text behind the pictures.
+        given: the same with the model's embeddings: the language model's part.
+        own: between the two: the projector's part.
+        blank: of the model on grey pictures from itself.
+    """
+
+    error: float
+    kl: float
+    given: float
+    own: float
+    blank: float
+
+    def figures(self) -> dict[str, object]:
+        return {
+            "embedding_error": _finite(self.error),
+            "mean_kl": _finite(self.kl),
+            "mean_kl_given_embeddings": _finite(self.given),
+            "mean_kl_of_embeddings": _finite(self.own),
+            "mean_kl_blank": _finite(self.blank),
+        }
+
+
+def _judged(
+    file: str, types: PairTypes, found: Distances, figures: dict[str, object], unread: str
+) -> Check | NotChecked:
+    of_text, of_projector = limits(types.text).kl, limits(types.projector).kl
+    most = _EMBEDDING_ERROR.get(types.projector, _WIDEST_EMBEDDING_ERROR)
+    if not all(map(math.isfinite, (found.error, found.kl, found.given, found.own))):
+        return Check("pictures", file, "fail", None, of_text[0], "embeddings or logits are not finite", figures)
+    if found.error > most[1]:
+        detail = f"the pixels are the same, and the embeddings {found.error:.2g} of their length off: "
+        detail += "tower or projector are not the model's"
+        return Check("pictures", file, "fail", found.error, most[1], detail, figures)
+    # A quantized language model rounds what it reads, so a hair between two embeddings can become a step.
+    verdicts = {
+        "the language model reads the model's own embeddings in another way: positions, attention or weights": (
+            _judge(found.given, of_text)
+        ),
+        "the projector's embeddings change the text": _judge(found.own, max(of_text, of_projector)),
+        "the projector's embeddings are farther off than rounding puts them": _judge(found.error, most),
+        "": _judge(found.kl, (of_text[0] + of_projector[0], of_text[1] + of_projector[1])),
+    }
+    verdict = worst(verdicts.values())
+    power = max(found.own, found.kl) if types.text in ("f32", "f16") else found.own
+    detail = (
+        f"{_pixels(unread)}, the same tokens, embeddings {found.error:.1g} off, mean KL of the text behind the picture "
+        f"{found.kl:.2g} nats ({found.own:.2g} by the projector), of a grey picture {found.blank:.2g}"
+    )
+    if verdict != "fail" and power > _BLANK_SHARE * found.blank:
+        why = f"cannot be judged: a grey picture changes the text by {found.blank:.2g} nats only, and the files by "
+        return NotChecked("pictures", file, f"{why}{power:.2g}; ask questions whose answers depend on the picture")
+    if verdict != "pass":
+        reason = next((why for why, one in verdicts.items() if one == verdict and why), "")
+        detail = f"{reason}; {detail}" if reason else detail
+    bound = of_text[0] + of_projector[0]
+    return Check("pictures", file, verdict, found.kl, min(bound, _BLANK_SHARE * found.blank), detail, figures)
+
+
+def _pixels(unread: str) -> str:
+    return f"pixels not read ({unread})" if unread else "no pixel differs"
+
+
+def _token_fault(measured: MeasuredPictures, reference: PictureReference, answer: PictureAnswer) -> str:
+    """The first token that differs; empty for none."""
+    ids, parts = reference.ids, len(reference.parts)
+    got = answer.tokens(measured.picture_token)
+    if got == ids:
+        return "" if len(answer.shown) == parts else f"llama.cpp has {len(answer.shown)} parts, the model {parts}"
+    place = next((n for n, (a, b) in enumerate(zip(ids, got, strict=False)) if a != b), min(len(ids), len(got)))
+    wanted, found = (measured.text(one[place : place + 4]) or "nothing" for one in (ids, got))
+    return f"at {place} of {len(ids)} the model reads {wanted!r}, llama.cpp {found!r}"
+
+
+def _differing(wanted: np.ndarray, got: np.ndarray) -> float:
+    """Share of the pixels of which a colour differs; all of another size."""
+    import numpy as np
+
+    if wanted.shape != got.shape:
+        return 1.0
+    return float((~(np.abs(wanted - got) <= _SAME)).any(axis=0).mean())
+
+
+def _colours(part: ReferencePart, got: np.ndarray, measured: MeasuredPictures) -> str:
+    """Why the pixels differ."""
+    import numpy as np
+
+    wanted = part.pixels
+    if wanted.shape != got.shape:
+        return f"{got.shape[2]}x{got.shape[1]} in place of {wanted.shape[2]}x{wanted.shape[1]}"
+    mean, std = (np.array(one)[:, None, None] for one in (measured.mean, measured.std))
+    whole = wanted * std + mean  # 0 to 1, before it was normalized
+    reverse = (whole[::-1] - mean) / std
+    if np.abs(reverse - got).max() <= _SAME:
+        return "the colours are exchanged, blue for red"
+    lines = [np.polyfit(one.ravel(), other.ravel(), 1) for one, other in zip(whole, got, strict=True)]
+    fitted = np.stack([slope * one + start for (slope, start), one in zip(lines, whole, strict=True)])
+    if np.abs(fitted - got).max() <= _SAME:
+        used = ", ".join(f"{-start / slope:.4g} and {1 / slope:.4g}" for slope, start in lines)
+        right = ", ".join(f"{one:.4g} and {other:.4g}" for one, other in zip(measured.mean, measured.std, strict=True))
+        return f"each colour has another mean or deviation ({used}; the model has {right})"
+    return "the picture itself is another"
+
+
+def _error(part: ReferencePart, got: np.ndarray | None) -> float:
+    import numpy as np
+
+    if got is None or got.shape != part.embeddings.shape:
+        return math.inf
+    return float(np.linalg.norm(got - part.embeddings) / np.linalg.norm(part.embeddings))
+
+
+def _mean(parts: Iterable[np.ndarray]) -> float:
+    import numpy as np
+
+    found = list(parts)
+    return float(np.concatenate(found).mean()) if found else math.nan
+
+
+def _judge(figure: float, bounds: tuple[float, float]) -> Verdict:
+    return "pass" if figure <= bounds[0] else "warn" if figure <= bounds[1] else "fail"
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None

@@ -1,0 +1,125 @@
+"""A vision model from pictures to a verified pair of files, by the commands that a user types."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+
+import tiny
+import tiny_vision
+import training
+from command_child import Commands, Done
+
+pytestmark = pytest.mark.slow
+
+pytest.importorskip("trl")
+
+COLOURS = {"red": (220, 30, 30), "green": (30, 200, 60), "blue": (40, 60, 230), "white": (240, 240, 240)}
+
+
+@pytest.fixture(scope="module")
+def chain(tmp_path_factory: pytest.TempPathFactory, commands: Commands) -> tuple[Path, dict[str, Done]]:
+    """A run, and what each command answered."""
+    here = tmp_path_factory.mktemp("vision")
+    _write_rows(here / "data")
+    recipe = {"model": str(tiny_vision.cached("gemma3")), "data": "data/rows.jsonl", "max_steps": 10}
+    recipe |= {"learning_rate": 5e-3, "effective_batch_size": 4, "held_out_fraction": 0.2, "max_length": 256}
+    (here / "recipe.yaml").write_text(json.dumps(recipe))
+    lines: dict[str, tuple[object, ...]] = {
+        "data": ("data", "--recipe", "recipe.yaml"),
+        "plan": ("plan", "recipe.yaml"),
+        "local": ("local", "recipe.yaml", "--dtype", "float32", "--run-dir", "run"),
+        "export-gguf": ("export-gguf", "run", "--quant", "q8_0"),
+        "verify": ("verify", "run"),
+        "evaluate": ("evaluate", "run"),
+    }
+    return here, {name: _call(commands, here, *words) for name, words in lines.items()}
+
+
+def _call(commands: Commands, here: Path, *words: object) -> Done:
+    import os
+
+    return commands.run(here, dict(os.environ), *words, "--format", "json")
+
+
+def _write_rows(folder: Path) -> None:
+    folder.mkdir()
+    draw, rows = random.Random(0), []
+    for number in range(24):
+        colour, size = draw.choice(list(COLOURS)), draw.choice([(60, 40), (112, 112), (40, 90)])
+        image = Image.new("RGB", size, COLOURS[colour])
+        image.putpixel((1, 1), (number, number, number))
+        image.save(folder / f"{number}.png")
+        messages = [{"role": "user", "content": "Which colour?"}, {"role": "assistant", "content": colour}]
+        rows.append({"images": [f"{number}.png"], "messages": messages})
+    training.write_data(folder, rows)
+
+
+def test_the_plan_reads_pictures_here(chain: tuple[Path, dict[str, Done]]) -> None:
+    plan = chain[1]["plan"].data
+    assert plan["where"] == "local" and plan["blockers"] == []
+
+
+def test_the_training_sees_and_learns_the_pictures(chain: tuple[Path, dict[str, Done]]) -> None:
+    here, answers = chain
+    assert answers["local"].data["verdict"] == "pass"
+    checks = {check["name"]: check for check in json.loads((here / "run" / "train.json").read_text())["checks"]}
+    assert checks["pictures_are_read"]["verdict"] == checks["pictures_help"]["verdict"] == "pass"
+
+
+def test_the_pair_is_proved_and_what_llama_cpp_shows_is_told(chain: tuple[Path, dict[str, Done]]) -> None:
+    """Given the same pixels nothing differs; as llama.cpp prepares pictures of Gemma 3, they do."""
+    here, answers = chain
+    assert answers["verify"].code == 0
+    proof = json.loads((here / "run" / "verify.json").read_text())
+    verdicts = {(check["file"], check["name"]): check["verdict"] for check in proof["checks"]}
+    assert "fail" not in verdicts.values()
+    warned = {name for (_, name), verdict in verdicts.items() if verdict == "warn"}
+    assert warned == {"pictures_as_used"}
+    assert {name for file, name in verdicts if file.startswith("mmproj-")} == {"file", "projector", "projector_weights"}
+    of_the_pair = {name for file, name in verdicts if file == "run-q8_0.gguf"}
+    assert {"picture_tokens", "loads_projector", "pictures", "pictures_as_used"} <= of_the_pair
+    pictures = [check for check in proof["checks"] if check["name"] == "pictures"]
+    assert len(pictures) == 2  # f16 and q8_0, each with the projector
+    assert pictures[0]["figures"]["differing_pixels"] == 0 and pictures[0]["figure"] < 1e-5
+
+
+def test_the_proof_is_of_these_files(chain: tuple[Path, dict[str, Done]], commands: Commands) -> None:
+    here, _ = chain
+    assert _call(commands, here, "verify", "run").data["reused"] is True
+    [projector] = (here / "run" / "gguf").glob("mmproj-*.gguf")
+    whole = projector.read_bytes()
+    projector.write_bytes(whole[:-4000])
+    damaged = _call(commands, here, "verify", "run")
+    projector.write_bytes(whole)
+    assert damaged.code == 6 and projector.name in damaged.answer["error"]["message"]
+
+
+def test_a_run_of_pictures_without_a_projector_is_no_pass(
+    chain: tuple[Path, dict[str, Done]], commands: Commands
+) -> None:
+    here, _ = chain
+    [projector] = (here / "run" / "gguf").glob("mmproj-*.gguf")
+    aside = projector.rename(here / "aside.gguf")
+    missing = _call(commands, here, "verify", "run")
+    aside.rename(projector)
+    assert (missing.code, missing.data["verdict"]) == (0, "warn")
+    assert "no projector was exported" in missing.stderr
+
+
+def test_what_cannot_be_judged_yet_is_refused(chain: tuple[Path, dict[str, Done]], commands: Commands) -> None:
+    here, answers = chain
+    assert answers["evaluate"].error == (2, "vision")
+    cloud = _call(commands, here, "plan", "recipe.yaml", "--where", "cloud", "--flavor", "a10g-small")
+    assert [blocker["code"] for blocker in cloud.answer["data"]["blockers"]] == ["vision"]
+
+
+def test_a_text_model_refuses_pictures(chain: tuple[Path, dict[str, Done]], commands: Commands) -> None:
+    here, _ = chain
+    words: list[Any] = ["plan", "--model", tiny.cached("gemma"), "--data", "data/rows.jsonl"]
+    assert _call(commands, here, *words).error == (2, "not_text")

@@ -1,0 +1,253 @@
+"""Pairs of GGUF files of five vision families: right ones pass with the figures that were measured, and each fault is
+named by the check whose matter it is."""
+
+from __future__ import annotations
+
+import shutil
+import struct
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import gguf_edit
+import picture_pairs
+import tiny_vision
+from skill_train.llama.gguf_header import read_gguf
+from skill_train.llama.pictures import Pair, Picture, PicturePrompt, ask_pictures
+from skill_train.program.pictures.decode import in_rgb
+from skill_train.program.pictures.tokens import ImageModel
+from skill_train.reference.pictures import PictureQuestion
+from skill_train.run.verify_record import Check, NotChecked
+from skill_train.verify.pictures.check import PairsRequest, check_pairs
+from skill_train.verify.pictures.measured import measure
+from skill_train.verify.pictures.projector import check_projector_weights
+from skill_train.verify.pictures.same_pixels import PairTypes, check_same_pixels
+
+pytestmark = pytest.mark.slow
+
+Found = list[Check | NotChecked]
+
+
+def judged(pair: Pair, kind: str, *pictures: Any, reference: Path | None = None, base: Path | None = None) -> Found:
+    shown = pictures or (picture_pairs.picture(140, 84),)
+    request = PairsRequest(
+        pairs=[pair],
+        reference=reference or tiny_vision.cached(kind),
+        base=base,
+        questions=[picture_pairs.question(one) for one in shown],
+    )
+    return check_pairs(request)
+
+
+def named(found: Found, name: str) -> Check:
+    return next(one for one in found if one.name == name and isinstance(one, Check))
+
+
+def failed(found: Found) -> dict[str, str]:
+    return {one.name: one.detail for one in found if isinstance(one, Check) and one.verdict == "fail"}
+
+
+@cache
+def upright() -> list[Any]:
+    """The pictures that must raise no alarm."""
+    from PIL import ImageOps
+
+    sizes = [picture_pairs.picture(*size, seed=size[0]) for size in ((40, 30), (300, 200), (2000, 1500))]
+    kinds = [picture_pairs.stored(kind) for kind in ("L", "RGBA", "CMYK", "rotated", "webp")]
+    return [*sizes, *(in_rgb(ImageOps.exif_transpose(one)) for one in kinds)]
+
+
+@pytest.mark.parametrize("kind", tiny_vision.KINDS)
+def test_a_right_pair_passes_on_pictures_of_every_kind(kind: str) -> None:
+    found = judged(picture_pairs.pair(kind), kind, *upright())
+    assert failed(found) == {}
+    assert [one for one in found if isinstance(one, NotChecked)] == []
+    same = named(found, "pictures")
+    assert same.verdict == "pass", same.detail
+    assert same.figures["differing_pixels"] == 0
+    assert same.figures["pixels_unread"] is None
+    assert 0 < float(str(same.figures["mean_kl"])) < 1e-5
+    assert float(str(same.figures["mean_kl_blank"])) > 0.05
+
+
+@pytest.mark.parametrize("kind", ["qwen3-vl", "gemma3", "smolvlm"])
+def test_several_pictures_in_several_turns(kind: str) -> None:
+    """Their positions follow each other; the last text is longer than what llama.cpp is given at once."""
+    shown = [picture_pairs.picture(*size, seed=size[0]) for size in ((200, 300), (140, 84), (90, 90))]
+    asked = picture_pairs.question(*shown[:2]).messages + picture_pairs.question(shown[2]).messages
+    asked[2]["content"].append({"type": "text", "text": " and" * 200})
+    request = PairsRequest([picture_pairs.pair(kind)], tiny_vision.cached(kind), [PictureQuestion(asked, shown)])
+    found = check_pairs(request)
+    assert failed(found) == {}
+    assert named(found, "pictures").verdict == "pass"
+
+
+def test_a_quantized_language_model_is_held_to_its_own_type() -> None:
+    found = judged(picture_pairs.pair("gemma3", projector="f16", text="q8_0"), "gemma3")
+    same = named(found, "pictures")
+    assert same.verdict == "pass", same.detail
+    assert float(str(same.figures["embedding_error"])) < 0.001, "the projector is not quantized"
+    assert 1e-5 < float(str(same.figures["mean_kl_given_embeddings"])) < 0.01
+
+
+def with_projector(pair: Pair, out: Path, **changes: Any) -> Pair:
+    return replace(pair, projector=gguf_edit.rewrite(pair.projector, out, **changes))
+
+
+def exchanged(data: Any) -> Any:
+    """Patches [out, colours, height, width] with blue for red."""
+    return data[:, ::-1].copy()
+
+
+def renamed(pair: Pair, folder: Path) -> Pair:
+    tokens = gguf_edit.metadata(pair.text, "tokenizer.ggml.tokens")
+    tokens[tokens.index("<start_of_image>")] = "<begin_of_image>"
+    text = gguf_edit.rewrite(pair.text, folder / "renamed.gguf", metadata={"tokenizer.ggml.tokens": tokens})
+    return Pair(text, Path(shutil.copy(pair.projector, folder / "renamed-mmproj.gguf")))
+
+
+def cut(pair: Pair, out: Path) -> Pair:
+    out.write_bytes(pair.projector.read_bytes()[:-4000])
+    return replace(pair, projector=out)
+
+
+OTHER_COLOURS = [0.45, 0.3, 0.4]
+
+
+@pytest.fixture(scope="module")
+def gemma_faults(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, str]]:
+    """For each file what failed of it, with the words."""
+    folder, pair = tmp_path_factory.mktemp("faults"), picture_pairs.pair("gemma3")
+    mean, std = ({f"clip.vision.{key}": OTHER_COLOURS} for key in ("image_mean", "image_std"))
+    other = shutil.copy(picture_pairs.pair("gemma3", seed=1).projector, folder / "other.gguf")
+    family = shutil.copy(picture_pairs.pair("smolvlm").projector, folder / "family.gguf")
+    pairs = {
+        "other": replace(pair, projector=Path(other)),
+        "family": replace(pair, projector=Path(family)),
+        "cut": cut(pair, folder / "cut.gguf"),
+        "mean": with_projector(pair, folder / "mean.gguf", metadata=mean),
+        "std": with_projector(pair, folder / "std.gguf", metadata=std),
+        "colours": with_projector(pair, folder / "colours.gguf", tensors={"v.patch_embd.weight": exchanged}),
+        "renamed": renamed(pair, folder),
+    }
+    return {name: failed(judged(faulty, "gemma3")) for name, faulty in pairs.items()}
+
+
+@pytest.mark.parametrize(
+    ("file", "check", "said"),
+    [
+        ("other", "projector_weights", "it is of another model: 39 of 39 tensors"),
+        ("other", "pictures", "tower or projector are not the model's"),
+        ("family", "projector", "it is of another model: a projector of the type idefics3, and the model has gemma3"),
+        ("cut", "file", "cut off"),
+        ("mean", "projector", "clip.vision.image_mean is [0.45, 0.3, 0.4], and the model has [0.5, 0.5, 0.5]"),
+        ("mean", "pictures", "each colour has another mean or deviation (0.45 and 0.5, 0.3 and 0.5, 0.4 and 0.5;"),
+        ("std", "projector", "clip.vision.image_std is [0.45, 0.3, 0.4]"),
+        ("std", "pictures", "each colour has another mean or deviation (0.5 and 0.45,"),
+        ("colours", "projector_weights", "the colours are exchanged"),
+        ("colours", "pictures", "tower or projector are not the model's"),
+        ("renamed", "picture_tokens", "'<begin_of_image>', and the model's is '<start_of_image>'"),
+        ("renamed", "pictures", "the tokens are others: at "),
+    ],
+)
+def test_a_planted_fault_is_named(gemma_faults: dict[str, dict[str, str]], file: str, check: str, said: str) -> None:
+    assert said in gemma_faults[file][check]
+
+
+def test_a_damaged_file_is_never_run(gemma_faults: dict[str, dict[str, str]]) -> None:
+    assert gemma_faults["cut"].keys() == {"file"}
+
+
+PARTS = [
+    ("gemma3", "multi_modal_projector", "the projector was"),
+    ("gemma3", "vision_tower", "the tower was"),
+    ("smolvlm", "connector", "the projector was"),
+    ("qwen2.5-vl", "visual.merger", "the projector was"),
+    ("qwen3-vl", "visual.blocks", "the tower was"),
+]
+
+
+@pytest.mark.parametrize(("kind", "part", "said"), PARTS)
+def test_a_part_that_was_trained_and_not_exported_is_named(kind: str, part: str, said: str, tmp_path: Path) -> None:
+    base, file = tiny_vision.cached(kind), read_gguf(picture_pairs.pair(kind).projector)
+    tuned = picture_pairs.changed(base, tmp_path / "tuned", part)
+    right = check_projector_weights(file, base)
+    assert (right.verdict, right.figures["looked_at"]) == ("pass", len(file.tensors))
+    alone, with_base = check_projector_weights(file, tuned), check_projector_weights(file, tuned, base)
+    assert {alone.verdict, with_base.verdict} == {"fail"}
+    assert f"{said} trained and not exported, or is another's" in alone.detail
+    assert f"{said} trained and not exported: " in with_base.detail
+    assert "are the base's" in with_base.detail
+
+
+def test_answers_of_an_old_tower_differ_too(tmp_path: Path) -> None:
+    base = tiny_vision.cached("gemma3")
+    tuned = picture_pairs.changed(base, tmp_path / "tuned", "vision_tower")
+    found = failed(judged(picture_pairs.pair("gemma3"), "gemma3", reference=tuned, base=base))
+    assert found.keys() == {"projector_weights", "pictures"}
+
+
+def test_deepstack_that_was_dropped_is_named(tmp_path: Path) -> None:
+    pair = picture_pairs.pair("qwen3-vl")
+    content = pair.text.read_bytes()
+    key = b"qwen3vl.n_deepstack_layers" + struct.pack("<I", 4)  # type 4 is a uint32
+    text = tmp_path / "model-f16.gguf"
+    text.write_bytes(content.replace(key + struct.pack("<I", 1), key + struct.pack("<I", 0)))
+    layers = tuple(name for name in read_gguf(pair.projector).tensors if name.startswith("v.deepstack."))
+    states = {"clip.vision.is_deepstack_layers": [False, False]}
+    without = with_projector(Pair(text, pair.projector), tmp_path / "mmproj.gguf", metadata=states, without=layers)
+    found = failed(judged(without, "qwen3-vl"))
+    assert "deepstack was dropped: the file takes the tower's layers [], the model [0]" in found["projector"]
+    assert "deepstack was dropped: v.deepstack.0." in found["projector_weights"]
+    assert found.keys() & {"pictures", "loads_projector"}, "and the pair answers otherwise, or does not run"
+
+
+def test_pixels_in_another_order_are_named() -> None:
+    """What a program that hands llama.cpp blue for red would show."""
+    image: ImageModel = {"model": str(tiny_vision.cached("gemma3")), "revision": None}
+    measured = measure(image, [picture_pairs.question(picture_pairs.picture(140, 84))])
+    prompt = measured.answers[0]
+    assert prompt.pictures is not None
+    swapped = [Picture(one.pixels[:, :, ::-1]) for one in prompt.pictures]
+    given = [part.embeddings for part in prompt.parts]
+    answers = ask_pictures(
+        picture_pairs.pair("gemma3"), [PicturePrompt(prompt.text, swapped, given)], any_size=True, threads=2
+    )
+    check = check_same_pixels("mmproj.gguf", PairTypes("f16", "f16"), measured, answers)
+    assert isinstance(check, Check)
+    assert (check.verdict, "the colours are exchanged, blue for red" in check.detail) == ("fail", True)
+
+
+def test_a_grey_picture_cannot_be_judged() -> None:
+    grey = picture_pairs.picture(140, 84).point(lambda _: 127)
+    found = judged(picture_pairs.pair("gemma3"), "gemma3", grey)
+    assert failed(found) == {}
+    reasons = [one.reason for one in found if isinstance(one, NotChecked) and one.name == "pictures"]
+    assert [reason.startswith("cannot be judged: a grey picture changes the text by 0 nats") for reason in reasons] == [
+        True
+    ]
+
+
+@pytest.mark.parametrize(
+    ("kind", "size", "verdict", "said"),
+    [
+        # Derived by hand: the target of 300 x 200 is 252 x 196 (limit of 64 tokens), llama.cpp's own 308 x 196.
+        (
+            "qwen2-vl",
+            (300, 200),
+            "warn",
+            "pictures of 1 of 1 questions get another size, up to 77 tokens in place of 54",
+        ),
+        # A square fills Gemma's square; what is left is the text around the picture.
+        ("gemma3", (200, 200), "warn", "0% of the pixels differ, its server writes the text around a picture"),
+        ("gemma3", (300, 150), "warn", "100% of the pixels differ"),
+        # 288 x 192 is the target, and has the shape of the picture.
+        ("qwen3-vl", (300, 200), "pass", "0% of the pixels differ"),
+    ],
+)
+def test_what_users_of_llama_cpp_get_is_told(kind: str, size: tuple[int, int], verdict: str, said: str) -> None:
+    used = named(judged(picture_pairs.pair(kind), kind, picture_pairs.picture(*size)), "pictures_as_used")
+    assert (used.verdict, said in used.detail) == (verdict, True), used.detail
