@@ -1564,6 +1564,25 @@ def picture_digest(source: PictureSource, folder: Path | None) -> str:
     return hashlib.sha256(picture_bytes(source, folder)).hexdigest()
 
 
+class PicturesDigest:
+    """The digest of the pictures of a dataset, in the order of its rows. The file of the rows may only name them."""
+
+    def __init__(self, folder: Path | None) -> None:
+        self.folder = folder
+        self.digest = hashlib.sha256()
+        self.count = 0
+
+    def add(self, sources: list[PictureSource]) -> None:
+        self.count += len(sources)
+        for source in sources:
+            self.digest.update(bytes.fromhex(picture_digest(source, self.folder)))
+
+    def with_rows(self, fingerprint: str) -> str:
+        """The fingerprint of the rows and their pictures; that of the rows where they have none."""
+        both = f"{fingerprint} {self.digest.hexdigest()}"
+        return hashlib.sha256(both.encode()).hexdigest() if self.count else fingerprint
+
+
 class OpenedPicture:
     """A context with the lazily opened PIL image, after what its header tells is checked, and its name for messages.
 
@@ -2712,7 +2731,7 @@ def use_data(plan: Plan, data: Path | None) -> None:
             got=str(data),
             hint="check the path after --data, or omit --data",
         )
-    planned, fingerprint = plan.get("fingerprints", {}).get("data"), data_fingerprint(data, plan["recipe"]["split"])
+    planned, fingerprint = plan.get("fingerprints", {}).get("data"), data_fingerprint(data, plan["recipe"])
     if fingerprint != planned:
         raise Refused(
             f"{data} is not the data that was planned",
@@ -2724,14 +2743,17 @@ def use_data(plan: Plan, data: Path | None) -> None:
     plan["recipe"]["data"] = str(data)
 
 
-def data_fingerprint(data: Path, split: str) -> str:
-    """SHA-256 of a file's bytes, or of the rows of a folder, as in the plan."""
-    if data.is_file():
-        return file_digest(data)["sha256"]
-    digest = hashlib.sha256()
-    for _, row in iter_rows(str(data), split=split):
-        digest.update(json.dumps(row, sort_keys=True, ensure_ascii=False, default=str).encode("utf-8", "replace"))
-    return digest.hexdigest()
+def data_fingerprint(data: Path, recipe: Recipe) -> str:
+    """SHA-256 of a file's bytes, or of the rows of a folder, with that of the pictures, as in the plan."""
+    rows, pictures = hashlib.sha256(), PicturesDigest(picture_folder(str(data)))
+    whole = data.is_file()
+    for _, row in iter_rows(str(data), split=recipe["split"]) if recipe.get("images") or not whole else ():
+        if recipe.get("images"):
+            pictures.add(lift_pictures(row, recipe["columns"])[1])
+        if not whole:
+            text = json.dumps(row, sort_keys=True, ensure_ascii=False, default=str)
+            rows.update(text.encode("utf-8", "replace"))
+    return pictures.with_rows(file_digest(data)["sha256"] if whole else rows.hexdigest())
 
 
 def iter_file(path: Path) -> Iterator[tuple[int, Row]]:

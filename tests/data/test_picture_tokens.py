@@ -19,7 +19,7 @@ from skill_train.data import scan as dataset
 from skill_train.program.events import Refused
 from skill_train.program.main import load_data
 from skill_train.program.pictures.tokens import Pictures
-from skill_train.program.rows import picture_folder
+from skill_train.program.rows import data_fingerprint, picture_folder
 from skill_train.program.tokenizer import load_tokenizer
 from skill_train.recipe.fields import Recipe
 
@@ -159,3 +159,27 @@ def _data(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, dict[st
         main(["data", *words, "--format", "json"])
     assert isinstance(ended.value.code, int)
     return ended.value.code, json.loads(capsys.readouterr().out)
+
+
+def test_the_fingerprint_covers_the_pictures_that_rows_name(tmp_path: Path) -> None:
+    """By hand: SHA-256 of the digest of the rows, a space, and the digest over the digests of both files."""
+    import hashlib
+
+    rows = []
+    for number, colour in enumerate(("red", "blue")):
+        Image.new("RGB", (30, 20), colour).save(tmp_path / f"{number}.png")
+        messages = [{"role": "user", "content": "What?"}, {"role": "assistant", "content": colour}]
+        rows.append({"images": [f"{number}.png"], "messages": messages})
+    path = training.write_data(tmp_path, rows)
+    recipe = Recipe(model="m", data=str(path))
+
+    def expected() -> str:
+        files = b"".join(hashlib.sha256((tmp_path / f"{n}.png").read_bytes()).digest() for n in range(2))
+        words = f"{hashlib.sha256(path.read_bytes()).hexdigest()} {hashlib.sha256(files).hexdigest()}"
+        return hashlib.sha256(words.encode()).hexdigest()
+
+    resolved: Any = {"images": True, "columns": {"messages": "messages", "images": "images"}, "split": "train"}
+    before = dataset.scan(recipe, pictures=True).fingerprint
+    assert before == expected() == data_fingerprint(path, resolved)
+    Image.new("RGB", (30, 20), "green").save(tmp_path / "1.png")
+    assert dataset.scan(recipe, pictures=True).fingerprint == expected() == data_fingerprint(path, resolved) != before

@@ -20,6 +20,7 @@ from skill_train.data.text_encoding import rewriting_command
 from skill_train.facts import DatasetFacts
 from skill_train.program.events import Refused
 from skill_train.program.examples import Row
+from skill_train.program.pictures.decode import PicturesDigest
 from skill_train.program.pictures.find import lift_pictures
 from skill_train.program.rows import picture_folder
 from skill_train.recipe.fields import Recipe
@@ -98,6 +99,7 @@ def _begin(recipe: Recipe, first: Row, pictures: RowPictures | None) -> _Reading
 
 def _scan(recipe: Recipe, path: Path, pictures: RowPictures | None) -> DatasetFacts:
     digest = None if path.is_file() else hashlib.sha256()
+    picture_files = PicturesDigest(picture_folder(recipe.data))
     count = text_bytes = longest = turns = longest_turns = 0
     reading: _Reading | None = None
     for line, row, _ in read_rows.read(recipe):
@@ -112,7 +114,9 @@ def _scan(recipe: Recipe, path: Path, pictures: RowPictures | None) -> DatasetFa
         if trouble is not None and trouble.refused:
             raise _refused(reading, line, row, trouble.kind)
         if pictures is not None:
-            pictures.count(lift_pictures(row, reading.found.columns)[1])
+            sources = lift_pictures(row, reading.found.columns)[1]
+            pictures.count(sources)
+            picture_files.add(sources)
         count += 1
         text_bytes += size
         turns += row_turns
@@ -126,7 +130,7 @@ def _scan(recipe: Recipe, path: Path, pictures: RowPictures | None) -> DatasetFa
     require_columns(recipe, reading.found, reading.names)
     facts = DatasetFacts(
         source=recipe.data,
-        fingerprint=file_digest(path)["sha256"] if digest is None else digest.hexdigest(),
+        fingerprint=picture_files.with_rows(file_digest(path)["sha256"] if digest is None else digest.hexdigest()),
         rows=count,
         column_names=tuple(reading.names),
         format=reading.found.format,

@@ -31,7 +31,9 @@ from skill_train.program.parquet import (
     parquet_batches,
     saved_json,
 )
-from skill_train.program.plan import Plan
+from skill_train.program.pictures.decode import PicturesDigest
+from skill_train.program.pictures.find import lift_pictures
+from skill_train.program.plan import Plan, Recipe
 
 CELL_CHARACTERS = 10_000_000  # of a table; Python's own limit is 131,072. A quote that nobody closes ends here
 LINE_BYTES = 50_000_000  # of a line of a dataset: a row of a million tokens takes 15 MB
@@ -85,7 +87,7 @@ def use_data(plan: Plan, data: Path | None) -> None:
             got=str(data),
             hint="check the path after --data, or omit --data",
         )
-    planned, fingerprint = plan.get("fingerprints", {}).get("data"), data_fingerprint(data, plan["recipe"]["split"])
+    planned, fingerprint = plan.get("fingerprints", {}).get("data"), data_fingerprint(data, plan["recipe"])
     if fingerprint != planned:
         raise Refused(
             f"{data} is not the data that was planned",
@@ -97,14 +99,17 @@ def use_data(plan: Plan, data: Path | None) -> None:
     plan["recipe"]["data"] = str(data)
 
 
-def data_fingerprint(data: Path, split: str) -> str:
-    """SHA-256 of a file's bytes, or of the rows of a folder, as in the plan."""
-    if data.is_file():
-        return file_digest(data)["sha256"]
-    digest = hashlib.sha256()
-    for _, row in iter_rows(str(data), split=split):
-        digest.update(json.dumps(row, sort_keys=True, ensure_ascii=False, default=str).encode("utf-8", "replace"))
-    return digest.hexdigest()
+def data_fingerprint(data: Path, recipe: Recipe) -> str:
+    """SHA-256 of a file's bytes, or of the rows of a folder, with that of the pictures, as in the plan."""
+    rows, pictures = hashlib.sha256(), PicturesDigest(picture_folder(str(data)))
+    whole = data.is_file()
+    for _, row in iter_rows(str(data), split=recipe["split"]) if recipe.get("images") or not whole else ():
+        if recipe.get("images"):
+            pictures.add(lift_pictures(row, recipe["columns"])[1])
+        if not whole:
+            text = json.dumps(row, sort_keys=True, ensure_ascii=False, default=str)
+            rows.update(text.encode("utf-8", "replace"))
+    return pictures.with_rows(file_digest(data)["sha256"] if whole else rows.hexdigest())
 
 
 def iter_file(path: Path) -> Iterator[tuple[int, Row]]:

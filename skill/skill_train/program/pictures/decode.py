@@ -81,6 +81,25 @@ def picture_digest(source: PictureSource, folder: Path | None) -> str:
     return hashlib.sha256(picture_bytes(source, folder)).hexdigest()
 
 
+class PicturesDigest:
+    """The digest of the pictures of a dataset, in the order of its rows. The file of the rows may only name them."""
+
+    def __init__(self, folder: Path | None) -> None:
+        self.folder = folder
+        self.digest = hashlib.sha256()
+        self.count = 0
+
+    def add(self, sources: list[PictureSource]) -> None:
+        self.count += len(sources)
+        for source in sources:
+            self.digest.update(bytes.fromhex(picture_digest(source, self.folder)))
+
+    def with_rows(self, fingerprint: str) -> str:
+        """The fingerprint of the rows and their pictures; that of the rows where they have none."""
+        both = f"{fingerprint} {self.digest.hexdigest()}"
+        return hashlib.sha256(both.encode()).hexdigest() if self.count else fingerprint
+
+
 class OpenedPicture:
     """A context with the lazily opened PIL image, after what its header tells is checked, and its name for messages.
 
