@@ -158,6 +158,7 @@ def test_a_broken_second_half_is_found_when_it_is_decoded_and_not_before() -> No
 # --- The text of a picture ---
 
 SIZES = [(40, 30), (300, 200), (2000, 1500), (33, 400), (5, 5), (640, 480)]
+TILED = ("smolvlm", "idefics3")
 NAMES = {"qwen2-vl": "qwen2_vl", "qwen2.5-vl": "qwen2_5_vl", "qwen3-vl": "qwen3_vl"}
 
 
@@ -175,7 +176,7 @@ def _read(kind: str, **limits: Any) -> Pictures:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", tiny_vision.KINDS)
+@pytest.mark.parametrize("kind", [*tiny_vision.KINDS, "idefics3"])
 def test_a_picture_becomes_the_text_that_its_processor_writes(kind: str) -> None:
     """`replace_image_token` of transformers' own processor, which cannot be made without torchvision."""
     made = _read(kind)
@@ -183,6 +184,7 @@ def test_a_picture_becomes_the_text_that_its_processor_writes(kind: str) -> None
     module = importlib.import_module(f"transformers.models.{name}.processing_{name}")
     processor = getattr(module, module.__all__[0])
     marks = {"fake_image_token": "<fake_token_around_image>", "global_image_token": "<global-img>"}
+    marks |= {"global_image_tag": "<global-img>"}
     gemma = "\n\n<start_of_image>" + 4 * "<image_soft_token>" + "<end_of_image>\n\n"
     stand_in = SimpleNamespace(
         image_processor=made.processor,
@@ -191,10 +193,10 @@ def test_a_picture_becomes_the_text_that_its_processor_writes(kind: str) -> None
         full_image_sequence=gemma,
         **marks,
     )
-    more = {"return_row_col_info": True} if kind == "smolvlm" else {}
+    more = {"return_row_col_info": True} if kind in TILED else {}
     for size in SIZES:
         image = Image.new("RGB", size, "red")
-        features = made.processor(images=[[image]] if kind == "smolvlm" else [image], return_tensors="np", **more)
+        features = made.processor(images=[[image]] if kind in TILED else [image], return_tensors="np", **more)
         assert made.expansion(PictureSize(*size)) == processor.replace_image_token(stand_in, features, 0), size
 
 

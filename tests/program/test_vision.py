@@ -74,7 +74,7 @@ def _checks(run: Path) -> dict[str, Any]:
     return {check["name"]: check for check in record["checks"]}
 
 
-@pytest.mark.parametrize("kind", ["qwen2.5-vl", "qwen3-vl", "smolvlm", "gemma3"])
+@pytest.mark.parametrize("kind", ["qwen2.5-vl", "qwen3-vl", "smolvlm", "gemma3", *tiny_vision.TRAINED_ONLY])
 def test_a_family_trains(kind: str, tmp_path: Path) -> None:
     run = _write_run(tmp_path / "run", kind)
     done = _train(run)

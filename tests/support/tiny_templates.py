@@ -141,6 +141,16 @@ SMOLVLM = _PARTS.replace("PICTURE", "<image>") + (
     "{%- if add_generation_prompt -%}{{- 'Assistant:' -}}{%- endif -%}"
 )
 
+# Mistral 3: questions between two marks, with the mark of a picture where it stands.
+MISTRAL_PICTURES = _PARTS.replace("PICTURE", "[IMG]") + (
+    "{{- bos_token -}}"
+    "{%- for message in messages -%}"
+    "{%- if message['role'] == 'user' -%}{{- '[INST]' + parts(message['content']) + '[/INST]' -}}"
+    "{%- elif message['role'] == 'assistant' -%}{{- parts(message['content']) + eos_token -}}"
+    "{%- else -%}{{- '[SYSTEM_PROMPT]' + parts(message['content']) + '[/SYSTEM_PROMPT]' -}}{%- endif -%}"
+    "{%- endfor -%}"
+)
+
 # --- Calls of tools ---
 
 _CALLS = (

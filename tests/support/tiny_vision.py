@@ -20,6 +20,7 @@ import tiny_templates
 import tiny_vocab
 
 KINDS = ("qwen2-vl", "qwen2.5-vl", "qwen3-vl", "gemma3", "smolvlm")
+TRAINED_ONLY = ("idefics3", "mistral3")  # llama.cpp cannot be given their pictures yet
 HIDDEN = 64
 _FILES = ("tiny_vision.py", "tiny.py", "tiny_vocab.py", "tiny_templates.py")
 _CLIP = {"image_mean": [0.48145466, 0.4578275, 0.40821073], "image_std": [0.26862954, 0.26130258, 0.27577711]}
@@ -79,6 +80,9 @@ def _write_tokenizer(kind: str, folder: Path, vocab_folder: Path) -> dict[str, A
     if kind == "gemma3":
         ids = tiny_vocab.write_gemma(folder, pictures=True)
         return ids | {"picture": {"boi_token_index": 7, "eoi_token_index": 8, "image_token_index": 9}}
+    if kind == "mistral3":
+        ids = tiny_vocab.write_mistral3(folder, vocab_folder)
+        return ids | {"picture": {"image_token_index": ids.pop("image")}}
     ids = tiny_vocab.write_smolvlm(folder, vocab_folder)
     return ids | {"picture": {"image_token_id": ids.pop("image")}}
 
@@ -171,9 +175,33 @@ def _gemma3(ids: dict[str, Any]) -> Any:
 def _smolvlm(ids: dict[str, Any]) -> Any:
     from transformers import SmolVLMConfig
 
+    return _tiled(SmolVLMConfig, ids)
+
+
+def _idefics3(ids: dict[str, Any]) -> Any:
+    from transformers import Idefics3Config
+
+    return _tiled(Idefics3Config, ids)
+
+
+def _mistral3(ids: dict[str, Any]) -> Any:
+    from transformers import Mistral3Config
+
+    rope = {"rope_type": "default", "rope_theta": 1000000.0}
+    tower = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
+    return Mistral3Config(
+        text_config=_text(ids) | {"model_type": "mistral", "tie_word_embeddings": False, "rope_parameters": rope},
+        vision_config=tower | {"model_type": "pixtral", "image_size": 112, "patch_size": 14, "head_dim": 16},
+        spatial_merge_size=2,
+        **ids["picture"],
+        tie_word_embeddings=False,
+    )
+
+
+def _tiled(made: Any, ids: dict[str, Any]) -> Any:
     rope = {"rope_type": "default", "rope_theta": 100000.0}
     own = {"model_type": "llama", "architectures": ["VLlama3ForCausalLM"], "tie_word_embeddings": False}
-    return SmolVLMConfig(
+    return made(
         text_config=_text(ids) | own | {"rope_parameters": rope},
         vision_config={
             "hidden_size": 32,
@@ -195,6 +223,8 @@ _CONFIGS = {
     "qwen3-vl": _qwen3_vl,
     "gemma3": _gemma3,
     "smolvlm": _smolvlm,
+    "idefics3": _idefics3,
+    "mistral3": _mistral3,
 }
 
 
@@ -229,6 +259,13 @@ def _processor_files(kind: str) -> dict[str, Any]:
             "preprocessor_config.json": document | _STEPS | pictures | _HALF,
             "processor_config.json": {"image_seq_length": 4, "processor_class": "Gemma3Processor"},
         }
+    if kind == "mistral3":
+        pictures = {"size": {"longest_edge": 112}, "patch_size": 14, "resample": 3}
+        document = {"image_processor_type": "PixtralImageProcessor", "processor_class": "PixtralProcessor"}
+        return {
+            "preprocessor_config.json": document | _STEPS | pictures | _CLIP,
+            "processor_config.json": {"patch_size": 14, "spatial_merge_size": 2, "processor_class": "PixtralProcessor"},
+        }
     pictures = {
         "do_image_splitting": True,
         "do_pad": True,
@@ -236,10 +273,11 @@ def _processor_files(kind: str) -> dict[str, Any]:
         "size": {"longest_edge": 256},
         "resample": 1,
     }
-    document = {"image_processor_type": "SmolVLMImageProcessor", "processor_class": "SmolVLMProcessor"}
+    name = "SmolVLM" if kind == "smolvlm" else "Idefics3"
+    document = {"image_processor_type": f"{name}ImageProcessor", "processor_class": f"{name}Processor"}
     return {
         "preprocessor_config.json": document | _STEPS | pictures | _HALF,
-        "processor_config.json": {"image_seq_len": 16, "processor_class": "SmolVLMProcessor"},
+        "processor_config.json": {"image_seq_len": 16, "processor_class": f"{name}Processor"},
     }
 
 

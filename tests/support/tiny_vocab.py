@@ -124,6 +124,23 @@ def write_smolvlm(folder: Path, vocab_folder: Path) -> dict[str, Any]:
     return {"vocab_size": 50304, "image": number["<image>"], **ids}
 
 
+def write_mistral3(folder: Path, vocab_folder: Path) -> dict[str, Any]:
+    """GPT-2's byte-level vocabulary with the added tokens of Mistral 3, whose own is byte-level too."""
+    path = vocab_folder / "ggml-vocab-gpt-2.gguf"
+    names = ["<s>", "</s>", "<pad>", "[INST]", "[/INST]", "[SYSTEM_PROMPT]", "[/SYSTEM_PROMPT]"]
+    names += ["[IMG]", "[IMG_BREAK]", "[IMG_END]"]
+    backend = _byte_level(path, words=50256, pattern=None, added=[(name, True) for name in names])
+    config = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "bos_token": "<s>",
+        "eos_token": "</s>",
+        "unk_token": None,
+        "pad_token": "<pad>",
+    }
+    _write(folder, backend, tiny_templates.MISTRAL_PICTURES, config)
+    return {"vocab_size": 50304, "image": 50263, "bos": 50256, "eos": 50257, "pad": 50258, "stop": [50257]}
+
+
 def write_llama_spm(folder: Path, vocab_folder: Path, *, template: str) -> dict[str, Any]:
     """Llama 2's 32000 sentencepiece pieces: `tokenizer.model` rebuilt from the GGUF's tokens and scores."""
     backend = _llama_pieces(folder, vocab_folder)

@@ -205,7 +205,8 @@ class Pictures:
             return {}
         nested = self.kind in ("smolvlm", "idefics3")
         images = rows if nested else [image for row in rows for image in row]
-        features = dict(self.processor(images=images, return_tensors="pt"))
+        more = {"patch_size": square_side(self.settings)} if self.kind == "mistral3" else {}
+        features = dict(self.processor(images=images, return_tensors="pt", **more))
         return {name: value for name, value in features.items() if name not in ("rows", "cols", "num_crops")}
 
     def token_types(self, ids: Any) -> dict[str, Any]:
@@ -265,12 +266,18 @@ def tiles_expansion(pictures: Pictures, size: PictureSize) -> str:
 
 def lines_expansion(pictures: Pictures, size: PictureSize) -> str:
     """Mistral 3, whose tower is Pixtral's: a token a square of patches, and one at the end of each line of patches."""
-    side = int(pictures.settings.get("patch_size", 16)) * int(pictures.settings.get("spatial_merge_size", 1))
+    side = square_side(pictures.settings)
     longest = int(pictures.processor.size["longest_edge"])
     ratio = max(1.0, size.width / longest, size.height / longest)
     columns, rows = (math.ceil(int(edge / ratio) / side) for edge in size)
     lines = "[IMG_BREAK]".join([pictures.places.token * columns] * rows)
     return f"{lines}[IMG_END]"
+
+
+def square_side(settings: dict[str, Any]) -> int:
+    """Pixels along the square of patches that one token of Mistral 3 stands for. PixtralProcessor of transformers 5.23
+    resizes pictures to whole squares, where the image processor alone would take single patches."""
+    return int(settings.get("patch_size", 16)) * int(settings.get("spatial_merge_size", 1))
 
 
 EXPANSIONS: dict[str, Callable[[Pictures, PictureSize], str]] = {
