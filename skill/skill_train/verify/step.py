@@ -204,13 +204,9 @@ def judge_projectors(
             findings.add(Check("projector", "mmproj", "warn", "missing", "a projector", request.pictures.expected))
         return
     subject = request.pictures
-    why = "no model folder to compare it with" if subject is None else subject.why_not
     if subject is None or subject.folder is None or not models:
-        why = why or "there is no language model beside it"
-        for projector in projectors:
-            findings.add(Check("file", projector.path.name, "warn", "not checked", "checked", why))
-            findings.add(NotChecked("everything else", projector.path.name, why))
-        return
+        why = "there is no language model beside it" if subject is None or not subject.why_not else subject.why_not
+        return _unjudged(projectors, findings, why)
     questions = row_questions(request.held_out or request.rows, subject.images) or drawn_questions()
     pairs = PairsRequest(
         pairs=[Pair(model.path, projector.path) for projector in projectors for model in models],
@@ -220,8 +216,20 @@ def judge_projectors(
         min_pixels=subject.min_pixels,
         max_pixels=subject.max_pixels,
     )
-    for finding in check_pairs(pairs, progress):
+    try:
+        checked = check_pairs(pairs, progress)
+    except UsageError as error:
+        if error.code != "vision":
+            raise
+        return _unjudged(projectors, findings, error.message)
+    for finding in checked:
         findings.add(finding)
+
+
+def _unjudged(projectors: list[GgufFile], findings: Findings, why: str) -> None:
+    for projector in projectors:
+        findings.add(Check("file", projector.path.name, "warn", "not checked", "checked", why))
+        findings.add(NotChecked("everything else", projector.path.name, why))
 
 
 def _written(record: Path, scope: _ProofScope, findings: Findings, samples: dict[str, int], seconds: float) -> Proof:
