@@ -1018,14 +1018,14 @@ def bad_plan(message: str, *, expected: str = "", got: str = "") -> Refused:
 
 def json_types(fields: type) -> dict[str, tuple[type, ...]]:
     """The types of each field for `isinstance`, such as `list` for `list[str]`."""
-    hints = get_type_hints(fields).items()
+    hints = get_type_hints(fields, globals()).items()
     parts = {name: get_args(hint) if isinstance(hint, UnionType) else (hint,) for name, hint in hints}
     return {name: tuple(get_origin(part) or part for part in types) for name, types in parts.items()}
 
 
 def may_be_missing(fields: type) -> set[str]:
     """The fields that are newer than the first plans that were written."""
-    hints = get_type_hints(fields, include_extras=True).items()
+    hints = get_type_hints(fields, globals(), include_extras=True).items()
     return {name for name, hint in hints if get_origin(hint) is NotRequired}
 
 

@@ -53,7 +53,7 @@ def test_it_stops_at_a_checkpoint_and_goes_on_at_once(commands: Commands, tmp_pa
 )
 def test_a_command_that_is_asked_to_end_says_how_to_go_on(tmp_path: Path, how: int, at: str) -> None:
     """A terminal that closes, and a polite kill: one document, the checkpoint, the command that resumes."""
-    _write(tmp_path)
+    _write(tmp_path, steps=10 * STEPS)  # a busy machine may read the line of the first step when 400 are done
     command = program("local", "recipe.yaml", "--run-dir", "run", "--format", "json")
     pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     with subprocess.Popen(command, cwd=tmp_path, start_new_session=True, **pipes) as process:
@@ -104,9 +104,9 @@ def test_a_program_that_nobody_attends_trains_to_its_end(tmp_path: Path) -> None
     assert json.loads((run / "train.json").read_text())["steps"] == 2
 
 
-def _write(folder: Path) -> None:
+def _write(folder: Path, steps: int = STEPS) -> None:
     tiny.write_rows(folder / "rows.jsonl", 24)
-    recipe = f"model: {tiny.cached('gemma')}\ndata: rows.jsonl\nmax_steps: {STEPS}\neffective_batch_size: 2\n"
+    recipe = f"model: {tiny.cached('gemma')}\ndata: rows.jsonl\nmax_steps: {steps}\neffective_batch_size: 2\n"
     (folder / "recipe.yaml").write_text(recipe + "max_length: 96\n")
 
 

@@ -74,7 +74,9 @@ def _checks(run: Path) -> dict[str, Any]:
     return {check["name"]: check for check in record["checks"]}
 
 
-@pytest.mark.parametrize("kind", ["qwen2.5-vl", "qwen3-vl", "smolvlm", "gemma3", *tiny_vision.TRAINED_ONLY])
+@pytest.mark.parametrize(
+    "kind", [*tiny_vision.one_of_each(), "mistral3", pytest.param("idefics3", marks=pytest.mark.torture)]
+)
 def test_a_family_trains(kind: str, tmp_path: Path) -> None:
     run = _write_run(tmp_path / "run", kind)
     done = _train(run)

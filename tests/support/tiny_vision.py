@@ -36,6 +36,15 @@ _TEXT = {
 }
 
 
+def one_of_each() -> list[Any]:
+    """The families for a test of each way to read a picture: Qwen's, Gemma 3's, and that of tiles. The others run in
+    `make walks`."""
+    import pytest
+
+    others = [pytest.param(kind, marks=pytest.mark.torture) for kind in ("qwen2-vl", "qwen2.5-vl")]
+    return ["qwen3-vl", "gemma3", "smolvlm", *others]
+
+
 def cached(kind: str, *, seed: int = 0) -> Path:
     """The folder of a vision model built earlier by the same code, or built now. Processes may ask at once."""
     code = b"".join((Path(__file__).parent / name).read_bytes() for name in _FILES)

@@ -60,7 +60,7 @@ def upright() -> list[Any]:
     return [*sizes, *(in_rgb(ImageOps.exif_transpose(one)) for one in kinds)]
 
 
-@pytest.mark.parametrize("kind", tiny_vision.KINDS)
+@pytest.mark.parametrize("kind", tiny_vision.one_of_each())
 def test_a_right_pair_passes_on_pictures_of_every_kind(kind: str) -> None:
     found = judged(picture_pairs.pair(kind), kind, *upright())
     assert failed(found) == {}
@@ -73,7 +73,9 @@ def test_a_right_pair_passes_on_pictures_of_every_kind(kind: str) -> None:
     assert float(str(same.figures["mean_kl_blank"])) > 0.05
 
 
-@pytest.mark.parametrize("kind", ["qwen3-vl", "gemma3", "smolvlm"])
+@pytest.mark.parametrize(
+    "kind", ["gemma3", *(pytest.param(k, marks=pytest.mark.torture) for k in ("qwen3-vl", "smolvlm"))]
+)
 def test_several_pictures_in_several_turns(kind: str) -> None:
     """Their positions follow each other; the last text is longer than what llama.cpp is given at once."""
     shown = [picture_pairs.picture(*size, seed=size[0]) for size in ((200, 300), (140, 84), (90, 90))]
