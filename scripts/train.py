@@ -1510,6 +1510,16 @@ FORMATS = ("PNG", "JPEG", "MPO", "WEBP", "GIF", "BMP", "DIB", "TIFF", "PPM", "JP
 PICTURE_HINT = "repair or remove the row: skill-train data FILE lists all of them"
 
 
+def require_pillow() -> None:
+    if find_spec("PIL") is None:
+        raise Refused(
+            "Pillow is not installed, and pictures are read with it",
+            code="missing_package",
+            exit_code=EXIT_NOT_INSTALLED,
+            hint='pip install "skill-train[vision]"',
+        )
+
+
 class PictureSize(NamedTuple):
     """Pixels of an upright picture."""
 
@@ -2115,16 +2125,6 @@ class Pictures:
         """Where pictures stand, for the families whose model asks. ids [rows, tokens] -> the same shape, 0 or 1."""
         name = TYPE_NAMES.get(self.kind)
         return {} if name is None else {name: (ids == self.token_id).long()}
-
-
-def require_pillow() -> None:
-    if find_spec("PIL") is None:
-        raise Refused(
-            "Pillow is not installed, and pictures are read with it",
-            code="missing_package",
-            exit_code=EXIT_NOT_INSTALLED,
-            hint='pip install "skill-train[vision]"',
-        )
 
 
 def model_type(model: str, revision: str | None) -> str:

@@ -183,3 +183,23 @@ def test_the_fingerprint_covers_the_pictures_that_rows_name(tmp_path: Path) -> N
     assert before == expected() == data_fingerprint(path, resolved)
     Image.new("RGB", (30, 20), "green").save(tmp_path / "1.png")
     assert dataset.scan(recipe, pictures=True).fingerprint == expected() == data_fingerprint(path, resolved) != before
+
+
+@pytest.mark.parametrize("command", ["data", "plan"])
+def test_without_pillow_the_package_is_named(
+    command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import sys
+
+    Image.new("RGB", (30, 20), "red").save(tmp_path / "0.png")
+    messages = [{"role": "user", "content": "What?"}, {"role": "assistant", "content": "red"}]
+    training.write_data(tmp_path, [{"images": ["0.png"], "messages": messages}])
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(sys.modules, "PIL", None)
+    words = {"data": ["data", "rows.jsonl"], "plan": ["plan", "--data", "rows.jsonl", "--model"]}[command]
+    if command == "plan":
+        words.append(str(tiny_vision.cached("gemma3")))
+    with pytest.raises(SystemExit) as end:
+        main([*words, "--format", "json"])
+    error = json.loads(capsys.readouterr().out)["error"]
+    assert (end.value.code, error["code"]) == (7, "missing_package") and "skill-train[vision]" in error["hint"]

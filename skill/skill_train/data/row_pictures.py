@@ -17,7 +17,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from skill_train.core.errors import UsageError
+from skill_train.core.errors import UsageError, from_exit_code
 from skill_train.data.repeats import Repeats
 from skill_train.program.events import ErrorWords, Refused
 from skill_train.program.examples import Row
@@ -29,6 +29,7 @@ from skill_train.program.pictures.decode import (
     picture_bytes,
     picture_name,
     read_picture,
+    require_pillow,
     upright_size,
 )
 from skill_train.program.pictures.find import PICTURE, lift_pictures
@@ -196,7 +197,12 @@ def read_header(source: PictureSource, folder: Path | None) -> PictureHeader:
 
     Raises:
         Refused: it cannot be read, or training refuses it for what the header says.
+        NotInstalled: Pillow is missing.
     """
+    try:
+        require_pillow()
+    except Refused as refusal:  # the package's fault, not the row's
+        raise from_exit_code(refusal.exit_code, refusal.error) from None
     opened = OpenedPicture(source, folder)
     with opened as (image, _):
         return PictureHeader(upright_size(image), opened.bytes, tuple(traits_of(image)))

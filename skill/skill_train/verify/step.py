@@ -29,6 +29,8 @@ from skill_train.llama.pictures import Pair
 from skill_train.model.foreign_files import require_sound, require_sound_files
 from skill_train.model.sidecar_files import model_digests
 from skill_train.model.weight_files import read_folder
+from skill_train.program.events import Refused
+from skill_train.program.pictures.decode import require_pillow
 from skill_train.reference.low_memory import frugal_model, is_plain, peak_bytes
 from skill_train.reference.rounded_merge import Rounding, rounding_of
 from skill_train.run import records, verify_record
@@ -207,6 +209,10 @@ def judge_projectors(
     if subject is None or subject.folder is None or not models:
         why = "there is no language model beside it" if subject is None or not subject.why_not else subject.why_not
         return _unjudged(projectors, findings, why)
+    try:
+        require_pillow()
+    except Refused as refusal:
+        return _unjudged(projectors, findings, refusal.error["message"])
     questions = row_questions(request.held_out or request.rows, subject.images) or drawn_questions()
     pairs = PairsRequest(
         pairs=[Pair(model.path, projector.path) for projector in projectors for model in models],

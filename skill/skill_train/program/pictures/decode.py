@@ -11,10 +11,11 @@ import hashlib
 import io
 import os
 import warnings
+from importlib.util import find_spec
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
-from skill_train.program.events import Refused
+from skill_train.program.events import EXIT_NOT_INSTALLED, Refused
 
 # Where a row's picture is: the path of a file, a data URI, or its bytes. `datasets` and Parquet write the last two.
 PictureSource = str | bytes | dict[str, Any]
@@ -25,6 +26,16 @@ PICTURE_RATIO = 200  # of the longer side to the shorter one: what Qwen's proces
 # What Pillow may open. Of others some are no pictures: it gives PostScript to another program to run.
 FORMATS = ("PNG", "JPEG", "MPO", "WEBP", "GIF", "BMP", "DIB", "TIFF", "PPM", "JPEG2000", "ICO", "AVIF")
 PICTURE_HINT = "repair or remove the row: skill-train data FILE lists all of them"
+
+
+def require_pillow() -> None:
+    if find_spec("PIL") is None:
+        raise Refused(
+            "Pillow is not installed, and pictures are read with it",
+            code="missing_package",
+            exit_code=EXIT_NOT_INSTALLED,
+            hint='pip install "skill-train[vision]"',
+        )
 
 
 class PictureSize(NamedTuple):

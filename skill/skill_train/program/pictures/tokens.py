@@ -10,11 +10,10 @@ import os
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple, NotRequired, TypedDict
 
-from skill_train.program.events import EXIT_NOT_INSTALLED, Refused
+from skill_train.program.events import Refused
 from skill_train.program.examples import Pictured
 from skill_train.program.model_files import foreign_json, model_file
 from skill_train.program.pictures.decode import (
@@ -25,6 +24,7 @@ from skill_train.program.pictures.decode import (
     picture_digest,
     picture_size,
     read_picture,
+    require_pillow,
 )
 
 # How the input is called that marks the tokens of pictures. Qwen's positions and Gemma's attention depend on it.
@@ -213,16 +213,6 @@ class Pictures:
         """Where pictures stand, for the families whose model asks. ids [rows, tokens] -> the same shape, 0 or 1."""
         name = TYPE_NAMES.get(self.kind)
         return {} if name is None else {name: (ids == self.token_id).long()}
-
-
-def require_pillow() -> None:
-    if find_spec("PIL") is None:
-        raise Refused(
-            "Pillow is not installed, and pictures are read with it",
-            code="missing_package",
-            exit_code=EXIT_NOT_INSTALLED,
-            hint='pip install "skill-train[vision]"',
-        )
 
 
 def model_type(model: str, revision: str | None) -> str:
