@@ -81,7 +81,7 @@ def test_data_too_large_for_a_notebook_is_refused(tmp_path: Path) -> None:
     plan.write_text("{}")
     with pytest.raises(UsageError) as caught:
         colab.write_notebook(tmp_path / "n.ipynb", plan, gpu="T4", run_id="0", data={"rows.jsonl": rows}, packages=())
-    assert caught.value.code == "local_input" and "10.2 MB" in caught.value.message  # with the program
+    assert caught.value.code == "local_input" and "10.3 MB" in caught.value.message  # with the program
     assert not (tmp_path / "n.ipynb").exists()
 
 

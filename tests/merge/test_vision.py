@@ -50,7 +50,7 @@ def smolvlm() -> Path:
     return tiny_vision.cached("smolvlm")
 
 
-@pytest.mark.parametrize("kind", tiny_vision.KINDS)
+@pytest.mark.parametrize("kind", tiny_vision.one_of_each())
 def test_equals_peft_in_all_parts(kind: str, tmp_path: Path) -> None:
     base = tiny_vision.cached(kind)
     adapter = vision_adapters.adapter(base, tmp_path / "adapter", targets=vision_adapters.everywhere(base))
@@ -68,7 +68,7 @@ def test_equals_peft_in_all_parts(kind: str, tmp_path: Path) -> None:
             assert (tmp_path / "merged" / file.name).read_bytes() == file.read_bytes(), file.name
 
 
-@pytest.mark.parametrize("kind", tiny_vision.KINDS)
+@pytest.mark.parametrize("kind", tiny_vision.one_of_each())
 def test_names_in_the_files(kind: str) -> None:
     base = tiny_vision.cached(kind)
     assert checkpoint_names.task_of(base) == ("CausalLM" if kind == "gemma3" else "ImageTextToText")

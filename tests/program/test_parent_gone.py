@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,14 @@ pytestmark = pytest.mark.slow
 
 STEPS = 400
 SOON = 30  # seconds, on a busy machine
+
+
+@pytest.fixture
+def _hears_of_its_terminal() -> Iterator[None]:
+    """What `nohup` ignores for the tests, the commands that they start would ignore too."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
 
 
 def test_it_stops_at_a_checkpoint_and_goes_on_at_once(commands: Commands, tmp_path: Path) -> None:
@@ -51,9 +60,10 @@ def test_it_stops_at_a_checkpoint_and_goes_on_at_once(commands: Commands, tmp_pa
         pytest.param("loading the model", signal.SIGHUP, marks=pytest.mark.torture),
     ],
 )
+@pytest.mark.usefixtures("_hears_of_its_terminal")
 def test_a_command_that_is_asked_to_end_says_how_to_go_on(tmp_path: Path, how: int, at: str) -> None:
     """A terminal that closes, and a polite kill: one document, the checkpoint, the command that resumes."""
-    _write(tmp_path, steps=10 * STEPS)  # a busy machine may read the line of the first step when 400 are done
+    _write(tmp_path)
     command = program("local", "recipe.yaml", "--run-dir", "run", "--format", "json")
     pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     with subprocess.Popen(command, cwd=tmp_path, start_new_session=True, **pipes) as process:
@@ -104,9 +114,9 @@ def test_a_program_that_nobody_attends_trains_to_its_end(tmp_path: Path) -> None
     assert json.loads((run / "train.json").read_text())["steps"] == 2
 
 
-def _write(folder: Path, steps: int = STEPS) -> None:
+def _write(folder: Path) -> None:
     tiny.write_rows(folder / "rows.jsonl", 24)
-    recipe = f"model: {tiny.cached('gemma')}\ndata: rows.jsonl\nmax_steps: {steps}\neffective_batch_size: 2\n"
+    recipe = f"model: {tiny.cached('gemma')}\ndata: rows.jsonl\nmax_steps: {STEPS}\neffective_batch_size: 2\n"
     (folder / "recipe.yaml").write_text(recipe + "max_length: 96\n")
 
 
