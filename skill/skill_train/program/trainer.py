@@ -51,6 +51,7 @@ def build_trainer(recipe: Recipe, placement: Placement, folder: Path, tokenizer:
     import datasets
     import torch
     import transformers
+    from transformers import PrinterCallback
     from trl import SFTTrainer
 
     quiet_libraries(transformers)
@@ -98,6 +99,7 @@ def build_trainer(recipe: Recipe, placement: Placement, folder: Path, tokenizer:
         peft_config=None if is_full(recipe) else lora_config(recipe, model),
         callbacks=[watch.callback()],
     )
+    trainer.remove_callback(PrinterCallback)  # its print fails, and ends the training, once nobody reads the output
     types = trained_types(trainer.model, placement)
     if trainer.is_fsdp_enabled != (placement["strategy"] == "fsdp"):
         raise wrong_launch(f"strategy {placement['strategy']}", "FSDP" if trainer.is_fsdp_enabled else "no FSDP")
