@@ -199,9 +199,21 @@ def test_a_layer_by_hand_on_cuda() -> None:
     assert layer_bytes_per_token(QWEN, STEP) == norms + attention + mlp + adapters
 
 
-def test_without_dropout_no_mask_is_kept() -> None:
+def test_without_dropout_an_input_is_kept_once() -> None:
+    """Four inputs of 896 x (2 + 1) with masks become one of 896 x 2: queries, keys and values read the same, and the
+    attention keeps its own output. DoRA casts its inputs, so each layer keeps a copy: only the masks go."""
     plain = dataclasses.replace(STEP, lora_dropout=0.0)
-    assert layer_bytes_per_token(QWEN, STEP) - layer_bytes_per_token(QWEN, plain) == 4 * 896
+    assert layer_bytes_per_token(QWEN, STEP) - layer_bytes_per_token(QWEN, plain) == 4 * 896 * 3 - 896 * 2
+    dora, plain_dora = dataclasses.replace(STEP, dora=True), dataclasses.replace(plain, dora=True)
+    assert layer_bytes_per_token(QWEN, dora) - layer_bytes_per_token(QWEN, plain_dora) == 4 * 896
+
+
+@pytest.mark.parametrize(("dtype", "noise"), [("float32", 4), ("bfloat16", 2)])
+def test_on_a_processor_dropout_keeps_its_noise_in_the_type_of_the_input(dtype: str, noise: int) -> None:
+    """Dropped inputs and noise, 4 x 896 x (size + noise), in place of one input of 896 x size."""
+    step = dataclasses.replace(STEP, device="cpu", dtype=dtype)
+    plain = dataclasses.replace(step, lora_dropout=0.0)
+    assert layer_bytes_per_token(QWEN, step) - layer_bytes_per_token(QWEN, plain) == 896 * (8 * noise - noise)
 
 
 def test_logits_on_cuda_are_a_tile() -> None:

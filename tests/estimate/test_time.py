@@ -130,6 +130,12 @@ def test_a_measurement_replaces_the_assumption() -> None:
     assert other is not None and other.high > estimate.high
 
 
+def test_the_kernels_of_a_small_step_must_be_launched_all_the_same() -> None:
+    """24 layers x 3 ms, however fast a large micro-batch was."""
+    fast = micro_step_seconds(QWEN, NO_ADAPTER, A100, Calibration(1e20, "a run", same_shape=True))
+    assert fast is not None and fast.low == pytest.approx(24 * 0.003 / 1.25)
+
+
 def test_an_unknown_speed_is_unknown() -> None:
     unknown = dataclasses.replace(A100, chip="NVIDIA Something New")
     assert micro_step_seconds(QWEN, NO_ADAPTER, unknown, None) is None

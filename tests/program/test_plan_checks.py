@@ -42,6 +42,23 @@ CPU = MachineFacts("Linux", "a processor", "cpu", 16 << 30, 12 << 30, None, 2, F
 # --- One file, by itself ---
 
 
+@pytest.mark.parametrize(
+    ("device", "own", "expected"),
+    [
+        ("cuda", {}, "expandable_segments:True"),
+        ("cuda", {"PYTORCH_ALLOC_CONF": "max_split_size_mb:64"}, "max_split_size_mb:64"),
+        ("cuda", {"PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:64"}, None),
+        ("cpu", {}, None),
+    ],
+)
+def test_memory_of_a_gpu_grows_in_segments_unless_the_user_chose(
+    monkeypatch: pytest.MonkeyPatch, device: str, own: dict[str, str], expected: str | None
+) -> None:
+    monkeypatch.setattr(os, "environ", dict(own))
+    program_plan.prepare_environment({"device": device})  # type: ignore[typeddict-item]
+    assert os.environ.get("PYTORCH_ALLOC_CONF") == expected
+
+
 def test_the_header_is_what_uv_reads() -> None:
     header = tomllib.loads(_header())
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]

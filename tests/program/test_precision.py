@@ -111,6 +111,37 @@ def test_other_precisions_are_what_peft_and_the_recipe_make_them(
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_no_layer_copies_its_input(tmp_path: Path, dtype: str) -> None:
+    """PEFT would make it float32 first. The loss and the gradients are the same bits."""
+    import torch
+    from peft.tuners.tuners_utils import BaseTunerLayer
+
+    trainer = _built(tmp_path, dtype, lora_dropout=0.0)
+    adapters = [module for name, module in trainer.model.named_modules() if name.endswith("lora_A.default")]
+    given: set[torch.dtype] = set()
+    for module in adapters:
+        module.register_forward_pre_hook(lambda _, inputs: given.add(inputs[0].dtype))
+    loss, gradients = _pass(trainer)
+    assert given == {getattr(torch, dtype)}
+    for module in trainer.model.modules():
+        if isinstance(module, BaseTunerLayer):
+            module.cast_input_dtype_enabled = True  # as PEFT has it
+    as_peft, their_gradients = _pass(trainer)
+    assert torch.float32 in given
+    assert loss == as_peft and loss > 0 and len(gradients) == len(their_gradients) > 0
+    assert all(torch.equal(one, other) for one, other in zip(gradients, their_gradients, strict=True))
+
+
+def test_dora_multiplies_in_float32(tmp_path: Path) -> None:
+    """So its layers cast their inputs, as PEFT has it."""
+    from peft.tuners.tuners_utils import BaseTunerLayer
+
+    trainer = _built(tmp_path, "bfloat16", use_dora=True)
+    casts = {m.cast_input_dtype_enabled for m in trainer.model.modules() if isinstance(m, BaseTunerLayer)}
+    assert casts == {True}
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_nothing_trains_that_a_gradient_scaler_cannot_take(dtype: str) -> None:
     """Asked when the optimizer is there, of the weights that it holds."""
     import torch
@@ -176,6 +207,18 @@ def _pretend_quantized(monkeypatch: pytest.MonkeyPatch) -> None:
         return model
 
     monkeypatch.setattr("skill_train.program.trainer.load_model", loaded)
+
+
+def _pass(trainer: Any) -> tuple[float, list[Any]]:
+    """Loss and gradients of the first batch."""
+    trainer.model.train()
+    inputs = trainer._prepare_inputs(next(iter(trainer.get_train_dataloader())))
+    with trainer.compute_loss_context_manager():
+        loss = trainer.compute_loss(trainer.model, inputs)
+    loss.backward()
+    gradients = [weight.grad for weight in trainer.model.parameters() if weight.grad is not None]
+    trainer.model.zero_grad()
+    return float(loss.detach()), gradients
 
 
 def _built(folder: Path, dtype: str, **values: Any) -> Any:

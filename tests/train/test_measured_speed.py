@@ -12,6 +12,7 @@ from msgspec.structs import replace
 
 import planning
 from skill_train.estimate import time as estimate_time
+from skill_train.estimate.step import MicroStep
 from skill_train.facts import MachineFacts, ModelFacts
 from skill_train.run.plan_record import Plan
 from skill_train.run.train_record import StepLine
@@ -95,6 +96,13 @@ def test_reading_the_weights_is_not_the_speed() -> None:
         found = calibration.remember(_plan(**split), lines, "2026-11-21T10:00:00Z")
     assert found is not None
     assert found.flops_per_second == pytest.approx(A_STEP / (100 - 4 * (1060 * 2 + 40 * 2) * 4 / 1000))
+
+
+def test_launching_kernels_is_not_the_speed() -> None:
+    """Two micro-steps of 24 layers x 3 ms, 0.144 s, and all in 0.5 s: the root of 0.25 - 0.0207 is 0.4788."""
+    model, machine = dataclasses.replace(MODEL, layers=24), dataclasses.replace(MACHINE, device="cuda")
+    step = MicroStep("cuda", "bfloat16", 1, 512, checkpointing=False, lora_r=0)
+    assert calibration.computing_seconds(model, machine, 0.5, [(2, step)]) == pytest.approx(0.4788, abs=1e-4)
 
 
 def test_another_shape_is_a_hint_when_it_is_of_about_that_size() -> None:

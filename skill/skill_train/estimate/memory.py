@@ -194,18 +194,20 @@ def layer_bytes_per_token(model: ModelFacts, step: MicroStep) -> float:
 
 def _adapter_inputs(model: ModelFacts, step: MicroStep) -> float:
     """Bytes that the adapters keep for one token. An adapter keeps its input after dropout, and what dropout needs: a
-    mask of one byte on CUDA, the noise in float32 elsewhere. On a 16-bit base the adapter is float32; its input is cast
-    for dropout, and autocast casts it back. With neither dropout nor casts, layers that read the same input keep it
-    once, and the attention keeps its own output.
+    mask of one byte on CUDA, the noise in the type of the input elsewhere. DoRA's input is cast to float32 for that.
+    With neither dropout nor casts, layers that read the same input keep it once, and the attention keeps its own
+    output.
     """
     size = BYTES[step.dtype]
     ranks = len(step.target_modules) * step.lora_r * size
     if step.dora:  # the results of the layer and of the adapter, which the magnitude multiplies
         ranks += 2 * size * sum(module_widths(model, target)[1] for target in step.target_modules)
     inputs = [(_input_of(target), module_widths(model, target)[0]) for target in step.target_modules]
-    if not step.lora_dropout and step.dtype == "float32":
+    casts = step.dora and step.dtype != "float32"
+    if not step.lora_dropout and not casts:
         return ranks + size * sum(width for name, width in set(inputs) if name != "attention output")
-    dropout = 0 if not step.lora_dropout else 1 if step.device == "cuda" else 4
+    noise = 1 if step.device == "cuda" else 4 if casts else size
+    dropout = noise if step.lora_dropout else 0
     return ranks + sum(width * (size + dropout) for _, width in inputs)
 
 

@@ -108,6 +108,11 @@ def reading_seconds(model: ModelFacts, step: MicroStep, machine: MachineFacts) -
     return read * BYTES[step.dtype] / (_CPU_READS * machine.cores)
 
 
+def launch_seconds(model: ModelFacts, step: MicroStep) -> float:
+    """The least seconds of a micro-step on a GPU, however few its tokens: the processor launches its kernels."""
+    return _FLOOR[step.checkpointing] * (model.layers or 0) if step.device == "cuda" else 0.0
+
+
 def optimizer_seconds(model: ModelFacts, step: MicroStep, machine: MachineFacts) -> float:
     """Seconds of AdamW for every weight, limited by the memory bandwidth. For the few weights of an adapter they are
     left out."""
@@ -129,7 +134,7 @@ def micro_step_seconds(
     reading = reading_seconds(model, step, machine)
     if calibration is not None:
         spread = _CALIBRATED[calibration.same_shape]
-        seconds = flops / calibration.flops_per_second + reading
+        seconds = math.hypot(launch_seconds(model, step), flops / calibration.flops_per_second) + reading
         return Range(seconds / spread, seconds * spread, f"measured: {calibration.basis}")
     if step.device == "cuda":
         return _on_cuda(model, step, machine, flops)
@@ -156,7 +161,7 @@ def _on_cuda(model: ModelFacts, step: MicroStep, machine: MachineFacts, flops: f
         return None
     tflops = device.float_tflops if step.dtype == "float32" else device.half_tflops
     reached = _interpolate(_REACHED, model.hidden_size or 0) * device.sustained
-    floor = _FLOOR[step.checkpointing] * (model.layers or 0)
+    floor = launch_seconds(model, step)
     seconds = math.hypot(floor, flops / (tflops * 1e12 * reached))
     if step.four_bit:
         seconds += _FOUR_BIT_SECONDS * (model.parameters or 0) / 1e9 * 2000 / device.gigabytes_per_second

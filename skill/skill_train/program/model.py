@@ -56,6 +56,17 @@ def require_float32(optimizer: Any) -> None:
         )
 
 
+def keep_input_types(model: Any) -> None:
+    """Leaves it to autocast in which type an adapter computes. PEFT (0.21) makes the input of each layer float32, and
+    autocast makes it 16-bit again. The values are the same, but each layer copies its input twice: a fifth of the GPU's
+    time on an H100. Not for DoRA, which multiplies in float32 too."""
+    from peft.tuners.tuners_utils import BaseTunerLayer
+
+    for module in model.modules():
+        if isinstance(module, BaseTunerLayer):
+            module.cast_input_dtype_enabled = False
+
+
 def score_trained_tokens_only(model: Any, *, fused: bool) -> None:
     """Scores the trained positions alone, some megabytes of logits at a time. On processors without Triton, TRL 1.16
     projects every position onto the vocabulary, trained or not: the same loss takes several times as long on a CPU.
@@ -416,6 +427,14 @@ def check_vocabulary(model: Any, data: Data) -> None:
             got=str(highest),
             hint="use the tokenizer that belongs to the model",
         )
+
+
+def prepare_device(torch: Any, placement: Placement) -> None:
+    require_device(torch, placement)
+    if placement["device"] == "cuda":  # compiled anew for every length: a quarter more tokens a second without it
+        torch.backends.cuda.enable_cudnn_sdp(False)
+    elif placement["device"] == "cpu" and placement["threads"]:
+        torch.set_num_threads(placement["threads"])
 
 
 def require_device(torch: Any, placement: Placement) -> None:

@@ -318,6 +318,9 @@ def prepare_environment(placement: Placement) -> None:
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
     # Threads that spin while they wait slow each other down on a busy machine: by a factor of 10, measured.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    # Rows have many lengths. Without this, 58 GB are reserved on an H100 where 33 GB are in use.
+    if placement["device"] == "cuda" and "PYTORCH_CUDA_ALLOC_CONF" not in os.environ:
+        os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
     if placement["device"] == "mps":
         os.environ.setdefault("PYTORCH_ENABLE_MPS_FALLBACK", "1")
         event("note", text="PYTORCH_ENABLE_MPS_FALLBACK=1: operators that MPS lacks run on the CPU, slower")

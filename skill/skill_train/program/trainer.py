@@ -25,9 +25,10 @@ from skill_train.program.examples import EncodedRow
 from skill_train.program.model import (
     check_vocabulary,
     is_full,
+    keep_input_types,
     load_model,
     lora_config,
-    require_device,
+    prepare_device,
     score_trained_tokens_only,
     trained_types,
 )
@@ -55,9 +56,7 @@ def build_trainer(recipe: Recipe, placement: Placement, folder: Path, tokenizer:
     from trl import SFTTrainer
 
     quiet_libraries(transformers)
-    require_device(torch, placement)
-    if placement["threads"] and placement["device"] == "cpu":
-        torch.set_num_threads(placement["threads"])
+    prepare_device(torch, placement)
     transformers.set_seed(recipe["seed"])
     # Before the model is loaded: the arguments join the processes and select the GPU of this one, on which 4-bit
     # weights are loaded. Without that, every process of FSDP would read all the weights into RAM.
@@ -83,12 +82,12 @@ def build_trainer(recipe: Recipe, placement: Placement, folder: Path, tokenizer:
             return super().create_optimizer(*positional)
 
         def autocast_smart_context_manager(self, *positional: Any) -> Any:
-            """Casts for float16 outside training and on a CPU too, where Accelerate (1.15) does not. The checks need it
-            if float32 weights meet a float16 base: PEFT casts for an adapter, but not for a module that trains
-            whole."""
-            if placement["dtype"] != "float16":
+            """Casts outside training too, where Accelerate (1.15) does not, and for float16 on a CPU. So the checks
+            before the training compute as the training does."""
+            half = torch.float16 if self.args.fp16 else torch.bfloat16 if self.args.bf16 else None
+            if half is None:
                 return super().autocast_smart_context_manager(*positional)
-            return torch.autocast(placement["device"], torch.float16)
+            return torch.autocast(placement["device"], half)
 
     trainer = Trainer(
         model=model,
@@ -101,6 +100,8 @@ def build_trainer(recipe: Recipe, placement: Placement, folder: Path, tokenizer:
     )
     trainer.remove_callback(PrinterCallback)  # its print fails, and ends the training, once nobody reads the output
     types = trained_types(trainer.model, placement)
+    if (arguments.bf16 or arguments.fp16) and not recipe["use_dora"]:
+        keep_input_types(trainer.model)
     if trainer.is_fsdp_enabled != (placement["strategy"] == "fsdp"):
         raise wrong_launch(f"strategy {placement['strategy']}", "FSDP" if trainer.is_fsdp_enabled else "no FSDP")
     score_trained_tokens_only(model, fused=placement["device"] == "cuda")

@@ -14,7 +14,7 @@ from typing import NotRequired, TypedDict
 from skill_train.core.errors import UsageError
 from skill_train.core.files import write_json
 from skill_train.estimate.step import MicroStep
-from skill_train.estimate.time import micro_step_flops, optimizer_seconds, reading_seconds
+from skill_train.estimate.time import launch_seconds, micro_step_flops, optimizer_seconds, reading_seconds
 from skill_train.facts import Calibration, MachineFacts, ModelFacts
 from skill_train.machine.read import cache_dir
 from skill_train.run.plan_record import Plan
@@ -103,8 +103,9 @@ def computing_seconds(
     model: ModelFacts, machine: MachineFacts, seconds: float, steps: list[tuple[int, MicroStep]]
 ) -> float:
     """The seconds of some optimizer steps, without the time of memory: reading the weights, and AdamW over all of them.
+    On a GPU also without the time of launching kernels, which large micro-batches hide.
 
-    The time of memory is an estimate, so at least a fifth of the seconds is left.
+    The times of memory and launches are estimates, so at least a fifth of the seconds is left.
 
     Args:
         steps: for each optimizer step, the number of its micro-steps and one of them.
@@ -112,7 +113,8 @@ def computing_seconds(
     memory = sum(
         count * reading_seconds(model, step, machine) + optimizer_seconds(model, step, machine) for count, step in steps
     )
-    return max(seconds - memory, seconds / 5)
+    launches = sum(count * launch_seconds(model, step) for count, step in steps)
+    return max(math.sqrt(max(0.0, (seconds - memory) ** 2 - launches**2)), seconds / 5)
 
 
 def _micro_steps(plan: Plan, line: StepLine) -> tuple[int, MicroStep]:
