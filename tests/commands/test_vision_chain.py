@@ -112,9 +112,18 @@ def test_a_run_of_pictures_without_a_projector_is_no_pass(
     assert "no projector was exported" in missing.stderr
 
 
-def test_what_cannot_be_judged_yet_is_refused(chain: tuple[Path, dict[str, Done]], commands: Commands) -> None:
-    here, answers = chain
-    assert answers["evaluate"].error == (2, "vision")
+def test_every_stage_is_asked_about_held_out_pictures(chain: tuple[Path, dict[str, Done]]) -> None:
+    """Files are asked as llama.cpp's users ask them; the prompt is shown with one token for a picture."""
+    evaluated = chain[1]["evaluate"].data
+    models = {model["name"]: model for model in evaluated["models"]}
+    assert list(models) == ["base", "tuned", "run-f16.gguf", "run-q8_0.gguf"]
+    assert all(model["reason"] == "" and model["loss"] > 0 for model in models.values())
+    assert models["tuned"]["loss"] < models["base"]["loss"] / 2
+    assert evaluated["answers"][0]["prompt"].count("<image_soft_token>") == 1
+
+
+def test_a_job_reads_no_pictures_yet(chain: tuple[Path, dict[str, Done]], commands: Commands) -> None:
+    here, _ = chain
     cloud = _call(commands, here, "plan", "recipe.yaml", "--where", "cloud", "--flavor", "a10g-small")
     assert [blocker["code"] for blocker in cloud.answer["data"]["blockers"]] == ["vision"]
 

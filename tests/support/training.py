@@ -82,7 +82,9 @@ def sharded(run: Path) -> int:
 def resolved(base: Path, data: Path, **values: Any) -> dict[str, Any]:
     """The recipe of such a plan, as the program reads it."""
     wanted = recipe.from_dict({"model": str(base), "data": str(data), **values})
-    made = plan.make_plan(wanted, Facts(model.read_model(base), dataset.scan(wanted), MACHINE))
+    made = plan.make_plan(
+        wanted, Facts(model.read_model(base), dataset.scan(wanted, pictures=wanted.images is True), MACHINE)
+    )
     return made.recipe.as_dict()
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NotRequired, TypedDict
@@ -20,8 +20,9 @@ from skill_train.core.console import Console, Result
 from skill_train.core.digests import digests
 from skill_train.core.errors import UsageError
 from skill_train.evaluate.backends import Model
+from skill_train.evaluate.pictures import RunPictures
 from skill_train.evaluate.scores import Scoring, scoring_of
-from skill_train.run import merge_record, plan_record
+from skill_train.run import export_record, merge_record, plan_record
 from skill_train.run.begun import trained
 from skill_train.run.evaluate_record import AnsweredRow, Evaluation
 from skill_train.run.folder import RunDir, StepResult, open_run
@@ -77,18 +78,6 @@ def evaluate_run(options: EvaluateOptions, console: Console, scoring: Scoring) -
         return _evaluate_locked(options, console, run, scoring)
 
 
-def _refuse_pictures(rows: Sequence[Mapping[str, object]], run: RunDir) -> None:
-    """Refuses rows with pictures: their questions without the pictures would get an answer, and a score of it."""
-    if any(row.get("images") for row in rows):
-        raise UsageError(
-            "held-out rows with pictures cannot be evaluated by this version",
-            code="vision",
-            expected="rows of text",
-            got=str(run.held_out),
-            hint=f"skill-train verify {quoted(run.path)}, which compares the files with the model on these pictures",
-        )
-
-
 def _evaluate_locked(
     options: EvaluateOptions, console: Console, run: RunDir, scoring: Scoring
 ) -> StepResult[Evaluation]:
@@ -96,21 +85,22 @@ def _evaluate_locked(
 
     training = trained(run)
     rows = read_rows(run.held_out)
-    _refuse_pictures(rows, run)
     step.require_rows(rows, run.path)
     warn_of_seen(console, training.data)
     base, recipe = base_of(run), plan_record.read(run.plan).recipe
     tuned = tuned_of(run, base)
+    pictures = _pictures(run, base) if any(row.get("images") for row in rows) else None
     if tuned.adapter is not None and run.merged.is_dir():
         console.warn(
             "other_adapter",
             f"no record shows that {run.merged} was made from the current adapter, so base and adapter are measured; "
             "`verify` shows whether the GGUF files were",
         )
+    models = [Model("base", base), tuned, *_files(list(options.gguf) or run.ggufs)]
     with console.progress("evaluating") as progress:
         result = step.evaluate(
             step.EvaluateRequest(
-                models=[Model("base", base), tuned, *_files(list(options.gguf) or run.ggufs)],
+                models=_with_pictures(models, run, pictures),
                 rows=rows,
                 loss_on=recipe.loss_on,
                 most_rows=options.rows,
@@ -125,6 +115,24 @@ def _evaluate_locked(
     if warning := step.blind(result.record.models, base):
         console.warn("blind", warning)
     return result
+
+
+def _pictures(run: RunDir, base: Path) -> RunPictures:
+    recipe = plan_record.read(run.plan).recipe
+    return RunPictures(run.path, base, recipe.min_pixels, recipe.max_pixels)
+
+
+def _with_pictures(models: list[Model], run: RunDir, pictures: RunPictures | None) -> list[Model]:
+    """The models of a run with pictures. A GGUF file reads them by the projector of the run."""
+    if pictures is None:
+        return models
+    record = run.record("mmproj")
+    outputs = [run.path / name for name in export_record.read(record).outputs] if record.is_file() else []
+    projector = next((path for path in outputs if path.is_file()), None)
+    return [
+        dataclasses.replace(model, pictures=pictures, projector=projector if model.is_gguf else None)
+        for model in models
+    ]
 
 
 def tuned_of(run: RunDir, base: Path) -> Model:

@@ -10,7 +10,9 @@ import importlib.util
 import math
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +20,18 @@ from skill_train.core.console import Bar
 from skill_train.core.errors import NotInstalled, UsageError
 from skill_train.core.worker import llama_cpp_folder
 from skill_train.evaluate import vllm_job
-from skill_train.llama import inference
+from skill_train.evaluate.pictures import (
+    Conversation,
+    PictureInputs,
+    RunPictures,
+    ServerPrompts,
+    plain_generation,
+)
+from skill_train.llama import inference, picture_answers
 from skill_train.llama.inference import Prompt, Scored
+from skill_train.llama.pictures import MARKER
 from skill_train.model.foreign_files import require_sound
-from skill_train.reference.load import load_tokenizer, reference_model, stop_ids
+from skill_train.reference.load import load_tokenizer, read_model, reference_model, stop_ids
 
 Progress = Callable[[float], None]  # the share of the questions that is done, 0 to 1
 _ROOM = 1.3  # memory for the fp32 weights and one row, as a multiple of the weights' bytes
@@ -34,12 +44,16 @@ class Model:
     Attributes:
         name: in the tables.
         merged: the adapter that is already merged into the folder.
+        pictures: where those of the questions lie; None for a run of text.
+        projector: the file that reads pictures for a GGUF file; None where there is none.
     """
 
     name: str
     path: Path
     adapter: Path | None = None
     merged: Path | None = None
+    pictures: RunPictures | None = None
+    projector: Path | None = None
 
     @property
     def is_gguf(self) -> bool:
@@ -56,6 +70,7 @@ class Question:
         prompt: ids before the row's last answer; empty when the row asks nothing.
         wanted: ids of that answer.
         most: tokens that an answer may have.
+        conversation: what is asked about pictures; None for a row of text.
     """
 
     ids: list[int]
@@ -63,6 +78,7 @@ class Question:
     prompt: list[int]
     wanted: list[int]
     most: int
+    conversation: Conversation | None = None
 
 
 @dataclass(frozen=True)
@@ -98,13 +114,16 @@ def backend_of(model: Model, wanted: str) -> tuple[Ask, str]:
     """
     if model.is_gguf:
         llama_cpp_folder()
-        return ask_llama_cpp, "a GGUF file"
+        return (ask_llama_cpp if model.pictures is None else ask_pair), "a GGUF file"
     if wanted == "vllm":
         _require_vllm()
+        _require_text(model)
     if wanted == "transformers":
         return ask_transformers, "asked for"
     if model.adapter is not None:
         return ask_transformers, "an adapter that is not merged yet"
+    if model.pictures is not None:
+        return ask_transformers, "rows with pictures"
     if wanted == "vllm":
         return ask_vllm, "asked for"
     if _has_vllm() and _has_cuda():
@@ -114,11 +133,18 @@ def backend_of(model: Model, wanted: str) -> tuple[Ask, str]:
 
 def ask_transformers(model: Model, questions: list[Question], progress: Progress) -> Replies:
     """Asks a folder through transformers (and PEFT), in fp32, one row at a time. Uses CUDA if the weights fit."""
-    stops = stop_ids(model.path, load_tokenizer(model.path))
+    tokenizer = load_tokenizer(model.path)
+    stops, inputs, read = stop_ids(model.path, tokenizer), None, None
+    if model.pictures is not None:
+        inputs = PictureInputs(model.pictures, tokenizer)
+        read = partial(read_model, task="ImageTextToText")
     sums: list[float | None] = []
     answers: list[list[int]] = []
     seconds = 0.0
-    with reference_model(model.path, model.adapter) as network:
+    with (
+        reference_model(model.path, model.adapter, read) as network,
+        nullcontext() if inputs is None else plain_generation(network),
+    ):
         rows, highest = len(network.get_input_embeddings().weight), max(max(question.ids) for question in questions)
         if highest >= rows:
             return _unmeasured("transformers", f"it knows {rows} tokens, and the rows use number {highest}")
@@ -126,9 +152,12 @@ def ask_transformers(model: Model, questions: list[Question], progress: Progress
         network.to(device)
         for number, question in enumerate(questions):
             progress(number / len(questions))
-            sums.append(_loss(network, question, device))
+            sums.append(_loss(network, question, device, inputs))
             started = time.monotonic()
-            answers.append(_greedy(network, question, stops, device) if question.prompt else [])
+            if inputs is not None:
+                answers.append(_generated(network, question, stops, device, inputs))
+            else:
+                answers.append(_greedy(network, question, stops, device) if question.prompt else [])
             seconds += time.monotonic() - started
     return Replies("transformers", device, sums, answers, _speed(answers, seconds))
 
@@ -148,6 +177,44 @@ def ask_llama_cpp(model: Model, questions: list[Question], progress: Progress) -
     result = inference.ask(job, progress=_halves(progress))
     speed = _speed(result.answers, result.answer_seconds)
     return Replies("llama.cpp", "cpu", result.losses, _in_place(questions, result.answers), speed)
+
+
+def ask_pair(model: Model, questions: list[Question], progress: Progress) -> Replies:
+    """Asks a GGUF file and its projector through llama.cpp, as its server is asked: it resizes the pictures in its own
+    way, and the chat template writes the prompt. The rows without pictures are asked as for any other file."""
+    from skill_train.machine.read import physical_cores
+
+    if model.projector is None:
+        return _unmeasured("llama.cpp", "it has no projector, so it would answer without the pictures")
+    assert model.pictures is not None
+    seen = [question for question in questions if question.conversation is not None]
+    prompts = ServerPrompts(model.pictures, load_tokenizer(model.pictures.model), MARKER)
+    asked = []
+    for question in seen:
+        assert question.conversation is not None
+        if not prompts.is_asked_alike(question.conversation, question.prompt):
+            return _unmeasured("llama.cpp", "the chat template does not end a prompt as the rows of the training do")
+        text = prompts.text(question.conversation)
+        asked.append(picture_answers.Asked(text, question.conversation.images, question.wanted, question.most))
+    job = picture_answers.AskedJob(
+        text=str(model.path),
+        projector=str(model.projector),
+        threads=physical_cores(),
+        folder=str(model.pictures.folder),
+        asked=asked,
+    )
+    result = picture_answers.ask(job, progress=lambda done, total, _: progress(done / total))
+    others = [question for question in questions if question.conversation is None]
+    text_replies = ask_llama_cpp(model, others, progress) if others else Replies("llama.cpp", "cpu", [], [], None)
+    sums, answers = iter(result.losses), iter(result.answers)
+    other_sums, other_answers = iter(text_replies.losses), iter(text_replies.answers)
+    return Replies(
+        "llama.cpp",
+        "cpu",
+        [next(other_sums if question.conversation is None else sums) for question in questions],
+        [next(other_answers if question.conversation is None else answers) for question in questions],
+        _speed(result.answers, result.answer_seconds),
+    )
 
 
 def ask_vllm(model: Model, questions: list[Question], progress: Progress) -> Replies:
@@ -172,6 +239,16 @@ def _require_vllm() -> None:
         )
 
 
+def _require_text(model: Model) -> None:
+    if model.pictures is not None:
+        raise UsageError(
+            "rows with pictures are not evaluated with vllm",
+            code="vision",
+            expected="--backend auto or --backend transformers",
+            hint="run the same command without --backend",
+        )
+
+
 def _has_vllm() -> bool:
     return importlib.util.find_spec("vllm") is not None
 
@@ -191,7 +268,7 @@ def _device(network: Any) -> str:
     return "cuda" if torch.cuda.mem_get_info()[0] > _ROOM * need else "cpu"
 
 
-def _loss(network: Any, question: Question, device: str) -> float | None:
+def _loss(network: Any, question: Question, device: str, inputs: PictureInputs | None) -> float | None:
     """-log p summed over the trained tokens. Logits of other tokens are not computed if the architecture allows
     that."""
     import torch
@@ -199,8 +276,9 @@ def _loss(network: Any, question: Question, device: str) -> float | None:
     ids = torch.tensor(question.ids, device=device)
     before = torch.tensor([position - 1 for position in question.trained], device=device)
     selection = {"logits_to_keep": before} if network._supports_logits_to_keep() else {}
+    pictures = {} if inputs is None else inputs.tensors(question.conversation, ids[None])
     with torch.no_grad():
-        logits = network(input_ids=ids[None], use_cache=False, **selection).logits[0].float()
+        logits = network(input_ids=ids[None], use_cache=False, **selection, **pictures).logits[0].float()
     rows = logits if selection else logits[before]
     total = float(torch.nn.functional.cross_entropy(rows, ids[before + 1], reduction="sum"))
     return total if math.isfinite(total) else None
@@ -219,6 +297,27 @@ def _greedy(network: Any, question: Question, stops: set[int], device: str) -> l
             past = out.past_key_values
             answer.append(int(out.logits[0, -1].argmax()))
             input_ids = answer[-1:]
+    return answer
+
+
+def _generated(network: Any, question: Question, stops: set[int], device: str, inputs: PictureInputs) -> list[int]:
+    """As `_greedy`, by the model's own `generate`: where the tokens behind a picture stand is known there."""
+    import torch
+
+    if not question.prompt:
+        return []
+    ids = torch.tensor([question.prompt], device=device)
+    with torch.no_grad():
+        found = network.generate(
+            input_ids=ids,
+            attention_mask=torch.ones_like(ids),
+            **inputs.tensors(question.conversation, ids),
+            max_new_tokens=question.most,
+            do_sample=False,
+            eos_token_id=sorted(stops) or None,
+            pad_token_id=min(stops, default=0),
+        )
+    answer: list[int] = found[0, len(question.prompt) :].tolist()
     return answer
 
 

@@ -7,6 +7,7 @@ bad score is a result, not an error.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import math
 import time
@@ -22,6 +23,7 @@ from skill_train.core.errors import UsageError
 from skill_train.core.memory import peak_memory_bytes
 from skill_train.evaluate.backends import Model, Question, Replies, backend_of
 from skill_train.evaluate.figures import FEW_ROWS, ModelReplies, differences, figures
+from skill_train.evaluate.pictures import can_be_asked, conversation, require_pictures
 from skill_train.evaluate.scores import Reply, Scoring, exact, scores
 from skill_train.model.folder import read_config
 from skill_train.model.sidecar_files import model_digests
@@ -86,7 +88,7 @@ def evaluate(request: EvaluateRequest, *, progress: Bar, warn: Warn) -> StepResu
         VerificationFailed: llama.cpp refuses a file.
     """
     started = time.monotonic()
-    rows = spread(request.rows, request.most_rows)
+    rows = spread(_askable(request, warn), request.most_rows)
     asked = questions(
         rows, loss_on=request.loss_on, room=_room(request.scoring), context=_context(request.tokenizer_of)
     )
@@ -165,7 +167,33 @@ def _question(row: Row, loss_on: str, room: int, context: int | None) -> Questio
     most = end - start + room
     if context is not None:
         most = min(most, context - start)
-    return Question(ids, trained, ids[:start], ids[start:end], most)
+    about = conversation(row)
+    if about is not None:  # llama.cpp is asked for this answer alone
+        trained = [at for at in trained if at >= start]
+    return Question(ids, trained, ids[:start], ids[start:end], most, about)
+
+
+def _askable(request: EvaluateRequest, warn: Warn) -> list[Row]:
+    """Without the rows with pictures that ask nothing.
+
+    Raises:
+        UsageError: none is left, or a picture is not the one that was kept out of the training.
+    """
+    rows = [row for row in request.rows if can_be_asked(row, request.loss_on)]
+    left_out = len(request.rows) - len(rows)
+    if left_out and not rows:
+        raise UsageError(
+            "no held-out row asks something about its pictures",
+            code="vision",
+            expected="rows that max_length does not cut, and a recipe with loss_on: assistant",
+            got=f"{left_out} rows, all cut" if request.loss_on != "all" else "loss_on: all",
+            hint="skill-train verify RUN, which compares the files with the model on these pictures",
+        )
+    if left_out:
+        warn("not_asked", f"{left_out} rows with pictures were cut by max_length: they are left out")
+    if any(row.get("images") for row in rows):
+        require_pictures(rows, request.record.parent)
+    return rows
 
 
 def _room(scoring: Scoring) -> int:
@@ -185,10 +213,18 @@ def _texts(asked: list[Question], replies: Replies, tokenizer: Any) -> list[Repl
         return str(tokenizer.decode(ids, skip_special_tokens=True)).strip()
 
     return [
-        Reply(str(tokenizer.decode(question.prompt)), text(ids), text(question.wanted))
+        Reply(_asked_text(question, tokenizer), text(ids), text(question.wanted))
         for question, ids in zip(asked, replies.answers, strict=bool(replies.answers))
         if question.prompt
     ]
+
+
+def _asked_text(question: Question, tokenizer: Any) -> str:
+    """The prompt. A picture is many equal tokens in a row, of which one is written."""
+    ids = question.prompt
+    if question.conversation is not None:
+        ids = [token for token, _ in itertools.groupby(ids)]
+    return str(tokenizer.decode(ids))
 
 
 def _try_scorer(scoring: Scoring, asked: list[Question], tokenizer: Any) -> None:
@@ -225,7 +261,7 @@ def _answers(rows: list[Row], asked: list[Question], measured: list[ModelReplies
     return [
         AnsweredRow(
             line=line,
-            prompt=end_of(str(tokenizer.decode(question.prompt)), _LONGEST_TEXT),
+            prompt=end_of(_asked_text(question, tokenizer), _LONGEST_TEXT),
             expected=str(tokenizer.decode(question.wanted, skip_special_tokens=True)).strip()[:_LONGEST_TEXT],
             answers={judged.model.name: judged.texts[place][:_LONGEST_TEXT] for judged in measured if judged.texts},
             exact={judged.model.name: bool(judged.exact[place]) for judged in measured if judged.texts},
@@ -265,6 +301,8 @@ def _inputs(models: list[Model], rows: list[Row], scoring: Scoring) -> Evaluatio
     for model in models:
         same, adapter = folders[model.path], model.adapter or model.merged
         content = _content(model.path) if same == model.name else f"the folder of {same}"
+        if model.projector is not None and isinstance(content, dict):
+            content["projector"] = file_digest(model.projector)
         read[model.name] = ModelInputs(content, digests(adapter) if adapter else None)
     digest = hashlib.sha256(json.dumps(rows, sort_keys=True).encode()).hexdigest()
     scorer = file_digest(scoring.scorer) if scoring.scorer else None

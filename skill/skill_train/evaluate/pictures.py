@@ -1,0 +1,147 @@
+"""Held-out rows with pictures: which of them can be asked, and what each backend is given of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from skill_train.core.errors import UsageError
+from skill_train.core.foreign import JsonObject
+from skill_train.program.events import Refused
+from skill_train.program.pictures.decode import PictureSize, picture_digest, picture_size
+from skill_train.program.pictures.find import picture_parts
+from skill_train.program.pictures.tokens import ImageModel, Pictures
+from skill_train.run.train_record import Row
+
+
+@dataclass(frozen=True)
+class RunPictures:
+    """Where the pictures of the rows lie, and what reads them.
+
+    Attributes:
+        folder: of the run.
+        model: the folder whose tokenizer and image processor read them.
+        min_pixels, max_pixels: limits of the recipe; None is the model's.
+    """
+
+    folder: Path
+    model: Path
+    min_pixels: int | None = None
+    max_pixels: int | None = None
+
+    def read_by(self, tokenizer: Any) -> Pictures:
+        image: ImageModel = {
+            "model": str(self.model),
+            "revision": None,
+            "min_pixels": self.min_pixels,
+            "max_pixels": self.max_pixels,
+        }
+        return Pictures(image, tokenizer, self.folder)
+
+
+@dataclass(frozen=True)
+class Conversation:
+    """The turns before an answer, and their pictures.
+
+    Attributes:
+        messages: as a chat template takes them. `content` has parts; one `{"type": "image"}` for each picture.
+        images: files in the folder of the run.
+    """
+
+    messages: list[JsonObject]
+    tools: list[Any] | None
+    images: list[str]
+
+
+def conversation(row: Row) -> Conversation | None:
+    """What is asked in a row, before its last answer that trained; None for a row without pictures."""
+    images = row.get("images")
+    if not images:
+        return None
+    end = max(row.get("trained_messages") or [len(row["messages"]) - 1])
+    before = [m | {"content": picture_parts(str(m.get("content") or ""))} for m in row["messages"][:end]]
+    return Conversation(before, row.get("tools"), [str(image) for image in images])
+
+
+def can_be_asked(row: Row, loss_on: str) -> bool:
+    """Whether a row is one of text, or asks something about its pictures. A loss of pictures alone is not measured:
+    llama.cpp reads another number of tokens of a picture, so only answers can be compared."""
+    return not row.get("images") or not (row["truncated"] or loss_on == "all")
+
+
+def require_pictures(rows: list[Row], folder: Path) -> None:
+    """Refuses rows whose pictures are not those that the training kept out.
+
+    Raises:
+        UsageError: a picture is missing, or is another one.
+    """
+    for row in rows:
+        for image, wanted in zip(row.get("images") or (), row.get("image_sha256") or (), strict=True):
+            try:
+                found = picture_digest(image, folder)
+            except (Refused, OSError):
+                found = "no such file"
+            if found != wanted:
+                raise UsageError(
+                    f"line {row['line']} of the held-out rows has a picture that was changed: {image}",
+                    code="missing_file" if found == "no such file" else "bad_picture",
+                    expected=f"the file whose SHA-256 is {wanted}",
+                    got=found,
+                    hint="train again in a new folder with --run-dir, or put the picture back",
+                )
+
+
+class PictureInputs:
+    """What a model of transformers takes beside the ids of a row."""
+
+    def __init__(self, pictures: RunPictures, tokenizer: Any) -> None:
+        self.seen = pictures.read_by(tokenizer)
+
+    def tensors(self, conversation: Conversation | None, ids: Any) -> dict[str, Any]:
+        """By the names of the model's inputs. ids: [1, tokens]; a tensor on the device of the model."""
+        images = self.seen.read({"images": conversation.images}) if conversation is not None else []
+        tensors = {name: value.to(ids.device) for name, value in self.seen.tensors([images]).items()}
+        return tensors | self.seen.token_types(ids)
+
+
+@contextmanager
+def plain_generation(network: Any) -> Iterator[None]:
+    """In the block, `generate` applies nothing of generation_config.json: penalties that llama.cpp does not know."""
+    from transformers import GenerationConfig
+
+    own = network.generation_config
+    network.generation_config = GenerationConfig()
+    try:
+        yield
+    finally:
+        network.generation_config = own
+
+
+class ServerPrompts:
+    """Prompts as llama.cpp's server writes them: a marker, as text, in place of each picture."""
+
+    def __init__(self, pictures: RunPictures, tokenizer: Any, marker: str) -> None:
+        self.folder, self.tokenizer, self.marker = pictures.folder, tokenizer, marker
+        self.seen = pictures.read_by(tokenizer)
+
+    def text(self, conversation: Conversation) -> str:
+        marker = {"type": "text", "text": self.marker}
+        messages = [
+            m | {"content": [marker if part["type"] == "image" else part for part in m["content"]]}
+            for m in conversation.messages
+        ]
+        return self._rendered(messages, conversation.tools)
+
+    def is_asked_alike(self, conversation: Conversation, prompt: list[int]) -> bool:
+        """Whether the chat template asks the row's own question: the same ids as the row has before its answer."""
+        sizes: list[PictureSize] = [picture_size(image, self.folder) for image in conversation.images]
+        text, _ = self.seen.expanded(self._rendered(conversation.messages, conversation.tools), sizes)
+        return list(self.tokenizer(text, add_special_tokens=False)["input_ids"]) == prompt
+
+    def _rendered(self, messages: list[JsonObject], tools: list[Any] | None) -> str:
+        return str(
+            self.tokenizer.apply_chat_template(messages, tools=tools, tokenize=False, add_generation_prompt=True)
+        )

@@ -1,0 +1,104 @@
+"""Child process: answers the questions of `evaluate` about pictures in one load of a pair of GGUF files."""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from skill_train.core.worker import report_progress, worker_main
+from skill_train.llama.llama_cpp import Llama, in_context, loaded_model
+from skill_train.llama.logit_distance import losses
+from skill_train.llama.mtmd import Chunk, Projector, projector
+from skill_train.llama.picture_answers import Asked, AskedJob, AskedResult
+from skill_train.program.pictures.decode import read_picture
+
+if TYPE_CHECKING:
+    import numpy as np
+
+_LEAST_STEP = 128  # tokens read at once
+
+
+def run(document: object) -> object:
+    job = msgspec.convert(document, AskedJob)
+    with (
+        loaded_model(Path(job.text)) as file,
+        projector(file, Path(job.projector), threads=job.threads, any_size=False) as seen,
+    ):
+        prompts = [_chunks(seen, asked, Path(job.folder)) for asked in job.asked]
+        shown = [chunk.tokens for chunks in prompts for chunk in chunks if chunk.ids is None]
+        step = max(_LEAST_STEP, *shown) if seen.looks_both_ways else _LEAST_STEP
+        rooms = [max(len(asked.wanted), asked.most) for asked in job.asked]
+        longest = max(sum(chunk.tokens for chunk in chunks) + room for chunks, room in zip(prompts, rooms, strict=True))
+        with in_context(file, context_tokens=longest + step, threads=job.threads, at_once=step) as llama:
+            result = _Reader(llama, seen, step).result(job.asked, prompts)
+    return msgspec.to_builtins(result)
+
+
+def _chunks(seen: Projector, asked: Asked, folder: Path) -> list[Chunk]:
+    import numpy as np
+
+    return seen.tokenize(asked.text, [np.asarray(read_picture(picture, folder)) for picture in asked.pictures])
+
+
+@dataclass
+class _Reader:
+    """The language model and the projector. `step` is the number of tokens that are read at once."""
+
+    llama: Llama
+    seen: Projector
+    step: int
+
+    def result(self, questions: list[Asked], prompts: list[list[Chunk]]) -> AskedResult:
+        sums, answers, seconds = list[float | None](), list[list[int]](), 0.0
+        for number, (asked, chunks) in enumerate(zip(questions, prompts, strict=True)):
+            report_progress(number, len(questions), "reading pictures")
+            started = time.monotonic()
+            following, position = self.prompt(chunks)
+            answers.append(self.answer(following, position, asked.most))
+            seconds += time.monotonic() - started
+            sums.append(self.loss(chunks, asked.wanted))
+        return AskedResult(losses=sums, answers=answers, answer_seconds=seconds)
+
+    def prompt(self, chunks: list[Chunk]) -> tuple[np.ndarray, int]:
+        """Reads a prompt. Returns the logits after its last token [vocabulary], and the position of the next one."""
+        self.llama.forget()
+        position, row = 0, None
+        for chunk in chunks:
+            if chunk.ids is None:
+                embeddings, _ = self.seen.encode(chunk)
+                self.seen.decode(self.llama, chunk, embeddings, position, self.step)
+            else:
+                for start in range(0, len(chunk.ids), self.step):
+                    row = self.llama.decode(chunk.ids[start : start + self.step], position + start, last=1)[0].copy()
+            position += chunk.positions
+        assert row is not None and chunks[-1].ids is not None, "a prompt ends with text"
+        return row, position
+
+    def answer(self, row: np.ndarray, position: int, most: int) -> list[int]:
+        answer: list[int] = []
+        while len(answer) < most:
+            answer.append(int(row.argmax()))
+            if len(answer) == most or self.llama.api.llama_vocab_is_eog(self.llama.vocab, answer[-1]):
+                break
+            row = self.llama.decode(answer[-1:], position + len(answer) - 1, last=1)[0]
+        return answer
+
+    def loss(self, chunks: list[Chunk], wanted: list[int]) -> float | None:
+        import numpy as np
+
+        first, position = self.prompt(chunks)
+        rows = [first[None]]
+        for start in range(0, len(wanted) - 1, self.step):
+            ids = wanted[start : start + self.step][: len(wanted) - 1 - start]
+            rows.append(self.llama.decode(ids, position + start, last=len(ids)).copy())
+        total = float(losses(np.concatenate(rows), wanted).sum())
+        return total if math.isfinite(total) else None
+
+
+if __name__ == "__main__":
+    worker_main(run)

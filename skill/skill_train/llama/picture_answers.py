@@ -1,0 +1,61 @@
+"""What `evaluate` asks of a pair of GGUF files: answers to questions about pictures, as their users would get them."""
+
+from __future__ import annotations
+
+import msgspec
+
+from skill_train.core.console import Bar
+from skill_train.core.worker import run_worker
+
+WORKER = "skill_train.llama.picture_answer_worker"
+
+
+class Asked(msgspec.Struct, frozen=True):
+    """One question.
+
+    Attributes:
+        text: the prompt, with llama.cpp's marker in place of each picture.
+        pictures: files in the folder of the job.
+        wanted: the right answer, as tokens.
+        most: tokens that an answer may have.
+    """
+
+    text: str
+    pictures: list[str]
+    wanted: list[int]
+    most: int
+
+
+class AskedJob(msgspec.Struct, frozen=True, kw_only=True):
+    """All questions for one load of the pair. `folder` holds the pictures."""
+
+    text: str
+    projector: str
+    threads: int
+    folder: str
+    asked: list[Asked]
+
+
+class AskedResult(msgspec.Struct, frozen=True, kw_only=True):
+    """In the order of the questions.
+
+    Attributes:
+        losses: the sum of -log p in nats over the right answer; None where it is not finite.
+        answers: the most likely tokens.
+        answer_seconds: of all answers, with the reading of the prompts.
+    """
+
+    losses: list[float | None]
+    answers: list[list[int]]
+    answer_seconds: float
+
+
+def ask(job: AskedJob, progress: Bar | None = None) -> AskedResult:
+    """The result of one job, from a child process. llama.cpp resizes the pictures by itself.
+
+    Raises:
+        NativeCrash: llama.cpp crashed.
+        VerificationFailed: it refuses one of the files, or a prompt.
+        DecisionNeeded: there was not enough memory.
+    """
+    return msgspec.convert(run_worker(WORKER, msgspec.to_builtins(job), progress=progress), AskedResult)
