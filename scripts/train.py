@@ -2096,10 +2096,16 @@ class Pictures:
         return self.expansion(size).count(self.places.token)
 
     def read(self, row: Mapping[str, Any]) -> list[Any]:
-        """The pictures of an encoded row, as PIL images."""
+        """The pictures of an encoded row, as PIL images.
+
+        Raises:
+            Refused: the file of one is not what it was when the row was encoded.
+        """
         from PIL import Image
 
-        images = [read_picture(image, self.folder) for image in row.get("images") or ()]
+        encoded = zip(row.get("images") or (), row.get("image_sha256") or (), strict=True)
+        files = [(picture_name(image), encoded_bytes(image, digest, self.folder)) for image, digest in encoded]
+        images = [read_picture({"bytes": content, "path": name}, None) for name, content in files]
         return [Image.new("RGB", image.size, "grey") for image in images] if self.is_grey else images
 
     @contextmanager
@@ -2239,10 +2245,29 @@ def keep_pictures(rows: list[Any], pictures: Pictures | None, folder: Path) -> l
             name = f"{digest}.{picture_format(image, pictures.folder)}"
             if not (kept / name).is_file():
                 kept.mkdir(exist_ok=True)
-                write_whole(kept / name, picture_bytes(image, pictures.folder))
+                write_whole(kept / name, encoded_bytes(image, digest, pictures.folder))
             names.append(f"images/{name}")
         named.append({**row, "images": names} if names else row)
     return named
+
+
+def encoded_bytes(source: PictureSource, digest: str, folder: Path | None) -> bytes:
+    """The content of a picture's file, which has this digest since its row was encoded.
+
+    Raises:
+        Refused: it has another one. Its checks, and the record of what was fed, would be of the earlier picture.
+    """
+    content = picture_bytes(source, folder)
+    got = hashlib.sha256(content).hexdigest()
+    if got != digest:
+        raise Refused(
+            f"{picture_name(source)} changed after the training had begun",
+            code="input_changed",
+            expected=f"sha256 {digest[:12]}…",
+            got=f"sha256 {got[:12]}…",
+            hint="train again once nothing writes to the data",
+        )
+    return content
 
 
 def picture_format(source: PictureSource, folder: Path | None) -> str:
@@ -5376,7 +5401,8 @@ class Checks:
         if self.pictures is None:
             tensor = torch.tensor([ids], device=device)
             return {"input_ids": tensor, "attention_mask": torch.ones_like(tensor)}
-        batch = self.trainer.data_collator([{"input_ids": ids, "images": row.get("images") or []}])
+        pictures = {name: row.get(name) or [] for name in ("images", "image_sha256")}
+        batch = self.trainer.data_collator([{"input_ids": ids, **pictures}])
         return {name: value.to(device) for name, value in batch.items()}
 
     def prompt(self) -> tuple[str, list[int]]:

@@ -4,7 +4,6 @@ were asked for."""
 from __future__ import annotations
 
 import json
-import random
 import subprocess
 import sys
 from pathlib import Path
@@ -14,11 +13,11 @@ import pytest
 from PIL import Image
 
 import tiny_vision
-import training
+from picture_runs import write_rows, write_run
 from skill_train.core.resources import train_program
 from skill_train.program.encode import Encoder
 from skill_train.program.events import Refused
-from skill_train.program.pictures.tokens import Pictures
+from skill_train.program.pictures.tokens import Pictures, keep_pictures
 from skill_train.program.split import IGNORED
 from skill_train.program.tokenizer import load_tokenizer
 from skill_train.program.trainer import rows_digest
@@ -26,41 +25,6 @@ from skill_train.program.trainer import rows_digest
 pytestmark = pytest.mark.slow
 
 pytest.importorskip("trl")
-
-COLOURS = {"red": (220, 30, 30), "green": (30, 200, 60), "blue": (40, 60, 230), "white": (240, 240, 240)}
-STEPS = 6
-
-
-def _write_rows(folder: Path, count: int = 24) -> Path:
-    """Pictures of one colour each, of three shapes, and the name of the colour as the answer."""
-    folder.mkdir(parents=True, exist_ok=True)
-    draw, rows = random.Random(0), []
-    for number in range(count):
-        colour, size = draw.choice(list(COLOURS)), draw.choice([(60, 40), (112, 112), (40, 90)])
-        image = Image.new("RGB", size, COLOURS[colour])
-        image.putpixel((draw.randrange(size[0]), draw.randrange(size[1])), (number, number, number))
-        image.save(folder / f"{number}.png")
-        messages = [{"role": "user", "content": "Which colour?"}, {"role": "assistant", "content": colour}]
-        rows.append({"images": [f"{number}.png"], "messages": messages})
-    return training.write_data(folder, rows)
-
-
-def _write_run(run: Path, kind: str, *, placement: dict[str, Any] | None = None, **values: Any) -> Path:
-    """A run directory with a plan for rows with pictures."""
-    text = training.write_data(run.parent / "text", [{"messages": [{"role": "assistant", "content": "x"}]}])
-    values = {"max_steps": STEPS, "effective_batch_size": 4, "learning_rate": 5e-3, "held_out_fraction": 0.2} | values
-    training.write_plan(run, tiny_vision.cached(kind), text, split=(2, 2, 1), placement=placement, **values)
-    plan = json.loads((run / "plan.json").read_text())
-    plan["recipe"] |= {
-        "data": str(_write_rows(run.parent / "data")),
-        "columns": {"messages": "messages", "images": "images"},
-        "images": True,
-        "lora_parts": values.get("lora_parts"),
-        "min_pixels": None,
-        "max_pixels": values.get("max_pixels"),
-    }
-    (run / "plan.json").write_text(json.dumps(plan))
-    return run
 
 
 def _train(run: Path, *words: str) -> subprocess.CompletedProcess[str]:
@@ -78,7 +42,7 @@ def _checks(run: Path) -> dict[str, Any]:
     "kind", [*tiny_vision.one_of_each(), "mistral3", pytest.param("idefics3", marks=pytest.mark.torture)]
 )
 def test_a_family_trains(kind: str, tmp_path: Path) -> None:
-    run = _write_run(tmp_path / "run", kind)
+    run = write_run(tmp_path / "run", kind)
     done = _train(run)
     assert done.returncode == 0, done.stdout + done.stderr
     checks = _checks(run)
@@ -96,7 +60,7 @@ def test_a_family_trains(kind: str, tmp_path: Path) -> None:
 
 
 def test_the_tower_and_the_projector_train_by_choice(tmp_path: Path) -> None:
-    run = _write_run(tmp_path / "run", "qwen2-vl", lora_parts=["projector"], placement={"gradient_checkpointing": True})
+    run = write_run(tmp_path / "run", "qwen2-vl", lora_parts=["projector"], placement={"gradient_checkpointing": True})
     done = _train(run)
     assert done.returncode == 0, done.stdout + done.stderr
     targets = json.loads((run / "adapter" / "adapter_config.json").read_text())["target_modules"]
@@ -105,9 +69,9 @@ def test_the_tower_and_the_projector_train_by_choice(tmp_path: Path) -> None:
 
 
 def test_the_same_run_gives_the_same_adapter_after_a_stop(tmp_path: Path) -> None:
-    whole = _write_run(tmp_path / "whole", "gemma3", placement={"save_steps": 2})
+    whole = write_run(tmp_path / "whole", "gemma3", placement={"save_steps": 2})
     assert _train(whole).returncode == 0
-    again = _write_run(tmp_path / "again", "gemma3", placement={"save_steps": 2})
+    again = write_run(tmp_path / "again", "gemma3", placement={"save_steps": 2})
     assert _train(again).returncode == 0
     for name in ("checkpoint-6", "checkpoint-4"):
         (again / "checkpoints" / name / "complete.json").unlink(missing_ok=True)
@@ -122,13 +86,31 @@ def test_the_same_run_gives_the_same_adapter_after_a_stop(tmp_path: Path) -> Non
 
 def test_another_picture_under_the_same_name_is_other_data(tmp_path: Path) -> None:
     """The text of both rows is the same, so ids and labels are."""
-    _write_rows(tmp_path, 1)
+    write_rows(tmp_path, 1)
     encode = _encoder("gemma3", tmp_path)
     before = encode(0, 1, ROW)
     Image.new("RGB", (60, 40), "black").save(tmp_path / "0.png")
     after = encode(0, 1, ROW)
     assert before["input_ids"] == after["input_ids"]
     assert rows_digest([before]) != rows_digest([after])
+
+
+def test_a_picture_that_changes_during_the_training_ends_it(tmp_path: Path) -> None:
+    """It is read again at each step. Its size, and so its tokens, are the same."""
+    write_rows(tmp_path, 1)
+    encode = _encoder("gemma3", tmp_path)
+    row = encode(0, 1, ROW)
+    assert encode.pictures is not None
+    [before] = encode.pictures.read(row)
+    Image.new("RGB", before.size, "black").save(tmp_path / "0.png")
+    for feed in (encode.pictures.read, lambda row: keep_pictures([row], encode.pictures, tmp_path / "run")):
+        (tmp_path / "run").mkdir(exist_ok=True)
+        with pytest.raises(Refused, match=r"0\.png changed") as caught:
+            feed(row)
+        assert caught.value.error["code"] == "input_changed"
+    assert [*(tmp_path / "run").rglob("*.png")] == []
+    [after] = encode.pictures.read(encode(0, 1, ROW))
+    assert after.getpixel((0, 0)) == (0, 0, 0)
 
 
 def _encoder(kind: str, folder: Path, **values: Any) -> Encoder:
@@ -161,7 +143,7 @@ ENDS = {"qwen2-vl": "<|im_end|>", "qwen3-vl": "<|im_end|>", "gemma3": "<end_of_t
 @pytest.mark.parametrize("kind", ENDS)
 @pytest.mark.parametrize("loss_on", ["assistant", "all"])
 def test_only_words_train_and_never_a_token_of_a_picture(kind: str, loss_on: str, tmp_path: Path) -> None:
-    _write_rows(tmp_path, 1)
+    write_rows(tmp_path, 1)
     encode = _encoder(kind, tmp_path, loss_on=loss_on)
     row = encode(0, 1, ROW)
     assert encode.pictures is not None
@@ -177,7 +159,7 @@ def test_only_words_train_and_never_a_token_of_a_picture(kind: str, loss_on: str
 @pytest.mark.parametrize(("loss_on", "limit"), [("assistant", 20), ("all", 20), ("assistant", 4)])
 def test_a_row_that_is_cut_inside_of_its_picture_is_refused(loss_on: str, limit: int, tmp_path: Path) -> None:
     """TRL raises in one case, and trains rows of zero labels in the other."""
-    _write_rows(tmp_path, 1)
+    write_rows(tmp_path, 1)
     whole = len(_encoder("qwen2-vl", tmp_path)(0, 1, ROW)["input_ids"])
     with pytest.raises(Refused, match="inside of a picture") as caught:
         _encoder("qwen2-vl", tmp_path, max_length=limit, loss_on=loss_on)(0, 1, ROW)
@@ -185,7 +167,7 @@ def test_a_row_that_is_cut_inside_of_its_picture_is_refused(loss_on: str, limit:
 
 
 def test_a_template_that_leaves_pictures_out_is_refused(tmp_path: Path) -> None:
-    _write_rows(tmp_path, 1)
+    write_rows(tmp_path, 1)
     encode = _encoder("qwen2-vl", tmp_path)
     template = encode.tokenizer.chat_template
     encode.tokenizer.chat_template = template.replace("<|vision_start|><|image_pad|><|vision_end|>", "")

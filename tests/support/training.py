@@ -42,12 +42,14 @@ def write_plan(
     *,
     split: tuple[int, int, int] | None = None,
     placement: dict[str, Any] | None = None,
+    pictures: bool = False,
     **values: Any,
 ) -> Path:
     """`plan.json` in a run directory. `split` is rows at a time x accumulation x processes; `placement` replaces what
-    the planner chose; `values` are the recipe's."""
+    the planner chose; `pictures`: the model reads them; `values` are the recipe's."""
     wanted = recipe.from_dict({"model": str(base), "data": str(data), **values})
-    made = plan.make_plan(wanted, Facts(model.read_model(base), dataset.scan(wanted), MACHINE))
+    rows = dataset.scan(wanted, pictures=pictures)
+    made = plan.make_plan(wanted, Facts(model.read_model(base), rows, MACHINE))
     placed = replace(made.placement, **(dict(zip(SPLIT, split, strict=True)) if split else {}))
     placed = replace(placed, strategy="single" if placed.num_processes == 1 else "ddp", save_steps=100)
     placed = replace(placed, **(placement or {}))

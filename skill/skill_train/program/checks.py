@@ -276,7 +276,8 @@ class Checks:
         if self.pictures is None:
             tensor = torch.tensor([ids], device=device)
             return {"input_ids": tensor, "attention_mask": torch.ones_like(tensor)}
-        batch = self.trainer.data_collator([{"input_ids": ids, "images": row.get("images") or []}])
+        pictures = {name: row.get(name) or [] for name in ("images", "image_sha256")}
+        batch = self.trainer.data_collator([{"input_ids": ids, **pictures}])
         return {name: value.to(device) for name, value in batch.items()}
 
     def prompt(self) -> tuple[str, list[int]]:
