@@ -12,7 +12,6 @@
 #   "huggingface_hub==2.4.0",
 #   "sentencepiece==0.2.3",
 #   "protobuf==7.36.2",
-#   "pillow==13.0.0",
 # ]
 # ///
 """Fine-tunes a model exactly as a plan says: a LoRA adapter, or every weight. The same bytes run on a laptop and in a
@@ -22,8 +21,10 @@ cloud job.
     python train.py RUN/plan.json --resume    go on from the newest complete checkpoint
     python train.py RUN/plan.json --probe     time this model in fp32 and bf16 on this processor; print one JSON line
     python train.py RUN/plan.json --job       as a cloud job: see below
-    python train.py … --data PATH             the plan's data lies here; its fingerprint must be the plan's
+    python train.py … --data PATH             the plan's data lies here; with the fingerprint of the plan
     python train.py … --attended              end at a checkpoint when standard input closes: who started it has ended
+
+Rows with pictures need Pillow too, which the header leaves out: `uv run --with pillow train.py …`.
 
 It has no defaults: every value comes from the plan, and a key that is missing or unknown is refused before torch is
 imported. A plan of several processes is started by `accelerate launch` with the arguments and the environment under
@@ -1577,18 +1578,30 @@ def picture_digest(source: PictureSource, folder: Path | None) -> str:
     return hashlib.sha256(picture_bytes(source, folder)).hexdigest()
 
 
-class PicturesDigest:
-    """The digest of the pictures of a dataset, in the order of its rows. The file of the rows may only name them."""
+def picture_path(source: PictureSource) -> str | None:
+    """The path that a row names; None where the row holds the picture itself."""
+    if isinstance(source, dict):
+        source = source["path"] if source.get("bytes") is None and isinstance(source.get("path"), str) else b""
+    return source if isinstance(source, str) and source[:5].lower() != "data:" else None
 
-    def __init__(self, folder: Path | None) -> None:
+
+class PicturesDigest:
+    """The digest of the pictures of a dataset, in the order of its rows. The file of the rows may only name them.
+
+    `known` are digests of files that need not be read again, by the paths in the rows.
+    """
+
+    def __init__(self, folder: Path | None, known: Mapping[str, str] | None = None) -> None:
         self.folder = folder
+        self.known = known or {}
         self.digest = hashlib.sha256()
         self.count = 0
 
     def add(self, sources: list[PictureSource]) -> None:
         self.count += len(sources)
         for source in sources:
-            self.digest.update(bytes.fromhex(picture_digest(source, self.folder)))
+            known = self.known.get(picture_path(source) or "")
+            self.digest.update(bytes.fromhex(known or picture_digest(source, self.folder)))
 
     def with_rows(self, fingerprint: str) -> str:
         """The fingerprint of the rows and their pictures; that of the rows where they have none."""
@@ -2766,21 +2779,40 @@ def use_data(plan: Plan, data: Path | None) -> None:
             got=str(data),
             hint="check the path after --data, or omit --data",
         )
-    planned, fingerprint = plan.get("fingerprints", {}).get("data"), data_fingerprint(data, plan["recipe"])
-    if fingerprint != planned:
+    planned = plan.get("fingerprints", {}).get("data")
+    try:
+        fingerprint = data_fingerprint(data, plan["recipe"])
+        got = f"sha256 {fingerprint[:12]}…"
+    except Refused as refusal:  # a picture that is missing, or empty
+        if refusal.error["code"] != "bad_picture":
+            raise
+        fingerprint, got = None, str(refusal)
+    if fingerprint is None or fingerprint != planned:
         raise Refused(
             f"{data} is not the data that was planned",
             code="input_changed",
             expected=f"sha256 {planned[:12]}…" if planned else "a plan of a file or folder, with its fingerprint",
-            got=f"sha256 {fingerprint[:12]}…",
+            got=got,
             hint="use the planned file, or plan again with this file",
         )
     plan["recipe"]["data"] = str(data)
 
 
-def data_fingerprint(data: Path, recipe: Recipe) -> str:
-    """SHA-256 of a file's bytes, or of the rows of a folder, with that of the pictures, as in the plan."""
-    rows, pictures = hashlib.sha256(), PicturesDigest(picture_folder(str(data)))
+class RowsRecipe(TypedDict):
+    """The fields of a recipe that say which rows and pictures are read."""
+
+    split: str
+    columns: dict[str, str]
+    images: NotRequired[bool]
+
+
+def data_fingerprint(data: Path, recipe: RowsRecipe, known: Mapping[str, str] | None = None) -> str:
+    """SHA-256 of a file's bytes, or of the rows of a folder, with that of the pictures, as in the plan.
+
+    Args:
+        known: digests of pictures that need not be read again, by the paths in the rows.
+    """
+    rows, pictures = hashlib.sha256(), PicturesDigest(picture_folder(str(data)), known)
     whole = data.is_file()
     for _, row in iter_rows(str(data), split=recipe["split"]) if recipe.get("images") or not whole else ():
         if recipe.get("images"):
@@ -3057,11 +3089,12 @@ def below_it(value: Any, folder: str) -> Any:
 
 
 def picture_folder(data: str) -> Path | None:
-    """The folder where the paths of pictures begin, and which they may not leave. Of data on the Hub it is where
-    huggingface_hub put the files of this dataset; None where there are none."""
+    """The folder where the paths of pictures begin, and which they may not leave: for a link to a file that of the file
+    itself, which a plan names. Of data on the Hub it is where huggingface_hub put the files of this dataset; None where
+    there are none."""
     path = Path(data)
     if path.exists():
-        return path if path.is_dir() else path.parent
+        return path if path.is_dir() else path.resolve().parent
     from huggingface_hub.constants import HF_HUB_CACHE
 
     cached = Path(HF_HUB_CACHE) / f"datasets--{data.replace('/', '--')}"
@@ -5057,7 +5090,10 @@ def environment(trainer: Any, data: Data) -> Environment:
 
     import torch
 
-    names = ("torch", "transformers", "trl", "peft", "datasets", "accelerate", "tokenizers", "safetensors", "numpy")
+    names = ["torch", "transformers", "trl", "peft", "datasets", "accelerate", "tokenizers", "safetensors", "numpy"]
+    names += (
+        ["pillow"] if data["pictures"] is not None else []
+    )  # it decodes them: another version may give other pixels
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else platform.processor() or platform.machine()
     return {
         "program": file_digest(PROGRAM),
@@ -5713,7 +5749,7 @@ LINKS = "being-kept"
 MARKER = "kept.json"
 SMALLER_PLAN = "smaller_plan.json"  # the plan with which a later job of this run begins
 RECORDS = ("train.json", "environment.json", "samples.jsonl", "held_out.jsonl", "metrics.jsonl", "train.log")
-RESULTS = ("adapter", "merged", *RECORDS, "train.failed.json")
+RESULTS = ("adapter", "merged", "images", *RECORDS, "train.failed.json")
 
 
 def run_job(path: Path, data: Path | None, *, rehearse: bool) -> int:

@@ -73,7 +73,8 @@ def test_a_finished_run_comes_here_and_only_once(cloud: Cloud) -> None:
     """Afterwards a merge finds it trained: every digest of train.json holds."""
     from skill_train.train.local import trained
 
-    files = cloud_runs.result() | cloud_runs.checkpoint(10) | cloud_runs.checkpoint(5)
+    result = cloud_runs.result(**{"images/0a1b.png": b"a held-out picture"})
+    files = result | cloud_runs.checkpoint(10) | cloud_runs.checkpoint(5)
     cloud.keep(files)
     _ended(cloud, cloud.start("pass"))
     answer = cloud.on("pull")

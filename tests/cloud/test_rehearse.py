@@ -10,8 +10,10 @@ from pathlib import Path
 import pytest
 
 import tiny
+import tiny_vision
 from command_child import Done, program
 from hub_emulator import Hub
+from picture_runs import write_rows
 
 pytestmark = pytest.mark.slow
 
@@ -44,6 +46,17 @@ def test_a_job_that_trains_every_weight_is_run_here(hub: Hub, tmp_path: Path) ->
     (tmp_path / "recipe.yaml").write_text("model: me/tiny\ndata: rows.jsonl\nmax_length: 64\nfinetuning_type: full\n")
     done = _rehearse(hub, tmp_path, "recipe.yaml")
     assert done.data["verdict"] in ("pass", "warn") and done.data["steps"] == 2
+
+
+@pytest.mark.torture
+def test_a_job_with_pictures_is_run_here(hub: Hub, tmp_path: Path) -> None:
+    """From a folder with exactly the files that a job gets: the program follows no link out of it."""
+    base = tiny_vision.cached("gemma3")
+    hub.add("model", "me/seeing", {path.name: path.read_bytes() for path in base.iterdir()})
+    write_rows(tmp_path / "seen")
+    done = _rehearse(hub, tmp_path, "--model", "me/seeing", "--data", "seen/rows.jsonl", "--max-length", "256")
+    assert done.data["verdict"] == "pass" and done.data["steps"] == 2
+    assert [*(tmp_path / "tmp").glob("skill-train-*")] == []
 
 
 def test_the_job_is_run_here(hub: Hub, tmp_path: Path) -> None:

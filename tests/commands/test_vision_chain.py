@@ -122,10 +122,13 @@ def test_every_stage_is_asked_about_held_out_pictures(chain: tuple[Path, dict[st
     assert evaluated["answers"][0]["prompt"].count("<image_soft_token>") == 1
 
 
-def test_a_job_reads_no_pictures_yet(chain: tuple[Path, dict[str, Done]], commands: Commands) -> None:
-    here, _ = chain
-    cloud = _call(commands, here, "plan", "recipe.yaml", "--where", "cloud", "--flavor", "a10g-small")
-    assert [blocker["code"] for blocker in cloud.answer["data"]["blockers"]] == ["vision"]
+def test_the_same_rows_can_be_planned_for_a_job(chain: tuple[Path, dict[str, Done]], commands: Commands) -> None:
+    here, answers = chain
+    cloud = _call(commands, here, "plan", "recipe.yaml", "--where", "cloud", "--flavor", "a10g-small").data
+    sizes = [path.stat().st_size for path in (here / "data").iterdir()]
+    assert cloud["upload"] == {"files": 25, "picture_files": 24, "bytes": sum(sizes)} and len(sizes) == 25
+    assert (cloud["blockers"], cloud["recipe_hash"]) == ([], answers["plan"].data["recipe_hash"])
+    assert "upload" not in answers["plan"].data
 
 
 def test_a_text_model_refuses_pictures(chain: tuple[Path, dict[str, Done]], commands: Commands) -> None:

@@ -24,8 +24,9 @@ FILES = JobFiles(Path("/here/scripts/train.py"), Path("runs/x/plan.json"), data=
 DATA = Mount("me/jobs-artifacts", "data-1", "/dataset", read_only=True)
 
 
-def _plan(*, four_bit: bool = False, report_to: str = "none") -> Plan:
+def _plan(*, four_bit: bool = False, report_to: str = "none", images: bool = False) -> Plan:
     recipe = {"data": "/srv/me/my rows.jsonl", "load_in_4bit": four_bit}
+    recipe |= {"images": True, "lora_parts": ["language"]} if images else {}
     policy, placement = {"hub_model_id": "me/tickets"}, {"report_to": report_to}
     return planning.plan_with(recipe=recipe, policy=policy, placement=placement)
 
@@ -56,6 +57,17 @@ def test_only_qlora_brings_bitsandbytes() -> None:
     package = Path(job_spec.__file__).parents[1]
     named = [path.name for path in package.rglob("*.py") if "bitsandbytes==" in path.read_text(encoding="utf-8")]
     assert named == ["job_spec.py"]
+
+
+def test_only_pictures_bring_pillow() -> None:
+    """In the version that this repository is tested with: another one may decode other pixels."""
+    spec = job_spec.of_run(_plan(images=True), files=FILES, **SAID)
+    assert job_spec.command(spec)[:5] == ["uv", "run", "--with", job_spec.PILLOW, "/data/train.py"]
+    root = Path(__file__).resolve().parents[2]
+    assert job_spec.PILLOW in (root / "requirements.lock").read_text().splitlines()
+    assert "pillow" not in (root / "scripts" / "train.py").read_text().split("# ///")[1].lower()
+    both = job_spec.of_run(_plan(images=True, four_bit=True), files=FILES, **SAID)
+    assert both.dependencies == (job_spec.FOUR_BIT, job_spec.PILLOW)
 
 
 # --- Data on its way ---

@@ -26,7 +26,7 @@ from skill_train.hub import jobs
 from skill_train.hub.jobs import BucketFile
 from skill_train.program.cloud.job import MARKER as MARKER
 
-FOLDERS = ("adapter", "merged", "checkpoints")
+FOLDERS = ("adapter", "merged", "checkpoints", "images")
 FILES = (
     "environment.json", "held_out.jsonl", "metrics.jsonl", "samples.jsonl", "train.failed.json", "train.json",
     "train.log",

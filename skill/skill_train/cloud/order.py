@@ -71,11 +71,15 @@ def uploads(order: Order) -> list[Upload]:
         {"what": "plan", "name": "plan.json", "files": 1, "bytes": len(plan_text.encode()) + 1, "to": bucket},
     ]
     if order.staged is not None:
-        name, size, files = order.plan.recipe.data, order.staged.bytes, len(order.staged.files)
+        name, staged = order.plan.recipe.data, order.staged.listed
         to = f"the private dataset {order.data_repo}" if order.data_repo else bucket
-        listed.append({"what": "data", "name": name, "files": files, "bytes": size, "to": to})
-        if order.staged.left_out:
-            listed[-1]["left_out"] = list(order.staged.left_out)
+        rows = staged.files.keys() - staged.pictures
+        listed.append({"what": "data", "name": name, "files": len(rows), "bytes": staged.bytes_of(rows), "to": to})
+        if staged.left_out:
+            listed[-1]["left_out"] = list(staged.left_out)
+        if count := len(staged.pictures):
+            size = staged.bytes_of(staged.pictures)
+            listed.append({"what": "pictures", "name": None, "files": count, "bytes": size, "to": to})
     repository = order.plan.policy.hub_model_id
     to = "a private repository of the Hub, which the job makes"
     return [*listed, {"what": "result", "name": repository, "files": None, "bytes": None, "to": to}]

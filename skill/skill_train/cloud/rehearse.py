@@ -23,7 +23,7 @@ from skill_train.core.errors import SkillTrainError, TrainingFailed, from_exit_c
 from skill_train.core.program_events import Event, ProgramFailed, events
 from skill_train.program.cloud.job import MARKER
 from skill_train.run import plan_record
-from skill_train.run.job_spec import KEPT, JobSpec, command
+from skill_train.run.job_spec import KEPT, JobSpec, command, packages
 from skill_train.run.plan_record import Plan
 from skill_train.run.records import read_json
 
@@ -72,7 +72,7 @@ def rehearse(plan: Plan, spec: JobSpec, staged: Staged | None, say: Callable[[st
         if staged is None:
             _run(spec, {KEPT: mount}, root, say)
         else:
-            with stage_data.folder_of(staged) as folder:
+            with stage_data.folder_of(staged, links=False) as folder:
                 _run(spec, {KEPT: mount, spec.mounts[0].mount_path: folder}, root, say)
         return {"steps": STEPS, "seconds": round(time.monotonic() - started, 1), **_figures(mount)}
 
@@ -86,7 +86,7 @@ def differences(plan: Plan, local_plan: Plan, program: Path) -> list[str]:
         f"{this.dtype}. Its memory and speed stay estimates",
         f"{plan.recipe.max_steps} steps: these were {STEPS}",
         "the container: uv installs the program's packages there; these were the ones of this Python"
-        + _other_versions(program),
+        + _other_versions(program, packages(plan)),
         "the bucket: a mounted volume there, a folder here",
         "the push: nothing was written to the Hub, and no right to write was proved",
     ]
@@ -173,9 +173,10 @@ def _is(path: Path, digest: FileDigest) -> bool:
     return path.is_file() and file_digest(path) == digest
 
 
-def _other_versions(program: Path) -> str:
-    """Packages that have another version here than in the header of the program."""
+def _other_versions(program: Path, more: tuple[str, ...]) -> str:
+    """Packages that have another version here than in the header of the program, or than `more` names."""
     pins = re.findall(r'^#\s+"([\w.-]+)==([\w.]+)",$', program.read_text(encoding="utf-8"), re.MULTILINE)
+    pins += [(name, version) for name, _, version in (package.partition("==") for package in more)]
     other = [f"{name} {here or 'missing'} for {pin}" for name, pin in pins if (here := _installed(name)) != pin]
     return f" ({', '.join(other)})" if other else ", in the same versions"
 

@@ -1,6 +1,7 @@
 """Prepares local data for a job: exactly its files, in a separate folder whose name is made from their content.
 
-For a folder these are the files that `datasets` 5.2 reads (`load_from_disk`), by the names in its own records. Other
+For a folder these are the files that `datasets` 5.2 reads (`load_from_disk`), by the names in its own records, or the
+table beside the pictures of an imagefolder. Pictures that the rows name by a path go along under the same path. Other
 files in the folder stay here. A link that leads out of the folder is refused, because it could include any file.
 """
 
@@ -10,17 +11,42 @@ import contextlib
 import hashlib
 import json
 import os
+import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from skill_train.core.digests import file_digest
 from skill_train.core.errors import UsageError
 from skill_train.core.secret_scan import secret_in
+from skill_train.data.row_pictures import name_below, picture_files
+from skill_train.program.rows import RowsRecipe, data_fingerprint, picture_table
+from skill_train.recipe.resolved import ResolvedRecipe
+from skill_train.run.plan_record import Plan
 
 _MOUNT = "/dataset"
+
+
+class Listed(NamedTuple):
+    """The files of a dataset by their path below the mount; the first one's first part is the dataset's own name.
+
+    Attributes:
+        picture_names: for each path of a picture in the rows its name among the files.
+        left_out: paths of files in the dataset's folder that do not belong to the dataset.
+    """
+
+    files: dict[str, Path]
+    picture_names: dict[str, str]
+    left_out: tuple[str, ...] = ()
+
+    @property
+    def pictures(self) -> frozenset[str]:
+        return frozenset(self.picture_names.values())
+
+    def bytes_of(self, names: Iterable[str]) -> int:
+        return sum(self.files[name].stat().st_size for name in names)
 
 
 @dataclass(frozen=True)
@@ -28,34 +54,113 @@ class Staged:
     """A local dataset that is ready for the upload.
 
     Attributes:
-        files: the files by their path below the mount; its first part is the dataset's own name.
+        listed: its files.
         name: made from the content, so that the same files are uploaded only once.
-        left_out: paths of files in the dataset's folder that do not belong to the dataset.
+        digests: the SHA-256 of each file; `stamps`: its size and time of change before it was read.
     """
 
-    files: dict[str, Path]
+    listed: Listed
     name: str
-    left_out: tuple[str, ...] = ()
+    digests: dict[str, str]
+    stamps: dict[str, tuple[int, int]]
+
+    @property
+    def files(self) -> dict[str, Path]:
+        return self.listed.files
+
+    @property
+    def pictures(self) -> frozenset[str]:
+        return self.listed.pictures
+
+    @property
+    def left_out(self) -> tuple[str, ...]:
+        return self.listed.left_out
 
     @property
     def bytes(self) -> int:
-        return sum(path.stat().st_size for path in self.files.values())
+        return self.listed.bytes_of(self.files)
 
 
-def stage(data: Path) -> Staged:
-    """The files of a dataset: a file, or the files of a folder that `datasets` saved.
+def stage_plan(plan: Plan) -> Staged | None:
+    """The data of a plan; None for data on the Hub.
 
     Raises:
-        UsageError: a link leads out of the folder, or its records name a file that is not in it.
+        UsageError: as `stage`, or the pictures are not those of the plan.
     """
-    files, left_out = {data.name: data}, []
+    planned, recipe = plan.fingerprints["data"], plan.recipe
+    if planned is None:
+        return None
+    data = Path(recipe.data)
+    staged = stage(data, recipe)
+    if recipe.images:
+        known = {path: staged.digests[name] for path, name in staged.listed.picture_names.items()}
+        rows: RowsRecipe = {"split": recipe.split, "columns": recipe.columns, "images": True}
+        if data_fingerprint(data, rows, known) != planned:
+            raise changed(data.name)
+    return staged
+
+
+def stage(data: Path, recipe: ResolvedRecipe | None = None) -> Staged:
+    """The files of a dataset: a file, or the files of a folder that `datasets` saved, and the pictures that the rows of
+    the recipe name.
+
+    Raises:
+        UsageError: a link leads out of the folder, its records name a file that is not in it, or a picture cannot lie
+            under the same name in a job.
+    """
+    listed = list_files(data, recipe)
+    stamps = {name: _stamp(path) for name, path in listed.files.items()}
+    digests = {name: file_digest(path)["sha256"] for name, path in listed.files.items()}
+    content = hashlib.sha256(json.dumps(digests, sort_keys=True).encode()).hexdigest()
+    return Staged(listed, f"data-{content[:16]}", digests, stamps)
+
+
+def list_files(data: Path, recipe: ResolvedRecipe | None = None) -> Listed:
+    """The files that `stage` takes. No picture is opened.
+
+    Raises:
+        UsageError: as `stage`.
+    """
+    files, there = {data.name: data}, list[str]()
     if data.is_dir():
         there = _files_in(data)
-        own = _saved(data)
+        table = picture_table(data, recipe.split) if recipe is not None else None
+        own = _saved(data) if table is None else [table.relative_to(data).as_posix()]
         files = {f"{data.name}/{name}": _require_file(data, name).resolve() for name in own}
-        left_out = [name for name in there if name not in own]
-    content = json.dumps({name: file_digest(path)["sha256"] for name, path in files.items()}, sort_keys=True)
-    return Staged(files, f"data-{hashlib.sha256(content.encode()).hexdigest()[:16]}", tuple(left_out))
+    found = picture_files(data, recipe) if recipe is not None else {}
+    below = f"{data.name}/" if data.is_dir() else ""
+    names = {path: below + name_below(path) for path in found}
+    files |= {names[path]: file for path, file in found.items()}
+    return Listed(files, names, tuple(name for name in there if f"{data.name}/{name}" not in files))
+
+
+def changed_files(staged: Staged) -> list[str]:
+    """The files that are not what they were when they were prepared, so that something else may have been uploaded."""
+    touched = [name for name, path in staged.files.items() if _stamp(path) != staged.stamps[name]]
+    return [name for name in touched if not _has_digest(staged.files[name], staged.digests[name])]
+
+
+def changed(name: str) -> UsageError:
+    return UsageError(
+        f"{name} changed while the data was prepared, so no job was started",
+        code="input_changed",
+        expected="the data of the plan",
+        got="other bytes",
+        hint="run the command again once nothing writes to the data; a file with a plan has to be made anew",
+    )
+
+
+def _stamp(path: Path) -> tuple[int, int]:
+    """Size and time of change; of a missing file numbers that no file has."""
+    try:
+        stat = path.stat()
+    except OSError:
+        return (-1, -1)
+    return stat.st_size, stat.st_mtime_ns
+
+
+def _has_digest(path: Path, sha256: str) -> bool:
+    return path.is_file() and file_digest(path)["sha256"] == sha256
 
 
 def require_no_secrets(staged: Staged) -> None:
@@ -147,14 +252,39 @@ def _broken(path: Path, expected: str, got: str) -> UsageError:
 
 
 @contextlib.contextmanager
-def folder_of(staged: Staged) -> Iterator[Path]:
-    """A temporary folder with links to exactly these files."""
+def folder_of(staged: Staged, *, links: bool = True) -> Iterator[Path]:
+    """A temporary folder with exactly these files.
+
+    Args:
+        links: links to the files. Otherwise hard links or copies, for a program that follows no link out of the folder.
+
+    Raises:
+        UsageError: two names are one to the disk of the temporary folder.
+    """
     with tempfile.TemporaryDirectory(prefix="skill-train-") as temporary:
         for name, path in staged.files.items():
-            link = Path(temporary) / name
-            link.parent.mkdir(parents=True, exist_ok=True)
-            link.symlink_to(path.resolve())
+            place = Path(temporary) / name
+            place.parent.mkdir(parents=True, exist_ok=True)
+            if place.exists():
+                raise UsageError(
+                    f"{name} has another spelling in the rows, which is the same file here and another one in a job",
+                    code="local_input",
+                    expected="one spelling of each name, with the same capital letters",
+                    got=name,
+                    hint="write the name in the same way in all rows",
+                )
+            if links:
+                place.symlink_to(path.resolve())
+            else:
+                _link_or_copy(path.resolve(), place)
         yield Path(temporary)
+
+
+def _link_or_copy(path: Path, place: Path) -> None:
+    try:
+        os.link(path, place)
+    except OSError:  # another disk
+        shutil.copyfile(path, place)
 
 
 def mount_path(staged: Staged) -> str:

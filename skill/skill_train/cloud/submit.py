@@ -251,9 +251,15 @@ def upload(staged: Staged, namespace: str, data_repo: str | None, say: Say) -> C
         if data_repo is not None:
             say(f"uploading the data to the private dataset {data_repo}: {size}")
             commit = patiently(lambda: repositories.upload_dataset(folder, data_repo))
+            if changed := stage_data.changed_files(staged):
+                raise stage_data.changed(changed[0])
             return CloudData(where, staged.bytes, len(staged.files), repository=data_repo, revision=commit)
         say(f"uploading the data to the bucket {namespace}/jobs-artifacts: {size}")
         mount = patiently(lambda: jobs.sync_data(folder, where, namespace, staged.name))
+    if changed := stage_data.changed_files(staged):  # what lies there now is not what the folder's name says
+        names = [f"{mount.folder}/{name}" for name in changed]
+        patiently(lambda: jobs.change_names(mount.bucket, add=[], delete=names))
+        raise stage_data.changed(changed[0])
     return CloudData(where, staged.bytes, len(staged.files), bucket=mount.bucket, folder=mount.folder)
 
 

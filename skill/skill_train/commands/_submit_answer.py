@@ -269,6 +269,6 @@ def _draw(rich: Any, data: JobShown) -> None:
         if upload["bytes"] is None or upload["files"] is None:  # the result
             continue
         size = megabytes(upload["bytes"], 2) + (f" in {upload['files']} files" if upload["files"] > 1 else "")
-        lines.append(f"upload: {upload['what']} {upload['name']}, {size}, to {upload['to']}")
+        lines.append(f"upload: {upload['what']} {upload['name'] or 'of the rows'}, {size}, to {upload['to']}")
     for line in lines:
         draw_line(rich, line)

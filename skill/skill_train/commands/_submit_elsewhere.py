@@ -23,7 +23,7 @@ from skill_train.hub import account, flavors
 from skill_train.recipe.fields import to_yaml
 from skill_train.run import cloud_record, plan_record
 from skill_train.run.folder import RunDir
-from skill_train.run.job_spec import FOUR_BIT
+from skill_train.run.job_spec import packages
 from skill_train.run.lock import locked
 from skill_train.run.plan_record import Plan
 
@@ -70,7 +70,7 @@ def _notebook(run: RunDir, order: Order, flavor: Flavor) -> Result:
     _keep_plan(run, plan)
     path = run.path / "colab.ipynb"
     files = colab.write_notebook(
-        path, run.plan, gpu=gpu, run_id=_run_id(order), data=_data(order), packages=_packages(plan)
+        path, run.plan, gpu=gpu, run_id=_run_id(order), data=_data(order), packages=packages(plan)
     )
     how = "open the notebook in Colab (File, Upload notebook), then Runtime, Run all; once more after a disconnect"
     data = _answer(run, order) | {"notebook": str(path), "gpu": gpu, "files": files, "launched": False, "how": how}
@@ -89,7 +89,7 @@ def _task(console: Console, options: SubmitOptions, run: RunDir, order: Order, f
     rows = f"data/{next(iter(staged)).split('/')[0]}" if staged else None
     sky_run = skypilot.SkyRun(run_id, bucket, rows, _timeout(options, plan))
     task = skypilot.task(plan, flavor, sky_run, nodes=options.nodes, places=places)
-    skypilot.write_task(folder, task, run.plan, staged, _packages(plan))
+    skypilot.write_task(folder, task, run.plan, staged, packages(plan))
     if options.nodes > 1:
         console.warn("not_pushed", f"a run on several machines does not push its result, which stays in {bucket}")
     if options.yes:
@@ -186,10 +186,6 @@ def _run_id(order: Order) -> str:
 
 def _data(order: Order) -> dict[str, Path]:
     return dict(order.staged.files) if order.staged else {}
-
-
-def _packages(plan: Plan) -> tuple[str, ...]:
-    return (FOUR_BIT,) if plan.recipe.load_in_4bit else ()
 
 
 def _draw(rich: Any, run: RunDir, plan: Plan, lines: list[str], how: str) -> None:

@@ -15,6 +15,7 @@ from skill_train.commands._planning import load_recipe, plan_from_metadata
 from skill_train.commands._submit_options import SubmitOptions
 from skill_train.core.console import Console
 from skill_train.core.errors import UsageError
+from skill_train.data.row_pictures import require_folders_of_a_repository
 from skill_train.facts import Flavor
 from skill_train.hub import flavors
 from skill_train.hub.account import Account
@@ -91,9 +92,11 @@ def _require_remote(model: str, *, sensitive: bool, owner: str | None) -> None:
 def order_of(options: SubmitOptions, plan: Plan, account: Account) -> Order:
     """The order: the plan with its repository and data, and the last known price. The checks get today's price."""
     place = preflight.namespace(account, options.namespace) if account.state == "valid" else account.name
-    staged = stage_data.stage(Path(plan.recipe.data)) if preflight.local_data(plan) else None
+    staged = stage_data.stage_plan(plan)
     if staged is not None:
         stage_data.require_no_secrets(staged)
+        if options.data_repo is not None:
+            require_folders_of_a_repository(Path(plan.recipe.data), sorted(staged.pictures))
     offer = stored_flavor(plan.flavor)
     price = None if offer is None else offer.usd_per_hour
     return Order(with_repository(plan, options, place), place, price, staged, options.data_repo, options.max_cost)

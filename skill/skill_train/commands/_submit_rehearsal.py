@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
-from skill_train.cloud import preflight, rehearse, stage_data
+from skill_train.cloud import rehearse, stage_data
 from skill_train.cloud.order import Order
 from skill_train.commands._blockers import require_room
 from skill_train.commands._drawing import draw_line
@@ -35,7 +34,7 @@ def rehearsed(console: Console, options: SubmitOptions, plan: Plan) -> Result:
     here = _plan_here(console, recipe_of(plan, max_steps=rehearse.STEPS))
     for part in ("device", "dtype", "num_processes"):
         console.status(f"{part}: {getattr(here.placement, part)} here, {getattr(plan.placement, part)} in the job")
-    staged = stage_data.stage(Path(plan.recipe.data)) if preflight.local_data(plan) else None
+    staged = stage_data.stage_plan(plan)
     spec = specification(RunDir(run_dir_of(options, plan)), Order(plan, "me", None, staged, None), "rehearsal")
     figures = rehearse.rehearse(rehearse.shortened(plan, here), spec, staged, console.status)
     data: Rehearsed = {"verdict": "pass", **figures, "not_rehearsed": rehearse.differences(plan, here, train_program())}

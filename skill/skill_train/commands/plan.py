@@ -6,13 +6,15 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 import click
 import msgspec
+from msgspec.structs import replace
 
+from skill_train.cloud.stage_data import list_files
 from skill_train.commands._blockers import blocked, warn_of_export
-from skill_train.commands._drawing import add_row, rich_table
+from skill_train.commands._drawing import add_row, draw_line, rich_table
 from skill_train.commands._frame import command
 from skill_train.commands._measured import MeasuredFigure, measured_beside_estimates
 from skill_train.commands._options import (
@@ -39,7 +41,7 @@ from skill_train.recipe.formats import BARE
 from skill_train.recipe.resolved import ResolvedRecipe
 from skill_train.run import plan_record, train_record
 from skill_train.run.folder import open_run
-from skill_train.run.plan_record import Estimate, Estimates, Number, Offer, Plan, Prices, Reason
+from skill_train.run.plan_record import Blocker, Estimate, Estimates, Number, Offer, Plan, Prices, Reason
 
 _MANY_EPOCHS = 10
 _FEW_HELD_OUT = 10
@@ -75,11 +77,36 @@ def run(options: PlanOptions, console: Console) -> Result:
     if options.out is not None:
         require_free(options.out)
     recipe = load_recipe(options.recipe, set_options(options, RECIPE_OPTIONS))
-    plan = plan_from_metadata(console, recipe, _choices(options))
+    plan, sent = _with_pictures(plan_from_metadata(console, recipe, _choices(options)))
     if options.out is not None:
         plan_record.write(options.out, plan)
     _warn(console, plan)
-    return _result(plan, options)
+    return _result(plan, options, sent)
+
+
+class SentRows(TypedDict):
+    """What a job gets of local rows with pictures. `picture_files` are those beside the rows, of which `bytes` and
+    `files` count each once."""
+
+    files: int
+    picture_files: int
+    bytes: int
+
+
+def _with_pictures(plan: Plan) -> tuple[Plan, SentRows | None]:
+    """The plan, with a blocker if its pictures cannot be sent to a job, and what would be sent."""
+    if plan.where != "cloud" or not plan.recipe.images or plan.fingerprints["data"] is None:
+        return plan, None
+    try:
+        listed = list_files(Path(plan.recipe.data), plan.recipe)
+    except UsageError as error:
+        return replace(plan, blockers=[*plan.blockers, Blocker(error.code, error.message)]), None
+    sent: SentRows = {
+        "files": len(listed.files),
+        "picture_files": len(listed.pictures),
+        "bytes": listed.bytes_of(listed.files),
+    }
+    return plan, sent
 
 
 def _choices(options: PlanOptions) -> Choices:
@@ -109,12 +136,13 @@ def _of_run(folder: Path, options: PlanOptions) -> Result:
     return Result(data, human=lambda rich: _draw(rich, plan, actual), quiet=plan.where)
 
 
-def _result(plan: Plan, options: PlanOptions) -> Result:
+def _result(plan: Plan, options: PlanOptions, sent: SentRows | None) -> Result:
     data = _summary(plan) | {"plan": str(options.out) if options.out else None}
+    data |= {} if sent is None else {"upload": sent}
     error = blocked(plan) if plan.blockers else None
     return Result(
         data,
-        human=lambda rich: _draw(rich, plan, {}),
+        human=lambda rich: _draw(rich, plan, {}, sent),
         quiet=plan.where,
         next=[] if error else _next(plan, options),
         error=error,
@@ -199,7 +227,7 @@ def _reasons(plan: Plan) -> list[Reason]:
 # --- The drawing ---
 
 
-def _draw(rich: Any, plan: Plan, actual: dict[str, MeasuredFigure]) -> None:
+def _draw(rich: Any, plan: Plan, actual: dict[str, MeasuredFigure], sent: SentRows | None = None) -> None:
     """Draws the decision with its reasons, memory and time in parts, the cost, and the needs of each file.
 
     Args:
@@ -215,6 +243,9 @@ def _draw(rich: Any, plan: Plan, actual: dict[str, MeasuredFigure]) -> None:
     rich.print(rules)
     for blocker in plan.blockers:
         rich.print(clean(f"blocked: {blocker.message}"), style="red", markup=False)
+    if sent is not None:
+        beside = f"the rows and {sent['picture_files']:,} files of pictures" if sent["picture_files"] else "the rows"
+        draw_line(rich, f"upload to the job: {beside}, {megabytes(sent['bytes'])}")
     rich.print(_estimates_table(plan.estimates))
     if plan.estimates.flavors:
         rich.print(_flavors_table(plan.estimates.flavors, plan.estimates.prices))

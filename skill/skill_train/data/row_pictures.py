@@ -1,7 +1,7 @@
 """The pictures of rows: checked by their headers, decoded once each, and counted.
 
 Memory does not grow with their number: of each picture 24 bytes are sorted in a file, and of the last ones a few
-figures stay.
+figures stay. Last, the files that must lie beside the rows on another machine.
 """
 
 from __future__ import annotations
@@ -9,12 +9,13 @@ from __future__ import annotations
 import base64
 import hashlib
 import os
+import re
 import shlex
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import groupby
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
 from skill_train.core.errors import UsageError, from_exit_code
@@ -28,12 +29,15 @@ from skill_train.program.pictures.decode import (
     orientation,
     picture_bytes,
     picture_name,
+    picture_path,
     read_picture,
     require_pillow,
     upright_size,
 )
 from skill_train.program.pictures.find import PICTURE, lift_pictures
 from skill_train.program.pictures.tokens import picture_format
+from skill_train.program.rows import iter_rows, picture_folder
+from skill_train.recipe.resolved import ResolvedRecipe
 
 # What training refuses of pictures, by the end of the message that says it. Any other fault is `bad_picture`.
 FAULTS = {
@@ -54,6 +58,13 @@ PROBLEMS = (
 )  # fmt: skip
 REPEATED = "a picture of an earlier row, by the bytes of its file"
 _RECENT = 4096  # pictures whose figures stay, because rows about one picture often stand together
+# What the Hub recommends for a repository (huggingface.co/docs/hub/repositories-recommendations, read 2026-11): fewer
+# than 100k files, and fewer than 10k in a folder. Of a bucket nothing is said, and a job opens each file over the
+# network.
+MOST_FILES, MOST_IN_A_FOLDER = 100_000, 10_000
+_NEVER_SENT = {".git", ".cache"}  # FORBIDDEN_FOLDERS of huggingface_hub 2.4 (utils/_paths.py)
+_UNSAFE = re.compile(r"[\\\x00-\x1f\x7f\ud800-\udfff]|^[A-Za-z]:")  # huggingface_hub reads names as Windows does too
+_ONE_FILE = "write the pictures as bytes into one Parquet file, or upload the dataset to the Hub and use its id as data"
 _GREY, _ALPHA = ("1", "L", "LA", "La"), ("RGBA", "LA", "PA", "RGBa", "La")
 
 
@@ -249,7 +260,7 @@ def _written(source: PictureSource, folder: Path | None, out: Path) -> str:
     if not isinstance(source, str) or folder is None:
         encoded = base64.b64encode(picture_bytes(source, folder)).decode("ascii")
         return f"data:image/{picture_format(source, folder)};base64,{encoded}"
-    path = Path(os.path.relpath(folder.resolve() / source, out.parent.resolve())).as_posix()
+    path = Path(os.path.relpath((folder / source).resolve(), out.parent.resolve())).as_posix()
     if path.startswith("../"):
         raise UsageError(
             f"{out} lies outside the folder of the pictures, and a row names them from its own folder",
@@ -259,3 +270,78 @@ def _written(source: PictureSource, folder: Path | None, out: Path) -> str:
             hint=f"--fix {shlex.quote(str(folder / out.name))}",
         )
     return path
+
+
+def picture_files(data: Path, recipe: ResolvedRecipe) -> dict[str, Path]:
+    """The files by the paths in the rows, each once, in the order of the rows. Empty where the rows hold the pictures
+    themselves, and for a recipe without pictures.
+
+    Raises:
+        UsageError: a row cannot be read, a path means something else on another machine, or there are too many files.
+    """
+    found: dict[str, Path] = {}
+    folder = picture_folder(str(data)) if recipe.images else None
+    if folder is None:
+        return found
+    root = folder.resolve()
+    try:
+        for line, row in iter_rows(str(data), split=recipe.split):
+            for source in lift_pictures(row, recipe.columns)[1]:
+                path = picture_path(source)
+                if path is not None and path not in found:
+                    found[path] = _file(path, root, f"line {line} of {data}")
+                    if len(found) > MOST_FILES:
+                        raise _too_many(data, f"more than {MOST_FILES:,} files", f"at most {MOST_FILES:,} files")
+    except Refused as refusal:
+        raise from_exit_code(refusal.exit_code, refusal.error) from None
+    return found
+
+
+def name_below(path: str) -> str:
+    """The name of a picture's file in the folder of the data."""
+    return os.path.normpath(path).replace(os.sep, "/")
+
+
+def require_folders_of_a_repository(data: Path, names: list[str]) -> None:
+    """Refuses more files in one folder than a repository of the Hub should have.
+
+    Raises:
+        UsageError: a folder has more.
+    """
+    [(folder, count)] = Counter(str(PurePosixPath(name).parent) for name in names).most_common(1) or [("", 0)]
+    if count > MOST_IN_A_FOLDER:
+        expected = f"at most {MOST_IN_A_FOLDER:,} files in each folder of a dataset repository"
+        raise _too_many(data, f"{count:,} files in the folder {folder}", expected)
+
+
+def _file(path: str, root: Path, where: str) -> Path:
+    """The file that a path in a row means here, and under the same name on another machine."""
+    name = name_below(path)
+    file = (root / path).resolve()
+    if os.path.isabs(path) or name.startswith("../") or _UNSAFE.search(name) or _NEVER_SENT & set(name.split("/")):
+        raise _unsent(where, f"the picture {path[:200]!r} cannot have the same name in a job", path)
+    if name != path and (root / name).resolve() != file:  # `link/../a.png`, where the link leads to another folder
+        raise _unsent(where, f"the picture {path[:200]!r} is another file where there are no links", path)
+    if not file.is_relative_to(root) or not file.is_file():
+        raise _unsent(where, f"the picture {path[:200]!r} is no file in the folder of the data", path)
+    return file
+
+
+def _unsent(where: str, why: str, path: str) -> UsageError:
+    return UsageError(
+        f"{where}: {why}, so nothing was sent",
+        code="local_input",
+        expected="a relative path in the folder of the data, without a backslash, .git or .cache in it",
+        got=path[:200],
+        hint="skill-train data DATA --fix NEW_FILE writes paths that begin in the folder of NEW_FILE",
+    )
+
+
+def _too_many(data: Path, got: str, expected: str) -> UsageError:
+    return UsageError(
+        f"the rows of {shlex.quote(str(data))} name too many files of pictures to send them to a job",
+        code="local_input",
+        expected=expected,
+        got=got,
+        hint=_ONE_FILE,
+    )

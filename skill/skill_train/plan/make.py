@@ -88,9 +88,7 @@ def make_plan(
         launch=started,
         flavor=place.flavor.name if place.flavor else None,
         timeout_seconds=places.timeout_seconds(place.seconds, choices.max_hours) if place.flavor else None,
-        blockers=_unread(model, resolved, decision.where)
-        + _blockers(decision.where, chosen, here, cloud)
-        + _too_slow(chosen, choices),
+        blockers=_unread(model, resolved) + _blockers(decision.where, chosen, here, cloud) + _too_slow(chosen, choices),
         estimates=estimates(model, machine, place, cloud, context=resolved.max_length, plain=_is_plain(resolved)),
         facts=Facts(model, dataset, machine),
         reasons=reasons + started.reasons,
@@ -124,11 +122,8 @@ def _flavor(cloud: list[Candidate], offered: tuple[Flavor, ...], choices: Choice
     return chosen
 
 
-def _unread(model: ModelFacts, resolved: ResolvedRecipe, where: str) -> list[Blocker]:
-    """The blocker of a model that the training program cannot load, or whose pictures it cannot read, or not there."""
-    if resolved.images and where == "cloud":
-        message = "pictures are not sent to a cloud job by this version; --where local trains on this machine"
-        return [Blocker("vision", message)]
+def _unread(model: ModelFacts, resolved: ResolvedRecipe) -> list[Blocker]:
+    """The blocker of a model that the training program cannot load, or whose pictures it cannot read."""
     if resolved.images and model.model_type not in EXPANSIONS:
         families = ", ".join(EXPANSIONS)
         message = f"pictures can be trained with {families}, and this model is of the type {model.model_type}"

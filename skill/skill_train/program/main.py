@@ -10,7 +10,6 @@
 #   "huggingface_hub==2.4.0",
 #   "sentencepiece==0.2.3",
 #   "protobuf==7.36.2",
-#   "pillow==13.0.0",
 # ]
 # ///
 """Fine-tunes a model exactly as a plan says: a LoRA adapter, or every weight. The same bytes run on a laptop and in a
@@ -20,8 +19,10 @@ cloud job.
     python train.py RUN/plan.json --resume    go on from the newest complete checkpoint
     python train.py RUN/plan.json --probe     time this model in fp32 and bf16 on this processor; print one JSON line
     python train.py RUN/plan.json --job       as a cloud job: see below
-    python train.py … --data PATH             the plan's data lies here; its fingerprint must be the plan's
+    python train.py … --data PATH             the plan's data lies here; with the fingerprint of the plan
     python train.py … --attended              end at a checkpoint when standard input closes: who started it has ended
+
+Rows with pictures need Pillow too, which the header leaves out: `uv run --with pillow train.py …`.
 
 It has no defaults: every value comes from the plan, and a key that is missing or unknown is refused before torch is
 imported. A plan of several processes is started by `accelerate launch` with the arguments and the environment under

@@ -8,11 +8,11 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NotRequired, TypedDict
 
 from skill_train.program.events import Refused, file_digest, lacks_memory
 from skill_train.program.examples import Row
@@ -33,7 +33,7 @@ from skill_train.program.parquet import (
 )
 from skill_train.program.pictures.decode import PicturesDigest
 from skill_train.program.pictures.find import lift_pictures
-from skill_train.program.plan import Plan, Recipe
+from skill_train.program.plan import Plan
 
 CELL_CHARACTERS = 10_000_000  # of a table; Python's own limit is 131,072. A quote that nobody closes ends here
 LINE_BYTES = 50_000_000  # of a line of a dataset: a row of a million tokens takes 15 MB
@@ -87,21 +87,40 @@ def use_data(plan: Plan, data: Path | None) -> None:
             got=str(data),
             hint="check the path after --data, or omit --data",
         )
-    planned, fingerprint = plan.get("fingerprints", {}).get("data"), data_fingerprint(data, plan["recipe"])
-    if fingerprint != planned:
+    planned = plan.get("fingerprints", {}).get("data")
+    try:
+        fingerprint = data_fingerprint(data, plan["recipe"])
+        got = f"sha256 {fingerprint[:12]}…"
+    except Refused as refusal:  # a picture that is missing, or empty
+        if refusal.error["code"] != "bad_picture":
+            raise
+        fingerprint, got = None, str(refusal)
+    if fingerprint is None or fingerprint != planned:
         raise Refused(
             f"{data} is not the data that was planned",
             code="input_changed",
             expected=f"sha256 {planned[:12]}…" if planned else "a plan of a file or folder, with its fingerprint",
-            got=f"sha256 {fingerprint[:12]}…",
+            got=got,
             hint="use the planned file, or plan again with this file",
         )
     plan["recipe"]["data"] = str(data)
 
 
-def data_fingerprint(data: Path, recipe: Recipe) -> str:
-    """SHA-256 of a file's bytes, or of the rows of a folder, with that of the pictures, as in the plan."""
-    rows, pictures = hashlib.sha256(), PicturesDigest(picture_folder(str(data)))
+class RowsRecipe(TypedDict):
+    """The fields of a recipe that say which rows and pictures are read."""
+
+    split: str
+    columns: dict[str, str]
+    images: NotRequired[bool]
+
+
+def data_fingerprint(data: Path, recipe: RowsRecipe, known: Mapping[str, str] | None = None) -> str:
+    """SHA-256 of a file's bytes, or of the rows of a folder, with that of the pictures, as in the plan.
+
+    Args:
+        known: digests of pictures that need not be read again, by the paths in the rows.
+    """
+    rows, pictures = hashlib.sha256(), PicturesDigest(picture_folder(str(data)), known)
     whole = data.is_file()
     for _, row in iter_rows(str(data), split=recipe["split"]) if recipe.get("images") or not whole else ():
         if recipe.get("images"):
@@ -378,11 +397,12 @@ def below_it(value: Any, folder: str) -> Any:
 
 
 def picture_folder(data: str) -> Path | None:
-    """The folder where the paths of pictures begin, and which they may not leave. Of data on the Hub it is where
-    huggingface_hub put the files of this dataset; None where there are none."""
+    """The folder where the paths of pictures begin, and which they may not leave: for a link to a file that of the file
+    itself, which a plan names. Of data on the Hub it is where huggingface_hub put the files of this dataset; None where
+    there are none."""
     path = Path(data)
     if path.exists():
-        return path if path.is_dir() else path.parent
+        return path if path.is_dir() else path.resolve().parent
     from huggingface_hub.constants import HF_HUB_CACHE
 
     cached = Path(HF_HUB_CACHE) / f"datasets--{data.replace('/', '--')}"

@@ -378,7 +378,10 @@ def environment(trainer: Any, data: Data) -> Environment:
 
     import torch
 
-    names = ("torch", "transformers", "trl", "peft", "datasets", "accelerate", "tokenizers", "safetensors", "numpy")
+    names = ["torch", "transformers", "trl", "peft", "datasets", "accelerate", "tokenizers", "safetensors", "numpy"]
+    names += (
+        ["pillow"] if data["pictures"] is not None else []
+    )  # it decodes them: another version may give other pixels
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else platform.processor() or platform.machine()
     return {
         "program": file_digest(PROGRAM),

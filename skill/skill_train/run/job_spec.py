@@ -14,6 +14,7 @@ KEPT = "/data"  # where the client mounts the folder with the program and the pl
 # For QLoRA. The newest version on the package index on 2026-11-21; transformers 5.23 needs 0.46.1 or newer. It is not
 # in the program's own header, because then it would be installed for every run.
 FOUR_BIT = "bitsandbytes==0.50.2"
+PILLOW = "pillow==13.0.0"  # for pictures, in the version of requirements.lock
 ENVIRONMENT = {"PYTHONUNBUFFERED": "1", "HF_HUB_DISABLE_TELEMETRY": "1", "DO_NOT_TRACK": "1"}
 
 
@@ -105,7 +106,12 @@ def of_run(
 def _dependencies(plan: Plan) -> tuple[str, ...]:
     """Packages that only some runs need. Trackio is not pinned: no version was tried, and a run works without it."""
     trackio = plan.placement.report_to == "trackio"  # no other word of a plan is the name of a package
-    return ((FOUR_BIT,) if plan.recipe.load_in_4bit else ()) + (("trackio",) if trackio else ())
+    return packages(plan) + (("trackio",) if trackio else ())
+
+
+def packages(plan: Plan) -> tuple[str, ...]:
+    """Packages that only some recipes need, in addition to those in the header of the training program."""
+    return ((FOUR_BIT,) if plan.recipe.load_in_4bit else ()) + ((PILLOW,) if plan.recipe.images else ())
 
 
 def command(spec: JobSpec) -> list[str]:

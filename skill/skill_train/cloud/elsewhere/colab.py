@@ -77,16 +77,18 @@ def write_notebook(
         UsageError: the data is too large to lie in a notebook.
     """
     sources = {"train.py": train_program(), "plan.json": plan} | {f"data/{name}": file for name, file in data.items()}
-    files = {name: _packed(source) for name, source in sources.items()}
-    size = sum(len(file["content"]) for file in files.values())
-    if size > LARGEST_BYTES:
-        raise UsageError(
-            f"the data is too large for a notebook: {megabytes(size)} after compression",
-            code="local_input",
-            expected=f"at most {megabytes(LARGEST_BYTES, 0)}",
-            got=f"{size} bytes",
-            hint="upload the dataset to the Hub and pass its id as --data",
-        )
+    files, size = dict[str, _Packed](), 0
+    for name, source in sources.items():
+        files[name] = _packed(source)
+        size += len(files[name]["content"])
+        if size > LARGEST_BYTES:
+            raise UsageError(
+                f"the data is too large for a notebook: at least {megabytes(size)} after compression",
+                code="local_input",
+                expected=f"at most {megabytes(LARGEST_BYTES, 0)}",
+                got=f"{size} bytes",
+                hint="upload the dataset to the Hub and pass its id as --data",
+            )
     settings = {
         "run": f"{run_id}",
         "data": f"data/{next(iter(data)).split('/')[0]}" if data else None,

@@ -56,7 +56,7 @@ LINKS = "being-kept"
 MARKER = "kept.json"
 SMALLER_PLAN = "smaller_plan.json"  # the plan with which a later job of this run begins
 RECORDS = ("train.json", "environment.json", "samples.jsonl", "held_out.jsonl", "metrics.jsonl", "train.log")
-RESULTS = ("adapter", "merged", *RECORDS, "train.failed.json")
+RESULTS = ("adapter", "merged", "images", *RECORDS, "train.failed.json")
 
 
 def run_job(path: Path, data: Path | None, *, rehearse: bool) -> int:

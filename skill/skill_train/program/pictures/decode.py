@@ -11,6 +11,7 @@ import hashlib
 import io
 import os
 import warnings
+from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import IO, Any, NamedTuple
@@ -92,18 +93,30 @@ def picture_digest(source: PictureSource, folder: Path | None) -> str:
     return hashlib.sha256(picture_bytes(source, folder)).hexdigest()
 
 
-class PicturesDigest:
-    """The digest of the pictures of a dataset, in the order of its rows. The file of the rows may only name them."""
+def picture_path(source: PictureSource) -> str | None:
+    """The path that a row names; None where the row holds the picture itself."""
+    if isinstance(source, dict):
+        source = source["path"] if source.get("bytes") is None and isinstance(source.get("path"), str) else b""
+    return source if isinstance(source, str) and source[:5].lower() != "data:" else None
 
-    def __init__(self, folder: Path | None) -> None:
+
+class PicturesDigest:
+    """The digest of the pictures of a dataset, in the order of its rows. The file of the rows may only name them.
+
+    `known` are digests of files that need not be read again, by the paths in the rows.
+    """
+
+    def __init__(self, folder: Path | None, known: Mapping[str, str] | None = None) -> None:
         self.folder = folder
+        self.known = known or {}
         self.digest = hashlib.sha256()
         self.count = 0
 
     def add(self, sources: list[PictureSource]) -> None:
         self.count += len(sources)
         for source in sources:
-            self.digest.update(bytes.fromhex(picture_digest(source, self.folder)))
+            known = self.known.get(picture_path(source) or "")
+            self.digest.update(bytes.fromhex(known or picture_digest(source, self.folder)))
 
     def with_rows(self, fingerprint: str) -> str:
         """The fingerprint of the rows and their pictures; that of the rows where they have none."""
