@@ -65,7 +65,7 @@ OWNERS: dict[str, set[str]] = {
         "report.page",
         "verify.check_template",
     },
-    "llama_cpp": {"llama.llama_cpp", "llama.mtmd", "llama.template_worker"},  # in child processes only
+    "llama_cpp": {"llama.llama_cpp", "llama.pictures.mtmd", "llama.template_worker"},  # in child processes only
     "markupsafe": {"report.page"},
     "matplotlib": {"report.charts"},
     "platform": {"machine.probe"},
@@ -187,8 +187,8 @@ def wrong_direction(module: Module) -> list[str]:
         there = name.split(".")[0]
         if there in LEVEL and there != module.package and LEVEL[there] <= LEVEL[module.package]:
             found.append(f"{module.name} imports {name}, which is not below it")
-        native = name.startswith(("llama.llama_cpp", "llama.mtmd"))
-        if native and not module.name.endswith("_worker") and module.name != "llama.mtmd":
+        native = name.startswith(("llama.llama_cpp", "llama.pictures.mtmd"))
+        if native and not module.name.endswith("_worker") and module.name != "llama.pictures.mtmd":
             found.append(f"{module.name} imports {name}, which belongs to workers")
     return found
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import gguf_maker
 import tiny_vision
-from skill_train.llama.pictures import Pair
+from skill_train.llama.pictures.compare import Pair
 from skill_train.reference.pictures import PictureQuestion
 
 _QUESTION, _ANSWER = "What is the colour of the sky here?", "It is blue and 12 birds fly."

@@ -16,7 +16,7 @@ import gguf_edit
 import picture_pairs
 import tiny_vision
 from skill_train.llama.gguf_header import read_gguf
-from skill_train.llama.pictures import Pair, Picture, PicturePrompt, ask_pictures
+from skill_train.llama.pictures.compare import Pair, Picture, PicturePrompt, ask_pictures
 from skill_train.program.pictures.decode import in_rgb
 from skill_train.program.pictures.tokens import ImageModel
 from skill_train.reference.pictures import PictureQuestion

@@ -21,15 +21,16 @@ from skill_train.core.errors import NotInstalled, UsageError
 from skill_train.core.worker import llama_cpp_folder
 from skill_train.evaluate import vllm_job
 from skill_train.evaluate.pictures import (
-    Conversation,
-    PictureInputs,
+    PictureTensors,
+    PictureTurns,
     RunPictures,
     ServerPrompts,
     plain_generation,
 )
-from skill_train.llama import inference, picture_answers
+from skill_train.llama import inference
 from skill_train.llama.inference import Prompt, Scored
-from skill_train.llama.pictures import MARKER
+from skill_train.llama.pictures import answers as picture_answers
+from skill_train.llama.pictures.compare import MARKER
 from skill_train.model.foreign_files import require_sound
 from skill_train.reference.load import load_tokenizer, read_model, reference_model, stop_ids
 
@@ -70,7 +71,7 @@ class Question:
         prompt: ids before the row's last answer; empty when the row asks nothing.
         wanted: ids of that answer.
         most: tokens that an answer may have.
-        conversation: what is asked about pictures; None for a row of text.
+        turns: what is asked about pictures; None for a row of text.
     """
 
     ids: list[int]
@@ -78,7 +79,7 @@ class Question:
     prompt: list[int]
     wanted: list[int]
     most: int
-    conversation: Conversation | None = None
+    turns: PictureTurns | None = None
 
 
 @dataclass(frozen=True)
@@ -136,7 +137,7 @@ def ask_transformers(model: Model, questions: list[Question], progress: Progress
     tokenizer = load_tokenizer(model.path)
     stops, inputs, read = stop_ids(model.path, tokenizer), None, None
     if model.pictures is not None:
-        inputs = PictureInputs(model.pictures, tokenizer)
+        inputs = PictureTensors(model.pictures, tokenizer)
         read = partial(read_model, task="ImageTextToText")
     sums: list[float | None] = []
     answers: list[list[int]] = []
@@ -187,15 +188,15 @@ def ask_pair(model: Model, questions: list[Question], progress: Progress) -> Rep
     if model.projector is None:
         return _unmeasured("llama.cpp", "it has no projector, so it would answer without the pictures")
     assert model.pictures is not None
-    seen = [question for question in questions if question.conversation is not None]
+    seen = [question for question in questions if question.turns is not None]
     prompts = ServerPrompts(model.pictures, load_tokenizer(model.pictures.model), MARKER)
     asked = []
     for question in seen:
-        assert question.conversation is not None
-        if not prompts.is_asked_alike(question.conversation, question.prompt):
+        assert question.turns is not None
+        if not prompts.is_asked_alike(question.turns, question.prompt):
             return _unmeasured("llama.cpp", "the chat template does not end a prompt as the rows of the training do")
-        text = prompts.text(question.conversation)
-        asked.append(picture_answers.Asked(text, question.conversation.images, question.wanted, question.most))
+        text = prompts.text(question.turns)
+        asked.append(picture_answers.Asked(text, question.turns.images, question.wanted, question.most))
     job = picture_answers.AskedJob(
         text=str(model.path),
         projector=str(model.projector),
@@ -204,15 +205,15 @@ def ask_pair(model: Model, questions: list[Question], progress: Progress) -> Rep
         asked=asked,
     )
     result = picture_answers.ask(job, progress=lambda done, total, _: progress(done / total))
-    others = [question for question in questions if question.conversation is None]
+    others = [question for question in questions if question.turns is None]
     text_replies = ask_llama_cpp(model, others, progress) if others else Replies("llama.cpp", "cpu", [], [], None)
     sums, answers = iter(result.losses), iter(result.answers)
     other_sums, other_answers = iter(text_replies.losses), iter(text_replies.answers)
     return Replies(
         "llama.cpp",
         "cpu",
-        [next(other_sums if question.conversation is None else sums) for question in questions],
-        [next(other_answers if question.conversation is None else answers) for question in questions],
+        [next(other_sums if question.turns is None else sums) for question in questions],
+        [next(other_answers if question.turns is None else answers) for question in questions],
         _speed(result.answers, result.answer_seconds),
     )
 
@@ -268,7 +269,7 @@ def _device(network: Any) -> str:
     return "cuda" if torch.cuda.mem_get_info()[0] > _ROOM * need else "cpu"
 
 
-def _loss(network: Any, question: Question, device: str, inputs: PictureInputs | None) -> float | None:
+def _loss(network: Any, question: Question, device: str, inputs: PictureTensors | None) -> float | None:
     """-log p summed over the trained tokens. Logits of other tokens are not computed if the architecture allows
     that."""
     import torch
@@ -276,7 +277,7 @@ def _loss(network: Any, question: Question, device: str, inputs: PictureInputs |
     ids = torch.tensor(question.ids, device=device)
     before = torch.tensor([position - 1 for position in question.trained], device=device)
     selection = {"logits_to_keep": before} if network._supports_logits_to_keep() else {}
-    pictures = {} if inputs is None else inputs.tensors(question.conversation, ids[None])
+    pictures = {} if inputs is None else inputs.tensors(question.turns, ids[None])
     with torch.no_grad():
         logits = network(input_ids=ids[None], use_cache=False, **selection, **pictures).logits[0].float()
     rows = logits if selection else logits[before]
@@ -300,7 +301,7 @@ def _greedy(network: Any, question: Question, stops: set[int], device: str) -> l
     return answer
 
 
-def _generated(network: Any, question: Question, stops: set[int], device: str, inputs: PictureInputs) -> list[int]:
+def _generated(network: Any, question: Question, stops: set[int], device: str, inputs: PictureTensors) -> list[int]:
     """As `_greedy`, by the model's own `generate`: where the tokens behind a picture stand is known there."""
     import torch
 
@@ -311,7 +312,7 @@ def _generated(network: Any, question: Question, stops: set[int], device: str, i
         found = network.generate(
             input_ids=ids,
             attention_mask=torch.ones_like(ids),
-            **inputs.tensors(question.conversation, ids),
+            **inputs.tensors(question.turns, ids),
             max_new_tokens=question.most,
             do_sample=False,
             eos_token_id=sorted(stops) or None,

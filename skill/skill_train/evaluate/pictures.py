@@ -43,7 +43,7 @@ class RunPictures:
 
 
 @dataclass(frozen=True)
-class Conversation:
+class PictureTurns:
     """The turns before an answer, and their pictures.
 
     Attributes:
@@ -56,14 +56,14 @@ class Conversation:
     images: list[str]
 
 
-def conversation(row: Row) -> Conversation | None:
+def turns_of(row: Row) -> PictureTurns | None:
     """What is asked in a row, before its last answer that trained; None for a row without pictures."""
     images = row.get("images")
     if not images:
         return None
     end = max(row.get("trained_messages") or [len(row["messages"]) - 1])
     before = [m | {"content": picture_parts(str(m.get("content") or ""))} for m in row["messages"][:end]]
-    return Conversation(before, row.get("tools"), [str(image) for image in images])
+    return PictureTurns(before, row.get("tools"), [str(image) for image in images])
 
 
 def can_be_asked(row: Row, loss_on: str) -> bool:
@@ -94,15 +94,15 @@ def require_pictures(rows: list[Row], folder: Path) -> None:
                 )
 
 
-class PictureInputs:
+class PictureTensors:
     """What a model of transformers takes beside the ids of a row."""
 
     def __init__(self, pictures: RunPictures, tokenizer: Any) -> None:
         self.seen = pictures.read_by(tokenizer)
 
-    def tensors(self, conversation: Conversation | None, ids: Any) -> dict[str, Any]:
+    def tensors(self, turns: PictureTurns | None, ids: Any) -> dict[str, Any]:
         """By the names of the model's inputs. ids: [1, tokens]; a tensor on the device of the model."""
-        images = self.seen.read({"images": conversation.images}) if conversation is not None else []
+        images = self.seen.read({"images": turns.images}) if turns is not None else []
         tensors = {name: value.to(ids.device) for name, value in self.seen.tensors([images]).items()}
         return tensors | self.seen.token_types(ids)
 
@@ -127,18 +127,18 @@ class ServerPrompts:
         self.folder, self.tokenizer, self.marker = pictures.folder, tokenizer, marker
         self.seen = pictures.read_by(tokenizer)
 
-    def text(self, conversation: Conversation) -> str:
+    def text(self, turns: PictureTurns) -> str:
         marker = {"type": "text", "text": self.marker}
         messages = [
             m | {"content": [marker if part["type"] == "image" else part for part in m["content"]]}
-            for m in conversation.messages
+            for m in turns.messages
         ]
-        return self._rendered(messages, conversation.tools)
+        return self._rendered(messages, turns.tools)
 
-    def is_asked_alike(self, conversation: Conversation, prompt: list[int]) -> bool:
+    def is_asked_alike(self, turns: PictureTurns, prompt: list[int]) -> bool:
         """Whether the chat template asks the row's own question: the same ids as the row has before its answer."""
-        sizes: list[PictureSize] = [picture_size(image, self.folder) for image in conversation.images]
-        text, _ = self.seen.expanded(self._rendered(conversation.messages, conversation.tools), sizes)
+        sizes: list[PictureSize] = [picture_size(image, self.folder) for image in turns.images]
+        text, _ = self.seen.expanded(self._rendered(turns.messages, turns.tools), sizes)
         return list(self.tokenizer(text, add_special_tokens=False)["input_ids"]) == prompt
 
     def _rendered(self, messages: list[JsonObject], tools: list[Any] | None) -> str:

@@ -23,7 +23,7 @@ from skill_train.core.errors import UsageError
 from skill_train.core.memory import peak_memory_bytes
 from skill_train.evaluate.backends import Model, Question, Replies, backend_of
 from skill_train.evaluate.figures import FEW_ROWS, ModelReplies, differences, figures
-from skill_train.evaluate.pictures import can_be_asked, conversation, require_pictures
+from skill_train.evaluate.pictures import can_be_asked, require_pictures, turns_of
 from skill_train.evaluate.scores import Reply, Scoring, exact, scores
 from skill_train.model.folder import read_config
 from skill_train.model.sidecar_files import model_digests
@@ -167,7 +167,7 @@ def _question(row: Row, loss_on: str, room: int, context: int | None) -> Questio
     most = end - start + room
     if context is not None:
         most = min(most, context - start)
-    about = conversation(row)
+    about = turns_of(row)
     if about is not None:  # llama.cpp is asked for this answer alone
         trained = [at for at in trained if at >= start]
     return Question(ids, trained, ids[:start], ids[start:end], most, about)
@@ -222,7 +222,7 @@ def _texts(asked: list[Question], replies: Replies, tokenizer: Any) -> list[Repl
 def _asked_text(question: Question, tokenizer: Any) -> str:
     """The prompt. A picture is many equal tokens in a row, of which one is written."""
     ids = question.prompt
-    if question.conversation is not None:
+    if question.turns is not None:
         ids = [token for token, _ in itertools.groupby(ids)]
     return str(tokenizer.decode(ids))
 

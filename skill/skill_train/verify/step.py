@@ -25,7 +25,7 @@ from skill_train.core.errors import UsageError
 from skill_train.core.memory import peak_memory_bytes
 from skill_train.core.worker import ending, llama_cpp_folder
 from skill_train.llama.gguf_header import GgufFile
-from skill_train.llama.pictures import Pair
+from skill_train.llama.pictures.compare import Pair
 from skill_train.model.foreign_files import require_sound, require_sound_files
 from skill_train.model.sidecar_files import model_digests
 from skill_train.model.weight_files import read_folder

@@ -8,7 +8,7 @@ import math
 from itertools import takewhile
 from typing import TYPE_CHECKING
 
-from skill_train.llama.pictures import PictureAnswer
+from skill_train.llama.pictures.compare import PictureAnswer
 from skill_train.run.verify_record import Check, NotChecked
 from skill_train.verify.pictures.measured import MeasuredPictures, divergences
 from skill_train.verify.thresholds import limits

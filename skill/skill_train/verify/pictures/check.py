@@ -8,7 +8,7 @@ from pathlib import Path
 from skill_train.core.console import Bar
 from skill_train.core.errors import NativeCrash, VerificationFailed
 from skill_train.llama.gguf_header import GgufFile, read_gguf
-from skill_train.llama.pictures import Pair, Picture, PicturePrompt, ask_pictures
+from skill_train.llama.pictures.compare import Pair, Picture, PicturePrompt, ask_pictures
 from skill_train.program.pictures.tokens import ImageModel
 from skill_train.reference.pictures import PictureQuestion
 from skill_train.run.verify_record import Check, NotChecked

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from skill_train.llama.logit_distance import compare_logits
-from skill_train.llama.pictures import MARKER
+from skill_train.llama.pictures.compare import MARKER
 from skill_train.program.pictures.tokens import ImageModel
 from skill_train.reference.pictures import PictureQuestion, PictureReference, picture_model
 

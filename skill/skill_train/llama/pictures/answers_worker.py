@@ -13,8 +13,8 @@ import msgspec
 from skill_train.core.worker import report_progress, worker_main
 from skill_train.llama.llama_cpp import Llama, in_context, loaded_model
 from skill_train.llama.logit_distance import losses
-from skill_train.llama.mtmd import Chunk, Projector, projector
-from skill_train.llama.picture_answers import Asked, AskedJob, AskedResult
+from skill_train.llama.pictures.answers import Asked, AskedJob, AskedResult
+from skill_train.llama.pictures.mtmd import Chunk, Projector, projector
 from skill_train.program.pictures.decode import read_picture
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ def run(document: object) -> object:
         rooms = [max(len(asked.wanted), asked.most) for asked in job.asked]
         longest = max(sum(chunk.tokens for chunk in chunks) + room for chunks, room in zip(prompts, rooms, strict=True))
         with in_context(file, context_tokens=longest + step, threads=job.threads, at_once=step) as llama:
-            result = _Reader(llama, seen, step).result(job.asked, prompts)
+            result = _Answerer(llama, seen, step).result(job.asked, prompts)
     return msgspec.to_builtins(result)
 
 
@@ -46,7 +46,7 @@ def _chunks(seen: Projector, asked: Asked, folder: Path) -> list[Chunk]:
 
 
 @dataclass
-class _Reader:
+class _Answerer:
     """The language model and the projector. `step` is the number of tokens that are read at once."""
 
     llama: Llama

@@ -19,7 +19,7 @@ from skill_train.core.worker import run_worker
 if TYPE_CHECKING:
     import numpy as np
 
-WORKER = "skill_train.llama.picture_worker"
+WORKER = "skill_train.llama.pictures.compare_worker"
 MARKER = "<__media__>"  # stands for a picture in the text of a prompt: llama.cpp's own
 
 

@@ -7,7 +7,7 @@ import msgspec
 from skill_train.core.console import Bar
 from skill_train.core.worker import run_worker
 
-WORKER = "skill_train.llama.picture_answer_worker"
+WORKER = "skill_train.llama.pictures.answers_worker"
 
 
 class Asked(msgspec.Struct, frozen=True):

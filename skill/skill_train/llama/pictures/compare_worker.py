@@ -10,8 +10,16 @@ import msgspec
 
 from skill_train.core.worker import report_progress, worker_main
 from skill_train.llama.llama_cpp import Llama, in_context, loaded_model
-from skill_train.llama.mtmd import Chunk, Projector, projector
-from skill_train.llama.pictures import MARKER, AnswerFiles, ChunkFiles, PictureFile, PictureJob, PromptFiles, save
+from skill_train.llama.pictures.compare import (
+    MARKER,
+    AnswerFiles,
+    ChunkFiles,
+    PictureFile,
+    PictureJob,
+    PromptFiles,
+    save,
+)
+from skill_train.llama.pictures.mtmd import Chunk, Projector, projector
 
 if TYPE_CHECKING:
     import numpy as np

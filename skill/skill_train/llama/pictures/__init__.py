@@ -1,0 +1,1 @@
+"""Pictures: pairs of a language model and its projector in llama.cpp."""
