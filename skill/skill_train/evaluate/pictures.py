@@ -49,11 +49,13 @@ class PictureTurns:
     Attributes:
         messages: as a chat template takes them. `content` has parts; one `{"type": "image"}` for each picture.
         images: files in the folder of the run.
+        image_sha256: of these files.
     """
 
     messages: list[JsonObject]
     tools: list[Any] | None
     images: list[str]
+    image_sha256: list[str]
 
 
 def turns_of(row: Row) -> PictureTurns | None:
@@ -63,7 +65,7 @@ def turns_of(row: Row) -> PictureTurns | None:
         return None
     end = max(row.get("trained_messages") or [len(row["messages"]) - 1])
     before = [m | {"content": picture_parts(str(m.get("content") or ""))} for m in row["messages"][:end]]
-    return PictureTurns(before, row.get("tools"), [str(image) for image in images])
+    return PictureTurns(before, row.get("tools"), [str(image) for image in images], row.get("image_sha256") or [])
 
 
 def can_be_asked(row: Row, loss_on: str) -> bool:
@@ -102,7 +104,9 @@ class PictureTensors:
 
     def tensors(self, turns: PictureTurns | None, ids: Any) -> dict[str, Any]:
         """By the names of the model's inputs. ids: [1, tokens]; a tensor on the device of the model."""
-        images = self.seen.read({"images": turns.images}) if turns is not None else []
+        images = (
+            self.seen.read({"images": turns.images, "image_sha256": turns.image_sha256}) if turns is not None else []
+        )
         tensors = {name: value.to(ids.device) for name, value in self.seen.tensors([images]).items()}
         return tensors | self.seen.token_types(ids)
 
