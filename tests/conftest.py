@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import socket
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +15,7 @@ import pytest
 
 import shared_runs
 from command_child import Commands
+from warm_start import WarmStart
 
 _TOKENS = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HUGGINGFACEHUB_API_TOKEN", "HF_TOKEN_PATH", "HF_ENDPOINT")
 _LOOPBACK = ("127.0.0.1", "::1", "localhost")
@@ -80,8 +82,26 @@ def _no_network(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
     yield
 
 
+@pytest.fixture(scope="session")
+def warm_python() -> Iterator[Path]:
+    """Stands for Python, and starts the training program in a fraction of a second."""
+    started = WarmStart()
+    yield started.python
+    started.close()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _starts_warm(request: pytest.FixtureRequest) -> Iterator[None]:
+    """In files of slow tests that are not about processes, what this process starts and what those start."""
+    with pytest.MonkeyPatch.context() as patch:
+        slow, real = map(request.node.get_closest_marker, ("slow", "real_python"))
+        if slow and not real and sys.platform == "linux" and sys.prefix != sys.base_prefix:
+            patch.setattr(sys, "executable", str(request.getfixturevalue("warm_python")))
+        yield
+
+
 @pytest.fixture(scope="module")
-def commands() -> Iterator[Commands]:
+def commands(_starts_warm: None) -> Iterator[Commands]:
     """Many commands, without the seconds in which Python starts each."""
     made = Commands(dict(os.environ))
     yield made

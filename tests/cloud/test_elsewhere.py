@@ -24,7 +24,7 @@ from skill_train.core.resources import node_program, train_program
 from skill_train.run import compare_runs as diff
 from skill_train.run.folder import RunDir
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.real_python]
 
 STEPS = 4
 FOLDER = "me/jobs-artifacts/skill-train-0123456789ab"

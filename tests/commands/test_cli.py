@@ -24,7 +24,6 @@ from skill_train.core.files import place
 
 pytestmark = pytest.mark.slow
 
-SCRIPT = shared_runs.SCRIPT
 SMALL = shared_runs.SMALL
 
 
@@ -214,7 +213,7 @@ def test_an_interrupted_run_goes_on_as_its_hint_says(tmp_path: Path) -> None:
     tiny.write_rows(tmp_path / "rows.jsonl", 24)
     recipe = f"model: {tiny.cached('gemma')}\ndata: rows.jsonl\nmax_steps: 30\neffective_batch_size: 2\n"
     (tmp_path / "recipe.yaml").write_text(recipe)
-    command = [SCRIPT, "local", "recipe.yaml", "--run-dir", "run"]
+    command = [shared_runs.script(), "local", "recipe.yaml", "--run-dir", "run"]
     pipes: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     with subprocess.Popen(command, cwd=tmp_path, text=True, **pipes) as process:
         for line in process.stderr:
@@ -344,7 +343,7 @@ def test_another_recipe_in_the_same_folder_is_refused(run: Path, tmp_path: Path)
 
 
 def _call(folder: Path, *arguments: object) -> subprocess.CompletedProcess[str]:
-    command = [SCRIPT, *map(str, arguments)]
+    command = [shared_runs.script(), *map(str, arguments)]
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=280)
 
 

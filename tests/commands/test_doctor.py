@@ -16,7 +16,7 @@ import pytest
 
 from light import SOURCE
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.real_python]
 
 _MAIN = "from skill_train.cli import main; import sys; main(sys.argv[1:])"
 _MOUNT = ["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs"]  # too small for a checkpoint of the demo's model

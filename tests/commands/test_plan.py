@@ -6,7 +6,6 @@ import json
 import re
 import socket
 import subprocess
-import sys
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Any
 
 import pytest
 
+import shared_runs
 import tiny
 from hub_emulator import ALWAYS, Fault, Hub, environment
 from models import recorded
@@ -22,7 +22,6 @@ pytestmark = pytest.mark.slow
 
 pytest.importorskip("huggingface_hub")
 
-SCRIPT = str(Path(sys.executable).with_name("skill-train"))  # the console script of this environment
 MODEL, DATA = "Qwen/Qwen2.5-0.5B-Instruct", "me/tickets"
 WEIGHTS = r"\.safetensors$"
 PRICES = "/api/jobs/hardware"
@@ -583,7 +582,7 @@ def _call(
 
 
 def _run(folder: Path, env: dict[str, str], *arguments: object) -> subprocess.CompletedProcess[str]:
-    command = [SCRIPT, *map(str, arguments)]
+    command = [shared_runs.script(), *map(str, arguments)]
     done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=280)
     assert "Traceback" not in done.stderr, done.stderr
     assert env.get("HF_TOKEN", "no token") not in done.stdout + done.stderr

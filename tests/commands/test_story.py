@@ -25,7 +25,7 @@ from command_tree import commands
 from hub_emulator import Hub, JobFault
 from skill_train.cli import GROUPS
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.real_python]
 
 pytest.importorskip("huggingface_hub")
 pytest.importorskip("trl")

@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import gguf_maker
+import shared_runs
 import step_records
 import tiny
 import training
@@ -29,7 +29,6 @@ from skill_train.run.train_record import read_rows
 
 pytestmark = pytest.mark.slow
 
-SCRIPT = str(Path(sys.executable).with_name("skill-train"))
 KIND = "gemma"
 FAKE_VLLM = Path(__file__).parent.parent / "support" / "fake_vllm"
 
@@ -319,7 +318,7 @@ def own_answers(folder: Path, asked: list[Question], **options: Any) -> list[lis
 
 
 def call(*words: Any, code: int = 0) -> dict[str, Any]:
-    command = [SCRIPT, *map(str, words), "--format", "json"]
+    command = [shared_runs.script(), *map(str, words), "--format", "json"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == code, done.stderr
     assert "Traceback" not in done.stderr

@@ -6,13 +6,13 @@ import hashlib
 import json
 import shutil
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import shared_runs
 import tiny
 import training
 from skill_train.model import sidecar_files as companions
@@ -20,7 +20,6 @@ from skill_train.program.main import main
 
 pytestmark = pytest.mark.slow
 
-SCRIPT = str(Path(sys.executable).with_name("skill-train"))  # the console script of this environment
 FULL: dict[str, Any] = {"finetuning_type": "full", "learning_rate": 1e-3}
 
 
@@ -196,7 +195,7 @@ def _weights(folder: Path) -> dict[str, Any]:
 
 
 def _call(folder: Path, *arguments: Any) -> subprocess.CompletedProcess[str]:
-    command = [SCRIPT, *map(str, arguments), "--format", "json"]
+    command = [shared_runs.script(), *map(str, arguments), "--format", "json"]
     return subprocess.run(command, cwd=folder, capture_output=True, text=True)
 
 

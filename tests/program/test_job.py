@@ -30,7 +30,7 @@ from skill_train.core.resources import train_program
 from skill_train.program.cloud.job import keep_results
 from skill_train.program.main import main
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.real_python]
 
 STEPS = 24
 

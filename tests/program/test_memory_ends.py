@@ -19,7 +19,7 @@ import yaml
 import tiny
 import training
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.real_python]
 
 SCRIPT = str(Path(sys.executable).with_name("skill-train"))
 TRAINS = '{"event": "stage", "text": "training"}'

@@ -21,7 +21,7 @@ from command_child import Commands, program
 from skill_train.run.folder import RunDir
 from skill_train.run.lock import is_locked
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.real_python]
 
 STEPS = 400
 SOON = 30  # seconds, on a busy machine

@@ -34,7 +34,7 @@ from skill_train.run.folder import RunDir
 from skill_train.run.train_record import TrainRecord
 from skill_train.train import local
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.real_python]
 
 STEPS = 4
 GPUS = (Gpu("NVIDIA L40S", 48 << 30, None, 8.9, False),) * 2

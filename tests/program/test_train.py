@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 
+import shared_runs
 import tiny
 import training
 from skill_train.core.resources import train_program
@@ -26,8 +27,6 @@ from skill_train.program.watch import is_complete
 from skill_train.recipe.fields import OPTIMIZERS
 
 pytestmark = pytest.mark.slow
-
-SCRIPT = str(Path(sys.executable).with_name("skill-train"))
 
 
 @pytest.fixture(autouse=True)
@@ -233,7 +232,7 @@ def test_lost_lines_come_from_the_checkpoint(straight: Path, tmp_path: Path, ste
     assert [figures[name] for name in ("first_loss", "last_loss")] == [whole["first_loss"], whole["last_loss"]]
     assert (figures["tokens_per_second"] is None) == (not steps)
     for command in (["report", str(run), "--out", str(run / "report.html")], ["diff", str(run), str(straight)]):
-        done = subprocess.run([SCRIPT, *command, "--format", "json"], capture_output=True, text=True)
+        done = subprocess.run([shared_runs.script(), *command, "--format", "json"], capture_output=True, text=True)
         assert done.returncode == 0, done.stdout + done.stderr
 
 

@@ -17,8 +17,12 @@ import tiny
 from command_child import Done
 
 FOLDER = "SKILL_TRAIN_SHARED_RUNS"
-SCRIPT = str(Path(sys.executable).with_name("skill-train"))  # the console script of this environment
 SMALL = ("--max-steps", "3", "--max-length", "256")
+
+
+def script() -> str:
+    """The console script of this environment."""
+    return str(Path(sys.executable).with_name("skill-train"))
 
 
 @dataclass(frozen=True)
@@ -59,5 +63,5 @@ def _make(kind: str, folder: Path) -> None:
 
 
 def _call(folder: Path, *words: object) -> Done:
-    done = subprocess.run([SCRIPT, *map(str, words)], cwd=folder, capture_output=True, text=True, timeout=280)
+    done = subprocess.run([script(), *map(str, words)], cwd=folder, capture_output=True, text=True, timeout=280)
     return Done(done.returncode, done.stdout, done.stderr)

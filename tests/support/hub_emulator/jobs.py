@@ -22,6 +22,7 @@ from hub_emulator.volumes import Mount, MountFailed, mount, release, rewrite, sa
 from hub_emulator.wire import now
 
 ENDED = ("COMPLETED", "CANCELED", "ERROR", "DELETED")
+_PYTHON = sys.executable  # a job starts as in its container, whatever tests start: see warm_start.py
 _DEFAULT_SECONDS = 1800  # of a job without a timeout; huggingface.co/docs/hub/jobs, 2026-08
 _POLL_SECONDS = 0.02
 
@@ -260,11 +261,11 @@ class Jobs:
     def _start(self, job: Job, folder: Path, mounts: list[Mount]) -> subprocess.Popen[bytes]:
         command = [rewrite(part, mounts) for part in [*job.spec["command"], *(job.spec.get("arguments") or [])]]
         if self.stand_in and any(part.endswith("/train.py") for part in command):
-            command = [sys.executable, "-S", str(self.stand_in), *command[3:]]
+            command = [_PYTHON, "-S", str(self.stand_in), *command[3:]]
         env = {k: rewrite(str(v), mounts) for k, v in ((job.spec.get("environment") or {}) | job.secrets).items()}
         home = folder / "home"
         home.mkdir(exist_ok=True)
-        path = f"{Path(sys.executable).parent}:{os.environ.get('PATH', '')}"
+        path = f"{Path(_PYTHON).parent}:{os.environ.get('PATH', '')}"
         own = {"PATH": path, "HOME": str(home), "HF_ENDPOINT": self._hub.endpoint, "JOB_ID": job.id}
         own |= _machine(self._hub.hardware, job.spec["flavor"])
         job.commands.append(fast(command))
@@ -273,7 +274,7 @@ class Jobs:
         try:
             process = subprocess.Popen(job.commands[-1], **options, **streams)
         except OSError as error:  # as a container says it
-            failed = [sys.executable, "-c", f"print({str(error)!r}); raise SystemExit(127)"]
+            failed = [_PYTHON, "-c", f"print({str(error)!r}); raise SystemExit(127)"]
             process = subprocess.Popen(failed, **options, **streams)
         job.pid = process.pid
         return process
@@ -318,7 +319,7 @@ def fast(command: list[str]) -> list[str]:
             break
         if option in _WITH_VALUE:
             rest.pop(0)
-    return [sys.executable, *rest] if rest and rest[0].endswith(".py") else rest
+    return [_PYTHON, *rest] if rest and rest[0].endswith(".py") else rest
 
 
 _WITH_VALUE = {"--with", "--python", "-p", "--extra", "--index", "--index-url", "--extra-index-url", "--env-file"}

@@ -1,0 +1,143 @@
+"""What stands for Python in tests starts the same program, and ends as it ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import warm_start
+
+pytestmark = pytest.mark.slow
+
+SHOW = """
+import json, os, sys
+os.write(int(sys.argv[1]), b"kept")
+print(json.dumps([sys.argv, os.getcwd(), os.environ["TEST_OWN"], sys.stdin.read(), "torch" in sys.modules]))
+print("to stderr", file=sys.stderr)
+sys.exit(7)
+"""
+SHOW_ALL = """
+import atexit, json, os, random, signal, sys, threading
+from pathlib import Path
+import numpy
+os.environ.pop("TORCHINDUCTOR_CACHE_DIR", None)  # torch sets it
+os.umask(mask := os.umask(0))
+signals = [str(signal.getsignal(number)) for number in sorted(signal.valid_signals())]
+standard = (sys.stdin, sys.stdout, sys.stderr)
+standard = [(file.fileno(), file.encoding, file.errors, file.line_buffering) for file in standard]
+files = sorted(map(int, os.listdir("/proc/self/fd")))[:-1]
+shown = [sys.argv, sys.path, sys.executable, sys.prefix, sys.dont_write_bytecode, dict(os.environ), os.getcwd(), mask]
+shown += [signals, standard, files, __name__, __file__, threading.active_count(), sys.getrecursionlimit()]
+threading.Thread(target=lambda: print(end=" ")).start()
+atexit.register(print, '"at the end"]')
+print("[", json.dumps(shown), ",")
+"""
+SLEEP = """
+import os, signal, time
+signal.signal(signal.SIGINT, signal.SIG_DFL)
+print(os.getpid(), flush=True)
+time.sleep(60)
+"""
+REAL = sys.executable
+Start = Callable[..., subprocess.Popen[str]]
+
+
+@pytest.fixture
+def start(warm_python: Path, tmp_path: Path) -> Start:
+    def started(source: str, *words: str, pass_fds: tuple[int, ...] = (), **more: str) -> subprocess.Popen[str]:
+        (tmp_path / "train.py").write_text(source)
+        return subprocess.Popen(
+            [str(warm_python), str(tmp_path / "train.py"), *words],
+            env=os.environ | warm_start.OF_CHILDREN | {"TEST_OWN": "value"} | more,
+            cwd=tmp_path,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            pass_fds=pass_fds,
+        )
+
+    return started
+
+
+def test_arguments_files_and_exit_code(start: Start, tmp_path: Path) -> None:
+    read, write = os.pipe()
+    process = start(SHOW, str(write), pass_fds=(write,))
+    out, err = process.communicate("from stdin")
+    os.close(write)
+    assert os.read(read, 10) == b"kept"
+    assert json.loads(out) == [[str(tmp_path / "train.py"), str(write)], str(tmp_path), "value", "from stdin", True]
+    assert (process.returncode, err) == (7, "to stderr\n")
+
+
+def test_the_limit_of_the_size_of_files(start: Start, tmp_path: Path) -> None:
+    _, most = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (5000, most))
+    process = start("import resource; print(resource.getrlimit(resource.RLIMIT_FSIZE)[0])")
+    resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, most))
+    assert process.communicate()[0] == "5000\n"
+
+
+def test_the_libraries_read_the_environment_of_the_start(start: Start) -> None:
+    program = "import sys; from huggingface_hub import constants; print(constants.ENDPOINT, 'torch' in sys.modules)"
+    for port in (1, 2, 3, 4, 1):
+        process = start(program, HF_ENDPOINT=f"http://127.0.0.1:{port}")
+        assert process.communicate()[0] == f"http://127.0.0.1:{port} True\n"
+
+
+@pytest.mark.parametrize("changed", [{"OMP_NUM_THREADS": "1"}, {"PYTHONHASHSEED": "1"}, {"CUDA_VISIBLE_DEVICES": ""}])
+def test_an_environment_that_torch_reads_is_left_to_python(start: Start, changed: dict[str, str]) -> None:
+    process = start("import sys; print('torch' in sys.modules)", **changed)
+    assert process.communicate()[0] == "False\n"
+
+
+def test_a_limit_of_memory_is_left_to_python(start: Start) -> None:
+    most = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (1 << 40, most[1]))
+    process = start("import sys; print('torch' in sys.modules)")
+    resource.setrlimit(resource.RLIMIT_AS, most)
+    assert process.communicate()[0] == "False\n"
+
+
+@pytest.mark.parametrize("changed", [{}, {"PYTHONPATH": "/of/users", "PYTHONDONTWRITEBYTECODE": "1"}])
+@pytest.mark.parametrize("words", [[], ["-P"]])
+def test_all_else_is_as_python_has_it(
+    warm_python: Path, tmp_path: Path, words: list[str], changed: dict[str, str]
+) -> None:
+    program = tmp_path / "train.py"
+    program.write_text(SHOW_ALL)
+    environment = os.environ | warm_start.OF_CHILDREN | changed
+    warm, real = (
+        subprocess.run([python, *words, program, "--word"], env=environment, capture_output=True, text=True, check=True)
+        for python in (warm_python, REAL)
+    )
+    assert json.loads(warm.stdout) == json.loads(real.stdout)
+    assert (warm.stdout.count("at the end"), warm.stderr) == (1, real.stderr)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
+def test_a_signal_reaches_the_program(start: Start, number: int) -> None:
+    process = start(SLEEP)
+    assert process.stdout is not None
+    other = Path("/proc") / process.stdout.readline().strip()
+    process.send_signal(number)
+    assert process.wait(20) == -number
+    end = time.monotonic() + 10
+    while other.exists() and time.monotonic() < end:
+        time.sleep(0.05)
+    assert not other.exists()
+
+
+def test_an_error_keeps_its_traceback(start: Start) -> None:
+    process = start("raise ValueError('so')")
+    _, err = process.communicate()
+    assert process.returncode == 1 and "ValueError: so" in err

@@ -1,0 +1,98 @@
+"""Stands where a command expects Python: see `warm_start.py`. Imports as little as it can."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import signal
+import socket
+import sys
+import time
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+WARM = ("train.py", "converter_child.py")
+# What is read by libraries that are imported in the environment of the start, or by nobody at an import.
+MAY_DIFFER = (
+    "HF_", "HUGGING", "HOME", "XDG_", "TMP", "SKILL_TRAIN_", "TEST_", "PYTEST_", "TRANSFORMERS_VERBOSITY", "NO_PROXY",
+    "PWD", "OLDPWD", "_", "SHLVL", "NO_LOCAL_GGUF", "DISABLE_TELEMETRY", "DO_NOT_TRACK", "TORCHINDUCTOR_CACHE_DIR",
+    "THP_MEM_ALLOC_ENABLE", "PYTHONPATH", "PYTHONUTF8", "PYTHONDONTWRITEBYTECODE",
+)  # fmt: skip
+PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+def main() -> None:
+    with open(os.path.join(os.path.dirname(os.path.abspath(sys.argv[0])), "warm.json")) as file:
+        known = json.load(file)
+    words = sys.argv[1:]
+    beside = words[:1] != ["-P"]
+    script = words if beside else words[1:]
+    warm = script and os.path.basename(script[0]) in WARM and "--job" not in script  # a job's supervisor imports little
+    connection = _connected(known["socket"]) if warm and _starts_alike(known) else None
+    if connection is None:
+        os.execv(known["python"], [os.path.abspath(sys.argv[0]), *words])  # noqa: S606 - what it starts comes here too
+    _stand_for(connection, script, beside)
+
+
+def _starts_alike(known: dict[str, Any]) -> bool:
+    """Whether torch would read the environment that it was imported in, with the same limits."""
+    own, theirs = (
+        {name: text for name, text in environment.items() if not name.startswith(MAY_DIFFER)}
+        for environment in (os.environ, known["environment"])
+    )
+    limits = {kind: list(resource.getrlimit(int(kind))) for kind in known["limits"]}
+    return bool(own == theirs and limits == known["limits"])
+
+
+def _connected(path: str) -> socket.socket | None:
+    """The warm process may not listen yet."""
+    end = time.monotonic() + 60
+    while time.monotonic() < end:
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            connection.connect(path)
+            return connection
+        except OSError:
+            connection.close()
+            time.sleep(0.02)
+    return None
+
+
+def _stand_for(connection: socket.socket, script: list[str], beside: bool) -> None:
+    numbers = [number for number in sorted(map(int, os.listdir("/proc/self/fd"))) if _is_handed_on(number, connection)]
+    mask = os.umask(0)
+    os.umask(mask)
+    ignored = [number for number in PASSED_ON if signal.getsignal(number) is signal.SIG_IGN]
+    request = {
+        "arguments": script, "beside": beside, "files": numbers, "umask": mask, "folder": os.getcwd(),
+        "file_limit": resource.getrlimit(resource.RLIMIT_FSIZE), "environment": dict(os.environ),
+        "ignored": ignored,
+    }  # fmt: skip
+    socket.send_fds(connection, [json.dumps(request).encode()], numbers)
+    answers = connection.makefile()
+    process = int(answers.readline())
+    for number in PASSED_ON:
+        if number not in ignored:
+            signal.signal(number, lambda signum, _: os.kill(process, signum))
+    os.closerange(0, 2)
+    code = int(answers.readline() or -signal.SIGKILL)
+    if code < 0:  # as the program ended
+        if -code != signal.SIGKILL:
+            signal.signal(-code, signal.SIG_DFL)
+        os.kill(os.getpid(), -code)
+        signal.pause()
+    os._exit(code)
+
+
+def _is_handed_on(number: int, connection: socket.socket) -> bool:
+    try:
+        return number != connection.fileno() and os.get_inheritable(number)
+    except OSError:
+        return False
+
+
+if __name__ == "__main__":
+    main()

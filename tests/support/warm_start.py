@@ -1,0 +1,247 @@
+"""Starts the training program and the converter in a fraction of a second, for tests that are not about their start.
+
+Both import torch, transformers and TRL, which takes 5 s of a core. One process imports torch, which reads nothing that
+tests change, and forks for each environment that it meets. The fork imports the rest in that environment, and forks for
+each start. `warm_shim.py` stands where commands expect Python, and hands over arguments, environment and open files.
+What cannot be started alike (`-m`, other scripts, limits, an environment that torch would read) it leaves to Python.
+"""
+
+from __future__ import annotations
+
+import atexit
+import gc
+import importlib
+import json
+import os
+import resource
+import runpy
+import select
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import traceback
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+SHIM = Path(__file__).with_name("warm_shim.py")
+# What `local` and the converter set for their children.
+OF_CHILDREN = {"PYTHONUNBUFFERED": "1", "HF_HUB_DISABLE_TELEMETRY": "1", "DO_NOT_TRACK": "1"}
+# At an import. Commands of several kinds set the last four, and telemetry is off with or without two of them.
+READ_BY_NO_LIBRARY = (
+    "PYTEST_", "TEST_", "SKILL_TRAIN_", "PWD", "OLDPWD", "_", "SHLVL",
+    "DISABLE_TELEMETRY", "DO_NOT_TRACK", "TORCHINDUCTOR_CACHE_DIR", "THP_MEM_ALLOC_ENABLE",
+)  # fmt: skip
+FIRST = (
+    "torch", "torch._dynamo", "torch.distributed.fsdp", "torch.distributed.tensor", "torch.distributed.checkpoint",
+    "torch.distributed.elastic.agent.server.api", "torch.nn.attention.flex_attention", "torch.utils.data", "numpy",
+    "pandas", "pyarrow.dataset", "pyarrow.parquet", "PIL.Image", "jinja2", "rich.console", "rich.table", "psutil",
+    "yaml", "dill", "multiprocess", "sympy", "xxhash", "regex", "sentencepiece",
+)  # fmt: skip
+THEN = ("datasets", "peft", "transformers", "trl")
+LIMITS = (resource.RLIMIT_AS, resource.RLIMIT_DATA, resource.RLIMIT_NOFILE, resource.RLIMIT_NPROC)
+SET_AT_IMPORT: dict[str, str] = {}  # in the environment, by the libraries
+ENVIRONMENTS = 3  # at most so many processes that have imported everything; each keeps 0.3 GB
+
+
+class WarmStart:
+    """The process that has imported. `python` is the file to start programs with, in a copy of this environment."""
+
+    def __init__(self) -> None:
+        self._folder = tempfile.TemporaryDirectory(prefix="warm-")
+        self.python = _environment_of_links(Path(self._folder.name))
+        socket_path = Path(self._folder.name) / "socket"
+        environment = dict(os.environ) | OF_CHILDREN
+        command = [sys.executable, __file__, str(socket_path)]
+        self._server = subprocess.Popen(command, stdin=subprocess.PIPE, env=environment)
+        limits = {kind: resource.getrlimit(kind) for kind in LIMITS}
+        known = {"socket": str(socket_path), "python": sys.executable, "environment": environment, "limits": limits}
+        self.python.with_name("warm.json").write_text(json.dumps(known))
+
+    def close(self) -> None:
+        assert self._server.stdin
+        self._server.stdin.close()
+        self._server.wait(20)
+        self._folder.cleanup()
+
+
+def _environment_of_links(folder: Path) -> Path:
+    """A virtual environment with the packages and scripts of this one. Its Python, which it returns, is the shim."""
+    real = Path(sys.executable).parent
+    (folder / "bin").mkdir()
+    for script in real.iterdir():
+        if not script.name.startswith("python"):
+            (folder / "bin" / script.name).symlink_to(script)
+    for name in ("lib", "pyvenv.cfg"):
+        (folder / name).symlink_to(real.parent / name)
+    python = folder / "bin" / "python"
+    python.write_text(f"#!{sys.executable} -ES\n{SHIM.read_text(encoding='utf-8')}")
+    python.chmod(0o755)
+    command = folder / "bin" / "skill-train"
+    if command.is_symlink():
+        _, code = command.read_text(encoding="utf-8").split("\n", 1)
+        command.unlink()
+        command.write_text(f"#!{python}\n{code}")
+        command.chmod(0o755)
+    return python
+
+
+@dataclass
+class _Environments:
+    """One process for each environment that was met, the last ones."""
+
+    sockets: dict[str, socket.socket] = field(default_factory=dict)
+
+    def hand_over(self, connection: socket.socket) -> None:
+        text, files, _, _ = socket.recv_fds(connection, 1 << 20, 64)
+        if text:
+            pair = self._of(json.loads(text)["environment"])
+            socket.send_fds(pair, [text], [connection.fileno(), *files])
+        for file in files:
+            os.close(file)
+
+    def _of(self, environment: dict[str, str]) -> socket.socket:
+        kept = {name: text for name, text in environment.items() if not name.startswith(READ_BY_NO_LIBRARY)}
+        key = json.dumps(kept, sort_keys=True)
+        if key in self.sockets:
+            self.sockets[key] = self.sockets.pop(key)  # the last one that was asked for
+            return self.sockets[key]
+        if len(self.sockets) == ENVIRONMENTS:
+            self.sockets.pop(next(iter(self.sockets))).close()  # it ends when it has started what it was asked to
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        if os.fork() == 0:
+            low = os.dup2(theirs.fileno(), 511)
+            os.closerange(3, low)
+            _start_in(environment, socket.socket(fileno=low))
+        theirs.close()
+        self.sockets[key] = ours
+        return ours
+
+
+def _serve(path: str) -> None:
+    """Until the tests that started it end, which closes standard input. Imports when it is first asked."""
+    listening = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    listening.bind(path)
+    listening.listen(16)
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for these
+    environments = _Environments()
+    while True:
+        ready, _, _ = select.select([0, listening.fileno()], [], [])
+        if 0 in ready:
+            os._exit(0)
+        connection, _ = listening.accept()
+        _import(FIRST)
+        environments.hand_over(connection)
+        connection.close()
+
+
+def _import(names: tuple[str, ...]) -> None:
+    """What every start needs."""
+    before = set(os.environ)
+    for name in names:
+        importlib.import_module(name)
+    if names == THEN:
+        from transformers import AutoModelForCausalLM, AutoTokenizer  # noqa: F401
+        from trl import SFTTrainer  # noqa: F401
+    else:
+        assert not {"huggingface_hub", "gguf", *THEN} & set(sys.modules)
+    SET_AT_IMPORT.update({name: text for name, text in os.environ.items() if name not in before})
+    gc.collect()
+    gc.freeze()
+
+
+def _start_in(environment: dict[str, str], requests: socket.socket) -> None:
+    """Starts programs in this environment until nobody can ask any more."""
+    os.environ.clear()
+    os.environ.update(SET_AT_IMPORT | environment)
+    _import(THEN)
+    while True:
+        text, files, _, _ = socket.recv_fds(requests, 1 << 20, 64)
+        if not text:
+            os._exit(0)
+        if os.fork() == 0:
+            requests.close()
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            _keep(json.loads(text), socket.socket(fileno=files[0]), files[1:])
+        for file in files:
+            os.close(file)
+
+
+def _keep(request: dict[str, Any], connection: socket.socket, files: list[int]) -> None:
+    """Forks the program, tells its number and, at its end, how it ended. Kills it when nobody waits for it any more."""
+    process = os.fork()
+    if process == 0:
+        _run(request, files)
+    for file in {0, 1, 2, *files}:  # theirs to close
+        os.close(file)
+    connection.sendall(f"{process}\n".encode())
+    gone = os.pidfd_open(process)
+    ready, _, _ = select.select([gone, connection.fileno()], [], [])
+    if gone not in ready:
+        os.kill(process, signal.SIGKILL)
+    _, status = os.waitpid(process, 0)
+    try:
+        connection.sendall(f"{os.waitstatus_to_exitcode(status)}\n".encode())
+    finally:
+        os._exit(0)
+
+
+def _run(request: dict[str, Any], files: list[int]) -> None:
+    """The program, with what its starter had: open files under their numbers, folder, environment, ignored signals."""
+    high = [os.dup2(file, 512 + index) for index, file in enumerate(files)]
+    os.closerange(0, 512)
+    for number, file in zip(request["files"], high, strict=True):
+        os.dup2(file, number, inheritable=True)
+        os.close(file)
+    for number in request["ignored"]:
+        signal.signal(number, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, request["file_limit"])
+    os.setpgid(0, 0)
+    os.chdir(request["folder"])
+    os.umask(request["umask"])
+    os.environ.clear()
+    os.environ.update(SET_AT_IMPORT | request["environment"])
+    sys.dont_write_bytecode = "PYTHONDONTWRITEBYTECODE" in os.environ
+    sys.argv = request["arguments"]
+    sys.path[:] = [*_packages(os.environ.get("PYTHONPATH")), *sys.path[len(_packages(_OWN_PACKAGES)) :]]
+    if request["beside"]:  # as Python has it without -P
+        sys.path.insert(0, str(Path(sys.argv[0]).parent))
+    os._exit(_ended(sys.argv[0]))
+
+
+def _ended(program: str) -> int:
+    """The exit code, after what Python does at its end."""
+    code: Any = 0
+    try:
+        runpy.run_path(program, run_name="__main__")
+    except SystemExit as end:
+        code = end.code
+    except KeyboardInterrupt:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGINT)
+    except BaseException:  # noqa: BLE001
+        traceback.print_exc()
+        code = 1
+    for thread in threading.enumerate():
+        if not thread.daemon and thread is not threading.current_thread():
+            thread.join()
+    atexit._run_exitfuncs()
+    if not isinstance(code, int | None):
+        print(code, file=sys.stderr)
+        code = 1
+    sys.stdout.flush()
+    sys.stderr.flush()
+    return code or 0
+
+
+def _packages(path: str | None) -> list[str]:
+    return path.split(os.pathsep) if path else []
+
+
+if __name__ == "__main__":
+    del sys.path[0]  # the folder of this file
+    _OWN_PACKAGES = os.environ.get("PYTHONPATH")
+    _serve(sys.argv[1])
