@@ -39,12 +39,12 @@ def _key(cell: str) -> str:
 
 def _largest(machine: str = "bare_cpu", flavor: str | None = None, **said: bool) -> str | None:
     where = {"where": "local"} if flavor is None else {"where": "cloud", "flavor": flavor}
-    fitting = [
+    fitting = (
         name
-        for name in BY_SIZE
+        for name in reversed(BY_SIZE)
         if not STOPPING & {blocker["code"] for blocker in decided(name, machine, **where, **said)["blockers"]}
-    ]
-    return fitting[-1] if fitting else None
+    )
+    return next(fitting, None)
 
 
 def test_the_page_has_these_rows() -> None:

@@ -370,6 +370,13 @@ def by_default(names: Iterable[str] = FAMILIES, chosen: Collection[str] = ALWAYS
     return [name if name in chosen else pytest.param(name, marks=pytest.mark.torture) for name in sorted(names)]
 
 
+def model_type(name: str) -> str:
+    """As its config.json has it. Nothing is built."""
+    import transformers
+
+    return str(getattr(transformers, f"{FAMILIES[name][0]}Config").model_type)
+
+
 @cache
 def folder(name: str) -> Path:
     """The model's folder, made once. Never change it."""
