@@ -94,8 +94,16 @@ def test_the_libraries_read_the_environment_of_the_start(start: Start) -> None:
         assert process.communicate()[0] == f"http://127.0.0.1:{port} True\n"
 
 
-@pytest.mark.parametrize("changed", [{"OMP_NUM_THREADS": "1"}, {"PYTHONHASHSEED": "1"}, {"CUDA_VISIBLE_DEVICES": ""}])
-def test_an_environment_that_torch_reads_is_left_to_python(start: Start, changed: dict[str, str]) -> None:
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"OMP_NUM_THREADS": "1"},
+        {"PYTHONHASHSEED": "1"},
+        {"CUDA_VISIBLE_DEVICES": ""},
+        {"PYTHONPATH": "/of/users"},  # a library of another's, or a sitecustomize
+    ],
+)
+def test_another_environment_than_it_has_is_left_to_python(start: Start, changed: dict[str, str]) -> None:
     process = start("import sys; print('torch' in sys.modules)", **changed)
     assert process.communicate()[0] == "False\n"
 
@@ -108,7 +116,7 @@ def test_a_limit_of_memory_is_left_to_python(start: Start) -> None:
     assert process.communicate()[0] == "False\n"
 
 
-@pytest.mark.parametrize("changed", [{}, {"PYTHONPATH": "/of/users", "PYTHONDONTWRITEBYTECODE": "1"}])
+@pytest.mark.parametrize("changed", [{}, {"PYTHONPATH": warm_start.SOURCE, "PYTHONDONTWRITEBYTECODE": "1"}])
 @pytest.mark.parametrize("words", [[], ["-P"]])
 def test_all_else_is_as_python_has_it(
     warm_python: Path, tmp_path: Path, words: list[str], changed: dict[str, str]

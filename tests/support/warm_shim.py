@@ -38,13 +38,15 @@ def main() -> None:
 
 
 def _starts_alike(known: dict[str, Any]) -> bool:
-    """Whether torch would read the environment that it was imported in, with the same limits."""
+    """Whether torch would read the environment that it was imported in, and find the same packages, with the same
+    limits."""
     own, theirs = (
         {name: text for name, text in environment.items() if not name.startswith(MAY_DIFFER)}
         for environment in (os.environ, known["environment"])
     )
+    packages = os.environ.get("PYTHONPATH", "").split(os.pathsep)  # another's could replace a library, or start code
     limits = {kind: list(resource.getrlimit(int(kind))) for kind in known["limits"]}
-    return bool(own == theirs and limits == known["limits"])
+    return bool(own == theirs and limits == known["limits"] and {*packages} <= {"", *known["packages"]})
 
 
 def _connected(path: str) -> socket.socket | None:

@@ -27,6 +27,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+SOURCE = str(Path(__file__).resolve().parents[2] / "skill")
 SHIM = Path(__file__).with_name("warm_shim.py")
 # What `local` and the converter set for their children.
 OF_CHILDREN = {"PYTHONUNBUFFERED": "1", "HF_HUB_DISABLE_TELEMETRY": "1", "DO_NOT_TRACK": "1"}
@@ -59,6 +60,7 @@ class WarmStart:
         self._server = subprocess.Popen(command, stdin=subprocess.PIPE, env=environment)
         limits = {kind: resource.getrlimit(kind) for kind in LIMITS}
         known = {"socket": str(socket_path), "python": sys.executable, "environment": environment, "limits": limits}
+        known["packages"] = [*_packages(environment.get("PYTHONPATH")), SOURCE]
         self.python.with_name("warm.json").write_text(json.dumps(known))
 
     def close(self) -> None:
