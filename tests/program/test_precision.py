@@ -44,7 +44,7 @@ def test_the_adapter_of_a_quantized_base(
     assert record["verdict"] == "pass", record["checks"]
 
 
-@pytest.mark.parametrize("dtype", ["float16", "float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["float16", pytest.param("float32", marks=pytest.mark.torture), "bfloat16"])
 def test_a_restart_goes_on_in_the_same_types(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dtype: str) -> None:
     """PEFT 0.21 makes an adapter that it reads float32."""
     _pretend_quantized(monkeypatch)
@@ -76,7 +76,15 @@ def test_with_float16_all_that_trains_is_float32(
     assert frozen == {"torch.float16"}
 
 
-@pytest.mark.parametrize("modules", [["lm_head"], ["embed_tokens"], ["embed_tokens", "lm_head"]], ids="-".join)
+@pytest.mark.parametrize(
+    "modules",
+    [
+        pytest.param(["lm_head"], marks=pytest.mark.torture),
+        ["embed_tokens"],
+        ["embed_tokens", "lm_head"],
+    ],
+    ids="-".join,
+)
 def test_a_module_that_trains_whole_on_a_float16_base(tmp_path: Path, modules: list[str]) -> None:
     """float16 weights that train end in NaN at the second step; read back, none is rounded to the type of the base."""
     run = training.write_run(

@@ -58,6 +58,7 @@ _FAMILIES: dict[str, tuple[str, str | None, dict[str, Any]]] = {
                                    "original_max_position_embeddings": 256}),
 }  # fmt: skip
 NAMES = tuple(_FAMILIES)
+LIKE_ANOTHER = ("cohere2", "starcoder2", "qwen2-moe", "deepseek-v2", "gemma2")  # these only `make walks` converts
 
 
 def converted(name: str) -> tuple[Path, Path]:

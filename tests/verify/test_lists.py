@@ -20,7 +20,12 @@ from skill_train.verify.metadata.check import check_metadata
 pytestmark = pytest.mark.slow
 
 
-@pytest.fixture(params=listed_families.NAMES)
+@pytest.fixture(
+    params=[
+        pytest.param(name, marks=pytest.mark.torture) if name in listed_families.LIKE_ANOTHER else name
+        for name in listed_families.NAMES
+    ]
+)
 def model(request: pytest.FixtureRequest) -> tuple[Path, GgufFile]:
     folder, file = listed_families.converted(request.param)
     return folder, read_gguf(file)
