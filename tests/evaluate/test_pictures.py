@@ -15,11 +15,12 @@ import tiny_vision
 import training
 from skill_train.core.errors import UsageError
 from skill_train.evaluate.backends import Model, Replies, ask_pair, ask_transformers, backend_of
-from skill_train.evaluate.pictures import RunPictures, can_be_asked, require_pictures
+from skill_train.evaluate.pictures import RunPictures, require_pictures
 from skill_train.evaluate.step import ROOM, questions
 from skill_train.program.encode import Encoder
 from skill_train.program.pictures.tokens import Pictures, keep_pictures
 from skill_train.program.tokenizer import load_tokenizer
+from skill_train.run.evaluate_record import can_be_asked
 from skill_train.run.train_record import Row
 
 pytestmark = pytest.mark.slow

@@ -15,7 +15,8 @@ from skill_train.commands.evaluate import draw_evaluation
 from skill_train.core.errors import NotInstalled, UsageError
 from skill_train.evaluate.backends import Model, Question, Replies, backend_of
 from skill_train.evaluate.figures import NOISE, ModelReplies, differences, figures
-from skill_train.evaluate.step import blind, end_of, questions, require_rows, spread
+from skill_train.evaluate.step import blind, end_of, questions, require_rows
+from skill_train.run.evaluate_record import spread
 
 NO = -100
 # Two turns: 5 and 6 are the first answer, 8 and 9 the second; 7 and 2 belong to the template.

@@ -68,12 +68,6 @@ def turns_of(row: Row) -> PictureTurns | None:
     return PictureTurns(before, row.get("tools"), [str(image) for image in images], row.get("image_sha256") or [])
 
 
-def can_be_asked(row: Row, loss_on: str) -> bool:
-    """Whether a row is one of text, or asks something about its pictures. A loss of pictures alone is not measured:
-    llama.cpp reads another number of tokens of a picture, so only answers can be compared."""
-    return not row.get("images") or not (row["truncated"] or loss_on == "all")
-
-
 def require_pictures(rows: list[Row], folder: Path) -> None:
     """Refuses rows whose pictures are not those that the training kept out.
 

@@ -6,9 +6,7 @@ bad score is a result, not an error.
 
 from __future__ import annotations
 
-import hashlib
 import itertools
-import json
 import math
 import time
 from collections.abc import Callable
@@ -23,7 +21,7 @@ from skill_train.core.errors import UsageError
 from skill_train.core.memory import peak_memory_bytes
 from skill_train.evaluate.backends import Model, Question, Replies, backend_of
 from skill_train.evaluate.figures import FEW_ROWS, ModelReplies, differences, figures
-from skill_train.evaluate.pictures import can_be_asked, require_pictures, turns_of
+from skill_train.evaluate.pictures import require_pictures, turns_of
 from skill_train.evaluate.scores import Reply, Scoring, exact, scores
 from skill_train.model.folder import read_config
 from skill_train.model.sidecar_files import model_digests
@@ -37,6 +35,9 @@ from skill_train.run.evaluate_record import (
     EvaluationOptions,
     ModelFigures,
     ModelInputs,
+    can_be_asked,
+    rows_digest,
+    spread,
 )
 from skill_train.run.folder import StepResult, require_writable, versions
 from skill_train.run.train_record import Row
@@ -150,11 +151,6 @@ def questions(rows: list[Row], *, loss_on: str, room: int, context: int | None) 
         context: most tokens that the model takes; None when unknown.
     """
     return [_question(row, loss_on, room, context) for row in rows]
-
-
-def spread(rows: list[Row], most: int) -> list[Row]:
-    """At most `most` rows, spread evenly over the list, because the first ones may all be of one kind."""
-    return rows if len(rows) <= most else [rows[i * len(rows) // most] for i in range(most)]
 
 
 def _question(row: Row, loss_on: str, room: int, context: int | None) -> Question:
@@ -304,9 +300,8 @@ def _inputs(models: list[Model], rows: list[Row], scoring: Scoring) -> Evaluatio
         if model.projector is not None and isinstance(content, dict):
             content["projector"] = file_digest(model.projector)
         read[model.name] = ModelInputs(content, digests(adapter) if adapter else None)
-    digest = hashlib.sha256(json.dumps(rows, sort_keys=True).encode()).hexdigest()
     scorer = file_digest(scoring.scorer) if scoring.scorer else None
-    return EvaluationInputs(models=read, rows=digest, scorer=scorer)
+    return EvaluationInputs(models=read, rows=rows_digest(rows), scorer=scorer)
 
 
 def _content(path: Path) -> dict[str, int | str | FileDigest]:

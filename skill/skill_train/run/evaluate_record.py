@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from pathlib import Path
 
 import msgspec
@@ -9,6 +11,7 @@ import msgspec
 from skill_train.core.digests import FileDigest
 from skill_train.run import records
 from skill_train.run.records import FileName, Number, StepSchema, Whole
+from skill_train.run.train_record import Row
 
 
 class ModelInputs(msgspec.Struct, frozen=True):
@@ -27,7 +30,7 @@ class EvaluationInputs(msgspec.Struct, frozen=True, kw_only=True):
     """What was measured.
 
     Attributes:
-        rows: sha256 of the rows.
+        rows: `rows_digest` of the rows.
         scorer: the user's own scorer.
     """
 
@@ -136,3 +139,19 @@ def read(path: Path) -> Evaluation:
         UsageError: missing, no JSON, or not as `evaluate` writes it.
     """
     return records.read(path, Evaluation)
+
+
+def can_be_asked(row: Row, loss_on: str) -> bool:
+    """Whether a row is one of text, or asks something about its pictures. A loss of pictures alone is not measured:
+    llama.cpp reads another number of tokens of a picture, so only answers can be compared."""
+    return not row.get("images") or not (row["truncated"] or loss_on == "all")
+
+
+def spread(rows: list[Row], most: int) -> list[Row]:
+    """At most `most` rows, spread evenly over the list, because the first ones may all be of one kind."""
+    return rows if len(rows) <= most else [rows[i * len(rows) // most] for i in range(most)]
+
+
+def rows_digest(rows: list[Row]) -> str:
+    """The sha256 of rows, in hexadecimal digits."""
+    return hashlib.sha256(json.dumps(rows, sort_keys=True).encode()).hexdigest()
