@@ -91,8 +91,8 @@ PURE = {
     "model.convertible.architectures", "model.convertible.from_config", "model.parameter_count", "plan.estimates",
     "plan.launch_args", "plan.make", "plan.placement", "plan.places", "plan.where", "publish.model_card",
     "publish.records", "recipe.fields", "recipe.formats", "recipe.resolved", "report.artifacts",
-    "report.figure", "report.quality", "report.same_run", "report.sections", "report.words", "run.compare_runs",
-    "run.job_spec", "run.progress",
+    "report.figure", "report.pairs", "report.quality", "report.same_run", "report.sections", "report.words",
+    "run.compare_runs", "run.job_spec", "run.progress",
 }  # fmt: skip
 IMPURE = {
     "asyncio", "datetime", "glob", "http", "multiprocessing", "os", "platform", "random", "secrets", "shutil", "signal",

@@ -8,7 +8,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
-VOID = {"meta", "link", "br", "use", "path"}
+VOID = {"meta", "link", "br", "use", "path", "img"}
 
 
 class Page(HTMLParser):

@@ -12,6 +12,7 @@ from typing import Any
 
 from skill_train.core.units import dollars
 from skill_train.report.figure import Figure, ReportedRun
+from skill_train.report.pairs import checks_of, verdict_of_pair, worst
 from skill_train.report.quality import measured
 from skill_train.report.views import (
     CheckView,
@@ -28,11 +29,10 @@ from skill_train.report.words import nats, number, ratio, share, size
 from skill_train.run.verify_record import Check
 
 Shown = Callable[[Any], str]
-_WORST = {"fail": 0, "warn": 1, "pass": 2}
 
 
 def missing(run: ReportedRun) -> list[MissingPart]:
-    """Each part without a record, and the command that makes it. `evaluate` does not ask about pictures."""
+    """Each part without a record, and the command that makes it."""
     steps = (
         ("train", "trained", way_on(run)),
         ("convert", "exported", "export-gguf"),
@@ -42,7 +42,7 @@ def missing(run: ReportedRun) -> list[MissingPart]:
     return [
         {"part": part, "said": _missing(run, part, done), "command": run.command(words)}
         for part, done, words in steps
-        if not run[part] and not (part == "evaluate" and run["plan"].get("recipe", "images", default=False))
+        if not run[part]
     ]
 
 
@@ -99,7 +99,7 @@ def files(run: ReportedRun) -> list[FileView]:
 
 def _file(run: ReportedRun, file: str, step: str, name: str) -> FileView:
     verify = run["verify"]
-    own = [(i, check) for i, check in enumerate(run.proof.checks if run.proof else ()) if check.file == file]
+    own = checks_of(run, file)
     logits = next((i for i, check in own if check.name == "logits"), "none")
     quant = quant_of(run, file)
 
@@ -112,7 +112,7 @@ def _file(run: ReportedRun, file: str, step: str, name: str) -> FileView:
         "quant": quant,
         "bytes": run[step].figure(size, "outputs", name, "bytes"),
         "bits": run[step].figure(number, "outputs", name, "bits_per_weight", unknown=""),
-        "verdict": min((check.verdict for _, check in own), key=lambda v: _WORST[v], default="unknown"),
+        "verdict": worst([check.verdict for _, check in own]),
         "mean_kl": compared(_to_trained([check for _, check in own]), nats),
         "same_top1": compared("same_top1", share),
         "perplexity": compared("perplexity_ratio", ratio),
@@ -130,8 +130,8 @@ def _to_trained(checks: list[Check]) -> str:
 
 
 def smallest(run: ReportedRun) -> list[Figure]:
-    """Type and size of the smallest file that passes its checks."""
-    passing = [file for file in files(run) if file["verdict"] == "pass"]
+    """Type and size of the smallest file that passes its checks, and whose projector does if there is one."""
+    passing = [file for file in files(run) if _to_run(run, file) == "pass"]
     if not passing:
         return [Figure("none yet")]
     step, name = run.exported()[passing[-1]["file"]]
@@ -139,21 +139,29 @@ def smallest(run: ReportedRun) -> list[Figure]:
 
 
 def run_it(run: ReportedRun) -> RunItView | None:
-    """The commands that run the smallest file that passed. Paths are relative to the run's folder."""
+    """The commands that run the smallest file that passed, with its projector if there is one. Paths are relative to
+    the run's folder."""
     listed = files(run)
     if not listed:
         return None
-    passed = [file for file in listed if file["verdict"] in ("pass", "warn")]
+    passed = [file for file in listed if _to_run(run, file) in ("pass", "warn")]
     chosen = (passed or listed)[-1]
     name = re.sub(r"[^a-z0-9._-]+", "-", run.name.lower()).strip("-._") or "model"
     path = shlex.quote(chosen["path"])
+    projector, where = next(((file, shlex.quote(path)) for file, (_, path) in run.projectors().items()), (None, ""))
     return {
         "file": chosen["file"],
+        "projector": projector,
         "quant": chosen["quant"],
-        "verdict": chosen["verdict"],
-        "commands": _commands(name, path),
+        "verdict": _to_run(run, chosen),
+        "commands": _commands(name, path) if projector is None else _commands_of_pair(name, path, where),
         "modelfile": run.texts.get("Modelfile"),
     }
+
+
+def _to_run(run: ReportedRun, file: FileView) -> str:
+    """The verdict of all that runs: of the file, or of the pair."""
+    return verdict_of_pair(run, file["file"]) or file["verdict"]
 
 
 def _commands(name: str, path: str) -> list[ProgramView]:
@@ -177,6 +185,28 @@ def _commands(name: str, path: str) -> list[ProgramView]:
             "program": "llama.cpp",
             "lines": [f"llama-cli -m {path} -cnv", f"llama-server -m {path}"],
             "mind": "it renders the template in the file: the one that was verified.",
+        },
+    ]
+
+
+def _commands_of_pair(name: str, path: str, projector: str) -> list[ProgramView]:
+    """The commands that load both files, as references/vision.md and references/gguf_conversion.md have them."""
+    both = f"-m {path} --mmproj {projector}"
+    return [
+        {
+            "program": "llama.cpp",
+            "lines": [f"llama-server {both}", f"llama-mtmd-cli {both} --image FILE -p QUESTION"],
+            "mind": "without --mmproj it reads text only. It resizes pictures in its own way: pictures_as_used.",
+        },
+        {
+            "program": "LM Studio",
+            "lines": [f"lms import --copy --user-repo PUBLISHER/MODEL {file}" for file in (path, projector)],
+            "mind": "both files must lie in one folder; lms import moves a file away without --copy.",
+        },
+        {
+            "program": "Ollama",
+            "lines": [f"ollama create {name} -f gguf/Modelfile", f"ollama run {name}"],
+            "mind": "the Modelfile names both files. Whether Ollama then reads pictures depends on family and version.",
         },
     ]
 

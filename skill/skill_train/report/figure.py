@@ -9,7 +9,7 @@ import dataclasses
 import shlex
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypedDict
 
 import msgspec
 
@@ -71,6 +71,23 @@ class Record:
         yield from children.items() if isinstance(children, dict) else enumerate(children)
 
 
+class PictureView(TypedDict):
+    """One picture of a row: a small copy as a data URI, or the reason why there is none."""
+
+    thumbnail: str | None
+    width: int
+    height: int
+    why_not: str
+
+
+@dataclass(frozen=True)
+class ShownPictures:
+    """The pictures of the rows that are shown, by their lines; `note` says why there are none at all."""
+
+    by_line: dict[int, list[PictureView]]
+    note: str = ""
+
+
 @dataclass(frozen=True)
 class ReportedRun:
     """All that the report knows of one run.
@@ -79,6 +96,7 @@ class ReportedRun:
         name: of its folder; unique among the runs on the page.
         call: the argument with which a command finds it.
         documents: further JSON documents by the name of their file without `.json`.
+        pictures: those of the answers that are shown.
         outdated: documents that were left out, because they are about other files than those of the run.
         metrics: a line a step, in order.
         texts: `recipe.yaml` and `Modelfile`, if there are such files.
@@ -93,6 +111,7 @@ class ReportedRun:
     evaluation: Evaluation | None = None
     demo: Demo | None = None
     cloud: CloudRecord | None = None
+    pictures: ShownPictures = ShownPictures({})
     outdated: tuple[str, ...] = ()
 
     def __getitem__(self, name: str) -> Record:
@@ -106,6 +125,10 @@ class ReportedRun:
             for step in ("convert", "quantize")
             for name, _ in self[step].items("outputs")
         }
+
+    def projectors(self) -> dict[str, tuple[str, str]]:
+        """The files that read pictures, as `exported` has the language models."""
+        return {str(name).rpartition("/")[2]: ("mmproj", str(name)) for name, _ in self["mmproj"].items("outputs")}
 
     def trained(self, folder: str) -> dict[str, str]:
         """Digests of the files that training wrote, by file name: in `adapter`, or in `merged` if every weight was
@@ -126,13 +149,20 @@ class ReportedRun:
     def _is_outdated(self, evaluation: Evaluation) -> bool:
         models = evaluation.inputs.models
         for file, (step, name) in self.exported().items():
-            read = _sha256(models[file].model) if file in models else None
+            model = models[file].model if file in models else None
+            read = _sha256(model)
             if read is not None and read != self[step].get("outputs", name, "sha256"):
+                return True
+            if isinstance(model, dict) and "projector" in model and not self._has_projector(model["projector"]):
                 return True
         tuned = models.get("tuned")
         return tuned is not None and (
             differ(tuned.adapter, self.trained("adapter")) or differ(tuned.model, self.trained("merged"))
         )
+
+    def _has_projector(self, digest: object) -> bool:
+        recorded = [self[step].get("outputs", name, "sha256") for step, name in self.projectors().values()]
+        return _sha256(digest) in recorded
 
     def command(self, words: str) -> str:
         """`skill-train …` on this run."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from skill_train.report.figure import Figure, ReportedRun
+from skill_train.report.figure import Figure, PictureView, ReportedRun
 from skill_train.report.views import AnswersView, AnswerView, ModelDifferenceView, ModelView, PromptView, QualityView
 from skill_train.report.words import number, rate, share
 from skill_train.run.evaluate_record import AnsweredRow
@@ -90,21 +90,27 @@ def answers(run: ReportedRun) -> AnswersView | None:
     """
     asked = run.evaluation.answers if run.evaluation is not None else []
     if asked:
-        telling = sorted(asked, key=lambda row: -row.different_answers)[:MOST_ANSWERS]
-        return {"rows": [_answered(row) for row in telling], "of": len(asked), "source": "evaluate.json"}
+        shown = [_answered(row, run.pictures.by_line.get(row.line, [])) for row in telling(asked)]
+        return {"rows": shown, "of": len(asked), "source": "evaluate.json", "note": run.pictures.note}
     answer = run["train"].get("answer")
     if answer is None:
         return None
     pair: list[AnswerView] = [{"model": when, "text": answer.get(key), "exact": None} for when, key in _WHEN]
-    rows: list[PromptView] = [{"prompt": answer.get("prompt", ""), "expected": None, "answers": pair}]
-    return {"rows": rows, "of": 1, "source": "train.json"}
+    prompt = answer.get("prompt", "")
+    rows: list[PromptView] = [{"prompt": prompt, "pictures": [], "expected": None, "answers": pair}]
+    return {"rows": rows, "of": 1, "source": "train.json", "note": ""}
 
 
 _WHEN = (("base", "before"), ("tuned", "after"))
 
 
-def _answered(row: AnsweredRow) -> PromptView:
+def telling(asked: list[AnsweredRow]) -> list[AnsweredRow]:
+    """The rows to show: those with most different answers."""
+    return sorted(asked, key=lambda row: -row.different_answers)[:MOST_ANSWERS]
+
+
+def _answered(row: AnsweredRow, pictures: list[PictureView]) -> PromptView:
     views: list[AnswerView] = [
         {"model": name, "text": text, "exact": row.exact.get(name)} for name, text in row.answers.items()
     ]
-    return {"prompt": row.prompt, "expected": row.expected, "answers": views}
+    return {"prompt": row.prompt, "pictures": pictures, "expected": row.expected, "answers": views}

@@ -9,6 +9,7 @@ from typing import Any
 from skill_train.core.units import dollars, duration
 from skill_train.report.artifacts import cloud, files, missing, proof, reproduce, run_it, smallest, versions, way_on
 from skill_train.report.figure import Figure, Record, ReportedRun, differ
+from skill_train.report.pairs import no_projector, pairs
 from skill_train.report.quality import answers, measured, quality
 from skill_train.report.views import (
     DataView,
@@ -48,6 +49,8 @@ def shown(run: ReportedRun) -> RunView:
         "answers": answers(run),
         "proof": proof(run),
         "files": files(run),
+        "pairs": pairs(run),
+        "no_projector": no_projector(run),
         "run_it": run_it(run),
         "cloud": cloud(run),
         "versions": versions(run),
@@ -104,7 +107,7 @@ def _stale(run: ReportedRun, proof: Proof) -> list[str]:
     for folder, read in (("adapter", proof.inputs.adapter), ("merged", proof.inputs.reference)):
         if differ(read, run.trained(folder)):
             because.append(f"{folder}/ is another than the one that was verified")
-    for file, (step, name) in run.exported().items():
+    for file, (step, name) in (run.exported() | run.projectors()).items():
         verified = proof.inputs.ggufs.get(file)
         if verified is None:
             because.append(f"{file} was exported and not verified")

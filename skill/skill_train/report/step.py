@@ -23,6 +23,7 @@ from skill_train.report.figure import Figure, ReportedRun
 from skill_train.report.page import page
 from skill_train.report.same_run import same
 from skill_train.report.sections import curve, differences, overview, shown
+from skill_train.report.thumbnails import MOST_CHARACTERS, shown_pictures
 from skill_train.report.views import ChartView, MissingPart, Overview, RunView, SameView, SharedView
 from skill_train.report.words import placeless
 from skill_train.run import cloud_record, plan_record, records, train_record
@@ -38,7 +39,7 @@ from skill_train.run.verify_record import Proof
 
 _DOCUMENTS: dict[str, type[msgspec.Struct]] = {
     "train": TrainRecord, "train.failed": TrainFailure, "environment": Environment, "merge": MergeRecord,
-    "convert": ExportRecord, "quantize": ExportRecord,
+    "convert": ExportRecord, "quantize": ExportRecord, "mmproj": ExportRecord,
 }  # fmt: skip
 _Compared = Literal["bytes", "mean_kl", "speed"]
 _OURS = '<meta name="generator" content="skill-train report">'
@@ -73,10 +74,15 @@ def report(runs: list[RunDir], *, out: Path, progress: Bar) -> Report:
         NotInstalled: matplotlib or jinja2 is missing.
     """
     _require_ours(out)
-    read = [_read(run, name) for run, name in zip(runs, _names(runs), strict=True)]
+    read = [reported_run(run, name) for run, name in zip(runs, _names(runs), strict=True)]
     progress(1, 3, "drawing")
     try:
         read = [run.without_outdated() for run in read]
+        room = MOST_CHARACTERS // len(runs)
+        read = [
+            dataclasses.replace(known, pictures=shown_pictures(run, known.evaluation, room))
+            for run, known in zip(runs, read, strict=True)
+        ]
         views = [shown(run) for run in read]
         shared: SharedView = {
             "overview": _beside([overview(run) for run in read]),
@@ -136,7 +142,8 @@ def _names(runs: list[RunDir]) -> list[str]:
     ]
 
 
-def _read(run: RunDir, name: str) -> ReportedRun:
+def reported_run(run: RunDir, name: str) -> ReportedRun:
+    """What the records of a run say, without paths of this machine."""
     documents, recipe = _documents(run), plan_record.read(run.plan).recipe
     texts = {
         path.name: path.read_text(encoding="utf-8", errors="replace")

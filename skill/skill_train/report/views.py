@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TypedDict
 
-from skill_train.report.figure import Figure
+from skill_train.report.figure import Figure, PictureView
 from skill_train.run.compare_runs import Losses
 from skill_train.run.verify_record import NotChecked
 
@@ -120,14 +120,16 @@ class AnswerView(TypedDict):
 
 class PromptView(TypedDict):
     prompt: str
+    pictures: list[PictureView]
     expected: str | None
     answers: list[AnswerView]
 
 
 class AnswersView(TypedDict):
-    """`of` is the number of all prompts. `source` is the file that they are from."""
+    """`of` is the number of all prompts. `source` is the file that they are from. `note` is about pictures."""
 
     rows: list[PromptView]
+    note: str
     of: int
     source: str
 
@@ -169,6 +171,20 @@ class FileView(TypedDict):
     fallbacks: int
 
 
+class PairView(TypedDict):
+    """A language model and the projector beside it. `path` is that of the projector, relative to the run."""
+
+    model: str
+    quant: str
+    model_verdict: str
+    projector: str
+    path: str
+    projector_quant: str
+    bytes: Figure
+    projector_verdict: str
+    verdict: str
+
+
 class ProgramView(TypedDict):
     program: str
     lines: list[str]
@@ -177,6 +193,7 @@ class ProgramView(TypedDict):
 
 class RunItView(TypedDict):
     file: str
+    projector: str | None
     quant: str
     verdict: str
     commands: list[ProgramView]
@@ -220,6 +237,8 @@ class RunView(TypedDict):
     answers: AnswersView | None
     proof: ProofView | None
     files: list[FileView]
+    pairs: list[PairView]
+    no_projector: str
     run_it: RunItView | None
     cloud: CloudView | None
     versions: list[tuple[str, Figure]]
