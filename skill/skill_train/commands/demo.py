@@ -1,4 +1,4 @@
-"""`demo`: all steps on the embedded model: train, merge, export and verify, with a table of results."""
+"""`demo`: all steps on an embedded model: train, merge, export and verify, with a table of results."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import msgspec
 
 from skill_train.commands import evaluate, export_gguf, local, verify
 from skill_train.commands._base_model import base_of
-from skill_train.commands._drawing import rich_table
+from skill_train.commands._drawing import draw_text, rich_table
 from skill_train.commands._frame import command
 from skill_train.commands._merging import merge_run
 from skill_train.commands._options import PATH
@@ -37,59 +37,75 @@ from skill_train.run.train_record import TrainRecord, read_rows
 from skill_train.run.verify_record import Proof
 from skill_train.verify.check import worst
 
-QUANTS = "f16,q8_0,q4_k_m"
+METHODS = ("text", "vision")
+QUANTS = {"text": "f16,q8_0,q4_k_m", "vision": "f16,q4_k_m"}
+RUN_DIRS = {"text": Path("runs/demo"), "vision": Path("runs/demo-vision")}
 LEARNED = 0.9  # share of held-out rows that every stage after training must answer to the letter
 NOT_KNOWN = 0.1  # and the base must not
+_FILES = 3  # rows of the table before the first file: base, adapter, merged
 
 
 @dataclass(frozen=True)
 class DemoOptions:
-    run_dir: Path = Path("runs/demo")
+    method: str = "text"
+    run_dir: Path | None = None
+
+    @property
+    def folder(self) -> Path:
+        """Of the run: that of the method, if none was given."""
+        return self.run_dir or RUN_DIRS[self.method]
 
 
 @dataclass(frozen=True)
 class _Chain:
-    """The records of the steps; `exported` has the GGUF files by their names in the run."""
+    """The records of the steps.
+
+    Attributes:
+        exported: the GGUF files of the language model, by their names in the run.
+        projector: the file that each of them needs for pictures; empty for a model of text.
+    """
 
     trained: TrainRecord
     merged: MergeRecord
     exported: dict[str, ExportedFile]
+    projector: dict[str, ExportedFile]
     proof: Proof
 
 
 def run(options: DemoOptions, console: Console) -> Result:
     """Runs all steps in `run_dir`; reuses what an earlier call finished."""
-    folder = RunDir(options.run_dir)
-    chain = _chain(console, folder)
+    folder = RunDir(options.folder)
+    chain = _chain(console, folder, options.method)
     table = _recorded(folder) or _table(console, folder, chain)
     records.write(
         folder.record("demo"), Demo(inputs=_inputs(folder), figures=DemoFigures(table), finished_at=records.timestamp())
     )
     following = [
-        f"skill-train evaluate {quoted(options.run_dir)}",
+        f"skill-train evaluate {quoted(folder.path)}",
         "skill-train local --model MODEL --data DATA --max-steps 50",
     ]
     return Result(
-        {"run_dir": str(options.run_dir), "stages": msgspec.to_builtins(table), "verdict": chain.proof.verdict},
-        human=lambda rich: draw_stages(rich, table),
-        quiet=str(options.run_dir),
+        {"run_dir": str(folder.path), "stages": msgspec.to_builtins(table), "verdict": chain.proof.verdict},
+        human=lambda rich: _draw(rich, table, chain.projector),
+        quiet=str(folder.path),
         next=following,
         error=_missed(table, folder),
     )
 
 
-def _chain(console: Console, run: RunDir) -> _Chain:
+def _chain(console: Console, run: RunDir, method: str) -> _Chain:
     from skill_train.llama import get_converter
 
     with console.progress("finding the converter") as progress:
         tools = get_converter.find_or_fetch(progress=progress)
-    plan = local.plan_of(console, resources.demo() / "recipe.yaml")
+    plan = local.plan_of(console, resources.demo(method) / "recipe.yaml")
     trained = local.train_run(console, run, plan, resume=True).record
     merged = merge_run(console, run).record
-    export_gguf.export_run(console, run, QUANTS, tools)
+    export_gguf.export_run(console, run, QUANTS[method], tools)
     exported = {name: file for step in ("convert", "quantize") for name, file in _outputs(run, step).items()}
+    projector = _outputs(run, "mmproj") if method == "vision" else {}
     verify.verify_run(console, run, 2048)
-    return _Chain(trained, merged, exported, verify_record.read(run.record("verify")))
+    return _Chain(trained, merged, exported, projector, verify_record.read(run.record("verify")))
 
 
 def _outputs(run: RunDir, step: str) -> dict[str, ExportedFile]:
@@ -116,9 +132,12 @@ def _table(console: Console, run: RunDir, chain: _Chain) -> list[Stage]:
         _row("adapter", _bytes(run.adapter), _adapter(console, run, base), None, chain.trained.verdict),
         _row("merged", _bytes(run.merged), figures_by_model["tuned"], gate["figures"].get("mean_kl"), gate["verdict"]),
     ]
+    beside = sum(file["bytes"] for file in chain.projector.values())
+    projector = next((Path(path).name for path in chain.projector), None)
     for path, file in chain.exported.items():
         name = Path(path).name
-        stages.append(_row(file["quant"], file["bytes"], figures_by_model[name], *_proven(chain.proof, name)))
+        proven = _proven(chain.proof, name, projector)
+        stages.append(_row(file["quant"], file["bytes"] + beside, figures_by_model[name], *proven))
     return stages
 
 
@@ -126,7 +145,8 @@ def _adapter(console: Console, run: RunDir, base: Path) -> ModelFigures:
     """The figures of base + adapter, which `evaluate` leaves out after the merge."""
     rows = spread(read_rows(run.held_out), evaluate.ROWS)
     asked = questions(rows, loss_on="assistant", room=ROOM, context=None)
-    tuned, tokenizer = Model("adapter", base, run.adapter), load_tokenizer(base)
+    pictures = evaluate.pictures_of(rows, run, base)
+    tuned, tokenizer = Model("adapter", base, run.adapter, pictures=pictures), load_tokenizer(base)
     with console.progress("asking the adapter") as progress:
         measured = measure(
             tuned, asked, tokenizer=tokenizer, scoring=Scoring(), backend="transformers", progress=progress
@@ -147,11 +167,15 @@ def _row(stage: str, size: int, model_figures: ModelFigures, kl: float | None, v
     )
 
 
-def _proven(proof: Proof, name: str) -> tuple[float | None, Verdict]:
-    """The mean KL to the trained model, and the worst verdict, of one file."""
-    checks = [check for check in proof.checks if check.file == name]
-    distances = (check.figures.get("trained_kl") for check in checks)
-    kl = next((figure for figure in distances if isinstance(figure, (int, float))), None)
+def _proven(proof: Proof, name: str, projector: str | None) -> tuple[float | None, Verdict]:
+    """The mean KL to the trained model, and the worst verdict, of one file.
+
+    With a projector the two are judged as a pair: the KL is that of the text behind a picture, given the same pixels.
+    """
+    checks = [check for check in proof.checks if check.file in (name, projector)]
+    judged, figure = ("logits", "trained_kl") if projector is None else ("pictures", "mean_kl")
+    distances = (check.figures.get(figure) for check in checks if check.name == judged)
+    kl = next((distance for distance in distances if isinstance(distance, (int, float))), None)
     return kl, worst(check.verdict for check in checks)
 
 
@@ -160,22 +184,33 @@ def _bytes(folder: Path) -> int:
 
 
 def _missed(table: list[Stage], run: RunDir) -> VerificationFailed | None:
-    """The stages without the expected result: unknown before the training, learned after it, and kept in every file."""
+    """The stages without the expected result: unknown before the training, learned after it, kept and measured in every
+    file."""
     base, after = table[0], table[1:]
     bad = [base] if base.exact_match > NOT_KNOWN else []
     bad += [row for row in after if row.exact_match < LEARNED or row.verdict == "fail"]
+    bad += [row for row in table[_FILES:] if row.mean_kl is None]
     if not bad:
         return None
+    no_kl = ", and no KL" if bad[0] in table[_FILES:] and bad[0].mean_kl is None else ""
     return VerificationFailed(
         f"the stage {bad[0].stage} does not hold what the demo promises",
         code="self_test_failed",
         expected=f"exact match at most {NOT_KNOWN:.0%} before, at least {LEARNED:.0%} after, and no failed check",
-        got=f"exact match {bad[0].exact_match:.0%}, verdict {bad[0].verdict}",
+        got=f"exact match {bad[0].exact_match:.0%}, verdict {bad[0].verdict}" + no_kl,
         hint=f"skill-train verify {quoted(run.path)}",
     )
 
 
 # --- The drawing ---
+
+
+def _draw(rich: Any, table: list[Stage], projector: dict[str, ExportedFile]) -> None:
+    draw_stages(rich, table)
+    for path, file in projector.items():
+        size = megabytes(file["bytes"], 2)
+        draw_text(rich, f"Each file reads pictures by {path}, whose {size} are counted with it.")
+        draw_text(rich, "Its KL is to the merged model, on the words behind a picture of the same pixels.")
 
 
 def draw_stages(rich: Any, table: list[Stage]) -> None:
@@ -192,8 +227,23 @@ def draw_stages(rich: Any, table: list[Stage]) -> None:
 # --- The command ---
 
 
-@command("demo", DemoOptions, examples=("skill-train demo", "skill-train demo --run-dir runs/demo --format json"))
-@click.option("--run-dir", type=PATH, default=DemoOptions.run_dir, show_default=True, help="Folder of the run.")
+@command(
+    "demo",
+    DemoOptions,
+    examples=(
+        "skill-train demo",
+        "skill-train demo --method vision",
+        "skill-train demo --run-dir runs/demo --format json",
+    ),
+)
+@click.option(
+    "--method",
+    type=click.Choice(METHODS),
+    default=DemoOptions.method,
+    show_default=True,
+    help="What is learned: letters to a shop as JSON, or drawn squares in words, by a vision model.",
+)
+@click.option("--run-dir", type=PATH, help="Folder of the run.  [default: runs/demo; for vision runs/demo-vision]")
 def demo(options: DemoOptions, console: Console) -> Result:
     """Run the whole chain on an embedded model and dataset, offline, and show each stage with its proof."""
     return run(options, console)

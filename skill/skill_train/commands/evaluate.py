@@ -29,7 +29,7 @@ from skill_train.run.folder import RunDir, StepResult, open_run
 from skill_train.run.lock import locked
 from skill_train.run.plan_record import Plan
 from skill_train.run.records import Number
-from skill_train.run.train_record import read_rows
+from skill_train.run.train_record import Row, read_rows
 
 ROWS = 100
 _SHOWN, _SHOWN_CHARACTERS = 2, 800  # rows side by side in the answer, and characters of one; the record has all
@@ -89,7 +89,7 @@ def _evaluate_locked(
     warn_of_seen(console, training.data)
     base, recipe = base_of(run), plan_record.read(run.plan).recipe
     tuned = tuned_of(run, base)
-    pictures = _pictures(run, base) if any(row.get("images") for row in rows) else None
+    pictures = pictures_of(rows, run, base)
     if tuned.adapter is not None and run.merged.is_dir():
         console.warn(
             "other_adapter",
@@ -117,7 +117,10 @@ def _evaluate_locked(
     return result
 
 
-def _pictures(run: RunDir, base: Path) -> RunPictures:
+def pictures_of(rows: list[Row], run: RunDir, base: Path) -> RunPictures | None:
+    """What reads the pictures of held-out rows; None where they have none."""
+    if not any(row.get("images") for row in rows):
+        return None
     recipe = plan_record.read(run.plan).recipe
     return RunPictures(run.path, base, recipe.min_pixels, recipe.max_pixels)
 

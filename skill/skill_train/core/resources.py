@@ -20,9 +20,9 @@ def node_program() -> Path:
     return train_program().with_name("skypilot_node.py")
 
 
-def demo() -> Path:
-    """The embedded model, dataset and recipe."""
-    return _PACKAGE / "demo"
+def demo(method: str = "text") -> Path:
+    """The embedded model, dataset and recipe of text or vision."""
+    return _PACKAGE / "demo" if method == "text" else _PACKAGE / "demo" / method
 
 
 def report() -> Path:
