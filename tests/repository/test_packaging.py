@@ -85,8 +85,8 @@ def test_the_wheel_installs_the_skill(wheel: zipfile.ZipFile, tmp_path: Path) ->
 
 
 def test_the_wheel_is_light(wheel: zipfile.ZipFile) -> None:
-    """5 MB is the limit for the embedded model of text, and 1.2 MB for that of pictures; 3 MB for everything else, before
-    it is packed. The training program is in it twice: its parts, and joined."""
+    """5 MB is the limit for the embedded model of text, and 1.2 MB for that of pictures; 3 MB for everything else,
+    before it is packed. The training program is in it twice: its parts, and joined."""
     sizes = {entry.filename.removeprefix("skill_train/"): entry.file_size for entry in wheel.infolist()}
     models = {name: size for name, size in sizes.items() if name.endswith(".safetensors")}
     text, pictures = (f"demo/{folder}/model.safetensors" for folder in ("model", "vision/model"))
