@@ -42,6 +42,7 @@ COMMAND = re.compile(r"skill-train (?P<rest>[a-z][^`\n]*)")
 OPTION = re.compile(r"(?<![\w-])(?<!var\()--[a-z][a-z_-]*[a-z]")  # a page's own colours are var(--grid)
 # Options of other programs, by the word that names the program in the same text.
 FOREIGN = {
+    "hf download": {"--local-dir"},
     "hf upload": {"--private"},
     "pip install": {"--upgrade", "--force-reinstall"},
     "uv venv": {"--allow-existing", "--python", "--quiet"},

@@ -22,6 +22,8 @@ from skill_train.publish.files import (
     chosen_parts,
     evaluation_of,
     files_of,
+    half_of_a_pair,
+    projectors_of,
     proof_of,
     records_of,
     secret_in_files,
@@ -91,11 +93,14 @@ class _Push:
 
 def run(options: PushOptions, console: Console) -> Result:
     """Lists the files, or pushes them."""
-    push = _gathered(options, console)
+    push = gathered(options, console)
     if "gguf" in push.parts and push.proof is None:
         again = f"skill-train verify {quoted(options.run)}"
         console.warn("not_verified", f"some of these GGUF files have not been verified in their current state: {again}")
-    push.files.append(_card(push))
+    half = half_of_a_pair(push.run, push.files)
+    if half:
+        console.warn("verdict_warn", f"{half}; skill-train export-gguf {quoted(options.run)}")
+    push.files.append(card_file(push, half))
     _refuse_secrets(push.files)
     if options.dry_run:
         return _dry_run(options, console, push)
@@ -105,7 +110,7 @@ def run(options: PushOptions, console: Console) -> Result:
     return Result(push.data() | asdict(sent), quiet=sent.url)
 
 
-def _gathered(options: PushOptions, console: Console) -> _Push:
+def gathered(options: PushOptions, console: Console) -> _Push:
     """The files and records to push, from which the card is made."""
     folder = open_run(options.run)
     trained(folder)
@@ -179,7 +184,8 @@ def _base(recipe: ResolvedRecipe) -> tuple[str, bool]:
     return (path.name, False) if path.is_dir() or path.is_absolute() else (recipe.model, True)
 
 
-def _card(push: _Push) -> PushFile:
+def card_file(push: _Push, half: str) -> PushFile:
+    """The card of the repository. `half` says what is missing of a pair of files."""
     recipe, data = push.plan.recipe, push.plan.recipe.data
     licence = upload.licence_of(push.base) if push.base_on_hub else upload.licence_in(Path(recipe.model))
     reason = "as its card says" if licence else "the card of the base names none, or could not be read"
@@ -199,6 +205,8 @@ def _card(push: _Push) -> PushFile:
         proof=push.proof,
         evaluation=push.evaluation,
         private=push.private,
+        projector=next(iter(projectors_of(push.run, push.files)), None),
+        half_of_a_pair=half,
         ggufs={name: file.stat().st_size for name, file in whole_models(push.run, push.files).items()},
     )
     template = resources.template("model_card.md").read_text(encoding="utf-8")

@@ -16,7 +16,7 @@ from skill_train.core.secret_scan import secret_in
 from skill_train.hub.upload import PushFile
 from skill_train.publish.records import published, without_paths
 from skill_train.recipe.fields import to_yaml
-from skill_train.run import cloud_record, evaluate_record, plan_record, train_record, verify_record
+from skill_train.run import cloud_record, evaluate_record, export_record, plan_record, train_record, verify_record
 from skill_train.run.evaluate_record import Evaluation, ModelInputs
 from skill_train.run.folder import RunDir, is_file_of
 from skill_train.run.records import read_json
@@ -94,9 +94,28 @@ def whole_models(run: RunDir, files: list[PushFile]) -> dict[str, Path]:
     return {file.path: file.source for file in files if file.source in ggufs}
 
 
+def projectors_of(run: RunDir, files: list[PushFile]) -> dict[str, Path]:
+    """The GGUF files that read pictures for the language models, by their names in the repository."""
+    record = run.record("mmproj")
+    made = {run.path / name for name in export_record.read(record).outputs} if record.is_file() else set()
+    return {file.path: file.source for file in files if file.source in made}
+
+
+def half_of_a_pair(run: RunDir, files: list[PushFile]) -> str:
+    """What is missing where only one of the two files of a vision model is pushed; empty if nothing is."""
+    models, projectors = whole_models(run, files), projectors_of(run, files)
+    is_pair = plan_record.read(run.plan).recipe.images or run.record("mmproj").is_file()
+    if models and not projectors and is_pair:
+        return "no projector is pushed with the language model: llama.cpp will read text only"
+    if projectors and not models:
+        return "no language model is pushed with the projector: llama.cpp cannot run it alone"
+    return ""
+
+
 def proof_of(run: RunDir, files: list[PushFile]) -> Proof | None:
     """The proof of the pushed GGUF files, including those of the adapter. None if no GGUF file is pushed, if one was
-    not verified, or if the pushed adapter is not the one that they were compared with.
+    not verified, if the pushed adapter is not the one that they were compared with, or if they were verified together
+    with a projector that is not pushed.
 
     Raises:
         VerificationFailed: the files failed the verification.
@@ -118,7 +137,12 @@ def proof_of(run: RunDir, files: list[PushFile]) -> Proof | None:
             expected="files that passed",
             hint=f"skill-train verify {shlex.quote(str(run.path))}",
         )
-    return proof
+    return proof if _projectors_in(proof) <= pushed.keys() else None
+
+
+def _projectors_in(proof: Proof) -> set[str]:
+    """The names of the projectors that the proof judged."""
+    return {check.file for check in proof.checks if check.name == "projector"} & proof.inputs.ggufs.keys()
 
 
 def _is_of_adapter(verified: dict[str, FileDigest], run: RunDir, files: list[PushFile]) -> bool:
@@ -135,8 +159,18 @@ def evaluation_of(run: RunDir, files: list[PushFile]) -> Evaluation | None:
     evaluation = evaluate_record.read(run.record("evaluate"))
     models = evaluation.inputs.models
     read: dict[Path, object] = {run.tuned / name: digest for name, digest in _tuned(run, models.get("tuned")).items()}
-    read |= {source: models[name].model for name, source in whole_models(run, files).items() if name in models}
-    return evaluation if all(is_file_of(path, digest) for path, digest in read.items()) else None
+    pairs = {source: _pair(models[name]) for name, source in whole_models(run, files).items() if name in models}
+    read |= {source: model for source, (model, _) in pairs.items()}
+    projectors = projectors_of(run, files).values()
+    together = [any(is_file_of(path, other) for path in projectors) for _, other in pairs.values() if other is not None]
+    return evaluation if all(together) and all(is_file_of(path, digest) for path, digest in read.items()) else None
+
+
+def _pair(read: ModelInputs) -> tuple[object, object]:
+    """The digests of a language model, and of the projector that it was asked with; None without one."""
+    if not isinstance(read.model, dict):
+        return read.model, None
+    return {key: value for key, value in read.model.items() if key != "projector"}, read.model.get("projector")
 
 
 def _tuned(run: RunDir, read: ModelInputs | None) -> Mapping[str, object]:

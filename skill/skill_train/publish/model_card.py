@@ -18,7 +18,11 @@ from skill_train.run.evaluate_record import Evaluation, FigureDifference, ModelF
 from skill_train.run.train_record import TrainRecord
 from skill_train.run.verify_record import Check, Proof
 
-_PROOF = ("weights", "tokens", "chat_template", "logits", "tuned", "answers")  # the checks that matter to a reader
+# The checks that matter to a reader.
+_PROOF = (
+    "weights", "tokens", "chat_template", "logits", "tuned", "answers", "projector_weights", "pictures",
+    "pictures_as_used",
+)  # fmt: skip
 _FACTS = (
     "finetuning_type", "lora_r", "lora_alpha", "lora_dropout", "target_modules", "learning_rate", "lr_scheduler_type",
     "max_steps", "effective_batch_size", "max_length", "loss_on", "seed", "load_in_4bit",
@@ -39,6 +43,8 @@ class CardFacts:
         training: the content of `train.json`.
         proof: None if nothing was verified.
         ggufs: the name and the bytes of each file that contains a whole model.
+        projector: the name of the file that reads pictures for each of them; None without one.
+        half_of_a_pair: what is missing of a vision model's two files; empty if nothing is.
         evaluation: the evaluation of these files; None if there is none.
         private: whether the repository is private.
     """
@@ -56,6 +62,8 @@ class CardFacts:
     training: TrainRecord
     proof: Proof | None
     ggufs: dict[str, int] = field(default_factory=dict)
+    projector: str | None = None
+    half_of_a_pair: str = ""
     evaluation: Evaluation | None = None
     private: bool = False
 
@@ -78,7 +86,8 @@ def card(facts: CardFacts, template: str) -> str:
 
 
 def _front(facts: CardFacts) -> dict[str, object]:
-    """The YAML of the card, with the keys of huggingface.co/docs/hub/model-cards, 2026-11."""
+    """The YAML of the card, with the keys of huggingface.co/docs/hub/model-cards, 2026-11. `image-text-to-text` is the
+    Hub's task, and transformers' pipeline, of a model that reads pictures and text and writes text."""
     front: dict[str, object] = {}
     if facts.licence is not None:
         front["license"] = facts.licence
@@ -86,11 +95,18 @@ def _front(facts: CardFacts) -> dict[str, object]:
         front["base_model"] = facts.base
         front["base_model_relation"] = _relation(facts)
     front["library_name"] = {"adapter": "peft", "merged": "transformers", "gguf": "gguf"}[facts.parts[0]]
-    front["pipeline_tag"] = "text-generation"
+    front["pipeline_tag"] = "image-text-to-text" if _reads_pictures(facts) else "text-generation"
     front["tags"] = ["skill-train", "sft", *(["lora"] if "adapter" in facts.parts else []), *_tag_gguf(facts)]
     if facts.data_on_hub:
         front["datasets"] = [facts.data]
     return front
+
+
+def _reads_pictures(facts: CardFacts) -> bool:
+    """Whether what is pushed reads pictures. GGUF files do so with a projector alone."""
+    if "gguf" in facts.parts:
+        return facts.projector is not None and bool(facts.ggufs)
+    return bool(facts.recipe.get("images"))
 
 
 def _relation(facts: CardFacts) -> str:
@@ -111,7 +127,8 @@ def _about(facts: CardFacts) -> str:
     data = facts.training.data
     notes = "".join(f" Note: {_word(note)}." for note in data.notes)
     trained = f"{how} of {base}, fine-tuned on {data.train_rows} rows of `{_word(facts.data)}` with skill-train."
-    return f"{trained}{notes} {_verdict(facts)}".rstrip()
+    half = f" **Not whole:** {facts.half_of_a_pair}." if facts.half_of_a_pair else ""
+    return f"{trained}{notes} {_verdict(facts)}".rstrip() + half
 
 
 def _verdict(facts: CardFacts) -> str:
@@ -123,22 +140,42 @@ def _verdict(facts: CardFacts) -> str:
 
 
 def _use(facts: CardFacts) -> str:
-    lines = ["```sh"]
     ggufs = sorted(facts.ggufs, key=lambda name: facts.ggufs[name])  # the smallest first, the unquantized one last
-    for name in ggufs:
-        lines.append(f"llama-cli -hf {facts.repo} -hff {shlex.quote(name)} -cnv")
-    if ggufs:
-        lines.append(f"ollama run {shlex.quote(f'hf.co/{facts.repo}:{ggufs[0]}')}")
-    lines.append(f"hf download {facts.repo}")
-    lines.append("```")
+    lines = _use_of_pairs(facts, ggufs, facts.projector) if facts.projector and ggufs else _use_of_files(facts, ggufs)
     lines += ["", *_private(facts)] if facts.private else []
     if "adapter" in facts.parts:
         where = "" if facts.parts == ("adapter",) else ', subfolder="adapter"'
         base = facts.base if facts.base_on_hub else "FOLDER_OF_THE_BASE"
-        lines += ["", "```python", "from peft import PeftModel", "from transformers import AutoModelForCausalLM", ""]
-        lines.append(f'model = AutoModelForCausalLM.from_pretrained({json.dumps(base)}, dtype="auto")')
+        model = "AutoModelForImageTextToText" if facts.recipe.get("images") else "AutoModelForCausalLM"
+        lines += ["", "```python", "from peft import PeftModel", f"from transformers import {model}", ""]
+        lines.append(f'model = {model}.from_pretrained({json.dumps(base)}, dtype="auto")')
         lines += [f'model = PeftModel.from_pretrained(model, "{facts.repo}"{where})', "```"]
     return "\n".join(lines)
+
+
+def _use_of_files(facts: CardFacts, ggufs: list[str]) -> list[str]:
+    lines = [f"llama-cli -hf {facts.repo} -hff {shlex.quote(name)} -cnv" for name in ggufs]
+    if ggufs:
+        lines.append(f"ollama run {shlex.quote(f'hf.co/{facts.repo}:{ggufs[0]}')}")
+    return ["```sh", *lines, f"hf download {facts.repo}", "```"]
+
+
+def _use_of_pairs(facts: CardFacts, ggufs: list[str], projector: str) -> list[str]:
+    """How to run two files, as references/vision.md has it. Each command names both, so that no program has to find the
+    second by itself."""
+    folder, other = facts.repo.split("/")[-1], shlex.quote(projector)
+    both = [f"-m {shlex.quote(name)} --mmproj {other}" for name in ggufs]
+    rows = [f"| {_word(name)} | {_word(projector)} |" for name in ggufs]
+    return [
+        "Two files belong together. Without the projector the language model reads text only.",
+        *("", "| language model | projector |", "| --- | --- |", *rows, ""),
+        *("```sh", f"hf download {facts.repo} --local-dir {folder} && cd {folder}"),
+        *(f"llama-server {files}" for files in both),
+        *(f"llama-mtmd-cli {both[0]} --image FILE -p QUESTION", "```", ""),
+        "LM Studio: put both files into one folder, `~/.lmstudio/models/PUBLISHER/MODEL/`. Ollama: a Modelfile with "
+        f"the lines `FROM ./{_word(ggufs[0])}` and `FROM ./{_word(projector)}`, then `ollama create NAME -f Modelfile`;"
+        " whether it then reads pictures depends on family and version.",
+    ]
 
 
 def _private(facts: CardFacts) -> list[str]:
@@ -147,7 +184,7 @@ def _private(facts: CardFacts) -> list[str]:
     signed = (
         "While this repository is private, each of these needs a token that may read it (`hf auth login`, `HF_TOKEN`)"
     )
-    return [signed + (ollama if facts.ggufs else "") + "."]
+    return [signed + (ollama if facts.ggufs and not facts.projector else "") + "."]
 
 
 def _measured(facts: CardFacts) -> str:
@@ -202,6 +239,8 @@ def _cell(check: Check) -> str:
 
 
 def _number(value: Any) -> Any:
+    if isinstance(value, float) and 0 < abs(value) < 0.001:
+        return f"{value:.2g}"
     return None if isinstance(value, str) else _round(value)
 
 

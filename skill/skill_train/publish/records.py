@@ -23,7 +23,7 @@ _PUBLISHED = {
     ),
 }  # fmt: skip
 # Checks whose sentence has only figures and names of tensors. The sentences of the other checks quote texts.
-CHECKS_WITH_DETAIL = ("digest", "file", "logits", "tensors", "tuned", "types", "weights")
+CHECKS_WITH_DETAIL = ("digest", "file", "logits", "projector_weights", "tensors", "tuned", "types", "weights")
 
 
 def published(step: str, record: TrainRecord | Proof | Evaluation) -> dict[str, object]:
