@@ -443,6 +443,25 @@ def test_the_card_of_an_adapter_of_the_hub(trained: Path) -> None:
         assert words in card.text, words
 
 
+@pytest.mark.parametrize(
+    ("part", "loads"),
+    [
+        ("adapter", ['Model.from_pretrained("Qwen/Qwen2-VL-2B")', 'PeftModel.from_pretrained(model, "me/tuned")']),
+        ("merged", ['Model.from_pretrained("me/tuned")']),
+    ],
+)
+def test_the_card_of_a_model_that_was_trained_on_pictures(trained: Path, part: str, loads: list[str]) -> None:
+    plan = _plan(model="Qwen/Qwen2-VL-2B", data="owner/pictures", local=False)
+    plan["recipe"]["images"] = True
+    if part == "merged":
+        (trained / "adapter").rmdir()
+    card = ModelCard(model_card(plan, trained, {}))
+    assert card.data.pipeline_tag == "image-text-to-text"
+    for words in ("from transformers import AutoModelForImageTextToText as Model", *loads):
+        assert words in card.text
+    assert "CausalLM" not in card.text
+
+
 def test_a_card_names_no_folder_of_the_machine_that_planned(trained: Path) -> None:
     plan = _plan(model="/srv/somebody/models/base", data="/srv/somebody/tickets.jsonl", local=True)
     text = model_card(plan, trained, {})

@@ -202,18 +202,13 @@ def model_card(plan: Plan, work: Path, licence: dict[str, str]) -> str:
     about = ModelCardData(
         base_model=on_hub(plan, "model"),
         library_name="peft" if adapter else "transformers",
-        pipeline_tag="text-generation",
+        pipeline_tag="image-text-to-text" if recipe.get("images") else "text-generation",
         tags=["skill-train", recipe["method"], *(["lora"] if adapter else [])],
         datasets=[data] if data else None,
         **licence,
     )
     kind = "LoRA adapter" if adapter else "fine-tuned model"
     base = shown_recipe(plan)["model"] + (f" at revision {recipe['revision']}" if recipe["revision"] else "")
-    use = (
-        "from peft import AutoPeftModelForCausalLM as Model"
-        if adapter
-        else "from transformers import AutoModelForCausalLM as Model"
-    )
     return f"""---
 {about.to_yaml()}
 ---
@@ -224,12 +219,24 @@ A {kind} of {base}, trained by skill-train. `recipe.json` is the whole recipe, `
 without rows of the data, `environment.json` every argument of the trainer and every version.
 
 ```python
-{use}
-
-model = Model.from_pretrained("{repo}")
+{card_use(plan, adapter)}
 ```
 
 {card_figures(plan, work)}"""
+
+
+def card_use(plan: Plan, adapter: bool) -> str:
+    """The lines of Python that load the result. PEFT has no class that finds the base of a vision adapter itself."""
+    repo, kind = hub_repository(plan) or "", "ImageTextToText" if plan["recipe"].get("images") else "CausalLM"
+    if not adapter:
+        load = [f"from transformers import AutoModelFor{kind} as Model", "", f'model = Model.from_pretrained("{repo}")']
+    elif kind == "CausalLM":
+        load = ["from peft import AutoPeftModelForCausalLM as Model", "", f'model = Model.from_pretrained("{repo}")']
+    else:
+        load = ["from peft import PeftModel", f"from transformers import AutoModelFor{kind} as Model", ""]
+        load.append(f"model = Model.from_pretrained({json.dumps(shown_recipe(plan)['model'])})")
+        load.append(f'model = PeftModel.from_pretrained(model, "{repo}")')
+    return "\n".join(load)
 
 
 def card_figures(plan: Plan, work: Path) -> str:
