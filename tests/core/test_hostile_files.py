@@ -285,7 +285,7 @@ def test_no_command_reads_outside_of_the_run_for_a_record(name: str, change: dic
 def test_a_modelfile_that_is_no_text_is_shown_as_far_as_it_is(tmp_path: Path) -> None:
     run = hostile_records.make_run(tmp_path)
     (run / "gguf" / "Modelfile").write_bytes(b"FROM x\xf5\n")
-    assert report._read(RunDir(run), "run").texts["Modelfile"] == "FROM x�\n"
+    assert report.reported_run(RunDir(run), "run").texts["Modelfile"] == "FROM x�\n"
 
 
 # --- datasets ---
