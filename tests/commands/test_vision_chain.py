@@ -14,6 +14,7 @@ import tiny
 import tiny_vision
 import training
 from command_child import Commands, Done
+from pages import Page
 
 pytestmark = pytest.mark.slow
 
@@ -37,6 +38,8 @@ def chain(tmp_path_factory: pytest.TempPathFactory, commands: Commands) -> tuple
         "export-gguf": ("export-gguf", "run", "--quant", "q8_0"),
         "verify": ("verify", "run"),
         "evaluate": ("evaluate", "run"),
+        "report": ("report", "run"),
+        "push": ("push", "run", "--repo", "me/seen", "--dry-run"),
     }
     return here, {name: _call(commands, here, *words) for name, words in lines.items()}
 
@@ -120,6 +123,29 @@ def test_every_stage_is_asked_about_held_out_pictures(chain: tuple[Path, dict[st
     assert all(model["reason"] == "" and model["loss"] > 0 for model in models.values())
     assert models["tuned"]["loss"] < models["base"]["loss"] / 2
     assert evaluated["answers"][0]["prompt"].count("<image_soft_token>") == 1
+
+
+def test_the_page_shows_what_was_asked_and_which_files_belong_together(chain: tuple[Path, dict[str, Done]]) -> None:
+    here, answers = chain
+    assert answers["verify"].answer["next"] == ["skill-train evaluate run", "skill-train report run"]
+    page = Page((here / "run" / "report.html").read_text())
+    asked = json.loads((here / "run" / "evaluate.json").read_text())["answers"]
+    assert sum(tag == "img" for tag, _ in page.tags) == len(asked) > 0
+    assert "not shown" not in page.text
+    pairs = [cells for cells in page.cells if len(cells) == 7 and cells[2] == "mmproj-run-f16.gguf"]
+    assert {(cells[0], cells[5], cells[6]) for cells in pairs} == {
+        ("run-f16.gguf", "pass", "warn"),  # pictures_as_used
+        ("run-q8_0.gguf", "pass", "warn"),
+    }
+
+
+def test_both_files_would_be_pushed_with_their_proof_and_their_figures(chain: tuple[Path, dict[str, Done]]) -> None:
+    pushed = chain[1]["push"]
+    names = {file["path"] for file in pushed.answer["data"]["files"]}
+    assert names >= {"run-q8_0.gguf", "mmproj-run-f16.gguf", "skill-train/verify.json", "skill-train/evaluate.json"}
+    assert pushed.answer["data"]["verdict"] == "warn"
+    assert not [name for name in names if name.endswith((".png", ".jpg", ".jsonl"))]
+    assert "verdict_warn" not in {warning["code"] for warning in pushed.answer["warnings"]}
 
 
 def test_the_same_rows_can_be_planned_for_a_job(chain: tuple[Path, dict[str, Done]], commands: Commands) -> None:

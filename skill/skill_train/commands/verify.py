@@ -86,8 +86,7 @@ def _verify_locked(console: Console, run: RunDir, tokens: int | None, out: Path 
     if gone:
         console.warn("missing_file", f"exported files are missing and were not verified: {', '.join(gone)}")
     base = base_of(run)
-    of_pictures = plan_record.read(run.plan).recipe.images  # `evaluate` asks about text alone
-    steps = ["evaluate", "report"] if run.held_out.is_file() and not of_pictures else ["report"]
+    steps = ["evaluate", "report"] if run.held_out.is_file() else ["report"]
     return _verify(
         console,
         following=[f"skill-train {step} {quoted(run.path)}" for step in steps],
