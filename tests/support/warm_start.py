@@ -208,7 +208,8 @@ def _run(request: dict[str, Any], files: list[int]) -> None:
     os.environ.update(SET_AT_IMPORT | request["environment"])
     sys.dont_write_bytecode = "PYTHONDONTWRITEBYTECODE" in os.environ
     sys.argv = request["arguments"]
-    sys.path[:] = [*_packages(os.environ.get("PYTHONPATH")), *sys.path[len(_packages(_OWN_PACKAGES)) :]]
+    found = [*_packages(os.environ.get("PYTHONPATH")), *sys.path[len(_packages(_OWN_PACKAGES)) :]]
+    sys.path[:] = dict.fromkeys(found)  # `site` adds no folder of an editable installation that is there
     if request["beside"]:  # as Python has it without -P
         sys.path.insert(0, str(Path(sys.argv[0]).parent))
     os._exit(_ended(sys.argv[0]))
