@@ -57,7 +57,9 @@ def test_llama_cpp_sees_the_pictures_as_they_are(made: tuple[Path, dict[str, Any
     checks = json.loads((made[0] / "verify.json").read_text())["checks"]
     used = [check["figures"] for check in checks if check["name"] == "pictures_as_used"]
     assert [(one["differing_pixels"], one["other_sizes"], one["texts_differ"]) for one in used] == [(0, 0, 0)] * 2
-    assert {check["name"] for check in checks if check["verdict"] != "pass"} <= {"logits"}  # of f16, on foreign texts
+    # Of f16, both near the limit of 2e-5 nats: trained on another processor, the weights are others.
+    assert {check["name"] for check in checks if check["verdict"] != "pass"} <= {"logits", "pictures"}
+    assert "fail" not in {check["verdict"] for check in checks}
     same = [check["figures"] for check in checks if check["name"] == "pictures"]
     assert all(one["mean_kl"] < one["mean_kl_blank"] / 100 for one in same)
     trained = {check["name"]: check["verdict"] for check in json.loads((made[0] / "train.json").read_text())["checks"]}
