@@ -303,7 +303,7 @@ def _data(configuration: Configuration, recipe: dict[str, Any]) -> dict[str, Any
         ids = [chance.randrange(10, vocabulary) for _ in range(configuration.length)]
         rows.append({"input_ids": ids, "labels": [-100] * prompt + ids[prompt:]})
     order = list(range(len(rows)))
-    return {"train": rows, "held_out": [], "figures": {}, "order": order}
+    return {"train": rows, "held_out": [], "figures": {}, "order": order, "pictures": None}
 
 
 def _tokenizer() -> Any:

@@ -72,6 +72,19 @@ def test_another_recipe_in_the_same_folder_is_told_apart(run: RunDir) -> None:
     assert run.free_name() == f"{run.path}-3"
 
 
+def test_a_recipe_of_pictures_in_the_folder_of_one_of_text_is_told_apart(run: RunDir) -> None:
+    """Only a recipe of pictures has fields of pictures."""
+    values = {"max_steps": 40, "images": True, "lora_parts": ["language"]}
+    other = planning.plan_with(recipe_hash="b", recipe=values, fingerprints={"data": "x"})
+    with pytest.raises(UsageError) as caught:
+        local.train(run, other, resume=False, progress=lambda *_: None, say=lambda _: None)
+    assert caught.value.got == "images: None → True; lora_parts: None → ['language']"
+    plan_record.write(run.plan, other)
+    with pytest.raises(UsageError) as caught:
+        local.train(run, PLAN, resume=False, progress=lambda *_: None, say=lambda _: None)
+    assert caught.value.got == "images: True → None; lora_parts: ['language'] → None"
+
+
 def test_of_the_hub_nobody_is_asked_whether_a_run_may_go_on() -> None:
     """Its revision says which model and which rows; without a network they come from the cache."""
     here = {"model": "me/tiny", "revision": "a" * 40, "data": "me/rows", "data_revision": "b" * 40}

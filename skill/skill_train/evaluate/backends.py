@@ -111,14 +111,14 @@ def backend_of(model: Model, wanted: str) -> tuple[Ask, str]:
 
     Raises:
         NotInstalled: vllm was asked for, or llama.cpp is needed, and it is not installed.
-        UsageError: vllm was asked for, and there is no CUDA.
+        UsageError: vllm was asked for, and there is no CUDA, or the rows have pictures.
     """
     if model.is_gguf:
         llama_cpp_folder()
         return (ask_llama_cpp if model.pictures is None else ask_pair), "a GGUF file"
     if wanted == "vllm":
-        _require_vllm()
         _require_text(model)
+        _require_vllm()
     if wanted == "transformers":
         return ask_transformers, "asked for"
     if model.adapter is not None:

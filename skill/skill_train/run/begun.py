@@ -99,11 +99,13 @@ def trained(run: RunDir) -> TrainRecord:
 
 
 def _differences(earlier: Plan, plan: Plan) -> list[str]:
-    """The differences, as `key: value in the folder → value asked for`."""
+    """The differences, as `key: value in the folder → value asked for`. Fields of pictures are in recipes of pictures
+    alone."""
     kinds = sorted(earlier.fingerprints.keys() | plan.fingerprints.keys())
     changed = [f"the {key} has changed" for key in kinds if earlier.fingerprints.get(key) != plan.fingerprints.get(key)]
     old, new = earlier.recipe.as_dict(), plan.recipe.as_dict()
-    return changed + [f"{key}: {old[key]!r} → {new[key]!r}" for key in sorted(new) if old[key] != new[key]]
+    pairs = {key: (old.get(key), new.get(key)) for key in sorted(old.keys() | new.keys())}
+    return changed + [f"{key}: {before!r} → {after!r}" for key, (before, after) in pairs.items() if before != after]
 
 
 def forget(run: RunDir, there: set[Path]) -> None:
