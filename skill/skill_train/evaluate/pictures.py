@@ -14,6 +14,7 @@ from skill_train.program.events import Refused
 from skill_train.program.pictures.decode import PictureSize, picture_digest, picture_size
 from skill_train.program.pictures.find import picture_parts
 from skill_train.program.pictures.tokens import ImageModel, Pictures
+from skill_train.reference.pictures import with_markers
 from skill_train.run.train_record import Row
 
 
@@ -126,12 +127,7 @@ class ServerPrompts:
         self.seen = pictures.read_by(tokenizer)
 
     def text(self, turns: PictureTurns) -> str:
-        marker = {"type": "text", "text": self.marker}
-        messages = [
-            m | {"content": [marker if part["type"] == "image" else part for part in m["content"]]}
-            for m in turns.messages
-        ]
-        return self._rendered(messages, turns.tools)
+        return self._rendered(with_markers(turns.messages, self.marker), turns.tools)
 
     def is_asked_alike(self, turns: PictureTurns, prompt: list[int]) -> bool:
         """Whether the chat template asks the row's own question: the same ids as the row has before its answer."""

@@ -150,7 +150,7 @@ class PictureModel:
             ids=ids,
             following=ids[len(ids) - behind :],
             text=self._for_llama_cpp(rendered, expansions),
-            as_asked=self._rendered([self._with_markers(message) for message in question.messages]),
+            as_asked=self._rendered(with_markers(question.messages, self.marker)),
             pictures=self._copied(pixels, [PictureSize(*picture.size) for picture in question.pictures]),
             parts=[ReferencePart(*one) for one in zip(pixels, self._embeddings(inputs, len(pixels)), strict=True)],
             logits=self._logits(ids, inputs, behind),
@@ -159,11 +159,6 @@ class PictureModel:
 
     def _rendered(self, messages: list[JsonObject]) -> str:
         return str(self.tokenizer.apply_chat_template(messages, tokenize=False))
-
-    def _with_markers(self, message: JsonObject) -> JsonObject:
-        """A message as llama.cpp's server gives it to the chat template: a marker as text in place of a picture."""
-        marker = {"type": "text", "text": self.marker}
-        return {**message, "content": [marker if part["type"] == "image" else part for part in message["content"]]}
 
     def _for_llama_cpp(self, rendered: str, expansions: list[str]) -> str:
         """The text without what llama.cpp writes around a picture by itself."""
@@ -261,6 +256,15 @@ def picture_model(image: ImageModel, marker: str) -> Iterator[PictureModel]:
     """
     with reference_model(Path(image["model"]), None, partial(read_model, task="ImageTextToText")) as model:
         yield PictureModel(image, model, marker)
+
+
+def with_markers(messages: list[JsonObject], marker: str) -> list[JsonObject]:
+    """Messages as llama.cpp's server gives them to the chat template: a marker as text in place of each picture."""
+    text = {"type": "text", "text": marker}
+    return [
+        message | {"content": [text if part["type"] == "image" else part for part in message["content"]]}
+        for message in messages
+    ]
 
 
 def _put(text: str, mark: str, texts: list[str]) -> str:
