@@ -3224,7 +3224,7 @@ class Data(TypedDict):
     held_out: list[EncodedRow]
     figures: DataFigures
     order: list[int]
-    pictures: NotRequired[Pictures | None]
+    pictures: Pictures | None
 
 
 def trained_tokens(row: Tokens) -> int:

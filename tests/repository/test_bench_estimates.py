@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import sys
 from pathlib import Path
 from statistics import median
 from types import ModuleType
@@ -10,20 +11,29 @@ from types import ModuleType
 import pytest
 
 from skill_train.estimate import published as estimate_published
+from skill_train.program.split import Data
 
 BENCH = Path(__file__).resolve().parents[2] / "bench" / "estimates"
 
 
 @pytest.fixture(scope="module")
 def compare() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("compare", BENCH / "compare.py")
+    return _program("compare")
+
+
+def _program(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, BENCH / f"{name}.py")
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    import sys
-
-    sys.modules["compare"] = module  # dataclasses look their module up
+    sys.modules[name] = module  # dataclasses look their module up
     spec.loader.exec_module(module)
     return module
+
+
+def test_what_is_measured_is_fed_all_that_the_training_program_reads() -> None:
+    measure = _program("measure")
+    configuration = measure.configurations("cpu")[0]
+    assert measure._data(configuration, {"effective_batch_size": 1}).keys() == Data.__annotations__.keys()
 
 
 def test_measured_peaks_lie_inside_the_range(compare: ModuleType) -> None:

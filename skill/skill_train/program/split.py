@@ -9,7 +9,7 @@ import unicodedata
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NotRequired, TypedDict
+from typing import Any, TypedDict
 
 from skill_train.program.events import Refused
 from skill_train.program.examples import EncodedRow, Tokens
@@ -53,7 +53,7 @@ class Data(TypedDict):
     held_out: list[EncodedRow]
     figures: DataFigures
     order: list[int]
-    pictures: NotRequired[Pictures | None]
+    pictures: Pictures | None
 
 
 def trained_tokens(row: Tokens) -> int:
