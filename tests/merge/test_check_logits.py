@@ -172,18 +172,18 @@ def test_texts_are_bounded_and_never_missing(tmp_path: Path) -> None:
 
 
 _CHILD = """
-import json, resource, sys
+import json, sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from safetensors import safe_open
 import torch
+from skill_train.core.memory import peak_memory_bytes as peak
 from skill_train.model.adapter import read_adapter
 from skill_train.merge.plan import Base, plan_merge
 from skill_train.merge.write import Target, write_shards
 from skill_train.model.weight_files import read_folder
 base, adapter, out = map(Path, sys.argv[1:])
 torch.ones(64, 64) @ torch.ones(64, 64)
-peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 before = peak()
 model = Base(base, json.loads((base / "config.json").read_text()), read_folder(base))
 with ThreadPoolExecutor(4) as pool:
