@@ -3,6 +3,7 @@
     SKILL.md               the blocks between `<!-- generated:NAME -->` and `<!-- /generated -->`
     references/cli.md      every command as its `--help` prints it, but for what all have in common
     references/recipe.md   every recipe field with its type, default, unit and meaning
+    references/devices.md  its table of devices
 
 With `--check` nothing is written; exit 1 and the names of the files that are out of date.
 """
@@ -22,6 +23,7 @@ import click
 from skill_train.cli import cli
 from skill_train.commands._frame import FORMATS
 from skill_train.core.errors import EXIT_CODES
+from skill_train.estimate.targets import read_table
 from skill_train.recipe.fields import Recipe
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -45,7 +47,7 @@ _SHARED = re.compile(r"^  (--format|-h, --help) .*\n?(^ {8,}\S.*\n)*|^ *Exit cod
 def main() -> int:
     """Exit code: 0, or 1 when `--check` found a stale page."""
     pages = {ROOT / "references" / "cli.md": cli_page(), ROOT / "references" / "recipe.md": recipe_page()}
-    for page in (ROOT / "SKILL.md", ROOT / "README.md"):
+    for page in (ROOT / "SKILL.md", ROOT / "README.md", ROOT / "references" / "devices.md"):
         pages[page] = with_blocks(page.read_text(encoding="utf-8"))
     stale = [path for path, text in pages.items() if not path.is_file() or path.read_text(encoding="utf-8") != text]
     if "--check" not in sys.argv[1:]:
@@ -58,7 +60,7 @@ def main() -> int:
 
 def with_blocks(text: str) -> str:
     """The page with each generated block renewed."""
-    blocks = {"commands": command_table, "exit-codes": exit_code_table}
+    blocks = {"commands": command_table, "exit-codes": exit_code_table, "devices": device_table}
     return _BLOCK.sub(lambda match: match[1] + blocks[match["name"]]() + match[3], text)
 
 
@@ -74,6 +76,28 @@ def command_table() -> str:
 def exit_code_table() -> str:
     """Exit codes and their meaning, as a Markdown table."""
     return _table("| exit code | means |", [f"| {code} | {_cell(text)} |" for code, text in EXIT_CODES.items()])
+
+
+def device_table() -> str:
+    """Every device that `--for` knows, and the sources of its values, as Markdown."""
+    table = read_table()
+    rows = [
+        f"| {row.name} | {', '.join(map(str, row.memory_gb))} GB | {row.usable} | {row.gigabytes_per_second:g} GB/s "
+        f"| {row.source} |"
+        for row in table.devices
+    ]
+    shares = [
+        f"| {name} | {usable.share[0]:.0%} to {usable.share[1]:.0%} | {_cell(usable.source)} |"
+        for name, usable in table.usable.items()
+    ]
+    sources = [f"| {name} | {_cell(text)} |" for name, text in table.sources.items()]
+    return "\n".join(
+        [
+            _table("| device | memory | usable as | bandwidth | source |", rows),
+            _table("| usable as | share of the memory | source |", shares),
+            _table("| source | is |", sources),
+        ]
+    )
 
 
 def cli_page() -> str:

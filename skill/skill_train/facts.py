@@ -31,6 +31,7 @@ class ModelFacts:
         convertible: llama.cpp is known to take the architecture, as `config.json` describes it; None when that is not
             known.
         not_convertible: why not, where it is not.
+        windowed_layers: layers that see only the sliding window; None when config.json does not say which.
         unread_window: the sliding window in tokens, where llama.cpp is not known to compute the model with it.
         at_hand: the weights lie on this machine.
         linear_layers: what LoRA adapts, where the family is on no list; None where nobody looked.
@@ -71,6 +72,7 @@ class ModelFacts:
     at_hand: bool = False
     linear_layers: tuple[str, ...] | None = None
     tower: TowerFacts | None = None
+    windowed_layers: int | None = None
 
 
 @dataclass(frozen=True)

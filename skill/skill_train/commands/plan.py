@@ -15,6 +15,16 @@ from msgspec.structs import replace
 from skill_train.cloud.stage_data import list_files
 from skill_train.commands._blockers import blocked, warn_of_export
 from skill_train.commands._drawing import add_row, draw_line, rich_table
+from skill_train.commands._for_device import (
+    CANDIDATES,
+    Asked,
+    DeviceAnswer,
+    DeviceOptions,
+    answer_of,
+    asked_of,
+    draw_answer,
+    for_device_options,
+)
 from skill_train.commands._frame import command
 from skill_train.commands._measured import MeasuredFigure, measured_beside_estimates
 from skill_train.commands._options import (
@@ -30,8 +40,9 @@ from skill_train.commands._options import (
 from skill_train.commands._planning import load_recipe, plan_from_metadata
 from skill_train.commands._shell import quoted
 from skill_train.core.console import Console, Result, clean
-from skill_train.core.errors import UsageError
+from skill_train.core.errors import DecisionNeeded, UsageError
 from skill_train.core.units import dollars, gigabytes, megabytes
+from skill_train.estimate.fit import estimated_file
 from skill_train.plan.file import require_free
 from skill_train.plan.make import few_steps
 from skill_train.plan.placement import Choices
@@ -45,10 +56,11 @@ from skill_train.run.plan_record import Blocker, Estimate, Estimates, Number, Of
 
 _MANY_EPOCHS = 10
 _FEW_HELD_OUT = 10
+_OF_A_DEVICE = ("for_device", "memory", "bandwidth", "context", "max_size", "min_speed")
 
 
 @dataclass(frozen=True)
-class PlanOptions:
+class PlanOptions(DeviceOptions):
     recipe: Path | None = None
     model: str | None = None
     data: str | None = None
@@ -78,10 +90,11 @@ def run(options: PlanOptions, console: Console) -> Result:
         require_free(options.out)
     recipe = load_recipe(options.recipe, set_options(options, RECIPE_OPTIONS))
     plan, sent = _with_pictures(plan_from_metadata(console, recipe, _choices(options)))
+    asked = asked_of(options, plan.facts.model)
     if options.out is not None:
         plan_record.write(options.out, plan)
     _warn(console, plan)
-    return _result(plan, options, sent)
+    return _result(plan, options, sent, _on_device(asked, plan))
 
 
 class SentRows(TypedDict):
@@ -124,10 +137,11 @@ def _choices(options: PlanOptions) -> Choices:
 def _of_run(folder: Path, options: PlanOptions) -> Result:
     """The plan of a run, with its measurements."""
     run = open_run(folder)
-    others = set_options(options, (*RECIPE_OPTIONS, "device", "dtype", "where", "flavor", "out"))
+    others = set_options(options, (*RECIPE_OPTIONS, "device", "dtype", "where", "flavor", "out", *_OF_A_DEVICE))
     if others:
         hint = f"skill-train plan {quoted(folder)}"
-        option = f"--{next(iter(others)).replace('_', '-')}"
+        name = next(iter(others))
+        option = "--for" if name == "for_device" else f"--{name.replace('_', '-')}"
         raise UsageError(f"{folder} is a run with a plan, so {option} cannot be used", code="bad_usage", hint=hint)
     plan = plan_record.read(run.plan)
     data, actual = _summary(plan) | {"plan": str(run.plan)}, dict[str, MeasuredFigure]()
@@ -136,13 +150,34 @@ def _of_run(folder: Path, options: PlanOptions) -> Result:
     return Result(data, human=lambda rich: _draw(rich, plan, actual), quiet=plan.where)
 
 
-def _result(plan: Plan, options: PlanOptions, sent: SentRows | None) -> Result:
+def _on_device(asked: Asked | None, plan: Plan) -> tuple[DeviceAnswer, DecisionNeeded | None] | None:
+    """Each file that could be exported, on the device that it is for; None when no device was named."""
+    if asked is None:
+        return None
+    model = plan.facts.model
+    return answer_of(asked, [estimated_file(model, asked.target, quant, asked.context) for quant in CANDIDATES])
+
+
+def _result(
+    plan: Plan,
+    options: PlanOptions,
+    sent: SentRows | None,
+    on_device: tuple[DeviceAnswer, DecisionNeeded | None] | None,
+) -> Result:
     data = _summary(plan) | {"plan": str(options.out) if options.out else None}
     data |= {} if sent is None else {"upload": sent}
-    error = blocked(plan) if plan.blockers else None
+    answer, nothing_fits = on_device or (None, None)
+    data |= {} if answer is None else {"for": answer}
+    error = blocked(plan) if plan.blockers else nothing_fits
+
+    def draw(rich: Any) -> None:
+        _draw(rich, plan, {}, sent)
+        if answer is not None:
+            draw_answer(rich, answer)
+
     return Result(
         data,
-        human=lambda rich: _draw(rich, plan, {}, sent),
+        human=draw,
         quiet=plan.where,
         next=[] if error else _next(plan, options),
         error=error,
@@ -324,6 +359,7 @@ def _time(seconds: float) -> str:
     examples=(
         "skill-train plan --model Qwen/Qwen2.5-7B-Instruct --data tickets.jsonl",
         "skill-train plan recipe.yaml --where cloud --max-hours 2 --out plan.json",
+        'skill-train plan --model Qwen/Qwen2.5-1.5B-Instruct --data tickets.jsonl --for "iPhone 15"',
     ),
 )
 @click.argument("recipe", type=PATH, required=False)
@@ -338,6 +374,7 @@ def _time(seconds: float) -> str:
     show_default=True,
     help="Longest acceptable run, in hours; a longer one is planned for the cloud.",
 )
+@for_device_options
 @click.option("--out", type=PATH, help="File for the plan; `skill-train local PLAN` runs it.")
 def plan(options: PlanOptions, console: Console) -> Result:
     """Decide whether to train here or in the cloud, and estimate memory, time and cost; spends nothing.

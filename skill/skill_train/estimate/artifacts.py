@@ -1,11 +1,11 @@
-"""Estimates what the results need: memory to merge, convert and verify, and the size, memory and speed of each
-quantized file on a device. Pure arithmetic; every formula names its source."""
+"""Estimates what the results need: memory to merge, convert and verify, and the size and memory of each quantized file.
+Pure arithmetic; every formula names its source."""
 
 from __future__ import annotations
 
-from skill_train.estimate.devices import device_speed
+from skill_train.estimate.decode import UBATCH, cache_bytes
 from skill_train.estimate.step import Part, Range
-from skill_train.facts import MachineFacts, ModelFacts
+from skill_train.facts import ModelFacts
 from skill_train.model.families import ANSWERS_UP_TO, KEPT_IN_16_BITS, ROWS_AT_ONCE
 
 # Bits a weight of whole files, Llama 3.1 8B: llama.cpp, tools/quantize/README.md (read 2026-11-21).
@@ -30,8 +30,6 @@ BITS = {
 _TIED_BITS = (6.56, 8.5)
 _FALLBACK = 1.3
 _TOKENIZER_BYTES = (0.5e6, 12e6)
-_BANDWIDTH_REACHED = (0.35, 0.80)  # generation: llama.cpp discussions 4167 (Apple) and 15013 (CUDA), 7B Q4_0 and F16
-_UBATCH = 512  # llama.cpp's default
 
 
 def file_bytes(model: ModelFacts, quant: str) -> Range | None:
@@ -48,38 +46,25 @@ def file_bytes(model: ModelFacts, quant: str) -> Range | None:
     return Range(low + _TOKENIZER_BYTES[0], high + _TOKENIZER_BYTES[1], f"{bits} bits a weight")
 
 
-def inference_bytes(model: ModelFacts, quant: str, context: int) -> list[Part] | None:
-    """Memory of llama.cpp with one sequence: the file, the cache of keys and values in float16 (2 x layers x kv heads x
-    head size x context x 2 bytes), and the compute buffer (llama.cpp reserves logits of one ubatch in float32)."""
-    size = file_bytes(model, quant)
-    if size is None or not (model.layers and model.hidden_size and model.vocab_size):
+def memory_parts(model: ModelFacts, file: Range, context: int) -> list[Part] | None:
+    """Memory of llama.cpp with one sequence: the file, the cache of keys and values, and the compute buffer (llama.cpp
+    reserves logits of one ubatch in float32)."""
+    cache = cache_bytes(model, context)
+    if cache is None or not model.vocab_size:
         return None
-    cache = kv_cache_bytes(model, context)
-    compute = _UBATCH * model.vocab_size * 4
+    compute = UBATCH * model.vocab_size * 4
     return [
-        Part("weights", size.low, size.high, size.basis),
-        Part("kv cache", cache, cache, f"{context} tokens in float16"),
-        Part("compute", 0.5 * compute, compute + 150e6, f"{_UBATCH} rows of logits, graph and context"),
+        Part("weights", file.low, file.high, file.basis),
+        Part("kv cache", cache.low, cache.high, cache.basis),
+        Part("compute", 0.5 * compute, compute + 150e6, f"{UBATCH} rows of logits, graph and context"),
     ]
 
 
-def kv_cache_bytes(model: ModelFacts, context: int) -> int:
-    heads = model.kv_heads or model.heads or 1
-    head = model.head_dim or (model.hidden_size or 0) // (model.heads or 1)
-    return 2 * (model.layers or 0) * heads * head * context * 2
-
-
-def tokens_per_second(model: ModelFacts, quant: str, machine: MachineFacts) -> Range | None:
-    """The speed of generation, which reads every active weight once for each token: bandwidth x the reached share /
-    bytes. None if the bandwidth is unknown (most CPUs)."""
-    size, device = file_bytes(model, quant), device_speed(machine)
-    if size is None or device is None or not model.parameters:
-        return None
-    read = size.middle * (model.active_parameters or model.parameters) / model.parameters
-    rate = device.gigabytes_per_second * 1e9 / read
-    low, high = _BANDWIDTH_REACHED
-    basis = f"{device.gigabytes_per_second:g} GB/s of {machine.chip} x {low:.0%} to {high:.0%}"
-    return Range(rate * low, rate * high, basis)
+def unread_bytes(model: ModelFacts, quant: str) -> float:
+    """The input embedding in a file, where the output head is another tensor: a token reads one row of it."""
+    if model.tied_embeddings is not False or not (model.vocab_size and model.hidden_size):
+        return 0.0
+    return model.vocab_size * model.hidden_size * BITS.get(quant, 16.0) / 8
 
 
 def merge_bytes(model: ModelFacts, plain: bool = True) -> Range | None:

@@ -56,6 +56,9 @@ _DEFAULTS: dict[str, Mapping[str, int]] = {
 _SWITCHED_WINDOW = ("qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "smollm3", "qwen2_vl", "qwen2_5_vl")
 # The first layer with a window, if config.json leaves max_window_layers out.
 _WINDOW_FROM = {"qwen2": 28, "qwen3": 28, "qwen2_vl": 80, "qwen2_5_vl": 80, "dots1": 62}
+# Of so many layers one sees everything, where config.json has neither layer_types nor sliding_window_pattern
+# (configuration_<type>.py, transformers 5.23).
+_ONE_FULL_OF = {"gemma2": 2, "gemma3_text": 6, "gemma4_text": 6, "cohere2": 4, "gpt_oss": 2, "olmo3": 4, "exaone4": 4}
 _NESTED_TEXT = ("text_config", "llm_config", "language_config")
 # Vision models that AutoModelForCausalLM, and so train.py, loads for their text (transformers 5.23,
 # MODEL_FOR_CAUSAL_LM_MAPPING_NAMES). It refuses all others.
@@ -139,6 +142,7 @@ def read(
         gated=origin.gated,
         revision=origin.revision,
         sliding_window=_sliding_window(text, sizes),
+        windowed_layers=_windowed_layers(text, sizes),
         unread_window=unread_window(config),
         convertible=None if from_config.architecture(text, config) is None else refused is None,
         not_convertible=refused,
@@ -317,6 +321,17 @@ def _sliding_window(text: Config, sizes: _Sizes) -> int | None:
     if not isinstance(window, int) or window <= 0 or (context is not None and window >= context):
         return None
     return window if _any_layer_windowed(model_type, text, sizes["layers"]) else None
+
+
+def _windowed_layers(text: Config, sizes: _Sizes) -> int | None:
+    """How many layers see only the window; None where nothing says it, 0 where there is no window."""
+    if _sliding_window(text, sizes) is None:
+        return 0
+    kinds, layers = text.get("layer_types"), sizes["layers"]
+    if isinstance(kinds, list) and kinds:
+        return kinds.count("sliding_attention")
+    of = text.get("sliding_window_pattern", _ONE_FULL_OF.get(str(text.get("model_type"))))
+    return layers - layers // of if isinstance(of, int) and of > 0 and layers is not None else None
 
 
 def _any_layer_windowed(model_type: str, text: Config, layers: int | None) -> bool:

@@ -5,14 +5,13 @@ from __future__ import annotations
 from skill_train.estimate.artifacts import (
     convert_bytes,
     disk_bytes,
-    file_bytes,
-    inference_bytes,
     merge_bytes,
-    tokens_per_second,
     verify_bytes,
 )
+from skill_train.estimate.fit import estimated_file
 from skill_train.estimate.modules import adapter_parameters
-from skill_train.estimate.step import Part, Range, total
+from skill_train.estimate.step import Part, Range
+from skill_train.estimate.targets import Target, of_machine
 from skill_train.estimate.trained import trained_bytes
 from skill_train.facts import MachineFacts, ModelFacts
 from skill_train.plan.places import QUANTS, Candidate
@@ -31,7 +30,7 @@ def estimates(
         context: the tokens of the cache of keys and values.
         plain: the adapter consists of A and B only.
     """
-    step = chosen.fit.step
+    step, here = chosen.fit.step, of_machine(machine)
     adapter = 0 if step.full else adapter_parameters(model, step.target_modules, step.lora_r, dora=step.dora)
     return Estimates(
         memory_bytes=_range(chosen.fit.memory, "the model's shape is unknown"),
@@ -45,22 +44,19 @@ def estimates(
         convert_bytes=_range(convert_bytes(model), "unknown"),
         verify_bytes=_range(verify_bytes(model, plain), "unknown"),
         disk_bytes=_range(disk_bytes(model, QUANTS, trained_bytes(model, step)), "unknown"),
-        files=[_file(model, machine, quant, context) for quant in ("f16", *QUANTS)],
+        files=[_file(model, here, quant, context) for quant in ("f16", *QUANTS)],
         flavors=_offers(cloud),
         prices=_prices(cloud),
     )
 
 
-def _file(model: ModelFacts, machine: MachineFacts, quant: str, context: int) -> FileEstimate:
-    parts = inference_bytes(model, quant, context)
-    memory = None if parts is None else total(parts, f"{context} tokens of context")
-    speed = tokens_per_second(model, quant, machine)
-    unknown = f"no memory bandwidth of {machine.chip} is known"
+def _file(model: ModelFacts, here: Target, quant: str, context: int) -> FileEstimate:
+    file = estimated_file(model, here, quant, context)
     return FileEstimate(
         quant=quant,
-        bytes=_range(file_bytes(model, quant), "the parameters are unknown"),
-        memory_bytes=_range(memory, "the model's shape is unknown"),
-        tokens_per_second=_range(speed, unknown),
+        bytes=_range(file.bytes, "the parameters are unknown"),
+        memory_bytes=_range(file.memory, "the model's shape is unknown"),
+        tokens_per_second=_range(file.speed, f"no memory bandwidth of {here.name} is known"),
     )
 
 

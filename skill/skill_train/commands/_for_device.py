@@ -1,0 +1,194 @@
+"""`--for DEVICE`: the options that describe a device and what is asked of a file, and the answer that `plan` and
+`export-gguf` give."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypedDict
+
+import click
+
+from skill_train.commands._drawing import add_row, rich_table
+from skill_train.commands._options import Number
+from skill_train.core.console import Result, clean
+from skill_train.core.errors import DecisionNeeded, UsageError
+from skill_train.core.units import gigabytes, megabytes
+from skill_train.estimate.fit import Choice, DeviceFile, Limits, choose
+from skill_train.estimate.step import Range
+from skill_train.estimate.targets import Target, find_target, parse_bytes
+from skill_train.facts import ModelFacts
+
+CANDIDATES = ("q8_0", "q6_k", "q5_k_m", "q4_k_m", "q3_k_m", "q2_k")
+DEFAULT_CONTEXT = 4096
+_MOST_CONTEXT = 1 << 24
+_ASKED = {"context": "--context", "max_size": "--max-size", "max_kl": "--max-kl", "min_speed": "--min-speed"}
+_DESCRIBED = {"for_device": "--for", "memory": "--memory", "bandwidth": "--bandwidth"}
+
+
+@dataclass(frozen=True)
+class DeviceOptions:
+    """The fields of a command's options that `for_device_options` adds. `for_device` is the value of `--for`."""
+
+    for_device: str | None = None
+    memory: str | None = None
+    bandwidth: str | None = None
+    context: int | None = None
+    max_size: str | None = None
+    min_speed: float | None = None
+
+
+class FileAnswer(TypedDict):
+    """One file on the device: each estimate from its least to its most, or None where it is unknown. `kl` is measured,
+    in nats a token; `problems` is empty for a file that could be shipped."""
+
+    quant: str
+    bytes: list[float] | None
+    memory_bytes: list[float] | None
+    tokens_per_second: list[float] | None
+    kl: float | None
+    problems: list[str]
+
+
+class DeviceAnswer(TypedDict):
+    """The device, each file on it, and the one to ship; `recommended` is None where nothing fits."""
+
+    device: str
+    memory_bytes: float
+    usable_bytes: list[float]
+    gigabytes_per_second: float | None
+    context: int
+    reasons: list[str]
+    files: list[FileAnswer]
+    recommended: str | None
+    because: str
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A device, the tokens of context, and the limits."""
+
+    target: Target
+    context: int
+    limits: Limits
+
+
+def for_device_options(function: Callable[..., Result]) -> Callable[..., Result]:
+    """The options that describe a device, and what its file must keep."""
+    options = (
+        click.option("--for", "for_device", help='Device that the file is for, such as "iPhone 15" or "M2 16GB".'),
+        click.option("--memory", help="Memory of the device, such as 8GB.  [default: that of the device's row]"),
+        click.option("--bandwidth", help="Its memory bandwidth, such as 68GB/s.  [default: that of the device's row]"),
+        click.option(
+            "--context",
+            type=click.IntRange(min=1, max=_MOST_CONTEXT),
+            help=f"Tokens of a conversation on the device.  [default: {DEFAULT_CONTEXT}, or what the model has]",
+        ),
+        click.option("--max-size", help="Largest file, such as 1.5GB."),
+        click.option("--min-speed", type=Number(min=0, min_open=True, max=1e6), help="Tokens a second, at least."),
+    )
+    for option in reversed(options):
+        function = option(function)
+    return function
+
+
+def asked_of(options: DeviceOptions, model: ModelFacts, *, max_kl: float | None = None) -> Asked | None:
+    """The device that the options describe; None when they describe none.
+
+    Raises:
+        UsageError: no such device, a value that is no size, a limit without a device, or a context that the model was
+            not made for.
+    """
+    described = {name: getattr(options, name) for name in _DESCRIBED}
+    limits = {name: getattr(options, name, None) for name in _ASKED} | ({"max_kl": max_kl} if max_kl else {})
+    if not any(described.values()):
+        alone = next((option for name, option in _ASKED.items() if limits[name] is not None), None)
+        if alone is not None:
+            expected = "--for with the name of a device, or --memory"
+            raise UsageError(f"{alone} needs a device", code="bad_usage", expected=expected)
+        return None
+    target = find_target(options.for_device, options.memory, options.bandwidth)
+    most = None if options.max_size is None else parse_bytes(options.max_size, "--max-size")
+    return Asked(target, _context(options.context, model.context), Limits(most, max_kl, options.min_speed))
+
+
+def _context(asked: int | None, trained: int | None) -> int:
+    if asked is None:
+        return min(DEFAULT_CONTEXT, trained or DEFAULT_CONTEXT)
+    if trained is not None and asked > trained:
+        expected = f"at most {trained}, which the model was made for"
+        raise UsageError("--context is longer than the model's", code="bad_usage", expected=expected, got=str(asked))
+    return asked
+
+
+def answer_of(asked: Asked, candidates: Sequence[DeviceFile]) -> tuple[DeviceAnswer, DecisionNeeded | None]:
+    """The answer, and the error where nothing fits."""
+    choice, target = choose(candidates, asked.target, asked.limits), asked.target
+    answer: DeviceAnswer = {
+        "device": target.name,
+        "memory_bytes": round(target.memory_bytes),
+        "usable_bytes": [round(end) for end in target.usable_bytes],
+        "gigabytes_per_second": target.gigabytes_per_second,
+        "context": asked.context,
+        "reasons": list(target.reasons),
+        "files": [_file(candidate, choice) for candidate in candidates],
+        "recommended": choice.candidate.quant if choice.candidate else None,
+        "because": choice.because,
+    }
+    return answer, None if choice.candidate else _nothing(choice)
+
+
+def _nothing(choice: Choice) -> DecisionNeeded:
+    return DecisionNeeded(
+        choice.because,
+        code="nothing_fits",
+        expected="a smaller model or --context, a lower limit, or a device with more memory",
+    )
+
+
+def _file(candidate: DeviceFile, choice: Choice) -> FileAnswer:
+    return {
+        "quant": candidate.quant,
+        "bytes": _ends(candidate.bytes),
+        "memory_bytes": _ends(candidate.memory),
+        "tokens_per_second": _ends(candidate.speed, digits=1),
+        "kl": candidate.kl,
+        "problems": [problem.says for problem in choice.problems[candidate.quant]],
+    }
+
+
+def _ends(value: Range | None, digits: int | None = None) -> list[float] | None:
+    return None if value is None else [round(value.low, digits), round(value.high, digits)]
+
+
+# --- The drawing ---
+
+
+def draw_answer(rich: Any, answer: DeviceAnswer) -> None:
+    """A row a file, then the one to ship, and where the figures of the device come from."""
+    title = f"on {answer['device']}, with {answer['context']} tokens of context"
+    table = rich_table("file", "size", "memory", "tokens/s", "divergence", "fits", title=clean(title))
+    for file in answer["files"]:
+        table_row = (_sizes(file["bytes"]), _sizes(file["memory_bytes"]), _rates(file["tokens_per_second"]))
+        kl = "not measured" if file["kl"] is None else f"{file['kl']:.2g} nats"
+        style = "bold" if file["quant"] == answer["recommended"] else None
+        fits = "no: it " + "; ".join(file["problems"]) if file["problems"] else "yes"
+        add_row(table, file["quant"], *table_row, kl, fits, style=style)
+    rich.print(table)
+    ship = f"ship {answer['recommended']}: " if answer["recommended"] else ""
+    rich.print(clean(ship + answer["because"]), markup=False, style="bold")
+    for reason in answer["reasons"]:
+        rich.print(clean(reason), markup=False, style="dim")
+
+
+def _sizes(ends: list[float] | None) -> str:
+    if ends is None:
+        return "unknown"
+    low, high = ends
+    if high < 1e8:
+        return megabytes(high) if low == high else f"{low / 1e6:.1f} to {megabytes(high)}"
+    return gigabytes(high, 2) if low == high else f"{low / 1e9:.2f} to {gigabytes(high, 2)}"
+
+
+def _rates(ends: list[float] | None) -> str:
+    return "unknown" if ends is None else f"{ends[0]:,.0f} to {ends[1]:,.0f}"

@@ -1,0 +1,115 @@
+"""What llama.cpp needs to run a file, and how many tokens a second it writes. Pure arithmetic.
+
+The time of a token is the time to read what it needs, and a fixed time for each layer:
+
+    weights / (bandwidth x share) + cache / (bandwidth x cache_share) + layers x seconds_per_layer
+
+Shares and seconds were fitted to published rows (bench/decode, 2026-11-26), most of them of XiongjieDai's
+GPU-Benchmarks-on-LLM-Inference: 8B and 70B, q4_k_m and f16, contexts of 512 to 8192. Rows that were not used for the
+fit lie 9 % off (median), and 9 of 10 inside the range.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from skill_train.estimate.step import Range
+from skill_train.estimate.targets import UNKNOWN_FAMILY, Target
+from skill_train.facts import ModelFacts
+
+UBATCH = 512  # llama.cpp's default
+_PADDING = 256  # of a cache with a window: src/llama-kv-cache-iswa.cpp, GGML_PAD(window + ubatch, 256), read 2026-11-26
+_CACHE_BYTES = 2  # float16
+
+
+@dataclass(frozen=True)
+class Family:
+    """How chips of a kind read their memory.
+
+    Attributes:
+        share: of the bandwidth that quantized weights below 8 bits reach; `wide_share` those of 8 bits and more, which
+            take less work to unpack.
+        cache_share: of the bandwidth that the cache of keys and values reaches.
+        seconds_per_layer: to start the work of one layer.
+        range: the slowest and the fastest published row of such chips, relative to this estimate.
+    """
+
+    share: float
+    wide_share: float
+    cache_share: float
+    seconds_per_layer: float
+    range: tuple[float, float] = (0.7, 1.4)
+
+
+FAMILIES = {
+    "nvidia": Family(0.84, 0.86, 0.4, 60e-6),
+    "nvidia_hbm": Family(0.60, 0.54, 0.2, 100e-6),
+    "apple": Family(0.80, 0.86, 0.4, 100e-6),
+    "apple_max": Family(0.58, 0.82, 0.2, 100e-6),
+    "apple_ultra": Family(0.60, 0.82, 0.2, 100e-6),
+    "amd": Family(0.80, 0.80, 0.4, 80e-6),
+    "cpu": Family(0.66, 0.66, 0.66, 70e-6),
+    "ios": Family(0.74, 0.80, 0.4, 100e-6, (0.6, 1.3)),  # phones become slower while they are warm
+    "phone": Family(0.58, 0.58, 0.58, 80e-6, (0.5, 1.3)),
+    UNKNOWN_FAMILY: Family(0.66, 0.72, 0.4, 80e-6, (0.5, 1.5)),
+}
+_WIDE = ("q8_0", "f16", "bf16", "f32")
+
+
+def cache_bytes(model: ModelFacts, context: int) -> Range | None:
+    """The cache of keys and values in float16, for one sequence. A layer with a sliding window keeps the window and one
+    ubatch. None if the shape is unknown."""
+    if not (model.layers and (model.kv_heads or model.heads) and (model.head_dim or model.hidden_size)):
+        return None
+    least, most = _windowed(model)
+    kept = min(context, _padded((model.sliding_window or 0) + UBATCH))
+    low, high = (_of_layers(model, context, kept, count) for count in (most, least))
+    some = f", of which {least} of {model.layers} layers keep {kept}" if least else ""
+    return Range(low, high, f"{context} tokens in float16{some}")
+
+
+def tokens_per_second(
+    model: ModelFacts, target: Target, *, quant: str, file_bytes: float, embedding_bytes: float, context: int
+) -> Range | None:
+    """The speed of writing an answer with the context half full. None if the bandwidth or the shape is unknown.
+
+    Args:
+        file_bytes: of the language model's file.
+        embedding_bytes: of an input embedding that is not also the output head. A token reads one row of it.
+    """
+    family, cache = FAMILIES[target.family], cache_bytes(model, max(1, context // 2))
+    if target.gigabytes_per_second is None or cache is None or not model.layers:
+        return None
+    active = (model.active_parameters or model.parameters or 1) / (model.parameters or 1)
+    weights = (file_bytes - embedding_bytes) * active
+    bandwidth = target.gigabytes_per_second * 1e9
+    share = family.wide_share if quant in _WIDE else family.share
+    seconds = (
+        weights / (bandwidth * share)
+        + cache.high / (bandwidth * family.cache_share)
+        + model.layers * family.seconds_per_layer
+    )
+    slow, fast = family.range
+    basis = (
+        f"{target.gigabytes_per_second:g} GB/s, of which {share:.0%} are reached, and {context // 2} tokens of context"
+    )
+    return Range(slow / seconds, fast / seconds, basis)
+
+
+def _windowed(model: ModelFacts) -> tuple[int, int]:
+    """The least and the most layers that keep only their window in llama.cpp."""
+    layers = model.layers or 0
+    if model.sliding_window is None or model.unread_window is not None:
+        return 0, 0
+    return (0, layers) if model.windowed_layers is None else (model.windowed_layers, model.windowed_layers)
+
+
+def _of_layers(model: ModelFacts, context: int, kept: int, windowed: int) -> int:
+    layers, heads = model.layers or 0, model.kv_heads or model.heads or 1
+    head = model.head_dim or (model.hidden_size or 0) // (model.heads or 1)
+    tokens = windowed * kept + (layers - windowed) * context
+    return 2 * tokens * heads * head * _CACHE_BYTES
+
+
+def _padded(tokens: int) -> int:
+    return -(-tokens // _PADDING) * _PADDING

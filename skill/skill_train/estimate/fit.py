@@ -1,0 +1,179 @@
+"""Which file to ship to a device: the best one that fits its memory and keeps what the user asks for. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from skill_train.core.units import gigabytes
+from skill_train.estimate.artifacts import BITS, file_bytes, memory_parts, unread_bytes
+from skill_train.estimate.decode import tokens_per_second
+from skill_train.estimate.step import Range, total
+from skill_train.estimate.targets import Target
+from skill_train.facts import ModelFacts
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What the user asks for; None asks for nothing.
+
+    Attributes:
+        max_bytes: of the file.
+        max_kl: nats a token, against the model that was trained.
+        min_speed: tokens a second.
+    """
+
+    max_bytes: float | None = None
+    max_kl: float | None = None
+    min_speed: float | None = None
+
+
+@dataclass(frozen=True)
+class DeviceFile:
+    """A file that could be shipped.
+
+    Attributes:
+        bytes: of the file, or of both files of a pair; None when the parameters are unknown.
+        memory: to run it; None when the shape of the model is unknown.
+        speed: tokens a second; None when the bandwidth is unknown.
+        kl: measured, in nats a token; None before there is a file.
+    """
+
+    quant: str
+    bytes: Range | None
+    memory: Range | None
+    speed: Range | None
+    kl: float | None = None
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Why a file is not shipped. `excess` is how far it is from the limit: 1.2 is a fifth too much, or too slow; None
+    when that is not known."""
+
+    says: str
+    excess: float | None
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The file to ship, or why there is none.
+
+    Attributes:
+        candidate: None when none fits.
+        because: one sentence.
+        problems: by quant; an empty list for a file that could be shipped.
+    """
+
+    candidate: DeviceFile | None
+    because: str
+    problems: dict[str, list[Problem]]
+
+
+def estimated_file(model: ModelFacts, target: Target, quant: str, context: int) -> DeviceFile:
+    """A file that is not made yet, on a device."""
+    size = file_bytes(model, quant)
+    if size is None:
+        return DeviceFile(quant, None, None, None)
+    return _of_size(model, target, quant, context, size, size)
+
+
+def exported_file(
+    model: ModelFacts, target: Target, quant: str, context: int, sizes: tuple[int, int], kl: float | None
+) -> DeviceFile:
+    """A file on disk, on a device.
+
+    Args:
+        sizes: bytes of the language model's file and of the projector's, 0 where there is none.
+        kl: as it was measured.
+    """
+    text, projector = sizes
+    both = Range(text + projector, text + projector, "the files")
+    return replace(_of_size(model, target, quant, context, Range(text, text, "the file"), both), kl=kl)
+
+
+def _of_size(model: ModelFacts, target: Target, quant: str, context: int, text: Range, all_files: Range) -> DeviceFile:
+    parts = memory_parts(model, all_files, context)
+    speed = tokens_per_second(
+        model,
+        target,
+        quant=quant,
+        file_bytes=text.middle,
+        embedding_bytes=unread_bytes(model, quant),
+        context=context,
+    )
+    memory = None if parts is None else total(parts, f"{context} tokens of context")
+    return DeviceFile(quant, all_files, memory, speed)
+
+
+def choose(candidates: Sequence[DeviceFile], target: Target, limits: Limits) -> Choice:
+    """The candidate of the least measured divergence among those without a problem; before anything is measured, the
+    one with most bits."""
+    problems = {candidate.quant: problems_of(candidate, target, limits) for candidate in candidates}
+    fitting = [candidate for candidate in candidates if not problems[candidate.quant]]
+    if not fitting:
+        return Choice(None, _nearest(problems, target), problems)
+    measured = all(candidate.kl is not None for candidate in fitting)
+    best = min(fitting, key=lambda c: (c.kl or 0.0, _high(c.bytes))) if measured else max(fitting, key=_bits)
+    others = len(candidates) - len(fitting)
+    most = f"the least divergence, {best.kl:.2g} nats," if measured else "the most bits a weight"
+    left = f"; {others} of {len(candidates)} do not fit" if others else ""
+    return Choice(best, f"{best.quant} has {most} of the types that fit {target.name}{left}", problems)
+
+
+def problems_of(candidate: DeviceFile, target: Target, limits: Limits) -> list[Problem]:
+    """What speaks against a file. The most that it may need must fit into the least that the device gives, and the
+    slowest speed must be enough. What is unknown speaks against it too."""
+    found, room = list[Problem](), target.usable_bytes[0]
+    if candidate.memory is None:
+        found.append(Problem("its memory is unknown, because the model's shape is", None))
+    elif candidate.memory.high > room:
+        needs = f"needs up to {gigabytes(candidate.memory.high)} of {gigabytes(room)} that can be used"
+        found.append(Problem(needs, candidate.memory.high / room if room else None))
+    if limits.max_bytes is not None and _high(candidate.bytes) > limits.max_bytes:
+        found.append(_too_large(candidate.bytes, limits.max_bytes))
+    if limits.max_kl is not None and (candidate.kl is None or not candidate.kl <= limits.max_kl):
+        found.append(_divergence(candidate.kl, limits.max_kl))
+    if limits.min_speed is not None:
+        found += _too_slow(candidate.speed, limits.min_speed)
+    return found
+
+
+def _too_large(size: Range | None, most: float) -> Problem:
+    if size is None:
+        return Problem("its size is unknown, so --max-size cannot be judged", None)
+    return Problem(f"has up to {gigabytes(size.high, 2)}, and --max-size is {gigabytes(most, 2)}", size.high / most)
+
+
+def _divergence(kl: float | None, most: float) -> Problem:
+    if kl is None:
+        return Problem("its divergence was not measured, so --max-kl cannot be judged", None)
+    return Problem(f"diverges by {kl:.2g} nats, and --max-kl is {most:g}", kl / most if most else None)
+
+
+def _too_slow(speed: Range | None, least: float) -> list[Problem]:
+    if speed is None:
+        return [Problem("its speed is unknown, because the bandwidth of the device is; --bandwidth sets it", None)]
+    if speed.low >= least:
+        return []
+    says = f"writes {speed.low:.1f} to {speed.high:.1f} tokens/s, and --min-speed is {least:g}"
+    return [Problem(says, least / speed.low)]
+
+
+def _nearest(problems: dict[str, list[Problem]], target: Target) -> str:
+    """The file that misses by least, with what it misses."""
+
+    def miss(quant: str) -> float:
+        return max(problem.excess if problem.excess is not None else float("inf") for problem in problems[quant])
+
+    nearest = min(problems, key=miss)
+    reasons = "; ".join(problem.says for problem in problems[nearest])
+    return f"nothing fits {target.name}; the nearest is {nearest}: it {reasons}"
+
+
+def _high(size: Range | None) -> float:
+    return float("inf") if size is None else size.high
+
+
+def _bits(candidate: DeviceFile) -> float:
+    return BITS.get(candidate.quant, 0.0)

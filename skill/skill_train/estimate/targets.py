@@ -1,0 +1,191 @@
+"""The device that a file is made for: a row of the table of published devices, or what the user states. Pure."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import math
+import re
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import msgspec
+
+from skill_train.core.errors import UsageError
+from skill_train.core.units import gigabytes
+from skill_train.estimate.devices import device_speed
+from skill_train.facts import MachineFacts
+
+_TABLE = Path(__file__).with_name("targets.json")
+_GIB = 1 << 30  # memory is sold in powers of two
+_STATED_USABLE = (0.75, 0.9)  # as for a computer of the table
+# Without a name nobody knows which kind of chip it is; `decode.FAMILIES` has the widest range for this one.
+UNKNOWN_FAMILY = "unknown"
+_UNITS = {"": 1.0, "B": 1.0, "KB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
+_MAKERS = re.compile(r"\b(apple|nvidia|geforce|amd|radeon|qualcomm|intel|gpu|bionic|with|ram)\b|\(.*?\)")
+
+
+@dataclass(frozen=True)
+class Target:
+    """A device.
+
+    Attributes:
+        family: of `decode.FAMILIES`: how much of the bandwidth such chips reach.
+        memory_bytes: all of it. `usable_bytes` is what a program may use, from the least to the most.
+        gigabytes_per_second: the bandwidth of the memory, 10^9 bytes; None when it is not known.
+        reasons: where each value comes from, in sentences.
+    """
+
+    name: str
+    family: str
+    memory_bytes: float
+    usable_bytes: tuple[float, float]
+    gigabytes_per_second: float | None
+    reasons: tuple[str, ...]
+
+
+class Usable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The share of the memory that a program may use, from the least to the most."""
+
+    share: tuple[float, float]
+    source: str
+
+
+class TableRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One device of the table. `memory_gb` are the sizes that are sold, in GiB, smallest first."""
+
+    name: str
+    family: str
+    usable: str
+    memory_gb: list[int]
+    gigabytes_per_second: float
+    source: str
+
+
+class Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """`targets.json`. Rows name their source, and the share of memory, by their keys here."""
+
+    usable: dict[str, Usable]
+    sources: dict[str, str]
+    devices: list[TableRow]
+
+
+@cache
+def read_table() -> Table:
+    """The published devices."""
+    return msgspec.convert(json.loads(_TABLE.read_text(encoding="utf-8")), Table)
+
+
+def find_target(name: str | None, memory: str | None, bandwidth: str | None) -> Target:
+    """The device that is meant.
+
+    Args:
+        name: of a row, with or without the maker; sizes of memory may follow, as in `M2 16GB`.
+        memory: such as `8GB`; takes the place of the row's.
+        bandwidth: such as `68GB/s`; likewise.
+
+    Raises:
+        UsageError: no such device, or a value that is no size.
+    """
+    stated = None if memory is None else parse_bytes(memory, "--memory")
+    speed = None if bandwidth is None else _parse_bandwidth(bandwidth)
+    if name is None:
+        if stated is None:
+            raise UsageError(
+                "--bandwidth alone does not describe a device",
+                code="bad_usage",
+                expected="--memory, such as 8GB, or --for with the name of a device",
+            )
+        reasons = ["memory: --memory", "usable: judged, not measured: the system takes 10 to 25 %"]
+        reasons.append("bandwidth: " + ("not known; --bandwidth sets it" if speed is None else "--bandwidth"))
+        return Target(_stated_name(stated, speed), UNKNOWN_FAMILY, stated, _shares(stated), speed, tuple(reasons))
+    row, size = _find_row(name)
+    return _of_row(row, stated or (size * _GIB if size else None), speed)
+
+
+def of_machine(machine: MachineFacts) -> Target:
+    """This machine. The bandwidth is known of the GPUs and the Apple chips of `devices`, and of no other processor."""
+    device = device_speed(machine)
+    speed = None if device is None else device.gigabytes_per_second
+    reason = "bandwidth: " + ("not known of this processor" if speed is None else "the table of devices")
+    usable = float(machine.available_bytes or machine.memory_bytes or 0), float(machine.memory_bytes or 0)
+    return Target(machine.chip, _family(machine), usable[1], usable, speed, (reason,))
+
+
+def _family(machine: MachineFacts) -> str:
+    if machine.device == "cuda":
+        return "nvidia_hbm" if re.search(r"\b(A100|H100|H200|B200|V100)\b", machine.chip) else "nvidia"
+    if machine.device == "mps":
+        size = re.search(r"\b(Max|Ultra)\b", machine.chip)
+        return f"apple_{size[1].lower()}" if size else "apple"
+    return "cpu"
+
+
+def parse_bytes(text: str, option: str) -> float:
+    """`8GB` as bytes: 8e9. `GiB` counts powers of two.
+
+    Raises:
+        UsageError: it is not a positive size.
+    """
+    match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([a-zA-Z]*)\s*", text)
+    unit = _UNITS.get(match[2].upper()) if match else None
+    value = float(match[1]) * unit if match and unit else 0.0
+    if not (0 < value < math.inf) or (match and match[2] == "" and value < 1e6):
+        raise UsageError(f"{option} is not a size", code="bad_usage", expected="a size such as 8GB or 700MB", got=text)
+    return value
+
+
+def _parse_bandwidth(text: str) -> float:
+    match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*(?:([gt]b)/s)?\s*", text, re.IGNORECASE)
+    value = float(match[1]) * (1000 if (match[2] or "").lower() == "tb" else 1) if match else 0.0
+    if not 0 < value < 1e5:
+        expected = "a bandwidth such as 68GB/s"
+        raise UsageError("--bandwidth is not a bandwidth", code="bad_usage", expected=expected, got=text)
+    return value
+
+
+def _find_row(name: str) -> tuple[TableRow, int | None]:
+    """The row of a name, and the size of memory in GiB that stands in the name."""
+    sizes = re.findall(r"\b(\d+)\s*GB\b", name, re.IGNORECASE)
+    wanted = _plain(re.sub(r"\b\d+\s*GB\b", " ", name, flags=re.IGNORECASE))
+    rows = {_plain(row.name): row for row in read_table().devices}
+    row = rows.get(wanted) or rows.get(wanted.removesuffix(" max").removesuffix(" plus"))
+    if row is None or len(sizes) > 1:
+        near = difflib.get_close_matches(wanted, rows, n=3, cutoff=0.5)
+        raise UsageError(
+            f"no device {name!r} is in the table",
+            code="unknown_device",
+            expected="one of " + ", ".join(rows[key].name for key in near) if near else "a device of the table",
+            hint="references/devices.md lists them; or state --memory and --bandwidth",
+        )
+    return row, int(sizes[0]) if sizes else None
+
+
+def _plain(name: str) -> str:
+    """A name without maker, case and spaces at its ends."""
+    return " ".join(_MAKERS.sub(" ", name.lower()).split())
+
+
+def _of_row(row: TableRow, memory: float | None, speed: float | None) -> Target:
+    usable = read_table().usable[row.usable]
+    total = memory or row.memory_gb[0] * _GIB
+    sold = f"memory: {row.memory_gb[0]} GB, " + (
+        "the only size that is sold" if len(row.memory_gb) == 1 else "the smallest that is sold; --memory sets another"
+    )
+    reasons = (
+        "memory: as stated" if memory else sold,
+        f"usable: {usable.share[0]:.0%} to {usable.share[1]:.0%}, as of {row.usable!r} in references/devices.md",
+        "bandwidth: --bandwidth" if speed else f"bandwidth: source {row.source!r} in references/devices.md",
+    )
+    shares = (usable.share[0] * total, usable.share[1] * total)
+    return Target(row.name, row.family, total, shares, speed or row.gigabytes_per_second, reasons)
+
+
+def _stated_name(memory: float, speed: float | None) -> str:
+    return f"a device of {gigabytes(memory, 0)}" + ("" if speed is None else f" and {speed:g} GB/s")
+
+
+def _shares(memory: float) -> tuple[float, float]:
+    least, most = _STATED_USABLE
+    return least * memory, most * memory

@@ -1,0 +1,125 @@
+"""`plan --for DEVICE`: which file would run on another device, before anything is trained."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from models import recorded
+from skill_train.cli import main
+
+ROW = {"messages": [{"role": "user", "content": "What is late?"}, {"role": "assistant", "content": "The ticket."}]}
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with 40 rows."""
+    (tmp_path / "rows.jsonl").write_text(f"{json.dumps(ROW)}\n" * 40)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def _model(folder: Path, name: str) -> None:
+    """The files of a model without its weights: the config tells its size."""
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(recorded(name)["config"]))
+    (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": "{{ messages }}"}))
+
+
+def _plan(capsys: pytest.CaptureFixture[str], *options: str, form: str = "json") -> tuple[int, str]:
+    with pytest.raises(SystemExit) as ended:
+        main(["plan", "--model", "model", "--data", "rows.jsonl", *options, "--format", form])
+    assert isinstance(ended.value.code, int)
+    return ended.value.code, capsys.readouterr().out
+
+
+def _answer(capsys: pytest.CaptureFixture[str], *options: str) -> tuple[int, dict[str, Any]]:
+    code, out = _plan(capsys, *options)
+    return code, json.loads(out)
+
+
+def test_a_phone(capsys: pytest.CaptureFixture[str], here: Path) -> None:
+    """1.5B on 6 GiB, of which 45 % are sure: 2.9 GB hold q8_0 (1.65 GB), the cache and the logits."""
+    _model(here / "model", "qwen2.5-1.5b")
+    code, answer = _answer(capsys, "--for", "iPhone 15", "--context", "4096")
+    on = answer["data"]["for"]
+    assert (code, on["device"], on["context"], on["recommended"]) == (0, "iPhone 15", 4096, "q8_0")
+    assert on["usable_bytes"] == pytest.approx([0.45 * 6 * 2**30, 0.75 * 6 * 2**30], abs=1)
+    assert [file["quant"] for file in on["files"]] == ["q8_0", "q6_k", "q5_k_m", "q4_k_m", "q3_k_m", "q2_k"]
+    best = on["files"][0]
+    assert best["problems"] == [] and best["kl"] is None
+    assert 1.5e9 < best["bytes"][0] < best["bytes"][1] < 1.9e9
+    assert 5 < best["tokens_per_second"][0] < best["tokens_per_second"][1] < 40
+    assert "most bits a weight" in on["because"]
+
+
+def test_a_stated_device_with_a_speed(capsys: pytest.CaptureFixture[str], here: Path) -> None:
+    """68 GB/s read q8_0 of 1.5B too slowly for 20 tokens a second, and q4_k_m fast enough."""
+    _model(here / "model", "qwen2.5-1.5b")
+    code, answer = _answer(capsys, "--memory", "8GB", "--bandwidth", "68GB/s", "--min-speed", "20")
+    on = answer["data"]["for"]
+    assert (code, on["device"], on["gigabytes_per_second"]) == (0, "a device of 8 GB and 68 GB/s", 68)
+    best = next(file for file in on["files"] if file["quant"] == on["recommended"])
+    assert best["tokens_per_second"][0] >= 20 and best["problems"] == []
+    assert any("--min-speed is 20" in problem for problem in on["files"][0]["problems"])
+
+
+def test_nothing_fits(capsys: pytest.CaptureFixture[str], here: Path) -> None:
+    _model(here / "model", "qwen2.5-32b")
+    code, answer = _answer(capsys, "--for", "iPhone 15", "--where", "local")
+    assert code == 3 and answer["ok"] is False
+    on = answer["data"]["for"]
+    assert on["recommended"] is None and all(file["problems"] for file in on["files"])
+    assert "nothing fits iPhone 15; the nearest is q2_k: it needs up to" in on["because"]
+
+
+def test_the_miss_is_the_error_of_a_plan_that_runs(capsys: pytest.CaptureFixture[str], here: Path) -> None:
+    _model(here / "model", "smollm2-135m")
+    code, answer = _answer(capsys, "--memory", "200MB")
+    assert (code, answer["error"]["code"]) == (3, "nothing_fits")
+    assert "the nearest is q2_k" in answer["error"]["message"] and answer["next"] == []
+
+
+def test_a_longer_context_needs_more(capsys: pytest.CaptureFixture[str], here: Path) -> None:
+    _model(here / "model", "qwen2.5-1.5b")
+    short, long = (
+        _answer(capsys, "--for", "M1", "--context", str(tokens))[1]["data"]["for"]["files"][0]
+        for tokens in (512, 32768)
+    )
+    # 28 layers, 2 heads of 128: 28,672 bytes a token
+    assert long["memory_bytes"][0] - short["memory_bytes"][0] == (32768 - 512) * 28_672
+    assert long["tokens_per_second"][0] < short["tokens_per_second"][0]
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "says"),
+    [
+        (("--for", "iPhone 99"), "unknown_device", "no device 'iPhone 99' is in the table"),
+        (("--min-speed", "20"), "bad_usage", "--min-speed needs a device"),
+        (("--max-size", "1GB"), "bad_usage", "--max-size needs a device"),
+        (("--context", "512"), "bad_usage", "--context needs a device"),
+        (("--bandwidth", "68GB/s"), "bad_usage", "--bandwidth alone"),
+        (("--for", "M1", "--context", "999999"), "bad_usage", "--context is longer than the model's"),
+        (("--for", "M1", "--max-size", "small"), "bad_usage", "--max-size is not a size"),
+    ],
+)
+def test_refused(
+    capsys: pytest.CaptureFixture[str], here: Path, options: tuple[str, ...], code: str, says: str
+) -> None:
+    _model(here / "model", "smollm2-135m")
+    exit_code, answer = _answer(capsys, *options)
+    assert (exit_code, answer["error"]["code"]) == (2, code) and says in answer["error"]["message"]
+
+
+def test_a_person_sees_the_file_to_ship(capsys: pytest.CaptureFixture[str], here: Path) -> None:
+    _model(here / "model", "smollm2-135m")
+    code, out = _plan(capsys, "--for", "Raspberry Pi 5", form="human")
+    assert code == 0 and "ship q8_0: " in out and "Raspberry Pi 5" in out and "bandwidth: " in out
+
+
+def test_without_a_device_nothing_is_said(capsys: pytest.CaptureFixture[str], here: Path) -> None:
+    _model(here / "model", "smollm2-135m")
+    assert "for" not in _answer(capsys)[1]["data"]

@@ -1,0 +1,92 @@
+"""The speed of answers against published rows, and the cache of keys and values against llama.cpp."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import gguf_maker
+import models
+from skill_train.estimate.decode import FAMILIES, cache_bytes, tokens_per_second
+from skill_train.estimate.targets import Target, read_table
+from skill_train.model.folder import read_model
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "bench" / "decode"))
+import compare
+
+PUBLISHED = compare.read()
+LLAMA = models.recorded_model("llama-3.1-8b")
+
+
+def test_rows_that_were_not_used_for_the_fit() -> None:
+    """The target: a median of 20 %, and 9 of 10 rows inside the range. Measured 10 % and 94 % (2026-11-26)."""
+    off, inside = compare.errors(PUBLISHED, "test")
+    assert len(off) >= 30 and statistics.median(off) <= 0.2 and statistics.mean(inside) >= 0.9
+
+
+def test_no_row_is_used_for_both() -> None:
+    keys = ("device", "model", "quant", "context", "tokens_per_second")
+    named = [tuple(row[key] for key in keys) for row in PUBLISHED["rows"]]
+    assert len(named) == len({*named})
+    assert {row["use"] for row in PUBLISHED["rows"]} == {"fit", "test"}
+    assert all(row["source"] for row in PUBLISHED["rows"])
+
+
+def test_every_family_of_the_table_is_known() -> None:
+    assert {row.family for row in read_table().devices} <= set(FAMILIES)
+
+
+def test_the_time_by_hand() -> None:
+    """Llama 3.1 8B of 4.9 GB with 0.295 GB of embedding, 100 GB/s of an M2, 2048 tokens: 4.605 / 80 + 0.134 / 40 +
+    32 x 0.0001 s = 64.1 ms."""
+    target = Target("M2", "apple", 8e9, (5e9, 6e9), 100, ())
+    speed = tokens_per_second(LLAMA, target, quant="q4_k_m", file_bytes=4.9e9, embedding_bytes=0.295e9, context=2048)
+    assert speed is not None
+    assert speed.low == pytest.approx(0.7 / 0.0641, rel=0.01) and speed.high == pytest.approx(1.4 / 0.0641, rel=0.01)
+
+
+def test_unknown_bandwidth_is_no_speed() -> None:
+    target = Target("x", "unknown", 8e9, (5e9, 6e9), None, ())
+    assert tokens_per_second(LLAMA, target, quant="q8_0", file_bytes=8e9, embedding_bytes=0, context=512) is None
+
+
+def test_the_cache_by_hand() -> None:
+    """Llama 3.1 8B: 2 x 32 layers x 8 heads x 128 x 2 bytes = 128 KiB a token."""
+    cache = cache_bytes(LLAMA, 8192)
+    assert cache is not None and cache.low == cache.high == 1 << 30
+
+
+def test_the_cache_of_windows_by_hand() -> None:
+    """Gemma 3 1B: 26 layers, 1 head of 256, 1024 bytes a token and layer. 22 layers keep 512 + 512 tokens of 8192, 4
+    keep all: (22 x 1024 + 4 x 8192) x 1024."""
+    gemma = models.recorded_model("gemma-3-1b")
+    assert gemma.windowed_layers == 22
+    cache = cache_bytes(gemma, 8192)
+    assert cache is not None and cache.low == cache.high == (22 * 1024 + 4 * 8192) * 1024
+    unknown = cache_bytes(dataclasses.replace(gemma, windowed_layers=None), 8192)
+    assert unknown is not None and unknown.low == 26 * 1024 * 1024 and unknown.high == 26 * 8192 * 1024
+
+
+def test_a_window_that_llama_cpp_does_not_read_saves_nothing() -> None:
+    """Mistral 7B 0.1 had a window of 4096, which llama.cpp ignores."""
+    mistral = dataclasses.replace(LLAMA, sliding_window=4096, unread_window=4096, windowed_layers=32)
+    assert cache_bytes(mistral, 32768) == cache_bytes(LLAMA, 32768)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["gemma", "qwen2"])
+def test_the_cache_as_llama_cpp_allocates_it(kind: str) -> None:
+    """llama.cpp prints the size of each cache; with a window it has two."""
+    export = gguf_maker.exported(kind)
+    code = "import sys, llama_cpp\nmodel = llama_cpp.Llama(sys.argv[1], n_ctx=2048, n_ubatch=512, verbose=True)\n"
+    done = subprocess.run([sys.executable, "-c", code, str(export.file("q8_0"))], capture_output=True, text=True)
+    printed = [float(size) for size in re.findall(r"KV buffer size = +([0-9.]+) MiB", done.stderr)]
+    cache = cache_bytes(read_model(export.merged), 2048)
+    assert printed and cache is not None, done.stderr[-2000:]
+    assert cache.low == cache.high == pytest.approx(sum(printed) * (1 << 20), rel=0.01)

@@ -1,0 +1,97 @@
+"""Which file is chosen for a device, and what is said where none fits."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+import models
+from skill_train.estimate.fit import DeviceFile, Limits, choose, estimated_file, exported_file
+from skill_train.estimate.step import Range
+from skill_train.estimate.targets import Target, find_target
+
+ROOM = Target("a phone", "phone", 6e9, (3e9, 4e9), 50, ())
+LLAMA = models.recorded_model("llama-3.2-3b")
+
+
+def _file(quant: str, size: float, *, speed: float | None = 20, kl: float | None = None) -> DeviceFile:
+    memory = Range(size, size + 0.5e9, "")
+    rate = None if speed is None else Range(speed, 2 * speed, "")
+    return DeviceFile(quant, Range(size, size, ""), memory, rate, kl)
+
+
+def test_most_bits_of_those_that_fit() -> None:
+    choice = choose([_file("q8_0", 3.4e9), _file("q6_k", 2.6e9), _file("q4_k_m", 2e9)], ROOM, Limits())
+    assert choice.candidate is not None and choice.candidate.quant == "q4_k_m"  # 2.6 + 0.5 GB are more than 3 GB
+    choice = choose([_file("q8_0", 3.4e9), _file("q6_k", 2.5e9), _file("q4_k_m", 2e9)], ROOM, Limits())
+    assert choice.candidate is not None and choice.candidate.quant == "q6_k"
+    assert choice.because == "q6_k has the most bits a weight of the types that fit a phone; 1 of 3 do not fit"
+
+
+def test_the_least_divergence_where_it_was_measured() -> None:
+    """A mix or an importance matrix can make the smaller file the better one."""
+    files = [_file("q5_k_m", 2.4e9, kl=0.004), _file("q4_k_m", 2e9, kl=0.003)]
+    choice = choose(files, ROOM, Limits())
+    assert choice.candidate is not None and choice.candidate.quant == "q4_k_m"
+    assert "0.003 nats" in choice.because
+
+
+@pytest.mark.parametrize(
+    ("limits", "kept"),
+    [
+        (Limits(max_bytes=2.2e9), {"q4_k_m", "q2_k"}),
+        (Limits(max_kl=0.01), {"q8_0", "q4_k_m"}),
+        (Limits(min_speed=15), {"q4_k_m", "q2_k"}),
+        (Limits(max_bytes=2.2e9, max_kl=0.01, min_speed=15), {"q4_k_m"}),
+    ],
+)
+def test_each_limit(limits: Limits, kept: set[str]) -> None:
+    files = [
+        _file("q8_0", 2.4e9, speed=10, kl=0.001),
+        _file("q4_k_m", 2e9, speed=15, kl=0.01),
+        _file("q2_k", 1e9, speed=30, kl=0.3),
+    ]
+    choice = choose(files, ROOM, limits)
+    assert {quant for quant, problems in choice.problems.items() if not problems} == kept
+
+
+def test_the_nearest_miss() -> None:
+    choice = choose([_file("q8_0", 4e9), _file("q4_k_m", 2.8e9, speed=8)], ROOM, Limits(min_speed=10))
+    assert choice.candidate is None
+    assert choice.because == (
+        "nothing fits a phone; the nearest is q4_k_m: it needs up to 3.3 GB of 3.0 GB that can be used; "
+        "writes 8.0 to 16.0 tokens/s, and --min-speed is 10"
+    )
+
+
+def test_what_is_unknown_is_not_shipped() -> None:
+    """Nothing that cannot be judged counts as good enough."""
+    file = _file("q4_k_m", 1e9, speed=None)
+    assert choose([file], ROOM, Limits()).candidate is file
+    for limits in (Limits(min_speed=1), Limits(max_kl=1)):
+        assert choose([file], ROOM, limits).candidate is None
+    assert choose([dataclasses.replace(file, memory=None)], ROOM, Limits()).candidate is None
+    nothing = dataclasses.replace(file, bytes=None)
+    assert choose([nothing], ROOM, Limits(max_bytes=1e12)).candidate is None
+    assert choose([dataclasses.replace(file, kl=float("nan"))], ROOM, Limits(max_kl=1)).candidate is None
+
+
+def test_a_published_file_on_a_phone() -> None:
+    """Llama 3.2 3B q4_k_m has 1.87 GiB, 112 KiB a token of cache, and 128,256 x 512 logits of 4 bytes."""
+    phone = find_target("iPhone 16", None, None)
+    file = exported_file(LLAMA, phone, "q4_k_m", 4096, (2_007_897_497, 0), 0.02)
+    assert file.memory is not None
+    cache, logits = 4096 * 112 * 1024, 128_256 * 512 * 4
+    assert file.memory.low == 2_007_897_497 + cache + logits / 2
+    assert file.memory.high == 2_007_897_497 + cache + logits + 150e6
+    estimated = estimated_file(LLAMA, phone, "q4_k_m", 4096)
+    assert estimated.bytes is not None and estimated.bytes.low < 2_007_897_497 < estimated.bytes.high
+
+
+def test_a_projector_takes_memory_and_not_speed() -> None:
+    phone = find_target("iPhone 16", None, None)
+    alone = exported_file(LLAMA, phone, "q4_k_m", 4096, (2_000_000_000, 0), None)
+    pair = exported_file(LLAMA, phone, "q4_k_m", 4096, (2_000_000_000, 800_000_000), None)
+    assert pair.memory is not None and alone.memory is not None
+    assert pair.memory.low - alone.memory.low == 800e6 and pair.speed == alone.speed

@@ -1,0 +1,101 @@
+"""Devices by name, and as a user states them."""
+
+from __future__ import annotations
+
+import pytest
+
+from machines import recorded_machine
+from skill_train.core.errors import UsageError
+from skill_train.estimate.targets import find_target, of_machine, parse_bytes, read_table
+
+GIB = 1 << 30
+
+
+@pytest.mark.parametrize(
+    ("name", "found", "memory"),
+    [
+        ("iPhone 15", "iPhone 15", 6),
+        ("iphone 15 pro max", "iPhone 15 Pro", 8),
+        ("iPhone 15 Plus", "iPhone 15", 6),
+        ("Apple M2 (16GB)", "M2", 16),
+        ("Apple M2 16GB", "M2", 16),
+        ("NVIDIA GeForce RTX 4090", "RTX 4090", 24),
+        ("M1 Max", "M1 Max", 32),
+        ("raspberry pi 5 8 gb", "Raspberry Pi 5", 8),
+        ("Radeon RX 7900 XTX", "RX 7900 XTX", 24),
+        ("Qualcomm Snapdragon 8 Gen 3", "Snapdragon 8 Gen 3", 8),
+    ],
+)
+def test_a_device_by_name(name: str, found: str, memory: int) -> None:
+    target = find_target(name, None, None)
+    assert (target.name, target.memory_bytes) == (found, memory * GIB)
+    low, high = target.usable_bytes
+    assert 0 < low < high < target.memory_bytes and target.gigabytes_per_second and len(target.reasons) == 3
+
+
+def test_every_row_is_found_by_its_name() -> None:
+    for row in read_table().devices:
+        target = find_target(row.name, None, None)
+        assert target.name == row.name and target.gigabytes_per_second == row.gigabytes_per_second
+        assert row.source in read_table().sources and row.memory_gb == sorted(row.memory_gb)
+
+
+def test_a_stated_value_takes_the_place_of_the_row() -> None:
+    target = find_target("M2", "24GB", "90GB/s")
+    assert (target.memory_bytes, target.gigabytes_per_second) == (24e9, 90)
+    assert target.reasons[0] == "memory: as stated" and target.reasons[2] == "bandwidth: --bandwidth"
+
+
+def test_a_device_that_is_only_stated() -> None:
+    target = find_target(None, "8GB", "68GB/s")
+    assert (target.memory_bytes, target.usable_bytes, target.gigabytes_per_second) == (8e9, (6e9, 7.2e9), 68)
+    assert find_target(None, "8GB", None).gigabytes_per_second is None
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("iPhone 99", None, None), "no device 'iPhone 99'"),
+        (("M2 8GB 16GB", None, None), "no device"),
+        (("", None, None), "no device ''"),
+        ((None, None, "68GB/s"), "--bandwidth alone"),
+        ((None, "lots", None), "--memory is not a size"),
+        ((None, "8", None), "--memory is not a size"),  # 8 bytes
+        ((None, "0GB", None), "--memory is not a size"),
+        ((None, "-8GB", None), "--memory is not a size"),
+        ((None, "8GB", "fast"), "--bandwidth is not a bandwidth"),
+        ((None, "8GB", "0"), "--bandwidth is not a bandwidth"),
+        ((None, "8GB", "nan"), "--bandwidth is not a bandwidth"),
+    ],
+)
+def test_refused(arguments: tuple[str | None, str | None, str | None], says: str) -> None:
+    with pytest.raises(UsageError, match=says):
+        find_target(*arguments)
+
+
+def test_the_nearest_names_are_told() -> None:
+    with pytest.raises(UsageError) as refused:
+        find_target("RTX 4095", None, None)
+    assert "RTX 4090" in refused.value.expected and "--memory" in refused.value.hint
+
+
+@pytest.mark.parametrize(
+    ("text", "count"), [("8GB", 8e9), ("1.5 gb", 1.5e9), ("700MB", 7e8), ("2GiB", 2 * GIB), ("1000000", 1e6)]
+)
+def test_sizes(text: str, count: float) -> None:
+    assert parse_bytes(text, "--max-size") == count
+
+
+@pytest.mark.parametrize(
+    ("machine", "family", "bandwidth"),
+    [
+        ("rtx_4090", "nvidia", 1008),
+        ("a100_80gb", "nvidia_hbm", 2000),
+        ("m1_8gb", "apple", 68),
+        ("m4_max_128gb", "apple_max", 546),
+        ("bare_cpu", "cpu", None),
+    ],
+)
+def test_this_machine(machine: str, family: str, bandwidth: float | None) -> None:
+    target = of_machine(recorded_machine(machine))
+    assert (target.family, target.gigabytes_per_second) == (family, bandwidth)
