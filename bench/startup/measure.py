@@ -146,13 +146,24 @@ def timed(folder: Path, *command: str) -> tuple[float, float]:
     return wall, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
 
+def write_tokenizer(path: Path) -> None:
+    """A tokenizer that can be read, of about the usual size: `plan` reads such a file once and remembers it."""
+    from tokenizers import Tokenizer
+    from tokenizers.models import BPE
+
+    draw = random.Random(0)
+    words = sorted(
+        {draw.randbytes(TOKENIZER_BYTES // CONFIG["vocab_size"] // 3).hex() for _ in range(CONFIG["vocab_size"])}
+    )
+    Tokenizer(BPE(vocab={word: number for number, word in enumerate(words)}, merges=[])).save(str(path))
+
+
 def write_model(folder: Path) -> Path:
     """A model folder with the files and sizes of the real one, and zeros for weights."""
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(CONFIG))
     (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": "{{ messages }}"}))
-    letters = random.Random(0).randbytes(TOKENIZER_BYTES // 2).hex()
-    (folder / "tokenizer.json").write_text(json.dumps({"model": letters}))
+    write_tokenizer(folder / "tokenizer.json")
     header, size = {}, 0
     for name, shape in tensors():
         end = size + 2 * shape[0] * (shape[1] if len(shape) > 1 else 1)

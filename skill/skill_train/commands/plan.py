@@ -12,18 +12,16 @@ import click
 import msgspec
 from msgspec.structs import replace
 
-from skill_train.cloud.stage_data import list_files
 from skill_train.commands._blockers import blocked, warn_of_export
 from skill_train.commands._drawing import add_row, draw_line, rich_table
 from skill_train.commands._for_device import (
     CANDIDATES,
-    Asked,
     DeviceAnswer,
     DeviceOptions,
+    DeviceQuestion,
     answer_of,
     asked_of,
     draw_answer,
-    for_device_options,
 )
 from skill_train.commands._frame import command
 from skill_train.commands._measured import MeasuredFigure, measured_beside_estimates
@@ -34,6 +32,7 @@ from skill_train.commands._options import (
     RECIPE_OPTIONS,
     device_option,
     flavor_option,
+    for_device_options,
     recipe_options,
     set_options,
 )
@@ -90,7 +89,7 @@ def run(options: PlanOptions, console: Console) -> Result:
         require_free(options.out)
     recipe = load_recipe(options.recipe, set_options(options, RECIPE_OPTIONS))
     plan, sent = _with_pictures(plan_from_metadata(console, recipe, _choices(options)))
-    asked = asked_of(options, plan.facts.model)
+    asked = asked_of(options, plan.facts.model, plan.facts.machine)
     if options.out is not None:
         plan_record.write(options.out, plan)
     _warn(console, plan)
@@ -110,6 +109,8 @@ def _with_pictures(plan: Plan) -> tuple[Plan, SentRows | None]:
     """The plan, with a blocker if its pictures cannot be sent to a job, and what would be sent."""
     if plan.where != "cloud" or not plan.recipe.images or plan.fingerprints["data"] is None:
         return plan, None
+    from skill_train.cloud.stage_data import list_files  # what a plan without pictures need not load
+
     try:
         listed = list_files(Path(plan.recipe.data), plan.recipe)
     except UsageError as error:
@@ -150,7 +151,7 @@ def _of_run(folder: Path, options: PlanOptions) -> Result:
     return Result(data, human=lambda rich: _draw(rich, plan, actual), quiet=plan.where)
 
 
-def _on_device(asked: Asked | None, plan: Plan) -> tuple[DeviceAnswer, DecisionNeeded | None] | None:
+def _on_device(asked: DeviceQuestion | None, plan: Plan) -> tuple[DeviceAnswer, DecisionNeeded | None] | None:
     """Each file that could be exported, on the device that it is for; None when no device was named."""
     if asked is None:
         return None
@@ -359,7 +360,7 @@ def _time(seconds: float) -> str:
     examples=(
         "skill-train plan --model Qwen/Qwen2.5-7B-Instruct --data tickets.jsonl",
         "skill-train plan recipe.yaml --where cloud --max-hours 2 --out plan.json",
-        'skill-train plan --model Qwen/Qwen2.5-1.5B-Instruct --data tickets.jsonl --for "iPhone 15"',
+        'skill-train plan --model Qwen/Qwen2.5-0.5B-Instruct --data tickets.jsonl --for "iPhone 15"',
     ),
 )
 @click.argument("recipe", type=PATH, required=False)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from functools import cache
 
 from skill_train.facts import MachineFacts
 
@@ -94,8 +95,13 @@ _APPLE = (
 
 def device_speed(machine: MachineFacts) -> Device | None:
     """The row of this machine's GPU or Apple chip; None if the table lacks it, and for a CPU."""
-    rows = {"cuda": _NVIDIA, "mps": _APPLE}.get(machine.device, ())
-    return next((row for row in rows if _matches(row, machine.chip)), None)
+    return _row_of(machine.device, machine.chip)
+
+
+@cache  # a plan asks a hundred times
+def _row_of(device: str, chip: str) -> Device | None:
+    rows = {"cuda": _NVIDIA, "mps": _APPLE}.get(device, ())
+    return next((row for row in rows if _matches(row, chip)), None)
 
 
 def _matches(row: Device, name: str) -> bool:
