@@ -16,7 +16,7 @@ from typing import Any
 from skill_train.estimate.artifacts import unread_bytes
 from skill_train.estimate.decode import tokens_per_second
 from skill_train.estimate.step import Range
-from skill_train.estimate.targets import Target, read_table
+from skill_train.estimate.targets import TargetDevice, read_table
 from skill_train.facts import ModelFacts
 
 HERE = Path(__file__).resolve().parent
@@ -71,11 +71,11 @@ def model_of(published: Any, name: str) -> ModelFacts:
     return ModelFacts(source=name, quantization=None, has_chat_template=False, **known, **sizes)
 
 
-def target_of(row: Any) -> Target:
+def target_of(row: Any) -> TargetDevice:
     """A row of the table of devices, or what the published row says itself."""
     known = {device.name: device for device in read_table().devices}.get(row["device"])
     family, speed = (known.family, known.gigabytes_per_second) if known else (row["family"], 0.0)
-    return Target(row["device"], family, 0, (0, 0), row.get("gigabytes_per_second", speed), ())
+    return TargetDevice(row["device"], family, 0, (0, 0), row.get("gigabytes_per_second", speed), ())
 
 
 def middle(speed: Range) -> float:

@@ -41,6 +41,7 @@ COMMANDS = {
     "merge": "Merge an adapter into its base, tensor by tensor, and check the result against base + adapter.",
     "export-gguf": "Convert a run, or a model folder, to GGUF and quantize it.",
     "verify": "Check each GGUF file against the trained model: file, tokens, template, logits and answers.",
+    "bench": "Measure how many tokens a second GGUF files read and write here; `plan` and `--for here` then use it.",
     "evaluate": "Measure the base model, the tuned model and GGUF files on held-out rows, with confidence intervals.",
     "report": "Write an HTML page about one run, or about several runs side by side.",
     "push": "Push a run's adapter, merged model or GGUF files to the Hub, with a model card that contains the proof.",

@@ -176,6 +176,14 @@ class Gpu:
 
 
 @dataclass(frozen=True)
+class MeasuredReading:
+    """How fast llama.cpp read the weights of a file on this machine, in 10^9 bytes a second, and which file when."""
+
+    gigabytes_per_second: float
+    basis: str
+
+
+@dataclass(frozen=True)
 class MachineFacts:
     """This machine, probed without torch, or what a flavor promises.
 
@@ -195,6 +203,7 @@ class MachineFacts:
         laptop: it has a battery; None when nothing tells.
         intel_mac: a Mac without Apple silicon.
         rosetta: this Python runs under Rosetta and cannot use MPS.
+        reading: how fast llama.cpp read weights here; None where `bench` did not measure it.
         cpu: the processor's own name; `cpu_features`: those of avx2, avx512f, avx512_bf16, amx_bf16, bf16, neon it has;
         cpu_mhz: its highest stated clock.
     """
@@ -220,6 +229,7 @@ class MachineFacts:
     cpu: str = ""
     cpu_features: tuple[str, ...] = ()
     cpu_mhz: float | None = None
+    reading: MeasuredReading | None = None
 
 
 @dataclass(frozen=True)

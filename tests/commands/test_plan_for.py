@@ -79,7 +79,7 @@ def test_nothing_fits(capsys: pytest.CaptureFixture[str], here: Path) -> None:
 def test_the_miss_is_the_error_of_a_plan_that_runs(capsys: pytest.CaptureFixture[str], here: Path) -> None:
     _model(here / "model", "smollm2-135m")
     code, answer = _answer(capsys, "--memory", "200MB")
-    assert (code, answer["error"]["code"]) == (3, "nothing_fits")
+    assert (code, answer["error"]["code"]) == (3, "no_memory")
     assert "the nearest is q2_k" in answer["error"]["message"] and answer["next"] == []
 
 
@@ -97,7 +97,7 @@ def test_a_longer_context_needs_more(capsys: pytest.CaptureFixture[str], here: P
 @pytest.mark.parametrize(
     ("options", "code", "says"),
     [
-        (("--for", "iPhone 99"), "unknown_device", "no device 'iPhone 99' is in the table"),
+        (("--for", "iPhone 99"), "bad_usage", "no device 'iPhone 99' is in the table"),
         (("--min-speed", "20"), "bad_usage", "--min-speed needs a device"),
         (("--max-size", "1GB"), "bad_usage", "--max-size needs a device"),
         (("--context", "512"), "bad_usage", "--context needs a device"),

@@ -14,7 +14,7 @@ import pytest
 import gguf_maker
 import models
 from skill_train.estimate.decode import FAMILIES, cache_bytes, tokens_per_second
-from skill_train.estimate.targets import Target, read_table
+from skill_train.estimate.targets import TargetDevice, read_table
 from skill_train.model.folder import read_model
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "bench" / "decode"))
@@ -45,14 +45,14 @@ def test_every_family_of_the_table_is_known() -> None:
 def test_the_time_by_hand() -> None:
     """Llama 3.1 8B of 4.9 GB with 0.295 GB of embedding, 100 GB/s of an M2, 2048 tokens: 4.605 / 80 + 0.134 / 40 +
     32 x 0.0001 s = 64.1 ms."""
-    target = Target("M2", "apple", 8e9, (5e9, 6e9), 100, ())
+    target = TargetDevice("M2", "apple", 8e9, (5e9, 6e9), 100, ())
     speed = tokens_per_second(LLAMA, target, quant="q4_k_m", file_bytes=4.9e9, embedding_bytes=0.295e9, context=2048)
     assert speed is not None
     assert speed.low == pytest.approx(0.7 / 0.0641, rel=0.01) and speed.high == pytest.approx(1.4 / 0.0641, rel=0.01)
 
 
 def test_unknown_bandwidth_is_no_speed() -> None:
-    target = Target("x", "unknown", 8e9, (5e9, 6e9), None, ())
+    target = TargetDevice("x", "unknown", 8e9, (5e9, 6e9), None, ())
     assert tokens_per_second(LLAMA, target, quant="q8_0", file_bytes=8e9, embedding_bytes=0, context=512) is None
 
 
@@ -82,9 +82,11 @@ def test_a_window_that_llama_cpp_does_not_read_saves_nothing() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["gemma", "qwen2"])
 def test_the_cache_as_llama_cpp_allocates_it(kind: str) -> None:
-    """llama.cpp prints the size of each cache; with a window it has two."""
+    """llama.cpp prints the size of each cache; with a window it has two. `swa_full` is off in llama-server and
+    llama-cli; the bindings have it on, and keep everything."""
     export = gguf_maker.exported(kind)
-    code = "import sys, llama_cpp\nmodel = llama_cpp.Llama(sys.argv[1], n_ctx=2048, n_ubatch=512, verbose=True)\n"
+    settings = "n_ctx=2048, n_ubatch=512, swa_full=False, verbose=True"
+    code = f"import sys, llama_cpp\nmodel = llama_cpp.Llama(sys.argv[1], {settings})\n"
     done = subprocess.run([sys.executable, "-c", code, str(export.file("q8_0"))], capture_output=True, text=True)
     printed = [float(size) for size in re.findall(r"KV buffer size = +([0-9.]+) MiB", done.stderr)]
     cache = cache_bytes(read_model(export.merged), 2048)

@@ -7,11 +7,11 @@ import dataclasses
 import pytest
 
 import models
-from skill_train.estimate.fit import DeviceFile, Limits, choose, estimated_file, exported_file
+from skill_train.estimate.fit import DeviceFile, ShipLimits, choose, estimated_file, exported_file
 from skill_train.estimate.step import Range
-from skill_train.estimate.targets import Target, find_target
+from skill_train.estimate.targets import TargetDevice, find_target
 
-ROOM = Target("a phone", "phone", 6e9, (3e9, 4e9), 50, ())
+ROOM = TargetDevice("a phone", "phone", 6e9, (3e9, 4e9), 50, ())
 LLAMA = models.recorded_model("llama-3.2-3b")
 
 
@@ -22,9 +22,9 @@ def _file(quant: str, size: float, *, speed: float | None = 20, kl: float | None
 
 
 def test_most_bits_of_those_that_fit() -> None:
-    choice = choose([_file("q8_0", 3.4e9), _file("q6_k", 2.6e9), _file("q4_k_m", 2e9)], ROOM, Limits())
+    choice = choose([_file("q8_0", 3.4e9), _file("q6_k", 2.6e9), _file("q4_k_m", 2e9)], ROOM, ShipLimits())
     assert choice.candidate is not None and choice.candidate.quant == "q4_k_m"  # 2.6 + 0.5 GB are more than 3 GB
-    choice = choose([_file("q8_0", 3.4e9), _file("q6_k", 2.5e9), _file("q4_k_m", 2e9)], ROOM, Limits())
+    choice = choose([_file("q8_0", 3.4e9), _file("q6_k", 2.5e9), _file("q4_k_m", 2e9)], ROOM, ShipLimits())
     assert choice.candidate is not None and choice.candidate.quant == "q6_k"
     assert choice.because == "q6_k has the most bits a weight of the types that fit a phone; 1 of 3 do not fit"
 
@@ -32,7 +32,7 @@ def test_most_bits_of_those_that_fit() -> None:
 def test_the_least_divergence_where_it_was_measured() -> None:
     """A mix or an importance matrix can make the smaller file the better one."""
     files = [_file("q5_k_m", 2.4e9, kl=0.004), _file("q4_k_m", 2e9, kl=0.003)]
-    choice = choose(files, ROOM, Limits())
+    choice = choose(files, ROOM, ShipLimits())
     assert choice.candidate is not None and choice.candidate.quant == "q4_k_m"
     assert "0.003 nats" in choice.because
 
@@ -40,13 +40,13 @@ def test_the_least_divergence_where_it_was_measured() -> None:
 @pytest.mark.parametrize(
     ("limits", "kept"),
     [
-        (Limits(max_bytes=2.2e9), {"q4_k_m", "q2_k"}),
-        (Limits(max_kl=0.01), {"q8_0", "q4_k_m"}),
-        (Limits(min_speed=15), {"q4_k_m", "q2_k"}),
-        (Limits(max_bytes=2.2e9, max_kl=0.01, min_speed=15), {"q4_k_m"}),
+        (ShipLimits(max_bytes=2.2e9), {"q4_k_m", "q2_k"}),
+        (ShipLimits(max_kl=0.01), {"q8_0", "q4_k_m"}),
+        (ShipLimits(min_speed=15), {"q4_k_m", "q2_k"}),
+        (ShipLimits(max_bytes=2.2e9, max_kl=0.01, min_speed=15), {"q4_k_m"}),
     ],
 )
-def test_each_limit(limits: Limits, kept: set[str]) -> None:
+def test_each_limit(limits: ShipLimits, kept: set[str]) -> None:
     files = [
         _file("q8_0", 2.4e9, speed=10, kl=0.001),
         _file("q4_k_m", 2e9, speed=15, kl=0.01),
@@ -57,7 +57,7 @@ def test_each_limit(limits: Limits, kept: set[str]) -> None:
 
 
 def test_the_nearest_miss() -> None:
-    choice = choose([_file("q8_0", 4e9), _file("q4_k_m", 2.8e9, speed=8)], ROOM, Limits(min_speed=10))
+    choice = choose([_file("q8_0", 4e9), _file("q4_k_m", 2.8e9, speed=8)], ROOM, ShipLimits(min_speed=10))
     assert choice.candidate is None
     assert choice.because == (
         "nothing fits a phone; the nearest is q4_k_m: it needs up to 3.3 GB of 3.0 GB that can be used; "
@@ -68,13 +68,13 @@ def test_the_nearest_miss() -> None:
 def test_what_is_unknown_is_not_shipped() -> None:
     """Nothing that cannot be judged counts as good enough."""
     file = _file("q4_k_m", 1e9, speed=None)
-    assert choose([file], ROOM, Limits()).candidate is file
-    for limits in (Limits(min_speed=1), Limits(max_kl=1)):
+    assert choose([file], ROOM, ShipLimits()).candidate is file
+    for limits in (ShipLimits(min_speed=1), ShipLimits(max_kl=1)):
         assert choose([file], ROOM, limits).candidate is None
-    assert choose([dataclasses.replace(file, memory=None)], ROOM, Limits()).candidate is None
+    assert choose([dataclasses.replace(file, memory=None)], ROOM, ShipLimits()).candidate is None
     nothing = dataclasses.replace(file, bytes=None)
-    assert choose([nothing], ROOM, Limits(max_bytes=1e12)).candidate is None
-    assert choose([dataclasses.replace(file, kl=float("nan"))], ROOM, Limits(max_kl=1)).candidate is None
+    assert choose([nothing], ROOM, ShipLimits(max_bytes=1e12)).candidate is None
+    assert choose([dataclasses.replace(file, kl=float("nan"))], ROOM, ShipLimits(max_kl=1)).candidate is None
 
 
 def test_a_published_file_on_a_phone() -> None:

@@ -42,6 +42,7 @@ DATA = {
     "skill_train/demo/vision/model/tokenizer.json",
     "skill_train/demo/vision/model/tokenizer.model",
     "skill_train/demo/vision/model/tokenizer_config.json",
+    "skill_train/estimate/targets.json",
     "skill_train/hub/flavors.json",
     "skill_train/report/page.html",
     "skill_train/report/run.html",

@@ -3,25 +3,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, TypedDict
 
-import click
-
 from skill_train.commands._drawing import add_row, rich_table
-from skill_train.commands._options import Number
-from skill_train.core.console import Result, clean
+from skill_train.commands._options import DEFAULT_CONTEXT, HERE
+from skill_train.core.console import clean
 from skill_train.core.errors import DecisionNeeded, UsageError
 from skill_train.core.units import gigabytes, megabytes
-from skill_train.estimate.fit import Choice, DeviceFile, Limits, choose
+from skill_train.estimate.fit import Choice, DeviceFile, ShipLimits, choose
 from skill_train.estimate.step import Range
-from skill_train.estimate.targets import Target, find_target, parse_bytes
-from skill_train.facts import ModelFacts
+from skill_train.estimate.targets import TargetDevice, find_target, of_machine, parse_bytes
+from skill_train.facts import MachineFacts, ModelFacts
 
 CANDIDATES = ("q8_0", "q6_k", "q5_k_m", "q4_k_m", "q3_k_m", "q2_k")
-DEFAULT_CONTEXT = 4096
-_MOST_CONTEXT = 1 << 24
 _ASKED = {"context": "--context", "max_size": "--max-size", "max_kl": "--max-kl", "min_speed": "--min-speed"}
 _DESCRIBED = {"for_device": "--for", "memory": "--memory", "bandwidth": "--bandwidth"}
 
@@ -65,35 +61,21 @@ class DeviceAnswer(TypedDict):
 
 
 @dataclass(frozen=True)
-class Asked:
+class DeviceQuestion:
     """A device, the tokens of context, and the limits."""
 
-    target: Target
+    target: TargetDevice
     context: int
-    limits: Limits
+    limits: ShipLimits
 
 
-def for_device_options(function: Callable[..., Result]) -> Callable[..., Result]:
-    """The options that describe a device, and what its file must keep."""
-    options = (
-        click.option("--for", "for_device", help='Device that the file is for, such as "iPhone 15" or "M2 16GB".'),
-        click.option("--memory", help="Memory of the device, such as 8GB.  [default: that of the device's row]"),
-        click.option("--bandwidth", help="Its memory bandwidth, such as 68GB/s.  [default: that of the device's row]"),
-        click.option(
-            "--context",
-            type=click.IntRange(min=1, max=_MOST_CONTEXT),
-            help=f"Tokens of a conversation on the device.  [default: {DEFAULT_CONTEXT}, or what the model has]",
-        ),
-        click.option("--max-size", help="Largest file, such as 1.5GB."),
-        click.option("--min-speed", type=Number(min=0, min_open=True, max=1e6), help="Tokens a second, at least."),
-    )
-    for option in reversed(options):
-        function = option(function)
-    return function
-
-
-def asked_of(options: DeviceOptions, model: ModelFacts, *, max_kl: float | None = None) -> Asked | None:
+def asked_of(
+    options: DeviceOptions, model: ModelFacts, here: MachineFacts, *, max_kl: float | None = None
+) -> DeviceQuestion | None:
     """The device that the options describe; None when they describe none.
+
+    Args:
+        here: this machine, which is meant by `--for here`.
 
     Raises:
         UsageError: no such device, a value that is no size, a limit without a device, or a context that the model was
@@ -105,11 +87,22 @@ def asked_of(options: DeviceOptions, model: ModelFacts, *, max_kl: float | None 
         alone = next((option for name, option in _ASKED.items() if limits[name] is not None), None)
         if alone is not None:
             expected = "--for with the name of a device, or --memory"
-            raise UsageError(f"{alone} needs a device", code="bad_usage", expected=expected)
+            hint = "skill-train plan --help"
+            raise UsageError(f"{alone} needs a device", code="bad_usage", expected=expected, hint=hint)
         return None
-    target = find_target(options.for_device, options.memory, options.bandwidth)
+    target = _target(options, here)
     most = None if options.max_size is None else parse_bytes(options.max_size, "--max-size")
-    return Asked(target, _context(options.context, model.context), Limits(most, max_kl, options.min_speed))
+    return DeviceQuestion(target, _context(options.context, model.context), ShipLimits(most, max_kl, options.min_speed))
+
+
+def _target(options: DeviceOptions, here: MachineFacts) -> TargetDevice:
+    if options.for_device != HERE:
+        return find_target(options.for_device, options.memory, options.bandwidth)
+    if options.memory or options.bandwidth:
+        raise UsageError(
+            "--for here knows its memory and bandwidth", code="bad_usage", hint="leave out --for or the rest"
+        )
+    return of_machine(here)
 
 
 def _context(asked: int | None, trained: int | None) -> int:
@@ -117,11 +110,17 @@ def _context(asked: int | None, trained: int | None) -> int:
         return min(DEFAULT_CONTEXT, trained or DEFAULT_CONTEXT)
     if trained is not None and asked > trained:
         expected = f"at most {trained}, which the model was made for"
-        raise UsageError("--context is longer than the model's", code="bad_usage", expected=expected, got=str(asked))
+        raise UsageError(
+            "--context is longer than the model's",
+            code="bad_usage",
+            expected=expected,
+            got=str(asked),
+            hint=f"--context {trained}, or leave it out",
+        )
     return asked
 
 
-def answer_of(asked: Asked, candidates: Sequence[DeviceFile]) -> tuple[DeviceAnswer, DecisionNeeded | None]:
+def answer_of(asked: DeviceQuestion, candidates: Sequence[DeviceFile]) -> tuple[DeviceAnswer, DecisionNeeded | None]:
     """The answer, and the error where nothing fits."""
     choice, target = choose(candidates, asked.target, asked.limits), asked.target
     answer: DeviceAnswer = {
@@ -141,8 +140,9 @@ def answer_of(asked: Asked, candidates: Sequence[DeviceFile]) -> tuple[DeviceAns
 def _nothing(choice: Choice) -> DecisionNeeded:
     return DecisionNeeded(
         choice.because,
-        code="nothing_fits",
-        expected="a smaller model or --context, a lower limit, or a device with more memory",
+        code="no_memory",
+        expected="a file that fits the device and keeps the limits",
+        hint="a smaller model or --context, a lower limit, or a device with more memory",
     )
 
 

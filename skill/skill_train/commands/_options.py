@@ -74,6 +74,32 @@ flavor_option = click.option(
 )
 
 
+HERE = "here"  # this machine, for --for
+DEFAULT_CONTEXT = 4096
+_MOST_CONTEXT = 1 << 24
+
+
+def for_device_options(function: Callable[..., Result]) -> Callable[..., Result]:
+    """The options that describe a device, and what its file must keep."""
+    options = (
+        click.option(
+            "--for", "for_device", help='Device that the file is for, such as "iPhone 15", "M2 16GB" or here.'
+        ),
+        click.option("--memory", help="Memory of the device, such as 8GB.  [default: that of the device's row]"),
+        click.option("--bandwidth", help="Its memory bandwidth, such as 68GB/s.  [default: that of the device's row]"),
+        click.option(
+            "--context",
+            type=click.IntRange(min=1, max=_MOST_CONTEXT),
+            help=f"Tokens of a conversation on the device.  [default: {DEFAULT_CONTEXT}, or what the model has]",
+        ),
+        click.option("--max-size", help="Largest file, such as 1.5GB."),
+        click.option("--min-speed", type=Number(min=0, min_open=True, max=1e6), help="Tokens a second, at least."),
+    )
+    for option in reversed(options):
+        function = option(function)
+    return function
+
+
 def set_options(options: object, names: tuple[str, ...]) -> dict[str, object]:
     """The options of these names that the user set, by name."""
     return {name: value for name in names if (value := getattr(options, name)) is not None}

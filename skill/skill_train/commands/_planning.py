@@ -11,8 +11,9 @@ from typing import Any
 from skill_train.core.console import Console
 from skill_train.core.foreign import JsonObject
 from skill_train.data import read_rows, scan, token_stats
-from skill_train.facts import DatasetFacts, ModelFacts
+from skill_train.facts import DatasetFacts, MachineFacts, ModelFacts
 from skill_train.hub import flavors
+from skill_train.llama.reading_speed import known_reading
 from skill_train.machine.read import read_machine
 from skill_train.model.causal_types import causal_model_types
 from skill_train.model.convertible.vocabulary import why_no_vocabulary
@@ -58,12 +59,18 @@ def plan_from_metadata(console: Console, recipe: Recipe, choices: Choices) -> Pl
     to_cloud = choices.where == "cloud" and not recipe.sensitive
     offered, why = flavors.current(live=on_hub or data.revision is not None or to_cloud)
     console.status(f"prices: {why}")
-    this, probe = read_machine(), None
+    this, probe = machine_with_speeds(), None
     if make.wants_probe(this, about, choices):
         from skill_train.train import local
 
         probe = local.known_probe(choices.device or this.device, this, about)
     return _plan(pinned(recipe, about.revision, data.revision), Facts(about, data, this), choices, offered, probe)
+
+
+def machine_with_speeds() -> MachineFacts:
+    """The facts of this machine, with how fast llama.cpp reads weights here if `bench` measured it."""
+    this = read_machine()
+    return dataclasses.replace(this, reading=known_reading(this))
 
 
 def plan_with_files(console: Console, recipe: Recipe, choices: Choices) -> Plan:
@@ -79,7 +86,7 @@ def plan_with_files(console: Console, recipe: Recipe, choices: Choices) -> Plan:
         about = dataclasses.replace(about, source=recipe.model, revision=commit, fingerprint=None)
     data = dataset_facts(console, recipe, about)
     recipe = pinned(recipe, commit, data.revision)
-    this = read_machine()
+    this = machine_with_speeds()
     probe = None
     if make.wants_probe(this, about, choices):
         console.status("timing bf16 on this machine (once for this model)")

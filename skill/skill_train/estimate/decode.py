@@ -14,7 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from skill_train.estimate.step import Range
-from skill_train.estimate.targets import UNKNOWN_FAMILY, Target
+from skill_train.estimate.targets import UNKNOWN_FAMILY, TargetDevice
 from skill_train.facts import ModelFacts
 
 UBATCH = 512  # llama.cpp's default
@@ -53,6 +53,7 @@ FAMILIES = {
     "phone": Family(0.58, 0.58, 0.58, 80e-6, (0.5, 1.3)),
     UNKNOWN_FAMILY: Family(0.66, 0.72, 0.4, 80e-6, (0.5, 1.5)),
 }
+_MEASURED_RANGE = (0.75, 1.3)  # other types unpack at another speed, and other layers take another time
 _WIDE = ("q8_0", "f16", "bf16", "f32")
 
 
@@ -69,7 +70,7 @@ def cache_bytes(model: ModelFacts, context: int) -> Range | None:
 
 
 def tokens_per_second(
-    model: ModelFacts, target: Target, *, quant: str, file_bytes: float, embedding_bytes: float, context: int
+    model: ModelFacts, target: TargetDevice, *, quant: str, file_bytes: float, embedding_bytes: float, context: int
 ) -> Range | None:
     """The speed of writing an answer with the context half full. None if the bandwidth or the shape is unknown.
 
@@ -78,22 +79,21 @@ def tokens_per_second(
         embedding_bytes: of an input embedding that is not also the output head. A token reads one row of it.
     """
     family, cache = FAMILIES[target.family], cache_bytes(model, max(1, context // 2))
-    if target.gigabytes_per_second is None or cache is None or not model.layers:
+    stated = target.gigabytes_per_second if target.reached is None else target.reached
+    if stated is None or cache is None or not model.layers:
         return None
+    share, cache_share = family.wide_share if quant in _WIDE else family.share, family.cache_share
+    reached, (slow, fast) = f"{stated:g} GB/s, of which {share:.0%} are reached", family.range
+    if target.reached is not None:
+        share, cache_share, (slow, fast) = 1.0, 1.0, _MEASURED_RANGE
+        reached = f"{stated:.1f} GB/s as measured"
     active = (model.active_parameters or model.parameters or 1) / (model.parameters or 1)
-    weights = (file_bytes - embedding_bytes) * active
-    bandwidth = target.gigabytes_per_second * 1e9
-    share = family.wide_share if quant in _WIDE else family.share
     seconds = (
-        weights / (bandwidth * share)
-        + cache.high / (bandwidth * family.cache_share)
+        (file_bytes - embedding_bytes) * active / (stated * 1e9 * share)
+        + cache.high / (stated * 1e9 * cache_share)
         + model.layers * family.seconds_per_layer
     )
-    slow, fast = family.range
-    basis = (
-        f"{target.gigabytes_per_second:g} GB/s, of which {share:.0%} are reached, and {context // 2} tokens of context"
-    )
-    return Range(slow / seconds, fast / seconds, basis)
+    return Range(slow / seconds, fast / seconds, f"{reached}; {context // 2} tokens of context")
 
 
 def _windowed(model: ModelFacts) -> tuple[int, int]:

@@ -9,12 +9,12 @@ from skill_train.core.units import gigabytes
 from skill_train.estimate.artifacts import BITS, file_bytes, memory_parts, unread_bytes
 from skill_train.estimate.decode import tokens_per_second
 from skill_train.estimate.step import Range, total
-from skill_train.estimate.targets import Target
+from skill_train.estimate.targets import TargetDevice
 from skill_train.facts import ModelFacts
 
 
 @dataclass(frozen=True)
-class Limits:
+class ShipLimits:
     """What the user asks for; None asks for nothing.
 
     Attributes:
@@ -70,7 +70,7 @@ class Choice:
     problems: dict[str, list[Problem]]
 
 
-def estimated_file(model: ModelFacts, target: Target, quant: str, context: int) -> DeviceFile:
+def estimated_file(model: ModelFacts, target: TargetDevice, quant: str, context: int) -> DeviceFile:
     """A file that is not made yet, on a device."""
     size = file_bytes(model, quant)
     if size is None:
@@ -79,7 +79,7 @@ def estimated_file(model: ModelFacts, target: Target, quant: str, context: int) 
 
 
 def exported_file(
-    model: ModelFacts, target: Target, quant: str, context: int, sizes: tuple[int, int], kl: float | None
+    model: ModelFacts, target: TargetDevice, quant: str, context: int, sizes: tuple[int, int], kl: float | None
 ) -> DeviceFile:
     """A file on disk, on a device.
 
@@ -92,7 +92,9 @@ def exported_file(
     return replace(_of_size(model, target, quant, context, Range(text, text, "the file"), both), kl=kl)
 
 
-def _of_size(model: ModelFacts, target: Target, quant: str, context: int, text: Range, all_files: Range) -> DeviceFile:
+def _of_size(
+    model: ModelFacts, target: TargetDevice, quant: str, context: int, text: Range, all_files: Range
+) -> DeviceFile:
     parts = memory_parts(model, all_files, context)
     speed = tokens_per_second(
         model,
@@ -106,7 +108,7 @@ def _of_size(model: ModelFacts, target: Target, quant: str, context: int, text: 
     return DeviceFile(quant, all_files, memory, speed)
 
 
-def choose(candidates: Sequence[DeviceFile], target: Target, limits: Limits) -> Choice:
+def choose(candidates: Sequence[DeviceFile], target: TargetDevice, limits: ShipLimits) -> Choice:
     """The candidate of the least measured divergence among those without a problem; before anything is measured, the
     one with most bits."""
     problems = {candidate.quant: problems_of(candidate, target, limits) for candidate in candidates}
@@ -121,7 +123,7 @@ def choose(candidates: Sequence[DeviceFile], target: Target, limits: Limits) -> 
     return Choice(best, f"{best.quant} has {most} of the types that fit {target.name}{left}", problems)
 
 
-def problems_of(candidate: DeviceFile, target: Target, limits: Limits) -> list[Problem]:
+def problems_of(candidate: DeviceFile, target: TargetDevice, limits: ShipLimits) -> list[Problem]:
     """What speaks against a file. The most that it may need must fit into the least that the device gives, and the
     slowest speed must be enough. What is unknown speaks against it too."""
     found, room = list[Problem](), target.usable_bytes[0]
@@ -141,14 +143,14 @@ def problems_of(candidate: DeviceFile, target: Target, limits: Limits) -> list[P
 
 def _too_large(size: Range | None, most: float) -> Problem:
     if size is None:
-        return Problem("its size is unknown, so --max-size cannot be judged", None)
+        return Problem("its size is unknown, so it cannot be judged", None)
     return Problem(f"has up to {gigabytes(size.high, 2)}, and --max-size is {gigabytes(most, 2)}", size.high / most)
 
 
 def _divergence(kl: float | None, most: float) -> Problem:
     if kl is None:
-        return Problem("its divergence was not measured, so --max-kl cannot be judged", None)
-    return Problem(f"diverges by {kl:.2g} nats, and --max-kl is {most:g}", kl / most if most else None)
+        return Problem("its divergence was not measured, so it cannot be judged", None)
+    return Problem(f"diverges by {kl:.2g} nats, and {most:g} are allowed", kl / most if most else None)
 
 
 def _too_slow(speed: Range | None, least: float) -> list[Problem]:
@@ -160,7 +162,7 @@ def _too_slow(speed: Range | None, least: float) -> list[Problem]:
     return [Problem(says, least / speed.low)]
 
 
-def _nearest(problems: dict[str, list[Problem]], target: Target) -> str:
+def _nearest(problems: dict[str, list[Problem]], target: TargetDevice) -> str:
     """The file that misses by least, with what it misses."""
 
     def miss(quant: str) -> float:

@@ -15,7 +15,7 @@ import msgspec
 from skill_train.core.errors import UsageError
 from skill_train.core.units import gigabytes
 from skill_train.estimate.devices import device_speed
-from skill_train.facts import MachineFacts
+from skill_train.facts import MachineFacts, MeasuredReading
 
 _TABLE = Path(__file__).with_name("targets.json")
 _GIB = 1 << 30  # memory is sold in powers of two
@@ -27,7 +27,7 @@ _MAKERS = re.compile(r"\b(apple|nvidia|geforce|amd|radeon|qualcomm|intel|gpu|bio
 
 
 @dataclass(frozen=True)
-class Target:
+class TargetDevice:
     """A device.
 
     Attributes:
@@ -35,6 +35,7 @@ class Target:
         memory_bytes: all of it. `usable_bytes` is what a program may use, from the least to the most.
         gigabytes_per_second: the bandwidth of the memory, 10^9 bytes; None when it is not known.
         reasons: where each value comes from, in sentences.
+        reached: 10^9 bytes a second that weights were read with, where `bench` measured it.
     """
 
     name: str
@@ -43,6 +44,7 @@ class Target:
     usable_bytes: tuple[float, float]
     gigabytes_per_second: float | None
     reasons: tuple[str, ...]
+    reached: float | None = None
 
 
 class Usable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -77,7 +79,7 @@ def read_table() -> Table:
     return msgspec.convert(json.loads(_TABLE.read_text(encoding="utf-8")), Table)
 
 
-def find_target(name: str | None, memory: str | None, bandwidth: str | None) -> Target:
+def find_target(name: str | None, memory: str | None, bandwidth: str | None) -> TargetDevice:
     """The device that is meant.
 
     Args:
@@ -96,24 +98,45 @@ def find_target(name: str | None, memory: str | None, bandwidth: str | None) -> 
                 "--bandwidth alone does not describe a device",
                 code="bad_usage",
                 expected="--memory, such as 8GB, or --for with the name of a device",
+                hint="references/devices.md lists the devices",
             )
         reasons = ["memory: --memory", "usable: judged, not measured: the system takes 10 to 25 %"]
         reasons.append("bandwidth: " + ("not known; --bandwidth sets it" if speed is None else "--bandwidth"))
-        return Target(_stated_name(stated, speed), UNKNOWN_FAMILY, stated, _shares(stated), speed, tuple(reasons))
+        return TargetDevice(_stated_name(stated, speed), UNKNOWN_FAMILY, stated, _shares(stated), speed, tuple(reasons))
     row, size = _find_row(name)
     return _of_row(row, stated or (size * _GIB if size else None), speed)
 
 
-def of_machine(machine: MachineFacts) -> Target:
+def of_machine(machine: MachineFacts) -> TargetDevice:
     """This machine. The bandwidth is known of the GPUs and the Apple chips of `devices`, and of no other processor."""
     device = device_speed(machine)
     speed = None if device is None else device.gigabytes_per_second
-    reason = "bandwidth: " + ("not known of this processor" if speed is None else "the table of devices")
+    reading = machine.reading
+    reasons = (
+        "memory: of this machine",
+        "usable: what is free now, up to all of it",
+        _bandwidth_reason(speed, reading),
+    )
     usable = float(machine.available_bytes or machine.memory_bytes or 0), float(machine.memory_bytes or 0)
-    return Target(machine.chip, _family(machine), usable[1], usable, speed, (reason,))
+    return TargetDevice(
+        machine.chip,
+        family_of(machine),
+        usable[1],
+        usable,
+        speed,
+        reasons,
+        reading.gigabytes_per_second if reading else None,
+    )
 
 
-def _family(machine: MachineFacts) -> str:
+def _bandwidth_reason(speed: float | None, reading: MeasuredReading | None) -> str:
+    if reading is not None:
+        return f"bandwidth: {reading.gigabytes_per_second:.1f} GB/s were reached here ({reading.basis})"
+    return "bandwidth: " + ("not known of this processor; bench measures it" if speed is None else "table of devices")
+
+
+def family_of(machine: MachineFacts) -> str:
+    """The kind of chip that computes here, of `decode.FAMILIES`."""
     if machine.device == "cuda":
         return "nvidia_hbm" if re.search(r"\b(A100|H100|H200|B200|V100)\b", machine.chip) else "nvidia"
     if machine.device == "mps":
@@ -132,7 +155,8 @@ def parse_bytes(text: str, option: str) -> float:
     unit = _UNITS.get(match[2].upper()) if match else None
     value = float(match[1]) * unit if match and unit else 0.0
     if not (0 < value < math.inf) or (match and match[2] == "" and value < 1e6):
-        raise UsageError(f"{option} is not a size", code="bad_usage", expected="a size such as 8GB or 700MB", got=text)
+        expected, hint = "a size such as 8GB or 700MB", f"{option} 8GB"
+        raise UsageError(f"{option} is not a size", code="bad_usage", expected=expected, got=text, hint=hint)
     return value
 
 
@@ -140,8 +164,8 @@ def _parse_bandwidth(text: str) -> float:
     match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*(?:([gt]b)/s)?\s*", text, re.IGNORECASE)
     value = float(match[1]) * (1000 if (match[2] or "").lower() == "tb" else 1) if match else 0.0
     if not 0 < value < 1e5:
-        expected = "a bandwidth such as 68GB/s"
-        raise UsageError("--bandwidth is not a bandwidth", code="bad_usage", expected=expected, got=text)
+        expected, hint = "a bandwidth such as 68GB/s", "--bandwidth 68GB/s"
+        raise UsageError("--bandwidth is not a bandwidth", code="bad_usage", expected=expected, got=text, hint=hint)
     return value
 
 
@@ -155,7 +179,7 @@ def _find_row(name: str) -> tuple[TableRow, int | None]:
         near = difflib.get_close_matches(wanted, rows, n=3, cutoff=0.5)
         raise UsageError(
             f"no device {name!r} is in the table",
-            code="unknown_device",
+            code="bad_usage",
             expected="one of " + ", ".join(rows[key].name for key in near) if near else "a device of the table",
             hint="references/devices.md lists them; or state --memory and --bandwidth",
         )
@@ -167,7 +191,7 @@ def _plain(name: str) -> str:
     return " ".join(_MAKERS.sub(" ", name.lower()).split())
 
 
-def _of_row(row: TableRow, memory: float | None, speed: float | None) -> Target:
+def _of_row(row: TableRow, memory: float | None, speed: float | None) -> TargetDevice:
     usable = read_table().usable[row.usable]
     total = memory or row.memory_gb[0] * _GIB
     sold = f"memory: {row.memory_gb[0]} GB, " + (
@@ -179,7 +203,7 @@ def _of_row(row: TableRow, memory: float | None, speed: float | None) -> Target:
         "bandwidth: --bandwidth" if speed else f"bandwidth: source {row.source!r} in references/devices.md",
     )
     shares = (usable.share[0] * total, usable.share[1] * total)
-    return Target(row.name, row.family, total, shares, speed or row.gigabytes_per_second, reasons)
+    return TargetDevice(row.name, row.family, total, shares, speed or row.gigabytes_per_second, reasons)
 
 
 def _stated_name(memory: float, speed: float | None) -> str:

@@ -103,6 +103,10 @@ class Llama:
     def forget(self) -> None:
         self.api.llama_memory_clear(self.api.llama_get_memory(self.context), True)
 
+    def wait(self) -> None:
+        """Until a GPU has done what it was given."""
+        self.api.llama_synchronize(self.context)
+
     def decode(self, ids: list[int], position: int, *, last: int) -> np.ndarray:
         """Logits [last, vocabulary] of the last few tokens, in llama.cpp's own memory: the next call overwrites it."""
         import numpy as np
@@ -163,6 +167,43 @@ def loaded_model(path: Path) -> Iterator[LoadedFile]:
             yield LoadedFile(api, path, model, lines)
         finally:
             api.llama_model_free(model)
+
+
+def has_gpu() -> bool:
+    """llama.cpp can put layers on a GPU of this machine."""
+    return bool(bindings().llama_supports_gpu_offload())
+
+
+@contextlib.contextmanager
+def as_users_run(path: Path, *, context_tokens: int, threads: int, gpu: bool, repacked: bool) -> Iterator[Llama]:
+    """The model with llama.cpp's own defaults, for speed: cache in float16, flash attention where it chooses it.
+
+    Args:
+        gpu: all layers are on the GPU.
+        repacked: weights may be packed anew for the processor.
+
+    Raises:
+        VerificationFailed: llama.cpp refuses the file.
+    """
+    api = bindings()
+    parameters = api.llama_model_default_params()
+    parameters.n_gpu_layers, parameters.use_extra_bufts = (-1 if gpu else 0), repacked
+    settings = api.llama_context_default_params()
+    settings.n_ctx, settings.n_threads, settings.n_threads_batch = context_tokens, threads, threads
+    settings.swa_full = False  # as llama-server and llama-cli have it
+    with _captured_log(api) as lines:
+        model = api.llama_model_load_from_file(str(path).encode(), parameters)
+        context = api.llama_init_from_model(model, settings) if model else None
+        try:
+            if not context:
+                raise refused(path, lines)
+            vocab = api.llama_model_get_vocab(model)
+            yield Llama(api, model, vocab, context, api.llama_vocab_n_tokens(vocab))
+        finally:
+            if context:
+                api.llama_free(context)
+            if model:
+                api.llama_model_free(model)
 
 
 @contextlib.contextmanager

@@ -11,7 +11,7 @@ from skill_train.estimate.artifacts import (
 from skill_train.estimate.fit import estimated_file
 from skill_train.estimate.modules import adapter_parameters
 from skill_train.estimate.step import Part, Range
-from skill_train.estimate.targets import Target, of_machine
+from skill_train.estimate.targets import TargetDevice, of_machine
 from skill_train.estimate.trained import trained_bytes
 from skill_train.facts import MachineFacts, ModelFacts
 from skill_train.plan.places import QUANTS, Candidate
@@ -50,7 +50,7 @@ def estimates(
     )
 
 
-def _file(model: ModelFacts, here: Target, quant: str, context: int) -> FileEstimate:
+def _file(model: ModelFacts, here: TargetDevice, quant: str, context: int) -> FileEstimate:
     file = estimated_file(model, here, quant, context)
     return FileEstimate(
         quant=quant,

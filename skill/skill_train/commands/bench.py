@@ -1,0 +1,224 @@
+"""`bench`: how many tokens a second each GGUF file reads and writes on this machine."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypedDict
+
+import click
+
+from skill_train.commands._drawing import add_row, rich_table
+from skill_train.commands._frame import command
+from skill_train.commands._options import PATH
+from skill_train.commands._shell import quoted
+from skill_train.core.console import Bar, Console, Result
+from skill_train.core.errors import UsageError
+from skill_train.core.units import gigabytes, megabytes
+from skill_train.facts import MachineFacts
+from skill_train.llama import reading_speed
+from skill_train.llama.gguf_header import GgufFile, read_gguf
+from skill_train.llama.speed import LEAST_SHARE, SpeedJob, SpeedResult, Timing, measure, share
+from skill_train.machine.read import physical_cores, read_machine
+from skill_train.run.folder import open_run
+
+_MOST_TOKENS, _MOST_ROUNDS = 1 << 17, 100
+_PROMPT, _ANSWER = 512, 128  # those of llama-bench
+
+
+@dataclass(frozen=True)
+class BenchOptions:
+    files: tuple[Path, ...]
+    device: str | None = None
+    prompt_tokens: int | None = None
+    answer_tokens: int | None = None
+    rounds: int = 5
+
+
+class Phase(TypedDict):
+    """Reading a prompt, or writing an answer. `tokens_per_second` is that of the median run; None when `busy`: others
+    took more than a tenth of the processor, so the time says nothing about the file."""
+
+    tokens: int
+    tokens_per_second: float | None
+    seconds: list[float]
+    processor_seconds: list[float]
+    share: float
+    busy: bool
+
+
+class Measured(TypedDict):
+    """One file. `reached_gigabytes_per_second`: how fast its weights were read, which later estimates use; None when it
+    does not tell that."""
+
+    path: str
+    bytes: int
+    device: str
+    threads: int
+    repacked: bool
+    prompt: Phase
+    answer: Phase
+    reached_gigabytes_per_second: float | None
+
+
+def run(options: BenchOptions, console: Console) -> Result:
+    """Measures each file in a process of its own, one after the other."""
+    files, machine = _files(options.files), read_machine()
+    measured = list[Measured]()
+    with console.progress("measuring") as progress:
+        for number, file in enumerate(files):
+            measured.append(_measure(file, options, machine, _part(progress, number, len(files))))
+    if any(file[phase]["busy"] for file in measured for phase in ("prompt", "answer")):
+        console.warn("busy", "other programs took the processor meanwhile, so there is no figure where `busy` is true")
+    rates = [file["answer"]["tokens_per_second"] for file in measured]
+    quiet = " ".join("busy" if rate is None else f"{rate:.1f}" for rate in rates)
+    data = {"files": measured, "chip": machine.chip}
+    return Result(data, human=lambda rich: _draw(rich, measured, machine.chip), quiet=quiet)
+
+
+def _files(paths: Sequence[Path]) -> list[Path]:
+    """The files that are named, and those of the runs that are named.
+
+    Raises:
+        UsageError: a folder is no run, or a run has no GGUF file.
+    """
+    found = list[Path]()
+    for path in paths:
+        if path.is_dir():
+            run = open_run(path)
+            if not run.ggufs:
+                hint = f"skill-train export-gguf {quoted(path)}"
+                raise UsageError(f"{path} has no GGUF file", code="missing_file", expected="an exported run", hint=hint)
+            found += run.ggufs
+        else:
+            found.append(path)
+    return found
+
+
+def _part(progress: Bar, number: int, count: int) -> Bar:
+    """The progress of one of several files."""
+    return lambda done, total, text: progress(number + done / max(total, 1), count, text)
+
+
+def _measure(path: Path, options: BenchOptions, machine: MachineFacts, progress: Bar) -> Measured:
+    file = read_gguf(path)  # says what is wrong with bytes that llama.cpp may crash on
+    prompt_tokens, answer_tokens = _tokens(options, file)
+    result = measure(
+        SpeedJob(
+            gguf=str(path),
+            prompt_tokens=prompt_tokens,
+            answer_tokens=answer_tokens,
+            rounds=options.rounds,
+            threads=physical_cores(),
+            device=options.device,
+        ),
+        progress,
+    )
+    prompt, answer = _phase(result.prompt, result), _phase(result.answer, result)
+    rate, reached = answer["tokens_per_second"], None
+    if rate is not None:
+        reached = reading_speed.remember(machine, result.device, file, rate, time.strftime("%Y-%m-%d", time.gmtime()))
+    return {
+        "path": str(path),
+        "bytes": file.size_bytes,
+        "device": result.device,
+        "threads": result.threads,
+        "repacked": result.repacked,
+        "prompt": prompt,
+        "answer": answer,
+        "reached_gigabytes_per_second": None if reached is None else round(reached, 2),
+    }
+
+
+def _tokens(options: BenchOptions, file: GgufFile) -> tuple[int, int]:
+    """Tokens of prompt and answer: as asked, or the usual ones as far as the model's context goes.
+
+    Raises:
+        UsageError: the context is shorter than what was asked.
+    """
+    stated = file.of_architecture("context_length")
+    most = stated if isinstance(stated, int) and stated > 1 else _PROMPT + _ANSWER
+    answer = options.answer_tokens or min(_ANSWER, max(1, most // 4))
+    prompt = options.prompt_tokens or min(_PROMPT, max(1, most - answer))
+    if prompt + answer > most:
+        raise UsageError(
+            f"{file.path.name} was made for {most} tokens",
+            code="bad_usage",
+            expected=f"at most {most} tokens of prompt and answer together",
+            got=f"{prompt} and {answer}",
+            hint="smaller --prompt-tokens or --answer-tokens",
+        )
+    return prompt, answer
+
+
+def _phase(timing: Timing, result: SpeedResult) -> Phase:
+    own = share(timing, result.threads)
+    busy = result.device == "cpu" and own < LEAST_SHARE  # a GPU leaves the processor to others
+    return {
+        "tokens": timing.tokens,
+        "tokens_per_second": None if busy else round(timing.rate, 2),
+        "seconds": [round(round_.seconds, 4) for round_ in timing.rounds],
+        "processor_seconds": [round(round_.processor_seconds, 4) for round_ in timing.rounds],
+        "share": round(own, 3),
+        "busy": busy,
+    }
+
+
+# --- The drawing ---
+
+
+def _draw(rich: Any, measured: list[Measured], chip: str) -> None:
+    table = rich_table("file", "size", "on", "reads, tokens/s", "writes, tokens/s")
+    for file in measured:
+        size = file["bytes"]
+        shown = gigabytes(size, 2) if size >= 1e8 else megabytes(size)
+        on = chip if file["device"] == "gpu" else f"{file['threads']} threads of {chip}"
+        add_row(table, Path(file["path"]).name, shown, on, _rate(file["prompt"]), _rate(file["answer"]))
+    rich.print(table)
+
+
+def _rate(phase: Phase) -> str:
+    rate = phase["tokens_per_second"]
+    if rate is None:
+        return f"the machine was busy ({1 - phase['share']:.0%} for others)"
+    rates = sorted(phase["tokens"] / seconds for seconds in phase["seconds"] if seconds)
+    return f"{rate:,.1f} ({rates[0]:,.1f} to {rates[-1]:,.1f})" if rates else f"{rate:,.1f}"
+
+
+# --- The command ---
+
+
+@command(
+    "bench",
+    BenchOptions,
+    examples=("skill-train bench runs/first", "skill-train bench model-q4_k_m.gguf --prompt-tokens 256 --rounds 3"),
+)
+@click.argument("files", metavar="RUN|FILE...", type=PATH, nargs=-1, required=True)
+@click.option(
+    "--device", type=click.Choice(("cpu", "gpu")), help="Where to run.  [default: the GPU if llama.cpp has one]"
+)
+@click.option(
+    "--prompt-tokens",
+    type=click.IntRange(min=1, max=_MOST_TOKENS),
+    help=f"Tokens that are read at once.  [default: {_PROMPT}, or what the model has]",
+)
+@click.option(
+    "--answer-tokens",
+    type=click.IntRange(min=1, max=_MOST_TOKENS),
+    help=f"Tokens that are written one after the other.  [default: {_ANSWER}, or what the model has]",
+)
+@click.option(
+    "--rounds",
+    type=click.IntRange(min=1, max=_MOST_ROUNDS),
+    default=5,
+    show_default=True,
+    help="Runs of each; the median counts.",
+)
+def bench(options: BenchOptions, console: Console) -> Result:
+    """Measure how many tokens a second GGUF files read and write here; `plan` and `--for here` then use it.
+
+    The file runs as users run it, with llama.cpp's own defaults. A figure is withheld while others use the processor.
+    """
+    return run(options, console)

@@ -1,0 +1,74 @@
+"""How fast llama.cpp read weights on this machine, as `bench` measured it. It is in the cache, so that later estimates
+can use it."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+from pathlib import Path
+
+from skill_train.core.errors import UsageError
+from skill_train.core.files import write_json
+from skill_train.estimate.decode import FAMILIES
+from skill_train.estimate.targets import family_of
+from skill_train.facts import MachineFacts, MeasuredReading
+from skill_train.llama.gguf_header import GgufFile
+from skill_train.machine.read import cache_dir
+from skill_train.run.records import read_json
+
+SCHEMA = "skill-train/reading/1"
+# Smaller weights stay in the caches of a processor, so they say nothing about its memory. Servers have up to 400 MB.
+LEAST_BYTES = 400e6
+
+
+def read_bytes(file: GgufFile) -> float | None:
+    """Bytes that one token reads: all tensors, but for an input embedding that is not also the output head. None for a
+    mixture of experts, of which it reads a part."""
+    if file.of_architecture("expert_count"):
+        return None
+    embedding = file.tensors.get("token_embd.weight")
+    unread = embedding.n_bytes if embedding is not None and "output.weight" in file.tensors else 0
+    return float(sum(tensor.n_bytes for tensor in file.tensors.values()) - unread)
+
+
+def remember(machine: MachineFacts, device: str, file: GgufFile, rate: float, day: str) -> float | None:
+    """Stores how fast weights were read, in 10^9 bytes a second. None when the file does not tell it: it is small, a
+    mixture of experts, or the time was that of the layers.
+
+    Args:
+        device: where it ran, `cpu` or `gpu`.
+        rate: tokens a second of an answer.
+        day: when it was measured; shown to the reader.
+    """
+    count, layers = read_bytes(file), file.of_architecture("block_count")
+    if count is None or count < LEAST_BYTES or not isinstance(layers, int):
+        return None
+    seconds = 1 / rate - layers * FAMILIES[family_of(machine)].seconds_per_layer
+    if seconds <= 0.2 / rate:
+        return None
+    reached = count / seconds / 1e9
+    basis = f"{file.path.name}, {day}"
+    document = {"schema": SCHEMA, "chip": machine.chip, "gigabytes_per_second": reached, "basis": basis}
+    with contextlib.suppress(OSError):  # the figures are printed; a cache that cannot be written costs an estimate
+        write_json(_path(machine, device), document)
+    return reached
+
+
+def known_reading(machine: MachineFacts) -> MeasuredReading | None:
+    """What was measured on this machine: with the GPU where it was, or else with the processor. A cache may be lost or
+    torn: then nothing is known."""
+    for device in ("gpu", "cpu"):
+        try:
+            document = read_json(_path(machine, device))
+            speed, basis = float(document["gigabytes_per_second"]), str(document["basis"])
+        except (OSError, UsageError, ValueError, KeyError, TypeError):
+            continue
+        if document.get("schema") == SCHEMA and speed > 0:
+            return MeasuredReading(speed, basis)
+    return None
+
+
+def _path(machine: MachineFacts, device: str) -> Path:
+    key = json.dumps([machine.system, machine.chip, machine.cores, device])
+    return cache_dir() / "reading" / f"{hashlib.sha256(key.encode()).hexdigest()[:16]}.json"

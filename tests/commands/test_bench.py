@@ -1,0 +1,104 @@
+"""`bench`: speeds of real files, and none while others use the processor."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import gguf_maker
+from skill_train.cli import main
+from skill_train.llama.speed import Round, Timing, share
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SKILL_TRAIN_CACHE", str(tmp_path / "cache"))
+
+
+def _bench(capsys: pytest.CaptureFixture[str], *words: object, form: str = "json") -> tuple[int, str]:
+    with pytest.raises(SystemExit) as ended:
+        main(["bench", *map(str, words), "--format", form])
+    assert isinstance(ended.value.code, int)
+    return ended.value.code, capsys.readouterr().out
+
+
+def _answer(capsys: pytest.CaptureFixture[str], *words: object) -> tuple[int, dict[str, Any]]:
+    code, out = _bench(capsys, *words)
+    return code, json.loads(out)
+
+
+def test_two_files(capsys: pytest.CaptureFixture[str]) -> None:
+    """The figures are those of the median run; a shared machine may be busy, and then there are none."""
+    export = gguf_maker.exported("qwen2")
+    words = ("--prompt-tokens", 200, "--answer-tokens", 16, "--rounds", 3)
+    code, answer = _answer(capsys, export.file("q8_0"), export.file("q4_k_m"), *words)
+    files = answer["data"]["files"]
+    assert code == 0 and [file["bytes"] for file in files] == [
+        export.file(kind).stat().st_size for kind in ("q8_0", "q4_k_m")
+    ]
+    for file in files:
+        assert file["device"] == "cpu" and file["reached_gigabytes_per_second"] is None  # it is small
+        for phase, tokens in (("prompt", 200), ("answer", 16)):
+            found = file[phase]
+            assert found["tokens"] == tokens and len(found["seconds"]) == len(found["processor_seconds"]) == 3
+            assert found["busy"] == (found["share"] < 0.9) == (found["tokens_per_second"] is None)
+            if not found["busy"]:
+                assert found["tokens_per_second"] == pytest.approx(tokens / sorted(found["seconds"])[1], rel=0.05)
+        # One pass over the weights for 200 tokens, or one for each: the same order on any machine.
+        assert min(file["prompt"]["seconds"]) / 200 < min(file["answer"]["seconds"]) / 16
+
+
+def _work() -> None:
+    while True:
+        pass
+
+
+@pytest.fixture
+def others() -> Iterator[None]:
+    """As many busy programs as there are processors."""
+    programs = [multiprocessing.Process(target=_work, daemon=True) for _ in range(multiprocessing.cpu_count())]
+    for program in programs:
+        program.start()
+    yield
+    for program in programs:
+        program.kill()
+        program.join()
+
+
+@pytest.mark.usefixtures("others")
+def test_no_figure_on_a_busy_machine(capsys: pytest.CaptureFixture[str]) -> None:
+    file = gguf_maker.exported("qwen2").file("q8_0")
+    words = (file, "--prompt-tokens", 512, "--answer-tokens", 64, "--rounds", 2)
+    code, answer = _answer(capsys, *words)
+    found = answer["data"]["files"][0]["answer"]
+    assert code == 0 and found["busy"] and found["tokens_per_second"] is None and found["share"] < 0.9
+    assert found["seconds"] and answer["warnings"][0]["code"] == "busy"
+    assert "was busy" in _bench(capsys, *words, form="human")[1]
+
+
+def test_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    (tmp_path / "broken.gguf").write_bytes(b"GGUF" + b"\xff" * 64)
+    code, answer = _answer(capsys, tmp_path / "broken.gguf")
+    assert code == 6 and answer["error"]["code"] == "bad_gguf"
+    whole = gguf_maker.exported("qwen2").file("q8_0").read_bytes()
+    (tmp_path / "cut.gguf").write_bytes(whole[: len(whole) // 2])
+    assert _answer(capsys, tmp_path / "cut.gguf")[0] == 6
+    code, answer = _answer(capsys, gguf_maker.exported("qwen2").file("q8_0"), "--prompt-tokens", 2048)
+    assert code == 2 and "was made for 2048 tokens" in answer["error"]["message"]
+    assert _answer(capsys, tmp_path)[0] == 2  # a folder that is no run
+    assert _answer(capsys, tmp_path / "absent.gguf")[0] != 0
+
+
+def test_the_share_by_hand() -> None:
+    """Two runs of 1 s on 2 threads: alone, and with a third of the machine for others."""
+    timing = Timing(10, [Round(1.0, 2.0, 2.0), Round(1.5, 2.0, 3.0)])
+    assert share(timing, 2) == pytest.approx(2 / 3) and timing.rate == 8
+    assert share(Timing(10, [Round(1.0, 1.0, None)]), 2) == 0.5  # nobody knows who took the rest
+    assert share(Timing(10, [Round(1.0, 2.0, 1.9)]), 2) == 1  # the clocks tick 100 times a second
