@@ -30,6 +30,28 @@ def tickets(box: Box) -> Verdicts:
     ]
 
 
+def pictures(box: Box) -> Verdicts:
+    said = box.answer("result.json")
+    files = [box.work / str(said.get(name, "")) for name in ("gguf", "mmproj")]
+    there = all(file.is_file() and file.read_bytes()[:4] == b"GGUF" for file in files)
+    proofs = [p for p in box.work.rglob("verify.json") if all(_covers(p, file) for file in files)] if there else []
+    run = next((p.parent for p in proofs if (p.parent / "plan.json").is_file()), None)
+    code, checks = (box.run("verify", run)[0], _checks(run)) if run is not None else (None, {})
+    of_pair = {file.name: {name for of, name in checks if of == file.name} for file in files}
+    return [
+        (there, f"{said}" if said else "no result.json"),
+        (
+            "q8_0" in files[0].name.lower()
+            and checks.get((files[0].name, "types")) == "pass"
+            and {"projector", "projector_weights"} <= of_pair[files[1].name],
+            f"{files[0].name}, {files[1].name}",
+        ),
+        (run is not None and _trained_on_pictures(run, box), f"{run and run.relative_to(box.work)}"),
+        (code == 0 and bool(checks) and "fail" not in checks.values(), f"verify: exit {code}, {len(checks)} checks"),
+        (0 < len(box.calls()) <= 12, f"{len(box.calls())} commands"),
+    ]
+
+
 def preference_rows(box: Box) -> Verdicts:
     rows, pairs = read_rows(box.work / "sft.jsonl"), read_rows(box.work / "prefs.jsonl")
     lines = [json.dumps(row) for row in rows]
@@ -155,6 +177,7 @@ GRADE: dict[str, Callable[[Box], Verdicts]] = {
     "broken-gguf": broken_gguf,
     "merged-folder": merged_folder,
     "killed-run": killed_run,
+    "pictures": pictures,
 }
 
 
@@ -172,9 +195,23 @@ def _covers(proof: Path, file: Path) -> bool:
 
 def _trained_on(run: Path, box: Box) -> bool:
     """The run is finished, and the tickets as they were handed over are its data."""
-    return (run / "train.json").is_file() and str(box.facts["tickets"]) in (run / "plan.json").read_text(
-        encoding="utf-8"
-    )
+    plan = (run / "plan.json").read_text(encoding="utf-8")
+    return (run / "train.json").is_file() and str(box.facts["tickets"]) in plan
+
+
+def _trained_on_pictures(run: Path, box: Box) -> bool:
+    """The run is finished, and its data is the file of pictures, which is as it was handed over. The plan has the
+    fingerprint of rows and pictures, not that of the file."""
+    plan = json.loads((run / "plan.json").read_text(encoding="utf-8"))
+    file = box.work / "pictures.parquet"
+    same = digest(file) == box.facts["pictures"]
+    return same and (run / "train.json").is_file() and (box.work / plan["recipe"]["data"]).resolve() == file.resolve()
+
+
+def _checks(run: Path) -> dict[tuple[str, str], str]:
+    """The verdict of each check of a run's proof, by file and name."""
+    proof = json.loads((run / "verify.json").read_text(encoding="utf-8"))
+    return {(check["file"], check["name"]): check["verdict"] for check in proof["checks"]}
 
 
 def _confirmed(box: Box) -> list[dict[str, Any]]:

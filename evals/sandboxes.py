@@ -20,6 +20,7 @@ from typing import Any
 
 from box import DEMO, Box, demo_rows, digest, read_rows, write_rows
 
+from skill_train.core import resources
 from skill_train.run import lock as run_lock
 from skill_train.run.folder import RunDir
 
@@ -40,6 +41,14 @@ def tickets(box: Box) -> dict[str, Any]:
     _base(box)
     write_rows(box.work / "tickets.jsonl", demo_rows())
     return {"tickets": digest(box.work / "tickets.jsonl")}
+
+
+def pictures(box: Box) -> dict[str, Any]:
+    """The demo's vision model and its drawn squares."""
+    demo = resources.demo("vision")
+    shutil.copytree(demo / "model", box.work / "base")
+    shutil.copyfile(demo / "data.parquet", box.work / "pictures.parquet")
+    return {"pictures": digest(box.work / "pictures.parquet")}
 
 
 def preference_rows(box: Box) -> dict[str, Any]:
@@ -137,6 +146,7 @@ PREPARE: dict[str, Callable[[Box], dict[str, Any]]] = {
     "broken-gguf": broken_gguf,
     "merged-folder": merged_folder,
     "killed-run": killed_run,
+    "pictures": pictures,
 }
 
 

@@ -24,7 +24,7 @@ from light import BASE, SOURCE, installation, run
 from machines import recorded_machine
 from skill_train.cli import main
 from skill_train.commands import _doctor_checks as checks
-from skill_train.commands._doctor_packages import Package, packages, within
+from skill_train.commands._doctor_packages import Package, Torchvision, packages, torchvision, within
 from skill_train.core.errors import NativeCrash, NotInstalled
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -361,3 +361,31 @@ def _cpu_seconds(site: Path) -> float:
     assert run(site, "doctor", "--format", "json").returncode == 0
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+
+@pytest.mark.parametrize(
+    ("wanted", "torch", "verdict"),
+    [
+        ("==2.13.0", "2.13.0", "ok"),
+        ("==2.13.0", "2.13.0+cpu", "ok"),
+        ("==2.13.0", "2.14.0", "warn"),
+        (">=2.14.0", "2.13.0", "warn"),
+        (None, "2.13.0", "ok"),  # it says nothing
+        ("==2.13.0", None, "ok"),  # the check of packages says that torch is missing
+    ],
+)
+def test_a_torchvision_of_another_torch(wanted: str | None, torch: str | None, verdict: str) -> None:
+    check = checks.torchvision(Torchvision("0.28.0", wanted, torch))
+    assert check.verdict == verdict and (check.fix == "pip uninstall torchvision") == (verdict == "warn")
+
+
+@pytest.mark.parametrize("line", ["torch (==2.13.0)", "torch==2.13.0", "torch (>=2.14.0)"])  # 0.28.0 and 0.29.1
+def test_torchvision_is_read_from_its_metadata(line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    info = tmp_path / "torchvision-0.28.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(
+        f"Metadata-Version: 2.1\nName: torchvision\nVersion: 0.28.0\nRequires-Dist: numpy\nRequires-Dist: {line}\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    found = torchvision()
+    assert found is not None and found.version == "0.28.0" and found.wanted == line.strip("torch ()")

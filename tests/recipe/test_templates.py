@@ -25,6 +25,7 @@ MADE_FOR = {
     "domain_text.yaml": ("qwen2.5-0.5b", "rtx_4090", "local"),
     "fsdp_70b.yaml": ("llama-3.1-70b", "8x_a100_nvlink", "local"),
     "instruction.yaml": ("qwen2.5-1.5b", "rtx_4090", "local"),
+    "pictures.yaml": ("qwen2.5-vl-7b", "m2_pro_32gb", "cloud"),
     "private_data.yaml": ("qwen2.5-0.5b", "m2_pro_32gb", "local"),
     "qlora_7b_one_gpu.yaml": ("qwen2.5-7b", "rtx_4090", "local"),
     "small_laptop.yaml": ("smollm2-135m", "m2_pro_16gb", "local"),
@@ -64,6 +65,8 @@ def _plan(asked: recipe.Recipe, model: str, machine: str) -> dict[str, Any]:
     columns = {"text": "text"} if data_format == "text" else {"instruction": "instruction", "output": "output"}
     if data_format != "messages":
         rows = dataclasses.replace(rows, format=data_format, columns=columns)
+    if asked.max_pixels is not None:
+        rows = dataclasses.replace(rows, images=1000, most_images=1, image_pixels=1000 * 640 * 480)
     return make_plan(
         asked,
         Facts(recorded_model(model), rows, recorded_machine(machine)),

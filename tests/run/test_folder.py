@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import gguf
 import pytest
 
 import containers
@@ -174,6 +175,11 @@ def test_an_adapters_own_file_is_told_by_its_record_not_by_its_name(tmp_path: Pa
     assert [path.name for path in run.ggufs] == ["qwen-lora-v2-f16.gguf", "qwen-lora-v2-lora-f16.gguf"]
     made: ExportedFile = {"bytes": 4, "sha256": "x", "quant": "f16"}
     records.write(run.record("lora_gguf"), ExportRecord(outputs={"gguf/qwen-lora-v2-lora-f16.gguf": made}))
+    assert run.ggufs == [run.gguf / "qwen-lora-v2-f16.gguf"]
+    writer = gguf.GGUFWriter(run.gguf / "mmproj-qwen-lora-v2-f16.gguf", "clip")  # a projector without its record
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
     assert run.ggufs == [run.gguf / "qwen-lora-v2-f16.gguf"]
 
 

@@ -1,4 +1,4 @@
-"""The eval that goes the whole way, from rows to a file that is proven. It runs with the campaigns: the same chain is
+"""The evals that go the whole way, from rows to files that are proven. They run with the campaigns: the same chain is
 in `test_cli` and `test_story`, the same grading in `test_evals_broken`."""
 
 from __future__ import annotations
@@ -26,3 +26,20 @@ def test_tickets(tmp_path: Path) -> None:
     assert len(box.grade()["missed"]) == 3
     box.sh("skill-train", "verify", "runs/first")
     assert box.grade()["state"] == "passed"
+
+
+def test_pictures(tmp_path: Path) -> None:
+    """A language model alone, and a pair that was not verified, do not count."""
+    box = prepare("pictures", tmp_path)
+    assert box.grade()["passed"] == 0
+    options = ("--max-steps", 40, "--max-length", 128, "--run-dir", "runs/first")
+    box.sh("skill-train", "local", "--model", "base", "--data", "pictures.parquet", *options)
+    box.sh("skill-train", "export-gguf", "runs/first", "--quant", "q8_0")
+    folder = box.work / "runs" / "first" / "gguf"
+    text, projector = (str(next(folder.glob(name)).relative_to(box.work)) for name in ("f*q8_0.gguf", "mmproj-*.gguf"))
+    box.write("result.json", {"gguf": text, "mmproj": projector})
+    assert len(box.grade()["missed"]) == 3
+    box.sh("skill-train", "verify", "runs/first")
+    assert box.grade()["state"] == "passed"
+    box.write("result.json", {"gguf": projector, "mmproj": text})
+    assert box.grade()["state"] != "passed"

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from skill_train.commands._doctor_packages import Package, VersionSet, python_wanted, within
+from skill_train.commands._doctor_packages import Package, Torchvision, VersionSet, python_wanted, within
 from skill_train.core.errors import SkillTrainError
 from skill_train.core.units import gigabytes
 from skill_train.facts import MachineFacts
@@ -72,6 +72,17 @@ def together(requirements: list[Package], sets: list[VersionSet]) -> DoctorCheck
     versions = ", ".join(f"{package.name} {package.installed}" for package in wrong)
     why = f"not a set that was tested together; the nearest passed `{nearest.by}` on {nearest.date}"
     return DoctorCheck("versions", "warn", versions, ", ".join(pinned), why, f"pip install {' '.join(pinned)}")
+
+
+def torchvision(installed: Torchvision) -> DoctorCheck:
+    """Checks a torchvision that is there. skill-train does not use it, but transformers imports it with a vision model,
+    and one of another torch ends that with an error about operators."""
+    found = f"torchvision {installed.version}, torch {installed.torch or 'missing'}"
+    if installed.wanted is None or installed.torch is None or within(installed.torch, installed.wanted):
+        return DoctorCheck("torchvision", "ok", found)
+    why = "it was built for another torch, and transformers imports it with vision models"
+    fix = "pip uninstall torchvision"  # its other releases want other torches, and nothing here needs one
+    return DoctorCheck("torchvision", "warn", found, f"torch{installed.wanted}", why, fix)
 
 
 def accelerator(machine: MachineFacts) -> DoctorCheck:

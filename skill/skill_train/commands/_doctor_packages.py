@@ -43,6 +43,30 @@ def packages() -> list[Package]:
     return [package for package in map(_package, lines) if package.group in ("base", "train", "gguf")]
 
 
+@dataclass(frozen=True)
+class Torchvision:
+    """The installed torchvision, the torch that it was built for, such as `==2.13.0`, and the installed torch; None
+    where nothing says it."""
+
+    version: str
+    wanted: str | None
+    torch: str | None
+
+
+def torchvision() -> Torchvision | None:
+    """None where it is not installed."""
+    try:
+        version, lines = metadata.version("torchvision"), metadata.requires("torchvision") or []
+    except metadata.PackageNotFoundError:
+        return None
+    found = (re.match(r"torch\s*\(?([<>=!][^;)]*)", line) for line in lines)
+    try:
+        torch = metadata.version("torch")
+    except metadata.PackageNotFoundError:
+        torch = None
+    return Torchvision(version, next((match[1].strip() for match in found if match), None), torch)
+
+
 @dataclass(frozen=True, eq=False)
 class VersionSet:
     """Versions with which all tests passed: `by` is `make test` or `make versions`, `packages` maps name to release."""

@@ -96,6 +96,8 @@ def _checks(requirements: dict[str, list[Package]]) -> tuple[list[DoctorCheck], 
             *(checks.packages(group, packages) for group, packages in requirements.items() if packages),
             checks.together(list(chain.from_iterable(requirements.values())), _doctor_packages.known_sets()),
         ]
+        vision = _doctor_packages.torchvision()
+        done += [checks.torchvision(vision)] if vision is not None else []
         done += [
             checks.accelerator(facts),
             checks.memory(facts),

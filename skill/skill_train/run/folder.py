@@ -16,6 +16,7 @@ import itertools
 import os
 import shlex
 import shutil
+import struct
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -45,6 +46,10 @@ _RUN_FILES = (
     *("checkpoints", "adapter", "train.json", "train.failed.json", "merged", "merge.json", "gguf", "convert.json"),
     *("quantize.json", "mmproj.json", "lora_gguf.json", "verify.json", "evaluate.json", "report.html"),
 )
+
+# A text in GGUF: the type 8, the length in 8 bytes, the text. llama.cpp's converter writes this key at the start.
+_OF_A_PROJECTOR = b"general.architecture" + struct.pack("<IQ", 8, 4) + b"clip"
+_HEADER_BYTES = 4096
 
 
 class StepRecord(Protocol):
@@ -135,10 +140,10 @@ class RunDir:
     @property
     def ggufs(self) -> list[Path]:
         """The GGUF files that hold a whole language model: not an adapter's or a projector's own, which their records
-        name."""
+        name. A projector that no record names is told by its header."""
         records = [self.record(step) for step in ("lora_gguf", "mmproj")]
         others = {self.path / name for file in records if file.is_file() for name in export_record.read(file).outputs}
-        return sorted(path for path in self.gguf.glob("*.gguf") if path not in others)
+        return sorted(path for path in self.gguf.glob("*.gguf") if path not in others and not _is_projector(path))
 
     @property
     def exported(self) -> list[Path]:
@@ -326,3 +331,13 @@ def require_writable(folder: Path) -> None:
             got="a read-only folder, or a folder of another user",
             hint="copy the folder to a writable place, or change its permissions",
         )
+
+
+def _is_projector(path: Path) -> bool:
+    """Whether a GGUF file holds a vision tower and its projector, by its header. A file that cannot be read holds
+    neither; what reads it as a model says why."""
+    try:
+        with open(path, "rb") as file:
+            return _OF_A_PROJECTOR in file.read(_HEADER_BYTES)
+    except OSError:
+        return False
