@@ -52,8 +52,8 @@ from skill_train.recipe import fields as recipe
 from skill_train.run import begun, cloud_record, plan_record, records, train_record
 from skill_train.run import lock as run_lock
 from skill_train.run.folder import RunDir
-from skill_train.train import local
 from skill_train.train import measured_speed as calibration
+from skill_train.train import precision_probe
 from skill_train.verify import check_header as verify_file
 from skill_train.verify import check_template as verify_template
 from skill_train.verify.metadata import check as verify_metadata
@@ -539,7 +539,7 @@ def _kept_cache() -> Path:
         shutil.move(found, made / "calibration" / "speeds.json")
         figures = {name: {"seconds": 1.0, "loss": 2.0} for name in ("float32", "bfloat16")}
         with contextlib.suppress(Exception):
-            probe = local._probe_file("cpu", _machine(), _facts())
+            probe = precision_probe._probe_file("cpu", _machine(), _facts())
             probe.parent.mkdir(parents=True, exist_ok=True)
             probe.write_bytes(text(figures))
             probe.rename(made / "probe.json")
@@ -588,10 +588,10 @@ def _speeds(folder: Path) -> None:
 
 def _probed(folder: Path) -> None:
     with _cached_in(folder):
-        target = local._probe_file("cpu", _machine(), _facts())
+        target = precision_probe._probe_file("cpu", _machine(), _facts())
         target.parent.mkdir(parents=True, exist_ok=True)
         os.rename(folder / "probe.json", target)
-        local.known_probe("cpu", _machine(), _facts())
+        precision_probe.known_probe("cpu", _machine(), _facts())
 
 
 def _of_caches() -> list[Reader]:

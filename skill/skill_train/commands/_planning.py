@@ -61,9 +61,9 @@ def plan_from_metadata(console: Console, recipe: Recipe, choices: Choices) -> Pl
     console.status(f"prices: {why}")
     this, probe = machine_with_speeds(), None
     if make.wants_probe(this, about, choices):
-        from skill_train.train import local
+        from skill_train.train.precision_probe import known_probe
 
-        probe = local.known_probe(choices.device or this.device, this, about)
+        probe = known_probe(choices.device or this.device, this, about)
     return _plan(pinned(recipe, about.revision, data.revision), Facts(about, data, this), choices, offered, probe)
 
 

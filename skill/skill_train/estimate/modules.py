@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import cache
 
 from skill_train.facts import ModelFacts
 
@@ -41,8 +42,13 @@ def widths(model: ModelFacts) -> tuple[int, int, int, int]:
 
 def module_widths(model: ModelFacts, name: str) -> tuple[int, int]:
     """`(inputs, outputs)` of a module by its usual name; a name that is not known counts as the MLP's first layer."""
-    h, q, kv, f = widths(model)
-    by_name = {
+    h, _, _, f = widths(model)
+    return _by_name(*widths(model), model.vocab_size or 0, model.model_type).get(name, (h, f))
+
+
+@cache  # a plan with all flavors asks thousands of times
+def _by_name(h: int, q: int, kv: int, f: int, vocabulary: int, model_type: str) -> dict[str, tuple[int, int]]:
+    return {
         "q_proj": (h, q),
         "k_proj": (h, kv),
         "v_proj": (h, kv),
@@ -57,11 +63,10 @@ def module_widths(model: ModelFacts, name: str) -> tuple[int, int]:
         "fc2": (f, h),
         "fc_out": (f, h),
         "dense_4h_to_h": (f, h),
-        "c_proj": (f, h) if model.model_type == "starcoder2" else (h + f, 2 * h),  # GPT-2 has two layers of this name
-        **dict.fromkeys(EMBEDDINGS, (model.vocab_size or 0, h)),
-        **dict.fromkeys(HEADS, (h, model.vocab_size or 0)),
+        "c_proj": (f, h) if model_type == "starcoder2" else (h + f, 2 * h),  # GPT-2 has two layers of this name
+        **dict.fromkeys(EMBEDDINGS, (vocabulary, h)),
+        **dict.fromkeys(HEADS, (h, vocabulary)),
     }
-    return by_name.get(name, (h, f))
 
 
 def times(model: ModelFacts, name: str) -> int:

@@ -6,10 +6,7 @@ first process that fails reports its error.
 
 from __future__ import annotations
 
-import contextlib
-import hashlib
 import json
-import math
 import os
 import re
 import shlex
@@ -19,9 +16,8 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from importlib import metadata
 from pathlib import Path
-from typing import Any, Literal, TextIO
+from typing import Any, TextIO
 
 import msgspec
 
@@ -44,7 +40,6 @@ from skill_train.core.resources import train_program
 from skill_train.core.units import gigabytes
 from skill_train.facts import MachineFacts, ModelFacts, PrecisionProbe
 from skill_train.machine.address_space import require_room_for_torch
-from skill_train.machine.read import cache_dir
 from skill_train.plan.file import require_own_folder
 from skill_train.program import plan as program_plan
 from skill_train.program.plan import kills_for_memory, last_stage, layout_words, memory_ended, once_more, smaller_plan
@@ -56,11 +51,10 @@ from skill_train.run.begun import trained as trained
 from skill_train.run.folder import RunDir, StepResult
 from skill_train.run.lock import locked
 from skill_train.run.plan_record import Launch, Plan
-from skill_train.run.records import read_json
 from skill_train.run.train_record import TrainRecord
+from skill_train.train import precision_probe
 
 _TAIL_LINES = 15
-_TIMED: tuple[Literal["float32", "bfloat16"], ...] = ("float32", "bfloat16")
 _ATTEMPT = '{"event": "attempt", '  # how the line between two attempts begins
 
 
@@ -100,36 +94,13 @@ def probe_precision(plan: Plan, machine: MachineFacts, model: ModelFacts) -> Pre
     """Times fp32 and bf16 on this machine with this model, and stores the result in the cache. None if the probe
     failed."""
     device = plan.placement.device
-    cached = known_probe(device, machine, model)
+    cached = precision_probe.known_probe(device, machine, model)
     if cached is not None:
         return cached
     figures = _run_probe(plan)
     if figures is None:
         return None
-    with contextlib.suppress(OSError):  # a cache that cannot be written costs another probe next time
-        write_json(_probe_file(device, machine, model), figures)
-    return _as_probe(figures)
-
-
-def known_probe(device: str, machine: MachineFacts, model: ModelFacts) -> PrecisionProbe | None:
-    """The result of an earlier probe; None if there is none."""
-    try:
-        return _as_probe(read_json(_probe_file(device, machine, model)))
-    except (OSError, UsageError, ValueError, TypeError, KeyError, ArithmeticError, metadata.PackageNotFoundError):
-        return None  # a cache may be lost or torn, and without torch nothing was probed
-
-
-def _as_probe(figures: Probed) -> PrecisionProbe:
-    return PrecisionProbe(
-        seconds={name: float(figures[name]["seconds"]) for name in _TIMED},
-        loss={name: math.nan if (loss := figures[name]["loss"]) is None else float(loss) for name in _TIMED},
-    )
-
-
-def _probe_file(device: str, machine: MachineFacts, model: ModelFacts) -> Path:
-    where = [machine.system, machine.chip, machine.cores, device]
-    key = json.dumps([where, model.fingerprint or [model.source, model.revision], metadata.version("torch")])
-    return cache_dir() / "probes" / f"{hashlib.sha256(key.encode()).hexdigest()[:16]}.json"
+    return precision_probe.remember(device, machine, model, figures)
 
 
 def _run_until_it_fits(
