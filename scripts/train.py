@@ -900,6 +900,7 @@ class Recipe(TypedDict):
     seed: int
     images: NotRequired[bool]
     lora_parts: NotRequired[list[str] | None]
+    preprocess: NotRequired[str]
     min_pixels: NotRequired[int | None]
     max_pixels: NotRequired[int | None]
 
@@ -1950,10 +1951,180 @@ def require_places(example: Example, pictures: int) -> None:
         )
 
 
+# --- pictures/engine -------------------------------------------------------------------------------------------------
+# A picture as llama.cpp feeds it to the tower: resized, padded and divided as its server does it.
+#
+# Follows tools/mtmd of the llama.cpp in llama-cpp-python 0.3.36 (mtmd-image.cpp, clip.cpp, mtmd.cpp; read 2026-11-26).
+# It resamples with Pillow's own algorithm, in the same whole numbers, so Pillow does it here. Tests compare the tensors
+# with those that llama.cpp computes.
+
+ENGINE_FAMILIES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "gemma3", "smolvlm")  # their tensors are llama.cpp's own
+ENGINE_VERSION = "0.3.36"  # of llama-cpp-python
+ENGINE_TOKENS = (8, 4096)  # least and most of a picture of Qwen-VL, whatever the model's own limits are
+PADDING = (0, 0, 0)
+ENGINE_NOTE = (
+    "It was trained on the pixels and the text that llama.cpp makes of a picture (`preprocess: engine`). The model's "
+    "own image processor, as transformers runs it, makes other ones."
+)  # for the card
+
+
+class TileGrid(NamedTuple):
+    """Tiles of a picture."""
+
+    rows: int
+    columns: int
+
+
+class Engine:
+    """llama.cpp's way to prepare pictures for one model.
+
+    Attributes:
+        patch, merge: pixels along a patch, and patches along the square of one token (Qwen-VL).
+        side: pixels along the square that the tower reads: a whole picture (Gemma 3), or a tile (SmolVLM).
+        longest: pixels along the longer side of a picture that is divided (SmolVLM).
+    """
+
+    def __init__(self, kind: str, tower: dict[str, Any], processor: Any) -> None:
+        """`tower` is `vision_config` of config.json, where llama.cpp's converter finds the side."""
+        self.kind, self.processor = kind, processor
+        self.patch, self.merge = int(getattr(processor, "patch_size", 1)), int(getattr(processor, "merge_size", 1))
+        own = {"gemma3": ("size", "height"), "smolvlm": ("max_image_size", "longest_edge")}.get(kind)
+        self.side = int(tower.get("image_size") or dict(getattr(processor, own[0]))[own[1]]) if own else 0
+        self.longest = int(dict(processor.size)["longest_edge"]) if kind == "smolvlm" else 0
+
+    def size(self, size: PictureSize) -> PictureSize:
+        """Of the picture after all resizing; of one that is divided, of all its tiles."""
+        if self.kind == "gemma3":
+            return PictureSize(self.side, self.side)
+        if self.kind == "smolvlm":
+            rows, columns = self.grid(size)
+            return PictureSize(columns * self.side, rows * self.side)
+        square = (self.patch * self.merge) ** 2
+        return aligned_size(size, self.patch * self.merge, (ENGINE_TOKENS[0] * square, ENGINE_TOKENS[1] * square))
+
+    def tokens(self, size: PictureSize) -> int:
+        """Of a picture of Qwen-VL."""
+        resized = self.size(size)
+        return resized.width * resized.height // (self.patch * self.merge) ** 2
+
+    def grid(self, size: PictureSize) -> TileGrid:
+        """The tiles of a picture of SmolVLM: it has one at least, where the model's processor divides no small one."""
+        reduced = self.reduced(size)
+        return TileGrid(math.ceil(reduced.height / self.side), math.ceil(reduced.width / self.side))
+
+    def reduced(self, size: PictureSize) -> PictureSize:
+        """Before the sides become whole tiles: the longer one is `longest`, the other one an even number."""
+        ratio = size.width / size.height
+        if size.width >= size.height:
+            height = int(self.longest / ratio)
+            return PictureSize(self.longest, height + height % 2)
+        width = int(self.longest * ratio)
+        return PictureSize(width + width % 2, self.longest)
+
+    def parts(self, image: Any) -> list[Any]:
+        """What the tower reads of a picture, as PIL images in RGB: the picture, or its tiles and a small copy of it."""
+        from PIL.Image import Resampling
+
+        size = PictureSize(*image.size)
+        if self.kind != "smolvlm":
+            kernel = Resampling.BILINEAR if self.kind == "gemma3" else Resampling.BICUBIC
+            return [letterboxed(image, self.size(size), kernel)]
+        whole = resampled(resampled(image, self.reduced(size), Resampling.LANCZOS), self.size(size), Resampling.LANCZOS)
+        corners = [(x, y) for y in range(0, whole.height, self.side) for x in range(0, whole.width, self.side)]
+        tiles = [whole.crop((x, y, x + self.side, y + self.side)) for x, y in corners]
+        return [*tiles, resampled(whole, PictureSize(self.side, self.side), Resampling.LANCZOS)]
+
+    def pixels(self, part: Any) -> Any:
+        """The numbers that the tower reads of a part, float32 [3, height, width]."""
+        import numpy as np
+
+        mean, std = (np.array(getattr(self.processor, name), dtype=np.float32) for name in ("image_mean", "image_std"))
+        whole = np.asarray(part).astype(np.float32) / np.float32(255)
+        return ((whole - mean) / std).transpose(2, 0, 1)
+
+    def tensors(self, rows: list[list[Any]]) -> dict[str, Any]:
+        """What the model takes of the pictures of each row, as its own processor would arrange it."""
+        import numpy as np
+        import torch
+
+        parts = [[self.pixels(part) for image in row for part in self.parts(image)] for row in rows]
+        every = [part for row in parts for part in row]
+        if self.kind == "gemma3":
+            return {"pixel_values": torch.from_numpy(np.stack(every))}
+        if self.kind == "smolvlm":
+            shape = (len(parts), max(map(len, parts)))
+            values = np.zeros((*shape, 3, self.side, self.side), dtype=np.float32)
+            mask = np.zeros((*shape, self.side, self.side), dtype=np.int64)
+            for place, row in enumerate(parts):
+                if row:
+                    values[place, : len(row)], mask[place, : len(row)] = np.stack(row), 1
+            return {"pixel_values": torch.from_numpy(values), "pixel_attention_mask": torch.from_numpy(mask)}
+        grids = [[1, part.shape[1] // self.patch, part.shape[2] // self.patch] for part in every]
+        patches = np.concatenate([self.patches(part) for part in every])
+        return {"pixel_values": torch.from_numpy(patches), "image_grid_thw": torch.tensor(grids)}
+
+    def patches(self, pixels: Any) -> Any:
+        """The patches of a picture of Qwen-VL, those of one token one after the other, each as two equal frames of a
+        film. [3, height, width] -> [patches, numbers]"""
+        import numpy as np
+
+        size, merge, frames = self.patch, self.merge, int(self.processor.temporal_patch_size)
+        high, wide = (side // size // merge for side in pixels.shape[1:])
+        grid = pixels.reshape(3, high, merge, size, wide, merge, size).transpose(1, 4, 2, 5, 0, 3, 6)
+        films = np.broadcast_to(grid[:, :, :, :, :, None], (*grid.shape[:5], frames, size, size))
+        return films.reshape(high * wide * merge**2, -1)
+
+
+def aligned_size(size: PictureSize, align: int, limits: tuple[int, int]) -> PictureSize:
+    """Both sides a multiple of `align`, about in the shape of the picture, with a number of pixels within the limits.
+
+    As llama.cpp, in single precision, and with halves rounded up: in double precision some sides come out otherwise.
+    """
+    import numpy as np
+
+    single, (least, most) = np.float32, limits
+
+    def squares(side: Any) -> float:
+        return float(single(side) / single(align))
+
+    width, height = (max(align, math.floor(squares(side) + 0.5) * align) for side in size)
+    if width * height > most:
+        shrink = np.sqrt(single(size.height) * single(size.width) / single(most))
+        width, height = (max(align, math.floor(squares(single(side) / shrink)) * align) for side in size)
+    elif width * height < least:
+        grow = np.sqrt(single(least) / (single(size.height) * single(size.width)))
+        width, height = (math.ceil(squares(single(side) * grow)) * align for side in size)
+    return PictureSize(width, height)
+
+
+def letterboxed(image: Any, target: PictureSize, kernel: Any) -> Any:
+    """The picture in its own shape, as large as it fits, amid black. In the same size it stays as it is."""
+    import numpy as np
+    from PIL import Image
+
+    if image.size == target:
+        return image
+    single = np.float32
+    scale = min(single(target.width) / single(image.width), single(target.height) / single(image.height))
+    width = min(math.ceil(float(single(image.width) * scale)), target.width)
+    height = min(math.ceil(float(single(image.height) * scale)), target.height)
+    inner = resampled(image, PictureSize(width, height), kernel)
+    whole = Image.new("RGB", target, PADDING)
+    whole.paste(inner, ((target.width - width) // 2, (target.height - height) // 2))
+    return whole
+
+
+def resampled(image: Any, size: PictureSize, kernel: Any) -> Any:
+    """Along the lines first, then along the columns. Pillow 13 by itself begins with the columns of some pictures, and
+    some pixels are one level off then."""
+    return image.resize((size.width, image.height), kernel).resize(size, kernel)
+
+
 # --- pictures/tokens -------------------------------------------------------------------------------------------------
 # How many tokens of the model stand for a picture, and the tensors that the model takes of it.
 #
-# The model's own image processor makes the tensors, in its Pillow version; torchvision is not needed.
+# The model's own image processor makes the tensors, in its Pillow version; torchvision is not needed. With
+# `preprocess: engine` they are what llama.cpp makes of the picture, and so is the text around it.
 
 # How the input is called that marks the tokens of pictures. Qwen's positions and Gemma's attention depend on it.
 TYPE_NAMES = {
@@ -1992,10 +2163,12 @@ class Places(NamedTuple):
 
 
 class ImageModel(TypedDict):
-    """The fields of a recipe that say how its pictures are read. A limit of None is what the model's processor says."""
+    """The fields of a recipe that say how its pictures are read. A limit of None is what the model's processor says;
+    without `preprocess` it is the processor that reads them."""
 
     model: str
     revision: str | None
+    preprocess: NotRequired[str]
     min_pixels: NotRequired[int | None]
     max_pixels: NotRequired[int | None]
 
@@ -2005,6 +2178,8 @@ class Pictures:
 
     Attributes:
         folder: of the dataset, where the paths in its rows begin; None for data from the Hub.
+        engine: prepares the pictures in place of the processor, as llama.cpp does; None without `preprocess: engine`.
+        mark: what stands for a picture in a rendered text.
     """
 
     def __init__(self, recipe: ImageModel, tokenizer: Any, folder: Path | None = None) -> None:
@@ -2031,6 +2206,23 @@ class Pictures:
         self.places = self._places()
         self.token_id = int(tokenizer.convert_tokens_to_ids(self.places.token))
         limit_pixels(self.processor, self.kind, recipe.get("min_pixels"), recipe.get("max_pixels"))
+        self.engine: Engine | None = None
+        if recipe.get("preprocess") == "engine":
+            require_engine(recipe, self.kind)
+            self.engine = Engine(self.kind, vision_config(name, revision), self.processor)
+        self.mark = self.places.mark if self.engine is None else PICTURE
+
+    def parts(self, content: str) -> list[dict[str, str]]:
+        """The content of a message as the parts that the chat template reads. llama.cpp's server gives it one text,
+        with a mark of its own where a picture stands."""
+        return picture_parts(content) if self.engine is None else [{"type": "text", "text": content}]
+
+    def grid(self, size: PictureSize) -> TileGrid:
+        """Tiles of a picture, for a family that divides pictures; none of one that is not divided."""
+        if self.engine is not None:
+            return self.engine.grid(size)
+        _, rows, columns = self.processor.get_number_of_image_patches(size.height, size.width, {})
+        return TileGrid(rows, columns)
 
     def _places(self) -> Places:
         if self.kind == "gemma3":
@@ -2051,13 +2243,14 @@ class Pictures:
         Raises:
             Refused: the chat template wrote another number of marks.
         """
-        marks = [match.span() for match in re.finditer(re.escape(self.places.mark), rendered)]
-        if len(marks) != len(sizes):
+        marks = [match.span() for match in re.finditer(re.escape(self.mark), rendered)]
+        written = 0 if self.engine is None else sum(rendered.count(text) for text in {*self.places})
+        if len(marks) != len(sizes) or written:
             raise Refused(
                 "the model's chat template does not write one mark for each picture",
                 code="template_mismatch",
-                expected=f"{len(sizes)} times {self.places.mark}",
-                got=f"{len(marks)} times",
+                expected=f"{len(sizes)} times {self.mark}",
+                got=f"{len(marks)} times" + f", and {written} times {self.places.mark}" * bool(written),
                 hint="use a base model whose chat template reads pictures, such as an Instruct version",
             )
         text, end, changes = "", 0, list[tuple[int, int, int]]()
@@ -2101,8 +2294,13 @@ class Pictures:
                 code="nothing_to_train",
                 expected=f"max_length above {last + 1}: the row has {whole} tokens of pictures",
                 got=f"max_length {limit}",
-                hint=f"raise max_length to {len(ids)}, or set max_pixels in the recipe for smaller pictures",
+                hint=f"raise max_length to {len(ids)}, or {self.smaller_pictures()}",
             )
+
+    def smaller_pictures(self) -> str:
+        """What makes the tokens of a picture fewer."""
+        limited = "set max_pixels in the recipe for smaller pictures"
+        return limited if self.engine is None else f"make the pictures smaller, or {limited} with preprocess: model"
 
     def tokens(self, size: PictureSize) -> int:
         """The parts of a picture that the language model reads."""
@@ -2137,6 +2335,8 @@ class Pictures:
         """
         if not any(rows):
             return {}
+        if self.engine is not None:
+            return self.engine.tensors(rows)
         nested = self.kind in ("smolvlm", "idefics3")
         images = rows if nested else [image for row in rows for image in row]
         more = {"patch_size": square_side(self.settings)} if self.kind == "mistral3" else {}
@@ -2156,6 +2356,14 @@ def model_type(model: str, revision: str | None) -> str:
     return str(document.get("model_type")) if isinstance(document, dict) else "unknown"
 
 
+def vision_config(model: str, revision: str | None) -> dict[str, Any]:
+    """What config.json says of the tower; empty where it says nothing."""
+    path = model_file(model, revision, "config.json")
+    document = foreign_json(Path(path)) if path is not None else {}
+    tower = document.get("vision_config") if isinstance(document, dict) else None
+    return tower if isinstance(tower, dict) else {}
+
+
 def processor_settings(model: str, revision: str | None) -> dict[str, Any]:
     """`processor_config.json`: the tokens of a picture are counted there. Empty where there is none."""
     path = model_file(model, revision, "processor_config.json")
@@ -2165,15 +2373,19 @@ def processor_settings(model: str, revision: str | None) -> dict[str, Any]:
 
 def patches_expansion(pictures: Pictures, size: PictureSize) -> str:
     """Qwen: one token for a square of patches, whatever the sides of the picture."""
+    if pictures.engine is not None:
+        return f"<|vision_start|>{pictures.places.token * pictures.engine.tokens(size)}<|vision_end|>"
     patches: int = pictures.processor.get_number_of_image_patches(size.height, size.width, {})
     return pictures.places.token * (patches // int(pictures.processor.merge_size) ** 2)
 
 
 def gemma_expansion(pictures: Pictures, size: PictureSize) -> str:
-    """Gemma 3: the same number of tokens for every picture, between two marks, on lines of its own."""
+    """Gemma 3: the same number of tokens for every picture, between two marks. Its processor puts them on lines of
+    their own, and llama.cpp does not."""
     count = int(pictures.settings.get("image_seq_length", 256))
     begin, end = pictures.tokenizer.boi_token, pictures.tokenizer.eoi_token
-    return f"\n\n{begin}{pictures.places.token * count}{end}\n\n"
+    text = f"{begin}{pictures.places.token * count}{end}"
+    return text if pictures.engine is not None else f"\n\n{text}\n\n"
 
 
 def tiles_expansion(pictures: Pictures, size: PictureSize) -> str:
@@ -2181,7 +2393,7 @@ def tiles_expansion(pictures: Pictures, size: PictureSize) -> str:
     count = int(pictures.settings.get("image_seq_len", 169))
     around, whole = "<fake_token_around_image>", "<global-img>"
     parts = pictures.places.token * count
-    _, rows, columns = pictures.processor.get_number_of_image_patches(size.height, size.width, {})
+    rows, columns = pictures.grid(size)
     text = ""
     for row in range(1, rows + 1):
         text += "".join(f"{around}<row_{row}_col_{column}>{parts}" for column in range(1, columns + 1)) + "\n"
@@ -2213,6 +2425,31 @@ EXPANSIONS: dict[str, Callable[[Pictures, PictureSize], str]] = {
     "idefics3": tiles_expansion,
     "mistral3": lines_expansion,
 }
+
+
+def require_engine(recipe: ImageModel, kind: str) -> None:
+    """Refuses `preprocess: engine` where the training could not see what llama.cpp would.
+
+    Raises:
+        Refused: llama.cpp's tensors of the family were not found equal, or the recipe has limits that it ignores.
+    """
+    if kind not in ENGINE_FAMILIES:
+        raise Refused(
+            f"preprocess: engine is not known for the family {kind}",
+            code="bad_recipe",
+            expected=", ".join(ENGINE_FAMILIES),
+            got=kind,
+            hint="set preprocess: model in the recipe",
+        )
+    limit = next((name for name in ("min_pixels", "max_pixels") if recipe.get(name) is not None), None)
+    if limit is not None:
+        raise Refused(
+            f"{limit} and preprocess: engine exclude each other: llama.cpp ignores the limit",
+            code="bad_recipe",
+            expected="one of the two",
+            got=f"{limit}: {recipe.get(limit)}",
+            hint=f"remove {limit} and make the pictures smaller, or set preprocess: model",
+        )
 
 
 def limit_pixels(processor: Any, kind: str, least: int | None, most: int | None) -> None:
@@ -3879,7 +4116,7 @@ class Encoder:
         """The messages as the template reads them. Templates of vision models expect parts, also of text alone."""
         if self.pictures is None:
             return list(messages)
-        return [message | {"content": picture_parts(message["content"])} for message in messages]
+        return [message | {"content": self.pictures.parts(message["content"])} for message in messages]
 
     def plain_spans(self, example: Example) -> tuple[str, list[tuple[int, int]]]:
         if self.tokenizer.chat_template:
@@ -5693,7 +5930,7 @@ without rows of the data, `environment.json` every argument of the trainer and e
 ```python
 {card_use(plan, adapter)}
 ```
-
+{f"{chr(10)}{ENGINE_NOTE}{chr(10)}" if recipe.get("preprocess") == "engine" else ""}
 {card_figures(plan, work)}"""
 
 

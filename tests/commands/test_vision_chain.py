@@ -64,8 +64,11 @@ def _write_rows(folder: Path) -> None:
 
 
 def test_the_plan_reads_pictures_here(chain: tuple[Path, dict[str, Done]]) -> None:
+    """On the pixels that llama.cpp will show, and the plan says why."""
     plan = chain[1]["plan"].data
     assert plan["where"] == "local" and plan["blockers"] == []
+    chosen = next(reason for reason in plan["reasons"] if reason["rule"] == "preprocess")
+    assert chosen["value"] == "engine" and "llama.cpp" in chosen["because"]
 
 
 def test_the_training_sees_and_learns_the_pictures(chain: tuple[Path, dict[str, Done]]) -> None:
@@ -75,21 +78,23 @@ def test_the_training_sees_and_learns_the_pictures(chain: tuple[Path, dict[str, 
     assert checks["pictures_are_read"]["verdict"] == checks["pictures_help"]["verdict"] == "pass"
 
 
-def test_the_pair_is_proved_and_what_llama_cpp_shows_is_told(chain: tuple[Path, dict[str, Done]]) -> None:
-    """Given the same pixels nothing differs; as llama.cpp prepares pictures of Gemma 3, they do."""
+def test_the_pair_is_proved_and_llama_cpp_shows_what_was_trained(chain: tuple[Path, dict[str, Done]]) -> None:
+    """Nothing differs given the same pixels, nor as llama.cpp prepares pictures of Gemma 3: it trained on these."""
     here, answers = chain
     assert answers["verify"].code == 0
     proof = json.loads((here / "run" / "verify.json").read_text())
     verdicts = {(check["file"], check["name"]): check["verdict"] for check in proof["checks"]}
     assert "fail" not in verdicts.values()
     warned = {name for (_, name), verdict in verdicts.items() if verdict == "warn"}
-    assert warned == {"pictures_as_used"}
+    assert warned == set()
     assert {name for file, name in verdicts if file.startswith("mmproj-")} == {"file", "projector", "projector_weights"}
     of_the_pair = {name for file, name in verdicts if file == "run-q8_0.gguf"}
     assert {"picture_tokens", "loads_projector", "pictures", "pictures_as_used"} <= of_the_pair
     pictures = [check for check in proof["checks"] if check["name"] == "pictures"]
     assert len(pictures) == 2  # f16 and q8_0, each with the projector
     assert pictures[0]["figures"]["differing_pixels"] == 0 and pictures[0]["figure"] < 1e-5
+    used = [check["figures"] for check in proof["checks"] if check["name"] == "pictures_as_used"]
+    assert [(one["differing_pixels"], one["other_sizes"], one["texts_differ"]) for one in used] == [(0, 0, 0)] * 2
 
 
 def test_the_proof_is_of_these_files(chain: tuple[Path, dict[str, Done]], commands: Commands) -> None:
@@ -134,8 +139,8 @@ def test_the_page_shows_what_was_asked_and_which_files_belong_together(chain: tu
     assert "not shown" not in page.text
     pairs = [cells for cells in page.cells if len(cells) == 7 and cells[2] == "mmproj-run-f16.gguf"]
     assert {(cells[0], cells[5], cells[6]) for cells in pairs} == {
-        ("run-f16.gguf", "pass", "warn"),  # pictures_as_used
-        ("run-q8_0.gguf", "pass", "warn"),
+        ("run-f16.gguf", "pass", "pass"),
+        ("run-q8_0.gguf", "pass", "pass"),
     }
 
 
@@ -143,7 +148,7 @@ def test_both_files_would_be_pushed_with_their_proof_and_their_figures(chain: tu
     pushed = chain[1]["push"]
     names = {file["path"] for file in pushed.answer["data"]["files"]}
     assert names >= {"run-q8_0.gguf", "mmproj-run-f16.gguf", "skill-train/verify.json", "skill-train/evaluate.json"}
-    assert pushed.answer["data"]["verdict"] == "warn"
+    assert pushed.answer["data"]["verdict"] == "pass"
     assert not [name for name in names if name.endswith((".png", ".jpg", ".jsonl"))]
     assert "verdict_warn" not in {warning["code"] for warning in pushed.answer["warnings"]}
 

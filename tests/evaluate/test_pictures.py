@@ -30,7 +30,7 @@ ANSWERS = ("A red square, and a blue one.", "Nothing that I know.")
 
 
 @cache
-def held_out(kind: str, folder: Path) -> list[Row]:
+def held_out(kind: str, folder: Path, preprocess: str = "model") -> list[Row]:
     """Two rows with a picture, as the training program writes them to the run, and one of text."""
     data = folder / "data"
     data.mkdir(parents=True)
@@ -41,7 +41,9 @@ def held_out(kind: str, folder: Path) -> list[Row]:
     rows.append({"images": [], "messages": _turns("What is a square?", "Four equal sides.")})
     base, run = tiny_vision.cached(kind), folder / "run"
     run.mkdir()
-    recipe = training.resolved(base, training.write_data(data, rows), images=True, max_length=2048)
+    recipe = training.resolved(
+        base, training.write_data(data, rows), images=True, max_length=2048, preprocess=preprocess
+    )
     tokenizer = load_tokenizer(str(base), None)
     pictures = Pictures(recipe, tokenizer, data)
     encode = Encoder(recipe, tokenizer, pictures)
@@ -102,6 +104,21 @@ def test_a_pair_answers_as_the_model_where_it_resizes_alike(here: Path) -> None:
     assert replies.losses[0] == pytest.approx(first, rel=2e-3)
     assert replies.losses[2] == pytest.approx(of_text, rel=2e-3)
     assert replies.answers[0] == own.answers[0] and replies.answers[2] == own.answers[2]
+
+
+def test_a_pair_answers_as_the_model_that_was_trained_on_its_pixels(here: Path) -> None:
+    """A wide picture of Gemma 3, amid borders and without the blank lines around it. The pixels of the model's own
+    processor, which are as many, give another loss."""
+    folder, base, pair = here / "engine", tiny_vision.cached("gemma3"), picture_pairs.pair("gemma3")
+    rows = held_out("gemma3", folder, "engine")
+    asks = questions(rows, loss_on="assistant", room=ROOM, context=None)
+    seen = RunPictures(folder / "run", base, "engine")
+    own = ask_transformers(Model("tuned", base, pictures=seen), asks, lambda _: None)
+    shipped = ask_pair(Model("f16", pair.text, pictures=seen, projector=pair.projector), asks, lambda _: None)
+    assert shipped.losses == pytest.approx(own.losses, rel=1e-3) and shipped.answers == own.answers
+    stretched = RunPictures(folder / "run", base)
+    other = ask_transformers(Model("tuned", base, pictures=stretched), asks, lambda _: None)
+    assert other.losses[1] != pytest.approx(own.losses[1], rel=1e-2)
 
 
 def test_a_file_without_its_projector_is_not_asked(here: Path) -> None:

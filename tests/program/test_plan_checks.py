@@ -80,6 +80,7 @@ def test_every_library_that_it_imports_is_pinned_or_comes_with_one() -> None:
         "httpx2": "huggingface_hub",
         "PIL": "pillow",
         "jinja2": "transformers",
+        "numpy": "transformers",
         "psutil": "accelerate",
         "pyarrow": "datasets",
         "safetensors": "transformers",
@@ -114,7 +115,7 @@ def test_its_types_are_those_of_the_recipe() -> None:
     """What the plan has chosen is no longer None; a float may be written as an integer."""
     hints = typing.get_type_hints(Recipe)
     chosen = {"format", "columns", "loss_on", "max_steps", "warmup_steps", "target_modules", "learning_rate", "optim"}
-    chosen |= {"images"}
+    chosen |= {"images", "preprocess"}
     for name, types in RECIPE_FIELDS.items():
         declared = {typing.get_origin(t) or t for t in (typing.get_args(hints[name]) or (hints[name],))}
         if typing.get_origin(hints[name]) in (dict, list):

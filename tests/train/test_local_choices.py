@@ -78,11 +78,11 @@ def test_a_recipe_of_pictures_in_the_folder_of_one_of_text_is_told_apart(run: Ru
     other = planning.plan_with(recipe_hash="b", recipe=values, fingerprints={"data": "x"})
     with pytest.raises(UsageError) as caught:
         local.train(run, other, resume=False, progress=lambda *_: None, say=lambda _: None)
-    assert caught.value.got == "images: None → True; lora_parts: None → ['language']"
+    assert caught.value.got == "images: None → True; lora_parts: None → ['language']; preprocess: None → 'model'"
     plan_record.write(run.plan, other)
     with pytest.raises(UsageError) as caught:
         local.train(run, PLAN, resume=False, progress=lambda *_: None, say=lambda _: None)
-    assert caught.value.got == "images: True → None; lora_parts: ['language'] → None"
+    assert caught.value.got == "images: True → None; lora_parts: ['language'] → None; preprocess: 'model' → None"
 
 
 def test_of_the_hub_nobody_is_asked_whether_a_run_may_go_on() -> None:

@@ -122,7 +122,7 @@ def pictures_of(rows: list[Row], run: RunDir, base: Path) -> RunPictures | None:
     if not any(row.get("images") for row in rows):
         return None
     recipe = plan_record.read(run.plan).recipe
-    return RunPictures(run.path, base, recipe.min_pixels, recipe.max_pixels)
+    return RunPictures(run.path, base, recipe.preprocess, recipe.min_pixels, recipe.max_pixels)
 
 
 def _with_pictures(models: list[Model], run: RunDir, pictures: RunPictures | None) -> list[Model]:

@@ -116,6 +116,7 @@ def _pictures(run: RunDir) -> Any:
         images=run.path,
         why_not="" if there else f"the merged model that it was made of is gone: skill-train merge {quoted(run.path)}",
         expected="this model was trained on pictures, and no projector was exported: llama.cpp will read text only",
+        preprocess=recipe.preprocess,
         min_pixels=recipe.min_pixels,
         max_pixels=recipe.max_pixels,
     )

@@ -16,12 +16,13 @@ from skill_train.model.template_guard import require_ending
 from skill_train.program.encode import Encoder, Feeding
 from skill_train.program.events import Refused
 from skill_train.program.examples import EncodedRow, Row, Tokens
-from skill_train.program.pictures.tokens import ImageModel, Pictures
+from skill_train.program.pictures.tokens import ImageModel, Pictures, model_type
 from skill_train.program.rows import picture_folder
 from skill_train.program.split import IGNORED, trained_tokens
 from skill_train.program.tokenizer import load_tokenizer
 from skill_train.recipe.fields import Recipe
 from skill_train.recipe.formats import DetectedFormat, as_turns
+from skill_train.recipe.preprocess import preprocess_of
 
 SAMPLE = 2000  # rows
 TRAINED = "⟦"  # opens a trained part of an example
@@ -156,6 +157,7 @@ def _pictures(recipe: Recipe, tokenizer: Any) -> Pictures:
     image_model: ImageModel = {
         "model": recipe.model,
         "revision": recipe.revision,
+        "preprocess": preprocess_of(recipe, model_type(recipe.model, recipe.revision)).value,
         "min_pixels": recipe.min_pixels,
         "max_pixels": recipe.max_pixels,
     }

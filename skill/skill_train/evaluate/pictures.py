@@ -25,11 +25,13 @@ class RunPictures:
     Attributes:
         folder: of the run.
         model: the folder whose tokenizer and image processor read them.
+        preprocess: of the recipe: `engine` or `model`.
         min_pixels, max_pixels: limits of the recipe; None is the model's.
     """
 
     folder: Path
     model: Path
+    preprocess: str = "model"
     min_pixels: int | None = None
     max_pixels: int | None = None
 
@@ -37,6 +39,7 @@ class RunPictures:
         image: ImageModel = {
             "model": str(self.model),
             "revision": None,
+            "preprocess": self.preprocess,
             "min_pixels": self.min_pixels,
             "max_pixels": self.max_pixels,
         }
@@ -132,7 +135,8 @@ class ServerPrompts:
     def is_asked_alike(self, turns: PictureTurns, prompt: list[int]) -> bool:
         """Whether the chat template asks the row's own question: the same ids as the row has before its answer."""
         sizes: list[PictureSize] = [picture_size(image, self.folder) for image in turns.images]
-        text, _ = self.seen.expanded(self._rendered(turns.messages, turns.tools), sizes)
+        messages = turns.messages if self.seen.engine is None else with_markers(turns.messages, self.seen.mark)
+        text, _ = self.seen.expanded(self._rendered(messages, turns.tools), sizes)
         return list(self.tokenizer(text, add_special_tokens=False)["input_ids"]) == prompt
 
     def _rendered(self, messages: list[JsonObject], tools: list[Any] | None) -> str:

@@ -31,6 +31,7 @@ from skill_train.program.pictures.tokens import EXPANSIONS
 from skill_train.program.split import held_out_count
 from skill_train.recipe.fields import FIELDS, NOT_HASHED, OF_LORA, POLICY, Recipe, recipe_hash
 from skill_train.recipe.formats import BARE, for_model
+from skill_train.recipe.preprocess import preprocess_of
 from skill_train.recipe.resolved import ResolvedRecipe
 from skill_train.run.plan_record import Blocker, Facts, Plan, Policy, Reason
 
@@ -250,10 +251,11 @@ def _resolve(recipe: Recipe, model: ModelFacts, dataset: DatasetFacts, reasons: 
 
 
 def _pictures(recipe: Recipe, model: ModelFacts, dataset: DatasetFacts, reasons: list[Reason]) -> dict[str, object]:
-    """Whether pictures are read, and which parts of a vision model get an adapter."""
+    """Whether and how pictures are read, and which parts of a vision model get an adapter."""
     images = bool(dataset.images) if recipe.images is None else recipe.images
     if not images:
-        return {"images": False, "lora_parts": None, "min_pixels": None, "max_pixels": None}
+        unread = {"lora_parts": None, "preprocess": "model", "min_pixels": None, "max_pixels": None}
+        return {"images": False, **unread}
     if not dataset.images:
         raise UsageError(
             "the recipe says images: true, and no row has a picture",
@@ -268,7 +270,9 @@ def _pictures(recipe: Recipe, model: ModelFacts, dataset: DatasetFacts, reasons:
         parts = ["language"]
         why = "the usual one: the tower sees well already, and few pictures teach it little"
         _because(reasons, "lora_parts", parts, why, "references/vision.md")
-    return {"images": True, "lora_parts": parts}
+    preprocess = preprocess_of(recipe, model.model_type)
+    _because(reasons, "preprocess", preprocess.value, preprocess.because, "references/vision.md")
+    return {"images": True, "lora_parts": parts, "preprocess": preprocess.value}
 
 
 def _epochs(recipe: Recipe, rows: int) -> tuple[float, str, str]:

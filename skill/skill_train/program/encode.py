@@ -14,7 +14,7 @@ from typing import Any, TypedDict
 from skill_train.program.events import Refused
 from skill_train.program.examples import EncodedRow, Example, Message, Pictured, Row, to_example
 from skill_train.program.pictures.decode import PictureSource
-from skill_train.program.pictures.find import lift_pictures, picture_parts, require_places
+from skill_train.program.pictures.find import lift_pictures, require_places
 from skill_train.program.pictures.tokens import Pictures
 from skill_train.program.split import IGNORED
 from skill_train.program.tokenizer import added_special_tokens
@@ -266,7 +266,7 @@ class Encoder:
         """The messages as the template reads them. Templates of vision models expect parts, also of text alone."""
         if self.pictures is None:
             return list(messages)
-        return [message | {"content": picture_parts(message["content"])} for message in messages]
+        return [message | {"content": self.pictures.parts(message["content"])} for message in messages]
 
     def plain_spans(self, example: Example) -> tuple[str, list[tuple[int, int]]]:
         if self.tokenizer.chat_template:

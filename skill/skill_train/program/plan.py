@@ -56,6 +56,7 @@ class Recipe(TypedDict):
     seed: int
     images: NotRequired[bool]
     lora_parts: NotRequired[list[str] | None]
+    preprocess: NotRequired[str]
     min_pixels: NotRequired[int | None]
     max_pixels: NotRequired[int | None]
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from string import Template
 from typing import Any
 
+from skill_train.program.pictures.engine import ENGINE_NOTE
 from skill_train.publish.records import CHECKS_WITH_DETAIL
 from skill_train.run.evaluate_record import Evaluation, FigureDifference, ModelFigures
 from skill_train.run.train_record import TrainRecord
@@ -25,7 +26,7 @@ _PROOF = (
 )  # fmt: skip
 _FACTS = (
     "finetuning_type", "lora_r", "lora_alpha", "lora_dropout", "target_modules", "learning_rate", "lr_scheduler_type",
-    "max_steps", "effective_batch_size", "max_length", "loss_on", "seed", "load_in_4bit",
+    "max_steps", "effective_batch_size", "max_length", "loss_on", "seed", "load_in_4bit", "preprocess",
 )  # fmt: skip
 
 
@@ -143,6 +144,8 @@ def _use(facts: CardFacts) -> str:
     ggufs = sorted(facts.ggufs, key=lambda name: facts.ggufs[name])  # the smallest first, the unquantized one last
     lines = _use_of_pairs(facts, ggufs, facts.projector) if facts.projector and ggufs else _use_of_files(facts, ggufs)
     lines += ["", *_private(facts)] if facts.private else []
+    in_python = facts.recipe.get("preprocess") == "engine" and {"adapter", "merged"} & set(facts.parts)
+    lines += ["", ENGINE_NOTE] if in_python else []
     if "adapter" in facts.parts:
         where = "" if facts.parts == ("adapter",) else ', subfolder="adapter"'
         base = facts.base if facts.base_on_hub else "FOLDER_OF_THE_BASE"

@@ -33,6 +33,7 @@ OPTIMIZERS_OF_4_BIT = ("adamw_8bit", "adamw_bnb_8bit", "paged_adamw_8bit", "page
 # Fields that full fine-tuning does not read.
 OF_LORA = ("lora_r", "lora_alpha", "lora_dropout", "target_modules", "modules_to_save", "use_rslora", "use_dora")
 LORA_PARTS = ("language", "projector", "tower")
+PREPROCESS = ("engine", "model")
 SCORES = ("exact", "regex", "json")
 REPORT_TO = ("none", "trackio")
 
@@ -95,6 +96,9 @@ class Recipe:
     )
     lora_parts: list[str] | None = _say(
         None, f"parts of a vision model that get an adapter, of {', '.join(LORA_PARTS)}; language when left out"
+    )
+    preprocess: str | None = _say(
+        None, "engine (train on llama.cpp's pixels) or model (on its own); engine where it can be, when left out"
     )
     min_pixels: int | None = _say(None, "smaller pictures are enlarged to it; the model's own when left out", "pixels")
     max_pixels: int | None = _say(None, "larger pictures are reduced to it; the model's own when left out", "pixels")
@@ -197,8 +201,10 @@ def to_yaml(values: Mapping[str, object]) -> str:
 
 def recipe_hash(resolved: Mapping[str, object], fingerprints: dict[str, str | None]) -> str:
     """SHA-256 of a resolved recipe. Local paths are replaced by fingerprints of their content, so a moved file does not
-    change it."""
+    change it. `preprocess: model` counts as no field: plans of earlier versions, which mean it, have none."""
     values = {key: value for key, value in resolved.items() if key not in NOT_HASHED}
+    if values.get("preprocess") == "model":
+        del values["preprocess"]
     for key in ("model", "data"):
         if fingerprints.get(key):
             values[key] = fingerprints[key]
@@ -316,7 +322,7 @@ def _check_pictures(recipe: Recipe) -> None:
 def _check_choices(recipe: Recipe) -> None:
     choices = {"format": FORMATS, "method": METHODS, "loss_on": LOSS_ON, "lr_scheduler_type": SCHEDULES}
     choices["finetuning_type"] = TUNINGS
-    choices |= {"score": SCORES, "report_to": REPORT_TO, "optim": OPTIMIZERS}
+    choices |= {"score": SCORES, "report_to": REPORT_TO, "optim": OPTIMIZERS, "preprocess": PREPROCESS}
     if recipe.load_in_4bit or recipe.optim in OPTIMIZERS_OF_4_BIT:
         choices["optim"] = (*OPTIMIZERS, *OPTIMIZERS_OF_4_BIT)
     for key, allowed in choices.items():

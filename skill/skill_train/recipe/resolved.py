@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-OF_PICTURES = ("images", "lora_parts", "min_pixels", "max_pixels")
+OF_PICTURES = ("images", "lora_parts", "preprocess", "min_pixels", "max_pixels")
 
 
 class ResolvedRecipe(msgspec.Struct, frozen=True, kw_only=True):
@@ -50,6 +50,7 @@ class ResolvedRecipe(msgspec.Struct, frozen=True, kw_only=True):
     seed: int
     images: bool = False
     lora_parts: list[str] | None = None
+    preprocess: str = "model"
     min_pixels: int | None = None
     max_pixels: int | None = None
 

@@ -1,5 +1,5 @@
 """What the model itself makes of a picture, through transformers in fp32 on the CPU: pixels, embeddings, and the logits
-of the text behind it. Pixels come from its own image processor, as in training."""
+of the text behind it. Pixels, and the text around them, are those of the training."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ class PictureModel:
     def written_tokens(self) -> dict[int, str]:
         """Tokens that stand for a picture or around one, by id: those of the chat template, and those that llama.cpp
         looks up by their text."""
-        texts = {self.seen.places.mark, self.seen.places.token, *_LOOKED_UP.get(self.kind, ())}
+        texts = {*self.seen.places, *_LOOKED_UP.get(self.kind, ())}
         vocabulary = self.tokenizer.get_vocab()
         if self.kind in _TILED:
             texts |= {text for text in vocabulary if _TILE.fullmatch(text)}
@@ -139,7 +139,9 @@ class PictureModel:
     def answer(self, question: PictureQuestion) -> PictureReference:
         from PIL import Image
 
-        rendered, mark = self._rendered(question.messages), self.seen.places.mark
+        as_asked = self._rendered(with_markers(question.messages, self.marker))
+        rendered = self._rendered(question.messages) if self.seen.engine is None else as_asked
+        mark = self.seen.mark if self.seen.engine is None else self.marker
         expansions = [self.seen.expansion(PictureSize(*picture.size)) for picture in question.pictures]
         ids = list(self.tokenizer(_put(rendered, mark, expansions), add_special_tokens=False)["input_ids"])
         behind = ids[::-1].index(self.picture_token)
@@ -149,8 +151,8 @@ class PictureModel:
         return PictureReference(
             ids=ids,
             following=ids[len(ids) - behind :],
-            text=self._for_llama_cpp(rendered, expansions),
-            as_asked=self._rendered(with_markers(question.messages, self.marker)),
+            text=as_asked if self.seen.engine is not None else self._for_llama_cpp(rendered, expansions),
+            as_asked=as_asked,
             pictures=self._copied(pixels, [PictureSize(*picture.size) for picture in question.pictures]),
             parts=[ReferencePart(*one) for one in zip(pixels, self._embeddings(inputs, len(pixels)), strict=True)],
             logits=self._logits(ids, inputs, behind),
@@ -195,7 +197,7 @@ class PictureModel:
             return [WholePicture(one) for one in found]
         parts, pictures = iter(found), []
         for size in sizes:
-            _, rows, columns = self.seen.processor.get_number_of_image_patches(size.height, size.width, {})
+            rows, columns = self.seen.grid(size)
             if not rows:  # llama.cpp divides every picture
                 return None
             tiles = list(islice(parts, rows * columns))
@@ -259,12 +261,14 @@ def picture_model(image: ImageModel, marker: str) -> Iterator[PictureModel]:
 
 
 def with_markers(messages: list[JsonObject], marker: str) -> list[JsonObject]:
-    """Messages as llama.cpp's server gives them to the chat template: a marker as text in place of each picture."""
-    text = {"type": "text", "text": marker}
-    return [
-        message | {"content": [text if part["type"] == "image" else part for part in message["content"]]}
-        for message in messages
-    ]
+    """Messages as llama.cpp's server gives them to the chat template: one text, with a marker in place of each picture
+    (`common_chat_msg::to_json_oaicompat` in common/chat.cpp)."""
+    return [message | {"content": [_one_text(message["content"], marker)]} for message in messages]
+
+
+def _one_text(parts: list[JsonObject], marker: str) -> JsonObject:
+    texts = (marker if part["type"] == "image" else str(part["text"]) for part in parts)
+    return {"type": "text", "text": "".join(texts)}
 
 
 def _put(text: str, mark: str, texts: list[str]) -> str:

@@ -74,13 +74,14 @@ class PictureSubject:
         folder: the model with its tower: the merged one, where an adapter was trained. None: `why_not` says why.
         images: the folder in which the rows' pictures lie.
         expected: why a projector belongs to the files; empty where none does.
-        min_pixels, max_pixels: of the recipe.
+        preprocess, min_pixels, max_pixels: of the recipe.
     """
 
     folder: Path | None
     images: Path
     why_not: str = ""
     expected: str = ""
+    preprocess: str = "model"
     min_pixels: int | None = None
     max_pixels: int | None = None
 
@@ -219,6 +220,7 @@ def judge_projectors(
         reference=subject.folder,
         questions=questions,
         base=request.base,
+        preprocess=subject.preprocess,
         min_pixels=subject.min_pixels,
         max_pixels=subject.max_pixels,
     )

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from skill_train.program.events import EXIT_FAILED, EXIT_NO_ACCESS, EXIT_TEMPORARY, Refused, tell
+from skill_train.program.pictures.engine import ENGINE_NOTE
 from skill_train.program.plan import SMALLER, Plan, Recipe
 
 PAUSES = (1, 2, 4, 8, 16, 32, 64, 128, 128)  # seconds; together longer than the 300 of the Hub's rate limit
@@ -221,7 +222,7 @@ without rows of the data, `environment.json` every argument of the trainer and e
 ```python
 {card_use(plan, adapter)}
 ```
-
+{f"{chr(10)}{ENGINE_NOTE}{chr(10)}" if recipe.get("preprocess") == "engine" else ""}
 {card_figures(plan, work)}"""
 
 

@@ -1,6 +1,7 @@
 """How many tokens of the model stand for a picture, and the tensors that the model takes of it.
 
-The model's own image processor makes the tensors, in its Pillow version; torchvision is not needed.
+The model's own image processor makes the tensors, in its Pillow version; torchvision is not needed. With
+`preprocess: engine` they are what llama.cpp makes of the picture, and so is the text around it.
 """
 
 from __future__ import annotations
@@ -28,6 +29,8 @@ from skill_train.program.pictures.decode import (
     read_picture,
     require_pillow,
 )
+from skill_train.program.pictures.engine import ENGINE_FAMILIES, Engine, TileGrid
+from skill_train.program.pictures.find import PICTURE, picture_parts
 
 # How the input is called that marks the tokens of pictures. Qwen's positions and Gemma's attention depend on it.
 TYPE_NAMES = {
@@ -66,10 +69,12 @@ class Places(NamedTuple):
 
 
 class ImageModel(TypedDict):
-    """The fields of a recipe that say how its pictures are read. A limit of None is what the model's processor says."""
+    """The fields of a recipe that say how its pictures are read. A limit of None is what the model's processor says;
+    without `preprocess` it is the processor that reads them."""
 
     model: str
     revision: str | None
+    preprocess: NotRequired[str]
     min_pixels: NotRequired[int | None]
     max_pixels: NotRequired[int | None]
 
@@ -79,6 +84,8 @@ class Pictures:
 
     Attributes:
         folder: of the dataset, where the paths in its rows begin; None for data from the Hub.
+        engine: prepares the pictures in place of the processor, as llama.cpp does; None without `preprocess: engine`.
+        mark: what stands for a picture in a rendered text.
     """
 
     def __init__(self, recipe: ImageModel, tokenizer: Any, folder: Path | None = None) -> None:
@@ -105,6 +112,23 @@ class Pictures:
         self.places = self._places()
         self.token_id = int(tokenizer.convert_tokens_to_ids(self.places.token))
         limit_pixels(self.processor, self.kind, recipe.get("min_pixels"), recipe.get("max_pixels"))
+        self.engine: Engine | None = None
+        if recipe.get("preprocess") == "engine":
+            require_engine(recipe, self.kind)
+            self.engine = Engine(self.kind, vision_config(name, revision), self.processor)
+        self.mark = self.places.mark if self.engine is None else PICTURE
+
+    def parts(self, content: str) -> list[dict[str, str]]:
+        """The content of a message as the parts that the chat template reads. llama.cpp's server gives it one text,
+        with a mark of its own where a picture stands."""
+        return picture_parts(content) if self.engine is None else [{"type": "text", "text": content}]
+
+    def grid(self, size: PictureSize) -> TileGrid:
+        """Tiles of a picture, for a family that divides pictures; none of one that is not divided."""
+        if self.engine is not None:
+            return self.engine.grid(size)
+        _, rows, columns = self.processor.get_number_of_image_patches(size.height, size.width, {})
+        return TileGrid(rows, columns)
 
     def _places(self) -> Places:
         if self.kind == "gemma3":
@@ -125,13 +149,14 @@ class Pictures:
         Raises:
             Refused: the chat template wrote another number of marks.
         """
-        marks = [match.span() for match in re.finditer(re.escape(self.places.mark), rendered)]
-        if len(marks) != len(sizes):
+        marks = [match.span() for match in re.finditer(re.escape(self.mark), rendered)]
+        written = 0 if self.engine is None else sum(rendered.count(text) for text in {*self.places})
+        if len(marks) != len(sizes) or written:
             raise Refused(
                 "the model's chat template does not write one mark for each picture",
                 code="template_mismatch",
-                expected=f"{len(sizes)} times {self.places.mark}",
-                got=f"{len(marks)} times",
+                expected=f"{len(sizes)} times {self.mark}",
+                got=f"{len(marks)} times" + f", and {written} times {self.places.mark}" * bool(written),
                 hint="use a base model whose chat template reads pictures, such as an Instruct version",
             )
         text, end, changes = "", 0, list[tuple[int, int, int]]()
@@ -175,8 +200,13 @@ class Pictures:
                 code="nothing_to_train",
                 expected=f"max_length above {last + 1}: the row has {whole} tokens of pictures",
                 got=f"max_length {limit}",
-                hint=f"raise max_length to {len(ids)}, or set max_pixels in the recipe for smaller pictures",
+                hint=f"raise max_length to {len(ids)}, or {self.smaller_pictures()}",
             )
+
+    def smaller_pictures(self) -> str:
+        """What makes the tokens of a picture fewer."""
+        limited = "set max_pixels in the recipe for smaller pictures"
+        return limited if self.engine is None else f"make the pictures smaller, or {limited} with preprocess: model"
 
     def tokens(self, size: PictureSize) -> int:
         """The parts of a picture that the language model reads."""
@@ -211,6 +241,8 @@ class Pictures:
         """
         if not any(rows):
             return {}
+        if self.engine is not None:
+            return self.engine.tensors(rows)
         nested = self.kind in ("smolvlm", "idefics3")
         images = rows if nested else [image for row in rows for image in row]
         more = {"patch_size": square_side(self.settings)} if self.kind == "mistral3" else {}
@@ -230,6 +262,14 @@ def model_type(model: str, revision: str | None) -> str:
     return str(document.get("model_type")) if isinstance(document, dict) else "unknown"
 
 
+def vision_config(model: str, revision: str | None) -> dict[str, Any]:
+    """What config.json says of the tower; empty where it says nothing."""
+    path = model_file(model, revision, "config.json")
+    document = foreign_json(Path(path)) if path is not None else {}
+    tower = document.get("vision_config") if isinstance(document, dict) else None
+    return tower if isinstance(tower, dict) else {}
+
+
 def processor_settings(model: str, revision: str | None) -> dict[str, Any]:
     """`processor_config.json`: the tokens of a picture are counted there. Empty where there is none."""
     path = model_file(model, revision, "processor_config.json")
@@ -239,15 +279,19 @@ def processor_settings(model: str, revision: str | None) -> dict[str, Any]:
 
 def patches_expansion(pictures: Pictures, size: PictureSize) -> str:
     """Qwen: one token for a square of patches, whatever the sides of the picture."""
+    if pictures.engine is not None:
+        return f"<|vision_start|>{pictures.places.token * pictures.engine.tokens(size)}<|vision_end|>"
     patches: int = pictures.processor.get_number_of_image_patches(size.height, size.width, {})
     return pictures.places.token * (patches // int(pictures.processor.merge_size) ** 2)
 
 
 def gemma_expansion(pictures: Pictures, size: PictureSize) -> str:
-    """Gemma 3: the same number of tokens for every picture, between two marks, on lines of its own."""
+    """Gemma 3: the same number of tokens for every picture, between two marks. Its processor puts them on lines of
+    their own, and llama.cpp does not."""
     count = int(pictures.settings.get("image_seq_length", 256))
     begin, end = pictures.tokenizer.boi_token, pictures.tokenizer.eoi_token
-    return f"\n\n{begin}{pictures.places.token * count}{end}\n\n"
+    text = f"{begin}{pictures.places.token * count}{end}"
+    return text if pictures.engine is not None else f"\n\n{text}\n\n"
 
 
 def tiles_expansion(pictures: Pictures, size: PictureSize) -> str:
@@ -255,7 +299,7 @@ def tiles_expansion(pictures: Pictures, size: PictureSize) -> str:
     count = int(pictures.settings.get("image_seq_len", 169))
     around, whole = "<fake_token_around_image>", "<global-img>"
     parts = pictures.places.token * count
-    _, rows, columns = pictures.processor.get_number_of_image_patches(size.height, size.width, {})
+    rows, columns = pictures.grid(size)
     text = ""
     for row in range(1, rows + 1):
         text += "".join(f"{around}<row_{row}_col_{column}>{parts}" for column in range(1, columns + 1)) + "\n"
@@ -287,6 +331,31 @@ EXPANSIONS: dict[str, Callable[[Pictures, PictureSize], str]] = {
     "idefics3": tiles_expansion,
     "mistral3": lines_expansion,
 }
+
+
+def require_engine(recipe: ImageModel, kind: str) -> None:
+    """Refuses `preprocess: engine` where the training could not see what llama.cpp would.
+
+    Raises:
+        Refused: llama.cpp's tensors of the family were not found equal, or the recipe has limits that it ignores.
+    """
+    if kind not in ENGINE_FAMILIES:
+        raise Refused(
+            f"preprocess: engine is not known for the family {kind}",
+            code="bad_recipe",
+            expected=", ".join(ENGINE_FAMILIES),
+            got=kind,
+            hint="set preprocess: model in the recipe",
+        )
+    limit = next((name for name in ("min_pixels", "max_pixels") if recipe.get(name) is not None), None)
+    if limit is not None:
+        raise Refused(
+            f"{limit} and preprocess: engine exclude each other: llama.cpp ignores the limit",
+            code="bad_recipe",
+            expected="one of the two",
+            got=f"{limit}: {recipe.get(limit)}",
+            hint=f"remove {limit} and make the pictures smaller, or set preprocess: model",
+        )
 
 
 def limit_pixels(processor: Any, kind: str, least: int | None, most: int | None) -> None:

@@ -32,6 +32,7 @@ class PairsRequest:
         base: what it was trained from; None where that is not at hand, or the same.
         questions: about held-out pictures, with their answers.
         threads: of llama.cpp.
+        preprocess: `engine` where the model was trained on the pixels of llama.cpp; `model` otherwise.
         min_pixels, max_pixels: limits of a picture in the recipe that the model was trained with; None is the model's.
     """
 
@@ -40,6 +41,7 @@ class PairsRequest:
     questions: list[PictureQuestion]
     base: Path | None = None
     threads: int = 2
+    preprocess: str = "model"
     min_pixels: int | None = None
     max_pixels: int | None = None
 
@@ -55,6 +57,7 @@ def check_pairs(request: PairsRequest, progress: Bar | None = None) -> list[Chec
     image: ImageModel = {
         "model": str(request.reference),
         "revision": None,
+        "preprocess": request.preprocess,
         "min_pixels": request.min_pixels,
         "max_pixels": request.max_pixels,
     }

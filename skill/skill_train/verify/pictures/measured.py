@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 class MeasuredPictures:
     """Attributes:
     kind: `model_type` of config.json.
+    engine: the model was trained on the pixels of llama.cpp, and is asked with them.
     picture_token: the id that stands for a part of a picture.
     written: tokens of and around pictures, by id.
     texts: of all tokens, by id.
@@ -26,6 +27,7 @@ class MeasuredPictures:
     """
 
     kind: str
+    engine: bool
     picture_token: int
     written: dict[int, str]
     texts: list[str]
@@ -47,6 +49,7 @@ def measure(image: ImageModel, questions: list[PictureQuestion]) -> MeasuredPict
         tokenizer = model.tokenizer
         return MeasuredPictures(
             kind=model.kind,
+            engine=model.seen.engine is not None,
             picture_token=model.picture_token,
             written=model.written_tokens(),
             texts=[str(one) for one in tokenizer.convert_ids_to_tokens(range(len(tokenizer)))],

@@ -1,0 +1,174 @@
+"""A picture as llama.cpp feeds it to the tower: resized, padded and divided as its server does it.
+
+Follows tools/mtmd of the llama.cpp in llama-cpp-python 0.3.36 (mtmd-image.cpp, clip.cpp, mtmd.cpp; read 2026-11-26).
+It resamples with Pillow's own algorithm, in the same whole numbers, so Pillow does it here. Tests compare the tensors
+with those that llama.cpp computes.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+from skill_train.program.pictures.decode import PictureSize
+
+ENGINE_FAMILIES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "gemma3", "smolvlm")  # their tensors are llama.cpp's own
+ENGINE_VERSION = "0.3.36"  # of llama-cpp-python
+ENGINE_TOKENS = (8, 4096)  # least and most of a picture of Qwen-VL, whatever the model's own limits are
+PADDING = (0, 0, 0)
+ENGINE_NOTE = (
+    "It was trained on the pixels and the text that llama.cpp makes of a picture (`preprocess: engine`). The model's "
+    "own image processor, as transformers runs it, makes other ones."
+)  # for the card
+
+
+class TileGrid(NamedTuple):
+    """Tiles of a picture."""
+
+    rows: int
+    columns: int
+
+
+class Engine:
+    """llama.cpp's way to prepare pictures for one model.
+
+    Attributes:
+        patch, merge: pixels along a patch, and patches along the square of one token (Qwen-VL).
+        side: pixels along the square that the tower reads: a whole picture (Gemma 3), or a tile (SmolVLM).
+        longest: pixels along the longer side of a picture that is divided (SmolVLM).
+    """
+
+    def __init__(self, kind: str, tower: dict[str, Any], processor: Any) -> None:
+        """`tower` is `vision_config` of config.json, where llama.cpp's converter finds the side."""
+        self.kind, self.processor = kind, processor
+        self.patch, self.merge = int(getattr(processor, "patch_size", 1)), int(getattr(processor, "merge_size", 1))
+        own = {"gemma3": ("size", "height"), "smolvlm": ("max_image_size", "longest_edge")}.get(kind)
+        self.side = int(tower.get("image_size") or dict(getattr(processor, own[0]))[own[1]]) if own else 0
+        self.longest = int(dict(processor.size)["longest_edge"]) if kind == "smolvlm" else 0
+
+    def size(self, size: PictureSize) -> PictureSize:
+        """Of the picture after all resizing; of one that is divided, of all its tiles."""
+        if self.kind == "gemma3":
+            return PictureSize(self.side, self.side)
+        if self.kind == "smolvlm":
+            rows, columns = self.grid(size)
+            return PictureSize(columns * self.side, rows * self.side)
+        square = (self.patch * self.merge) ** 2
+        return aligned_size(size, self.patch * self.merge, (ENGINE_TOKENS[0] * square, ENGINE_TOKENS[1] * square))
+
+    def tokens(self, size: PictureSize) -> int:
+        """Of a picture of Qwen-VL."""
+        resized = self.size(size)
+        return resized.width * resized.height // (self.patch * self.merge) ** 2
+
+    def grid(self, size: PictureSize) -> TileGrid:
+        """The tiles of a picture of SmolVLM: it has one at least, where the model's processor divides no small one."""
+        reduced = self.reduced(size)
+        return TileGrid(math.ceil(reduced.height / self.side), math.ceil(reduced.width / self.side))
+
+    def reduced(self, size: PictureSize) -> PictureSize:
+        """Before the sides become whole tiles: the longer one is `longest`, the other one an even number."""
+        ratio = size.width / size.height
+        if size.width >= size.height:
+            height = int(self.longest / ratio)
+            return PictureSize(self.longest, height + height % 2)
+        width = int(self.longest * ratio)
+        return PictureSize(width + width % 2, self.longest)
+
+    def parts(self, image: Any) -> list[Any]:
+        """What the tower reads of a picture, as PIL images in RGB: the picture, or its tiles and a small copy of it."""
+        from PIL.Image import Resampling
+
+        size = PictureSize(*image.size)
+        if self.kind != "smolvlm":
+            kernel = Resampling.BILINEAR if self.kind == "gemma3" else Resampling.BICUBIC
+            return [letterboxed(image, self.size(size), kernel)]
+        whole = resampled(resampled(image, self.reduced(size), Resampling.LANCZOS), self.size(size), Resampling.LANCZOS)
+        corners = [(x, y) for y in range(0, whole.height, self.side) for x in range(0, whole.width, self.side)]
+        tiles = [whole.crop((x, y, x + self.side, y + self.side)) for x, y in corners]
+        return [*tiles, resampled(whole, PictureSize(self.side, self.side), Resampling.LANCZOS)]
+
+    def pixels(self, part: Any) -> Any:
+        """The numbers that the tower reads of a part, float32 [3, height, width]."""
+        import numpy as np
+
+        mean, std = (np.array(getattr(self.processor, name), dtype=np.float32) for name in ("image_mean", "image_std"))
+        whole = np.asarray(part).astype(np.float32) / np.float32(255)
+        return ((whole - mean) / std).transpose(2, 0, 1)
+
+    def tensors(self, rows: list[list[Any]]) -> dict[str, Any]:
+        """What the model takes of the pictures of each row, as its own processor would arrange it."""
+        import numpy as np
+        import torch
+
+        parts = [[self.pixels(part) for image in row for part in self.parts(image)] for row in rows]
+        every = [part for row in parts for part in row]
+        if self.kind == "gemma3":
+            return {"pixel_values": torch.from_numpy(np.stack(every))}
+        if self.kind == "smolvlm":
+            shape = (len(parts), max(map(len, parts)))
+            values = np.zeros((*shape, 3, self.side, self.side), dtype=np.float32)
+            mask = np.zeros((*shape, self.side, self.side), dtype=np.int64)
+            for place, row in enumerate(parts):
+                if row:
+                    values[place, : len(row)], mask[place, : len(row)] = np.stack(row), 1
+            return {"pixel_values": torch.from_numpy(values), "pixel_attention_mask": torch.from_numpy(mask)}
+        grids = [[1, part.shape[1] // self.patch, part.shape[2] // self.patch] for part in every]
+        patches = np.concatenate([self.patches(part) for part in every])
+        return {"pixel_values": torch.from_numpy(patches), "image_grid_thw": torch.tensor(grids)}
+
+    def patches(self, pixels: Any) -> Any:
+        """The patches of a picture of Qwen-VL, those of one token one after the other, each as two equal frames of a
+        film. [3, height, width] -> [patches, numbers]"""
+        import numpy as np
+
+        size, merge, frames = self.patch, self.merge, int(self.processor.temporal_patch_size)
+        high, wide = (side // size // merge for side in pixels.shape[1:])
+        grid = pixels.reshape(3, high, merge, size, wide, merge, size).transpose(1, 4, 2, 5, 0, 3, 6)
+        films = np.broadcast_to(grid[:, :, :, :, :, None], (*grid.shape[:5], frames, size, size))
+        return films.reshape(high * wide * merge**2, -1)
+
+
+def aligned_size(size: PictureSize, align: int, limits: tuple[int, int]) -> PictureSize:
+    """Both sides a multiple of `align`, about in the shape of the picture, with a number of pixels within the limits.
+
+    As llama.cpp, in single precision, and with halves rounded up: in double precision some sides come out otherwise.
+    """
+    import numpy as np
+
+    single, (least, most) = np.float32, limits
+
+    def squares(side: Any) -> float:
+        return float(single(side) / single(align))
+
+    width, height = (max(align, math.floor(squares(side) + 0.5) * align) for side in size)
+    if width * height > most:
+        shrink = np.sqrt(single(size.height) * single(size.width) / single(most))
+        width, height = (max(align, math.floor(squares(single(side) / shrink)) * align) for side in size)
+    elif width * height < least:
+        grow = np.sqrt(single(least) / (single(size.height) * single(size.width)))
+        width, height = (math.ceil(squares(single(side) * grow)) * align for side in size)
+    return PictureSize(width, height)
+
+
+def letterboxed(image: Any, target: PictureSize, kernel: Any) -> Any:
+    """The picture in its own shape, as large as it fits, amid black. In the same size it stays as it is."""
+    import numpy as np
+    from PIL import Image
+
+    if image.size == target:
+        return image
+    single = np.float32
+    scale = min(single(target.width) / single(image.width), single(target.height) / single(image.height))
+    width = min(math.ceil(float(single(image.width) * scale)), target.width)
+    height = min(math.ceil(float(single(image.height) * scale)), target.height)
+    inner = resampled(image, PictureSize(width, height), kernel)
+    whole = Image.new("RGB", target, PADDING)
+    whole.paste(inner, ((target.width - width) // 2, (target.height - height) // 2))
+    return whole
+
+
+def resampled(image: Any, size: PictureSize, kernel: Any) -> Any:
+    """Along the lines first, then along the columns. Pillow 13 by itself begins with the columns of some pictures, and
+    some pixels are one level off then."""
+    return image.resize((size.width, image.height), kernel).resize(size, kernel)

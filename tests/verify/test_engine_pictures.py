@@ -1,0 +1,198 @@
+"""Trained on llama.cpp's own pixels (`preprocess: engine`): what the training feeds of a picture is what llama.cpp
+computes of it, to the last bit, with the same tokens around it; and `verify` fails a pair that shows others."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+
+import gguf_edit
+import picture_pairs
+import tiny_vision
+from skill_train.llama.pictures.compare import MARKER, Pair, Picture, PictureAnswer, PicturePrompt, ask_pictures
+from skill_train.program.encode import Encoder
+from skill_train.program.events import Refused
+from skill_train.program.pictures.find import picture_parts
+from skill_train.program.pictures.tokens import Pictures
+from skill_train.program.tokenizer import load_tokenizer
+from skill_train.reference.pictures import with_markers
+from skill_train.run.verify_record import Check, NotChecked
+from skill_train.verify.pictures.check import PairsRequest, check_pairs
+
+pytestmark = pytest.mark.slow
+
+# Wide, high, halves of a square, a few pixels, one whose size depends on single precision, the narrowest, a photograph,
+# and more than 4,096 tokens of Qwen-VL.
+SIZES = (
+    *((300, 150), (150, 300), (70, 70), (98, 42), (5, 5), (6, 3), (1, 30)),
+    *((400, 3), (640, 481), (2000, 1500), (2600, 2100)),
+)
+KINDS = ("L", "RGBA", "CMYK", "rotated", "webp")
+ALL_AT_ONCE = 4  # pictures of one row, in two turns
+
+
+def _encoder(kind: str, folder: Path) -> Encoder:
+    base = str(tiny_vision.cached(kind))
+    tokenizer = load_tokenizer(base, None)
+    feeding: Any = {"data": "rows.jsonl", "format": "messages", "loss_on": "assistant", "max_length": 10_000}
+    columns = {"columns": {"messages": "messages", "images": "images"}}
+    recipe: Any = {"model": base, "revision": None, "preprocess": "engine"}
+    return Encoder(feeding | columns, tokenizer, Pictures(recipe, tokenizer, folder))
+
+
+def _write(folder: Path) -> list[str]:
+    for width, height in SIZES:
+        picture_pairs.picture(width, height, seed=width).save(folder / f"{width}x{height}.png")
+    for kind in KINDS:
+        image = picture_pairs.stored(kind)  # as it lies in a file, so its bytes are written as they are
+        (folder / kind).write_bytes(_bytes(image))
+    return [*(f"{width}x{height}.png" for width, height in SIZES), *KINDS]
+
+
+def _bytes(image: Image.Image) -> bytes:
+    file: Any = image.fp
+    file.seek(0)
+    content: bytes = file.read()
+    return content
+
+
+def _rows(names: list[str]) -> list[dict[str, Any]]:
+    asked = {"role": "user", "content": " What is it? "}, {"role": "assistant", "content": "A sky."}
+    rows = [{"images": [name], "messages": list(asked)} for name in names]
+    turns = [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "<image><image>\nBoth?\n\n<image>"},
+        {"role": "assistant", "content": "yes"},
+        {"role": "user", "content": "And\n<image>\n?"},
+        {"role": "assistant", "content": "no"},
+    ]
+    return [*rows, {"images": names[:ALL_AT_ONCE], "messages": turns}]
+
+
+@pytest.mark.parametrize("kind", tiny_vision.one_of_each())
+def test_the_training_feeds_what_llama_cpp_shows(kind: str, tmp_path: Path) -> None:
+    encode = _encoder(kind, tmp_path)
+    rows = [encode(number, number + 1, row) for number, row in enumerate(_rows(_write(tmp_path)))]
+    seen = encode.pictures
+    assert seen is not None
+    prompts, fed = [], []
+    for row in rows:
+        messages = [message | {"content": picture_parts(message["content"])} for message in row["messages"]]
+        text = encode.tokenizer.apply_chat_template(with_markers(messages, MARKER), tokenize=False)
+        pictures = seen.read(row)
+        prompts.append(PicturePrompt(str(text), [Picture(_array(picture)) for picture in pictures]))
+        fed.append(_planes(seen, seen.tensors([pictures])))
+    answers = ask_pictures(picture_pairs.pair(kind), prompts, any_size=False, threads=2)
+    for row, planes, answer in zip(rows, fed, answers, strict=True):
+        assert row["input_ids"] == answer.tokens(seen.token_id), row["images"]
+        assert _difference(planes, answer) == 0, row["images"]
+
+
+def _array(picture: Any) -> Any:
+    import numpy as np
+
+    return np.asarray(picture)
+
+
+def _difference(planes: list[Any], answer: PictureAnswer) -> float:
+    """Of the normalized colours, at most."""
+    import numpy as np
+
+    shown = [chunk.pixels for chunk in answer.shown if chunk.pixels is not None]
+    assert [plane.shape for plane in planes] == [pixels.shape for pixels in shown]
+    return max(float(np.abs(plane - pixels).max()) for plane, pixels in zip(planes, shown, strict=True))
+
+
+def _planes(seen: Pictures, tensors: dict[str, Any]) -> list[Any]:
+    """What the tower is fed of each part, [3, height, width]. Qwen's patches are laid out one by one."""
+    import numpy as np
+
+    values = tensors["pixel_values"].numpy()
+    if "image_grid_thw" not in tensors:
+        return list(values.reshape(-1, *values.shape[-3:]))
+    side, planes, first = seen.processor.patch_size, [], 0
+    for _, high, wide in tensors["image_grid_thw"].tolist():
+        plane = np.empty((3, high * side, wide * side), dtype=np.float32)
+        places = ((y + b, x + a) for y in range(0, high, 2) for x in range(0, wide, 2) for b in (0, 1) for a in (0, 1))
+        for row, (y, x) in enumerate(places, start=first):
+            patch = values[row].reshape(3, 2, side, side)
+            assert (patch[:, 0] == patch[:, 1]).all()  # both frames of the film
+            plane[:, y * side : (y + 1) * side, x * side : (x + 1) * side] = patch[:, 0]
+        first += high * wide
+        planes.append(plane)
+    return planes
+
+
+def test_a_template_that_writes_a_picture_by_itself_is_refused(tmp_path: Path) -> None:
+    """Its tokens would stand for no picture."""
+    encode = _encoder("qwen3-vl", tmp_path)
+    encode.tokenizer.chat_template = "<|image_pad|>" + encode.tokenizer.chat_template
+    picture_pairs.picture(64, 64).save(tmp_path / "a.png")
+    turns = [{"role": "user", "content": "What?"}, {"role": "assistant", "content": "A sky."}]
+    with pytest.raises(Refused, match="does not write one mark for each picture") as caught:
+        encode(0, 1, {"images": ["a.png"], "messages": turns})
+    assert caught.value.error["got"] == "1 times, and 1 times <|image_pad|>"
+
+
+# --- The check of a run that was trained so ---
+
+
+def judged(pair: Pair, kind: str, *sizes: tuple[int, int], preprocess: str = "engine") -> list[Check | NotChecked]:
+    shown = [picture_pairs.question(picture_pairs.picture(*size, seed=size[0])) for size in sizes]
+    return check_pairs(PairsRequest([pair], tiny_vision.cached(kind), shown, preprocess=preprocess))
+
+
+def named(found: list[Check | NotChecked], name: str) -> Check:
+    return next(one for one in found if one.name == name and isinstance(one, Check))
+
+
+@pytest.mark.parametrize("kind", tiny_vision.one_of_each())
+def test_as_used_is_as_trained(kind: str) -> None:
+    """A right pair passes on pictures of which llama.cpp's and the model's own pixels differ."""
+    sizes = ((300, 150), (150, 310), (70, 70), (640, 481))
+    found = judged(picture_pairs.pair(kind), kind, *sizes)
+    assert {one.name: one.detail for one in found if isinstance(one, Check) and one.verdict != "pass"} == {}
+    assert [one for one in found if isinstance(one, NotChecked)] == []
+    used = named(found, "pictures_as_used")
+    names = ("differing_pixels", "other_sizes", "texts_differ")
+    assert [used.figures[name] for name in names] == [0, 0, 0]
+    assert float(str(used.figure)) < 1e-6 and used.threshold == 2e-5
+    same = named(found, "pictures")
+    assert same.figures["differing_pixels"] == 0 and float(str(same.figures["mean_kl"])) < 1e-5
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes", "said"),
+    [
+        ("gemma3", {"clip.vision.image_mean": [0.5, 0.5, 0.4]}, "of the pixels differ"),
+        ("smolvlm", {"clip.vision.preproc_image_size": 128}, "get another size"),
+    ],
+)
+def test_other_pixels_than_the_trained_ones_fail(kind: str, changes: dict[str, Any], said: str, tmp_path: Path) -> None:
+    pair = picture_pairs.pair(kind)
+    other = gguf_edit.rewrite(pair.projector, tmp_path / "mmproj.gguf", metadata=changes)
+    used = named(judged(replace(pair, projector=other), kind, (300, 150)), "pictures_as_used")
+    assert (used.verdict, said in used.detail) == ("fail", True), used.detail
+    assert "the training had the pictures of llama.cpp in llama-cpp-python 0.3.36" in used.detail
+
+
+def test_another_text_around_a_picture_fails(tmp_path: Path) -> None:
+    """A file that reads the words beside a picture as other tokens than the training did."""
+    pair = picture_pairs.pair("gemma3")
+    tokens = gguf_edit.metadata(pair.text, "tokenizer.ggml.tokens")
+    tokens[tokens.index("<end_of_image>")] = "<end_of_picture>"
+    text = gguf_edit.rewrite(pair.text, tmp_path / "text.gguf", metadata={"tokenizer.ggml.tokens": tokens})
+    renamed = Pair(text, Path(shutil.copy(pair.projector, tmp_path / "mmproj.gguf")))
+    used = named(judged(renamed, "gemma3", (200, 200)), "pictures_as_used")
+    assert used.verdict == "fail" and "the text around a picture in another way" in used.detail
+
+
+def test_a_run_of_the_models_own_pixels_is_only_warned() -> None:
+    """Of the same files: what a run without `preprocess` gets."""
+    used = named(judged(picture_pairs.pair("gemma3"), "gemma3", (300, 150), preprocess="model"), "pictures_as_used")
+    assert used.verdict == "warn"
