@@ -17,12 +17,14 @@ import tiny_vision
 from skill_train.llama.pictures.compare import MARKER, Pair, Picture, PictureAnswer, PicturePrompt, ask_pictures
 from skill_train.program.encode import Encoder
 from skill_train.program.events import Refused
+from skill_train.program.pictures.decode import read_picture
 from skill_train.program.pictures.find import picture_parts
 from skill_train.program.pictures.tokens import Pictures
 from skill_train.program.tokenizer import load_tokenizer
 from skill_train.reference.pictures import with_markers
 from skill_train.run.verify_record import Check, NotChecked
 from skill_train.verify.pictures.check import PairsRequest, check_pairs
+from skill_train.verify.pictures.questions import decoded_otherwise, row_questions
 
 pytestmark = pytest.mark.slow
 
@@ -190,6 +192,58 @@ def test_another_text_around_a_picture_fails(tmp_path: Path) -> None:
     renamed = Pair(text, Path(shutil.copy(pair.projector, tmp_path / "mmproj.gguf")))
     used = named(judged(renamed, "gemma3", (200, 200)), "pictures_as_used")
     assert used.verdict == "fail" and "the text around a picture in another way" in used.detail
+
+
+# --- Files that llama.cpp's server decodes otherwise ---
+
+
+def _decoded_by_llama_cpp(content: bytes) -> Any:
+    """[height, width, 3]; None where it cannot open the file."""
+    import ctypes
+
+    import numpy as np
+    from llama_cpp import mtmd_cpp
+
+    no_context: Any = None
+    buffer = (ctypes.c_uint8 * len(content)).from_buffer_copy(content)
+    bitmap = mtmd_cpp.mtmd_helper_bitmap_init_from_buf(no_context, buffer, len(content), False)
+    if not bitmap:
+        return None
+    shape = (mtmd_cpp.mtmd_bitmap_get_ny(bitmap), mtmd_cpp.mtmd_bitmap_get_nx(bitmap), 3)
+    data = ctypes.cast(mtmd_cpp.mtmd_bitmap_get_data(bitmap), ctypes.POINTER(ctypes.c_uint8))
+    found = np.ctypeslib.as_array(data, shape=shape).copy()
+    mtmd_cpp.mtmd_bitmap_free(bitmap)
+    return found
+
+
+@pytest.mark.parametrize("kind", ["L", "RGBA", "CMYK", "rotated"])
+def test_it_is_known_which_files_llama_cpp_decodes_otherwise(kind: str) -> None:
+    """Of a JPEG file some colours are up to three levels off; of others all are equal."""
+    import numpy as np
+
+    content = _bytes(picture_pairs.stored(kind))
+    ours, theirs = _array(read_picture(content, None)), _decoded_by_llama_cpp(content)
+    alike = ours.shape == theirs.shape and int(np.abs(ours.astype(int) - theirs.astype(int)).max()) <= 3
+    assert alike == (decoded_otherwise(content, None) == [])
+
+
+def test_a_file_that_the_server_shows_otherwise_is_told(tmp_path: Path) -> None:
+    """A photograph that EXIF turns upright: the training saw it upright, and llama.cpp's users see it on its side."""
+    for kind in ("rotated", "L"):
+        (tmp_path / kind).write_bytes(_bytes(picture_pairs.stored(kind)))
+    turns = [{"role": "user", "content": "\ufffcWhat?"}, {"role": "assistant", "content": "A sky."}]
+    rows = [{"images": [kind], "image_sha256": [kind], "messages": turns} for kind in ("rotated", "L")]
+    verdicts = []
+    for asked in (rows, rows[1:]):
+        request = PairsRequest(
+            pairs=[picture_pairs.pair("gemma3")],
+            reference=tiny_vision.cached("gemma3"),
+            questions=row_questions(asked, tmp_path),
+            preprocess="engine",
+        )
+        used = named(check_pairs(request), "pictures_as_used")
+        verdicts.append((used.verdict, used.figures["decoded_otherwise"], "turned by EXIF" in used.detail))
+    assert verdicts == [("warn", 1, True), ("pass", 0, False)]
 
 
 def test_a_run_of_the_models_own_pixels_is_only_warned() -> None:

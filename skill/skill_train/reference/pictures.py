@@ -43,10 +43,12 @@ class PictureQuestion:
     Attributes:
         messages: as a chat template takes them. `content` has parts; one `{"type": "image"}` for each picture.
         pictures: PIL images in RGB, upright.
+        otherwise: what llama.cpp's server, which decodes files by itself, makes another picture of; empty for nothing.
     """
 
     messages: list[JsonObject]
     pictures: list[Any]
+    otherwise: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -6,13 +6,18 @@ from pathlib import Path
 from typing import Any
 
 from skill_train.core.foreign import JsonObject
+from skill_train.data.row_pictures import traits_of
 from skill_train.program.events import Refused
-from skill_train.program.pictures.decode import read_picture
+from skill_train.program.pictures.decode import OpenedPicture, PictureSource, read_picture
 from skill_train.program.pictures.find import picture_parts
 from skill_train.reference.pictures import PictureQuestion
 
 _QUESTIONS = 4  # rows; each is asked of each pair three times, and once with grey pictures
 _DRAWN = ((96, 64), (64, 112))  # pixels
+# Formats that llama.cpp's server opens by itself, with stb_image. Of its JPEG some pixels are up to three levels off.
+_OPENED = ("PNG", "JPEG", "MPO", "GIF", "BMP", "DIB", "PPM")
+# It shows these as they lie in the file, and what is transparent in the colour below.
+_SHOWN_OTHERWISE = {"rotated": "turned by EXIF", "transparent": "transparent"}
 
 
 def row_questions(rows: list[Any], folder: Path) -> list[PictureQuestion]:
@@ -32,8 +37,19 @@ def row_questions(rows: list[Any], folder: Path) -> list[PictureQuestion]:
         except Refused:  # the picture is gone from the run; other rows may have theirs
             continue
         seen.add(digests)
-        questions.append(PictureQuestion([_in_parts(message) for message in row["messages"]], pictures))
+        otherwise = {why for image in images for why in decoded_otherwise(image, folder)}
+        asked = [_in_parts(message) for message in row["messages"]]
+        questions.append(PictureQuestion(asked, pictures, tuple(sorted(otherwise))))
     return questions
+
+
+def decoded_otherwise(source: PictureSource, folder: Path | None) -> list[str]:
+    """Why llama.cpp's server makes another picture of the file than the training; empty where it does not."""
+    with OpenedPicture(source, folder) as (image, _):
+        found = [_SHOWN_OTHERWISE[trait] for trait in traits_of(image) if trait in _SHOWN_OTHERWISE]
+        return (
+            found if image.format in _OPENED else [*found, f"{image.format}, which it opens with ffmpeg or not at all"]
+        )
 
 
 def drawn_questions() -> list[PictureQuestion]:
