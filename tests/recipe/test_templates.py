@@ -65,7 +65,7 @@ def _plan(asked: recipe.Recipe, model: str, machine: str) -> dict[str, Any]:
     columns = {"text": "text"} if data_format == "text" else {"instruction": "instruction", "output": "output"}
     if data_format != "messages":
         rows = dataclasses.replace(rows, format=data_format, columns=columns)
-    if asked.max_pixels is not None:
+    if asked.preprocess is not None:
         rows = dataclasses.replace(rows, images=1000, most_images=1, image_pixels=1000 * 640 * 480)
     return make_plan(
         asked,
