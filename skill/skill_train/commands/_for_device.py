@@ -115,7 +115,7 @@ def _context(asked: int | None, trained: int | None) -> int:
             code="bad_usage",
             expected=expected,
             got=str(asked),
-            hint=f"--context {trained}, or leave it out",
+            hint="a smaller --context, or none",
         )
     return asked
 

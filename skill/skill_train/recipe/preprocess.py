@@ -40,7 +40,7 @@ def preprocess_of(recipe: Recipe, family: str) -> Preprocess:
             code="bad_recipe",
             expected="one of the two" if known else ", ".join(ENGINE_FAMILIES),
             got=f"{limit}: {getattr(recipe, limit)}" if known and limit else family,
-            hint=f"remove {limit} and make the pictures smaller, or set preprocess: model"
+            hint="remove the limit and make the pictures smaller, or set preprocess: model"
             if known
             else "set preprocess: model, or remove preprocess",
         )

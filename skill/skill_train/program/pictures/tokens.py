@@ -200,13 +200,10 @@ class Pictures:
                 code="nothing_to_train",
                 expected=f"max_length above {last + 1}: the row has {whole} tokens of pictures",
                 got=f"max_length {limit}",
-                hint=f"raise max_length to {len(ids)}, or {self.smaller_pictures()}",
+                hint=f"raise max_length to {len(ids)}, or set max_pixels in the recipe for smaller pictures"
+                if self.engine is None
+                else f"raise max_length to {len(ids)}, or make the pictures smaller",
             )
-
-    def smaller_pictures(self) -> str:
-        """What makes the tokens of a picture fewer."""
-        limited = "set max_pixels in the recipe for smaller pictures"
-        return limited if self.engine is None else f"make the pictures smaller, or {limited} with preprocess: model"
 
     def tokens(self, size: PictureSize) -> int:
         """The parts of a picture that the language model reads."""
@@ -354,7 +351,7 @@ def require_engine(recipe: ImageModel, kind: str) -> None:
             code="bad_recipe",
             expected="one of the two",
             got=f"{limit}: {recipe.get(limit)}",
-            hint=f"remove {limit} and make the pictures smaller, or set preprocess: model",
+            hint="remove the limit and make the pictures smaller, or set preprocess: model",
         )
 
 
