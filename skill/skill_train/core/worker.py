@@ -78,21 +78,26 @@ def run_worker(
                 got=_tail(log),
                 hint="run the same command again when the machine is less busy; skill-train doctor --self-test",
             )
-        if code == -signal.SIGKILL or (not result_file.is_file() and died_of_memory(log)):  # glibc ends with exit 127
-            raise _no_memory(module, code, log)
-        if code < 0:
-            raise _crash(module, -code, log)
-        if not result_file.is_file():
-            raise NativeCrash(
-                f"{module} ended with exit code {code} and no result",
-                code="program_failed",
-                got=_tail(log),
-                hint="skill-train demo   (tells whether the installation works at all)",
-            )
+        if code < 0 or not result_file.is_file():
+            raise ended_without_result(module, code, log)
         result = json.loads(result_file.read_text(encoding="utf-8"))
         if "error" in result:
             raise from_exit_code(int(result["exit_code"]), result["error"])
         return result
+
+
+def ended_without_result(module: str, code: int, log: str) -> DecisionNeeded | NativeCrash:
+    """Why a worker ended with this exit code, which is negative for a signal, and wrote no result."""
+    if code == -signal.SIGKILL or died_of_memory(log):  # glibc ends with exit 127 then
+        return _no_memory(module, code, log)
+    if code < 0:
+        return _crash(module, -code, log)
+    return NativeCrash(
+        f"{module} ended with exit code {code} and no result",
+        code="program_failed",
+        got=_tail(log),
+        hint="skill-train demo   (tells whether the installation works at all)",
+    )
 
 
 def report_progress(done: float, total: float, text: str) -> None:

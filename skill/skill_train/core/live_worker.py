@@ -1,0 +1,150 @@
+"""A worker that stays: it loads once and answers many requests, each with as many lines as it likes.
+
+`run_worker` gives its job in a file. Here the job and each request are a line of JSON on the child's standard input, so
+what they carry stands in no list of arguments, no environment and no file.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import queue
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from skill_train.core.errors import NativeCrash, SkillTrainError, from_exit_code, out_of_memory
+from skill_train.core.memory import keep_freed, watch_memory
+from skill_train.core.worker import ended_without_result
+
+Send = Callable[[object], None]
+
+
+@dataclass
+class LiveWorker:
+    """The parent's side of a worker.
+
+    Attributes:
+        log: what native code said; it grows while the worker lives.
+    """
+
+    module: str
+    process: subprocess.Popen[str]
+    log: Path
+
+    def send(self, request: object) -> None:
+        """One request. A worker that has ended says so at the next `receive`."""
+        assert self.process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):
+            self.process.stdin.write(json.dumps(request) + "\n")
+            self.process.stdin.flush()
+
+    def receive(self) -> Any:
+        """The next line of the worker.
+
+        Raises:
+            SkillTrainError: the worker reported this error.
+            NativeCrash: it ended.
+            DecisionNeeded: there was not enough memory.
+        """
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        if not line:
+            code = self.process.wait()
+            raise ended_without_result(self.module, code, self.log.read_text(encoding="utf-8", errors="replace"))
+        answer = json.loads(line)
+        if isinstance(answer, dict) and "error" in answer:
+            raise from_exit_code(int(answer["exit_code"]), answer["error"])
+        return answer
+
+    def receive_within(self, seconds: float) -> Any:
+        """As `receive`, and a worker that says nothing for so long is ended.
+
+        Raises:
+            NativeCrash: it said nothing.
+        """
+        limit = threading.Timer(seconds, self.process.kill)
+        limit.start()
+        try:
+            return self.receive()
+        except SkillTrainError:
+            if limit.is_alive():
+                raise
+            raise NativeCrash(
+                f"{self.module} did not begin within {seconds:g} s",
+                code="worker_hangs",
+                hint="run the same command again when the machine is less busy; skill-train doctor --self-test",
+            ) from None
+        finally:
+            limit.cancel()
+
+
+@contextlib.contextmanager
+def live_worker(module: str, job: object) -> Iterator[LiveWorker]:
+    """A worker with its job, which is ended with the block."""
+    environment = dict(os.environ, PYTHONUNBUFFERED="1", HF_HUB_DISABLE_TELEMETRY="1")
+    environment.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as in `run_worker`
+    command = [sys.executable, "-m", module]
+    with tempfile.TemporaryDirectory(prefix="skill-train-") as folder:
+        log = Path(folder) / "log.txt"
+        with (
+            open(log, "w", encoding="utf-8") as log_file,
+            subprocess.Popen(
+                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log_file, text=True, env=environment
+            ) as process,
+        ):
+            watch_memory(process.pid)
+            worker = LiveWorker(module, process, log)
+            try:
+                worker.send(job)
+                yield worker
+            finally:
+                process.kill()
+                with contextlib.suppress(BrokenPipeError):  # a request that it never read
+                    _close(process.stdin)
+
+
+def _close(stream: IO[str] | None) -> None:
+    if stream is not None:
+        stream.close()
+
+
+def live_worker_main(work: Callable[[Any, Callable[[], Any], Send], None]) -> None:
+    """Calls `work(job, receive, send)`. For workers: the process ends with it, or when the command has ended."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the command, which then ends this process
+    # What native code prints goes to the log, and not between the lines.
+    lines = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
+    keep_freed()
+    requests: queue.Queue[str] = queue.Queue()
+    threading.Thread(target=_read, args=(sys.stdin, requests), daemon=True).start()
+
+    def receive() -> Any:
+        return json.loads(requests.get())
+
+    def send(answer: object) -> None:
+        lines.write(json.dumps(answer) + "\n")
+        lines.flush()
+
+    try:
+        work(receive(), receive, send)
+    except SkillTrainError as error:
+        send({"error": error.as_dict(), "exit_code": error.exit_code})
+    except Exception as error:
+        explained = out_of_memory(error)
+        if explained is None:
+            raise
+        send({"error": explained.as_dict(), "exit_code": explained.exit_code})
+
+
+def _read(stream: IO[str], requests: queue.Queue[str]) -> None:
+    for line in stream:
+        requests.put(line)
+    os._exit(0)  # the command has ended
