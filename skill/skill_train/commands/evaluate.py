@@ -11,6 +11,7 @@ import click
 import msgspec
 
 from skill_train.commands._base_model import base_of
+from skill_train.commands._chosen_model import projector_of
 from skill_train.commands._drawing import add_row, draw_text, figure, rich_table
 from skill_train.commands._frame import command
 from skill_train.commands._options import MOST_COUNTED, PATH
@@ -22,7 +23,7 @@ from skill_train.core.errors import UsageError
 from skill_train.evaluate.backends import Model
 from skill_train.evaluate.pictures import RunPictures
 from skill_train.evaluate.scores import Scoring, scoring_of
-from skill_train.run import export_record, merge_record, plan_record
+from skill_train.run import merge_record, plan_record
 from skill_train.run.begun import trained
 from skill_train.run.evaluate_record import AnsweredRow, Evaluation
 from skill_train.run.folder import RunDir, StepResult, open_run
@@ -129,9 +130,7 @@ def _with_pictures(models: list[Model], run: RunDir, pictures: RunPictures | Non
     """The models of a run with pictures. A GGUF file reads them by the projector of the run."""
     if pictures is None:
         return models
-    record = run.record("mmproj")
-    outputs = [run.path / name for name in export_record.read(record).outputs] if record.is_file() else []
-    projector = next((path for path in outputs if path.is_file()), None)
+    projector = projector_of(run)
     return [
         dataclasses.replace(model, pictures=pictures, projector=projector if model.is_gguf else None)
         for model in models

@@ -1,7 +1,7 @@
 """The only module that prints.
 
 stdout carries exactly one result: a JSON document, a human summary, or one bare value. Progress, warnings and hints go
-to stderr. Nothing ever asks a question.
+to stderr. Nothing ever asks a question; what a person types to a model in a terminal, `typed` reads.
 """
 
 from __future__ import annotations
@@ -87,6 +87,32 @@ class Console:
                 raise ReaderGone from None
         elif now:
             self.status(text)
+
+    def piece(self, text: str) -> None:
+        """A part of a line, on stdout for a person: an answer while it is written."""
+        if self.mode == "human":
+            try:
+                print(clean(text), end="", flush=True)
+            except BrokenPipeError:
+                raise ReaderGone from None
+
+    def draw(self, human: Callable[[Any], None]) -> None:
+        """Draws a part of a conversation for a person, on stdout."""
+        if self.mode == "human":
+            human(_screen())
+
+    def typed(self, sign: str) -> str | None:
+        """The next line of a person in a terminal; None at its end. Only a command that is a conversation reads it."""
+        self.piece(sign)
+        line = sys.stdin.readline()
+        if not line:
+            self.piece("\n")
+        return line.rstrip("\n") if line else None
+
+    @property
+    def is_conversation(self) -> bool:
+        """Whether a person reads and types."""
+        return self.mode == "human" and sys.stdin.isatty()
 
     def warn(self, code: str, message: str) -> None:
         """Prints a warning on stderr at once and keeps it for the envelope. Each warning is printed once."""

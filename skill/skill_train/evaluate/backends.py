@@ -149,7 +149,7 @@ def ask_transformers(model: Model, questions: list[Question], progress: Progress
         rows, highest = len(network.get_input_embeddings().weight), max(max(question.ids) for question in questions)
         if highest >= rows:
             return _unmeasured("transformers", f"it knows {rows} tokens, and the rows use number {highest}")
-        device = _device(network)
+        device = device_of(network)
         network.to(device)
         for number, question in enumerate(questions):
             progress(number / len(questions))
@@ -260,7 +260,8 @@ def _has_cuda() -> bool:
     return bool(torch.cuda.is_available())
 
 
-def _device(network: Any) -> str:
+def device_of(network: Any) -> str:
+    """CUDA where the weights fit, and the CPU otherwise."""
     import torch
 
     if not torch.cuda.is_available():

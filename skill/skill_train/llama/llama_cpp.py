@@ -159,7 +159,7 @@ class LoadedFile:
 def loaded_model(path: Path) -> Iterator[LoadedFile]:
     """The weights of `loaded`; raises what it raises."""
     api = bindings()
-    with _captured_log(api) as lines:
+    with captured_log(api) as lines:
         model = api.llama_model_load_from_file(str(path).encode(), _model_parameters(api))
         if not model:
             raise refused(path, lines)
@@ -207,14 +207,17 @@ def as_users_run(path: Path, *, context_tokens: int, threads: int, gpu: bool, re
 
 
 @contextlib.contextmanager
-def in_context(file: LoadedFile, *, context_tokens: int, threads: int, at_once: int = _CHUNK) -> Iterator[Llama]:
+def in_context(
+    file: LoadedFile, *, context_tokens: int, threads: int, at_once: int = _CHUNK, exact: bool = True
+) -> Iterator[Llama]:
     """A context of so many tokens.
 
     Args:
         at_once: tokens that one step takes; those of a picture that look at each other must be in one.
+        exact: keys and values in f32, without flash attention; otherwise as llama.cpp has them by itself.
     """
     api, model = file.api, file.model
-    parameters = _context_parameters(api, context_tokens, threads)
+    parameters = _context_parameters(api, context_tokens, threads, exact)
     parameters.n_batch = parameters.n_ubatch = at_once
     context = api.llama_init_from_model(model, parameters)
     if not context:
@@ -244,18 +247,19 @@ def _model_parameters(api: Any) -> Any:
     return parameters
 
 
-def _context_parameters(api: Any, context_tokens: int, threads: int) -> Any:
+def _context_parameters(api: Any, context_tokens: int, threads: int, exact: bool) -> Any:
     parameters = api.llama_context_default_params()
     parameters.n_ctx = context_tokens
     parameters.n_threads = parameters.n_threads_batch = threads
-    parameters.type_k = parameters.type_v = _GGML_TYPE_F32
-    parameters.flash_attn_type = _FLASH_ATTENTION_OFF
+    if exact:
+        parameters.type_k = parameters.type_v = _GGML_TYPE_F32
+        parameters.flash_attn_type = _FLASH_ATTENTION_OFF
     parameters.offload_kqv = parameters.op_offload = False
     return parameters
 
 
 @contextlib.contextmanager
-def _captured_log(api: Any) -> Iterator[deque[tuple[int, str]]]:
+def captured_log(api: Any) -> Iterator[deque[tuple[int, str]]]:
     """llama.cpp's last log lines with their levels; nothing is printed."""
     lines: deque[tuple[int, str]] = deque(maxlen=200)
 

@@ -6,10 +6,13 @@ from typing import Any
 
 import msgspec
 
+from skill_train.core.errors import NativeCrash
 from skill_train.core.foreign import JsonObject
 from skill_train.core.worker import run_worker
+from skill_train.llama.gguf_header import GgufFile
 
 WORKER = "skill_train.llama.template_worker"
+SECONDS = 20  # for all conversations together
 
 
 Message = JsonObject  # in the form of any dataset
@@ -53,3 +56,21 @@ def ask(job: TemplateJob) -> list[Rendered]:
         NativeCrash: the template did not end, or took too much memory.
     """
     return msgspec.convert(run_worker(WORKER, msgspec.to_builtins(job)), TemplateResult).rendered
+
+
+def render_with(template: str, gguf: GgufFile, conversations: list[Conversation]) -> list[Rendered] | str:
+    """Each conversation by a template that knows the file's special tokens. A sentence: it never ends, or takes too
+    much memory."""
+    bos, eos = special_texts(gguf)
+    try:
+        return ask(TemplateJob(template=template, bos=bos, eos=eos, seconds=SECONDS, conversations=conversations))
+    except NativeCrash:
+        return f"the template did not end within {SECONDS} seconds"
+
+
+def special_texts(gguf: GgufFile) -> tuple[str, str]:
+    """Text of BOS and EOS, as llama-cpp-python gives them to the template."""
+    tokens = gguf.strings("tokenizer.ggml.tokens")
+    ids = (gguf.metadata.get(f"tokenizer.ggml.{name}_token_id") for name in ("bos", "eos"))
+    bos, eos = (str(tokens[i]) if isinstance(i, int) and 0 <= i < len(tokens) else "" for i in ids)
+    return bos, eos

@@ -6,9 +6,9 @@ from typing import Any
 
 import msgspec
 
-from skill_train.core.errors import NativeCrash, from_exit_code
+from skill_train.core.errors import from_exit_code
 from skill_train.llama.gguf_header import GgufFile
-from skill_train.llama.template import Conversation, Rendered, TemplateJob, ask
+from skill_train.llama.template import SECONDS, Conversation, Rendered, render_with, special_texts
 from skill_train.program.encode import endless_template, limited
 from skill_train.run.records import Verdict
 from skill_train.run.train_record import Row
@@ -16,7 +16,6 @@ from skill_train.run.verify_record import Check, NotChecked
 
 # What the file's own template writes. None: the file has none. A sentence: it never ends, or takes too much memory.
 Own = list[Rendered] | str | None
-_SECONDS = 20
 _USER = {"role": "user", "content": "What is 2 + 2?\nAnswer shortly."}
 _ASSISTANT = {"role": "assistant", "content": "It is 4."}
 _SYSTEM = {"role": "system", "content": "You are exact."}
@@ -43,22 +42,13 @@ def row_conversations(rows: list[Row]) -> list[Conversation]:
 
 def identity(gguf: GgufFile) -> str:
     """Equal for files that render every conversation alike."""
-    return repr([gguf.metadata.get("tokenizer.chat_template"), *_special(gguf)])
+    return repr([gguf.metadata.get("tokenizer.chat_template"), *special_texts(gguf)])
 
 
 def render_own(gguf: GgufFile, conversations: list[Conversation]) -> Own:
     """Each conversation by the file's own template."""
     template = gguf.metadata.get("tokenizer.chat_template")
-    return render_text(template, gguf, conversations) if isinstance(template, str) else None
-
-
-def render_text(template: str, gguf: GgufFile, conversations: list[Conversation]) -> list[Rendered] | str:
-    """As `render_own`, with another template in place of the file's."""
-    bos, eos = _special(gguf)
-    try:
-        return ask(TemplateJob(template=template, bos=bos, eos=eos, seconds=_SECONDS, conversations=conversations))
-    except NativeCrash:
-        return f"the template did not end within {_SECONDS} seconds"
+    return render_with(template, gguf, conversations) if isinstance(template, str) else None
 
 
 def render_reference(tokenizer: Any, conversations: list[Conversation]) -> list[Rendered]:
@@ -68,7 +58,7 @@ def render_reference(tokenizer: Any, conversations: list[Conversation]) -> list[
         UsageError: its template does not come to an end.
     """
     try:
-        with limited(_SECONDS):  # for all of them, as in the worker
+        with limited(SECONDS):  # for all of them, as in the worker
             return [_render(tokenizer, conversation) for conversation in conversations]
     except TimeoutError:
         refusal = endless_template(tokenizer.name_or_path)
@@ -140,14 +130,6 @@ def openers(tokenizer: Any) -> set[int]:
 def reads_clock(tokenizer: Any) -> bool:
     """Whether the reference's template writes the date, so that the prompt changes from day to day."""
     return "strftime_now" in str(tokenizer.chat_template)
-
-
-def _special(gguf: GgufFile) -> tuple[str, str]:
-    """Text of BOS and EOS, as llama-cpp-python gives them to the template."""
-    tokens = gguf.strings("tokenizer.ggml.tokens")
-    ids = (gguf.metadata.get(f"tokenizer.ggml.{name}_token_id") for name in ("bos", "eos"))
-    bos, eos = (str(tokens[i]) if isinstance(i, int) and 0 <= i < len(tokens) else "" for i in ids)
-    return bos, eos
 
 
 def _render(tokenizer: Any, conversation: Conversation) -> Rendered:

@@ -10,9 +10,9 @@ from itertools import cycle, islice
 from typing import Any
 
 from skill_train.llama.gguf_header import GgufFile, Value
-from skill_train.llama.template import Conversation, Message
+from skill_train.llama.template import Conversation, Message, render_with
 from skill_train.run.records import Verdict
-from skill_train.verify.check_template import first_difference, render_text
+from skill_train.verify.check_template import first_difference
 
 _KEY = "tokenizer.chat_template"
 _TOOL: dict[str, object] = {
@@ -70,6 +70,9 @@ def _conversations() -> list[Conversation]:
     ]
 
 
+BRANCHES = _conversations()
+
+
 def text_difference(gguf: GgufFile, tokenizer: Any) -> tuple[Verdict, str]:
     """`pass` when the file's templates are the reference's, byte for byte; else what differs."""
     reference = _named(tokenizer.chat_template)
@@ -91,14 +94,13 @@ def _rendered_difference(gguf: GgufFile, own: str, reference: str) -> tuple[Verd
         (i for i, (a, b) in enumerate(zip(own, reference, strict=False)) if a != b), min(len(own), len(reference))
     )
     where = f"the text of the template differs at character {at}"
-    conversations = _conversations()
-    by_file, by_reference = (render_text(text, gguf, conversations) for text in (own, reference))
+    by_file, by_reference = (render_with(text, gguf, BRANCHES) for text in (own, reference))
     if isinstance(by_file, str) or isinstance(by_reference, str):
         return "fail", f"{where}, and it does not come to an end"
     for pair in zip(by_file, by_reference, strict=True):
         if pair[0].text != pair[1].text:
             return "fail", f"{where}: {first_difference(*pair)}"
-    return "warn", f"{where}; {len(conversations)} conversations render alike, others may not"
+    return "warn", f"{where}; {len(BRANCHES)} conversations render alike, others may not"
 
 
 def _named(template: Any) -> dict[str, str]:

@@ -58,26 +58,11 @@ class _Answerer:
         for number, (asked, chunks) in enumerate(zip(questions, prompts, strict=True)):
             report_progress(number, len(questions), "reading pictures")
             started = time.monotonic()
-            following, position = self.prompt(chunks)
+            following, position = self.seen.read_prompt(self.llama, chunks, self.step)
             answers.append(self.answer(following, position, asked.most))
             seconds += time.monotonic() - started
             sums.append(self.loss(chunks, asked.wanted))
         return AskedResult(losses=sums, answers=answers, answer_seconds=seconds)
-
-    def prompt(self, chunks: list[Chunk]) -> tuple[np.ndarray, int]:
-        """Reads a prompt. Returns the logits after its last token [vocabulary], and the position of the next one."""
-        self.llama.forget()
-        position, row = 0, None
-        for chunk in chunks:
-            if chunk.ids is None:
-                embeddings, _ = self.seen.encode(chunk)
-                self.seen.decode(self.llama, chunk, embeddings, position, self.step)
-            else:
-                for start in range(0, len(chunk.ids), self.step):
-                    row = self.llama.decode(chunk.ids[start : start + self.step], position + start, last=1)[0].copy()
-            position += chunk.positions
-        assert row is not None and chunks[-1].ids is not None, "a prompt ends with text"
-        return row, position
 
     def answer(self, row: np.ndarray, position: int, most: int) -> list[int]:
         answer: list[int] = []
@@ -91,7 +76,7 @@ class _Answerer:
     def loss(self, chunks: list[Chunk], wanted: list[int]) -> float | None:
         import numpy as np
 
-        first, position = self.prompt(chunks)
+        first, position = self.seen.read_prompt(self.llama, chunks, self.step)
         rows = [first[None]]
         for start in range(0, len(wanted) - 1, self.step):
             ids = wanted[start : start + self.step][: len(wanted) - 1 - start]

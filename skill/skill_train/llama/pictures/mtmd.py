@@ -164,6 +164,24 @@ class Projector:
         if status != 0:
             raise _cannot("read a picture", status)
 
+    def read_prompt(self, llama: Llama, chunks: list[Chunk], step: int) -> tuple[np.ndarray, int]:
+        """Lets the language model read a prompt, so many tokens at once.
+
+        Returns the logits after its last token [vocabulary], and the position of the next one.
+        """
+        llama.forget()
+        position, row = 0, None
+        for chunk in chunks:
+            if chunk.ids is None:
+                embeddings, _ = self.encode(chunk)
+                self.decode(llama, chunk, embeddings, position, step)
+            else:
+                for start in range(0, len(chunk.ids), step):
+                    row = llama.decode(chunk.ids[start : start + step], position + start, last=1)[0].copy()
+            position += chunk.positions
+        assert row is not None and chunks[-1].ids is not None, "a prompt ends with text"
+        return row, position
+
     def _bitmap(self, picture: np.ndarray) -> Any:
         import numpy as np
 

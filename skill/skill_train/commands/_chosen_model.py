@@ -1,0 +1,187 @@
+"""Which model of a run is meant: base, adapter, merged, a GGUF file by its type or name; or a GGUF file alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from skill_train.commands._base_model import base_of
+from skill_train.commands._shell import quoted
+from skill_train.core.errors import UsageError, nearest
+from skill_train.evaluate.backends import Model
+from skill_train.evaluate.pictures import RunPictures
+from skill_train.gguf.export_files import model_of
+from skill_train.recipe.formats import BARE
+from skill_train.run import export_record, plan_record
+from skill_train.run.begun import trained
+from skill_train.run.folder import RunDir, open_run
+
+_FOLDERS = ("base", "adapter", "merged")
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """A model, and how it was trained to be asked.
+
+    Attributes:
+        where: the run or the file, as the user named it.
+        reads_pictures: its rows had pictures.
+        raw: it was trained on text without a chat template, which `asked_raw` may also be told.
+        tokenizer_of: the folder that a GGUF file is held against; None where nobody knows it.
+        sampling_of: the folder whose generation_config.json holds; None for a GGUF file alone.
+    """
+
+    where: Path
+    model: Model
+    reads_pictures: bool = False
+    raw: bool = False
+    tokenizer_of: Path | None = None
+    sampling_of: Path | None = None
+
+
+def chosen(where: Path, word: str | None) -> Chosen:
+    """The model that is meant.
+
+    Args:
+        where: a run, or a GGUF file.
+        word: base, adapter, merged, a type or a name of a file; None for the file of the Modelfile, or else for what
+            was trained.
+
+    Raises:
+        UsageError: there is no such model.
+    """
+    if where.is_file() or where.suffix == ".gguf":
+        return _file_alone(where, word)
+    run = open_run(where)
+    trained(run)
+    recipe, base = plan_record.read(run.plan).recipe, base_of(run)
+    raw = recipe.format in BARE
+    pictures = RunPictures(run.path, base, recipe.min_pixels, recipe.max_pixels) if recipe.images else None
+    model = _model(run, base, word or _shipped(run))
+    if pictures is not None:
+        model = replace(model, pictures=pictures, projector=projector_of(run) if model.is_gguf else None)
+    template = run.merged if run.is_full else base
+    return Chosen(where, model, bool(recipe.images), raw, template, template)
+
+
+def other(first: Chosen, word: str) -> Chosen:
+    """The model to compare with: of the same run, or another run or file by its path."""
+    path = Path(word)
+    if RunDir.is_one(path) or (path.suffix == ".gguf" and path.is_file()):
+        return chosen(path, None)
+    if first.where.suffix == ".gguf":
+        return chosen(path, None)  # says what is missing
+    return chosen(first.where, word)
+
+
+def gguf_of(where: Path, word: str | None) -> Chosen:
+    """As `chosen`, where only a GGUF file will do.
+
+    Raises:
+        UsageError: there is none, or another model is meant.
+    """
+    found = chosen(where, word)
+    if not found.model.is_gguf:
+        raise UsageError(
+            f"{where} has no GGUF file yet" if word is None else f"{word} is no GGUF file",
+            code="missing_step",
+            expected="a file in gguf/",
+            got=found.model.name,
+            hint=f"skill-train export-gguf {quoted(where)}",
+        )
+    return found
+
+
+def projector_of(run: RunDir) -> Path | None:
+    """The file that reads pictures for the GGUF files of a run; None where none was exported."""
+    record = run.record("mmproj")
+    outputs = [run.path / name for name in export_record.read(record).outputs] if record.is_file() else []
+    return next((path for path in outputs if path.is_file()), None)
+
+
+def _file_alone(file: Path, word: str | None) -> Chosen:
+    if word is not None:
+        raise UsageError(
+            f"{file} is one file: there is nothing to choose in it",
+            code="bad_usage",
+            expected="a run, whose models have names",
+            got=f"--file {word}",
+            hint=f"skill-train chat {quoted(file)}",
+        )
+    if not file.is_file():
+        raise UsageError(
+            f"{file} does not exist",
+            code="missing_file",
+            expected="a run, or a file that ends in .gguf",
+            got=str(file),
+            hint="skill-train export-gguf RUN",
+        )
+    if file.suffix != ".gguf":
+        raise UsageError(
+            f"{file} is not a GGUF file by its name",
+            code="missing_file",
+            expected="a run, or a file that ends in .gguf",
+            got=str(file),
+            hint="skill-train export-gguf RUN",
+        )
+    return Chosen(file, Model(file.name, file))
+
+
+def _shipped(run: RunDir) -> str:
+    """The file of the Modelfile, which was chosen to be shipped; or the last file; or what was trained."""
+    named = model_of(run.gguf / "Modelfile")
+    names = [path.name for path in run.ggufs]
+    if named is not None and Path(named).name in names:
+        return Path(named).name
+    if names:
+        return names[-1]
+    return "merged" if run.is_full or (run.merged / "config.json").is_file() else "adapter"
+
+
+def _model(run: RunDir, base: Path, word: str) -> Model:
+    found = {
+        "base": lambda: Model("base", base),
+        "merged": lambda: Model("merged", _there(run, run.merged, "merge")),
+        "adapter": lambda: _adapter(run, base),
+    }
+    if word in found:
+        make: Callable[[], Model] = found[word]
+        return make()
+    files = {path.name: path for path in run.ggufs}
+    by_type = {name: path for name, path in files.items() if name.removesuffix(".gguf").endswith(f"-{word}")}
+    if word in files or len(by_type) == 1:
+        path = files.get(word) or next(iter(by_type.values()))
+        return Model(path.name, path)
+    raise UsageError(
+        f"{run.path} has no model {word!r}{nearest(word, [*_FOLDERS, *files])}",
+        code="missing_file",
+        expected=", ".join([*_FOLDERS, *files]),
+        got=word,
+        hint=f"skill-train export-gguf {quoted(run.path)} --quant {quoted(word)}"
+        if not by_type
+        else "give the whole name of the file",
+    )
+
+
+def _adapter(run: RunDir, base: Path) -> Model:
+    if run.is_full:
+        raise UsageError(
+            f"{run.path} has no adapter: every weight was trained",
+            code="no_adapter",
+            expected="merged, base, or a GGUF file",
+            got="finetuning_type full",
+            hint=f"skill-train chat {quoted(run.path)} --file merged",
+        )
+    return Model("adapter", base, run.adapter)
+
+
+def _there(run: RunDir, folder: Path, step: str) -> Path:
+    if not (folder / "config.json").is_file():
+        raise UsageError(
+            f"{run.path} has no {folder.name} model yet",
+            code="missing_step",
+            expected=f"a model in {folder.name}/",
+            hint=f"skill-train {step} {quoted(run.path)}",
+        )
+    return folder

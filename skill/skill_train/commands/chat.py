@@ -1,0 +1,347 @@
+"""`chat`: talk to a model of a run, or to a GGUF file, or to two side by side."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, TypedDict
+
+import click
+import msgspec
+
+from skill_train.commands._chosen_model import Chosen, chosen, other
+from skill_train.commands._drawing import add_row, draw_text, rich_table
+from skill_train.commands._frame import command
+from skill_train.commands._options import PATH, Number
+from skill_train.commands._shell import quoted
+from skill_train.core.console import Console, Result
+from skill_train.core.errors import UsageError
+from skill_train.core.foreign import JsonObject
+from skill_train.evaluate.chat.answering import Answering, Said, Settings, answering
+from skill_train.evaluate.pictures import RunPictures
+from skill_train.llama.sampling import Sampling, sampling_of, sampling_of_gguf
+
+TOKENS, CONTEXT = 512, 4096
+_SIGN = "> "
+
+
+@dataclass(frozen=True)
+class ChatOptions:
+    model: Path
+    prompt: str | None = None
+    file: str | None = None
+    compare: str | None = None
+    image: tuple[Path, ...] = ()
+    mmproj: Path | None = None
+    system: str | None = None
+    temperature: float | None = None
+    seed: int = 0
+    max_tokens: int = TOKENS
+    context: int = CONTEXT
+    raw: bool = False
+
+
+class ShownAnswer(TypedDict):
+    """What one model said.
+
+    Attributes:
+        prompt_ids_equal: llama.cpp read the very ids that the model's tokenizer makes; None where nobody knows those.
+        stopped: the model ended its answer itself.
+    """
+
+    model: str
+    answer: str
+    stopped: bool
+    prompt_tokens: int
+    answer_tokens: int
+    prompt_ids_equal: bool | None
+    seconds: float
+    sampling: dict[str, float]
+    sampling_from: str
+
+
+@dataclass
+class _Speaker:
+    """A loaded model with the turns that it had."""
+
+    name: str
+    loaded: Answering
+    settings: Settings
+    source: str
+    pictured: bool
+    messages: list[JsonObject]
+
+    def ask(self, text: str, images: list[str], on_text: Callable[[str], None]) -> ShownAnswer:
+        """The next turn. A model that continues text has no turns before it."""
+        turn = {"role": "user", "content": _content(text, len(images) if self._is_first else 0, self.pictured)}
+        if self.settings.raw:
+            self.messages.clear()
+        self.messages.append(turn)
+        said = self.loaded.answer(self.messages, images, on_text)
+        answer = _content(said.answer.text, 0, self.pictured)
+        self.messages.append({"role": "assistant", "content": answer})
+        return _shown(self, said)
+
+    @property
+    def _is_first(self) -> bool:
+        return all(message["role"] == "system" for message in self.messages)
+
+
+def run(options: ChatOptions, console: Console) -> Result:
+    """One answer, or a conversation with a person in a terminal."""
+    if options.prompt is None and not console.is_conversation:
+        raise UsageError(
+            "there is nobody in a terminal to chat with",
+            code="bad_usage",
+            expected="--prompt TEXT, which asks once",
+            got="no terminal, or an answer that is not for a person",
+            hint=f"skill-train chat {quoted(options.model)} --prompt TEXT",
+        )
+    first = chosen(options.model, options.file)
+    models = [first] if options.compare is None else [first, other(first, options.compare)]
+    with tempfile.TemporaryDirectory(prefix="skill-train-") as pictures, contextlib.ExitStack() as stack:
+        images = _kept(options.image, Path(pictures))
+        models = [_with_pictures(options, model, Path(pictures), bool(images)) for model in models]
+        with console.progress("loading") as progress:
+            speakers = []
+            for number, model in enumerate(models):
+                progress(number, len(models), model.model.name)
+                speakers.append(stack.enter_context(_speaker(options, model)))
+        if options.prompt is not None:
+            return _asked_once(console, speakers, options.prompt, images)
+        return _conversation(console, speakers, images)
+
+
+def _asked_once(console: Console, speakers: list[_Speaker], prompt: str, images: list[str]) -> Result:
+    answers = _answers(console, speakers, prompt, images)
+    data = {
+        "mode": "completion" if speakers[0].settings.raw else "chat",
+        "prompt": prompt,
+        "answers": answers,
+    }
+    human = _side_by_side(answers) if len(answers) > 1 else _ending(answers[0])
+    return Result(data, human=human, quiet=answers[0]["answer"])
+
+
+def _conversation(console: Console, speakers: list[_Speaker], images: list[str]) -> Result:
+    for speaker in speakers:
+        settings = ", ".join(f"{name} {value:g}" for name, value in _sampling(speaker.settings.sampling).items())
+        console.status(f"{speaker.name}: {settings} ({speaker.source})")
+    if speakers[0].settings.raw:
+        console.status("no chat template: each line is continued by itself, as the training rows were")
+    console.status("Ctrl-D ends the conversation")
+    turns = 0
+    with contextlib.suppress(KeyboardInterrupt):
+        while (line := console.typed(_SIGN)) is not None:
+            if not line.strip():
+                continue
+            answers = _answers(console, speakers, line, images)
+            turns += 1
+            if len(answers) > 1:
+                console.draw(_side_by_side(answers))
+            else:
+                console.piece("\n")
+    return Result({"models": [speaker.name for speaker in speakers], "turns": turns})
+
+
+def _answers(console: Console, speakers: list[_Speaker], prompt: str, images: list[str]) -> list[ShownAnswer]:
+    """The answer of each model. That of one alone is shown while it is written."""
+    on_text = console.piece if len(speakers) == 1 else lambda text: None
+    answers = [speaker.ask(prompt, images, on_text) for speaker in speakers]
+    for answer in answers:
+        if answer["prompt_ids_equal"] is False:
+            console.warn(
+                "verdict_warn", f"{answer['model']}: llama.cpp reads other tokens in the prompt than the tokenizer does"
+            )
+    return answers
+
+
+@contextlib.contextmanager
+def _speaker(options: ChatOptions, asked: Chosen) -> Iterator[_Speaker]:
+    sampling, source = _sampling_of(asked)
+    if options.temperature is not None:
+        sampling, source = (
+            msgspec.structs.replace(sampling, temperature=options.temperature),
+            f"{source}; --temperature",
+        )
+    settings = Settings(
+        sampling=msgspec.structs.replace(sampling, seed=options.seed),
+        most=options.max_tokens,
+        context=options.context,
+        raw=asked.raw or options.raw,
+        tokenizer_of=asked.tokenizer_of,
+    )
+    if settings.raw and options.system is not None:
+        raise UsageError(
+            "a model that continues text takes no system message",
+            code="bad_usage",
+            expected="a prompt alone",
+            got="--system",
+            hint="write the whole text into --prompt",
+        )
+    pictured = asked.model.pictures is not None
+    system = [{"role": "system", "content": _content(options.system, 0, pictured)}] if options.system else []
+    with answering(asked.model, settings) as loaded:
+        yield _Speaker(_name(asked), loaded, settings, source, pictured, system)
+
+
+def _sampling_of(asked: Chosen) -> tuple[Sampling, str]:
+    from skill_train.llama.gguf_header import read_gguf
+
+    if asked.sampling_of is not None:
+        return sampling_of(asked.sampling_of)
+    return sampling_of_gguf(read_gguf(asked.model.path).metadata, asked.model.path)
+
+
+def _name(asked: Chosen) -> str:
+    return asked.model.name if asked.model.is_gguf else f"{asked.where}: {asked.model.name}"
+
+
+# --- Pictures ---
+
+
+def _kept(images: tuple[Path, ...], folder: Path) -> list[str]:
+    """Copies of the pictures, under names of their own."""
+    names = []
+    for number, image in enumerate(images):
+        if not image.is_file():
+            raise UsageError(
+                f"{image} does not exist",
+                code="missing_file",
+                expected="a still picture, such as PNG or JPEG",
+                got=str(image),
+                hint="give the path of the picture with --image",
+            )
+        names.append(f"{number}{image.suffix}")
+        shutil.copy(image, folder / names[-1])
+    return names
+
+
+def _with_pictures(options: ChatOptions, asked: Chosen, folder: Path, has_images: bool) -> Chosen:
+    """The model, ready for pictures where it reads them. A projector is loaded only for a picture."""
+    if not (has_images or asked.reads_pictures):
+        return asked
+    is_alone = asked.tokenizer_of is None
+    if not (asked.reads_pictures or is_alone):
+        raise UsageError(
+            f"{asked.model.name} reads no pictures",
+            code="vision",
+            expected="a run that was trained with pictures, or a GGUF file with --mmproj",
+            got="--image",
+            hint="ask without --image",
+        )
+    projector = (options.mmproj or asked.model.projector) if has_images else None
+    if has_images and asked.model.is_gguf and projector is None:
+        raise UsageError(
+            f"{asked.model.name} has no projector, so it would answer without the picture",
+            code="vision",
+            expected="the file of the projector beside the language model",
+            hint="give it with --mmproj" if is_alone else f"skill-train export-gguf {quoted(asked.where)}",
+        )
+    of_run = asked.model.pictures
+    limits = (of_run.min_pixels, of_run.max_pixels) if of_run else (None, None)
+    pictures = RunPictures(folder, of_run.model if of_run else asked.model.path.parent, *limits)
+    return replace(asked, model=replace(asked.model, pictures=pictures, projector=projector))
+
+
+def _content(text: str | None, images: int, pictured: bool) -> Any:
+    """The content of a message, in parts where the template expects them."""
+    if not pictured:
+        return text
+    return [*({"type": "image"} for _ in range(images)), {"type": "text", "text": text}]
+
+
+# --- The drawing ---
+
+
+def _shown(speaker: _Speaker, said: Said) -> ShownAnswer:
+    return {
+        "model": speaker.name,
+        "answer": said.answer.text,
+        "stopped": said.answer.stopped,
+        "prompt_tokens": said.answer.prompt_tokens,
+        "answer_tokens": said.answer.tokens,
+        "prompt_ids_equal": said.ids_equal,
+        "seconds": round(said.answer.seconds, 2),
+        "sampling": _sampling(speaker.settings.sampling),
+        "sampling_from": speaker.source,
+    }
+
+
+def _sampling(sampling: Sampling) -> dict[str, float]:
+    """What is set: of a greedy choice little is."""
+    nothing = Sampling()
+    values: dict[str, float] = msgspec.to_builtins(sampling)
+    return {
+        name: value
+        for name, value in values.items()
+        if name == "temperature"
+        or (value != getattr(nothing, name) and (sampling.temperature or name == "repetition_penalty"))
+    }
+
+
+def _ending(answer: ShownAnswer) -> Callable[[Any], None]:
+    """What is said after an answer that was shown while it was written."""
+    return lambda rich: draw_text(rich, "" if answer["stopped"] else "\n(cut by --max-tokens)")
+
+
+def _side_by_side(answers: list[ShownAnswer]) -> Callable[[Any], None]:
+    def draw(rich: Any) -> None:
+        table = rich_table(show_lines=True)
+        for answer in answers:
+            table.add_column(answer["model"], overflow="fold", ratio=1)
+        add_row(table, *(answer["answer"] for answer in answers))
+        rich.print(table)
+
+    return draw
+
+
+# --- The command ---
+
+
+@command(
+    "chat",
+    ChatOptions,
+    examples=(
+        'skill-train chat runs/first --prompt "Where is my parcel?"',
+        'skill-train chat runs/first --prompt "Where is my parcel?" --file q4_k_m --compare base',
+    ),
+)
+@click.argument("model", type=PATH, metavar="RUN|FILE.gguf")
+@click.option("--prompt", help="Ask once and end.  [default: a conversation in the terminal]")
+@click.option(
+    "--file",
+    help="base, adapter, merged, or a GGUF file by its type (q4_k_m) or name.  [default: the file of the Modelfile]",
+)
+@click.option("--compare", help="Second model, side by side: as --file, or another run or GGUF file.")
+@click.option("--image", type=PATH, multiple=True, help="Picture for the first question; repeat for more.")
+@click.option("--mmproj", type=PATH, help="File of the projector, for a GGUF file without a run.")
+@click.option("--system", help="System message.")
+@click.option(
+    "--temperature",
+    type=Number(min=0, max=10),
+    help="0 takes the most likely token.  [default: with the rest of the sampling, from generation_config.json]",
+)
+@click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Of the random numbers.")
+@click.option(
+    "--max-tokens",
+    type=click.IntRange(1, 100_000),
+    default=TOKENS,
+    show_default=True,
+    help="Longest answer, in tokens.",
+)
+@click.option(
+    "--context",
+    type=click.IntRange(16, 1_000_000),
+    default=CONTEXT,
+    show_default=True,
+    help="Longest prompt with its answer, in tokens; at most what the model takes.",
+)
+@click.option("--raw", is_flag=True, help="Continue the text as it stands, without a chat template.")
+def chat(options: ChatOptions, console: Console) -> Result:
+    """Talk to a model of a run or a GGUF file, in a terminal or once with --prompt; compare two side by side."""
+    return run(options, console)

@@ -1,0 +1,247 @@
+"""A model that is loaded once and answers turn after turn: a folder by transformers, a GGUF file by llama.cpp."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol
+
+from skill_train.core.errors import UsageError
+from skill_train.core.foreign import JsonObject
+from skill_train.evaluate.backends import Model, device_of
+from skill_train.evaluate.chat.prompts import FolderPrompts, GgufPrompts
+from skill_train.evaluate.pictures import PictureTensors, PictureTurns, plain_generation
+from skill_train.llama.chat import ChatAnswer, ChatJob, ChatRequest, LoadedChat, loaded_chat
+from skill_train.llama.gguf_header import GgufFile, read_gguf
+from skill_train.llama.pictures.compare import MARKER
+from skill_train.llama.sampling import Sampling, next_token
+from skill_train.model.folder import read_config
+from skill_train.program.pictures.decode import PictureSize, picture_digest, picture_size
+from skill_train.reference.load import context_length, load_tokenizer, read_model, reference_model, stop_ids
+from skill_train.reference.pictures import with_markers
+
+OnText = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How answers are made.
+
+    Attributes:
+        context: the most tokens of a prompt with its answer.
+        raw: the text is continued as it stands, without a chat template.
+        tokenizer_of: the folder whose tokenizer a GGUF file is held against; None where nobody knows it.
+    """
+
+    sampling: Sampling
+    most: int
+    context: int
+    raw: bool
+    tokenizer_of: Path | None
+
+
+@dataclass(frozen=True)
+class Said:
+    """An answer, and whether llama.cpp made the ids of the prompt that the model's tokenizer makes; None where that is
+    not known."""
+
+    answer: ChatAnswer
+    ids_equal: bool | None
+
+
+class Answering(Protocol):
+    """A loaded model."""
+
+    def answer(self, messages: list[JsonObject], images: list[str], on_text: OnText) -> Said: ...
+
+
+@contextlib.contextmanager
+def answering(model: Model, settings: Settings) -> Iterator[Answering]:
+    """The model, loaded for the length of the block.
+
+    Raises:
+        VerificationFailed: llama.cpp refuses the file.
+        NativeCrash: llama.cpp crashed.
+        UsageError: the model has no chat template, or reads no pictures.
+    """
+    with _gguf(model, settings) if model.is_gguf else _folder(model, settings) as loaded:
+        yield loaded
+
+
+# --- GGUF files ---
+
+
+@contextlib.contextmanager
+def _gguf(model: Model, settings: Settings) -> Iterator[Answering]:
+    from skill_train.machine.read import physical_cores
+
+    gguf = read_gguf(model.path)
+    if model.projector is not None:
+        read_gguf(model.projector)
+    tokenizer = None if settings.tokenizer_of is None else load_tokenizer(settings.tokenizer_of)
+    prompts = GgufPrompts(gguf, tokenizer, raw=settings.raw)
+    job = ChatJob(
+        gguf=str(model.path),
+        projector=None if model.projector is None else str(model.projector),
+        context_tokens=_context(gguf, settings.context),
+        threads=physical_cores(),
+    )
+    with loaded_chat(job) as chat:
+        yield _GgufAnswering(model, settings, prompts, chat)
+
+
+def _context(gguf: GgufFile, wanted: int) -> int:
+    trained = gguf.of_architecture("context_length")
+    return min(wanted, trained) if isinstance(trained, int) and trained > 0 else wanted
+
+
+@dataclass(frozen=True)
+class _GgufAnswering:
+    model: Model
+    settings: Settings
+    prompts: GgufPrompts
+    chat: LoadedChat
+
+    def answer(self, messages: list[JsonObject], images: list[str], on_text: OnText) -> Said:
+        shown = messages if self.model.pictures is None else with_markers(messages, MARKER)
+        text = self.prompts.text(shown)
+        request = ChatRequest(
+            text=text,
+            add_special=self.settings.raw,
+            pictures=images,
+            folder=str(self.model.pictures.folder) if self.model.pictures else "",
+            sampling=self.settings.sampling,
+            most=self.settings.most,
+        )
+        answer = self.chat.answer(request, on_text)
+        expected = None if images else self.prompts.ids(text)
+        return Said(answer, None if expected is None else expected == answer.prompt_ids)
+
+
+# --- Model folders ---
+
+
+@contextlib.contextmanager
+def _folder(model: Model, settings: Settings) -> Iterator[Answering]:
+    tokenizer = load_tokenizer(model.path)
+    prompts = FolderPrompts(tokenizer, raw=settings.raw)
+    read = None if model.pictures is None else partial(read_model, task="ImageTextToText")
+    with reference_model(model.path, model.adapter, read) as network, plain_generation(network):
+        network.to(device_of(network))
+        yield _FolderAnswering(model, settings, prompts, network)
+
+
+@dataclass(frozen=True)
+class _FolderAnswering:
+    model: Model
+    settings: Settings
+    prompts: FolderPrompts
+    network: Any
+
+    def answer(self, messages: list[JsonObject], images: list[str], on_text: OnText) -> Said:
+        import torch
+
+        started, tokenizer = time.monotonic(), self.prompts.tokenizer
+        prompt, pictures = self._prompt(messages, images)
+        _require_room(len(prompt), self.settings, context_length(read_config(self.model.path)))
+        ids = torch.tensor([prompt], device=self.network.device)
+        stops = stop_ids(self.model.path, tokenizer)
+        choice = _Choice(self.settings.sampling, len(prompt), _Spoken(tokenizer, stops, on_text))
+        with torch.no_grad():
+            self.network.generate(
+                input_ids=ids,
+                attention_mask=torch.ones_like(ids),
+                **({} if pictures is None else pictures(ids)),
+                max_new_tokens=self.settings.most,
+                do_sample=False,
+                logits_processor=[choice],
+                eos_token_id=sorted(stops) or None,
+                pad_token_id=min(stops, default=0),
+            )
+        spoken = choice.spoken
+        spoken.finish()
+        answer = ChatAnswer(
+            text=spoken.text,
+            prompt_ids=prompt,
+            prompt_tokens=len(prompt),
+            tokens=len(spoken.ids),
+            stopped=bool(spoken.ids) and spoken.ids[-1] in stops,
+            seconds=time.monotonic() - started,
+        )
+        return Said(answer, None)
+
+    def _prompt(self, messages: list[JsonObject], images: list[str]) -> tuple[list[int], Any]:
+        """The ids, and a function from them to what the model takes of the pictures."""
+        text = self.prompts.text(messages)
+        if self.model.pictures is None:
+            return self.prompts.ids(text), None
+        folder = self.model.pictures.folder
+        reader = PictureTensors(self.model.pictures, self.prompts.tokenizer)
+        sizes: list[PictureSize] = [picture_size(image, folder) for image in images]
+        fed, _ = reader.seen.expanded(text, sizes)
+        turns = PictureTurns(messages, None, images, [picture_digest(image, folder) for image in images])
+        return self.prompts.ids(fed), partial(reader.tensors, turns if images else None)
+
+
+class _Spoken:
+    """The text of the tokens so far, without special tokens. A character may need several tokens."""
+
+    def __init__(self, tokenizer: Any, stops: set[int], on_text: OnText) -> None:
+        self.tokenizer, self.stops, self.on_text = tokenizer, stops, on_text
+        self.ids: list[int] = []
+        self.text = ""
+
+    def add(self, token: int) -> None:
+        self.ids.append(token)
+        if token not in self.stops:
+            self._say(self._decoded().rstrip("\ufffd"))
+
+    def finish(self) -> None:
+        self._say(self._decoded())
+
+    def _decoded(self) -> str:
+        return str(self.tokenizer.decode(self.ids, skip_special_tokens=True, clean_up_tokenization_spaces=False))
+
+    def _say(self, text: str) -> None:
+        if text.startswith(self.text) and len(text) > len(self.text):
+            self.on_text(text[len(self.text) :])
+            self.text = text
+
+
+@dataclass
+class _Choice:
+    """Takes the place of the sampler of `generate`: the choice that llama.cpp's answers are made with."""
+
+    sampling: Sampling
+    prompt: int
+    spoken: _Spoken
+
+    def __post_init__(self) -> None:
+        import numpy as np
+
+        self.random = np.random.default_rng(self.sampling.seed)
+
+    def __call__(self, input_ids: Any, scores: Any) -> Any:
+        import torch
+
+        token = next_token(scores[0].float().cpu().numpy(), self.sampling, self.random, input_ids[0].tolist())
+        self.spoken.add(token)
+        chosen = torch.full_like(scores, -torch.inf)
+        chosen[0, token] = 0.0
+        return chosen
+
+
+def _require_room(prompt: int, settings: Settings, trained: int | None) -> None:
+    room = settings.context if trained is None else min(settings.context, trained)
+    if prompt + settings.most > room:
+        raise UsageError(
+            "the prompt and its answer are longer than the context",
+            code="bad_usage",
+            expected=f"{room} tokens at most",
+            got=f"{prompt} tokens of prompt, and up to {settings.most} of answer",
+            hint="ask for a longer context with --context, for fewer tokens with --max-tokens, or ask anew",
+        )

@@ -1,0 +1,185 @@
+"""Writes the prompt of a chat: the template of the model, or the text as it stands.
+
+A GGUF file is asked with its own template. What llama-cpp-python makes of it is held against transformers for each
+conversation, because another prompt than the model was trained on is an answer of another model.
+"""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NoReturn
+
+from skill_train.core.errors import UsageError, VerificationFailed
+from skill_train.core.foreign import JsonObject
+from skill_train.llama.gguf_header import GgufFile
+from skill_train.llama.template import Conversation, Rendered, render_with, special_texts
+from skill_train.model.template_guard import require_ending
+
+_AROUND = 30  # characters shown of a difference
+
+
+class FolderPrompts:
+    """Prompts for a model folder, by its tokenizer."""
+
+    def __init__(self, tokenizer: Any, *, raw: bool) -> None:
+        if not raw and not tokenizer.chat_template:
+            raise _no_template(tokenizer.name_or_path)
+        self.tokenizer, self.raw = tokenizer, raw
+
+    def text(self, messages: list[JsonObject]) -> str:
+        if self.raw:
+            return str(messages[-1]["content"])
+        rendered = rendered_by(partial(by_tokenizer, self.tokenizer), Conversation(messages, None, True))
+        if rendered.text is None:
+            _refused(rendered.refused)
+        return rendered.text
+
+    def ids(self, text: str) -> list[int]:
+        return ids_of(self.tokenizer, text, raw=self.raw)
+
+
+class GgufPrompts:
+    """Prompts for a GGUF file, by its own template.
+
+    Args:
+        tokenizer: of the model that the file was made of; None where nobody knows it.
+    """
+
+    def __init__(self, gguf: GgufFile, tokenizer: Any, *, raw: bool) -> None:
+        template = gguf.metadata.get("tokenizer.chat_template")
+        if not raw:
+            if not isinstance(template, str) or not template.strip():
+                raise _no_template(gguf.path)
+            require_ending(template)
+        self.gguf, self.template, self.tokenizer, self.raw = gguf, str(template), tokenizer, raw
+
+    def text(self, messages: list[JsonObject]) -> str:
+        """The prompt before an answer.
+
+        Raises:
+            UsageError: the template refuses the conversation.
+            VerificationFailed: llama-cpp-python and transformers render it in two ways.
+        """
+        if self.raw:
+            return str(messages[-1]["content"])
+        rendered = self.alike([Conversation(messages, None, True)])[0]
+        if rendered.text is None:
+            _refused(rendered.refused)
+        return unicodedata.normalize("NFC", rendered.text) if self.composes else rendered.text
+
+    @property
+    def composes(self) -> bool:
+        """Whether the model's tokenizer joins letters with separate accents, which llama.cpp leaves to whoever asks."""
+        return self.tokenizer is not None and composes(self.tokenizer)
+
+    def alike(self, conversations: list[Conversation]) -> list[Rendered]:
+        """What both make of each conversation.
+
+        Raises:
+            VerificationFailed: llama-cpp-python and transformers render one in two ways.
+        """
+        own = render_with(self.template, self.gguf, conversations)
+        if isinstance(own, str):
+            _refused(own)
+        for conversation, rendered in zip(conversations, own, strict=True):
+            expected = self._by_transformers(conversation)
+            if rendered.text != expected.text:
+                raise _differs(self.gguf, rendered, expected)
+        return own
+
+    def ids(self, text: str) -> list[int] | None:
+        """What the model's tokenizer makes of a prompt; None where nobody knows it."""
+        return None if self.tokenizer is None else ids_of(self.tokenizer, text, raw=self.raw)
+
+    def _by_transformers(self, asked: Conversation) -> Rendered:
+        return rendered_by(self._render, asked)
+
+    def _render(self, asked: Conversation) -> str:
+        if self.tokenizer is not None:
+            return by_tokenizer(self.tokenizer, asked)
+        from transformers.utils.chat_template_utils import render_jinja_template
+
+        bos, eos = special_texts(self.gguf)
+        texts, _ = render_jinja_template(
+            [asked.messages],
+            tools=asked.tools,
+            chat_template=self.template,
+            add_generation_prompt=asked.add_generation_prompt,
+            bos_token=bos,
+            eos_token=eos,
+        )
+        return str(texts[0])
+
+
+def composes(tokenizer: Any) -> bool:
+    """Whether it reads text in the form NFC."""
+    parts, whole = (tokenizer(text, add_special_tokens=False).input_ids for text in ("e\u0301", "\u00e9"))
+    return bool(parts == whole)
+
+
+def ids_of(tokenizer: Any, text: str, *, raw: bool) -> list[int]:
+    """The ids of a prompt. A template writes its own special tokens; a plain text gets those of the tokenizer, without
+    an end."""
+    ids = list(tokenizer(text, add_special_tokens=raw)["input_ids"])
+    bare = list(tokenizer(text, add_special_tokens=False)["input_ids"]) if raw else ids
+    added_end = raw and len(ids) > len(bare) and ids[-1] == tokenizer.eos_token_id and ids[-1:] != bare[-1:]
+    return ids[:-1] if added_end else ids
+
+
+def by_tokenizer(tokenizer: Any, asked: Conversation) -> str:
+    return str(
+        tokenizer.apply_chat_template(
+            asked.messages, tools=asked.tools, tokenize=False, add_generation_prompt=asked.add_generation_prompt
+        )
+    )
+
+
+def rendered_by(render: Callable[[Conversation], str], asked: Conversation) -> Rendered:
+    """What a template writes, or why it refuses the conversation."""
+    import jinja2
+
+    of_templates = (jinja2.TemplateError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
+    try:
+        return Rendered(render(asked))
+    except of_templates as error:
+        return Rendered(refused=f"{type(error).__name__}: {error}"[:300])
+
+
+def _differs(gguf: GgufFile, own: Rendered, expected: Rendered) -> VerificationFailed:
+    both = (own.text or "", expected.text or "")
+    return VerificationFailed(
+        f"the chat template in {gguf.path.name} does not write the prompt that transformers writes",
+        code="template_mismatch",
+        expected=f"refused: {expected.refused}" if expected.text is None else _end(both[1], both[0]),
+        got=f"refused: {own.refused}" if own.text is None else _end(*both),
+        hint="export the file again: skill-train export-gguf RUN",
+    )
+
+
+def _refused(why: str) -> NoReturn:
+    raise UsageError(
+        "the chat template refuses the conversation",
+        code="template_mismatch",
+        expected="roles and contents that the template takes",
+        got=why[:300],
+        hint="ask without --system, or in one turn",
+    )
+
+
+def _no_template(where: object) -> UsageError:
+    return UsageError(
+        f"{where} has no chat template",
+        code="no_chat_template",
+        expected="a file with the template that the model was trained with",
+        got="tokenizer.chat_template is missing: other programs put a template of their own in its place",
+        hint="add --raw to let the model continue your text as it stands",
+    )
+
+
+def _end(text: str, other: str) -> str:
+    """The part of a text where it first differs from another."""
+    at = next((place for place, pair in enumerate(zip(text, other, strict=False)) if pair[0] != pair[1]), None)
+    at = min(len(text), len(other)) if at is None else at
+    return f"at character {at}: {text[max(0, at - _AROUND) : at + _AROUND]!r}"

@@ -1,0 +1,165 @@
+"""Child process: answers for one GGUF file, or a pair with a projector, as long as its command lives.
+
+The context is llama.cpp's own, with its types of keys and values and its choice of attention: what users run.
+"""
+
+from __future__ import annotations
+
+import codecs
+import contextlib
+import ctypes
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from skill_train.core.errors import UsageError
+from skill_train.core.live_worker import Send, live_worker_main
+from skill_train.llama.chat import ChatAnswer, ChatJob, ChatRequest
+from skill_train.llama.llama_cpp import Llama, in_context, loaded_model
+from skill_train.llama.pictures.mtmd import Chunk, Projector, projector
+from skill_train.llama.sampling import next_token
+from skill_train.program.events import Refused
+from skill_train.program.pictures.decode import read_picture
+
+if TYPE_CHECKING:
+    import numpy as np
+
+_STEP = 128  # tokens read at once
+_MOST_OF_A_PICTURE = 4096  # tokens; those that look at each other must be read in one step
+
+
+def work(document: object, receive: Callable[[], Any], send: Send) -> None:
+    job = msgspec.convert(document, ChatJob)
+    with contextlib.ExitStack() as stack:
+        file = stack.enter_context(loaded_model(Path(job.gguf)))
+        seen, step = None, _STEP
+        if job.projector is not None:
+            seen = stack.enter_context(projector(file, Path(job.projector), threads=job.threads, any_size=False))
+            step = _MOST_OF_A_PICTURE if seen.looks_both_ways else _STEP
+        room = max(job.context_tokens, step)
+        llama = stack.enter_context(
+            in_context(file, context_tokens=room, threads=job.threads, at_once=step, exact=False)
+        )
+        send({"ready": True})
+        chat = _Chat(llama, seen, step, job.context_tokens)
+        while True:
+            request = msgspec.convert(receive(), ChatRequest)
+            answer = chat.answer(request, lambda text: send({"text": text}))
+            send({"answer": msgspec.to_builtins(answer)})
+
+
+@dataclass
+class _Chat:
+    """A loaded file. `step` is the number of tokens that are read at once, `room` of a prompt and its answer."""
+
+    llama: Llama
+    seen: Projector | None
+    step: int
+    room: int
+
+    def answer(self, request: ChatRequest, on_text: Callable[[str], None]) -> ChatAnswer:
+        import numpy as np
+
+        started, random = time.monotonic(), np.random.default_rng(request.sampling.seed)
+        prompt, tokens, chunks = self._prompt(request)
+        if tokens + request.most > self.room:
+            raise UsageError(
+                "the prompt and its answer are longer than the context",
+                code="bad_usage",
+                expected=f"{self.room} tokens at most",
+                got=f"{tokens} tokens of prompt, and up to {request.most} of answer",
+                hint="ask for a longer context with --context, for fewer tokens with --max-tokens, or ask anew",
+            )
+        decoder, ids, text = codecs.getincrementaldecoder("utf-8")(errors="replace"), list[int](), ""
+        stopped = False
+        for token in self._tokens(request, prompt, chunks, random):
+            ids.append(token)
+            if self.llama.api.llama_vocab_is_eog(self.llama.vocab, token):
+                stopped = True
+                break
+            if piece := decoder.decode(self._piece(token)):
+                text += piece
+                on_text(piece)
+        if piece := decoder.decode(b"", final=True):
+            text += piece
+            on_text(piece)
+        return ChatAnswer(
+            text=text,
+            prompt_ids=prompt,
+            prompt_tokens=tokens,
+            tokens=len(ids),
+            stopped=stopped,
+            seconds=time.monotonic() - started,
+        )
+
+    def _prompt(self, request: ChatRequest) -> tuple[list[int], int, list[Chunk]]:
+        """The ids of the text, the tokens of the whole, and its chunks where there are pictures."""
+        if not request.pictures:
+            ids = self.llama.tokenize(request.text, add_special=request.add_special)
+            return ids, len(ids), []
+        assert self.seen is not None
+        chunks = self.seen.tokenize(request.text, [_pixels(name, request.folder) for name in request.pictures])
+        ids = [token for chunk in chunks for token in chunk.ids or ()]
+        return ids, sum(chunk.tokens for chunk in chunks), chunks
+
+    def _tokens(
+        self, request: ChatRequest, prompt: list[int], chunks: list[Chunk], random: np.random.Generator
+    ) -> Iterator[int]:
+        """The tokens of the answer, without end: whoever takes them stops. At most `most` of them."""
+        if chunks:
+            assert self.seen is not None
+            row, position = self.seen.read_prompt(self.llama, chunks, self.step)
+        else:
+            row, position = self._read(prompt), len(prompt)
+        answer: list[int] = []
+        for _ in range(request.most):
+            answer.append(next_token(row[: self.llama.tokens], request.sampling, random, [*prompt, *answer]))
+            yield answer[-1]
+            if len(answer) < request.most:
+                row = self.llama.decode(answer[-1:], position + len(answer) - 1, last=1)[0]
+
+    def _read(self, ids: list[int]) -> np.ndarray:
+        """The logits after a prompt."""
+        self.llama.forget()
+        row: np.ndarray | None = None
+        for start in range(0, len(ids), self.step):
+            row = self.llama.decode(ids[start : start + self.step], start, last=1)[0]
+        if row is None:
+            raise UsageError(
+                "the prompt is empty", code="bad_usage", expected="one token or more", hint="write a prompt"
+            )
+        return row
+
+    def _piece(self, token: int) -> bytes:
+        """The bytes of a token. Special tokens have none."""
+        room = 64
+        while True:
+            buffer = ctypes.create_string_buffer(room)
+            count = self.llama.api.llama_token_to_piece(self.llama.vocab, token, buffer, room, 0, False)
+            if count >= 0:
+                return buffer.raw[:count]
+            room = -count
+
+
+def _pixels(name: str, folder: str) -> np.ndarray:
+    import numpy as np
+
+    try:
+        pixels: np.ndarray = np.asarray(read_picture(name, Path(folder)))
+        return pixels
+    except Refused as refusal:
+        raise UsageError(
+            refusal.error["message"],
+            code=refusal.error["code"],
+            expected=refusal.error.get("expected", ""),
+            got=refusal.error.get("got", ""),
+            hint="give a still picture, such as PNG or JPEG",
+        ) from None
+
+
+if __name__ == "__main__":
+    live_worker_main(work)

@@ -1,0 +1,165 @@
+"""How a model chooses its next token: what its files say of sampling, and the choice itself.
+
+The choice serves transformers and llama.cpp alike, so that two files of one model differ by their logits alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from skill_train.core.errors import UsageError
+from skill_train.run.records import read_json
+
+if TYPE_CHECKING:
+    import numpy as np
+
+FILE = "generation_config.json"
+# What transformers 5.23 takes where the file samples and names no value (`_get_default_generation_params`).
+_TEMPERATURE, _TOP_K = 1.0, 50
+
+
+class Sampling(msgspec.Struct, frozen=True, kw_only=True):
+    """The settings of one choice.
+
+    Attributes:
+        temperature: 0 takes the most likely token.
+        top_k: how many of the most likely tokens are left; 0 for all.
+        top_p: the share of the probability that is left.
+        min_p: the least probability that is left, as a share of the highest.
+        repetition_penalty: by which the logits of tokens that are there already are made smaller.
+        seed: of the random numbers.
+    """
+
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    seed: int = 0
+
+
+def sampling_of(folder: Path) -> tuple[Sampling, str]:
+    """What a model folder's generation_config.json says, as transformers reads it, and the source of it.
+
+    Raises:
+        UsageError: a value that no model can be sampled with.
+    """
+    file = folder / FILE
+    stated = read_json(file) if file.is_file() else None
+    if not isinstance(stated, dict):
+        return Sampling(), f"the model has no {FILE}: greedy"
+    penalty = _number(stated, "repetition_penalty", 1.0)
+    samples = stated.get("do_sample")
+    if not samples and (samples is False or "temperature" not in stated):
+        return _checked(Sampling(repetition_penalty=penalty), file), f"{FILE}: greedy"
+    found = Sampling(
+        temperature=_number(stated, "temperature", _TEMPERATURE),
+        top_k=int(_number(stated, "top_k", _TOP_K)),
+        top_p=_number(stated, "top_p", 1.0),
+        min_p=_number(stated, "min_p", 0.0),
+        repetition_penalty=penalty,
+    )
+    return _checked(found, file), FILE
+
+
+def sampling_of_gguf(metadata: Mapping[str, object], file: Path) -> tuple[Sampling, str]:
+    """What a GGUF file says by itself (`general.sampling.*`), and the source of it.
+
+    Raises:
+        UsageError: a value that no model can be sampled with.
+    """
+    keys = {name: value for name, value in metadata.items() if name.startswith("general.sampling.")}
+    if "general.sampling.temp" not in keys:
+        return Sampling(), "the file names no sampling: greedy"
+    found = Sampling(
+        temperature=_number(keys, "general.sampling.temp", _TEMPERATURE),
+        top_k=int(_number(keys, "general.sampling.top_k", 0)),
+        top_p=_number(keys, "general.sampling.top_p", 1.0),
+        min_p=_number(keys, "general.sampling.min_p", 0.0),
+        repetition_penalty=_number(keys, "general.sampling.penalty_repeat", 1.0),
+    )
+    return _checked(found, file), "general.sampling of the file"
+
+
+def next_token(logits: np.ndarray, sampling: Sampling, random: np.random.Generator, context: Sequence[int]) -> int:
+    """The token that follows.
+
+    Args:
+        logits: [vocabulary].
+        context: the tokens so far, with the prompt.
+    """
+    row = _penalized(logits, sampling, context)
+    if sampling.temperature == 0:
+        return int(row.argmax())
+    return int(random.choice(len(row), p=_sampled(row, sampling)))
+
+
+def probabilities(logits: np.ndarray, sampling: Sampling, context: Sequence[int]) -> np.ndarray:
+    """By which `next_token` takes each token where the temperature is above 0: [vocabulary], in the order of
+    transformers: penalty, temperature, top_k, top_p, min_p."""
+    return _sampled(_penalized(logits, sampling, context), sampling)
+
+
+def _penalized(logits: np.ndarray, sampling: Sampling, context: Sequence[int]) -> np.ndarray:
+    import numpy as np
+
+    row: np.ndarray = np.array(logits, dtype=np.float64)
+    if sampling.repetition_penalty != 1.0:
+        seen = sorted({token for token in context if 0 <= token < len(row)})
+        rows = row[seen]
+        row[seen] = np.where(rows < 0, rows * sampling.repetition_penalty, rows / sampling.repetition_penalty)
+    return row
+
+
+def _sampled(row: np.ndarray, sampling: Sampling) -> np.ndarray:
+    import numpy as np
+
+    row = row / sampling.temperature
+    if 0 < sampling.top_k < len(row):
+        row[row < np.partition(row, -sampling.top_k)[-sampling.top_k]] = -np.inf
+    if sampling.top_p < 1:
+        order = np.argsort(-row, kind="stable")
+        shares = _probabilities(row[order])
+        left_out = np.cumsum(shares) - shares >= sampling.top_p
+        row[order[1:][left_out[1:]]] = -np.inf
+    if sampling.min_p > 0:
+        shares = _probabilities(row)
+        row[shares < sampling.min_p * shares.max()] = -np.inf
+    return _probabilities(row)
+
+
+def _probabilities(row: np.ndarray) -> np.ndarray:
+    import numpy as np
+
+    shares: np.ndarray = np.exp(row - row.max())
+    shares /= shares.sum()
+    return shares
+
+
+def _number(stated: Mapping[str, object], name: str, otherwise: float) -> float:
+    """A number of a file; anything else in its place is not one that a program could have written on purpose."""
+    value = stated.get(name)
+    return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else otherwise
+
+
+def _checked(sampling: Sampling, file: Path) -> Sampling:
+    good = (
+        0 <= sampling.temperature < 100
+        and sampling.top_k >= 0
+        and 0 < sampling.top_p <= 1
+        and 0 <= sampling.min_p <= 1
+        and 0 < sampling.repetition_penalty < 100
+    )
+    if not good:
+        raise UsageError(
+            f"{file} has settings that no answer can be sampled with",
+            code="broken_model",
+            expected="temperature 0 or more, top_k 0 or more, top_p above 0, min_p from 0 to 1, a penalty above 0",
+            got=", ".join(f"{name} {value}" for name, value in msgspec.to_builtins(sampling).items()),
+            hint="correct the file, or ask for the most likely tokens: --temperature 0",
+        )
+    return sampling

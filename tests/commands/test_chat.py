@@ -1,0 +1,241 @@
+"""`chat`: models of a run and files alone, once and in a terminal; what would answer as another model is refused."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import gguf_maker
+import serving
+import shared_runs
+from command_child import Commands, Done
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def run() -> Path:
+    return shared_runs.chain().run
+
+
+@pytest.fixture(scope="module")
+def made() -> gguf_maker.Export:
+    return gguf_maker.exported("qwen2")
+
+
+def asked(commands: Commands, *words: object) -> Done:
+    return commands.run(Path.cwd(), dict(os.environ), "chat", *words)
+
+
+def answers(commands: Commands, *words: object) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = asked(commands, *words).data["answers"]
+    return found
+
+
+def greedy(folder: Path, adapter: Path | None, messages: list[dict[str, str]], most: int) -> str:
+    """The answer by transformers' own `generate`."""
+    import torch
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+
+    tokenizer = AutoTokenizer.from_pretrained(str(folder))
+    model = AutoModelForCausalLM.from_pretrained(str(folder), dtype=torch.float32)
+    if adapter is not None:
+        model = PeftModel.from_pretrained(model, str(adapter))
+    text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    ids = tokenizer(text, add_special_tokens=False, return_tensors="pt").input_ids
+    stops = model.generation_config.eos_token_id
+    model.generation_config = GenerationConfig(eos_token_id=stops, pad_token_id=0)
+    out = model.generate(input_ids=ids, attention_mask=torch.ones_like(ids), max_new_tokens=most, do_sample=False)
+    return str(tokenizer.decode(out[0, ids.shape[1] :], skip_special_tokens=True))
+
+
+QUESTION = "Is it raining in Oslo?"
+ENDLESS = "{% for a in range(9999) %}" * 4 + "{% endfor %}" * 4
+
+
+def test_each_model_of_a_run_answers_as_transformers_does(commands: Commands, run: Path) -> None:
+    """The GGUF file is unquantized, and the same model: so it says what the merged model says."""
+    base = Path(json.loads((run / "plan.json").read_text())["recipe"]["model"])
+    messages = [{"role": "user", "content": QUESTION}]
+    words = ("--prompt", QUESTION, "--max-tokens", 8, "--temperature", 0)
+    base_answer, adapter_answer = answers(commands, run, *words, "--file", "base", "--compare", "adapter")
+    assert base_answer["answer"] == greedy(base, None, messages, 8)
+    assert adapter_answer["answer"] == greedy(base, run / "adapter", messages, 8)
+    (merged,) = answers(commands, run, *words, "--file", "merged")
+    assert merged["answer"] == greedy(run / "merged", None, messages, 8)
+    f16, q8_0 = answers(commands, run, *words, "--file", "f16", "--compare", "q8_0")
+    assert f16["answer"] == merged["answer"] and f16["prompt_ids_equal"] is True
+    assert q8_0["prompt_tokens"] == f16["prompt_tokens"] == merged["prompt_tokens"]
+    assert [each["model"] for each in (f16, q8_0)] == ["run-f16.gguf", "run-q8_0.gguf"]
+    assert f16["sampling"] == {"temperature": 0.0} and not f16["stopped"] and f16["answer_tokens"] == 8
+
+
+def test_without_a_choice_it_is_the_file_of_the_modelfile(commands: Commands, run: Path) -> None:
+    (answer,) = answers(commands, run, "--prompt", QUESTION, "--max-tokens", 1)
+    assert f"FROM ./{answer['model']}\n" in (run / "gguf" / "Modelfile").read_text()
+
+
+def test_a_model_that_the_run_does_not_have_is_named(commands: Commands, run: Path) -> None:
+    refused = asked(commands, run, "--prompt", "x", "--file", "q4_k")
+    assert refused.error == (2, "missing_file") and "q4_k_m" in refused.answer["error"]["expected"]
+    assert asked(commands, run, "--prompt", "x", "--compare", "nothing").error == (2, "missing_file")
+    assert asked(commands, "gone.gguf", "--prompt", "x").error == (2, "missing_file")
+    assert asked(commands, run, "--prompt", "x", "--image", "gone.png").error == (2, "missing_file")
+
+
+def test_seeds_give_other_answers_and_the_same_again(commands: Commands, made: gguf_maker.Export) -> None:
+    words = (made.file("f16"), "--prompt", QUESTION, "--max-tokens", 6, "--temperature", 5)
+    texts = [answers(commands, *words, "--seed", seed)[0]["answer"] for seed in (1, 2, 1)]
+    assert texts[0] == texts[2] != texts[1]
+
+
+def test_a_file_alone_is_asked_with_its_own_template(commands: Commands, made: gguf_maker.Export) -> None:
+    words = ("--prompt", QUESTION, "--system", "You are exact.", "--max-tokens", 6)
+    (answer,) = answers(commands, made.file("f16"), *words)
+    messages = [{"role": "system", "content": "You are exact."}, {"role": "user", "content": QUESTION}]
+    assert answer["answer"] == greedy(made.merged, None, messages, 6)
+    assert answer["prompt_ids_equal"] is None  # nobody knows the tokenizer
+    (raw,) = answers(commands, made.file("f16"), "--prompt", QUESTION, "--max-tokens", 6, "--raw")
+    assert raw["prompt_tokens"] < answer["prompt_tokens"] and raw["answer"] != answer["answer"]
+
+
+def test_a_file_without_a_template_is_refused(commands: Commands, made: gguf_maker.Export, tmp_path: Path) -> None:
+    """llama-cpp-python would put llama-2's in its place."""
+    bare = serving.templated(made.file("f16"), tmp_path / "bare.gguf", None)
+    refused = asked(commands, bare, "--prompt", QUESTION)
+    assert refused.error == (2, "no_chat_template") and "--raw" in refused.answer["error"]["hint"]
+    assert answers(commands, bare, "--prompt", QUESTION, "--max-tokens", 2, "--raw")
+
+
+@pytest.mark.parametrize(
+    ("template", "code"),
+    [
+        (
+            "{{ 'x' }}{% for m in messages %}{{ tool_choice is none }}{{ m.content }}{% endfor %}",
+            (6, "template_mismatch"),
+        ),
+        ("{% for m in messages %}{{ m.content }}{% endfor %}{{ raise_exception('never') }}", (2, "template_mismatch")),
+        (ENDLESS, (2, "unsafe_file")),
+        ("{% for m in messages %}", (2, "template_mismatch")),
+    ],
+    ids=("differs", "refuses", "endless", "broken"),
+)
+def test_a_template_that_is_not_rendered_alike_is_refused(
+    commands: Commands, made: gguf_maker.Export, tmp_path: Path, template: str, code: tuple[int, str]
+) -> None:
+    file = serving.templated(made.file("f16"), tmp_path / "model.gguf", template)
+    assert asked(commands, file, "--prompt", QUESTION).error == code
+
+
+def test_the_template_of_a_file_in_a_run_must_be_the_trained_one(commands: Commands, run: Path, tmp_path: Path) -> None:
+    shutil.copytree(run, tmp_path / "run")
+    file = tmp_path / "run" / "gguf" / "run-q8_0.gguf"
+    template = "{{ bos_token }}{% for m in messages %}{{ m.content }}\n{% endfor %}"
+    serving.templated(file, tmp_path / "other.gguf", template).replace(file)
+    refused = asked(commands, tmp_path / "run", "--prompt", QUESTION, "--file", "q8_0")
+    assert refused.error == (6, "template_mismatch") and "at character" in refused.answer["error"]["got"]
+
+
+@pytest.mark.parametrize("kind", ["empty", "text", "cut", "lying", "another architecture"])
+def test_a_broken_file_is_one_clear_error(
+    commands: Commands, made: gguf_maker.Export, tmp_path: Path, kind: str
+) -> None:
+    good, file = made.file("q8_0").read_bytes(), tmp_path / "bad.gguf"
+    bad = {
+        "empty": b"",
+        "text": b"not a model\n" * 50,
+        "cut": good[: len(good) // 2],
+        "lying": good[:16] + b"\xff" * 8 + good[24:],
+        "another architecture": good.replace(b"\x05\0\0\0\0\0\0\0qwen2", b"\x05\0\0\0\0\0\0\0nonet", 1),
+    }
+    file.write_bytes(bad[kind])
+    refused = asked(commands, file, "--prompt", QUESTION)
+    assert refused.error == (6, "bad_gguf")
+    assert refused.answer["error"]["hint"] and "Traceback" not in refused.stderr
+
+
+def test_a_prompt_that_is_too_long_says_so(commands: Commands, made: gguf_maker.Export) -> None:
+    for word in ("--file", "--raw"):
+        extra = () if word == "--file" else (word,)
+        refused = asked(commands, made.file("f16"), "--prompt", "word " * 600, "--context", 256, *extra)
+        assert refused.error == (2, "bad_usage") and "256 tokens" in refused.answer["error"]["expected"]
+
+
+def test_a_run_of_bare_text_continues_it(commands: Commands, run: Path, tmp_path: Path) -> None:
+    """Its rows had no template, whatever the base's says."""
+    copy = tmp_path / "run"
+    shutil.copytree(run, copy)
+    plan = json.loads((copy / "plan.json").read_text())
+    plan["recipe"]["format"] = "completion"
+    (copy / "plan.json").write_text(json.dumps(plan))
+    done = asked(commands, copy, "--prompt", "Once upon", "--max-tokens", 4, "--file", "merged", "--compare", "f16")
+    assert done.data["mode"] == "completion"
+    merged, f16 = done.data["answers"]
+    assert merged["answer"] == f16["answer"] and f16["prompt_ids_equal"] is True
+    refused = asked(commands, copy, "--prompt", "Once", "--system", "Be exact.")
+    assert refused.error == (2, "bad_usage")
+
+
+def test_nobody_in_a_terminal_needs_a_prompt(commands: Commands, made: gguf_maker.Export) -> None:
+    refused = asked(commands, made.file("f16"))
+    assert refused.error == (2, "bad_usage") and "--prompt" in refused.answer["error"]["expected"]
+
+
+def typed(words: list[str], lines: list[str]) -> tuple[int, str]:
+    """What a person sees who types these lines into a terminal, and the exit code."""
+    master, slave = pty.openpty()
+    command = [sys.executable, "-m", "skill_train", "chat", *words]
+    environment = dict(os.environ, TERM="dumb", COLUMNS="100")
+    with subprocess.Popen(command, stdin=slave, stdout=slave, stderr=slave, env=environment) as process:
+        os.close(slave)
+        seen, waiting, end = b"", list(lines), time.monotonic() + 60
+        while time.monotonic() < end and select.select([master], [], [], 30)[0]:
+            try:
+                part = os.read(master, 4096)
+            except OSError:  # the other side has closed
+                break
+            seen += part
+            if waiting and seen.endswith(b"> "):
+                line = waiting.pop(0)
+                if line == "\x03":  # this is not its controlling terminal
+                    process.send_signal(signal.SIGINT)
+                else:
+                    os.write(master, line.encode())
+                seen += b"<typed>"
+        if process.poll() is None and time.monotonic() > end:
+            process.kill()
+        code = process.wait(30)
+    os.close(master)
+    return code, seen.decode(errors="replace")
+
+
+def test_a_conversation_in_a_terminal(made: gguf_maker.Export) -> None:
+    """Two turns: the second is asked with the first, so its prompt is longer; Ctrl-D ends it."""
+    file = str(made.file("f16"))
+    code, seen = typed([file, "--max-tokens", "6"], ["Hello\n", "And now?\n", "\x04"])
+    assert code == 0, seen
+    assert "temperature 0 (the file names no sampling: greedy)" in seen
+    first = [{"role": "user", "content": "Hello"}]
+    answer = greedy(made.merged, None, first, 6)
+    second = greedy(
+        made.merged,
+        None,
+        [*first, {"role": "assistant", "content": answer}, {"role": "user", "content": "And now?"}],
+        6,
+    )
+    plain = seen.replace("\r", "")
+    assert answer.replace("\x0c", "�") in plain and second.replace("\x0c", "�") in plain
+    code, seen = typed([file, "--max-tokens", "200"], ["Hello\n", "\x03"])
+    assert code == 0, seen
