@@ -92,5 +92,5 @@ $(STAMP): pyproject.toml requirements.lock
 	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(BIN)/python -m ensurepip  # one made by uv has no pip
 	@$(BIN)/python -c 'import importlib.util, sys; sys.exit(importlib.util.find_spec("llama_cpp") is None)' \
 	|| echo "installing; this includes compiling llama-cpp-python from source: about 4 minutes on 2 cores (this machine: $(CORES))"
-	CMAKE_BUILD_PARALLEL_LEVEL=$${CMAKE_BUILD_PARALLEL_LEVEL:-$(CORES)} $(BIN)/python -m pip install -c requirements.lock -e '.[train,gguf,vision,report,dev]'
+	CMAKE_BUILD_PARALLEL_LEVEL=$${CMAKE_BUILD_PARALLEL_LEVEL:-$(CORES)} $(BIN)/python -m pip install -c requirements.lock -e '.[train,gguf,serve,vision,report,dev]'
 	@touch $(STAMP)

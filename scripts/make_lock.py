@@ -24,7 +24,7 @@ ONE_PLATFORM = re.compile(r"nvidia-|cuda-|triton|pytorch-triton|colorama$|pywin3
 
 def locked() -> dict[str, str]:
     """Version by normalized name of everything installed that skill-train and its extras need."""
-    todo = [Requirement("skill-train[train,gguf,vision,report,dev]")]
+    todo = [Requirement("skill-train[train,gguf,serve,vision,report,dev]")]
     seen: set[str] = set()
     versions: dict[str, str] = {}
     while todo:

@@ -68,7 +68,7 @@ def install(venv: Path, folder: Path, overrides: list[str]) -> None:
     (folder / "overrides.txt").write_text("".join(f"{line}\n" for line in overrides))
     subprocess.run([uv, "venv", "--python", sys.executable, str(venv)], check=True)
     command = [uv, "pip", "install", "--python", str(venv / "bin" / "python"), "--resolution", "lowest-direct"]
-    command += ["--override", str(folder / "overrides.txt"), "-e", ".[train,gguf,vision,report,dev]"]
+    command += ["--override", str(folder / "overrides.txt"), "-e", ".[train,gguf,serve,vision,report,dev]"]
     subprocess.run(command, cwd=ROOT, check=True, env=os.environ | {"CMAKE_BUILD_PARALLEL_LEVEL": "2"})
 
 

@@ -43,6 +43,8 @@ COMMANDS = {
     "verify": "Check each GGUF file against the trained model: file, tokens, template, logits and answers.",
     "bench": "Measure how many tokens a second GGUF files read and write here; `plan` and `--for here` then use it.",
     "evaluate": "Measure the base model, the tuned model and GGUF files on held-out rows, with confidence intervals.",
+    "chat": "Talk to a model of a run or a GGUF file, in a terminal or once with --prompt; compare two side by side.",
+    "serve": "Serve a GGUF file on this machine with OpenAI's protocol, its own template and the model's sampling.",
     "report": "Write an HTML page about one run, or about several runs side by side.",
     "push": "Push a run's adapter, merged model or GGUF files to the Hub, with a model card that contains the proof.",
     "demo": "Run the whole chain on an embedded model and dataset, offline, and show each stage with its proof.",

@@ -36,9 +36,9 @@ LAYERS = (
 LEVEL = {name: level for level, line in enumerate(LAYERS) for name in line.split()}
 
 HEAVY = {
-    "accelerate", "datasets", "gguf", "google", "httpx2", "huggingface_hub", "jinja2", "llama_cpp", "markupsafe",
-    "matplotlib", "numpy", "peft", "pyarrow", "rich", "safetensors", "sentencepiece", "tokenizers", "torch",
-    "transformers", "trl", "vllm", "yaml",
+    "accelerate", "datasets", "fastapi", "gguf", "google", "httpx2", "huggingface_hub", "jinja2", "llama_cpp",
+    "markupsafe", "matplotlib", "numpy", "peft", "pyarrow", "pydantic", "rich", "safetensors", "sentencepiece",
+    "starlette", "tokenizers", "torch", "transformers", "trl", "uvicorn", "vllm", "yaml",
 }  # fmt: skip
 # One module a command; what several share begins with an underscore.
 COMMANDS = {f"commands.{path.stem}" for path in (PACKAGE / "commands").glob("[a-z]*.py")}
@@ -58,28 +58,42 @@ OWNERS: dict[str, set[str]] = {
         "hub.session",
         "hub.upload",
     },
+    "fastapi": set(),  # of llama_cpp.server
     "jinja2": {
+        "evaluate.chat.prompts",
         "gguf.ollama_modelfile",
+        "llama.engines.python_server_worker",
         "llama.template_worker",
         "model.template_guard_worker",
         "report.page",
         "verify.check_template",
     },
-    "llama_cpp": {"llama.llama_cpp", "llama.pictures.mtmd", "llama.template_worker"},  # in child processes only
+    # In child processes only.
+    "llama_cpp": {
+        "llama.engines.python_server_worker",
+        "llama.llama_cpp",
+        "llama.pictures.mtmd",
+        "llama.template_worker",
+    },
     "markupsafe": {"report.page"},
     "matplotlib": {"report.charts"},
     "platform": {"machine.probe"},
     "psutil": {"machine.probe"},
+    "pydantic": {"llama.engines.python_server_worker"},
     "rich": {"commands._drawing", "core.console"},
     "subprocess": {
         "cloud.elsewhere.skypilot",
         "cloud.rehearse",
+        "core.live_worker",
         "core.worker",
+        "llama.engines.programs",
         "llama.get_converter",
         "llama.run_converter",
         "machine.probe",
         "train.local",
     },
+    "starlette": {"llama.engines.python_server_worker"},
+    "uvicorn": {"llama.engines.python_server_worker"},
     "vllm": {"evaluate.vllm_worker"},  # in a child process, which gives the memory back
 }
 PRINTS = {"core.console", "core.worker"}  # the worker prints its progress lines for its parent

@@ -52,6 +52,8 @@ FOREIGN = {
     "ollama show": {"--template"},
     "lms import": {"--copy", "--user-repo"},
     "llama-mtmd-cli": {"--image"},
+    "`--jinja` is its default": {"--jinja"},  # of llama-server
+    "by its name (`--chat-template": {"--chat-template"},
     "the file is moved away": {"--copy"},  # of the line below `lms import`
     "powermetrics": {"--samplers"},
     "--rehearse goes with": {"--rehearse", "--job"},  # of train.py

@@ -25,8 +25,8 @@ pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted([ROOT / "README.md", ROOT / "SKILL.md", *(ROOT / "references").glob("*.md")])
-# A job or the Hub: tests/commands/test_story.py runs these, and test_push.py.
-ELSEWHERE = {"submit", "wait", "logs", "cancel", "pull", "resume", "push"}
+# A job or the Hub: tests/commands/test_story.py runs these, and test_push.py; test_serve.py the one without an end.
+ELSEWHERE = {"submit", "wait", "logs", "cancel", "pull", "resume", "push", "serve"}
 # The whole chain once more: test_demo.py and test_doctor.py run it. The last one is of a model that is not here.
 TOO_MUCH = ("demo", "doctor --self-test", "--where cloud", "runs/tickets-cloud", "me/0123456789", "Qwen2.5-7B")
 MODELS = ("MODEL", "Qwen/Qwen2.5-0.5B-Instruct", "Qwen2.5-0.5B-Instruct")

@@ -112,7 +112,7 @@ def test_the_wheel_names_no_place_on_this_machine(wheel: zipfile.ZipFile) -> Non
 def test_the_light_base_needs_no_heavy_library() -> None:
     base = {Requirement(line).name for line in PROJECT["dependencies"]}
     assert base == {"click", "huggingface_hub", "msgspec", "pyyaml", "rich", "safetensors"}
-    assert set(PROJECT["optional-dependencies"]) == {"train", "gguf", "vision", "report", "dev"}
+    assert set(PROJECT["optional-dependencies"]) == {"train", "gguf", "serve", "vision", "report", "dev"}
 
 
 def test_the_lock_holds_versions_and_nothing_else() -> None:

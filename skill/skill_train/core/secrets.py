@@ -1,9 +1,14 @@
-"""Detects Hub tokens in the wrong place, such as an argument: the token is not printed, and the command ends."""
+"""Secrets: Hub tokens in the wrong place, such as an argument, and keys from where they belong.
+
+A token that was found is not printed, and the command ends.
+"""
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 from skill_train.core.errors import UsageError
@@ -12,6 +17,7 @@ from skill_train.core.errors import UsageError
 # 2026-08). Tokens of a sign-in with the browser begin with hf_oauth_. Tokens that the Hub signs begin with hf_jwt_:
 # three parts in base64url with dots between. Letters of other alphabets are not part of a word here.
 BEGINNINGS = ("hf_", "api_org_")
+_LEAST_KEY = 16  # characters of a key that a stranger must not guess
 _LEAST = 20  # letters; names such as hf_transfer are shorter
 # A word begins after a character that is not part of a word, or after its escape, as JSON (\\n, \\u001b), Python
 # (\\x1b), a URL (%3D) or a terminal colour writes it.
@@ -70,4 +76,32 @@ def pasted(where: str, expected: str) -> UsageError:
         code="secret_found",
         expected=expected,
         hint="remove it, revoke it at https://huggingface.co/settings/tokens, then sign in with: hf auth login",
+    )
+
+
+def read_key(source: str) -> str:
+    """The key that a variable (`env:NAME`) or a file holds. Neither it nor what was given in its place is printed.
+
+    Raises:
+        UsageError: there is none, or it is too short.
+    """
+    name = source.removeprefix("env:")
+    if name != source:
+        key, where = os.environ.get(name, "").strip(), "the variable"
+    else:
+        try:
+            key, where = Path(source).read_text(encoding="utf-8").strip(), "the file"
+        except (OSError, ValueError):
+            raise _no_key("the key stands neither in a variable nor in a file that can be read") from None
+    if len(key) < _LEAST_KEY or not key.isascii() or not key.isprintable() or " " in key:
+        raise _no_key(f"{where} holds no usable key")
+    return key
+
+
+def _no_key(message: str) -> UsageError:
+    return UsageError(
+        message,
+        code="secret_found" if message.startswith("the key") else "bad_usage",
+        expected=f"env:NAME or a file, with {_LEAST_KEY} characters or more, without spaces",
+        hint="write the key into a variable or a file: everybody on this machine sees the arguments of a command",
     )

@@ -1,0 +1,170 @@
+"""`serve`: a GGUF file behind OpenAI's protocol, with its own template and its model's own sampling."""
+
+from __future__ import annotations
+
+import ipaddress
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+import msgspec
+
+from skill_train.commands._chosen_model import Chosen, gguf_of
+from skill_train.commands._drawing import draw_text
+from skill_train.commands._frame import command
+from skill_train.commands._options import PATH
+from skill_train.commands._shell import quoted
+from skill_train.core.console import Console, Result
+from skill_train.core.errors import UsageError
+from skill_train.core.secrets import read_key
+from skill_train.evaluate.chat.prompts import GgufPrompts
+from skill_train.llama.engines.python_server import LOOPBACK, ServerJob, require_server, served
+from skill_train.llama.gguf_header import GgufFile, read_gguf
+from skill_train.llama.sampling import sampling_of, sampling_of_gguf
+from skill_train.llama.template import Conversation, special_texts
+
+PORT, CONTEXT = 8000, 4096
+
+
+@dataclass(frozen=True)
+class ServeOptions:
+    model: Path
+    quant: str | None = None
+    host: str = LOOPBACK
+    port: int = PORT
+    api_key: str | None = None
+    context: int = CONTEXT
+
+
+def run(options: ServeOptions, console: Console) -> Result:
+    """Serves until Ctrl-C."""
+    _require_key(options)
+    key = None if options.api_key is None else read_key(options.api_key)
+    require_server()
+    asked = gguf_of(options.model, options.quant)
+    if asked.reads_pictures:
+        raise _reads_pictures(asked)
+    gguf = read_gguf(asked.model.path)
+    job = _job(options, asked, gguf, key)
+    with console.progress("loading") as progress:
+        progress(0, 1, asked.model.name)
+        with served(job) as server:
+            progress(1, 1, asked.model.name)
+            answer = {"model": job.name, "url": server.url, "file": str(asked.model.path), "engine": _engine(server)}
+            console.line(f"{job.name} at {server.url}   (Ctrl-C ends it)", now=True)
+            with suppress(KeyboardInterrupt):
+                server.wait()
+    return Result(answer, human=lambda rich: draw_text(rich, "ended"), quiet=server.url)
+
+
+def _engine(server: Any) -> str:
+    return f"llama_cpp.server {server.version}"
+
+
+def _job(options: ServeOptions, asked: Chosen, gguf: GgufFile, key: str | None) -> ServerJob:
+    from skill_train.machine.read import physical_cores
+
+    folder = asked.sampling_of
+    sampling, _ = sampling_of(folder) if folder else sampling_of_gguf(gguf.metadata, gguf.path)
+    trained = gguf.of_architecture("context_length")
+    bos, eos = special_texts(gguf)
+    prompts = None if asked.raw else _prompts(asked, gguf)
+    return ServerJob(
+        gguf=str(gguf.path),
+        name=gguf.path.stem,
+        host=options.host,
+        port=options.port,
+        api_key=key,
+        template=None if prompts is None else prompts.template,
+        bos=bos,
+        eos=eos,
+        composes=prompts is not None and prompts.composes,
+        sampling=msgspec.structs.replace(sampling, seed=0),
+        context_tokens=min(options.context, trained) if isinstance(trained, int) and trained > 0 else options.context,
+        threads=physical_cores(),
+    )
+
+
+def _prompts(asked: Chosen, gguf: GgufFile) -> GgufPrompts:
+    """The file's own template, which writes the prompts that transformers writes: tried on many conversations.
+
+    Raises:
+        UsageError: the file has none.
+        VerificationFailed: it writes others.
+    """
+    from skill_train.reference.load import load_tokenizer
+    from skill_train.verify.check_template import CONVERSATIONS
+    from skill_train.verify.template_branches import BRANCHES
+
+    tokenizer = None if asked.tokenizer_of is None else load_tokenizer(asked.tokenizer_of)
+    prompts = GgufPrompts(gguf, tokenizer, raw=False)
+    tried: list[Conversation] = [*CONVERSATIONS, *BRANCHES]
+    prompts.alike(tried)
+    return prompts
+
+
+def _require_key(options: ServeOptions) -> None:
+    if _is_loopback(options.host) or options.api_key is not None:
+        return
+    raise UsageError(
+        f"at {options.host} other machines reach the model, and there is no key",
+        code="bad_usage",
+        expected="--api-key env:NAME or --api-key FILE beside --host",
+        got="--host without --api-key",
+        hint=f"skill-train serve {quoted(options.model)} serves this machine alone",
+    )
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _reads_pictures(asked: Chosen) -> UsageError:
+    text, projector = quoted(asked.model.path), asked.model.projector
+    pair = f"llama-server -m {text} --mmproj {quoted(projector)}" if projector else f"llama-server -m {text}"
+    return UsageError(
+        f"{asked.model.name} reads pictures, and llama_cpp.server has no chat format that follows its template",
+        code="vision",
+        expected="a model of text",
+        got="a pair of a language model and a projector",
+        hint=f"serve the pair with llama.cpp's own server: {pair}",
+    )
+
+
+# --- The command ---
+
+
+@command(
+    "serve",
+    ServeOptions,
+    examples=(
+        "skill-train serve runs/first --quant q4_k_m",
+        "skill-train serve runs/first --host 0.0.0.0 --api-key env:SERVE_KEY",
+    ),
+)
+@click.argument("model", type=PATH, metavar="RUN|FILE.gguf")
+@click.option("--quant", help="GGUF file by its type (q4_k_m) or name.  [default: the file of the Modelfile]")
+@click.option(
+    "--host", default=LOOPBACK, show_default=True, help="Address to listen at. Another than this machine's needs a key."
+)
+@click.option(
+    "--port", type=click.IntRange(0, 65535), default=PORT, show_default=True, help="Port; 0 takes a free one."
+)
+@click.option(
+    "--api-key", help="Where the key of the clients is: env:NAME for a variable, or a file. Never the key itself."
+)
+@click.option(
+    "--context",
+    type=click.IntRange(16, 1_000_000),
+    default=CONTEXT,
+    show_default=True,
+    help="Longest prompt with its answer, in tokens; at most what the model takes.",
+)
+def serve(options: ServeOptions, console: Console) -> Result:
+    """Serve a GGUF file on this machine with OpenAI's protocol, its own template and the model's sampling."""
+    return run(options, console)

@@ -1,0 +1,52 @@
+"""What every engine is asked, and what it answers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from skill_train.llama.template import Conversation
+
+PYTHON_SERVER, LLAMA_SERVER, OLLAMA = "llama_cpp.server", "llama-server", "ollama"
+ENGINES, ALL = (PYTHON_SERVER, LLAMA_SERVER, OLLAMA), "all"
+
+
+@dataclass(frozen=True)
+class EngineQuestion:
+    """A conversation before an answer, and the tokens that the answer may have."""
+
+    conversation: Conversation
+    most: int
+
+
+@dataclass(frozen=True)
+class EngineAnswer:
+    """The prompt that an engine made of a conversation, and its greedy answer.
+
+    Attributes:
+        prompt: its text; None where the engine does not say.
+        ids: of the prompt as the model read them; None where the engine does not say.
+        prompt_tokens: how many it counted; None where it does not say.
+        stopped: it ended the answer itself.
+        refused: why there is no answer.
+    """
+
+    prompt: str | None = None
+    ids: list[int] | None = None
+    prompt_tokens: int | None = None
+    text: str = ""
+    stopped: bool = False
+    refused: str = ""
+
+
+@dataclass(frozen=True)
+class EngineRun:
+    """The answers of one engine, in the order of the questions.
+
+    Attributes:
+        figures: what else it says of itself, such as the chat format that it chose.
+    """
+
+    engine: str
+    version: str
+    answers: list[EngineAnswer]
+    figures: dict[str, str] = field(default_factory=dict)

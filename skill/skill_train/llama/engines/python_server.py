@@ -1,0 +1,146 @@
+"""The job of the child process that runs llama_cpp.server, and how it is asked."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from skill_train.core.errors import NotInstalled
+from skill_train.core.live_worker import LiveWorker, live_worker
+from skill_train.llama.engines.answers import PYTHON_SERVER, EngineAnswer, EngineQuestion, EngineRun
+from skill_train.llama.engines.http import HttpRefusal, post
+from skill_train.llama.sampling import Sampling
+
+WORKER = "skill_train.llama.engines.python_server_worker"
+LOOPBACK = "127.0.0.1"
+_PACKAGES = ("fastapi", "uvicorn", "sse_starlette", "starlette_context", "pydantic_settings")
+_BEGIN_SECONDS = 600.0  # a large file is read from a slow disk
+
+
+class ServerJob(msgspec.Struct, frozen=True, kw_only=True):
+    """What is served, and how.
+
+    Attributes:
+        name: of the model, for its clients.
+        port: 0 for a free one.
+        api_key: what a client must show; None for nothing.
+        template: the chat template of the file; None serves completions of text alone.
+        composes: prompts are brought into the form NFC, as the model's tokenizer does and llama.cpp does not.
+        sampling: what holds where a request says nothing.
+        stock: the server as it is by itself: its own guess of a chat format, its own defaults.
+        reports: each prompt goes to the command, as the ids that the model read.
+    """
+
+    gguf: str
+    name: str
+    host: str = LOOPBACK
+    port: int = 0
+    api_key: str | None = None
+    template: str | None = None
+    bos: str = ""
+    eos: str = ""
+    composes: bool = False
+    sampling: Sampling = Sampling()
+    context_tokens: int
+    threads: int
+    stock: bool = False
+    reports: bool = False
+
+
+@dataclass
+class Served:
+    """A server that answers.
+
+    Attributes:
+        url: with the `/v1` that clients of OpenAI's protocol ask for.
+        chat_format: by which it writes prompts.
+    """
+
+    worker: LiveWorker
+    url: str
+    version: str
+    chat_format: str
+
+    def wait(self) -> None:
+        """Until the server ends, which it does only for a reason.
+
+        Raises:
+            NativeCrash: it crashed.
+            DecisionNeeded: there was not enough memory.
+        """
+        while True:
+            self.worker.receive()
+
+    def prompt_ids(self) -> list[int]:
+        """The ids of the last prompt, where the job asks for reports."""
+        return msgspec.convert(self.worker.receive()["prompt_ids"], list[int])
+
+
+def require_server() -> None:
+    """Raises:
+    NotInstalled: llama_cpp.server lacks a package.
+    """
+    missing = [name for name in ("llama_cpp", *_PACKAGES) if importlib.util.find_spec(name) is None]
+    if missing:
+        raise NotInstalled(
+            f"llama_cpp.server needs packages that are not installed: {', '.join(missing)}",
+            code="missing_package",
+            hint='pip install "skill-train[gguf,serve]"',
+        )
+
+
+def has_server() -> bool:
+    return all(importlib.util.find_spec(name) is not None for name in ("llama_cpp", *_PACKAGES))
+
+
+@contextlib.contextmanager
+def served(job: ServerJob) -> Iterator[Served]:
+    """A server, which ends with the block.
+
+    Raises:
+        UsageError: the address cannot be used.
+        VerificationFailed: llama.cpp refuses the file.
+        NativeCrash: it crashed.
+    """
+    require_server()
+    with live_worker(WORKER, msgspec.to_builtins(job)) as worker:
+        ready = worker.receive_within(_BEGIN_SECONDS)
+        host = f"[{job.host}]" if ":" in job.host else job.host
+        yield Served(worker, f"http://{host}:{ready['port']}/v1", ready["version"], ready["chat_format"])
+
+
+def ask(gguf: Path, questions: list[EngineQuestion], *, context_tokens: int, threads: int) -> EngineRun:
+    """The stock server's answers to conversations, and the prompts that it made of them."""
+    job = ServerJob(
+        gguf=str(gguf), name=gguf.name, context_tokens=context_tokens, threads=threads, stock=True, reports=True
+    )
+    with served(job) as server:
+        answers = [_asked(server, question) for question in questions]
+        return EngineRun(PYTHON_SERVER, server.version, answers, {"chat_format": server.chat_format})
+
+
+def _asked(server: Served, question: EngineQuestion) -> EngineAnswer:
+    request = {
+        "messages": question.conversation.messages,
+        **({"tools": question.conversation.tools} if question.conversation.tools else {}),
+        "max_tokens": question.most,
+        "temperature": 0,
+        "repeat_penalty": 1.0,  # its own default is 1.1
+    }
+    try:
+        answer = post(f"{server.url}/chat/completions", request)
+    except HttpRefusal as refusal:
+        return EngineAnswer(refused=str(refusal))
+    ids = server.prompt_ids()
+    choice = answer["choices"][0]
+    return EngineAnswer(
+        ids=ids,
+        prompt_tokens=answer["usage"]["prompt_tokens"],
+        text=choice["message"]["content"] or "",
+        stopped=choice["finish_reason"] != "length",
+    )

@@ -1,0 +1,204 @@
+"""Child process: llama_cpp.server on one GGUF file, with the file's own template and the model's own defaults.
+
+Read in llama-cpp-python 0.3.36 (llama_cpp/server/, llama.py, llama_chat_format.py, 2026-11-26). By itself the server
+
+- guesses a chat format from the template's text, and takes llama-2's where a file has no template;
+- reads a template of exactly 1,024 bytes without its last byte (`LlamaModel.metadata`);
+- has `repeat_penalty` 1.1 and `temperature` 0.8 in its class of a request;
+- orders the fields of tools and messages by its own classes, and leaves out what they do not name;
+- lets the pages of every site ask it (CORS `*`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import socket
+import unicodedata
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from skill_train.core.errors import UsageError, VerificationFailed
+from skill_train.core.live_worker import Send, live_worker_main
+from skill_train.llama.engines.python_server import LOOPBACK, ServerJob
+from skill_train.llama.llama_cpp import bindings, captured_log, refused
+
+_OWN_FORMAT = "chat_template.default"
+_CHATS = "/v1/chat/completions"
+_WAITING = 128
+
+
+def work(document: object, receive: Callable[[], Any], send: Send) -> None:
+    job = msgspec.convert(document, ServerJob)
+    bound = _bound(job)  # before the file is loaded, which takes long
+    api = bindings()
+    with captured_log(api) as lines:
+        if _has_amx(api):
+            _repack_nothing()
+        import jinja2
+
+        try:
+            app, llama = _app(job)
+        except ValueError:  # llama_cpp.Llama has no other class for what llama.cpp refuses
+            raise refused(Path(job.gguf), lines) from None
+        except jinja2.TemplateError as error:
+            raise VerificationFailed(
+                f"llama_cpp.server cannot read the chat template of {Path(job.gguf).name}: {error}",
+                code="bad_gguf",
+                hint="export it again: skill-train export-gguf RUN",
+            ) from None
+    if job.reports:
+        _report(llama, send)
+    import llama_cpp
+    import uvicorn
+
+    server = uvicorn.Server(uvicorn.Config(app, log_level="warning", access_log=False))
+    bound.listen(_WAITING)  # whoever comes before the loop runs waits
+    send({"port": bound.getsockname()[1], "version": llama_cpp.__version__, "chat_format": str(llama.chat_format)})
+    server.run(sockets=[bound])
+
+
+def _bound(job: ServerJob) -> socket.socket:
+    """A socket that waits at the address."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(job.host, job.port, type=socket.SOCK_STREAM)[0]
+        bound = socket.socket(family, kind, protocol)
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.bind(address)
+    except OSError as error:
+        raise UsageError(
+            f"cannot listen at {job.host}, port {job.port}: {error.strerror or error}",
+            code="system_error",
+            expected="an address of this machine, and a port that no other program uses",
+            got=f"{job.host}:{job.port}",
+            hint="take another port: --port 0 takes a free one",
+        ) from None
+    return bound
+
+
+def _app(job: ServerJob) -> tuple[Any, Any]:
+    """The server's app, and the model that it has loaded."""
+    if not job.stock:
+        _own_requests(job)
+        _no_templates()
+    from llama_cpp.server import app as server
+    from llama_cpp.server.settings import ModelSettings, ServerSettings
+    from starlette.middleware.cors import CORSMiddleware
+    from starlette.middleware.trustedhost import TrustedHostMiddleware
+
+    if job.template is None and not job.stock:  # nobody may write the prompt of a chat
+        server.router.routes[:] = [route for route in server.router.routes if route.path != _CHATS]
+    model = ModelSettings(
+        model=job.gguf,
+        model_alias=job.name,
+        chat_format=None if job.stock else _OWN_FORMAT,
+        n_ctx=job.context_tokens,
+        n_threads=job.threads,
+        n_threads_batch=job.threads,
+        n_gpu_layers=0,
+        logits_all=False,  # of a vocabulary of 152,000 they are 0.6 MB a token
+        verbose=False,
+    )
+    app = server.create_app(
+        server_settings=ServerSettings(host=job.host, port=job.port, api_key=job.api_key), model_settings=[model]
+    )
+    llama = server._llama_proxy()
+    if not job.stock:
+        app.user_middleware = [each for each in app.user_middleware if each.cls is not CORSMiddleware]
+        if _is_loopback(job.host):  # a page of another site may reach it under a name of its own
+            app.add_middleware(TrustedHostMiddleware, allowed_hosts=[LOOPBACK, "localhost", job.host])
+        _own_template(job, llama)
+    return app, llama
+
+
+def _is_loopback(host: str) -> bool:
+    return host == "localhost" or host.startswith("127.")
+
+
+def _own_requests(job: ServerJob) -> None:
+    """Puts classes of our own in the place of the server's, before its routes are made of them: the model's defaults,
+    and messages and tools as they were sent."""
+    from llama_cpp.server import types
+    from pydantic import create_model
+
+    sampling = job.sampling
+    defaults: dict[str, Any] = {
+        "temperature": (float, sampling.temperature),
+        "top_k": (int, sampling.top_k),
+        "top_p": (float, sampling.top_p),
+        "min_p": (float, sampling.min_p),
+        "repeat_penalty": (float, sampling.repetition_penalty),
+    }
+    as_sent: dict[str, Any] = {
+        "messages": (list[dict[str, Any]], ...),
+        "tools": (list[dict[str, Any]] | None, None),
+        "max_tokens": (int | None, None),
+    }
+    for name, fields in (
+        ("CreateChatCompletionRequest", defaults | as_sent),
+        ("CreateCompletionRequest", defaults),
+    ):
+        base = getattr(types, name)
+        setattr(types, name, create_model(name, __base__=base, **fields))
+
+
+def _no_templates() -> None:
+    """llama_cpp.Llama makes a formatter of each template in the metadata, and reads some without their last byte."""
+    from llama_cpp._internals import LlamaModel
+
+    everything = LlamaModel.metadata
+
+    def others(self: Any) -> dict[str, str]:
+        return {key: text for key, text in everything(self).items() if not key.startswith("tokenizer.chat_template")}
+
+    LlamaModel.metadata = others
+
+
+def _own_template(job: ServerJob, llama: Any) -> None:
+    """The template from the file's bytes."""
+    from llama_cpp.llama_chat_format import Jinja2ChatFormatter, chat_formatter_to_chat_completion_handler
+
+    if job.template is None:
+        return
+    formatter = Jinja2ChatFormatter(job.template, job.eos, job.bos, stop_token_ids=[llama.token_eos()])
+
+    def composed(**asked: Any) -> Any:
+        written = formatter(**asked)
+        return dataclasses.replace(written, prompt=unicodedata.normalize("NFC", written.prompt))
+
+    llama.chat_handler = chat_formatter_to_chat_completion_handler(composed if job.composes else formatter)
+
+
+def _report(llama: Any, send: Send) -> None:
+    """Tells the command of each prompt that the model reads."""
+    generate = llama.generate
+
+    def reported(tokens: Any, *more: Any, **options: Any) -> Any:
+        send({"prompt_ids": [int(token) for token in tokens]})
+        return generate(tokens, *more, **options)
+
+    llama.generate = reported
+
+
+def _has_amx(api: Any) -> bool:
+    return b"AMX_INT8 = 1" in api.llama_print_system_info()
+
+
+def _repack_nothing() -> None:
+    """llama-cpp-python 0.3.36 segfaults on processors with AMX when it repacks quantized weights."""
+    from llama_cpp import llama_cpp as low
+
+    default = low.llama_model_default_params
+
+    def without_repacking() -> Any:
+        parameters = default()
+        parameters.use_extra_bufts = False
+        return parameters
+
+    low.llama_model_default_params = without_repacking
+
+
+if __name__ == "__main__":
+    live_worker_main(work)

@@ -1,0 +1,193 @@
+"""llama_cpp.server as `serve` starts it: a real client of OpenAI's, and prompts as transformers writes them."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+import gguf_maker
+import serving
+from skill_train.core.errors import SkillTrainError, UsageError, VerificationFailed
+from skill_train.llama.engines.http import get, post
+from skill_train.llama.engines.python_server import Served, ServerJob, served
+from skill_train.llama.gguf_header import read_gguf
+from skill_train.llama.sampling import Sampling
+from skill_train.llama.template import special_texts
+from skill_train.reference.load import load_tokenizer
+
+pytestmark = pytest.mark.slow
+
+KEY = "a-key-that-nobody-guesses"
+
+
+def job(file: Path, **values: Any) -> ServerJob:
+    gguf = read_gguf(file)
+    bos, eos = special_texts(gguf)
+    template = gguf.metadata.get("tokenizer.chat_template")
+    own: dict[str, Any] = {"gguf": str(file), "name": "tiny", "template": template, "bos": bos, "eos": eos}
+    return ServerJob(**{**own, "context_tokens": 2048, "threads": 2, "reports": True, **values})
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A folder and its f16 file, with a template that takes tools."""
+    return serving.with_template(gguf_maker.exported("qwen2"), tmp_path_factory.mktemp("serve"), serving.TOOLS)
+
+
+@pytest.fixture(scope="module")
+def server(made: tuple[Path, Path]) -> Iterator[Served]:
+    with served(job(made[1], sampling=Sampling(temperature=0.0), composes=True)) as running:
+        yield running
+
+
+def client(server: Served, key: str = "none") -> Any:
+    import openai
+
+    return openai.OpenAI(base_url=server.url, api_key=key, max_retries=0)
+
+
+def test_thirty_prompts_are_those_of_apply_chat_template(made: tuple[Path, Path], server: Served) -> None:
+    """As ids, as the model reads them, and counted in the answer."""
+    tokenizer, asked, seen = load_tokenizer(made[0]), client(server), set()
+    for messages, tools in serving.conversations():
+        text = tokenizer.apply_chat_template(messages, tools=tools, tokenize=False, add_generation_prompt=True)
+        expected = tokenizer(text, add_special_tokens=False).input_ids
+        answer = asked.chat.completions.create(
+            model="tiny", messages=messages, max_tokens=1, **({"tools": tools} if tools else {})
+        )
+        assert server.prompt_ids() == expected, text
+        assert answer.usage.prompt_tokens == len(expected)
+        seen.add(text)
+    assert len(seen) == 30
+
+
+def test_the_stock_server_orders_tools_in_its_own_way(made: tuple[Path, Path]) -> None:
+    """Why messages and tools are taken as they were sent: a change of that in the server shows here."""
+    tokenizer = load_tokenizer(made[0])
+    messages, tools = serving.conversations()[22]
+    text = tokenizer.apply_chat_template(messages, tools=tools, tokenize=False, add_generation_prompt=True)
+    with served(job(made[1], stock=True)) as stock:
+        client(stock).chat.completions.create(model="tiny", messages=messages, tools=tools, max_tokens=1)
+        assert stock.prompt_ids() != tokenizer(text, add_special_tokens=False).input_ids
+
+
+def test_a_stream_is_the_answer_in_pieces(server: Served) -> None:
+    asked, messages = client(server), [serving.user("Is it raining?")]
+    whole = asked.chat.completions.create(model="tiny", messages=messages, max_tokens=8)
+    server.prompt_ids()
+    chunks = asked.chat.completions.create(model="tiny", messages=messages, max_tokens=8, stream=True)
+    pieces = [chunk.choices[0].delta.content or "" for chunk in chunks]
+    server.prompt_ids()
+    assert "".join(pieces) == whole.choices[0].message.content
+    assert len(pieces) > 3 and whole.choices[0].finish_reason == "length"
+    assert asked.completions.create(model="tiny", prompt="Once", max_tokens=3).choices[0].text
+    server.prompt_ids()
+    assert [model.id for model in asked.models.list()] == ["tiny"]
+
+
+def test_the_models_own_sampling_is_the_default(made: tuple[Path, Path], server: Served) -> None:
+    """The server's own class of a request has a penalty of 1.1 and a temperature of 0.8."""
+    schemas = get(server.url.removesuffix("/v1") + "/openapi.json")["components"]["schemas"]
+    for name in ("CreateChatCompletionRequest", "CreateCompletionRequest"):
+        fields = schemas[name]["properties"]
+        defaults = {field: fields[field]["default"] for field in ("temperature", "top_k", "top_p", "min_p")}
+        assert defaults == {"temperature": 0.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
+        assert fields["repeat_penalty"]["default"] == 1.0
+    repeated = {"messages": [serving.user("again " * 40)], "max_tokens": 12}
+    texts = []
+    for options in ({}, {"repeat_penalty": 1.0}, {"repeat_penalty": 4.0}):
+        answer = post(f"{server.url}/chat/completions", repeated | options)
+        texts.append(answer["choices"][0]["message"]["content"])
+        server.prompt_ids()
+    assert texts[0] == texts[1] != texts[2]
+
+
+def test_a_key_is_asked_for_and_shown_nowhere(made: tuple[Path, Path]) -> None:
+    import openai
+
+    with served(job(made[1], api_key=KEY, reports=False)) as locked:
+        child = psutil.Process(locked.worker.process.pid)
+        told = [*child.cmdline(), *child.environ().values(), locked.worker.log.read_text()]
+        assert not any(KEY in text for text in told)
+        for wrong in ("another-key-of-somebody", "none"):
+            with pytest.raises(openai.AuthenticationError) as caught:
+                client(locked, wrong).models.list()
+            assert KEY not in str(caught.value)
+        assert client(locked, KEY).models.list().data[0].id == "tiny"
+        assert KEY not in locked.worker.log.read_text()
+
+
+def test_pages_of_other_sites_get_nothing(server: Served) -> None:
+    """Neither by asking from their own page, nor under a name of theirs that leads here."""
+    request = urllib.request.Request(f"{server.url}/models", headers={"Origin": "http://example.com"})
+    with urllib.request.urlopen(request) as response:
+        assert "access-control-allow-origin" not in {name.lower() for name in response.headers}
+    renamed = urllib.request.Request(f"{server.url}/models", headers={"Host": "example.com"})
+    with pytest.raises(urllib.error.HTTPError) as caught:
+        urllib.request.urlopen(renamed)
+    assert caught.value.code == 400
+
+
+def test_it_listens_on_this_machine_alone(server: Served) -> None:
+    child = psutil.Process(server.worker.process.pid)
+    places = [each.laddr.ip for each in child.net_connections() if each.status == psutil.CONN_LISTEN]
+    assert places == ["127.0.0.1"]
+
+
+def test_a_port_that_is_taken_is_said(made: tuple[Path, Path]) -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        taken = job(made[1], port=other.getsockname()[1])
+        with pytest.raises(UsageError, match=r"cannot listen at 127\.0\.0\.1") as caught, served(taken):
+            pass
+    assert caught.value.code == "system_error" and "--port" in caught.value.hint
+
+
+def test_a_template_of_1024_bytes_is_whole(tmp_path: Path) -> None:
+    """llama-cpp-python 0.3.36 reads a value of exactly that length without its last byte."""
+    template = "{{- 'A' -}}{#-" + "x" * (1024 - len("{{- 'A' -}}{#--#}{{- 'END!' -}}")) + "-#}{{- 'END!' -}}"
+    assert len(template.encode()) == 1024
+    folder, file = serving.with_template(gguf_maker.exported("qwen2"), tmp_path, template)
+    expected = load_tokenizer(folder)("AEND!", add_special_tokens=False).input_ids
+    with served(job(file)) as own:
+        client(own).chat.completions.create(model="tiny", messages=[serving.user("x")], max_tokens=1)
+        assert own.prompt_ids() == expected
+    with pytest.raises(VerificationFailed, match="cannot read the chat template"), served(job(file, stock=True)):
+        pass
+
+
+def test_a_file_without_a_template_serves_no_chats(tmp_path: Path, made: tuple[Path, Path]) -> None:
+    import openai
+
+    bare = serving.templated(made[1], tmp_path / "bare.gguf", None)
+    with served(job(bare)) as text_alone:
+        with pytest.raises(openai.NotFoundError):
+            client(text_alone).chat.completions.create(model="tiny", messages=[serving.user("x")], max_tokens=1)
+        assert client(text_alone).completions.create(model="tiny", prompt="Once", max_tokens=2).choices[0].text
+
+
+def test_a_broken_file_is_an_error_of_the_command(tmp_path: Path, made: tuple[Path, Path]) -> None:
+    other = tmp_path / "other.gguf"
+    other.write_bytes(made[1].read_bytes().replace(b"\x05\0\0\0\0\0\0\0qwen2", b"\x05\0\0\0\0\0\0\0nonet", 1))
+    with (
+        pytest.raises(VerificationFailed, match=r"llama\.cpp cannot load") as caught,
+        served(job(made[1], gguf=str(other))),
+    ):
+        pass
+    assert caught.value.code == "bad_gguf"
+
+
+def test_a_server_that_is_killed_is_an_error_of_the_command(made: tuple[Path, Path]) -> None:
+    with pytest.raises(SkillTrainError) as caught, served(job(made[1], reports=False)) as running:
+        threading.Timer(0.5, running.worker.process.terminate).start()
+        running.wait()
+    assert caught.value.code in ("native_crash", "program_failed")
