@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,12 +13,14 @@ import click
 import msgspec
 
 from skill_train.commands._base_model import base_of
+from skill_train.commands._export_adapter import export_adapter
 from skill_train.commands._exported_files import ListedFile, files_table, listed
 from skill_train.commands._frame import command
 from skill_train.commands._merging import merge_choices, merge_locked
+from skill_train.commands._modelfile_choice import WantedModelfile, file_of
 from skill_train.commands._options import PATH, require_only_run
 from skill_train.commands._outputs import beside, put_aside, slug
-from skill_train.commands._projector import CHOICES, from_line, projector_type, refuse_adapter_alone, server
+from skill_train.commands._projector import CHOICES, from_line, projector_type, server
 from skill_train.commands._run_warnings import warn_of_part
 from skill_train.commands._shell import quoted
 from skill_train.core.console import Console, Result
@@ -49,6 +51,7 @@ class ExportOptions:
     out: Path | None = None
     lora: bool = False
     mmproj: str | None = None
+    modelfile: str | None = None
     llama_cpp: Path | None = None
     fetch: bool = False
 
@@ -62,6 +65,7 @@ class _Export:
         trained_length: tokens of the longest row of the training; None when nobody knows.
         bare: trained without the template of the base.
         mmproj: the type of the projector's file; None where there is none.
+        modelfile: the type that the Modelfile shall name; None leaves the one that it names.
     """
 
     model: Path
@@ -72,6 +76,7 @@ class _Export:
     trained_length: int | None = None
     bare: bool = False
     mmproj: str | None = None
+    modelfile: str | None = None
 
     @property
     def unquantized(self) -> list[str]:
@@ -91,9 +96,9 @@ def run(options: ExportOptions, console: Console) -> Result:
     require_only_run("export-gguf", {"--out": options.out})
     opened = open_run(options.run)
     if not options.lora:
-        return export_run(console, opened, options.quant, tools, options.mmproj)
+        return export_run(console, opened, options.quant, tools, options.mmproj, options.modelfile)
     with locked(opened, "export-gguf"):
-        return _export_lora(console, opened, tools)
+        return export_adapter(console, opened, tools)
 
 
 def _fetch_converter(options: ExportOptions, console: Console) -> Result:
@@ -128,15 +133,18 @@ def _export_folder(options: ExportOptions, model: Path, console: Console, tools:
     mmproj = projector_type(model, options.mmproj, out / "mmproj.json", text_run=False)
     with locked_out(out, "export-gguf"):
         types = type_names(options.quant.split(","))
-        return _export(console, _Export(model, out, out, slug(model), types, mmproj=mmproj), tools)
+        task = _Export(model, out, out, slug(model), types, mmproj=mmproj, modelfile=options.modelfile)
+        return _export(console, task, tools)
 
 
-def export_run(console: Console, run: RunDir, types: str, tools: Any, mmproj: str | None = None) -> Result:
+def export_run(
+    console: Console, run: RunDir, types: str, tools: Any, mmproj: str | None = None, modelfile: str | None = None
+) -> Result:
     """Merges an adapter when that is not done, then converts and quantizes into `gguf/`.
 
     Args:
         types: with commas.
-        mmproj: the type that was asked for.
+        mmproj, modelfile: the types that were asked for.
     """
     from skill_train.gguf.convert_projector import require_projector
     from skill_train.gguf.quantize import type_names
@@ -156,7 +164,8 @@ def export_run(console: Console, run: RunDir, types: str, tools: Any, mmproj: st
             if not run.is_full:
                 _say_room(console, run, wanted)
                 merge_locked(console, run, **merge_choices(run))
-            return _export(console, _of_run(console, run, wanted, mmproj), tools, ready)
+            task = replace(_of_run(console, run, wanted, mmproj), modelfile=modelfile)
+            return _export(console, task, tools, ready)
 
 
 def _of_run(console: Console, run: RunDir, types: list[str], mmproj: str | None) -> _Export:
@@ -224,14 +233,15 @@ def _export(console: Console, task: _Export, tools: Any, ready: Any = None) -> R
     # A converter whose command was killed may have begun its part after the next command looked.
     for output in [*outputs, *([projector] if projector else [])]:
         remove_leftovers(Path(output["path"]))
-    chosen = _for_ollama(outputs, task.types)
     modelfile = task.out / "Modelfile"
-    before, now = model_of(modelfile), f"./{chosen or source.name}"
+    before = model_of(modelfile)
+    wanted = WantedModelfile(task.out, task.name, task.types, task.modelfile)
+    chosen, because = file_of(wanted, outputs, source.name)
+    now = f"./{chosen}"
     beside = Path(projector["path"]).name if projector else None
-    write_text(modelfile, ollama_modelfile.modelfile(chosen or source.name, parameters, beside))
+    write_text(modelfile, ollama_modelfile.modelfile(chosen, parameters, beside))
     if before not in (None, now):
         console.warn("modelfile_changed", f"{modelfile}: FROM was changed from {before} to {now}")
-    because = "the last of the types that were asked for" if chosen else "the only file"
     second = [from_line(projector)] if projector else []
     reasons = [{"rule": f"FROM {now}", "because": because, "source": "--quant"}, *second, *reasons]
     fallbacks = {str(task.records / name): file.get("fallbacks", []) for name, file in recorded_files.items()}
@@ -301,58 +311,18 @@ def _quantize(console: Console, task: _Export, source: Path) -> Quantized | None
         )
 
 
-def _for_ollama(outputs: list[ListedFile], types: list[str]) -> str:
-    """The file of the last type that was asked for; a record has them in another order after a kill."""
-    names = {output["quant"]: Path(output["path"]).name for output in outputs}
-    return next((names[quant] for quant in reversed(types) if quant in names), "")
-
-
-def _export_lora(console: Console, run: RunDir, tools: Any) -> Result:
-    from skill_train.gguf.convert_adapter import AdapterExportRequest, export_lora
-
-    trained(run)
-    run_converter.require_convertible(base_of(run), tools)
-    refuse_adapter_alone(base_of(run))
-    if run.is_full:
-        raise UsageError(
-            f"{run.path} has no adapter: every weight was trained",
-            code="no_adapter",
-            expected="a run that trained an adapter",
-            got="finetuning_type full",
-            hint=f"skill-train export-gguf {quoted(run.path)}",
-        )
-    with console.progress("converting the adapter") as progress:
-        exported = export_lora(
-            AdapterExportRequest(
-                base=base_of(run),
-                adapter=run.adapter,
-                out=run.gguf,
-                record=run.record("lora_gguf"),
-                name=slug(run.path),
-                outtype="f16",
-                toolchain=tools,
-            ),
-            progress=progress,
-            warn=console.warn,
-        )
-    record = exported.record
-    files = listed(record.outputs, run.path)
-    data = {
-        "files": files,
-        "figures": record.figures or {},
-        "reasons": msgspec.to_builtins(record.reasons or []),
-        "reused": exported.reused,
-    }
-    return Result(data, quiet=files[0]["path"], human=files_table(files))
-
-
 def _result(
     task: _Export, outputs: list[ListedFile], data: Mapping[str, object], projector: ListedFile | None
 ) -> Result:
     files = " ".join(f"--gguf {quoted(output['path'])}" for output in outputs)
-    out = task.out.parent
-    target = quoted(out) if RunDir.is_one(out) else f"--reference {quoted(task.model)} {files}"
-    following, last = [f"skill-train verify {target}"], outputs[-1]["path"]
+    out, last = task.out.parent, outputs[-1]["path"]
+    is_run = RunDir.is_one(out)
+    target = quoted(out) if is_run else f"--reference {quoted(task.model)} {files}"
+    following = [
+        f"skill-train verify {target}",
+        f"skill-train chat {quoted(out if is_run else last)}",
+        f"ollama create {quoted(task.name)} -f {quoted(task.out / 'Modelfile')}",
+    ]
     if projector is None:
         return Result(data, human=files_table(outputs), quiet=last, next=following)
     pair = {**data, "mmproj": projector}
@@ -386,6 +356,10 @@ def _result(
     type=click.Choice(CHOICES),
     help="Type of the second file of a vision model, its tower and projector; none for text only.  [default: f16; none "
     "for a run of a model that is also trained for its text alone, such as Gemma 3]",
+)
+@click.option(
+    "--modelfile",
+    help="Type of the file that the Modelfile names.  [default: the one that it names; at first the last of --quant]",
 )
 @click.option(
     "--llama-cpp", type=PATH, help="llama.cpp checkout with the converter.  [default: downloaded once and cached]"

@@ -17,6 +17,7 @@ from skill_train.commands._shell import quoted
 from skill_train.core.console import Console, Result
 from skill_train.core.errors import UsageError, VerificationFailed
 from skill_train.gguf.export_files import recorded, unread
+from skill_train.llama.engines.answers import ALL, ENGINES
 from skill_train.run import plan_record
 from skill_train.run.begun import trained
 from skill_train.run.folder import RunDir, open_run
@@ -32,6 +33,7 @@ class VerifyOptions:
     gguf: tuple[Path, ...] = ()
     tokens: int | None = None
     out: Path | None = None
+    engine: tuple[str, ...] = ()
 
 
 def run(options: VerifyOptions, console: Console) -> Result:
@@ -39,7 +41,7 @@ def run(options: VerifyOptions, console: Console) -> Result:
     if options.run is not None:
         others = {"--reference": options.reference, "--base": options.base, "--gguf": options.gguf}
         require_only_run("verify", others)
-        return verify_run(console, open_run(options.run), options.tokens, options.out)
+        return verify_run(console, open_run(options.run), options.tokens, options.out, options.engine)
     if options.reference is None or not options.gguf:
         raise UsageError(
             "verify needs a run, or a reference and at least one GGUF file",
@@ -62,16 +64,21 @@ def run(options: VerifyOptions, console: Console) -> Result:
         tokens=options.tokens,
         following=[],
         pictures=PictureSubject(folder=reference, images=Path()),
+        engines=options.engine,
     )
 
 
-def verify_run(console: Console, run: RunDir, tokens: int | None, out: Path | None = None) -> Result:
+def verify_run(
+    console: Console, run: RunDir, tokens: int | None, out: Path | None = None, engines: tuple[str, ...] = ()
+) -> Result:
     """Verifies every GGUF file of a run against base + adapter, or against the fully trained model."""
     with locked(run, "verify"):
-        return _verify_locked(console, run, tokens, out)
+        return _verify_locked(console, run, tokens, out, engines)
 
 
-def _verify_locked(console: Console, run: RunDir, tokens: int | None, out: Path | None) -> Result:
+def _verify_locked(
+    console: Console, run: RunDir, tokens: int | None, out: Path | None, engines: tuple[str, ...]
+) -> Result:
     from skill_train.run.train_record import read_rows
 
     trained(run)
@@ -100,6 +107,7 @@ def _verify_locked(console: Console, run: RunDir, tokens: int | None, out: Path 
         record=out or run.record("verify"),
         tokens=tokens,
         pictures=_pictures(run),
+        engines=engines,
     )
 
 
@@ -159,7 +167,8 @@ def _verify(console: Console, *, following: list[str], **arguments: Any) -> Resu
 
 def _short(check: Check) -> dict[str, object]:
     """A check in one line. The proof file has further figures, and the details of passed checks."""
-    left_out = {"figures", "detail"} if check.verdict == "pass" else {"figures"}
+    of_engine = check.name.startswith("engine_")  # the detail names it, with its version
+    left_out = {"figures", "detail"} if check.verdict == "pass" and not of_engine else {"figures"}
     return {key: value for key, value in msgspec.structs.asdict(check).items() if key not in left_out}
 
 
@@ -180,7 +189,9 @@ def _not_proven(failed: list[Check], record: Path) -> VerificationFailed:
 def _draw(rich: Any, proof: Proof) -> None:
     table = folding_table("file", "check", "verdict", "figure", "threshold", title=f"proof: {proof.verdict}")
     for check in proof.checks:
-        cells = (check.file, check.name, check.verdict, figure(check.figure), figure(check.threshold))
+        engine = check.figures.get("engine")
+        name = f"{check.name} ({engine})" if engine else check.name
+        cells = (check.file, name, check.verdict, figure(check.figure), figure(check.threshold))
         add_row(table, *cells, style=STYLE[check.verdict])
     rich.print(table)
     for check in proof.checks:
@@ -207,6 +218,12 @@ def _draw(rich: Any, proof: Proof) -> None:
     "--tokens",
     type=click.IntRange(16, MOST_COUNTED),
     help="Maximum number of tokens to compare.  [default: 2048; 256 above 250M weights]",
+)
+@click.option(
+    "--engine",
+    multiple=True,
+    type=click.Choice((*ENGINES, ALL)),
+    help="Program to ask the files in as well, on this machine; repeat for more, or all for those that are here.",
 )
 @click.option("--out", type=PATH, help="File for the proof.  [default: RUN/verify.json, or beside the first GGUF]")
 def verify(options: VerifyOptions, console: Console) -> Result:

@@ -133,6 +133,10 @@ def _stops(tokenizer: Any, generation: JsonObject, config: JsonObject) -> list[t
             token = tokenizer.convert_ids_to_tokens(number) if isinstance(number, int) else None
             if token and token in tokenizer.get_added_vocab():  # a plain word as a stop would cut answers short
                 stops.setdefault(token, (token, "an end-of-sequence token of the model", source))
+    words = generation.get("stop_strings")
+    for word in words if isinstance(words, list) else [words]:
+        if isinstance(word, str) and word:
+            stops.setdefault(word, (word, "a text that ends the model's answers", "generation_config.json"))
     return list(stops.values())
 
 

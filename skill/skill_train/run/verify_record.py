@@ -62,9 +62,14 @@ class ProofInputs(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ProofOptions(msgspec.Struct, frozen=True):
-    """How much was compared."""
+    """How much was compared.
+
+    Attributes:
+        engines: the programs that the files were asked in, with their versions; empty for one that is not here.
+    """
 
     tokens: Whole
+    engines: dict[str, str] = {}
 
 
 class Proof(msgspec.Struct, frozen=True, kw_only=True):

@@ -39,6 +39,8 @@ from skill_train.run.train_record import Row
 from skill_train.run.verify_record import Check, NotChecked, Proof, ProofInputs, ProofOptions
 from skill_train.verify.check import worst
 from skill_train.verify.check_adapter import judge_adapters, of_kind
+from skill_train.verify.engines.check import EngineRequest, check_engines, engine_versions
+from skill_train.verify.engines.questions import engine_questions
 from skill_train.verify.pictures.check import PairsRequest, check_pairs
 from skill_train.verify.pictures.questions import drawn_questions, row_questions
 from skill_train.verify.questions import MeasuredReference, Questions, questions_of
@@ -99,6 +101,7 @@ class VerifyRequest:
         tokens: most tokens whose logits are compared; None leaves that to `sample_texts.sample_of`.
         unread: names of files that belong here and cannot be judged, each with the reason.
         pictures: what pairs with a projector are judged by; None leaves projectors unjudged, and says so.
+        engines: names of the programs that the files are asked in, or `all`.
     """
 
     reference: Path
@@ -111,6 +114,7 @@ class VerifyRequest:
     tokens: int | None = None
     unread: tuple[tuple[str, str], ...] = ()
     pictures: PictureSubject | None = None
+    engines: tuple[str, ...] = ()
 
 
 def verify(request: VerifyRequest, *, progress: Bar, warn: Warn) -> StepResult[Proof]:
@@ -126,9 +130,10 @@ def verify(request: VerifyRequest, *, progress: Bar, warn: Warn) -> StepResult[P
     started = time.monotonic()
     _require(request.ggufs, request.reference, request.adapter, request.base)
     _require_proof(request.record)
+    engines = engine_versions(request.engines)
     sample = sample_of(_weights(request.reference), request.tokens)
     with ending(ThreadPoolExecutor(3)) as beside:  # for what needs no reference: it runs beside it
-        scoping = beside.submit(_scope, request, sample)
+        scoping = beside.submit(_scope, request, sample, engines)
         earlier = _earlier(request.record, scoping.result()) if request.record.is_file() else None
         if earlier is not None:
             return StepResult(earlier, reused=True)
@@ -159,6 +164,7 @@ def verify(request: VerifyRequest, *, progress: Bar, warn: Warn) -> StepResult[P
             judge(subject, findings, request.record.parent, prepared, warn, progress)
             judge_adapters(adapters, subject, findings, request.record.parent, scope.inputs.ggufs, Path(scratch))
         judge_projectors(projectors, files, request, findings, progress)
+        judge_in_engines(files, subject, request, engines, findings, progress)
     return StepResult(_written(request.record, scope, findings, subject.samples, time.monotonic() - started))
 
 
@@ -234,6 +240,46 @@ def judge_projectors(
         findings.add(finding)
 
 
+def judge_in_engines(
+    files: list[GgufFile],
+    subject: Questions,
+    request: VerifyRequest,
+    engines: dict[str, str],
+    findings: Findings,
+    progress: Bar,
+) -> None:
+    """Adds the checks of each language model in each engine to `findings`."""
+    for name, version in engines.items():
+        if not version:
+            findings.add(NotChecked("engine_prompts", "every file", f"{name}: not on PATH"))
+    here = [name for name, version in engines.items() if version]
+    if not here:
+        return
+    rows = _of_text(request.held_out or request.rows)
+    expected = (
+        engine_questions(subject.tokenizer, rows, subject.sample.answer_tokens)
+        if subject.tokenizer.chat_template
+        else []
+    )
+    asked = EngineRequest(here, expected, subject.tokenizer, modelfile_of)
+    for finding in check_engines(_that_load(files, findings), asked, progress):
+        findings.add(finding)
+
+
+def _that_load(files: list[GgufFile], findings: Findings) -> list[GgufFile]:
+    """Without the files that llama.cpp cannot run, which the check `loads` has named."""
+    broken = {check.file for check in findings.checks if check.name == "loads" and check.verdict == "fail"}
+    return [gguf for gguf in files if gguf.path.name not in broken]
+
+
+def modelfile_of(gguf: Path) -> str:
+    """The Modelfile beside a file, with this file in its FROM."""
+    beside = gguf.parent / "Modelfile"
+    lines = beside.read_text(encoding="utf-8").splitlines() if beside.is_file() else []
+    kept = [line for line in lines if not line.upper().startswith("FROM ")]
+    return "\n".join([f"FROM {gguf}", *kept]) + "\n"
+
+
 def _unjudged(projectors: list[GgufFile], findings: Findings, why: str) -> None:
     for projector in projectors:
         findings.add(Check("file", projector.path.name, "warn", "not checked", "checked", why))
@@ -298,7 +344,7 @@ def _require_proof(record: Path) -> None:
         )
 
 
-def _scope(request: VerifyRequest, sample: Sample) -> _ProofScope:
+def _scope(request: VerifyRequest, sample: Sample, engines: dict[str, str]) -> _ProofScope:
     base = request.base
     inputs = ProofInputs(
         reference=model_digests(request.reference),
@@ -311,7 +357,7 @@ def _scope(request: VerifyRequest, sample: Sample) -> _ProofScope:
         pictures=_picture_digests(request.pictures),
     )
     libraries = versions("llama-cpp-python", "gguf", "transformers", "torch", "peft")
-    return _ProofScope(inputs, ProofOptions(sample.tokens), libraries)
+    return _ProofScope(inputs, ProofOptions(sample.tokens, engines), libraries)
 
 
 def _picture_digests(subject: PictureSubject | None) -> dict[str, FileDigest] | None:

@@ -1,0 +1,64 @@
+"""llama.cpp's own server on one GGUF file: `/apply-template`, `/tokenize`, `/v1/chat/completions`.
+
+Its README (tools/server, read 2026-11-26): `/apply-template` writes the prompt of a chat without an answer, `/tokenize`
+takes `add_special` and `parse_special`, `/props` names the build. The rendered prompt comes without a BOS that the
+tokenizer adds by itself, so the ids are compared, and not the text.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from skill_train.core.errors import VerificationFailed
+from skill_train.llama.engines.answers import LLAMA_SERVER, EngineAnswer, EngineQuestion, EngineRun
+from skill_train.llama.engines.http import HttpRefusal, get, post, wait_for
+from skill_train.llama.engines.programs import free_port, started
+
+
+def ask(gguf: Path, questions: list[EngineQuestion], *, context_tokens: int, threads: int) -> EngineRun:
+    """The server's answers to conversations, and the prompts that it made of them.
+
+    Raises:
+        VerificationFailed: it does not serve the file.
+    """
+    port = free_port()
+    url = f"http://127.0.0.1:{port}"
+    words = [LLAMA_SERVER, "-m", str(gguf), "--host", "127.0.0.1", "--port", str(port), "-c", str(context_tokens)]
+    with tempfile.TemporaryDirectory(prefix="skill-train-") as folder:
+        log = Path(folder) / "log.txt"
+        with started([*words, "-t", str(threads)], {}, log) as process:
+            wait_for(f"{url}/health", lambda: process.poll() is None, program=LLAMA_SERVER)
+            try:
+                properties = get(f"{url}/props")
+            except HttpRefusal as refusal:
+                raise VerificationFailed(
+                    f"llama-server does not say what it serves: {refusal}",
+                    code="bad_gguf",
+                    hint="install a current llama.cpp, or verify without --engine llama-server",
+                ) from None
+            answers = [_asked(url, question) for question in questions]
+            return EngineRun(LLAMA_SERVER, str(properties.get("build_info", "unknown")), answers)
+
+
+def _asked(url: str, question: EngineQuestion) -> EngineAnswer:
+    conversation = question.conversation
+    request: dict[str, Any] = {"messages": conversation.messages}
+    if conversation.tools:
+        request["tools"] = conversation.tools
+    try:
+        prompt = str(post(f"{url}/apply-template", request)["prompt"])
+        tokens = post(f"{url}/tokenize", {"content": prompt, "add_special": True, "parse_special": True})["tokens"]
+        greedy = {"temperature": 0, "max_tokens": question.most, "reasoning_format": "none", "cache_prompt": False}
+        answer = post(f"{url}/v1/chat/completions", request | greedy)
+    except HttpRefusal as refusal:
+        return EngineAnswer(refused=str(refusal))
+    choice = answer["choices"][0]
+    return EngineAnswer(
+        prompt=prompt,
+        ids=[int(token) for token in tokens],
+        prompt_tokens=answer["usage"]["prompt_tokens"],
+        text=choice["message"].get("content") or "",
+        stopped=choice["finish_reason"] != "length",
+    )

@@ -1,0 +1,69 @@
+"""Ollama with a model that is made from one GGUF file, in a server and a store of its own.
+
+Read in its repository, main of 2026-08-21 (fb30760): `_debug_render_only` of `/api/chat` gives the prompt back as
+`_debug_info.rendered_template` (server/routes.go, api/types.go). `ollama create` compares the template in the file with
+templates of its own and takes the nearest one below a distance of 100 (server/model.go `detectChatTemplate`,
+template/template.go `Named`). Where it knows none, it lets its llama-server render the file's own (server/routes.go
+`chatModeForModel`).
+"""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from skill_train.core.errors import VerificationFailed
+from skill_train.llama.engines.answers import OLLAMA, EngineAnswer, EngineQuestion, EngineRun
+from skill_train.llama.engines.http import HttpRefusal, post, wait_for
+from skill_train.llama.engines.programs import free_port, run_once, started
+
+_MODEL = "skill-train-verify"
+
+
+def ask(gguf: Path, questions: list[EngineQuestion], *, context_tokens: int, modelfile: str) -> EngineRun:
+    """Ollama's answers to conversations, and the prompts that it made of them.
+
+    Args:
+        modelfile: what the model is made of; FROM names the file.
+
+    Raises:
+        VerificationFailed: Ollama makes no model of the file.
+    """
+    with tempfile.TemporaryDirectory(prefix="skill-train-") as name:
+        folder, port = Path(name), free_port()
+        log, recipe = folder / "log.txt", folder / "Modelfile"
+        recipe.write_text(modelfile, encoding="utf-8")
+        host = f"127.0.0.1:{port}"
+        environment = {"OLLAMA_HOST": host, "OLLAMA_MODELS": str(folder / "models"), "HOME": str(folder)}
+        with started([OLLAMA, "serve"], environment, log) as process:
+            version = wait_for(f"http://{host}/api/version", lambda: process.poll() is None, program=OLLAMA)
+            if run_once([OLLAMA, "create", _MODEL, "-f", str(recipe)], environment, log) != 0:
+                raise VerificationFailed(
+                    f"Ollama makes no model of {gguf.name}",
+                    code="bad_gguf",
+                    got=log.read_text(encoding="utf-8", errors="replace")[-400:],
+                    hint="ollama create NAME -f Modelfile, and read what it says",
+                )
+            answers = [_asked(f"http://{host}/api/chat", question, context_tokens) for question in questions]
+            return EngineRun(OLLAMA, str(version.get("version", "unknown")), answers)
+
+
+def _asked(url: str, question: EngineQuestion, context_tokens: int) -> EngineAnswer:
+    conversation = question.conversation
+    request: dict[str, Any] = {"model": _MODEL, "messages": conversation.messages, "stream": False}
+    if conversation.tools:
+        request["tools"] = conversation.tools
+    greedy = {"temperature": 0, "repeat_penalty": 1.0, "num_predict": question.most, "num_ctx": context_tokens}
+    request["options"] = greedy
+    try:
+        prompt = post(url, request | {"_debug_render_only": True})["_debug_info"]["rendered_template"]
+        answer = post(url, request)
+    except HttpRefusal as refusal:
+        return EngineAnswer(refused=str(refusal))
+    return EngineAnswer(
+        prompt=str(prompt),
+        prompt_tokens=answer.get("prompt_eval_count"),
+        text=str(answer["message"].get("content") or ""),
+        stopped=answer.get("done_reason") != "length",
+    )

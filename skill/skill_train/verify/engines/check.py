@@ -1,0 +1,272 @@
+"""Asks engines the same conversations as the reference, and judges prompts, answers and ends.
+
+An engine is judged by what this project's own llama.cpp answers to the right prompt with the same file. That answer was
+held against the trained model by the check `answers`. So a difference here is the engine's own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from skill_train.core.console import Bar
+from skill_train.core.errors import NotInstalled, SkillTrainError
+from skill_train.llama import inference
+from skill_train.llama.engines import llama_server, ollama, python_server
+from skill_train.llama.engines.answers import (
+    ALL,
+    ENGINES,
+    LLAMA_SERVER,
+    OLLAMA,
+    PYTHON_SERVER,
+    EngineAnswer,
+    EngineRun,
+)
+from skill_train.llama.engines.programs import on_path, version_of
+from skill_train.llama.gguf_header import GgufFile
+from skill_train.llama.inference import InferenceJob, Prompt, Scored
+from skill_train.machine.read import physical_cores
+from skill_train.run.records import Verdict
+from skill_train.run.verify_record import Check, NotChecked
+from skill_train.verify.engines.questions import Expected
+from skill_train.verify.thresholds import ENGINE_GAP
+
+_ROOM = 8
+_AROUND = 40
+_NEVER = float("inf")
+_REMEDY = {
+    PYTHON_SERVER: "serve it with: skill-train serve, which takes the template from the file",
+    LLAMA_SERVER: "let it take the file's own template: no other one by its name or from a file",
+    OLLAMA: "Ollama takes the nearest of its own templates: serve the file with llama.cpp, which renders its own",
+}
+
+
+@dataclass(frozen=True)
+class EngineRequest:
+    """What is asked of which engines.
+
+    Attributes:
+        modelfile: of Ollama, for a file.
+    """
+
+    engines: list[str]
+    expected: list[Expected]
+    tokenizer: Any
+    modelfile: Callable[[Path], str]
+
+
+def engine_versions(wanted: tuple[str, ...]) -> dict[str, str]:
+    """The version of each engine that is wanted; empty for one that is not here, where all were wanted.
+
+    Raises:
+        NotInstalled: one that was named is not here.
+    """
+    names = ENGINES if ALL in wanted else tuple(dict.fromkeys(wanted))
+    versions = {name: _version(name) for name in names}
+    missing = [name for name, version in versions.items() if not version]
+    if missing and ALL not in wanted:
+        raise _not_here(missing[0])
+    return versions
+
+
+def check_engines(files: list[GgufFile], request: EngineRequest, progress: Bar) -> list[Check | NotChecked]:
+    """The findings of each engine about each file."""
+    if not request.expected:
+        why = "the reference has no chat template, so there is no prompt to hold an engine to"
+        return [
+            NotChecked("engine_prompts", gguf.path.name, f"{name}: {why}") for name in request.engines for gguf in files
+        ]
+    found: list[Check | NotChecked] = []
+    for number, gguf in enumerate(files):
+        own = _own_answers(gguf, request.expected)
+        for name in request.engines:
+            progress(number, len(files), f"{name}: {gguf.path.name}")
+            found += _checked(name, gguf, own, request)
+    return found
+
+
+def _version(name: str) -> str:
+    if name == PYTHON_SERVER:
+        return metadata.version("llama-cpp-python") if python_server.has_server() else ""
+    if on_path(name) is None:
+        return ""
+    return version_of(name, "--version") or "unknown"
+
+
+def _not_here(name: str) -> NotInstalled:
+    if name == PYTHON_SERVER:
+        return NotInstalled(
+            f"{name} is not installed",
+            code="missing_package",
+            hint='pip install "skill-train[gguf,serve]"',
+        )
+    return NotInstalled(
+        f"{name} is not on PATH",
+        code="missing_package",
+        expected=f"the program {name}",
+        hint=f"install it, or verify without --engine {name}; --engine all takes those that are here",
+    )
+
+
+def _checked(name: str, gguf: GgufFile, own: list[list[int]], request: EngineRequest) -> list[Check | NotChecked]:
+    file = gguf.path.name
+    try:
+        run = _asked(name, gguf.path, request)
+    except SkillTrainError as error:
+        detail = f"{name} does not serve the file: {error.message} ({error.got[-200:]})"
+        return [Check("engine_prompts", file, "fail", error.code, "serves it", detail, {"engine": name})]
+    prompts = _check_prompts(run, file, request)
+    right = [place for place, answer in enumerate(run.answers) if not _difference(answer, request, place)]
+    return [prompts, *_check_answers(run, gguf, own, right, request)]
+
+
+def _asked(name: str, gguf: Path, request: EngineRequest) -> EngineRun:
+    questions = [expected.question for expected in request.expected]
+    context, threads = _context(request.expected), physical_cores()
+    if name == PYTHON_SERVER:
+        return python_server.ask(gguf, questions, context_tokens=context, threads=threads)
+    if name == LLAMA_SERVER:
+        return llama_server.ask(gguf, questions, context_tokens=context, threads=threads)
+    return ollama.ask(gguf, questions, context_tokens=context, modelfile=request.modelfile(gguf))
+
+
+def _context(expected: list[Expected]) -> int:
+    return 2 * max(len(each.ids) + each.question.most for each in expected) + _ROOM  # a wrong prompt may be longer
+
+
+# --- Prompts ---
+
+
+def _check_prompts(run: EngineRun, file: str, request: EngineRequest) -> Check:
+    wrong = [why for place, answer in enumerate(run.answers) if (why := _difference(answer, request, place))]
+    count = len(run.answers)
+    figures = {"engine": run.engine, "version": run.version, "looked_at": count, **run.figures}
+    if wrong:
+        detail = f"{run.engine} {run.version}: {wrong[0]}; {_REMEDY[run.engine]}"
+        return Check("engine_prompts", file, "fail", len(wrong), 0, detail, figures)
+    detail = f"{run.engine} {run.version} writes {count} prompts as the trained model reads them"
+    return Check("engine_prompts", file, "pass", 0, 0, detail, figures)
+
+
+def _difference(answer: EngineAnswer, request: EngineRequest, place: int) -> str:
+    """How an engine's prompt differs from the reference's; empty where it does not."""
+    expected, tokenizer = request.expected[place], request.tokenizer
+    if answer.refused:
+        return f"it refuses a conversation that the model's template takes: {answer.refused}"
+    if answer.ids is not None:
+        if answer.ids == expected.ids:
+            return ""
+        return _named(str(tokenizer.decode(answer.ids)), str(tokenizer.decode(expected.ids)), tokenizer)
+    bos = tokenizer.bos_token or ""
+    if answer.prompt is None or answer.prompt.removeprefix(bos) != expected.text.removeprefix(bos):
+        return _named(answer.prompt or "", expected.text, tokenizer)
+    if answer.prompt_tokens not in (None, len(expected.ids)):
+        return f"it reads {answer.prompt_tokens} tokens in a prompt that has {len(expected.ids)}"
+    return ""
+
+
+def _named(own: str, expected: str, tokenizer: Any) -> str:
+    """The difference, and its name where it is a known one."""
+    bos = tokenizer.bos_token or ""
+    if bos and own == bos + expected:
+        return f"it puts {bos!r} in front of the prompt once more"
+    if "[INST]" in own and "[INST]" not in expected:
+        return "it writes llama-2's prompt in the place of the model's own template"
+    if own.endswith(expected):
+        return f"it puts {own[: -len(expected)][:_AROUND]!r} in front of the prompt"
+    pairs = zip(own, expected, strict=False)
+    at = next((place for place, (a, b) in enumerate(pairs) if a != b), min(len(own), len(expected)))
+    shown = slice(max(0, at - 20), at + _AROUND)
+    return f"at character {at} it writes {own[shown]!r}, and the trained model read {expected[shown]!r}"
+
+
+# --- Answers ---
+
+
+def _own_answers(gguf: GgufFile, expected: list[Expected]) -> list[list[int]]:
+    """What llama.cpp answers here to the right prompts."""
+    return inference.ask(
+        _job(gguf, expected, prompts=[Prompt(each.ids, each.question.most) for each in expected])
+    ).answers
+
+
+def _job(gguf: GgufFile, expected: list[Expected], **asked: Any) -> InferenceJob:
+    return InferenceJob(gguf=str(gguf.path), context_tokens=_context(expected), threads=physical_cores(), **asked)
+
+
+@dataclass(frozen=True)
+class _Parting:
+    """Where an engine's answer leaves the file's own: the tokens before it, the own token, and the engine's."""
+
+    before: list[int]
+    own: int
+    other: int
+
+
+def _check_answers(
+    run: EngineRun, gguf: GgufFile, own: list[list[int]], right: list[int], request: EngineRequest
+) -> list[Check | NotChecked]:
+    """The answers to the prompts that were right."""
+    name, file = run.engine, gguf.path.name
+    if not right:
+        why = f"{name}: no prompt is the model's own, so the answers are to other prompts"
+        return [NotChecked("engine_answers", file, why), NotChecked("engine_stops", file, why)]
+    partings, ends = list[_Parting](), list[str]()
+    for place in right:
+        parting, end = _compared(run.answers[place], own[place], request, place)
+        partings += [parting] if parting is not None else []
+        ends += [end] if end else []
+    gap = max(_gaps(gguf, partings, request.expected), default=0.0)
+    figures = {"engine": name, "version": run.version, "looked_at": len(right), "equal": len(right) - len(partings)}
+    verdict: Verdict = "pass" if gap <= ENGINE_GAP[0] else "warn" if gap <= ENGINE_GAP[1] else "fail"
+    detail = f"{name} {run.version} gives {figures['equal']} of {len(right)} answers as llama.cpp gives them here"
+    if verdict != "pass":
+        detail += f"; the file prefers its own token by {gap:.2g} nats: the engine does not take the most likely one"
+    stops = f"{name} {run.version} ends {len(right)} answers where they end here"
+    return [
+        Check("engine_answers", file, verdict, gap, ENGINE_GAP[0], detail, figures),
+        Check(
+            "engine_stops",
+            file,
+            "fail" if ends else "pass",
+            len(ends),
+            0,
+            f"{name} {run.version}: {ends[0]}" if ends else stops,
+            {"engine": name, "version": run.version, "looked_at": len(right)},
+        ),
+    ]
+
+
+def _compared(answer: EngineAnswer, own: list[int], request: EngineRequest, place: int) -> tuple[_Parting | None, str]:
+    """Where the answer leaves the own one, and how its end differs."""
+    tokenizer, expected = request.tokenizer, request.expected[place]
+    own_text, stopped = _text(tokenizer, own), len(own) < expected.question.most
+    if answer.text.strip() == own_text.strip():
+        if answer.stopped == stopped or len(own) == expected.question.most:
+            return None, ""
+        return None, f"it goes on after {own_text[-_AROUND:]!r}, where the file ends its answer"
+    if stopped and answer.text.startswith(own_text):
+        return None, f"it goes on after {own_text[-_AROUND:]!r}: {answer.text[len(own_text) :][:_AROUND]!r}"
+    at = next(at for at in range(1, len(own) + 1) if not answer.text.startswith(_text(tokenizer, own[:at]))) - 1
+    rest = answer.text[len(_text(tokenizer, own[:at])) :]
+    if not rest:
+        return None, f"it ends after {answer.text[-_AROUND:]!r}, where the file goes on"
+    other = tokenizer(rest, add_special_tokens=False).input_ids[0]
+    return _Parting([*expected.ids, *own[:at]], own[at], other), ""
+
+
+def _text(tokenizer: Any, ids: list[int]) -> str:
+    return str(tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)).rstrip("\ufffd")
+
+
+def _gaps(gguf: GgufFile, partings: list[_Parting], expected: list[Expected]) -> list[float]:
+    """By how many nats the file prefers its own token at each parting."""
+    if not partings:
+        return []
+    rows = [Scored([*each.before, token], [len(each.before)]) for each in partings for token in (each.own, each.other)]
+    losses = inference.ask(_job(gguf, expected, scored=rows)).losses
+    pairs = zip(losses[::2], losses[1::2], strict=True)
+    return [_NEVER if own is None or other is None else other - own for own, other in pairs]
