@@ -464,6 +464,9 @@ def test_a_modelfile_samples_as_the_model_asks(tmp_path: Path) -> None:
     for line in ("temperature 0.7", "top_p 0.8", "top_k 20", "repeat_penalty 1.05", "num_ctx 8192"):
         assert f"PARAMETER {line}\n" in text
     assert text.count("PARAMETER stop") == 1
+    edit(model / "generation_config.json", stop_strings=["###", 'with "quotes"', "</s>"])
+    stops = [line for line in parameters_of(model)[0] if line.startswith("PARAMETER stop")]
+    assert stops == ['PARAMETER stop "</s>"', 'PARAMETER stop "###"']
     assert not any("num_ctx" in line for line in parameters_of(model)[0])
     assert {reason["source"] for reason in reasons if "temperature" in reason["rule"]} == {"generation_config.json"}
 

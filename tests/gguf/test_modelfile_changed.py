@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,25 +12,54 @@ import pytest
 import tiny
 from skill_train.commands import export_gguf
 from skill_train.core.console import Console
+from skill_train.core.errors import UsageError
 
 pytestmark = pytest.mark.slow
 
 
-def exported(model: Path, out: Path, quant: str) -> Any:
+def exported(model: Path, out: Path, quant: str, modelfile: str | None = None) -> Any:
     console = Console("quiet", "export-gguf")
-    result = export_gguf.run(export_gguf.ExportOptions(model, quant=quant, out=out), console)
+    options = export_gguf.ExportOptions(model, quant=quant, out=out, modelfile=modelfile)
+    result = export_gguf.run(options, console)
     said = {warning["code"]: warning["message"] for warning in console.warnings}
-    return SimpleNamespace(rules=[each["rule"] for each in result.data["modelfile_reasons"]], said=said)
+    rules = [each["rule"] for each in result.data["modelfile_reasons"]]
+    written = [line for line in (out / "Modelfile").read_text().splitlines() if line.startswith("FROM ")]
+    assert written == [rule for rule in rules if rule.startswith("FROM ")]
+    return SimpleNamespace(file=written[0].removeprefix("FROM "), said=said, next=result.next)
 
 
-def test_an_export_that_changes_the_model_of_the_modelfile_says_so(tmp_path: Path) -> None:
+def test_a_later_export_leaves_the_file_of_the_modelfile(tmp_path: Path) -> None:
     """Whoever built an Ollama model of the first one would serve another file without knowing."""
     model, out = tiny.cached("gemma"), tmp_path / "out"
     first = exported(model, out, "q8_0")
-    old = next(rule for rule in first.rules if rule.startswith("FROM"))
-    assert "modelfile_changed" not in first.said
-    assert "modelfile_changed" not in exported(model, out, "q8_0").said  # the same again
-    new = next(rule for rule in exported(model, out, "f16").rules if rule.startswith("FROM"))
-    assert old.endswith("-q8_0.gguf") and new.endswith("-f16.gguf")
-    said = exported(model, out, "q8_0").said["modelfile_changed"]
-    assert f"from {new.removeprefix('FROM ')} to {old.removeprefix('FROM ')}" in said
+    assert first.file.endswith("-q8_0.gguf") and "modelfile_changed" not in first.said
+    for quant in ("q8_0", "f16", "q4_k_m"):
+        later = exported(model, out, quant)
+        assert later.file == first.file and "modelfile_changed" not in later.said
+    asked = exported(model, out, "q8_0", modelfile="f16")
+    assert asked.file.endswith("-f16.gguf")
+    assert f"from {first.file} to {asked.file}" in asked.said["modelfile_changed"]
+    assert exported(model, out, "q8_0").file == asked.file
+    (out / asked.file).unlink()
+    (out / "convert.json").unlink()
+    with pytest.raises(UsageError, match="no file of type q6_k") as caught:
+        exported(model, out, "q8_0", modelfile="q6_k")
+    assert "--quant q6_k" in caught.value.hint
+
+
+def test_a_file_that_is_gone_is_not_named(tmp_path: Path) -> None:
+    model, out = tiny.cached("gemma"), tmp_path / "out"
+    first = exported(model, out, "q8_0,q4_k_m")
+    assert first.file.endswith("-q4_k_m.gguf")
+    (out / "Modelfile").write_text("FROM ./gone-q4_k_m.gguf\n")
+    later = exported(model, out, "q8_0")
+    assert later.file.endswith("-q8_0.gguf") and "gone-q4_k_m" in later.said["modelfile_changed"]
+
+
+def test_what_comes_next_can_be_run(tmp_path: Path) -> None:
+    model, out = tiny.cached("gemma"), tmp_path / "an out"
+    verify, chat, ollama = exported(model, out, "q8_0").next
+    assert shlex.split(verify)[:2] == ["skill-train", "verify"]
+    assert Path(shlex.split(chat)[2]).is_file() and shlex.split(chat)[1] == "chat"
+    words = shlex.split(ollama)
+    assert words[:2] == ["ollama", "create"] and words[3] == "-f" and Path(words[4]).read_text().count("FROM ") == 1

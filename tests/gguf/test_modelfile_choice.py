@@ -4,24 +4,50 @@ from __future__ import annotations
 
 from itertools import permutations
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from skill_train.commands.export_gguf import _for_ollama
+from skill_train.commands._modelfile_choice import WantedModelfile, file_of
 from skill_train.gguf.export_files import model_of
 
-OUTPUTS = [{"quant": quant, "path": f"gguf/run-{quant}.gguf"} for quant in ("f16", "q8_0", "q4_k_m")]
+OUTPUTS: list[Any] = [{"quant": quant, "path": f"gguf/run-{quant}.gguf"} for quant in ("f16", "q8_0", "q4_k_m")]
 
 
-def test_the_last_type_that_was_asked_for_whatever_the_order_of_the_record() -> None:
+def chosen(folder: Path, outputs: list[Any], *types: str, asked: str | None = None) -> str:
+    return file_of(WantedModelfile(folder, "run", list(types), asked), outputs, "run-f16.gguf")[0]
+
+
+def test_the_last_type_that_was_asked_for_whatever_the_order_of_the_record(tmp_path: Path) -> None:
     """A quantization that was killed and goes on records its files in another order."""
     for outputs in permutations(OUTPUTS):
-        assert _for_ollama(list(outputs), ["q8_0", "q4_k_m"]) == "run-q4_k_m.gguf"
-        assert _for_ollama(list(outputs), ["q4_k_m", "q8_0"]) == "run-q8_0.gguf"
+        assert chosen(tmp_path, list(outputs), "q8_0", "q4_k_m") == "run-q4_k_m.gguf"
+        assert chosen(tmp_path, list(outputs), "q4_k_m", "q8_0") == "run-q8_0.gguf"
 
 
-def test_a_type_that_was_not_made_is_not_named() -> None:
-    assert _for_ollama(OUTPUTS[:1], ["q8_0"]) == ""
+def test_a_type_that_was_not_made_is_not_named(tmp_path: Path) -> None:
+    assert chosen(tmp_path, OUTPUTS[:1], "q8_0") == "run-f16.gguf"
+
+
+@pytest.mark.parametrize(
+    ("earlier", "expected"),
+    [
+        ("FROM ./run-q8_0.gguf\n", "run-q8_0.gguf"),
+        ("FROM run-q8_0.gguf\n", "run-q8_0.gguf"),
+        ("FROM ./gone.gguf\n", "run-q4_k_m.gguf"),
+        ("FROM llama3.2\n", "run-q4_k_m.gguf"),
+        ("FROM ../run-q8_0.gguf\n", "run-q4_k_m.gguf"),
+        ("", "run-q4_k_m.gguf"),
+    ],
+)
+def test_the_file_that_was_chosen_stays_while_it_is_there(tmp_path: Path, earlier: str, expected: str) -> None:
+    folder = tmp_path / "gguf"
+    folder.mkdir()
+    for place in (folder, tmp_path):
+        (place / "run-q8_0.gguf").write_bytes(b"")
+    (folder / "Modelfile").write_text(earlier)
+    assert chosen(folder, OUTPUTS, "q4_k_m") == expected
+    assert chosen(folder, OUTPUTS, "q4_k_m", asked="q8_0") == "run-q8_0.gguf"
 
 
 @pytest.mark.parametrize(

@@ -52,6 +52,7 @@ FOREIGN = {
     "ollama show": {"--template"},
     "lms import": {"--copy", "--user-repo"},
     "llama-mtmd-cli": {"--image"},
+    "Another host needs a key in a file": {"--api-key-file"},  # of llama-server
     "`--jinja` is its default": {"--jinja"},  # of llama-server
     "by its name (`--chat-template": {"--chat-template"},
     "the file is moved away": {"--copy"},  # of the line below `lms import`
