@@ -81,7 +81,7 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from types import UnionType
+from types import SimpleNamespace, UnionType
 from typing import IO, Any, Literal, NamedTuple, NotRequired, TypedDict, get_args, get_origin, get_type_hints
 
 # --- events ----------------------------------------------------------------------------------------------------------
@@ -1959,6 +1959,7 @@ def require_places(example: Example, pictures: int) -> None:
 # with those that llama.cpp computes.
 
 ENGINE_FAMILIES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "gemma3", "smolvlm")  # their tensors are llama.cpp's own
+ENGINE_LIMITS = {"smolvlm": ("max_pixels",)}  # limits of a recipe that a projector's file carries to llama.cpp
 ENGINE_VERSION = "0.3.36"  # of llama-cpp-python
 ENGINE_TOKENS = (8, 4096)  # least and most of a picture of Qwen-VL, whatever the model's own limits are
 PADDING = (0, 0, 0)
@@ -2205,7 +2206,8 @@ class Pictures:
         self.tokenizer = tokenizer
         self.places = self._places()
         self.token_id = int(tokenizer.convert_tokens_to_ids(self.places.token))
-        limit_pixels(self.processor, self.kind, recipe.get("min_pixels"), recipe.get("max_pixels"))
+        self.limits = PixelLimits(recipe.get("min_pixels"), recipe.get("max_pixels"))
+        limit_pixels(self.processor, self.kind, *self.limits)
         self.engine: Engine | None = None
         if recipe.get("preprocess") == "engine":
             require_engine(recipe, self.kind)
@@ -2413,6 +2415,7 @@ def square_side(settings: dict[str, Any]) -> int:
     return int(settings.get("patch_size", 16)) * int(settings.get("spatial_merge_size", 1))
 
 
+PROCESSOR_FILES = ("preprocessor_config.json", "processor_config.json")
 EXPANSIONS: dict[str, Callable[[Pictures, PictureSize], str]] = {
     "qwen2_vl": patches_expansion,
     "qwen2_5_vl": patches_expansion,
@@ -2438,7 +2441,8 @@ def require_engine(recipe: ImageModel, kind: str) -> None:
             got=kind,
             hint="set preprocess: model in the recipe",
         )
-    limit = next((name for name in ("min_pixels", "max_pixels") if recipe.get(name) is not None), None)
+    ignored = (name for name in ("min_pixels", "max_pixels") if name not in ENGINE_LIMITS.get(kind, ()))
+    limit = next((name for name in ignored if recipe.get(name) is not None), None)
     if limit is not None:
         raise Refused(
             f"{limit} and preprocess: engine exclude each other: llama.cpp ignores the limit",
@@ -2475,6 +2479,45 @@ def limit_pixels(processor: Any, kind: str, least: int | None, most: int | None)
         tile = int(processor.max_image_size["longest_edge"])
         edge = max(1, edge // tile) * tile
     processor.size = {"longest_edge": edge}
+
+
+class PixelLimits(NamedTuple):
+    """The limits of a recipe; None is what the model's processor says."""
+
+    least: int | None
+    most: int | None
+
+
+def write_limits(folder: Path, kind: str, limits: PixelLimits) -> dict[str, Any]:
+    """Writes the limits into the files of a model's image processor, so that whoever loads the model resizes pictures
+    as the training did. Returns what was changed, by its name; a file without a change stays as it is."""
+    changed: dict[str, Any] = {}
+    for path in (folder / name for name in PROCESSOR_FILES):
+        document = foreign_json(path) if path.is_file() and limits != PixelLimits(None, None) else None
+        if not isinstance(document, dict):
+            continue
+        nested = document.get("image_processor")
+        own = nested if isinstance(nested, dict) else document
+        new = {name: value for name, value in limited_settings(own, kind, limits).items() if own.get(name) != value}
+        if new:
+            own.update(new)
+            changed |= new
+            write_whole(path, (json.dumps(document, indent=1) + "\n").encode())
+    return changed
+
+
+def limited_settings(own: dict[str, Any], kind: str, limits: PixelLimits) -> dict[str, Any]:
+    """The settings of an image processor with the limits, in the names that its file has; none of another file."""
+    size = own.get("size") if isinstance(own.get("size"), dict) else None
+    named = {"min_pixels": limits.least, "max_pixels": limits.most}  # earlier files of Qwen-VL; they win over `size`
+    if size is None and not named.keys() & own.keys():
+        return {}
+    settings = {name: value for name, value in named.items() if value is not None and name in own}
+    if size is not None:
+        processor = SimpleNamespace(size=size, max_image_size=own.get("max_image_size"))
+        limit_pixels(processor, kind, *limits)
+        settings["size"] = processor.size
+    return settings
 
 
 def keep_pictures(rows: list[Any], pictures: Pictures | None, folder: Path) -> list[Any]:
@@ -5161,9 +5204,13 @@ def train(trainer: Any, watch: Watch, seed: int, checkpoint: Path | None) -> Non
         raise watch.problem
 
 
-def save(trainer: Any, folder: Path, base: Path | None) -> None:
+def save(trainer: Any, folder: Path, base: Path | None, pictures: Pictures | None = None) -> None:
     """Writes the adapter, or the whole model with the files of its `base`, under a temporary name first. When this
-    returns, it exists for all processes."""
+    returns, it exists for all processes.
+
+    Args:
+        pictures: of the training; the limits of their size go into the files of the whole model.
+    """
     part = folder.with_name(f".{folder.name}.part")
     weights = gathered_weights(trainer.model) if trainer.is_fsdp_enabled else None
     if is_main_process():
@@ -5174,6 +5221,8 @@ def save(trainer: Any, folder: Path, base: Path | None) -> None:
         settle_order(part / "adapter_config.json")
         if base is not None:
             take_files(base, part, str(model.dtype).removeprefix("torch."))
+            if pictures is not None:
+                write_limits(part, pictures.kind, pictures.limits)
         replace_folder(part, folder)
     wait_for_all()
 
@@ -6455,7 +6504,7 @@ def run(plan: Plan, folder: Path, *, resume: bool) -> None:
     event("stage", text=TRAINS)
     train(trainer, watch, recipe["seed"], checkpoint)
     event("stage", text=f"saving {tuned.name}/")
-    save(trainer, tuned, base)
+    save(trainer, tuned, base, pictures)
     checks.after_training(folder, tuned)
     if is_main_process():
         write_json(

@@ -19,6 +19,9 @@ from skill_train.merge import check_logits
 from skill_train.model.adapter import read_adapter
 from skill_train.model.folder import read_config
 from skill_train.model.weight_files import read_folder
+from skill_train.program.pictures.decode import PictureSize
+from skill_train.program.pictures.tokens import Pictures, PixelLimits
+from skill_train.program.tokenizer import load_tokenizer
 from skill_train.reference import checkpoint_names
 
 pytestmark = pytest.mark.slow
@@ -48,6 +51,25 @@ def largest_difference(merged: Path, base: Path, adapter: Path, task: str = "Ima
 @pytest.fixture(scope="module")
 def smolvlm() -> Path:
     return tiny_vision.cached("smolvlm")
+
+
+@pytest.mark.parametrize(("kind", "most", "tokens"), [("qwen2-vl", 16 * 28 * 28, 12), ("smolvlm", 128 * 128, 80)])
+def test_limits_of_the_training_are_in_the_files_of_the_processor(
+    kind: str, most: int, tokens: int, tmp_path: Path
+) -> None:
+    """So transformers makes of 2000 x 1500 pixels what the training made, and of no limit a copy byte for byte."""
+    base = tiny_vision.cached(kind)
+    adapter = vision_adapters.adapter(
+        base, tmp_path / "adapter", targets=r".*language_model.*q_proj|.*text_model.*q_proj"
+    )
+    limited = merging.run(base, adapter, tmp_path / "limited", rows=SHORT, limits=PixelLimits(None, most))
+    plain = merging.run(base, adapter, tmp_path / "plain", rows=SHORT)
+    assert "processor" not in plain["changes"] and limited["changes"]["processor"]
+    name = "preprocessor_config.json"
+    assert (tmp_path / "plain" / "merged" / name).read_bytes() == (base / name).read_bytes()
+    merged = tmp_path / "limited" / "merged"
+    seen = Pictures({"model": str(merged), "revision": None}, load_tokenizer(str(merged), None))
+    assert seen.tokens(PictureSize(2000, 1500)) == tokens
 
 
 @pytest.mark.parametrize("kind", tiny_vision.one_of_each())

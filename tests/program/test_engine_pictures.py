@@ -95,7 +95,7 @@ def test_colours_are_normalized_in_single_precision() -> None:
         ("idefics3", {}, "not known for the family idefics3"),
         ("mistral3", {}, "not known for the family mistral3"),
         ("qwen2-vl", {"max_pixels": 10_000}, "llama.cpp ignores the limit"),
-        ("smolvlm", {"max_pixels": 10_000}, "llama.cpp ignores the limit"),
+        ("qwen3-vl", {"min_pixels": 10_000}, "llama.cpp ignores the limit"),
     ],
 )
 def test_what_llama_cpp_would_not_show_is_not_trained(kind: str, limits: dict[str, int], said: str) -> None:

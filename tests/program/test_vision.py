@@ -68,6 +68,17 @@ def test_the_tower_and_the_projector_train_by_choice(tmp_path: Path) -> None:
     assert _checks(run)["loss_falls"]["verdict"] == "pass"
 
 
+def test_a_whole_model_has_the_limits_of_its_training(tmp_path: Path) -> None:
+    """In the file of its image processor, whose other settings stay."""
+    limit = 16 * 28 * 28
+    run = write_run(tmp_path / "run", "qwen2-vl", finetuning_type="full", max_steps=1, max_pixels=limit)
+    done = _train(run)
+    assert done.returncode == 0, done.stdout + done.stderr
+    name = "preprocessor_config.json"
+    own, saved = (json.loads((at / name).read_text()) for at in (tiny_vision.cached("qwen2-vl"), run / "merged"))
+    assert own["max_pixels"] > limit and saved == own | {"max_pixels": limit}
+
+
 def test_the_same_run_gives_the_same_adapter_after_a_stop(tmp_path: Path) -> None:
     whole = write_run(tmp_path / "whole", "gemma3", placement={"save_steps": 2})
     assert _train(whole).returncode == 0

@@ -34,6 +34,11 @@ def test_a_limit_that_llama_cpp_ignores_decides(limit: str) -> None:
         preprocess_of(_recipe(preprocess="engine", **{limit: 50_000}), "qwen2_vl")
 
 
+def test_a_limit_that_the_projector_carries_to_llama_cpp_decides_nothing() -> None:
+    """SmolVLM's longest edge is in its file."""
+    assert preprocess_of(_recipe(max_pixels=50_000), "smolvlm").value == "engine"
+
+
 def test_a_choice_stands() -> None:
     assert preprocess_of(_recipe(preprocess="model"), "gemma3").value == "model"
     assert preprocess_of(_recipe(preprocess="engine"), "gemma3").value == "engine"

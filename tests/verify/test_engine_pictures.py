@@ -12,6 +12,7 @@ import pytest
 from PIL import Image
 
 import gguf_edit
+import gguf_maker
 import picture_pairs
 import tiny_vision
 from skill_train.llama.pictures.compare import MARKER, Pair, Picture, PictureAnswer, PicturePrompt, ask_pictures
@@ -19,7 +20,7 @@ from skill_train.program.encode import Encoder
 from skill_train.program.events import Refused
 from skill_train.program.pictures.decode import read_picture
 from skill_train.program.pictures.find import picture_parts
-from skill_train.program.pictures.tokens import Pictures
+from skill_train.program.pictures.tokens import Pictures, PixelLimits, write_limits
 from skill_train.program.tokenizer import load_tokenizer
 from skill_train.reference.pictures import with_markers
 from skill_train.run.verify_record import Check, NotChecked
@@ -193,6 +194,27 @@ def test_another_text_around_a_picture_fails(tmp_path: Path) -> None:
     used = named(judged(renamed, "gemma3", (200, 200)), "pictures_as_used")
     assert used.verdict == "fail" and "the text around a picture in another way" in used.detail
 
+
+def test_a_limit_that_the_projector_carries_is_llama_cpps_own(tmp_path: Path) -> None:
+    """SmolVLM with a longest edge of 128 in place of 256: 2 tiles a side, here and there."""
+    limits = PixelLimits(None, 128 * 128)
+    folder = Path(shutil.copytree(tiny_vision.cached("smolvlm"), tmp_path / "model"))
+    assert write_limits(folder, "smolvlm", limits) == {"size": {"longest_edge": 128}}
+    for name, _ in EXPORTED:
+        (tmp_path / name).mkdir()
+    files = {name: gguf_maker.export(folder, tmp_path / name, options=more) for name, more in EXPORTED}
+    request = PairsRequest(
+        pairs=[Pair(files["text"], files["projector"])],
+        reference=folder,
+        questions=[picture_pairs.question(picture_pairs.picture(300, 290))],
+        preprocess="engine",
+        max_pixels=limits.most,
+    )
+    used = named(check_pairs(request), "pictures_as_used")
+    assert (used.verdict, used.figures["picture_tokens"]) == ("pass", [[5 * 16, 5 * 16]]), used.detail
+
+
+EXPORTED: list[tuple[str, tuple[str, ...]]] = [("text", ()), ("projector", ("--mmproj",))]
 
 # --- Files that llama.cpp's server decodes otherwise ---
 

@@ -12,7 +12,8 @@ from skill_train.commands._outputs import beside, put_aside
 from skill_train.commands._shell import quoted
 from skill_train.core.console import Console
 from skill_train.core.errors import UsageError, VerificationFailed
-from skill_train.run import merge_record
+from skill_train.program.pictures.tokens import PixelLimits
+from skill_train.run import merge_record, plan_record
 from skill_train.run.begun import trained
 from skill_train.run.folder import RunDir, StepResult
 from skill_train.run.lock import locked
@@ -27,6 +28,7 @@ class MergeTask:
     Attributes:
         rows: on which the logits of the result are compared.
         dtype: of the stored weights; None for that of the base.
+        limits: of the size of a picture in the training.
     """
 
     base: Path
@@ -35,6 +37,7 @@ class MergeTask:
     rows: Sequence[FedRow] = ()
     dtype: str | None = None
     gate: str = "auto"
+    limits: PixelLimits = PixelLimits(None, None)
 
 
 def merge_run(console: Console, run: RunDir, dtype: str | None = None, gate: str = "auto") -> StepResult[MergeRecord]:
@@ -61,7 +64,9 @@ def merge_locked(console: Console, run: RunDir, dtype: str | None, gate: str) ->
     rows = read_fed_rows(run.held_out) or read_fed_rows(run.samples)
     put_aside(console, run.merged, run.record("merge"))
     try:
-        return merge_folders(console, MergeTask(base_of(run), run.adapter, run.merged, rows, dtype, gate))
+        recipe = plan_record.read(run.plan).recipe
+        limits = PixelLimits(recipe.min_pixels, recipe.max_pixels)
+        return merge_folders(console, MergeTask(base_of(run), run.adapter, run.merged, rows, dtype, gate, limits))
     except VerificationFailed as failure:
         if failure.code == "merge_gate" and dtype != "float32":
             failure.hint = f"skill-train merge {quoted(run.path)} --dtype float32"
@@ -85,6 +90,7 @@ def merge_folders(console: Console, task: MergeTask) -> StepResult[MergeRecord]:
                 dtype=task.dtype,
                 threshold=None,
                 gate=task.gate,
+                limits=task.limits,
             ),
             progress=progress,
             warn=console.warn,

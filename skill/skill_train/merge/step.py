@@ -47,6 +47,7 @@ from skill_train.model.folder import read_config
 from skill_train.model.new_tokens import TOKENIZER, require_rows
 from skill_train.model.sidecar_files import adapter_files, companion_files, copy_companions, write_config
 from skill_train.model.weight_files import INDEX, Shard, read_folder
+from skill_train.program.pictures.tokens import PixelLimits, write_limits
 from skill_train.reference.low_memory import peak_bytes
 from skill_train.run import records
 from skill_train.run.folder import StepResult, finished_record, note_of, require_space, require_writable, versions
@@ -69,6 +70,7 @@ class MergeRequest:
         threshold: the highest mean KL divergence in nats that the gate accepts; None uses that of the stored dtype.
         gate: `weights`, `answers` (logits, in fp32) or `auto`: weights if they can be compared, answers of small
             models.
+        limits: of the size of a picture in the training; they go into the files of the image processor.
     """
 
     base: Path
@@ -79,6 +81,7 @@ class MergeRequest:
     dtype: str | None
     threshold: float | None
     gate: str = "auto"
+    limits: PixelLimits = PixelLimits(None, None)
 
 
 def merge(request: MergeRequest, *, progress: Bar, warn: Callable[[str, str], None]) -> StepResult[MergeRecord]:
@@ -94,7 +97,12 @@ def merge(request: MergeRequest, *, progress: Bar, warn: Callable[[str, str], No
     _check_dtype(request.dtype)
     tuned = adapters.read_adapter(request.adapter)
     model = _read_base(request.base, tuned, request.out)
-    options = MergeSettings(request.dtype, request.threshold, msgspec.UNSET if request.gate == "auto" else request.gate)
+    options = MergeSettings(
+        request.dtype,
+        request.threshold,
+        msgspec.UNSET if request.gate == "auto" else request.gate,
+        *(msgspec.UNSET if limit is None else limit for limit in request.limits),
+    )
     if done := _earlier(request.record, request.out, model, tuned, options):
         return StepResult(done, reused=True)
     require_writable(request.out.parent)
@@ -104,6 +112,8 @@ def merge(request: MergeRequest, *, progress: Bar, warn: Callable[[str, str], No
         require_space(request.out.parent, planned.bytes_in(request.dtype), "the merged model")
         with whole_folder(request.out) as part:
             changes, comparison = _write(planned, part, request.dtype, progress, warn, weights=ways.weights)
+            if limited := write_limits(part, str(read_config(part).get("model_type")), request.limits):
+                changes["processor"] = limited
             ask = partial(
                 merge_gate.gate,
                 _gate_request(request, planned.base, part),

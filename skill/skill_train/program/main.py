@@ -175,7 +175,7 @@ def run(plan: Plan, folder: Path, *, resume: bool) -> None:
     event("stage", text=TRAINS)
     train(trainer, watch, recipe["seed"], checkpoint)
     event("stage", text=f"saving {tuned.name}/")
-    save(trainer, tuned, base)
+    save(trainer, tuned, base, pictures)
     checks.after_training(folder, tuned)
     if is_main_process():
         write_json(

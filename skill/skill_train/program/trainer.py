@@ -32,7 +32,7 @@ from skill_train.program.model import (
     score_trained_tokens_only,
     trained_types,
 )
-from skill_train.program.pictures.tokens import Pictures
+from skill_train.program.pictures.tokens import Pictures, write_limits
 from skill_train.program.plan import Placement, Recipe, wrong_launch
 from skill_train.program.split import IGNORED, Data, longest_first, trained_tokens
 from skill_train.program.watch import Watch
@@ -215,9 +215,13 @@ def train(trainer: Any, watch: Watch, seed: int, checkpoint: Path | None) -> Non
         raise watch.problem
 
 
-def save(trainer: Any, folder: Path, base: Path | None) -> None:
+def save(trainer: Any, folder: Path, base: Path | None, pictures: Pictures | None = None) -> None:
     """Writes the adapter, or the whole model with the files of its `base`, under a temporary name first. When this
-    returns, it exists for all processes."""
+    returns, it exists for all processes.
+
+    Args:
+        pictures: of the training; the limits of their size go into the files of the whole model.
+    """
     part = folder.with_name(f".{folder.name}.part")
     weights = gathered_weights(trainer.model) if trainer.is_fsdp_enabled else None
     if is_main_process():
@@ -228,6 +232,8 @@ def save(trainer: Any, folder: Path, base: Path | None) -> None:
         settle_order(part / "adapter_config.json")
         if base is not None:
             take_files(base, part, str(model.dtype).removeprefix("torch."))
+            if pictures is not None:
+                write_limits(part, pictures.kind, pictures.limits)
         replace_folder(part, folder)
     wait_for_all()
 

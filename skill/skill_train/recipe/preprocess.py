@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from skill_train.core.errors import UsageError
-from skill_train.program.pictures.engine import ENGINE_FAMILIES
+from skill_train.program.pictures.engine import ENGINE_FAMILIES, ENGINE_LIMITS
 from skill_train.recipe.fields import Recipe
 
 
@@ -26,7 +26,8 @@ def preprocess_of(recipe: Recipe, family: str) -> Preprocess:
     Raises:
         UsageError: the recipe asks for pixels of llama.cpp that the training cannot make.
     """
-    limit = next((key for key in ("min_pixels", "max_pixels") if getattr(recipe, key) is not None), None)
+    ignored = (key for key in ("min_pixels", "max_pixels") if key not in ENGINE_LIMITS.get(family, ()))
+    limit = next((key for key in ignored if getattr(recipe, key) is not None), None)
     known = family in ENGINE_FAMILIES
     if recipe.preprocess == "model":
         return Preprocess("model", "asked for: the model's own image processor")

@@ -26,11 +26,14 @@ class MergeSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         dtype: None for that of the base.
         threshold: highest mean KL divergence in nats; None for that of the stored dtype.
         gate: `weights` or `answers`; left out if the step decides.
+        min_pixels, max_pixels: of the recipe that the adapter was trained with; left out without one.
     """
 
     dtype: str | None = None
     threshold: Number | None = None
     gate: str | msgspec.UnsetType = msgspec.UNSET
+    min_pixels: int | msgspec.UnsetType = msgspec.UNSET
+    max_pixels: int | msgspec.UnsetType = msgspec.UNSET
 
 
 class Changes(TypedDict):
@@ -43,6 +46,7 @@ class Changes(TypedDict):
         rounding_error_of_change: length of the rounding error divided by that of the change.
         from_adapter: files from the adapter's folder.
         config: fields of config.json that differ.
+        processor: settings of the image processor that differ: the limits of a picture's size in the training.
     """
 
     changed_tensors: NotRequired[Whole]
@@ -53,6 +57,7 @@ class Changes(TypedDict):
     rounding_error_of_change: NotRequired[Number | None]
     from_adapter: NotRequired[list[str]]
     config: NotRequired[dict[str, object]]
+    processor: NotRequired[dict[str, object]]
 
 
 class Effect(TypedDict):

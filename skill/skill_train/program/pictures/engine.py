@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from skill_train.program.pictures.decode import PictureSize
 
 ENGINE_FAMILIES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "gemma3", "smolvlm")  # their tensors are llama.cpp's own
+ENGINE_LIMITS = {"smolvlm": ("max_pixels",)}  # limits of a recipe that a projector's file carries to llama.cpp
 ENGINE_VERSION = "0.3.36"  # of llama-cpp-python
 ENGINE_TOKENS = (8, 4096)  # least and most of a picture of Qwen-VL, whatever the model's own limits are
 PADDING = (0, 0, 0)

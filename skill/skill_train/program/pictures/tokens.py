@@ -7,12 +7,14 @@ The model's own image processor makes the tensors, in its Pillow version; torchv
 from __future__ import annotations
 
 import hashlib
+import json
 import math
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple, NotRequired, TypedDict
 
 from skill_train.program.events import Refused
@@ -29,7 +31,7 @@ from skill_train.program.pictures.decode import (
     read_picture,
     require_pillow,
 )
-from skill_train.program.pictures.engine import ENGINE_FAMILIES, Engine, TileGrid
+from skill_train.program.pictures.engine import ENGINE_FAMILIES, ENGINE_LIMITS, Engine, TileGrid
 from skill_train.program.pictures.find import PICTURE, picture_parts
 
 # How the input is called that marks the tokens of pictures. Qwen's positions and Gemma's attention depend on it.
@@ -111,7 +113,8 @@ class Pictures:
         self.tokenizer = tokenizer
         self.places = self._places()
         self.token_id = int(tokenizer.convert_tokens_to_ids(self.places.token))
-        limit_pixels(self.processor, self.kind, recipe.get("min_pixels"), recipe.get("max_pixels"))
+        self.limits = PixelLimits(recipe.get("min_pixels"), recipe.get("max_pixels"))
+        limit_pixels(self.processor, self.kind, *self.limits)
         self.engine: Engine | None = None
         if recipe.get("preprocess") == "engine":
             require_engine(recipe, self.kind)
@@ -319,6 +322,7 @@ def square_side(settings: dict[str, Any]) -> int:
     return int(settings.get("patch_size", 16)) * int(settings.get("spatial_merge_size", 1))
 
 
+PROCESSOR_FILES = ("preprocessor_config.json", "processor_config.json")
 EXPANSIONS: dict[str, Callable[[Pictures, PictureSize], str]] = {
     "qwen2_vl": patches_expansion,
     "qwen2_5_vl": patches_expansion,
@@ -344,7 +348,8 @@ def require_engine(recipe: ImageModel, kind: str) -> None:
             got=kind,
             hint="set preprocess: model in the recipe",
         )
-    limit = next((name for name in ("min_pixels", "max_pixels") if recipe.get(name) is not None), None)
+    ignored = (name for name in ("min_pixels", "max_pixels") if name not in ENGINE_LIMITS.get(kind, ()))
+    limit = next((name for name in ignored if recipe.get(name) is not None), None)
     if limit is not None:
         raise Refused(
             f"{limit} and preprocess: engine exclude each other: llama.cpp ignores the limit",
@@ -381,6 +386,45 @@ def limit_pixels(processor: Any, kind: str, least: int | None, most: int | None)
         tile = int(processor.max_image_size["longest_edge"])
         edge = max(1, edge // tile) * tile
     processor.size = {"longest_edge": edge}
+
+
+class PixelLimits(NamedTuple):
+    """The limits of a recipe; None is what the model's processor says."""
+
+    least: int | None
+    most: int | None
+
+
+def write_limits(folder: Path, kind: str, limits: PixelLimits) -> dict[str, Any]:
+    """Writes the limits into the files of a model's image processor, so that whoever loads the model resizes pictures
+    as the training did. Returns what was changed, by its name; a file without a change stays as it is."""
+    changed: dict[str, Any] = {}
+    for path in (folder / name for name in PROCESSOR_FILES):
+        document = foreign_json(path) if path.is_file() and limits != PixelLimits(None, None) else None
+        if not isinstance(document, dict):
+            continue
+        nested = document.get("image_processor")
+        own = nested if isinstance(nested, dict) else document
+        new = {name: value for name, value in limited_settings(own, kind, limits).items() if own.get(name) != value}
+        if new:
+            own.update(new)
+            changed |= new
+            write_whole(path, (json.dumps(document, indent=1) + "\n").encode())
+    return changed
+
+
+def limited_settings(own: dict[str, Any], kind: str, limits: PixelLimits) -> dict[str, Any]:
+    """The settings of an image processor with the limits, in the names that its file has; none of another file."""
+    size = own.get("size") if isinstance(own.get("size"), dict) else None
+    named = {"min_pixels": limits.least, "max_pixels": limits.most}  # earlier files of Qwen-VL; they win over `size`
+    if size is None and not named.keys() & own.keys():
+        return {}
+    settings = {name: value for name, value in named.items() if value is not None and name in own}
+    if size is not None:
+        processor = SimpleNamespace(size=size, max_image_size=own.get("max_image_size"))
+        limit_pixels(processor, kind, *limits)
+        settings["size"] = processor.size
+    return settings
 
 
 def keep_pictures(rows: list[Any], pictures: Pictures | None, folder: Path) -> list[Any]:
