@@ -3,6 +3,7 @@ llama.cpp's own is in tests/verify/test_engine_pictures.py."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,7 +13,7 @@ from PIL import Image
 import tiny_vision
 from skill_train.program.events import Refused
 from skill_train.program.pictures.decode import PictureSize
-from skill_train.program.pictures.engine import Engine, aligned_size
+from skill_train.program.pictures.engine import ENGINE_VERSION, Engine, aligned_size
 from skill_train.program.pictures.tokens import Pictures
 from skill_train.program.tokenizer import load_tokenizer
 
@@ -20,6 +21,11 @@ from skill_train.program.tokenizer import load_tokenizer
 def _engine(kind: str, **processor: Any) -> Engine:
     colours = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3}
     return Engine(kind, {"image_size": 112 if kind == "gemma3" else 64}, SimpleNamespace(**colours | processor))
+
+
+def test_it_follows_the_llama_cpp_that_is_installed_with_this_version() -> None:
+    lock = (Path(__file__).parents[2] / "requirements.lock").read_text().splitlines()
+    assert f"llama-cpp-python=={ENGINE_VERSION}" in lock
 
 
 QWEN = {"patch_size": 14, "merge_size": 2, "temporal_patch_size": 2}
