@@ -12,7 +12,7 @@ import pytest
 
 import gguf_maker
 from skill_train.cli import main
-from skill_train.llama.speed import Round, Timing, share
+from skill_train.llama.speed.measure import Round, Timing, share
 
 pytestmark = pytest.mark.slow
 

@@ -10,7 +10,7 @@ from skill_train.commands._base_model import base_of
 from skill_train.commands._shell import quoted
 from skill_train.core.errors import UsageError, nearest
 from skill_train.evaluate.backends import Model
-from skill_train.evaluate.pictures import RunPictures
+from skill_train.evaluate.pictures import pictures_of_run
 from skill_train.gguf.export_files import model_of
 from skill_train.recipe.formats import BARE
 from skill_train.run import export_record, plan_record
@@ -57,7 +57,7 @@ def chosen(where: Path, word: str | None) -> Chosen:
     trained(run)
     recipe, base = plan_record.read(run.plan).recipe, base_of(run)
     raw = recipe.format in BARE
-    pictures = RunPictures(run.path, base, recipe.min_pixels, recipe.max_pixels) if recipe.images else None
+    pictures = pictures_of_run(run, base) if recipe.images else None
     model = _model(run, base, word or _shipped(run))
     if pictures is not None:
         model = replace(model, pictures=pictures, projector=projector_of(run) if model.is_gguf else None)

@@ -13,7 +13,7 @@ from skill_train.core.foreign import JsonObject
 from skill_train.data import read_rows, scan, token_stats
 from skill_train.facts import DatasetFacts, MachineFacts, ModelFacts
 from skill_train.hub import flavors
-from skill_train.llama.reading_speed import known_reading
+from skill_train.llama.speed.remembered import known_reading
 from skill_train.machine.read import read_machine
 from skill_train.model.causal_types import causal_model_types
 from skill_train.model.convertible.vocabulary import why_no_vocabulary

@@ -18,9 +18,9 @@ from skill_train.core.console import Bar, Console, Result
 from skill_train.core.errors import UsageError
 from skill_train.core.units import gigabytes, megabytes
 from skill_train.facts import MachineFacts
-from skill_train.llama import reading_speed
 from skill_train.llama.gguf_header import GgufFile, read_gguf
-from skill_train.llama.speed import LEAST_SHARE, SpeedJob, SpeedResult, Timing, measure, share
+from skill_train.llama.speed import remembered
+from skill_train.llama.speed.measure import LEAST_SHARE, SpeedJob, SpeedResult, Timing, measure, share
 from skill_train.machine.read import physical_cores, read_machine
 from skill_train.run.folder import open_run
 
@@ -119,7 +119,7 @@ def _measure(path: Path, options: BenchOptions, machine: MachineFacts, progress:
     prompt, answer = _phase(result.prompt, result), _phase(result.answer, result)
     rate, reached = answer["tokens_per_second"], None
     if rate is not None:
-        reached = reading_speed.remember(machine, result.device, file, rate, time.strftime("%Y-%m-%d", time.gmtime()))
+        reached = remembered.remember(machine, result.device, file, rate, time.strftime("%Y-%m-%d", time.gmtime()))
     return {
         "path": str(path),
         "bytes": file.size_bytes,

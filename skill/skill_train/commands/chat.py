@@ -243,8 +243,7 @@ def _with_pictures(options: ChatOptions, asked: Chosen, folder: Path, has_images
             hint="give it with --mmproj" if is_alone else f"skill-train export-gguf {quoted(asked.where)}",
         )
     of_run = asked.model.pictures
-    limits = (of_run.min_pixels, of_run.max_pixels) if of_run else (None, None)
-    pictures = RunPictures(folder, of_run.model if of_run else asked.model.path.parent, *limits)
+    pictures = replace(of_run, folder=folder) if of_run else RunPictures(folder, asked.model.path.parent)
     return replace(asked, model=replace(asked.model, pictures=pictures, projector=projector))
 
 

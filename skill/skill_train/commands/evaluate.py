@@ -21,7 +21,7 @@ from skill_train.core.console import Console, Result
 from skill_train.core.digests import digests
 from skill_train.core.errors import UsageError
 from skill_train.evaluate.backends import Model
-from skill_train.evaluate.pictures import RunPictures
+from skill_train.evaluate.pictures import RunPictures, pictures_of_run
 from skill_train.evaluate.scores import Scoring, scoring_of
 from skill_train.run import merge_record, plan_record
 from skill_train.run.begun import trained
@@ -120,10 +120,7 @@ def _evaluate_locked(
 
 def pictures_of(rows: list[Row], run: RunDir, base: Path) -> RunPictures | None:
     """What reads the pictures of held-out rows; None where they have none."""
-    if not any(row.get("images") for row in rows):
-        return None
-    recipe = plan_record.read(run.plan).recipe
-    return RunPictures(run.path, base, recipe.preprocess, recipe.min_pixels, recipe.max_pixels)
+    return pictures_of_run(run, base) if any(row.get("images") for row in rows) else None
 
 
 def _with_pictures(models: list[Model], run: RunDir, pictures: RunPictures | None) -> list[Model]:

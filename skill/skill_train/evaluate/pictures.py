@@ -15,6 +15,8 @@ from skill_train.program.pictures.decode import PictureSize, picture_digest, pic
 from skill_train.program.pictures.find import picture_parts
 from skill_train.program.pictures.tokens import ImageModel, Pictures
 from skill_train.reference.pictures import with_markers
+from skill_train.run import plan_record
+from skill_train.run.folder import RunDir
 from skill_train.run.train_record import Row
 
 
@@ -44,6 +46,12 @@ class RunPictures:
             "max_pixels": self.max_pixels,
         }
         return Pictures(image, tokenizer, self.folder)
+
+
+def pictures_of_run(run: RunDir, base: Path) -> RunPictures:
+    """The pictures of a run, as its recipe has them read."""
+    recipe = plan_record.read(run.plan).recipe
+    return RunPictures(run.path, base, recipe.preprocess, recipe.min_pixels, recipe.max_pixels)
 
 
 @dataclass(frozen=True)

@@ -191,7 +191,7 @@ def as_users_run(path: Path, *, context_tokens: int, threads: int, gpu: bool, re
     settings = api.llama_context_default_params()
     settings.n_ctx, settings.n_threads, settings.n_threads_batch = context_tokens, threads, threads
     settings.swa_full = False  # as llama-server and llama-cli have it
-    with _captured_log(api) as lines:
+    with captured_log(api) as lines:
         model = api.llama_model_load_from_file(str(path).encode(), parameters)
         context = api.llama_init_from_model(model, settings) if model else None
         try:

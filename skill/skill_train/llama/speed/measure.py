@@ -14,7 +14,7 @@ from skill_train.core.console import Bar
 from skill_train.core.errors import NativeCrash
 from skill_train.core.worker import run_worker
 
-WORKER = "skill_train.llama.speed_worker"
+WORKER = "skill_train.llama.speed.speed_worker"
 LEAST_SHARE = 0.9  # below, others took the processor
 
 

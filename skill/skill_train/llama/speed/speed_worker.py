@@ -10,7 +10,7 @@ import msgspec
 
 from skill_train.core.worker import report_progress, worker_main
 from skill_train.llama.llama_cpp import Llama, as_users_run, has_gpu
-from skill_train.llama.speed import Round, SpeedJob, SpeedResult, Timing
+from skill_train.llama.speed.measure import Round, SpeedJob, SpeedResult, Timing
 from skill_train.machine.load import busy_seconds
 
 _BATCH = 512  # llama.cpp's own default of a micro-batch
