@@ -156,11 +156,18 @@ class LoadedFile:
 
 
 @contextlib.contextmanager
-def loaded_model(path: Path) -> Iterator[LoadedFile]:
-    """The weights of `loaded`; raises what it raises."""
+def loaded_model(path: Path, *, writable: bool = False) -> Iterator[LoadedFile]:
+    """The weights of `loaded`; raises what it raises.
+
+    Args:
+        writable: the weights are read into memory, where they may be changed. Else the file is mapped.
+    """
     api = bindings()
     with captured_log(api) as lines:
-        model = api.llama_model_load_from_file(str(path).encode(), _model_parameters(api))
+        parameters = _model_parameters(api)
+        if writable:
+            parameters.load_mode = api.LLAMA_LOAD_MODE_NONE
+        model = api.llama_model_load_from_file(str(path).encode(), parameters)
         if not model:
             raise refused(path, lines)
         try:
@@ -208,16 +215,25 @@ def as_users_run(path: Path, *, context_tokens: int, threads: int, gpu: bool, re
 
 @contextlib.contextmanager
 def in_context(
-    file: LoadedFile, *, context_tokens: int, threads: int, at_once: int = _CHUNK, exact: bool = True
+    file: LoadedFile,
+    *,
+    context_tokens: int,
+    threads: int,
+    at_once: int = _CHUNK,
+    exact: bool = True,
+    on_node: Any = None,
 ) -> Iterator[Llama]:
     """A context of so many tokens.
 
     Args:
         at_once: tokens that one step takes; those of a picture that look at each other must be in one.
         exact: keys and values in f32, without flash attention; otherwise as llama.cpp has them by itself.
+        on_node: a `ggml_backend_sched_eval_callback`, which is called for every node of the graph.
     """
     api, model = file.api, file.model
     parameters = _context_parameters(api, context_tokens, threads, exact)
+    if on_node is not None:
+        parameters.cb_eval = on_node
     parameters.n_batch = parameters.n_ubatch = at_once
     context = api.llama_init_from_model(model, parameters)
     if not context:
@@ -299,3 +315,11 @@ def bindings() -> Any:
             "llama-cpp-python is not installed", code="missing_package", hint='pip install "skill-train[gguf]"'
         ) from None
     return llama_cpp
+
+
+def ggml() -> Any:
+    """The library below llama.cpp, loaded by its bindings. For workers only."""
+    bindings()
+    from llama_cpp import _ggml
+
+    return _ggml.libggml

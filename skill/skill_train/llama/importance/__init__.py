@@ -1,0 +1,1 @@
+"""Importance matrices: how large the inputs of each weight matrix are, column by column, on some text."""

@@ -1,0 +1,72 @@
+"""The job of the child process that computes an importance matrix, and its result."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from skill_train.core.console import Bar
+from skill_train.core.worker import run_worker
+from skill_train.machine.read import physical_cores
+
+WORKER = "skill_train.llama.importance.collect_worker"
+CONTEXT = 512  # tokens of one text, as llama.cpp's own tool takes them (tools/imatrix, n_ctx)
+
+
+class CollectJob(msgspec.Struct, frozen=True, kw_only=True):
+    """What is run, and the file for the matrix.
+
+    Attributes:
+        gguf: an unquantized file.
+        sequences: token ids, at most `CONTEXT` of each.
+        datasets: the names of the data, for the metadata of the file.
+        model, data: the sha256 of the model's file and of the token ids.
+    """
+
+    gguf: str
+    sequences: list[list[int]]
+    threads: int
+    out: str
+    datasets: list[str]
+    model: str
+    data: str
+
+
+class Collected(msgspec.Struct, frozen=True, kw_only=True):
+    """What was seen.
+
+    Attributes:
+        tokens: that were read.
+        entries: matrices whose inputs were seen.
+        unused_experts: experts that no token was sent to.
+        unseen: matrices of layers whose inputs were not seen.
+    """
+
+    tokens: int
+    entries: int
+    unused_experts: int
+    unseen: list[str]
+
+
+def collect(job: CollectJob, progress: Bar) -> Collected:
+    """Writes the importance matrix to `job.out`.
+
+    Raises:
+        NativeCrash: llama.cpp crashed.
+        VerificationFailed: llama.cpp refuses the file.
+        UsageError: the activations are not finite, or cannot be read in this version of llama.cpp.
+    """
+    return msgspec.convert(run_worker(WORKER, msgspec.to_builtins(job), progress=progress), Collected)
+
+
+def job(gguf: Path, sequences: list[list[int]], out: Path, *, dataset: str, model: str, data: str) -> CollectJob:
+    return CollectJob(
+        gguf=str(gguf),
+        sequences=[ids[:CONTEXT] for ids in sequences],
+        threads=physical_cores(),
+        out=str(out),
+        datasets=[dataset],
+        model=model,
+        data=data,
+    )

@@ -1,0 +1,237 @@
+"""The file of an importance matrix, as llama.cpp's tools read and write it: a GGUF file of the type `imatrix`.
+
+For each matrix NAME of the model it holds NAME.in_sum2, the sums of the squares of the inputs [counts, columns], and
+NAME.counts, how many inputs were summed. Format: tools/imatrix/imatrix.cpp and common/imatrix-loader.cpp in
+llama-cpp-python 0.3.36. Two keys are our own, and other readers pass over them: the sha256 of the model's file and that
+of the token ids.
+"""
+
+from __future__ import annotations
+
+import shlex
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from skill_train.core.errors import UsageError, VerificationFailed
+from skill_train.llama.gguf_header import GgufFile, Tensor, read_gguf
+
+if TYPE_CHECKING:
+    import numpy as np
+
+_SUMS, _COUNTS, _MEANS = ".in_sum2", ".counts", ".in_sum"  # newer llama.cpp writes the third, which nothing here needs
+_MODEL_KEY, _DATA_KEY = "skill_train.imatrix.model_sha256", "skill_train.imatrix.data_sha256"
+_UINT32, _STRING, _ARRAY, _F32, _ALIGNMENT = 4, 8, 9, 0, 32
+_LEAST = 1e-6  # of the mean: a column without any input would get no weight at all, and blocks of such columns NaN
+# What the quantizer never touches (tensor_allows_quantization in src/llama-quant.cpp), among the matrices of layers.
+_NEVER_QUANTIZED = (
+    "_norm.weight", "ffn_gate_inp.weight", "ssm_conv1d", "shortconv.conv.weight", "attn_rel_b.weight", "altup",
+    "laurel",
+    "time_mix_first", "time_mix_w0", "time_mix_w1", "time_mix_w2", "time_mix_v0", "time_mix_v1", "time_mix_v2",
+    "time_mix_a0", "time_mix_a1", "time_mix_a2", "time_mix_g1", "time_mix_g2", "time_mix_decay_w", "time_mix_lerp",
+    "per_layer_model_proj", "indexer.k_proj", "indexer.q_proj", "ffn_gate_tid2eid",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Entry:
+    """Of one matrix of the model. A mixture has a count for each expert.
+
+    Attributes:
+        sums: float32 [matrices, columns].
+        counts: float32 [matrices], or [1] for all of them.
+    """
+
+    sums: np.ndarray
+    counts: np.ndarray
+
+    def means(self) -> np.ndarray:
+        """The means of the squares, float32 [matrices x columns], as the quantizer takes them. An expert without any
+        input counts every column alike, as in llama.cpp's load_imatrix (tools/quantize/quantize.cpp)."""
+        import numpy as np
+
+        counts = np.broadcast_to(self.counts[:, None], (len(self.sums), 1))
+        means = np.where(counts > 0, self.sums / np.maximum(counts, 1), 1.0)
+        floored: np.ndarray = np.maximum(means, _LEAST * means.mean(axis=1, keepdims=True))
+        return floored.astype(np.float32).ravel()
+
+
+@dataclass(frozen=True)
+class ImportanceMatrix:
+    """The entries by the name of the matrix, and what they were computed of.
+
+    Attributes:
+        model, data: sha256 of the model's file and of the token ids; empty in a file of another program.
+    """
+
+    entries: dict[str, Entry]
+    datasets: list[str]
+    chunk_count: int
+    chunk_size: int
+    model: str = ""
+    data: str = ""
+
+
+def wanted_matrices(gguf: GgufFile) -> dict[str, Tensor]:
+    """The matrices of the layers that a quantizer rounds. llama.cpp's tool leaves embedding and output out as well."""
+    return {
+        name: tensor
+        for name, tensor in gguf.tensors.items()
+        if name.startswith("blk.") and name.endswith("weight") and len(tensor.shape) > 1
+        if not any(part in name for part in _NEVER_QUANTIZED)
+    }
+
+
+def shape_of(tensor: Tensor) -> tuple[int, int]:
+    """The number of matrices in a tensor, and the columns of each."""
+    return tensor.elements // (tensor.shape[0] * tensor.shape[1]), tensor.shape[0]
+
+
+def write_matrix(path: Path, matrix: ImportanceMatrix) -> None:
+    """Writes the file. The caller gives it its final name."""
+    tensors: list[tuple[str, np.ndarray]] = []
+    for name in sorted(matrix.entries):
+        entry = matrix.entries[name]
+        sums = entry.sums if len(entry.counts) == len(entry.sums) else entry.sums.reshape(len(entry.counts), -1)
+        tensors += [(name + _SUMS, sums.astype("<f4")), (name + _COUNTS, entry.counts[:, None].astype("<f4"))]
+    own = {_MODEL_KEY: matrix.model, _DATA_KEY: matrix.data}
+    pairs = [
+        _pair("general.type", _STRING, _text("imatrix")),
+        _pair("imatrix.datasets", _ARRAY, struct.pack("<IQ", _STRING, len(matrix.datasets)) + _texts(matrix.datasets)),
+        _pair("imatrix.chunk_count", _UINT32, struct.pack("<I", matrix.chunk_count)),
+        _pair("imatrix.chunk_size", _UINT32, struct.pack("<I", matrix.chunk_size)),
+        *(_pair(key, _STRING, _text(value)) for key, value in own.items() if value),
+    ]
+    header, at = struct.pack("<4sIQQ", b"GGUF", 3, len(tensors), len(pairs)) + b"".join(pairs), 0
+    for name, values in tensors:
+        header += _text(name) + struct.pack("<IQQIQ", 2, values.shape[1], values.shape[0], _F32, at)
+        at += -(-values.nbytes // _ALIGNMENT) * _ALIGNMENT
+    with open(path, "wb") as file:
+        file.write(header + bytes(-len(header) % _ALIGNMENT))
+        for _, values in tensors:
+            data = values.tobytes()
+            file.write(data + bytes(-len(data) % _ALIGNMENT))
+
+
+def read_matrix(path: Path) -> ImportanceMatrix:
+    """The checked content of a file.
+
+    Raises:
+        UsageError: it is no importance matrix, is damaged, or holds numbers that cannot be sums of squares.
+    """
+    if not path.is_file():
+        raise _no_matrix(path, "no such file" if not path.exists() else "it is not a file")
+    with open(path, "rb") as file:
+        magic = file.read(4)
+    if magic != b"GGUF":
+        raise _no_matrix(path, "it does not begin with GGUF: perhaps it is in llama.cpp's older form, .dat or .imatrix")
+    try:
+        gguf = read_gguf(path)
+    except VerificationFailed as error:
+        raise _no_matrix(path, error.message) from None
+    kind = gguf.metadata.get("general.type", "model")
+    if kind != "imatrix":
+        raise _no_matrix(path, f"general.type is {kind!r}")
+    numbers = [gguf.metadata.get(f"imatrix.{key}") for key in ("chunk_count", "chunk_size")]
+    if not all(isinstance(number, int) and 0 <= number < 2**31 for number in numbers):
+        raise _no_matrix(path, "imatrix.chunk_count or imatrix.chunk_size is missing")
+    names = {tensor.removesuffix(_SUMS) for tensor in gguf.tensors if tensor.endswith(_SUMS)}
+    known = {name + part for name in names for part in (_SUMS, _COUNTS, _MEANS)}
+    odd = [tensor for tensor in gguf.tensors if tensor not in known]
+    odd += [name + _COUNTS for name in names if name + _COUNTS not in gguf.tensors]
+    if odd or not names:
+        raise _no_matrix(path, f"{odd[0]} has no partner" if odd else "it has no entry")
+    entries = {name: _entry(gguf, name) for name in sorted(names)}
+    return ImportanceMatrix(
+        entries,
+        gguf.strings("imatrix.datasets"),
+        int(numbers[0] or 0),  # type: ignore[arg-type]
+        int(numbers[1] or 0),  # type: ignore[arg-type]
+        str(gguf.metadata.get(_MODEL_KEY, "")),
+        str(gguf.metadata.get(_DATA_KEY, "")),
+    )
+
+
+def require_fit(path: Path, matrix: ImportanceMatrix, model: GgufFile) -> list[str]:
+    """Checks that the matrix is of a model with these tensors. Returns the matrices that it has no entry for.
+
+    Raises:
+        UsageError: a name or a width is another model's.
+    """
+    wanted = wanted_matrices(model)
+    for name, entry in matrix.entries.items():
+        tensor = model.tensors.get(name)
+        if tensor is None or len(tensor.shape) < 2:
+            raise _other_model(path, model, f"{name} is no matrix of the model")
+        count, columns = shape_of(tensor)
+        if entry.sums.size != count * columns or len(entry.counts) not in (1, count):
+            shape = f"{len(entry.counts)} x {entry.sums.size // len(entry.counts)}"
+            raise _other_model(path, model, f"{name} has {count} x {columns} columns, and the entry {shape}")
+    missing = [name for name in wanted if name not in matrix.entries]
+    if len(missing) == len(wanted):
+        raise _other_model(path, model, "it has an entry for no matrix of a layer")
+    return missing
+
+
+def _entry(gguf: GgufFile, name: str) -> Entry:
+    import numpy as np
+
+    sums, counts = (_values(gguf, gguf.tensors[name + part]) for part in (_SUMS, _COUNTS))
+    if not sums.size or sums.size % max(1, counts.size):
+        raise _no_matrix(gguf.path, f"{name} has {sums.size} sums and {counts.size} counts")
+    if not (np.isfinite(sums).all() and np.isfinite(counts).all()):
+        raise _no_matrix(gguf.path, f"{name} holds NaN or infinity")
+    if (sums < 0).any() or (counts < 0).any():
+        raise _no_matrix(gguf.path, f"{name} holds negative numbers, and sums of squares are none")
+    if not counts.any() or not sums.any():
+        raise _no_matrix(
+            gguf.path, f"{name} was computed of nothing: its {'counts' if sums.any() else 'sums'} are zeros"
+        )
+    return Entry(sums.reshape(counts.size, -1), counts)
+
+
+def _values(gguf: GgufFile, tensor: Tensor) -> np.ndarray:
+    import numpy as np
+
+    if tensor.kind != "F32":
+        raise _no_matrix(gguf.path, f"{tensor.name} is {tensor.kind}, not F32")
+    with open(gguf.path, "rb") as file:
+        file.seek(tensor.offset)
+        data = file.read(tensor.n_bytes)
+    if len(data) != tensor.n_bytes:
+        raise _no_matrix(gguf.path, f"it ends inside {tensor.name}")
+    return np.frombuffer(data, dtype="<f4")
+
+
+def _no_matrix(path: Path, why: str) -> UsageError:
+    return UsageError(
+        f"{path} is not an importance matrix that can be used: {why}",
+        code="cannot_quantize",
+        expected="a GGUF file of llama.cpp's llama-imatrix, or of export-gguf --imatrix auto",
+        got=why,
+        hint="llama-imatrix turns an older file into a GGUF file; or compute one of the run's rows: --imatrix auto",
+    )
+
+
+def _other_model(path: Path, model: GgufFile, why: str) -> UsageError:
+    return UsageError(
+        f"the importance matrix {path} is not of this model: {why}",
+        code="cannot_quantize",
+        expected=f"an importance matrix of {model.path.name}",
+        got=why,
+        hint=f"compute one of this model: --imatrix auto, or llama-imatrix -m {shlex.quote(str(model.path))}",
+    )
+
+
+def _pair(key: str, kind: int, value: bytes) -> bytes:
+    return _text(key) + struct.pack("<I", kind) + value
+
+
+def _text(text: str) -> bytes:
+    data = text.encode("utf-8", errors="surrogateescape")
+    return struct.pack("<Q", len(data)) + data
+
+
+def _texts(texts: list[str]) -> bytes:
+    return b"".join(map(_text, texts))
