@@ -25,6 +25,7 @@ from skill_train.gguf import quantize
 from skill_train.gguf.convert import ConvertRequest, check_supported, convert, output_of
 from skill_train.gguf.convert_adapter import AdapterExportRequest, export_lora
 from skill_train.gguf.ollama_modelfile import modelfile, parameters_of
+from skill_train.gguf.quant_types import quantization_types
 from skill_train.llama import get_converter as toolchain
 from skill_train.llama import logit_distance as compare
 from skill_train.llama import run_converter as converter
@@ -206,8 +207,8 @@ def dry_run(source: Path, types: dict[str, int]) -> dict[str, Any]:
 
 def test_every_type_can_be_made_or_is_refused_before_anything_runs(exported: Path) -> None:
     """Which types llama.cpp refuses without an importance matrix is what its dry run says of this model."""
-    plans = dry_run(exported / "gguf/model-f16.gguf", quantize.quantization_types())
-    assert set(plans) == set(quantize.quantization_types())
+    plans = dry_run(exported / "gguf/model-f16.gguf", quantization_types())
+    assert set(plans) == set(quantization_types())
     refused = {quant for quant, plan in plans.items() if plan["needs_imatrix"]}
     # By hand from tensor_requires_imatrix in llama.cpp's src/llama-quant.cpp; iq3_xs mixes in iq3_xxs.
     assert refused == {"iq1_s", "iq1_m", "iq2_xxs", "iq2_xs", "iq2_s", "iq2_m", "iq3_xxs", "iq3_xs", "q2_k_s"}

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from skill_train.core.errors import UsageError
-from skill_train.gguf.quantize import fallbacks_of, quantization_types, type_names
+from skill_train.gguf.quant_types import fallbacks_of, quantization_types, type_names
 from skill_train.gguf.quantize_worker import _Log, _refused
 from skill_train.llama.gguf_header import GgufFile, Tensor
 

@@ -78,7 +78,8 @@ def _chain(console: Console, folder: Path, stages: list[TestedStage]) -> None:
     plan = stage("plan", partial(local.plan_of, console, _recipe(folder)))
     stage("train", partial(_trained, console, run, plan))
     stage("merge", partial(merge_run, console, run))
-    stage("convert and quantize", partial(export_gguf.export_run, console, run, _QUANT, tools))
+    options = export_gguf.ExportOptions(quant=_QUANT)
+    stage("convert and quantize", partial(export_gguf.export_run, console, run, options, tools))
     stage("verify", partial(_verified, console, run))
 
 

@@ -42,6 +42,7 @@ class Number(click.FloatRange):
 DOLLARS = Number(min=0, min_open=True, max=MOST_DOLLARS)
 HOURS = Number(min=0, min_open=True, max=MOST_HOURS)
 DEFAULT_HOURS = 8.0
+BITS = Number(min=2, max=9)  # a weight
 
 
 def recipe_options(function: Callable[..., Result]) -> Callable[..., Result]:

@@ -101,7 +101,7 @@ def _chain(console: Console, run: RunDir, method: str) -> _Chain:
     plan = local.plan_of(console, resources.demo(method) / "recipe.yaml")
     trained = local.train_run(console, run, plan, resume=True).record
     merged = merge_run(console, run).record
-    export_gguf.export_run(console, run, QUANTS[method], tools)
+    export_gguf.export_run(console, run, export_gguf.ExportOptions(quant=QUANTS[method]), tools)
     exported = {name: file for step in ("convert", "quantize") for name, file in _outputs(run, step).items()}
     projector = _outputs(run, "mmproj") if method == "vision" else {}
     verify.verify_run(console, run, 2048)

@@ -12,15 +12,18 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 
+from skill_train.commands._adapter_export import export_adapter
 from skill_train.commands._base_model import base_of
-from skill_train.commands._export_adapter import export_adapter
 from skill_train.commands._exported_files import ListedFile, files_table, listed
 from skill_train.commands._frame import command
+from skill_train.commands._importance import MatrixOrder, matrix_answers, require_possible
 from skill_train.commands._merging import merge_choices, merge_locked
+from skill_train.commands._mixing import target_of
 from skill_train.commands._modelfile_choice import WantedModelfile, file_of
-from skill_train.commands._options import PATH, require_only_run
+from skill_train.commands._options import BITS, PATH, require_only_run
 from skill_train.commands._outputs import beside, put_aside, slug
 from skill_train.commands._projector import CHOICES, from_line, projector_type, server
+from skill_train.commands._quantizing import QuantizeOrder, quantize_files
 from skill_train.commands._run_warnings import warn_of_part
 from skill_train.commands._shell import quoted
 from skill_train.core.console import Console, Result
@@ -38,6 +41,7 @@ from skill_train.run.folder import RunDir, StepResult, open_run, renamed_aside, 
 from skill_train.run.lock import locked, locked_out
 
 if TYPE_CHECKING:
+    from skill_train.gguf.mix import MixTarget
     from skill_train.gguf.quantize import Quantized
 
 UNQUANTIZED = ("f16", "bf16", "f32")
@@ -52,6 +56,9 @@ class ExportOptions:
     lora: bool = False
     mmproj: str | None = None
     modelfile: str | None = None
+    imatrix: str | None = None
+    max_size: str | None = None
+    bits: float | None = None
     llama_cpp: Path | None = None
     fetch: bool = False
 
@@ -66,6 +73,8 @@ class _Export:
         bare: trained without the template of the base.
         mmproj: the type of the projector's file; None where there is none.
         modelfile: the type that the Modelfile shall name; None leaves the one that it names.
+        matrix: the importance matrix that was asked for.
+        mix: what a mix of types may weigh; None where none was asked for.
     """
 
     model: Path
@@ -73,10 +82,12 @@ class _Export:
     records: Path
     name: str
     types: list[str]
+    matrix: MatrixOrder
     trained_length: int | None = None
     bare: bool = False
     mmproj: str | None = None
     modelfile: str | None = None
+    mix: MixTarget | None = None
 
     @property
     def unquantized(self) -> list[str]:
@@ -96,7 +107,7 @@ def run(options: ExportOptions, console: Console) -> Result:
     require_only_run("export-gguf", {"--out": options.out})
     opened = open_run(options.run)
     if not options.lora:
-        return export_run(console, opened, options.quant, tools, options.mmproj, options.modelfile)
+        return export_run(console, opened, options, tools)
     with locked(opened, "export-gguf"):
         return export_adapter(console, opened, tools)
 
@@ -117,7 +128,7 @@ def _fetch_converter(options: ExportOptions, console: Console) -> Result:
 
 
 def _export_folder(options: ExportOptions, model: Path, console: Console, tools: Any) -> Result:
-    from skill_train.gguf.quantize import type_names
+    from skill_train.gguf.quant_types import type_names
 
     if not (model / "config.json").is_file():
         open_run(model)  # says what is missing
@@ -130,33 +141,30 @@ def _export_folder(options: ExportOptions, model: Path, console: Console, tools:
         )
     out = options.out or beside(model, "-gguf")
     require_no_run(out, f"skill-train export-gguf {quoted(model)}")
+    matrix = MatrixOrder(options.imatrix, None, out)
+    names, mix = target_of(options.quant, options.max_size, options.bits)
+    require_possible(matrix, mix=mix is not None)
+    types = type_names(names)
     mmproj = projector_type(model, options.mmproj, out / "mmproj.json", text_run=False)
     with locked_out(out, "export-gguf"):
-        types = type_names(options.quant.split(","))
-        task = _Export(model, out, out, slug(model), types, mmproj=mmproj, modelfile=options.modelfile)
+        task = _Export(model, out, out, slug(model), types, matrix, mmproj=mmproj, modelfile=options.modelfile)
         return _export(console, task, tools)
 
 
-def export_run(
-    console: Console, run: RunDir, types: str, tools: Any, mmproj: str | None = None, modelfile: str | None = None
-) -> Result:
-    """Merges an adapter when that is not done, then converts and quantizes into `gguf/`.
-
-    Args:
-        types: with commas.
-        mmproj, modelfile: the types that were asked for.
-    """
+def export_run(console: Console, run: RunDir, options: ExportOptions, tools: Any) -> Result:
+    """Merges an adapter when that is not done, then converts and quantizes into `gguf/`."""
     from skill_train.gguf.convert_projector import require_projector
-    from skill_train.gguf.quantize import type_names
+    from skill_train.gguf.quant_types import type_names
 
-    wanted = type_names(types.split(","))  # a wrong name is refused before anything runs
+    names, mix = target_of(options.quant, options.max_size, options.bits)
+    wanted = type_names(names) + ([mix.name] if mix else [])  # a wrong name is refused before anything runs
     with locked(run, "export-gguf"):
         trained(run)
         warn_of_part(console, run)
         model = run.merged if run.merged.is_dir() else base_of(run)
         run_converter.require_convertible(model, tools)
         text_run = not plan_record.read(run.plan).recipe.images
-        mmproj = projector_type(model, mmproj, run.record("mmproj"), text_run=text_run)
+        mmproj = projector_type(model, options.mmproj, run.record("mmproj"), text_run=text_run)
         if mmproj is not None:
             require_projector(model, tools)
         waits = contextlib.nullcontext() if run.record("convert").is_file() else run_converter.ready(tools)
@@ -164,11 +172,16 @@ def export_run(
             if not run.is_full:
                 _say_room(console, run, wanted)
                 merge_locked(console, run, **merge_choices(run))
-            task = replace(_of_run(console, run, wanted, mmproj), modelfile=modelfile)
+            task = replace(
+                _of_run(console, run, wanted, MatrixOrder(options.imatrix, run, run.path)),
+                mmproj=mmproj,
+                mix=mix,
+                modelfile=options.modelfile,
+            )
             return _export(console, task, tools, ready)
 
 
-def _of_run(console: Console, run: RunDir, types: list[str], mmproj: str | None) -> _Export:
+def _of_run(console: Console, run: RunDir, types: list[str], matrix: MatrixOrder) -> _Export:
     """What is exported of a run. Files that no record describes are put aside."""
     recipe, name = plan_record.read(run.plan).recipe, _name(run)
     for kind in CHOICES:
@@ -178,7 +191,7 @@ def _of_run(console: Console, run: RunDir, types: list[str], mmproj: str | None)
     _put_unrecorded_aside(console, run, [run.gguf / f"{name}-{kind}.gguf" for kind in types])
     bare = recipe.format in BARE
     trained_length = recipe.max_length
-    return _Export(run.merged, run.gguf, run.path, name, types, trained_length=trained_length, bare=bare, mmproj=mmproj)
+    return _Export(run.merged, run.gguf, run.path, name, types, matrix, trained_length, bare=bare)
 
 
 def _put_unrecorded_aside(console: Console, run: RunDir, files: list[Path]) -> None:
@@ -253,6 +266,8 @@ def _export(console: Console, task: _Export, tools: Any, ready: Any = None) -> R
         "reasons": msgspec.to_builtins(converted.record.reasons or []),
         "reused": all(step.reused for step in (converted, quantized, projected) if step is not None),
     }
+    if matrices := matrix_answers({str(task.records / name): file for name, file in recorded_files.items()}):
+        data["imatrix"] = matrices
     return _result(task, outputs, data, projector)
 
 
@@ -295,20 +310,12 @@ def _convert(
 
 def _quantize(console: Console, task: _Export, source: Path) -> Quantized | None:
     """The types that the unquantized file is not of; None where there are none."""
-    from skill_train.gguf import quantize
-
     done = task.unquantized[:1]
     rest = [kind for kind in task.types if kind not in done and not source.name.endswith(f"-{kind}.gguf")]
     if not rest:
         return None
-    with console.progress("quantizing") as progress:
-        return quantize.quantize(
-            quantize.QuantizeRequest(
-                source=source, out=task.out, record=task.records / "quantize.json", name=task.name, quants=rest
-            ),
-            progress=progress,
-            warn=console.warn,
-        )
+    order = QuantizeOrder(source, task.out, task.records, task.name, rest, task.matrix, task.mix)
+    return quantize_files(order, console)
 
 
 def _result(
@@ -347,7 +354,8 @@ def _result(
     "--quant",
     default=DEFAULT_TYPES,
     show_default=True,
-    help="Types, separated by commas; f16, bf16 or f32 sets the type of the unquantized file.",
+    help="Types, separated by commas; f16, bf16 or f32 sets the type of the unquantized file. auto measures a type for "
+    "each matrix, under --max-size or --bits.",
 )
 @click.option("--out", type=PATH, help="Folder for the files.  [default: RUN/gguf; for a model folder FOLDER-gguf]")
 @click.option("--lora", is_flag=True, help="Export only the adapter, for use with a GGUF file of its base model.")
@@ -361,6 +369,14 @@ def _result(
     "--modelfile",
     help="Type of the file that the Modelfile names.  [default: the one that it names; at first the last of --quant]",
 )
+@click.option(
+    "--imatrix",
+    metavar="auto|none|FILE",
+    help="Importance matrix for types below q6: auto computes it of the training rows of RUN and uses it where that is "
+    "measured to help, FILE is one of llama-imatrix.  [default: auto for RUN, none for a model folder]",
+)
+@click.option("--max-size", metavar="SIZE", help="Largest file of --quant auto, such as 400MB.")
+@click.option("--bits", type=BITS, help="Bits a weight of --quant auto, in place of a size.")
 @click.option(
     "--llama-cpp", type=PATH, help="llama.cpp checkout with the converter.  [default: downloaded once and cached]"
 )

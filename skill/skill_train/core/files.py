@@ -64,6 +64,17 @@ def whole_folder(final: Path) -> Iterator[Path]:
 
 
 @contextlib.contextmanager
+def scratch_file(final: Path) -> Iterator[Path]:
+    """A temporary file name beside `final`, which is removed when the block ends. What a killed process leaves of it is
+    removed with the other parts of `final`."""
+    part = final.with_name(f".{final.name}.{owner()}.{secrets.token_hex(4)}.part")
+    try:
+        yield part
+    finally:
+        part.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
 def whole_file(final: Path) -> Iterator[Path]:
     """A temporary file name beside `final`. It is renamed to `final` when the block succeeds, and removed when it
     fails."""

@@ -6,13 +6,13 @@ llama.cpp would refuse. Then each file is made in its own child process, and is 
 
 from __future__ import annotations
 
-import re
+import contextlib
 import shlex
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -20,28 +20,26 @@ import msgspec
 
 from skill_train.core.console import Bar
 from skill_train.core.digests import FileDigest, digests, file_digest
-from skill_train.core.errors import UsageError, nearest
+from skill_train.core.errors import UsageError
 from skill_train.core.files import whole_file
 from skill_train.core.memory import peak_memory_bytes
-from skill_train.core.worker import ending, llama_cpp_folder, run_worker
+from skill_train.core.worker import ending, run_worker
+from skill_train.gguf.importance import Matrix, require_same_matrix, takes_matrix
+from skill_train.gguf.mix import MIX_KEY, Mix, entry_of
+from skill_train.gguf.quality.distance import Judge, judging
+from skill_train.gguf.quant_types import fallbacks_of, quantization_types, type_names
 from skill_train.gguf.quantize_worker import DryRun, QuantizeJob
-from skill_train.llama.gguf_header import GgufFile, read_gguf
+from skill_train.gguf.with_matrix import WithMatrix
+from skill_train.llama.gguf_header import read_gguf
 from skill_train.machine.limits import require_memory
 from skill_train.machine.read import available_memory_bytes
 from skill_train.run import export_record, records
-from skill_train.run.export_record import ExportedFile, ExportRecord, Fallback
+from skill_train.run.export_record import ExportedFile, ExportRecord, QuantizedFile
 from skill_train.run.folder import note_of, noted, require_space, require_writable, versions
 
 WORKER = "skill_train.gguf.quantize_worker"
 
-# llama-quantize's short names (tools/quantize/quantize.cpp).
-_ALIASES = {"q3_k": "q3_k_m", "q4_k": "q4_k_m", "q5_k": "q5_k_m"}
-
-# These are in the enumeration, but llama_ftype_get_default_type does not know them. Only a converter writes such files.
-_NOT_MADE_BY_QUANTIZING = ("guessed", "nvfp4")
-
 _ONE_DIMENSION = 1
-_SUPER_BLOCK = 256  # weights in a block of a K-quant or i-quant (QK_K in ggml-common.h)
 _AT_ONCE = 2
 _WORKER_BYTES = 400_000_000  # 0.12 GB measured; the source is mapped, not loaded
 
@@ -70,6 +68,9 @@ class QuantizeRequest:
         source: an unquantized GGUF file.
         quants: names of types, such as `q4_k_m`; upper case and `-` are understood.
         threads: 0 lets llama.cpp use all.
+        matrix: an importance matrix for the types that take one.
+        mixes: types of their own by the name that stands in the file's name.
+        without_matrix: a file that was made with one is not reused.
     """
 
     source: Path
@@ -78,6 +79,9 @@ class QuantizeRequest:
     name: str
     quants: list[str]
     threads: int = 0
+    matrix: Matrix | None = None
+    without_matrix: bool = False
+    mixes: dict[str, Mix] = field(default_factory=dict)
 
 
 def quantize(request: QuantizeRequest, *, progress: Bar, warn: Callable[[str, str], None]) -> Quantized:
@@ -89,7 +93,7 @@ def quantize(request: QuantizeRequest, *, progress: Bar, warn: Callable[[str, st
         DecisionNeeded: there is not enough disk or memory.
     """
     started = time.monotonic()
-    types = {quant: quantization_types()[quant] for quant in type_names(request.quants)}
+    types = _types(request)
     inputs = digests(request.source.parent, [request.source])
     outputs = _earlier_outputs(request.record, inputs)
     files = {quant: request.out / f"{request.name}-{quant}.gguf" for quant in types}
@@ -100,25 +104,39 @@ def quantize(request: QuantizeRequest, *, progress: Bar, warn: Callable[[str, st
     reused = [quant for quant in types if names[quant] in outputs]
     for quant in reused:
         _check_unchanged(files[quant], outputs[names[quant]], request.record)
+        require_same_matrix(files[quant], outputs[names[quant]], request.matrix, without=request.without_matrix)
     if len(reused) < len(types):
         require_writable(request.out)
-    plans = _plans(request.source, {quant: number for quant, number in types.items() if quant not in reused}, progress)
+    missing_types = {quant: number for quant, number in types.items() if quant not in reused}
+    plans = _plans(request, missing_types, progress)
     same = [quant for quant, plan in plans.items() if plan["changed"] == 0]
     to_make = [quant for quant in plans if quant not in same]
     _check_room(request.source, request.out, files, {quant: plans[quant] for quant in to_make})
-    entries = _make_all(
-        [
-            _ToMake(quant, _job(request.source, {quant: types[quant]}, request.threads), files[quant], plans[quant])
-            for quant in to_make
-        ],
-        at_once=_at_once(request.source),
-        progress=progress,
-        warn=warn,
-        note=lambda quant, entry: _write(note_of(files[quant], request.record), inputs, {names[quant]: entry}, started),
-        keep=lambda done: _write(
-            request.record, inputs, outputs | {names[quant]: done[quant] for quant in done}, started
-        ),
-    )
+    compared = [quant for quant in to_make if not plans[quant]["needs_imatrix"]]
+    with _judge(request, compared, progress) as judge:
+        entries = _make_all(
+            [
+                _ToMake(
+                    quant,
+                    _job(request, {quant: types[quant]}),
+                    files[quant],
+                    plans[quant],
+                    _with(request, plans[quant]["needs_imatrix"], quant, judge),
+                    request.mixes.get(quant),
+                    judge,
+                )
+                for quant in to_make
+            ],
+            at_once=_at_once(request.source),
+            progress=progress,
+            warn=warn,
+            note=lambda quant, entry: _write(
+                note_of(files[quant], request.record), inputs, {names[quant]: entry}, started
+            ),
+            keep=lambda done: _write(
+                request.record, inputs, outputs | {names[quant]: done[quant] for quant in done}, started
+            ),
+        )
     outputs |= {names[quant]: entry for quant, entry in entries.items()}
     recorded = export_record.read(request.record) if request.record.is_file() else None
     if recorded is None or recorded.outputs != outputs:  # no file was made, but a recorded file was removed
@@ -128,98 +146,90 @@ def quantize(request: QuantizeRequest, *, progress: Bar, warn: Callable[[str, st
     return Quantized(recorded, not to_make, [names[quant] for quant in reused], same)
 
 
-def quantization_types() -> dict[str, int]:
-    """The number by name of every type that the installed llama.cpp can quantize to. They are read from the text of its
-    bindings, because importing the bindings would load the native library.
-
-    Raises:
-        NotInstalled: llama-cpp-python is missing.
-    """
-    text = (llama_cpp_folder() / "llama_cpp.py").read_text(encoding="utf-8")
-    types = re.findall(r"^LLAMA_FTYPE_(?:MOSTLY_|ALL_)?(\w+) = (\d+)", text, re.MULTILINE)
-    return {kind.lower(): int(number) for kind, number in types if kind.lower() not in _NOT_MADE_BY_QUANTIZING}
+def _types(request: QuantizeRequest) -> dict[str, int]:
+    """llama.cpp's number of each type by its name; of a mix, that of the type which its metadata states."""
+    numbers = quantization_types()
+    types = {quant: numbers[quant] for quant in type_names(request.quants)}
+    return types | {name: numbers[mix.nominal] for name, mix in request.mixes.items()}
 
 
-def type_names(quants: list[str]) -> list[str]:
-    """llama.cpp's names of the types in lower case, each once, in the given order.
-
-    Raises:
-        UsageError: a name is unknown; the message has the nearest known name and the list.
-    """
-    types = quantization_types()
-    names = []
-    for quant in quants:
-        plain = quant.strip().lower().replace("-", "_")
-        plain = _ALIASES.get(plain, plain)
-        if plain not in types:
-            raise UsageError(
-                f"{quant!r} is not a type that the installed llama.cpp can make{nearest(plain, types)}",
-                code="cannot_quantize",
-                expected=", ".join(sorted(types)),
-                got=quant,
-                hint="skill-train export-gguf RUN --quant q8_0,q4_k_m",
-            )
-        names.append(plain)
-    return list(dict.fromkeys(names))
+def _job(request: QuantizeRequest, types: dict[str, int]) -> QuantizeJob:
+    job: QuantizeJob = {"source": str(request.source), "types": types, "out": "", "threads": request.threads}
+    mix = request.mixes.get(next(iter(types)))
+    if mix is None:
+        return job
+    return {**job, "tensor_types": mix.types, "metadata": {MIX_KEY: mix.figures["target"]}}
 
 
-def fallbacks_of(file: GgufFile, planned: list[Fallback], quant: str) -> list[Fallback]:
-    """The tensors that the file stores in another type than the intended one: `tensor`, `wanted`, `got`, `why`.
-
-    `got` is read from the file. llama.cpp logs nothing if it stores an output matrix (or the embedding of a tied model)
-    as q8_0 because its rows are not divisible by 256. Such a tensor is in the list too.
-    """
-    announced: list[Fallback] = [
-        {**fallback, "got": file.tensors[fallback["tensor"]].kind.lower()} for fallback in planned
-    ]
-    named = {fallback["tensor"] for fallback in planned}
-    silent: list[Fallback] = [
-        {
-            "tensor": tensor.name,
-            "wanted": "q6_k",
-            "got": tensor.kind.lower(),
-            "why": f"rows of {tensor.shape[0]} weights are not divisible by {_SUPER_BLOCK}",
-        }
-        for tensor in file.tensors.values()
-        if "_k" in quant or quant.startswith(("iq", "tq"))
-        if tensor.name in ("output.weight", "token_embd.weight") and tensor.name not in named
-        if tensor.kind == "Q8_0" and tensor.shape[0] % _SUPER_BLOCK
-    ]
-    return announced + silent
-
-
-def _job(source: Path, types: dict[str, int], threads: int) -> QuantizeJob:
-    return {"source": str(source), "types": types, "out": "", "threads": threads}
-
-
-def _plans(source: Path, types: dict[str, int], progress: Bar) -> dict[str, DryRun]:
+def _plans(request: QuantizeRequest, types: dict[str, int], progress: Bar) -> dict[str, DryRun]:
     """The dry run of llama.cpp for each type, which reads only the header."""
     if not types:
         return {}
     progress(0, len(types), f"asking llama.cpp about {', '.join(types)}")
-    answers = run_worker(WORKER, _job(source, types, 1))
-    plans = msgspec.convert(answers, dict[str, DryRun])
-    for quant, plan in plans.items():
-        if plan["needs_imatrix"]:
-            raise UsageError(
-                f"llama.cpp cannot make {quant} without an importance matrix, which skill-train does not make",
-                code="cannot_quantize",
-                expected="a type that works without one, such as q4_k_m, q3_k_m, q2_k or iq4_xs",
-                got=quant,
-                hint="skill-train export-gguf RUN --quant q4_k_m; for this type use llama.cpp's llama-imatrix and "
-                "llama-quantize --imatrix on the f16 file",
-            )
+    matrix, plain = request.matrix, {quant: number for quant, number in types.items() if quant not in request.mixes}
+    plans = _dry_run(_job(request, plain)) if plain else {}
+    needing = [quant for quant, plan in plans.items() if plan["needs_imatrix"]]
+    for quant in needing:
+        if matrix is None or matrix.missing:
+            raise _needs_matrix(quant, matrix)
+    if needing and matrix:  # with one, llama.cpp gives some tensors other types
+        job = _job(request, {quant: types[quant] for quant in needing})
+        again = _dry_run({**job, "matrix": str(matrix.file)})
+        plans |= {quant: {**again[quant], "needs_imatrix": True} for quant in needing}
+    for name in types.keys() - plain.keys():
+        job = _job(request, {name: types[name]})
+        plans |= _dry_run({**job, "matrix": str(matrix.file)} if matrix else job)
     return plans
+
+
+def _dry_run(job: QuantizeJob) -> dict[str, DryRun]:
+    return msgspec.convert(run_worker(WORKER, job), dict[str, DryRun])
+
+
+def _needs_matrix(quant: str, matrix: Matrix | None) -> UsageError:
+    lacking = f"{len(matrix.missing)} matrices are not in {matrix.file.name}" if matrix else "there is none"
+    return UsageError(
+        f"llama.cpp cannot make {quant} without an importance matrix, and {lacking}",
+        code="cannot_quantize",
+        expected="a type that works without one, such as q4_k_m, q3_k_m, q2_k or iq4_xs",
+        got=quant,
+        hint="skill-train export-gguf RUN --quant q4_k_m; a run has a matrix of its own with --imatrix auto",
+    )
+
+
+@contextlib.contextmanager
+def _judge(request: QuantizeRequest, quants: list[str], progress: Bar) -> Iterator[Judge | None]:
+    """The judge of mixes, and of the files with and without a matrix; None where there is nothing to measure."""
+    texts = next((mix.texts for mix in request.mixes.values()), request.matrix.texts if request.matrix else [])
+    if not texts or not any(takes_matrix(quant) or quant in request.mixes for quant in quants):
+        yield None
+        return
+    vocabulary = len(read_gguf(request.source).strings("tokenizer.ggml.tokens"))
+    with judging(request.source, texts, vocabulary, progress) as judge:
+        yield judge
+
+
+def _with(request: QuantizeRequest, needed: bool, quant: str, judge: Judge | None) -> WithMatrix | None:
+    """The matrix for one type: where it is needed or asked for, and where it can be measured to help."""
+    matrix = request.matrix
+    if matrix is None or not (takes_matrix(quant) or quant in request.mixes):
+        return None
+    if needed or matrix.wanted or quant in request.mixes:
+        return WithMatrix(matrix, None)
+    return WithMatrix(matrix, judge) if judge is not None else None
 
 
 @dataclass(frozen=True)
 class _ToMake:
-    """A file to make, and the result of llama.cpp's dry run for it."""
+    """A file to make, the result of llama.cpp's dry run for it, its importance matrix, and the mix that it is."""
 
     quant: str
     job: QuantizeJob
     file: Path
     plan: DryRun
+    matrix: WithMatrix | None
+    mix: Mix | None
+    judge: Judge | None
 
 
 def _make_all(
@@ -271,12 +281,19 @@ def _make(
 ) -> ExportedFile:
     """Quantizes one file and returns its entry in the record."""
     started, quant = time.monotonic(), wanted.quant
+    made: QuantizedFile = {}
     with whole_file(wanted.file) as part:
-        run_worker(WORKER, {**wanted.job, "out": str(part)}, progress=progress)
+        if wanted.matrix is not None:
+            made = wanted.matrix.make(wanted.job, part, wanted.file, progress)
+        else:
+            run_worker(WORKER, {**wanted.job, "out": str(part)}, progress=progress)
         progress(1, 1, "written, reading it back")
         gguf = read_gguf(part)
         fallbacks = fallbacks_of(gguf, wanted.plan["fallbacks"], quant)
         matrices = [tensor for tensor in gguf.tensors.values() if len(tensor.shape) > _ONE_DIMENSION]
+        mixed: QuantizedFile = {}
+        if wanted.mix is not None and wanted.judge is not None:
+            mixed = entry_of(wanted.mix, gguf, wanted.judge, progress)
         entry: ExportedFile = {
             **file_digest(part),
             "quant": quant,
@@ -284,6 +301,8 @@ def _make(
             "fallbacks": fallbacks,
             "bits_per_weight": round(8 * sum(t.n_bytes for t in matrices) / sum(t.elements for t in matrices), 3),
             "seconds": round(time.monotonic() - started, 3),
+            **made,
+            **mixed,
         }
         note(quant, entry)
     if fallbacks:

@@ -9,10 +9,12 @@ import ctypes
 import math
 import re
 from collections.abc import Callable
-from typing import Any, TypedDict
+from pathlib import Path
+from typing import Any, NotRequired, TypedDict
 
 from skill_train.core.errors import DecisionNeeded, SkillTrainError, UsageError
 from skill_train.core.worker import report_progress, worker_main
+from skill_train.llama.importance.file import read_matrix
 from skill_train.llama.llama_cpp import bindings
 from skill_train.run.export_record import Fallback
 
@@ -27,6 +29,11 @@ _FALLBACK = re.compile(r"warning: (\S+) +- ncols +(\d+) not divisible by +(\d+) 
 _FALLS_TO = re.compile(r"-> falling back to +(\w+)")
 _CHANGED = re.compile(r"MiB -> ")
 _SIZE = re.compile(r"quant size += +([\d.]+) MiB")
+_TARGET = re.compile(r"\[ *\d+/ *\d+\] (\S+) .* MiB -> +[\d.]+ MiB \((\w+)\)$")
+
+_INTEGER, _TEXT = 0, 3  # enum llama_model_kv_override_type
+_LONGEST_TEXT = 127  # bytes of a value in llama_model_kv_override
+_PLAIN_NAME = re.compile(r"[\w.-]+")
 
 
 class QuantizeJob(TypedDict):
@@ -35,12 +42,18 @@ class QuantizeJob(TypedDict):
     Attributes:
         types: llama.cpp's number of each type by its name.
         threads: 0 for all.
+        matrix: the file of an importance matrix.
+        tensor_types: the type of every matrix by its name, in place of llama.cpp's own choice.
+        metadata: texts and whole numbers that the file is to state.
     """
 
     source: str
     types: dict[str, int]
     out: str
     threads: int
+    matrix: NotRequired[str]
+    tensor_types: NotRequired[dict[str, str]]
+    metadata: NotRequired[dict[str, str]]
 
 
 class DryRun(TypedDict):
@@ -49,10 +62,12 @@ class DryRun(TypedDict):
     Attributes:
         size_bytes: the size of the tensors' data, to a hundredth of a MiB.
         changed: the number of tensors that get another type.
+        targets: these tensors, each with its type.
     """
 
     size_bytes: int
     changed: int
+    targets: dict[str, str]
     fallbacks: list[Fallback]
     needs_imatrix: bool
 
@@ -66,6 +81,7 @@ class _Log:
         self.errors: list[str] = []
         self.fallbacks: list[Fallback] = []
         self.changed = 0
+        self.targets: dict[str, str] = {}
         self.size_bytes = 0
         self.needs_imatrix = False
 
@@ -86,6 +102,8 @@ class _Log:
             self.fallbacks.append({"tensor": name, "wanted": wanted.lower(), "got": falls_to[1].lower(), "why": why})
         if _CHANGED.search(line):
             self.changed += 1
+        if target := _TARGET.match(line):
+            self.targets[target[1]] = target[2].lower()
         if size:
             self.size_bytes = math.ceil((float(size[1]) + 0.01) * _MIB)
         if "will require an imatrix" in line:
@@ -115,7 +133,13 @@ def _quantize(api: Any, job: QuantizeJob, name: str, number: int) -> DryRun:
     parameters.nthread = job["threads"]
     parameters.dry_run = not job["out"]
     parameters.max_buf_size = _BUFFER_BYTES
+    stated: dict[str, str | int] = dict(job.get("metadata", {}))
+    kept: list[Any] = [_use_types(api, parameters, job.get("tensor_types", {}))]
+    if job.get("matrix"):
+        kept.append(_use_matrix(api, parameters, Path(job["matrix"]), stated))
+    kept.append(_state(api, parameters, stated))
     status = api.llama_model_quantize(job["source"].encode(), job["out"].encode(), ctypes.byref(parameters))
+    kept.clear()  # llama.cpp reads these arrays until here
     api.llama_log_set(api.llama_log_callback(0), ctypes.c_void_p(0))  # Python may end before llama.cpp's last line
     if status != 0:
         raise _refused(log.errors[-1] if log.errors else f"status {status}", job, name)
@@ -123,8 +147,68 @@ def _quantize(api: Any, job: QuantizeJob, name: str, number: int) -> DryRun:
         "size_bytes": log.size_bytes,
         "fallbacks": log.fallbacks,
         "changed": log.changed,
+        "targets": log.targets,
         "needs_imatrix": log.needs_imatrix,
     }
+
+
+def _use_matrix(api: Any, parameters: Any, file: Path, stated: dict[str, str | int]) -> Any:
+    """Hands the importance matrix over, and adds to `stated` what llama-quantize writes of it
+    (tools/quantize/quantize.cpp). Returns what must stay in memory meanwhile."""
+    matrix = read_matrix(file)
+    values = {name: entry.means() for name, entry in matrix.entries.items()}
+    data = (api.llama_model_imatrix_data * (len(values) + 1))()  # the last one has no name, and ends the array
+    for item, (name, means) in zip(data, values.items(), strict=False):
+        item.name, item.size = name.encode(), len(means)
+        item.data = means.ctypes.data_as(ctypes.POINTER(ctypes.c_float))
+    parameters.imatrix = data
+    stated["quantize.imatrix.file"] = file.name
+    if matrix.datasets:
+        stated["quantize.imatrix.dataset"] = matrix.datasets[0]
+    stated["quantize.imatrix.entries_count"] = len(values)
+    stated["quantize.imatrix.chunks_count"] = matrix.chunk_count
+    return values, data
+
+
+def _state(api: Any, parameters: Any, stated: dict[str, str | int]) -> Any:
+    """Adds metadata to the file. Returns what must stay in memory meanwhile."""
+    pairs = (api.llama_model_kv_override * (len(stated) + 1))()  # the last one has no key, and ends the array
+    for pair, (key, value) in zip(pairs, stated.items(), strict=False):
+        pair.key = key.encode()
+        if isinstance(value, int):
+            pair.tag, pair.value.val_i64 = _INTEGER, value
+        else:
+            cut = value.encode("utf-8", errors="replace")[:_LONGEST_TEXT]
+            pair.tag, pair.value.val_str = _TEXT, cut.decode(errors="ignore").encode()
+    if stated:
+        parameters.kv_overrides = pairs
+    return pairs
+
+
+def _use_types(api: Any, parameters: Any, types: dict[str, str]) -> Any:
+    """Sets the type of each matrix. llama.cpp searches names with regular expressions and takes the first that matches:
+    each is anchored at both ends. Returns what must stay in memory meanwhile."""
+    if not types:
+        return None
+    from gguf.constants import GGMLQuantizationType
+
+    odd = [name for name in types if not _PLAIN_NAME.fullmatch(name)]
+    if odd:
+        raise UsageError(
+            f"{odd[0]!r} is no name of a matrix that can be given a type of its own",
+            code="cannot_quantize",
+            expected="names of letters, digits, dots and lines",
+            hint="skill-train export-gguf RUN --quant q4_k_m",
+        )
+    numbers = {kind.name.lower(): int(kind) for kind in GGMLQuantizationType}
+    overrides = (
+        api.llama_model_tensor_override * (len(types) + 1)
+    )()  # the last one has no pattern, and ends the array
+    for override, (name, kind) in zip(overrides, types.items(), strict=False):
+        escaped = name.replace(".", r"\.")
+        override.pattern, override.type = f"^{escaped}$".encode(), numbers[kind]
+    parameters.tt_overrides = overrides
+    return overrides
 
 
 def _refused(why: str, job: QuantizeJob, name: str) -> SkillTrainError:

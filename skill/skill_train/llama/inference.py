@@ -49,6 +49,7 @@ class InferenceJob(msgspec.Struct, frozen=True, kw_only=True):
         vocabulary: the size of the reference's vocabulary; None without logits.
         plain, special: texts to tokenize; the latter get BOS and EOS if the tokenizer adds them.
         tuned: the file of the reference logits for `sequences`.
+        logits: the file to write the logits of `sequences` to, as the reference of another job.
         trained: the file of the logits of the trained model, if `tuned` is that model after rounding.
         base: the file of the logits of the base, for the first `base_rows`.
     """
@@ -62,6 +63,7 @@ class InferenceJob(msgspec.Struct, frozen=True, kw_only=True):
     special: list[str] = []
     sequences: list[Sequence] = []
     tuned: str | None = None
+    logits: str | None = None
     trained: str | None = None
     base: str | None = None
     base_rows: int = 0

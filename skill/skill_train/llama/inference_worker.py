@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from skill_train.core.worker import report_progress, worker_main
-from skill_train.llama.inference import InferenceJob, InferenceResult, Prompt, Scored
+from skill_train.llama.inference import InferenceJob, InferenceResult, Prompt, Scored, Sequence
 from skill_train.llama.llama_cpp import Llama, loaded
 from skill_train.llama.logit_distance import (
     Distance,
@@ -34,7 +34,9 @@ def run(document: object) -> object:
 
 
 def _answered(llama: Llama, job: InferenceJob) -> InferenceResult:
-    figures, trained_kl, change = _compare(llama, job)
+    if job.logits is not None:
+        _write_logits(llama, job.sequences, job.logits)
+    figures, trained_kl, change = _compare(llama, job) if job.tuned is not None else (None, None, None)
     sums, started = _losses(llama, job.scored), time.monotonic()
     answers = _answers(llama, job.prompts)
     return InferenceResult(
@@ -48,6 +50,15 @@ def _answered(llama: Llama, job: InferenceJob) -> InferenceResult:
         answers=answers,
         answer_seconds=time.monotonic() - started,
     )
+
+
+def _write_logits(llama: Llama, sequences: list[Sequence], file: str) -> None:
+    """Writes the logits of all tokens, float32 [rows, vocabulary]."""
+    with open(file, "wb") as out:
+        for number, sequence in enumerate(sequences):
+            report_progress(number, len(sequences), "logits of the unquantized file")
+            for _, logits in llama.logits(sequence.ids):
+                out.write(logits.astype("<f4", copy=False).tobytes())
 
 
 def _answers(llama: Llama, prompts: list[Prompt]) -> list[list[int]]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 import shlex
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -26,6 +27,7 @@ from skill_train.report.views import (
     RunItView,
 )
 from skill_train.report.words import nats, number, ratio, share, size
+from skill_train.run.export_record import ExportedFile
 from skill_train.run.verify_record import Check
 
 Shown = Callable[[Any], str]
@@ -120,7 +122,23 @@ def _file(run: ReportedRun, file: str, step: str, name: str) -> FileView:
         "exact_match": measured(run, file, "exact_match", stage=quant),
         "speed": measured(run, file, "tokens_per_second", stage=quant),
         "fallbacks": len(run[step].get("outputs", name, "fallbacks", default=[])),
+        "made": _made(run[step].get("outputs", name, default={})),
     }
+
+
+def _made(exported: ExportedFile) -> list[str]:
+    """How a file was quantized: with which importance matrix, and in which mix of types."""
+    said = []
+    if use := exported.get("imatrix"):
+        said.append(f"with the importance matrix {use['file']} of {use['data']}")
+    if choice := exported.get("choice"):
+        kls = [choice[each]["mean_kl"] for each in ("with_matrix", "without_matrix")]
+        said.append(f"KL to the unquantized file {nats(kls[0])} with the matrix, {nats(kls[1])} without")
+    if measured := exported.get("measured"):
+        kinds = Counter(exported.get("tensor_types", {}).values()).most_common()
+        mixed = ", ".join(f"{count} {kind}" for kind, count in kinds)
+        said.append(f"a mix of {mixed}; KL to the unquantized file {nats(measured['mean_kl'])}")
+    return said
 
 
 def _to_trained(checks: list[Check]) -> str:

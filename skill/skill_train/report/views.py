@@ -154,7 +154,8 @@ class ProofView(TypedDict):
 
 
 class FileView(TypedDict):
-    """`path` is relative to the run. `fallbacks` counts the tensors that are stored in another type."""
+    """`path` is relative to the run. `fallbacks` counts the tensors that are stored in another type. `made` says which
+    importance matrix the file was made with, and of what types it is mixed."""
 
     file: str
     path: str
@@ -169,6 +170,7 @@ class FileView(TypedDict):
     exact_match: Figure
     speed: Figure
     fallbacks: int
+    made: list[str]
 
 
 class PairView(TypedDict):

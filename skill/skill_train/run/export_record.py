@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Required, TypedDict
+from typing import TypedDict
 
 import msgspec
 
 from skill_train.core.digests import FileDigest, file_digest
 from skill_train.run import records
 from skill_train.run.records import FileName, Number, StepSchema, Whole
+
+MIX_KEY = "skill_train.mix"  # in the metadata of a file whose types `export-gguf --quant auto` chose
 
 
 class Fallback(TypedDict):
@@ -21,21 +23,89 @@ class Fallback(TypedDict):
     why: str
 
 
-class ExportedFile(FileDigest, total=False):
-    """One GGUF file.
+class MatrixUse(TypedDict):
+    """The importance matrix that a file was made with.
 
     Attributes:
-        quant: its type, in llama.cpp's short name.
-        types: how many tensors it stores in each type. This and the next fields are for quantized files only.
-        fallbacks: tensors that are stored in a larger type.
-        bits_per_weight: of its matrices.
+        file: its name, with its sha256.
+        model: sha256 of the GGUF file that it was computed with; empty where the matrix does not say it.
+        data: what it was computed of, in its own words.
     """
 
-    quant: Required[str]
+    file: str
+    sha256: str
+    model: str
+    data: str
+
+
+class Measured(TypedDict):
+    """How far a file is from the unquantized one, on rows that its importance matrix was not computed of.
+
+    Attributes:
+        mean_kl: in nats a token.
+        same_top1: share of the tokens whose most likely next token is the same.
+    """
+
+    mean_kl: Number
+    same_top1: Number
+    tokens: Whole
+
+
+class MatrixChoice(TypedDict):
+    """The file with the importance matrix and the one without. The nearer one was kept."""
+
+    with_matrix: Measured
+    without_matrix: Measured
+
+
+class MixFigures(TypedDict):
+    """How the types of a mix were chosen.
+
+    Attributes:
+        target: what it was to weigh, as in the name of the file.
+        estimated_kl: the sum of what was measured of each matrix alone; that of the file is `measured`.
+        measured_pairs: of `pairs` of a matrix and a type; the others were estimated.
+    """
+
+    target: str
+    estimated_kl: Number
+    measured_pairs: Whole
+    pairs: Whole
+
+
+class QuantizedFile(TypedDict, total=False):
+    """What is recorded of a quantized file.
+
+    Attributes:
+        types: how many tensors it stores in each type.
+        fallbacks: tensors that are stored in a larger type.
+        bits_per_weight: of its matrices.
+        imatrix: the importance matrix that it was made with; absent without one.
+        choice: what was measured to choose between a file with and one without.
+        measured: of a mix of types.
+        tensor_types: of a mix, the type of each matrix.
+        mix: how they were chosen.
+    """
+
     types: dict[str, Whole]
     fallbacks: list[Fallback]
     bits_per_weight: Number
     seconds: Number
+    imatrix: MatrixUse
+    choice: MatrixChoice
+    measured: Measured
+    tensor_types: dict[str, str]
+    mix: MixFigures
+
+
+class ExportedFile(FileDigest, QuantizedFile):
+    """One GGUF file.
+
+    Attributes:
+        quant: its type, in llama.cpp's short name, or the name of a mix.
+    """
+
+    quant: str
 
 
 class ExportReason(msgspec.Struct, frozen=True):
@@ -63,6 +133,34 @@ class ExportRecord(msgspec.Struct, frozen=True, kw_only=True):
     outputs: dict[FileName, ExportedFile]
     figures: ExportFigures | msgspec.UnsetType = msgspec.UNSET
     reasons: list[ExportReason] | msgspec.UnsetType = msgspec.UNSET
+    versions: dict[str, str | None] = {}
+    seconds: Number | None = None
+    peak_memory_bytes: Whole | None = None
+    finished_at: str | None = None
+
+
+class MatrixRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """`imatrix.json`: the importance matrix of a run.
+
+    Attributes:
+        inputs: the GGUF file that was run.
+        options: `data`, the sha256 of the token ids, and `dataset`, where they are from.
+        tokens, rows: of the text.
+        unused_experts: experts that no token was sent to: for them every column counts alike.
+        unseen: matrices without an entry.
+    """
+
+    schema: StepSchema = "skill-train/step/1"
+    step: str = "imatrix"
+    inputs: dict[str, FileDigest] = {}
+    options: dict[str, str] = {}
+    outputs: dict[FileName, FileDigest]
+    tokens: Whole
+    rows: Whole
+    entries: Whole
+    unused_experts: Whole = 0
+    unseen: list[str] = []
+    reasons: list[ExportReason] = []
     versions: dict[str, str | None] = {}
     seconds: Number | None = None
     peak_memory_bytes: Whole | None = None

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from skill_train.core.digests import FileDigest
 from skill_train.llama.gguf_header import GgufFile
+from skill_train.run.export_record import MIX_KEY
 from skill_train.run.verify_record import Check, NotChecked
 
 # A type at the end of a file name: model-q4_k_m.gguf, Qwen2-0.5B-Instruct.Q4_K_M.gguf.
@@ -56,8 +58,15 @@ def check_file(gguf: GgufFile) -> Check:
     )
 
 
-def check_types(gguf: GgufFile) -> Check:
-    """Checks that the file name, the metadata and the weights agree on the type."""
+def check_types(gguf: GgufFile, mix: Mapping[str, str] | None = None) -> Check:
+    """Checks that the file name, the metadata and the weights agree on the type.
+
+    Args:
+        mix: the type of each matrix as the export recorded it, for a mix of types. The type that the metadata of such a
+            file states is none that llama.cpp makes, so it is not compared.
+    """
+    if mix is not None or MIX_KEY in gguf.metadata:
+        return _check_mix(gguf, mix)
     stated, named, stored = file_type(gguf), name_type(gguf.path), Counter(t.kind for t in _block_matrices(gguf))
     fitting, main = Counter(t.kind for t in _block_matrices(gguf) if t.shape[0] % 256 == 0), _main_kind(stated)
     name = gguf.path.name
@@ -80,6 +89,33 @@ def check_types(gguf: GgufFile) -> Check:
         why = f"no row length is divisible by 256, so llama.cpp took {fallback} in place of {main}"
         return Check("types", name, "warn", most, main, why, figures)
     return Check("types", name, "pass", most, main, f"{stored[main]} of {stored.total()} matrices are {main}", figures)
+
+
+def _check_mix(gguf: GgufFile, mix: Mapping[str, str] | None) -> Check:
+    name, kinds = gguf.path.name, {tensor.name: tensor.kind.lower() for tensor in gguf.tensors.values()}
+    figures = {"types": dict(Counter(t.kind for t in gguf.tensors.values())), "file_type": file_type(gguf)}
+    if mix is None:
+        why = "the file says that it is a mix of types, and no record of an export says which"
+        return Check("types", name, "warn", len(kinds), "a record", why, figures)
+    other = [tensor for tensor, kind in mix.items() if kinds.get(tensor) != kind]
+    detail = f"a mix: {len(mix)} matrices have the types that quantize.json records"
+    if other:
+        detail = f"{other[0]} is {kinds.get(other[0], 'missing')}, and quantize.json records {mix[other[0]]}"
+    return Check("types", name, "fail" if other else "pass", len(mix) - len(other), len(mix), detail, figures)
+
+
+def bits_per_weight(gguf: GgufFile) -> float:
+    """Of the matrices."""
+    matrices = [tensor for tensor in gguf.tensors.values() if len(tensor.shape) > 1]
+    return 8 * sum(t.n_bytes for t in matrices) / max(1, sum(t.elements for t in matrices))
+
+
+def matrix_note(gguf: GgufFile) -> str:
+    """The importance matrix that the file says it was made with, as a half sentence; empty where it says none."""
+    file, data = (gguf.metadata.get(f"quantize.imatrix.{key}") for key in ("file", "dataset"))
+    return (
+        "" if file is None else f"; made with the importance matrix {file} of {data or 'data that it does not state'}"
+    )
 
 
 def name_type(path: Path) -> str | None:

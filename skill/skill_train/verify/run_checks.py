@@ -19,7 +19,7 @@ from skill_train.llama.inference import InferenceJob, InferenceResult, Prompt
 from skill_train.llama.template import Conversation, Rendered
 from skill_train.machine.read import available_memory_bytes, physical_cores
 from skill_train.run import export_record, merge_record
-from skill_train.run.export_record import ExportedFile
+from skill_train.run.export_record import MIX_KEY, ExportedFile
 from skill_train.run.verify_record import Check, NotChecked
 from skill_train.verify import check_answers as verify_answers
 from skill_train.verify import check_header as verify_file
@@ -32,7 +32,7 @@ from skill_train.verify.check_template import Own
 from skill_train.verify.metadata import check as verify_metadata
 from skill_train.verify.questions import MeasuredReference
 from skill_train.verify.reference_answers import first_of
-from skill_train.verify.thresholds import Limits, limits, of_this_model
+from skill_train.verify.thresholds import Limits, limits, mix_limits, of_this_model
 from skill_train.verify.weights import check as verify_weights
 from skill_train.verify.weights import tensors as verify_tensors
 
@@ -101,13 +101,15 @@ def judge(
         for number, (gguf, started) in enumerate(zip(files, runs, strict=True)):
             name = gguf.path.name
             progress(number + 1, count + 1, name)
+            exported = exports.get(name)
             findings.add(verify_file.check_file(gguf))
-            findings.add(verify_file.check_digest(gguf, prepared.digests[name], exports.get(name)))
+            findings.add(verify_file.check_digest(gguf, prepared.digests[name], exported))
             for finding in prepared.weights[name]:
                 findings.add(finding)
             confirmed = all(_all_confirmed(prepared.weights[each.path.name], each) for each in (gguf, plain or gguf))
+            findings.add(_types(gguf, exported.get("tensor_types") if exported else None))
             _judge_static(gguf, plain if plain is not gguf else None, subject, findings, confirmed)
-            _judge_running(gguf, subject, started, findings, _limits(gguf, subject, run))
+            _judge_running(gguf, subject, started, findings, _limits(gguf, subject, run, exported))
     progress(count + 1, count + 1, "done")
 
 
@@ -212,7 +214,6 @@ def _judge_static(
     gguf: GgufFile, unquantized: GgufFile | None, subject: MeasuredReference, findings: Findings, confirmed: bool
 ) -> None:
     output = verify_tensors.output_of_its_own(subject.reference, subject.adapter)
-    findings.add(verify_file.check_types(gguf))
     findings.add(verify_metadata.check_metadata(gguf, subject.config))
     if (window := verify_metadata.check_window(gguf.path.name, subject.config)) is not None:
         findings.add(window)
@@ -245,16 +246,27 @@ def _judge_running(gguf: GgufFile, subject: MeasuredReference, run: _Run, findin
     findings.add(verify_answers.check_answers(file, measured.answers, file_answers, bounds, subject.tokenizer))
 
 
-def _limits(gguf: GgufFile, subject: MeasuredReference, run: Path) -> Limits:
+def _types(gguf: GgufFile, mix: dict[str, str] | None) -> Check:
+    """The check of the types, which also says which importance matrix the file was made with."""
+    check = verify_file.check_types(gguf, mix)
+    return msgspec.structs.replace(check, detail=check.detail + verify_file.matrix_note(gguf))
+
+
+def _limits(gguf: GgufFile, subject: MeasuredReference, run: Path, exported: ExportedFile | None) -> Limits:
     """The limits for one file. They depend on the type that the merge stored, or without its record on that of the
-    base."""
+    base. A mix is held to what was measured of it, and not to the type that its metadata states."""
     record = run / "merge.json"
     merged = merge_record.read(record).changes["stored_dtype"] if record.is_file() else None
     stored = merged or subject.config.get("dtype") or subject.config.get("torch_dtype")
     # Where the cost of rounding was measured, it is part of the reference already.
     cost_is_measured = subject.measured.rounded is not None
     rounded = subject.adapter is not None and stored in ("BF16", "bfloat16") and not cost_is_measured
-    bounds = limits(verify_file.file_type(gguf), merged_in_bf16=rounded)
+    if exported is not None and "measured" in exported and "tensor_types" in exported:
+        bounds = mix_limits(exported["bits_per_weight"], exported["measured"]["mean_kl"])
+    elif MIX_KEY in gguf.metadata:
+        bounds = mix_limits(verify_file.bits_per_weight(gguf), None)
+    else:
+        bounds = limits(verify_file.file_type(gguf), merged_in_bf16=rounded)
     return of_this_model(bounds, subject.measured.cost, verify_file.file_type(gguf), subject.measured.noise)
 
 

@@ -51,6 +51,16 @@ _PUBLISHED: dict[str, tuple[float, float]] = {
 }
 _UNKNOWN = "q2_k"  # the weakest common type; its bounds hold for types without published figures, and the proof says so
 
+# Bits a weight of these files, for a mix of types: llama.cpp, tools/quantize/README.md, Llama 3.1 8B (read 2026-11-26).
+_BITS = {
+    "q8_0": 8.5, "q6_k": 6.56, "q5_k_m": 5.7, "q5_k_s": 5.57, "q4_k_m": 4.89, "q4_k_s": 4.67, "iq4_xs": 4.46,
+    "q3_k_l": 4.3, "q3_k_m": 4.0, "iq3_m": 3.76, "iq3_xs": 3.5, "iq3_xxs": 3.25, "q2_k": 3.16, "iq2_m": 2.93,
+    "iq2_xs": 2.59, "iq2_xxs": 2.38, "iq1_m": 2.15, "iq1_s": 2.0,
+}  # fmt: skip
+# A mix on held-out rows, over what was measured of it on training rows that nothing was computed of. Above the first
+# it warns, above the second it fails. A matrix that was exchanged multiplies it by a hundred.
+_OF_MEASURED = (3.0, 10.0)
+
 # Unquantized files. Correct f16 files measured 4e-8 to 2e-6 (the latter on two-layer models with large random weights),
 # and llama.cpp gives bf16 against f16 of Llama 3 8B as 0.00000 (same README). Its bf16 compute rounds activations to
 # 8 bits: 6e-5 measured.
@@ -125,6 +135,23 @@ def limits(kind: str, *, merged_in_bf16: bool = False) -> Limits:
         tuning=kld,
         source=source if is_published else f"no figures published for {kind}: those of {_UNKNOWN}",
     )
+
+
+def mix_limits(bits: float, measured_kl: float | None) -> Limits:
+    """The bounds for a mix of types with so many bits a weight.
+
+    Args:
+        measured_kl: of this file against the unquantized one, at the export. It counts where it is nearer than what is
+            published of types of this size.
+    """
+    kind = next((kind for kind, its in _BITS.items() if its <= bits), "iq1_s")
+    bounds = limits(kind)
+    if measured_kl is None:
+        return replace(bounds, source=f"a mix of {bits:.2f} bits a weight, held to {kind}: {bounds.source}")
+    least = _UNQUANTIZED["f16"]
+    own = [bound + times * measured_kl for bound, times in zip(least, _OF_MEASURED, strict=True)]
+    kl = (min(own[0], bounds.kl[0]), min(own[1], bounds.kl[1]))
+    return replace(bounds, kl=kl, source=f"{measured_kl:.2g} nats measured of this mix at its export, and {kind}")
 
 
 def of_this_model(bounds: Limits, cost: Distance | None, kind: str, noise: dict[str, Distance] | None = None) -> Limits:

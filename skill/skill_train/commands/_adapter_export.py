@@ -1,8 +1,6 @@
-"""The adapter of a run as a GGUF file of its own, for `export-gguf --lora`."""
+"""`export-gguf --lora`: the adapter of a run alone."""
 
 from __future__ import annotations
-
-from typing import Any
 
 import msgspec
 
@@ -14,11 +12,13 @@ from skill_train.commands._shell import quoted
 from skill_train.core.console import Console, Result
 from skill_train.core.errors import UsageError
 from skill_train.llama import run_converter
+from skill_train.llama.get_converter import Toolchain
 from skill_train.run.begun import trained
 from skill_train.run.folder import RunDir
 
 
-def export_adapter(console: Console, run: RunDir, tools: Any) -> Result:
+def export_adapter(console: Console, run: RunDir, tools: Toolchain) -> Result:
+    """Writes the adapter as a GGUF file, for use beside one of the base model."""
     from skill_train.gguf.convert_adapter import AdapterExportRequest, export_lora
 
     trained(run)

@@ -1,0 +1,117 @@
+"""The importance matrix of an export: which one is used, and what the answer says of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, TypedDict
+
+from skill_train.core.console import Console
+from skill_train.core.errors import UsageError
+from skill_train.run.export_record import ExportedFile
+from skill_train.run.folder import RunDir
+
+if TYPE_CHECKING:
+    from skill_train.gguf.importance import Matrix
+
+AUTO, NONE = "auto", "none"
+
+
+class MatrixAnswer(TypedDict, total=False):
+    """What is said of the importance matrix of one file."""
+
+    file: str
+    data: str
+    mean_kl_with: float
+    mean_kl_without: float
+
+
+@dataclass(frozen=True)
+class MatrixOrder:
+    """What was asked for, and what a matrix can be computed of.
+
+    Attributes:
+        asked: `auto`, `none` or a file; None leaves it to the measurement, where there is text.
+        run: whose rows are used; None for a model folder.
+        records: the folder for `imatrix.json`.
+    """
+
+    asked: str | None
+    run: RunDir | None
+    records: Path
+
+    @property
+    def file(self) -> Path | None:
+        return None if self.asked in (None, AUTO, NONE) else Path(str(self.asked))
+
+
+def require_possible(order: MatrixOrder, *, mix: bool) -> None:
+    """Refuses what needs the rows of a run before anything is made.
+
+    Args:
+        mix: a mix of types is wanted too.
+    """
+    if order.run is None and (order.asked == AUTO or mix):
+        raise UsageError(
+            f"{'--quant' if mix else '--imatrix'} auto measures on the rows of a run, and this is a model folder",
+            code="bad_usage",
+            expected="skill-train export-gguf RUN",
+            hint="a model folder takes --imatrix FILE of llama-imatrix, and types such as --quant q4_k_m",
+        )
+
+
+def matrix_for(order: MatrixOrder, source: Path, types: list[str], console: Console) -> Matrix | None:
+    """The matrix for these types, which are still to be made; None where none is used.
+
+    Raises:
+        UsageError: the file is no importance matrix, or not of this model.
+    """
+    from skill_train.gguf import importance
+    from skill_train.gguf.quality.texts import FEWEST, texts_of
+    from skill_train.llama.gguf_header import read_gguf
+
+    if order.file is not None:
+        return importance.matrix_of(order.file, source, console.warn)
+    if order.asked == NONE or order.run is None or not any(map(_uses_matrix, types)):
+        return None
+    texts = texts_of(order.run, read_gguf(source))
+    if texts.tokens < FEWEST and order.asked is None:
+        return None
+    with console.progress("importance matrix") as progress:
+        request = importance.MatrixRequest(
+            source=source,
+            texts=texts,
+            dataset=order.run.samples.name,
+            file=order.records / importance.FILE,
+            record=order.records / "imatrix.json",
+        )
+        made = importance.compute_matrix(request, progress=progress).record
+    if made.unused_experts:
+        console.warn(
+            "imatrix",
+            f"{made.unused_experts} matrices of experts saw no token of {texts.why}: they are rounded plainly",
+        )
+    return importance.matrix_of(request.file, source, console.warn, texts=texts.compared)
+
+
+def _uses_matrix(quant: str) -> bool:
+    """Whether a type looks at a matrix. So does a mix, whose name says its size."""
+    from skill_train.gguf.importance import takes_matrix
+
+    return takes_matrix(quant) or quant.startswith("auto-")
+
+
+def matrix_answers(files: Mapping[str, ExportedFile]) -> dict[str, MatrixAnswer]:
+    """For each file that was made with an importance matrix, or compared with one that was."""
+    answers: dict[str, MatrixAnswer] = {}
+    for name, file in files.items():
+        answer: MatrixAnswer = {}
+        if use := file.get("imatrix"):
+            answer |= {"file": use["file"], "data": use["data"]}
+        if choice := file.get("choice"):
+            answer["mean_kl_with"] = choice["with_matrix"]["mean_kl"]
+            answer["mean_kl_without"] = choice["without_matrix"]["mean_kl"]
+        if answer:
+            answers[name] = answer
+    return answers

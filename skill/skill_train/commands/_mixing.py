@@ -1,0 +1,101 @@
+"""`--quant auto`: what a mix of types may weigh, and the types that are chosen for it."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from skill_train.commands._importance import MatrixOrder
+from skill_train.core.console import Console
+from skill_train.core.errors import UsageError
+from skill_train.run.export_record import ExportedFile
+
+if TYPE_CHECKING:
+    from skill_train.gguf.importance import Matrix
+    from skill_train.gguf.mix import Mix, MixTarget
+
+AUTO = "auto"
+_SIZE = re.compile(r"(\d+(?:\.\d+)?) *(|[kmg]|[kmg]i)b?", re.IGNORECASE)
+_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 1 << 10, "mi": 1 << 20, "gi": 1 << 30}
+
+
+def target_of(quant: str, max_size: str | None, bits: float | None) -> tuple[list[str], MixTarget | None]:
+    """The names in `--quant` without `auto`, and what the mix may weigh; None without `auto`.
+
+    Raises:
+        UsageError: `auto` without a size, or with two.
+    """
+    from skill_train.gguf.mix import MixTarget
+
+    names = [name.strip() for name in quant.split(",")]
+    others = [name for name in names if name.lower() != AUTO]
+    sizes = [option for option, value in (("--max-size", max_size), ("--bits", bits)) if value is not None]
+    if len(others) == len(names):
+        if sizes:
+            raise _misused(f"{sizes[0]} is the size of a mix of types, which --quant auto makes")
+        return others, None
+    if len(sizes) != 1:
+        raise _misused("--quant auto needs the size of the file: --max-size or --bits, one of them")
+    return others, MixTarget(most_bytes=None if max_size is None else bytes_of(max_size), bits=bits)
+
+
+def bytes_of(size: str) -> int:
+    """A size such as `400MB`, `1.5GB` or `900MiB` in bytes.
+
+    Raises:
+        UsageError: it is no size.
+    """
+    match = _SIZE.fullmatch(size.strip())
+    count = round(float(match[1]) * _UNITS[match[2].lower()]) if match else 0
+    if not count:
+        raise UsageError(
+            f"{size!r} is not the size of a file",
+            code="bad_usage",
+            expected="such as 400MB or 1.5GB",
+            hint="--max-size 400MB",
+        )
+    return count
+
+
+def mix_for(
+    target: MixTarget,
+    order: MatrixOrder,
+    source: Path,
+    matrix: Matrix | None,
+    earlier: ExportedFile | None,
+    console: Console,
+) -> Mix:
+    """The types of a mix. Those of an earlier file of this name are taken again.
+
+    Raises:
+        UsageError: no mix is that small, or there is no text to measure on.
+    """
+    from skill_train.gguf import mix
+    from skill_train.gguf.quality.texts import texts_of
+    from skill_train.llama.gguf_header import read_gguf
+
+    if order.run is None:
+        raise _misused("--quant auto measures on the rows of a run")
+    texts = texts_of(order.run, read_gguf(source))
+    if earlier is not None and "tensor_types" in earlier and "mix" in earlier:
+        return mix.replayed(earlier["tensor_types"], earlier["mix"], target, source, texts)
+    request = mix.MixRequest(source, target, matrix, texts, order.records / mix.FILE)
+    with console.progress("measuring the types of each matrix") as progress:
+        chosen = mix.choose_mix(request, progress)
+    if chosen.figures["measured_pairs"] < chosen.figures["pairs"]:
+        console.warn(
+            "imatrix",
+            f"there was time for {chosen.figures['measured_pairs']} of {chosen.figures['pairs']} measurements; the "
+            "others were estimated",
+        )
+    return chosen
+
+
+def _misused(why: str) -> UsageError:
+    return UsageError(
+        why,
+        code="bad_usage",
+        expected="--quant auto --max-size 400MB, or --quant auto --bits 4.5",
+        hint="skill-train export-gguf RUN --quant auto --bits 4.5",
+    )

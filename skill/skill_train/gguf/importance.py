@@ -1,0 +1,168 @@
+"""The step that makes the importance matrix of a run, and the choice of a matrix for an export."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from skill_train.core.console import Bar
+from skill_train.core.digests import digests, file_digest
+from skill_train.core.errors import UsageError
+from skill_train.core.files import whole_file
+from skill_train.core.memory import peak_memory_bytes
+from skill_train.gguf.quality.texts import FEWEST, RunTexts
+from skill_train.llama.gguf_header import read_gguf
+from skill_train.llama.importance import collect
+from skill_train.llama.importance.file import read_matrix, require_fit
+from skill_train.machine.limits import require_memory
+from skill_train.run import records
+from skill_train.run.export_record import ExportedFile, ExportReason, MatrixRecord, MatrixUse
+from skill_train.run.folder import StepResult, finished_record, note_of, require_writable, versions
+
+FILE = "imatrix.gguf"
+# Types below q6 whose rounding llama.cpp weighs by the matrix (ggml-quants.c). Ternary types and mxfp4 do not read it.
+_WEIGHED = re.compile(r"q[2345]_k(_[sml])?|q[45]_[01]|iq\d_\w+")
+_WORK_BYTES = 700_000_000  # as `verify` counts for one file of llama.cpp
+Warn = Callable[[str, str], None]
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """The importance matrix of an export.
+
+    Attributes:
+        texts: other text, token ids, to compare files with and without it on. Empty: nothing is compared.
+        wanted: it is used by every type that takes one, and not only where it helps or is needed.
+        missing: matrices of the model that it says nothing about.
+    """
+
+    file: Path
+    use: MatrixUse
+    texts: list[list[int]] = field(default_factory=list)
+    wanted: bool = False
+    missing: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class MatrixRequest:
+    """An unquantized GGUF file, the text to run it on, and where the matrix and its record go."""
+
+    source: Path
+    texts: RunTexts
+    dataset: str
+    file: Path
+    record: Path
+
+
+def takes_matrix(quant: str) -> bool:
+    """Whether a type is below q6, and its rounding looks at an importance matrix."""
+    return _WEIGHED.fullmatch(quant) is not None
+
+
+def compute_matrix(request: MatrixRequest, *, progress: Bar) -> StepResult[MatrixRecord]:
+    """Writes the importance matrix of the source. One that is already recorded for this file and text is reused.
+
+    Raises:
+        UsageError: there is too little text, or a record of other inputs is in the way.
+        NativeCrash, VerificationFailed: llama.cpp crashed, or refuses the file.
+    """
+    started = time.monotonic()
+    if request.texts.tokens < FEWEST:
+        raise UsageError(
+            f"an importance matrix of {request.texts.tokens} tokens says nothing",
+            code="cannot_quantize",
+            expected=f"{FEWEST} tokens or more of training rows in samples.jsonl",
+            got=request.texts.why,
+            hint="skill-train export-gguf RUN --imatrix none, or --imatrix FILE of llama-imatrix",
+        )
+    inputs = digests(request.source.parent, [request.source])
+    options = {"data": request.texts.sha256, "dataset": request.dataset}
+    if done := finished_record(request.record, MatrixRecord, inputs=inputs, options=options, result=request.file):
+        return StepResult(done, reused=True)
+    require_writable(request.file.parent)
+    require_memory(_WORK_BYTES, "computing the importance matrix")
+    with whole_file(request.file) as part:
+        sha256 = next(iter(inputs.values()))["sha256"]
+        named = f"{request.dataset} sha256 {request.texts.sha256[:16]}"
+        job = collect.job(
+            request.source, request.texts.computed, part, dataset=named, model=sha256, data=request.texts.sha256
+        )
+        seen = collect.collect(job, progress)
+        record = MatrixRecord(
+            inputs=inputs,
+            options=options,
+            outputs={str(request.file.relative_to(request.record.parent)): file_digest(part)},
+            tokens=seen.tokens,
+            rows=len(request.texts.computed),
+            entries=seen.entries,
+            unused_experts=seen.unused_experts,
+            unseen=seen.unseen,
+            reasons=[ExportReason("tokens", request.texts.why, request.dataset)],
+            versions=versions("llama-cpp-python", "gguf"),
+            seconds=round(time.monotonic() - started, 3),
+            peak_memory_bytes=peak_memory_bytes(children=True),
+            finished_at=records.timestamp(),
+        )
+        records.write(note_of(request.file, request.record), record)
+    os.replace(note_of(request.file, request.record), request.record)
+    return StepResult(record)
+
+
+def matrix_of(file: Path, source: Path, warn: Warn, texts: list[list[int]] | None = None) -> Matrix:
+    """The importance matrix in a file, checked against the model before anything is quantized.
+
+    Args:
+        texts: to compare files with and without it on; None uses it wherever a type takes one.
+
+    Raises:
+        UsageError: it is damaged, or of a model with other tensors.
+    """
+    matrix = read_matrix(file)
+    model = read_gguf(source)
+    missing = require_fit(file, matrix, model)
+    if missing:
+        warn("imatrix", f"{file.name} says nothing about {len(missing)} matrices, such as {missing[0]}")
+    sha256 = file_digest(source)["sha256"]
+    if not matrix.model:
+        warn(
+            "imatrix", f"{file.name} does not say which model it was computed with; names and widths fit {source.name}"
+        )
+    elif matrix.model != sha256:
+        warn("imatrix", f"{file.name} was computed with another file than {source.name}, of the same names and widths")
+    data = ", ".join(matrix.datasets) or "not stated"
+    use = MatrixUse(file=file.name, sha256=file_digest(file)["sha256"], model=matrix.model, data=data)
+    compared = texts if texts and sum(map(len, texts)) >= FEWEST else []
+    return Matrix(file, use, compared, wanted=texts is None, missing=missing)
+
+
+def require_same_matrix(file: Path, entry: ExportedFile, matrix: Matrix | None, *, without: bool) -> None:
+    """Refuses to reuse a file that was made with another matrix than the one that is asked for by name.
+
+    Args:
+        without: no matrix is wanted.
+    """
+    made_with = entry.get("imatrix")
+    other = without and made_with is not None
+    asked = "without one"
+    if matrix is not None and matrix.wanted and takes_matrix(entry["quant"]):
+        other = made_with is None or made_with["sha256"] != matrix.use["sha256"]
+        asked = f"with {matrix.use['file']}"
+    if other:
+        raise UsageError(
+            f"{file} was made {_made_with(made_with)}, and is asked for {asked}",
+            code="output_exists",
+            expected="the same importance matrix, or a new place for the file",
+            got=_made_with(made_with),
+            hint=f"move {shlex.quote(str(file))} away, and run the same command again",
+        )
+
+
+def _made_with(use: MatrixUse | None) -> str:
+    return (
+        "without an importance matrix" if use is None else f"with the importance matrix {use['file']} of {use['data']}"
+    )

@@ -1,0 +1,207 @@
+"""The step of `export-gguf --quant auto`: a type for each matrix, by measured divergence, under a size."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from skill_train.core.console import Bar
+from skill_train.core.digests import file_digest
+from skill_train.core.errors import UsageError
+from skill_train.core.units import megabytes
+from skill_train.core.worker import run_worker
+from skill_train.gguf.importance import Matrix
+from skill_train.gguf.quality import mix as mixing
+from skill_train.gguf.quality.distance import Judge, distance
+from skill_train.gguf.quality.sensitivity import Basis, SensitivityRequest, measured
+from skill_train.gguf.quality.texts import FEWEST, RunTexts
+from skill_train.gguf.quantize_worker import DryRun
+from skill_train.gguf.with_matrix import WORKER
+from skill_train.llama.gguf_header import GgufFile, read_gguf
+from skill_train.run.export_record import MIX_KEY as MIX_KEY
+from skill_train.run.export_record import MixFigures, QuantizedFile
+
+FILE = "sensitivity.jsonl"
+_MOST_TOKENS = 1024  # of the text, for a measurement that is made some hundred times
+_SPARE_BYTES = 4096  # for what the quantizer adds to the metadata, and for the padding between tensors
+# The type that `general.file_type` states: that of a whole file of about as many bits a weight.
+_NOMINAL = ((2.9, "q2_k"), (3.7, "q3_k_m"), (5.2, "q4_k_m"), (6.1, "q5_k_m"), (7.5, "q6_k"))
+
+
+@dataclass(frozen=True)
+class MixTarget:
+    """What a mix may weigh. One of the two is set.
+
+    Attributes:
+        most_bytes: of the whole file.
+        bits: a weight, of all matrices.
+    """
+
+    most_bytes: int | None = None
+    bits: float | None = None
+
+    @property
+    def name(self) -> str:
+        """Of the file, after the name of the model."""
+        return f"auto-{self.bits:g}bpw" if self.bits is not None else f"auto-{(self.most_bytes or 0) / 1e6:g}mb"
+
+
+@dataclass(frozen=True)
+class Mix:
+    """A mix for the quantizer.
+
+    Attributes:
+        nominal: the type that the file's metadata states, because a number must stand there.
+        texts: other text to measure the finished file on.
+    """
+
+    types: dict[str, str]
+    nominal: str
+    most_bytes: int | None
+    texts: list[list[int]]
+    figures: MixFigures
+
+
+@dataclass(frozen=True)
+class MixRequest:
+    """An unquantized GGUF file, what the mix may weigh, and the text to measure on.
+
+    Attributes:
+        file: where the figures of each matrix are kept.
+    """
+
+    source: Path
+    target: MixTarget
+    matrix: Matrix | None
+    texts: RunTexts
+    file: Path
+
+
+def choose_mix(request: MixRequest, progress: Bar) -> Mix:
+    """The mix of the least estimated divergence.
+
+    Raises:
+        UsageError: even the coarsest types are too large, no matrix can be quantized, or there is too little text.
+    """
+    gguf = read_gguf(request.source)
+    matrices = _quantizable(gguf)
+    tokens = min(request.texts.tokens, sum(map(len, request.texts.compared)))
+    if not matrices or tokens < FEWEST:
+        raise UsageError(
+            "a mix of types cannot be chosen: there is "
+            + ("too little text to measure on" if matrices else "no matrix to quantize"),
+            code="cannot_quantize",
+            expected="an unquantized model, and rows in samples.jsonl",
+            hint="skill-train export-gguf RUN --quant q4_k_m",
+        )
+    room = _room(gguf, matrices, request.target)
+    bits = 8 * room / sum(matrices.values())
+    wanted = _wanted(gguf, matrices, bits, request.matrix)
+    stays = sum(gguf.tensors[name].n_bytes for name in matrices if name not in wanted)
+    elements = {name: matrices[name] for name in wanted}
+    least = sum(min(mixing.bytes_of(elements[name], kind) for kind in kinds) for name, kinds in wanted.items())
+    if least + stays > room:  # before it measures for minutes
+        raise UsageError(
+            f"no mix is that small: the matrices need {megabytes(least + stays)}, and may take {megabytes(room)}",
+            code="cannot_quantize",
+            expected=f"--bits {8 * (least + stays) / sum(matrices.values()):.2f} or more",
+            got=f"{bits:.2f} bits a weight",
+            hint="ask for a larger size, or train a smaller base",
+        )
+    known = measured(_measurement(request, wanted), progress)
+    chosen = mixing.choose(elements, mixing.completed(known, wanted), room - stays)
+    figures: MixFigures = {
+        "target": request.target.name,
+        "estimated_kl": chosen.kl,
+        "measured_pairs": len(known),
+        "pairs": sum(map(len, wanted.values())),
+    }
+    return Mix(chosen.types, _nominal(bits), request.target.most_bytes, request.texts.compared, figures)
+
+
+def _wanted(gguf: GgufFile, matrices: dict[str, int], bits: float, matrix: Matrix | None) -> dict[str, list[str]]:
+    """The types to measure of each matrix. One whose rows fit no type is left out, and stays as it is."""
+    without_entry = set(matrices) if matrix is None else set(matrix.missing)
+    wanted: dict[str, list[str]] = {}
+    for name in matrices:
+        with_matrix = name.startswith("blk.") and name not in without_entry
+        if kinds := mixing.candidates(gguf.tensors[name].shape[0], bits, with_matrix=with_matrix):
+            wanted[name] = kinds
+    return wanted
+
+
+def _measurement(request: MixRequest, wanted: dict[str, list[str]]) -> SensitivityRequest:
+    basis = Basis(
+        model=file_digest(request.source)["sha256"],
+        matrix=request.matrix.use["sha256"] if request.matrix else "",
+        data=request.texts.sha256,
+    )
+    return SensitivityRequest(
+        source=request.source,
+        matrix=request.matrix.file if request.matrix else None,
+        texts=_shortened(request.texts.computed),
+        basis=basis,
+        wanted=wanted,
+        file=request.file,
+    )
+
+
+def replayed(types: dict[str, str], figures: MixFigures, target: MixTarget, source: Path, texts: RunTexts) -> Mix:
+    """The mix that a record describes."""
+    gguf = read_gguf(source)
+    matrices = _quantizable(gguf)
+    bits = 8 * _room(gguf, matrices, target) / max(1, sum(matrices.values()))
+    return Mix(types, _nominal(bits), target.most_bytes, texts.compared, figures)
+
+
+def entry_of(mix: Mix, file: GgufFile, judge: Judge, progress: Bar) -> QuantizedFile:
+    """What the record says of a mix: its types as the file has them, and its distance on other text.
+
+    Raises:
+        UsageError: the file is not the mix, or is larger than it may be.
+    """
+    other = [name for name, kind in mix.types.items() if file.tensors[name].kind.lower() != kind]
+    too_large = mix.most_bytes is not None and file.size_bytes > mix.most_bytes
+    if other or too_large:
+        raise UsageError(
+            f"{file.path.name} is not the mix that was chosen",
+            code="cannot_quantize",
+            expected=f"{other[0]} as {mix.types[other[0]]}" if other else f"at most {mix.most_bytes} bytes",
+            got=file.tensors[other[0]].kind.lower() if other else f"{file.size_bytes} bytes",
+            hint="export with a type of llama.cpp: --quant q4_k_m",
+        )
+    return {"measured": distance(judge, file.path, progress), "tensor_types": mix.types, "mix": mix.figures}
+
+
+def _quantizable(gguf: GgufFile) -> dict[str, int]:
+    """The weights of each matrix that llama.cpp would round, by its own dry run. All are named in the mix: llama.cpp
+    counts the ones that it chooses a type for itself, and a partial list would shift its count."""
+    job = {"source": str(gguf.path), "types": {"q8_0": 7}, "out": "", "threads": 1}
+    plan = msgspec.convert(run_worker(WORKER, job), dict[str, DryRun])["q8_0"]
+    return {name: gguf.tensors[name].elements for name in plan["targets"]}
+
+
+def _room(gguf: GgufFile, matrices: dict[str, int], target: MixTarget) -> int:
+    """The bytes that the matrices may take together."""
+    others = {name: tensor for name, tensor in gguf.tensors.items() if name not in matrices}
+    if target.bits is not None:
+        flat = [tensor for tensor in others.values() if len(tensor.shape) > 1]  # part of the bits that are recorded
+        weights = sum(matrices.values()) + sum(tensor.elements for tensor in flat)
+        return int(target.bits * weights / 8) - sum(tensor.n_bytes for tensor in flat)
+    header = gguf.size_bytes - sum(tensor.n_bytes for tensor in gguf.tensors.values())
+    return (target.most_bytes or 0) - header - _SPARE_BYTES - sum(tensor.n_bytes for tensor in others.values())
+
+
+def _shortened(texts: list[list[int]]) -> list[list[int]]:
+    """The first texts."""
+    chosen: list[list[int]] = []
+    for ids in texts:
+        if sum(map(len, chosen)) < _MOST_TOKENS:
+            chosen.append(ids)
+    return chosen
+
+
+def _nominal(bits: float) -> str:
+    return next((kind for most, kind in _NOMINAL if bits <= most), "q8_0")

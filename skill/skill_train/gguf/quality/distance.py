@@ -1,0 +1,91 @@
+"""Measures how far GGUF files are from the unquantized file, on the same text: both are run by llama.cpp."""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from skill_train.core.console import Bar
+from skill_train.core.errors import UsageError
+from skill_train.llama import inference
+from skill_train.llama.inference import InferenceJob, Sequence
+from skill_train.machine.read import physical_cores
+from skill_train.run.export_record import Measured
+from skill_train.run.folder import require_space
+
+_ROOM = 8  # tokens of context to spare
+
+
+@dataclass(frozen=True)
+class Judge:
+    """Texts, and what the unquantized file answers to them.
+
+    Attributes:
+        logits: the file of its logits, float32 [tokens, vocabulary].
+    """
+
+    sequences: list[Sequence]
+    logits: Path
+    vocabulary: int
+
+    @property
+    def context_tokens(self) -> int:
+        return max(len(sequence.ids) for sequence in self.sequences) + _ROOM
+
+
+@contextlib.contextmanager
+def judging(source: Path, texts: list[list[int]], vocabulary: int, progress: Bar) -> Iterator[Judge]:
+    """The judge for files that are made of `source`. Its logits are removed afterwards.
+
+    Args:
+        texts: token ids, of which at least one has two.
+
+    Raises:
+        DecisionNeeded: the disk has no room for the logits, or there is too little memory.
+        VerificationFailed: llama.cpp refuses the file.
+    """
+    sequences, first = [], 0
+    for ids in texts:
+        sequences.append(Sequence(ids, first))
+        first += len(ids)
+    with tempfile.TemporaryDirectory(prefix="skill-train-quantize-") as folder:
+        require_space(Path(folder), 4 * first * vocabulary, "the logits of the unquantized file")
+        judge = Judge(sequences, Path(folder) / "logits", vocabulary)
+        job = InferenceJob(
+            gguf=str(source),
+            context_tokens=judge.context_tokens,
+            threads=physical_cores(),
+            sequences=sequences,
+            logits=str(judge.logits),
+        )
+        inference.ask(job, progress)
+        yield judge
+
+
+def distance(judge: Judge, file: Path, progress: Bar | None = None) -> Measured:
+    """The distance of one file.
+
+    Raises:
+        UsageError: its answers are not finite.
+        NativeCrash, VerificationFailed: llama.cpp crashed on it, or refuses it.
+    """
+    job = InferenceJob(
+        gguf=str(file),
+        context_tokens=judge.context_tokens,
+        threads=physical_cores(),
+        vocabulary=judge.vocabulary,
+        sequences=judge.sequences,
+        tuned=str(judge.logits),
+    )
+    figures = inference.ask(job, progress).figures
+    if figures is None or figures["mean_kl"] is None or figures["same_top1"] is None:
+        raise UsageError(
+            f"{file.name} answers with numbers that are not finite",
+            code="bad_weights",
+            expected="finite logits",
+            hint="export with --imatrix none, or with a larger type such as --quant q8_0",
+        )
+    return {"mean_kl": figures["mean_kl"], "same_top1": figures["same_top1"], "tokens": figures["tokens"]}

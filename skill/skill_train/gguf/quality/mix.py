@@ -1,0 +1,148 @@
+"""Chooses a type for each matrix: the least sum of measured divergences under a size. Pure."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Mapping
+from dataclasses import dataclass
+from statistics import median
+
+# Bits a weight of a block (ggml-common.h). What llama.cpp refuses without an importance matrix is in _NEED_MATRIX.
+BITS = {
+    "iq2_xs": 2.3125, "iq2_s": 2.5625, "q2_k": 2.625, "iq3_xxs": 3.0625, "iq3_s": 3.4375, "q3_k": 3.4375,
+    "iq4_xs": 4.25, "q4_k": 4.5, "iq4_nl": 4.5, "q4_0": 4.5, "q5_k": 5.5, "q5_0": 5.5, "q5_1": 6.0, "q6_k": 6.5625,
+    "q8_0": 8.5,
+}  # fmt: skip
+_NEED_MATRIX = ("iq2_xs", "iq2_s", "iq3_xxs")
+_OF_SUPER_BLOCKS = ("iq2_xs", "iq2_s", "q2_k", "iq3_xxs", "iq3_s", "q3_k", "iq4_xs", "q4_k", "q5_k", "q6_k")
+_OF_BLOCKS = ("iq4_nl", "q4_0", "q5_0", "q5_1")
+_SUPER_BLOCK, _BLOCK = 256, 32
+_BELOW, _ABOVE = 2.0, 3.0  # bits around the mean: what is far from it is never chosen, and takes as long to measure
+_MORE_BITS = 4.0  # one bit more halves the error, and a quarter of its square is left
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A mix of types.
+
+    Attributes:
+        types: by the name of the matrix.
+        n_bytes: of these matrices.
+        kl: the sum of their divergences, in nats: an estimate.
+    """
+
+    types: dict[str, str]
+    n_bytes: int
+    kl: float
+
+
+def candidates(columns: int, bits: float, *, with_matrix: bool) -> list[str]:
+    """The types to try for a matrix with rows of this length, the coarsest first; empty if it can only stay as it is.
+
+    Args:
+        bits: that a weight may have on average.
+        with_matrix: an importance matrix says something about it.
+    """
+    if columns % _BLOCK:
+        return []
+    fitting = (_OF_SUPER_BLOCKS if columns % _SUPER_BLOCK == 0 else _OF_BLOCKS) + ("q8_0",)
+    usable = [kind for kind in fitting if with_matrix or kind not in _NEED_MATRIX]
+    near = [kind for kind in usable if bits - _BELOW <= BITS[kind] <= bits + _ABOVE]
+    return sorted(near or [min(usable, key=lambda kind: abs(BITS[kind] - bits))], key=lambda kind: BITS[kind])
+
+
+def bytes_of(elements: int, kind: str) -> int:
+    return int(elements * BITS[kind] / 8)
+
+
+def completed(
+    measured: Mapping[tuple[str, str], float], wanted: Mapping[str, list[str]]
+) -> dict[tuple[str, str], float]:
+    """Every wanted divergence: the measured ones, and estimates for those that there was no time for.
+
+    A type's divergence grows with that of another type of the same matrix, by the factor that other matrices show. A
+    matrix without any measurement minds each type as much as the most sensitive quarter of the others.
+    """
+    known = {pair: max(kl, 0.0) for pair, kl in measured.items()}
+    kinds = sorted({kind for kinds in wanted.values() for kind in kinds}, key=lambda kind: BITS[kind])
+    complete: dict[tuple[str, str], float] = {}
+    for tensor, types in wanted.items():
+        own = [kind for kind in kinds if (tensor, kind) in known]
+        for kind in types:
+            if (tensor, kind) in known:
+                complete[tensor, kind] = known[tensor, kind]
+            elif own:
+                near = min(own, key=lambda other: abs(BITS[other] - BITS[kind]))
+                complete[tensor, kind] = known[tensor, near] * _ratio(known, kind, near)
+            else:
+                of_others = sorted(kl for (_, other), kl in known.items() if other == kind)
+                complete[tensor, kind] = of_others[len(of_others) * 3 // 4] if of_others else 4.0 ** -BITS[kind]
+    return complete
+
+
+def _ratio(known: Mapping[tuple[str, str], float], kind: str, other: str) -> float:
+    """The divergence of one type relative to that of another, in the middle of the matrices that were measured with
+    both; by their bits when there is none."""
+    both = [
+        kl / known[tensor, other] for (tensor, its), kl in known.items() if its == kind and known.get((tensor, other))
+    ]
+    return median(both) if both else _MORE_BITS ** (BITS[other] - BITS[kind])
+
+
+def choose(elements: Mapping[str, int], divergences: Mapping[tuple[str, str], float], most_bytes: int) -> Choice:
+    """The mix of the least sum of divergences that a greedy search finds.
+
+    Every matrix begins with its coarsest type. The step that buys the most for its bytes is taken next, as long as it
+    fits. Types that no mixture of a coarser and a finer one of the same matrix can better are the only ones it takes.
+
+    Args:
+        elements: weights by matrix.
+        divergences: by matrix and type.
+        most_bytes: for all of them, and no less than the coarsest types take.
+    """
+    steps = {tensor: _hull(count, _of(divergences, tensor)) for tensor, count in elements.items()}
+    at = dict.fromkeys(steps, 0)
+    total = sum(own[0][0] for own in steps.values())
+    queue = [(_gain(own, 0), tensor) for tensor, own in steps.items() if len(own) > 1]
+    heapq.heapify(queue)
+    while queue:
+        _, tensor = heapq.heappop(queue)
+        own, here = steps[tensor], at[tensor]
+        more = own[here + 1][0] - own[here][0]
+        if total + more > most_bytes:
+            continue  # a smaller matrix may still fit
+        total, at[tensor] = total + more, here + 1
+        if here + 2 < len(own):
+            heapq.heappush(queue, (_gain(own, here + 1), tensor))
+    chosen = {tensor: own[at[tensor]] for tensor, own in steps.items()}
+    return Choice(
+        {tensor: kind for tensor, (_, _, kind) in chosen.items()}, total, sum(kl for _, kl, _ in chosen.values())
+    )
+
+
+_Option = tuple[int, float, str]  # bytes, divergence, type
+
+
+def _of(divergences: Mapping[tuple[str, str], float], tensor: str) -> dict[str, float]:
+    return {kind: kl for (name, kind), kl in divergences.items() if name == tensor}
+
+
+def _hull(elements: int, kinds: Mapping[str, float]) -> list[_Option]:
+    """The options of one matrix on the lower convex hull of bytes and divergence, from the smallest on."""
+    options = sorted((bytes_of(elements, kind), kl, kind) for kind, kl in kinds.items())
+    hull: list[_Option] = []
+    for option in options:
+        if hull and option[1] >= hull[-1][1]:
+            continue  # larger, and no nearer
+        while len(hull) > 1 and _slope(hull[-2], option) <= _slope(hull[-2], hull[-1]):
+            hull.pop()
+        hull.append(option)
+    return hull
+
+
+def _slope(one: _Option, other: _Option) -> float:
+    return (other[1] - one[1]) / max(1, other[0] - one[0])
+
+
+def _gain(own: list[_Option], at: int) -> float:
+    return _slope(own[at], own[at + 1])

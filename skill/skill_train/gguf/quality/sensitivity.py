@@ -1,0 +1,113 @@
+"""Measures how much each matrix minds each type, and keeps every figure, so that a call that was ended goes on.
+
+The file has a line for what was measured on what, and then a line for each figure.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from skill_train.core.console import Bar
+from skill_train.core.files import write_text
+from skill_train.llama import sensitivity
+from skill_train.llama.sensitivity import Outcome, SensitivityJob, TypeTrial
+from skill_train.machine.limits import require_memory
+from skill_train.machine.read import physical_cores
+
+MOST_SECONDS = 1200.0  # of measuring in one call
+_WORK_BYTES = 700_000_000
+
+
+class Basis(msgspec.Struct, frozen=True):
+    """What the figures are of: the sha256 of the GGUF file, of the importance matrix and of the token ids."""
+
+    model: str
+    matrix: str
+    data: str
+
+
+@dataclass(frozen=True)
+class SensitivityRequest:
+    """What is measured, and where the figures are kept.
+
+    Attributes:
+        matrix: the file of an importance matrix; None for none.
+        wanted: the types to measure, by matrix.
+    """
+
+    source: Path
+    matrix: Path | None
+    texts: list[list[int]]
+    basis: Basis
+    wanted: dict[str, list[str]]
+    file: Path
+    most_seconds: float = MOST_SECONDS
+
+
+def measured(request: SensitivityRequest, progress: Bar) -> dict[tuple[str, str], float]:
+    """The mean KL divergence by matrix and type, in nats. Those that there was no time for are missing.
+
+    Raises:
+        NativeCrash, VerificationFailed: llama.cpp crashed, or refuses the file.
+        DecisionNeeded: there was not enough memory.
+    """
+    known = _known(request)
+    trials = [trial for trial in _in_order(request.wanted) if (trial.tensor, trial.kind) not in known]
+    if trials:
+        require_memory(request.source.stat().st_size + _WORK_BYTES, "measuring the types of each matrix")
+        job = SensitivityJob(
+            gguf=str(request.source),
+            matrix=str(request.matrix or ""),
+            sequences=request.texts,
+            threads=physical_cores(),
+            trials=trials,
+            out=str(request.file),
+            most_seconds=request.most_seconds,
+        )
+        sensitivity.measure(job, progress)
+        known = _known(request)
+    return known
+
+
+def _in_order(wanted: dict[str, list[str]]) -> list[TypeTrial]:
+    """One type of every matrix, then the next one: where the time ends, each has its share of the figures. The first
+    one is in the middle, from which the others can be estimated."""
+    trials: list[TypeTrial] = []
+    turns = {tensor: _from_the_middle(kinds) for tensor, kinds in wanted.items()}
+    for place in range(max(map(len, turns.values()), default=0)):
+        trials += [TypeTrial(tensor, kinds[place]) for tensor, kinds in turns.items() if place < len(kinds)]
+    return trials
+
+
+def _from_the_middle(kinds: list[str]) -> list[str]:
+    middle = (len(kinds) - 1) / 2
+    return [kinds[at] for at in sorted(range(len(kinds)), key=lambda at: abs(at - middle))]
+
+
+def _known(request: SensitivityRequest) -> dict[tuple[str, str], float]:
+    """The figures in the file. A file of something else, or none, is replaced by one without figures."""
+    lines = request.file.read_text(encoding="utf-8").splitlines() if request.file.is_file() else []
+    basis = msgspec.to_builtins(request.basis)
+    if not lines or _read(lines[0]) != basis:
+        write_text(request.file, json.dumps(basis) + "\n")
+        return {}
+    known: dict[tuple[str, str], float] = {}
+    for line in lines[1:]:
+        try:
+            outcome = msgspec.json.decode(line, type=Outcome)
+        except (msgspec.DecodeError, msgspec.ValidationError):
+            continue  # the last line, of a call that was killed
+        if outcome.kind in request.wanted.get(outcome.tensor, ()):
+            known[outcome.tensor, outcome.kind] = outcome.kl
+    return known
+
+
+def _read(line: str) -> object:
+    try:
+        return json.loads(line)
+    except ValueError:
+        return None

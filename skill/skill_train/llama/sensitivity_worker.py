@@ -1,0 +1,219 @@
+"""Child process: rounds one matrix of a loaded model after another, and measures what that does to its answers.
+
+The weights lie in memory, where llama.cpp's callback shows them (`importance.nodes`). A matrix is rounded by ggml's own
+functions and put back in the type of the file, f16 for example. Two things of a quantized file are left out: the inputs
+are not rounded to 8 bits, and the errors of several matrices do not meet. So the file that is made is measured again.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from skill_train.core.worker import report_progress, worker_main
+from skill_train.llama.gguf_header import GgufFile, Tensor, read_gguf
+from skill_train.llama.importance.file import ImportanceMatrix, read_matrix, shape_of
+from skill_train.llama.importance.nodes import Nodes, weight_name
+from skill_train.llama.llama_cpp import Llama, bindings, ggml, in_context, loaded_model
+from skill_train.llama.sensitivity import Measurements, Outcome, SensitivityJob, TypeTrial
+
+if TYPE_CHECKING:
+    import numpy as np
+
+_TAKES_WEIGHTS = ("MUL_MAT", "MUL_MAT_ID", "GET_ROWS")  # the last one reads an embedding
+_ROOM = 8  # tokens of context to spare
+
+
+class _Traits(ctypes.Structure):
+    """The begin of `struct ggml_type_traits` (ggml/include/ggml.h)."""
+
+    _fields_ = (
+        ("type_name", ctypes.c_char_p),
+        ("blck_size", ctypes.c_int64),
+        ("blck_size_interleave", ctypes.c_int64),
+        ("type_size", ctypes.c_size_t),
+        ("is_quantized", ctypes.c_bool),
+        ("to_float", ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64)),
+    )
+
+
+class Rounder:
+    """Rounds matrices as the quantizer does, and reads them back."""
+
+    def __init__(self, library: Any, matrix: ImportanceMatrix | None, threads: int) -> None:
+        from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
+
+        self.library, self.matrix, self.threads = library, matrix, threads
+        self.numbers = {kind.name.lower(): int(kind) for kind in GGMLQuantizationType}
+        self.blocks = {kind.name.lower(): sizes for kind, sizes in GGML_QUANT_SIZES.items()}
+        pointer, number = ctypes.c_void_p, ctypes.c_int64
+        library.ggml_quantize_chunk.argtypes = [ctypes.c_int, pointer, pointer, number, number, number, pointer]
+        library.ggml_quantize_chunk.restype = ctypes.c_size_t
+        library.ggml_get_type_traits.argtypes = [ctypes.c_int]
+        library.ggml_get_type_traits.restype = ctypes.POINTER(_Traits)
+
+    def rounded(self, name: str, weights: np.ndarray, kind: str) -> np.ndarray:
+        """The weights [matrices, rows, columns], float32, after rounding to the type."""
+        import numpy as np
+
+        result = np.empty_like(weights)
+        means = self._means(name, len(weights), weights.shape[2])
+        pieces = [
+            (number, rows)
+            for number in range(len(weights))
+            for rows in _shares(weights.shape[1], self.threads)
+        ]  # fmt: skip
+        with ThreadPoolExecutor(self.threads) as pool:
+            work = [
+                pool.submit(self._round, weights[number, rows], result[number, rows], means[number], kind)
+                for number, rows in pieces
+            ]
+        for piece in work:
+            piece.result()
+        return result
+
+    def _means(self, name: str, count: int, columns: int) -> list[np.ndarray | None]:
+        entry = self.matrix.entries.get(name) if self.matrix else None
+        return [None] * count if entry is None else list(entry.means().reshape(count, columns))
+
+    def _round(self, weights: np.ndarray, result: np.ndarray, means: np.ndarray | None, kind: str) -> None:
+        import numpy as np
+
+        rows, columns = weights.shape
+        block, size = self.blocks[kind]
+        data = np.empty(rows * columns // block * size, dtype=np.uint8)
+        pointer = means.ctypes.data if means is not None else None
+        number = self.numbers[kind]
+        self.library.ggml_quantize_chunk(number, weights.ctypes.data, data.ctypes.data, 0, rows, columns, pointer)
+        traits = self.library.ggml_get_type_traits(number).contents
+        traits.to_float(data.ctypes.data, result.ctypes.data, rows * columns)
+
+
+class Reference:
+    """The model's own answers, and the distance of others from them."""
+
+    def __init__(self, llama: Llama, sequences: list[list[int]]) -> None:
+        self.llama, self.sequences = llama, sequences
+        self.parts = [(logits.copy(), _softmax(logits)) for logits in self._logits()]
+
+    def _logits(self) -> Any:
+        for ids in self.sequences:
+            for _, logits in self.llama.logits(ids):
+                yield logits
+
+    def distance(self) -> float:
+        """The mean KL divergence of the model as it is now: E[d] + log E[exp(-d)], where d is how far a logit fell and
+        E the mean under the model's own probabilities."""
+        import numpy as np
+
+        total, tokens = 0.0, 0
+        for (logits, probabilities), now in zip(self.parts, self._logits(), strict=True):
+            fell = logits - now
+            first = np.einsum("tv,tv->t", probabilities, fell, dtype=np.float64)
+            second = np.einsum("tv,tv->t", probabilities, np.expm1(-fell), dtype=np.float64)
+            total += float((first + np.log1p(second)).sum())
+            tokens += len(now)
+        return total / tokens
+
+
+def run(document: object) -> object:
+    job = msgspec.convert(document, SensitivityJob)
+    started, gguf = time.monotonic(), read_gguf(Path(job.gguf))
+    matrix = read_matrix(Path(job.matrix)) if job.matrix else None
+    nodes, places = Nodes(ggml()), dict[str, int]()
+    rounder = Rounder(nodes.ggml, matrix, job.threads)
+
+    def find(pointer: int, asks: bool, _: Any) -> bool:
+        node = nodes.at(pointer)
+        if nodes.op(node) in _TAKES_WEIGHTS:
+            places.setdefault(weight_name(nodes.at(node.src[0]).name), node.src[0])
+        return False
+
+    callback = bindings().ggml_backend_sched_eval_callback(find)
+    context = max(map(len, job.sequences)) + _ROOM
+    with (
+        loaded_model(Path(job.gguf), writable=True) as file,
+        in_context(file, context_tokens=context, threads=job.threads, on_node=callback) as llama,
+        open(job.out, "a", encoding="utf-8") as out,
+    ):
+        reference = Reference(llama, job.sequences)
+        reachable = [trial for trial in job.trials if trial.tensor in places]
+        done = 0
+        for trial in reachable:
+            if time.monotonic() - started > job.most_seconds:
+                break
+            report_progress(done, len(reachable), f"{trial.tensor} as {trial.kind}")
+            kl = _measure(gguf, trial, (nodes, places[trial.tensor]), rounder, reference)
+            out.write(json.dumps(msgspec.to_builtins(Outcome(trial.tensor, trial.kind, kl))) + "\n")
+            out.flush()
+            done += 1
+    unreachable = sorted({trial.tensor for trial in job.trials} - set(places))
+    return msgspec.to_builtins(Measurements(unreachable, len(reachable) - done))
+
+
+def _measure(
+    gguf: GgufFile, trial: TypeTrial, place: tuple[Nodes, int], rounder: Rounder, reference: Reference
+) -> float:
+    """Rounds the matrix, measures, and puts the weights of the file back."""
+    nodes, pointer = place
+    tensor = gguf.tensors[trial.tensor]
+    stored = _stored(gguf.path, tensor)
+    rounded = rounder.rounded(trial.tensor, _floats(stored, tensor), trial.kind)
+    _put(nodes, pointer, _as_stored(rounded, tensor.kind))
+    try:
+        return reference.distance()
+    finally:
+        _put(nodes, pointer, stored)
+
+
+def _put(nodes: Nodes, pointer: int, values: np.ndarray) -> None:
+    nodes.ggml.ggml_backend_tensor_set(pointer, values.ctypes.data, 0, values.nbytes)
+
+
+def _stored(path: Path, tensor: Tensor) -> np.ndarray:
+    """The bytes of a tensor."""
+    import numpy as np
+
+    return np.fromfile(path, dtype=np.uint8, count=tensor.n_bytes, offset=tensor.offset)
+
+
+def _floats(stored: np.ndarray, tensor: Tensor) -> np.ndarray:
+    """The weights [matrices, rows, columns] as float32."""
+    import numpy as np
+
+    shape = (shape_of(tensor)[0], tensor.shape[1], tensor.shape[0])
+    if tensor.kind == "BF16":
+        return (stored.view("<u2").astype(np.uint32) << 16).view(np.float32).reshape(shape)
+    return stored.view({"F16": "<f2", "F32": "<f4"}[tensor.kind]).astype(np.float32).reshape(shape)
+
+
+def _as_stored(weights: np.ndarray, kind: str) -> np.ndarray:
+    import numpy as np
+
+    if kind == "BF16":
+        bits = weights.view(np.uint32)
+        return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype("<u2")
+    return weights.astype({"F16": "<f2", "F32": "<f4"}[kind])
+
+
+def _softmax(logits: np.ndarray) -> np.ndarray:
+    import numpy as np
+
+    shifted: np.ndarray = np.exp(logits - logits.max(axis=1, keepdims=True))
+    shifted /= shifted.sum(axis=1, keepdims=True)
+    return shifted
+
+
+def _shares(rows: int, count: int) -> list[slice]:
+    step = -(-rows // count)
+    return [slice(start, min(rows, start + step)) for start in range(0, rows, step)]
+
+
+if __name__ == "__main__":
+    worker_main(run)

@@ -1,0 +1,150 @@
+"""`export-gguf` of a run with importance matrices and mixes of types: the rows that are used, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import shared_runs
+from skill_train.commands import export_gguf, verify
+from skill_train.commands._mixing import bytes_of, target_of
+from skill_train.core.console import Console
+from skill_train.core.errors import UsageError
+from skill_train.gguf.quality.texts import texts_of
+from skill_train.llama.gguf_header import GgufFile, Tensor, read_gguf
+from skill_train.run.folder import RunDir, open_run
+
+
+def exported(run: Path, **options: Any) -> tuple[dict[str, Any], list[str]]:
+    console = Console("quiet", "export-gguf")
+    result = export_gguf.run(export_gguf.ExportOptions(run, **options), console)
+    return dict(result.data), [warning["code"] for warning in console.warnings]
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """A copy of the shared run, as `export-gguf --quant q8_0,q4_k_m` left it."""
+    return Path(shutil.copytree(shared_runs.chain().run, tmp_path / "run"))
+
+
+# --- The rows ---
+
+
+def fed(number: int, ids: list[int], **more: Any) -> dict[str, Any]:
+    line = {"row": number, "line": number + 1, "kind": "text", "text": "", "input_ids": ids, "labels": ids}
+    return {**line, "rendered": "", "truncated": False, "full_length": len(ids), **more}
+
+
+def folder_of(tmp_path: Path, samples: list[dict[str, Any]], held_out: list[dict[str, Any]]) -> RunDir:
+    for name, rows in (("samples.jsonl", samples), ("held_out.jsonl", held_out)):
+        (tmp_path / name).write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return RunDir(tmp_path)
+
+
+MODEL = GgufFile(
+    Path("m"), 3, 32, {"tokenizer.ggml.tokens": ["a"] * 100}, {"w": Tensor("w", (256, 4), "F16", 0, 2048)}, 0, 0
+)
+
+
+def test_rows_that_were_held_out_are_never_read(tmp_path: Path) -> None:
+    """Neither by their number nor by what they say, nor rows with pictures, and every row once."""
+    samples = [fed(number, [number] * 40) for number in range(12)]
+    samples += [fed(50, [3] * 40), fed(51, [77] * 40), fed(52, [88] * 40, images=["a.png"])]
+    texts = texts_of(folder_of(tmp_path, samples, [fed(4, [4] * 40), fed(99, [77] * 40)]), MODEL)
+    read = [ids[0] for ids in [*texts.computed, *texts.compared]]
+    assert sorted(read) == [0, 1, 2, 3, 5, 6, 7, 8, 9, 10, 11]
+    assert {ids[0] for ids in texts.compared} == {3, 8}  # each fourth row, which nothing is computed of
+    assert texts.tokens == 9 * 40 and "all that the run keeps" in texts.why
+
+
+def test_a_large_model_reads_fewer_tokens_and_says_why(tmp_path: Path) -> None:
+    large = GgufFile(Path("m"), 3, 32, MODEL.metadata, {"w": Tensor("w", (256, 30_000_000), "F16", 0, 1)}, 0, 0)
+    samples = [fed(number, [number % 90, *range(400)]) for number in range(90)]
+    texts = texts_of(folder_of(tmp_path, samples, []), large)
+    assert texts.tokens == 520 and "at most 520 for a model of 7680 million weights" in texts.why  # 4e12 / 7.68e9
+    assert sum(map(len, texts.compared)) == 130
+
+
+# --- The options ---
+
+
+def test_the_size_of_a_mix_is_read_and_one_is_needed() -> None:
+    assert (bytes_of("400MB"), bytes_of("1.5 gb"), bytes_of("2MiB"), bytes_of("77")) == (
+        400_000_000, 1_500_000_000, 2 << 20, 77,
+    )  # fmt: skip
+    names, target = target_of("q8_0, Auto", None, 4.5)
+    assert names == ["q8_0"] and target is not None and target.name == "auto-4.5bpw"
+    assert target_of("q8_0", None, None) == (["q8_0"], None)
+    for quant, size, bits in (
+        ("auto", None, None), ("auto", "1GB", 4.0), ("q8_0", "1GB", None), ("auto", "0", None), ("auto", "-1GB", None),
+        ("auto", "four", None), ("auto", "1e99GB", None),
+    ):  # fmt: skip
+        with pytest.raises(UsageError) as caught:
+            target_of(quant, size, bits)
+        assert caught.value.code == "bad_usage"
+
+
+@pytest.mark.slow
+def test_a_model_folder_has_no_rows_to_measure_on(run: Path) -> None:
+    for options in ({"imatrix": "auto"}, {"quant": "auto", "bits": 5.0}):
+        with pytest.raises(UsageError, match="rows of a run") as caught:
+            exported(run / "merged", **options)
+        assert caught.value.code == "bad_usage"
+    assert not (run.parent / "run" / "merged-gguf").exists()
+
+
+# --- The export of a run ---
+
+
+@pytest.mark.slow
+def test_a_run_gets_a_matrix_of_its_own_rows_by_default(run: Path) -> None:
+    record, made = (json.loads((run / f"{step}.json").read_text()) for step in ("imatrix", "quantize"))
+    by_type = {entry["quant"]: entry for entry in made["outputs"].values()}
+    assert {"with_matrix", "without_matrix"} == set(by_type["q4_k_m"]["choice"])
+    assert "choice" not in by_type["q8_0"] and "imatrix" not in by_type["q8_0"]
+    texts = texts_of(RunDir(run), read_gguf(next((run / "gguf").glob("*f16.gguf"))))
+    assert record["options"] == {"data": texts.sha256, "dataset": "samples.jsonl"} and record["tokens"] == texts.tokens
+    held_out = [json.loads(line)["input_ids"] for line in (run / "held_out.jsonl").read_text().splitlines()]
+    assert held_out and not [ids for ids in held_out if ids in texts.computed or ids in texts.compared]
+    data, _ = exported(run, quant="q8_0,q4_k_m")
+    assert data["reused"] is True
+    assert [answer["mean_kl_with"] > 0 for answer in data["imatrix"].values()] == [True]
+
+
+@pytest.mark.slow
+def test_a_bad_matrix_is_refused_before_anything_is_quantized(run: Path, tmp_path: Path) -> None:
+    before = sorted(path.name for path in (run / "gguf").iterdir())
+    cut = tmp_path / "cut.gguf"
+    cut.write_bytes((run / "imatrix.gguf").read_bytes()[:-100])
+    for file in (cut, tmp_path / "none.gguf", next((run / "gguf").glob("*f16.gguf"))):
+        with pytest.raises(UsageError, match="not an importance matrix") as caught:
+            exported(run, quant="q5_k_m", imatrix=str(file))
+        assert caught.value.code == "cannot_quantize"
+    assert sorted(path.name for path in (run / "gguf").iterdir()) == before
+    data, warned = exported(run, quant="q5_k_m", imatrix=str(run / "imatrix.gguf"))
+    assert [Path(name).name for name, use in data["imatrix"].items() if "mean_kl_with" not in use] == [
+        "run-q5_k_m.gguf"
+    ]
+    assert "imatrix" not in warned
+    with pytest.raises(UsageError, match="asked for without one"):
+        exported(run, quant="q5_k_m", imatrix="none")
+
+
+@pytest.mark.slow
+def test_a_mix_of_a_run_is_made_again_from_its_record_and_verified(run: Path) -> None:
+    data, _ = exported(run, quant="auto", bits=6.0)
+    made = Path(data["files"][-1]["path"])
+    assert made.name == "run-auto-6bpw.gguf"
+    record = json.loads((run / "quantize.json").read_text())["outputs"][f"gguf/{made.name}"]
+    assert record["bits_per_weight"] <= 6.0 and record["measured"]["mean_kl"] > 0
+    digest = made.read_bytes()
+    made.unlink()
+    exported(run, quant="auto", bits=6.0)
+    assert made.read_bytes() == digest  # from the types in the record
+    proof = verify.verify_run(Console("quiet", "verify"), open_run(run), 256).data
+    own = {check["name"]: check["verdict"] for check in proof["checks"] if check["file"] == made.name}
+    assert (own["types"], own["logits"], own["digest"]) == ("pass", "pass", "pass")
