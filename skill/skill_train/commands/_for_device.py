@@ -12,7 +12,7 @@ from skill_train.commands._options import DEFAULT_CONTEXT, HERE
 from skill_train.core.console import clean
 from skill_train.core.errors import DecisionNeeded, UsageError
 from skill_train.core.units import gigabytes, megabytes
-from skill_train.estimate.fit import Choice, DeviceFile, ShipLimits, choose
+from skill_train.estimate.fit import DeviceFile, FileToShip, ShipLimits, choose
 from skill_train.estimate.step import Range
 from skill_train.estimate.targets import TargetDevice, find_target, of_machine, parse_bytes
 from skill_train.facts import MachineFacts, ModelFacts
@@ -137,7 +137,7 @@ def answer_of(asked: DeviceQuestion, candidates: Sequence[DeviceFile]) -> tuple[
     return answer, None if choice.candidate else _nothing(choice)
 
 
-def _nothing(choice: Choice) -> DecisionNeeded:
+def _nothing(choice: FileToShip) -> DecisionNeeded:
     return DecisionNeeded(
         choice.because,
         code="no_memory",
@@ -146,7 +146,7 @@ def _nothing(choice: Choice) -> DecisionNeeded:
     )
 
 
-def _file(candidate: DeviceFile, choice: Choice) -> FileAnswer:
+def _file(candidate: DeviceFile, choice: FileToShip) -> FileAnswer:
     return {
         "quant": candidate.quant,
         "bytes": _ends(candidate.bytes),

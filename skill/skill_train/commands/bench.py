@@ -49,7 +49,7 @@ class Phase(TypedDict):
     busy: bool
 
 
-class Measured(TypedDict):
+class BenchedFile(TypedDict):
     """One file. `reached_gigabytes_per_second`: how fast its weights were read, which later estimates use; None when it
     does not tell that."""
 
@@ -66,7 +66,7 @@ class Measured(TypedDict):
 def run(options: BenchOptions, console: Console) -> Result:
     """Measures each file in a process of its own, one after the other."""
     files, machine = _files(options.files), read_machine()
-    measured = list[Measured]()
+    measured = list[BenchedFile]()
     with console.progress("measuring") as progress:
         for number, file in enumerate(files):
             measured.append(_measure(file, options, machine, _part(progress, number, len(files))))
@@ -102,7 +102,7 @@ def _part(progress: Bar, number: int, count: int) -> Bar:
     return lambda done, total, text: progress(number + done / max(total, 1), count, text)
 
 
-def _measure(path: Path, options: BenchOptions, machine: MachineFacts, progress: Bar) -> Measured:
+def _measure(path: Path, options: BenchOptions, machine: MachineFacts, progress: Bar) -> BenchedFile:
     file = read_gguf(path)  # says what is wrong with bytes that llama.cpp may crash on
     prompt_tokens, answer_tokens = _tokens(options, file)
     result = measure(
@@ -169,7 +169,7 @@ def _phase(timing: Timing, result: SpeedResult) -> Phase:
 # --- The drawing ---
 
 
-def _draw(rich: Any, measured: list[Measured], chip: str) -> None:
+def _draw(rich: Any, measured: list[BenchedFile], chip: str) -> None:
     table = rich_table("file", "size", "on", "reads, tokens/s", "writes, tokens/s")
     for file in measured:
         size = file["bytes"]

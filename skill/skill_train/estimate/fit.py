@@ -56,7 +56,7 @@ class Problem:
 
 
 @dataclass(frozen=True)
-class Choice:
+class FileToShip:
     """The file to ship, or why there is none.
 
     Attributes:
@@ -108,19 +108,19 @@ def _of_size(
     return DeviceFile(quant, all_files, memory, speed)
 
 
-def choose(candidates: Sequence[DeviceFile], target: TargetDevice, limits: ShipLimits) -> Choice:
+def choose(candidates: Sequence[DeviceFile], target: TargetDevice, limits: ShipLimits) -> FileToShip:
     """The candidate of the least measured divergence among those without a problem; before anything is measured, the
     one with most bits."""
     problems = {candidate.quant: problems_of(candidate, target, limits) for candidate in candidates}
     fitting = [candidate for candidate in candidates if not problems[candidate.quant]]
     if not fitting:
-        return Choice(None, _nearest(problems, target), problems)
+        return FileToShip(None, _nearest(problems, target), problems)
     measured = all(candidate.kl is not None for candidate in fitting)
     best = min(fitting, key=lambda c: (c.kl or 0.0, _high(c.bytes))) if measured else max(fitting, key=_bits)
     others = len(candidates) - len(fitting)
     most = f"the least divergence, {best.kl:.2g} nats," if measured else "the most bits a weight"
     left = f"; {others} of {len(candidates)} do not fit" if others else ""
-    return Choice(best, f"{best.quant} has {most} of the types that fit {target.name}{left}", problems)
+    return FileToShip(best, f"{best.quant} has {most} of the types that fit {target.name}{left}", problems)
 
 
 def problems_of(candidate: DeviceFile, target: TargetDevice, limits: ShipLimits) -> list[Problem]:

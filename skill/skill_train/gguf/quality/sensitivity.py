@@ -13,8 +13,8 @@ import msgspec
 
 from skill_train.core.console import Bar
 from skill_train.core.files import write_text
-from skill_train.llama import sensitivity
-from skill_train.llama.sensitivity import Outcome, SensitivityJob, TypeTrial
+from skill_train.llama.importance import sensitivity
+from skill_train.llama.importance.sensitivity import Outcome, SensitivityJob, TypeTrial
 from skill_train.machine.limits import require_memory
 from skill_train.machine.read import physical_cores
 

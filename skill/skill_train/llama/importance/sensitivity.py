@@ -10,7 +10,7 @@ import msgspec
 from skill_train.core.console import Bar
 from skill_train.core.worker import run_worker
 
-WORKER = "skill_train.llama.sensitivity_worker"
+WORKER = "skill_train.llama.importance.sensitivity_worker"
 
 
 class TypeTrial(msgspec.Struct, frozen=True):

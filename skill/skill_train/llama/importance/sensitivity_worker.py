@@ -20,8 +20,8 @@ from skill_train.core.worker import report_progress, worker_main
 from skill_train.llama.gguf_header import GgufFile, Tensor, read_gguf
 from skill_train.llama.importance.file import ImportanceMatrix, read_matrix, shape_of
 from skill_train.llama.importance.nodes import Nodes, weight_name
+from skill_train.llama.importance.sensitivity import Measurements, Outcome, SensitivityJob, TypeTrial
 from skill_train.llama.llama_cpp import Llama, bindings, ggml, in_context, loaded_model
-from skill_train.llama.sensitivity import Measurements, Outcome, SensitivityJob, TypeTrial
 
 if TYPE_CHECKING:
     import numpy as np
