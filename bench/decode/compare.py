@@ -57,8 +57,7 @@ def estimate(published: Any, row: Any) -> Range:
         model,
         target_of(row),
         quant=quant,
-        file_bytes=published["file_bytes"][row["model"]][quant],
-        embedding_bytes=unread_bytes(model, quant),
+        read_bytes=published["file_bytes"][row["model"]][quant] - unread_bytes(model, quant),
         context=row["context"],
     )
     assert speed is not None

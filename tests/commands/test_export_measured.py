@@ -11,7 +11,7 @@ import pytest
 
 import shared_runs
 from skill_train.commands import export_gguf, verify
-from skill_train.commands._mixing import bytes_of, target_of
+from skill_train.commands._mixing import target_of
 from skill_train.core.console import Console
 from skill_train.core.errors import UsageError
 from skill_train.gguf.quality.texts import texts_of
@@ -21,7 +21,7 @@ from skill_train.run.folder import RunDir, open_run
 
 def exported(run: Path, **options: Any) -> tuple[dict[str, Any], list[str]]:
     console = Console("quiet", "export-gguf")
-    result = export_gguf.run(export_gguf.ExportOptions(run, **options), console)
+    result = export_gguf.run(export_gguf.ExportOptions(run=run, **options), console)
     return dict(result.data), [warning["code"] for warning in console.warnings]
 
 
@@ -73,9 +73,8 @@ def test_a_large_model_reads_fewer_tokens_and_says_why(tmp_path: Path) -> None:
 
 
 def test_the_size_of_a_mix_is_read_and_one_is_needed() -> None:
-    assert (bytes_of("400MB"), bytes_of("1.5 gb"), bytes_of("2MiB"), bytes_of("77")) == (
-        400_000_000, 1_500_000_000, 2 << 20, 77,
-    )  # fmt: skip
+    sizes = [target_of("auto", size, None)[1] for size in ("400MB", "1.5 gb", "2MiB")]
+    assert [size and size.most_bytes for size in sizes] == [400_000_000, 1_500_000_000, 2 << 20]
     names, target = target_of("q8_0, Auto", None, 4.5)
     assert names == ["q8_0"] and target is not None and target.name == "auto-4.5bpw"
     assert target_of("q8_0", None, None) == (["q8_0"], None)

@@ -46,14 +46,14 @@ def test_the_time_by_hand() -> None:
     """Llama 3.1 8B of 4.9 GB with 0.295 GB of embedding, 100 GB/s of an M2, 2048 tokens: 4.605 / 80 + 0.134 / 40 +
     32 x 0.0001 s = 64.1 ms."""
     target = TargetDevice("M2", "apple", 8e9, (5e9, 6e9), 100, ())
-    speed = tokens_per_second(LLAMA, target, quant="q4_k_m", file_bytes=4.9e9, embedding_bytes=0.295e9, context=2048)
+    speed = tokens_per_second(LLAMA, target, quant="q4_k_m", read_bytes=4.605e9, context=2048)
     assert speed is not None
     assert speed.low == pytest.approx(0.7 / 0.0641, rel=0.01) and speed.high == pytest.approx(1.4 / 0.0641, rel=0.01)
 
 
 def test_unknown_bandwidth_is_no_speed() -> None:
     target = TargetDevice("x", "unknown", 8e9, (5e9, 6e9), None, ())
-    assert tokens_per_second(LLAMA, target, quant="q8_0", file_bytes=8e9, embedding_bytes=0, context=512) is None
+    assert tokens_per_second(LLAMA, target, quant="q8_0", read_bytes=8e9, context=512) is None
 
 
 def test_the_cache_by_hand() -> None:

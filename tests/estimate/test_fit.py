@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 
 import models
-from skill_train.estimate.fit import DeviceFile, ShipLimits, choose, estimated_file, exported_file
+from skill_train.estimate.fit import DeviceFile, FileSizes, ShipLimits, choose, estimated_file, exported_file
 from skill_train.estimate.step import Range
 from skill_train.estimate.targets import TargetDevice, find_target
 
@@ -80,7 +80,7 @@ def test_what_is_unknown_is_not_shipped() -> None:
 def test_a_published_file_on_a_phone() -> None:
     """Llama 3.2 3B q4_k_m has 1.87 GiB, 112 KiB a token of cache, and 128,256 x 512 logits of 4 bytes."""
     phone = find_target("iPhone 16", None, None)
-    file = exported_file(LLAMA, phone, "q4_k_m", 4096, (2_007_897_497, 0), 0.02)
+    file = exported_file(LLAMA, phone, "q4_k_m", 4096, FileSizes(2_007_897_497, 0, 0))
     assert file.memory is not None
     cache, logits = 4096 * 112 * 1024, 128_256 * 512 * 4
     assert file.memory.low == 2_007_897_497 + cache + logits / 2
@@ -91,7 +91,7 @@ def test_a_published_file_on_a_phone() -> None:
 
 def test_a_projector_takes_memory_and_not_speed() -> None:
     phone = find_target("iPhone 16", None, None)
-    alone = exported_file(LLAMA, phone, "q4_k_m", 4096, (2_000_000_000, 0), None)
-    pair = exported_file(LLAMA, phone, "q4_k_m", 4096, (2_000_000_000, 800_000_000), None)
+    alone = exported_file(LLAMA, phone, "q4_k_m", 4096, FileSizes(2_000_000_000, 0, 0))
+    pair = exported_file(LLAMA, phone, "q4_k_m", 4096, FileSizes(2_000_000_000, 0, 800_000_000))
     assert pair.memory is not None and alone.memory is not None
     assert pair.memory.low - alone.memory.low == 800e6 and pair.speed == alone.speed

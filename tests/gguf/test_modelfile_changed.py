@@ -19,7 +19,7 @@ pytestmark = pytest.mark.slow
 
 def exported(model: Path, out: Path, quant: str, modelfile: str | None = None) -> Any:
     console = Console("quiet", "export-gguf")
-    options = export_gguf.ExportOptions(model, quant=quant, out=out, modelfile=modelfile)
+    options = export_gguf.ExportOptions(run=model, quant=quant, out=out, modelfile=modelfile)
     result = export_gguf.run(options, console)
     said = {warning["code"]: warning["message"] for warning in console.warnings}
     rules = [each["rule"] for each in result.data["modelfile_reasons"]]

@@ -35,14 +35,15 @@ class DeviceOptions:
 
 
 class FileAnswer(TypedDict):
-    """One file on the device: each estimate from its least to its most, or None where it is unknown. `kl` is measured,
-    in nats a token; `problems` is empty for a file that could be shipped."""
+    """One file on the device: each estimate from its least to its most, or None where it is unknown. `kl` (in nats a
+    token) and `same_top1` are measured; `problems` is empty for a file that could be shipped."""
 
     quant: str
     bytes: list[float] | None
     memory_bytes: list[float] | None
     tokens_per_second: list[float] | None
     kl: float | None
+    same_top1: float | None
     problems: list[str]
 
 
@@ -152,7 +153,8 @@ def _file(candidate: DeviceFile, choice: FileToShip) -> FileAnswer:
         "bytes": _ends(candidate.bytes),
         "memory_bytes": _ends(candidate.memory),
         "tokens_per_second": _ends(candidate.speed, digits=1),
-        "kl": candidate.kl,
+        "kl": None if candidate.kl is None else float(f"{candidate.kl:.4g}"),
+        "same_top1": None if candidate.same_top1 is None else round(candidate.same_top1, 4),
         "problems": [problem.says for problem in choice.problems[candidate.quant]],
     }
 

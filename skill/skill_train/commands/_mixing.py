@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from skill_train.commands._importance import MatrixOrder
 from skill_train.core.console import Console
 from skill_train.core.errors import UsageError
+from skill_train.estimate.targets import parse_bytes
 from skill_train.run.export_record import ExportedFile
 
 if TYPE_CHECKING:
@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from skill_train.gguf.mix import Mix, MixTarget
 
 AUTO = "auto"
-_SIZE = re.compile(r"(\d+(?:\.\d+)?) *(|[kmg]|[kmg]i)b?", re.IGNORECASE)
-_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 1 << 10, "mi": 1 << 20, "gi": 1 << 30}
 
 
 def target_of(quant: str, max_size: str | None, bits: float | None) -> tuple[list[str], MixTarget | None]:
@@ -37,25 +35,8 @@ def target_of(quant: str, max_size: str | None, bits: float | None) -> tuple[lis
         return others, None
     if len(sizes) != 1:
         raise _misused("--quant auto needs the size of the file: --max-size or --bits, one of them")
-    return others, MixTarget(most_bytes=None if max_size is None else bytes_of(max_size), bits=bits)
-
-
-def bytes_of(size: str) -> int:
-    """A size such as `400MB`, `1.5GB` or `900MiB` in bytes.
-
-    Raises:
-        UsageError: it is no size.
-    """
-    match = _SIZE.fullmatch(size.strip())
-    count = round(float(match[1]) * _UNITS[match[2].lower()]) if match else 0
-    if not count:
-        raise UsageError(
-            f"{size!r} is not the size of a file",
-            code="bad_usage",
-            expected="such as 400MB or 1.5GB",
-            hint="--max-size 400MB",
-        )
-    return count
+    most = None if max_size is None else round(parse_bytes(max_size, "--max-size"))
+    return others, MixTarget(most_bytes=most, bits=bits)
 
 
 def mix_for(

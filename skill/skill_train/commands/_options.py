@@ -43,6 +43,7 @@ DOLLARS = Number(min=0, min_open=True, max=MOST_DOLLARS)
 HOURS = Number(min=0, min_open=True, max=MOST_HOURS)
 DEFAULT_HOURS = 8.0
 BITS = Number(min=2, max=9)  # a weight
+DIVERGENCE = Number(min=0, min_open=True, max=100)  # nats
 
 
 def recipe_options(function: Callable[..., Result]) -> Callable[..., Result]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,18 +13,27 @@ import msgspec
 
 from skill_train.commands._adapter_export import export_adapter
 from skill_train.commands._base_model import base_of
-from skill_train.commands._exported_files import ListedFile, files_table, listed
+from skill_train.commands._export_answer import ExportedFiles, result_of
+from skill_train.commands._exported_files import listed
+from skill_train.commands._for_device import CANDIDATES, DeviceQuestion
 from skill_train.commands._frame import command
 from skill_train.commands._importance import MatrixOrder, matrix_answers, require_possible
 from skill_train.commands._merging import merge_choices, merge_locked
-from skill_train.commands._mixing import target_of
 from skill_train.commands._modelfile_choice import WantedModelfile, file_of
-from skill_train.commands._options import BITS, PATH, require_only_run
+from skill_train.commands._options import BITS, DIVERGENCE, PATH, for_device_options, require_only_run
 from skill_train.commands._outputs import beside, put_aside, slug
-from skill_train.commands._projector import CHOICES, from_line, projector_type, server
+from skill_train.commands._projector import CHOICES, from_line, projector_type
 from skill_train.commands._quantizing import QuantizeOrder, quantize_files
 from skill_train.commands._run_warnings import warn_of_part
 from skill_train.commands._shell import quoted
+from skill_train.commands._shipping import (
+    DEFAULT_TYPES,
+    FileOptions,
+    FinishedExport,
+    question_of,
+    shipped,
+    wanted_types,
+)
 from skill_train.core.console import Console, Result
 from skill_train.core.errors import UsageError
 from skill_train.core.files import remove_leftovers, write_text
@@ -45,20 +53,16 @@ if TYPE_CHECKING:
     from skill_train.gguf.quantize import Quantized
 
 UNQUANTIZED = ("f16", "bf16", "f32")
-DEFAULT_TYPES = "q8_0,q4_k_m"
 
 
 @dataclass(frozen=True)
-class ExportOptions:
+class ExportOptions(FileOptions):
     run: Path | None = None
-    quant: str = DEFAULT_TYPES
     out: Path | None = None
     lora: bool = False
     mmproj: str | None = None
     modelfile: str | None = None
     imatrix: str | None = None
-    max_size: str | None = None
-    bits: float | None = None
     llama_cpp: Path | None = None
     fetch: bool = False
 
@@ -75,6 +79,8 @@ class _Export:
         modelfile: the type that the Modelfile shall name; None leaves the one that it names.
         matrix: the importance matrix that was asked for.
         mix: what a mix of types may weigh; None where none was asked for.
+        question: the device that the files are for; None for none.
+        run: None for a model folder.
     """
 
     model: Path
@@ -88,6 +94,8 @@ class _Export:
     mmproj: str | None = None
     modelfile: str | None = None
     mix: MixTarget | None = None
+    question: DeviceQuestion | None = None
+    run: RunDir | None = None
 
     @property
     def unquantized(self) -> list[str]:
@@ -142,13 +150,13 @@ def _export_folder(options: ExportOptions, model: Path, console: Console, tools:
     out = options.out or beside(model, "-gguf")
     require_no_run(out, f"skill-train export-gguf {quoted(model)}")
     matrix = MatrixOrder(options.imatrix, None, out)
-    names, mix = target_of(options.quant, options.max_size, options.bits)
+    names, mix = wanted_types(options)
     require_possible(matrix, mix=mix is not None)
     types = type_names(names)
     mmproj = projector_type(model, options.mmproj, out / "mmproj.json", text_run=False)
     with locked_out(out, "export-gguf"):
         task = _Export(model, out, out, slug(model), types, matrix, mmproj=mmproj, modelfile=options.modelfile)
-        return _export(console, task, tools)
+        return _export(console, replace(task, question=question_of(options, model)), tools)
 
 
 def export_run(console: Console, run: RunDir, options: ExportOptions, tools: Any) -> Result:
@@ -156,13 +164,14 @@ def export_run(console: Console, run: RunDir, options: ExportOptions, tools: Any
     from skill_train.gguf.convert_projector import require_projector
     from skill_train.gguf.quant_types import type_names
 
-    names, mix = target_of(options.quant, options.max_size, options.bits)
+    names, mix = wanted_types(options)
     wanted = type_names(names) + ([mix.name] if mix else [])  # a wrong name is refused before anything runs
     with locked(run, "export-gguf"):
         trained(run)
         warn_of_part(console, run)
         model = run.merged if run.merged.is_dir() else base_of(run)
         run_converter.require_convertible(model, tools)
+        question = question_of(options, model)
         text_run = not plan_record.read(run.plan).recipe.images
         mmproj = projector_type(model, options.mmproj, run.record("mmproj"), text_run=text_run)
         if mmproj is not None:
@@ -177,6 +186,8 @@ def export_run(console: Console, run: RunDir, options: ExportOptions, tools: Any
                 mmproj=mmproj,
                 mix=mix,
                 modelfile=options.modelfile,
+                question=question,
+                run=run,
             )
             return _export(console, task, tools, ready)
 
@@ -246,9 +257,15 @@ def _export(console: Console, task: _Export, tools: Any, ready: Any = None) -> R
     # A converter whose command was killed may have begun its part after the next command looked.
     for output in [*outputs, *([projector] if projector else [])]:
         remove_leftovers(Path(output["path"]))
+    answer, nothing_fits = None, None
+    if task.question is not None:
+        files = [file for file in outputs if file["quant"] in task.types]
+        finished = FinishedExport(task.model, files, source, task.run, projector["bytes"] if projector else 0)
+        answer, nothing_fits = shipped(task.question, finished, console)
     modelfile = task.out / "Modelfile"
     before = model_of(modelfile)
-    wanted = WantedModelfile(task.out, task.name, task.types, task.modelfile)
+    best = answer["recommended"] if answer else None
+    wanted = WantedModelfile(task.out, task.name, task.types, task.modelfile or best)
     chosen, because = file_of(wanted, outputs, source.name)
     now = f"./{chosen}"
     beside = Path(projector["path"]).name if projector else None
@@ -268,7 +285,8 @@ def _export(console: Console, task: _Export, tools: Any, ready: Any = None) -> R
     }
     if matrices := matrix_answers({str(task.records / name): file for name, file in recorded_files.items()}):
         data["imatrix"] = matrices
-    return _result(task, outputs, data, projector)
+    done = ExportedFiles(task.model, task.out, task.name, outputs, projector)
+    return result_of(done, data, answer, nothing_fits)
 
 
 def _convert(
@@ -318,26 +336,6 @@ def _quantize(console: Console, task: _Export, source: Path) -> Quantized | None
     return quantize_files(order, console)
 
 
-def _result(
-    task: _Export, outputs: list[ListedFile], data: Mapping[str, object], projector: ListedFile | None
-) -> Result:
-    files = " ".join(f"--gguf {quoted(output['path'])}" for output in outputs)
-    out, last = task.out.parent, outputs[-1]["path"]
-    is_run = RunDir.is_one(out)
-    target = quoted(out) if is_run else f"--reference {quoted(task.model)} {files}"
-    following = [
-        f"skill-train verify {target}",
-        f"skill-train chat {quoted(out if is_run else last)}",
-        f"ollama create {quoted(task.name)} -f {quoted(task.out / 'Modelfile')}",
-    ]
-    if projector is None:
-        return Result(data, human=files_table(outputs), quiet=last, next=following)
-    pair = {**data, "mmproj": projector}
-    return Result(
-        pair, human=files_table([*outputs, projector]), quiet=last, next=[*following, server(last, projector)]
-    )
-
-
 # --- The command ---
 
 
@@ -352,10 +350,8 @@ def _result(
 @click.argument("run", type=PATH, required=False)
 @click.option(
     "--quant",
-    default=DEFAULT_TYPES,
-    show_default=True,
     help="Types, separated by commas; f16, bf16 or f32 sets the type of the unquantized file. auto measures a type for "
-    "each matrix, under --max-size or --bits.",
+    f"each matrix, under --max-size or --bits.  [default: {DEFAULT_TYPES}; with --for {','.join(CANDIDATES)}]",
 )
 @click.option("--out", type=PATH, help="Folder for the files.  [default: RUN/gguf; for a model folder FOLDER-gguf]")
 @click.option("--lora", is_flag=True, help="Export only the adapter, for use with a GGUF file of its base model.")
@@ -375,7 +371,10 @@ def _result(
     help="Importance matrix for types below q6: auto computes it of the training rows of RUN and uses it where that is "
     "measured to help, FILE is one of llama-imatrix.  [default: auto for RUN, none for a model folder]",
 )
-@click.option("--max-size", metavar="SIZE", help="Largest file of --quant auto, such as 400MB.")
+@for_device_options
+@click.option(
+    "--max-kl", type=DIVERGENCE, help="Largest divergence from the unquantized file, in nats a token, for --for."
+)
 @click.option("--bits", type=BITS, help="Bits a weight of --quant auto, in place of a size.")
 @click.option(
     "--llama-cpp", type=PATH, help="llama.cpp checkout with the converter.  [default: downloaded once and cached]"

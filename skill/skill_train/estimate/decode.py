@@ -70,13 +70,13 @@ def cache_bytes(model: ModelFacts, context: int) -> Range | None:
 
 
 def tokens_per_second(
-    model: ModelFacts, target: TargetDevice, *, quant: str, file_bytes: float, embedding_bytes: float, context: int
+    model: ModelFacts, target: TargetDevice, *, quant: str, read_bytes: float, context: int
 ) -> Range | None:
     """The speed of writing an answer with the context half full. None if the bandwidth or the shape is unknown.
 
     Args:
-        file_bytes: of the language model's file.
-        embedding_bytes: of an input embedding that is not also the output head. A token reads one row of it.
+        read_bytes: of all weights but an input embedding that is not also the output head, of which a token reads one
+            row.
     """
     family, cache = FAMILIES[target.family], cache_bytes(model, max(1, context // 2))
     stated = target.gigabytes_per_second if target.reached is None else target.reached
@@ -89,7 +89,7 @@ def tokens_per_second(
         reached = f"{stated:.1f} GB/s as measured"
     active = (model.active_parameters or model.parameters or 1) / (model.parameters or 1)
     seconds = (
-        (file_bytes - embedding_bytes) * active / (stated * 1e9 * share)
+        read_bytes * active / (stated * 1e9 * share)
         + cache.high / (stated * 1e9 * cache_share)
         + model.layers * family.seconds_per_layer
     )

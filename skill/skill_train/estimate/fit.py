@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from skill_train.core.units import gigabytes
 from skill_train.estimate.artifacts import BITS, file_bytes, memory_parts, unread_bytes
@@ -36,7 +36,8 @@ class DeviceFile:
         bytes: of the file, or of both files of a pair; None when the parameters are unknown.
         memory: to run it; None when the shape of the model is unknown.
         speed: tokens a second; None when the bandwidth is unknown.
-        kl: measured, in nats a token; None before there is a file.
+        kl: measured against the unquantized file, in nats a token; None before there is a file.
+        same_top1: measured share of the tokens whose most likely next token is the same.
     """
 
     quant: str
@@ -44,6 +45,7 @@ class DeviceFile:
     memory: Range | None
     speed: Range | None
     kl: float | None = None
+    same_top1: float | None = None
 
 
 @dataclass(frozen=True)
@@ -75,35 +77,31 @@ def estimated_file(model: ModelFacts, target: TargetDevice, quant: str, context:
     size = file_bytes(model, quant)
     if size is None:
         return DeviceFile(quant, None, None, None)
-    return _of_size(model, target, quant, context, size, size)
+    return _of_size(model, target, quant, context, size.middle - unread_bytes(model, quant), size)
 
 
-def exported_file(
-    model: ModelFacts, target: TargetDevice, quant: str, context: int, sizes: tuple[int, int], kl: float | None
-) -> DeviceFile:
-    """A file on disk, on a device.
+@dataclass(frozen=True)
+class FileSizes:
+    """Bytes of the language model's file, of which a token does not read `unread` (an input embedding that is not also
+    the output head), and of the projector's file, 0 where there is none."""
 
-    Args:
-        sizes: bytes of the language model's file and of the projector's, 0 where there is none.
-        kl: as it was measured.
-    """
-    text, projector = sizes
-    both = Range(text + projector, text + projector, "the files")
-    return replace(_of_size(model, target, quant, context, Range(text, text, "the file"), both), kl=kl)
+    text: int
+    unread: int
+    projector: int
+
+
+def exported_file(model: ModelFacts, target: TargetDevice, quant: str, context: int, sizes: FileSizes) -> DeviceFile:
+    """A file on disk, on a device."""
+    both = sizes.text + sizes.projector
+    return _of_size(model, target, quant, context, sizes.text - sizes.unread, Range(both, both, "the files"))
 
 
 def _of_size(
-    model: ModelFacts, target: TargetDevice, quant: str, context: int, text: Range, all_files: Range
+    model: ModelFacts, target: TargetDevice, quant: str, context: int, read: float, all_files: Range
 ) -> DeviceFile:
+    """`read` are the bytes of weights that a dense model reads for a token."""
     parts = memory_parts(model, all_files, context)
-    speed = tokens_per_second(
-        model,
-        target,
-        quant=quant,
-        file_bytes=text.middle,
-        embedding_bytes=unread_bytes(model, quant),
-        context=context,
-    )
+    speed = tokens_per_second(model, target, quant=quant, read_bytes=read, context=context)
     memory = None if parts is None else total(parts, f"{context} tokens of context")
     return DeviceFile(quant, all_files, memory, speed)
 

@@ -1,0 +1,133 @@
+"""`export-gguf --for DEVICE`: measures the files of an export, and says which one to ship."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from skill_train.commands._exported_files import ListedFile
+from skill_train.commands._for_device import (
+    CANDIDATES,
+    DeviceAnswer,
+    DeviceOptions,
+    DeviceQuestion,
+    answer_of,
+    asked_of,
+)
+from skill_train.commands._mixing import AUTO, target_of
+from skill_train.core.console import Console
+from skill_train.core.errors import DecisionNeeded
+from skill_train.estimate.fit import FileSizes, exported_file
+from skill_train.run.folder import RunDir
+
+if TYPE_CHECKING:
+    from skill_train.gguf.mix import MixTarget
+    from skill_train.run.export_record import Measured
+
+
+DEFAULT_TYPES = "q8_0,q4_k_m"
+
+
+@dataclass(frozen=True)
+class FileOptions(DeviceOptions):
+    """The options of an export that say which files it makes, and for which device."""
+
+    quant: str | None = None
+    bits: float | None = None
+    max_kl: float | None = None
+
+    @property
+    def is_for_device(self) -> bool:
+        return self.for_device is not None or self.memory is not None
+
+
+def wanted_types(options: FileOptions) -> tuple[list[str], MixTarget | None]:
+    """The types to make, and what a mix may weigh. For a device these are the candidates, and `--max-size` is a limit,
+    unless a mix is asked for too.
+
+    Raises:
+        UsageError: a mix without a size, or a size without a mix and without a device.
+    """
+    quant = options.quant or (",".join(CANDIDATES) if options.is_for_device else DEFAULT_TYPES)
+    is_mixed = AUTO in [name.strip().lower() for name in quant.split(",")]
+    return target_of(quant, options.max_size if is_mixed or not options.is_for_device else None, options.bits)
+
+
+def question_of(options: FileOptions, model: Path) -> DeviceQuestion | None:
+    """The device that the files are for; None for none.
+
+    Raises:
+        UsageError: no such device, or a limit without one.
+    """
+    from skill_train.commands._planning import machine_with_speeds
+    from skill_train.model.folder import read_model
+
+    asked = options if options.is_for_device else dataclasses.replace(options, max_size=None)  # the size of a mix
+    return asked_of(asked, read_model(model, weights_needed=False), machine_with_speeds(), max_kl=options.max_kl)
+
+
+@dataclass(frozen=True)
+class FinishedExport:
+    """The files of an export.
+
+    Attributes:
+        model: the folder that they were made of.
+        files: those that were asked for.
+        source: the unquantized file that all are made of.
+        run: whose rows the files are compared on; None for a model folder.
+        projector_bytes: of the second file of a vision model, 0 where there is none.
+    """
+
+    model: Path
+    files: list[ListedFile]
+    source: Path
+    run: RunDir | None
+    projector_bytes: int
+
+
+def shipped(
+    question: DeviceQuestion, export: FinishedExport, console: Console
+) -> tuple[DeviceAnswer, DecisionNeeded | None]:
+    """What is said of each file on the device, and the error where none fits."""
+    from skill_train.model.folder import read_model
+
+    model, measured = read_model(export.model, weights_needed=False), _measured(export, console)
+    candidates = []
+    for file in export.files:
+        sizes = FileSizes(file["bytes"], _unread(Path(file["path"])), export.projector_bytes)
+        candidate = exported_file(model, question.target, file["quant"], question.context, sizes)
+        if figures := measured.get(file["path"]):
+            candidate = dataclasses.replace(candidate, kl=figures["mean_kl"], same_top1=figures["same_top1"])
+        candidates.append(candidate)
+    return answer_of(question, candidates)
+
+
+def _unread(path: Path) -> int:
+    """Bytes of an input embedding that is not also the output head."""
+    from skill_train.llama.gguf_header import read_gguf
+
+    tensors = read_gguf(path).tensors
+    embedding = tensors.get("token_embd.weight")
+    return embedding.n_bytes if embedding is not None and "output.weight" in tensors else 0
+
+
+def _measured(export: FinishedExport, console: Console) -> dict[str, Measured]:
+    """The distance of each file from the unquantized one, by path; nothing where a run keeps too few rows for it."""
+    from skill_train.gguf.quality.distance import distance, judging
+    from skill_train.gguf.quality.texts import FEWEST, texts_of
+    from skill_train.llama.gguf_header import read_gguf
+
+    if export.run is None:
+        return {}
+    header = read_gguf(export.source)
+    texts = texts_of(export.run, header).compared
+    if sum(map(len, texts)) < FEWEST:
+        return {}
+    vocabulary = len(header.strings("tokenizer.ggml.tokens"))
+    with (
+        console.progress("measuring the files") as progress,
+        judging(export.source, texts, vocabulary, progress) as judge,
+    ):
+        return {file["path"]: distance(judge, Path(file["path"]), progress) for file in export.files}

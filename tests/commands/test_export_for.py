@@ -1,0 +1,114 @@
+"""`export-gguf --for DEVICE`: each candidate is made and measured, and one is named."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import shared_runs
+from skill_train.cli import main
+from skill_train.run.folder import RunDir
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """A copy of the shared run, with its q8_0 and q4_k_m."""
+    return Path(shutil.copytree(shared_runs.chain().run, tmp_path / "run"))
+
+
+def _export(capsys: pytest.CaptureFixture[str], *words: object, form: str = "json") -> tuple[int, str]:
+    with pytest.raises(SystemExit) as ended:
+        main(["export-gguf", *map(str, words), "--format", form])
+    assert isinstance(ended.value.code, int)
+    return ended.value.code, capsys.readouterr().out
+
+
+def _answer(capsys: pytest.CaptureFixture[str], *words: object) -> tuple[int, dict[str, Any]]:
+    code, out = _export(capsys, *words)
+    return code, json.loads(out)
+
+
+QUANTS = ("--quant", "q8_0,q4_k_m")
+
+
+def test_the_best_file_for_a_phone(capsys: pytest.CaptureFixture[str], run: Path) -> None:
+    code, answer = _answer(capsys, run, *QUANTS, "--for", "iPhone 15", "--context", 128)
+    on = answer["data"]["for"]
+    assert (code, on["device"], on["context"], on["recommended"]) == (0, "iPhone 15", 128, "q8_0")
+    kl = {file["quant"]: file["kl"] for file in on["files"]}
+    assert 0 < kl["q8_0"] < kl["q4_k_m"] and on["because"].startswith(
+        f"q8_0 has the least divergence, {kl['q8_0']:.2g}"
+    )
+    sizes = {file["quant"]: file["bytes"] for file in answer["data"]["files"]}
+    assert all(file["bytes"] == [sizes[file["quant"]]] * 2 and file["problems"] == [] for file in on["files"])
+    same = {file["quant"]: file["same_top1"] for file in on["files"]}
+    assert 0.5 < same["q4_k_m"] <= same["q8_0"] <= 1
+    assert f"FROM ./{next(RunDir(run).gguf.glob('*q8_0*')).name}\n" in (run / "gguf" / "Modelfile").read_text()
+    shown = _export(capsys, run, *QUANTS, "--for", "iPhone 15", "--context", 128, form="human")[1]
+    assert "ship q8_0: " in shown
+
+
+def test_limits_leave_the_smaller_file(capsys: pytest.CaptureFixture[str], run: Path) -> None:
+    small, large = (next((run / "gguf").glob(f"*{quant}*")).stat().st_size for quant in ("q4_k_m", "q8_0"))
+    between = f"{(small + large) / 2e6:.3f}MB"
+    code, answer = _answer(capsys, run, *QUANTS, "--memory", "8GB", "--bandwidth", "68GB/s", "--max-size", between)
+    on = answer["data"]["for"]
+    assert (code, on["recommended"]) == (0, "q4_k_m") and "--max-size is" in on["files"][0]["problems"][0]
+
+
+def test_the_nearest_miss(capsys: pytest.CaptureFixture[str], run: Path) -> None:
+    """The files are there all the same, and the Modelfile stays as it was."""
+    before = (run / "gguf" / "Modelfile").read_bytes()
+    code, answer = _answer(capsys, run, *QUANTS, "--for", "Raspberry Pi 5", "--max-kl", "1e-9")
+    on = answer["data"]["for"]
+    assert (code, answer["error"]["code"], on["recommended"], answer["next"]) == (3, "no_memory", None, [])
+    assert "nothing fits Raspberry Pi 5; the nearest is q8_0: it diverges by" in answer["error"]["message"]
+    assert (run / "gguf" / "Modelfile").read_bytes() == before and len(answer["data"]["files"]) >= 2
+
+
+def test_all_candidates_are_made_without_a_type(capsys: pytest.CaptureFixture[str], run: Path) -> None:
+    code, answer = _answer(capsys, run, "--for", "M2")
+    on = answer["data"]["for"]
+    assert code == 0 and {file["quant"] for file in on["files"]} == {
+        "q8_0",
+        "q6_k",
+        "q5_k_m",
+        "q4_k_m",
+        "q3_k_m",
+        "q2_k",
+    }
+    assert all(file["kl"] > 0 for file in on["files"])
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (("--for", "iPhone 99"), "no device"),
+        (("--max-kl", "0.1"), "--max-kl needs a device"),
+        (("--min-speed", "3"), "--min-speed needs a device"),
+        (("--max-size", "1MB"), "is the size of a mix"),
+        (("--for", "M1", "--context", "999999"), "--context is longer"),
+    ],
+)
+def test_refused_before_anything_is_made(
+    capsys: pytest.CaptureFixture[str], run: Path, options: tuple[str, ...], says: str
+) -> None:
+    before = sorted(path.name for path in (run / "gguf").iterdir())
+    code, answer = _answer(capsys, run, "--quant", "q5_k_m", *options)
+    assert code == 2 and says in answer["error"]["message"]
+    assert sorted(path.name for path in (run / "gguf").iterdir()) == before
+
+
+def test_a_model_folder_is_not_measured(capsys: pytest.CaptureFixture[str], run: Path, tmp_path: Path) -> None:
+    """It has no rows: the type with most bits is named, and --max-kl fits nothing."""
+    words = (run / "merged", "--out", tmp_path / "out", "--quant", "q8_0,q4_k_m", "--for", "M1")
+    code, answer = _answer(capsys, *words)
+    on = answer["data"]["for"]
+    assert (code, on["recommended"], on["files"][0]["kl"]) == (0, "q8_0", None) and "most bits" in on["because"]
+    assert _answer(capsys, *words, "--max-kl", "1")[0] == 3
