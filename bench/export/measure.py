@@ -103,7 +103,8 @@ def held(folder: Path) -> int:
 
 
 def export(run: Path) -> side.Command:
-    return side.skill_train("export-gguf", run, "--quant", ",".join(("f16", *QUANTS)))
+    # Without an importance matrix: the other programs make none, and measure no file.
+    return side.skill_train("export-gguf", run, "--quant", ",".join(("f16", *QUANTS)), "--imatrix", "none")
 
 
 def without(base: Path, adapter: Path, out: Path) -> list[side.Command]:

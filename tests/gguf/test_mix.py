@@ -189,7 +189,7 @@ def test_one_matrix_rounded_in_memory_is_the_file_with_that_matrix_rounded(root:
            "matrix": str(root / "imatrix.gguf"), "tensor_types": everything | {name: "q4_k"}}  # fmt: skip
     quantize.run_worker(quantize.WORKER, job)
     assert [tensor for tensor, kind in kinds_in(tmp_path / "one.gguf").items() if kind == "q4_k"] == [name]
-    with judging(source, mix._shortened(TEXTS.computed), 640, quiet) as judge:
+    with judging(source, TEXTS.computed, 640, quiet) as judge:
         assert outcomes[name, "q4_k"] == pytest.approx(distance(judge, tmp_path / "one.gguf")["mean_kl"], rel=0.3)
 
 
@@ -199,7 +199,7 @@ def test_a_call_that_was_ended_goes_on_where_it_was(root: Path, tmp_path: Path) 
     shutil.copytree(root, run)
     request = request_in(run, mix.MixTarget(bits=5.0))
     gguf, matrices = read_gguf(request.source), mix._quantizable(read_gguf(request.source))
-    measurement = mix._measurement(request, mix._wanted(gguf, matrices, 5.0, request.matrix))
+    measurement = mix._measurement(request, mix._wanted(gguf, matrices, 5.0, request.matrix), sum(matrices.values()))
     (run / mix.FILE).unlink(missing_ok=True)
     none = sensitivity.SensitivityRequest(**{**vars(measurement), "most_seconds": 0.0})
     assert sensitivity.measured(none, quiet) == {}

@@ -1,0 +1,22 @@
+"""The tables of bench/quantize/README.md are those of its results."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+BENCH = Path(__file__).resolve().parents[2] / "bench" / "quantize"
+
+
+def test_the_page_is_what_the_results_say(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", [str(BENCH), *sys.path])
+    import measure
+
+    results = json.loads((BENCH / "results.json").read_text(encoding="utf-8"))
+    text = (BENCH / "README.md").read_text(encoding="utf-8")
+    shown = text.split(measure.MARKS[0])[1].split(measure.MARKS[1])[0].strip("\n")
+    assert shown == measure.tables(results), "python bench/quantize/measure.py --page"
+    assert results["targets"] == measure.targets(results["rows"])
