@@ -25,7 +25,7 @@ def exported(model: Path, out: Path, quant: str, modelfile: str | None = None) -
     rules = [each["rule"] for each in result.data["modelfile_reasons"]]
     written = [line for line in (out / "Modelfile").read_text().splitlines() if line.startswith("FROM ")]
     assert written == [rule for rule in rules if rule.startswith("FROM ")]
-    return SimpleNamespace(file=written[0].removeprefix("FROM "), said=said, next=result.next)
+    return SimpleNamespace(file=written[0].removeprefix("FROM "), said=said, next=result.next, data=result.data)
 
 
 def test_a_later_export_leaves_the_file_of_the_modelfile(tmp_path: Path) -> None:
@@ -58,8 +58,9 @@ def test_a_file_that_is_gone_is_not_named(tmp_path: Path) -> None:
 
 def test_what_comes_next_can_be_run(tmp_path: Path) -> None:
     model, out = tiny.cached("gemma"), tmp_path / "an out"
-    verify, chat, ollama = exported(model, out, "q8_0").next
+    done = exported(model, out, "q8_0")
+    verify, chat = done.next
     assert shlex.split(verify)[:2] == ["skill-train", "verify"]
     assert Path(shlex.split(chat)[2]).is_file() and shlex.split(chat)[1] == "chat"
-    words = shlex.split(ollama)
+    words = shlex.split(done.data["ollama"])
     assert words[:2] == ["ollama", "create"] and words[3] == "-f" and Path(words[4]).read_text().count("FROM ") == 1

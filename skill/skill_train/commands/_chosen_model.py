@@ -142,7 +142,7 @@ def _shipped(run: RunDir) -> str:
 def _model(run: RunDir, base: Path, word: str) -> Model:
     found = {
         "base": lambda: Model("base", base),
-        "merged": lambda: Model("merged", _there(run, run.merged, "merge")),
+        "merged": lambda: Model("merged", _merged(run)),
         "adapter": lambda: _adapter(run, base),
     }
     if word in found:
@@ -176,12 +176,12 @@ def _adapter(run: RunDir, base: Path) -> Model:
     return Model("adapter", base, run.adapter)
 
 
-def _there(run: RunDir, folder: Path, step: str) -> Path:
-    if not (folder / "config.json").is_file():
+def _merged(run: RunDir) -> Path:
+    if not (run.merged / "config.json").is_file():
         raise UsageError(
-            f"{run.path} has no {folder.name} model yet",
+            f"{run.path} has no merged model yet",
             code="missing_step",
-            expected=f"a model in {folder.name}/",
-            hint=f"skill-train {step} {quoted(run.path)}",
+            expected="a model in merged/",
+            hint=f"skill-train merge {quoted(run.path)}",
         )
-    return folder
+    return run.merged

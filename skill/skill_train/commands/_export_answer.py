@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from skill_train.commands._drawing import draw_line
 from skill_train.commands._exported_files import ListedFile, files_table
 from skill_train.commands._for_device import DeviceAnswer, draw_answer
 from skill_train.commands._projector import server
@@ -43,6 +44,7 @@ def result_of(
 
     def draw(rich: Any) -> None:
         files_table(files)(rich)
+        draw_line(rich, f"for Ollama: {data['ollama']}")
         if answer is not None:
             draw_answer(rich, answer)
 
@@ -51,14 +53,10 @@ def result_of(
 
 
 def _next(done: ExportedFiles, last: str) -> list[str]:
-    """The proof, a conversation, and other programs."""
+    """The proof, the server for a pair, and a conversation."""
     run = done.out.parent
     named = " ".join(f"--gguf {quoted(output['path'])}" for output in done.outputs)
     is_run = RunDir.is_one(run)
-    target = quoted(run) if is_run else f"--reference {quoted(done.model)} {named}"
-    following = [
-        f"skill-train verify {target}",
-        f"skill-train chat {quoted(run if is_run else last)}",
-        f"ollama create {quoted(done.name)} -f {quoted(done.out / 'Modelfile')}",
-    ]
-    return [*following, server(last, done.projector)] if done.projector else following
+    verify = f"skill-train verify {quoted(run) if is_run else f'--reference {quoted(done.model)} {named}'}"
+    pair = [server(last, done.projector)] if done.projector else []
+    return [verify, *pair, f"skill-train chat {quoted(run if is_run else last)}"]

@@ -278,6 +278,7 @@ def _export(console: Console, task: _Export, tools: Any, ready: Any = None) -> R
     data = {
         "files": outputs,
         "modelfile": str(modelfile),
+        "ollama": f"ollama create {quoted(task.name)} -f {quoted(modelfile)}",
         "modelfile_reasons": reasons,
         "fallbacks": {path: len(tensors) for path, tensors in fallbacks.items() if tensors},
         "reasons": msgspec.to_builtins(converted.record.reasons or []),

@@ -125,14 +125,13 @@ def _is_loopback(host: str) -> bool:
 
 
 def _reads_pictures(asked: Chosen) -> UsageError:
-    text, projector = quoted(asked.model.path), asked.model.projector
-    pair = f"llama-server -m {text} --mmproj {quoted(projector)}" if projector else f"llama-server -m {text}"
+    text, projector = asked.model.path, asked.model.projector or Path("MMPROJ.gguf")
     return UsageError(
         f"{asked.model.name} reads pictures, and llama_cpp.server has no chat format that follows its template",
         code="vision",
         expected="a model of text",
         got="a pair of a language model and a projector",
-        hint=f"serve the pair with llama.cpp's own server: {pair}",
+        hint=f"serve the pair with llama.cpp's own server: llama-server -m {quoted(text)} --mmproj {quoted(projector)}",
     )
 
 

@@ -107,7 +107,7 @@ def _not_here(name: str) -> NotInstalled:
         f"{name} is not on PATH",
         code="missing_package",
         expected=f"the program {name}",
-        hint=f"install it, or verify without --engine {name}; --engine all takes those that are here",
+        hint="install the program, or verify without it: --engine all takes those that are here",
     )
 
 
