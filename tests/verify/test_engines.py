@@ -64,7 +64,7 @@ def test_a_good_file_passes_in_the_server(commands: Commands, made: gguf_maker.E
     ("fault", "named"),
     [
         ("missing", "llama-2's prompt"),
-        ("1024 bytes", "cannot read the chat template"),
+        pytest.param("1024 bytes", "cannot read the chat template", marks=pytest.mark.torture),
         pytest.param("other", "at character", marks=pytest.mark.torture),
         pytest.param("bos", "in front of the prompt", marks=pytest.mark.torture),
         pytest.param("refuses", "refuses a conversation", marks=pytest.mark.torture),

@@ -248,7 +248,7 @@ def _compared(answer: EngineAnswer, own: list[int], request: EngineRequest, plac
         if answer.stopped == stopped or len(own) == expected.question.most:
             return None, ""
         return None, f"it goes on after {own_text[-_AROUND:]!r}, where the file ends its answer"
-    if stopped and answer.text.startswith(own_text):
+    if answer.text.startswith(own_text):
         return None, f"it goes on after {own_text[-_AROUND:]!r}: {answer.text[len(own_text) :][:_AROUND]!r}"
     at = next(at for at in range(1, len(own) + 1) if not answer.text.startswith(_text(tokenizer, own[:at]))) - 1
     rest = answer.text[len(_text(tokenizer, own[:at])) :]

@@ -1,0 +1,105 @@
+"""`chat --image`: a pair of files and a model folder answer about a picture as `evaluate` asks them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import picture_pairs
+import tiny_vision
+from skill_train.commands.chat import ChatOptions, run
+from skill_train.core.console import Console
+from skill_train.core.errors import UsageError
+from skill_train.evaluate.backends import Model
+from skill_train.evaluate.backends import Question as Row
+from skill_train.evaluate.chat.answering import Settings, answering
+from skill_train.evaluate.pictures import PictureTurns, RunPictures, ServerPrompts
+from skill_train.llama.pictures.answers import Asked, AskedJob, ask
+from skill_train.llama.pictures.compare import MARKER
+from skill_train.llama.sampling import Sampling
+from skill_train.program.pictures.decode import picture_digest, picture_size
+from skill_train.reference.load import load_tokenizer
+
+pytestmark = pytest.mark.slow
+
+KIND, MOST = "qwen2-vl", 6
+QUESTION = "What is the colour of the sky here?"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    here = tmp_path_factory.mktemp("pictures")
+    for number in (1, 2):
+        picture_pairs.picture(112, 84, seed=number).save(here / f"{number}.png")
+    return here
+
+
+def turns(folder: Path, *images: str) -> PictureTurns:
+    parts: list[Any] = [*({"type": "image"} for _ in images), {"type": "text", "text": QUESTION}]
+    digests = [picture_digest(image, folder) for image in images]
+    return PictureTurns([{"role": "user", "content": parts}], None, list(images), digests)
+
+
+def chatted(file: Path, *images: Path, **options: Any) -> dict[str, Any]:
+    asked = ChatOptions(file, prompt=QUESTION, image=images, max_tokens=MOST, **options)
+    data: Any = run(asked, Console("json", "chat")).data
+    answer: dict[str, Any] = data["answers"][0]
+    return answer
+
+
+def test_a_pair_answers_as_evaluate_asks_it(folder: Path) -> None:
+    pair = picture_pairs.pair(KIND)
+    base = tiny_vision.cached(KIND)
+    prompts = ServerPrompts(RunPictures(folder, base), load_tokenizer(base), MARKER)
+    found = []
+    for name in ("1.png", "2.png"):
+        text = prompts.text(turns(folder, name))
+        job = AskedJob(
+            text=str(pair.text),
+            projector=str(pair.projector),
+            threads=2,
+            folder=str(folder),
+            asked=[Asked(text, [name], [0], MOST)],
+        )
+        ids = ask(job).answers[0]
+        expected = load_tokenizer(base).decode(ids, skip_special_tokens=True)
+        answer = chatted(pair.text, folder / name, mmproj=pair.projector)
+        assert answer["answer"] == expected
+        assert answer["prompt_tokens"] > 20  # with those of the picture
+        found.append(answer["answer"])
+    assert found[0] != found[1]  # it sees the picture
+
+
+def test_what_reads_no_picture_says_so(folder: Path) -> None:
+    pair = picture_pairs.pair(KIND)
+    with pytest.raises(UsageError, match="no projector") as caught:
+        chatted(pair.text, folder / "1.png")
+    assert caught.value.code == "vision" and "--mmproj" in caught.value.hint
+    broken = folder / "broken.png"
+    broken.write_bytes(b"no picture")
+    with pytest.raises(UsageError) as caught:
+        chatted(pair.text, broken, mmproj=pair.projector)
+    assert caught.value.code == "bad_picture"
+
+
+def test_a_folder_answers_as_evaluate_asks_it(folder: Path) -> None:
+    from skill_train.evaluate.backends import ask_transformers
+
+    base = tiny_vision.cached(KIND)
+    pictures = RunPictures(folder, base)
+    model = Model("base", base, pictures=pictures)
+    tokenizer = load_tokenizer(base)
+    asked = turns(folder, "1.png")
+    text = tokenizer.apply_chat_template(asked.messages, tokenize=False, add_generation_prompt=True)
+    fed, _ = pictures.read_by(tokenizer).expanded(text, [picture_size("1.png", folder)])
+    ids = tokenizer(fed, add_special_tokens=False).input_ids
+    row = Row([*ids, 5], [len(ids)], ids, [5], MOST, asked)
+    expected = ask_transformers(model, [row], lambda _: None).answers[0]
+    settings = Settings(sampling=Sampling(), most=MOST, context=4096, raw=False, tokenizer_of=base)
+    pieces: list[str] = []
+    with answering(model, settings) as loaded:
+        said = loaded.answer(asked.messages, ["1.png"], pieces.append)
+    assert said.answer.prompt_ids == ids
+    assert said.answer.text == "".join(pieces) == tokenizer.decode(expected, skip_special_tokens=True)

@@ -1,0 +1,76 @@
+"""llama-server and Ollama: how they are started, asked and ended, with stand-ins that speak their protocols."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+import gguf_maker
+from skill_train.llama.engines.programs import started
+from skill_train.llama.gguf_header import read_gguf
+from skill_train.reference.load import load_tokenizer
+from skill_train.run.verify_record import Check
+from skill_train.verify.engines.check import EngineRequest, check_engines, engine_versions
+from skill_train.verify.engines.questions import engine_questions
+from skill_train.verify.step import modelfile_of
+
+pytestmark = pytest.mark.slow
+
+ENGINE = Path(__file__).parents[1] / "support" / "stand_in_engines" / "engine.py"
+
+
+@pytest.fixture(autouse=True)
+def _on_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("ollama", "llama-server"):
+        program = tmp_path / name
+        program.write_text(f'#!/bin/sh\nexec "{sys.executable}" "{ENGINE}" {name} "$@"\n')
+        program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+
+
+def checked(name: str) -> dict[str, Check]:
+    made = gguf_maker.exported("qwen2")
+    tokenizer = load_tokenizer(made.merged)
+    request = EngineRequest([name], engine_questions(tokenizer, [], 6), tokenizer, modelfile_of)
+    found = check_engines([read_gguf(made.file("f16"))], request, lambda *_: None)
+    return {check.name.removeprefix("engine_"): check for check in found if isinstance(check, Check)}
+
+
+@pytest.mark.parametrize("name", ["ollama", "llama-server"])
+def test_an_engine_is_asked_and_ended(name: str) -> None:
+    assert "stand-in" in engine_versions((name,))[name]
+    found = checked(name)
+    assert [found[each].verdict for each in ("prompts", "answers", "stops")] == ["pass"] * 3, found
+    assert all("stand-in" in str(check.figures["version"]) for check in found.values())
+    left = [child for child in psutil.Process().children(recursive=True) if str(ENGINE) in " ".join(child.cmdline())]
+    assert left == []
+
+
+@pytest.mark.parametrize("name", ["ollama", "llama-server"])
+def test_what_an_engine_gets_wrong_is_named(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STAND_IN_FAULT", "chatml")
+    found = checked(name)
+    assert found["prompts"].verdict == "fail" and "it writes" in found["prompts"].detail
+    if name == "ollama":
+        assert "nearest of its own templates" in found["prompts"].detail
+    monkeypatch.setenv("STAND_IN_FAULT", "ends")
+    found = checked(name)
+    assert found["prompts"].verdict == "pass"
+    assert "fail" in {found["answers"].verdict, found["stops"].verdict}
+
+
+def test_an_engine_that_ends_at_once_is_an_error_of_the_check(tmp_path: Path) -> None:
+    (tmp_path / "llama-server").write_text("#!/bin/sh\nexit 3\n")
+    (prompts,) = checked("llama-server").values()
+    assert prompts.verdict == "fail" and "does not serve the file" in prompts.detail
+
+
+def test_what_a_program_has_started_ends_with_it(tmp_path: Path) -> None:
+    with started(["sh", "-c", "sleep 60 & sleep 60"], {}, tmp_path / "log.txt") as process:
+        children = psutil.Process(process.pid).children()
+    psutil.wait_procs(children, timeout=10)
+    assert not any(child.is_running() for child in children)
