@@ -6,8 +6,9 @@
     python bench/run.py --page             only write README.md from the results that are there
     python bench/run.py --targets          only print the targets of the results that are there
 
-A measurement is a folder with `measure.py`, which writes `results.json` beside itself. Two are not run here, and their
-own pages say how: `estimates` trains 38 configurations for hours, and `quantize` trains a model of 10M weights.
+A measurement is a folder with `measure.py`, which writes `results.json` beside itself. Three are not run here, because
+they train for an hour or more, and their own pages say how: `estimates` trains 38 configurations, `pixels` 18 models,
+and `quantize` a model of 10M weights.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ README = HERE / "README.md"
 MARKS = ("<!-- generated:results -->", "<!-- /generated:results -->")
 BUDGET_SECONDS = 1740  # of all together, so that `make bench` ends within 30 minutes
 AT_LEAST = {"training": 1150}  # seconds that all its rounds took in a slow hour of a shared machine; else one round
-ELSEWHERE = ("estimates", "quantize")
+ELSEWHERE = ("estimates", "pixels", "quantize")
 LARGE = {"merge": "1.5B,3B,7B", "export": "1.5B,3B", "verify": "1.5B,3B"}
 # In the tables: what is measured comes first, and what a reader can look up in results.json is left out.
 _FIRST = ("size", "what", "name", "command")
