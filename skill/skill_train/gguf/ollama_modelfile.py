@@ -39,7 +39,7 @@ BARE_TEMPLATE = "TEMPLATE {{ .Prompt }}"
 _PROBE = "Zebra quartz 8162."  # an answer that no template contains
 
 
-def modelfile(gguf: str, parameters: list[str], projector: str | None = None) -> str:
+def modelfile(gguf: str, parameters: list[str], projector: str | None = None, *, adapter: str | None = None) -> str:
     """The text of a Modelfile.
 
     Args:
@@ -47,13 +47,15 @@ def modelfile(gguf: str, parameters: list[str], projector: str | None = None) ->
         parameters: the lines of `parameters_of`.
         projector: the file beside it that reads pictures. Ollama takes it from a second FROM (server/create.go,
             `isProjectorGGUF`, 2026-08-21).
+        adapter: the file beside it with a LoRA adapter for the model of FROM.
 
     Raises:
         UsageError: a file cannot be written in one line.
     """
     template = Template(resources.template("Modelfile").read_text(encoding="utf-8"))
     files = [gguf] if projector is None else [gguf, projector]
-    text = template.substitute(gguf="\nFROM ".join(map(_named, files)), parameters="\n".join(parameters))
+    lines = "\nFROM ".join(map(_named, files)) + (f"\nADAPTER {_named(adapter)}" if adapter else "")
+    text = template.substitute(gguf=lines, parameters="\n".join(parameters))
     if BARE_TEMPLATE in parameters:  # the frame explains the missing TEMPLATE
         text = "\n".join(line for line in text.split("\n") if not line.startswith("# No TEMPLATE"))
     return text
