@@ -285,7 +285,7 @@ def _sampling(sampling: Sampling) -> dict[str, float]:
 
 def _ending(answer: ShownAnswer) -> Callable[[Any], None]:
     """What is said after an answer that was shown while it was written."""
-    return lambda rich: draw_text(rich, "" if answer["stopped"] else "\n(cut by --max-tokens)")
+    return lambda rich: draw_text(rich, "" if answer["stopped"] else "\n(cut by --max-tokens, or by the context)")
 
 
 def _side_by_side(answers: list[ShownAnswer]) -> Callable[[Any], None]:

@@ -36,7 +36,7 @@ class ChatRequest(msgspec.Struct, frozen=True, kw_only=True):
         text: with llama.cpp's marker in place of each picture. Special tokens are recognised.
         add_special: the tokenizer adds its own tokens, as to plain text.
         pictures: files in `folder`.
-        most: tokens that the answer may have.
+        most: tokens that the answer may have; the context may have room for fewer.
     """
 
     text: str
@@ -78,7 +78,7 @@ class LoadedChat:
             NativeCrash: llama.cpp crashed.
             VerificationFailed: it refuses the prompt.
             DecisionNeeded: there was not enough memory.
-            UsageError: the prompt and the answer are longer than the context.
+            UsageError: the prompt is longer than the context.
         """
         self.worker.send(msgspec.to_builtins(request))
         while True:

@@ -66,14 +66,15 @@ class _Chat:
 
         started, random = time.monotonic(), np.random.default_rng(request.sampling.seed)
         prompt, tokens, chunks = self._prompt(request)
-        if tokens + request.most > self.room:
+        if tokens >= self.room:
             raise UsageError(
-                "the prompt and its answer are longer than the context",
+                "the prompt is longer than the context",
                 code="bad_usage",
-                expected=f"{self.room} tokens at most",
-                got=f"{tokens} tokens of prompt, and up to {request.most} of answer",
-                hint="ask for a longer context with --context, for fewer tokens with --max-tokens, or ask anew",
+                expected=f"fewer than {self.room} tokens",
+                got=f"{tokens} tokens",
+                hint="ask for a longer context with --context, or ask anew",
             )
+        request = msgspec.structs.replace(request, most=min(request.most, self.room - tokens))
         decoder, ids, text = codecs.getincrementaldecoder("utf-8")(errors="replace"), list[int](), ""
         stopped = False
         for token in self._tokens(request, prompt, chunks, random):

@@ -147,7 +147,7 @@ class _FolderAnswering:
 
         started, tokenizer = time.monotonic(), self.prompts.tokenizer
         prompt, pictures = self._prompt(messages, images)
-        _require_room(len(prompt), self.settings, context_length(read_config(self.model.path)))
+        most = _room(len(prompt), self.settings, context_length(read_config(self.model.path)))
         ids = torch.tensor([prompt], device=self.network.device)
         stops = stop_ids(self.model.path, tokenizer)
         choice = _Choice(self.settings.sampling, len(prompt), _Spoken(tokenizer, stops, on_text))
@@ -156,7 +156,7 @@ class _FolderAnswering:
                 input_ids=ids,
                 attention_mask=torch.ones_like(ids),
                 **({} if pictures is None else pictures(ids)),
-                max_new_tokens=self.settings.most,
+                max_new_tokens=most,
                 do_sample=False,
                 logits_processor=[choice],
                 eos_token_id=sorted(stops) or None,
@@ -235,13 +235,15 @@ class _Choice:
         return chosen
 
 
-def _require_room(prompt: int, settings: Settings, trained: int | None) -> None:
+def _room(prompt: int, settings: Settings, trained: int | None) -> int:
+    """The most tokens that an answer may have."""
     room = settings.context if trained is None else min(settings.context, trained)
-    if prompt + settings.most > room:
+    if prompt >= room:
         raise UsageError(
-            "the prompt and its answer are longer than the context",
+            "the prompt is longer than the context",
             code="bad_usage",
-            expected=f"{room} tokens at most",
-            got=f"{prompt} tokens of prompt, and up to {settings.most} of answer",
-            hint="ask for a longer context with --context, for fewer tokens with --max-tokens, or ask anew",
+            expected=f"fewer than {room} tokens",
+            got=f"{prompt} tokens",
+            hint="ask for a longer context with --context, or ask anew",
         )
+    return min(settings.most, room - prompt)
