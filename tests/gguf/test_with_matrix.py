@@ -155,8 +155,13 @@ def test_the_matrix_is_recorded_reused_and_never_of_other_text(root: Path, tmp_p
     record = computed(run)
     assert record.reused and record.record.entries == 14 and record.record.unseen == []
     assert record.record.tokens == TEXTS.tokens and record.record.options["data"] == "d" * 64
-    with pytest.raises(UsageError, match="other options"):
-        computed(run, RunTexts(ROWS[1:18], ROWS[18:], "e" * 64, "other text"))
+    other = computed(run, RunTexts(ROWS[1:18], ROWS[18:], "e" * 64, "other text"))
+    assert not other.reused and other.record.outputs != record.record.outputs
+    assert json.loads((run / "imatrix.json").read_text())["options"]["data"] == "e" * 64
+    (run / "imatrix.json").unlink()  # now it may be somebody's own
+    computed(run)
+    assert file_digest(run / "imatrix.gguf.unrecorded-1") == other.record.outputs["imatrix.gguf"]
+    assert file_digest(run / "imatrix.gguf") == record.record.outputs["imatrix.gguf"]
     with pytest.raises(UsageError, match="says nothing"):
         computed(tmp_path / "new", RunTexts([[1, 2, 3]], [], "f" * 64, "3 tokens"))
     assert not (tmp_path / "new").exists()

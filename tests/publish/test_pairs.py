@@ -96,6 +96,14 @@ def test_the_card_says_which_files_belong_together_and_how_both_run(run: RunDir)
     assert "AutoModelForImageTextToText.from_pretrained" in text and "AutoModelForCausalLM" not in text
 
 
+def test_the_card_says_which_importance_matrix_a_file_was_made_with(run: RunDir) -> None:
+    assert "importance matrix" not in card_of(run)[1]
+    use = {"file": "imatrix.gguf", "sha256": "0" * 64, "model": "", "data": "samples.jsonl sha256 1234"}
+    made = _digest(run.gguf / TEXT) | {"quant": "q4_k_m", "imatrix": use}
+    _write(run.record("quantize"), {"outputs": {f"gguf/{TEXT}": made}})
+    assert f"- `{TEXT}`: imatrix.gguf, of samples.jsonl sha256 1234\n" in card_of(run)[1]
+
+
 def test_a_language_model_without_its_projector_is_not_called_whole(run: RunDir) -> None:
     """The projector was verified with it, and is gone: what is left reads text only, and has no proof."""
     (run.gguf / PROJECTOR).unlink()

@@ -191,6 +191,21 @@ def test_what_is_missing_is_said_and_not_made_up(run: Path, gone: Any, headline:
     assert files & {f"demo/{name}.json" for name in gone} == set()
 
 
+def test_the_page_says_how_a_file_was_quantized(run: Path) -> None:
+    outputs = json.loads((run / "quantize.json").read_text())["outputs"]
+    use = {"file": "imatrix.gguf", "sha256": "0" * 64, "model": "", "data": "samples.jsonl sha256 1234"}
+    near, far = ({"mean_kl": kl, "same_top1": 0.9, "tokens": 99} for kl in (0.0125, 0.05))
+    outputs["gguf/demo-run-q4_k_m.gguf"] |= {"imatrix": use, "choice": {"with_matrix": near, "without_matrix": far}}
+    mix = {"target": "auto-5bpw", "estimated_kl": 0.01, "measured_pairs": 9, "pairs": 9}
+    types = {"a": "q4_k", "b": "q6_k", "c": "q4_k"}
+    outputs["gguf/demo-run-q8_0.gguf"] |= {"measured": near, "tensor_types": types, "mix": mix}
+    edit(run, "quantize", outputs=outputs)
+    text = make(run).text
+    assert "q4_k_m: with the importance matrix imatrix.gguf of samples.jsonl sha256 1234" in text
+    assert "KL to the unquantized file 0.013 with the matrix, 0.05 without" in text
+    assert "a mix of 2 q4_k, 1 q6_k; KL to the unquantized file 0.013" in text
+
+
 def test_only_the_plan_is_enough(run: Path) -> None:
     for path in run.iterdir():
         if path.name != "plan.json":

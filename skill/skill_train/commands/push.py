@@ -33,7 +33,7 @@ from skill_train.publish.files import (
 from skill_train.publish.model_card import CardFacts, card
 from skill_train.publish.push_record import Push, PushedFile, PushInputs, PushTarget
 from skill_train.recipe.resolved import ResolvedRecipe
-from skill_train.run import plan_record, records, train_record
+from skill_train.run import export_record, plan_record, records, train_record
 from skill_train.run.begun import trained
 from skill_train.run.evaluate_record import Evaluation
 from skill_train.run.folder import RunDir, open_run
@@ -208,9 +208,17 @@ def card_file(push: _Push, half: str) -> PushFile:
         projector=next(iter(projectors_of(push.run, push.files)), None),
         half_of_a_pair=half,
         ggufs={name: file.stat().st_size for name, file in whole_models(push.run, push.files).items()},
+        matrices=_matrices(push.run),
     )
     template = resources.template("model_card.md").read_text(encoding="utf-8")
     return PushFile("README.md", None, card(facts, template).encode("utf-8", "replace"), "made from the run")
+
+
+def _matrices(run: RunDir) -> dict[str, str]:
+    """The importance matrix of each file, by its name."""
+    files = export_record.outputs(run.path)
+    uses = {Path(name).name: file["imatrix"] for name, file in files.items() if "imatrix" in file}
+    return {name: f"{use['file']}, of {use['data']}" for name, use in uses.items()}
 
 
 def _refuse_secrets(files: list[PushFile]) -> None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from skill_train.core.console import Bar
-from skill_train.core.digests import digests, file_digest
+from skill_train.core.digests import FileDigest, digests, file_digest, is_file_of
 from skill_train.core.errors import UsageError
 from skill_train.core.files import whole_file
 from skill_train.core.memory import peak_memory_bytes
@@ -22,7 +22,7 @@ from skill_train.llama.importance.file import read_matrix, require_fit
 from skill_train.machine.limits import require_memory
 from skill_train.run import records
 from skill_train.run.export_record import ExportedFile, ExportReason, MatrixRecord, MatrixUse
-from skill_train.run.folder import StepResult, finished_record, note_of, require_writable, versions
+from skill_train.run.folder import StepResult, note_of, noted, require_writable, set_aside, versions
 
 FILE = "imatrix.gguf"
 # Types below q6 whose rounding llama.cpp weighs by the matrix (ggml-quants.c). Ternary types and mxfp4 do not read it.
@@ -68,7 +68,7 @@ def compute_matrix(request: MatrixRequest, *, progress: Bar) -> StepResult[Matri
     """Writes the importance matrix of the source. One that is already recorded for this file and text is reused.
 
     Raises:
-        UsageError: there is too little text, or a record of other inputs is in the way.
+        UsageError: there is too little text.
         NativeCrash, VerificationFailed: llama.cpp crashed, or refuses the file.
     """
     started = time.monotonic()
@@ -82,7 +82,7 @@ def compute_matrix(request: MatrixRequest, *, progress: Bar) -> StepResult[Matri
         )
     inputs = digests(request.source.parent, [request.source])
     options = {"data": request.texts.sha256, "dataset": request.dataset}
-    if done := finished_record(request.record, MatrixRecord, inputs=inputs, options=options, result=request.file):
+    if done := _made_before(request, inputs, options):
         return StepResult(done, reused=True)
     require_writable(request.file.parent)
     require_memory(_WORK_BYTES, "computing the importance matrix")
@@ -111,6 +111,22 @@ def compute_matrix(request: MatrixRequest, *, progress: Bar) -> StepResult[Matri
         records.write(note_of(request.file, request.record), record)
     os.replace(note_of(request.file, request.record), request.record)
     return StepResult(record)
+
+
+def _made_before(request: MatrixRequest, inputs: dict[str, FileDigest], options: dict[str, str]) -> MatrixRecord | None:
+    """The record of this very matrix; None if it must be computed. One of another file or text is then replaced, as
+    a proof is, and a file that no record describes is put aside."""
+    if not request.record.is_file() and noted(
+        request.file, request.record, MatrixRecord, inputs=inputs, options=options
+    ):
+        os.replace(note_of(request.file, request.record), request.record)
+    if not request.record.is_file():
+        set_aside(request.file, request.record)
+        return None
+    record = records.read(request.record, MatrixRecord)
+    [digest] = record.outputs.values()
+    same = (record.inputs, record.options) == (inputs, options) and is_file_of(request.file, digest)
+    return record if same else None
 
 
 def matrix_of(file: Path, source: Path, warn: Warn, texts: list[list[int]] | None = None) -> Matrix:

@@ -44,6 +44,7 @@ class CardFacts:
         training: the content of `train.json`.
         proof: None if nothing was verified.
         ggufs: the name and the bytes of each file that contains a whole model.
+        matrices: the importance matrix that a file was made with, in words, by the name of the file.
         projector: the name of the file that reads pictures for each of them; None without one.
         half_of_a_pair: what is missing of a vision model's two files; empty if nothing is.
         evaluation: the evaluation of these files; None if there is none.
@@ -63,6 +64,7 @@ class CardFacts:
     training: TrainRecord
     proof: Proof | None
     ggufs: dict[str, int] = field(default_factory=dict)
+    matrices: dict[str, str] = field(default_factory=dict)
     projector: str | None = None
     half_of_a_pair: str = ""
     evaluation: Evaluation | None = None
@@ -78,7 +80,7 @@ def card(facts: CardFacts, template: str) -> str:
         name=facts.repo.split("/")[-1],
         about=_about(facts),
         use=_use(facts),
-        measured=_measured(facts),
+        measured=_matrices(facts) + _measured(facts),
         proof=_proof(facts),
         made=_training(facts),
         licence=_licence(facts),
@@ -188,6 +190,12 @@ def _private(facts: CardFacts) -> list[str]:
         "While this repository is private, each of these needs a token that may read it (`hf auth login`, `HF_TOKEN`)"
     )
     return [signed + (ollama if facts.ggufs and not facts.projector else "") + "."]
+
+
+def _matrices(facts: CardFacts) -> str:
+    """Which importance matrix each quantized file was made with."""
+    said = [f"- `{_word(name)}`: {_word(words)}" for name, words in facts.matrices.items() if name in facts.ggufs]
+    return "Made with an importance matrix:\n\n" + "\n".join(said) + "\n\n" if said else ""
 
 
 def _measured(facts: CardFacts) -> str:

@@ -2,6 +2,7 @@
 
     plan.json  recipe.yaml  environment.json  metrics.jsonl  train.log  checkpoints/  adapter/  train.json
     merged/  merge.json     gguf/*.gguf  convert.json  quantize.json  mmproj.json     verify.json
+    imatrix.gguf  imatrix.json  sensitivity.jsonl      what quantizing was measured by
 
 Full fine-tuning leaves no adapter/ and no merge.json: the training program writes merged/ itself.
 
@@ -44,7 +45,8 @@ from skill_train.run.records import regular_bytes as regular_bytes
 _RUN_FILES = (
     *("plan.json", "recipe.yaml", "environment.json", "samples.jsonl", "held_out.jsonl", "metrics.jsonl", "train.log"),
     *("checkpoints", "adapter", "train.json", "train.failed.json", "merged", "merge.json", "gguf", "convert.json"),
-    *("quantize.json", "mmproj.json", "lora_gguf.json", "verify.json", "evaluate.json", "report.html"),
+    *("quantize.json", "imatrix.json", "imatrix.gguf", "sensitivity.jsonl", "mmproj.json", "lora_gguf.json"),
+    *("verify.json", "evaluate.json", "report.html"),
 )
 
 # A text in GGUF: the type 8, the length in 8 bytes, the text. llama.cpp's converter writes this key at the start.
