@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 from pathlib import Path
 
@@ -21,6 +22,9 @@ from skill_train.verify.step import modelfile_of
 pytestmark = pytest.mark.slow
 
 ENGINE = Path(__file__).parents[1] / "support" / "stand_in_engines" / "engine.py"
+
+
+REAL = shutil.which("llama-server")
 
 
 @pytest.fixture(autouse=True)
@@ -61,6 +65,14 @@ def test_what_an_engine_gets_wrong_is_named(name: str, monkeypatch: pytest.Monke
     found = checked(name)
     assert found["prompts"].verdict == "pass"
     assert "fail" in {found["answers"].verdict, found["stops"].verdict}
+
+
+@pytest.mark.skipif(REAL is None, reason="llama-server is not on PATH")
+def test_the_real_llama_server_writes_the_models_own_prompts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(Path(str(REAL)).parent), prepend=os.pathsep)
+    found = checked("llama-server")
+    assert [found[each].verdict for each in ("prompts", "answers", "stops")] == ["pass"] * 3, found
+    assert "stand-in" not in str(found["prompts"].figures["version"])
 
 
 def test_an_engine_that_ends_at_once_is_an_error_of_the_check(tmp_path: Path) -> None:

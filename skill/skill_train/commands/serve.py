@@ -113,7 +113,7 @@ def _require_key(options: ServeOptions) -> None:
         code="bad_usage",
         expected="--api-key env:NAME or --api-key FILE beside --host",
         got="--host without --api-key",
-        hint=f"skill-train serve {quoted(options.model)} serves this machine alone",
+        hint="leave --host out to serve this machine alone, or name the place of a key",
     )
 
 
