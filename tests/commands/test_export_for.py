@@ -93,7 +93,6 @@ def test_all_candidates_are_made_without_a_type(capsys: pytest.CaptureFixture[st
         (("--max-kl", "0.1"), "--max-kl needs a device"),
         (("--min-speed", "3"), "--min-speed needs a device"),
         (("--max-size", "1MB"), "is the size of a mix"),
-        (("--for", "M1", "--context", "999999"), "--context is longer"),
     ],
 )
 def test_refused_before_anything_is_made(

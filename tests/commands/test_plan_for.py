@@ -102,7 +102,6 @@ def test_a_longer_context_needs_more(capsys: pytest.CaptureFixture[str], here: P
         (("--max-size", "1GB"), "bad_usage", "--max-size needs a device"),
         (("--context", "512"), "bad_usage", "--context needs a device"),
         (("--bandwidth", "68GB/s"), "bad_usage", "--bandwidth alone"),
-        (("--for", "M1", "--context", "999999"), "bad_usage", "--context is longer than the model's"),
         (("--for", "M1", "--max-size", "small"), "bad_usage", "--max-size is not a size"),
     ],
 )
@@ -123,3 +122,11 @@ def test_a_person_sees_the_file_to_ship(capsys: pytest.CaptureFixture[str], here
 def test_without_a_device_nothing_is_said(capsys: pytest.CaptureFixture[str], here: Path) -> None:
     _model(here / "model", "smollm2-135m")
     assert "for" not in _answer(capsys)[1]["data"]
+
+
+def test_a_context_is_at_most_the_models(capsys: pytest.CaptureFixture[str], here: Path) -> None:
+    """SmolLM2 135M was made for 8192 tokens."""
+    _model(here / "model", "smollm2-135m")
+    on = _answer(capsys, "--for", "M1", "--context", "999999")[1]["data"]["for"]
+    assert on["context"] == 8192
+    assert on["reasons"][-1] == "context: 8192 tokens, all that the model was made for; 999999 were asked for"

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypedDict
 
 from skill_train.commands._drawing import add_row, rich_table
@@ -79,8 +79,7 @@ def asked_of(
         here: this machine, which is meant by `--for here`.
 
     Raises:
-        UsageError: no such device, a value that is no size, a limit without a device, or a context that the model was
-            not made for.
+        UsageError: no such device, a value that is no size, or a limit without a device.
     """
     described = {name: getattr(options, name) for name in _DESCRIBED}
     limits = {name: getattr(options, name, None) for name in _ASKED} | ({"max_kl": max_kl} if max_kl else {})
@@ -93,7 +92,9 @@ def asked_of(
         return None
     target = _target(options, here)
     most = None if options.max_size is None else parse_bytes(options.max_size, "--max-size")
-    return DeviceQuestion(target, _context(options.context, model.context), ShipLimits(most, max_kl, options.min_speed))
+    context, why = _context(options.context, model.context)
+    target = replace(target, reasons=(*target.reasons, why))
+    return DeviceQuestion(target, context, ShipLimits(most, max_kl, options.min_speed))
 
 
 def _target(options: DeviceOptions, here: MachineFacts) -> TargetDevice:
@@ -106,19 +107,12 @@ def _target(options: DeviceOptions, here: MachineFacts) -> TargetDevice:
     return of_machine(here)
 
 
-def _context(asked: int | None, trained: int | None) -> int:
-    if asked is None:
-        return min(DEFAULT_CONTEXT, trained or DEFAULT_CONTEXT)
-    if trained is not None and asked > trained:
-        expected = f"at most {trained}, which the model was made for"
-        raise UsageError(
-            "--context is longer than the model's",
-            code="bad_usage",
-            expected=expected,
-            got=str(asked),
-            hint="a smaller --context, or none",
-        )
-    return asked
+def _context(asked: int | None, trained: int | None) -> tuple[int, str]:
+    """The tokens of context, and why so many. More than the model was made for no program gives it."""
+    wanted = asked or DEFAULT_CONTEXT
+    if trained is not None and wanted > trained:
+        return trained, f"context: {trained} tokens, all that the model was made for; {wanted} were asked for"
+    return wanted, "context: " + ("--context" if asked else "the default")
 
 
 def answer_of(asked: DeviceQuestion, candidates: Sequence[DeviceFile]) -> tuple[DeviceAnswer, DecisionNeeded | None]:
