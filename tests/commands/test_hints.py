@@ -33,7 +33,7 @@ KNOWN: dict[str, set[str]] = {
     "commands.cancel": {"cloud.word", "command"},
     "commands.data": {"ONLY_SFT.partition(';')[0]", "first.lines[0]", "name"},
     "commands.evaluate": {"word"},
-    "commands.export_gguf": {"target"},
+    "commands._export_answer": {"target"},
     "commands.logs": {"'wait' if cloud.now and cloud.now.live else 'status'", "cloud.word"},
     "commands.pull": {"'wait' if is_live(cloud) else 'resume'", "word"},
     "commands.resume": {"bigger.name", "cloud.word", "command", "now.name"},

@@ -123,6 +123,9 @@ def _the_other_commands(call: Any) -> None:
     call("evaluate cloud")
     call("report cloud")
     call("push cloud --repo me/story")
+    call("bench cloud --prompt-tokens 8 --answer-tokens 4 --rounds 1")
+    call("chat cloud --prompt hello --max-tokens 4")
+    call("serve cloud --host 0.0.0.0", exits=2)  # another address needs a key
     call("doctor")
     call("skills install --target agents")
     call("skills check --target agents")

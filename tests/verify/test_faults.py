@@ -16,7 +16,7 @@ import gguf_maker
 import verify_rows
 from skill_train.core.digests import file_digest
 from skill_train.llama import inference
-from skill_train.verify import check_template as verify_template
+from skill_train.llama import template as templates
 from skill_train.verify.questions import MeasuredReference, questions_of
 from skill_train.verify.run_checks import Draft, Findings, PreparedFiles, judge, own_templates, readable
 from skill_train.verify.sample_texts import Sample
@@ -122,7 +122,7 @@ def test_chat_template_lost(good: gguf_maker.Export, verdicts: Any, tmp_path: Pa
 def test_chat_template_that_never_ends(
     good: gguf_maker.Export, verdicts: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(verify_template, "_SECONDS", 2)
+    monkeypatch.setattr(templates, "SECONDS", 2)
     endless = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
     changed = {"tokenizer.chat_template": endless}
     found = verdicts(gguf_edit.rewrite(good.file("f16"), tmp_path / "model-f16.gguf", metadata=changed))

@@ -92,9 +92,8 @@ def _write_modelfile(run: RunDir, adapter: Path, base: Path) -> Path:
 
 def _next(run: RunDir, adapter: Path, base: Path) -> list[str]:
     """The proof of the adapter, a file of the base, and both in llama.cpp."""
-    model, out = quoted(base_of(run)), quoted(base.parent)
     return [
         f"skill-train verify {quoted(run.path)}",
-        f"skill-train export-gguf {model} --out {out} --quant {_BASE_TYPE}",
+        f"skill-train export-gguf {quoted(base_of(run))} --out {quoted(base.parent)} --quant {quoted(_BASE_TYPE)}",
         f"llama-server -m {quoted(base)} --lora {quoted(adapter)}",
     ]

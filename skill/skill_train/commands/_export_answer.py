@@ -57,6 +57,6 @@ def _next(done: ExportedFiles, last: str) -> list[str]:
     run = done.out.parent
     named = " ".join(f"--gguf {quoted(output['path'])}" for output in done.outputs)
     is_run = RunDir.is_one(run)
-    verify = f"skill-train verify {quoted(run) if is_run else f'--reference {quoted(done.model)} {named}'}"
+    target = quoted(run) if is_run else f"--reference {quoted(done.model)} {named}"
     pair = [server(last, done.projector)] if done.projector else []
-    return [verify, *pair, f"skill-train chat {quoted(run if is_run else last)}"]
+    return [f"skill-train verify {target}", *pair, f"skill-train chat {quoted(run if is_run else last)}"]
