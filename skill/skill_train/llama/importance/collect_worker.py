@@ -15,10 +15,11 @@ import msgspec
 
 from skill_train.core.errors import UsageError
 from skill_train.core.worker import report_progress, worker_main
+from skill_train.llama.ggml_tensor import GgmlTensor
 from skill_train.llama.gguf_header import read_gguf
 from skill_train.llama.importance.collect import CONTEXT, Collected, CollectJob
 from skill_train.llama.importance.file import Entry, ImportanceMatrix, shape_of, wanted_matrices, write_matrix
-from skill_train.llama.importance.nodes import Node, Nodes, weight_name
+from skill_train.llama.importance.nodes import Nodes, weight_name
 from skill_train.llama.llama_cpp import bindings, ggml, in_context, loaded_model
 
 if TYPE_CHECKING:
@@ -69,7 +70,7 @@ class Sums:
             self.counts[name] = np.zeros(counts)
         return self.squares[name], self.counts[name]
 
-    def _add(self, name: str, weights: Node, node: Node) -> None:
+    def _add(self, name: str, weights: GgmlTensor, node: GgmlTensor) -> None:
         """All rows of the inputs. Where the weights are several matrices, such as one for each head, each gets the
         inputs of its own, and the count is the rows of one of them."""
         import numpy as np
@@ -84,7 +85,7 @@ class Sums:
                 squares[(i3 // ratio[0]) * weights.ne[2] + i2 // ratio[1], :width] += sums[i3, i2]
         counts += outer * middle * rows / len(squares)
 
-    def _add_experts(self, name: str, _: Node, node: Node) -> None:
+    def _add_experts(self, name: str, _: GgmlTensor, node: GgmlTensor) -> None:
         """Each row of the inputs counts for the experts that it was sent to."""
         import numpy as np
 

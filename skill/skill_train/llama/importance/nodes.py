@@ -1,7 +1,4 @@
-"""The nodes of a graph as llama.cpp's callback sees them: a mirror of `struct ggml_tensor`.
-
-The layout is checked against the library: ggml/include/ggml.h of llama.cpp in llama-cpp-python 0.3.36.
-"""
+"""The nodes of a graph as llama.cpp's callback sees them. The layout of a tensor is checked against the library."""
 
 from __future__ import annotations
 
@@ -10,6 +7,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from skill_train.core.errors import UsageError
+from skill_train.llama.ggml_tensor import GgmlTensor
 
 if TYPE_CHECKING:
     import numpy as np
@@ -17,27 +15,6 @@ if TYPE_CHECKING:
 _OBJECT_BYTES = 32  # sizeof(struct ggml_object), which ggml_tensor_overhead() counts too
 _F32, _F16, _I32 = 0, 1, 26  # enum ggml_type
 _NUMPY = {_F32: "<f4", _F16: "<f2", _I32: "<i4"}
-
-
-class Node(ctypes.Structure):
-    """`struct ggml_tensor`. `ne` are the lengths and `nb` the strides in bytes, of the row first."""
-
-    _fields_ = (
-        ("type", ctypes.c_int),
-        ("buffer", ctypes.c_void_p),
-        ("ne", ctypes.c_int64 * 4),
-        ("nb", ctypes.c_size_t * 4),
-        ("op", ctypes.c_int),
-        ("op_params", ctypes.c_int32 * 16),
-        ("flags", ctypes.c_int32),
-        ("src", ctypes.c_void_p * 10),
-        ("view_src", ctypes.c_void_p),
-        ("view_offs", ctypes.c_size_t),
-        ("data", ctypes.c_void_p),
-        ("name", ctypes.c_char * 64),
-        ("extra", ctypes.c_void_p),
-        ("padding", ctypes.c_char * 8),
-    )
 
 
 class Nodes:
@@ -64,12 +41,12 @@ class Nodes:
         moved = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_size_t]
         ggml.ggml_backend_tensor_get.argtypes = ggml.ggml_backend_tensor_set.argtypes = moved
         self._require(
-            ggml.ggml_tensor_overhead() == ctypes.sizeof(Node) + _OBJECT_BYTES, "its tensors have another size"
+            ggml.ggml_tensor_overhead() == ctypes.sizeof(GgmlTensor) + _OBJECT_BYTES, "its tensors have another size"
         )
 
-    def at(self, pointer: int) -> Node:
+    def at(self, pointer: int) -> GgmlTensor:
         """The node at an address. The first one is compared with what the library itself says of it."""
-        node = Node.from_address(pointer)
+        node = GgmlTensor.from_address(pointer)
         if not self._compared:
             same = (
                 self.ggml.ggml_get_name(pointer) == node.name
@@ -80,7 +57,7 @@ class Nodes:
             self._compared = True
         return node
 
-    def op(self, node: Node) -> str:
+    def op(self, node: GgmlTensor) -> str:
         """The name of the operation, such as `MUL_MAT`: its number differs between versions."""
         if node.op not in self._ops:
             self._ops[node.op] = self.ggml.ggml_op_name(node.op).decode()

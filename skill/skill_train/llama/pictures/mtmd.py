@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from skill_train.core.errors import VerificationFailed
+from skill_train.llama.ggml_tensor import GgmlTensor
 from skill_train.llama.llama_cpp import Llama, LoadedFile, bindings, refused
 
 if TYPE_CHECKING:
@@ -25,25 +26,6 @@ _MOST_TOKENS = 1 << 16  # of a picture, where no limit is wanted
 _PIXELS = b"inp_raw"  # what llama.cpp's vision graphs call their input
 _F32 = 0
 _CHANNELS = 3
-
-
-class _Tensor(ctypes.Structure):
-    """`ggml_tensor` of ggml.h, which no function opens up: a graph's input is the source of its first step."""
-
-    _fields_ = (
-        ("type", ctypes.c_int),
-        ("buffer", ctypes.c_void_p),
-        ("ne", ctypes.c_int64 * 4),
-        ("nb", ctypes.c_size_t * 4),
-        ("op", ctypes.c_int),
-        ("op_params", ctypes.c_int32 * 16),
-        ("flags", ctypes.c_int32),
-        ("src", ctypes.c_void_p * 10),
-        ("view_src", ctypes.c_void_p),
-        ("view_offs", ctypes.c_size_t),
-        ("data", ctypes.c_void_p),
-        ("name", ctypes.c_char * 64),
-    )
 
 
 @dataclass
@@ -60,17 +42,17 @@ class _Watch:
         return False
 
     def _look(self, pointer: int) -> None:
-        step = _Tensor.from_address(pointer)
+        step = GgmlTensor.from_address(pointer)
         if self.name_of(pointer) != step.name:
             self.why_not = "this llama.cpp lays out its tensors in another way"
             return
         for source in filter(None, step.src):
-            tensor = _Tensor.from_address(source)
+            tensor = GgmlTensor.from_address(source)
             if tensor.name == _PIXELS:
                 self._copy(tensor)
                 return
 
-    def _copy(self, tensor: _Tensor) -> None:
+    def _copy(self, tensor: GgmlTensor) -> None:
         import numpy as np
 
         width, height, channels, pictures = tensor.ne
