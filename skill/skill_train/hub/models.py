@@ -13,7 +13,8 @@ from typing import Any
 
 from skill_train.core.errors import SkillTrainError, Temporary, UsageError
 from skill_train.facts import Flavor, ModelFacts
-from skill_train.hub.client import REQUEST_SECONDS, RequestSubject, ask, endpoint, understood
+from skill_train.hub.address import endpoint
+from skill_train.hub.client import REQUEST_SECONDS, RequestSubject, ask, understood
 from skill_train.model import config as model_config
 from skill_train.model.config import Origin, StoredWeights
 from skill_train.model.folder import read_config, read_model, used_weights
