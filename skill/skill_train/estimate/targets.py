@@ -13,7 +13,6 @@ from pathlib import Path
 import msgspec
 
 from skill_train.core.errors import UsageError
-from skill_train.core.units import gigabytes
 from skill_train.estimate.devices import device_speed
 from skill_train.facts import MachineFacts, MeasuredReading
 
@@ -24,8 +23,8 @@ _STATED_USABLE = (0.75, 0.9)  # as for a computer of the table
 UNKNOWN_FAMILY = "unknown"
 _UNITS = {"": 1.0, "B": 1.0, "KB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
 _MAKERS = re.compile(
-    r"\b(apple|nvidia|geforce|amd|radeon|qualcomm|intel|gpu|bionic|with|ram|imac|mac mini|mac studio|macbook (air|pro))\b"
-    r"|\(.*?\)"
+    r"\b(apple|nvidia|geforce|amd|radeon|qualcomm|intel|gpu|bionic|with|ram)\b"
+    r"|\b(imac|mac (mini|studio)|macbook (air|pro))\b|\(.*?\)"
 )
 
 
@@ -212,7 +211,7 @@ def _of_row(row: TableRow, memory: float | None, speed: float | None) -> TargetD
 
 
 def _stated_name(memory: float, speed: float | None) -> str:
-    return f"a device of {gigabytes(memory, 0)}" + ("" if speed is None else f" and {speed:g} GB/s")
+    return f"a device of {memory / 1e9:g} GB" + ("" if speed is None else f" and {speed:g} GB/s")
 
 
 def _shares(memory: float) -> tuple[float, float]:
