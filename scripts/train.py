@@ -78,7 +78,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -2432,6 +2432,13 @@ def limit_pixels(processor: Any, kind: str, least: int | None, most: int | None)
     processor.size = {"longest_edge": edge}
 
 
+def limited_processor(processor: ImageProcessor, least: int | None, most: int | None) -> ImageProcessor:
+    """The image processor with the limits of a recipe. Raises as `limit_pixels`."""
+    changed = replace(processor)
+    limit_pixels(changed, changed.kind, least, most)
+    return changed
+
+
 # --- pictures/tokens -------------------------------------------------------------------------------------------------
 # How many tokens of the model stand for a picture, and the tensors that the model takes of it.
 #
@@ -2510,12 +2517,12 @@ class Pictures:
                 hint="use a base model of one of these families",
             )
         documents = {file: model_document(name, revision, file) for file in ("config.json", *PROCESSOR_FILES)}
-        self.settings = read_processor(documents["config.json"] or {}, documents)
+        settings = read_processor(documents["config.json"] or {}, documents)
         self.tokenizer = tokenizer
         self.places = self._places()
         self.token_id = int(tokenizer.convert_tokens_to_ids(self.places.token))
         self.limits = PixelLimits(recipe.get("min_pixels"), recipe.get("max_pixels"))
-        limit_pixels(self.settings, self.kind, *self.limits)
+        self.settings = limited_processor(settings, *self.limits)
         self.engine: Engine | None = None
         if recipe.get("preprocess") == "engine":
             require_engine(recipe, self.kind)

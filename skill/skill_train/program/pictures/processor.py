@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from skill_train.program.events import Refused
@@ -317,3 +317,10 @@ def limit_pixels(processor: Any, kind: str, least: int | None, most: int | None)
         tile = int(processor.max_image_size["longest_edge"])
         edge = max(1, edge // tile) * tile
     processor.size = {"longest_edge": edge}
+
+
+def limited_processor(processor: ImageProcessor, least: int | None, most: int | None) -> ImageProcessor:
+    """The image processor with the limits of a recipe. Raises as `limit_pixels`."""
+    changed = replace(processor)
+    limit_pixels(changed, changed.kind, least, most)
+    return changed

@@ -38,6 +38,7 @@ from skill_train.program.pictures.processor import (
     engine_of,
     grid_of,
     limit_pixels,
+    limited_processor,
     picture_tokens,
     read_processor,
 )
@@ -114,12 +115,12 @@ class Pictures:
                 hint="use a base model of one of these families",
             )
         documents = {file: model_document(name, revision, file) for file in ("config.json", *PROCESSOR_FILES)}
-        self.settings = read_processor(documents["config.json"] or {}, documents)
+        settings = read_processor(documents["config.json"] or {}, documents)
         self.tokenizer = tokenizer
         self.places = self._places()
         self.token_id = int(tokenizer.convert_tokens_to_ids(self.places.token))
         self.limits = PixelLimits(recipe.get("min_pixels"), recipe.get("max_pixels"))
-        limit_pixels(self.settings, self.kind, *self.limits)
+        self.settings = limited_processor(settings, *self.limits)
         self.engine: Engine | None = None
         if recipe.get("preprocess") == "engine":
             require_engine(recipe, self.kind)
