@@ -1500,6 +1500,15 @@ def no_answer(messages: list[Message]) -> Refused:
     )
 
 
+def require_distinct(names: Iterable[str], table: Path) -> None:
+    """Refuses a table with one name twice: of such columns a row would keep the last alone."""
+    for name, count in Counter(filter(None, names)).most_common(1):
+        if count > 1:
+            message = f"{table} has {count} columns with the name {name[:200]!r}"
+            expected, hint = "one name for each column", "rename or remove one of them"
+            raise Refused(message, code="unreadable_dataset", expected=expected, hint=hint)
+
+
 # --- pictures/decode -------------------------------------------------------------------------------------------------
 # How a picture is read: found in a file or a row, checked by its header, decoded, upright, and in RGB.
 #
@@ -1709,7 +1718,10 @@ def picture_file(source: PictureSource, folder: Path | None) -> IO[bytes]:
         content = source.get("bytes")
         if content is None and isinstance(source.get("path"), str):
             return picture_file(source["path"], folder)
-        source = content if isinstance(content, bytes) else b""
+        if not isinstance(content, bytes):
+            got = repr({key: type(value).__name__ for key, value in source.items()})
+            raise bad_picture("a picture in the row", "has neither bytes nor a path", got, "a path, or bytes")
+        source = content
     if isinstance(source, bytes):
         return io.BytesIO(limited_bytes(source, "a picture in the row"))
     if source[:5].lower() == "data:":
@@ -1741,21 +1753,23 @@ def opened_file(path: str, folder: Path | None) -> IO[bytes]:
         raise bad_picture(path[:200], "is an address", "a URL", "a file beside the data; download it first")
     if folder is None:
         raise bad_picture(path[:200], "has no folder", "a path in data from the Hub", "bytes in the rows")
-    root = folder.resolve()
+    if not path.strip():
+        raise bad_picture("the name of a picture", "is empty", repr(path[:60]))
+    root, name = folder.resolve(), path[:200]
     try:
         file = (root / path).resolve()
         if not file.is_relative_to(root):
-            raise bad_picture(path, "lies outside the folder of the data", str(file), f"a file in {root}")
+            raise bad_picture(name, "lies outside the folder of the data", str(file), f"a file in {root}")
         if not file.is_file():
-            raise bad_picture(path, "does not exist", str(file), f"a file in {root}")
+            raise bad_picture(name, "does not exist", str(file), f"a file in {root}")
         size = file.stat().st_size
         if size > PICTURE_BYTES:
-            raise bad_picture(path, "is too large", f"{size:,} bytes", f"at most {PICTURE_BYTES:,} bytes")
+            raise bad_picture(name, "is too large", f"{size:,} bytes", f"at most {PICTURE_BYTES:,} bytes")
         if not size:
-            raise bad_picture(path, "is empty", "0 bytes")
+            raise bad_picture(name, "is empty", "0 bytes")
         return open(file, "rb")
-    except (OSError, ValueError) as error:  # no permission; a null character
-        raise bad_picture(path, "cannot be read", str(error)) from None
+    except (OSError, ValueError, RuntimeError) as error:  # no permission; a null character; a link to itself
+        raise bad_picture(name, "cannot be read", str(error)) from None
 
 
 def bad_picture(name: str, fault: str, got: str, expected: str = "a still picture, such as PNG or JPEG") -> Refused:
@@ -3397,7 +3411,9 @@ def iter_parquet(path: Path) -> Iterator[tuple[int, Row]]:
         size = path.stat().st_size
         batches = believable(parquet_batches(path, size), path, size)
         rows = (row for batch in batches for row in batch.to_pylist())
-        yield from enumerate(as_written(rows, pyarrow.parquet.read_schema(path)), start=1)
+        schema = pyarrow.parquet.read_schema(path)
+        require_distinct(schema.names, path)
+        yield from enumerate(as_written(rows, schema), start=1)
     except (
         pyarrow.ArrowException,
         OSError,
@@ -3533,6 +3549,7 @@ def iter_csv(path: Path, delimiter: str) -> Iterator[tuple[int, Row]]:
     csv.field_size_limit(CELL_CHARACTERS)
     reader = csv.DictReader(decoded_lines(path), delimiter=delimiter, strict=True)
     try:
+        require_distinct(reader.fieldnames or [], path)
         for row in reader:
             if None in row or None in row.values():
                 raise other_columns(f"line {reader.line_num} of {path}", reader.fieldnames or [])
