@@ -160,6 +160,8 @@ BAD: dict[str, tuple[dict[str, Any], str, str]] = {
     "a part without its picture": (_talks([{"type": "image"}]), "picture_places", "no picture for it"),
     "a part of sound": (_talks([{"type": "input_audio"}], "a.png"), "picture_places", "neither text nor a picture"),
     "the mark of a picture": (_asks("a.png", "What \ufffc?"), "picture_places", "U+FFFC"),
+    "the mark of a model": (_asks("a.png", "[IMG] What?"), "picture_places", "film: [IMG]"),
+    "places with numbers": (_asks(["a.png", "b.png"], "<image1> or <image2>?"), "picture_places", "film: <image1>"),
     "no question": ({"image": "a.png", "messages": [{"role": "assistant", "content": "A cat."}]}, "picture_places", ""),
     "an empty answer": (_asks("a.png") | {"answer": ""}, "empty", "answer is empty"),
     "a second column": (_asks("a.png") | {"mask": "b.png"}, "not_text", "'mask' contains an image"),
