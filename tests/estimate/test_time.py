@@ -237,7 +237,7 @@ def test_the_time_of_pictures_is_a_part_with_its_reason() -> None:
     assert parts["training"] == without["training"] and "pictures" not in without
     assert 0 < parts["pictures"].low < parts["pictures"].high
     assert parts["pictures"].because == (
-        "4,096 patches a row through 27 layers, forward alone; 0.415B parameters with the projector"
+        "4,096 patches a row through 27 layers, forward alone; 414.7M parameters with the projector"
     )
     unknown = dataclasses.replace(WITH_PICTURES, pictures=None)
     parts = {part.name: part for part in training_seconds(GEMMA, unknown, A100, schedule, None) or []}

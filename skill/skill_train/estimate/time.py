@@ -253,7 +253,7 @@ def _why_pictures(model: ModelFacts, step: MicroStep) -> str:
     tokens = step.length if step.pictures is None else step.pictures.mean
     patches = f"{'up to ' * (step.pictures is None)}{tokens * tower.patches_per_token:,.0f} patches a row"
     return (
-        f"{patches} through {tower.layers} layers, {how}; {tower.parameters / 1e9:.3f}B parameters with the projector"
+        f"{patches} through {tower.layers} layers, {how}; {tower.parameters / 1e6:,.1f}M parameters with the projector"
     )
 
 
