@@ -253,6 +253,7 @@ def _summary(plan: Plan) -> dict[str, object]:
         **{key: estimates[key] for key in later},
         "prices": estimates["prices"],
         "tokens": msgspec.to_builtins(tokens),
+        **({"picture_tokens": msgspec.to_builtins(plan.facts.dataset.picture_tokens)} if plan.recipe.images else {}),
     }
 
 

@@ -181,7 +181,7 @@ class PictureModel:
         if self.kind not in _PATCHED:
             yield from values.reshape(-1, *values.shape[-3:])
             return
-        processor, rows = self.seen.processor, iter(values)
+        processor, rows = self.seen.settings, iter(values)
         merge, size = processor.merge_size, processor.patch_size
         for _, high, wide in inputs["image_grid_thw"].tolist():
             import numpy as np
@@ -210,9 +210,7 @@ class PictureModel:
         """The picture before it was normalized, uint8 [height, width, 3]."""
         import numpy as np
 
-        mean, std = (
-            np.array(getattr(self.seen.processor, name))[:, None, None] for name in ("image_mean", "image_std")
-        )
+        mean, std = (np.array(getattr(self.seen.settings, name))[:, None, None] for name in ("image_mean", "image_std"))
         values = (pixels * std + mean) * _WHITE
         whole = np.rint(values)
         if np.abs(values - whole).max() > _NEAR:
