@@ -44,9 +44,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def computed(root: Path, texts: RunTexts = TEXTS) -> Any:
     return importance.compute_matrix(
-        importance.MatrixRequest(
-            root / "gguf" / "model-f16.gguf", texts, "samples.jsonl", root / "imatrix.gguf", root / "imatrix.json"
-        ),
+        importance.MatrixRequest(root / "gguf" / "model-f16.gguf", texts, root / "imatrix.gguf", root / "imatrix.json"),
         progress=quiet,
     )
 
@@ -95,7 +93,7 @@ def test_every_type_that_needs_a_matrix_can_be_made(root: Path, tmp_path: Path, 
         assert entry["imatrix"]["sha256"] == file_digest(root / "imatrix.gguf")["sha256"]
         stated = metadata(tmp_path / "run" / name)
         assert stated["quantize.imatrix.file"] == "imatrix.gguf"
-        assert stated["quantize.imatrix.dataset"].startswith("samples.jsonl sha256 dddd")
+        assert stated["quantize.imatrix.dataset"] == f"samples.jsonl sha256 {'d' * 16}, 1080 tokens of 18 rows"
         assert (stated["quantize.imatrix.entries_count"], stated["quantize.imatrix.chunks_count"]) == (14, 2)
 
 
