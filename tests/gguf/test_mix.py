@@ -205,6 +205,11 @@ def test_a_call_that_was_ended_goes_on_where_it_was(root: Path, tmp_path: Path) 
         file.write(json.dumps(some) + '\n{"tensor": "blk.0.attn')  # the kill came here
     known = sensitivity.measured(none, quiet)
     assert known == {("blk.0.attn_q.weight", "q4_k"): 123.0}
+    # What the next call adds begins a line of its own: else both figures would be lost, and estimated.
+    whole = "".join((run / mix.FILE).read_text().splitlines(keepends=True)[:2])
+    for torn in (whole + '{"tensor": "blk.0.attn', whole.removesuffix("\n")):
+        (run / mix.FILE).write_text(torn)
+        assert sensitivity.measured(none, quiet) == known and (run / mix.FILE).read_text() == whole
     other = sensitivity.SensitivityRequest(**{**vars(none), "basis": sensitivity.Basis("other", "", "")})
     assert sensitivity.measured(other, quiet) == {}  # of another model: nothing is taken over
 

@@ -160,6 +160,11 @@ def test_the_matrix_is_recorded_reused_and_never_of_other_text(root: Path, tmp_p
     computed(run)
     assert file_digest(run / "imatrix.gguf.unrecorded-1") == other.record.outputs["imatrix.gguf"]
     assert file_digest(run / "imatrix.gguf") == record.record.outputs["imatrix.gguf"]
+    (run / "imatrix.gguf").unlink()
+    (run / "imatrix.gguf" / "in the way").mkdir(parents=True)  # it ends between the record before and the new file
+    with pytest.raises(OSError, match="irectory"):
+        computed(run, RunTexts(ROWS[1:18], ROWS[18:], "e" * 64, "other text"))
+    assert not (run / "imatrix.json").exists()  # nothing describes another file than the one that is there
     with pytest.raises(UsageError, match="says nothing"):
         computed(tmp_path / "new", RunTexts([[1, 2, 3]], [], "f" * 64, "3 tokens"))
     assert not (tmp_path / "new").exists()

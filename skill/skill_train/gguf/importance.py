@@ -112,6 +112,7 @@ def compute_matrix(request: MatrixRequest, *, progress: Bar) -> StepResult[Matri
             finished_at=records.timestamp(),
         )
         records.write(note_of(request.file, request.record), record)
+        request.record.unlink(missing_ok=True)  # an earlier one, which would describe the new file wrongly
     os.replace(note_of(request.file, request.record), request.record)
     return StepResult(record)
 
