@@ -93,7 +93,7 @@ def test_every_type_that_needs_a_matrix_can_be_made(root: Path, tmp_path: Path, 
         assert entry["imatrix"]["sha256"] == file_digest(root / "imatrix.gguf")["sha256"]
         stated = metadata(tmp_path / "run" / name)
         assert stated["quantize.imatrix.file"] == "imatrix.gguf"
-        assert stated["quantize.imatrix.dataset"] == f"samples.jsonl sha256 {'d' * 16}, 1080 tokens of 18 rows"
+        assert stated["quantize.imatrix.dataset"] == f"samples.jsonl sha256 {'d' * 12}, 1080 tokens of 18 rows"
         assert (stated["quantize.imatrix.entries_count"], stated["quantize.imatrix.chunks_count"]) == (14, 2)
 
 

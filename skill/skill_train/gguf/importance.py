@@ -119,7 +119,7 @@ def compute_matrix(request: MatrixRequest, *, progress: Bar) -> StepResult[Matri
 
 def _name(texts: RunTexts) -> str:
     """What a matrix is computed of, for whoever has only the file."""
-    return f"{texts.source} sha256 {texts.sha256[:16]}, {texts.tokens} tokens of {len(texts.computed)} rows"
+    return f"{texts.source} sha256 {texts.sha256[:12]}, {texts.tokens} tokens of {len(texts.computed)} rows"
 
 
 def _why(texts: RunTexts) -> str:
