@@ -16,7 +16,8 @@ from skill_train.run.train_record import FedRow, read_fed_rows, read_rows
 FEWEST = 128  # tokens, of either kind: fewer say nothing about a matrix, or about a difference
 TRAINING, SAMPLES = "training rows", "samples.jsonl"
 _JUDGE_EVERY = 4  # of these many rows one is for comparing
-_MOST, _LEAST = 16_384, 512  # tokens to compute a matrix of
+# Tokens to compute a matrix of. Four times as many gave no nearer files (references/gguf_conversion.md).
+_MOST, _LEAST = 16_384, 512
 _MOST_COMPARED = 2048  # tokens, as `verify` compares of a small model
 _WORK = 4e12  # weights x tokens: 2 to 3 minutes on 2 cores
 _LOGITS_BYTES = 400_000_000  # of the unquantized file, on disk
