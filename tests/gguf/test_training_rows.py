@@ -36,7 +36,7 @@ MODEL = GgufFile(
 def fed(folder: Path, rows: list[dict[str, Any]], **recipe: Any) -> tuple[RunDir, Data]:
     """A run as the trainer leaves it, and the data that it was fed: by the program's own functions, without the steps.
     The base stands for the merged model."""
-    data, base = training.write_data(folder, rows), tiny.cached("gemma")
+    data, base = _written(folder, rows, recipe.pop("kind", "lines")), tiny.cached("gemma")
     values = {"held_out_fraction": 0.2, "seed": 7, "max_length": 96, **recipe}
     run, part = RunDir(folder / "run"), values.pop("split", "train")
     training.write_plan(run.path, base, data, **values)
@@ -53,6 +53,16 @@ def fed(folder: Path, rows: list[dict[str, Any]], **recipe: Any) -> tuple[RunDir
     return run, loaded
 
 
+def _written(folder: Path, rows: list[dict[str, Any]], kind: str) -> Path:
+    """The rows as a file of lines, or as a folder that `datasets` saved."""
+    if kind == "lines":
+        return training.write_data(folder, rows)
+    import datasets
+
+    datasets.Dataset.from_list(rows).save_to_disk(str(folder / "rows"))
+    return folder / "rows"
+
+
 def asked(number: int) -> str:
     return f"How many {('apples', 'boats', 'doors')[number % 3]} are {number} and {number + 4} of them together?"
 
@@ -66,6 +76,7 @@ FORMATS: dict[str, tuple[list[dict[str, Any]], dict[str, Any]]] = {
     "answers to questions": (pairs("question", "answer"), {}),
     "completions": (pairs("prompt", "completion"), {"format": "completion"}),
     "texts": ([{"text": asked(number)} for number in range(ROWS)], {"format": "text"}),
+    "a saved folder": (tiny.rows(ROWS), {"kind": "folder"}),
     "a part of the file": (tiny.rows(ROWS), {"split": "train[10:80]"}),
     "the whole conversation trains": (tiny.rows(ROWS), {"loss_on": "all"}),
 }
