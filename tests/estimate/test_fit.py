@@ -60,7 +60,7 @@ def test_the_nearest_miss() -> None:
     choice = choose([_file("q8_0", 4e9), _file("q4_k_m", 2.8e9, speed=8)], ROOM, ShipLimits(min_speed=10))
     assert choice.candidate is None
     assert choice.because == (
-        "nothing fits a phone; the nearest is q4_k_m: it needs up to 3.3 GB of 3.0 GB that can be used; "
+        "nothing fits a phone; the nearest is q4_k_m: it needs up to 3.30 GB of 3.00 GB that can be used; "
         "writes 8.0 to 16.0 tokens/s, and --min-speed is 10"
     )
 
