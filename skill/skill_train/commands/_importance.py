@@ -96,10 +96,10 @@ def matrix_for(order: MatrixOrder, source: Path, types: list[str], console: Cons
 
 
 def _uses_matrix(quant: str) -> bool:
-    """Whether a type looks at a matrix. So does a mix, whose name says its size."""
+    """Whether a type looks at a matrix. So does a mix, which `gguf.mix` and `gguf.mix_file` name."""
     from skill_train.gguf.importance import takes_matrix
 
-    return takes_matrix(quant) or quant.startswith("auto-")
+    return takes_matrix(quant) or quant.startswith(("auto-", "mix-"))
 
 
 def matrix_answers(files: Mapping[str, ExportedFile]) -> dict[str, MatrixAnswer]:

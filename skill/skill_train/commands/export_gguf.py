@@ -50,6 +50,7 @@ from skill_train.run.lock import locked, locked_out
 
 if TYPE_CHECKING:
     from skill_train.gguf.mix import MixTarget
+    from skill_train.gguf.mix_file import MixFile
     from skill_train.gguf.quantize import Quantized
 
 UNQUANTIZED = ("f16", "bf16", "f32")
@@ -78,7 +79,7 @@ class _Export:
         mmproj: the type of the projector's file; None where there is none.
         modelfile: the type that the Modelfile shall name; None leaves the one that it names.
         matrix: the importance matrix that was asked for.
-        mix: what a mix of types may weigh; None where none was asked for.
+        mix: what a mix of types may weigh, or its types; None where none was asked for.
         question: the device that the files are for; None for none.
         run: None for a model folder.
     """
@@ -93,7 +94,7 @@ class _Export:
     bare: bool = False
     mmproj: str | None = None
     modelfile: str | None = None
-    mix: MixTarget | None = None
+    mix: MixTarget | MixFile | None = None
     question: DeviceQuestion | None = None
     run: RunDir | None = None
 
@@ -377,6 +378,11 @@ def _quantize(console: Console, task: _Export, source: Path) -> Quantized | None
     "--max-kl", type=DIVERGENCE, help="Largest divergence from the unquantized file, in nats a token, for --for."
 )
 @click.option("--bits", type=BITS, help="Bits a weight of --quant auto, in place of a size.")
+@click.option(
+    "--mix",
+    type=PATH,
+    help="File with the types of --quant auto, such as quantize.json of another run; none is measured.",
+)
 @click.option(
     "--llama-cpp", type=PATH, help="llama.cpp checkout with the converter.  [default: downloaded once and cached]"
 )
