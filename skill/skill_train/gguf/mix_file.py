@@ -6,13 +6,13 @@ a name is only ever compared with the names of the model.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shlex
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from skill_train.core.digests import file_digest
 from skill_train.core.errors import UsageError, nearest
 from skill_train.gguf.importance import Matrix
 from skill_train.gguf.mix import MixTarget, identity, quantizable
@@ -52,7 +52,8 @@ def read_mix(path: Path, target: MixTarget | None) -> MixFile:
     Raises:
         UsageError: there is no such file or no such mix, or it is no JSON of names and types.
     """
-    document = _document(path)
+    content = _content(path)
+    document = _document(path, content)
     if "schema" in document:
         mix, types = _recorded(path, records.convert(document, ExportRecord, path), target)
     elif target is not None:
@@ -62,7 +63,7 @@ def read_mix(path: Path, target: MixTarget | None) -> MixFile:
     types = {name: _type_of(path, name, kind) for name, kind in types.items()}
     if all(kind in _UNROUNDED for kind in types.values()):
         raise _no_mix(path, "it rounds no matrix")
-    source: MixSource = {"file": path.name, "sha256": file_digest(path)["sha256"], "mix": mix}
+    source: MixSource = {"file": path.name, "sha256": hashlib.sha256(content).hexdigest(), "mix": mix}
     return MixFile(types, source, target.most_bytes if target else None)
 
 
@@ -102,11 +103,16 @@ def require_matrix(mix: MixFile, matrix: Matrix | None, source: Path) -> None:
         )
 
 
-def _document(path: Path) -> dict[str, Any]:
+def _content(path: Path) -> bytes:
     try:
-        document = json.loads(records.regular_bytes(path).decode("utf-8"), object_pairs_hook=_once)
+        return records.regular_bytes(path)
     except OSError as error:
         raise _no_mix(path, error.strerror or str(error)) from None
+
+
+def _document(path: Path, content: bytes) -> dict[str, Any]:
+    try:
+        document = json.loads(content.decode("utf-8"), object_pairs_hook=_once)
     except (ValueError, RecursionError) as error:
         raise _no_mix(path, f"it is not JSON: {error}") from None
     if not isinstance(document, dict):
