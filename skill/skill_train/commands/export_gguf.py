@@ -180,7 +180,7 @@ def export_run(console: Console, run: RunDir, options: ExportOptions, tools: Any
         waits = contextlib.nullcontext() if run.record("convert").is_file() else run_converter.ready(tools)
         with waits as ready:  # it imports torch while the adapter is merged
             if not run.is_full:
-                _say_room(console, run, wanted)
+                _say_room(console, run, type_names(names), mix)
                 merge_locked(console, run, **merge_choices(run))
             task = replace(
                 _of_run(console, run, wanted, MatrixOrder(options.imatrix, run, run.path)),
@@ -224,7 +224,7 @@ def _name(run: RunDir) -> str:
     return earlier or slug(run.path)
 
 
-def _say_room(console: Console, run: RunDir, types: list[str]) -> None:
+def _say_room(console: Console, run: RunDir, types: list[str], mix: MixTarget | MixFile | None) -> None:
     """Says what will be on disk before anything is written.
 
     Raises:
@@ -235,7 +235,8 @@ def _say_room(console: Console, run: RunDir, types: list[str]) -> None:
     if run.record("merge").is_file():
         return  # the steps that are left each ask for their own
     with console.progress("exporting") as progress:
-        progress(0, 1, export_room.require_room(export_room.room(read_model(base_of(run)), types), run.path))
+        sizes = export_room.room(read_model(base_of(run)), types, mix)
+        progress(0, 1, export_room.require_room(sizes, run.path))
 
 
 def _export(console: Console, task: _Export, tools: Any, ready: Any = None) -> Result:

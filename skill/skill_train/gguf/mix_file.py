@@ -31,11 +31,13 @@ class MixFile:
 
     Attributes:
         most_bytes: of the whole file; None asks for nothing.
+        bits: a weight of all matrices; None where no size was named.
     """
 
     types: dict[str, str]
     source: MixSource
     most_bytes: int | None = None
+    bits: float | None = None
 
     @property
     def name(self) -> str:
@@ -64,7 +66,8 @@ def read_mix(path: Path, target: MixTarget | None) -> MixFile:
     if all(kind in _UNROUNDED for kind in types.values()):
         raise _no_mix(path, "it rounds no matrix")
     source: MixSource = {"file": path.name, "sha256": hashlib.sha256(content).hexdigest(), "mix": mix}
-    return MixFile(types, source, target.most_bytes if target else None)
+    most, bits = (target.most_bytes, target.bits) if target else (None, None)
+    return MixFile(types, source, most, bits)
 
 
 def require_fit(mix: MixFile, source: Path) -> None:
