@@ -80,6 +80,17 @@ def test_each_model_of_a_run_answers_as_transformers_does(commands: Commands, ru
     assert q8_0["prompt_tokens"] == f16["prompt_tokens"] == merged["prompt_tokens"]
     assert [each["model"] for each in (f16, q8_0)] == ["run-f16.gguf", "run-q8_0.gguf"]
     assert f16["sampling"] == {"temperature": 0.0} and not f16["stopped"] and f16["answer_tokens"] == 8
+    assert f16["device"] == merged["device"] == "cpu"
+
+
+def test_where_it_ran_is_said_and_a_gpu_that_is_not_here_is_refused(commands: Commands, run: Path) -> None:
+    words = ("--prompt", QUESTION, "--max-tokens", 1)
+    both = answers(commands, run, *words, "--file", "f16", "--compare", "merged", "--device", "cpu")
+    assert [each["device"] for each in both] == ["cpu", "cpu"]
+    for file, program in (("f16", "llama.cpp"), ("merged", "torch")):
+        done = asked(commands, run, *words, "--file", file, "--device", "gpu")
+        assert done.error == (7, "device_unavailable")
+        assert done.answer["error"]["message"].startswith(f"{program} has no GPU here")
 
 
 def test_without_a_choice_it_is_the_file_of_the_modelfile(commands: Commands, run: Path) -> None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import json
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
@@ -147,6 +148,7 @@ def altered(folder: Path, edit: Callable[[str], str]) -> ModuleType:
     spec = importlib.util.spec_from_file_location("altered_program", file)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # its data classes look for their module
     spec.loader.exec_module(module)
     return module
 

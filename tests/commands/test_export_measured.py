@@ -78,6 +78,8 @@ def test_the_size_of_a_mix_is_read_and_one_is_needed() -> None:
     names, target = target_of("q8_0, Auto", None, 4.5)
     assert names == ["q8_0"] and target is not None and target.name == "auto-4.5bpw"
     assert target_of("q8_0", None, None) == (["q8_0"], None)
+    with pytest.raises(UsageError, match="--mix has the types of --quant auto"):
+        target_of("q8_0", None, None, Path("quantize.json"))
     for quant, size, bits in (
         ("auto", None, None), ("auto", "1GB", 4.0), ("q8_0", "1GB", None), ("auto", "0", None), ("auto", "-1GB", None),
         ("auto", "four", None), ("auto", "1e99GB", None),
@@ -167,6 +169,18 @@ def test_a_mix_of_a_run_is_made_again_from_its_record_and_verified(run: Path) ->
     made.unlink()
     exported(run, quant="auto", bits=6.0)
     assert made.read_bytes() == digest  # from the types in the record
+    data, _ = exported(run, mix=run / "quantize.json")
+    again = Path(data["files"][-1]["path"])
+    assert again.name.startswith("run-mix-") and again.read_bytes() == digest
+    entry = json.loads((run / "quantize.json").read_text())["outputs"][f"gguf/{again.name}"]
+    assert entry["replayed"]["mix"] == "auto-6bpw" and "mix" not in entry
+    assert {key: entry[key] for key in ("measured", "tensor_types")} == {
+        key: record[key] for key in ("measured", "tensor_types")
+    }
+    assert exported(run, mix=run / "quantize.json")[0]["reused"] is True
+    with pytest.raises(UsageError, match="asked for without one"):  # both were made with the run's own matrix
+        exported(run, mix=run / "quantize.json", imatrix="none")
     proof = verify.verify_run(Console("quiet", "verify"), open_run(run), 256).data
-    own = {check["name"]: check["verdict"] for check in proof["checks"] if check["file"] == made.name}
-    assert (own["types"], own["logits"], own["digest"]) == ("pass", "pass", "pass")
+    for name in (made.name, again.name):
+        own = {check["name"]: check["verdict"] for check in proof["checks"] if check["file"] == name}
+        assert (own["types"], own["logits"], own["digest"]) == ("pass", "pass", "pass")

@@ -57,6 +57,19 @@ def test_a_phone(capsys: pytest.CaptureFixture[str], here: Path) -> None:
     assert "most bits a weight" in on["because"]
 
 
+def test_the_types_that_are_named(capsys: pytest.CaptureFixture[str], here: Path) -> None:
+    _model(here / "model", "qwen2.5-1.5b")
+    on = _answer(capsys, "--for", "iPhone 15", "--quant", "IQ4-XS, iq2_m,iq4_xs")[1]["data"]["for"]
+    assert [file["quant"] for file in on["files"]] == ["iq4_xs", "iq2_m"] and on["recommended"] == "iq4_xs"
+    # huggingface.co/bartowski/Qwen2.5-1.5B-Instruct-GGUF: a file of 895 MB.
+    assert on["files"][0]["bytes"][0] <= 895e6 <= on["files"][0]["bytes"][1]
+    assert on["files"][1]["bytes"][1] < on["files"][0]["bytes"][0]
+    code, answer = _answer(capsys, "--for", "iPhone 15", "--quant", "q4_km")
+    assert (code, answer["error"]["code"]) == (2, "bad_usage") and "did you mean 'q4_k_m'" in answer["error"]["message"]
+    code, answer = _answer(capsys, "--quant", "iq4_xs")
+    assert (code, answer["error"]["message"]) == (2, "--quant needs a device")
+
+
 def test_a_stated_device_with_a_speed(capsys: pytest.CaptureFixture[str], here: Path) -> None:
     """68 GB/s read q8_0 of 1.5B too slowly for 20 tokens a second, and q4_k_m fast enough."""
     _model(here / "model", "qwen2.5-1.5b")

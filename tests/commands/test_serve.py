@@ -61,7 +61,7 @@ def test_it_serves_until_ctrl_c(file: Path) -> None:
         out, rest = process.communicate(timeout=60)
     assert process.returncode == 0 and "Traceback" not in rest
     data = json.loads(out)["data"]
-    assert data["url"] == url and data["engine"].startswith("llama_cpp.server ")
+    assert data["url"] == url and data["engine"].startswith("llama_cpp.server ") and data["device"] == "cpu"
     psutil.wait_procs(children, timeout=10)
     assert not any(child.is_running() for child in children)
     with socket.socket() as bound:  # the port is free again
@@ -106,6 +106,7 @@ def test_what_it_cannot_serve_right_is_refused(commands: Commands, file: Path, t
     other = "{% for m in messages %}{{ tool_choice is none }}{{ m.content }}{% endfor %}"
     differs = serving.templated(file, tmp_path / "differs.gguf", other)
     assert refused(commands, differs, "--port", 0).error == (6, "template_mismatch")
+    assert refused(commands, file, "--port", 0, "--device", "gpu").error == (7, "device_unavailable")
     cut = tmp_path / "cut.gguf"
     cut.write_bytes(file.read_bytes()[:100_000])
     assert refused(commands, cut, "--port", 0).error == (6, "bad_gguf")

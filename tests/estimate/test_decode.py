@@ -51,6 +51,24 @@ def test_the_time_by_hand() -> None:
     assert speed.low == pytest.approx(0.7 / 0.0641, rel=0.01) and speed.high == pytest.approx(1.4 / 0.0641, rel=0.01)
 
 
+@pytest.mark.parametrize(
+    ("quant", "gib", "rate"),
+    [
+        ("iq4_xs", 4.17, 77.51), ("q3_k_m", 3.74, 71.68), ("iq3_m", 3.52, 70.15), ("iq3_xxs", 3.04, 73.95),
+        ("q2_k", 2.95, 79.85), ("iq2_m", 2.74, 74.44), ("iq2_xxs", 2.23, 79.86), ("iq1_s", 1.87, 79.73),
+    ],
+)  # fmt: skip
+def test_types_of_few_bits_are_not_faster(quant: str, gib: float, rate: float) -> None:
+    """Llama 3.1 8B on one GPU: tools/quantize/README.md of llama.cpp, q4_k_m 71.93 tokens a second with 4.58 GiB. The
+    GPU is not named, so the bandwidth is that with which q4_k_m has its rate."""
+    target = TargetDevice("a GPU", "nvidia", 24e9, (20e9, 22e9), 489, ())
+    known = tokens_per_second(LLAMA, target, quant="q4_k_m", read_bytes=4.58 * 2**30, context=2)
+    speed = tokens_per_second(LLAMA, target, quant=quant, read_bytes=gib * 2**30, context=2)
+    assert known is not None and speed is not None
+    assert (known.low / 0.7) == pytest.approx(71.93, rel=0.02)
+    assert speed.low <= rate <= speed.high
+
+
 def test_unknown_bandwidth_is_no_speed() -> None:
     target = TargetDevice("x", "unknown", 8e9, (5e9, 6e9), None, ())
     assert tokens_per_second(LLAMA, target, quant="q8_0", read_bytes=8e9, context=512) is None

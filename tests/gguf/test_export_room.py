@@ -9,6 +9,8 @@ import pytest
 import models
 from skill_train.core.errors import DecisionNeeded
 from skill_train.gguf.export_room import require_room, room
+from skill_train.gguf.mix import MixTarget
+from skill_train.gguf.mix_file import MixFile
 
 QWEN = models.recorded_model("qwen2.5-0.5b")
 WEIGHTS = 494_032_768  # its model card: 0.49B; counted from config.json
@@ -25,6 +27,14 @@ def test_outputs_and_the_merged_model() -> None:
 
 def test_an_unquantized_type_that_is_asked_for_is_the_one() -> None:
     assert list(room(QWEN, ["bf16", "q8_0"])) == ["merged", "bf16", "q8_0"]
+
+
+def test_a_mix_takes_what_it_may_weigh() -> None:
+    assert room(QWEN, ["q8_0"], MixTarget(most_bytes=400_000_000))["auto-400mb"] == 400_000_000
+    of_bits = room(QWEN, [], MixTarget(bits=4.5))
+    assert of_bits["f16"] and WEIGHTS * 4.5 / 8 < (of_bits["auto-4.5bpw"] or 0) < WEIGHTS * 4.5 / 8 + 13e6
+    listed = MixFile({"a.weight": "q4_k"}, {"file": "m", "sha256": "", "mix": ""})
+    assert room(QWEN, [], listed)[listed.name] is None
 
 
 def test_it_is_said_before_the_start_and_refused_when_it_does_not_fit(tmp_path: Path) -> None:

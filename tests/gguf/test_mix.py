@@ -167,8 +167,9 @@ def test_a_mix_has_its_types_its_size_and_its_measured_distance(root: Path) -> N
     again, second, _ = made(root, mix.MixTarget(most_bytes=most))
     assert (again, second["sha256"]) == (file, entry["sha256"])
     assert (root / mix.FILE).read_text() == lines
-    source, target = root / "gguf/model-f16.gguf", mix.MixTarget(most_bytes=most)
-    replayed = mix.replayed(entry["tensor_types"], entry["mix"], target, source, TEXTS)
+    replayed = mix.replayed(
+        entry["tensor_types"], {"mix": entry["mix"]}, root / "gguf/model-f16.gguf", TEXTS, most_bytes=most
+    )
     assert (replayed.types, replayed.nominal) == (chosen.types, chosen.nominal)
 
 
@@ -195,7 +196,7 @@ def test_a_call_that_was_ended_goes_on_where_it_was(root: Path, tmp_path: Path) 
     run = tmp_path / "run"
     shutil.copytree(root, run)
     request = request_in(run, mix.MixTarget(bits=5.0))
-    gguf, matrices = read_gguf(request.source), mix._quantizable(read_gguf(request.source))
+    gguf, matrices = read_gguf(request.source), mix.quantizable(read_gguf(request.source))
     measurement = mix._measurement(request, mix._wanted(gguf, matrices, 5.0, request.matrix), sum(matrices.values()))
     (run / mix.FILE).unlink(missing_ok=True)
     none = sensitivity.SensitivityRequest(**{**vars(measurement), "most_seconds": 0.0})

@@ -36,11 +36,11 @@ def _on_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
 
 
-def checked(name: str) -> dict[str, Check]:
+def checked(name: str, file: Path | None = None) -> dict[str, Check]:
     made = gguf_maker.exported("qwen2")
     tokenizer = load_tokenizer(made.merged)
     request = EngineRequest([name], engine_questions(tokenizer, [], 6), tokenizer, modelfile_of)
-    found = check_engines([read_gguf(made.file("f16"))], request, lambda *_: None)
+    found = check_engines([read_gguf(file or made.file("f16"))], request, lambda *_: None)
     return {check.name.removeprefix("engine_"): check for check in found if isinstance(check, Check)}
 
 
@@ -65,6 +65,30 @@ def test_what_an_engine_gets_wrong_is_named(name: str, monkeypatch: pytest.Monke
     found = checked(name)
     assert found["prompts"].verdict == "pass"
     assert "fail" in {found["answers"].verdict, found["stops"].verdict}
+
+
+def test_ollama_gets_the_file_of_a_relative_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Seen with Ollama 0.9.3: it took run/gguf/NAME for a model's name, and asked the host `run` for it."""
+    folder = gguf_maker.exported("qwen2").file("f16").parent
+    monkeypatch.chdir(folder.parent)
+    assert checked("ollama", Path(folder.name) / "model-f16.gguf")["prompts"].verdict == "pass"
+
+
+@pytest.mark.parametrize(
+    ("fault", "says"),
+    [
+        ("old", "ollama cannot be asked: this Ollama does not show the prompts that it makes; it takes Ollama 0.11.5"),
+        ("crash", "ollama does not serve the file: Ollama crashes on the file (HTTP 500"),
+    ],
+)
+def test_an_ollama_that_cannot_be_judged_says_nothing_of_the_template(
+    fault: str, says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Seen with Ollama 0.5.4, which ended `verify` with a KeyError, and with 0.9.3 without its GPU."""
+    monkeypatch.setenv("STAND_IN_FAULT", fault)
+    found = checked("ollama")
+    assert [*found] == ["prompts"] and found["prompts"].verdict == "fail"
+    assert says in found["prompts"].detail and "template" not in found["prompts"].detail
 
 
 @pytest.mark.skipif(REAL is None, reason="llama-server is not on PATH")

@@ -15,7 +15,7 @@ import shutil
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,7 @@ from skill_train.core.resources import demo
 from skill_train.data import read_rows as rows
 from skill_train.data import scan as dataset
 from skill_train.facts import ModelFacts
+from skill_train.gguf import mix_file
 from skill_train.gguf import ollama_modelfile as modelfile
 from skill_train.hub import dataset_card, first_rows, flavors
 from skill_train.hub import upload as hub_push
@@ -427,7 +428,23 @@ def _of_recipes() -> list[Reader]:
             "submit", "plan.json", "json", _given_plan,
             lambda folder: command("submit", folder / "plan.json", "--dry-run", "--format", "json"),
         ),
+        *(Reader("export-gguf --mix", name, "json", _mix, partial(_read_mix, name)) for name in _MIXES),
     ]  # fmt: skip
+
+
+_MIXES = ("mix.json", "quantize.json")
+
+
+def _read_mix(name: str, folder: Path) -> object:
+    return mix_file.read_mix(folder / name, None)
+
+
+def _mix(folder: Path) -> None:
+    types = {"blk.0.attn_q.weight": "q4_k", "output.weight": "q6_k"}
+    file = {"bytes": 9, "sha256": "0" * 64, "quant": "auto-5bpw", "tensor_types": types}
+    (folder / "mix.json").write_bytes(text(types))
+    record = {"schema": "skill-train/step/1", "step": "quantize", "outputs": {"gguf/m-auto-5bpw.gguf": file}}
+    (folder / "quantize.json").write_bytes(text(record))
 
 
 # --- A run directory, caches ---

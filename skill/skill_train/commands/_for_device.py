@@ -10,8 +10,9 @@ from typing import Any, TypedDict
 from skill_train.commands._drawing import add_row, rich_table
 from skill_train.commands._options import DEFAULT_CONTEXT, HERE
 from skill_train.core.console import clean
-from skill_train.core.errors import DecisionNeeded, UsageError
+from skill_train.core.errors import DecisionNeeded, UsageError, nearest
 from skill_train.core.units import gigabytes, megabytes
+from skill_train.estimate.artifacts import BITS
 from skill_train.estimate.fit import DeviceFile, FileToShip, ShipLimits, choose
 from skill_train.estimate.step import Range
 from skill_train.estimate.targets import TargetDevice, find_target, of_machine, parse_bytes
@@ -95,6 +96,24 @@ def asked_of(
     context, why = _context(options.context, model.context)
     target = replace(target, reasons=(*target.reasons, why))
     return DeviceQuestion(target, context, ShipLimits(most, max_kl, options.min_speed))
+
+
+def candidates_of(quant: str | None) -> list[str]:
+    """The types that `--quant` names, or the usual ones.
+
+    Raises:
+        UsageError: a name is unknown.
+    """
+    names = list(CANDIDATES) if quant is None else [name.strip().lower().replace("-", "_") for name in quant.split(",")]
+    if unknown := [name for name in names if name not in BITS]:
+        raise UsageError(
+            f"{unknown[0]!r} is not a type of GGUF files{nearest(unknown[0], BITS)}",
+            code="bad_usage",
+            expected=", ".join(sorted(BITS)),
+            got=unknown[0],
+            hint="--quant q4_k_m,iq4_xs",
+        )
+    return list(dict.fromkeys(names))
 
 
 def _target(options: DeviceOptions, here: MachineFacts) -> TargetDevice:

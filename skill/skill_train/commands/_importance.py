@@ -110,14 +110,14 @@ def matrix_for(order: MatrixOrder, source: Path, texts: RunTexts, types: list[st
 
 
 def _uses_matrix(quant: str) -> bool:
-    """Whether a type looks at a matrix. So does a mix, whose name says its size."""
+    """Whether a type looks at a matrix. So does a mix, which `gguf.mix` and `gguf.mix_file` name."""
     from skill_train.gguf.importance import takes_matrix
 
     return takes_matrix(quant) or _is_mix(quant)
 
 
 def _is_mix(quant: str) -> bool:
-    return quant.startswith("auto-")
+    return quant.startswith(("auto-", "mix-"))
 
 
 def matrix_answers(files: Mapping[str, ExportedFile]) -> dict[str, MatrixAnswer]:

@@ -71,6 +71,10 @@ device_option = click.option(
     "--device", type=click.Choice(("cuda", "mps", "cpu")), help="Device to train on.  [default: the best available]"
 )
 
+engine_device_option = click.option(
+    "--device", type=click.Choice(("cpu", "gpu")), help="Where to run.  [default: the GPU if llama.cpp has one]"
+)
+
 flavor_option = click.option(
     "--flavor", help="Machine of Hugging Face Jobs.  [default: the cheapest that fits and is fast enough]"
 )

@@ -7,12 +7,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from skill_train.commands._importance import NONE, MatrixOrder, matrix_for, texts_for
-from skill_train.commands._mixing import mix_for
+from skill_train.commands._mixing import MixBasis, mix_for
 from skill_train.core.console import Console
 from skill_train.run import export_record
 
 if TYPE_CHECKING:
     from skill_train.gguf.mix import MixTarget
+    from skill_train.gguf.mix_file import MixFile
     from skill_train.gguf.quantize import Quantized
 
 
@@ -22,7 +23,7 @@ class QuantizeOrder:
 
     Attributes:
         types: with the name of the mix.
-        mix: what it may weigh; None where none is among the types.
+        mix: what it may weigh, or its types; None where none is among the types.
     """
 
     source: Path
@@ -31,29 +32,36 @@ class QuantizeOrder:
     name: str
     types: list[str]
     matrix: MatrixOrder
-    mix: MixTarget | None
+    mix: MixTarget | MixFile | None
 
 
 def quantize_files(order: QuantizeOrder, console: Console) -> Quantized:
     """Makes the files that are not there yet.
 
     Raises:
-        UsageError: llama.cpp refuses a type, or the importance matrix is not of this model.
+        UsageError: llama.cpp refuses a type, or the importance matrix or the mix is not of this model.
         DecisionNeeded: there is not enough disk or memory.
     """
-    from skill_train.gguf import mix, quantize
+    from skill_train.gguf import quantize
+    from skill_train.gguf.mix_file import MixFile, require_fit, require_matrix
 
     record = order.records / "quantize.json"
     made = export_record.read(record).outputs if record.is_file() else {}
     here = {entry["quant"] for name, entry in made.items() if (order.records / name).is_file()}
     pending = [kind for kind in order.types if kind not in here]
-    texts = texts_for(order.matrix, order.source, pending, console)
+    replayed = order.mix if isinstance(order.mix, MixFile) and order.mix.name in pending else None
+    if replayed is not None:
+        require_fit(replayed, order.source)
+    measured = pending if order.mix is None else [*pending, order.mix.name]
+    texts = texts_for(order.matrix, order.source, measured, console)
     matrix = matrix_for(order.matrix, order.source, texts, pending, console)
+    if replayed is not None:
+        require_matrix(replayed, matrix, order.source)
     mixes = {}
     if order.mix is not None:
         earlier = next((entry for entry in made.values() if entry["quant"] == order.mix.name), None)
-        request = mix.MixRequest(order.source, order.mix, matrix, texts, order.records / mix.FILE)
-        mixes[order.mix.name] = mix_for(request, earlier, console)
+        basis = MixBasis(order.source, matrix, texts, order.records)
+        mixes[order.mix.name] = mix_for(order.mix, basis, earlier, console)
     with console.progress("quantizing") as progress:
         return quantize.quantize(
             quantize.QuantizeRequest(

@@ -24,6 +24,7 @@ from skill_train.run.folder import RunDir
 
 if TYPE_CHECKING:
     from skill_train.gguf.mix import MixTarget
+    from skill_train.gguf.mix_file import MixFile
     from skill_train.run.export_record import Measured
 
 
@@ -37,22 +38,25 @@ class FileOptions(DeviceOptions):
     quant: str | None = None
     bits: float | None = None
     max_kl: float | None = None
+    mix: Path | None = None
 
     @property
     def is_for_device(self) -> bool:
         return self.for_device is not None or self.memory is not None
 
 
-def wanted_types(options: FileOptions) -> tuple[list[str], MixTarget | None]:
-    """The types to make, and what a mix may weigh. For a device these are the candidates, and `--max-size` is a limit,
-    unless a mix is asked for too.
+def wanted_types(options: FileOptions) -> tuple[list[str], MixTarget | MixFile | None]:
+    """The types to make, and what a mix may weigh, or the types in it. For a device these are the candidates, and
+    `--max-size` is a limit, unless a mix is asked for too.
 
     Raises:
         UsageError: a mix without a size, or a size without a mix and without a device.
     """
-    quant = options.quant or (",".join(CANDIDATES) if options.is_for_device else DEFAULT_TYPES)
+    usual = ",".join(CANDIDATES) if options.is_for_device else DEFAULT_TYPES
+    quant = options.quant or (AUTO if options.mix else usual)
     is_mixed = AUTO in [name.strip().lower() for name in quant.split(",")]
-    return target_of(quant, options.max_size if is_mixed or not options.is_for_device else None, options.bits)
+    size = options.max_size if is_mixed or not options.is_for_device else None
+    return target_of(quant, size, options.bits, options.mix)
 
 
 def question_of(options: FileOptions, model: Path) -> DeviceQuestion | None:

@@ -12,7 +12,7 @@ import click
 
 from skill_train.commands._drawing import add_row, rich_table
 from skill_train.commands._frame import command
-from skill_train.commands._options import PATH
+from skill_train.commands._options import PATH, engine_device_option
 from skill_train.commands._shell import quoted
 from skill_train.core.console import Bar, Console, Result
 from skill_train.core.errors import UsageError
@@ -194,9 +194,7 @@ def _rate(phase: Phase) -> str:
     examples=("skill-train bench runs/first", "skill-train bench model-q4_k_m.gguf --prompt-tokens 256 --rounds 3"),
 )
 @click.argument("files", metavar="RUN|FILE...", type=PATH, nargs=-1, required=True)
-@click.option(
-    "--device", type=click.Choice(("cpu", "gpu")), help="Where to run.  [default: the GPU if llama.cpp has one]"
-)
+@engine_device_option
 @click.option(
     "--prompt-tokens",
     type=click.IntRange(min=1, max=_MOST_TOKENS),

@@ -16,7 +16,7 @@ import msgspec
 from skill_train.commands._chosen_model import Chosen, chosen, other
 from skill_train.commands._drawing import add_row, draw_text, rich_table
 from skill_train.commands._frame import command
-from skill_train.commands._options import PATH, Number
+from skill_train.commands._options import PATH, Number, engine_device_option
 from skill_train.commands._shell import quoted
 from skill_train.core.console import Console, Result
 from skill_train.core.errors import UsageError
@@ -43,6 +43,7 @@ class ChatOptions:
     max_tokens: int = TOKENS
     context: int = CONTEXT
     raw: bool = False
+    device: str | None = None
 
 
 class ShownAnswer(TypedDict):
@@ -51,6 +52,7 @@ class ShownAnswer(TypedDict):
     Attributes:
         prompt_ids_equal: llama.cpp read the very ids that the model's tokenizer makes; None where nobody knows those.
         stopped: the model ended its answer itself.
+        device: where it ran, `cpu` or `gpu`.
     """
 
     model: str
@@ -60,6 +62,7 @@ class ShownAnswer(TypedDict):
     answer_tokens: int
     prompt_ids_equal: bool | None
     seconds: float
+    device: str
     sampling: dict[str, float]
     sampling_from: str
 
@@ -130,7 +133,7 @@ def _asked_once(console: Console, speakers: list[_Speaker], prompt: str, images:
 def _conversation(console: Console, speakers: list[_Speaker], images: list[str]) -> Result:
     for speaker in speakers:
         settings = ", ".join(f"{name} {value:g}" for name, value in _sampling(speaker.settings.sampling).items())
-        console.status(f"{speaker.name}: {settings} ({speaker.source})")
+        console.status(f"{speaker.name} on the {speaker.loaded.device.upper()}: {settings} ({speaker.source})")
     if speakers[0].settings.raw:
         console.status("no chat template: each line is continued by itself, as the training rows were")
     console.status("Ctrl-D ends the conversation")
@@ -174,6 +177,7 @@ def _speaker(options: ChatOptions, asked: Chosen) -> Iterator[_Speaker]:
         context=options.context,
         raw=asked.raw or options.raw,
         tokenizer_of=asked.tokenizer_of,
+        device=options.device,
     )
     if settings.raw and options.system is not None:
         raise UsageError(
@@ -266,6 +270,7 @@ def _shown(speaker: _Speaker, said: Said) -> ShownAnswer:
         "answer_tokens": said.answer.tokens,
         "prompt_ids_equal": said.ids_equal,
         "seconds": round(said.answer.seconds, 2),
+        "device": speaker.loaded.device,
         "sampling": _sampling(speaker.settings.sampling),
         "sampling_from": speaker.source,
     }
@@ -340,6 +345,7 @@ def _side_by_side(answers: list[ShownAnswer]) -> Callable[[Any], None]:
     show_default=True,
     help="Longest prompt with its answer, in tokens; at most what the model takes.",
 )
+@engine_device_option
 @click.option("--raw", is_flag=True, help="Continue the text as it stands, without a chat template.")
 def chat(options: ChatOptions, console: Console) -> Result:
     """Talk to a model of a run or a GGUF file, in a terminal or once with --prompt; compare two side by side."""

@@ -50,6 +50,7 @@ from skill_train.run.lock import locked, locked_out
 
 if TYPE_CHECKING:
     from skill_train.gguf.mix import MixTarget
+    from skill_train.gguf.mix_file import MixFile
     from skill_train.gguf.quantize import Quantized
 
 UNQUANTIZED = ("f16", "bf16", "f32")
@@ -78,7 +79,7 @@ class _Export:
         mmproj: the type of the projector's file; None where there is none.
         modelfile: the type that the Modelfile shall name; None leaves the one that it names.
         matrix: the importance matrix that was asked for.
-        mix: what a mix of types may weigh; None where none was asked for.
+        mix: what a mix of types may weigh, or its types; None where none was asked for.
         question: the device that the files are for; None for none.
         run: None for a model folder.
     """
@@ -93,7 +94,7 @@ class _Export:
     bare: bool = False
     mmproj: str | None = None
     modelfile: str | None = None
-    mix: MixTarget | None = None
+    mix: MixTarget | MixFile | None = None
     question: DeviceQuestion | None = None
     run: RunDir | None = None
 
@@ -179,7 +180,7 @@ def export_run(console: Console, run: RunDir, options: ExportOptions, tools: Any
         waits = contextlib.nullcontext() if run.record("convert").is_file() else run_converter.ready(tools)
         with waits as ready:  # it imports torch while the adapter is merged
             if not run.is_full:
-                _say_room(console, run, wanted)
+                _say_room(console, run, type_names(names), mix)
                 merge_locked(console, run, **merge_choices(run))
             task = replace(
                 _of_run(console, run, wanted, MatrixOrder(options.imatrix, run, run.path)),
@@ -223,7 +224,7 @@ def _name(run: RunDir) -> str:
     return earlier or slug(run.path)
 
 
-def _say_room(console: Console, run: RunDir, types: list[str]) -> None:
+def _say_room(console: Console, run: RunDir, types: list[str], mix: MixTarget | MixFile | None) -> None:
     """Says what will be on disk before anything is written.
 
     Raises:
@@ -234,7 +235,8 @@ def _say_room(console: Console, run: RunDir, types: list[str]) -> None:
     if run.record("merge").is_file():
         return  # the steps that are left each ask for their own
     with console.progress("exporting") as progress:
-        progress(0, 1, export_room.require_room(export_room.room(read_model(base_of(run)), types), run.path))
+        sizes = export_room.room(read_model(base_of(run)), types, mix)
+        progress(0, 1, export_room.require_room(sizes, run.path))
 
 
 def _export(console: Console, task: _Export, tools: Any, ready: Any = None) -> Result:
@@ -377,6 +379,11 @@ def _quantize(console: Console, task: _Export, source: Path) -> Quantized | None
     "--max-kl", type=DIVERGENCE, help="Largest divergence from the unquantized file, in nats a token, for --for."
 )
 @click.option("--bits", type=BITS, help="Bits a weight of --quant auto, in place of a size.")
+@click.option(
+    "--mix",
+    type=PATH,
+    help="File with the types of --quant auto, such as quantize.json of another run; none is measured.",
+)
 @click.option(
     "--llama-cpp", type=PATH, help="llama.cpp checkout with the converter.  [default: downloaded once and cached]"
 )

@@ -21,6 +21,7 @@ from skill_train.commands._for_device import (
     DeviceQuestion,
     answer_of,
     asked_of,
+    candidates_of,
     draw_answer,
 )
 from skill_train.commands._frame import command
@@ -55,7 +56,7 @@ from skill_train.run.plan_record import Blocker, Estimate, Estimates, Number, Of
 
 _MANY_EPOCHS = 10
 _FEW_HELD_OUT = 10
-_OF_A_DEVICE = ("for_device", "memory", "bandwidth", "context", "max_size", "min_speed")
+_OF_A_DEVICE = ("for_device", "memory", "bandwidth", "context", "max_size", "min_speed", "quant")
 
 
 @dataclass(frozen=True)
@@ -71,6 +72,7 @@ class PlanOptions(DeviceOptions):
     where: str | None = None
     flavor: str | None = None
     max_hours: float = DEFAULT_HOURS
+    quant: str | None = None
     out: Path | None = None
 
 
@@ -85,15 +87,19 @@ def run(options: PlanOptions, console: Console) -> Result:
             got="--where local",
             hint="omit one of them",
         )
+    types = candidates_of(options.quant)
     if options.out is not None:
         require_free(options.out)
     recipe = load_recipe(options.recipe, set_options(options, RECIPE_OPTIONS))
     plan, sent = _with_pictures(plan_from_metadata(console, recipe, _choices(options)))
     asked = asked_of(options, plan.facts.model, plan.facts.machine)
+    if asked is None and options.quant is not None:
+        hint = "skill-train plan --help"
+        raise UsageError("--quant needs a device", code="bad_usage", expected="--for, or --memory", hint=hint)
     if options.out is not None:
         plan_record.write(options.out, plan)
     _warn(console, plan)
-    return _result(plan, options, sent, _on_device(asked, plan))
+    return _result(plan, options, sent, _on_device(asked, plan, types))
 
 
 class SentRows(TypedDict):
@@ -151,12 +157,14 @@ def _of_run(folder: Path, options: PlanOptions) -> Result:
     return Result(data, human=lambda rich: _draw(rich, plan, actual), quiet=plan.where)
 
 
-def _on_device(asked: DeviceQuestion | None, plan: Plan) -> tuple[DeviceAnswer, DecisionNeeded | None] | None:
+def _on_device(
+    asked: DeviceQuestion | None, plan: Plan, types: list[str]
+) -> tuple[DeviceAnswer, DecisionNeeded | None] | None:
     """Each file that could be exported, on the device that it is for; None when no device was named."""
     if asked is None:
         return None
     model = plan.facts.model
-    return answer_of(asked, [estimated_file(model, asked.target, quant, asked.context) for quant in CANDIDATES])
+    return answer_of(asked, [estimated_file(model, asked.target, quant, asked.context) for quant in types])
 
 
 def _result(
@@ -373,6 +381,9 @@ def _time(seconds: float) -> str:
     help="Longest acceptable run, in hours; a longer one is planned for the cloud.",
 )
 @for_device_options
+@click.option(
+    "--quant", help=f"Types of file to compare for --for, separated by commas.  [default: {','.join(CANDIDATES)}]"
+)
 @click.option("--out", type=PATH, help="File for the plan; `skill-train local PLAN` runs it.")
 def plan(options: PlanOptions, console: Console) -> Result:
     """Decide whether to train here or in the cloud, and estimate memory, time and cost; spends nothing.

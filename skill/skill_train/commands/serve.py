@@ -14,7 +14,7 @@ import msgspec
 from skill_train.commands._chosen_model import Chosen, gguf_of
 from skill_train.commands._drawing import draw_text
 from skill_train.commands._frame import command
-from skill_train.commands._options import PATH
+from skill_train.commands._options import PATH, engine_device_option
 from skill_train.commands._shell import quoted
 from skill_train.core.console import Console, Result
 from skill_train.core.errors import UsageError
@@ -36,6 +36,7 @@ class ServeOptions:
     port: int = PORT
     api_key: str | None = None
     context: int = CONTEXT
+    device: str | None = None
 
 
 def run(options: ServeOptions, console: Console) -> Result:
@@ -52,8 +53,14 @@ def run(options: ServeOptions, console: Console) -> Result:
         progress(0, 1, asked.model.name)
         with served(job) as server:
             progress(1, 1, asked.model.name)
-            answer = {"model": job.name, "url": server.url, "file": str(asked.model.path), "engine": _engine(server)}
-            console.line(f"{job.name} at {server.url}   (Ctrl-C ends it)", now=True)
+            answer = {
+                "model": job.name,
+                "url": server.url,
+                "file": str(asked.model.path),
+                "engine": _engine(server),
+                "device": server.device,
+            }
+            console.line(f"{job.name} at {server.url} on the {server.device.upper()}   (Ctrl-C ends it)", now=True)
             with suppress(KeyboardInterrupt):
                 server.wait()
     return Result(answer, human=lambda rich: draw_text(rich, "ended"), quiet=server.url)
@@ -84,6 +91,7 @@ def _job(options: ServeOptions, asked: Chosen, gguf: GgufFile, key: str | None) 
         sampling=msgspec.structs.replace(sampling, seed=0),
         context_tokens=min(options.context, trained) if isinstance(trained, int) and trained > 0 else options.context,
         threads=physical_cores(),
+        device=options.device,
     )
 
 
@@ -164,6 +172,7 @@ def _reads_pictures(asked: Chosen) -> UsageError:
     show_default=True,
     help="Longest prompt with its answer, in tokens; at most what the model takes.",
 )
+@engine_device_option
 def serve(options: ServeOptions, console: Console) -> Result:
     """Serve a GGUF file on this machine with OpenAI's protocol, its own template and the model's sampling."""
     return run(options, console)

@@ -8,27 +8,33 @@ from skill_train.estimate.step import Part, Range
 from skill_train.facts import ModelFacts
 from skill_train.model.families import ANSWERS_UP_TO, KEPT_IN_16_BITS, ROWS_AT_ONCE
 
-# Bits a weight of whole files, Llama 3.1 8B: llama.cpp, tools/quantize/README.md (read 2026-11-21).
+# Bits a weight of whole files of Llama 3.1 8B, by llama.cpp's own dry run of that shape (llama-cpp-python 0.3.36).
+# tools/quantize/README.md of that version has the same figures, where it has any; iq3_xxs is from there.
 BITS = {
-    "q2_k": 3.16,
-    "q3_k_s": 3.64,
-    "q3_k_m": 4.00,
-    "q3_k_l": 4.30,
-    "q4_0": 4.61,
-    "q4_k_s": 4.67,
-    "q4_k_m": 4.89,
-    "q5_k_s": 5.57,
-    "q5_k_m": 5.70,
-    "q6_k": 6.56,
-    "q8_0": 8.50,
-    "f16": 16.0,
-    "bf16": 16.0,
-    "f32": 32.0,
-}
-# An embedding that is also the output head keeps 6 bits, or 8 if its row length is no multiple of 256. In that case the
-# other K-quants also fall back to coarser blocks, q4_k to q5_0 (llama.cpp, src/llama-quant.cpp).
-_TIED_BITS = (6.56, 8.5)
-_FALLBACK = 1.3
+    "q1_0": 1.48, "iq1_s": 2.00, "iq1_m": 2.15, "tq1_0": 2.19, "iq2_xxs": 2.38, "tq2_0": 2.52, "iq2_xs": 2.59,
+    "q2_0": 2.68, "iq2_s": 2.74, "iq2_m": 2.93, "q2_k_s": 2.97, "q2_k": 3.16, "iq3_xxs": 3.25, "iq3_xs": 3.50,
+    "q3_k_s": 3.64, "iq3_s": 3.66, "iq3_m": 3.76, "q3_k_m": 4.00, "q3_k_l": 4.30, "iq4_xs": 4.46, "q4_0": 4.64,
+    "q4_k_s": 4.67, "iq4_nl": 4.68, "q4_k_m": 4.89, "q4_1": 5.10, "q5_0": 5.57, "q5_k_s": 5.57, "q5_k_m": 5.70,
+    "q5_1": 6.04, "q6_k": 6.56, "mxfp4_moe": 8.50, "q8_0": 8.50, "f16": 16.0, "bf16": 16.0, "f32": 32.0,
+}  # fmt: skip
+_LAYERS, _EMBEDDING = 6_979_588_096, 525_336_576  # weights of that model: its layers, and each of two embeddings
+# The input embedding has the bits of a block of its type, but for the low ones (src/llama-quant.cpp).
+_INPUT_BITS = {
+    "q1_0": 1.125, "iq1_s": 2.625, "iq1_m": 2.625, "iq2_xxs": 2.625, "iq2_xs": 2.625, "q2_k_s": 2.625, "q2_k": 2.625,
+    "iq2_s": 3.4375, "iq2_m": 3.4375, "iq3_xxs": 3.4375, "iq3_xs": 3.4375, "iq3_s": 3.4375, "iq3_m": 3.4375,
+    "q3_k_s": 3.4375, "q3_k_m": 3.4375, "q3_k_l": 3.4375, "iq4_xs": 4.25, "tq1_0": 4.5, "tq2_0": 4.5, "q2_0": 4.5,
+    "q4_0": 4.5, "q4_k_s": 4.5, "q4_k_m": 4.5, "iq4_nl": 4.5, "q4_1": 5.0, "q5_0": 5.5, "q5_k_s": 5.5, "q5_k_m": 5.5,
+    "q5_1": 6.0, "q6_k": 6.5625,
+}  # fmt: skip
+# The output head, which is also the input embedding of a tied model, keeps 6.56 bits, or 5.5 in a file of these types.
+_HEAD_BITS, _LOW_HEAD_BITS = 6.5625, 5.5
+_LOW_HEAD = ("iq1_s", "iq1_m", "iq2_xxs", "iq2_xs", "iq2_s", "iq2_m", "iq3_xxs")
+# Rows that are not divisible by 256 are stored in another block: those of the head as q8_0; elsewhere q4_0 or iq4_nl
+# for types up to 4 bits, q5_0 for q4_k, q5_1 for q5_k, q8_0 for q6_k. The blocks of these types are small enough.
+_SMALL_BLOCKS = ("q1_0", "q2_0", "q4_0", "iq4_nl", "q4_1", "q5_0", "q5_1", "mxfp4_moe", "q8_0", "f16", "bf16", "f32")
+_FALLS_TO = {"q4_k_s": 5.5, "q4_k_m": 5.5, "q5_k_s": 6.0, "q5_k_m": 6.0, "q6_k": 8.5}
+_LOWEST_FALLBACK, _MOST_OF_LOW_TYPES, _FALLBACK = 4.5, 4.9, 1.3
+_EXPERT_BITS = 4.25  # of mxfp4_moe; its other matrices have 8.5
 _TOKENIZER_BYTES = (0.5e6, 12e6)
 
 
@@ -36,14 +42,49 @@ def file_bytes(model: ModelFacts, quant: str) -> Range | None:
     """The size of a GGUF file; None if the parameters are unknown."""
     if not model.parameters or quant not in BITS:
         return None
-    bits = BITS[quant]
-    embeddings = model.embedding_parameters or 0 if model.tied_embeddings is not False else 0
-    body = model.parameters - embeddings
-    least, most = (max(bits, edge) if bits < 16 else bits for edge in _TIED_BITS)
-    coarse = _FALLBACK if "_k" in quant and (model.hidden_size or 0) % 256 else 1.04
-    low = (body * bits * 0.96 + embeddings * least) / 8
-    high = (body * bits * coarse + embeddings * most) / 8
-    return Range(low + _TOKENIZER_BYTES[0], high + _TOKENIZER_BYTES[1], f"{bits} bits a weight")
+    embeddings, (least, most) = model.embedding_parameters or 0, _layer_bits(model, quant)
+    (least_input, most_input), (least_head, most_head) = _embedding_bits(model, quant)
+    if model.tied_embeddings is not False:
+        low, high = embeddings * least_head, embeddings * most_head
+    else:
+        low, high = embeddings * (least_input + least_head) / 2, embeddings * (most_input + most_head) / 2
+    layers = model.parameters - embeddings
+    sizes = (layers * least + low) / 8 + _TOKENIZER_BYTES[0], (layers * most + high) / 8 + _TOKENIZER_BYTES[1]
+    return Range(*sizes, f"{BITS[quant]} bits a weight")
+
+
+def _layer_bits(model: ModelFacts, quant: str) -> tuple[float, float]:
+    """The least and the most bits a weight of the layers. How many get a finer type depends on their number and on the
+    heads."""
+    bits = (BITS[quant] * (_LAYERS + 2 * _EMBEDDING) - _EMBEDDING * (_input_bits(quant) + _head_bits(quant))) / _LAYERS
+    least, most = 0.96 * bits, 1.04 * bits
+    if quant == "mxfp4_moe" and model.experts:
+        least = 0.96 * _EXPERT_BITS
+    if quant in _SMALL_BLOCKS:
+        return least, most
+    if model.hidden_size and model.hidden_size % 256:  # the rows of at least two thirds of the weights
+        least = 0.96 * (bits + 2 * max(bits, _FALLS_TO.get(quant, _LOWEST_FALLBACK))) / 3
+    if (model.hidden_size or 0) % 256 or (model.intermediate_size or 0) % 256:
+        most = max(_FALLBACK * bits, _MOST_OF_LOW_TYPES)
+    return least, most
+
+
+def _embedding_bits(model: ModelFacts, quant: str) -> tuple[tuple[float, float], tuple[float, float]]:
+    """The least and the most bits a weight of the input embedding, and of the output head."""
+    first, head = _input_bits(quant), _head_bits(quant)
+    if quant in _SMALL_BLOCKS or not (model.hidden_size or 0) % 256:
+        coarse = first
+    else:
+        coarse = max(first, _FALLS_TO.get(quant, _LOWEST_FALLBACK))
+    return (first, coarse), (head, max(head, 8.5))
+
+
+def _input_bits(quant: str) -> float:
+    return _INPUT_BITS.get(quant, BITS[quant])
+
+
+def _head_bits(quant: str) -> float:
+    return max(BITS[quant], _LOW_HEAD_BITS if quant in _LOW_HEAD else _HEAD_BITS)
 
 
 def memory_parts(model: ModelFacts, file: Range, context: int) -> list[Part] | None:
@@ -64,7 +105,7 @@ def unread_bytes(model: ModelFacts, quant: str) -> float:
     """The input embedding in a file, where the output head is another tensor: a token reads one row of it."""
     if model.tied_embeddings is not False or not (model.vocab_size and model.hidden_size):
         return 0.0
-    return model.vocab_size * model.hidden_size * BITS.get(quant, 16.0) / 8
+    return model.vocab_size * model.hidden_size * (_input_bits(quant) if quant in BITS else 16.0) / 8
 
 
 def merge_bytes(model: ModelFacts, plain: bool = True) -> Range | None:

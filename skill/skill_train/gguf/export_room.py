@@ -5,24 +5,40 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from skill_train.core.units import gigabytes
 from skill_train.estimate.artifacts import BITS, file_bytes
 from skill_train.facts import ModelFacts
 from skill_train.run.folder import require_space
 
+if TYPE_CHECKING:
+    from skill_train.gguf.mix import MixTarget
+    from skill_train.gguf.mix_file import MixFile
 
-def room(model: ModelFacts, types: list[str]) -> dict[str, int | None]:
-    """The bytes of each result by its name, each at its upper estimate; None for a type of unknown size.
+_BESIDE_WEIGHTS = 12_000_000  # bytes of a tokenizer, at most
+
+
+def room(model: ModelFacts, types: list[str], mix: MixTarget | MixFile | None = None) -> dict[str, int | None]:
+    """The bytes of each result by its name, each at its upper estimate; None for one of unknown size.
 
     Args:
         types: the requested types; f16 is added in front if none of them is unquantized.
+        mix: of types, which is made too.
     """
     plain = [kind for kind in types if BITS.get(kind, 0.0) >= BITS["f16"]]
     wanted = types if plain else ["f16", *types]
     sizes = {kind: file_bytes(model, kind) for kind in wanted}
     merged = {"merged": model.weight_bytes or (2 * model.parameters if model.parameters else None)}
-    return merged | {kind: None if size is None else round(size.high) for kind, size in sizes.items()}
+    files = {kind: None if size is None else round(size.high) for kind, size in sizes.items()}
+    return merged | files | ({mix.name: _most_of(mix, model)} if mix is not None else {})
+
+
+def _most_of(mix: MixTarget | MixFile, model: ModelFacts) -> int | None:
+    """The bytes of a mix; None where only its types are known, by names that the model does not have yet."""
+    if mix.most_bytes is not None or mix.bits is None or not model.parameters:
+        return mix.most_bytes
+    return round(mix.bits * model.parameters / 8) + _BESIDE_WEIGHTS
 
 
 def require_room(sizes: dict[str, int | None], folder: Path) -> str:

@@ -183,7 +183,7 @@ def require_same_matrix(file: Path, entry: ExportedFile, matrix: Matrix | None, 
     made_with = entry.get("imatrix")
     other = without and made_with is not None
     asked = "without one"
-    if matrix is not None and matrix.wanted and takes_matrix(entry["quant"]):
+    if matrix is not None and matrix.wanted and (takes_matrix(entry["quant"]) or "tensor_types" in entry):
         other = made_with is None or made_with["sha256"] != matrix.use["sha256"]
         asked = f"with {matrix.use['file']}"
     if other:

@@ -1,7 +1,11 @@
-"""The step of `export-gguf --quant auto`: a type for each matrix, by measured divergence, under a size."""
+"""The step of `export-gguf --quant auto`: a type for each matrix, by measured divergence, under a size. Or the types of
+an earlier mix, which a file holds."""
 
 from __future__ import annotations
 
+import hashlib
+import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -57,13 +61,23 @@ class Mix:
     Attributes:
         nominal: the type that the file's metadata states, because a number must stand there.
         texts: other text to measure the finished file on.
+        origin: what the record says of where the types come from.
     """
 
     types: dict[str, str]
     nominal: str
     most_bytes: int | None
     texts: list[list[int]]
-    figures: MixFigures
+    origin: QuantizedFile
+
+    @property
+    def identity(self) -> str:
+        return identity(self.types)
+
+
+def identity(types: Mapping[str, str]) -> str:
+    """Which mix it is: the same for the same types, whoever chose them."""
+    return hashlib.sha256(json.dumps(dict(types), sort_keys=True).encode()).hexdigest()[:16]
 
 
 @dataclass(frozen=True)
@@ -88,7 +102,7 @@ def choose_mix(request: MixRequest, progress: Bar) -> Mix:
         UsageError: even the coarsest types are too large, no matrix can be quantized, or there is too little text.
     """
     gguf = read_gguf(request.source)
-    matrices = _quantizable(gguf)
+    matrices = quantizable(gguf)
     tokens = min(request.texts.tokens, sum(map(len, request.texts.compared)))
     if not matrices or tokens < FEWEST:
         raise UsageError(
@@ -120,7 +134,7 @@ def choose_mix(request: MixRequest, progress: Bar) -> Mix:
         "measured_pairs": len(known),
         "pairs": sum(map(len, wanted.values())),
     }
-    return Mix(chosen.types, _nominal(bits), request.target.most_bytes, request.texts.compared, figures)
+    return _mix(gguf, chosen.types, request.target.most_bytes, request.texts, {"mix": figures})
 
 
 def _wanted(gguf: GgufFile, matrices: dict[str, int], bits: float, matrix: Matrix | None) -> dict[str, list[str]]:
@@ -150,12 +164,28 @@ def _measurement(request: MixRequest, wanted: dict[str, list[str]], weights: int
     )
 
 
-def replayed(types: dict[str, str], figures: MixFigures, target: MixTarget, source: Path, texts: RunTexts) -> Mix:
-    """The mix that a record describes."""
-    gguf = read_gguf(source)
-    matrices = _quantizable(gguf)
-    bits = 8 * _room(gguf, matrices, target) / max(1, sum(matrices.values()))
-    return Mix(types, _nominal(bits), target.most_bytes, texts.compared, figures)
+def replayed(
+    types: dict[str, str], origin: QuantizedFile, source: Path, texts: RunTexts, most_bytes: int | None
+) -> Mix:
+    """A mix that was chosen before.
+
+    Raises:
+        UsageError: there is too little text to measure the file on.
+    """
+    if sum(map(len, texts.compared)) < FEWEST:
+        raise UsageError(
+            "a mix of types cannot be replayed: there is too little text to measure the file on",
+            code="cannot_quantize",
+            expected=f"{FEWEST} tokens or more in every fourth row of samples.jsonl",
+            hint="skill-train export-gguf RUN --quant q4_k_m",
+        )
+    return _mix(read_gguf(source), types, most_bytes, texts, origin)
+
+
+def _mix(gguf: GgufFile, types: dict[str, str], most: int | None, texts: RunTexts, origin: QuantizedFile) -> Mix:
+    elements = {name: gguf.tensors[name].elements for name in types}
+    n_bytes = sum(mixing.bytes_of(elements[name], kind) for name, kind in types.items())
+    return Mix(types, _nominal(8 * n_bytes / sum(elements.values())), most, texts.compared, origin)
 
 
 def entry_of(mix: Mix, file: GgufFile, judge: Judge, progress: Bar) -> QuantizedFile:
@@ -174,10 +204,10 @@ def entry_of(mix: Mix, file: GgufFile, judge: Judge, progress: Bar) -> Quantized
             got=file.tensors[other[0]].kind.lower() if other else f"{file.size_bytes} bytes",
             hint="export with a type of llama.cpp: --quant q4_k_m",
         )
-    return {"measured": distance(judge, file.path, progress), "tensor_types": mix.types, "mix": mix.figures}
+    return {"measured": distance(judge, file.path, progress), "tensor_types": mix.types, **mix.origin}
 
 
-def _quantizable(gguf: GgufFile) -> dict[str, int]:
+def quantizable(gguf: GgufFile) -> dict[str, int]:
     """The weights of each matrix that llama.cpp would round, by its own dry run. All are named in the mix: llama.cpp
     counts the ones that it chooses a type for itself, and a partial list would shift its count."""
     job = {"source": str(gguf.path), "types": {"q8_0": 7}, "out": "", "threads": 1}

@@ -158,7 +158,7 @@ def _job(request: QuantizeRequest, types: dict[str, int]) -> QuantizeJob:
     mix = request.mixes.get(next(iter(types)))
     if mix is None:
         return job
-    return {**job, "tensor_types": mix.types, "metadata": {MIX_KEY: mix.figures["target"]}}
+    return {**job, "tensor_types": mix.types, "metadata": {MIX_KEY: mix.identity}}
 
 
 def _plans(request: QuantizeRequest, types: dict[str, int], progress: Bar) -> dict[str, DryRun]:

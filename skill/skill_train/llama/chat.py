@@ -21,12 +21,14 @@ class ChatJob(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         projector: the file that reads pictures for it; None where there is none.
         context_tokens: of a prompt with its answer.
+        device: `cpu` or `gpu`; None for the GPU where llama.cpp has one. A projector stays on the processor.
     """
 
     gguf: str
     projector: str | None = None
     context_tokens: int
     threads: int
+    device: str | None = None
 
 
 class ChatRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -67,9 +69,10 @@ class ChatAnswer(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass
 class LoadedChat:
-    """A file that is loaded in a child process."""
+    """A file that is loaded in a child process, on `device`: `cpu` or `gpu`."""
 
     worker: LiveWorker
+    device: str
 
     def answer(self, request: ChatRequest, on_text: Callable[[str], None]) -> ChatAnswer:
         """Asks for one answer, and calls `on_text` with each piece of its text.
@@ -96,7 +99,7 @@ def loaded_chat(job: ChatJob) -> Iterator[LoadedChat]:
         NativeCrash: llama.cpp crashed.
         VerificationFailed: it refuses a file.
         DecisionNeeded: there was not enough memory.
+        NotInstalled: a GPU was asked for, and llama.cpp has none.
     """
     with live_worker(WORKER, msgspec.to_builtins(job)) as worker:
-        worker.receive()
-        yield LoadedChat(worker)
+        yield LoadedChat(worker, worker.receive()["device"])

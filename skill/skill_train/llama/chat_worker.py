@@ -19,7 +19,7 @@ import msgspec
 from skill_train.core.errors import UsageError
 from skill_train.core.live_worker import Send, live_worker_main
 from skill_train.llama.chat import ChatAnswer, ChatJob, ChatRequest
-from skill_train.llama.llama_cpp import Llama, in_context, loaded_model
+from skill_train.llama.llama_cpp import Llama, in_context, loaded_model, uses_gpu
 from skill_train.llama.pictures.mtmd import Chunk, Projector, projector
 from skill_train.llama.sampling import next_token
 from skill_train.program.events import Refused
@@ -35,7 +35,8 @@ _MOST_OF_A_PICTURE = 4096  # tokens; those that look at each other must be read 
 def work(document: object, receive: Callable[[], Any], send: Send) -> None:
     job = msgspec.convert(document, ChatJob)
     with contextlib.ExitStack() as stack:
-        file = stack.enter_context(loaded_model(Path(job.gguf)))
+        gpu = uses_gpu(job.device)
+        file = stack.enter_context(loaded_model(Path(job.gguf), gpu=gpu))
         seen, step = None, _STEP
         if job.projector is not None:
             seen = stack.enter_context(projector(file, Path(job.projector), threads=job.threads, any_size=False))
@@ -44,7 +45,7 @@ def work(document: object, receive: Callable[[], Any], send: Send) -> None:
         llama = stack.enter_context(
             in_context(file, context_tokens=room, threads=job.threads, at_once=step, exact=False)
         )
-        send({"ready": True})
+        send({"device": "gpu" if gpu else "cpu"})
         chat = _Chat(llama, seen, step, job.context_tokens)
         while True:
             request = msgspec.convert(receive(), ChatRequest)

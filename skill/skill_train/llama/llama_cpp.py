@@ -147,38 +147,53 @@ def loaded(path: Path, *, context_tokens: int, threads: int, lora: Path | None =
 
 @dataclass
 class LoadedFile:
-    """A model without a context, and what llama.cpp last logged, with levels."""
+    """A model without a context, what llama.cpp last logged, with levels, and whether its layers are on the GPU."""
 
     api: Any
     path: Path
     model: Any
     lines: deque[tuple[int, str]]
+    gpu: bool = False
 
 
 @contextlib.contextmanager
-def loaded_model(path: Path, *, writable: bool = False) -> Iterator[LoadedFile]:
+def loaded_model(path: Path, *, writable: bool = False, gpu: bool = False) -> Iterator[LoadedFile]:
     """The weights of `loaded`; raises what it raises.
 
     Args:
         writable: the weights are read into memory, where they may be changed. Else the file is mapped.
+        gpu: all layers are on the GPU.
     """
     api = bindings()
     with captured_log(api) as lines:
-        parameters = _model_parameters(api)
+        parameters = _model_parameters(api, gpu)
         if writable:
             parameters.load_mode = api.LLAMA_LOAD_MODE_NONE
         model = api.llama_model_load_from_file(str(path).encode(), parameters)
         if not model:
-            raise refused(path, lines)
+            raise refused(path, lines, gpu=gpu)
         try:
-            yield LoadedFile(api, path, model, lines)
+            yield LoadedFile(api, path, model, lines, gpu)
         finally:
             api.llama_model_free(model)
 
 
-def has_gpu() -> bool:
-    """llama.cpp can put layers on a GPU of this machine."""
-    return bool(bindings().llama_supports_gpu_offload())
+def uses_gpu(device: str | None) -> bool:
+    """Whether a file runs on the GPU: where llama.cpp has one, unless `device` says `cpu`.
+
+    Raises:
+        NotInstalled: `device` says `gpu`, and llama.cpp has none.
+    """
+    has_gpu = bool(bindings().llama_supports_gpu_offload())
+    if device == "gpu" and not has_gpu:
+        raise NotInstalled(
+            "llama.cpp has no GPU here: none is in this machine, or llama-cpp-python was built without support for it",
+            code="device_unavailable",
+            expected="a GPU, and a llama-cpp-python that was built for it",
+            hint="leave --device out; or pip uninstall llama-cpp-python, and build it for the GPU: "
+            "CMAKE_ARGS=-DGGML_CUDA=on pip install llama-cpp-python",
+        )
+    return has_gpu and device != "cpu"
 
 
 @contextlib.contextmanager
@@ -198,12 +213,13 @@ def as_users_run(path: Path, *, context_tokens: int, threads: int, gpu: bool, re
     settings = api.llama_context_default_params()
     settings.n_ctx, settings.n_threads, settings.n_threads_batch = context_tokens, threads, threads
     settings.swa_full = False  # as llama-server and llama-cli have it
+    settings.offload_kqv = settings.op_offload = gpu
     with captured_log(api) as lines:
         model = api.llama_model_load_from_file(str(path).encode(), parameters)
         context = api.llama_init_from_model(model, settings) if model else None
         try:
             if not context:
-                raise refused(path, lines)
+                raise refused(path, lines, gpu=gpu)
             vocab = api.llama_model_get_vocab(model)
             yield Llama(api, model, vocab, context, api.llama_vocab_n_tokens(vocab))
         finally:
@@ -232,12 +248,13 @@ def in_context(
     """
     api, model = file.api, file.model
     parameters = _context_parameters(api, context_tokens, threads, exact)
+    parameters.offload_kqv = parameters.op_offload = file.gpu
     if on_node is not None:
         parameters.cb_eval = on_node
     parameters.n_batch = parameters.n_ubatch = at_once
     context = api.llama_init_from_model(model, parameters)
     if not context:
-        raise refused(file.path, file.lines)
+        raise refused(file.path, file.lines, gpu=file.gpu)
     vocab = api.llama_model_get_vocab(model)
     try:
         yield Llama(api, model, vocab, context, api.llama_vocab_n_tokens(vocab))
@@ -255,9 +272,9 @@ def _add_adapter(api: Any, model: Any, context: Any, lora: Path, lines: deque[tu
         raise refused(lora, lines)
 
 
-def _model_parameters(api: Any) -> Any:
+def _model_parameters(api: Any, gpu: bool) -> Any:
     parameters = api.llama_model_default_params()
-    parameters.n_gpu_layers = 0
+    parameters.n_gpu_layers = -1 if gpu else 0  # all of them
     # llama-cpp-python 0.3.36 segfaults on processors with AMX when it repacks quantized weights.
     parameters.use_extra_bufts = False
     return parameters
@@ -270,7 +287,6 @@ def _context_parameters(api: Any, context_tokens: int, threads: int, exact: bool
     if exact:
         parameters.type_k = parameters.type_v = _GGML_TYPE_F32
         parameters.flash_attn_type = _FLASH_ATTENTION_OFF
-    parameters.offload_kqv = parameters.op_offload = False
     return parameters
 
 
@@ -294,7 +310,8 @@ def captured_log(api: Any) -> Iterator[deque[tuple[int, str]]]:
 _kept_alive: list[Any] = []
 
 
-def refused(path: Path, lines: deque[tuple[int, str]]) -> VerificationFailed:
+def refused(path: Path, lines: deque[tuple[int, str]], *, gpu: bool = False) -> VerificationFailed:
+    """The error of a file that llama.cpp does not load. On a GPU there may be too little memory for a sound one."""
     errors = [text for level, text in lines if level == _LOG_ERROR and text]
     words = errors or [text for level, text in lines if level == _LOG_WARN and text] or ["it said nothing"]
     # The first error is the cause; the ones that follow say only that loading failed.
@@ -302,7 +319,8 @@ def refused(path: Path, lines: deque[tuple[int, str]]) -> VerificationFailed:
         f"llama.cpp cannot load {path.name}: {words[0]}",
         code="bad_gguf",
         got=words[-1],
-        hint="export it again: skill-train export-gguf RUN; a new architecture needs a newer llama-cpp-python",
+        hint=("--device cpu, if the GPU has too little memory for it; or " if gpu else "")
+        + "export it again: skill-train export-gguf RUN; a new architecture needs a newer llama-cpp-python",
     )
 
 

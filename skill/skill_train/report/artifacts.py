@@ -138,6 +138,8 @@ def _made(exported: ExportedFile) -> list[str]:
         kinds = Counter(exported.get("tensor_types", {}).values()).most_common()
         mixed = ", ".join(f"{count} {kind}" for kind, count in kinds)
         said.append(f"a mix of {mixed}; KL to the unquantized file {nats(measured['mean_kl'])}")
+    if source := exported.get("replayed"):
+        said.append(f"the types of the mix are those of {source['mix'] or 'a list'} in {source['file']}")
     return said
 
 

@@ -11,7 +11,7 @@ from skill_train.core.digests import FileDigest, file_digest
 from skill_train.run import records
 from skill_train.run.records import FileName, Number, StepSchema, Whole
 
-MIX_KEY = "skill_train.mix"  # in the metadata of a file whose types `export-gguf --quant auto` chose
+MIX_KEY = "skill_train.mix"  # in the metadata of a mix of types: which one it is
 
 
 class Fallback(TypedDict):
@@ -73,6 +73,19 @@ class MixFigures(TypedDict):
     pairs: Whole
 
 
+class MixSource(TypedDict):
+    """The file that the types of a replayed mix were read from.
+
+    Attributes:
+        file: its name, with its sha256.
+        mix: the name of the mix there; empty where the file is a list of types alone.
+    """
+
+    file: str
+    sha256: str
+    mix: str
+
+
 class QuantizedFile(TypedDict, total=False):
     """What is recorded of a quantized file.
 
@@ -85,6 +98,7 @@ class QuantizedFile(TypedDict, total=False):
         measured: of a mix of types.
         tensor_types: of a mix, the type of each matrix.
         mix: how they were chosen.
+        replayed: where they were read from, in place of a choice.
     """
 
     types: dict[str, Whole]
@@ -96,6 +110,7 @@ class QuantizedFile(TypedDict, total=False):
     measured: Measured
     tensor_types: dict[str, str]
     mix: MixFigures
+    replayed: MixSource
 
 
 class ExportedFile(FileDigest, QuantizedFile):

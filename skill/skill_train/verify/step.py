@@ -273,11 +273,12 @@ def _that_load(files: list[GgufFile], findings: Findings) -> list[GgufFile]:
 
 
 def modelfile_of(gguf: Path) -> str:
-    """The Modelfile beside a file, with this file in its FROM."""
+    """The Modelfile beside a file, with this file in its FROM. Ollama takes a path that it does not find from where the
+    Modelfile lies for a model's name, and asks the host that the name begins with."""
     beside = gguf.parent / "Modelfile"
     lines = beside.read_text(encoding="utf-8").splitlines() if beside.is_file() else []
     kept = [line for line in lines if not line.upper().startswith("FROM ")]
-    return "\n".join([f"FROM {gguf}", *kept]) + "\n"
+    return "\n".join([f"FROM {gguf.resolve()}", *kept]) + "\n"
 
 
 def _unjudged(projectors: list[GgufFile], findings: Findings, why: str) -> None:

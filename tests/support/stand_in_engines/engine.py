@@ -1,8 +1,9 @@
 """Speaks the protocols of `ollama` and `llama-server` as far as `verify --engine` asks them; llama-cpp-python answers.
 
-Neither program is in the package registries. What is asked and answered here is taken from their sources: Ollama's of
-2026-08-21 (server/routes.go, api/types.go), llama.cpp's as in llama-cpp-python 0.3.36 (tools/server). FAULT changes
-what it says: `chatml` writes another template than the file's, `ends` never ends an answer.
+Neither program is in the package registries as such. What is asked and answered here is taken from their sources:
+Ollama's of 2026-08-21 (server/routes.go, api/types.go), llama.cpp's as in llama-cpp-python 0.3.36 (tools/server). FAULT
+changes what it says: `chatml` writes another template than the file's, `ends` never ends an answer, `old` shows no
+prompts as Ollama before 0.11.5, `crash` is what Ollama says when its runner ended.
 """
 
 from __future__ import annotations
@@ -56,8 +57,10 @@ def ollama(path: str, asked: Any) -> Any:
         return {"version": "0.0.1-stand-in"}
     if path == "/stand-in/create":
         return load(asked["file"])
+    if FAULT == "crash":
+        raise RuntimeError("llama runner process has terminated: exit status 2")
     text = prompt(asked["messages"], asked.get("tools"))
-    if asked.get("_debug_render_only"):
+    if asked.get("_debug_render_only") and FAULT != "old":
         return {"_debug_info": {"rendered_template": text}}
     answer, reason, count = greedy(text, asked["options"]["num_predict"])
     return {"message": {"role": "assistant", "content": answer}, "done_reason": reason, "prompt_eval_count": count}
@@ -84,11 +87,15 @@ def serve(port: int, answer: Any) -> None:
             self._say(answer(self.path, {}))
 
         def do_POST(self) -> None:
-            self._say(answer(self.path, json.loads(self.rfile.read(int(self.headers["Content-Length"])))))
+            asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            try:
+                self._say(answer(self.path, asked))
+            except RuntimeError as error:
+                self._say({"error": str(error)}, status=500)
 
-        def _say(self, document: Any) -> None:
+        def _say(self, document: Any, status: int = 200) -> None:
             body = json.dumps(document).encode()
-            self.send_response(200)
+            self.send_response(status)
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
             self.wfile.write(body)
@@ -109,9 +116,11 @@ def main() -> None:
     elif words == ["serve"]:
         serve(int(os.environ["OLLAMA_HOST"].split(":")[1]), ollama)
     else:  # create NAME -f Modelfile
-        lines = Path(words[words.index("-f") + 1]).read_text().splitlines()
-        file = next(line for line in lines if line.startswith("FROM ")).removeprefix("FROM ")
-        data = json.dumps({"file": file}).encode()
+        recipe = Path(words[words.index("-f") + 1])
+        file = next(line for line in recipe.read_text().splitlines() if line.startswith("FROM ")).removeprefix("FROM ")
+        if not (recipe.parent / file).is_file():
+            sys.exit(f"Error: pull model manifest: https://{file}")  # it is the name of a model then
+        data = json.dumps({"file": str(recipe.parent / file)}).encode()
         urllib.request.urlopen(f"http://{os.environ['OLLAMA_HOST']}/stand-in/create", data=data).read()
 
 

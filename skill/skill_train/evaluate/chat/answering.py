@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
-from skill_train.core.errors import UsageError
+from skill_train.core.errors import NotInstalled, UsageError
 from skill_train.core.foreign import JsonObject
 from skill_train.evaluate.backends import Model, device_of
 from skill_train.evaluate.chat.prompts import FolderPrompts, GgufPrompts
@@ -35,6 +35,7 @@ class Settings:
         context: the most tokens of a prompt with its answer.
         raw: the text is continued as it stands, without a chat template.
         tokenizer_of: the folder whose tokenizer a GGUF file is held against; None where nobody knows it.
+        device: `cpu` or `gpu`; None for the GPU where there is one.
     """
 
     sampling: Sampling
@@ -42,6 +43,7 @@ class Settings:
     context: int
     raw: bool
     tokenizer_of: Path | None
+    device: str | None = None
 
 
 @dataclass(frozen=True)
@@ -54,7 +56,10 @@ class Said:
 
 
 class Answering(Protocol):
-    """A loaded model."""
+    """A loaded model. `device` is where: `cpu` or `gpu`."""
+
+    @property
+    def device(self) -> str: ...
 
     def answer(self, messages: list[JsonObject], images: list[str], on_text: OnText) -> Said: ...
 
@@ -67,6 +72,7 @@ def answering(model: Model, settings: Settings) -> Iterator[Answering]:
         VerificationFailed: llama.cpp refuses the file.
         NativeCrash: llama.cpp crashed.
         UsageError: the model has no chat template, or reads no pictures.
+        NotInstalled: a GPU was asked for, and there is none.
     """
     with _gguf(model, settings) if model.is_gguf else _folder(model, settings) as loaded:
         yield loaded
@@ -89,6 +95,7 @@ def _gguf(model: Model, settings: Settings) -> Iterator[Answering]:
         projector=None if model.projector is None else str(model.projector),
         context_tokens=_context(gguf, settings.context),
         threads=physical_cores(),
+        device=settings.device,
     )
     with loaded_chat(job) as chat:
         yield _GgufAnswering(model, settings, prompts, chat)
@@ -105,6 +112,10 @@ class _GgufAnswering:
     settings: Settings
     prompts: GgufPrompts
     chat: LoadedChat
+
+    @property
+    def device(self) -> str:
+        return self.chat.device
 
     def answer(self, messages: list[JsonObject], images: list[str], on_text: OnText) -> Said:
         shown = messages if self.model.pictures is None else with_markers(messages, MARKER)
@@ -131,7 +142,7 @@ def _folder(model: Model, settings: Settings) -> Iterator[Answering]:
     prompts = FolderPrompts(tokenizer, raw=settings.raw)
     read = None if model.pictures is None else partial(read_model, task="ImageTextToText")
     with reference_model(model.path, model.adapter, read) as network, plain_generation(network):
-        network.to(device_of(network))
+        network.to(_torch_device(network, settings.device))
         yield _FolderAnswering(model, settings, prompts, network)
 
 
@@ -141,6 +152,10 @@ class _FolderAnswering:
     settings: Settings
     prompts: FolderPrompts
     network: Any
+
+    @property
+    def device(self) -> str:
+        return "gpu" if self.network.device.type == "cuda" else "cpu"
 
     def answer(self, messages: list[JsonObject], images: list[str], on_text: OnText) -> Said:
         import torch
@@ -185,6 +200,22 @@ class _FolderAnswering:
         fed, _ = reader.seen.expanded(text, sizes)
         turns = PictureTurns(messages, None, images, [picture_digest(image, folder) for image in images])
         return self.prompts.ids(fed), partial(reader.tensors, turns if images else None)
+
+
+def _torch_device(network: Any, wanted: str | None) -> str:
+    """torch's name of the device. Without a wish it is CUDA where the weights fit."""
+    import torch
+
+    if wanted == "gpu" and not torch.cuda.is_available():
+        raise NotInstalled(
+            "torch has no GPU here: none is in this machine, or torch was installed without CUDA",
+            code="device_unavailable",
+            expected="a GPU, and the CUDA build of torch",
+            hint="leave --device out",
+        )
+    if wanted is None:
+        return device_of(network)
+    return "cuda" if wanted == "gpu" else "cpu"
 
 
 class _Spoken:

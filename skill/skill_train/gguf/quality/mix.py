@@ -7,16 +7,20 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from statistics import median
 
-# Bits a weight of a block (ggml-common.h). What llama.cpp refuses without an importance matrix is in _NEED_MATRIX.
+# Bits a weight of a block (ggml-common.h). Those of the first line, and the 16-bit types, are never chosen, but a mix
+# that is replayed may have them.
 BITS = {
+    "iq1_s": 1.5625, "iq1_m": 1.75, "iq2_xxs": 2.0625, "q4_1": 5.0, "f16": 16.0, "bf16": 16.0,
     "iq2_xs": 2.3125, "iq2_s": 2.5625, "q2_k": 2.625, "iq3_xxs": 3.0625, "iq3_s": 3.4375, "q3_k": 3.4375,
     "iq4_xs": 4.25, "q4_k": 4.5, "iq4_nl": 4.5, "q4_0": 4.5, "q5_k": 5.5, "q5_0": 5.5, "q5_1": 6.0, "q6_k": 6.5625,
     "q8_0": 8.5,
 }  # fmt: skip
-_NEED_MATRIX = ("iq2_xs", "iq2_s", "iq3_xxs")
+# Without an importance matrix llama.cpp refuses them (tensor_requires_imatrix, src/llama-quant.cpp).
+NEED_MATRIX = ("iq1_s", "iq1_m", "iq2_xxs", "iq2_xs", "iq2_s", "iq3_xxs")
 _OF_SUPER_BLOCKS = ("iq2_xs", "iq2_s", "q2_k", "iq3_xxs", "iq3_s", "q3_k", "iq4_xs", "q4_k", "q5_k", "q6_k")
 _OF_BLOCKS = ("iq4_nl", "q4_0", "q5_0", "q5_1")
 _SUPER_BLOCK, _BLOCK = 256, 32
+_WITHOUT_BLOCKS = ("f16", "bf16")
 _BELOW, _ABOVE = 2.0, 3.0  # bits around the mean: what is far from it is never chosen, and takes as long to measure
 _MORE_BITS = 4.0  # one bit more halves the error, and a quarter of its square is left
 
@@ -46,9 +50,16 @@ def candidates(columns: int, bits: float, *, with_matrix: bool) -> list[str]:
     if columns % _BLOCK:
         return []
     fitting = (_OF_SUPER_BLOCKS if columns % _SUPER_BLOCK == 0 else _OF_BLOCKS) + ("q8_0",)
-    usable = [kind for kind in fitting if with_matrix or kind not in _NEED_MATRIX]
+    usable = [kind for kind in fitting if with_matrix or kind not in NEED_MATRIX]
     near = [kind for kind in usable if bits - _BELOW <= BITS[kind] <= bits + _ABOVE]
     return sorted(near or [min(usable, key=lambda kind: abs(BITS[kind] - bits))], key=lambda kind: BITS[kind])
+
+
+def block_of(kind: str) -> int:
+    """The weights in a block of a type: rows are whole blocks."""
+    if kind in _WITHOUT_BLOCKS:
+        return 1
+    return _BLOCK if kind in (*_OF_BLOCKS, "q4_1", "q8_0") else _SUPER_BLOCK
 
 
 def bytes_of(elements: int, kind: str) -> int:

@@ -1,7 +1,8 @@
 """Ollama with a model that is made from one GGUF file, in a server and a store of its own.
 
 Read in its repository, main of 2026-08-21 (fb30760): `_debug_render_only` of `/api/chat` gives the prompt back as
-`_debug_info.rendered_template` (server/routes.go, api/types.go). `ollama create` compares the template in the file with
+`_debug_info.rendered_template` (server/routes.go, api/types.go). It came with 0.11.5 (8de1da4); earlier versions pass
+over it and answer. `ollama create` compares the template in the file with
 templates of its own and takes the nearest one below a distance of 100 (server/model.go `detectChatTemplate`,
 template/template.go `Named`). Where it knows none, it lets its llama-server render the file's own (server/routes.go
 `chatModeForModel`).
@@ -13,12 +14,13 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from skill_train.core.errors import VerificationFailed
+from skill_train.core.errors import NotInstalled, VerificationFailed
 from skill_train.llama.engines.answers import OLLAMA, EngineAnswer, EngineQuestion, EngineRun
 from skill_train.llama.engines.http import HttpRefusal, post, wait_for
 from skill_train.llama.engines.programs import free_port, run_once, started
 
 _MODEL = "skill-train-verify"
+_CRASHED = "runner process has terminated"  # llm/server.go
 
 
 def ask(gguf: Path, questions: list[EngineQuestion], *, context_tokens: int, modelfile: str) -> EngineRun:
@@ -28,7 +30,8 @@ def ask(gguf: Path, questions: list[EngineQuestion], *, context_tokens: int, mod
         modelfile: what the model is made of; FROM names the file.
 
     Raises:
-        VerificationFailed: Ollama makes no model of the file.
+        VerificationFailed: Ollama makes no model of the file, or crashes on it.
+        NotInstalled: this Ollama does not show its prompts.
     """
     with tempfile.TemporaryDirectory(prefix="skill-train-") as name:
         folder, port = Path(name), free_port()
@@ -57,12 +60,24 @@ def _asked(url: str, question: EngineQuestion, context_tokens: int) -> EngineAns
     greedy = {"temperature": 0, "repeat_penalty": 1.0, "num_predict": question.most, "num_ctx": context_tokens}
     request["options"] = greedy
     try:
-        prompt = post(url, request | {"_debug_render_only": True})["_debug_info"]["rendered_template"]
+        shown = post(url, request | {"_debug_render_only": True}).get("_debug_info")
+        if shown is None:
+            raise NotInstalled(
+                "this Ollama does not show the prompts that it makes",
+                code="missing_package",
+                expected="Ollama 0.11.5 or newer",
+                hint="install a newer Ollama",
+            )
         answer = post(url, request)
     except HttpRefusal as refusal:
+        if _CRASHED in str(refusal):
+            hint = "ollama run on the same file, and read the log of ollama serve"
+            raise VerificationFailed(
+                "Ollama crashes on the file", code="bad_gguf", got=str(refusal), hint=hint
+            ) from None
         return EngineAnswer(refused=str(refusal))
     return EngineAnswer(
-        prompt=str(prompt),
+        prompt=str(shown["rendered_template"]),
         prompt_tokens=answer.get("prompt_eval_count"),
         text=str(answer["message"].get("content") or ""),
         stopped=answer.get("done_reason") != "length",

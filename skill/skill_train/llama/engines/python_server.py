@@ -32,6 +32,7 @@ class ServerJob(msgspec.Struct, frozen=True, kw_only=True):
         template: the chat template of the file; None serves completions of text alone.
         composes: prompts are brought into the form NFC, as the model's tokenizer does and llama.cpp does not.
         sampling: what holds where a request says nothing.
+        device: `cpu` or `gpu`; None for the GPU where llama.cpp has one.
         stock: the server as it is by itself: its own guess of a chat format, its own defaults.
         reports: each prompt goes to the command, as the ids that the model read.
     """
@@ -48,6 +49,7 @@ class ServerJob(msgspec.Struct, frozen=True, kw_only=True):
     sampling: Sampling = Sampling()
     context_tokens: int
     threads: int
+    device: str | None = "cpu"
     stock: bool = False
     reports: bool = False
 
@@ -59,12 +61,14 @@ class Served:
     Attributes:
         url: with the `/v1` that clients of OpenAI's protocol ask for.
         chat_format: by which it writes prompts.
+        device: `cpu` or `gpu`.
     """
 
     worker: LiveWorker
     url: str
     version: str
     chat_format: str
+    device: str
 
     def wait(self) -> None:
         """Until the server ends, which it does only for a reason.
@@ -106,12 +110,14 @@ def served(job: ServerJob) -> Iterator[Served]:
         UsageError: the address cannot be used.
         VerificationFailed: llama.cpp refuses the file.
         NativeCrash: it crashed.
+        NotInstalled: a package is missing, or a GPU was asked for and llama.cpp has none.
     """
     require_server()
     with live_worker(WORKER, msgspec.to_builtins(job)) as worker:
         ready = worker.receive_within(_BEGIN_SECONDS)
         host = f"[{job.host}]" if ":" in job.host else job.host
-        yield Served(worker, f"http://{host}:{ready['port']}/v1", ready["version"], ready["chat_format"])
+        url = f"http://{host}:{ready['port']}/v1"
+        yield Served(worker, url, ready["version"], ready["chat_format"], ready["device"])
 
 
 def ask(gguf: Path, questions: list[EngineQuestion], *, context_tokens: int, threads: int) -> EngineRun:

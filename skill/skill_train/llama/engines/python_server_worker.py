@@ -23,7 +23,7 @@ import msgspec
 from skill_train.core.errors import UsageError, VerificationFailed
 from skill_train.core.live_worker import Send, live_worker_main
 from skill_train.llama.engines.python_server import LOOPBACK, ServerJob
-from skill_train.llama.llama_cpp import bindings, captured_log, refused
+from skill_train.llama.llama_cpp import bindings, captured_log, refused, uses_gpu
 
 _OWN_FORMAT = "chat_template.default"
 _CHATS = "/v1/chat/completions"
@@ -33,16 +33,16 @@ _WAITING = 128
 def work(document: object, receive: Callable[[], Any], send: Send) -> None:
     job = msgspec.convert(document, ServerJob)
     bound = _bound(job)  # before the file is loaded, which takes long
-    api = bindings()
+    api, gpu = bindings(), uses_gpu(job.device)
     with captured_log(api) as lines:
         if _has_amx(api):
             _repack_nothing()
         import jinja2
 
         try:
-            app, llama = _app(job)
+            app, llama = _app(job, gpu)
         except ValueError:  # llama_cpp.Llama has no other class for what llama.cpp refuses
-            raise refused(Path(job.gguf), lines) from None
+            raise refused(Path(job.gguf), lines, gpu=gpu) from None
         except jinja2.TemplateError as error:
             raise VerificationFailed(
                 f"llama_cpp.server cannot read the chat template of {Path(job.gguf).name}: {error}",
@@ -56,7 +56,14 @@ def work(document: object, receive: Callable[[], Any], send: Send) -> None:
 
     server = uvicorn.Server(uvicorn.Config(app, log_level="warning", access_log=False))
     bound.listen(_WAITING)  # whoever comes before the loop runs waits
-    send({"port": bound.getsockname()[1], "version": llama_cpp.__version__, "chat_format": str(llama.chat_format)})
+    send(
+        {
+            "port": bound.getsockname()[1],
+            "version": llama_cpp.__version__,
+            "chat_format": str(llama.chat_format),
+            "device": "gpu" if gpu else "cpu",
+        }
+    )
     server.run(sockets=[bound])
 
 
@@ -78,11 +85,13 @@ def _bound(job: ServerJob) -> socket.socket:
     return bound
 
 
-def _app(job: ServerJob) -> tuple[Any, Any]:
+def _app(job: ServerJob, gpu: bool) -> tuple[Any, Any]:
     """The server's app, and the model that it has loaded."""
     if not job.stock:
         _own_requests(job)
         _no_templates()
+    if not gpu:
+        _offload_nothing()
     from llama_cpp.server import app as server
     from llama_cpp.server.settings import ModelSettings, ServerSettings
     from starlette.middleware.cors import CORSMiddleware
@@ -97,7 +106,8 @@ def _app(job: ServerJob) -> tuple[Any, Any]:
         n_ctx=job.context_tokens,
         n_threads=job.threads,
         n_threads_batch=job.threads,
-        n_gpu_layers=0,
+        n_gpu_layers=-1 if gpu else 0,
+        offload_kqv=gpu,
         logits_all=False,  # of a vocabulary of 152,000 they are 0.6 MB a token
         verbose=False,
     )
@@ -180,6 +190,20 @@ def _report(llama: Any, send: Send) -> None:
         return generate(tokens, *more, **options)
 
     llama.generate = reported
+
+
+def _offload_nothing() -> None:
+    """A build with a GPU reads long prompts there, though no layer is on it. llama_cpp.server has no setting for it."""
+    from llama_cpp import llama_cpp as low
+
+    default = low.llama_context_default_params
+
+    def on_the_processor() -> Any:
+        parameters = default()
+        parameters.op_offload = False
+        return parameters
+
+    low.llama_context_default_params = on_the_processor
 
 
 def _has_amx(api: Any) -> bool:

@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 
 from skill_train.core.worker import report_progress, worker_main
-from skill_train.llama.llama_cpp import Llama, as_users_run, has_gpu
+from skill_train.llama.llama_cpp import Llama, as_users_run, uses_gpu
 from skill_train.llama.speed.measure import Round, SpeedJob, SpeedResult, Timing
 from skill_train.machine.load import busy_seconds
 
@@ -18,7 +18,7 @@ _BATCH = 512  # llama.cpp's own default of a micro-batch
 
 def run(document: object) -> object:
     job = msgspec.convert(document, SpeedJob)
-    gpu = has_gpu() if job.device is None else job.device == "gpu"
+    gpu = uses_gpu(job.device)
     tokens = job.prompt_tokens + job.answer_tokens
     with as_users_run(
         Path(job.gguf), context_tokens=tokens, threads=job.threads, gpu=gpu, repacked=job.repacked

@@ -115,6 +115,9 @@ def _checked(name: str, gguf: GgufFile, own: list[list[int]], request: EngineReq
     file = gguf.path.name
     try:
         run = _asked(name, gguf.path, request)
+    except NotInstalled as error:
+        detail = f"{name} cannot be asked: {error.message}; it takes {error.expected or error.hint}"
+        return [Check("engine_prompts", file, "fail", error.code, "an answer", detail, {"engine": name})]
     except SkillTrainError as error:
         detail = f"{name} does not serve the file: {error.message} ({error.got[-200:]})"
         return [Check("engine_prompts", file, "fail", error.code, "serves it", detail, {"engine": name})]
