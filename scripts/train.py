@@ -1958,8 +1958,9 @@ def require_places(example: Example, pictures: int) -> None:
 # It resamples with Pillow's own algorithm, in the same whole numbers, so Pillow does it here. Tests compare the tensors
 # with those that llama.cpp computes.
 
-ENGINE_FAMILIES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "gemma3", "smolvlm")  # their tensors are llama.cpp's own
-ENGINE_LIMITS = {"smolvlm": ("max_pixels",)}  # limits of a recipe that a projector's file carries to llama.cpp
+TILED = ("smolvlm", "idefics3")  # families that divide a picture into tiles
+ENGINE_FAMILIES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "gemma3", *TILED)  # their tensors are llama.cpp's own
+ENGINE_LIMITS = dict.fromkeys(TILED, ("max_pixels",))  # limits of a recipe that a projector's file carries to llama.cpp
 ENGINE_VERSION = "0.3.36"  # of llama-cpp-python
 ENGINE_TOKENS = (8, 4096)  # least and most of a picture of Qwen-VL, whatever the model's own limits are
 PADDING = (0, 0, 0)
@@ -1981,23 +1982,23 @@ class Engine:
 
     Attributes:
         patch, merge: pixels along a patch, and patches along the square of one token (Qwen-VL).
-        side: pixels along the square that the tower reads: a whole picture (Gemma 3), or a tile (SmolVLM).
-        longest: pixels along the longer side of a picture that is divided (SmolVLM).
+        side: pixels along the square that the tower reads: a whole picture (Gemma 3), or a tile (SmolVLM, Idefics3).
+        longest: pixels along the longer side of a picture that is divided (SmolVLM, Idefics3).
     """
 
     def __init__(self, kind: str, tower: dict[str, Any], processor: Any) -> None:
         """`tower` is `vision_config` of config.json, where llama.cpp's converter finds the side."""
         self.kind, self.processor = kind, processor
         self.patch, self.merge = int(getattr(processor, "patch_size", 1)), int(getattr(processor, "merge_size", 1))
-        own = {"gemma3": ("size", "height"), "smolvlm": ("max_image_size", "longest_edge")}.get(kind)
+        own = {"gemma3": ("size", "height"), **dict.fromkeys(TILED, ("max_image_size", "longest_edge"))}.get(kind)
         self.side = int(tower.get("image_size") or dict(getattr(processor, own[0]))[own[1]]) if own else 0
-        self.longest = int(dict(processor.size)["longest_edge"]) if kind == "smolvlm" else 0
+        self.longest = int(dict(processor.size)["longest_edge"]) if kind in TILED else 0
 
     def size(self, size: PictureSize) -> PictureSize:
         """Of the picture after all resizing; of one that is divided, of all its tiles."""
         if self.kind == "gemma3":
             return PictureSize(self.side, self.side)
-        if self.kind == "smolvlm":
+        if self.kind in TILED:
             rows, columns = self.grid(size)
             return PictureSize(columns * self.side, rows * self.side)
         square = (self.patch * self.merge) ** 2
@@ -2009,7 +2010,7 @@ class Engine:
         return resized.width * resized.height // (self.patch * self.merge) ** 2
 
     def grid(self, size: PictureSize) -> TileGrid:
-        """The tiles of a picture of SmolVLM: it has one at least, where the model's processor divides no small one."""
+        """The tiles of a picture. It has one at least, where the model's processor divides no small one."""
         reduced = self.reduced(size)
         return TileGrid(math.ceil(reduced.height / self.side), math.ceil(reduced.width / self.side))
 
@@ -2027,7 +2028,7 @@ class Engine:
         from PIL.Image import Resampling
 
         size = PictureSize(*image.size)
-        if self.kind != "smolvlm":
+        if self.kind not in TILED:
             kernel = Resampling.BILINEAR if self.kind == "gemma3" else Resampling.BICUBIC
             return [letterboxed(image, self.size(size), kernel)]
         whole = resampled(resampled(image, self.reduced(size), Resampling.LANCZOS), self.size(size), Resampling.LANCZOS)
@@ -2052,7 +2053,7 @@ class Engine:
         every = [part for row in parts for part in row]
         if self.kind == "gemma3":
             return {"pixel_values": torch.from_numpy(np.stack(every))}
-        if self.kind == "smolvlm":
+        if self.kind in TILED:
             shape = (len(parts), max(map(len, parts)))
             values = np.zeros((*shape, 3, self.side, self.side), dtype=np.float32)
             mask = np.zeros((*shape, self.side, self.side), dtype=np.int64)
@@ -2330,13 +2331,13 @@ class Pictures:
     def tensors(self, rows: list[list[Any]]) -> dict[str, Any]:
         """What the model takes beside the ids: for the pictures of each row, as PIL images.
 
-        Pixels by patch (Qwen), by picture (Gemma 3) or by row and tile (SmolVLM, which pads rows of fewer tiles).
+        Pixels by patch (Qwen), by picture (Gemma 3) or by row and tile (SmolVLM, Idefics3).
         """
         if not any(rows):
             return {}
         if self.engine is not None:
             return self.engine.tensors(rows)
-        nested = self.kind in ("smolvlm", "idefics3")
+        nested = self.kind in TILED
         images = rows if nested else [image for row in rows for image in row]
         more = {"patch_size": square_side(self.settings)} if self.kind == "mistral3" else {}
         features = dict(self.processor(images=images, return_tensors="pt", **more))
@@ -2475,7 +2476,7 @@ def limit_pixels(processor: Any, kind: str, least: int | None, most: int | None)
             hint=f"remove {name} from the recipe",
         )
     edge = math.isqrt(most or 0)
-    if kind in ("smolvlm", "idefics3"):
+    if kind in TILED:
         tile = int(processor.max_image_size["longest_edge"])
         edge = max(1, edge // tile) * tile
     processor.size = {"longest_edge": edge}

@@ -19,8 +19,8 @@ import tiny
 import tiny_templates
 import tiny_vocab
 
-KINDS = ("qwen2-vl", "qwen2.5-vl", "qwen3-vl", "gemma3", "smolvlm")
-TRAINED_ONLY = ("idefics3", "mistral3")  # llama.cpp cannot be given their pictures yet
+KINDS = ("qwen2-vl", "qwen2.5-vl", "qwen3-vl", "gemma3", "smolvlm", "idefics3")
+TRAINED_ONLY = ("mistral3",)  # llama.cpp cannot be given their pictures yet
 HIDDEN = 64
 _FILES = ("tiny_vision.py", "tiny.py", "tiny_vocab.py", "tiny_templates.py")
 _CLIP = {"image_mean": [0.48145466, 0.4578275, 0.40821073], "image_std": [0.26862954, 0.26130258, 0.27577711]}
@@ -41,7 +41,7 @@ def one_of_each() -> list[Any]:
     `make walks`."""
     import pytest
 
-    others = [pytest.param(kind, marks=pytest.mark.torture) for kind in ("qwen2-vl", "qwen2.5-vl")]
+    others = [pytest.param(kind, marks=pytest.mark.torture) for kind in ("qwen2-vl", "qwen2.5-vl", "idefics3")]
     return ["qwen3-vl", "gemma3", "smolvlm", *others]
 
 
@@ -337,6 +337,23 @@ def _scaled(name: str, noise: Any, *, gemma: bool) -> Any:
     if "position" in name or "pos_embed" in name:
         return 0.3 * noise
     return 1.2 / noise[0].numel() ** 0.5 * noise
+
+
+def without_tile_tokens(folder: Path) -> Path:
+    """An Idefics3 whose vocabulary has no token for the places of tiles, as that of Idefics3-8B-Llama3 has none: the
+    processor writes them as words."""
+    shutil.copytree(cached("idefics3"), folder)
+    tokenizer, config = (folder / name for name in ("tokenizer.json", "tokenizer_config.json"))
+    document, settings = (json.loads(file.read_text(encoding="utf-8")) for file in (tokenizer, config))
+    document["added_tokens"] = [one for one in document["added_tokens"] if not _is_of_tiles(one)]
+    kept = {number: one for number, one in settings["added_tokens_decoder"].items() if not _is_of_tiles(one)}
+    tokenizer.write_text(json.dumps(document), encoding="utf-8")
+    config.write_text(json.dumps(settings | {"added_tokens_decoder": kept}), encoding="utf-8")
+    return folder
+
+
+def _is_of_tiles(token: dict[str, Any]) -> bool:
+    return token["content"] == "<global-img>" or token["content"].startswith("<row_")
 
 
 def pixtral(folder: Path) -> Path:

@@ -1,4 +1,4 @@
-"""Pairs of GGUF files of five vision families: right ones pass with the figures that were measured, and each fault is
+"""Pairs of GGUF files of the vision families: right ones pass with the figures that were measured, and each fault is
 named by the check whose matter it is."""
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 import gguf_edit
+import gguf_maker
 import picture_pairs
 import tiny_vision
 from skill_train.llama.gguf_header import read_gguf
@@ -159,6 +160,19 @@ def test_a_planted_fault_is_named(gemma_faults: dict[str, dict[str, str]], file:
     assert said in gemma_faults[file][check]
 
 
+@pytest.mark.torture
+def test_a_vocabulary_without_a_token_that_llama_cpp_needs_is_named(tmp_path: Path) -> None:
+    """llama.cpp loads the pair, and fails on the first picture."""
+    model = tiny_vision.without_tile_tokens(tmp_path / "model")
+    for name in ("text", "projector"):
+        (tmp_path / name).mkdir()
+    text = gguf_maker.export(model, tmp_path / "text").rename(tmp_path / "text.gguf")
+    projector = gguf_maker.export(model, tmp_path / "projector", options=("--mmproj",))
+    found = failed(judged(Pair(text, projector), "idefics3", reference=model))
+    assert found.keys() == {"picture_tokens", "loads_projector"}
+    assert "llama.cpp puts the token <global-img> around a picture" in found["picture_tokens"]
+
+
 def test_a_damaged_file_is_never_run(gemma_faults: dict[str, dict[str, str]]) -> None:
     assert gemma_faults["cut"].keys() == {"file"}
 
@@ -167,6 +181,7 @@ PARTS = [
     ("gemma3", "multi_modal_projector", "the projector was"),
     ("gemma3", "vision_tower", "the tower was"),
     ("smolvlm", "connector", "the projector was"),
+    pytest.param("idefics3", "connector", "the projector was", marks=pytest.mark.torture),
     ("qwen2.5-vl", "visual.merger", "the projector was"),
     ("qwen3-vl", "visual.blocks", "the tower was"),
 ]

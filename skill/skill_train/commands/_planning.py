@@ -16,7 +16,7 @@ from skill_train.hub import flavors
 from skill_train.llama.speed.remembered import known_reading
 from skill_train.machine.read import read_machine
 from skill_train.model.causal_types import causal_model_types
-from skill_train.model.convertible.vocabulary import why_no_vocabulary
+from skill_train.model.convertible.vocabulary import why_no_picture, why_no_vocabulary
 from skill_train.model.folder import read_model, tensor_shapes
 from skill_train.model.lora_targets import TARGETS, linear_layers
 from skill_train.plan import make
@@ -107,8 +107,10 @@ def _with_layers(recipe: Recipe, about: ModelFacts, shapes: Callable[[], Mapping
 
 
 def _with_vocabulary(about: ModelFacts, folder: Path) -> ModelFacts:
-    """Adds the reason if llama.cpp's converter cannot convert the tokenizer."""
-    why = why_no_vocabulary(folder, about.architecture) if about.convertible else None
+    """Adds the reason if llama.cpp's converter cannot convert the tokenizer, or llama.cpp reads no picture with it."""
+    if not about.convertible:
+        return about
+    why = why_no_vocabulary(folder, about.architecture) or why_no_picture(folder, about.model_type)
     return about if why is None else dataclasses.replace(about, convertible=False, not_convertible=why)
 
 

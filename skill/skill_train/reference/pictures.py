@@ -15,23 +15,23 @@ from typing import TYPE_CHECKING, Any
 from skill_train.core.errors import UsageError
 from skill_train.core.foreign import JsonObject
 from skill_train.program.pictures.decode import PictureSize
+from skill_train.program.pictures.engine import TILED
 from skill_train.program.pictures.tokens import ImageModel, Pictures
 from skill_train.reference.load import load_tokenizer, read_model, reference_model
 
 if TYPE_CHECKING:
     import numpy as np
 
-_GREY = (127, 127, 127)  # a picture that is 0 after normalization would count as padding for SmolVLM
+_GREY = (127, 127, 127)  # a picture that is 0 after normalization would count as padding for tiles
 _WHITE = 255
 _NEAR = 0.02  # of 255: float32 brings a whole number back to within 0.0001, and a resize in floats does not
 _PATCHED = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
-_TILED = ("smolvlm",)
-FAMILIES = (*_PATCHED, "gemma3", *_TILED)
+FAMILIES = (*_PATCHED, "gemma3", *TILED)
 # tools/mtmd/mtmd.cpp of llama.cpp; what it does not find, it writes as ordinary text.
 _LOOKED_UP = {
     **dict.fromkeys(_PATCHED, ("<|vision_start|>", "<|vision_end|>")),
     "gemma3": ("<start_of_image>", "<end_of_image>"),
-    **dict.fromkeys(_TILED, ("<fake_token_around_image>", "<global-img>")),
+    **dict.fromkeys(TILED, ("<fake_token_around_image>", "<global-img>")),
 }
 _TILE = re.compile(r"<row_\d+_col_\d+>")
 
@@ -134,7 +134,7 @@ class PictureModel:
         looks up by their text."""
         texts = {*self.seen.places, *_LOOKED_UP.get(self.kind, ())}
         vocabulary = self.tokenizer.get_vocab()
-        if self.kind in _TILED:
+        if self.kind in TILED:
             texts |= {text for text in vocabulary if _TILE.fullmatch(text)}
         return {vocabulary[text]: text for text in sorted(texts) if text in vocabulary}
 
@@ -169,7 +169,7 @@ class PictureModel:
         mark = self.seen.places.mark
         if self.kind in _PATCHED:
             return rendered.replace(f"<|vision_start|>{mark}<|vision_end|>", self.marker)
-        if self.kind in _TILED:
+        if self.kind in TILED:
             return rendered.replace(mark, self.marker)
         begin, end = self.tokenizer.boi_token, self.tokenizer.eoi_token
         outside = [one[: one.index(begin)] + self.marker + one[one.rindex(end) + len(end) :] for one in expansions]
@@ -195,7 +195,7 @@ class PictureModel:
         if any(one is None for one in whole):
             return None
         found = [one for one in whole if one is not None]
-        if self.kind not in _TILED:
+        if self.kind not in TILED:
             return [WholePicture(one) for one in found]
         parts, pictures = iter(found), []
         for size in sizes:
@@ -227,7 +227,7 @@ class PictureModel:
         with torch.no_grad():
             output = self.model.get_image_features(**inputs)
         found = list(output.pooler_output)
-        if self.kind in _TILED:
+        if self.kind in TILED:
             found = [tile for row in found for tile in row.chunk(parts // len(found))]
         layers = getattr(output, "deepstack_features", None) or []
         for number, one in enumerate(found):

@@ -22,6 +22,7 @@ from skill_train.core.files import write_json
 from skill_train.core.foreign import JsonObject
 from skill_train.machine.read import cache_dir
 from skill_train.model.foreign_files import foreign_json
+from skill_train.program.pictures.engine import TILED
 
 TEXT = (
     "\n \n\n \n\n\n \t \t\t \t\n  \n   \n    \n     \n\U0001f680 (normal) \U0001f636\u200d"
@@ -75,6 +76,9 @@ _LLAMA = (
     | {"BambaForCausalLM"}
 )
 _PHI3 = frozenset(["Phi3ForCausalLM", "PhiMoEForCausalLM"])
+# What llama.cpp puts around a picture that it divides into tiles. It looks each up as one token (tools/mtmd/mtmd.cpp of
+# 0.3.36, read 2026-11-26). Idefics3-8B-Llama3 and SmolVLM-Instruct write the last one as plain words.
+_AROUND_TILES = ("<fake_token_around_image>", "<global-img>")
 
 
 def why_no_vocabulary(folder: Path, name: str) -> str | None:
@@ -93,6 +97,28 @@ def why_no_vocabulary(folder: Path, name: str) -> str | None:
     return (
         "llama.cpp's converter does not know how this tokenizer splits text before its merges: it is on none of its "
         "lists, as one that was made or changed at home; a base with its own tokenizer files, unchanged, converts"
+    )
+
+
+def why_no_picture(folder: Path, model_type: str) -> str | None:
+    """Why llama.cpp reads no picture with the vocabulary of this folder; None if no reason is known.
+
+    Args:
+        model_type: in config.json.
+    """
+    tokenizer = _read(folder / "tokenizer.json") if model_type in TILED else {}
+    if not tokenizer:
+        return None
+    model, added = tokenizer.get("model"), tokenizer.get("added_tokens")
+    vocabulary = model.get("vocab") if isinstance(model, dict) else None
+    texts = {one.get("content") for one in added if isinstance(one, dict)} if isinstance(added, list) else set()
+    texts |= set(vocabulary) if isinstance(vocabulary, dict) else set()
+    missing = next((text for text in _AROUND_TILES if text not in texts), None)
+    if missing is None:
+        return None
+    return (
+        f"llama.cpp puts the token {missing} around a picture, and this tokenizer has none, so no picture can be read "
+        "from a GGUF file (ggml-org/llama.cpp#27190)"
     )
 
 

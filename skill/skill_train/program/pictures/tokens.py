@@ -31,7 +31,7 @@ from skill_train.program.pictures.decode import (
     read_picture,
     require_pillow,
 )
-from skill_train.program.pictures.engine import ENGINE_FAMILIES, ENGINE_LIMITS, Engine, TileGrid
+from skill_train.program.pictures.engine import ENGINE_FAMILIES, ENGINE_LIMITS, TILED, Engine, TileGrid
 from skill_train.program.pictures.find import PICTURE, picture_parts
 
 # How the input is called that marks the tokens of pictures. Qwen's positions and Gemma's attention depend on it.
@@ -237,13 +237,13 @@ class Pictures:
     def tensors(self, rows: list[list[Any]]) -> dict[str, Any]:
         """What the model takes beside the ids: for the pictures of each row, as PIL images.
 
-        Pixels by patch (Qwen), by picture (Gemma 3) or by row and tile (SmolVLM, which pads rows of fewer tiles).
+        Pixels by patch (Qwen), by picture (Gemma 3) or by row and tile (SmolVLM, Idefics3).
         """
         if not any(rows):
             return {}
         if self.engine is not None:
             return self.engine.tensors(rows)
-        nested = self.kind in ("smolvlm", "idefics3")
+        nested = self.kind in TILED
         images = rows if nested else [image for row in rows for image in row]
         more = {"patch_size": square_side(self.settings)} if self.kind == "mistral3" else {}
         features = dict(self.processor(images=images, return_tensors="pt", **more))
@@ -382,7 +382,7 @@ def limit_pixels(processor: Any, kind: str, least: int | None, most: int | None)
             hint=f"remove {name} from the recipe",
         )
     edge = math.isqrt(most or 0)
-    if kind in ("smolvlm", "idefics3"):
+    if kind in TILED:
         tile = int(processor.max_image_size["longest_edge"])
         edge = max(1, edge // tile) * tile
     processor.size = {"longest_edge": edge}

@@ -11,6 +11,7 @@ from skill_train.core.foreign import JsonObject
 from skill_train.llama.gguf_header import GgufFile, Value
 from skill_train.model.folder import read_config
 from skill_train.model.foreign_files import foreign_json, weight_files
+from skill_train.program.pictures.engine import TILED
 from skill_train.run.records import Verdict
 from skill_train.run.verify_record import Check
 from skill_train.verify.check import problems
@@ -27,7 +28,7 @@ _TYPES = {
     "qwen2_5_vl": "qwen2.5vl_merger",
     "qwen3_vl": "qwen3vl_merger",
     "gemma3": "gemma3",
-    "smolvlm": "idefics3",
+    **dict.fromkeys(TILED, "idefics3"),
 }
 
 
