@@ -1959,10 +1959,12 @@ def require_places(example: Example, pictures: int) -> None:
 # with those that llama.cpp computes.
 
 TILED = ("smolvlm", "idefics3")  # families that divide a picture into tiles
-ENGINE_FAMILIES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "gemma3", *TILED)  # their tensors are llama.cpp's own
+LINED = ("mistral3", "llava")  # those with a token at the end of each line of a picture; of Llava, with Pixtral's tower
+ENGINE_FAMILIES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "gemma3", *TILED, *LINED)  # their tensors are llama.cpp's own
 ENGINE_LIMITS = dict.fromkeys(TILED, ("max_pixels",))  # limits of a recipe that a projector's file carries to llama.cpp
 ENGINE_VERSION = "0.3.36"  # of llama-cpp-python
 ENGINE_TOKENS = (8, 4096)  # least and most of a picture of Qwen-VL, whatever the model's own limits are
+LINED_TOKENS = (8, 1024)  # those of Pixtral and Mistral 3, without the ends of lines
 PADDING = (0, 0, 0)
 ENGINE_NOTE = (
     "It was trained on the pixels and the text that llama.cpp makes of a picture (`preprocess: engine`). The model's "
@@ -1982,14 +1984,18 @@ class Engine:
 
     Attributes:
         patch, merge: pixels along a patch, and patches along the square of one token (Qwen-VL).
+        square: pixels along the square of one token (Qwen-VL, Pixtral, Mistral 3).
         side: pixels along the square that the tower reads: a whole picture (Gemma 3), or a tile (SmolVLM, Idefics3).
         longest: pixels along the longer side of a picture that is divided (SmolVLM, Idefics3).
     """
 
-    def __init__(self, kind: str, tower: dict[str, Any], processor: Any) -> None:
-        """`tower` is `vision_config` of config.json, where llama.cpp's converter finds the side."""
+    def __init__(self, kind: str, tower: dict[str, Any], processor: Any, square: int | None = None) -> None:
+        """`tower` is `vision_config` of config.json, where llama.cpp's converter finds the side. `square` is given
+        for a family whose image processor does not say it."""
         self.kind, self.processor = kind, processor
-        self.patch, self.merge = int(getattr(processor, "patch_size", 1)), int(getattr(processor, "merge_size", 1))
+        if square is None:
+            self.patch, self.merge = int(getattr(processor, "patch_size", 1)), int(getattr(processor, "merge_size", 1))
+        self.square = square or self.patch * self.merge
         own = {"gemma3": ("size", "height"), **dict.fromkeys(TILED, ("max_image_size", "longest_edge"))}.get(kind)
         self.side = int(tower.get("image_size") or dict(getattr(processor, own[0]))[own[1]]) if own else 0
         self.longest = int(dict(processor.size)["longest_edge"]) if kind in TILED else 0
@@ -2001,13 +2007,13 @@ class Engine:
         if self.kind in TILED:
             rows, columns = self.grid(size)
             return PictureSize(columns * self.side, rows * self.side)
-        square = (self.patch * self.merge) ** 2
-        return aligned_size(size, self.patch * self.merge, (ENGINE_TOKENS[0] * square, ENGINE_TOKENS[1] * square))
+        least, most = LINED_TOKENS if self.kind in LINED else ENGINE_TOKENS
+        return aligned_size(size, self.square, (least * self.square**2, most * self.square**2))
 
     def tokens(self, size: PictureSize) -> int:
         """Of a picture of Qwen-VL."""
         resized = self.size(size)
-        return resized.width * resized.height // (self.patch * self.merge) ** 2
+        return resized.width * resized.height // self.square**2
 
     def grid(self, size: PictureSize) -> TileGrid:
         """The tiles of a picture. It has one at least, where the model's processor divides no small one."""
@@ -2061,9 +2067,22 @@ class Engine:
                 if row:
                     values[place, : len(row)], mask[place, : len(row)] = np.stack(row), 1
             return {"pixel_values": torch.from_numpy(values), "pixel_attention_mask": torch.from_numpy(mask)}
+        if self.kind in LINED:
+            return self.padded(every)
         grids = [[1, part.shape[1] // self.patch, part.shape[2] // self.patch] for part in every]
         patches = np.concatenate([self.patches(part) for part in every])
         return {"pixel_values": torch.from_numpy(patches), "image_grid_thw": torch.tensor(grids)}
+
+    def padded(self, parts: list[Any]) -> dict[str, Any]:
+        """Pictures of Pixtral and Mistral 3, each in the first lines and columns of its plane."""
+        import numpy as np
+        import torch
+
+        sizes = [part.shape[1:] for part in parts]
+        values = np.zeros((len(parts), 3, *map(max, zip(*sizes, strict=True))), dtype=np.float32)
+        for place, (part, (height, width)) in enumerate(zip(parts, sizes, strict=True)):
+            values[place, :, :height, :width] = part
+        return {"pixel_values": torch.from_numpy(values), "image_sizes": torch.tensor(sizes)}
 
     def patches(self, pixels: Any) -> Any:
         """The patches of a picture of Qwen-VL, those of one token one after the other, each as two equal frames of a
@@ -2192,12 +2211,13 @@ class Pictures:
         self.folder = folder
         self.is_grey = False
         self.kind = model_type(name, revision)
-        if self.kind not in EXPANSIONS:
+        tower = vision_config(name, revision)
+        if self.kind not in EXPANSIONS or (self.kind == "llava" and tower.get("model_type") != "pixtral"):
             raise Refused(
                 f"pictures cannot be trained with the family {self.kind}",
                 code="vision",
-                expected=", ".join(EXPANSIONS),
-                got=self.kind,
+                expected=", ".join(EXPANSIONS) + " with Pixtral's tower",
+                got=f"{self.kind} with the tower {tower.get('model_type')}" if self.kind == "llava" else self.kind,
                 hint="use a base model of one of these families",
             )
         self.processor = AutoImageProcessor.from_pretrained(
@@ -2212,7 +2232,8 @@ class Pictures:
         self.engine: Engine | None = None
         if recipe.get("preprocess") == "engine":
             require_engine(recipe, self.kind)
-            self.engine = Engine(self.kind, vision_config(name, revision), self.processor)
+            square = square_side(self.settings) if self.kind in LINED else None
+            self.engine = Engine(self.kind, tower, self.processor, square)
         self.mark = self.places.mark if self.engine is None else PICTURE
 
     def parts(self, content: str) -> list[dict[str, str]]:
@@ -2230,7 +2251,7 @@ class Pictures:
     def _places(self) -> Places:
         if self.kind == "gemma3":
             return Places(self.tokenizer.boi_token, self.tokenizer.image_token)
-        name = {"smolvlm": "<image>", "idefics3": "<image>", "mistral3": "[IMG]"}
+        name = dict.fromkeys(TILED, "<image>") | dict.fromkeys(LINED, "[IMG]")
         token = name.get(self.kind, "<|image_pad|>")
         return Places(token, token)
 
@@ -2339,7 +2360,7 @@ class Pictures:
             return self.engine.tensors(rows)
         nested = self.kind in TILED
         images = rows if nested else [image for row in rows for image in row]
-        more = {"patch_size": square_side(self.settings)} if self.kind == "mistral3" else {}
+        more = {"patch_size": square_side(self.settings)} if self.kind in LINED else {}
         features = dict(self.processor(images=images, return_tensors="pt", **more))
         return {name: value for name, value in features.items() if name not in ("rows", "cols", "num_crops")}
 
@@ -2400,18 +2421,24 @@ def tiles_expansion(pictures: Pictures, size: PictureSize) -> str:
     return f"{text}{chr(10) if text else ''}{around}{whole}{parts}{around}"
 
 
+LINE_END = "[IMG_BREAK]"
+
+
 def lines_expansion(pictures: Pictures, size: PictureSize) -> str:
-    """Mistral 3, whose tower is Pixtral's: a token a square of patches, and one at the end of each line of patches."""
+    """Mistral 3, and Llava with Pixtral's tower: a token a square of patches, and one at the end of each line."""
     side = square_side(pictures.settings)
-    longest = int(pictures.processor.size["longest_edge"])
-    ratio = max(1.0, size.width / longest, size.height / longest)
-    columns, rows = (math.ceil(int(edge / ratio) / side) for edge in size)
-    lines = "[IMG_BREAK]".join([pictures.places.token * columns] * rows)
+    if pictures.engine is not None:
+        columns, rows = (edge // side for edge in pictures.engine.size(size))
+    else:
+        longest = int(pictures.processor.size["longest_edge"])
+        ratio = max(1.0, size.width / longest, size.height / longest)
+        columns, rows = (math.ceil(int(edge / ratio) / side) for edge in size)
+    lines = LINE_END.join([pictures.places.token * columns] * rows)
     return f"{lines}[IMG_END]"
 
 
 def square_side(settings: dict[str, Any]) -> int:
-    """Pixels along the square of patches that one token of Mistral 3 stands for. PixtralProcessor of transformers 5.23
+    """Pixels along the square of patches that one token stands for. PixtralProcessor of transformers 5.23
     resizes pictures to whole squares, where the image processor alone would take single patches."""
     return int(settings.get("patch_size", 16)) * int(settings.get("spatial_merge_size", 1))
 
@@ -2425,6 +2452,7 @@ EXPANSIONS: dict[str, Callable[[Pictures, PictureSize], str]] = {
     "smolvlm": tiles_expansion,
     "idefics3": tiles_expansion,
     "mistral3": lines_expansion,
+    "llava": lines_expansion,  # the last one, of which not every tower is read
 }
 
 

@@ -99,7 +99,7 @@ def test_colours_are_normalized_in_single_precision() -> None:
 @pytest.mark.parametrize(
     ("kind", "limits", "said"),
     [
-        ("mistral3", {}, "not known for the family mistral3"),
+        ("mistral3", {"max_pixels": 10_000}, "llama.cpp ignores the limit"),
         ("qwen2-vl", {"max_pixels": 10_000}, "llama.cpp ignores the limit"),
         ("qwen3-vl", {"min_pixels": 10_000}, "llama.cpp ignores the limit"),
     ],

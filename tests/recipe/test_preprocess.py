@@ -43,8 +43,8 @@ def test_a_limit_that_the_projector_carries_to_llama_cpp_decides_nothing() -> No
 def test_a_choice_stands() -> None:
     assert preprocess_of(_recipe(preprocess="model"), "gemma3").value == "model"
     assert preprocess_of(_recipe(preprocess="engine"), "gemma3").value == "engine"
-    with pytest.raises(UsageError, match="not known for the family mistral3"):
-        preprocess_of(_recipe(preprocess="engine"), "mistral3")
+    with pytest.raises(UsageError, match="not known for the family qwen3_vl_moe"):
+        preprocess_of(_recipe(preprocess="engine"), "qwen3_vl_moe")
     with pytest.raises(UsageError, match="preprocess: 'llama' is not known"):
         _recipe(preprocess="llama")
 

@@ -200,6 +200,18 @@ def test_a_part_that_was_trained_and_not_exported_is_named(kind: str, part: str,
     assert "are the base's" in with_base.detail
 
 
+@pytest.mark.torture
+def test_another_end_of_a_line_is_named(tmp_path: Path) -> None:
+    """Of Mistral 3, whose projector holds it: a row of the embedding that was trained and not exported."""
+    base, pair = tiny_vision.cached("mistral3"), picture_pairs.pair("mistral3")
+    other = with_projector(pair, tmp_path / "m.gguf", tensors={"v.token_embd.img_break": lambda data: data + 0.5})
+    found = failed(judged(other, "mistral3", picture_pairs.picture(140, 84)))
+    assert "v.token_embd.img_break is not language_model.model.embed_tokens.weight" in found["projector_weights"]
+    assert "pictures" in found
+    right = check_projector_weights(read_gguf(pair.projector), base)
+    assert (right.verdict, right.figures["looked_at"]) == ("pass", 34)
+
+
 def test_answers_of_an_old_tower_differ_too(tmp_path: Path) -> None:
     base = tiny_vision.cached("gemma3")
     tuned = picture_pairs.changed(base, tmp_path / "tuned", "vision_tower")

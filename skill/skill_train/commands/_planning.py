@@ -19,9 +19,9 @@ from skill_train.model.causal_types import causal_model_types
 from skill_train.model.convertible.vocabulary import why_no_picture, why_no_vocabulary
 from skill_train.model.folder import read_model, tensor_shapes
 from skill_train.model.lora_targets import TARGETS, linear_layers
+from skill_train.model.tower import trains_on_pictures
 from skill_train.plan import make
 from skill_train.plan.placement import Choices, with_precision
-from skill_train.program.pictures.tokens import EXPANSIONS
 from skill_train.recipe import fields
 from skill_train.recipe.fields import Recipe
 from skill_train.recipe.formats import for_model
@@ -141,7 +141,7 @@ def pinned(recipe: Recipe, model_commit: str | None, data_commit: str | None) ->
 def dataset_facts(console: Console, recipe: Recipe, about: ModelFacts) -> DatasetFacts:
     """The facts of a dataset: from every row of a file, from metadata and first rows on the Hub. Token counts come from
     `skill-train data`, or else are a range."""
-    pictures = about.vision and about.model_type in EXPANSIONS and recipe.images is not False
+    pictures = trains_on_pictures(about) and recipe.images is not False
     if Path(recipe.data).exists() or not read_rows.is_id(recipe.data):
         facts = scan.scan(recipe, pictures=pictures)
         if (media := scan.unread_media(recipe, facts.columns)) is not None:

@@ -1,7 +1,7 @@
 """The step that writes the vision tower and the projector of a model to a GGUF file of their own (`mmproj`).
 
-llama.cpp reads pictures with two files: that of the language model and this one. The converter writes files that
-llama.cpp cannot load and answers 0 (Pixtral and Mistral 3 in Hugging Face's form, llama-cpp-python 0.3.36), so both
+llama.cpp reads pictures with two files: that of the language model and this one. The converter can write a file that
+llama.cpp cannot load, and answer 0 (a Gemma 3 without the norm of its projector, llama-cpp-python 0.3.36), so both
 are loaded before either gets its name.
 """
 

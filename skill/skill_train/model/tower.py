@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from skill_train.facts import TowerFacts
+from skill_train.facts import ModelFacts, TowerFacts
+from skill_train.program.pictures.tokens import EXPANSIONS
 
 Config = Mapping[str, Any]
 
 # What a published vision_config may leave out: the defaults of transformers 5.23, which a test compares.
 _SIGLIP = {"hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 12, "image_size": 224, "patch_size": 16}
+_PIXTRAL = {"hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 24, "patch_size": 16}
 DEFAULTS: dict[str, dict[str, int]] = {
     "qwen2_vl": {"depth": 32, "embed_dim": 1280, "mlp_ratio": 4, "patch_size": 14, "temporal_patch_size": 2},
     "qwen2_5_vl": {
@@ -30,12 +32,19 @@ DEFAULTS: dict[str, dict[str, int]] = {
     "gemma3": _SIGLIP,
     "smolvlm": _SIGLIP | {"hidden_size": 1152, "patch_size": 32},
     "idefics3": _SIGLIP | {"hidden_size": 1152, "patch_size": 32},
-    "mistral3": {"hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 24, "patch_size": 14},
+    "mistral3": _PIXTRAL | {"patch_size": 14},
+    "pixtral": _PIXTRAL,  # that of a Llava, which may have another
 }
 
 
+def trains_on_pictures(model: ModelFacts) -> bool:
+    """Whether the training program reads the pictures of rows for this model."""
+    return model.vision and model.model_type in EXPANSIONS and (model.model_type != "llava" or model.tower is not None)
+
+
 def read_tower(config: Config) -> TowerFacts | None:
-    """The sizes of the vision tower. None for a text model, and where neither config.json nor its type says one.
+    """The sizes of the vision tower. None for a text model, for a Llava without Pixtral's tower, and where neither
+    config.json nor its type says one.
 
     Source: the config classes of Qwen2-VL to Qwen3-VL, SigLIP (Gemma 3, SmolVLM, Idefics3) and Pixtral in transformers
     5.23. Qwen2-VL calls the width of the tower embed_dim, and the width of its output hidden_size.
@@ -43,7 +52,12 @@ def read_tower(config: Config) -> TowerFacts | None:
     stated = config.get("vision_config")
     if not isinstance(stated, Mapping):
         return None
-    vision = {**DEFAULTS.get(str(config.get("model_type")), {}), **stated}
+    kind = str(config.get("model_type"))
+    if kind == "llava":
+        kind = str(stated.get("model_type"))
+        if kind != "pixtral":
+            return None
+    vision = {**DEFAULTS.get(kind, {}), **stated}
     layers, patch = _positive(vision, ("depth", "num_hidden_layers")), _positive(vision, ("patch_size",))
     hidden = _positive(vision, ("embed_dim", "hidden_size"))
     inner = _positive(vision, ("intermediate_size",))
@@ -60,6 +74,8 @@ def _patches_per_token(config: Config, vision: Config, patch: int | None) -> int
     side = _positive(vision, ("spatial_merge_size",)) or _positive(config, ("spatial_merge_size", "scale_factor"))
     if side:
         return side**2
+    if config.get("model_type") == "llava":
+        return 1
     tokens, pixels = _positive(config, ("mm_tokens_per_image",)), _positive(vision, ("image_size",))
     if tokens and pixels and patch:
         return (pixels // patch) ** 2 // tokens

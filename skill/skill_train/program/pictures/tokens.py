@@ -31,7 +31,7 @@ from skill_train.program.pictures.decode import (
     read_picture,
     require_pillow,
 )
-from skill_train.program.pictures.engine import ENGINE_FAMILIES, ENGINE_LIMITS, TILED, Engine, TileGrid
+from skill_train.program.pictures.engine import ENGINE_FAMILIES, ENGINE_LIMITS, LINED, TILED, Engine, TileGrid
 from skill_train.program.pictures.find import PICTURE, picture_parts
 
 # How the input is called that marks the tokens of pictures. Qwen's positions and Gemma's attention depend on it.
@@ -98,12 +98,13 @@ class Pictures:
         self.folder = folder
         self.is_grey = False
         self.kind = model_type(name, revision)
-        if self.kind not in EXPANSIONS:
+        tower = vision_config(name, revision)
+        if self.kind not in EXPANSIONS or (self.kind == "llava" and tower.get("model_type") != "pixtral"):
             raise Refused(
                 f"pictures cannot be trained with the family {self.kind}",
                 code="vision",
-                expected=", ".join(EXPANSIONS),
-                got=self.kind,
+                expected=", ".join(EXPANSIONS) + " with Pixtral's tower",
+                got=f"{self.kind} with the tower {tower.get('model_type')}" if self.kind == "llava" else self.kind,
                 hint="use a base model of one of these families",
             )
         self.processor = AutoImageProcessor.from_pretrained(
@@ -118,7 +119,8 @@ class Pictures:
         self.engine: Engine | None = None
         if recipe.get("preprocess") == "engine":
             require_engine(recipe, self.kind)
-            self.engine = Engine(self.kind, vision_config(name, revision), self.processor)
+            square = square_side(self.settings) if self.kind in LINED else None
+            self.engine = Engine(self.kind, tower, self.processor, square)
         self.mark = self.places.mark if self.engine is None else PICTURE
 
     def parts(self, content: str) -> list[dict[str, str]]:
@@ -136,7 +138,7 @@ class Pictures:
     def _places(self) -> Places:
         if self.kind == "gemma3":
             return Places(self.tokenizer.boi_token, self.tokenizer.image_token)
-        name = {"smolvlm": "<image>", "idefics3": "<image>", "mistral3": "[IMG]"}
+        name = dict.fromkeys(TILED, "<image>") | dict.fromkeys(LINED, "[IMG]")
         token = name.get(self.kind, "<|image_pad|>")
         return Places(token, token)
 
@@ -245,7 +247,7 @@ class Pictures:
             return self.engine.tensors(rows)
         nested = self.kind in TILED
         images = rows if nested else [image for row in rows for image in row]
-        more = {"patch_size": square_side(self.settings)} if self.kind == "mistral3" else {}
+        more = {"patch_size": square_side(self.settings)} if self.kind in LINED else {}
         features = dict(self.processor(images=images, return_tensors="pt", **more))
         return {name: value for name, value in features.items() if name not in ("rows", "cols", "num_crops")}
 
@@ -306,18 +308,24 @@ def tiles_expansion(pictures: Pictures, size: PictureSize) -> str:
     return f"{text}{chr(10) if text else ''}{around}{whole}{parts}{around}"
 
 
+LINE_END = "[IMG_BREAK]"
+
+
 def lines_expansion(pictures: Pictures, size: PictureSize) -> str:
-    """Mistral 3, whose tower is Pixtral's: a token a square of patches, and one at the end of each line of patches."""
+    """Mistral 3, and Llava with Pixtral's tower: a token a square of patches, and one at the end of each line."""
     side = square_side(pictures.settings)
-    longest = int(pictures.processor.size["longest_edge"])
-    ratio = max(1.0, size.width / longest, size.height / longest)
-    columns, rows = (math.ceil(int(edge / ratio) / side) for edge in size)
-    lines = "[IMG_BREAK]".join([pictures.places.token * columns] * rows)
+    if pictures.engine is not None:
+        columns, rows = (edge // side for edge in pictures.engine.size(size))
+    else:
+        longest = int(pictures.processor.size["longest_edge"])
+        ratio = max(1.0, size.width / longest, size.height / longest)
+        columns, rows = (math.ceil(int(edge / ratio) / side) for edge in size)
+    lines = LINE_END.join([pictures.places.token * columns] * rows)
     return f"{lines}[IMG_END]"
 
 
 def square_side(settings: dict[str, Any]) -> int:
-    """Pixels along the square of patches that one token of Mistral 3 stands for. PixtralProcessor of transformers 5.23
+    """Pixels along the square of patches that one token stands for. PixtralProcessor of transformers 5.23
     resizes pictures to whole squares, where the image processor alone would take single patches."""
     return int(settings.get("patch_size", 16)) * int(settings.get("spatial_merge_size", 1))
 
@@ -331,6 +339,7 @@ EXPANSIONS: dict[str, Callable[[Pictures, PictureSize], str]] = {
     "smolvlm": tiles_expansion,
     "idefics3": tiles_expansion,
     "mistral3": lines_expansion,
+    "llava": lines_expansion,  # the last one, of which not every tower is read
 }
 
 

@@ -9,7 +9,9 @@ from skill_train.core.console import Bar
 from skill_train.core.errors import NativeCrash, VerificationFailed
 from skill_train.llama.gguf_header import GgufFile, read_gguf
 from skill_train.llama.pictures.compare import Pair, Picture, PicturePrompt, ask_pictures
+from skill_train.model.convertible.from_config import LINE_ENDS_TOLD
 from skill_train.model.convertible.vocabulary import why_no_picture
+from skill_train.program.pictures.engine import LINED
 from skill_train.program.pictures.tokens import ImageModel
 from skill_train.reference.pictures import PictureQuestion
 from skill_train.run.verify_record import Check, NotChecked
@@ -106,8 +108,12 @@ def _asked(
         for one, question in zip(measured.answers, measured.questions, strict=True)
     ]
     used = ask_pictures(pair, pictures, any_size=False, threads=request.threads, progress=progress)
+    detail = f"llama.cpp loads {pair.projector.name} with it"
+    lined = measured.kind in LINED
     found.append(
-        Check("loads_projector", name, "pass", "runs", "runs", f"llama.cpp loads {pair.projector.name} with it")
+        Check("loads_projector", name, "warn", "runs", "runs", f"{detail}; but {LINE_ENDS_TOLD}")
+        if lined
+        else Check("loads_projector", name, "pass", "runs", "runs", detail)
     )
     prompts = [
         PicturePrompt(
