@@ -22,6 +22,7 @@ from skill_train.model.lora_targets import TARGETS, linear_layers
 from skill_train.model.tower import trains_on_pictures
 from skill_train.plan import make
 from skill_train.plan.placement import Choices, with_precision
+from skill_train.program.pictures.engine import TILED
 from skill_train.recipe import fields
 from skill_train.recipe.fields import Recipe
 from skill_train.recipe.formats import for_model
@@ -51,6 +52,8 @@ def plan_from_metadata(console: Console, recipe: Recipe, choices: Choices) -> Pl
         console.status(f"asking the Hub about {recipe.model}")
         about = models.model_facts(recipe.model, recipe.revision)
         about = _with_layers(recipe, about, lambda: models.tensor_shapes(recipe.model, about.revision))
+        settings = models.tokenizer_settings(recipe.model, about.revision) if about.model_type in TILED else None
+        about = about if settings is None else _not_convertible(about, why_no_picture(settings, about.model_type))
     else:
         about = read_model(Path(recipe.model), weights_needed=False)
         about = _with_layers(recipe, about, lambda: tensor_shapes(Path(recipe.model)))
@@ -111,7 +114,14 @@ def _with_vocabulary(about: ModelFacts, folder: Path) -> ModelFacts:
     if not about.convertible:
         return about
     why = why_no_vocabulary(folder, about.architecture) or why_no_picture(folder, about.model_type)
-    return about if why is None else dataclasses.replace(about, convertible=False, not_convertible=why)
+    return _not_convertible(about, why)
+
+
+def _not_convertible(about: ModelFacts, why: str | None) -> ModelFacts:
+    """The facts with a reason, unless there is none, or another one."""
+    if why is None or not about.convertible:
+        return about
+    return dataclasses.replace(about, convertible=False, not_convertible=why)
 
 
 def _plan(

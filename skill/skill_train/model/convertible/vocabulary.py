@@ -106,20 +106,27 @@ def why_no_picture(folder: Path, model_type: str) -> str | None:
     Args:
         model_type: in config.json.
     """
-    tokenizer = _read(folder / "tokenizer.json") if model_type in TILED else {}
-    if not tokenizer:
-        return None
-    model, added = tokenizer.get("model"), tokenizer.get("added_tokens")
-    vocabulary = model.get("vocab") if isinstance(model, dict) else None
-    texts = {one.get("content") for one in added if isinstance(one, dict)} if isinstance(added, list) else set()
-    texts |= set(vocabulary) if isinstance(vocabulary, dict) else set()
+    texts = set(_tokens(folder)) if model_type in TILED else set()
     missing = next((text for text in _AROUND_TILES if text not in texts), None)
-    if missing is None:
+    if not texts or missing is None:
         return None
     return (
         f"llama.cpp puts the token {missing} around a picture, and this tokenizer has none, so no picture can be read "
         "from a GGUF file (ggml-org/llama.cpp#27190)"
     )
+
+
+def _tokens(folder: Path) -> Iterator[str]:
+    """Texts of tokens: all of tokenizer.json, and the added ones of tokenizer_config.json. Of a model on the Hub `plan`
+    has the second file alone."""
+    tokenizer, settings = (_read(folder / name) for name in ("tokenizer.json", "tokenizer_config.json"))
+    model, decoder = tokenizer.get("model"), settings.get("added_tokens_decoder")
+    added = tokenizer.get("added_tokens")
+    for one in [*(added if isinstance(added, list) else []), *(decoder.values() if isinstance(decoder, dict) else [])]:
+        if isinstance(one, dict) and isinstance(one.get("content"), str):
+            yield one["content"]
+    vocabulary = model.get("vocab") if isinstance(model, dict) else None
+    yield from vocabulary if isinstance(vocabulary, dict) else ()
 
 
 def _remembered(folder: Path, name: str) -> bool:
