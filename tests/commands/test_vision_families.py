@@ -83,10 +83,8 @@ def test_a_llava_with_another_tower_than_pixtrals_is_refused(tmp_path: Path, com
     (model / "config.json").write_text(json.dumps(config))
     _write_recipe(tmp_path, model)
     plan = _call(commands, tmp_path, "plan", "recipe.yaml")
-    assert plan.error == (2, "not_text")
-    _write_recipe(tmp_path, model, images=True)
-    plan = _call(commands, tmp_path, "plan", "recipe.yaml")
-    assert plan.code == 2, plan.stdout
+    assert plan.error == (2, "vision")
+    assert plan.answer["error"]["message"].endswith("and this model is of the type llava with another tower")
     refused = _call(commands, tmp_path, "export-gguf", "model", "--out", "out")
     assert refused.error == (2, "not_convertible")
     assert "with Pixtral's tower alone, and this one has clip_vision_model" in refused.answer["error"]["message"]

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from skill_train.core.console import Console
+from skill_train.core.errors import UsageError
 from skill_train.core.foreign import JsonObject
 from skill_train.data import read_rows, scan, token_stats
 from skill_train.facts import DatasetFacts, MachineFacts, ModelFacts
@@ -19,7 +20,7 @@ from skill_train.model.causal_types import causal_model_types
 from skill_train.model.convertible.vocabulary import why_no_picture, why_no_vocabulary
 from skill_train.model.folder import read_model, tensor_shapes
 from skill_train.model.lora_targets import TARGETS, linear_layers
-from skill_train.model.tower import trains_on_pictures
+from skill_train.model.tower import trains_on_pictures, unread_pictures
 from skill_train.plan import make
 from skill_train.plan.placement import Choices, with_precision
 from skill_train.program.pictures.engine import TILED
@@ -152,6 +153,21 @@ def dataset_facts(console: Console, recipe: Recipe, about: ModelFacts) -> Datase
     """The facts of a dataset: from every row of a file, from metadata and first rows on the Hub. Token counts come from
     `skill-train data`, or else are a range."""
     pictures = trains_on_pictures(about) and recipe.images is not False
+    try:
+        return _dataset_facts(console, recipe, about, pictures=pictures)
+    except UsageError as error:
+        if error.code != "not_text" or not about.vision or trains_on_pictures(about):
+            raise
+        raise UsageError(
+            unread_pictures(about),
+            code="vision",
+            expected="a base model of one of these families, or rows of text",
+            got=error.message,
+            hint=error.hint,
+        ) from None
+
+
+def _dataset_facts(console: Console, recipe: Recipe, about: ModelFacts, *, pictures: bool) -> DatasetFacts:
     if Path(recipe.data).exists() or not read_rows.is_id(recipe.data):
         facts = scan.scan(recipe, pictures=pictures)
         if (media := scan.unread_media(recipe, facts.columns)) is not None:

@@ -42,6 +42,13 @@ def trains_on_pictures(model: ModelFacts) -> bool:
     return model.vision and model.model_type in EXPANSIONS and (model.model_type != "llava" or model.tower is not None)
 
 
+def unread_pictures(model: ModelFacts) -> str:
+    """Why the training program reads no pictures for this model."""
+    families = ", ".join(EXPANSIONS) + " with Pixtral's tower"
+    kind = model.model_type + " with another tower" * (model.model_type in EXPANSIONS)
+    return f"pictures can be trained with {families}, and this model is of the type {kind}"
+
+
 def read_tower(config: Config) -> TowerFacts | None:
     """The sizes of the vision tower. None for a text model, for a Llava without Pixtral's tower, and where neither
     config.json nor its type says one.

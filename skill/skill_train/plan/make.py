@@ -12,7 +12,7 @@ from skill_train.core.units import duration, gigabytes
 from skill_train.facts import Calibration, DatasetFacts, Flavor, MachineFacts, ModelFacts, PrecisionProbe
 from skill_train.model.config import TEXT_OF_VISION
 from skill_train.model.lora_targets import TARGETS
-from skill_train.model.tower import trains_on_pictures
+from skill_train.model.tower import trains_on_pictures, unread_pictures
 from skill_train.plan import places
 from skill_train.plan import where as rubric
 from skill_train.plan.estimates import estimates
@@ -28,7 +28,6 @@ from skill_train.plan.placement import (
     with_precision,
 )
 from skill_train.plan.places import Candidate
-from skill_train.program.pictures.tokens import EXPANSIONS
 from skill_train.program.split import held_out_count
 from skill_train.recipe.fields import FIELDS, NOT_HASHED, OF_LORA, POLICY, Recipe, recipe_hash
 from skill_train.recipe.formats import BARE, for_model
@@ -127,10 +126,7 @@ def _flavor(cloud: list[Candidate], offered: tuple[Flavor, ...], choices: Choice
 def _unread(model: ModelFacts, resolved: ResolvedRecipe) -> list[Blocker]:
     """The blocker of a model that the training program cannot load, or whose pictures it cannot read."""
     if resolved.images and not trains_on_pictures(model):
-        families = ", ".join(EXPANSIONS) + " with Pixtral's tower"
-        kind = model.model_type + " with another tower" * (model.model_type in EXPANSIONS)
-        message = f"pictures can be trained with {families}, and this model is of the type {kind}"
-        return [Blocker("vision", message)]
+        return [Blocker("vision", unread_pictures(model))]
     if resolved.images or not model.vision or model.model_type in TEXT_OF_VISION:
         return []
     message = (
