@@ -19,8 +19,8 @@ PACKAGE = "skill_train.program."
 # A part imports those before it.
 PARTS = (
     "events", "model_files", "plan", "examples", "pictures/decode", "pictures/find", "pictures/engine",
-    "pictures/tokens", "parquet", "rows", "split", "tokenizer", "encode", "model", "watch", "trainer", "checks",
-    "cloud/push", "cloud/job", "main",
+    "pictures/processor", "pictures/tokens", "parquet", "rows", "split", "tokenizer", "encode", "model", "watch",
+    "trainer", "checks", "cloud/push", "cloud/job", "main",
 )  # fmt: skip
 NOTE = "# Written by scripts/build_train.py (`make docs`) from skill/skill_train/program/: change the parts.\n\n"
 

@@ -335,7 +335,7 @@ def _new_model(tokenizer: Any) -> Any:
             "num_attention_heads": 4,
             "num_key_value_heads": 1,
             "max_position_embeddings": 512,
-            "rms_norm_eps": 1e-5,
+            "rms_norm_eps": 1e-6,  # as the published ones: llama.cpp computes with 0 (references/verification.md)
             "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [8, 12, 12]},
             "bos_token_id": tokenizer.bos_token_id,
             "eos_token_id": tokenizer.eos_token_id,

@@ -78,7 +78,8 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from functools import partial
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
 from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace, UnionType
@@ -1499,6 +1500,15 @@ def no_answer(messages: list[Message]) -> Refused:
     )
 
 
+def require_distinct(names: Iterable[str], table: Path) -> None:
+    """Refuses a table with one name twice: of such columns a row would keep the last alone."""
+    for name, count in Counter(filter(None, names)).most_common(1):
+        if count > 1:
+            message = f"{table} has {count} columns with the name {name[:200]!r}"
+            expected, hint = "one name for each column", "rename or remove one of them"
+            raise Refused(message, code="unreadable_dataset", expected=expected, hint=hint)
+
+
 # --- pictures/decode -------------------------------------------------------------------------------------------------
 # How a picture is read: found in a file or a row, checked by its header, decoded, upright, and in RGB.
 #
@@ -1711,7 +1721,10 @@ def picture_file(source: PictureSource, folder: Path | None) -> IO[bytes]:
         content = source.get("bytes")
         if content is None and isinstance(source.get("path"), str):
             return picture_file(source["path"], folder)
-        source = content if isinstance(content, bytes) else b""
+        if not isinstance(content, bytes):
+            got = repr({key: type(value).__name__ for key, value in source.items()})
+            raise bad_picture("a picture in the row", "has neither bytes nor a path", got, "a path, or bytes")
+        source = content
     if isinstance(source, bytes):
         return io.BytesIO(limited_bytes(source, "a picture in the row"))
     if source[:5].lower() == "data:":
@@ -1745,21 +1758,23 @@ def opened_file(path: str, folder: Path | None) -> IO[bytes]:
     if folder is None or (folder.name.startswith(HUB_FOLDER) and not os.path.isabs(path)):
         expected = "bytes in the rows, or a metadata.jsonl whose column file_name names files beside it"
         raise bad_picture(path[:200], "has no folder", "a path in data from the Hub", expected, HUB_HINT)
-    root = folder.resolve()
+    if not path.strip():
+        raise bad_picture("the name of a picture", "is empty", repr(path[:60]))
+    root, name = folder.resolve(), path[:200]
     try:
         file = (root / path).resolve()
         if not file.is_relative_to(root):
-            raise bad_picture(path, "lies outside the folder of the data", str(file), f"a file in {root}")
+            raise bad_picture(name, "lies outside the folder of the data", str(file), f"a file in {root}")
         if not file.is_file():
-            raise bad_picture(path, "does not exist", str(file), f"a file in {root}")
+            raise bad_picture(name, "does not exist", str(file), f"a file in {root}")
         size = file.stat().st_size
         if size > PICTURE_BYTES:
-            raise bad_picture(path, "is too large", f"{size:,} bytes", f"at most {PICTURE_BYTES:,} bytes")
+            raise bad_picture(name, "is too large", f"{size:,} bytes", f"at most {PICTURE_BYTES:,} bytes")
         if not size:
-            raise bad_picture(path, "is empty", "0 bytes")
+            raise bad_picture(name, "is empty", "0 bytes")
         return open(file, "rb")
-    except (OSError, ValueError) as error:  # no permission; a null character
-        raise bad_picture(path, "cannot be read", str(error)) from None
+    except (OSError, ValueError, RuntimeError) as error:  # no permission; a null character; a link to itself
+        raise bad_picture(name, "cannot be read", str(error)) from None
 
 
 def bad_picture(
@@ -2021,13 +2036,12 @@ class Engine:
         least, most = LINED_TOKENS if self.kind in LINED else ENGINE_TOKENS
         return aligned_size(size, self.square, (least * self.square**2, most * self.square**2))
 
-    def tokens(self, size: PictureSize) -> int:
-        """Of a picture of Qwen-VL."""
-        resized = self.size(size)
-        return resized.width * resized.height // self.square**2
-
     def grid(self, size: PictureSize) -> TileGrid:
-        """The tiles of a picture. It has one at least, where the model's processor divides no small one."""
+        """The tokens of a picture of Qwen-VL, Pixtral or Mistral 3, or the tiles of one of SmolVLM or Idefics3: it has
+        one at least, where the model's processor divides no small one."""
+        if self.kind not in TILED:
+            resized = self.size(size)
+            return TileGrid(resized.height // self.square, resized.width // self.square)
         reduced = self.reduced(size)
         return TileGrid(math.ceil(reduced.height / self.side), math.ceil(reduced.width / self.side))
 
@@ -2112,34 +2126,35 @@ def aligned_size(size: PictureSize, align: int, limits: tuple[int, int]) -> Pict
 
     As llama.cpp, in single precision, and with halves rounded up: in double precision some sides come out otherwise.
     """
-    import numpy as np
+    least, most = limits
 
-    single, (least, most) = np.float32, limits
-
-    def squares(side: Any) -> float:
-        return float(single(side) / single(align))
+    def squares(side: float) -> float:
+        return single(single(side) / align)
 
     width, height = (max(align, math.floor(squares(side) + 0.5) * align) for side in size)
     if width * height > most:
-        shrink = np.sqrt(single(size.height) * single(size.width) / single(most))
-        width, height = (max(align, math.floor(squares(single(side) / shrink)) * align) for side in size)
+        shrink = single(math.sqrt(single(single(size.height * size.width) / most)))
+        width, height = (max(align, math.floor(squares(side / shrink)) * align) for side in size)
     elif width * height < least:
-        grow = np.sqrt(single(least) / (single(size.height) * single(size.width)))
-        width, height = (math.ceil(squares(single(side) * grow)) * align for side in size)
+        grow = single(math.sqrt(single(least / single(size.height * size.width))))
+        width, height = (math.ceil(squares(side * grow)) * align for side in size)
     return PictureSize(width, height)
+
+
+def single(number: float) -> float:
+    """The nearest number of single precision. One operation in double precision, rounded so, is that of single."""
+    return float(struct.unpack("f", struct.pack("f", number))[0])
 
 
 def letterboxed(image: Any, target: PictureSize, kernel: Any) -> Any:
     """The picture in its own shape, as large as it fits, amid black. In the same size it stays as it is."""
-    import numpy as np
     from PIL import Image
 
     if image.size == target:
         return image
-    single = np.float32
-    scale = min(single(target.width) / single(image.width), single(target.height) / single(image.height))
-    width = min(math.ceil(float(single(image.width) * scale)), target.width)
-    height = min(math.ceil(float(single(image.height) * scale)), target.height)
+    scale = min(single(target.width / image.width), single(target.height / image.height))
+    width = min(math.ceil(single(image.width * scale)), target.width)
+    height = min(math.ceil(single(image.height * scale)), target.height)
     inner = resampled(image, PictureSize(width, height), kernel)
     whole = Image.new("RGB", target, PADDING)
     whole.paste(inner, ((target.width - width) // 2, (target.height - height) // 2))
@@ -2150,6 +2165,324 @@ def resampled(image: Any, size: PictureSize, kernel: Any) -> Any:
     """Along the lines first, then along the columns. Pillow 13 by itself begins with the columns of some pictures, and
     some pixels are one level off then."""
     return image.resize((size.width, image.height), kernel).resize(size, kernel)
+
+
+# --- pictures/processor ----------------------------------------------------------------------------------------------
+# What the files of a model say of its image processor, and how many tokens stand for a picture: by arithmetic alone.
+#
+# Nothing is loaded for it, so a plan counts tokens without transformers. The arithmetic follows the image processors of
+# transformers 5.23 in their Pillow version, and a test compares it with them over many sizes.
+
+PROCESSOR_FILES = ("preprocessor_config.json", "processor_config.json")
+OWN_FILE, WHOLE_FILE = PROCESSOR_FILES
+_CLIP = {"image_mean": (0.48145466, 0.4578275, 0.40821073), "image_std": (0.26862954, 0.26130258, 0.27577711)}
+_HALF = {"image_mean": (0.5, 0.5, 0.5), "image_std": (0.5, 0.5, 0.5)}
+_QWEN = _CLIP | {
+    "size": {"shortest_edge": 56 * 56, "longest_edge": 28 * 28 * 1280},
+    "patch_size": 14,
+    "merge_size": 2,
+    "temporal_patch_size": 2,
+}
+_TILES = _HALF | {
+    "size": {"longest_edge": 4 * 364},
+    "max_image_size": {"longest_edge": 364},
+    "do_image_splitting": True,
+}
+# What a file may leave out: the values of the class. A null is none of them, except Qwen's `size`.
+PROCESSOR_DEFAULTS: dict[str, dict[str, Any]] = {
+    "qwen2_vl": _QWEN,
+    "qwen2_5_vl": _QWEN,
+    "qwen3_vl": _QWEN,
+    "gemma3": _HALF | {"size": {"height": 224, "width": 224}},
+    "smolvlm": _TILES,
+    "idefics3": _TILES,
+    **dict.fromkeys(LINED, _CLIP | {"size": {"longest_edge": 1024}}),
+}
+# The image processors of these families, without the endings Fast and Pil. The second of Qwen2.5-VL is of its first
+# files; of a class that transformers does not know it takes that of the family.
+_CLASSES = {
+    "qwen2_vl": ("Qwen2VLImageProcessor",),
+    "qwen2_5_vl": ("Qwen2VLImageProcessor", "Qwen2_5_VLImageProcessor"),
+    "qwen3_vl": ("Qwen2VLImageProcessor", "Qwen3VLImageProcessor"),
+    "gemma3": ("Gemma3ImageProcessor",),
+    "smolvlm": ("SmolVLMImageProcessor", "Idefics3ImageProcessor"),
+    "idefics3": ("Idefics3ImageProcessor", "SmolVLMImageProcessor"),
+    "mistral3": ("PixtralImageProcessor", "Mistral3ImageProcessor"),
+    "llava": ("PixtralImageProcessor",),
+}
+_NUMBERS = ("patch_size", "merge_size", "temporal_patch_size")
+_TILED_SIDE = 4096  # MAX_IMAGE_SIZE of SmolVLM's and Idefics3's processors: the longest side that is divided
+
+
+@dataclass
+class ImageProcessor:
+    """The settings of a model's image processor, by the names that transformers gives them. Those of other families are
+    the values below.
+
+    Attributes:
+        kind: the model type in config.json.
+        size: of Qwen-VL the least and the most pixels, under Qwen's names `shortest_edge` and `longest_edge`.
+        max_image_size: the side of a tile (SmolVLM, Idefics3).
+        count: tokens of a picture (Gemma 3) or of a tile (SmolVLM, Idefics3).
+        square: pixels along the square of patches that one token stands for (Mistral 3, Pixtral).
+        tower_side: `image_size` of the tower in config.json, where llama.cpp's converter finds the side of a picture.
+    """
+
+    kind: str
+    size: dict[str, int]
+    image_mean: tuple[float, ...]
+    image_std: tuple[float, ...]
+    patch_size: int = 1
+    merge_size: int = 1
+    temporal_patch_size: int = 1
+    max_image_size: dict[str, int] | None = None
+    do_image_splitting: bool = False
+    count: int = 0
+    square: int = 0
+    tower_side: int | None = None
+
+
+class PictureTokens(NamedTuple):
+    """What the language model reads of a picture.
+
+    Attributes:
+        parts: tokens that stand for parts of it.
+        around: tokens that are written around them: marks, and ends of lines.
+        read: pictures that the tower reads one by one: the picture, or its tiles and a small copy of it.
+    """
+
+    parts: int
+    around: int
+    read: int = 1
+
+
+def read_processor(config: Mapping[str, Any], files: Mapping[str, Any]) -> ImageProcessor:
+    """The image processor of a model of `PROCESSOR_DEFAULTS`.
+
+    Args:
+        config: its config.json.
+        files: the documents of `PROCESSOR_FILES` by name, without those that the model does not have.
+
+    Raises:
+        Refused: there is no such file, or it says something that this arithmetic does not follow.
+    """
+    kind, whole = str(config.get("model_type")), _object(files.get(WHOLE_FILE))
+    nested = whole.get("image_processor")
+    own = nested if nested is not None else files.get(OWN_FILE)
+    if not isinstance(own, Mapping):
+        raise _unknown(OWN_FILE, "no such file" if own is None else repr(own)[:80])
+    _require_family(kind, own)
+    defaults = PROCESSOR_DEFAULTS[kind]
+    values = defaults | {name: own[name] for name in defaults if name in own}
+    size = _object(values["size"])
+    if kind.startswith("qwen"):
+        earlier = {"min_pixels": "shortest_edge", "max_pixels": "longest_edge"}  # names of earlier files; they win
+        size = dict(defaults["size"]) if values["size"] is None else size
+        size |= {name: own[key] for key, name in earlier.items() if own.get(key) is not None}
+    sides = ("shortest_edge", "longest_edge") if kind.startswith("qwen") else ("longest_edge",)
+    for name in ("height", "width") if kind == "gemma3" else sides:
+        _whole(size, name, "size")
+    if kind in TILED:
+        _whole(_object(values["max_image_size"]), "longest_edge", "max_image_size")
+    for name in _NUMBERS:
+        if name in values:
+            _whole(values, name, OWN_FILE)
+    tower = _object(config.get("vision_config")).get("image_size")
+    return ImageProcessor(
+        kind=kind,
+        size=size,
+        **{name: values[name] for name in (*_NUMBERS, "max_image_size") if name in values},
+        do_image_splitting=bool(values.get("do_image_splitting")),
+        image_mean=_colours(values["image_mean"]),
+        image_std=_colours(values["image_std"]),
+        count=_count(kind, whole),
+        square=_square(whole) if kind in LINED else 0,
+        tower_side=tower if isinstance(tower, int) and tower > 0 else None,
+    )
+
+
+def _require_family(kind: str, own: Mapping[str, Any]) -> None:
+    """Refuses a processor of another class, and steps that this arithmetic leaves out."""
+    name = own.get("image_processor_type")
+    if name is not None and str(name).removesuffix("Fast").removesuffix("Pil") not in _CLASSES.get(kind, ()):
+        raise _unknown(f"image_processor_type of {kind}", repr(name)[:80], " or ".join(_CLASSES.get(kind, ("none",))))
+    for step, usual in (("do_resize", True), ("do_pan_and_scan", False), ("do_center_crop", False)):
+        value = own.get(step)
+        if value is not None and bool(value) is not usual:
+            raise _unknown(step, repr(value)[:80], str(usual).lower())
+
+
+def _object(value: Any) -> dict[str, Any]:
+    return dict(value) if isinstance(value, Mapping) else {}
+
+
+def _whole(values: Mapping[str, Any], name: str, where: str) -> int:
+    value = values.get(name)
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise _unknown(f"{name} of {where}", repr(value)[:80], "a whole number above 0")
+    return value
+
+
+def _square(whole: dict[str, Any]) -> int:
+    side = _whole({"patch_size": 16} | whole, "patch_size", WHOLE_FILE)
+    return side * _whole({"spatial_merge_size": 1} | whole, "spatial_merge_size", WHOLE_FILE)
+
+
+def _count(kind: str, whole: dict[str, Any]) -> int:
+    names = {"gemma3": ("image_seq_length", 256), "smolvlm": ("image_seq_len", 169), "idefics3": ("image_seq_len", 169)}
+    if kind not in names:
+        return 0
+    name, default = names[kind]
+    return _whole({name: default} | whole, name, WHOLE_FILE)
+
+
+def _colours(value: Any) -> tuple[float, ...]:
+    if not isinstance(value, (list, tuple)) or not all(isinstance(each, (int, float)) for each in value):
+        raise _unknown("image_mean or image_std", repr(value)[:80], "three numbers")
+    return tuple(float(each) for each in value)
+
+
+def _unknown(what: str, got: str, expected: str = "the file of an image processor") -> Refused:
+    return Refused(
+        f"the tokens of a picture cannot be counted: {what} is {got}",
+        code="not_a_model",
+        expected=expected,
+        got=got,
+        hint="download the whole model, or copy preprocessor_config.json from its base model",
+    )
+
+
+def engine_of(processor: ImageProcessor) -> Engine:
+    """llama.cpp's way to prepare pictures for the model."""
+    return Engine(processor.kind, {"image_size": processor.tower_side}, processor, processor.square or None)
+
+
+def grid_of(processor: ImageProcessor, size: PictureSize, engine: Engine | None = None) -> TileGrid:
+    """How a picture is divided: into tokens (Qwen-VL, Mistral 3, Pixtral) or tiles (SmolVLM, Idefics3; 0 x 0 of a
+    picture that is not divided). Gemma 3 divides none.
+
+    Raises:
+        Refused: nothing of the picture is left.
+    """
+    if processor.kind == "gemma3":
+        return TileGrid(1, 1)
+    if engine is not None:
+        return engine.grid(size)
+    if processor.kind.startswith("qwen"):
+        return _squares(processor, size)
+    return _lines(processor, size) if processor.kind in LINED else _tiles(processor, size)
+
+
+def picture_tokens(processor: ImageProcessor, size: PictureSize, engine: Engine | None = None) -> PictureTokens:
+    """The tokens of a picture of this size, once it is upright."""
+    rows, columns = grid_of(processor, size, engine)
+    if processor.kind == "gemma3":  # two marks, and of the processor a blank line before and behind
+        return PictureTokens(processor.count, 2 if engine is not None else 4)
+    if processor.kind.startswith("qwen"):
+        return PictureTokens(rows * columns, 2)
+    if processor.kind in LINED:
+        return PictureTokens(rows * columns, rows)
+    read = rows * columns + 1  # two marks of each, an end of each line and behind all, and a last mark
+    return PictureTokens(processor.count * read, 2 * read + rows + bool(rows) + 1, read)
+
+
+def _squares(processor: ImageProcessor, size: PictureSize) -> TileGrid:
+    """`smart_resize` of Qwen2-VL's processor, divided by the square of a token."""
+    side = processor.patch_size * processor.merge_size
+    least, most = processor.size["shortest_edge"], processor.size["longest_edge"]
+    rows, columns = round(size.height / side), round(size.width / side)
+    if rows * side * columns * side > most:
+        shrink = math.sqrt(size.height * size.width / most)
+        rows = max(1, math.floor(size.height / shrink / side))
+        columns = max(1, math.floor(size.width / shrink / side))
+    elif rows * side * columns * side < least:
+        grow = math.sqrt(least / (size.height * size.width))
+        rows, columns = math.ceil(size.height * grow / side), math.ceil(size.width * grow / side)
+    return TileGrid(rows, columns)
+
+
+def _tiles(processor: ImageProcessor, size: PictureSize) -> TileGrid:
+    """As `_preprocess` of both processors resizes and divides. Their `get_number_of_image_patches` rounds one side
+    from the size before the other was rounded, and counts fewer tiles where `size` is no multiple of a tile."""
+    if not processor.do_image_splitting or processor.max_image_size is None:
+        return TileGrid(0, 0)
+    tile = processor.max_image_size["longest_edge"]
+    width, height = _reduced(size, processor.size["longest_edge"])
+    ratio = width / height
+    if width >= height:
+        width = math.ceil(width / tile) * tile
+        height = math.ceil(int(width / ratio) / tile) * tile
+    else:
+        height = math.ceil(height / tile) * tile
+        width = math.ceil(int(height * ratio) / tile) * tile
+    if width <= tile and height <= tile:
+        return TileGrid(0, 0)
+    return TileGrid(height // tile, width // tile)
+
+
+def _reduced(size: PictureSize, longest: int) -> PictureSize:
+    """The longer side becomes `longest` and the other an even number, then both are made smaller than `_TILED_SIDE`."""
+    width, height = size
+    ratio = width / height
+    if width >= height:
+        width, height = longest, int(longest / ratio)
+        height += height % 2
+    else:
+        width, height = int(longest * ratio), longest
+        width += width % 2
+    width, height = max(width, 1), max(height, 1)
+    ratio = width / height
+    if width >= height and width > _TILED_SIDE:
+        width, height = _TILED_SIDE, int(_TILED_SIDE / ratio)
+    elif height > width and height > _TILED_SIDE:
+        width, height = int(_TILED_SIDE * ratio), _TILED_SIDE
+    return PictureSize(max(width, 1), max(height, 1))
+
+
+def _lines(processor: ImageProcessor, size: PictureSize) -> TileGrid:
+    """Mistral 3 and Pixtral: PixtralProcessor resizes pictures to whole squares of patches."""
+    longest = processor.size["longest_edge"]
+    ratio = max(size.height / longest, size.width / longest)
+    width, height = (math.floor(edge / ratio) for edge in size) if ratio > 1 else size
+    if not width or not height:
+        expected = f"a side of at least a pixel, once the longer one has {longest}"
+        raise bad_picture("a picture", "is too narrow", f"{size.width} x {size.height}", expected)
+    return TileGrid((height - 1) // processor.square + 1, (width - 1) // processor.square + 1)
+
+
+def limit_pixels(processor: Any, kind: str, least: int | None, most: int | None) -> None:
+    """Sets the recipe's limits in the `size` of a processor, each family in its own terms.
+
+    Raises:
+        Refused: the family has no such limit.
+    """
+    if least is None and most is None:
+        return
+    if kind.startswith("qwen"):
+        edges = {"shortest_edge": least, "longest_edge": most}  # Qwen's names for numbers of pixels
+        processor.size = {**dict(processor.size), **{name: value for name, value in edges.items() if value is not None}}
+        return
+    if least is not None or kind == "gemma3":
+        name = "min_pixels" if least is not None else "max_pixels"
+        raise Refused(
+            f"{name} has no meaning for the family {kind}",
+            code="bad_recipe",
+            expected="every picture is resized to one size" if kind == "gemma3" else "max_pixels alone",
+            got=f"{name}: {least if least is not None else most}",
+            hint=f"remove {name} from the recipe",
+        )
+    edge = math.isqrt(most or 0)
+    if kind in TILED:
+        tile = int(processor.max_image_size["longest_edge"])
+        edge = max(1, edge // tile) * tile
+    processor.size = {"longest_edge": edge}
+
+
+def limited_processor(processor: ImageProcessor, least: int | None, most: int | None) -> ImageProcessor:
+    """The image processor with the limits of a recipe. Raises as `limit_pixels`."""
+    changed = replace(processor)
+    limit_pixels(changed, changed.kind, least, most)
+    return changed
 
 
 # --- pictures/tokens -------------------------------------------------------------------------------------------------
@@ -2206,23 +2539,24 @@ class ImageModel(TypedDict):
 
 
 class Pictures:
-    """The image processor of one model, with the pixel limits of a recipe.
+    """How one model reads pictures, with the pixel limits of a recipe.
 
     Attributes:
+        settings: of its image processor, by which tokens are counted.
         folder: of the dataset, where the paths in its rows begin; None for data from the Hub.
         engine: prepares the pictures in place of the processor, as llama.cpp does; None without `preprocess: engine`.
         mark: what stands for a picture in a rendered text.
     """
 
     def __init__(self, recipe: ImageModel, tokenizer: Any, folder: Path | None = None) -> None:
-        from transformers import AutoImageProcessor
-
         require_pillow()
         name, revision = recipe["model"], recipe["revision"]
-        self.folder = folder
+        self.model, self.folder = (name, revision), folder
         self.is_grey = False
         self.kind = model_type(name, revision)
-        tower = vision_config(name, revision)
+        documents = {file: model_document(name, revision, file) for file in ("config.json", *PROCESSOR_FILES)}
+        config = documents["config.json"] or {}
+        tower = config.get("vision_config") or {}
         if self.kind not in EXPANSIONS or (self.kind == "llava" and tower.get("model_type") != "pixtral"):
             raise Refused(
                 f"pictures cannot be trained with the family {self.kind}",
@@ -2231,20 +2565,16 @@ class Pictures:
                 got=f"{self.kind} with the tower {tower.get('model_type')}" if self.kind == "llava" else self.kind,
                 hint="use a base model of one of these families",
             )
-        self.processor = AutoImageProcessor.from_pretrained(
-            name, revision=revision, backend="pil", trust_remote_code=False
-        )
-        self.settings = processor_settings(name, revision)
+        settings = read_processor(config, documents)
         self.tokenizer = tokenizer
         self.places = self._places()
         self.token_id = int(tokenizer.convert_tokens_to_ids(self.places.token))
         self.limits = PixelLimits(recipe.get("min_pixels"), recipe.get("max_pixels"))
-        limit_pixels(self.processor, self.kind, *self.limits)
+        self.settings = limited_processor(settings, *self.limits)
         self.engine: Engine | None = None
         if recipe.get("preprocess") == "engine":
             require_engine(recipe, self.kind)
-            square = square_side(self.settings) if self.kind in LINED else None
-            self.engine = Engine(self.kind, tower, self.processor, square)
+            self.engine = engine_of(self.settings)
         self.mark = self.places.mark if self.engine is None else PICTURE
 
     def parts(self, content: str) -> list[dict[str, str]]:
@@ -2252,12 +2582,19 @@ class Pictures:
         with a mark of its own where a picture stands."""
         return picture_parts(content) if self.engine is None else [{"type": "text", "text": content}]
 
+    @cached_property
+    def processor(self) -> Any:
+        """The image processor of transformers, which makes the tensors without `preprocess: engine`."""
+        from transformers import AutoImageProcessor
+
+        name, revision = self.model
+        processor = AutoImageProcessor.from_pretrained(name, revision=revision, backend="pil", trust_remote_code=False)
+        limit_pixels(processor, self.kind, *self.limits)
+        return processor
+
     def grid(self, size: PictureSize) -> TileGrid:
-        """Tiles of a picture, for a family that divides pictures; none of one that is not divided."""
-        if self.engine is not None:
-            return self.engine.grid(size)
-        _, rows, columns = self.processor.get_number_of_image_patches(size.height, size.width, {})
-        return TileGrid(rows, columns)
+        """Tokens or tiles of a picture, by row and column."""
+        return grid_of(self.settings, size, self.engine)
 
     def _places(self) -> Places:
         if self.kind == "gemma3":
@@ -2336,7 +2673,7 @@ class Pictures:
 
     def tokens(self, size: PictureSize) -> int:
         """The parts of a picture that the language model reads."""
-        return self.expansion(size).count(self.places.token)
+        return picture_tokens(self.settings, size, self.engine).parts
 
     def read(self, row: Mapping[str, Any]) -> list[Any]:
         """The pictures of an encoded row, as PIL images.
@@ -2371,7 +2708,7 @@ class Pictures:
             return self.engine.tensors(rows)
         nested = self.kind in TILED
         images = rows if nested else [image for row in rows for image in row]
-        more = {"patch_size": square_side(self.settings)} if self.kind in LINED else {}
+        more = {"patch_size": self.settings.square} if self.kind in LINED else {}
         features = dict(self.processor(images=images, return_tensors="pt", **more))
         return {name: value for name, value in features.items() if name not in ("rows", "cols", "num_crops")}
 
@@ -2383,48 +2720,34 @@ class Pictures:
 
 def model_type(model: str, revision: str | None) -> str:
     """The model type in config.json. It decides which tokens stand for a picture."""
-    path = model_file(model, revision, "config.json")
-    document = foreign_json(Path(path)) if path is not None else {}
-    return str(document.get("model_type")) if isinstance(document, dict) else "unknown"
+    return str((model_document(model, revision, "config.json") or {}).get("model_type", "unknown"))
 
 
-def vision_config(model: str, revision: str | None) -> dict[str, Any]:
-    """What config.json says of the tower; empty where it says nothing."""
-    path = model_file(model, revision, "config.json")
-    document = foreign_json(Path(path)) if path is not None else {}
-    tower = document.get("vision_config") if isinstance(document, dict) else None
-    return tower if isinstance(tower, dict) else {}
-
-
-def processor_settings(model: str, revision: str | None) -> dict[str, Any]:
-    """`processor_config.json`: the tokens of a picture are counted there. Empty where there is none."""
-    path = model_file(model, revision, "processor_config.json")
-    document = foreign_json(Path(path)) if path is not None else {}
-    return document if isinstance(document, dict) else {}
+def model_document(model: str, revision: str | None, name: str) -> dict[str, Any] | None:
+    """A JSON file of a model; None where there is none, or it holds no object."""
+    path = model_file(model, revision, name)
+    document = foreign_json(Path(path)) if path is not None else None
+    return document if isinstance(document, dict) else None
 
 
 def patches_expansion(pictures: Pictures, size: PictureSize) -> str:
     """Qwen: one token for a square of patches, whatever the sides of the picture."""
-    if pictures.engine is not None:
-        return f"<|vision_start|>{pictures.places.token * pictures.engine.tokens(size)}<|vision_end|>"
-    patches: int = pictures.processor.get_number_of_image_patches(size.height, size.width, {})
-    return pictures.places.token * (patches // int(pictures.processor.merge_size) ** 2)
+    tokens = pictures.places.token * pictures.tokens(size)
+    return tokens if pictures.engine is None else f"<|vision_start|>{tokens}<|vision_end|>"
 
 
 def gemma_expansion(pictures: Pictures, size: PictureSize) -> str:
     """Gemma 3: the same number of tokens for every picture, between two marks. Its processor puts them on lines of
     their own, and llama.cpp does not."""
-    count = int(pictures.settings.get("image_seq_length", 256))
     begin, end = pictures.tokenizer.boi_token, pictures.tokenizer.eoi_token
-    text = f"{begin}{pictures.places.token * count}{end}"
+    text = f"{begin}{pictures.places.token * pictures.tokens(size)}{end}"
     return text if pictures.engine is not None else f"\n\n{text}\n\n"
 
 
 def tiles_expansion(pictures: Pictures, size: PictureSize) -> str:
     """SmolVLM and Idefics3: the tiles of the picture by row and column, then the whole picture, made small."""
-    count = int(pictures.settings.get("image_seq_len", 169))
     around, whole = "<fake_token_around_image>", "<global-img>"
-    parts = pictures.places.token * count
+    parts = pictures.places.token * pictures.settings.count
     rows, columns = pictures.grid(size)
     text = ""
     for row in range(1, rows + 1):
@@ -2437,24 +2760,11 @@ LINE_END = "[IMG_BREAK]"
 
 def lines_expansion(pictures: Pictures, size: PictureSize) -> str:
     """Mistral 3, and Llava with Pixtral's tower: a token a square of patches, and one at the end of each line."""
-    side = square_side(pictures.settings)
-    if pictures.engine is not None:
-        columns, rows = (edge // side for edge in pictures.engine.size(size))
-    else:
-        longest = int(pictures.processor.size["longest_edge"])
-        ratio = max(1.0, size.width / longest, size.height / longest)
-        columns, rows = (math.ceil(int(edge / ratio) / side) for edge in size)
+    rows, columns = pictures.grid(size)
     lines = LINE_END.join([pictures.places.token * columns] * rows)
     return f"{lines}[IMG_END]"
 
 
-def square_side(settings: dict[str, Any]) -> int:
-    """Pixels along the square of patches that one token stands for. PixtralProcessor of transformers 5.23
-    resizes pictures to whole squares, where the image processor alone would take single patches."""
-    return int(settings.get("patch_size", 16)) * int(settings.get("spatial_merge_size", 1))
-
-
-PROCESSOR_FILES = ("preprocessor_config.json", "processor_config.json")
 EXPANSIONS: dict[str, Callable[[Pictures, PictureSize], str]] = {
     "qwen2_vl": patches_expansion,
     "qwen2_5_vl": patches_expansion,
@@ -2491,34 +2801,6 @@ def require_engine(recipe: ImageModel, kind: str) -> None:
             got=f"{limit}: {recipe.get(limit)}",
             hint="remove the limit and make the pictures smaller, or set preprocess: model",
         )
-
-
-def limit_pixels(processor: Any, kind: str, least: int | None, most: int | None) -> None:
-    """Sets the recipe's limits in the processor, each family in its own terms.
-
-    Raises:
-        Refused: the family has no such limit.
-    """
-    if least is None and most is None:
-        return
-    if kind.startswith("qwen"):
-        edges = {"shortest_edge": least, "longest_edge": most}  # Qwen's names for numbers of pixels
-        processor.size = {**dict(processor.size), **{name: value for name, value in edges.items() if value is not None}}
-        return
-    if least is not None or kind == "gemma3":
-        name = "min_pixels" if least is not None else "max_pixels"
-        raise Refused(
-            f"{name} has no meaning for the family {kind}",
-            code="bad_recipe",
-            expected="every picture is resized to one size" if kind == "gemma3" else "max_pixels alone",
-            got=f"{name}: {least if least is not None else most}",
-            hint=f"remove {name} from the recipe",
-        )
-    edge = math.isqrt(most or 0)
-    if kind in TILED:
-        tile = int(processor.max_image_size["longest_edge"])
-        edge = max(1, edge // tile) * tile
-    processor.size = {"longest_edge": edge}
 
 
 class PixelLimits(NamedTuple):
@@ -3167,7 +3449,9 @@ def iter_parquet(path: Path) -> Iterator[tuple[int, Row]]:
         size = path.stat().st_size
         batches = believable(parquet_batches(path, size), path, size)
         rows = (row for batch in batches for row in batch.to_pylist())
-        yield from enumerate(as_written(rows, pyarrow.parquet.read_schema(path)), start=1)
+        schema = pyarrow.parquet.read_schema(path)
+        require_distinct(schema.names, path)
+        yield from enumerate(as_written(rows, schema), start=1)
     except (
         pyarrow.ArrowException,
         OSError,
@@ -3303,6 +3587,7 @@ def iter_csv(path: Path, delimiter: str) -> Iterator[tuple[int, Row]]:
     csv.field_size_limit(CELL_CHARACTERS)
     reader = csv.DictReader(decoded_lines(path), delimiter=delimiter, strict=True)
     try:
+        require_distinct(reader.fieldnames or [], path)
         for row in reader:
             if None in row or None in row.values():
                 raise other_columns(f"line {reader.line_num} of {path}", reader.fieldnames or [])

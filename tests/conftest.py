@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 import socket
@@ -26,6 +27,7 @@ _shared = Path()  # the user's cache
 def pytest_configure(config: pytest.Config) -> None:
     """Before anything imports huggingface_hub, which reads its environment once."""
     global _shared, _temporary
+    gc.set_threshold(200_000)  # as the command sets it: the libraries' objects stay, and are looked at seldom
     if config.option.markexpr == "live":
         return
     _temporary = tempfile.TemporaryDirectory(prefix="skill-train-tests-")

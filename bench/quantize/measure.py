@@ -117,7 +117,7 @@ def _matrix(source: Path, texts: list[list[int]], out: Path) -> Any:
     out.mkdir()
     digest = out.name.encode().hex().ljust(64, "0")
     request = importance.MatrixRequest(
-        source, RunTexts(texts, [], digest, "all"), out.name, out / "imatrix.gguf", out / "imatrix.json"
+        source, RunTexts(texts, [], digest, "all", out.name), out / "imatrix.gguf", out / "imatrix.json"
     )
     importance.compute_matrix(request, progress=_quiet)
     return importance.matrix_of(request.file, source, _say)

@@ -48,7 +48,8 @@ CONFIG = {
 TOKENIZER_BYTES = 7_000_000  # about that of its tokenizer.json
 
 
-TARGET_SECONDS = 0.25
+TARGET_SECONDS = 0.2
+HELP_SECONDS = 0.08  # it imports no command
 # Of huggingface_hub, as skill-train imports it for a question.
 CLIENT = "from huggingface_hub import HfApi, set_client_factory"
 
@@ -104,21 +105,14 @@ def summary(name: str, seconds: list[tuple[float, float]]) -> dict[str, Any]:
 
 def targets(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Each of our commands against the limit, by the best of its runs: the others are of a busy machine."""
-    limit = f"under {TARGET_SECONDS} s"
-    found: list[dict[str, Any]] = [
-        {"name": row["command"], "target": limit, "measured": row["best_seconds"], "unit": "s"}
-        | {
-            "met": row["best_seconds"] < TARGET_SECONDS,
-            "why": f"the best of the runs; median {row['median_seconds']} s",
-        }
-        for row in rows
-        if row["command"].startswith("skill-train")
-    ]
+    found: list[dict[str, Any]] = []
+    for row in rows:
+        if row["command"].startswith("skill-train"):
+            most = HELP_SECONDS if row["command"].endswith("--help") else TARGET_SECONDS
+            why = f"the best of the runs; median {row['median_seconds']} s"
+            found.append(side.target(row["command"], f"under {most} s", row["best_seconds"], most, "s", why))
     why = "asks the Hub, so the network decides; huggingface_hub alone takes what the table says to import"
-    found.append(
-        {"name": "skill-train status RUN of a job", "target": limit, "measured": None, "unit": "s"}
-        | {"met": None, "why": why}
-    )
+    found.append(side.target("skill-train status RUN of a job", f"under {TARGET_SECONDS} s", None, 0, "s", why))
     return found
 
 

@@ -23,6 +23,7 @@ from skill_train.commands._frame import FORMATS, Commands
 from skill_train.core import waiting
 from skill_train.core.console import Console, Format, ReaderGone, silence
 from skill_train.core.errors import DecisionNeeded, Interrupted, SkillTrainError, UsageError, out_of_memory
+from skill_train.core.memory import seek_cycles_seldom
 from skill_train.core.secrets import refuse_in_arguments
 
 # In the order of the help page: the module in commands/, and the first sentence of its help.
@@ -82,6 +83,7 @@ def cli() -> None:
 def _make_ready() -> None:
     """Streams that take whatever is said. A shell can close any of the three (`>&-`). Python then has None for it, and
     the next file that is opened gets its number."""
+    seek_cycles_seldom()
     for name in ("stdin", "stdout", "stderr"):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, "r" if name == "stdin" else "w"))  # noqa: SIM115

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from skill_train.program.pictures.processor import ImageProcessor
+
 
 @dataclass(frozen=True)
 class ModelFacts:
@@ -36,6 +38,7 @@ class ModelFacts:
         at_hand: the weights lie on this machine.
         linear_layers: what LoRA adapts, where the family is on no list; None where nobody looked.
         tower: of a vision model; None where config.json does not say its sizes.
+        image_processor: of a vision model; None where its files do not say how it resizes.
     """
 
     source: str
@@ -72,6 +75,7 @@ class ModelFacts:
     at_hand: bool = False
     linear_layers: tuple[str, ...] | None = None
     tower: TowerFacts | None = None
+    image_processor: ImageProcessor | None = None
     windowed_layers: int | None = None
 
 
@@ -82,6 +86,11 @@ class TowerFacts:
     Attributes:
         patches_per_token: squares of pixels that one token of the language model stands for.
         values_per_patch: numbers that describe such a square: 3 colours of each pixel, of each of Qwen's two frames.
+        gated: the MLP of a layer has three matrices, else two.
+        projector_parameters: of the matrices between tower and language model, for a token of that; None where they are
+            unknown.
+        windowed_layers: layers in which a patch sees only the `window` patches around it.
+        attends_all: the patches of all pictures of a micro-step are compared with each other (Pixtral's mask).
     """
 
     layers: int
@@ -89,6 +98,22 @@ class TowerFacts:
     intermediate_size: int
     patches_per_token: int
     values_per_patch: int
+    gated: bool = False
+    projector_parameters: int | None = None
+    windowed_layers: int = 0
+    window: int = 0
+    attends_all: bool = False
+
+    @property
+    def patch_parameters(self) -> int:
+        """Of the matrices that a patch passes: it becomes a vector, then come attention and MLP of each layer."""
+        layer = 4 * self.hidden_size**2 + (3 if self.gated else 2) * self.hidden_size * self.intermediate_size
+        return self.values_per_patch * self.hidden_size + self.layers * layer
+
+    @property
+    def parameters(self) -> int:
+        """Of all matrices of tower and projector."""
+        return self.patch_parameters + (self.projector_parameters or 0)
 
 
 @dataclass(frozen=True)
@@ -117,6 +142,27 @@ class TokenFacts:
 
 
 @dataclass(frozen=True)
+class PictureTokenFacts:
+    """Tokens of the language model that stand for pictures, by arithmetic from the sizes of all pictures.
+
+    Attributes:
+        least, most: of one picture.
+        mean: of all pictures of a row, the mean of all rows; `longest`: of the row with most.
+        mean_fed, longest_fed: the same with the marks and line ends around them.
+        mean_squares: of what the tower reads by itself, a picture or a tile, the square of its tokens; the sum of a
+            row, the mean of all rows.
+    """
+
+    least: int
+    most: int
+    mean: float
+    longest: int
+    mean_fed: float
+    longest_fed: int
+    mean_squares: float
+
+
+@dataclass(frozen=True)
 class DatasetFacts:
     """What reading every row once says.
 
@@ -134,6 +180,7 @@ class DatasetFacts:
         most_images: of the row with most of them.
         image_bytes: of the files of all of them; `image_pixels`: of all of them, before they are resized.
         largest_image: width and height of the one with most pixels, upright.
+        picture_tokens: None where there are no pictures, or the model's image processor is unknown.
     """
 
     source: str
@@ -155,6 +202,7 @@ class DatasetFacts:
     image_bytes: int | None = None
     image_pixels: int | None = None
     largest_image: tuple[int, int] | None = None
+    picture_tokens: PictureTokenFacts | None = None
 
 
 @dataclass(frozen=True)

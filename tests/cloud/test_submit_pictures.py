@@ -43,6 +43,7 @@ def one(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Hub, Command
         files = {
             "config.json": json.dumps(about["config"]).encode(),
             "tokenizer_config.json": b'{"chat_template": "{{ messages }}"}',
+            "preprocessor_config.json": json.dumps({"min_pixels": 3136, "max_pixels": 12845056}).encode(),
             "model.safetensors": bytes(1000),
         }
         count = about["published_parameters"]
@@ -114,6 +115,8 @@ def test_the_plan_and_the_decision_say_what_leaves_this_machine(hub: Hub, call: 
     assert (done.data["where"], done.data["blockers"]) == ("cloud", [])
     assert done.data["upload"] == {"files": 5, "picture_files": 4, "bytes": sum(sizes.values())}
     assert "upload to the job: the rows and 4 files of pictures" in call("plan", *SAID, "--format", "human").stdout
+    rules = {reason["rule"]: reason for reason in done.data["reasons"]}
+    assert (rules["picture tokens"]["value"], rules["picture tokens"]["source"]) == ("12", "preprocessor_config.json")
     asked = call("submit", *SAID)
     assert asked.error == (3, "confirm_cost") and hub.jobs_created == 0
     told = {upload["what"]: upload for upload in asked.answer["data"]["uploads"]}

@@ -106,12 +106,35 @@ def test_a_run_gets_a_matrix_of_its_own_rows_by_default(run: Path) -> None:
     assert {"with_matrix", "without_matrix"} == set(by_type["q4_k_m"]["choice"])
     assert "choice" not in by_type["q8_0"] and "imatrix" not in by_type["q8_0"]
     texts = texts_of(RunDir(run), read_gguf(next((run / "gguf").glob("*f16.gguf"))))
-    assert record["options"] == {"data": texts.sha256, "dataset": "samples.jsonl"} and record["tokens"] == texts.tokens
+    assert record["options"] == {"data": texts.sha256, "dataset": "training rows"} and record["tokens"] == texts.tokens
+    assert [reason["rule"] for reason in record["reasons"]] == ["tokens"]
     held_out = [json.loads(line)["input_ids"] for line in (run / "held_out.jsonl").read_text().splitlines()]
     assert held_out and not [ids for ids in held_out if ids in texts.computed or ids in texts.compared]
     data, _ = exported(run, quant="q8_0,q4_k_m")
     assert data["reused"] is True
     assert [answer["mean_kl_with"] > 0 for answer in data["imatrix"].values()] == [True]
+
+
+@pytest.mark.slow
+def test_where_the_data_has_changed_the_answer_and_the_record_say_so(run: Path) -> None:
+    plan = json.loads((run / "plan.json").read_text())
+    rows = Path(plan["recipe"]["data"]).read_text().splitlines()
+    data = run.parent / "rows.jsonl"
+    data.write_text("\n".join([*rows[1:], rows[0]]) + "\n")  # the same rows in another order
+    (run / "plan.json").write_text(json.dumps(plan | {"recipe": {**plan["recipe"], "data": str(data)}}))
+    console = Console("quiet", "export-gguf")
+    answer = export_gguf.run(export_gguf.ExportOptions(run=run, quant="q5_k_m"), console).data
+    why = "rows.jsonl has changed since the training"
+    record = json.loads((run / "imatrix.json").read_text())
+    said = [warning["message"] for warning in console.warnings if warning["code"] == "imatrix"]
+    assert said == [f"only the rows of samples.jsonl are used, {record['tokens']} tokens: {why}"]
+    assert record["options"]["dataset"] == "samples.jsonl"
+    assert {"rule": "data", "because": why, "source": "samples.jsonl"} in record["reasons"]
+    made = next(use for name, use in answer["imatrix"].items() if name.endswith("q5_k_m.gguf"))
+    assert "mean_kl_with" in made
+    held_out = [json.loads(line)["input_ids"] for line in (run / "held_out.jsonl").read_text().splitlines()]
+    texts = texts_of(RunDir(run), read_gguf(next((run / "gguf").glob("*f16.gguf"))))
+    assert held_out and not [ids for ids in held_out if ids in texts.computed or ids in texts.compared]
 
 
 @pytest.mark.slow

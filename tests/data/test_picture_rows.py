@@ -73,6 +73,15 @@ FILES = {
     "pages.tiff": _animated("TIFF"),
     "numbers.tiff": _content(_picture(70_000, "I"), "TIFF"),
     "real.tiff": _content(_picture(0.5, "F"), "TIFF"),
+    "drawing.svg": b'<svg xmlns="http://www.w3.org/2000/svg" width="10" height="10"></svg>',
+    "photo.heic": b"\0\0\0\x18ftypheic\0\0\0\0mif1heic" + bytes(100),
+    "pointer.png": b"version https://git-lfs.github.com/spec/v1\noid sha256:ab\nsize 12\n",
+    "page.jpg": b"<!DOCTYPE html><html>404</html>",
+    "none.png": _png(0, 0),
+    "one.gif": _content(_picture(), "GIF"),
+    "one.tiff": _content(_picture(), "TIFF"),
+    "grey16.png": _content(Image.new("I;16", (40, 30), 30_000)),
+    "dot.png": _content(_picture(BLUE)),
 }
 URI = "data:image/png;base64," + base64.b64encode(FILES["a.png"]).decode()
 
@@ -92,6 +101,39 @@ BAD: dict[str, tuple[dict[str, Any], str, str]] = {
     "a folder": (_asks("folder.png"), "missing_picture", "folder.png does not exist"),
     "above the folder": (_asks("../out.png"), "picture_elsewhere", "../out.png lies outside the folder"),
     "an absolute path": (_asks("/etc/passwd.png"), "picture_elsewhere", "/etc/passwd.png lies outside the folder"),
+    "a link to itself": (_asks("loop.png"), "missing_picture", "loop.png cannot be read"),
+    "a pipe": (_asks("pipe.png"), "missing_picture", "pipe.png does not exist"),
+    "a path of Windows": (_asks("folder\\a.png"), "missing_picture", "folder\\a.png does not exist"),
+    "no name": (_asks(["a.png", ""]), "bad_picture", "the name of a picture is empty"),
+    "a blank": (_asks(" "), "bad_picture", "the name of a picture is empty"),
+    "base64 without its head": (_asks("AAAA" * 200_000), "missing_picture", "AAAA cannot be read"),
+    "another key": (_asks({"url": "a.png"}), "bad_picture", "a picture in the row has neither bytes nor a path"),
+    "base64 for bytes": (_asks({"bytes": "iVBORw0"}), "bad_picture", "has neither bytes nor a path"),
+    "null bytes and no path": (_asks({"bytes": None, "path": None}), "bad_picture", "has neither bytes nor a path"),
+    "a null in a list": (_asks(["a.png", None]), "bad_picture", "something else in the place of a picture"),
+    "a list in a list": (_asks([["a.png"]]), "bad_picture", "something else in the place of a picture"),
+    "a drawing": (_asks("drawing.svg"), "bad_picture", "drawing.svg is not a picture"),
+    "HEIC": (_asks("photo.heic"), "bad_picture", "photo.heic is not a picture"),
+    "a pointer of Git LFS": (_asks("pointer.png"), "bad_picture", "pointer.png is not a picture"),
+    "a page for a picture": (_asks("page.jpg"), "bad_picture", "page.jpg is not a picture"),
+    "no size": (_asks("none.png"), "bad_picture", "none.png is not a picture"),
+    "data of another kind": (_asks("data:text/plain;base64,aGVsbG8="), "bad_picture", "is not a picture"),
+    "data without base64": (_asks("data:image/png,abc"), "bad_picture", "a data URI is not base64"),
+    "an address in a part": (
+        _talks([{"type": "image_url", "image_url": {"url": "https://e.org/a.png"}}, {"type": "text", "text": "?"}]),
+        "picture_elsewhere",
+        "https://e.org/a.png is an address",
+    ),
+    "a part in an answer": (
+        _talks("?", None, [{"type": "image", "image": "a.png"}]),
+        "picture_places",
+        "an answer holds a picture",
+    ),
+    "a part beside its column": (
+        _talks([{"type": "image", "image": "b.png"}, {"type": "text", "text": "?"}], ["a.png"]),
+        "picture_places",
+        "pictures do not stand in its messages",
+    ),
     "a link out of it": (_asks("link.png"), "picture_elsewhere", "link.png lies outside the folder"),
     "an address": (_asks("https://e.org/a.png"), "picture_elsewhere", "https://e.org/a.png is an address"),
     "an empty file": (_asks("empty.png"), "bad_picture", "empty.png is empty"),
@@ -118,6 +160,8 @@ BAD: dict[str, tuple[dict[str, Any], str, str]] = {
     "a part without its picture": (_talks([{"type": "image"}]), "picture_places", "no picture for it"),
     "a part of sound": (_talks([{"type": "input_audio"}], "a.png"), "picture_places", "neither text nor a picture"),
     "the mark of a picture": (_asks("a.png", "What \ufffc?"), "picture_places", "U+FFFC"),
+    "the mark of a model": (_asks("a.png", "[IMG] What?"), "picture_places", "film: [IMG]"),
+    "places with numbers": (_asks(["a.png", "b.png"], "<image1> or <image2>?"), "picture_places", "film: <image1>"),
     "no question": ({"image": "a.png", "messages": [{"role": "assistant", "content": "A cat."}]}, "picture_places", ""),
     "an empty answer": (_asks("a.png") | {"answer": ""}, "empty", "answer is empty"),
     "a second column": (_asks("a.png") | {"mask": "b.png"}, "not_text", "'mask' contains an image"),
@@ -132,6 +176,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (data / name).write_bytes(content)
     (tmp_path / "out.png").write_bytes(FILES["a.png"])
     (data / "link.png").symlink_to(tmp_path / "out.png")
+    (data / "loop.png").symlink_to("loop.png")
+    os.mkfifo(data / "pipe.png")
     monkeypatch.chdir(data)
     return data
 
@@ -168,6 +214,35 @@ def test_the_planner_refuses_it_too(folder: Path, name: str) -> None:
     if name != "a second column":
         assert words in caught.value.message
     assert "line 1" in caught.value.message and "rows.jsonl" in caught.value.message
+
+
+def test_a_long_name_is_shortened(folder: Path) -> None:
+    _write(folder, [_asks("AAAA" * 200_000)])
+    with pytest.raises(UsageError) as caught:
+        dataset.scan(Recipe(data="rows.jsonl"), pictures=True)
+    assert len(caught.value.message) < 300
+
+
+@pytest.mark.parametrize("source", ["one.gif", "one.tiff", "grey16.png", "./a.png", "folder.png/../a.png", URI])
+def test_unusual_pictures_are_taken(folder: Path, source: str) -> None:
+    _write(folder, [_asks(source), _asks(source, "")])
+    assert dataset.scan(Recipe(data="rows.jsonl"), pictures=True).images == 2
+
+
+def test_two_columns_of_one_name_are_refused(folder: Path) -> None:
+    """A row would keep the last of them."""
+    import pyarrow.parquet
+
+    (folder / "rows.csv").write_text("image,image,question,answer\na.png,b.png,q,x\n")
+    arrays = [pyarrow.array([value]) for value in ("a.png", "b.png", "q", "x")]
+    table = pyarrow.table(arrays, names=["image", "image", "question", "answer"])
+    pyarrow.parquet.write_table(table, folder / "rows.parquet")
+    for name in ("rows.csv", "rows.parquet"):
+        with pytest.raises(UsageError, match=f"{name} has 2 columns with the name 'image'") as caught:
+            dataset.scan(Recipe(data=name), pictures=True)
+        assert caught.value.code == "unreadable_dataset"
+    (folder / "rows.csv").write_text("image,question,answer,,\na.png,q,x,,\n")
+    assert dataset.scan(Recipe(data="rows.csv"), pictures=True).rows == 1
 
 
 def test_nothing_is_written_where_no_row_is_good(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -40,6 +40,29 @@ def test_every_row_is_found_by_its_name() -> None:
         assert row.source in read_table().sources and row.memory_gb == sorted(row.memory_gb)
 
 
+@pytest.mark.parametrize(
+    ("typed", "name"),
+    [
+        ("MacBook Pro M4 Pro 24GB", "M4 Pro"),
+        ("Mac mini M4", "M4"),
+        ("iPhone 15 Pro Max", "iPhone 15 Pro"),
+        ("iphone16 plus", "iPhone 16"),
+        ("NVIDIA GeForce RTX-4090", "RTX 4090"),
+        ("rtx3060 12 GB", "RTX 3060"),
+        ("AMD Radeon RX 7900 XTX", "RX 7900 XTX"),
+    ],
+)
+def test_a_device_as_people_write_it(typed: str, name: str) -> None:
+    assert find_target(typed, None, None).name.startswith(name)
+
+
+@pytest.mark.parametrize("typed", ["M5 Max", "M1 Pro Max", "RTX 3060 Ti", "RTX 4090 Laptop", "iPad Pro M4", "4090"])
+def test_another_chip_is_not_taken_for_one_of_the_table(typed: str) -> None:
+    """An M5 Max reads its memory four times as fast as an M5."""
+    with pytest.raises(UsageError, match="no device"):
+        find_target(typed, None, None)
+
+
 def test_a_stated_value_takes_the_place_of_the_row() -> None:
     target = find_target("M2", "24GB", "90GB/s")
     assert (target.memory_bytes, target.gigabytes_per_second) == (24e9, 90)

@@ -15,10 +15,11 @@ from skill_train.estimate.time import (
     micro_step_flops,
     micro_step_seconds,
     optimizer_seconds,
+    picture_flops,
     reading_seconds,
     training_seconds,
 )
-from skill_train.facts import Calibration
+from skill_train.facts import Calibration, PictureTokenFacts
 
 QWEN = models.recorded_model("qwen2.5-0.5b")
 LLAMA = models.recorded_model("llama-3.2-3b")
@@ -172,3 +173,72 @@ def test_rows_of_a_batch_are_padded() -> None:
     long = micro_step_seconds(QWEN, dataclasses.replace(four, length=260), A100, None)
     assert parts is not None and long is not None
     assert parts[-1].high == pytest.approx(long.high)
+
+
+# --- Pictures ---
+
+GEMMA, QWEN_VL = models.recorded_model("gemma-3-4b"), models.recorded_model("qwen2.5-vl-7b")
+ONE_PICTURE = PictureTokenFacts(256, 256, 256.0, 256, 260.0, 260, 256.0**2)
+WITH_PICTURES = dataclasses.replace(NO_ADAPTER, images=True, pictures=ONE_PICTURE)
+
+
+def test_operations_of_a_picture_by_hand() -> None:
+    """Gemma 3 4B, one picture: 64 x 64 patches of 588 values become 1152 numbers, 27 layers have 4 x 1152² and
+    2 x 1152 x 4304 weights and compare each patch with all; 256 tokens pass the projector, 1152 x 2560."""
+    layer = 4 * 1152**2 + 2 * 1152 * 4304
+    linear = 2 * 4096 * (588 * 1152 + 27 * layer)
+    attention = 4 * 1152 * 4096**2 * 27
+    projector = 2 * 256 * 1152 * 2560
+    assert picture_flops(GEMMA, WITH_PICTURES) == linear + attention + projector
+    tuned = dataclasses.replace(WITH_PICTURES, projector_trains=True)
+    assert picture_flops(GEMMA, tuned) == linear + attention + 2 * projector
+    tuned = dataclasses.replace(tuned, tower_trains=True)
+    assert picture_flops(GEMMA, tuned) == 2 * linear + 3.5 * attention + 2 * projector
+    again = dataclasses.replace(tuned, checkpointing=True, full=True)
+    assert picture_flops(GEMMA, again) == 4 * linear + 4.5 * attention + 3 * projector
+    assert picture_flops(GEMMA, dataclasses.replace(WITH_PICTURES, rows=2)) == 2 * (linear + attention + projector)
+    assert picture_flops(GEMMA, dataclasses.replace(WITH_PICTURES, images=False)) == 0
+
+
+def test_operations_of_windows() -> None:
+    """Qwen2.5-VL: 4 layers compare all 1,024 patches, 28 only the 64 of a window. Three matrices in the MLP; four
+    patches of 1280 numbers become one token, by matrices of 5120² and 5120 x 3584."""
+    layer = 4 * 1280**2 + 3 * 1280 * 3420
+    linear = 2 * 1024 * (1176 * 1280 + 32 * layer)
+    attention = 4 * 1280 * (4 * 1024**2 + 28 * 1024 * 64)
+    projector = 2 * 256 * (5120**2 + 5120 * 3584)
+    assert picture_flops(QWEN_VL, WITH_PICTURES) == linear + attention + projector
+
+
+def test_a_token_passes_the_language_model_alone() -> None:
+    """The tower's weights are not those of a token: 4,300,079,472 less the embedding and what the test above counts."""
+    tower = 588 * 1152 + 27 * (4 * 1152**2 + 2 * 1152 * 4304) + 1152 * 2560
+    body = (GEMMA.parameters or 0) - 262_208 * 2560 - tower
+    text, both = micro_step_flops(GEMMA, NO_ADAPTER), micro_step_flops(GEMMA, WITH_PICTURES)
+    attention = 2 * 8 * 256 * 512 * 512 * 34 * 3.5
+    assert text == pytest.approx(2 * body * 512 * 2 + attention + 2 * 262_208 * 2560 * 512 * 3, rel=1e-9)
+    assert both == text + picture_flops(GEMMA, WITH_PICTURES)
+
+
+def test_a_processor_reads_the_tower_once_for_pictures() -> None:
+    machine = dataclasses.replace(recorded_machine("bare_cpu"), cores=2)
+    text = dataclasses.replace(NO_ADAPTER, device="cpu", dtype="float32")
+    pictures = dataclasses.replace(text, images=True, pictures=ONE_PICTURE)
+    tower = GEMMA.tower.parameters if GEMMA.tower else 0
+    more = reading_seconds(GEMMA, pictures, machine) - reading_seconds(GEMMA, text, machine)
+    assert more == pytest.approx(4 * tower / 8e9)
+
+
+def test_the_time_of_pictures_is_a_part_with_its_reason() -> None:
+    schedule = Schedule(steps=10, accumulation=4, row_tokens=(300.0, 400.0), rows=100, local_weights=True)
+    parts = {part.name: part for part in training_seconds(GEMMA, WITH_PICTURES, A100, schedule, None) or []}
+    text = dataclasses.replace(WITH_PICTURES, images=False)
+    without = {part.name: part for part in training_seconds(GEMMA, text, A100, schedule, None) or []}
+    assert parts["training"] == without["training"] and "pictures" not in without
+    assert 0 < parts["pictures"].low < parts["pictures"].high
+    assert parts["pictures"].because == (
+        "4,096 patches a row through 27 layers, forward alone; 414.7M parameters with the projector"
+    )
+    unknown = dataclasses.replace(WITH_PICTURES, pictures=None)
+    parts = {part.name: part for part in training_seconds(GEMMA, unknown, A100, schedule, None) or []}
+    assert parts["pictures"].low == 0 and parts["pictures"].because.startswith("up to 8,192 patches a row")

@@ -106,9 +106,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("mix")
     gguf_maker.export(tiny.cached("gemma", hidden=256, tied=False), root / "gguf")
     importance.compute_matrix(
-        importance.MatrixRequest(
-            root / "gguf" / "model-f16.gguf", TEXTS, "samples.jsonl", root / "imatrix.gguf", root / "imatrix.json"
-        ),
+        importance.MatrixRequest(root / "gguf" / "model-f16.gguf", TEXTS, root / "imatrix.gguf", root / "imatrix.json"),
         progress=quiet,
     )
     return root
@@ -169,9 +167,8 @@ def test_a_mix_has_its_types_its_size_and_its_measured_distance(root: Path) -> N
     again, second, _ = made(root, mix.MixTarget(most_bytes=most))
     assert (again, second["sha256"]) == (file, entry["sha256"])
     assert (root / mix.FILE).read_text() == lines
-    replayed = mix.replayed(
-        entry["tensor_types"], entry["mix"], mix.MixTarget(most_bytes=most), root / "gguf/model-f16.gguf", TEXTS
-    )
+    source, target = root / "gguf/model-f16.gguf", mix.MixTarget(most_bytes=most)
+    replayed = mix.replayed(entry["tensor_types"], entry["mix"], target, source, TEXTS)
     assert (replayed.types, replayed.nominal) == (chosen.types, chosen.nominal)
 
 
@@ -208,6 +205,11 @@ def test_a_call_that_was_ended_goes_on_where_it_was(root: Path, tmp_path: Path) 
         file.write(json.dumps(some) + '\n{"tensor": "blk.0.attn')  # the kill came here
     known = sensitivity.measured(none, quiet)
     assert known == {("blk.0.attn_q.weight", "q4_k"): 123.0}
+    # What the next call adds begins a line of its own: else both figures would be lost, and estimated.
+    whole = "".join((run / mix.FILE).read_text().splitlines(keepends=True)[:2])
+    for torn in (whole + '{"tensor": "blk.0.attn', whole.removesuffix("\n")):
+        (run / mix.FILE).write_text(torn)
+        assert sensitivity.measured(none, quiet) == known and (run / mix.FILE).read_text() == whole
     other = sensitivity.SensitivityRequest(**{**vars(none), "basis": sensitivity.Basis("other", "", "")})
     assert sensitivity.measured(other, quiet) == {}  # of another model: nothing is taken over
 

@@ -44,9 +44,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def computed(root: Path, texts: RunTexts = TEXTS) -> Any:
     return importance.compute_matrix(
-        importance.MatrixRequest(
-            root / "gguf" / "model-f16.gguf", texts, "samples.jsonl", root / "imatrix.gguf", root / "imatrix.json"
-        ),
+        importance.MatrixRequest(root / "gguf" / "model-f16.gguf", texts, root / "imatrix.gguf", root / "imatrix.json"),
         progress=quiet,
     )
 
@@ -95,7 +93,7 @@ def test_every_type_that_needs_a_matrix_can_be_made(root: Path, tmp_path: Path, 
         assert entry["imatrix"]["sha256"] == file_digest(root / "imatrix.gguf")["sha256"]
         stated = metadata(tmp_path / "run" / name)
         assert stated["quantize.imatrix.file"] == "imatrix.gguf"
-        assert stated["quantize.imatrix.dataset"].startswith("samples.jsonl sha256 dddd")
+        assert stated["quantize.imatrix.dataset"] == f"samples.jsonl sha256 {'d' * 12}, 1080 tokens of 18 rows"
         assert (stated["quantize.imatrix.entries_count"], stated["quantize.imatrix.chunks_count"]) == (14, 2)
 
 
@@ -162,6 +160,11 @@ def test_the_matrix_is_recorded_reused_and_never_of_other_text(root: Path, tmp_p
     computed(run)
     assert file_digest(run / "imatrix.gguf.unrecorded-1") == other.record.outputs["imatrix.gguf"]
     assert file_digest(run / "imatrix.gguf") == record.record.outputs["imatrix.gguf"]
+    (run / "imatrix.gguf").unlink()
+    (run / "imatrix.gguf" / "in the way").mkdir(parents=True)  # it ends between the record before and the new file
+    with pytest.raises(OSError, match="irectory"):
+        computed(run, RunTexts(ROWS[1:18], ROWS[18:], "e" * 64, "other text"))
+    assert not (run / "imatrix.json").exists()  # nothing describes another file than the one that is there
     with pytest.raises(UsageError, match="says nothing"):
         computed(tmp_path / "new", RunTexts([[1, 2, 3]], [], "f" * 64, "3 tokens"))
     assert not (tmp_path / "new").exists()

@@ -138,13 +138,13 @@ def _keep(folder: Path, *, hours: float, read_at: str = "2026-11-20") -> None:
     ],
 )
 def test_the_hub_is_the_one_that_the_client_asks(said: dict[str, str]) -> None:
-    code = "from huggingface_hub import constants; from skill_train.hub import client as h"
+    code = "from huggingface_hub import constants; from skill_train.hub import address as h"
     assert len(set(_said(f"{code}; print(constants.ENDPOINT); print(h.endpoint())", said))) == 1
 
 
 def test_a_password_in_the_address_of_a_hub_is_not_kept() -> None:
     said = {"HF_ENDPOINT": "https://me:secret@Hub.example.org:8443/base/"}
-    code = "from skill_train.hub import client as h; print(h.endpoint())"
+    code = "from skill_train.hub import address as h; print(h.endpoint())"
     assert _said(code, said) == ["https://hub.example.org:8443/base"]
 
 

@@ -44,7 +44,7 @@ QWEN = {"patch_size": 14, "merge_size": 2, "temporal_patch_size": 2}
 def test_sizes_of_qwen(size: tuple[int, int], resized: tuple[int, int]) -> None:
     engine = _engine("qwen2_vl", **QWEN)
     assert engine.size(PictureSize(*size)) == resized
-    assert engine.tokens(PictureSize(*size)) == resized[0] * resized[1] // 28**2
+    assert engine.grid(PictureSize(*size)) == (resized[1] // 28, resized[0] // 28)
 
 
 def test_sizes_are_of_single_precision() -> None:

@@ -115,7 +115,7 @@ def _frames(kind: str) -> bytes:
         (_content(Image.new("I", (4, 4), 70_000), "TIFF"), "has the colour mode I"),
         ("data:image/png,abc", "is not base64"),
         ("data:image/png;base64,a$c", "is not base64"),
-        ({"bytes": None, "path": None}, "is empty"),
+        ({"bytes": None, "path": None}, "has neither bytes nor a path"),
         ("https://example.org/a.png", "is an address"),
         ("missing.png", "does not exist"),
         ("../outside.png", "lies outside"),

@@ -16,6 +16,7 @@ from skill_train.commands.diff import DiffOptions, _read, run
 from skill_train.core.console import MAX_JSON_BYTES, Console
 from skill_train.core.errors import UsageError
 from skill_train.run import compare_runs as diff
+from skill_train.run.export_record import ExportedFile, MatrixChoice, MatrixUse
 from skill_train.run.folder import RunDir
 from skill_train.run.train_record import StepLine, read_steps
 
@@ -123,6 +124,99 @@ def test_losses_are_told_and_not_judged() -> None:
     found = diff.compare(recorded(), changed("metrics", 4, "loss", to=(line.loss or 0) + 0.25))
     assert found.verdict == "same"
     assert found.losses == {"steps": 8, "equal": False, "largest_difference": 0.25, "at_step": 5}
+
+
+# --- The quantized files ---
+
+
+def matrix(words: str, number: str) -> MatrixUse:
+    return {"file": "imatrix.gguf", "sha256": number * 64, "model": "", "data": words}
+
+
+def chosen(near: float, plain: float) -> MatrixChoice:
+    return {
+        "with_matrix": {"mean_kl": near, "same_top1": 1.0, "tokens": 100},
+        "without_matrix": {"mean_kl": plain, "same_top1": 0.9, "tokens": 100},
+    }
+
+
+def exported(*files: ExportedFile) -> diff.ComparedRun:
+    return dataclasses.replace(recorded(), quantized=list(files))
+
+
+def listed(a: diff.ComparedRun, b: diff.ComparedRun) -> dict[str, tuple[Any, Any]]:
+    """The differences of the files. They never change the verdict."""
+    found = diff.compare(a, b)
+    assert (found.verdict, found.recipe, found.placement, found.not_compared) == ("same", [], [], [])
+    return {each.fact: (each.a, each.b) for each in found.exports}
+
+
+Q4: ExportedFile = {"bytes": 900, "sha256": "1" * 64, "quant": "q4_k_m", "seconds": 1.5}
+MIXED: ExportedFile = {
+    "bytes": 800, "sha256": "2" * 64, "quant": "auto-5bpw", "types": {"q4_k": 2, "f32": 1},
+    "measured": {"mean_kl": 0.25, "same_top1": 1.0, "tokens": 100},
+    "tensor_types": {"a": "q4_k", "b": "q4_k"},
+    "mix": {"target": "auto-5bpw", "estimated_kl": 0.5, "measured_pairs": 4, "pairs": 4},
+}  # fmt: skip
+
+
+def test_equal_files_differ_in_nothing_and_one_run_without_files_is_not_compared() -> None:
+    again: ExportedFile = {**Q4, "seconds": 9.0}  # a time is no difference
+    assert listed(exported(Q4, MIXED), exported(MIXED, again)) == {}
+    assert listed(exported(Q4), exported()) == listed(exported(), exported(Q4)) == {}
+
+
+def test_a_type_that_one_run_has_is_named() -> None:
+    assert listed(exported(Q4, MIXED), exported(MIXED)) == {"export.q4_k_m": ("900 bytes", "(absent)")}
+    assert listed(exported(MIXED), exported(Q4, MIXED)) == {"export.q4_k_m": ("(absent)", "900 bytes")}
+
+
+def test_matrices_and_what_was_measured_of_them_are_told() -> None:
+    here: ExportedFile = {**Q4, "imatrix": matrix("training rows", "a"), "choice": chosen(0.125, 0.25)}
+    there: ExportedFile = {**here, "imatrix": matrix("samples.jsonl", "b"), "choice": chosen(0.5, 0.75)}
+    assert listed(exported(here), exported(there)) == {
+        "export.q4_k_m.imatrix.data": ("training rows", "samples.jsonl"),
+        "export.q4_k_m.imatrix.sha256": ("a" * 64, "b" * 64),
+        "export.q4_k_m.choice.kl_with_matrix": (0.125, 0.5),
+        "export.q4_k_m.choice.kl_without_matrix": (0.25, 0.75),
+    }
+    without: ExportedFile = {**Q4, "sha256": "3" * 64, "choice": chosen(0.5, 0.25)}  # it did not help there
+    assert listed(exported(here), exported(without)) == {
+        "export.q4_k_m.sha256": ("1" * 64, "3" * 64),
+        "export.q4_k_m.imatrix.data": ("training rows", "(absent)"),
+        "export.q4_k_m.imatrix.sha256": ("a" * 64, "(absent)"),
+        "export.q4_k_m.choice.kl_with_matrix": (0.125, 0.5),
+    }
+
+
+def test_the_types_of_a_mix_are_told_and_the_first_matrices_that_differ() -> None:
+    other: ExportedFile = {
+        **MIXED,
+        "types": {"q5_k": 1, "f32": 1, "q4_k": 1},
+        "measured": {"mean_kl": 0.125, "same_top1": 1.0, "tokens": 100},
+        "tensor_types": {"a": "q4_k", "b": "q5_k"},
+    }
+    assert listed(exported(MIXED), exported(other)) == {
+        "export.auto-5bpw.mean_kl": (0.25, 0.125),
+        "export.auto-5bpw.types": ("1 f32, 2 q4_k", "1 f32, 1 q4_k, 1 q5_k"),
+        "export.auto-5bpw.types.b": ("q4_k", "q5_k"),
+    }
+    many: ExportedFile = {**MIXED, "tensor_types": {f"m{number}": "q4_k" for number in range(9)}}
+    finer: ExportedFile = {**MIXED, "tensor_types": {f"m{number}": "q6_k" for number in range(9)}}
+    assert list(listed(exported(many), exported(finer))) == [f"export.auto-5bpw.types.m{number}" for number in range(5)]
+
+
+def test_the_command_reads_the_records_of_both_exports(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    runs = [Path(shutil.copytree(RECORDED, tmp_path / name)) for name in "ab"]
+    for run_dir, words in zip(runs, ("training rows", "samples.jsonl"), strict=True):
+        file: ExportedFile = {**Q4, "imatrix": matrix(words, "a")}
+        document = {"schema": "skill-train/step/1", "step": "quantize", "outputs": {"gguf/run-q4_k_m.gguf": file}}
+        (run_dir / "quantize.json").write_text(json.dumps(document))
+    console = Console("json", "diff")
+    assert console.result(run(DiffOptions(*runs), console)) == 0
+    data = json.loads(capsys.readouterr().out)["data"]
+    fact = {"fact": "export.q4_k_m.imatrix.data", "a": "training rows", "b": "samples.jsonl"}
+    assert (data["verdict"], data["exports"], data["counts"]["exports"]) == ("same", [fact], 1)
 
 
 def test_other_weights_without_a_reason_are_told() -> None:

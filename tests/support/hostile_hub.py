@@ -24,12 +24,12 @@ from skill_train.cloud import bucket as kept
 from skill_train.cloud import failure_reason as job_story
 from skill_train.data import scan as dataset
 from skill_train.hub import account as hub_account
-from skill_train.hub import client as hub_client
 from skill_train.hub import datasets as hub_dataset
 from skill_train.hub import flavors, jobs
 from skill_train.hub import models as hub
 from skill_train.hub import repositories as hub_repository
 from skill_train.hub import upload as hub_push
+from skill_train.hub.address import endpoint
 from skill_train.recipe.fields import Recipe
 from skill_train.run import progress as job_figures
 
@@ -79,7 +79,7 @@ def _say(text: str) -> None:
 
 def _prices() -> object:
     found = hub.live_flavors()
-    flavors._keep(found, hub_client.endpoint())
+    flavors._keep(found, endpoint())
     return flavors.current(live=False)
 
 

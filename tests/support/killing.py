@@ -27,7 +27,7 @@ import tiny
 from kill_hook.sitecustomize import LINE
 
 HOOK = Path(__file__).resolve().parent / "kill_hook"
-RECORDS = ("train", "merge", "convert", "quantize", "verify", "pull")
+RECORDS = ("train", "merge", "convert", "imatrix", "quantize", "verify", "pull")
 LOCAL = ("local", "recipe.yaml", "--dtype", "float32", "--run-dir", "run")
 RESUME = ("local", "--resume", "--run-dir", "run")
 COMMANDS: dict[str, tuple[str, ...]] = {
@@ -37,6 +37,7 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "quantize": ("export-gguf", "run", "--quant", "q8_0,q4_0"),
     "verify": ("verify", "run", "--tokens", "128"),
 }
+MIX = ("export-gguf", "run", "--quant", "auto", "--bits", "6")
 _TAKES = 600  # seconds, at most, of one command on a busy machine
 
 
@@ -237,7 +238,8 @@ def contents(run: Path) -> dict[str, str]:
     """Digest of each file of what was made, by its name in the run directory."""
     folders = [folder for name in ("adapter", "merged", "gguf") for folder in [run / name] if folder.is_dir()]
     files = [path for folder in folders for path in folder.rglob("*") if path.is_file()]
-    files += [path for path in (run / "samples.jsonl", run / "held_out.jsonl") if path.is_file()]
+    others = ("samples.jsonl", "held_out.jsonl", "imatrix.gguf")
+    files += [run / name for name in others if (run / name).is_file()]
     names = {str(path.relative_to(run)): path for path in files}
     return {name: _digest(path) for name, path in names.items() if not _is_part(name)}
 
@@ -248,9 +250,14 @@ def state(run: Path) -> dict[str, Any]:
     for name in RECORDS:
         if (run / f"{name}.json").is_file():
             records[name] = lasting(name, json.loads((run / f"{name}.json").read_text()))
-    lines = (run / "metrics.jsonl").read_text().splitlines() if (run / "metrics.jsonl").is_file() else []
+    lines = _lines(run / "metrics.jsonl")
     files = {name: digest for name, digest in contents(run).items() if ".unrecorded-" not in name}  # set aside
-    return {"files": files, "losses": [json.loads(line).get("loss") for line in lines], **records}
+    losses = [json.loads(line).get("loss") for line in lines]
+    return {"files": files, "losses": losses, "measured": _lines(run / "sensitivity.jsonl"), **records}
+
+
+def _lines(file: Path) -> list[str]:
+    return file.read_text().splitlines() if file.is_file() else []
 
 
 def lasting(name: str, record: dict[str, Any]) -> dict[str, Any]:

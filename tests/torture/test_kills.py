@@ -1,4 +1,4 @@
-"""100 kills: whenever a command dies, nothing half-written has a final name, and going on gives the undisturbed bytes.
+"""120 kills: whenever a command dies, nothing half-written has a final name, and going on gives the undisturbed bytes.
 
 `SKILL_TRAIN_SEED` is added to the seed; `SKILL_TRAIN_KILLS` scales the counts (0.1 is a tenth).
 """
@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from killing import Chain, Struck, moments, trained_chain
+from killing import MIX, Chain, Struck, moments, trained_chain
 from pulling import fetched_run
 
 pytestmark = [pytest.mark.torture, pytest.mark.xdist_group("kills"), pytest.mark.timeout(7200)]
@@ -23,20 +23,25 @@ SCALE = float(os.environ.get("SKILL_TRAIN_KILLS", "1"))
 WORKERS = 2
 Record = Callable[[str, object], None]
 PULLS = 14
-# Step, a part of its changes of files, and kills: 100 with those of `pull`.
+# Step, a part of its changes of files, and kills: 120 with those of `pull`.
 KILLS = [
     ("train", "", 22),
     ("train", "checkpoints/checkpoint-", 14),
     ("merge", "", 16),
     ("convert", "", 12),
     ("quantize", "", 12),
+    ("quantize", "imatrix", 6),
+    ("mix", "", 10),
+    ("mix", "auto-6bpw", 4),
     ("verify", "", 10),
 ]
 
 
 @pytest.fixture(scope="module")
 def chain(tmp_path_factory: pytest.TempPathFactory) -> Chain:
-    return trained_chain(tmp_path_factory.mktemp("kills") / "chain")
+    chain = trained_chain(tmp_path_factory.mktemp("kills") / "chain")
+    chain.add("mix", MIX, chain.root / "undisturbed", dict(os.environ) | {"OMP_NUM_THREADS": "1"})
+    return chain
 
 
 @pytest.mark.parametrize(("name", "inside", "count"), KILLS, ids=[f"{k[0]} {k[1]}".strip() for k in KILLS])

@@ -122,7 +122,7 @@ def _planes(seen: Pictures, tensors: dict[str, Any]) -> list[Any]:
         return [plane[:, :high, :wide] for plane, (high, wide) in zip(values, sizes, strict=True)]
     if "image_grid_thw" not in tensors:
         return list(values.reshape(-1, *values.shape[-3:]))
-    side, planes, first = seen.processor.patch_size, [], 0
+    side, planes, first = seen.settings.patch_size, [], 0
     for _, high, wide in tensors["image_grid_thw"].tolist():
         plane = np.empty((3, high * side, wide * side), dtype=np.float32)
         places = ((y + b, x + a) for y in range(0, high, 2) for x in range(0, wide, 2) for b in (0, 1) for a in (0, 1))

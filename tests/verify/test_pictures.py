@@ -3,6 +3,7 @@ named by the check whose matter it is."""
 
 from __future__ import annotations
 
+import json
 import shutil
 import struct
 from dataclasses import replace
@@ -18,6 +19,7 @@ import picture_pairs
 import tiny_vision
 from skill_train.llama.gguf_header import read_gguf
 from skill_train.llama.pictures.compare import Pair, Picture, PicturePrompt, ask_pictures
+from skill_train.model.convertible.from_config import unread_epsilon
 from skill_train.program.pictures.decode import in_rgb
 from skill_train.program.pictures.tokens import ImageModel
 from skill_train.reference.pictures import PictureQuestion
@@ -94,6 +96,25 @@ def test_a_quantized_language_model_is_held_to_its_own_type() -> None:
     assert same.verdict == "pass", same.detail
     assert float(str(same.figures["embedding_error"])) < 0.001, "the projector is not quantized"
     assert 1e-5 < float(str(same.figures["mean_kl_given_embeddings"])) < 0.01
+
+
+def test_llama_cpp_leaves_the_epsilon_of_qwen2_vl_out(tmp_path: Path) -> None:
+    """Of a file that states 1e-3 it computes what transformers computes with hardly any. Where this fails, a later
+    llama.cpp reads it: take the family out of EPSILON_LEFT_OUT."""
+    kl = {}
+    for epsilon in (1e-3, 1e-12):
+        folder = tmp_path / f"{epsilon}"
+        shutil.copytree(tiny_vision.cached("qwen2-vl"), folder)
+        config = json.loads((folder / "config.json").read_text())
+        config["text_config"]["rms_norm_eps"] = epsilon
+        (folder / "config.json").write_text(json.dumps(config))
+    text = gguf_maker.export(tmp_path / "0.001", tmp_path / "made", outtype="f16")
+    pair = replace(picture_pairs.pair("qwen2-vl"), text=text)
+    for name in ("0.001", "1e-12"):
+        found = judged(pair, "qwen2-vl", reference=tmp_path / name)
+        kl[name] = float(str(named(found, "pictures").figures["mean_kl"]))
+    assert kl["1e-12"] < 1e-5 < 1e-4 < kl["0.001"]
+    assert unread_epsilon(json.loads((tmp_path / "0.001" / "config.json").read_text())) == 1e-3
 
 
 def with_projector(pair: Pair, out: Path, **changes: Any) -> Pair:

@@ -18,7 +18,7 @@ from skill_train.run.verify_record import Check, NotChecked
 from skill_train.verify.check import worst
 from skill_train.verify.check_answers import check_answers
 from skill_train.verify.check_header import check_types, name_type
-from skill_train.verify.check_logits import check_logits, check_tuned
+from skill_train.verify.check_logits import check_logits, check_tuned, with_unread_epsilon
 from skill_train.verify.check_tokens import check_special_tokens, check_tokens, check_trained, difference
 from skill_train.verify.metadata.check import check_metadata
 from skill_train.verify.reference_answers import ReferenceAnswer
@@ -101,6 +101,17 @@ def test_limits_follow_the_published_figures() -> None:
     assert limits("f16").kl[0] < 7.7e-5 and 1.0e-4 < limits("f16", merged_in_bf16=True).kl[0] < 7e-2 / 10
     assert limits("q8_0", merged_in_bf16=True) == limits("q8_0")
     assert "no figures published" in limits("q1_0").source
+
+
+def test_an_epsilon_that_llama_cpp_does_not_read_is_named_where_a_file_does_not_pass() -> None:
+    """The limits stay: it is a difference that users see."""
+    judged = [check_logits("m.gguf", figures(kl), limits("f16")) for kl in (2e-6, 1e-4)]
+    near, far = (with_unread_epsilon(check, 1e-5) for check in judged)
+    assert isinstance(near, Check) and isinstance(far, Check)
+    assert (near.verdict, far.verdict) == ("pass", "warn")
+    assert "epsilon" not in near.detail
+    assert "does not read the epsilon of its norms, 1e-05, and computes with 0" in far.detail
+    assert with_unread_epsilon(judged[1], None) == judged[1]
 
 
 @pytest.mark.parametrize(

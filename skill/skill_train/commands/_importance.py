@@ -14,6 +14,7 @@ from skill_train.run.folder import RunDir
 
 if TYPE_CHECKING:
     from skill_train.gguf.importance import Matrix
+    from skill_train.gguf.quality.texts import RunTexts
 
 AUTO, NONE = "auto", "none"
 
@@ -61,28 +62,41 @@ def require_possible(order: MatrixOrder, *, mix: bool) -> None:
         )
 
 
-def matrix_for(order: MatrixOrder, source: Path, types: list[str], console: Console) -> Matrix | None:
+def texts_for(order: MatrixOrder, source: Path, types: list[str], console: Console) -> RunTexts:
+    """The texts that these types, which are still to be made, are measured on; empty where nothing is measured."""
+    from skill_train.gguf.quality.texts import FEWEST, RunTexts, texts_of
+    from skill_train.llama.gguf_header import read_gguf
+
+    by_matrix = order.asked in (None, AUTO) and any(map(_uses_matrix, types))
+    if order.run is None or not (by_matrix or any(map(_is_mix, types))):
+        return RunTexts([], [], "", "nothing is measured")
+    with console.progress("importance matrix") as progress:
+        progress(0, 1, "reading the training rows")
+        texts = texts_of(order.run, read_gguf(source))
+    if texts.lacking and texts.tokens >= FEWEST:
+        console.warn("imatrix", f"only the rows of {texts.source} are used, {texts.tokens} tokens: {texts.lacking}")
+    return texts
+
+
+def matrix_for(order: MatrixOrder, source: Path, texts: RunTexts, types: list[str], console: Console) -> Matrix | None:
     """The matrix for these types, which are still to be made; None where none is used.
 
     Raises:
         UsageError: the file is no importance matrix, or not of this model.
     """
     from skill_train.gguf import importance
-    from skill_train.gguf.quality.texts import FEWEST, texts_of
-    from skill_train.llama.gguf_header import read_gguf
+    from skill_train.gguf.quality.texts import FEWEST
 
     if order.file is not None:
         return importance.matrix_of(order.file, source, console.warn)
     if order.asked == NONE or order.run is None or not any(map(_uses_matrix, types)):
         return None
-    texts = texts_of(order.run, read_gguf(source))
     if texts.tokens < FEWEST and order.asked is None:
         return None
     with console.progress("importance matrix") as progress:
         request = importance.MatrixRequest(
             source=source,
             texts=texts,
-            dataset=order.run.samples.name,
             file=order.records / importance.FILE,
             record=order.records / "imatrix.json",
         )
@@ -99,7 +113,11 @@ def _uses_matrix(quant: str) -> bool:
     """Whether a type looks at a matrix. So does a mix, whose name says its size."""
     from skill_train.gguf.importance import takes_matrix
 
-    return takes_matrix(quant) or quant.startswith("auto-")
+    return takes_matrix(quant) or _is_mix(quant)
+
+
+def _is_mix(quant: str) -> bool:
+    return quant.startswith("auto-")
 
 
 def matrix_answers(files: Mapping[str, ExportedFile]) -> dict[str, MatrixAnswer]:

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from skill_train.commands._importance import MatrixOrder
 from skill_train.core.console import Console
 from skill_train.core.errors import UsageError
 from skill_train.estimate.targets import parse_bytes
 from skill_train.run.export_record import ExportedFile
 
 if TYPE_CHECKING:
-    from skill_train.gguf.importance import Matrix
-    from skill_train.gguf.mix import Mix, MixTarget
+    from skill_train.gguf.mix import Mix, MixRequest, MixTarget
 
 AUTO = "auto"
 
@@ -39,29 +36,16 @@ def target_of(quant: str, max_size: str | None, bits: float | None) -> tuple[lis
     return others, MixTarget(most_bytes=most, bits=bits)
 
 
-def mix_for(
-    target: MixTarget,
-    order: MatrixOrder,
-    source: Path,
-    matrix: Matrix | None,
-    earlier: ExportedFile | None,
-    console: Console,
-) -> Mix:
+def mix_for(request: MixRequest, earlier: ExportedFile | None, console: Console) -> Mix:
     """The types of a mix. Those of an earlier file of this name are taken again.
 
     Raises:
         UsageError: no mix is that small, or there is no text to measure on.
     """
     from skill_train.gguf import mix
-    from skill_train.gguf.quality.texts import texts_of
-    from skill_train.llama.gguf_header import read_gguf
 
-    if order.run is None:
-        raise _misused("--quant auto measures on the rows of a run")
-    texts = texts_of(order.run, read_gguf(source))
     if earlier is not None and "tensor_types" in earlier and "mix" in earlier:
-        return mix.replayed(earlier["tensor_types"], earlier["mix"], target, source, texts)
-    request = mix.MixRequest(source, target, matrix, texts, order.records / mix.FILE)
+        return mix.replayed(earlier["tensor_types"], earlier["mix"], request.target, request.source, request.texts)
     with console.progress("measuring the types of each matrix") as progress:
         chosen = mix.choose_mix(request, progress)
     if chosen.figures["measured_pairs"] < chosen.figures["pairs"]:

@@ -12,6 +12,7 @@ from skill_train.core.console import Console
 from skill_train.core.errors import UsageError
 from skill_train.core.foreign import JsonObject
 from skill_train.data import read_rows, scan, token_stats
+from skill_train.data.token_stats import PictureCounter, counter_of
 from skill_train.facts import DatasetFacts, MachineFacts, ModelFacts
 from skill_train.hub import flavors
 from skill_train.llama.speed.remembered import known_reading
@@ -23,6 +24,7 @@ from skill_train.model.lora_targets import TARGETS, linear_layers
 from skill_train.model.tower import trains_on_pictures, unread_pictures
 from skill_train.plan import make
 from skill_train.plan.placement import Choices, with_precision
+from skill_train.program.events import Refused
 from skill_train.program.pictures.engine import TILED
 from skill_train.recipe import fields
 from skill_train.recipe.fields import Recipe
@@ -168,8 +170,9 @@ def dataset_facts(console: Console, recipe: Recipe, about: ModelFacts) -> Datase
 
 
 def _dataset_facts(console: Console, recipe: Recipe, about: ModelFacts, *, pictures: bool) -> DatasetFacts:
+    picture_tokens = _counter(recipe, about) if pictures else None
     if Path(recipe.data).exists() or not read_rows.is_id(recipe.data):
-        facts = scan.scan(recipe, pictures=pictures)
+        facts = scan.scan(recipe, pictures=pictures, tokens=picture_tokens)
         if (media := scan.unread_media(recipe, facts.columns)) is not None:
             console.warn("pictures", media)
         first: Sequence[JsonObject] = scan.first_rows_of(recipe)
@@ -179,7 +182,7 @@ def _dataset_facts(console: Console, recipe: Recipe, about: ModelFacts, *, pictu
         console.status(f"asking the Hub about {recipe.data}")
         inspected = datasets.inspect_dataset(recipe, partial(scan.first_format, pictures=pictures))
         first = inspected.first
-        facts = scan.with_text_of(inspected.facts, recipe, inspected.first, pictures=pictures)
+        facts = scan.with_text_of(inspected.facts, recipe, inspected.first, pictures=pictures, tokens=picture_tokens)
     if not recipe.columns and (unread := scan.unread_text(first, facts.columns)):
         console.warn("unread_text", scan.unread_text_told(unread, facts.columns))
     facts = for_model(facts, has_chat_template=about.has_chat_template)
@@ -189,7 +192,20 @@ def _dataset_facts(console: Console, recipe: Recipe, about: ModelFacts, *, pictu
     counted = token_stats.known_tokens(
         facts, key, split=recipe.split, loss_on=recipe.loss_on, max_length=recipe.max_length
     )
-    if counted is None and facts.text_bytes is not None and not facts.images:  # text says nothing of pictures
+    seen = facts.picture_tokens
+    if counted is None and facts.text_bytes is not None and not (facts.images and seen is None):
         sizes = (facts.rows, facts.text_bytes, facts.longest_text_bytes or facts.text_bytes)
         counted = token_stats.token_range(*sizes, recipe.max_length, facts.turns or 0, facts.longest_turns or 0)
+        counted = counted if seen is None else token_stats.with_pictures(counted, seen)
+    if seen is not None and seen.longest_fed > recipe.max_length:
+        many = f"the pictures of a row take {seen.longest_fed} tokens, and max_length is {recipe.max_length}"
+        console.warn("picture_cut", f"{many}: the training refuses the row; skill-train data --model lists such rows")
     return dataclasses.replace(facts, tokens=counted)
+
+
+def _counter(recipe: Recipe, about: ModelFacts) -> PictureCounter | None:
+    """None also for a recipe that the plan refuses once it is known that the rows have pictures."""
+    try:
+        return counter_of(recipe, about)
+    except (Refused, UsageError):
+        return None

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from skill_train.commands._importance import NONE, MatrixOrder, matrix_for
+from skill_train.commands._importance import NONE, MatrixOrder, matrix_for, texts_for
 from skill_train.commands._mixing import mix_for
 from skill_train.core.console import Console
 from skill_train.run import export_record
@@ -41,17 +41,19 @@ def quantize_files(order: QuantizeOrder, console: Console) -> Quantized:
         UsageError: llama.cpp refuses a type, or the importance matrix is not of this model.
         DecisionNeeded: there is not enough disk or memory.
     """
-    from skill_train.gguf import quantize
+    from skill_train.gguf import mix, quantize
 
     record = order.records / "quantize.json"
     made = export_record.read(record).outputs if record.is_file() else {}
     here = {entry["quant"] for name, entry in made.items() if (order.records / name).is_file()}
     pending = [kind for kind in order.types if kind not in here]
-    matrix = matrix_for(order.matrix, order.source, pending, console)
+    texts = texts_for(order.matrix, order.source, pending, console)
+    matrix = matrix_for(order.matrix, order.source, texts, pending, console)
     mixes = {}
     if order.mix is not None:
         earlier = next((entry for entry in made.values() if entry["quant"] == order.mix.name), None)
-        mixes[order.mix.name] = mix_for(order.mix, order.matrix, order.source, matrix, earlier, console)
+        request = mix.MixRequest(order.source, order.mix, matrix, texts, order.records / mix.FILE)
+        mixes[order.mix.name] = mix_for(request, earlier, console)
     with console.progress("quantizing") as progress:
         return quantize.quantize(
             quantize.QuantizeRequest(

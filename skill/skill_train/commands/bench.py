@@ -16,7 +16,7 @@ from skill_train.commands._options import PATH
 from skill_train.commands._shell import quoted
 from skill_train.core.console import Bar, Console, Result
 from skill_train.core.errors import UsageError
-from skill_train.core.units import gigabytes, megabytes
+from skill_train.core.units import size
 from skill_train.facts import MachineFacts
 from skill_train.llama.gguf_header import GgufFile, read_gguf
 from skill_train.llama.speed import remembered
@@ -172,10 +172,8 @@ def _phase(timing: Timing, result: SpeedResult) -> Phase:
 def _draw(rich: Any, measured: list[BenchedFile], chip: str) -> None:
     table = rich_table("file", "size", "on", "reads, tokens/s", "writes, tokens/s")
     for file in measured:
-        size = file["bytes"]
-        shown = gigabytes(size, 2) if size >= 1e8 else megabytes(size)
         on = chip if file["device"] == "gpu" else f"{file['threads']} threads of {chip}"
-        add_row(table, Path(file["path"]).name, shown, on, _rate(file["prompt"]), _rate(file["answer"]))
+        add_row(table, Path(file["path"]).name, size(file["bytes"]), on, _rate(file["prompt"]), _rate(file["answer"]))
     rich.print(table)
 
 

@@ -17,7 +17,7 @@ from skill_train.commands._options import PATH
 from skill_train.commands._shell import quoted
 from skill_train.core.console import Console, Result
 from skill_train.core.errors import UsageError, VerificationFailed
-from skill_train.run import plan_record, train_record
+from skill_train.run import export_record, plan_record, train_record
 from skill_train.run.compare_runs import ComparedRun, Comparison, Losses, RunDifference, compare
 from skill_train.run.folder import RunDir, open_run
 
@@ -48,6 +48,7 @@ class Compared(TypedDict):
     recipe_hash: list[str]
     recipe: list[Shown]
     placement: list[Shown]
+    exports: list[Shown]
     counts: dict[str, int]
     losses: Losses | None
     same_weights: bool | None
@@ -69,10 +70,12 @@ def run(options: DiffOptions, console: Console) -> Result:
         "recipe_hash": [a.plan.recipe_hash, b.plan.recipe_hash],
         "recipe": [_shown(each) for each in comparison.recipe],
         "placement": [_shown(each) for each in comparison.placement],
+        "exports": [_shown(each) for each in comparison.exports],
         "counts": {
             "compared": comparison.compared,
             "recipe": len(comparison.recipe),
             "placement": len(comparison.placement),
+            "exports": len(comparison.exports),
         },
         "losses": comparison.losses,
         "same_weights": comparison.same_weights,
@@ -139,12 +142,14 @@ def _opened(path: Path) -> RunDir:
 
 
 def _read(run: RunDir) -> ComparedRun:
+    quantize = run.record("quantize")
     return ComparedRun(
         plan=plan_record.read(run.plan),
         environment=train_record.read_environment(run.record("environment")),
         train=train_record.read(run.record("train")) if run.record("train").is_file() else None,
         metrics=train_record.read_steps(run.metrics),
         samples=train_record.read_fed_rows(run.samples),
+        quantized=list(export_record.read(quantize).outputs.values()) if quantize.is_file() else [],
     )
 
 
@@ -152,9 +157,10 @@ def _read(run: RunDir) -> ComparedRun:
 
 
 def _draw(rich: Any, data: Compared) -> None:
-    """Draws the differences of recipe and placement, and the distance of the results."""
+    """Draws the differences of recipe, placement and quantized files, and the distance of the results."""
     table = folding_table("group", "fact", "run A", "run B", title=f"two runs: {data['verdict']}")
-    for group, listed, style in (("recipe", data["recipe"], "red"), ("placement", data["placement"], "")):
+    groups = (("recipe", data["recipe"], "red"), ("placement", data["placement"], ""), ("export", data["exports"], ""))
+    for group, listed, style in groups:
         for each in listed:
             add_row(table, group, each["fact"], str(each["a"]), str(each["b"]), style=style)
     if table.row_count:

@@ -40,7 +40,7 @@ from skill_train.commands._planning import load_recipe, plan_from_metadata
 from skill_train.commands._shell import quoted
 from skill_train.core.console import Console, Result, clean
 from skill_train.core.errors import DecisionNeeded, UsageError
-from skill_train.core.units import dollars, gigabytes, megabytes
+from skill_train.core.units import dollars, megabytes, size
 from skill_train.estimate.fit import estimated_file
 from skill_train.plan.file import require_free
 from skill_train.plan.make import few_steps
@@ -253,6 +253,7 @@ def _summary(plan: Plan) -> dict[str, object]:
         **{key: estimates[key] for key in later},
         "prices": estimates["prices"],
         "tokens": msgspec.to_builtins(tokens),
+        **({"picture_tokens": msgspec.to_builtins(plan.facts.dataset.picture_tokens)} if plan.recipe.images else {}),
     }
 
 
@@ -292,18 +293,18 @@ def _draw(rich: Any, plan: Plan, actual: dict[str, MeasuredFigure], sent: SentRo
 def _estimates_table(estimates: Estimates) -> Any:
     table = rich_table("what", "from", "to", "because")
     for part in estimates.memory_parts:
-        add_row(table, part.name, _bytes(part.low), _bytes(part.high), part.because)
-    add_row(table, "memory", *_ends(estimates.memory_bytes, _bytes), style="bold", end_section=True)
+        add_row(table, part.name, size(part.low), size(part.high), part.because)
+    add_row(table, "memory", *_ends(estimates.memory_bytes, size), style="bold", end_section=True)
     for part in estimates.seconds_parts:
         add_row(table, part.name, _time(part.low), _time(part.high), part.because)
     add_row(table, "time", *_ends(estimates.seconds, _time), style="bold", end_section=True)
     add_row(table, "cost", *_ends(estimates.cost_usd, dollars), end_section=True)
-    add_row(table, "merge memory", *_ends(estimates.merge_bytes, _bytes))
-    add_row(table, "convert memory", *_ends(estimates.convert_bytes, _bytes))
-    add_row(table, "verify memory", *_ends(estimates.verify_bytes, _bytes))
-    add_row(table, "disk space", *_ends(estimates.disk_bytes, _bytes))
+    add_row(table, "merge memory", *_ends(estimates.merge_bytes, size))
+    add_row(table, "convert memory", *_ends(estimates.convert_bytes, size))
+    add_row(table, "verify memory", *_ends(estimates.verify_bytes, size))
+    add_row(table, "disk space", *_ends(estimates.disk_bytes, size))
     for file in estimates.files:
-        add_row(table, f"{file.quant} file", *_ends(file.bytes, _bytes))
+        add_row(table, f"{file.quant} file", *_ends(file.bytes, size))
         add_row(table, f"{file.quant} tokens/s here", *_ends(file.tokens_per_second, lambda rate: f"{rate:,.0f}"))
     return table
 
@@ -323,7 +324,7 @@ def _range(ends: list[Number | None], shown: Callable[[float], str]) -> str:
 def _measured_table(figures: dict[str, MeasuredFigure]) -> Any:
     table = rich_table("finished run", "estimated", "measured", "inside the range")
     for name, both in figures.items():
-        shown, word = (_bytes, "memory") if name == "memory_bytes" else (_time, "time")
+        shown, word = (size, "memory") if name == "memory_bytes" else (_time, "time")
         ends = [end for end in (both["low"], both["high"]) if end is not None]
         estimated = "unknown" if len(ends) < 2 else " to ".join(map(shown, ends))
         measured = "unknown" if both["actual"] is None else shown(both["actual"])
@@ -335,10 +336,6 @@ def _ends(value: Estimate, shown: Callable[[float], str]) -> tuple[str, str, str
     if value.low is None or value.high is None:
         return "unknown", "unknown", value.basis
     return shown(value.low), shown(value.high), value.basis
-
-
-def _bytes(count: float) -> str:
-    return gigabytes(count, 2) if count >= 1e8 else megabytes(count)
 
 
 def _time(seconds: float) -> str:

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from skill_train.core.errors import NativeCrash, SkillTrainError, from_exit_code, out_of_memory
-from skill_train.core.memory import keep_freed, watch_memory
+from skill_train.core.memory import keep_freed, seek_cycles_seldom, watch_memory
 from skill_train.core.worker import ended_without_result
 
 Send = Callable[[object], None]
@@ -123,6 +123,7 @@ def live_worker_main(work: Callable[[Any, Callable[[], Any], Send], None]) -> No
     lines = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     keep_freed()
+    seek_cycles_seldom()
     requests: queue.Queue[str] = queue.Queue()
     threading.Thread(target=_read, args=(sys.stdin, requests), daemon=True).start()
 

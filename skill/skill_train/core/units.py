@@ -29,3 +29,8 @@ def gigabytes(count: float, digits: int = 1) -> str:
 def megabytes(count: float, digits: int = 1) -> str:
     """`1.5 MB`, of 10^6 bytes each."""
     return f"{count / 1e6:.{digits}f} MB"
+
+
+def size(count: float) -> str:
+    """`1.50 GB`, and `15.0 MB` below a tenth of one."""
+    return gigabytes(count, 2) if count >= 1e8 else megabytes(count)

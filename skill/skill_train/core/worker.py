@@ -25,7 +25,7 @@ from typing import Any
 from skill_train.core.console import Bar
 from skill_train.core.errors import DecisionNeeded, NativeCrash, NotInstalled, died_of_memory, from_exit_code
 from skill_train.core.files import write_json
-from skill_train.core.memory import keep_freed, note_memory, peak_memory_bytes, watch_memory
+from skill_train.core.memory import keep_freed, note_memory, peak_memory_bytes, seek_cycles_seldom, watch_memory
 
 PROGRESS = "@progress "
 PEAK = "@peak "  # a worker prints its peak memory in bytes as its last line
@@ -111,6 +111,7 @@ def worker_main(run: Callable[[Any], object]) -> None:
 
     threading.Thread(target=_end_with_the_command, daemon=True).start()
     keep_freed()
+    seek_cycles_seldom()
     result: object
     job, result_file = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8")), Path(sys.argv[2])
     try:

@@ -91,7 +91,13 @@ def example_of(row: Row, detected: DetectedFormat, pictures: RowPictures | None 
         row, sources = lift_pictures(row, turns.columns)
     except Refused as refusal:
         raise BadPictures(**refusal.error) from None
-    example = to_example(row, turns.format, turns.columns)
+    try:
+        example = to_example(row, turns.format, turns.columns)
+    except Refused as refusal:
+        if not sources or refusal.error["code"] != "not_text":
+            raise
+        message = f"a text holds a mark of a picture, sound or film: {refusal.error['got']}"
+        raise BadPictures(message, code="bad_row", expected="<image> where a picture of the row stands") from None
     try:
         if sources:
             require_places(example, len(sources))

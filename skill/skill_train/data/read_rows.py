@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from skill_train.core.errors import Temporary, UsageError
 from skill_train.program.events import Refused
-from skill_train.program.examples import Row
+from skill_train.program.examples import Row, require_distinct
 from skill_train.program.rows import (
     CELL_CHARACTERS,
     broken_table,
@@ -197,6 +197,7 @@ def _csv(path: Path, delimiter: str) -> Iterator[Line]:
             names = cells if names is None else names
         elif names is None:
             names = cells
+            require_distinct(names, path)
         elif cells:
             yield reader.line_num, _table_row(names, cells, f"line {reader.line_num} of {path}"), None
 

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 
 from skill_train.core.errors import UsageError, from_exit_code
 from skill_train.data.repeats import Repeats
+from skill_train.data.token_stats import PictureCounter
 from skill_train.program.events import ErrorWords, Refused
 from skill_train.program.examples import Row
 from skill_train.program.pictures.decode import (
@@ -129,10 +130,12 @@ class RowPictures:
     Attributes:
         folder: where their paths begin; None for data from the Hub.
         figures: of the rows that were counted.
+        tokens: of their pictures; None where no model reads them, or its image processor is unknown.
     """
 
-    def __init__(self, folder: Path | None) -> None:
+    def __init__(self, folder: Path | None, tokens: PictureCounter | None = None) -> None:
         self.folder = folder
+        self.tokens = tokens
         self.figures = PictureFigures()
         self._headers: dict[str, PictureHeader] = {}
         self._digests: dict[bytes, bytes] = {}
@@ -146,7 +149,9 @@ class RowPictures:
             Refused: training refuses one of them.
         """
         for source in sources:
-            self.header(source)
+            size = self.header(source).size
+            if self.tokens is not None:
+                self.tokens.of(size)
             if self._broken and (words := self._broken.get(_key(source))) is not None:
                 raise Refused(**words)
 
@@ -163,7 +168,10 @@ class RowPictures:
 
     def count(self, sources: list[PictureSource]) -> None:
         """Counts the pictures of a row that `check` took."""
-        self.figures.add([self.header(source) for source in sources])
+        headers = [self.header(source) for source in sources]
+        self.figures.add(headers)
+        if self.tokens is not None:
+            self.tokens.add([header.size for header in headers])
 
     def decode(self, line: int, sources: list[PictureSource]) -> None:
         """Decodes the pictures of a row that `check` took, and notes which they are.

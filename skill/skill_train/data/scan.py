@@ -15,8 +15,9 @@ from skill_train.core.errors import SkillTrainError, UsageError, from_exit_code,
 from skill_train.data import read_rows
 from skill_train.data.check_row import Check, checker, example_of, media_beside
 from skill_train.data.errors import empty, leave_out, media_error, pictures_error, wrong_columns
-from skill_train.data.row_pictures import PROBLEMS, PictureFigures, RowPictures
+from skill_train.data.row_pictures import PROBLEMS, RowPictures
 from skill_train.data.text_encoding import rewriting_command
+from skill_train.data.token_stats import PictureCounter
 from skill_train.facts import DatasetFacts
 from skill_train.program.events import Refused
 from skill_train.program.examples import Row
@@ -42,19 +43,20 @@ _LABELS = ("label", "labels", "class", "category", "sentiment", "target", "inten
 _WORDS = 3  # a text of so many words is a sentence, not a name or a number; scripts without spaces have such characters
 
 
-def scan(recipe: Recipe, *, pictures: bool = False) -> DatasetFacts:
+def scan(recipe: Recipe, *, pictures: bool = False, tokens: PictureCounter | None = None) -> DatasetFacts:
     """The facts of a dataset: every row is read and checked once, in constant memory. Of pictures only the header of
     their files is read.
 
     Args:
         pictures: the model reads them. Otherwise they are refused.
+        tokens: counts those of the pictures.
 
     Raises:
         UsageError: the dataset does not exist, a line is broken (with its number), columns are wrong, a row is
             malformed, or there are no rows.
     """
     try:
-        return _scan(recipe, Path(recipe.data), RowPictures(picture_folder(recipe.data)) if pictures else None)
+        return _scan(recipe, Path(recipe.data), RowPictures(picture_folder(recipe.data), tokens) if pictures else None)
     except Refused as refusal:
         raise from_exit_code(refusal.exit_code, refusal.error) from None
 
@@ -142,17 +144,19 @@ def _scan(recipe: Recipe, path: Path, pictures: RowPictures | None) -> DatasetFa
         turns=turns,
         longest_turns=longest_turns,
     )
-    return facts if pictures is None else with_pictures_of(facts, pictures.figures)
+    return facts if pictures is None else with_pictures_of(facts, pictures)
 
 
-def with_pictures_of(facts: DatasetFacts, figures: PictureFigures, share: float = 1) -> DatasetFacts:
+def with_pictures_of(facts: DatasetFacts, pictures: RowPictures, share: float = 1) -> DatasetFacts:
     """The facts with those of the pictures.
 
     Args:
         share: rows of the dataset to each row that was counted.
     """
+    figures = pictures.figures
     return dataclasses.replace(
         facts,
+        picture_tokens=None if pictures.tokens is None else pictures.tokens.facts(),
         images=round(share * figures.pictures),
         most_images=figures.most,
         image_bytes=round(share * figures.bytes),
@@ -162,11 +166,16 @@ def with_pictures_of(facts: DatasetFacts, figures: PictureFigures, share: float 
 
 
 def with_text_of(
-    facts: DatasetFacts, recipe: Recipe, first: tuple[Row, ...], *, pictures: bool = False
+    facts: DatasetFacts,
+    recipe: Recipe,
+    first: tuple[Row, ...],
+    *,
+    pictures: bool = False,
+    tokens: PictureCounter | None = None,
 ) -> DatasetFacts:
     """The facts of a dataset that was not read completely: its first rows stand for the others."""
     found = DetectedFormat(facts.format, facts.columns, facts.reason)
-    counted = RowPictures(picture_folder(recipe.data)) if pictures else None
+    counted = RowPictures(picture_folder(recipe.data), tokens) if pictures else None
     check = checker(found, counted)
     checked = [(row, check(row)) for row in first]
     good = [(row, size, said) for row, (size, said, trouble) in checked if trouble is None or not trouble.refused]
@@ -184,7 +193,7 @@ def with_text_of(
         return facts
     for row, _, _ in good:
         counted.count(lift_pictures(row, found.columns)[1])
-    return with_pictures_of(facts, counted.figures, share)
+    return with_pictures_of(facts, counted, share)
 
 
 def canonical(row: Row) -> bytes:

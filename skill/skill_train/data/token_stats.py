@@ -4,13 +4,23 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from skill_train.core.files import write_json
-from skill_train.facts import DatasetFacts, TokenFacts
+from skill_train.facts import DatasetFacts, ModelFacts, PictureTokenFacts, TokenFacts
 from skill_train.machine import read
+from skill_train.program.pictures.decode import PictureSize
+from skill_train.program.pictures.processor import (
+    ImageProcessor,
+    PictureTokens,
+    engine_of,
+    limited_processor,
+    picture_tokens,
+)
 from skill_train.program.tokenizer import has_tokenizer
+from skill_train.recipe.fields import Recipe
+from skill_train.recipe.preprocess import preprocess_of
 
 SCHEMA = "skill-train/tokens/1"
 # Measured 2026-11 on sentences in five languages, JSON and Python: Qwen2 2.3 to 4.8, Llama 3 2.6 to 5.1, Phi-3 and
@@ -23,6 +33,7 @@ TOKENS_A_TURN = (1, 6)
 TOKENS_A_CONVERSATION = (0, 40)
 TOKENS_A_TEXT = (1, 2)  # plain text: an end token, and a first token if the tokenizer adds one
 _WHOLE_FILE_BYTES = 4 << 20
+_RECENT = 4096  # sizes of pictures whose tokens stay
 _TOKENIZER_FILES = (
     "tokenizer.json", "tokenizer_config.json", "tokenizer.model", "special_tokens_map.json", "added_tokens.json",
     "vocab.json", "merges.txt", "chat_template.jinja", "chat_template.json",
@@ -42,6 +53,67 @@ class Lengths:
     rows: int
     counted: list[tuple[int, int, int]]
     longest: int
+
+
+def counter_of(recipe: Recipe, model: ModelFacts) -> PictureCounter | None:
+    """What counts the pictures that this model is trained on; None where its image processor is unknown.
+
+    Raises:
+        Refused, UsageError: the recipe asks for what the family does not have.
+    """
+    if model.image_processor is None:
+        return None
+    processor = limited_processor(model.image_processor, recipe.min_pixels, recipe.max_pixels)
+    return PictureCounter(processor, engine=preprocess_of(recipe, model.model_type).value == "engine")
+
+
+class PictureCounter:
+    """Counts the tokens of pictures, row by row."""
+
+    def __init__(self, processor: ImageProcessor, *, engine: bool) -> None:
+        self._processor, self._engine = processor, engine_of(processor) if engine else None
+        self._known: dict[PictureSize, PictureTokens] = {}
+        self._rows = self._parts = self._fed = self._longest = self._longest_fed = self._most = 0
+        self._least: int | None = None
+        self._squares = 0.0
+
+    def of(self, size: PictureSize) -> PictureTokens:
+        """The tokens of a picture.
+
+        Raises:
+            Refused: nothing of it is left once it is resized.
+        """
+        if size not in self._known:
+            if len(self._known) == _RECENT:
+                self._known.clear()
+            self._known[size] = picture_tokens(self._processor, size, self._engine)
+        return self._known[size]
+
+    def add(self, sizes: list[PictureSize]) -> None:
+        """The pictures of one row."""
+        pictures = [self.of(size) for size in sizes]
+        parts = sum(picture.parts for picture in pictures)
+        fed = parts + sum(picture.around for picture in pictures)
+        self._rows, self._parts, self._fed = self._rows + 1, self._parts + parts, self._fed + fed
+        self._longest, self._longest_fed = max(self._longest, parts), max(self._longest_fed, fed)
+        self._squares += sum(picture.parts**2 / picture.read for picture in pictures)
+        for picture in pictures:
+            self._most = max(self._most, picture.parts)
+            self._least = picture.parts if self._least is None else min(self._least, picture.parts)
+
+    def facts(self) -> PictureTokenFacts | None:
+        """None where no row has a picture."""
+        if self._least is None:
+            return None
+        return PictureTokenFacts(
+            least=self._least,
+            most=self._most,
+            mean=self._parts / self._rows,
+            longest=self._longest,
+            mean_fed=self._fed / self._rows,
+            longest_fed=self._longest_fed,
+            mean_squares=self._squares / self._rows,
+        )
 
 
 def token_range(
@@ -69,6 +141,19 @@ def token_range(
         longest=(round(max(longest[0], mean[0])), round(longest[1])),
         mean_cut=(min(mean[0], max_length), min(mean[1], max_length)),
         max_length=max_length,
+    )
+
+
+def with_pictures(text: TokenFacts, pictures: PictureTokenFacts) -> TokenFacts:
+    """The range of rows of text with the tokens of their pictures, which are known. The longest text may stand in the
+    row with most pictures, or in another one."""
+    mean = (text.mean[0] + pictures.mean_fed, text.mean[1] + pictures.mean_fed)
+    return replace(
+        text,
+        basis=f"{text.basis} of text, and what stands for the pictures",
+        mean=mean,
+        longest=(max(text.longest[0], pictures.longest_fed, round(mean[0])), text.longest[1] + pictures.longest_fed),
+        mean_cut=(min(mean[0], text.max_length), min(mean[1], text.max_length)),
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from skill_train.core.units import gigabytes
+from skill_train.core.units import size as shown
 from skill_train.estimate.artifacts import BITS, file_bytes, memory_parts, unread_bytes
 from skill_train.estimate.decode import tokens_per_second
 from skill_train.estimate.step import Range, total
@@ -128,7 +128,7 @@ def problems_of(candidate: DeviceFile, target: TargetDevice, limits: ShipLimits)
     if candidate.memory is None:
         found.append(Problem("its memory is unknown, because the model's shape is", None))
     elif candidate.memory.high > room:
-        needs = f"needs up to {gigabytes(candidate.memory.high)} of {gigabytes(room)} that can be used"
+        needs = f"needs up to {shown(candidate.memory.high)} of {shown(room)} that can be used"
         found.append(Problem(needs, candidate.memory.high / room if room else None))
     if limits.max_bytes is not None and _high(candidate.bytes) > limits.max_bytes:
         found.append(_too_large(candidate.bytes, limits.max_bytes))
@@ -142,7 +142,7 @@ def problems_of(candidate: DeviceFile, target: TargetDevice, limits: ShipLimits)
 def _too_large(size: Range | None, most: float) -> Problem:
     if size is None:
         return Problem("its size is unknown, so it cannot be judged", None)
-    return Problem(f"has up to {gigabytes(size.high, 2)}, and --max-size is {gigabytes(most, 2)}", size.high / most)
+    return Problem(f"has up to {shown(size.high)}, and --max-size is {shown(most)}", size.high / most)
 
 
 def _divergence(kl: float | None, most: float) -> Problem:

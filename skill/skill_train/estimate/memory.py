@@ -154,7 +154,8 @@ def _activations(model: ModelFacts, step: MicroStep) -> Part:
 
 
 def _pictures(model: ModelFacts, step: MicroStep) -> Part:
-    """Pixels, and what the vision tower computes from them. At most all tokens of a row are of pictures.
+    """Pixels, and what the vision tower computes from them. Where the tokens of pictures are unknown, all tokens of a
+    row may be of pictures.
 
     A frozen tower keeps nothing for the backward pass: one layer at a time is in memory. One that trains keeps every
     layer, or with checkpointing the input of each.
@@ -162,7 +163,8 @@ def _pictures(model: ModelFacts, step: MicroStep) -> Part:
     tower = model.tower
     if not step.images or tower is None:
         return Part("pictures", 0, 0, "no pictures")
-    patches, size = step.tokens * tower.patches_per_token, BYTES[step.dtype]
+    most = step.length if step.pictures is None else min(step.length, step.pictures.longest)
+    patches, size = step.rows * most * tower.patches_per_token, BYTES[step.dtype]
     pixels = patches * tower.values_per_patch * (4 + 4 + size)  # of the processor, as a tensor, and in the tower's type
     layer = patches * size * (8 * tower.hidden_size + 2 * tower.intermediate_size)
     whole = layer

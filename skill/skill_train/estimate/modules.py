@@ -42,8 +42,8 @@ def widths(model: ModelFacts) -> tuple[int, int, int, int]:
 
 def module_widths(model: ModelFacts, name: str) -> tuple[int, int]:
     """`(inputs, outputs)` of a module by its usual name; a name that is not known counts as the MLP's first layer."""
-    h, _, _, f = widths(model)
-    return _by_name(*widths(model), model.vocab_size or 0, model.model_type).get(name, (h, f))
+    h, q, kv, f = widths(model)
+    return _by_name(h, q, kv, f, model.vocab_size or 0, model.model_type).get(name, (h, f))
 
 
 @cache  # a plan with all flavors asks thousands of times

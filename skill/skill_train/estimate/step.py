@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from skill_train.estimate.modules import HEADS
 from skill_train.estimate.optimizers import OPTIMIZERS, Optimizer
+from skill_train.facts import PictureTokenFacts
 
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
@@ -51,7 +52,8 @@ class MicroStep:
         modules_to_save: modules that train whole beside the adapter.
         dora: the adapter has magnitudes.
         accumulates: gradients of earlier micro-steps already exist.
-        images: rows have pictures. `tower_trains`: gradients pass through the vision tower.
+        images: rows have pictures. `pictures` are their tokens; None where these are unknown.
+        tower_trains, projector_trains: gradients pass through the vision tower, or the projector behind it.
     """
 
     device: str
@@ -73,7 +75,9 @@ class MicroStep:
     dora: bool = False
     accumulates: bool = True
     images: bool = False
+    pictures: PictureTokenFacts | None = None
     tower_trains: bool = False
+    projector_trains: bool = False
 
     @property
     def tokens(self) -> int:

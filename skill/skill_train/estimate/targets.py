@@ -13,7 +13,6 @@ from pathlib import Path
 import msgspec
 
 from skill_train.core.errors import UsageError
-from skill_train.core.units import gigabytes
 from skill_train.estimate.devices import device_speed
 from skill_train.facts import MachineFacts, MeasuredReading
 
@@ -23,7 +22,10 @@ _STATED_USABLE = (0.75, 0.9)  # as for a computer of the table
 # Without a name nobody knows which kind of chip it is; `decode.FAMILIES` has the widest range for this one.
 UNKNOWN_FAMILY = "unknown"
 _UNITS = {"": 1.0, "B": 1.0, "KB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
-_MAKERS = re.compile(r"\b(apple|nvidia|geforce|amd|radeon|qualcomm|intel|gpu|bionic|with|ram)\b|\(.*?\)")
+_MAKERS = re.compile(
+    r"\b(apple|nvidia|geforce|amd|radeon|qualcomm|intel|gpu|bionic|with|ram)\b"
+    r"|\b(imac|mac (mini|studio)|macbook (air|pro))\b|\(.*?\)"
+)
 
 
 @dataclass(frozen=True)
@@ -174,7 +176,9 @@ def _find_row(name: str) -> tuple[TableRow, int | None]:
     sizes = re.findall(r"\b(\d+)\s*GB\b", name, re.IGNORECASE)
     wanted = _plain(re.sub(r"\b\d+\s*GB\b", " ", name, flags=re.IGNORECASE))
     rows = {_plain(row.name): row for row in read_table().devices}
-    row = rows.get(wanted) or rows.get(wanted.removesuffix(" max").removesuffix(" plus"))
+    row = rows.get(wanted)
+    if row is None and wanted.startswith("iphone"):  # the larger of two phones has the same chip; an M5 Max is no M5
+        row = rows.get(wanted.removesuffix("max").removesuffix("plus"))
     if row is None or len(sizes) > 1:
         near = difflib.get_close_matches(wanted, rows, n=3, cutoff=0.5)
         raise UsageError(
@@ -187,8 +191,8 @@ def _find_row(name: str) -> tuple[TableRow, int | None]:
 
 
 def _plain(name: str) -> str:
-    """A name without maker, case and spaces at its ends."""
-    return " ".join(_MAKERS.sub(" ", name.lower()).split())
+    """A name without maker, computer, case, spaces and hyphens: `RTX-4090` and `rtx4090` are one device."""
+    return "".join(_MAKERS.sub(" ", name.lower()).replace("-", " ").split())
 
 
 def _of_row(row: TableRow, memory: float | None, speed: float | None) -> TargetDevice:
@@ -207,7 +211,7 @@ def _of_row(row: TableRow, memory: float | None, speed: float | None) -> TargetD
 
 
 def _stated_name(memory: float, speed: float | None) -> str:
-    return f"a device of {gigabytes(memory, 0)}" + ("" if speed is None else f" and {speed:g} GB/s")
+    return f"a device of {memory / 1e9:g} GB" + ("" if speed is None else f" and {speed:g} GB/s")
 
 
 def _shares(memory: float) -> tuple[float, float]:

@@ -14,7 +14,7 @@ from skill_train.core.units import gigabytes
 from skill_train.estimate.devices import cpu_flops, device_speed
 from skill_train.estimate.modules import adapter_parameters
 from skill_train.estimate.step import BYTES, MicroStep, Part, Range
-from skill_train.facts import Calibration, MachineFacts, ModelFacts
+from skill_train.facts import Calibration, MachineFacts, ModelFacts, PictureTokenFacts
 from skill_train.program.model import LOGITS_AT_ONCE
 
 # The share of the peak (half precision, float32 accumulation) that LoRA training with plain Hugging Face code reaches
@@ -73,14 +73,12 @@ def micro_step_flops(model: ModelFacts, step: MicroStep) -> float | None:
     train, their gradients take the same once more. Recomputation takes another forward pass. Attention takes 2 matmuls
     over the causal half, and 2.5 times that in the backward pass (Dao 2023, FlashAttention-2, section 4.1). The output
     head processes only trained tokens: forward, backward, and again if TRL (on CUDA) or a head that trains computes its
-    logits twice.
+    logits twice. Pictures come on top of that: `picture_flops`.
     """
     active = model.active_parameters or model.parameters
     if not (active and model.layers and model.hidden_size and model.vocab_size):
         return None
-    head = model.vocab_size * model.hidden_size
-    embeddings = model.embedding_parameters if model.embedding_parameters is not None else head
-    body = max(active - embeddings, 0)
+    head, body = model.vocab_size * model.hidden_size, _body_parameters(model)
     forward = 2 if step.checkpointing else 1
     linear = 2 * body * step.tokens * (forward + 1 + step.full)
     adapter = 2 * adapter_parameters(model, step.target_modules, step.lora_r) * step.tokens * (forward + 2)
@@ -89,7 +87,39 @@ def micro_step_flops(model: ModelFacts, step: MicroStep) -> float | None:
     attention = 2 * queries * seen * step.tokens * model.layers * (forward + 2.5)
     trained = step.tokens * step.trained_share
     head_passes = 4 if step.full else 3 if step.device == "cuda" else 2
-    return linear + adapter * (not step.full) + attention + 2 * head * trained * head_passes
+    language = linear + adapter * (not step.full) + attention + 2 * head * trained * head_passes
+    return language + picture_flops(model, step)
+
+
+def picture_flops(model: ModelFacts, step: MicroStep) -> float:
+    """Operations of vision tower and projector in one micro-step, as in `micro_step_flops`; 0 without pictures.
+
+    Every patch passes the layers of the tower, and every token of the language model the projector. A frozen tower only
+    computes its output. Attention compares all patches of a picture or tile, or those of a window: 2 matmuls of
+    2 x hidden size for each pair. The few operations of adapters on the tower are left out.
+    """
+    tower, seen = model.tower, step.pictures
+    if not step.images or tower is None or seen is None:
+        return 0.0
+    tokens = step.rows * seen.mean
+    patches = tokens * tower.patches_per_token
+    pairs = patches**2 if tower.attends_all else step.rows * seen.mean_squares * tower.patches_per_token**2
+    near = min(pairs, patches * tower.window)
+    seen_pairs = (tower.layers - tower.windowed_layers) * pairs + tower.windowed_layers * near
+    forward = 2 if step.checkpointing and step.tower_trains else 1
+    through_tower = forward + (1 + step.full) * step.tower_trains
+    through_projector = 1 + (1 + step.full) * step.projector_trains
+    linear = 2 * patches * tower.patch_parameters * through_tower
+    projector = 2 * tokens * (tower.projector_parameters or 0) * through_projector
+    return linear + projector + 4 * tower.hidden_size * seen_pairs * (forward + 2.5 * step.tower_trains)
+
+
+def _body_parameters(model: ModelFacts) -> int:
+    """The weights of the language model's layers, which every token passes."""
+    head = (model.vocab_size or 0) * (model.hidden_size or 0)
+    embeddings = model.embedding_parameters if model.embedding_parameters is not None else head
+    tower = 0 if model.tower is None else model.tower.parameters
+    return max((model.active_parameters or model.parameters or 0) - embeddings - tower, 0)
 
 
 def reading_seconds(model: ModelFacts, step: MicroStep, machine: MachineFacts) -> float:
@@ -99,12 +129,11 @@ def reading_seconds(model: ModelFacts, step: MicroStep, machine: MachineFacts) -
     """
     if step.device != "cpu":
         return 0.0
-    head = (model.vocab_size or 0) * (model.hidden_size or 0)
-    embeddings = model.embedding_parameters if model.embedding_parameters is not None else head
-    body = max((model.active_parameters or model.parameters or 0) - embeddings, 0)
+    head, body = (model.vocab_size or 0) * (model.hidden_size or 0), _body_parameters(model)
     passes = (2 if step.checkpointing else 1) + 1 + step.full
+    tower = model.tower.parameters * (passes if step.tower_trains else 1) if step.images and model.tower else 0
     chunks = math.ceil(step.tokens * step.trained_share / max(1, LOGITS_AT_ONCE // (model.vocab_size or 1)))
-    read = body * passes + head * chunks * (4 if step.full else 2)
+    read = body * passes + tower + head * chunks * (4 if step.full else 2)
     return read * BYTES[step.dtype] / (_CPU_READS * machine.cores)
 
 
@@ -188,21 +217,44 @@ def training_seconds(
     """
     low_tokens, high_tokens = schedule.row_tokens
     padding = 1.0 if step.rows == 1 else 1.3  # a batch is as long as its longest row
-    short = micro_step_seconds(model, _of_length(step, low_tokens), machine, calibration)
-    long = micro_step_seconds(model, _of_length(step, min(step.length, high_tokens * padding)), machine, calibration)
-    if short is None or long is None:
+    shortest, longest = _of_length(step, low_tokens), _of_length(step, min(step.length, high_tokens * padding))
+    longest = replace(longest, pictures=step.pictures or _most_pictures(longest))
+    ends = [(shortest, longest), (replace(shortest, images=False), replace(longest, images=False))]
+    measured = [[micro_step_seconds(model, end, machine, calibration) for end in pair] for pair in ends]
+    (short, long), (short_text, long_text) = measured
+    if short is None or long is None or short_text is None or long_text is None:
         return None
     micro_steps = schedule.steps * schedule.accumulation
     optimizer = schedule.steps * optimizer_seconds(model, step, machine)
+    low, high = short.low - short_text.low, long.high - long_text.high
+    pictures = Part("pictures", low * micro_steps, high * micro_steps, _why_pictures(model, step))
     steps = Part(
         "training",
-        short.low * micro_steps + optimizer,
-        long.high * micro_steps + optimizer,
+        short_text.low * micro_steps + optimizer,
+        long_text.high * micro_steps + optimizer,
         f"{schedule.steps} steps x {schedule.accumulation} micro-steps; {long.basis}",
     )
     start = Part("start", *schedule.start_seconds, "image, installation and scheduling")
-    parts = [start, *_loading(model, schedule), _checks(short, long), steps]
+    parts = [start, *_loading(model, schedule), _checks(short, long), pictures, steps]
     return [part for part in parts if part.high > 0]
+
+
+def _most_pictures(step: MicroStep) -> PictureTokenFacts:
+    """One picture that fills the row, where the tokens of pictures are unknown."""
+    most = step.length
+    return PictureTokenFacts(0, most, most, most, most, most, float(most**2))
+
+
+def _why_pictures(model: ModelFacts, step: MicroStep) -> str:
+    tower = model.tower
+    if tower is None:
+        return "the sizes of the tower are unknown"
+    how = "forward and backward" if step.tower_trains else "forward alone"
+    tokens = step.length if step.pictures is None else step.pictures.mean
+    patches = f"{'up to ' * (step.pictures is None)}{tokens * tower.patches_per_token:,.0f} patches a row"
+    return (
+        f"{patches} through {tower.layers} layers, {how}; {tower.parameters / 1e6:,.1f}M parameters with the projector"
+    )
 
 
 def _of_length(step: MicroStep, tokens: float) -> MicroStep:

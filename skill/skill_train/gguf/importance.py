@@ -54,7 +54,6 @@ class MatrixRequest:
 
     source: Path
     texts: RunTexts
-    dataset: str
     file: Path
     record: Path
 
@@ -76,21 +75,25 @@ def compute_matrix(request: MatrixRequest, *, progress: Bar) -> StepResult[Matri
         raise UsageError(
             f"an importance matrix of {request.texts.tokens} tokens says nothing",
             code="cannot_quantize",
-            expected=f"{FEWEST} tokens or more of training rows in samples.jsonl",
-            got=request.texts.why,
+            expected=f"{FEWEST} tokens or more of training rows",
+            got=_why(request.texts),
             hint="skill-train export-gguf RUN --imatrix none, or --imatrix FILE of llama-imatrix",
         )
     inputs = digests(request.source.parent, [request.source])
-    options = {"data": request.texts.sha256, "dataset": request.dataset}
+    options = {"data": request.texts.sha256, "dataset": request.texts.source}
     if done := _made_before(request, inputs, options):
         return StepResult(done, reused=True)
     require_writable(request.file.parent)
     require_memory(_WORK_BYTES, "computing the importance matrix")
     with whole_file(request.file) as part:
         sha256 = next(iter(inputs.values()))["sha256"]
-        named = f"{request.dataset} sha256 {request.texts.sha256[:16]}"
         job = collect.job(
-            request.source, request.texts.computed, part, dataset=named, model=sha256, data=request.texts.sha256
+            request.source,
+            request.texts.computed,
+            part,
+            dataset=_name(request.texts),
+            model=sha256,
+            data=request.texts.sha256,
         )
         seen = collect.collect(job, progress)
         record = MatrixRecord(
@@ -102,15 +105,30 @@ def compute_matrix(request: MatrixRequest, *, progress: Bar) -> StepResult[Matri
             entries=seen.entries,
             unused_experts=seen.unused_experts,
             unseen=seen.unseen,
-            reasons=[ExportReason("tokens", request.texts.why, request.dataset)],
+            reasons=_reasons(request.texts),
             versions=versions("llama-cpp-python", "gguf"),
             seconds=round(time.monotonic() - started, 3),
             peak_memory_bytes=peak_memory_bytes(children=True),
             finished_at=records.timestamp(),
         )
         records.write(note_of(request.file, request.record), record)
+        request.record.unlink(missing_ok=True)  # an earlier one, which would describe the new file wrongly
     os.replace(note_of(request.file, request.record), request.record)
     return StepResult(record)
+
+
+def _name(texts: RunTexts) -> str:
+    """What a matrix is computed of, for whoever has only the file."""
+    return f"{texts.source} sha256 {texts.sha256[:12]}, {texts.tokens} tokens of {len(texts.computed)} rows"
+
+
+def _why(texts: RunTexts) -> str:
+    return f"{texts.why}; other rows are not used: {texts.lacking}" if texts.lacking else texts.why
+
+
+def _reasons(texts: RunTexts) -> list[ExportReason]:
+    tokens = ExportReason("tokens", texts.why, texts.source)
+    return [tokens, ExportReason("data", texts.lacking, texts.source)] if texts.lacking else [tokens]
 
 
 def _made_before(request: MatrixRequest, inputs: dict[str, FileDigest], options: dict[str, str]) -> MatrixRecord | None:

@@ -95,7 +95,7 @@ def choose_mix(request: MixRequest, progress: Bar) -> Mix:
             "a mix of types cannot be chosen: there is "
             + ("too little text to measure on" if matrices else "no matrix to quantize"),
             code="cannot_quantize",
-            expected="an unquantized model, and rows in samples.jsonl",
+            expected=f"an unquantized model, and {FEWEST} tokens or more of training rows of either kind",
             hint="skill-train export-gguf RUN --quant q4_k_m",
         )
     room = _room(gguf, matrices, request.target)

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from functools import cache
 from typing import Any, TypeVar
-from urllib.parse import urlsplit
 
 from skill_train.core import waiting
 from skill_train.core.errors import SkillTrainError, Temporary, UsageError
@@ -36,7 +34,6 @@ __all__ = [
     "StillAsking",
     "ask",
     "ask_here",
-    "endpoint",
     "not_signed_in",
     "prepare",
     "understood",
@@ -174,15 +171,6 @@ def _while_it_moves(thread: threading.Thread, subject: RequestSubject) -> None:
         if now - started >= next_notice:
             waiting.tell(f"the files of {subject}: {so_far}, the last {still:.0f} s ago")
             next_notice += waiting.NOTICE_SECONDS
-
-
-def endpoint() -> str:
-    """The address of the Hub, without a password. Read as huggingface_hub 2.4 reads it (constants.py), but without
-    importing it, because a plan of local files needs no client."""
-    staging = os.environ.get("HUGGINGFACE_CO_STAGING", "").upper() in ("1", "ON", "YES", "TRUE")
-    address = "https://hub-ci.huggingface.co" if staging else os.environ.get("HF_ENDPOINT", "https://huggingface.co")
-    parts = urlsplit(address.rstrip("/"))
-    return parts._replace(netloc=parts.netloc.rpartition("@")[2].lower(), query="", fragment="").geturl()
 
 
 @cache

@@ -9,7 +9,7 @@ from typing import Any
 
 from skill_train.core.errors import NotInstalled, SkillTrainError, UsageError
 from skill_train.facts import DatasetFacts
-from skill_train.hub import dataset_card, first_rows, image_folder
+from skill_train.hub import dataset_card, first_rows
 from skill_train.hub.client import REQUEST_SECONDS, RequestSubject, ask, understood
 from skill_train.hub.dataset_card import Configuration
 from skill_train.program.examples import Row
@@ -87,7 +87,7 @@ def inspect_dataset(recipe: Recipe, find_format: FindFormat) -> HubDataset:
     try:
         files, configuration = ask(subject, lambda: _files(recipe))
         total, basis, first = ask(subject, lambda: _rows(recipe, files, configuration))
-        if first and image_folder.is_table(files.names) and image_folder.names_pictures(first[0]):
+        if first and first_rows.is_picture_table(files.names) and first_rows.names_pictures(first[0]):
             first = ask(subject, lambda: _of_pictures(recipe, files, configuration))
     except UsageError as error:
         raise _or_model(error, recipe.data) from None
@@ -173,7 +173,7 @@ def _of_pictures(recipe: Recipe, files: _Files, configuration: Configuration) ->
     table, budget, shown = files.names[0], _Budget(_MOST_PICTURE_BYTES), list[Row]()
     for number, row in enumerate(_rows(recipe, replace(files, names=[table]), configuration)[2], start=1):
         where = f"row {number} of {table} in {files.dataset}"
-        for name in image_folder.picture_names(row, table, where):
+        for name in first_rows.picture_names(row, table, where):
             if name not in files.sizes:
                 raise UsageError(
                     f"{where}: {name} does not exist",
@@ -183,7 +183,7 @@ def _of_pictures(recipe: Recipe, files: _Files, configuration: Configuration) ->
                     hint="upload the picture, or leave the row out",
                 )
         if len(shown) < _PICTURE_ROWS and budget.read_bytes < _PICTURE_ROWS_BYTES:
-            shown.append(image_folder.as_read(row, table, where, lambda name: budget.read(files, name)))
+            shown.append(first_rows.with_bytes(row, table, where, lambda name: budget.read(files, name)))
     return shown
 
 

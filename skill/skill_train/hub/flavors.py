@@ -14,7 +14,7 @@ import msgspec
 from skill_train.core.errors import SkillTrainError, UsageError
 from skill_train.core.files import write_json
 from skill_train.facts import Flavor
-from skill_train.hub.client import endpoint
+from skill_train.hub.address import endpoint
 from skill_train.machine.read import cache_dir
 from skill_train.run.records import read_json
 

@@ -13,11 +13,14 @@ from typing import Any
 
 from skill_train.core.errors import SkillTrainError, Temporary, UsageError
 from skill_train.facts import Flavor, ModelFacts
-from skill_train.hub.client import REQUEST_SECONDS, RequestSubject, ask, endpoint, understood
+from skill_train.hub.address import endpoint
+from skill_train.hub.client import REQUEST_SECONDS, RequestSubject, ask, understood
 from skill_train.model import config as model_config
 from skill_train.model.config import Origin, StoredWeights
-from skill_train.model.folder import read_config, read_model, used_weights
+from skill_train.model.folder import processor_files, read_config, read_model, used_weights
 from skill_train.model.folder import tensor_shapes as tensor_shapes_in
+from skill_train.model.tower import reads_processor, with_image_processor
+from skill_train.program.pictures.processor import PROCESSOR_FILES
 
 _MODEL_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _FILES = ["*.json", "*.safetensors", "*.model", "*.jinja", "*.txt", "*.tiktoken", "LICENSE*", "README.md"]
@@ -157,7 +160,7 @@ def _ask_model(model: str, revision: str | None) -> ModelFacts:
         sizes = {str(file.rfilename): file.size for file in info.siblings or []}
         _check_files(model, set(sizes))
         config = read_config(_config_folder(model, revision, info.sha))
-        return model_config.read(
+        facts = model_config.read(
             config,
             source=model,
             stored=_stored(model, info, sizes, quantized="quantization_config" in config),
@@ -165,6 +168,14 @@ def _ask_model(model: str, revision: str | None) -> ModelFacts:
             origin=Origin(revision=info.sha, gated=bool(info.gated)),
             files=set(sizes),
         )
+        documents = _processor_files(model, info.sha, set(sizes)) if reads_processor(config) else {}
+        return with_image_processor(facts, config, documents)
+
+
+def _processor_files(model: str, commit: str, names: set[str]) -> dict[str, object]:
+    """The documents of the image processor by file name, each some hundred bytes."""
+    folders = {_file(model, name, commit).parent for name in PROCESSOR_FILES if name in names}
+    return {name: document for folder in folders for name, document in processor_files(folder).items()}
 
 
 def _check_files(model: str, names: set[str]) -> None:

@@ -8,6 +8,7 @@ of which transformers drops some and adds others, and the tokenizer of the train
 
 from __future__ import annotations
 
+import gc
 import importlib
 import importlib.util
 import json
@@ -19,16 +20,21 @@ from pathlib import Path
 from typing import Any
 
 JsonObject = dict[str, Any]  # a config.json or a tokenizer.json; this process imports nothing from skill-train
+_NEW_OBJECTS = (
+    200_000  # between two searches for cycles, as in core/memory.py: a vocabulary is many objects, all in use
+)
 # In transformers 5 the routers of these models are sigmoids, but config.json does not say so. Without the key llama.cpp
 # uses the softmax of DeepSeek-V2, refuses the file or aborts.
 _SIGMOID_ROUTERS = ("deepseek_v3", "dots1", "exaone_moe", "glm4_moe_lite", "minimax_m2")
 
 
 def main(train_program: str) -> None:
+    gc.set_threshold(_NEW_OBJECTS)
     import torch  # noqa: F401
     import transformers
 
     transformers.AutoTokenizer = _tokenizers(Path(train_program))
+    gc.freeze()
     arguments = json.loads(sys.stdin.readline() or "null")
     if not arguments:
         return

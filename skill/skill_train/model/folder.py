@@ -17,7 +17,9 @@ from skill_train.facts import ModelFacts
 from skill_train.model import config as model_config
 from skill_train.model import foreign_files
 from skill_train.model.config import Origin, StoredWeights
+from skill_train.model.tower import reads_processor, with_image_processor
 from skill_train.model.weight_files import read_shard
+from skill_train.program.pictures.processor import PROCESSOR_FILES
 
 _SAMPLE_BYTES = 1 << 16
 _WORDS = ("merges.txt", "vocab.txt")
@@ -44,6 +46,7 @@ def read_model(folder: Path, *, weights_needed: bool = True) -> ModelFacts:
         has_chat_template=_has_chat_template(folder),
         files={path.name for path in folder.iterdir()},
     )
+    facts = with_image_processor(facts, config, processor_files(folder) if reads_processor(config) else {})
     return dataclasses.replace(facts, at_hand=lacking is None)
 
 
@@ -63,6 +66,17 @@ def read_config(folder: Path) -> JsonObject:
     if not isinstance(config, dict):
         raise UsageError(f"{path} is not a JSON object", code="broken_model", hint="download the model again")
     return config
+
+
+def processor_files(folder: Path) -> dict[str, object]:
+    """The documents of the image processor by file name. One that cannot be read is None."""
+    documents: dict[str, object] = {}
+    for path in (folder / name for name in PROCESSOR_FILES if (folder / name).is_file()):
+        try:
+            documents[path.name] = foreign_files.foreign_json(path)
+        except UsageError as error:
+            documents[path.name] = error.message
+    return documents
 
 
 def weight_files(folder: Path) -> list[Path]:

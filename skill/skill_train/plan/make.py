@@ -17,6 +17,7 @@ from skill_train.plan import places
 from skill_train.plan import where as rubric
 from skill_train.plan.estimates import estimates
 from skill_train.plan.launch_args import launch
+from skill_train.plan.pictures import pictures_of
 from skill_train.plan.placement import (
     HERE,
     PROBE_FROM_PARAMETERS,
@@ -31,7 +32,6 @@ from skill_train.plan.places import Candidate
 from skill_train.program.split import held_out_count
 from skill_train.recipe.fields import FIELDS, NOT_HASHED, OF_LORA, POLICY, Recipe, recipe_hash
 from skill_train.recipe.formats import BARE, for_model
-from skill_train.recipe.preprocess import preprocess_of
 from skill_train.recipe.resolved import ResolvedRecipe
 from skill_train.run.plan_record import Blocker, Facts, Plan, Policy, Reason
 
@@ -222,7 +222,7 @@ def _resolve(recipe: Recipe, model: ModelFacts, dataset: DatasetFacts, reasons: 
             got=f"format {dataset.format}",
             hint="use the model's Instruct version, or data with the columns prompt and completion, or text",
         )
-    values |= _pictures(recipe, model, dataset, reasons)
+    values |= pictures_of(recipe, model, dataset, reasons)
     values["loss_on"] = recipe.loss_on or _loss_on(dataset.format, reasons)
     values |= _tuning(recipe, model, reasons)
     rows = dataset.rows - _held_out(dataset.rows, recipe)
@@ -246,31 +246,6 @@ def _resolve(recipe: Recipe, model: ModelFacts, dataset: DatasetFacts, reasons: 
             hint="use the original model; load_in_4bit: true quantizes it while training (QLoRA)",
         )
     return ResolvedRecipe(**{key: values[key] for key in ResolvedRecipe.__struct_fields__})
-
-
-def _pictures(recipe: Recipe, model: ModelFacts, dataset: DatasetFacts, reasons: list[Reason]) -> dict[str, object]:
-    """Whether and how pictures are read, and which parts of a vision model get an adapter."""
-    images = bool(dataset.images) if recipe.images is None else recipe.images
-    if not images:
-        unread = {"lora_parts": None, "preprocess": "model", "min_pixels": None, "max_pixels": None}
-        return {"images": False, **unread}
-    if not dataset.images:
-        raise UsageError(
-            "the recipe says images: true, and no row has a picture",
-            code="bad_recipe",
-            expected="rows with a column images, or with pictures in their messages",
-            got=", ".join(dataset.column_names),
-            hint="remove images from the recipe, or name the column: columns: {images: COLUMN}",
-        )
-    _because(reasons, "images", True, f"{dataset.images} pictures, and {model.architecture} reads them", dataset.source)
-    parts = recipe.lora_parts
-    if parts is None and recipe.finetuning_type == "lora":
-        parts = ["language"]
-        why = "the usual one: the tower sees well already, and few pictures teach it little"
-        _because(reasons, "lora_parts", parts, why, "references/vision.md")
-    preprocess = preprocess_of(recipe, model.model_type)
-    _because(reasons, "preprocess", preprocess.value, preprocess.because, "references/vision.md")
-    return {"images": True, "lora_parts": parts, "preprocess": preprocess.value}
 
 
 def _epochs(recipe: Recipe, rows: int) -> tuple[float, str, str]:

@@ -287,7 +287,9 @@ def _ways(
         target_modules=tuple(recipe.target_modules),
         trained_share=_trained_share(dataset),
         images=recipe.images,
-        tower_trains="tower" in (recipe.lora_parts or ()) or (recipe.images and recipe.is_full),
+        pictures=dataset.picture_tokens,
+        tower_trains=trains_part("tower", recipe),
+        projector_trains=trains_part("tower", recipe) or trains_part("projector", recipe),
     )
     rows = rows_at_once(effective // processes, device, machine, model)
     for count in (n for n in range(rows, 0, -1) if (effective // processes) % n == 0):
@@ -301,6 +303,11 @@ def _ways(
         for offload in (False, True)[: 1 + _host_holds(model, machine, base)]:
             frugal = replace(base, checkpointing=True, accumulates=effective > processes)
             yield processes, "fsdp", replace(frugal, shards=processes, offload=offload)
+
+
+def trains_part(part: str, recipe: ResolvedRecipe) -> bool:
+    """Whether a part of a vision model is trained on pictures."""
+    return recipe.images and (recipe.is_full or part in (recipe.lora_parts or ()))
 
 
 def _host_holds(model: ModelFacts, machine: MachineFacts, step: MicroStep) -> bool:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import base64
 import json
 import re
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any, Literal, NotRequired, TypedDict
 
 from skill_train.program.events import Refused
@@ -334,3 +336,12 @@ def no_answer(messages: list[Message]) -> Refused:
         got=repr(messages)[:80],
         hint="rename the role that answers to assistant in the dataset",
     )
+
+
+def require_distinct(names: Iterable[str], table: Path) -> None:
+    """Refuses a table with one name twice: of such columns a row would keep the last alone."""
+    for name, count in Counter(filter(None, names)).most_common(1):
+        if count > 1:
+            message = f"{table} has {count} columns with the name {name[:200]!r}"
+            expected, hint = "one name for each column", "rename or remove one of them"
+            raise Refused(message, code="unreadable_dataset", expected=expected, hint=hint)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NotRequired, TypedDict
 
 from skill_train.program.events import Refused, file_digest, lacks_memory
-from skill_train.program.examples import Row
+from skill_train.program.examples import Row, require_distinct
 from skill_train.program.model_files import (
     not_a_file,
     regular_file,
@@ -158,7 +158,9 @@ def iter_parquet(path: Path) -> Iterator[tuple[int, Row]]:
         size = path.stat().st_size
         batches = believable(parquet_batches(path, size), path, size)
         rows = (row for batch in batches for row in batch.to_pylist())
-        yield from enumerate(as_written(rows, pyarrow.parquet.read_schema(path)), start=1)
+        schema = pyarrow.parquet.read_schema(path)
+        require_distinct(schema.names, path)
+        yield from enumerate(as_written(rows, schema), start=1)
     except (
         pyarrow.ArrowException,
         OSError,
@@ -294,6 +296,7 @@ def iter_csv(path: Path, delimiter: str) -> Iterator[tuple[int, Row]]:
     csv.field_size_limit(CELL_CHARACTERS)
     reader = csv.DictReader(decoded_lines(path), delimiter=delimiter, strict=True)
     try:
+        require_distinct(reader.fieldnames or [], path)
         for row in reader:
             if None in row or None in row.values():
                 raise other_columns(f"line {reader.line_num} of {path}", reader.fieldnames or [])

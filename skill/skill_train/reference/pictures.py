@@ -16,7 +16,7 @@ from skill_train.core.errors import UsageError
 from skill_train.core.foreign import JsonObject
 from skill_train.program.pictures.decode import PictureSize
 from skill_train.program.pictures.engine import LINED, TILED
-from skill_train.program.pictures.tokens import LINE_END, ImageModel, Pictures, square_side
+from skill_train.program.pictures.tokens import LINE_END, ImageModel, Pictures
 from skill_train.reference.load import load_tokenizer, read_model, reference_model
 
 if TYPE_CHECKING:
@@ -192,7 +192,7 @@ class PictureModel:
         if self.kind not in _PATCHED:
             yield from values.reshape(-1, *values.shape[-3:])
             return
-        processor, rows = self.seen.processor, iter(values)
+        processor, rows = self.seen.settings, iter(values)
         merge, size = processor.merge_size, processor.patch_size
         for _, high, wide in inputs["image_grid_thw"].tolist():
             import numpy as np
@@ -221,9 +221,7 @@ class PictureModel:
         """The picture before it was normalized, uint8 [height, width, 3]."""
         import numpy as np
 
-        mean, std = (
-            np.array(getattr(self.seen.processor, name))[:, None, None] for name in ("image_mean", "image_std")
-        )
+        mean, std = (np.array(getattr(self.seen.settings, name))[:, None, None] for name in ("image_mean", "image_std"))
         values = (pixels * std + mean) * _WHITE
         whole = np.rint(values)
         if np.abs(values - whole).max() > _NEAR:
@@ -251,7 +249,7 @@ class PictureModel:
         width]."""
         import torch
 
-        columns = size[1] // square_side(self.seen.settings)
+        columns = size[1] // self.seen.settings.square
         end = self.model.get_input_embeddings().weight[self.line_end].detach()
         lines = embeddings.reshape(-1, columns, embeddings.shape[-1])
         ended = torch.cat([lines, end.expand(len(lines), 1, -1)], dim=1)

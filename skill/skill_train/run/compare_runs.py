@@ -13,6 +13,7 @@ from typing import Any, TypedDict
 
 from msgspec import UNSET, structs
 
+from skill_train.run.export_record import ExportedFile
 from skill_train.run.plan_record import Plan
 from skill_train.run.train_record import Environment, FedData, FedRow, StepLine, TrainRecord
 
@@ -45,6 +46,7 @@ PLACEMENT_OF: dict[str, set[str]] = {
 # Sections that are placement as a whole.
 PLACEMENT_SECTIONS = {"placement", "launch", "machine", "processes", "policy"}
 ABSENT = "(absent)"
+_NAMED_MATRICES = 5  # of a mix, whose types differ
 _MACHINE = ("python", "platform", "device", "device_name", "cuda", "threads")
 
 
@@ -55,6 +57,7 @@ class ComparedRun:
     Attributes:
         plan, environment, train: `plan.json`, `environment.json`, `train.json`.
         metrics, samples: the lines of `metrics.jsonl` and of `samples.jsonl`.
+        quantized: the files that `quantize.json` names.
     """
 
     plan: Plan
@@ -62,6 +65,7 @@ class ComparedRun:
     train: TrainRecord | None = None
     metrics: list[StepLine] = field(default_factory=list)
     samples: list[FedRow] = field(default_factory=list)
+    quantized: list[ExportedFile] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -90,6 +94,7 @@ class Comparison:
         compared: how many facts were compared.
         losses: None if the runs share no step.
         same_weights: whether the trained weights are the same bytes; None if one run has none.
+        exports: the differences of the quantized files; empty if one run has none.
     """
 
     recipe: list[RunDifference]
@@ -98,6 +103,7 @@ class Comparison:
     compared: int
     losses: Losses | None
     same_weights: bool | None
+    exports: list[RunDifference] = field(default_factory=list)
 
     @property
     def verdict(self) -> str:
@@ -135,6 +141,7 @@ def compare(a: ComparedRun, b: ComparedRun) -> Comparison:
         compared=compared,
         losses=losses,
         same_weights=weights[0] == weights[1] if all(weights) else None,
+        exports=_exports(a, b),
     )
 
 
@@ -277,3 +284,42 @@ def _weights(run: ComparedRun) -> dict[str, str] | None:
     """Digests of the trained weights only: the configuration beside them names the base, whose path may differ."""
     outputs = run.train.outputs if run.train else {}
     return {name: each["sha256"] for name, each in outputs.items() if name.endswith(".safetensors")} or None
+
+
+def _exports(a: ComparedRun, b: ComparedRun) -> list[RunDifference]:
+    """The differences of the quantized files, by type. They are reported and not judged, as the losses are."""
+    if not a.quantized or not b.quantized:
+        return []
+    left, right = ({file["quant"]: file for file in run.quantized} for run in (a, b))
+    differences = []
+    for quant in left | right:
+        if quant not in left or quant not in right:
+            made = [f"{files[quant]['bytes']} bytes" if quant in files else ABSENT for files in (left, right)]
+            differences.append(RunDifference(f"export.{quant}", *made))
+            continue
+        here, there = _export_facts(left[quant]), _export_facts(right[quant])
+        pairs = [(name, here.get(name, ABSENT), there.get(name, ABSENT)) for name in here | there]
+        pairs += _other_types(left[quant].get("tensor_types", {}), right[quant].get("tensor_types", {}))
+        differences += [RunDifference(f"export.{quant}.{name}", x, y) for name, x, y in pairs if x != y]
+    return differences
+
+
+def _export_facts(file: ExportedFile) -> dict[str, object]:
+    """What was decided and measured of a file. One without a matrix, or whose matrix was not measured, lacks some."""
+    facts: dict[str, object] = {"sha256": file["sha256"]}
+    if use := file.get("imatrix"):
+        facts |= {"imatrix.data": use["data"], "imatrix.sha256": use["sha256"]}
+    if choice := file.get("choice"):
+        facts["choice.kl_with_matrix"] = choice["with_matrix"]["mean_kl"]
+        facts["choice.kl_without_matrix"] = choice["without_matrix"]["mean_kl"]
+    if measured := file.get("measured"):
+        facts["mean_kl"] = measured["mean_kl"]
+    if "mix" in file:
+        facts["types"] = ", ".join(f"{count} {kind}" for kind, count in sorted(file.get("types", {}).items()))
+    return facts
+
+
+def _other_types(here: dict[str, str], there: dict[str, str]) -> list[tuple[str, str, str]]:
+    """The first matrices that two mixes store in different types."""
+    pairs = ((f"types.{name}", here.get(name, ABSENT), there.get(name, ABSENT)) for name in here | there)
+    return [pair for pair in pairs if pair[1] != pair[2]][:_NAMED_MATRICES]

@@ -17,6 +17,7 @@ from skill_train.estimate.step import MicroStep
 from skill_train.estimate.time import launch_seconds, micro_step_flops, optimizer_seconds, reading_seconds
 from skill_train.facts import Calibration, MachineFacts, ModelFacts
 from skill_train.machine.read import cache_dir
+from skill_train.plan.placement import trains_part
 from skill_train.run.plan_record import Plan
 from skill_train.run.records import read_json
 from skill_train.run.train_record import StepLine
@@ -52,6 +53,8 @@ def remember(plan: Plan, lines: list[StepLine], finished_at: str) -> Calibration
     model, machine = plan.facts.model, plan.facts.machine
     if len(lines) < _LEAST_STEPS or not settled or plan.placement.num_processes > 1:
         return None
+    if plan.recipe.images and (plan.facts.dataset.picture_tokens is None or model.tower is None):
+        return None  # nobody knows how much was computed
     steps = [_micro_steps(plan, line) for line in settled]
     flops = sum(count * (micro_step_flops(model, step) or 0) for count, step in steps)
     if not flops:
@@ -135,6 +138,10 @@ def _micro_steps(plan: Plan, line: StepLine) -> tuple[int, MicroStep]:
         full=full,
         pure_bf16=recipe.pure_bf16,
         optim=recipe.optim,
+        images=recipe.images,
+        pictures=plan.facts.dataset.picture_tokens,
+        tower_trains=trains_part("tower", recipe),
+        projector_trains=trains_part("tower", recipe) or trains_part("projector", recipe),
     )
     return placement.gradient_accumulation_steps, step
 

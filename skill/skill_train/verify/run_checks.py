@@ -18,6 +18,7 @@ from skill_train.llama.gguf_header import GgufFile, read_gguf
 from skill_train.llama.inference import InferenceJob, InferenceResult, Prompt
 from skill_train.llama.template import Conversation, Rendered
 from skill_train.machine.read import available_memory_bytes, physical_cores
+from skill_train.model.convertible import from_config
 from skill_train.run import export_record, merge_record
 from skill_train.run.export_record import MIX_KEY, ExportedFile
 from skill_train.run.verify_record import Check, NotChecked
@@ -240,7 +241,8 @@ def _judge_running(gguf: GgufFile, subject: MeasuredReference, run: _Run, findin
     for check in _answered(gguf, result, subject, run.shipped):
         findings.add(check)
     cost = measured.cost["mean_kl"] if measured.cost and measured.stored else None
-    findings.add(verify_logits.check_logits(file, result.figures, bounds, result.trained_kl, measured.stored, cost))
+    logits = verify_logits.check_logits(file, result.figures, bounds, result.trained_kl, measured.stored, cost)
+    findings.add(verify_logits.with_unread_epsilon(logits, from_config.unread_epsilon(subject.config)))
     findings.add(verify_logits.check_tuned(file, result.change, bounds, measured.why_no_base, measured.stored, cost))
     file_answers = run.drafted or result.answers
     findings.add(verify_answers.check_answers(file, measured.answers, file_answers, bounds, subject.tokenizer))

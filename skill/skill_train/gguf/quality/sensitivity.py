@@ -89,21 +89,29 @@ def _from_the_middle(kinds: list[str]) -> list[str]:
 
 
 def _known(request: SensitivityRequest) -> dict[tuple[str, str], float]:
-    """The figures in the file. A file of something else, or none, is replaced by one without figures."""
-    lines = request.file.read_text(encoding="utf-8").splitlines() if request.file.is_file() else []
+    """The figures in the file. A file of something else, or none, is replaced by one without figures. A half line of a
+    call that was killed is taken out, so that what comes next begins a line."""
+    text = request.file.read_text(encoding="utf-8", errors="replace") if request.file.is_file() else ""
+    first, *lines = text.splitlines() or [""]
     basis = msgspec.to_builtins(request.basis)
-    if not lines or _read(lines[0]) != basis:
-        write_text(request.file, json.dumps(basis) + "\n")
-        return {}
-    known: dict[tuple[str, str], float] = {}
-    for line in lines[1:]:
-        try:
-            outcome = msgspec.json.decode(line, type=Outcome)
-        except (msgspec.DecodeError, msgspec.ValidationError):
-            continue  # the last line, of a call that was killed
-        if outcome.kind in request.wanted.get(outcome.tensor, ()):
-            known[outcome.tensor, outcome.kind] = outcome.kl
-    return known
+    outcomes = {line: outcome for line in lines if (outcome := _outcome(line)) is not None}
+    if _read(first) != basis:
+        first, outcomes = json.dumps(basis), {}
+    whole = "".join(f"{line}\n" for line in [first, *outcomes])
+    if whole != text:
+        write_text(request.file, whole)
+    return {
+        (outcome.tensor, outcome.kind): outcome.kl
+        for outcome in outcomes.values()
+        if outcome.kind in request.wanted.get(outcome.tensor, ())
+    }
+
+
+def _outcome(line: str) -> Outcome | None:
+    try:
+        return msgspec.json.decode(line, type=Outcome)
+    except (msgspec.DecodeError, msgspec.ValidationError):
+        return None
 
 
 def _read(line: str) -> object:

@@ -52,6 +52,21 @@ LINE_ENDS_TOLD = (
 _PIXTRAL_THETA = 10_000.0  # of the tower's positions; llama.cpp has no other
 
 
+# Model types whose epsilon of the norms llama.cpp 0.3.36 does not read: src/models/qwen2vl.cpp, load_arch_hparams (read
+# 2026-11-26). It computes with 0.
+EPSILON_LEFT_OUT = frozenset(("qwen2_vl", "qwen2_5_vl"))
+
+
+def unread_epsilon(config: Config) -> float | None:
+    """The epsilon of a model's norms, if llama.cpp computes with 0 in its place; None if it reads it."""
+    if config.get("model_type") not in EPSILON_LEFT_OUT:
+        return None
+    text = config.get("text_config")
+    value = text.get("rms_norm_eps") if isinstance(text, Mapping) else None
+    value = config.get("rms_norm_eps", 1e-6) if value is None else value
+    return value if isinstance(value, (int, float)) and value > 0 else None
+
+
 def why_not(
     text: Config,
     config: Config,

@@ -225,7 +225,10 @@ def picture_file(source: PictureSource, folder: Path | None) -> IO[bytes]:
         content = source.get("bytes")
         if content is None and isinstance(source.get("path"), str):
             return picture_file(source["path"], folder)
-        source = content if isinstance(content, bytes) else b""
+        if not isinstance(content, bytes):
+            got = repr({key: type(value).__name__ for key, value in source.items()})
+            raise bad_picture("a picture in the row", "has neither bytes nor a path", got, "a path, or bytes")
+        source = content
     if isinstance(source, bytes):
         return io.BytesIO(limited_bytes(source, "a picture in the row"))
     if source[:5].lower() == "data:":
@@ -259,21 +262,23 @@ def opened_file(path: str, folder: Path | None) -> IO[bytes]:
     if folder is None or (folder.name.startswith(HUB_FOLDER) and not os.path.isabs(path)):
         expected = "bytes in the rows, or a metadata.jsonl whose column file_name names files beside it"
         raise bad_picture(path[:200], "has no folder", "a path in data from the Hub", expected, HUB_HINT)
-    root = folder.resolve()
+    if not path.strip():
+        raise bad_picture("the name of a picture", "is empty", repr(path[:60]))
+    root, name = folder.resolve(), path[:200]
     try:
         file = (root / path).resolve()
         if not file.is_relative_to(root):
-            raise bad_picture(path, "lies outside the folder of the data", str(file), f"a file in {root}")
+            raise bad_picture(name, "lies outside the folder of the data", str(file), f"a file in {root}")
         if not file.is_file():
-            raise bad_picture(path, "does not exist", str(file), f"a file in {root}")
+            raise bad_picture(name, "does not exist", str(file), f"a file in {root}")
         size = file.stat().st_size
         if size > PICTURE_BYTES:
-            raise bad_picture(path, "is too large", f"{size:,} bytes", f"at most {PICTURE_BYTES:,} bytes")
+            raise bad_picture(name, "is too large", f"{size:,} bytes", f"at most {PICTURE_BYTES:,} bytes")
         if not size:
-            raise bad_picture(path, "is empty", "0 bytes")
+            raise bad_picture(name, "is empty", "0 bytes")
         return open(file, "rb")
-    except (OSError, ValueError) as error:  # no permission; a null character
-        raise bad_picture(path, "cannot be read", str(error)) from None
+    except (OSError, ValueError, RuntimeError) as error:  # no permission; a null character; a link to itself
+        raise bad_picture(name, "cannot be read", str(error)) from None
 
 
 def bad_picture(

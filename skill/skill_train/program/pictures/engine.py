@@ -8,6 +8,7 @@ with those that llama.cpp computes.
 from __future__ import annotations
 
 import math
+import struct
 from typing import Any, NamedTuple
 
 from skill_train.program.pictures.decode import PictureSize
@@ -64,13 +65,12 @@ class Engine:
         least, most = LINED_TOKENS if self.kind in LINED else ENGINE_TOKENS
         return aligned_size(size, self.square, (least * self.square**2, most * self.square**2))
 
-    def tokens(self, size: PictureSize) -> int:
-        """Of a picture of Qwen-VL."""
-        resized = self.size(size)
-        return resized.width * resized.height // self.square**2
-
     def grid(self, size: PictureSize) -> TileGrid:
-        """The tiles of a picture. It has one at least, where the model's processor divides no small one."""
+        """The tokens of a picture of Qwen-VL, Pixtral or Mistral 3, or the tiles of one of SmolVLM or Idefics3: it has
+        one at least, where the model's processor divides no small one."""
+        if self.kind not in TILED:
+            resized = self.size(size)
+            return TileGrid(resized.height // self.square, resized.width // self.square)
         reduced = self.reduced(size)
         return TileGrid(math.ceil(reduced.height / self.side), math.ceil(reduced.width / self.side))
 
@@ -155,34 +155,35 @@ def aligned_size(size: PictureSize, align: int, limits: tuple[int, int]) -> Pict
 
     As llama.cpp, in single precision, and with halves rounded up: in double precision some sides come out otherwise.
     """
-    import numpy as np
+    least, most = limits
 
-    single, (least, most) = np.float32, limits
-
-    def squares(side: Any) -> float:
-        return float(single(side) / single(align))
+    def squares(side: float) -> float:
+        return single(single(side) / align)
 
     width, height = (max(align, math.floor(squares(side) + 0.5) * align) for side in size)
     if width * height > most:
-        shrink = np.sqrt(single(size.height) * single(size.width) / single(most))
-        width, height = (max(align, math.floor(squares(single(side) / shrink)) * align) for side in size)
+        shrink = single(math.sqrt(single(single(size.height * size.width) / most)))
+        width, height = (max(align, math.floor(squares(side / shrink)) * align) for side in size)
     elif width * height < least:
-        grow = np.sqrt(single(least) / (single(size.height) * single(size.width)))
-        width, height = (math.ceil(squares(single(side) * grow)) * align for side in size)
+        grow = single(math.sqrt(single(least / single(size.height * size.width))))
+        width, height = (math.ceil(squares(side * grow)) * align for side in size)
     return PictureSize(width, height)
+
+
+def single(number: float) -> float:
+    """The nearest number of single precision. One operation in double precision, rounded so, is that of single."""
+    return float(struct.unpack("f", struct.pack("f", number))[0])
 
 
 def letterboxed(image: Any, target: PictureSize, kernel: Any) -> Any:
     """The picture in its own shape, as large as it fits, amid black. In the same size it stays as it is."""
-    import numpy as np
     from PIL import Image
 
     if image.size == target:
         return image
-    single = np.float32
-    scale = min(single(target.width) / single(image.width), single(target.height) / single(image.height))
-    width = min(math.ceil(float(single(image.width) * scale)), target.width)
-    height = min(math.ceil(float(single(image.height) * scale)), target.height)
+    scale = min(single(target.width / image.width), single(target.height / image.height))
+    width = min(math.ceil(single(image.width * scale)), target.width)
+    height = min(math.ceil(single(image.height * scale)), target.height)
     inner = resampled(image, PictureSize(width, height), kernel)
     whole = Image.new("RGB", target, PADDING)
     whole.paste(inner, ((target.width - width) // 2, (target.height - height) // 2))

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import cached_property
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple, NotRequired, TypedDict
@@ -33,6 +33,15 @@ from skill_train.program.pictures.decode import (
 )
 from skill_train.program.pictures.engine import ENGINE_FAMILIES, ENGINE_LIMITS, LINED, TILED, Engine, TileGrid
 from skill_train.program.pictures.find import PICTURE, picture_parts
+from skill_train.program.pictures.processor import (
+    PROCESSOR_FILES,
+    engine_of,
+    grid_of,
+    limit_pixels,
+    limited_processor,
+    picture_tokens,
+    read_processor,
+)
 
 # How the input is called that marks the tokens of pictures. Qwen's positions and Gemma's attention depend on it.
 TYPE_NAMES = {
@@ -82,23 +91,24 @@ class ImageModel(TypedDict):
 
 
 class Pictures:
-    """The image processor of one model, with the pixel limits of a recipe.
+    """How one model reads pictures, with the pixel limits of a recipe.
 
     Attributes:
+        settings: of its image processor, by which tokens are counted.
         folder: of the dataset, where the paths in its rows begin; None for data from the Hub.
         engine: prepares the pictures in place of the processor, as llama.cpp does; None without `preprocess: engine`.
         mark: what stands for a picture in a rendered text.
     """
 
     def __init__(self, recipe: ImageModel, tokenizer: Any, folder: Path | None = None) -> None:
-        from transformers import AutoImageProcessor
-
         require_pillow()
         name, revision = recipe["model"], recipe["revision"]
-        self.folder = folder
+        self.model, self.folder = (name, revision), folder
         self.is_grey = False
         self.kind = model_type(name, revision)
-        tower = vision_config(name, revision)
+        documents = {file: model_document(name, revision, file) for file in ("config.json", *PROCESSOR_FILES)}
+        config = documents["config.json"] or {}
+        tower = config.get("vision_config") or {}
         if self.kind not in EXPANSIONS or (self.kind == "llava" and tower.get("model_type") != "pixtral"):
             raise Refused(
                 f"pictures cannot be trained with the family {self.kind}",
@@ -107,20 +117,16 @@ class Pictures:
                 got=f"{self.kind} with the tower {tower.get('model_type')}" if self.kind == "llava" else self.kind,
                 hint="use a base model of one of these families",
             )
-        self.processor = AutoImageProcessor.from_pretrained(
-            name, revision=revision, backend="pil", trust_remote_code=False
-        )
-        self.settings = processor_settings(name, revision)
+        settings = read_processor(config, documents)
         self.tokenizer = tokenizer
         self.places = self._places()
         self.token_id = int(tokenizer.convert_tokens_to_ids(self.places.token))
         self.limits = PixelLimits(recipe.get("min_pixels"), recipe.get("max_pixels"))
-        limit_pixels(self.processor, self.kind, *self.limits)
+        self.settings = limited_processor(settings, *self.limits)
         self.engine: Engine | None = None
         if recipe.get("preprocess") == "engine":
             require_engine(recipe, self.kind)
-            square = square_side(self.settings) if self.kind in LINED else None
-            self.engine = Engine(self.kind, tower, self.processor, square)
+            self.engine = engine_of(self.settings)
         self.mark = self.places.mark if self.engine is None else PICTURE
 
     def parts(self, content: str) -> list[dict[str, str]]:
@@ -128,12 +134,19 @@ class Pictures:
         with a mark of its own where a picture stands."""
         return picture_parts(content) if self.engine is None else [{"type": "text", "text": content}]
 
+    @cached_property
+    def processor(self) -> Any:
+        """The image processor of transformers, which makes the tensors without `preprocess: engine`."""
+        from transformers import AutoImageProcessor
+
+        name, revision = self.model
+        processor = AutoImageProcessor.from_pretrained(name, revision=revision, backend="pil", trust_remote_code=False)
+        limit_pixels(processor, self.kind, *self.limits)
+        return processor
+
     def grid(self, size: PictureSize) -> TileGrid:
-        """Tiles of a picture, for a family that divides pictures; none of one that is not divided."""
-        if self.engine is not None:
-            return self.engine.grid(size)
-        _, rows, columns = self.processor.get_number_of_image_patches(size.height, size.width, {})
-        return TileGrid(rows, columns)
+        """Tokens or tiles of a picture, by row and column."""
+        return grid_of(self.settings, size, self.engine)
 
     def _places(self) -> Places:
         if self.kind == "gemma3":
@@ -212,7 +225,7 @@ class Pictures:
 
     def tokens(self, size: PictureSize) -> int:
         """The parts of a picture that the language model reads."""
-        return self.expansion(size).count(self.places.token)
+        return picture_tokens(self.settings, size, self.engine).parts
 
     def read(self, row: Mapping[str, Any]) -> list[Any]:
         """The pictures of an encoded row, as PIL images.
@@ -247,7 +260,7 @@ class Pictures:
             return self.engine.tensors(rows)
         nested = self.kind in TILED
         images = rows if nested else [image for row in rows for image in row]
-        more = {"patch_size": square_side(self.settings)} if self.kind in LINED else {}
+        more = {"patch_size": self.settings.square} if self.kind in LINED else {}
         features = dict(self.processor(images=images, return_tensors="pt", **more))
         return {name: value for name, value in features.items() if name not in ("rows", "cols", "num_crops")}
 
@@ -259,48 +272,34 @@ class Pictures:
 
 def model_type(model: str, revision: str | None) -> str:
     """The model type in config.json. It decides which tokens stand for a picture."""
-    path = model_file(model, revision, "config.json")
-    document = foreign_json(Path(path)) if path is not None else {}
-    return str(document.get("model_type")) if isinstance(document, dict) else "unknown"
+    return str((model_document(model, revision, "config.json") or {}).get("model_type", "unknown"))
 
 
-def vision_config(model: str, revision: str | None) -> dict[str, Any]:
-    """What config.json says of the tower; empty where it says nothing."""
-    path = model_file(model, revision, "config.json")
-    document = foreign_json(Path(path)) if path is not None else {}
-    tower = document.get("vision_config") if isinstance(document, dict) else None
-    return tower if isinstance(tower, dict) else {}
-
-
-def processor_settings(model: str, revision: str | None) -> dict[str, Any]:
-    """`processor_config.json`: the tokens of a picture are counted there. Empty where there is none."""
-    path = model_file(model, revision, "processor_config.json")
-    document = foreign_json(Path(path)) if path is not None else {}
-    return document if isinstance(document, dict) else {}
+def model_document(model: str, revision: str | None, name: str) -> dict[str, Any] | None:
+    """A JSON file of a model; None where there is none, or it holds no object."""
+    path = model_file(model, revision, name)
+    document = foreign_json(Path(path)) if path is not None else None
+    return document if isinstance(document, dict) else None
 
 
 def patches_expansion(pictures: Pictures, size: PictureSize) -> str:
     """Qwen: one token for a square of patches, whatever the sides of the picture."""
-    if pictures.engine is not None:
-        return f"<|vision_start|>{pictures.places.token * pictures.engine.tokens(size)}<|vision_end|>"
-    patches: int = pictures.processor.get_number_of_image_patches(size.height, size.width, {})
-    return pictures.places.token * (patches // int(pictures.processor.merge_size) ** 2)
+    tokens = pictures.places.token * pictures.tokens(size)
+    return tokens if pictures.engine is None else f"<|vision_start|>{tokens}<|vision_end|>"
 
 
 def gemma_expansion(pictures: Pictures, size: PictureSize) -> str:
     """Gemma 3: the same number of tokens for every picture, between two marks. Its processor puts them on lines of
     their own, and llama.cpp does not."""
-    count = int(pictures.settings.get("image_seq_length", 256))
     begin, end = pictures.tokenizer.boi_token, pictures.tokenizer.eoi_token
-    text = f"{begin}{pictures.places.token * count}{end}"
+    text = f"{begin}{pictures.places.token * pictures.tokens(size)}{end}"
     return text if pictures.engine is not None else f"\n\n{text}\n\n"
 
 
 def tiles_expansion(pictures: Pictures, size: PictureSize) -> str:
     """SmolVLM and Idefics3: the tiles of the picture by row and column, then the whole picture, made small."""
-    count = int(pictures.settings.get("image_seq_len", 169))
     around, whole = "<fake_token_around_image>", "<global-img>"
-    parts = pictures.places.token * count
+    parts = pictures.places.token * pictures.settings.count
     rows, columns = pictures.grid(size)
     text = ""
     for row in range(1, rows + 1):
@@ -313,24 +312,11 @@ LINE_END = "[IMG_BREAK]"
 
 def lines_expansion(pictures: Pictures, size: PictureSize) -> str:
     """Mistral 3, and Llava with Pixtral's tower: a token a square of patches, and one at the end of each line."""
-    side = square_side(pictures.settings)
-    if pictures.engine is not None:
-        columns, rows = (edge // side for edge in pictures.engine.size(size))
-    else:
-        longest = int(pictures.processor.size["longest_edge"])
-        ratio = max(1.0, size.width / longest, size.height / longest)
-        columns, rows = (math.ceil(int(edge / ratio) / side) for edge in size)
+    rows, columns = pictures.grid(size)
     lines = LINE_END.join([pictures.places.token * columns] * rows)
     return f"{lines}[IMG_END]"
 
 
-def square_side(settings: dict[str, Any]) -> int:
-    """Pixels along the square of patches that one token stands for. PixtralProcessor of transformers 5.23
-    resizes pictures to whole squares, where the image processor alone would take single patches."""
-    return int(settings.get("patch_size", 16)) * int(settings.get("spatial_merge_size", 1))
-
-
-PROCESSOR_FILES = ("preprocessor_config.json", "processor_config.json")
 EXPANSIONS: dict[str, Callable[[Pictures, PictureSize], str]] = {
     "qwen2_vl": patches_expansion,
     "qwen2_5_vl": patches_expansion,
@@ -367,34 +353,6 @@ def require_engine(recipe: ImageModel, kind: str) -> None:
             got=f"{limit}: {recipe.get(limit)}",
             hint="remove the limit and make the pictures smaller, or set preprocess: model",
         )
-
-
-def limit_pixels(processor: Any, kind: str, least: int | None, most: int | None) -> None:
-    """Sets the recipe's limits in the processor, each family in its own terms.
-
-    Raises:
-        Refused: the family has no such limit.
-    """
-    if least is None and most is None:
-        return
-    if kind.startswith("qwen"):
-        edges = {"shortest_edge": least, "longest_edge": most}  # Qwen's names for numbers of pixels
-        processor.size = {**dict(processor.size), **{name: value for name, value in edges.items() if value is not None}}
-        return
-    if least is not None or kind == "gemma3":
-        name = "min_pixels" if least is not None else "max_pixels"
-        raise Refused(
-            f"{name} has no meaning for the family {kind}",
-            code="bad_recipe",
-            expected="every picture is resized to one size" if kind == "gemma3" else "max_pixels alone",
-            got=f"{name}: {least if least is not None else most}",
-            hint=f"remove {name} from the recipe",
-        )
-    edge = math.isqrt(most or 0)
-    if kind in TILED:
-        tile = int(processor.max_image_size["longest_edge"])
-        edge = max(1, edge // tile) * tile
-    processor.size = {"longest_edge": edge}
 
 
 class PixelLimits(NamedTuple):

@@ -54,8 +54,8 @@ def measure(image: ImageModel, questions: list[PictureQuestion]) -> MeasuredPict
             written=model.written_tokens(),
             texts=[str(one) for one in tokenizer.convert_ids_to_tokens(range(len(tokenizer)))],
             vocabulary=vocabulary,
-            mean=list(model.seen.processor.image_mean),
-            std=list(model.seen.processor.image_std),
+            mean=list(model.seen.settings.image_mean),
+            std=list(model.seen.settings.image_std),
             questions=questions,
             answers=[model.answer(question) for question in questions],
         )

@@ -1,0 +1,127 @@
+"""The rows that a run trained on, read from its data again. Rows that were held out are never among them.
+
+The data is only used when it has the bytes of the plan, the rows that were held out have the digest that the trainer
+recorded, and every row that the run keeps is encoded to the very ids and labels that the trainer was fed.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator
+from pathlib import Path
+
+from skill_train.core.errors import SkillTrainError
+from skill_train.program.encode import Encoder, Feeding
+from skill_train.program.events import Refused
+from skill_train.program.examples import Row
+from skill_train.program.rows import RowsRecipe, data_fingerprint, iter_rows
+from skill_train.program.split import trained_tokens
+from skill_train.program.trainer import rows_digest
+from skill_train.recipe.resolved import ResolvedRecipe
+from skill_train.reference.load import load_tokenizer
+from skill_train.run import plan_record, train_record
+from skill_train.run.folder import RunDir
+from skill_train.run.plan_record import Plan
+from skill_train.run.train_record import FedRow, read_environment, read_fed_rows
+
+MOST_ROWS = 2048  # that are in memory as they were read; with 9 tokens each they are as many as a matrix is made of
+
+_GOLDEN = (5**0.5 - 1) / 2
+
+
+class RowsNotHere(Exception):
+    """The training rows cannot be read again, or are not proved to be those of the training. The text says why."""
+
+
+def training_rows(run: RunDir) -> Iterator[list[int]]:
+    """The token ids of training rows, about `MOST_ROWS` at most. Any number of first ones lies evenly in the data.
+
+    Raises:
+        RowsNotHere: nothing that was read before counts.
+    """
+    try:
+        yield from _training_rows(run)
+    except (Refused, SkillTrainError, OSError, ImportError) as error:
+        raise RowsNotHere(str(error)) from error
+
+
+def _training_rows(run: RunDir) -> Iterator[list[int]]:
+    plan = plan_record.read(run.plan)
+    recipe = plan.recipe
+    _require_unchanged_data(plan)
+    held_out = _held_out(run)
+    recorded = {row["row"]: row for row in [*read_fed_rows(run.samples), *held_out]}
+    never = {row["row"] for row in held_out}
+    order = [number for number in spread(_count(run), MOST_ROWS + len(never)) if number not in never]
+    rows = _read(recipe, {*order, *recorded})
+    encode = Encoder(_feeding(recipe), load_tokenizer(run.merged))
+    _require_same_encoding(encode, rows, recorded)
+    for number in order:
+        row = encode(number, *rows[number])
+        if trained_tokens(row):  # the trainer leaves out the others
+            yield row["input_ids"]
+
+
+def spread(count: int, most: int) -> list[int]:
+    """At most so many numbers below `count`, of which any first ones lie evenly among all: by their multiples of the
+    golden ratio. They lie evenly on each remainder too, because data may repeat its kinds of rows in a fixed order."""
+    return heapq.nsmallest(most, range(count), key=lambda number: number * _GOLDEN % 1)
+
+
+def _require_unchanged_data(plan: Plan) -> None:
+    recipe, data, planned = plan.recipe, Path(plan.recipe.data), plan.fingerprints.get("data")
+    if recipe.images:
+        raise RowsNotHere("the rows have pictures")
+    if recipe.method != "sft":
+        raise RowsNotHere(f"rows of the method {recipe.method} are not fed as they stand")
+    if planned is None:
+        raise RowsNotHere("the data is on the Hub, and the plan has no digest of it")
+    if not data.exists():
+        raise RowsNotHere(f"{data.name} is not here")
+    rows: RowsRecipe = {"split": recipe.split, "columns": recipe.columns}
+    if data_fingerprint(data, rows) != planned:
+        raise RowsNotHere(f"{data.name} has changed since the training")
+
+
+def _held_out(run: RunDir) -> list[FedRow]:
+    """The rows that were held out, as the trainer recorded them."""
+    environment = read_environment(run.record("environment"))
+    fed = environment.data if environment is not None else None
+    rows = read_fed_rows(run.held_out)
+    if fed is None or fed.get("held_out_sha256") != rows_digest(rows):
+        raise RowsNotHere(f"{run.held_out.name} is not what the trainer recorded in environment.json")
+    return rows
+
+
+def _count(run: RunDir) -> int:
+    """The number of rows in the data, by the record of the training."""
+    data = train_record.read(run.record("train")).data
+    return data.rows + (data.skipped_rows or 0)
+
+
+def _read(recipe: ResolvedRecipe, wanted: set[int]) -> dict[int, tuple[int, Row]]:
+    """These rows by their number, with their line."""
+    rows = enumerate(iter_rows(recipe.data, split=recipe.split))
+    found = {number: row for number, row in rows if number in wanted}
+    if found.keys() != wanted:
+        raise RowsNotHere(f"{Path(recipe.data).name} has fewer rows than the training read")
+    return found
+
+
+def _feeding(recipe: ResolvedRecipe) -> Feeding:
+    return {
+        "data": recipe.data,
+        "format": recipe.format,
+        "columns": recipe.columns,
+        "loss_on": recipe.loss_on,
+        "max_length": recipe.max_length,
+    }
+
+
+def _require_same_encoding(encode: Encoder, rows: dict[int, tuple[int, Row]], recorded: dict[int, FedRow]) -> None:
+    if not recorded:
+        raise RowsNotHere("the run keeps no row as the trainer was fed it")
+    for number, fed in recorded.items():
+        again = encode(number, *rows[number])
+        if (again["input_ids"], again["labels"]) != (fed["input_ids"], fed["labels"]):
+            raise RowsNotHere(f"row {number} of the data is not encoded as the trainer was fed it")

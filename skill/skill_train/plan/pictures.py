@@ -1,0 +1,64 @@
+"""What a plan says of pictures: whether and how they are read, and how many tokens stand for them. Pure."""
+
+from __future__ import annotations
+
+from skill_train.core.errors import UsageError, from_exit_code
+from skill_train.facts import DatasetFacts, ModelFacts
+from skill_train.program.events import Refused
+from skill_train.program.pictures.processor import limited_processor
+from skill_train.recipe.fields import Recipe
+from skill_train.recipe.preprocess import preprocess_of
+from skill_train.run.plan_record import Reason
+
+
+def pictures_of(recipe: Recipe, model: ModelFacts, dataset: DatasetFacts, reasons: list[Reason]) -> dict[str, object]:
+    """Whether and how pictures are read, and which parts of a vision model get an adapter.
+
+    Raises:
+        UsageError: no row has a picture, or the family has no such limit.
+    """
+    images = bool(dataset.images) if recipe.images is None else recipe.images
+    if not images:
+        unread = {"lora_parts": None, "preprocess": "model", "min_pixels": None, "max_pixels": None}
+        return {"images": False, **unread}
+    if not dataset.images:
+        raise UsageError(
+            "the recipe says images: true, and no row has a picture",
+            code="bad_recipe",
+            expected="rows with a column images, or with pictures in their messages",
+            got=", ".join(dataset.column_names),
+            hint="remove images from the recipe, or name the column: columns: {images: COLUMN}",
+        )
+    what = f"{dataset.images} pictures, and {model.architecture} reads them"
+    reasons.append(Reason("images", "True", what, dataset.source))
+    parts = recipe.lora_parts
+    if parts is None and recipe.finetuning_type == "lora":
+        parts = ["language"]
+        why = "the usual one: the tower sees well already, and few pictures teach it little"
+        reasons.append(Reason("lora_parts", ", ".join(parts), why, "references/vision.md"))
+    preprocess = preprocess_of(recipe, model.model_type)
+    reasons.append(Reason("preprocess", preprocess.value, preprocess.because, "references/vision.md"))
+    reasons.append(_tokens(recipe, model, dataset))
+    return {"images": True, "lora_parts": parts, "preprocess": preprocess.value}
+
+
+def _tokens(recipe: Recipe, model: ModelFacts, dataset: DatasetFacts) -> Reason:
+    """The tokens of a picture, or why they are unknown.
+
+    Raises:
+        UsageError: the recipe has a limit that the family does not have.
+    """
+    source = "preprocessor_config.json"
+    if model.image_processor is None:
+        why = model.unknown.get("image_processor", "nobody looked at the model's files")
+        return Reason("picture tokens", "unknown", why, source)
+    try:
+        limited_processor(model.image_processor, recipe.min_pixels, recipe.max_pixels)
+    except Refused as refusal:
+        raise from_exit_code(refusal.exit_code, refusal.error) from None
+    found = dataset.picture_tokens
+    if found is None:
+        return Reason("picture tokens", "unknown", "no picture was looked at", source)
+    value = f"{found.least}" if found.least == found.most else f"{found.least} to {found.most}"
+    why = f"by the sizes of the pictures; those of a row have {found.mean:.0f} in the mean, and {found.longest} at most"
+    return Reason("picture tokens", value, why, source)

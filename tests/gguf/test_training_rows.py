@@ -1,0 +1,249 @@
+"""The rows of a run's data, read again for importance matrices: the very rows that the trainer was fed, never held-out
+ones, and none where that is not proved."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import tiny
+import training
+from skill_train.gguf.quality.texts import SAMPLES, TRAINING, _draw, texts_of
+from skill_train.gguf.quality.training_rows import RowsNotHere, spread, training_rows
+from skill_train.llama.gguf_header import GgufFile, Tensor
+from skill_train.program.events import write_rows
+from skill_train.program.main import SAMPLE_ROWS, load_data
+from skill_train.program.split import Data
+from skill_train.program.tokenizer import load_tokenizer
+from skill_train.program.trainer import rows_digest
+from skill_train.run.folder import RunDir
+from skill_train.run.train_record import FedRow
+
+pytestmark = pytest.mark.slow
+
+ROWS = 90  # of which a fifth is held out, so that samples.jsonl does not keep all that train
+MODEL = GgufFile(
+    Path("m"), 3, 32, {"tokenizer.ggml.tokens": ["a"] * 100}, {"w": Tensor("w", (256, 4), "F16", 0, 2048)}, 0, 0
+)
+
+
+def fed(folder: Path, rows: list[dict[str, Any]], **recipe: Any) -> tuple[RunDir, Data]:
+    """A run as the trainer leaves it, and the data that it was fed: by the program's own functions, without the steps.
+    The base stands for the merged model."""
+    data, base = _written(folder, rows, recipe.pop("kind", "lines")), tiny.cached("gemma")
+    values = {"held_out_fraction": 0.2, "seed": 7, "max_length": 96, **recipe}
+    run, part = RunDir(folder / "run"), values.pop("split", "train")
+    training.write_plan(run.path, base, data, **values)
+    _edit_plan(run, "recipe", "split", part)
+    document = json.loads(run.plan.read_text())["recipe"]
+    loaded = load_data(document, load_tokenizer(str(base), None))
+    write_rows(run.samples, loaded["train"][:SAMPLE_ROWS])
+    write_rows(run.held_out, loaded["held_out"])
+    digests = {"held_out_sha256": rows_digest(loaded["held_out"]), "rows_sha256": rows_digest(loaded["train"])}
+    run.record("environment").write_text(json.dumps({"data": digests}))
+    done = {"steps": 3, "verdict": "pass", "outputs": {}, "figures": {}, "data": loaded["figures"]}
+    run.record("train").write_text(json.dumps(done))
+    run.merged.symlink_to(base)
+    return run, loaded
+
+
+def _written(folder: Path, rows: list[dict[str, Any]], kind: str) -> Path:
+    """The rows as a file of lines, or as a folder that `datasets` saved."""
+    if kind == "lines":
+        return training.write_data(folder, rows)
+    import datasets
+
+    datasets.Dataset.from_list(rows).save_to_disk(str(folder / "rows"))
+    return folder / "rows"
+
+
+def asked(number: int) -> str:
+    return f"How many {('apples', 'boats', 'doors')[number % 3]} are {number} and {number + 4} of them together?"
+
+
+def pairs(question: str, answer: str) -> list[dict[str, Any]]:
+    return [{question: asked(number), answer: f" There are {2 * number + 4}."} for number in range(ROWS)]
+
+
+FORMATS: dict[str, tuple[list[dict[str, Any]], dict[str, Any]]] = {
+    "messages": (tiny.rows(ROWS), {}),
+    "answers to questions": (pairs("question", "answer"), {}),
+    "completions": (pairs("prompt", "completion"), {"format": "completion"}),
+    "texts": ([{"text": asked(number)} for number in range(ROWS)], {"format": "text"}),
+    "a saved folder": (tiny.rows(ROWS), {"kind": "folder"}),
+    "a part of the file": (tiny.rows(ROWS), {"split": "train[10:80]"}),
+    "the whole conversation trains": (tiny.rows(ROWS), {"loss_on": "all"}),
+}
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_they_are_the_rows_that_the_trainer_was_fed(tmp_path: Path, kind: str) -> None:
+    rows, recipe = FORMATS[kind]
+    run, data = fed(tmp_path, rows, **recipe)
+    train, held_out = data["train"], {tuple(row["input_ids"]) for row in data["held_out"]}
+    assert len(train) > SAMPLE_ROWS and len(held_out) > 10
+    read = list(training_rows(run))
+    assert sorted(read) == sorted(row["input_ids"] for row in train)
+    assert not held_out & set(map(tuple, read))
+
+
+@pytest.mark.parametrize("count", [1, 2, 90, 1000, 54321])
+def test_any_first_numbers_are_spread_evenly(count: int) -> None:
+    """Over ten parts of the data, and over the remainders of each small number: each has its share, but for 3 rows and
+    2 % of what is taken."""
+    order = spread(count, count)
+    assert sorted(order) == list(range(count)) and spread(count, 20) == order[:20]
+    for first in (32, 100, 500):
+        taken = order[:first] if first < count / 2 else []
+        for kinds in (2, 3, 4, 5, 7, 8, 10):
+            share, room = len(taken) / kinds, 3 + len(taken) / 50
+            parts = Counter(number * kinds // count for number in taken)
+            remainders = Counter(number % kinds for number in taken)
+            for kind in range(kinds if taken else 0):
+                assert abs(parts[kind] - share) <= room and abs(remainders[kind] - share) <= room, (first, kinds)
+
+
+def test_rows_that_were_skipped_are_skipped_again(tmp_path: Path) -> None:
+    rows = tiny.rows(ROWS)
+    for row in rows[::5]:
+        row["messages"] = [{"role": "user", "content": "long " * 80}, {"role": "assistant", "content": "Yes."}]
+    run, data = fed(tmp_path, rows, skip_untrained_rows=True)
+    assert data["figures"]["skipped_rows"] == 18
+    read = list(training_rows(run))
+    assert sorted(read) == sorted(row["input_ids"] for row in data["train"])
+
+
+def test_texts_are_spread_over_the_data_and_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run, data = fed(tmp_path, tiny.rows(ROWS))
+    texts = texts_of(run, MODEL)
+    assert (texts.source, texts.lacking) == (TRAINING, "")
+    both = [*texts.computed, *texts.compared]
+    known = {tuple(row["input_ids"]): row["row"] for row in data["train"]}
+    numbers = [known[tuple(ids)] for ids in both]
+    assert len(set(numbers)) == len(numbers) == len(known) > SAMPLE_ROWS  # each once: all of them, of so few
+    assert "all that there are" in texts.why
+    monkeypatch.setattr("skill_train.gguf.quality.texts._MOST", 1800)
+    fewer = texts_of(run, MODEL)
+    assert 1798 < fewer.tokens <= 1800 and "at most 1800" in fewer.why
+    first = [known[tuple(ids)] for ids in fewer.computed[:-1]]  # the last one is cut
+    thirds = [sum(number * 3 // ROWS == third for number in first) for third in range(3)]
+    assert len(first) < 25 and min(thirds) > 5 and fewer.computed == texts_of(run, MODEL).computed
+
+
+def test_a_held_out_row_is_not_read_under_another_number(tmp_path: Path) -> None:
+    """Nor a row that begins as it does: more than the beginning is not read."""
+    begin = [*range(20, 532)]
+    held_out: list[FedRow] = [{"row": 3, "input_ids": [*begin, 1], "labels": []}]
+    drawn = _draw([[*begin, 2], begin, [5, 6, 7]], held_out, 1000, 1000)
+    assert drawn.computed.texts == [[5, 6, 7]] and drawn.compared.texts == []
+
+
+# --- Where it is not proved ---
+
+
+def _edit(path: Path, edit: Callable[[str], str]) -> None:
+    before = path.read_text()
+    path.unlink()
+    path.write_text(edit(before))
+    assert path.read_text() != before
+
+
+def _edit_plan(run: RunDir, section: str, key: str, value: object) -> None:
+    document = json.loads(run.plan.read_text())
+    document[section][key] = value
+    run.plan.write_text(json.dumps(document))
+
+
+def _other_template(run: RunDir) -> None:
+    base = run.merged.resolve()
+    run.merged.unlink()
+    run.merged.mkdir()
+    for file in base.iterdir():
+        (run.merged / file.name).write_bytes(file.read_bytes())
+    _edit(run.merged / "tokenizer_config.json", lambda text: text.replace("<start_of_turn>' +", "<start_of_turn> ' +"))
+
+
+def data_of(run: RunDir) -> Path:
+    return run.path.parent / "rows.jsonl"
+
+
+def _without_a_held_out_row(run: RunDir) -> None:
+    """The row would count as one that trained."""
+    _edit(run.held_out, lambda text: text.split("\n", 1)[1])
+
+
+def _held_out_under_another_number(run: RunDir) -> None:
+    def swapped(text: str) -> str:
+        lines = [json.loads(line) for line in text.splitlines()]
+        lines[0]["row"] = next(n for n in range(ROWS) if n not in {line["row"] for line in lines})
+        return "".join(json.dumps(line) + "\n" for line in lines)
+
+    _edit(run.held_out, swapped)
+
+
+CHANGES: dict[str, tuple[Callable[[RunDir], object], str]] = {
+    "the data is gone": (lambda run: data_of(run).unlink(), "rows.jsonl is not here"),
+    "a word was changed": (
+        lambda run: _edit(data_of(run), lambda text: text.replace("apples", "apple", 1)), "has changed since"
+    ),
+    "a row was added": (lambda run: _edit(data_of(run), lambda text: text + text.split("\n")[0]), "has changed since"),
+    "two rows were swapped": (
+        lambda run: _edit(data_of(run), lambda text: "\n".join(reversed(text.split("\n")))), "has changed since"
+    ),
+    "a held-out row is missing": (_without_a_held_out_row, "held_out.jsonl is not what the trainer recorded"),
+    "held_out.jsonl is gone": (lambda run: run.held_out.unlink(), "held_out.jsonl is not what the trainer recorded"),
+    "a held-out row has another number": (_held_out_under_another_number, "is not encoded as the trainer was fed it"),
+    "nobody recorded what was held out": (
+        lambda run: run.record("environment").unlink(), "held_out.jsonl is not what the trainer recorded"
+    ),
+    "the template is another": (_other_template, "is not encoded as the trainer was fed it"),
+    "the tokenizer is gone": (lambda run: run.merged.unlink(), ""),
+    "answers are cut elsewhere": (lambda run: _edit_plan(run, "recipe", "max_length", 40), "is not encoded as"),
+    "other tokens train": (lambda run: _edit_plan(run, "recipe", "loss_on", "all"), "is not encoded as"),
+    "the data is on the Hub": (lambda run: _edit_plan(run, "fingerprints", "data", None), "is on the Hub"),
+    "the rows have pictures": (lambda run: _edit_plan(run, "recipe", "images", True), "have pictures"),
+    "another method": (lambda run: _edit_plan(run, "recipe", "method", "dpo"), "the method dpo"),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def untouched(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    run, _ = fed(tmp_path_factory.mktemp("rows"), tiny.rows(ROWS))
+    assert texts_of(run, MODEL).source == TRAINING
+    return run.path.parent
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_where_it_is_not_proved_the_kept_rows_are_used_and_it_is_said(
+    untouched: Path, tmp_path: Path, change: str
+) -> None:
+    shutil.copytree(untouched, tmp_path / "copy", symlinks=True)
+    run = RunDir(tmp_path / "copy" / "run")
+    _edit_plan(run, "recipe", "data", str(data_of(run)))
+    assert next(iter(training_rows(run)))  # the copy is sound
+    alter, words = CHANGES[change]
+    alter(run)
+    with pytest.raises(RowsNotHere) as caught:
+        list(training_rows(run))
+    assert words in str(caught.value)
+    texts = texts_of(run, MODEL)
+    assert (texts.source, texts.lacking) == (SAMPLES, str(caught.value))
+    assert SAMPLE_ROWS - 1 <= len(texts.computed) + len(texts.compared) <= SAMPLE_ROWS
+    assert "all that the run keeps" in texts.why
+    recorded = [
+        json.loads(line)["input_ids"] for line in (untouched / "run" / "held_out.jsonl").read_text().splitlines()
+    ]
+    assert recorded and not [ids for ids in recorded if ids in [*texts.computed, *texts.compared]]
+
+
+def test_a_run_that_keeps_no_row_proves_nothing(tmp_path: Path) -> None:
+    run, _ = fed(tmp_path, tiny.rows(12))  # too few to hold any out
+    run.samples.unlink()
+    with pytest.raises(RowsNotHere, match="keeps no row"):
+        list(training_rows(run))

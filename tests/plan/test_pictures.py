@@ -1,0 +1,158 @@
+"""Tokens of pictures in `plan`: by the base package and Pillow alone, equal to those that `data` counts."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+
+import tiny_vision
+import training
+from skill_train.cli import main
+from skill_train.data.token_stats import PictureCounter, counter_of, token_range, with_pictures
+from skill_train.facts import ModelFacts, PictureTokenFacts
+from skill_train.model import config
+from skill_train.model.tower import with_image_processor
+from skill_train.program.events import Refused
+from skill_train.program.pictures.decode import PictureSize
+from skill_train.program.pictures.processor import read_processor
+from skill_train.recipe.fields import Recipe
+
+QWEN = {"image_processor_type": "Qwen2VLImageProcessor", "min_pixels": 3136, "max_pixels": 12845056}
+SMOLVLM = {"max_image_size": {"longest_edge": 64}, "size": {"longest_edge": 256}}
+
+
+def _facts(document: dict[str, Any], files: dict[str, Any]) -> ModelFacts:
+    return with_image_processor(config.read(document, source="here"), document, files)
+
+
+def test_rows_are_counted() -> None:
+    """By hand: 140 x 140 pixels are 25 tokens of Qwen2-VL and 280 x 140 are 50; two marks stand around each."""
+    counter = PictureCounter(
+        read_processor({"model_type": "qwen2_vl"}, {"preprocessor_config.json": QWEN}), engine=False
+    )
+    assert counter.facts() is None
+    one, two = PictureSize(140, 140), PictureSize(280, 140)
+    for row in ([one], [two], [one, two], []):
+        counter.add(row)
+    assert counter.facts() == PictureTokenFacts(
+        least=25,
+        most=50,
+        mean=150 / 4,
+        longest=75,
+        mean_fed=(150 + 8) / 4,
+        longest_fed=79,
+        mean_squares=(25**2 + 50**2 + 25**2 + 50**2) / 4,
+    )
+
+
+def test_each_tile_is_read_by_itself() -> None:
+    """By hand: 100 x 50 pixels become 256 x 128, which are 4 x 2 tiles, and one small copy: 9 times 16 tokens."""
+    files = {"preprocessor_config.json": SMOLVLM, "processor_config.json": {"image_seq_len": 16}}
+    counter = PictureCounter(read_processor({"model_type": "smolvlm"}, files), engine=False)
+    counter.add([PictureSize(100, 50)])
+    found = counter.facts()
+    assert found is not None and (found.longest, found.mean_squares) == (144, 9 * 16**2)
+
+
+def test_the_length_of_rows_is_that_of_text_and_pictures() -> None:
+    """By hand: 100 bytes a row are 20 to 50 tokens, one message adds 1 to 6, and a conversation up to 40."""
+    pictures = PictureTokenFacts(60, 60, 60.0, 120, 62.0, 124, 3600.0)
+    text = token_range(2, 200, 150, 100, 2, 1)
+    assert (text.mean, text.longest) == ((21.0, 96.0), (31, 121))
+    both = with_pictures(text, pictures)
+    assert (both.mean, both.longest, both.mean_cut) == ((83.0, 158.0), (124, 245), (83.0, 100))
+    assert not both.counted
+
+
+@pytest.mark.parametrize(
+    ("document", "files", "said"),
+    [
+        ({"model_type": "new_vl", "vision_config": {"depth": 2}}, {}, "family new_vl"),
+        ({"model_type": "qwen2_vl", "vision_config": {"depth": 2}}, {}, "preprocessor_config.json is no such file"),
+        (
+            {"model_type": "gemma3", "vision_config": {"depth": 2}},
+            {"preprocessor_config.json": {"do_pan_and_scan": True}},
+            "do_pan_and_scan is True",
+        ),
+    ],
+)
+def test_an_unknown_processor_has_a_reason(document: dict[str, Any], files: dict[str, Any], said: str) -> None:
+    facts = _facts(document, files)
+    assert facts.image_processor is None and said in facts.unknown["image_processor"]
+    assert counter_of(Recipe(), facts) is None
+
+
+def test_a_text_model_has_neither() -> None:
+    facts = _facts({"model_type": "qwen2"}, {})
+    assert facts.image_processor is None and "image_processor" not in facts.unknown
+
+
+def test_limits_of_the_recipe_count() -> None:
+    facts = _facts({"model_type": "qwen2_vl", "vision_config": {"depth": 2}}, {"preprocessor_config.json": QWEN})
+    counter = counter_of(Recipe(max_pixels=16 * 28 * 28), facts)
+    assert counter is not None and counter.of(PictureSize(2000, 1500)).parts == 12
+    with pytest.raises(Refused, match="no meaning"):
+        gemma = {"model_type": "gemma3", "vision_config": {"depth": 2}}
+        files: dict[str, Any] = {"preprocessor_config.json": {}}
+        counter_of(Recipe(max_pixels=9), _facts(gemma, files))
+
+
+ABSENT = ("torch", "transformers", "tokenizers", "numpy", "trl", "peft", "datasets", "accelerate")
+
+
+def _call(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[Any, dict[str, Any]]:
+    with pytest.raises(SystemExit) as ended:
+        main([*words, "--format", "json"])
+    return ended.value.code, json.loads(capsys.readouterr().out)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["qwen2-vl", "gemma3", "smolvlm", "mistral3"])
+def test_a_plan_without_the_libraries_counts_what_data_counts_with_them(
+    kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    rows, question = [], [{"role": "user", "content": "What?"}, {"role": "assistant", "content": "red"}]
+    for number, size in enumerate([(140, 140), (280, 140), (41, 77), (3, 200), (900, 700)]):
+        Image.new("RGB", size, "red").save(f"{number}.png")
+        rows.append({"images": [f"{number}.png", "0.png"][: 1 + number % 2], "messages": question})
+    training.write_data(tmp_path, rows)
+    words = ["--data", "rows.jsonl", "--model", str(tiny_vision.cached(kind)), "--max-length", "8192"]
+    with monkeypatch.context() as absent:
+        absent.setenv("XDG_CACHE_HOME", str(tmp_path / "empty"))
+        for name in ABSENT:
+            absent.setitem(sys.modules, name, None)
+        code, planned = _call(capsys, "plan", *words, "--where", "local")
+    assert code == 0, planned
+    code, counted = _call(capsys, "data", "rows.jsonl", *words[2:])
+    assert code == 0, counted
+    pictures, seen = planned["data"]["picture_tokens"], counted["data"]["pictures"]
+    assert (pictures["longest"], round(pictures["mean"], 1)) == (seen["longest_tokens"], seen["mean_tokens"])
+    tokens, known = planned["data"]["tokens"], counted["data"]["tokens"]
+    assert tokens["mean"][0] <= known["mean"] <= tokens["mean"][1]
+    assert tokens["longest"][0] <= known["longest"] <= tokens["longest"][1]
+    reason = next(reason for reason in planned["data"]["reasons"] if reason["rule"] == "picture tokens")
+    assert f"{pictures['longest']} at most" in reason["because"]
+
+
+@pytest.mark.slow
+def test_pictures_longer_than_a_row_and_limits_that_a_family_lacks_are_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Image.new("RGB", (280, 140)).save("a.png")
+    question = [{"role": "user", "content": "What?"}, {"role": "assistant", "content": "red"}]
+    training.write_data(tmp_path, [{"images": ["a.png"], "messages": question}])
+    words = ["--data", "rows.jsonl", "--where", "local", "--model"]
+    _, answer = _call(capsys, "plan", *words, str(tiny_vision.cached("qwen2-vl")), "--max-length", "51")
+    told = {warning["code"]: warning["message"] for warning in answer["warnings"]}
+    assert "the pictures of a row take 52 tokens, and max_length is 51" in told["picture_cut"]
+    Path("recipe.yaml").write_text(f"model: {tiny_vision.cached('gemma3')}\ndata: rows.jsonl\nmax_pixels: 900\n")
+    code, answer = _call(capsys, "plan", "recipe.yaml", "--where", "local")
+    assert (code, answer["error"]["code"]) == (2, "bad_recipe") and "no meaning" in answer["error"]["message"]
