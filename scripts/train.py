@@ -1523,6 +1523,9 @@ PICTURE_RATIO = 200  # of the longer side to the shorter one: what Qwen's proces
 # What Pillow may open. Of others some are no pictures: it gives PostScript to another program to run.
 FORMATS = ("PNG", "JPEG", "MPO", "WEBP", "GIF", "BMP", "DIB", "TIFF", "PPM", "JPEG2000", "ICO", "AVIF")
 PICTURE_HINT = "repair or remove the row: skill-train data FILE lists all of them"
+ADDRESS_HINT = "download the pictures beside the rows and name the files; what is at an address can change or go"
+HUB_HINT = "upload the rows as metadata.jsonl beside the pictures, or as Parquet with the feature Image of datasets"
+HUB_FOLDER = "datasets--"  # how huggingface_hub begins the name of a dataset's folder in its cache
 
 
 def require_pillow() -> None:
@@ -1750,9 +1753,11 @@ def data_uri(source: str) -> bytes:
 def opened_file(path: str, folder: Path | None) -> IO[bytes]:
     """A file in the folder of the dataset. A dataset from elsewhere must not name the user's own files."""
     if "://" in path:
-        raise bad_picture(path[:200], "is an address", "a URL", "a file beside the data; download it first")
-    if folder is None:
-        raise bad_picture(path[:200], "has no folder", "a path in data from the Hub", "bytes in the rows")
+        expected = "a file beside the data, or the bytes of the picture in the row"
+        raise bad_picture(path[:200], "is an address", path, expected, ADDRESS_HINT)
+    if folder is None or (folder.name.startswith(HUB_FOLDER) and not os.path.isabs(path)):
+        expected = "bytes in the rows, or a metadata.jsonl whose column file_name names files beside it"
+        raise bad_picture(path[:200], "has no folder", "a path in data from the Hub", expected, HUB_HINT)
     if not path.strip():
         raise bad_picture("the name of a picture", "is empty", repr(path[:60]))
     root, name = folder.resolve(), path[:200]
@@ -1772,8 +1777,14 @@ def opened_file(path: str, folder: Path | None) -> IO[bytes]:
         raise bad_picture(name, "cannot be read", str(error)) from None
 
 
-def bad_picture(name: str, fault: str, got: str, expected: str = "a still picture, such as PNG or JPEG") -> Refused:
-    return Refused(f"{name} {fault}", code="bad_picture", expected=expected, got=got[:200], hint=PICTURE_HINT)
+def bad_picture(
+    name: str,
+    fault: str,
+    got: str,
+    expected: str = "a still picture, such as PNG or JPEG",
+    hint: str = PICTURE_HINT,
+) -> Refused:
+    return Refused(f"{name} {fault}", code="bad_picture", expected=expected, got=got[:200], hint=hint)
 
 
 # --- pictures/find ---------------------------------------------------------------------------------------------------
@@ -1973,10 +1984,13 @@ def require_places(example: Example, pictures: int) -> None:
 # It resamples with Pillow's own algorithm, in the same whole numbers, so Pillow does it here. Tests compare the tensors
 # with those that llama.cpp computes.
 
-ENGINE_FAMILIES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "gemma3", "smolvlm")  # their tensors are llama.cpp's own
-ENGINE_LIMITS = {"smolvlm": ("max_pixels",)}  # limits of a recipe that a projector's file carries to llama.cpp
+TILED = ("smolvlm", "idefics3")  # families that divide a picture into tiles
+LINED = ("mistral3", "llava")  # those with a token at the end of each line of a picture; of Llava, with Pixtral's tower
+ENGINE_FAMILIES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "gemma3", *TILED, *LINED)  # their tensors are llama.cpp's own
+ENGINE_LIMITS = dict.fromkeys(TILED, ("max_pixels",))  # limits of a recipe that a projector's file carries to llama.cpp
 ENGINE_VERSION = "0.3.36"  # of llama-cpp-python
 ENGINE_TOKENS = (8, 4096)  # least and most of a picture of Qwen-VL, whatever the model's own limits are
+LINED_TOKENS = (8, 1024)  # those of Pixtral and Mistral 3, without the ends of lines
 PADDING = (0, 0, 0)
 ENGINE_NOTE = (
     "It was trained on the pixels and the text that llama.cpp makes of a picture (`preprocess: engine`). The model's "
@@ -1996,34 +2010,38 @@ class Engine:
 
     Attributes:
         patch, merge: pixels along a patch, and patches along the square of one token (Qwen-VL).
-        side: pixels along the square that the tower reads: a whole picture (Gemma 3), or a tile (SmolVLM).
-        longest: pixels along the longer side of a picture that is divided (SmolVLM).
+        square: pixels along the square of one token (Qwen-VL, Pixtral, Mistral 3).
+        side: pixels along the square that the tower reads: a whole picture (Gemma 3), or a tile (SmolVLM, Idefics3).
+        longest: pixels along the longer side of a picture that is divided (SmolVLM, Idefics3).
     """
 
-    def __init__(self, kind: str, tower: dict[str, Any], processor: Any) -> None:
-        """`tower` is `vision_config` of config.json, where llama.cpp's converter finds the side."""
+    def __init__(self, kind: str, tower: dict[str, Any], processor: Any, square: int | None = None) -> None:
+        """`tower` is `vision_config` of config.json, where llama.cpp's converter finds the side. `square` is given
+        for a family whose image processor does not say it."""
         self.kind, self.processor = kind, processor
-        self.patch, self.merge = int(getattr(processor, "patch_size", 1)), int(getattr(processor, "merge_size", 1))
-        own = {"gemma3": ("size", "height"), "smolvlm": ("max_image_size", "longest_edge")}.get(kind)
+        if square is None:
+            self.patch, self.merge = int(getattr(processor, "patch_size", 1)), int(getattr(processor, "merge_size", 1))
+        self.square = square or self.patch * self.merge
+        own = {"gemma3": ("size", "height"), **dict.fromkeys(TILED, ("max_image_size", "longest_edge"))}.get(kind)
         self.side = int(tower.get("image_size") or dict(getattr(processor, own[0]))[own[1]]) if own else 0
-        self.longest = int(dict(processor.size)["longest_edge"]) if kind == "smolvlm" else 0
+        self.longest = int(dict(processor.size)["longest_edge"]) if kind in TILED else 0
 
     def size(self, size: PictureSize) -> PictureSize:
         """Of the picture after all resizing; of one that is divided, of all its tiles."""
         if self.kind == "gemma3":
             return PictureSize(self.side, self.side)
-        if self.kind == "smolvlm":
+        if self.kind in TILED:
             rows, columns = self.grid(size)
             return PictureSize(columns * self.side, rows * self.side)
-        square = (self.patch * self.merge) ** 2
-        return aligned_size(size, self.patch * self.merge, (ENGINE_TOKENS[0] * square, ENGINE_TOKENS[1] * square))
+        least, most = LINED_TOKENS if self.kind in LINED else ENGINE_TOKENS
+        return aligned_size(size, self.square, (least * self.square**2, most * self.square**2))
 
     def grid(self, size: PictureSize) -> TileGrid:
-        """The tokens of a picture of Qwen-VL, or the tiles of one of SmolVLM: it has one at least, where the model's
-        processor divides no small one."""
-        if self.kind != "smolvlm":
-            resized, side = self.size(size), self.patch * self.merge
-            return TileGrid(resized.height // side, resized.width // side)
+        """The tokens of a picture of Qwen-VL, Pixtral or Mistral 3, or the tiles of one of SmolVLM or Idefics3: it has
+        one at least, where the model's processor divides no small one."""
+        if self.kind not in TILED:
+            resized = self.size(size)
+            return TileGrid(resized.height // self.square, resized.width // self.square)
         reduced = self.reduced(size)
         return TileGrid(math.ceil(reduced.height / self.side), math.ceil(reduced.width / self.side))
 
@@ -2041,7 +2059,7 @@ class Engine:
         from PIL.Image import Resampling
 
         size = PictureSize(*image.size)
-        if self.kind != "smolvlm":
+        if self.kind not in TILED:
             kernel = Resampling.BILINEAR if self.kind == "gemma3" else Resampling.BICUBIC
             return [letterboxed(image, self.size(size), kernel)]
         whole = resampled(resampled(image, self.reduced(size), Resampling.LANCZOS), self.size(size), Resampling.LANCZOS)
@@ -2066,7 +2084,7 @@ class Engine:
         every = [part for row in parts for part in row]
         if self.kind == "gemma3":
             return {"pixel_values": torch.from_numpy(np.stack(every))}
-        if self.kind == "smolvlm":
+        if self.kind in TILED:
             shape = (len(parts), max(map(len, parts)))
             values = np.zeros((*shape, 3, self.side, self.side), dtype=np.float32)
             mask = np.zeros((*shape, self.side, self.side), dtype=np.int64)
@@ -2074,9 +2092,22 @@ class Engine:
                 if row:
                     values[place, : len(row)], mask[place, : len(row)] = np.stack(row), 1
             return {"pixel_values": torch.from_numpy(values), "pixel_attention_mask": torch.from_numpy(mask)}
+        if self.kind in LINED:
+            return self.padded(every)
         grids = [[1, part.shape[1] // self.patch, part.shape[2] // self.patch] for part in every]
         patches = np.concatenate([self.patches(part) for part in every])
         return {"pixel_values": torch.from_numpy(patches), "image_grid_thw": torch.tensor(grids)}
+
+    def padded(self, parts: list[Any]) -> dict[str, Any]:
+        """Pictures of Pixtral and Mistral 3, each in the first lines and columns of its plane."""
+        import numpy as np
+        import torch
+
+        sizes = [part.shape[1:] for part in parts]
+        values = np.zeros((len(parts), 3, *map(max, zip(*sizes, strict=True))), dtype=np.float32)
+        for place, (part, (height, width)) in enumerate(zip(parts, sizes, strict=True)):
+            values[place, :, :height, :width] = part
+        return {"pixel_values": torch.from_numpy(values), "image_sizes": torch.tensor(sizes)}
 
     def patches(self, pixels: Any) -> Any:
         """The patches of a picture of Qwen-VL, those of one token one after the other, each as two equal frames of a
@@ -2165,7 +2196,7 @@ PROCESSOR_DEFAULTS: dict[str, dict[str, Any]] = {
     "gemma3": _HALF | {"size": {"height": 224, "width": 224}},
     "smolvlm": _TILES,
     "idefics3": _TILES,
-    "mistral3": _CLIP | {"size": {"longest_edge": 1024}},
+    **dict.fromkeys(LINED, _CLIP | {"size": {"longest_edge": 1024}}),
 }
 # The image processors of these families, without the endings Fast and Pil. The second of Qwen2.5-VL is of its first
 # files; of a class that transformers does not know it takes that of the family.
@@ -2177,6 +2208,7 @@ _CLASSES = {
     "smolvlm": ("SmolVLMImageProcessor", "Idefics3ImageProcessor"),
     "idefics3": ("Idefics3ImageProcessor", "SmolVLMImageProcessor"),
     "mistral3": ("PixtralImageProcessor", "Mistral3ImageProcessor"),
+    "llava": ("PixtralImageProcessor",),
 }
 _NUMBERS = ("patch_size", "merge_size", "temporal_patch_size")
 _TILED_SIDE = 4096  # MAX_IMAGE_SIZE of SmolVLM's and Idefics3's processors: the longest side that is divided
@@ -2192,7 +2224,7 @@ class ImageProcessor:
         size: of Qwen-VL the least and the most pixels, under Qwen's names `shortest_edge` and `longest_edge`.
         max_image_size: the side of a tile (SmolVLM, Idefics3).
         count: tokens of a picture (Gemma 3) or of a tile (SmolVLM, Idefics3).
-        square: pixels along the square of patches that one token stands for (Mistral 3).
+        square: pixels along the square of patches that one token stands for (Mistral 3, Pixtral).
         tower_side: `image_size` of the tower in config.json, where llama.cpp's converter finds the side of a picture.
     """
 
@@ -2250,7 +2282,7 @@ def read_processor(config: Mapping[str, Any], files: Mapping[str, Any]) -> Image
     sides = ("shortest_edge", "longest_edge") if kind.startswith("qwen") else ("longest_edge",)
     for name in ("height", "width") if kind == "gemma3" else sides:
         _whole(size, name, "size")
-    if kind in ("smolvlm", "idefics3"):
+    if kind in TILED:
         _whole(_object(values["max_image_size"]), "longest_edge", "max_image_size")
     for name in _NUMBERS:
         if name in values:
@@ -2264,7 +2296,7 @@ def read_processor(config: Mapping[str, Any], files: Mapping[str, Any]) -> Image
         image_mean=_colours(values["image_mean"]),
         image_std=_colours(values["image_std"]),
         count=_count(kind, whole),
-        square=_square(whole) if kind == "mistral3" else 0,
+        square=_square(whole) if kind in LINED else 0,
         tower_side=tower if isinstance(tower, int) and tower > 0 else None,
     )
 
@@ -2322,12 +2354,12 @@ def _unknown(what: str, got: str, expected: str = "the file of an image processo
 
 def engine_of(processor: ImageProcessor) -> Engine:
     """llama.cpp's way to prepare pictures for the model."""
-    return Engine(processor.kind, {"image_size": processor.tower_side}, processor)
+    return Engine(processor.kind, {"image_size": processor.tower_side}, processor, processor.square or None)
 
 
 def grid_of(processor: ImageProcessor, size: PictureSize, engine: Engine | None = None) -> TileGrid:
-    """How a picture is divided: into tokens (Qwen-VL, Mistral 3) or tiles (SmolVLM, Idefics3; 0 x 0 of a picture that
-    is not divided). Gemma 3 divides none.
+    """How a picture is divided: into tokens (Qwen-VL, Mistral 3, Pixtral) or tiles (SmolVLM, Idefics3; 0 x 0 of a
+    picture that is not divided). Gemma 3 divides none.
 
     Raises:
         Refused: nothing of the picture is left.
@@ -2338,7 +2370,7 @@ def grid_of(processor: ImageProcessor, size: PictureSize, engine: Engine | None 
         return engine.grid(size)
     if processor.kind.startswith("qwen"):
         return _squares(processor, size)
-    return _lines(processor, size) if processor.kind == "mistral3" else _tiles(processor, size)
+    return _lines(processor, size) if processor.kind in LINED else _tiles(processor, size)
 
 
 def picture_tokens(processor: ImageProcessor, size: PictureSize, engine: Engine | None = None) -> PictureTokens:
@@ -2348,7 +2380,7 @@ def picture_tokens(processor: ImageProcessor, size: PictureSize, engine: Engine 
         return PictureTokens(processor.count, 2 if engine is not None else 4)
     if processor.kind.startswith("qwen"):
         return PictureTokens(rows * columns, 2)
-    if processor.kind == "mistral3":
+    if processor.kind in LINED:
         return PictureTokens(rows * columns, rows)
     read = rows * columns + 1  # two marks of each, an end of each line and behind all, and a last mark
     return PictureTokens(processor.count * read, 2 * read + rows + bool(rows) + 1, read)
@@ -2408,7 +2440,7 @@ def _reduced(size: PictureSize, longest: int) -> PictureSize:
 
 
 def _lines(processor: ImageProcessor, size: PictureSize) -> TileGrid:
-    """Mistral 3, whose tower is Pixtral's: PixtralProcessor resizes pictures to whole squares of patches."""
+    """Mistral 3 and Pixtral: PixtralProcessor resizes pictures to whole squares of patches."""
     longest = processor.size["longest_edge"]
     ratio = max(size.height / longest, size.width / longest)
     width, height = (math.floor(edge / ratio) for edge in size) if ratio > 1 else size
@@ -2440,7 +2472,7 @@ def limit_pixels(processor: Any, kind: str, least: int | None, most: int | None)
             hint=f"remove {name} from the recipe",
         )
     edge = math.isqrt(most or 0)
-    if kind in ("smolvlm", "idefics3"):
+    if kind in TILED:
         tile = int(processor.max_image_size["longest_edge"])
         edge = max(1, edge // tile) * tile
     processor.size = {"longest_edge": edge}
@@ -2522,16 +2554,18 @@ class Pictures:
         self.model, self.folder = (name, revision), folder
         self.is_grey = False
         self.kind = model_type(name, revision)
-        if self.kind not in EXPANSIONS:
+        documents = {file: model_document(name, revision, file) for file in ("config.json", *PROCESSOR_FILES)}
+        config = documents["config.json"] or {}
+        tower = config.get("vision_config") or {}
+        if self.kind not in EXPANSIONS or (self.kind == "llava" and tower.get("model_type") != "pixtral"):
             raise Refused(
                 f"pictures cannot be trained with the family {self.kind}",
                 code="vision",
-                expected=", ".join(EXPANSIONS),
-                got=self.kind,
+                expected=", ".join(EXPANSIONS) + " with Pixtral's tower",
+                got=f"{self.kind} with the tower {tower.get('model_type')}" if self.kind == "llava" else self.kind,
                 hint="use a base model of one of these families",
             )
-        documents = {file: model_document(name, revision, file) for file in ("config.json", *PROCESSOR_FILES)}
-        settings = read_processor(documents["config.json"] or {}, documents)
+        settings = read_processor(config, documents)
         self.tokenizer = tokenizer
         self.places = self._places()
         self.token_id = int(tokenizer.convert_tokens_to_ids(self.places.token))
@@ -2565,7 +2599,7 @@ class Pictures:
     def _places(self) -> Places:
         if self.kind == "gemma3":
             return Places(self.tokenizer.boi_token, self.tokenizer.image_token)
-        name = {"smolvlm": "<image>", "idefics3": "<image>", "mistral3": "[IMG]"}
+        name = dict.fromkeys(TILED, "<image>") | dict.fromkeys(LINED, "[IMG]")
         token = name.get(self.kind, "<|image_pad|>")
         return Places(token, token)
 
@@ -2666,15 +2700,15 @@ class Pictures:
     def tensors(self, rows: list[list[Any]]) -> dict[str, Any]:
         """What the model takes beside the ids: for the pictures of each row, as PIL images.
 
-        Pixels by patch (Qwen), by picture (Gemma 3) or by row and tile (SmolVLM, which pads rows of fewer tiles).
+        Pixels by patch (Qwen), by picture (Gemma 3) or by row and tile (SmolVLM, Idefics3).
         """
         if not any(rows):
             return {}
         if self.engine is not None:
             return self.engine.tensors(rows)
-        nested = self.kind in ("smolvlm", "idefics3")
+        nested = self.kind in TILED
         images = rows if nested else [image for row in rows for image in row]
-        more = {"patch_size": self.settings.square} if self.kind == "mistral3" else {}
+        more = {"patch_size": self.settings.square} if self.kind in LINED else {}
         features = dict(self.processor(images=images, return_tensors="pt", **more))
         return {name: value for name, value in features.items() if name not in ("rows", "cols", "num_crops")}
 
@@ -2721,10 +2755,13 @@ def tiles_expansion(pictures: Pictures, size: PictureSize) -> str:
     return f"{text}{chr(10) if text else ''}{around}{whole}{parts}{around}"
 
 
+LINE_END = "[IMG_BREAK]"
+
+
 def lines_expansion(pictures: Pictures, size: PictureSize) -> str:
-    """Mistral 3, whose tower is Pixtral's: a token a square of patches, and one at the end of each line of patches."""
+    """Mistral 3, and Llava with Pixtral's tower: a token a square of patches, and one at the end of each line."""
     rows, columns = pictures.grid(size)
-    lines = "[IMG_BREAK]".join([pictures.places.token * columns] * rows)
+    lines = LINE_END.join([pictures.places.token * columns] * rows)
     return f"{lines}[IMG_END]"
 
 
@@ -2736,6 +2773,7 @@ EXPANSIONS: dict[str, Callable[[Pictures, PictureSize], str]] = {
     "smolvlm": tiles_expansion,
     "idefics3": tiles_expansion,
     "mistral3": lines_expansion,
+    "llava": lines_expansion,  # the last one, of which not every tower is read
 }
 
 
@@ -3652,17 +3690,16 @@ def below_it(value: Any, folder: str) -> Any:
     return f"{folder}/{value}" if isinstance(value, str) and value else value
 
 
-def picture_folder(data: str) -> Path | None:
+def picture_folder(data: str) -> Path:
     """The folder where the paths of pictures begin, and which they may not leave: for a link to a file that of the file
-    itself, which a plan names. Of data on the Hub it is where huggingface_hub put the files of this dataset; None where
-    there are none."""
+    itself, which a plan names. Of data on the Hub it is where huggingface_hub puts the files of this dataset, once they
+    are read."""
     path = Path(data)
     if path.exists():
         return path if path.is_dir() else path.resolve().parent
     from huggingface_hub.constants import HF_HUB_CACHE
 
-    cached = Path(HF_HUB_CACHE) / f"datasets--{data.replace('/', '--')}"
-    return cached if cached.is_dir() else None
+    return Path(HF_HUB_CACHE) / f"{HUB_FOLDER}{data.replace('/', '--')}"
 
 
 def undecoded(loaded: Any) -> Any:

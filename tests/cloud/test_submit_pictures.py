@@ -171,6 +171,56 @@ def test_pictures_of_a_dataset_on_the_hub_need_no_upload(hub: Hub, call: Any) ->
     assert job.spec["command"][2:4] == ["--with", PILLOW] and "--data" not in job.spec["command"]
 
 
+@pytest.mark.parametrize("place", ["here", "on the Hub"])
+@pytest.mark.parametrize("asked", ["plan", "submit"])
+def test_an_address_is_refused_with_its_line(hub: Hub, call: Any, tmp_path: Path, place: str, asked: str) -> None:
+    """What is there may change, or be another thing for a machine in the cloud."""
+    address = "https://example.com/cat.png"
+    rows = [_ask("data:image/png;base64," + base64.b64encode(_png(7)).decode()), _ask(address)]
+    content = "".join(json.dumps(row) + "\n" for row in rows)
+    (tmp_path / ROWS).write_text(content)
+    hub.add("dataset", "me/addresses", {"train.jsonl": content.encode()})
+    data = ROWS if place == "here" else "me/addresses"
+    done = call(asked, "--model", MODEL, "--data", data, "--max-steps", "20", *["--yes"] * (asked == "submit"))
+    error = done.answer["error"]
+    assert done.error == (2, "bad_picture") and hub.jobs_created == 0
+    assert error["message"] == f"line 2 of {data}: {address} is an address"
+    assert error["got"] == address and error["hint"].startswith("download the pictures beside the rows")
+    assert not [request for request in hub.log if "example.com" in request.path]
+
+
+def test_a_path_in_a_dataset_on_the_hub_is_refused_with_the_way_out(hub: Hub, call: Any) -> None:
+    """A table of another name than `imagefolder` reads. Locally it would do."""
+    hub.add("dataset", "me/paths", {"train.jsonl": (json.dumps(_ask("a.png")) + "\n").encode(), "a.png": _png(1)})
+    done = call("plan", "--model", MODEL, "--data", "me/paths", "--max-steps", "20")
+    error = done.answer["error"]
+    assert done.error == (2, "bad_picture")
+    assert error["message"] == "line 1 of me/paths: a.png has no folder"
+    assert "metadata.jsonl" in error["expected"] and error["hint"].startswith("upload the rows as metadata.jsonl")
+
+
+@pytest.mark.parametrize("added", [("<image>", "<global-img>"), ("<image>",), ()])
+def test_a_published_idefics3_without_a_token_for_tiles_is_told_before_it_is_trained(
+    added: tuple[str, ...], hub: Hub, call: Any
+) -> None:
+    """From the two small files that a plan reads. Without a list of added tokens nothing is known of them."""
+    config = {"model_type": "idefics3", "architectures": ["Idefics3ForConditionalGeneration"], "scale_factor": 2}
+    text = recorded("llama-3.1-8b")["config"] | {"architectures": ["VLlama3ForCausalLM"]}
+    config |= {"text_config": text, "vision_config": {"hidden_size": 1152, "image_size": 364, "patch_size": 14}}
+    names = [*added, *["<fake_token_around_image>"] * bool(added)]
+    tokens = {"added_tokens_decoder": {str(n): {"content": name} for n, name in enumerate(names)}}
+    files = {"config.json": json.dumps(config).encode(), "model.safetensors": bytes(1000)}
+    files["tokenizer_config.json"] = json.dumps({"chat_template": "{{ messages }}"} | tokens).encode()
+    count = 8_000_000_000
+    model = f"me/idefics3-{len(added)}"
+    hub.add("model", model, files, info={"safetensors": {"parameters": {"BF16": count}, "total": count}})
+    done = call("plan", "--model", model, "--data", ROWS, "--max-steps", "20", "--where", "cloud")
+    told = [warning["message"] for warning in done.answer["warnings"] if warning["code"] == "not_convertible"]
+    assert ["the token <global-img> around a picture" in message for message in told] == [True] * (
+        added == ("<image>",)
+    )
+
+
 def test_sensitive_pictures_never_leave(hub: Hub, call: Any, tmp_path: Path) -> None:
     (tmp_path / "recipe.yaml").write_text(f"model: {MODEL}\ndata: {ROWS}\nsensitive: true\n")
     assert call("submit", "recipe.yaml", "--yes").error == (3, "sensitive")

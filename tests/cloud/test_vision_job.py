@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+import tiny_vision
 import training
 from hub_emulator import Hub, JobFault
 from picture_runs import rows_of_colours, write_run
@@ -113,27 +114,44 @@ def test_killed_and_gone_on_it_ends_with_the_bytes_of_a_local_run(hub: Hub, tmp_
     assert not [file for file, content in pushed.items() if file.startswith("images") or b"PNG" in content[:8]]
 
 
-@pytest.mark.torture
-def test_a_dataset_on_the_hub_gives_the_bytes_of_a_file_here(hub: Hub, tmp_path: Path) -> None:
-    """Nothing is uploaded; the job reads the commit of the plan."""
-    data = _parquet(tmp_path / "rows")
-    local = write_run(tmp_path / "local", "gemma3", data=data, max_steps=STEPS)
+def _planned(hub: Hub, tmp_path: Path, data: object, run: str) -> Path:
+    """A run directory with the plan that `skill-train plan` makes for this data, a path or the id of a dataset."""
+    recipe = {"model": str(tiny_vision.cached("gemma3")), "data": str(data), "max_steps": STEPS, "max_length": 256}
+    recipe |= {"effective_batch_size": 4, "learning_rate": 5e-3, "held_out_fraction": 0.2}
+    (tmp_path / run).mkdir()
+    (tmp_path / f"{run}.yaml").write_text(json.dumps(recipe))
+    words = ["plan", str(tmp_path / f"{run}.yaml"), "--where", "local", "--dtype", "float32"]
+    environment = hub.environment(tmp_path / f"home-{run}")
+    command = [sys.executable, "-m", "skill_train", *words, "--out", str(tmp_path / run / "plan.json")]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=100)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return tmp_path / run
+
+
+@pytest.mark.parametrize(
+    ("write", "prefix"), [(_image_folder, ""), pytest.param(_parquet, "data/", marks=pytest.mark.torture)]
+)
+def test_a_dataset_on_the_hub_gives_the_bytes_of_a_file_here(write: Any, prefix: str, hub: Hub, tmp_path: Path) -> None:
+    """The same recipe, with an id in the place of a path. Nothing is uploaded; the job reads the commit of the plan."""
+    data = write(tmp_path / "rows")
+    local = _planned(hub, tmp_path, data, "local")
     trained = subprocess.run([sys.executable, str(train_program()), str(local / "plan.json")], capture_output=True)
     assert trained.returncode == 0, trained.stdout
-    repository = hub.add("dataset", "me/colours", {"data/train-00000-of-00001.parquet": data.read_bytes()})
-    there = tmp_path / "there"
-    there.mkdir()
-    plan = json.loads((local / "plan.json").read_text())
-    plan["recipe"] |= {"data": "me/colours", "data_revision": repository.commit("main")}
-    plan["fingerprints"]["data"] = None
-    (there / "plan.json").write_text(json.dumps(plan))
+    files = [data] if data.is_file() else [path for path in data.rglob("*") if path.is_file()]
+    root = data.parent if data.is_file() else data
+    sent = {f"{prefix}{path.relative_to(root).as_posix()}": path.read_bytes() for path in files}
+    repository = hub.add("dataset", "me/colours", sent)
+    there = _planned(hub, tmp_path, "me/colours", "there")
+    recipe = json.loads((there / "plan.json").read_text())["recipe"]
+    assert (recipe["data"], recipe["data_revision"]) == ("me/colours", repository.commit("main"))
     job = _asked(hub, tmp_path, "submit", there, tmp_path / "run")
     assert job.stage == "COMPLETED", job.lines
     assert [volume["mountPath"] for volume in job.spec["volumes"]] == ["/data"]
     kept = _kept(hub, tmp_path / "run", tmp_path / "kept")
     name = "adapter/adapter_model.safetensors"
     assert (kept / name).read_bytes() == (local / name).read_bytes()
-    assert _pictures(kept) == _pictures(local)
+    assert _pictures(kept) == _pictures(local) and len(_pictures(kept)) > 4
+    assert (kept / "held_out.jsonl").read_bytes() == (local / "held_out.jsonl").read_bytes()
 
 
 def test_a_job_whose_bucket_lost_a_picture_trains_nothing(hub: Hub, tmp_path: Path) -> None:

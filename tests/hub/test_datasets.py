@@ -297,3 +297,70 @@ def test_the_splits_are_those_that_datasets_would_load(tmp_path: Path, names: li
         for split, files in loaded.items()
     }
     assert dataset_card.configuration({}, names, wanted=None, dataset="x").files == theirs
+
+
+# --- A folder of pictures ---
+
+
+def _png(number: int) -> bytes:
+    file = io.BytesIO()
+    Image.new("RGB", (40, 30), (number, 0, 0)).save(file, "PNG")
+    return file.getvalue()
+
+
+def _metadata(names: list[Any], column: str = "file_name") -> bytes:
+    turns = [{"role": "user", "content": "What?"}, {"role": "assistant", "content": "Red."}]
+    return b"".join(json.dumps({column: name, "messages": turns}).encode() + b"\n" for name in names)
+
+
+@pytest.mark.parametrize(
+    ("column", "wanted"),
+    [
+        ("file_name", "image"),
+        ("file_names", "images"),
+        ("photo_file_name", "photo"),
+        ("pictures_file_names", "pictures"),
+    ],
+)
+def test_a_folder_of_pictures_has_the_columns_that_datasets_makes(
+    column: str, wanted: str, hub: Hub, home: Path
+) -> None:
+    names = [f"deep/{number}.png" for number in range(20)]
+    files = {f"train/{name}": _png(number) for number, name in enumerate(names)}
+    cells = [[name] for name in names] if column.endswith("s") else names
+    hub.add("dataset", DATA, files | {"train/metadata.jsonl": _metadata(cells, column)})
+    looked = _look(hub, home, pictures=True)["answer"]
+    facts = looked["facts"]
+    assert (facts["rows"], facts["columns"]) == (20, {"messages": "messages", "images": wanted})
+    first = looked["first"][3][wanted]
+    shown = {"bytes": f"{len(_png(3))} bytes", "path": "deep/3.png"}
+    assert first == ([shown] if column.endswith("s") else shown)
+    assert len(looked["first"]) == 16 and len([r for r in hub.log if r.path.endswith(".png")]) == 16
+
+
+def test_the_columns_are_those_of_the_library(hub: Hub, tmp_path: Path) -> None:
+    """`datasets` itself, which a job reads with."""
+    hub.add("dataset", DATA, {"train/0.png": _png(0), "train/metadata.jsonl": _metadata(["0.png"], "photo_file_name")})
+    ask = f"import datasets; print(datasets.load_dataset({DATA!r}, split='train').column_names)"
+    env = hub.environment(tmp_path / "home")
+    done = subprocess.run([sys.executable, "-c", ask], capture_output=True, text=True, env=env, timeout=60)
+    assert done.stdout.strip() == "['photo', 'messages']", done.stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "said"), [("1.png", "train/1.png does not exist"), ("../0.png", "lies outside the folder of")]
+)
+def test_a_picture_that_a_repository_lacks_is_named_with_its_row(name: str, said: str, hub: Hub, home: Path) -> None:
+    files = {"0.png": _png(0), "train/0.png": _png(0), "train/metadata.jsonl": _metadata(["0.png", name])}
+    hub.add("dataset", DATA, files)
+    error = _look(hub, home, pictures=True)["error"]
+    assert (error["code"], error["exit_code"]) == ("bad_picture", 2)
+    assert error["message"].startswith("row 2 of train/metadata.jsonl in me/tickets: ") and said in error["message"]
+
+
+def test_each_of_several_tables_names_its_own_files(hub: Hub, home: Path) -> None:
+    files = {f"{part}/{number}.png": _png(number) for part, number in (("a", 0), ("a", 1), ("b", 0))}
+    tables = {"a/metadata.jsonl": _metadata(["0.png", "1.png"]), "b/metadata.jsonl": _metadata(["0.png"])}
+    hub.add("dataset", DATA, files | tables)
+    looked = _look(hub, home, pictures=True)["answer"]
+    assert looked["facts"]["rows"] == 3 and len(looked["first"]) == 2

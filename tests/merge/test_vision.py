@@ -28,7 +28,8 @@ pytestmark = pytest.mark.slow
 
 SHORT = [{"input_ids": list(range(300, 340))}]
 # Tensors of the tiny model, and how many of them are called otherwise in memory (transformers 5.23).
-RENAMED = {"qwen2-vl": (69, 69), "qwen2.5-vl": (80, 80), "qwen3-vl": (63, 0), "gemma3": (67, 67), "smolvlm": (59, 0)}
+RENAMED = {"qwen2-vl": (69, 69), "qwen2.5-vl": (80, 80), "qwen3-vl": (63, 0), "gemma3": (67, 67)}
+RENAMED |= dict.fromkeys(("smolvlm", "idefics3"), (59, 0)) | {"mistral3": (54, 54), "pixtral": (54, 54)}
 A_TOWER = {
     "qwen2-vl": ("model.visual.blocks.0.attn.qkv.weight", "visual.blocks.0.attn.qkv.weight"),
     "qwen2.5-vl": ("model.visual.merger.mlp.0.weight", "visual.merger.mlp.0.weight"),
@@ -37,7 +38,11 @@ A_TOWER = {
         "model.vision_tower.encoder.layers.0.mlp.fc1.weight",
         "vision_tower.vision_model.encoder.layers.0.mlp.fc1.weight",
     ),
-    "smolvlm": ("model.connector.modality_projection.proj.weight",) * 2,
+    **dict.fromkeys(
+        ("mistral3", "pixtral"),
+        ("model.multi_modal_projector.linear_1.weight", "multi_modal_projector.linear_1.weight"),
+    ),
+    **dict.fromkeys(("smolvlm", "idefics3"), ("model.connector.modality_projection.proj.weight",) * 2),
 }
 
 

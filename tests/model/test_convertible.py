@@ -24,6 +24,7 @@ from skill_train.gguf.convert import ConvertRequest, convert
 from skill_train.llama import get_converter as toolchain
 from skill_train.llama import inference
 from skill_train.model.config import TEXT_OF_VISION
+from skill_train.model.convertible import from_config
 from skill_train.model.convertible.vocabulary import why_no_vocabulary
 from skill_train.model.folder import read_model
 from skill_train.model.lora_targets import TARGETS
@@ -309,6 +310,31 @@ def test_plan_export_and_verify_name_the_window_that_is_left_out(tmp_path: Path,
     check = next(check for check in proof.checks if check.name == "window")
     assert (check.verdict, check.threshold) == ("warn", 8)
     assert "more than 8 tokens" in check.detail
+
+
+PIXTRAL: dict[str, Any] = {
+    "architectures": ["LlavaForConditionalGeneration"],
+    "vision_feature_layer": -1,
+    "vision_config": {"model_type": "pixtral", "rope_parameters": {"rope_theta": 10000.0, "rope_type": "default"}},
+}
+
+
+@pytest.mark.parametrize(
+    ("changes", "word"),
+    [
+        ({}, None),
+        ({"architectures": ["Mistral3ForConditionalGeneration"], "vision_feature_layer": None}, None),
+        ({"vision_config": {"model_type": "siglip_vision_model"}}, "Pixtral's tower alone, and this one has siglip"),
+        ({"vision_feature_layer": -2}, "vision_feature_layer: -2"),
+        ({"vision_feature_layer": None}, "vision_feature_layer: -2"),  # what transformers reads without the key
+        ({"vision_config": {"model_type": "pixtral", "rope_theta": 20000}}, "by 20000 (rope_theta)"),
+        ({"projector_hidden_act": "silu"}, "projector_hidden_act"),
+    ],
+)
+def test_which_projectors_llama_cpp_computes_as_pixtrals(changes: dict[str, Any], word: str | None) -> None:
+    about = {key: value for key, value in (PIXTRAL | changes).items() if value is not None}
+    told = from_config.why_no_projector(about)
+    assert told is None if word is None else word in str(told)
 
 
 def test_every_type_with_lora_targets_is_walked_over() -> None:

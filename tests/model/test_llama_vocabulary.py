@@ -18,7 +18,7 @@ from skill_train.core.errors import NotInstalled
 from skill_train.llama import get_converter as toolchain
 from skill_train.model.convertible import architectures as llama_architectures
 from skill_train.model.convertible import vocabulary as llama_vocabulary
-from skill_train.model.convertible.vocabulary import why_no_vocabulary
+from skill_train.model.convertible.vocabulary import why_no_picture, why_no_vocabulary
 
 tokenizers = pytest.importorskip("tokenizers")
 WORDS = "how far it splits before it merges"
@@ -50,6 +50,21 @@ def vocabulary(write: Any, folder: Path, **said: Any) -> Path:
 @pytest.mark.parametrize("name", ["LlamaForCausalLM", "Qwen2ForCausalLM", "GPT2LMHeadModel", "Gemma3ForCausalLM"])
 def test_a_home_made_tokenizer_is_told(name: str, tmp_path: Path) -> None:
     assert "splits text" in str(why_no_vocabulary(home_made(tmp_path), name))
+
+
+@pytest.mark.parametrize(
+    ("kind", "missing"), [("idefics3", "<global-img>"), ("smolvlm", "<global-img>"), ("gemma3", None)]
+)
+def test_a_token_that_llama_cpp_puts_around_tiles_is_missed(kind: str, missing: str | None, tmp_path: Path) -> None:
+    """Idefics3-8B-Llama3 has `<fake_token_around_image>` alone. The other one may lie among the words."""
+    assert why_no_picture(tmp_path, kind) is None  # without a tokenizer.json, which is told elsewhere
+    added = [{"content": "<fake_token_around_image>"}, {"content": "<image>"}]
+    file = tmp_path / "tokenizer.json"
+    file.write_text(json.dumps({"added_tokens": added, "model": {"vocab": {"a": 0}}}))
+    told = why_no_picture(tmp_path, kind)
+    assert told is None if missing is None else f"the token {missing} around a picture" in str(told)
+    file.write_text(json.dumps({"added_tokens": added, "model": {"vocab": {"<global-img>": 0}}}))
+    assert why_no_picture(tmp_path, kind) is None
 
 
 @pytest.mark.parametrize("name", ["MptForCausalLM", "Gemma4ForCausalLM"])

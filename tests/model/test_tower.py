@@ -97,12 +97,26 @@ def test_no_tower_of_a_text_model_or_of_an_unknown_one() -> None:
     assert tower.read_tower({"model_type": "new_vl", "vision_config": {"hidden_size": 64}}) is None
 
 
+PIXTRAL_12B = {"model_type": "llava", "vision_config": {"model_type": "pixtral", "patch_size": 16, "head_dim": 64}}
+
+
+def test_a_llava_is_read_with_pixtrals_tower_alone() -> None:
+    """By hand: a token for each patch of 16 x 16 pixels. LLaVA 1.5 has CLIP's tower, and other tokens for a picture."""
+    clip = {"model_type": "llava", "vision_config": {"model_type": "clip_vision_model", "hidden_size": 1024}}
+    pixtral = TowerFacts(24, 1024, 4096, 1, 3 * 16 * 16, gated=True, attends_all=True)
+    assert tower.read_tower(PIXTRAL_12B) == pixtral
+    assert tower.read_tower(clip) is None
+    facts = [config.read(about, source="here") for about in (PIXTRAL_12B, clip)]
+    assert [tower.trains_on_pictures(one) for one in facts] == [True, False]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("model_type", sorted(tower.DEFAULTS))
 def test_defaults_are_those_of_transformers(model_type: str) -> None:
     from transformers import CONFIG_MAPPING
 
-    vision = CONFIG_MAPPING[model_type]().vision_config.to_dict()
+    made = CONFIG_MAPPING[model_type]()
+    vision = getattr(made, "vision_config", made).to_dict()
     assert {name: vision[name] for name in tower.DEFAULTS[model_type]} == tower.DEFAULTS[model_type]
 
 

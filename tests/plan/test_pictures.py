@@ -112,7 +112,9 @@ def _call(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[Any, dict[st
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["qwen2-vl", "gemma3", "smolvlm", "mistral3"])
+@pytest.mark.parametrize(
+    "kind", ["qwen2-vl", "gemma3", "smolvlm", "mistral3", pytest.param("pixtral", marks=pytest.mark.torture)]
+)
 def test_a_plan_without_the_libraries_counts_what_data_counts_with_them(
     kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

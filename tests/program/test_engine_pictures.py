@@ -67,13 +67,14 @@ def test_a_picture_of_the_right_size_is_copied() -> None:
     assert part.tobytes() == image.tobytes()
 
 
+@pytest.mark.parametrize("kind", ["smolvlm", "idefics3"])
 @pytest.mark.parametrize(
     ("size", "reduced", "grid"),
     [((40, 30), (256, 192), (3, 4)), ((33, 400), (22, 256), (4, 1)), ((300, 300), (256, 256), (4, 4))],
 )
-def test_tiles(size: tuple[int, int], reduced: tuple[int, int], grid: tuple[int, int]) -> None:
+def test_tiles(kind: str, size: tuple[int, int], reduced: tuple[int, int], grid: tuple[int, int]) -> None:
     """The longer side is 256, the other an even number: 256 * 33 / 400 is 21.1. Tiles have 64 pixels."""
-    engine = _engine("smolvlm", size={"longest_edge": 256})
+    engine = _engine(kind, size={"longest_edge": 256})
     assert (engine.reduced(PictureSize(*size)), engine.grid(PictureSize(*size))) == (reduced, grid)
     parts = engine.parts(Image.new("RGB", size))
     assert len(parts) == grid[0] * grid[1] + 1 and {part.size for part in parts} == {(64, 64)}
@@ -98,8 +99,7 @@ def test_colours_are_normalized_in_single_precision() -> None:
 @pytest.mark.parametrize(
     ("kind", "limits", "said"),
     [
-        ("idefics3", {}, "not known for the family idefics3"),
-        ("mistral3", {}, "not known for the family mistral3"),
+        ("mistral3", {"max_pixels": 10_000}, "llama.cpp ignores the limit"),
         ("qwen2-vl", {"max_pixels": 10_000}, "llama.cpp ignores the limit"),
         ("qwen3-vl", {"min_pixels": 10_000}, "llama.cpp ignores the limit"),
     ],

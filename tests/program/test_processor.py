@@ -49,6 +49,12 @@ PUBLISHED: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
         {"image_processor_type": "PixtralImageProcessorFast", "patch_size": 14, "size": {"longest_edge": 1540}},
         {"patch_size": 14, "spatial_merge_size": 2},
     ),
+    "pixtral-12b": (
+        "llava",
+        {"image_processor_type": "PixtralImageProcessor", "patch_size": {"height": 16, "width": 16}}
+        | {"size": {"longest_edge": 1024}},
+        {"patch_size": 16},
+    ),
 }
 
 
@@ -68,6 +74,7 @@ def _read(name: str) -> ImageProcessor:
         ("SmolVLM-256M", (640, 480), 64 * 13, 26 + 3 + 2),  # 2048 x 1536: 4 x 3 tiles, and the whole picture
         ("SmolVLM2-500M", (480, 640), 64 * 13, 26 + 4 + 2),
         ("Mistral-Small-3.1", (640, 480), 23 * 18, 18),  # squares of 28 pixels; an end of each line
+        ("pixtral-12b", (640, 480), 40 * 30, 30),  # patches of 16 pixels
     ],
 )
 def test_published_models(name: str, size: tuple[int, int], tokens: int, around: int) -> None:

@@ -38,9 +38,7 @@ def _checks(run: Path) -> dict[str, Any]:
     return {check["name"]: check for check in record["checks"]}
 
 
-@pytest.mark.parametrize(
-    "kind", [*tiny_vision.one_of_each(), "mistral3", pytest.param("idefics3", marks=pytest.mark.torture)]
-)
+@pytest.mark.parametrize("kind", tiny_vision.one_of_each("mistral3"))
 def test_a_family_trains(kind: str, tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", kind)
     done = _train(run)

@@ -35,15 +35,16 @@ def test_a_limit_that_llama_cpp_ignores_decides(limit: str) -> None:
 
 
 def test_a_limit_that_the_projector_carries_to_llama_cpp_decides_nothing() -> None:
-    """SmolVLM's longest edge is in its file."""
-    assert preprocess_of(_recipe(max_pixels=50_000), "smolvlm").value == "engine"
+    """SmolVLM's and Idefics3's longest edge is in the file."""
+    for family in ("smolvlm", "idefics3"):
+        assert preprocess_of(_recipe(max_pixels=50_000), family).value == "engine"
 
 
 def test_a_choice_stands() -> None:
     assert preprocess_of(_recipe(preprocess="model"), "gemma3").value == "model"
     assert preprocess_of(_recipe(preprocess="engine"), "gemma3").value == "engine"
-    with pytest.raises(UsageError, match="not known for the family mistral3"):
-        preprocess_of(_recipe(preprocess="engine"), "mistral3")
+    with pytest.raises(UsageError, match="not known for the family qwen3_vl_moe"):
+        preprocess_of(_recipe(preprocess="engine"), "qwen3_vl_moe")
     with pytest.raises(UsageError, match="preprocess: 'llama' is not known"):
         _recipe(preprocess="llama")
 

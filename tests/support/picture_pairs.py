@@ -14,6 +14,8 @@ from typing import Any
 
 import gguf_maker
 import tiny_vision
+from skill_train.gguf.convert import convert_with
+from skill_train.llama import get_converter
 from skill_train.llama.pictures.compare import Pair
 from skill_train.reference.pictures import PictureQuestion
 
@@ -33,9 +35,18 @@ def pair(kind: str, *, seed: int = 0, projector: str = "f16", text: str = "f16")
 
 def _file(folder: Path, file: Path, kind: str) -> Path:
     if not file.is_file():
-        options = ("--mmproj",) if file.name.startswith("mmproj") else ()
         with tempfile.TemporaryDirectory(dir=file.parent) as part:
-            gguf_maker.export(folder, Path(part), outtype=kind, options=options).replace(file)
+            if file.name.startswith("mmproj"):
+                projector(folder, Path(part) / file.name, kind).replace(file)
+            else:
+                gguf_maker.export(folder, Path(part), outtype=kind).replace(file)
+    return file
+
+
+def projector(folder: Path, file: Path, kind: str = "f16") -> Path:
+    """As `export-gguf` makes it: what llama.cpp's converter leaves out of Pixtral's is in it."""
+    options = ["--mmproj", "--outtype", kind]
+    convert_with(get_converter.find_or_fetch(), folder, file, options, lambda done, total, text: None)
     return file
 
 

@@ -18,7 +18,7 @@ def _logits(model: Any, processor: Any, ids: list[int], colour: str) -> Any:
     from PIL import Image
 
     inputs = processor(images=[Image.new("RGB", (112, 112), colour)], return_tensors="pt")
-    known = {name: value for name, value in inputs.items() if name in ("pixel_values", "image_grid_thw")}
+    known = {name: value for name, value in inputs.items() if name in ("pixel_values", "image_grid_thw", "image_sizes")}
     if "image_grid_thw" in known:
         kinds = torch.tensor([[int(token == model.config.image_token_id) for token in ids]])
         known["mm_token_type_ids"] = kinds
@@ -33,7 +33,9 @@ def test_another_picture_gives_another_answer(kind: str) -> None:
     folder = tiny_vision.cached(kind)
     model = AutoModelForImageTextToText.from_pretrained(str(folder)).eval()
     processor = AutoImageProcessor.from_pretrained(str(folder), backend="pil")
-    count = {"qwen2-vl": 16, "qwen2.5-vl": 16, "qwen3-vl": 16, "gemma3": 4, "smolvlm": 17 * 16}[kind]
+    count = {"qwen2-vl": 16, "qwen2.5-vl": 16, "qwen3-vl": 16, "gemma3": 4, "mistral3": 16, "pixtral": 64}.get(
+        kind, 17 * 16
+    )
     ids = [300, *[model.config.image_token_id] * count, 301, 302]
     red, blue = (_logits(model, processor, ids, colour) for colour in ("red", "blue"))
     assert (red.softmax(0) * (red.log_softmax(0) - blue.log_softmax(0))).sum() > 0.01

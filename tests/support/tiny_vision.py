@@ -19,8 +19,7 @@ import tiny
 import tiny_templates
 import tiny_vocab
 
-KINDS = ("qwen2-vl", "qwen2.5-vl", "qwen3-vl", "gemma3", "smolvlm")
-TRAINED_ONLY = ("idefics3", "mistral3")  # llama.cpp cannot be given their pictures yet
+KINDS = ("qwen2-vl", "qwen2.5-vl", "qwen3-vl", "gemma3", "smolvlm", "idefics3", "mistral3", "pixtral")
 HIDDEN = 64
 _FILES = ("tiny_vision.py", "tiny.py", "tiny_vocab.py", "tiny_templates.py")
 _CLIP = {"image_mean": [0.48145466, 0.4578275, 0.40821073], "image_std": [0.26862954, 0.26130258, 0.27577711]}
@@ -36,13 +35,13 @@ _TEXT = {
 }
 
 
-def one_of_each() -> list[Any]:
+def one_of_each(*more: str) -> list[Any]:
     """The families for a test of each way to read a picture: Qwen's, Gemma 3's, and that of tiles. The others run in
     `make walks`."""
     import pytest
 
-    others = [pytest.param(kind, marks=pytest.mark.torture) for kind in ("qwen2-vl", "qwen2.5-vl")]
-    return ["qwen3-vl", "gemma3", "smolvlm", *others]
+    kept = ("qwen3-vl", "gemma3", "smolvlm", *more)
+    return [*kept, *(pytest.param(kind, marks=pytest.mark.torture) for kind in KINDS if kind not in kept)]
 
 
 def cached(kind: str, *, seed: int = 0) -> Path:
@@ -89,7 +88,7 @@ def _write_tokenizer(kind: str, folder: Path, vocab_folder: Path) -> dict[str, A
     if kind == "gemma3":
         ids = tiny_vocab.write_gemma(folder, pictures=True)
         return ids | {"picture": {"boi_token_index": 7, "eoi_token_index": 8, "image_token_index": 9}}
-    if kind == "mistral3":
+    if kind in ("mistral3", "pixtral"):
         ids = tiny_vocab.write_mistral3(folder, vocab_folder)
         return ids | {"picture": {"image_token_index": ids.pop("image")}}
     ids = tiny_vocab.write_smolvlm(folder, vocab_folder)
@@ -196,15 +195,27 @@ def _idefics3(ids: dict[str, Any]) -> Any:
 def _mistral3(ids: dict[str, Any]) -> Any:
     from transformers import Mistral3Config
 
+    return Mistral3Config(**_lined(ids), spatial_merge_size=2)
+
+
+def _pixtral(ids: dict[str, Any]) -> Any:
+    """A Llava, as Pixtral is published in the form of Hugging Face: one token for each patch."""
+    from transformers import LlavaConfig
+
+    whole = {"vision_feature_select_strategy": "full", "vision_feature_layer": -1}
+    return LlavaConfig(**_lined(ids), **whole)
+
+
+def _lined(ids: dict[str, Any]) -> dict[str, Any]:
     rope = {"rope_type": "default", "rope_theta": 1000000.0}
-    tower = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
-    return Mistral3Config(
-        text_config=_text(ids) | {"model_type": "mistral", "tie_word_embeddings": False, "rope_parameters": rope},
-        vision_config=tower | {"model_type": "pixtral", "image_size": 112, "patch_size": 14, "head_dim": 16},
-        spatial_merge_size=2,
+    tower = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 3, "num_attention_heads": 2}
+    return {
+        "text_config": _text(ids) | {"model_type": "mistral", "tie_word_embeddings": False, "rope_parameters": rope},
+        "vision_config": tower
+        | {"model_type": "pixtral", "image_size": 112, "patch_size": 14, "head_dim": 16, "hidden_act": "silu"},
+        "tie_word_embeddings": False,
         **ids["picture"],
-        tie_word_embeddings=False,
-    )
+    }
 
 
 def _tiled(made: Any, ids: dict[str, Any]) -> Any:
@@ -234,6 +245,7 @@ _CONFIGS = {
     "smolvlm": _smolvlm,
     "idefics3": _idefics3,
     "mistral3": _mistral3,
+    "pixtral": _pixtral,
 }
 
 
@@ -268,12 +280,13 @@ def _processor_files(kind: str) -> dict[str, Any]:
             "preprocessor_config.json": document | _STEPS | pictures | _HALF,
             "processor_config.json": {"image_seq_length": 4, "processor_class": "Gemma3Processor"},
         }
-    if kind == "mistral3":
+    if kind in ("mistral3", "pixtral"):
+        merge = {"spatial_merge_size": 2} if kind == "mistral3" else {}
         pictures = {"size": {"longest_edge": 112}, "patch_size": 14, "resample": 3}
         document = {"image_processor_type": "PixtralImageProcessor", "processor_class": "PixtralProcessor"}
         return {
             "preprocessor_config.json": document | _STEPS | pictures | _CLIP,
-            "processor_config.json": {"patch_size": 14, "spatial_merge_size": 2, "processor_class": "PixtralProcessor"},
+            "processor_config.json": {"patch_size": 14, "processor_class": "PixtralProcessor"} | merge,
         }
     pictures = {
         "do_image_splitting": True,
@@ -339,44 +352,18 @@ def _scaled(name: str, noise: Any, *, gemma: bool) -> Any:
     return 1.2 / noise[0].numel() ** 0.5 * noise
 
 
-def pixtral(folder: Path) -> Path:
-    """A Llava with Pixtral's tower, in the form of Hugging Face: llama.cpp's converter (0.3.36) makes a projector of it
-    that llama.cpp cannot load."""
-    import torch
-    from transformers import AutoModelForImageTextToText, LlavaConfig
-
-    shutil.copytree(tiny.cached("mistral"), folder, ignore=shutil.ignore_patterns("*.safetensors", "tokenizer.model"))
-    document = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
-    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    first = config["vocab_size"]
-    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False) | {"special": True}
-    marks = ("[IMG]", "[IMG_BREAK]", "[IMG_END]")
-    document["added_tokens"] += [{"id": first + n, "content": mark, **flags} for n, mark in enumerate(marks)]
-    (folder / "tokenizer.json").write_text(json.dumps(document), encoding="utf-8")
-    text = {name: value for name, value in config.items() if name != "architectures"}
-    tower = {
-        "model_type": "pixtral",
-        "hidden_size": 32,
-        "intermediate_size": 64,
-        "num_hidden_layers": 3,
-        "num_attention_heads": 2,
-        "head_dim": 16,
-        "image_size": 112,
-        "patch_size": 14,
-        "hidden_act": "silu",
-    }
-    torch.manual_seed(0)
-    model = AutoModelForImageTextToText.from_config(
-        LlavaConfig(
-            text_config=text | {"vocab_size": first + len(marks)},
-            vision_config=tower,
-            image_token_index=first,
-            vision_feature_select_strategy="full",
-            vision_feature_layer=-1,
-        )
-    )
-    model.save_pretrained(str(folder))
-    pictures = {"image_processor_type": "PixtralImageProcessor", "processor_class": "PixtralProcessor"}
-    sizes = {"patch_size": 14, "resample": 3, "size": {"longest_edge": 112}}
-    (folder / "preprocessor_config.json").write_text(json.dumps(pictures | _STEPS | sizes | _CLIP), encoding="utf-8")
+def without_tile_tokens(folder: Path) -> Path:
+    """An Idefics3 whose vocabulary has no token for the places of tiles, as that of Idefics3-8B-Llama3 has none: the
+    processor writes them as words."""
+    shutil.copytree(cached("idefics3"), folder)
+    tokenizer, config = (folder / name for name in ("tokenizer.json", "tokenizer_config.json"))
+    document, settings = (json.loads(file.read_text(encoding="utf-8")) for file in (tokenizer, config))
+    document["added_tokens"] = [one for one in document["added_tokens"] if not _is_of_tiles(one)]
+    kept = {number: one for number, one in settings["added_tokens_decoder"].items() if not _is_of_tiles(one)}
+    tokenizer.write_text(json.dumps(document), encoding="utf-8")
+    config.write_text(json.dumps(settings | {"added_tokens_decoder": kept}), encoding="utf-8")
     return folder
+
+
+def _is_of_tiles(token: dict[str, Any]) -> bool:
+    return token["content"] == "<global-img>" or token["content"].startswith("<row_")

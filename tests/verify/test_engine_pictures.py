@@ -91,7 +91,9 @@ def test_the_training_feeds_what_llama_cpp_shows(kind: str, tmp_path: Path) -> N
         fed.append(_planes(seen, seen.tensors([pictures])))
     answers = ask_pictures(picture_pairs.pair(kind), prompts, any_size=False, threads=2)
     for row, planes, answer in zip(rows, fed, answers, strict=True):
-        assert row["input_ids"] == answer.tokens(seen.token_id), row["images"]
+        ends = () if kind not in ("mistral3", "pixtral") else encode.tokenizer.convert_tokens_to_ids(["[IMG_BREAK]"])
+        ids = [seen.token_id if token in ends else token for token in row["input_ids"]]  # they are of the projector
+        assert ids == answer.tokens(seen.token_id), row["images"]
         assert _difference(planes, answer) == 0, row["images"]
 
 
@@ -115,6 +117,9 @@ def _planes(seen: Pictures, tensors: dict[str, Any]) -> list[Any]:
     import numpy as np
 
     values = tensors["pixel_values"].numpy()
+    if "image_sizes" in tensors:  # smaller ones are padded
+        sizes = tensors["image_sizes"].tolist()
+        return [plane[:, :high, :wide] for plane, (high, wide) in zip(values, sizes, strict=True)]
     if "image_grid_thw" not in tensors:
         return list(values.reshape(-1, *values.shape[-3:]))
     side, planes, first = seen.settings.patch_size, [], 0
@@ -158,7 +163,8 @@ def test_as_used_is_as_trained(kind: str) -> None:
     """A right pair passes on pictures of which llama.cpp's and the model's own pixels differ."""
     sizes = ((300, 150), (150, 310), (70, 70))
     found = judged(picture_pairs.pair(kind), kind, *sizes)
-    assert {one.name: one.detail for one in found if isinstance(one, Check) and one.verdict != "pass"} == {}
+    warned = {one.name for one in found if isinstance(one, Check) and one.verdict != "pass"}
+    assert warned == ({"loads_projector"} if kind in ("mistral3", "pixtral") else set())
     assert [one for one in found if isinstance(one, NotChecked)] == []
     used = named(found, "pictures_as_used")
     names = ("differing_pixels", "other_sizes", "texts_differ")

@@ -1,4 +1,4 @@
-"""Pairs of GGUF files of five vision families: right ones pass with the figures that were measured, and each fault is
+"""Pairs of GGUF files of the vision families: right ones pass with the figures that were measured, and each fault is
 named by the check whose matter it is."""
 
 from __future__ import annotations
@@ -181,6 +181,19 @@ def test_a_planted_fault_is_named(gemma_faults: dict[str, dict[str, str]], file:
     assert said in gemma_faults[file][check]
 
 
+@pytest.mark.torture
+def test_a_vocabulary_without_a_token_that_llama_cpp_needs_is_named(tmp_path: Path) -> None:
+    """llama.cpp loads the pair, and fails on the first picture."""
+    model = tiny_vision.without_tile_tokens(tmp_path / "model")
+    for name in ("text", "projector"):
+        (tmp_path / name).mkdir()
+    text = gguf_maker.export(model, tmp_path / "text").rename(tmp_path / "text.gguf")
+    projector = gguf_maker.export(model, tmp_path / "projector", options=("--mmproj",))
+    found = failed(judged(Pair(text, projector), "idefics3", reference=model))
+    assert found.keys() == {"picture_tokens", "loads_projector"}
+    assert "llama.cpp puts the token <global-img> around a picture" in found["picture_tokens"]
+
+
 def test_a_damaged_file_is_never_run(gemma_faults: dict[str, dict[str, str]]) -> None:
     assert gemma_faults["cut"].keys() == {"file"}
 
@@ -189,6 +202,7 @@ PARTS = [
     ("gemma3", "multi_modal_projector", "the projector was"),
     ("gemma3", "vision_tower", "the tower was"),
     ("smolvlm", "connector", "the projector was"),
+    pytest.param("idefics3", "connector", "the projector was", marks=pytest.mark.torture),
     ("qwen2.5-vl", "visual.merger", "the projector was"),
     ("qwen3-vl", "visual.blocks", "the tower was"),
 ]
@@ -205,6 +219,18 @@ def test_a_part_that_was_trained_and_not_exported_is_named(kind: str, part: str,
     assert f"{said} trained and not exported, or is another's" in alone.detail
     assert f"{said} trained and not exported: " in with_base.detail
     assert "are the base's" in with_base.detail
+
+
+@pytest.mark.torture
+def test_another_end_of_a_line_is_named(tmp_path: Path) -> None:
+    """Of Mistral 3, whose projector holds it: a row of the embedding that was trained and not exported."""
+    base, pair = tiny_vision.cached("mistral3"), picture_pairs.pair("mistral3")
+    other = with_projector(pair, tmp_path / "m.gguf", tensors={"v.token_embd.img_break": lambda data: data + 0.5})
+    found = failed(judged(other, "mistral3", picture_pairs.picture(140, 84)))
+    assert "v.token_embd.img_break is not language_model.model.embed_tokens.weight" in found["projector_weights"]
+    assert "pictures" in found
+    right = check_projector_weights(read_gguf(pair.projector), base)
+    assert (right.verdict, right.figures["looked_at"]) == ("pass", 34)
 
 
 def test_answers_of_an_old_tower_differ_too(tmp_path: Path) -> None:

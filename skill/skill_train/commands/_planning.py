@@ -18,13 +18,14 @@ from skill_train.hub import flavors
 from skill_train.llama.speed.remembered import known_reading
 from skill_train.machine.read import read_machine
 from skill_train.model.causal_types import causal_model_types
-from skill_train.model.convertible.vocabulary import why_no_vocabulary
+from skill_train.model.convertible.vocabulary import why_no_picture, why_no_vocabulary
 from skill_train.model.folder import read_model, tensor_shapes
 from skill_train.model.lora_targets import TARGETS, linear_layers
+from skill_train.model.tower import trains_on_pictures, unread_pictures
 from skill_train.plan import make
 from skill_train.plan.placement import Choices, with_precision
 from skill_train.program.events import Refused
-from skill_train.program.pictures.tokens import EXPANSIONS
+from skill_train.program.pictures.engine import TILED
 from skill_train.recipe import fields
 from skill_train.recipe.fields import Recipe
 from skill_train.recipe.formats import for_model
@@ -54,6 +55,8 @@ def plan_from_metadata(console: Console, recipe: Recipe, choices: Choices) -> Pl
         console.status(f"asking the Hub about {recipe.model}")
         about = models.model_facts(recipe.model, recipe.revision)
         about = _with_layers(recipe, about, lambda: models.tensor_shapes(recipe.model, about.revision))
+        settings = models.tokenizer_settings(recipe.model, about.revision) if about.model_type in TILED else None
+        about = about if settings is None else _not_convertible(about, why_no_picture(settings, about.model_type))
     else:
         about = read_model(Path(recipe.model), weights_needed=False)
         about = _with_layers(recipe, about, lambda: tensor_shapes(Path(recipe.model)))
@@ -110,9 +113,18 @@ def _with_layers(recipe: Recipe, about: ModelFacts, shapes: Callable[[], Mapping
 
 
 def _with_vocabulary(about: ModelFacts, folder: Path) -> ModelFacts:
-    """Adds the reason if llama.cpp's converter cannot convert the tokenizer."""
-    why = why_no_vocabulary(folder, about.architecture) if about.convertible else None
-    return about if why is None else dataclasses.replace(about, convertible=False, not_convertible=why)
+    """Adds the reason if llama.cpp's converter cannot convert the tokenizer, or llama.cpp reads no picture with it."""
+    if not about.convertible:
+        return about
+    why = why_no_vocabulary(folder, about.architecture) or why_no_picture(folder, about.model_type)
+    return _not_convertible(about, why)
+
+
+def _not_convertible(about: ModelFacts, why: str | None) -> ModelFacts:
+    """The facts with a reason, unless there is none, or another one."""
+    if why is None or not about.convertible:
+        return about
+    return dataclasses.replace(about, convertible=False, not_convertible=why)
 
 
 def _plan(
@@ -142,7 +154,22 @@ def pinned(recipe: Recipe, model_commit: str | None, data_commit: str | None) ->
 def dataset_facts(console: Console, recipe: Recipe, about: ModelFacts) -> DatasetFacts:
     """The facts of a dataset: from every row of a file, from metadata and first rows on the Hub. Token counts come from
     `skill-train data`, or else are a range."""
-    pictures = about.vision and about.model_type in EXPANSIONS and recipe.images is not False
+    pictures = trains_on_pictures(about) and recipe.images is not False
+    try:
+        return _dataset_facts(console, recipe, about, pictures=pictures)
+    except UsageError as error:
+        if error.code != "not_text" or not about.vision or trains_on_pictures(about):
+            raise
+        raise UsageError(
+            unread_pictures(about),
+            code="vision",
+            expected="a base model of one of these families, or rows of text",
+            got=error.message,
+            hint=error.hint,
+        ) from None
+
+
+def _dataset_facts(console: Console, recipe: Recipe, about: ModelFacts, *, pictures: bool) -> DatasetFacts:
     picture_tokens = _counter(recipe, about) if pictures else None
     if Path(recipe.data).exists() or not read_rows.is_id(recipe.data):
         facts = scan.scan(recipe, pictures=pictures, tokens=picture_tokens)

@@ -30,9 +30,9 @@ from skill_train.data.scan import unread_media, unread_text_told
 from skill_train.data.text_encoding import rewriting_command
 from skill_train.facts import DatasetFacts, ModelFacts
 from skill_train.model.folder import read_model
+from skill_train.model.tower import trains_on_pictures
 from skill_train.program.events import Refused
 from skill_train.program.examples import Row
-from skill_train.program.pictures.tokens import EXPANSIONS
 from skill_train.recipe import fields
 from skill_train.recipe.fields import Recipe
 from skill_train.recipe.formats import COLUMNS
@@ -144,7 +144,7 @@ def _base_model(asked: Recipe) -> _BaseModel:
         about = _facts_of(asked)
     except SkillTrainError as error:
         return _BaseModel(asked.revision, error=None if Path(asked.model).exists() else error)
-    return _BaseModel(about.revision or asked.revision, about.vision and about.model_type in EXPANSIONS)
+    return _BaseModel(about.revision or asked.revision, trains_on_pictures(about))
 
 
 def _facts_of(asked: Recipe) -> ModelFacts:

@@ -21,7 +21,7 @@ from skill_train.data.token_stats import PictureCounter
 from skill_train.facts import DatasetFacts
 from skill_train.program.events import Refused
 from skill_train.program.examples import Row
-from skill_train.program.pictures.decode import PicturesDigest
+from skill_train.program.pictures.decode import ADDRESS_HINT, HUB_HINT, PicturesDigest
 from skill_train.program.pictures.find import lift_pictures
 from skill_train.program.rows import picture_folder
 from skill_train.recipe.fields import Recipe
@@ -374,7 +374,9 @@ def _refused(reading: _Reading, line: int, row: Row, kind: str) -> SkillTrainErr
         example_of(row, found, reading.pictures)
     except Refused as refusal:
         refusal.error["message"] = f"{where}: {refusal.error['message']}"
-        refusal.error["hint"] = leave_out(recipe) if kind in PROBLEMS else refusal.error["hint"] or leave_out(recipe)
+        own = refusal.error["hint"]
+        if own not in (ADDRESS_HINT, HUB_HINT) and (kind in PROBLEMS or not own):
+            refusal.error["hint"] = leave_out(recipe)
         return from_exit_code(refusal.exit_code, refusal.error)
     return UsageError(
         f"{where}: the text contains half a surrogate pair, which no tokenizer can read",

@@ -1,7 +1,7 @@
 """The step that writes the vision tower and the projector of a model to a GGUF file of their own (`mmproj`).
 
-llama.cpp reads pictures with two files: that of the language model and this one. The converter writes files that
-llama.cpp cannot load and answers 0 (Pixtral and Mistral 3 in Hugging Face's form, llama-cpp-python 0.3.36), so both
+llama.cpp reads pictures with two files: that of the language model and this one. The converter can write a file that
+llama.cpp cannot load, and answer 0 (a Gemma 3 without the norm of its projector, llama-cpp-python 0.3.36), so both
 are loaded before either gets its name.
 """
 
@@ -25,6 +25,7 @@ from skill_train.llama import run_converter as converter
 from skill_train.llama.float_type import choose, read_weights
 from skill_train.llama.get_converter import Toolchain
 from skill_train.llama.gguf_header import read_gguf
+from skill_train.model.convertible.vocabulary import why_no_picture
 from skill_train.model.folder import read_config
 from skill_train.model.sidecar_files import PROCESSOR, model_digests
 from skill_train.run import records
@@ -61,13 +62,14 @@ class ProjectorRequest:
 
 
 def require_projector(model: Path, toolchain: Toolchain) -> None:
-    """Refuses a model whose projector the converter does not know, before anything is written.
+    """Refuses a model whose pictures llama.cpp cannot read, before anything is written.
 
     Raises:
-        UsageError: it does not, or the folder does not say how pictures are prepared.
+        UsageError: the converter or llama.cpp is known not to take it, or the folder does not say how pictures are
+            prepared.
     """
     config = read_config(model)
-    why = converter.why_no_projector(config, toolchain)
+    why = converter.why_no_projector(config, toolchain) or why_no_picture(model, str(config.get("model_type")))
     if why is not None:
         raise UsageError(
             f"{model} cannot become a pair of GGUF files: {why}",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from skill_train.core.errors import NotInstalled, SkillTrainError, UsageError
@@ -25,6 +25,7 @@ _START_BYTES = 512_000  # of a larger one
 _MOST_BYTES = 32_000_000  # for all that is read to look at one dataset
 _MOST_PICTURE_BYTES = 320_000_000  # the same, where rows hold pictures: datasets writes them in pieces of 100 rows
 _PICTURE_ROWS_BYTES = 16_000_000  # of such rows
+_PICTURE_ROWS = 16  # of a folder of pictures: each is a request
 _MOST_FOOTERS = 16
 _PAGE_BYTES = 262_144
 _FIRST_ROWS = 200
@@ -86,6 +87,8 @@ def inspect_dataset(recipe: Recipe, find_format: FindFormat) -> HubDataset:
     try:
         files, configuration = ask(subject, lambda: _files(recipe))
         total, basis, first = ask(subject, lambda: _rows(recipe, files, configuration))
+        if first and first_rows.is_picture_table(files.names) and first_rows.names_pictures(first[0]):
+            first = ask(subject, lambda: _of_pictures(recipe, files, configuration))
     except UsageError as error:
         raise _or_model(error, recipe.data) from None
     rows = dataset_card.sliced(recipe.split, total)
@@ -159,6 +162,29 @@ def _rows(recipe: Recipe, files: _Files, configuration: Configuration) -> tuple[
     estimate = round(len(rows) * files.bytes / len(start))
     megabytes = files.bytes / 1e6
     return estimate, f"estimated from the first {len(start) / 1e6:.1f} of {megabytes:.0f} MB", rows
+
+
+def _of_pictures(recipe: Recipe, files: _Files, configuration: Configuration) -> list[Row]:
+    """The first rows of a folder of pictures, with their pictures.
+
+    Raises:
+        UsageError: a picture that a row of the first table names is not in the repository.
+    """
+    table, budget, shown = files.names[0], _Budget(_MOST_PICTURE_BYTES), list[Row]()
+    for number, row in enumerate(_rows(recipe, replace(files, names=[table]), configuration)[2], start=1):
+        where = f"row {number} of {table} in {files.dataset}"
+        for name in first_rows.picture_names(row, table, where):
+            if name not in files.sizes:
+                raise UsageError(
+                    f"{where}: {name} does not exist",
+                    code="bad_picture",
+                    expected=f"a file of the repository, beside {table} or below it",
+                    got=name[:200],
+                    hint="upload the picture, or leave the row out",
+                )
+        if len(shown) < _PICTURE_ROWS and budget.read_bytes < _PICTURE_ROWS_BYTES:
+            shown.append(first_rows.with_bytes(row, table, where, lambda name: budget.read(files, name)))
+    return shown
 
 
 def _parquet_rows(

@@ -248,6 +248,14 @@ def _has_chat_template(model: str, info: Any, names: set[str]) -> bool:
     return isinstance(config, dict) and bool(config.get("chat_template"))
 
 
+def tokenizer_settings(model: str, revision: str | None) -> Path | None:
+    """The folder in the Hub's cache with `tokenizer_config.json`; None where it cannot be read."""
+    try:
+        return ask(RequestSubject("model", model), lambda: _file(model, "tokenizer_config.json", revision)).parent
+    except SkillTrainError:  # the training itself will need the file, and says what is wrong
+        return None
+
+
 def _cached(model: str, revision: str | None) -> ModelFacts | None:
     """The facts of a cached snapshot; None if there is none with a config."""
     folder = _snapshot(model, revision)

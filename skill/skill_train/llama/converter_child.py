@@ -44,6 +44,7 @@ def main(train_program: str) -> None:
     _read_own_keys()
     _score_by_merges()
     _leave_out_missing_mtp()
+    _keep_the_end_of_a_line()
     runpy.run_path(arguments[0], run_name="__main__")
 
 
@@ -150,6 +151,24 @@ def _leave_out_missing_mtp() -> None:
         return tensors
 
     mixin.index_tensors = index_tensors
+
+
+def _keep_the_end_of_a_line() -> None:
+    """Lets the embedding of [IMG_BREAK] into the projector of Pixtral and Mistral 3, without which llama.cpp does not
+    load it. The converter takes it out of the embedding of all tokens, after it left all tensors of the language model
+    out. It also knows no tensor whose name begins with `model.` (ggml-org/llama.cpp#24235)."""
+    if importlib.util.find_spec("conversion.llava") is None:  # another version of llama.cpp
+        return
+    vision = importlib.import_module("conversion.llava").LlavaVisionModel
+    filtered = vision.filter_tensors
+
+    def filter_tensors(cls: Any, item: tuple[str, Any]) -> tuple[str, Any] | None:
+        name, read = item
+        if name.endswith("embed_tokens.weight"):
+            return ("embed_tokens.weight", read) if getattr(cls, "use_break_tok", False) else None
+        return filtered.__func__(cls, (name.removeprefix("model."), read))  # type: ignore[no-any-return]
+
+    vision.filter_tensors = classmethod(filter_tensors)
 
 
 def merge_ranks(model: JsonObject) -> dict[int, int]:

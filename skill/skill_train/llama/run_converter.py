@@ -92,10 +92,9 @@ def require_convertible(model: Path, toolchain: Toolchain) -> None:
 
 
 def why_no_projector(config: JsonObject, toolchain: Toolchain) -> str | None:
-    """Why the converter makes no projector of a model; None where it has a class for it. Whether llama.cpp loads what
-    it makes, only the file tells."""
-    name, known = from_config.projector_architecture(config), toolchain.projectors()
-    return None if name in known else from_config.why_no_projector(config, known)
+    """Why llama.cpp reads no pictures with this model; None where no reason is known. Whether it loads what the
+    converter makes, only the file tells."""
+    return from_config.why_no_projector(config, toolchain.projectors())
 
 
 def warn_of_window(model: Path, warn: Callable[[str, str], None]) -> None:

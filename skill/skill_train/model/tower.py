@@ -8,12 +8,15 @@ from typing import Any
 
 from skill_train.facts import ModelFacts, TowerFacts
 from skill_train.program.events import Refused
+from skill_train.program.pictures.engine import LINED
 from skill_train.program.pictures.processor import PROCESSOR_DEFAULTS, read_processor
+from skill_train.program.pictures.tokens import EXPANSIONS
 
 Config = Mapping[str, Any]
 
 # What a published vision_config may leave out: the defaults of transformers 5.23, which a test compares.
 _SIGLIP = {"hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 12, "image_size": 224, "patch_size": 16}
+_PIXTRAL = {"hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 24, "patch_size": 16}
 DEFAULTS: dict[str, dict[str, Any]] = {
     "qwen2_vl": {
         "depth": 32,
@@ -45,12 +48,26 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     "gemma3": _SIGLIP,
     "smolvlm": _SIGLIP | {"hidden_size": 1152, "patch_size": 32},
     "idefics3": _SIGLIP | {"hidden_size": 1152, "patch_size": 32},
-    "mistral3": {"hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 24, "patch_size": 14},
+    "mistral3": _PIXTRAL | {"patch_size": 14},
+    "pixtral": _PIXTRAL,  # that of a Llava, which may have another
 }
 
 
+def trains_on_pictures(model: ModelFacts) -> bool:
+    """Whether the training program reads the pictures of rows for this model."""
+    return model.vision and model.model_type in EXPANSIONS and (model.model_type != "llava" or model.tower is not None)
+
+
+def unread_pictures(model: ModelFacts) -> str:
+    """Why the training program reads no pictures for this model."""
+    families = ", ".join(EXPANSIONS) + " with Pixtral's tower"
+    kind = model.model_type + " with another tower" * (model.model_type in EXPANSIONS)
+    return f"pictures can be trained with {families}, and this model is of the type {kind}"
+
+
 def read_tower(config: Config) -> TowerFacts | None:
-    """The sizes of the vision tower. None for a text model, and where neither config.json nor its type says one.
+    """The sizes of the vision tower. None for a text model, for a Llava without Pixtral's tower, and where neither
+    config.json nor its type says one.
 
     Source: the config classes of Qwen2-VL to Qwen3-VL, SigLIP (Gemma 3, SmolVLM, Idefics3) and Pixtral in transformers
     5.23. Qwen2-VL calls the width of the tower embed_dim, and the width of its output hidden_size.
@@ -58,7 +75,12 @@ def read_tower(config: Config) -> TowerFacts | None:
     stated = config.get("vision_config")
     if not isinstance(stated, Mapping):
         return None
-    vision = {**DEFAULTS.get(str(config.get("model_type")), {}), **stated}
+    kind = str(config.get("model_type"))
+    if kind == "llava":
+        kind = str(stated.get("model_type"))
+        if kind != "pixtral":
+            return None
+    vision = {**DEFAULTS.get(kind, {}), **stated}
     layers, patch = _positive(vision, ("depth", "num_hidden_layers")), _positive(vision, ("patch_size",))
     hidden = _positive(vision, ("embed_dim", "hidden_size"))
     inner = _positive(vision, ("intermediate_size",))
@@ -75,11 +97,11 @@ def read_tower(config: Config) -> TowerFacts | None:
         intermediate_size=inner,
         patches_per_token=merged,
         values_per_patch=3 * patch**2 * (_positive(vision, ("temporal_patch_size",)) or 1),
-        gated=kind in ("qwen2_5_vl", "mistral3"),
+        gated=kind in ("qwen2_5_vl", *LINED),
         projector_parameters=_projector(config, vision, hidden, merged),
         windowed_layers=max(0, layers - _listed(vision, "fullatt_block_indexes")) if window else 0,
         window=window**2,
-        attends_all=kind == "mistral3",
+        attends_all=kind in LINED,
     )
 
 
@@ -100,6 +122,7 @@ def _projector(config: Config, vision: Config, hidden: int, merged: int) -> int 
         "smolvlm": wide * width,
         "idefics3": wide * width,
         "mistral3": wide * hidden + hidden * width + width**2,
+        "llava": hidden * width + width**2,
     }
     return matrices.get(kind)
 
@@ -130,6 +153,8 @@ def _patches_per_token(config: Config, vision: Config, patch: int | None) -> int
     side = _positive(vision, ("spatial_merge_size",)) or _positive(config, ("spatial_merge_size", "scale_factor"))
     if side:
         return side**2
+    if config.get("model_type") == "llava":
+        return 1
     tokens, pixels = _positive(config, ("mm_tokens_per_image",)), _positive(vision, ("image_size",))
     if tokens and pixels and patch:
         return (pixels // patch) ** 2 // tokens

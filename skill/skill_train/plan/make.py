@@ -12,6 +12,7 @@ from skill_train.core.units import duration, gigabytes
 from skill_train.facts import Calibration, DatasetFacts, Flavor, MachineFacts, ModelFacts, PrecisionProbe
 from skill_train.model.config import TEXT_OF_VISION
 from skill_train.model.lora_targets import TARGETS
+from skill_train.model.tower import trains_on_pictures, unread_pictures
 from skill_train.plan import places
 from skill_train.plan import where as rubric
 from skill_train.plan.estimates import estimates
@@ -28,7 +29,6 @@ from skill_train.plan.placement import (
     with_precision,
 )
 from skill_train.plan.places import Candidate
-from skill_train.program.pictures.tokens import EXPANSIONS
 from skill_train.program.split import held_out_count
 from skill_train.recipe.fields import FIELDS, NOT_HASHED, OF_LORA, POLICY, Recipe, recipe_hash
 from skill_train.recipe.formats import BARE, for_model
@@ -125,16 +125,14 @@ def _flavor(cloud: list[Candidate], offered: tuple[Flavor, ...], choices: Choice
 
 def _unread(model: ModelFacts, resolved: ResolvedRecipe) -> list[Blocker]:
     """The blocker of a model that the training program cannot load, or whose pictures it cannot read."""
-    if resolved.images and model.model_type not in EXPANSIONS:
-        families = ", ".join(EXPANSIONS)
-        message = f"pictures can be trained with {families}, and this model is of the type {model.model_type}"
-        return [Blocker("vision", message)]
+    if resolved.images and not trains_on_pictures(model):
+        return [Blocker("vision", unread_pictures(model))]
     if resolved.images or not model.vision or model.model_type in TEXT_OF_VISION:
         return []
     message = (
         f"the rows are text, and {model.architecture} has no text model that can be loaded alone; rows with pictures "
         "can be trained"
-        if model.model_type in EXPANSIONS
+        if trains_on_pictures(model)
         else f"this version trains on text only, and {model.architecture} has no text model that can be loaded alone"
     )
     return [Blocker("vision", message)]

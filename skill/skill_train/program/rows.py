@@ -31,7 +31,7 @@ from skill_train.program.parquet import (
     parquet_batches,
     saved_json,
 )
-from skill_train.program.pictures.decode import PicturesDigest
+from skill_train.program.pictures.decode import HUB_FOLDER, PicturesDigest
 from skill_train.program.pictures.find import lift_pictures
 from skill_train.program.plan import Plan
 
@@ -399,17 +399,16 @@ def below_it(value: Any, folder: str) -> Any:
     return f"{folder}/{value}" if isinstance(value, str) and value else value
 
 
-def picture_folder(data: str) -> Path | None:
+def picture_folder(data: str) -> Path:
     """The folder where the paths of pictures begin, and which they may not leave: for a link to a file that of the file
-    itself, which a plan names. Of data on the Hub it is where huggingface_hub put the files of this dataset; None where
-    there are none."""
+    itself, which a plan names. Of data on the Hub it is where huggingface_hub puts the files of this dataset, once they
+    are read."""
     path = Path(data)
     if path.exists():
         return path if path.is_dir() else path.resolve().parent
     from huggingface_hub.constants import HF_HUB_CACHE
 
-    cached = Path(HF_HUB_CACHE) / f"datasets--{data.replace('/', '--')}"
-    return cached if cached.is_dir() else None
+    return Path(HF_HUB_CACHE) / f"{HUB_FOLDER}{data.replace('/', '--')}"
 
 
 def undecoded(loaded: Any) -> Any:

@@ -15,23 +15,24 @@ from typing import TYPE_CHECKING, Any
 from skill_train.core.errors import UsageError
 from skill_train.core.foreign import JsonObject
 from skill_train.program.pictures.decode import PictureSize
-from skill_train.program.pictures.tokens import ImageModel, Pictures
+from skill_train.program.pictures.engine import LINED, TILED
+from skill_train.program.pictures.tokens import LINE_END, ImageModel, Pictures
 from skill_train.reference.load import load_tokenizer, read_model, reference_model
 
 if TYPE_CHECKING:
     import numpy as np
 
-_GREY = (127, 127, 127)  # a picture that is 0 after normalization would count as padding for SmolVLM
+_GREY = (127, 127, 127)  # a picture that is 0 after normalization would count as padding for tiles
 _WHITE = 255
 _NEAR = 0.02  # of 255: float32 brings a whole number back to within 0.0001, and a resize in floats does not
 _PATCHED = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
-_TILED = ("smolvlm",)
-FAMILIES = (*_PATCHED, "gemma3", *_TILED)
+FAMILIES = (*_PATCHED, "gemma3", *TILED, *LINED)
 # tools/mtmd/mtmd.cpp of llama.cpp; what it does not find, it writes as ordinary text.
 _LOOKED_UP = {
     **dict.fromkeys(_PATCHED, ("<|vision_start|>", "<|vision_end|>")),
     "gemma3": ("<start_of_image>", "<end_of_image>"),
-    **dict.fromkeys(_TILED, ("<fake_token_around_image>", "<global-img>")),
+    **dict.fromkeys(TILED, ("<fake_token_around_image>", "<global-img>")),
+    **dict.fromkeys(LINED, (LINE_END, "[IMG_END]")),
 }
 _TILE = re.compile(r"<row_\d+_col_\d+>")
 
@@ -82,7 +83,8 @@ class PictureReference:
     """The model's own view of one question.
 
     Attributes:
-        ids: of the whole conversation.
+        ids: of the whole conversation, with the id of a picture for each embedding that the projector's file makes. The
+            ends of Pixtral's lines are among these.
         following: those behind the last picture.
         text: the conversation for llama.cpp, with a marker where it puts a picture and what belongs around one.
         as_asked: the conversation as llama.cpp's server renders it: the marker is a part of the message.
@@ -129,12 +131,17 @@ class PictureModel:
     def picture_token(self) -> int:
         return self.seen.token_id
 
+    @property
+    def line_end(self) -> int | None:
+        """The id at the end of each line of a picture but the last one; None for a family without any."""
+        return int(self.tokenizer.convert_tokens_to_ids(LINE_END)) if self.kind in LINED else None
+
     def written_tokens(self) -> dict[int, str]:
         """Tokens that stand for a picture or around one, by id: those of the chat template, and those that llama.cpp
         looks up by their text."""
         texts = {*self.seen.places, *_LOOKED_UP.get(self.kind, ())}
         vocabulary = self.tokenizer.get_vocab()
-        if self.kind in _TILED:
+        if self.kind in TILED:
             texts |= {text for text in vocabulary if _TILE.fullmatch(text)}
         return {vocabulary[text]: text for text in sorted(texts) if text in vocabulary}
 
@@ -145,7 +152,8 @@ class PictureModel:
         rendered = self._rendered(question.messages) if self.seen.engine is None else as_asked
         mark = self.seen.mark if self.seen.engine is None else self.marker
         expansions = [self.seen.expansion(PictureSize(*picture.size)) for picture in question.pictures]
-        ids = list(self.tokenizer(_put(rendered, mark, expansions), add_special_tokens=False)["input_ids"])
+        fed = list(self.tokenizer(_put(rendered, mark, expansions), add_special_tokens=False)["input_ids"])
+        ids = [self.picture_token if token == self.line_end else token for token in fed]
         behind = ids[::-1].index(self.picture_token)
         inputs = self.seen.tensors([question.pictures])
         grey = self.seen.tensors([[Image.new("RGB", picture.size, _GREY) for picture in question.pictures]])
@@ -157,8 +165,8 @@ class PictureModel:
             as_asked=as_asked,
             pictures=self._copied(pixels, [PictureSize(*picture.size) for picture in question.pictures]),
             parts=[ReferencePart(*one) for one in zip(pixels, self._embeddings(inputs, len(pixels)), strict=True)],
-            logits=self._logits(ids, inputs, behind),
-            blank=self._logits(ids, grey, behind),
+            logits=self._logits(fed, inputs, behind),
+            blank=self._logits(fed, grey, behind),
         )
 
     def _rendered(self, messages: list[JsonObject]) -> str:
@@ -169,7 +177,7 @@ class PictureModel:
         mark = self.seen.places.mark
         if self.kind in _PATCHED:
             return rendered.replace(f"<|vision_start|>{mark}<|vision_end|>", self.marker)
-        if self.kind in _TILED:
+        if self.kind in (*TILED, *LINED):
             return rendered.replace(mark, self.marker)
         begin, end = self.tokenizer.boi_token, self.tokenizer.eoi_token
         outside = [one[: one.index(begin)] + self.marker + one[one.rindex(end) + len(end) :] for one in expansions]
@@ -178,6 +186,9 @@ class PictureModel:
     def _pixels(self, inputs: dict[str, Any]) -> Iterator[np.ndarray]:
         """What the tower reads of each part, [3, height, width]."""
         values = inputs["pixel_values"].float().numpy()
+        if self.kind in LINED:  # smaller ones are padded
+            yield from (one[:, :high, :wide] for one, (high, wide) in zip(values, inputs["image_sizes"], strict=True))
+            return
         if self.kind not in _PATCHED:
             yield from values.reshape(-1, *values.shape[-3:])
             return
@@ -195,7 +206,7 @@ class PictureModel:
         if any(one is None for one in whole):
             return None
         found = [one for one in whole if one is not None]
-        if self.kind not in _TILED:
+        if self.kind not in TILED:
             return [WholePicture(one) for one in found]
         parts, pictures = iter(found), []
         for size in sizes:
@@ -225,11 +236,24 @@ class PictureModel:
         with torch.no_grad():
             output = self.model.get_image_features(**inputs)
         found = list(output.pooler_output)
-        if self.kind in _TILED:
+        if self.kind in TILED:
             found = [tile for row in found for tile in row.chunk(parts // len(found))]
+        if self.kind in LINED:
+            found = [self._with_line_ends(*one) for one in zip(found, inputs["image_sizes"].tolist(), strict=True)]
         layers = getattr(output, "deepstack_features", None) or []
         for number, one in enumerate(found):
             yield torch.cat([one, *(layer[number] for layer in layers)], dim=-1).float().numpy()
+
+    def _with_line_ends(self, embeddings: Any, size: list[int]) -> Any:
+        """The embeddings of a picture, and that of the token at the end of each of its lines. Its size is [height,
+        width]."""
+        import torch
+
+        columns = size[1] // self.seen.settings.square
+        end = self.model.get_input_embeddings().weight[self.line_end].detach()
+        lines = embeddings.reshape(-1, columns, embeddings.shape[-1])
+        ended = torch.cat([lines, end.expand(len(lines), 1, -1)], dim=1)
+        return ended.reshape(-1, embeddings.shape[-1])[:-1]
 
     def _logits(self, ids: list[int], inputs: dict[str, Any], count: int) -> np.ndarray:
         """Of the last `count` tokens."""

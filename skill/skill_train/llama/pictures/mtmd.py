@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from skill_train.core.errors import VerificationFailed
 from skill_train.llama.ggml_tensor import GgmlTensor
+from skill_train.llama.gguf_header import read_gguf
 from skill_train.llama.llama_cpp import Llama, LoadedFile, bindings, refused
 
 if TYPE_CHECKING:
@@ -25,6 +26,7 @@ _TEXT = 0  # MTMD_INPUT_CHUNK_TYPE_TEXT
 _MOST_TOKENS = 1 << 16  # of a picture, where no limit is wanted
 _PIXELS = b"inp_raw"  # what llama.cpp's vision graphs call their input
 _F32 = 0
+LINE_END_TENSOR = "v.token_embd.img_break"  # of Pixtral and Mistral 3
 _CHANNELS = 3
 
 
@@ -80,12 +82,14 @@ class Projector:
     Attributes:
         api: of llama_cpp.mtmd_cpp.
         width: of an embedding; of Qwen3-VL those of its inner layers lie behind the first.
+        line_end: the embedding at the end of a line of a picture, of Pixtral and Mistral 3.
     """
 
     api: Any
     context: Any
     width: int
     watch: _Watch
+    line_end: np.ndarray | None
     _owned: contextlib.ExitStack
 
     @property
@@ -114,7 +118,11 @@ class Projector:
         return [self._chunk(pointer) for pointer in found]
 
     def encode(self, chunk: Chunk) -> tuple[np.ndarray, np.ndarray | None]:
-        """The embeddings of a picture [tokens, width], and the pixels that the tower read."""
+        """The embeddings of a picture [tokens, width], and the pixels that the tower read.
+
+        For the end of a line llama.cpp 0.3.36 adds its embedding to memory that it never set and multiplied by 0
+        (clip_graph_pixtral in tools/mtmd/models/pixtral.cpp). What was no number stays one; here it is the embedding.
+        """
         import numpy as np
 
         self.watch.pixels = None
@@ -122,7 +130,10 @@ class Projector:
         if status != 0:
             raise _cannot("encode a picture", status)
         found = self.api.mtmd_get_output_embd(self.context)
-        return np.ctypeslib.as_array(found, shape=(chunk.tokens, self.width)).copy(), self.watch.pixels
+        embeddings = np.ctypeslib.as_array(found, shape=(chunk.tokens, self.width)).copy()
+        if self.line_end is not None:
+            embeddings = np.where(np.isfinite(embeddings), embeddings, self.line_end)
+        return embeddings, self.watch.pixels
 
     def decode(self, llama: Llama, chunk: Chunk, embeddings: np.ndarray, position: int, at_once: int) -> None:
         """Lets the language model read a picture at this position."""
@@ -217,7 +228,16 @@ def projector(file: LoadedFile, path: Path, *, threads: int, any_size: bool) -> 
     with contextlib.ExitStack() as owned:
         owned.callback(mtmd_cpp.mtmd_free, context)
         width = file.api.llama_model_n_embd_inp(file.model)
-        yield Projector(mtmd_cpp, context, width, watch, owned)
+        yield Projector(mtmd_cpp, context, width, watch, _line_end(path), owned)
+
+
+def _line_end(path: Path) -> np.ndarray | None:
+    import numpy as np
+
+    tensor = read_gguf(path).tensors.get(LINE_END_TENSOR)
+    if tensor is None or tensor.kind != "F32":
+        return None
+    return np.fromfile(path, dtype=np.float32, count=tensor.elements, offset=tensor.offset)
 
 
 _kept_alive: list[Any] = []

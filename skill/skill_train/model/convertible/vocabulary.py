@@ -22,6 +22,7 @@ from skill_train.core.files import write_json
 from skill_train.core.foreign import JsonObject
 from skill_train.machine.read import cache_dir
 from skill_train.model.foreign_files import foreign_json
+from skill_train.program.pictures.engine import TILED
 
 TEXT = (
     "\n \n\n \n\n\n \t \t\t \t\n  \n   \n    \n     \n\U0001f680 (normal) \U0001f636\u200d"
@@ -75,6 +76,9 @@ _LLAMA = (
     | {"BambaForCausalLM"}
 )
 _PHI3 = frozenset(["Phi3ForCausalLM", "PhiMoEForCausalLM"])
+# What llama.cpp puts around a picture that it divides into tiles. It looks each up as one token (tools/mtmd/mtmd.cpp of
+# 0.3.36, read 2026-11-26). Idefics3-8B-Llama3 and SmolVLM-Instruct write the last one as plain words.
+_AROUND_TILES = ("<fake_token_around_image>", "<global-img>")
 
 
 def why_no_vocabulary(folder: Path, name: str) -> str | None:
@@ -94,6 +98,35 @@ def why_no_vocabulary(folder: Path, name: str) -> str | None:
         "llama.cpp's converter does not know how this tokenizer splits text before its merges: it is on none of its "
         "lists, as one that was made or changed at home; a base with its own tokenizer files, unchanged, converts"
     )
+
+
+def why_no_picture(folder: Path, model_type: str) -> str | None:
+    """Why llama.cpp reads no picture with the vocabulary of this folder; None if no reason is known.
+
+    Args:
+        model_type: in config.json.
+    """
+    texts = set(_tokens(folder)) if model_type in TILED else set()
+    missing = next((text for text in _AROUND_TILES if text not in texts), None)
+    if not texts or missing is None:
+        return None
+    return (
+        f"llama.cpp puts the token {missing} around a picture, and this tokenizer has none, so no picture can be read "
+        "from a GGUF file (ggml-org/llama.cpp#27190)"
+    )
+
+
+def _tokens(folder: Path) -> Iterator[str]:
+    """Texts of tokens: all of tokenizer.json, and the added ones of tokenizer_config.json. Of a model on the Hub `plan`
+    has the second file alone."""
+    tokenizer, settings = (_read(folder / name) for name in ("tokenizer.json", "tokenizer_config.json"))
+    model, decoder = tokenizer.get("model"), settings.get("added_tokens_decoder")
+    added = tokenizer.get("added_tokens")
+    for one in [*(added if isinstance(added, list) else []), *(decoder.values() if isinstance(decoder, dict) else [])]:
+        if isinstance(one, dict) and isinstance(one.get("content"), str):
+            yield one["content"]
+    vocabulary = model.get("vocab") if isinstance(model, dict) else None
+    yield from vocabulary if isinstance(vocabulary, dict) else ()
 
 
 def _remembered(folder: Path, name: str) -> bool:

@@ -27,6 +27,9 @@ PICTURE_RATIO = 200  # of the longer side to the shorter one: what Qwen's proces
 # What Pillow may open. Of others some are no pictures: it gives PostScript to another program to run.
 FORMATS = ("PNG", "JPEG", "MPO", "WEBP", "GIF", "BMP", "DIB", "TIFF", "PPM", "JPEG2000", "ICO", "AVIF")
 PICTURE_HINT = "repair or remove the row: skill-train data FILE lists all of them"
+ADDRESS_HINT = "download the pictures beside the rows and name the files; what is at an address can change or go"
+HUB_HINT = "upload the rows as metadata.jsonl beside the pictures, or as Parquet with the feature Image of datasets"
+HUB_FOLDER = "datasets--"  # how huggingface_hub begins the name of a dataset's folder in its cache
 
 
 def require_pillow() -> None:
@@ -254,9 +257,11 @@ def data_uri(source: str) -> bytes:
 def opened_file(path: str, folder: Path | None) -> IO[bytes]:
     """A file in the folder of the dataset. A dataset from elsewhere must not name the user's own files."""
     if "://" in path:
-        raise bad_picture(path[:200], "is an address", "a URL", "a file beside the data; download it first")
-    if folder is None:
-        raise bad_picture(path[:200], "has no folder", "a path in data from the Hub", "bytes in the rows")
+        expected = "a file beside the data, or the bytes of the picture in the row"
+        raise bad_picture(path[:200], "is an address", path, expected, ADDRESS_HINT)
+    if folder is None or (folder.name.startswith(HUB_FOLDER) and not os.path.isabs(path)):
+        expected = "bytes in the rows, or a metadata.jsonl whose column file_name names files beside it"
+        raise bad_picture(path[:200], "has no folder", "a path in data from the Hub", expected, HUB_HINT)
     if not path.strip():
         raise bad_picture("the name of a picture", "is empty", repr(path[:60]))
     root, name = folder.resolve(), path[:200]
@@ -276,5 +281,11 @@ def opened_file(path: str, folder: Path | None) -> IO[bytes]:
         raise bad_picture(name, "cannot be read", str(error)) from None
 
 
-def bad_picture(name: str, fault: str, got: str, expected: str = "a still picture, such as PNG or JPEG") -> Refused:
-    return Refused(f"{name} {fault}", code="bad_picture", expected=expected, got=got[:200], hint=PICTURE_HINT)
+def bad_picture(
+    name: str,
+    fault: str,
+    got: str,
+    expected: str = "a still picture, such as PNG or JPEG",
+    hint: str = PICTURE_HINT,
+) -> Refused:
+    return Refused(f"{name} {fault}", code="bad_picture", expected=expected, got=got[:200], hint=hint)

@@ -13,10 +13,13 @@ from typing import Any, NamedTuple
 
 from skill_train.program.pictures.decode import PictureSize
 
-ENGINE_FAMILIES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "gemma3", "smolvlm")  # their tensors are llama.cpp's own
-ENGINE_LIMITS = {"smolvlm": ("max_pixels",)}  # limits of a recipe that a projector's file carries to llama.cpp
+TILED = ("smolvlm", "idefics3")  # families that divide a picture into tiles
+LINED = ("mistral3", "llava")  # those with a token at the end of each line of a picture; of Llava, with Pixtral's tower
+ENGINE_FAMILIES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "gemma3", *TILED, *LINED)  # their tensors are llama.cpp's own
+ENGINE_LIMITS = dict.fromkeys(TILED, ("max_pixels",))  # limits of a recipe that a projector's file carries to llama.cpp
 ENGINE_VERSION = "0.3.36"  # of llama-cpp-python
 ENGINE_TOKENS = (8, 4096)  # least and most of a picture of Qwen-VL, whatever the model's own limits are
+LINED_TOKENS = (8, 1024)  # those of Pixtral and Mistral 3, without the ends of lines
 PADDING = (0, 0, 0)
 ENGINE_NOTE = (
     "It was trained on the pixels and the text that llama.cpp makes of a picture (`preprocess: engine`). The model's "
@@ -36,34 +39,38 @@ class Engine:
 
     Attributes:
         patch, merge: pixels along a patch, and patches along the square of one token (Qwen-VL).
-        side: pixels along the square that the tower reads: a whole picture (Gemma 3), or a tile (SmolVLM).
-        longest: pixels along the longer side of a picture that is divided (SmolVLM).
+        square: pixels along the square of one token (Qwen-VL, Pixtral, Mistral 3).
+        side: pixels along the square that the tower reads: a whole picture (Gemma 3), or a tile (SmolVLM, Idefics3).
+        longest: pixels along the longer side of a picture that is divided (SmolVLM, Idefics3).
     """
 
-    def __init__(self, kind: str, tower: dict[str, Any], processor: Any) -> None:
-        """`tower` is `vision_config` of config.json, where llama.cpp's converter finds the side."""
+    def __init__(self, kind: str, tower: dict[str, Any], processor: Any, square: int | None = None) -> None:
+        """`tower` is `vision_config` of config.json, where llama.cpp's converter finds the side. `square` is given
+        for a family whose image processor does not say it."""
         self.kind, self.processor = kind, processor
-        self.patch, self.merge = int(getattr(processor, "patch_size", 1)), int(getattr(processor, "merge_size", 1))
-        own = {"gemma3": ("size", "height"), "smolvlm": ("max_image_size", "longest_edge")}.get(kind)
+        if square is None:
+            self.patch, self.merge = int(getattr(processor, "patch_size", 1)), int(getattr(processor, "merge_size", 1))
+        self.square = square or self.patch * self.merge
+        own = {"gemma3": ("size", "height"), **dict.fromkeys(TILED, ("max_image_size", "longest_edge"))}.get(kind)
         self.side = int(tower.get("image_size") or dict(getattr(processor, own[0]))[own[1]]) if own else 0
-        self.longest = int(dict(processor.size)["longest_edge"]) if kind == "smolvlm" else 0
+        self.longest = int(dict(processor.size)["longest_edge"]) if kind in TILED else 0
 
     def size(self, size: PictureSize) -> PictureSize:
         """Of the picture after all resizing; of one that is divided, of all its tiles."""
         if self.kind == "gemma3":
             return PictureSize(self.side, self.side)
-        if self.kind == "smolvlm":
+        if self.kind in TILED:
             rows, columns = self.grid(size)
             return PictureSize(columns * self.side, rows * self.side)
-        square = (self.patch * self.merge) ** 2
-        return aligned_size(size, self.patch * self.merge, (ENGINE_TOKENS[0] * square, ENGINE_TOKENS[1] * square))
+        least, most = LINED_TOKENS if self.kind in LINED else ENGINE_TOKENS
+        return aligned_size(size, self.square, (least * self.square**2, most * self.square**2))
 
     def grid(self, size: PictureSize) -> TileGrid:
-        """The tokens of a picture of Qwen-VL, or the tiles of one of SmolVLM: it has one at least, where the model's
-        processor divides no small one."""
-        if self.kind != "smolvlm":
-            resized, side = self.size(size), self.patch * self.merge
-            return TileGrid(resized.height // side, resized.width // side)
+        """The tokens of a picture of Qwen-VL, Pixtral or Mistral 3, or the tiles of one of SmolVLM or Idefics3: it has
+        one at least, where the model's processor divides no small one."""
+        if self.kind not in TILED:
+            resized = self.size(size)
+            return TileGrid(resized.height // self.square, resized.width // self.square)
         reduced = self.reduced(size)
         return TileGrid(math.ceil(reduced.height / self.side), math.ceil(reduced.width / self.side))
 
@@ -81,7 +88,7 @@ class Engine:
         from PIL.Image import Resampling
 
         size = PictureSize(*image.size)
-        if self.kind != "smolvlm":
+        if self.kind not in TILED:
             kernel = Resampling.BILINEAR if self.kind == "gemma3" else Resampling.BICUBIC
             return [letterboxed(image, self.size(size), kernel)]
         whole = resampled(resampled(image, self.reduced(size), Resampling.LANCZOS), self.size(size), Resampling.LANCZOS)
@@ -106,7 +113,7 @@ class Engine:
         every = [part for row in parts for part in row]
         if self.kind == "gemma3":
             return {"pixel_values": torch.from_numpy(np.stack(every))}
-        if self.kind == "smolvlm":
+        if self.kind in TILED:
             shape = (len(parts), max(map(len, parts)))
             values = np.zeros((*shape, 3, self.side, self.side), dtype=np.float32)
             mask = np.zeros((*shape, self.side, self.side), dtype=np.int64)
@@ -114,9 +121,22 @@ class Engine:
                 if row:
                     values[place, : len(row)], mask[place, : len(row)] = np.stack(row), 1
             return {"pixel_values": torch.from_numpy(values), "pixel_attention_mask": torch.from_numpy(mask)}
+        if self.kind in LINED:
+            return self.padded(every)
         grids = [[1, part.shape[1] // self.patch, part.shape[2] // self.patch] for part in every]
         patches = np.concatenate([self.patches(part) for part in every])
         return {"pixel_values": torch.from_numpy(patches), "image_grid_thw": torch.tensor(grids)}
+
+    def padded(self, parts: list[Any]) -> dict[str, Any]:
+        """Pictures of Pixtral and Mistral 3, each in the first lines and columns of its plane."""
+        import numpy as np
+        import torch
+
+        sizes = [part.shape[1:] for part in parts]
+        values = np.zeros((len(parts), 3, *map(max, zip(*sizes, strict=True))), dtype=np.float32)
+        for place, (part, (height, width)) in enumerate(zip(parts, sizes, strict=True)):
+            values[place, :, :height, :width] = part
+        return {"pixel_values": torch.from_numpy(values), "image_sizes": torch.tensor(sizes)}
 
     def patches(self, pixels: Any) -> Any:
         """The patches of a picture of Qwen-VL, those of one token one after the other, each as two equal frames of a

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from skill_train.program.events import Refused
 from skill_train.program.pictures.decode import PictureSize, bad_picture
-from skill_train.program.pictures.engine import Engine, TileGrid
+from skill_train.program.pictures.engine import LINED, TILED, Engine, TileGrid
 
 PROCESSOR_FILES = ("preprocessor_config.json", "processor_config.json")
 OWN_FILE, WHOLE_FILE = PROCESSOR_FILES
@@ -38,7 +38,7 @@ PROCESSOR_DEFAULTS: dict[str, dict[str, Any]] = {
     "gemma3": _HALF | {"size": {"height": 224, "width": 224}},
     "smolvlm": _TILES,
     "idefics3": _TILES,
-    "mistral3": _CLIP | {"size": {"longest_edge": 1024}},
+    **dict.fromkeys(LINED, _CLIP | {"size": {"longest_edge": 1024}}),
 }
 # The image processors of these families, without the endings Fast and Pil. The second of Qwen2.5-VL is of its first
 # files; of a class that transformers does not know it takes that of the family.
@@ -50,6 +50,7 @@ _CLASSES = {
     "smolvlm": ("SmolVLMImageProcessor", "Idefics3ImageProcessor"),
     "idefics3": ("Idefics3ImageProcessor", "SmolVLMImageProcessor"),
     "mistral3": ("PixtralImageProcessor", "Mistral3ImageProcessor"),
+    "llava": ("PixtralImageProcessor",),
 }
 _NUMBERS = ("patch_size", "merge_size", "temporal_patch_size")
 _TILED_SIDE = 4096  # MAX_IMAGE_SIZE of SmolVLM's and Idefics3's processors: the longest side that is divided
@@ -65,7 +66,7 @@ class ImageProcessor:
         size: of Qwen-VL the least and the most pixels, under Qwen's names `shortest_edge` and `longest_edge`.
         max_image_size: the side of a tile (SmolVLM, Idefics3).
         count: tokens of a picture (Gemma 3) or of a tile (SmolVLM, Idefics3).
-        square: pixels along the square of patches that one token stands for (Mistral 3).
+        square: pixels along the square of patches that one token stands for (Mistral 3, Pixtral).
         tower_side: `image_size` of the tower in config.json, where llama.cpp's converter finds the side of a picture.
     """
 
@@ -123,7 +124,7 @@ def read_processor(config: Mapping[str, Any], files: Mapping[str, Any]) -> Image
     sides = ("shortest_edge", "longest_edge") if kind.startswith("qwen") else ("longest_edge",)
     for name in ("height", "width") if kind == "gemma3" else sides:
         _whole(size, name, "size")
-    if kind in ("smolvlm", "idefics3"):
+    if kind in TILED:
         _whole(_object(values["max_image_size"]), "longest_edge", "max_image_size")
     for name in _NUMBERS:
         if name in values:
@@ -137,7 +138,7 @@ def read_processor(config: Mapping[str, Any], files: Mapping[str, Any]) -> Image
         image_mean=_colours(values["image_mean"]),
         image_std=_colours(values["image_std"]),
         count=_count(kind, whole),
-        square=_square(whole) if kind == "mistral3" else 0,
+        square=_square(whole) if kind in LINED else 0,
         tower_side=tower if isinstance(tower, int) and tower > 0 else None,
     )
 
@@ -195,12 +196,12 @@ def _unknown(what: str, got: str, expected: str = "the file of an image processo
 
 def engine_of(processor: ImageProcessor) -> Engine:
     """llama.cpp's way to prepare pictures for the model."""
-    return Engine(processor.kind, {"image_size": processor.tower_side}, processor)
+    return Engine(processor.kind, {"image_size": processor.tower_side}, processor, processor.square or None)
 
 
 def grid_of(processor: ImageProcessor, size: PictureSize, engine: Engine | None = None) -> TileGrid:
-    """How a picture is divided: into tokens (Qwen-VL, Mistral 3) or tiles (SmolVLM, Idefics3; 0 x 0 of a picture that
-    is not divided). Gemma 3 divides none.
+    """How a picture is divided: into tokens (Qwen-VL, Mistral 3, Pixtral) or tiles (SmolVLM, Idefics3; 0 x 0 of a
+    picture that is not divided). Gemma 3 divides none.
 
     Raises:
         Refused: nothing of the picture is left.
@@ -211,7 +212,7 @@ def grid_of(processor: ImageProcessor, size: PictureSize, engine: Engine | None 
         return engine.grid(size)
     if processor.kind.startswith("qwen"):
         return _squares(processor, size)
-    return _lines(processor, size) if processor.kind == "mistral3" else _tiles(processor, size)
+    return _lines(processor, size) if processor.kind in LINED else _tiles(processor, size)
 
 
 def picture_tokens(processor: ImageProcessor, size: PictureSize, engine: Engine | None = None) -> PictureTokens:
@@ -221,7 +222,7 @@ def picture_tokens(processor: ImageProcessor, size: PictureSize, engine: Engine 
         return PictureTokens(processor.count, 2 if engine is not None else 4)
     if processor.kind.startswith("qwen"):
         return PictureTokens(rows * columns, 2)
-    if processor.kind == "mistral3":
+    if processor.kind in LINED:
         return PictureTokens(rows * columns, rows)
     read = rows * columns + 1  # two marks of each, an end of each line and behind all, and a last mark
     return PictureTokens(processor.count * read, 2 * read + rows + bool(rows) + 1, read)
@@ -281,7 +282,7 @@ def _reduced(size: PictureSize, longest: int) -> PictureSize:
 
 
 def _lines(processor: ImageProcessor, size: PictureSize) -> TileGrid:
-    """Mistral 3, whose tower is Pixtral's: PixtralProcessor resizes pictures to whole squares of patches."""
+    """Mistral 3 and Pixtral: PixtralProcessor resizes pictures to whole squares of patches."""
     longest = processor.size["longest_edge"]
     ratio = max(size.height / longest, size.width / longest)
     width, height = (math.floor(edge / ratio) for edge in size) if ratio > 1 else size
@@ -313,7 +314,7 @@ def limit_pixels(processor: Any, kind: str, least: int | None, most: int | None)
             hint=f"remove {name} from the recipe",
         )
     edge = math.isqrt(most or 0)
-    if kind in ("smolvlm", "idefics3"):
+    if kind in TILED:
         tile = int(processor.max_image_size["longest_edge"])
         edge = max(1, edge // tile) * tile
     processor.size = {"longest_edge": edge}

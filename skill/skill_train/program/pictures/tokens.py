@@ -31,7 +31,7 @@ from skill_train.program.pictures.decode import (
     read_picture,
     require_pillow,
 )
-from skill_train.program.pictures.engine import ENGINE_FAMILIES, ENGINE_LIMITS, Engine, TileGrid
+from skill_train.program.pictures.engine import ENGINE_FAMILIES, ENGINE_LIMITS, LINED, TILED, Engine, TileGrid
 from skill_train.program.pictures.find import PICTURE, picture_parts
 from skill_train.program.pictures.processor import (
     PROCESSOR_FILES,
@@ -106,16 +106,18 @@ class Pictures:
         self.model, self.folder = (name, revision), folder
         self.is_grey = False
         self.kind = model_type(name, revision)
-        if self.kind not in EXPANSIONS:
+        documents = {file: model_document(name, revision, file) for file in ("config.json", *PROCESSOR_FILES)}
+        config = documents["config.json"] or {}
+        tower = config.get("vision_config") or {}
+        if self.kind not in EXPANSIONS or (self.kind == "llava" and tower.get("model_type") != "pixtral"):
             raise Refused(
                 f"pictures cannot be trained with the family {self.kind}",
                 code="vision",
-                expected=", ".join(EXPANSIONS),
-                got=self.kind,
+                expected=", ".join(EXPANSIONS) + " with Pixtral's tower",
+                got=f"{self.kind} with the tower {tower.get('model_type')}" if self.kind == "llava" else self.kind,
                 hint="use a base model of one of these families",
             )
-        documents = {file: model_document(name, revision, file) for file in ("config.json", *PROCESSOR_FILES)}
-        settings = read_processor(documents["config.json"] or {}, documents)
+        settings = read_processor(config, documents)
         self.tokenizer = tokenizer
         self.places = self._places()
         self.token_id = int(tokenizer.convert_tokens_to_ids(self.places.token))
@@ -149,7 +151,7 @@ class Pictures:
     def _places(self) -> Places:
         if self.kind == "gemma3":
             return Places(self.tokenizer.boi_token, self.tokenizer.image_token)
-        name = {"smolvlm": "<image>", "idefics3": "<image>", "mistral3": "[IMG]"}
+        name = dict.fromkeys(TILED, "<image>") | dict.fromkeys(LINED, "[IMG]")
         token = name.get(self.kind, "<|image_pad|>")
         return Places(token, token)
 
@@ -250,15 +252,15 @@ class Pictures:
     def tensors(self, rows: list[list[Any]]) -> dict[str, Any]:
         """What the model takes beside the ids: for the pictures of each row, as PIL images.
 
-        Pixels by patch (Qwen), by picture (Gemma 3) or by row and tile (SmolVLM, which pads rows of fewer tiles).
+        Pixels by patch (Qwen), by picture (Gemma 3) or by row and tile (SmolVLM, Idefics3).
         """
         if not any(rows):
             return {}
         if self.engine is not None:
             return self.engine.tensors(rows)
-        nested = self.kind in ("smolvlm", "idefics3")
+        nested = self.kind in TILED
         images = rows if nested else [image for row in rows for image in row]
-        more = {"patch_size": self.settings.square} if self.kind == "mistral3" else {}
+        more = {"patch_size": self.settings.square} if self.kind in LINED else {}
         features = dict(self.processor(images=images, return_tensors="pt", **more))
         return {name: value for name, value in features.items() if name not in ("rows", "cols", "num_crops")}
 
@@ -305,10 +307,13 @@ def tiles_expansion(pictures: Pictures, size: PictureSize) -> str:
     return f"{text}{chr(10) if text else ''}{around}{whole}{parts}{around}"
 
 
+LINE_END = "[IMG_BREAK]"
+
+
 def lines_expansion(pictures: Pictures, size: PictureSize) -> str:
-    """Mistral 3, whose tower is Pixtral's: a token a square of patches, and one at the end of each line of patches."""
+    """Mistral 3, and Llava with Pixtral's tower: a token a square of patches, and one at the end of each line."""
     rows, columns = pictures.grid(size)
-    lines = "[IMG_BREAK]".join([pictures.places.token * columns] * rows)
+    lines = LINE_END.join([pictures.places.token * columns] * rows)
     return f"{lines}[IMG_END]"
 
 
@@ -320,6 +325,7 @@ EXPANSIONS: dict[str, Callable[[Pictures, PictureSize], str]] = {
     "smolvlm": tiles_expansion,
     "idefics3": tiles_expansion,
     "mistral3": lines_expansion,
+    "llava": lines_expansion,  # the last one, of which not every tower is read
 }
 
 

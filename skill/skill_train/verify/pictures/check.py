@@ -9,6 +9,9 @@ from skill_train.core.console import Bar
 from skill_train.core.errors import NativeCrash, VerificationFailed
 from skill_train.llama.gguf_header import GgufFile, read_gguf
 from skill_train.llama.pictures.compare import Pair, Picture, PicturePrompt, ask_pictures
+from skill_train.model.convertible.from_config import LINE_ENDS_TOLD
+from skill_train.model.convertible.vocabulary import why_no_picture
+from skill_train.program.pictures.engine import LINED
 from skill_train.program.pictures.tokens import ImageModel
 from skill_train.reference.pictures import PictureQuestion
 from skill_train.run.verify_record import Check, NotChecked
@@ -84,7 +87,7 @@ def _checked(
         check_file(projector),
         check_projector(projector, text, request.reference),
         check_projector_weights(projector, request.reference, request.base),
-        check_picture_tokens(text, measured),
+        check_picture_tokens(text, measured, request.reference),
     ]
     try:
         return found + _asked(pair, PairTypes(file_type(text), file_type(projector)), request, measured, progress)
@@ -105,8 +108,12 @@ def _asked(
         for one, question in zip(measured.answers, measured.questions, strict=True)
     ]
     used = ask_pictures(pair, pictures, any_size=False, threads=request.threads, progress=progress)
+    detail = f"llama.cpp loads {pair.projector.name} with it"
+    lined = measured.kind in LINED
     found.append(
-        Check("loads_projector", name, "pass", "runs", "runs", f"llama.cpp loads {pair.projector.name} with it")
+        Check("loads_projector", name, "warn", "runs", "runs", f"{detail}; but {LINE_ENDS_TOLD}")
+        if lined
+        else Check("loads_projector", name, "pass", "runs", "runs", detail)
     )
     prompts = [
         PicturePrompt(
@@ -127,10 +134,11 @@ def _asked(
     return [*found, check_as_used(name, types.text, measured, used, same)]
 
 
-def check_picture_tokens(text: GgufFile, measured: MeasuredPictures) -> Check:
+def check_picture_tokens(text: GgufFile, measured: MeasuredPictures, reference: Path) -> Check:
     """The tokens of and around pictures have the ids and texts of the model's tokenizer, and are found in a text."""
     tokens, kinds = text.strings("tokenizer.ggml.tokens"), text.integers("tokenizer.ggml.token_type")
-    faults = []
+    missing = why_no_picture(reference, measured.kind)
+    faults = [] if missing is None else [missing]
     for token, wanted in measured.written.items():
         got = tokens[token] if token < len(tokens) else None
         if got != wanted:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
 
-from skill_train.verify.weights.arrangements import as_it_is, one_more
+from skill_train.verify.weights.arrangements import as_it_is, one_more, permuted
 
 Part = Literal["tower", "projector", "deepstack"]
 
@@ -25,12 +25,15 @@ _PATCHES = "v.patch_embd.weight"
 # Names of files, and those that gguf-py's map knows or, with a point before the suffix, the name in the projector.
 _KNOWN: tuple[tuple[str, str], ...] = (
     (r"^model\.(?=visual\.|vision_tower\.|multi_modal_projector\.)", ""),
-    (r"^vision_tower\.(?!vision_model\.)", "vision_tower.vision_model."),
+    (r"^vision_tower\.(?=embeddings\.|encoder\.|post_layernorm\.)", "vision_tower.vision_model."),
     (r"mm_input_projection_weight$", "mm_input_projection.weight"),
     (r"^visual\.merger\.norm\.", "v.post_ln."),
     (r"^visual\.merger\.linear_fc1\.", "mm.0."),
     (r"^visual\.merger\.linear_fc2\.", "mm.2."),
 )
+_LINE_END = "v.token_embd.img_break"  # a row of the embedding of the language model
+_EMBEDDING = re.compile(r"(?:^|\.)embed_tokens\.weight$")
+_TURNED = re.compile(r"^vision_tower\.transformer\.layers\.\d+\.attention\.[qk]_proj\.weight$")  # Pixtral's
 _OWN_NAME = re.compile(r"^(v|mm)\.[a-z0-9_]+\.(weight|bias)$")
 
 
@@ -50,6 +53,26 @@ class ProjectorPlace:
     arrange: Callable[[Any], Any]
 
 
+@dataclass(frozen=True)
+class TowerShape:
+    """What the places of the weights depend on.
+
+    Attributes:
+        deepstack: layers of the tower whose output is added in the language model.
+        line_end: the id of the token at the end of a line of a picture; None for a family without any.
+    """
+
+    layers: int
+    heads: int
+    deepstack: list[int]
+    line_end: int | None
+
+
+def is_embedding(name: str) -> bool:
+    """Whether a weight is the embedding of the language model's tokens."""
+    return _EMBEDDING.search(name) is not None
+
+
 def is_vision(name: str) -> bool:
     """Whether a weight is of the tower or of the projector."""
     return _VISION.search(name) is not None and "language_model." not in name
@@ -58,32 +81,30 @@ def is_vision(name: str) -> bool:
 def part_of(source: str) -> Part:
     if "deepstack_merger_list." in source:
         return "deepstack"
-    return "projector" if _PROJECTOR.search(source) else "tower"
+    return "projector" if _PROJECTOR.search(source) or is_embedding(source) else "tower"
 
 
-def places(sources: list[str], deepstack: list[int], layers: int, held: set[str]) -> Iterator[ProjectorPlace]:
+def places(sources: list[str], shape: TowerShape, held: set[str]) -> Iterator[ProjectorPlace]:
     """Of each weight of the model, the tensors that it becomes; none where none is known.
 
     Args:
-        deepstack: layers of the tower whose output is added in the language model.
-        layers: of the tower.
         held: names of the tensors of the file.
     """
     from gguf.constants import MODEL_ARCH
     from gguf.tensor_mapping import get_tensor_name_map
 
-    names = get_tensor_name_map(MODEL_ARCH.MMPROJ, layers)
+    names = get_tensor_name_map(MODEL_ARCH.MMPROJ, shape.layers)
     for source in sources:
-        for tensor, arrange in _targets(source, deepstack, names, held):
+        for tensor, arrange in _targets(source, shape, names, held):
             yield ProjectorPlace(tensor, source, part_of(source), arrange)
 
 
-def _targets(
-    source: str, deepstack: list[int], names: Any, held: set[str]
-) -> Iterator[tuple[str, Callable[[Any], Any]]]:
+def _targets(source: str, shape: TowerShape, names: Any, held: set[str]) -> Iterator[tuple[str, Callable[[Any], Any]]]:
     known, block = _known(source), _BLOCK.search(source)
     if inner := _DEEPSTACK.search(source):
-        yield f"v.deepstack.{deepstack[int(inner[1])]}.{inner[2].removeprefix('linear_')}.{inner[3]}", as_it_is
+        yield f"v.deepstack.{shape.deepstack[int(inner[1])]}.{inner[2].removeprefix('linear_')}.{inner[3]}", as_it_is
+    elif shape.line_end is not None and is_embedding(source):
+        yield _LINE_END, partial(_row, number=shape.line_end)
     elif ".qkv." in known and block and f"v.blk.{block[1]}.attn_q.weight" in held:
         end = known.rpartition(".")[2]
         for number, letter in enumerate("qkv"):
@@ -96,13 +117,18 @@ def _targets(
     else:
         tensor = names.get_name(known, try_suffixes=(".weight", ".bias"))
         if tensor is not None:
-            yield tensor, one_more if known.endswith("soft_emb_norm.weight") else as_it_is
+            arrange: Callable[[Any], Any] = one_more if known.endswith("soft_emb_norm.weight") else as_it_is
+            yield tensor, partial(permuted, heads=shape.heads) if _TURNED.match(known) else arrange
 
 
 def _known(source: str) -> str:
     for pattern, put in _KNOWN:
         source = re.sub(pattern, put, source)
     return source
+
+
+def _row(weight: Any, number: int) -> Any:
+    return weight[number]
 
 
 def _third(weight: Any, number: int) -> Any:

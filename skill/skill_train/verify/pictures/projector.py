@@ -11,23 +11,35 @@ from skill_train.core.foreign import JsonObject
 from skill_train.llama.gguf_header import GgufFile, Value
 from skill_train.model.folder import read_config
 from skill_train.model.foreign_files import foreign_json, weight_files
+from skill_train.program.pictures.engine import LINED, TILED
+from skill_train.program.pictures.tokens import LINE_END
+from skill_train.reference.load import load_tokenizer
 from skill_train.run.records import Verdict
 from skill_train.run.verify_record import Check
 from skill_train.verify.check import problems
 from skill_train.verify.metadata.check import same
-from skill_train.verify.pictures.places import ProjectorPlace, is_vision, other_colours, places
+from skill_train.verify.pictures.places import (
+    ProjectorPlace,
+    TowerShape,
+    is_embedding,
+    is_vision,
+    other_colours,
+    places,
+)
 from skill_train.verify.weights.arrangements import as_it_is
 from skill_train.verify.weights.rounding import errors
 from skill_train.verify.weights.tensors import row_chunks, weights_of
 
 _TOLD = 4  # names of tensors in a sentence
 _MOST_ARE_OTHERS = 0.9  # share of the tensors: a trained tower keeps no weight, but nobody trains both without a base
+_PIXTRAL_LAYERS, _PIXTRAL_HEADS = 24, 16  # where config.json leaves them out (transformers 5.23)
 _TYPES = {
     "qwen2_vl": "qwen2vl_merger",
     "qwen2_5_vl": "qwen2.5vl_merger",
     "qwen3_vl": "qwen3vl_merger",
     "gemma3": "gemma3",
-    "smolvlm": "idefics3",
+    **dict.fromkeys(TILED, "idefics3"),
+    **dict.fromkeys(LINED, "pixtral"),
 }
 
 
@@ -72,7 +84,9 @@ def _stated(config: JsonObject, processor: JsonObject) -> Iterator[tuple[str, Va
         "image_size": None if qwen else vision.get("image_size"),
         "projector.scale_factor": config.get("scale_factor") if _TYPES.get(kind) == "idefics3" else None,
         "preproc_image_size": processor.get("size", {}).get("longest_edge") if _TYPES.get(kind) == "idefics3" else None,
-        "spatial_merge_size": vision.get("spatial_merge_size") if kind == "qwen3_vl" else None,
+        "spatial_merge_size": (vision if kind == "qwen3_vl" else config if kind in LINED else {}).get(
+            "spatial_merge_size"
+        ),
         "n_wa_pattern": vision["fullatt_block_indexes"][0] + 1 if vision.get("fullatt_block_indexes") else None,
     }
     yield from ((f"clip.vision.{key}", value) for key, value in lengths.items() if value is not None)
@@ -202,9 +216,10 @@ def _whole(part: str, found: _Comparison, wrong: list[_ComparedTensor]) -> bool:
 
 def _compare(gguf: GgufFile, folder: Path, base: Path | None) -> _Comparison:
     config, found = read_config(folder), _Comparison()
-    weights = _Weights(folder)
-    others = _Weights(base) if base is not None else None
-    known = list(places(weights.names, _deepstack(config), _layers(config), set(gguf.tensors)))
+    shape = _shape(config, folder)
+    weights = _Weights(folder, shape)
+    others = _Weights(base, shape) if base is not None else None
+    known = list(places(weights.names, shape, set(gguf.tensors)))
     for place in known:
         if place.tensor in gguf.tensors:
             found.compared.append(_compared(gguf, place, weights, others))
@@ -215,21 +230,27 @@ def _compare(gguf: GgufFile, folder: Path, base: Path | None) -> _Comparison:
     return found
 
 
-def _layers(config: JsonObject) -> int:
+def _shape(config: JsonObject, folder: Path) -> TowerShape:
     vision = config.get("vision_config", {})
-    return int(vision.get("depth") or vision.get("num_hidden_layers") or 0)
+    layers = int(vision.get("depth") or vision.get("num_hidden_layers") or 0)
+    if config.get("model_type") not in LINED:
+        return TowerShape(layers, 0, _deepstack(config), None)
+    end = load_tokenizer(folder).convert_tokens_to_ids(LINE_END)
+    return TowerShape(layers or _PIXTRAL_LAYERS, int(vision.get("num_attention_heads") or _PIXTRAL_HEADS), [], end)
 
 
 class _Weights:
-    """Weights of tower and projector in a model's folder."""
+    """Weights of tower and projector in a model's folder, and the embedding with the end of a line."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, shape: TowerShape) -> None:
         from safetensors import safe_open
 
         self.files: dict[str, Path] = {}
         for file in weight_files(folder):
             with safe_open(str(file), framework="pt") as tensors:
-                self.files |= {name: file for name in tensors.keys() if is_vision(name)}  # noqa: SIM118
+                names = list(tensors.keys())
+            held = [name for name in names if is_vision(name) or (shape.line_end is not None and is_embedding(name))]
+            self.files |= dict.fromkeys(held, file)
 
     @property
     def names(self) -> list[str]:
