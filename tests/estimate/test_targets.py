@@ -35,7 +35,7 @@ def test_a_device_by_name(name: str, found: str, memory: int) -> None:
 
 def test_every_row_is_found_by_its_name() -> None:
     for row in read_table().devices:
-        target = find_target(row.name, None, None)
+        target = find_target(f"{row.name} {row.memory_gb[0]}GB", None, None)
         assert target.name == row.name and target.gigabytes_per_second == row.gigabytes_per_second
         assert row.source in read_table().sources and row.memory_gb == sorted(row.memory_gb)
 
@@ -61,6 +61,23 @@ def test_another_chip_is_not_taken_for_one_of_the_table(typed: str) -> None:
     """An M5 Max reads its memory four times as fast as an M5."""
     with pytest.raises(UsageError, match="no device"):
         find_target(typed, None, None)
+
+
+@pytest.mark.parametrize(
+    ("typed", "memory", "bandwidth"),
+    [
+        ("M3 Max", None, 300),  # the smallest that is sold has 14 cores
+        ("M3 Max 64GB", None, 400),
+        ("M3 Max", "96GB", 300),
+        ("M4 Max 128GB", None, 546),
+        ("RTX 3080 12GB", None, 912),
+        ("RTX 3080", None, 760),
+        ("A100 80GB", None, 2000),
+        ("A100", "60GB", 1555),
+    ],
+)
+def test_the_memory_decides_between_chips_of_one_name(typed: str, memory: str | None, bandwidth: int) -> None:
+    assert find_target(typed, memory, None).gigabytes_per_second == bandwidth
 
 
 def test_a_stated_value_takes_the_place_of_the_row() -> None:

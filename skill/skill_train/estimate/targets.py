@@ -57,7 +57,8 @@ class Usable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class TableRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One device of the table. `memory_gb` are the sizes that are sold, in GiB, smallest first."""
+    """One device of the table. `memory_gb` are the sizes that are sold, in GiB, smallest first. A chip with several
+    bandwidths has a row for each, the slowest first."""
 
     name: str
     family: str
@@ -105,8 +106,9 @@ def find_target(name: str | None, memory: str | None, bandwidth: str | None) -> 
         reasons = ["memory: --memory", "usable: judged, not measured: the system takes 10 to 25 %"]
         reasons.append("bandwidth: " + ("not known; --bandwidth sets it" if speed is None else "--bandwidth"))
         return TargetDevice(_stated_name(stated, speed), UNKNOWN_FAMILY, stated, _shares(stated), speed, tuple(reasons))
-    row, size = _find_row(name)
-    return _of_row(row, stated or (size * _GIB if size else None), speed)
+    rows, size = _find_rows(name)
+    memory_bytes = stated or (size * _GIB if size else None)
+    return _of_row(_with_memory(rows, memory_bytes), memory_bytes, speed)
 
 
 def of_machine(machine: MachineFacts) -> TargetDevice:
@@ -171,23 +173,32 @@ def _parse_bandwidth(text: str) -> float:
     return value
 
 
-def _find_row(name: str) -> tuple[TableRow, int | None]:
-    """The row of a name, and the size of memory in GiB that stands in the name."""
+def _find_rows(name: str) -> tuple[list[TableRow], int | None]:
+    """The rows of a name, and the size of memory in GiB that stands in the name."""
     sizes = re.findall(r"\b(\d+)\s*GB\b", name, re.IGNORECASE)
     wanted = _plain(re.sub(r"\b\d+\s*GB\b", " ", name, flags=re.IGNORECASE))
-    rows = {_plain(row.name): row for row in read_table().devices}
-    row = rows.get(wanted)
-    if row is None and wanted.startswith("iphone"):  # the larger of two phones has the same chip; an M5 Max is no M5
-        row = rows.get(wanted.removesuffix("max").removesuffix("plus"))
-    if row is None or len(sizes) > 1:
+    rows: dict[str, list[TableRow]] = {}
+    for row in read_table().devices:
+        rows.setdefault(_plain(row.name), []).append(row)
+    found = rows.get(wanted)
+    if found is None and wanted.startswith("iphone"):  # the larger of two phones has the same chip; an M5 Max is no M5
+        found = rows.get(wanted.removesuffix("max").removesuffix("plus"))
+    if found is None or len(sizes) > 1:
         near = difflib.get_close_matches(wanted, rows, n=3, cutoff=0.5)
         raise UsageError(
             f"no device {name!r} is in the table",
             code="bad_usage",
-            expected="one of " + ", ".join(rows[key].name for key in near) if near else "a device of the table",
+            expected="one of " + ", ".join(rows[key][0].name for key in near) if near else "a device of the table",
             hint="references/devices.md lists them; or state --memory and --bandwidth",
         )
-    return row, int(sizes[0]) if sizes else None
+    return found, int(sizes[0]) if sizes else None
+
+
+def _with_memory(rows: list[TableRow], memory: float | None) -> TableRow:
+    """The row that is sold with this memory; the first, which is the slowest, where none is or nothing is said. Sizes
+    of 8e9 bytes and of 8 GiB are both called 8 GB."""
+    sold = (row for row in rows if memory is not None and {memory / _GIB, memory / 1e9} & set(row.memory_gb))
+    return next(sold, rows[0])
 
 
 def _plain(name: str) -> str:
