@@ -2469,7 +2469,7 @@ def limit_pixels(processor: Any, kind: str, least: int | None, most: int | None)
             code="bad_recipe",
             expected="every picture is resized to one size" if kind == "gemma3" else "max_pixels alone",
             got=f"{name}: {least if least is not None else most}",
-            hint=f"remove {name} from the recipe",
+            hint="remove the limit from the recipe",
         )
     edge = math.isqrt(most or 0)
     if kind in TILED:

@@ -71,9 +71,10 @@ def test_the_cells_of_the_notebook_train_and_go_on(straight: Path, tmp_path: Pat
     cells = json.loads((tmp_path / "colab.ipynb").read_text())["cells"]
     sources = ["".join(c["source"]) for c in cells if c["cell_type"] == "code" and "colab" not in tags(c)]
     drive = tmp_path / "drive"
-    program = "\n".join([f"FOLDER, PYTHON = {str(drive)!r}, {[sys.executable]!r}", *sources])
+    program = tmp_path / "cells.py"
+    program.write_text("\n".join([f"FOLDER, PYTHON = {str(drive)!r}, {[sys.executable]!r}", *sources]))
     for words in ("step 4 of 4", "this run was trained before"):
-        done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True)
+        done = subprocess.run([sys.executable, str(program)], cwd=tmp_path, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
         assert words in done.stdout and "verdict: pass" in done.stdout
     found = compared(straight, drive)

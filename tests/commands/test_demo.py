@@ -55,16 +55,18 @@ def test_the_divergence_grows_with_the_loss_of_precision(made: Path) -> None:
 
 
 def test_the_table_in_the_readme_is_what_the_demo_prints(made: Path) -> None:
-    """Cell by cell; what depends on the machine, the divergence to one digit and the speed, is left out."""
+    """Cell by cell, but the speeds. Another processor moves a divergence by some percent."""
     sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts"))
     from make_demo_table import shown, table_of
 
-    assert _steady(shown()) == _steady(table_of(made / "runs" / "demo"))
+    written, printed = _cells(shown()), _cells(table_of(made / "runs" / "demo"))
+    assert [[*row[:3], row[5]] for row in written] == [[*row[:3], row[5]] for row in printed]
+    divergences = [[float(row[3]) for row in rows if "e-" in row[3]] for rows in (written, printed)]
+    assert len(divergences[0]) == 4 and divergences[0] == pytest.approx(divergences[1], rel=0.5)
 
 
-def _steady(table: str) -> list[list[str]]:
-    rows = [[cell.strip() for cell in re.split("[┃│]", line)[1:-1]] for line in table.splitlines() if line[0] in "┃│"]
-    return [[*row[:3], re.sub(r"[\d.]+e", "e", row[3]), row[5]] for row in rows]
+def _cells(table: str) -> list[list[str]]:
+    return [[cell.strip() for cell in re.split("[┃│]", line)[1:-1]] for line in table.splitlines() if line[0] in "┃│"]
 
 
 def test_a_second_call_shows_the_same_table_and_trains_nothing(commands: Commands, made: Path) -> None:

@@ -30,5 +30,6 @@ if __name__ == "__main__":
     spec = importlib.util.spec_from_file_location("train", path)
     assert spec is not None and spec.loader is not None
     program = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = program  # its data classes look for their module
     spec.loader.exec_module(program)
     sys.exit(program.main(sys.argv[1:]))

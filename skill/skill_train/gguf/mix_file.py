@@ -183,5 +183,5 @@ def _other_model(mix: MixFile, source: Path, why: str) -> UsageError:
         code="cannot_quantize",
         expected="a mix of a model with the same matrices",
         got=why,
-        hint=f"skill-train export-gguf {shlex.quote(str(source.parent.parent))} --quant auto --bits 4.5 measures one",
+        hint=f"skill-train export-gguf {shlex.quote(str(source.parent.parent))} --quant auto --bits 4.5",
     )
