@@ -233,6 +233,18 @@ def test_another_end_of_a_line_is_named(tmp_path: Path) -> None:
     assert (right.verdict, right.figures["looked_at"]) == ("pass", 34)
 
 
+def test_patches_without_a_number_do_not_pass(tmp_path: Path) -> None:
+    """Of Pixtral, whose ends of lines alone may have none in llama.cpp."""
+    pair = picture_pairs.pair("pixtral")
+
+    def planted(weights: Any) -> Any:
+        weights[3] = float("nan")
+        return weights
+
+    other = with_projector(pair, tmp_path / "m.gguf", tensors={"mm.2.weight": planted})
+    assert "pictures" in failed(judged(other, "pixtral", picture_pairs.picture(140, 84)))
+
+
 def test_answers_of_an_old_tower_differ_too(tmp_path: Path) -> None:
     base = tiny_vision.cached("gemma3")
     tuned = picture_pairs.changed(base, tmp_path / "tuned", "vision_tower")

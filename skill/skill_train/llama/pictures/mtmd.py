@@ -75,6 +75,14 @@ class Chunk:
     positions: int
 
 
+@dataclass(frozen=True)
+class LineEnd:
+    """The embedding of [IMG_BREAK], and the pixels of the edge of one token of a picture."""
+
+    embedding: np.ndarray
+    token_edge: int
+
+
 @dataclass
 class Projector:
     """A loaded projector of a loaded language model.
@@ -82,14 +90,14 @@ class Projector:
     Attributes:
         api: of llama_cpp.mtmd_cpp.
         width: of an embedding; of Qwen3-VL those of its inner layers lie behind the first.
-        line_end: the embedding at the end of a line of a picture, of Pixtral and Mistral 3.
+        line_end: what stands at the end of a line of a picture, of Pixtral and Mistral 3.
     """
 
     api: Any
     context: Any
     width: int
     watch: _Watch
-    line_end: np.ndarray | None
+    line_end: LineEnd | None
     _owned: contextlib.ExitStack
 
     @property
@@ -120,8 +128,7 @@ class Projector:
     def encode(self, chunk: Chunk) -> tuple[np.ndarray, np.ndarray | None]:
         """The embeddings of a picture [tokens, width], and the pixels that the tower read.
 
-        For the end of a line llama.cpp 0.3.36 adds its embedding to memory that it never set and multiplied by 0
-        (clip_graph_pixtral in tools/mtmd/models/pixtral.cpp). What was no number stays one; here it is the embedding.
+        The ends of lines are mended, see `with_line_ends`.
         """
         import numpy as np
 
@@ -131,8 +138,10 @@ class Projector:
             raise _cannot("encode a picture", status)
         found = self.api.mtmd_get_output_embd(self.context)
         embeddings = np.ctypeslib.as_array(found, shape=(chunk.tokens, self.width)).copy()
-        if self.line_end is not None:
-            embeddings = np.where(np.isfinite(embeddings), embeddings, self.line_end)
+        if self.line_end is not None and self.watch.pixels is not None:
+            _, height, width = self.watch.pixels.shape
+            lines, columns = height // self.line_end.token_edge, width // self.line_end.token_edge
+            embeddings = with_line_ends(embeddings, self.line_end.embedding, lines, columns)
         return embeddings, self.watch.pixels
 
     def decode(self, llama: Llama, chunk: Chunk, embeddings: np.ndarray, position: int, at_once: int) -> None:
@@ -231,13 +240,31 @@ def projector(file: LoadedFile, path: Path, *, threads: int, any_size: bool) -> 
         yield Projector(mtmd_cpp, context, width, watch, _line_end(path), owned)
 
 
-def _line_end(path: Path) -> np.ndarray | None:
+def _line_end(path: Path) -> LineEnd | None:
     import numpy as np
 
-    tensor = read_gguf(path).tensors.get(LINE_END_TENSOR)
-    if tensor is None or tensor.kind != "F32":
+    gguf = read_gguf(path)
+    tensor, patch = gguf.tensors.get(LINE_END_TENSOR), gguf.metadata.get("clip.vision.patch_size")
+    if tensor is None or tensor.kind != "F32" or not isinstance(patch, int) or patch < 1:
         return None
-    return np.fromfile(path, dtype=np.float32, count=tensor.elements, offset=tensor.offset)
+    merged = gguf.metadata.get("clip.vision.spatial_merge_size")
+    embedding = np.fromfile(path, dtype=np.float32, count=tensor.elements, offset=tensor.offset)
+    return LineEnd(embedding, patch * merged if isinstance(merged, int) and merged > 0 else patch)
+
+
+def with_line_ends(embeddings: np.ndarray, line_end: np.ndarray, lines: int, columns: int) -> np.ndarray:
+    """The embeddings of a picture [tokens, width], with a number wherever the end of a line has none.
+
+    There llama.cpp 0.3.36 adds the embedding of [IMG_BREAK] to memory that it never set and multiplied by 0
+    (clip_graph_pixtral in tools/mtmd/models/pixtral.cpp). What was no number stays one; here it is the embedding. No
+    other token is touched: one that is no number is a fault of the file.
+    """
+    import numpy as np
+
+    if len(embeddings) != lines * (columns + 1) - 1:  # the last line has no end
+        return embeddings
+    ends = np.arange(len(embeddings)) % (columns + 1) == columns
+    return np.where(ends[:, None] & ~np.isfinite(embeddings), line_end, embeddings)
 
 
 _kept_alive: list[Any] = []
