@@ -173,7 +173,7 @@ def _no_mix(path: Path, why: str) -> UsageError:
         code="cannot_quantize",
         expected="quantize.json of an export with --quant auto, or an object of the names of matrices and their types",
         got=why,
-        hint="skill-train export-gguf RUN --quant auto --bits 4.5 measures a mix of its own",
+        hint="skill-train export-gguf RUN --quant auto --bits 4.5",
     )
 
 

@@ -35,8 +35,8 @@ def work(document: object, receive: Callable[[], Any], send: Send) -> None:
     bound = _bound(job)  # before the file is loaded, which takes long
     api, gpu = bindings(), uses_gpu(job.device)
     with captured_log(api) as lines:
-        if _has_amx(api):
-            _repack_nothing()
+        if _has_amx(api):  # llama-cpp-python 0.3.36 segfaults there when it repacks quantized weights
+            _switch_off("llama_model_default_params", "use_extra_bufts")
         import jinja2
 
         try:
@@ -90,8 +90,8 @@ def _app(job: ServerJob, gpu: bool) -> tuple[Any, Any]:
     if not job.stock:
         _own_requests(job)
         _no_templates()
-    if not gpu:
-        _offload_nothing()
+    if not gpu:  # a build with a GPU reads long prompts there, though no layer is on it
+        _switch_off("llama_context_default_params", "op_offload")
     from llama_cpp.server import app as server
     from llama_cpp.server.settings import ModelSettings, ServerSettings
     from starlette.middleware.cors import CORSMiddleware
@@ -192,36 +192,22 @@ def _report(llama: Any, send: Send) -> None:
     llama.generate = reported
 
 
-def _offload_nothing() -> None:
-    """A build with a GPU reads long prompts there, though no layer is on it. llama_cpp.server has no setting for it."""
-    from llama_cpp import llama_cpp as low
-
-    default = low.llama_context_default_params
-
-    def on_the_processor() -> Any:
-        parameters = default()
-        parameters.op_offload = False
-        return parameters
-
-    low.llama_context_default_params = on_the_processor
-
-
 def _has_amx(api: Any) -> bool:
     return b"AMX_INT8 = 1" in api.llama_print_system_info()
 
 
-def _repack_nothing() -> None:
-    """llama-cpp-python 0.3.36 segfaults on processors with AMX when it repacks quantized weights."""
+def _switch_off(defaults: str, field: str) -> None:
+    """Makes a field of llama.cpp's default parameters False, for which llama_cpp.server has no setting."""
     from llama_cpp import llama_cpp as low
 
-    default = low.llama_model_default_params
+    default = getattr(low, defaults)
 
-    def without_repacking() -> Any:
-        parameters = default()
-        parameters.use_extra_bufts = False
-        return parameters
+    def switched_off() -> Any:
+        found = default()
+        setattr(found, field, False)
+        return found
 
-    low.llama_model_default_params = without_repacking
+    setattr(low, defaults, switched_off)
 
 
 if __name__ == "__main__":
