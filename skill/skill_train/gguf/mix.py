@@ -176,7 +176,7 @@ def replayed(
         raise UsageError(
             "a mix of types cannot be replayed: there is too little text to measure the file on",
             code="cannot_quantize",
-            expected=f"{FEWEST} tokens or more in every fourth row of samples.jsonl",
+            expected=f"{FEWEST} tokens or more in every fourth training row",
             hint="skill-train export-gguf RUN --quant q4_k_m",
         )
     return _mix(read_gguf(source), types, most_bytes, texts, origin)
