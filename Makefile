@@ -31,10 +31,10 @@ demo: $(STAMP)
 check: lint
 	$(BIN)/python -m pytest -m "not slow and not live and not torture" -n $(CORES) --dist loadfile
 
-# Each file goes whole to one process, the slow ones first (tests/conftest.py). One process more than cores: a quarter
-# of the time is spent waiting, for signals and for servers.
+# Each file goes whole to one process, the slow ones first, and each process keeps to one core (tests/conftest.py). Two
+# processes a core: a quarter of the time is spent waiting, for signals and for servers. Each takes up to 2 GB.
 test: $(STAMP)
-	$(BIN)/python -m pytest -n $$(($(CORES) + 1)) --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest -n $$((2 * $(CORES))) --maxprocesses 8 --dist loadfile --no-loadscope-reorder
 
 # Kills and the answers of a hostile Hub are one group each and take longest, so they come first; the targets of hostile
 # input go to whoever is free.

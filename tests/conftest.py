@@ -27,6 +27,7 @@ _shared = Path()  # the user's cache
 def pytest_configure(config: pytest.Config) -> None:
     """Before anything imports huggingface_hub, which reads its environment once."""
     global _shared, _temporary
+    _keep_to_one_core()
     gc.set_threshold(200_000)  # as the command sets it: the libraries' objects stay, and are looked at seldom
     if config.option.markexpr == "live":
         return
@@ -37,6 +38,15 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ.setdefault(shared_runs.FOLDER, str(Path(_temporary.name) / "shared"))  # the first process says it to all
     for name in _TOKENS:
         os.environ.pop(name, None)
+
+
+def _keep_to_one_core() -> None:
+    """One of several processes, with all that it starts. Threads of torch and llama.cpp that wait for each other on
+    shared cores took a fifth of the time."""
+    worker = os.environ.get("PYTEST_XDIST_WORKER", "").removeprefix("gw")
+    if worker and hasattr(os, "sched_setaffinity"):
+        cores = sorted(os.sched_getaffinity(0))
+        os.sched_setaffinity(0, {cores[int(worker) % len(cores)]})
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -82,6 +92,14 @@ def _no_network(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
         for name in ("connect", "connect_ex"):
             monkeypatch.setattr(socket.socket, name, _only_here(getattr(socket.socket, name)))
     yield
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _libraries_stay() -> None:
+    """What the files before this one imported is not searched again. A training looks for cycles three times, which
+    took a third of a second each among the objects of torch and transformers."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")
