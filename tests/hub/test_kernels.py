@@ -126,7 +126,14 @@ def test_a_job_does_not_ask(where: str, tmp_path: Path, shouted: Path) -> None:
     assert not shouted.exists() and "Traceback" not in done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("settings", [{"_attn_implementation": "eager"}, {"attn_implementation": "eager"}, {}])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"_attn_implementation": "eager"},
+        pytest.param({"attn_implementation": "eager"}, marks=pytest.mark.torture),
+        pytest.param({}, marks=pytest.mark.torture),  # as in every other training of a test
+    ],
+)
 def test_the_kernel_of_the_plan_is_the_one_that_trains(settings: dict[str, Any], tmp_path: Path, shouted: Path) -> None:
     """Whatever another one a config names."""
     base = base_with(settings, tmp_path)

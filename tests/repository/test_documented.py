@@ -29,6 +29,8 @@ PAGES = sorted([ROOT / "README.md", ROOT / "SKILL.md", *(ROOT / "references").gl
 ELSEWHERE = {"submit", "wait", "logs", "cancel", "pull", "resume", "push", "serve"}
 # The whole chain once more: test_demo.py and test_doctor.py run it. The last one is of a model that is not here.
 TOO_MUCH = ("demo", "doctor --self-test", "--where cloud", "runs/tickets-cloud", "me/0123456789", "Qwen2.5-7B")
+# A minute of measuring; test_mix.py and test_bench.py hold what it measures. `make walks` runs these.
+LONG = ("--bits 4.5", "bench model-q4_k_m.gguf")
 MODELS = ("MODEL", "Qwen/Qwen2.5-0.5B-Instruct", "Qwen2.5-0.5B-Instruct")
 FINISHED = ("RUN", "runs/here", "runs/cloud", "runs/a", "runs/b", "runs/second", "runs/first-cloud")
 DEFAULT_PATH = [
@@ -128,7 +130,13 @@ def folder(project: Path, tmp_path: Path) -> Path:
     return tmp_path / "project"
 
 
-@pytest.mark.parametrize("command", RUN_HERE)
+@pytest.mark.parametrize(
+    "command",
+    [
+        pytest.param(command, marks=[pytest.mark.torture] if any(part in command for part in LONG) else [])
+        for command in RUN_HERE
+    ],
+)
 def test_a_command_of_the_pages_does_what_it_says(commands: Commands, folder: Path, command: str) -> None:
     words = shlex.split(command)
     if words[0] == "local" and "--run-dir" in words:
