@@ -175,9 +175,10 @@ def without_words(document: JsonObject) -> Any:
 
 
 def splitting(backend: Any) -> list[Any]:
-    """The settings, beside vocabulary and merges, that decide which ids a text gets."""
+    """The settings, beside vocabulary and merges, that decide which ids a text gets. An empty prefix or suffix of
+    pieces, which Qwen's class sets, is none."""
     steps = [step and step.__getstate__() for step in (backend.normalizer, backend.pre_tokenizer)]
-    return [type(backend.model), *steps, *(getattr(backend.model, name, None) for name in FLAGS)]
+    return [type(backend.model), *steps, *(getattr(backend.model, name, None) or None for name in FLAGS)]
 
 
 def ids_of(tokenizer: Any, text: str) -> list[int]:
