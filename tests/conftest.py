@@ -120,12 +120,21 @@ def _starts_warm(request: pytest.FixtureRequest) -> Iterator[None]:
         yield
 
 
+@pytest.fixture(scope="session")
+def _command_children() -> Iterator[dict[str, Commands]]:
+    children: dict[str, Commands] = {}
+    yield children
+    for child in children.values():
+        child.close()
+
+
 @pytest.fixture(scope="module")
-def commands(_starts_warm: None) -> Iterator[Commands]:
-    """Many commands, without the seconds in which Python starts each."""
-    made = Commands(dict(os.environ))
-    yield made
-    made.close()
+def commands(_starts_warm: None, _command_children: dict[str, Commands]) -> Commands:
+    """Many commands, without the seconds in which Python starts each. One process for all files that start the same
+    Python."""
+    if sys.executable not in _command_children:
+        _command_children[sys.executable] = Commands(dict(os.environ))
+    return _command_children[sys.executable]
 
 
 def _only_here(connect: Any) -> Any:

@@ -64,7 +64,7 @@ def test_a_family_without_a_list_trains(commands: Commands, tmp_path: Path, name
     assert adapted == set(_found(base))
 
 
-def test_the_hub_is_asked_for_the_layers(commands: Commands, tmp_path: Path) -> None:
+def test_the_hub_is_asked_for_the_layers(tmp_path: Path) -> None:
     """The names come from the headers: the plan of a folder with the same files has them too."""
     base = tiny_families.folder("lfm2")
     data = training.write_data(tmp_path, [{"text": f"The parcel {n} is in depot {n}."} for n in range(12)])
@@ -72,7 +72,9 @@ def test_the_hub_is_asked_for_the_layers(commands: Commands, tmp_path: Path) -> 
         files = {file.name: file.read_bytes() for file in base.iterdir() if file.is_file()}
         hub.add("model", "me/lfm2", files)
         env = hub.environment(tmp_path / "home")
+        commands = Commands(env)  # one that has not read the address of another Hub
         done = commands.run(tmp_path, env, "plan", "--model", "me/lfm2", "--data", str(data), "--out", "plan.json")
+        commands.close()
         assert hub.unknown == []
     assert done.code == 0, done.stdout
     plan = json.loads((tmp_path / "plan.json").read_text())
