@@ -82,8 +82,8 @@ def device_table() -> str:
     """Every device that `--for` knows, and the sources of its values, as Markdown."""
     table = read_table()
     rows = [
-        f"| {row.name} | {', '.join(map(str, row.memory_gb))} GB | {row.usable} | {row.gigabytes_per_second:g} GB/s "
-        f"| {row.source} |"
+        f"| {', '.join([row.name, *row.names])} | {', '.join(map(str, row.memory_gb))} GB | {row.usable} "
+        f"| {row.gigabytes_per_second:g} GB/s | {row.source} |"
         for row in table.devices
     ]
     shares = [

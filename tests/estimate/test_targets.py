@@ -38,6 +38,34 @@ def test_every_row_is_found_by_its_name() -> None:
         target = find_target(f"{row.name} {row.memory_gb[0]}GB", None, None)
         assert target.name == row.name and target.gigabytes_per_second == row.gigabytes_per_second
         assert row.source in read_table().sources and row.memory_gb == sorted(row.memory_gb)
+        for name in row.names:
+            assert find_target(f"{name} {row.memory_gb[0]}GB", None, None) == target
+
+
+def test_no_name_means_two_devices() -> None:
+    """Rows of one name are told apart by their memory alone, so they have no size in common."""
+    sold: dict[str, list[int]] = {}
+    for row in read_table().devices:
+        for name in (row.name, *row.names):
+            plain = "".join(name.lower().split())
+            assert not {*sold.get(plain, [])} & {*row.memory_gb}, name
+            sold[plain] = [*sold.get(plain, []), *row.memory_gb]
+
+
+@pytest.mark.parametrize(
+    ("typed", "sold"),
+    [
+        ("iPhone 15 Pro 256GB", "8 GB"),
+        ("Pixel 8 128 GB", "8 GB"),
+        ("M4 512GB", "16, 24, 32 GB"),
+        ("A100 60GB", "40, 80"),
+    ],
+)
+def test_a_size_of_storage_is_not_taken_for_memory(typed: str, sold: str) -> None:
+    """Phones are sold by their storage, of which there is 10 times as much as memory."""
+    with pytest.raises(UsageError, match="is not sold with") as refused:
+        find_target(typed, None, None)
+    assert sold in refused.value.expected and "--memory" in refused.value.hint
 
 
 @pytest.mark.parametrize(
@@ -50,15 +78,42 @@ def test_every_row_is_found_by_its_name() -> None:
         ("NVIDIA GeForce RTX-4090", "RTX 4090"),
         ("rtx3060 12 GB", "RTX 3060"),
         ("AMD Radeon RX 7900 XTX", "RX 7900 XTX"),
+        ("galaxy s24 ultra", "Galaxy S24 Ultra"),
+        ("Samsung Galaxy S24 Ultra 5G", "Galaxy S24 Ultra"),
+        ("S24", "Galaxy S24"),
+        ("S24+", "Galaxy S24 Plus"),
+        ("Samsung S23 plus", "Galaxy S23"),
+        ("Google Pixel 8 Pro", "Pixel 8 Pro"),
+        ("pixel 10 pro xl", "Pixel 10 Pro"),
+        ("iPad Pro M4", "iPad Pro M4"),
+        ("iPad Pro 11-inch (M4)", "iPad Pro M4"),
+        ('iPad Pro 13" M5 16GB', "iPad Pro M5"),
+        ("Apple iPad mini (6th generation)", "iPad mini A15"),
+        ("ipad air 5th gen", "iPad Air M1"),
+        ("OnePlus 12", "OnePlus 12"),
+        ("Xiaomi 15 Pro", "Xiaomi 15"),
+        ("MacBook Pro M5 Pro", "M5 Pro"),
+        ("M5 Max", "M5 Max"),
+        ("Intel(R) N100", "Intel N100"),
+        ("iPhone 13 mini", "iPhone 13"),
+        ("M2 8 GiB", "M2"),
+        ("M4 (Max)", "M4 Max"),
+        ("Apple M5 Max (40-core GPU)", "M5 Max 40-core"),
     ],
 )
 def test_a_device_as_people_write_it(typed: str, name: str) -> None:
     assert find_target(typed, None, None).name.startswith(name)
 
 
-@pytest.mark.parametrize("typed", ["M5 Max", "M1 Pro Max", "RTX 3060 Ti", "RTX 4090 Laptop", "iPad Pro M4", "4090"])
+@pytest.mark.parametrize(
+    "typed",
+    [
+        "M5 Ultra", "M1 Pro Max", "RTX 3060 Ti", "RTX 4090 Laptop", "iPad Pro", "4090", "Galaxy Tab S9", "Galaxy S20",
+        "Pixel", "iPhone 15 Ultra", "Galaxy S24 FE", "12",
+    ],
+)  # fmt: skip
 def test_another_chip_is_not_taken_for_one_of_the_table(typed: str) -> None:
-    """An M5 Max reads its memory four times as fast as an M5."""
+    """An M5 Max reads its memory three times as fast as an M5."""
     with pytest.raises(UsageError, match="no device"):
         find_target(typed, None, None)
 
@@ -117,6 +172,10 @@ def test_the_nearest_names_are_told() -> None:
     with pytest.raises(UsageError) as refused:
         find_target("RTX 4095", None, None)
     assert "RTX 4090" in refused.value.expected and "--memory" in refused.value.hint
+    with pytest.raises(UsageError) as refused:
+        find_target("Samsung Galaxy S26 Ultra", None, None)
+    assert "Galaxy S25 Ultra" in refused.value.expected
+    assert "--memory 8GB --bandwidth 51GB/s" in refused.value.hint
 
 
 @pytest.mark.parametrize(

@@ -22,10 +22,13 @@ _STATED_USABLE = (0.75, 0.9)  # as for a computer of the table
 # Without a name nobody knows which kind of chip it is; `decode.FAMILIES` has the widest range for this one.
 UNKNOWN_FAMILY = "unknown"
 _UNITS = {"": 1.0, "B": 1.0, "KB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
+_SIZE = re.compile(r"\b(\d+)\s*GI?B\b", re.IGNORECASE)
+# What says nothing about the chip: makers, the Mac around it, the size of a screen, trade marks.
 _MAKERS = re.compile(
-    r"\b(apple|nvidia|geforce|amd|radeon|qualcomm|intel|gpu|bionic|with|ram)\b"
-    r"|\b(imac|mac (mini|studio)|macbook (air|pro))\b|\(.*?\)"
+    r"\b(apple|nvidia|geforce|amd|radeon|qualcomm|intel|samsung|galaxy|google|5g|gpu|bionic|with|ram)\b"
+    r"|\b(imac|mac (mini|studio)|macbook (air|pro))\b|\b\d+(\.\d+)?[ -]?(inch\b|\")|\((r|tm)\)"
 )
+_GENERATION = re.compile(r"\b(\d+)(st|nd|rd|th)( gen(eration)?)?\b")
 
 
 @dataclass(frozen=True)
@@ -57,8 +60,8 @@ class Usable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class TableRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One device of the table. `memory_gb` are the sizes that are sold, in GiB, smallest first. A chip with several
-    bandwidths has a row for each, the slowest first."""
+    """One device of the table. `names` are others of the same memory and bandwidth. `memory_gb` are the sizes that are
+    sold, in GiB, smallest first. A chip with several bandwidths has a row for each, the slowest first."""
 
     name: str
     family: str
@@ -66,6 +69,7 @@ class TableRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     memory_gb: list[int]
     gigabytes_per_second: float
     source: str
+    names: list[str] = []
 
 
 class Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -175,23 +179,33 @@ def _parse_bandwidth(text: str) -> float:
 
 def _find_rows(name: str) -> tuple[list[TableRow], int | None]:
     """The rows of a name, and the size of memory in GiB that stands in the name."""
-    sizes = re.findall(r"\b(\d+)\s*GB\b", name, re.IGNORECASE)
-    wanted = _plain(re.sub(r"\b\d+\s*GB\b", " ", name, flags=re.IGNORECASE))
+    sizes, wanted = _SIZE.findall(name), _plain(_SIZE.sub(" ", name))
     rows: dict[str, list[TableRow]] = {}
+    names: dict[str, str] = {}
     for row in read_table().devices:
-        rows.setdefault(_plain(row.name), []).append(row)
+        for known in (row.name, *row.names):
+            rows.setdefault(_plain(known), []).append(row)
+            names[_plain(known)] = known
     found = rows.get(wanted)
-    if found is None and wanted.startswith("iphone"):  # the larger of two phones has the same chip; an M5 Max is no M5
-        found = rows.get(wanted.removesuffix("max").removesuffix("plus"))
     if found is None or len(sizes) > 1:
         near = difflib.get_close_matches(wanted, rows, n=3, cutoff=0.5)
         raise UsageError(
             f"no device {name!r} is in the table",
             code="bad_usage",
-            expected="one of " + ", ".join(rows[key][0].name for key in near) if near else "a device of the table",
-            hint="references/devices.md lists them; or state --memory and --bandwidth",
+            expected="one of " + ", ".join(names[key] for key in near) if near else "a device of the table",
+            hint="state it: --memory 8GB --bandwidth 51GB/s; references/devices.md lists those that have a name",
         )
-    return found, int(sizes[0]) if sizes else None
+    size = int(sizes[0]) if sizes else None
+    sold = sorted({size for row in found for size in row.memory_gb})
+    if size is not None and size not in sold:  # phones are sold by their storage
+        raise UsageError(
+            f"{found[0].name} is not sold with {size} GB of memory",
+            code="bad_usage",
+            expected=f"{', '.join(map(str, sold))} GB, or no size",
+            got=name,
+            hint="a size in the name is that of the memory, and not of the storage; --memory states another",
+        )
+    return found, size
 
 
 def _with_memory(rows: list[TableRow], memory: float | None) -> TableRow:
@@ -202,8 +216,9 @@ def _with_memory(rows: list[TableRow], memory: float | None) -> TableRow:
 
 
 def _plain(name: str) -> str:
-    """A name without maker, computer, case, spaces and hyphens: `RTX-4090` and `rtx4090` are one device."""
-    return "".join(_MAKERS.sub(" ", name.lower()).replace("-", " ").split())
+    """A name without maker, computer, screen, case, spaces and hyphens: `RTX-4090` and `rtx4090` are one device."""
+    words = _MAKERS.sub(" ", _GENERATION.sub(r"\1", name.lower().replace("+", " plus")))
+    return "".join(re.sub(r"[-()]", " ", words).split())
 
 
 def _of_row(row: TableRow, memory: float | None, speed: float | None) -> TargetDevice:
