@@ -11,6 +11,9 @@ import pytest
 
 import shared_runs
 from skill_train.cli import main
+from skill_train.estimate.fit import estimated_file
+from skill_train.estimate.targets import find_target
+from skill_train.model.folder import read_model
 from skill_train.run.folder import RunDir
 
 pytestmark = pytest.mark.slow
@@ -111,3 +114,33 @@ def test_a_model_folder_is_not_measured(capsys: pytest.CaptureFixture[str], run:
     on = answer["data"]["for"]
     assert (code, on["recommended"], on["files"][0]["kl"]) == (0, "q8_0", None) and "most bits" in on["because"]
     assert _answer(capsys, *words, "--max-kl", "1")[0] == 3
+
+
+def _without_q4(run: Path) -> str:
+    """A size between q4_k_m and iq4_xs. Those of the tiny model are only known from its files."""
+    small = next((run / "gguf").glob("*q4_k_m*")).stat().st_size
+    return f"{small / 1e6 - 0.001:.3f}MB"
+
+
+def test_i_quants_are_made_and_measured(capsys: pytest.CaptureFixture[str], run: Path) -> None:
+    """A speed between those of q4_k_m and iq4_xs, before there are files; these are so small that all keep it."""
+    device = find_target("Raspberry Pi 5", None, "0.001GB/s")
+    model = read_model(run / "merged")
+    slow, fast = (estimated_file(model, device, quant, 128).speed for quant in ("q4_k_m", "iq4_xs"))
+    assert slow is not None and fast is not None and slow.low < fast.low
+    between = (slow.low + fast.low) / 2
+    words = ("--for", "Raspberry Pi 5", "--bandwidth", "0.001GB/s", "--context", 128, "--min-speed", between)
+    code, answer = _answer(capsys, run, *words)
+    on = answer["data"]["for"]
+    made = [file["quant"] for file in on["files"] if file["quant"].startswith("iq")]
+    assert code == 0 and made == ["iq4_xs"] and all(file["kl"] > 0 for file in on["files"])
+    said = "i-quants: iq4_xs too, because q4_k_m does not fit; iq3_m, iq3_xxs, iq2_m, iq2_xxs were not tried"
+    assert said in on["reasons"]
+
+
+def test_no_i_quants_without_a_matrix(capsys: pytest.CaptureFixture[str], run: Path, tmp_path: Path) -> None:
+    """A model folder has no rows to make one of."""
+    words = (run / "merged", "--out", tmp_path / "out", "--for", "M2", "--max-size", _without_q4(run))
+    on = _answer(capsys, *words)[1]["data"]["for"]
+    assert [file["quant"] for file in on["files"]] and not any(file["quant"].startswith("iq") for file in on["files"])
+    assert "i-quants: not tried without an importance matrix" in on["reasons"]

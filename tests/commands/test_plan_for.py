@@ -142,4 +142,15 @@ def test_a_context_is_at_most_the_models(capsys: pytest.CaptureFixture[str], her
     _model(here / "model", "smollm2-135m")
     on = _answer(capsys, "--for", "M1", "--context", "999999")[1]["data"]["for"]
     assert on["context"] == 8192
-    assert on["reasons"][-1] == "context: 8192 tokens, all that the model was made for; 999999 were asked for"
+    assert on["reasons"][-2] == "context: 8192 tokens, all that the model was made for; 999999 were asked for"
+
+
+def test_i_quants_fill_the_gap_below_q4_k_m(capsys: pytest.CaptureFixture[str], here: Path) -> None:
+    """Of 1.5B q4_k_m has up to 1.08 GB, iq4_xs 0.995 and q3_k_m 0.92. With --quant nothing is added."""
+    _model(here / "model", "qwen2.5-1.5b")
+    words = ("--memory", "8GB", "--bandwidth", "68GB/s", "--max-size", "1GB")
+    on = _answer(capsys, *words)[1]["data"]["for"]
+    assert [file["quant"] for file in on["files"][6:]] == ["iq4_xs", "iq3_m"] and on["recommended"] == "iq4_xs"
+    assert on["reasons"][-1].startswith("i-quants: iq4_xs and iq3_m too, because q4_k_m does not fit")
+    on = _answer(capsys, *words, "--quant", "q4_k_m,q3_k_m")[1]["data"]["for"]
+    assert len(on["files"]) == 2 and not any("i-quants" in reason for reason in on["reasons"])

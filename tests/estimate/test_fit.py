@@ -7,7 +7,15 @@ import dataclasses
 import pytest
 
 import models
-from skill_train.estimate.fit import DeviceFile, FileSizes, ShipLimits, choose, estimated_file, exported_file
+from skill_train.estimate.fit import (
+    DeviceFile,
+    FileSizes,
+    ShipLimits,
+    choose,
+    estimated_file,
+    exported_file,
+    i_quants_to_try,
+)
 from skill_train.estimate.step import Range
 from skill_train.estimate.targets import TargetDevice, find_target
 
@@ -95,3 +103,24 @@ def test_a_projector_takes_memory_and_not_speed() -> None:
     pair = exported_file(LLAMA, phone, "q4_k_m", 4096, FileSizes(2_000_000_000, 0, 800_000_000))
     assert pair.memory is not None and alone.memory is not None
     assert pair.memory.low - alone.memory.low == 800e6 and pair.speed == alone.speed
+
+
+@pytest.mark.parametrize(
+    ("room", "tried", "says"),
+    [
+        (2.6, [], "q4_k_m or a larger type fits"),  # q4_k_m of 2.0 GB needs 2.5
+        (2.4, ["iq4_xs", "iq3_m"], "q4_k_m does not fit; iq3_xxs, iq2_m were not tried"),  # q3_k_m fits
+        (2.2, ["iq3_m", "iq3_xxs"], "iq4_xs, iq2_m were not tried"),  # q2_k fits; iq4_xs needs 2.3
+        (1.75, ["iq2_m"], "iq4_xs, iq3_m, iq3_xxs were not tried"),  # no k-quant fits
+        (1.0, [], "none of them fits"),
+    ],
+)
+def test_i_quants_are_tried_where_the_k_quants_leave_a_gap(room: float, tried: list[str], says: str) -> None:
+    target = dataclasses.replace(ROOM, usable_bytes=(room * 1e9, 4e9))
+    k_quants = [_file("q8_0", 3.4e9), _file("q4_k_m", 2e9), _file("q3_k_m", 1.85e9), _file("q2_k", 1.4e9)]
+    i_quants = [_file("iq4_xs", 1.8e9), _file("iq3_m", 1.6e9), _file("iq3_xxs", 1.5e9), _file("iq2_m", 1.2e9)]
+    found, why = i_quants_to_try(k_quants, i_quants, target, ShipLimits(max_kl=0.1))
+    assert found == tried and says in why
+    if tried:  # one that is too slow is no candidate
+        slow = [dataclasses.replace(file, speed=Range(1, 2, "")) for file in i_quants]
+        assert i_quants_to_try(k_quants, slow, target, ShipLimits(min_speed=5))[0] == []

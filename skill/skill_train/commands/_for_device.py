@@ -13,12 +13,20 @@ from skill_train.core.console import clean
 from skill_train.core.errors import DecisionNeeded, UsageError, nearest
 from skill_train.core.units import gigabytes, megabytes
 from skill_train.estimate.artifacts import BITS
-from skill_train.estimate.fit import DeviceFile, FileToShip, ShipLimits, choose
+from skill_train.estimate.fit import (
+    DeviceFile,
+    FileToShip,
+    ShipLimits,
+    choose,
+    estimated_file,
+    i_quants_to_try,
+)
 from skill_train.estimate.step import Range
 from skill_train.estimate.targets import TargetDevice, find_target, of_machine, parse_bytes
 from skill_train.facts import MachineFacts, ModelFacts
 
 CANDIDATES = ("q8_0", "q6_k", "q5_k_m", "q4_k_m", "q3_k_m", "q2_k")
+I_QUANTS = ("iq4_xs", "iq3_m", "iq3_xxs", "iq2_m", "iq2_xxs")
 _ASKED = {"context": "--context", "max_size": "--max-size", "max_kl": "--max-kl", "min_speed": "--min-speed"}
 _DESCRIBED = {"for_device": "--for", "memory": "--memory", "bandwidth": "--bandwidth"}
 
@@ -64,11 +72,12 @@ class DeviceAnswer(TypedDict):
 
 @dataclass(frozen=True)
 class DeviceQuestion:
-    """A device, the tokens of context, and the limits."""
+    """A device, the tokens of context, the limits, and the types that are tried beside those of `--quant`."""
 
     target: TargetDevice
     context: int
     limits: ShipLimits
+    i_quants: tuple[str, ...] = ()
 
 
 def asked_of(
@@ -98,13 +107,13 @@ def asked_of(
     return DeviceQuestion(target, context, ShipLimits(most, max_kl, options.min_speed))
 
 
-def candidates_of(quant: str | None) -> list[str]:
-    """The types that `--quant` names, or the usual ones.
+def candidates_of(quant: str) -> list[str]:
+    """The types that `--quant` names.
 
     Raises:
         UsageError: a name is unknown.
     """
-    names = list(CANDIDATES) if quant is None else [name.strip().lower().replace("-", "_") for name in quant.split(",")]
+    names = [name.strip().lower().replace("-", "_") for name in quant.split(",")]
     if unknown := [name for name in names if name not in BITS]:
         raise UsageError(
             f"{unknown[0]!r} is not a type of GGUF files{nearest(unknown[0], BITS)}",
@@ -114,6 +123,25 @@ def candidates_of(quant: str | None) -> list[str]:
             hint="--quant q4_k_m,iq4_xs",
         )
     return list(dict.fromkeys(names))
+
+
+def with_i_quants(asked: DeviceQuestion, model: ModelFacts, *, matrix: bool) -> DeviceQuestion:
+    """The question with the i-quants to try beside `CANDIDATES`, and a sentence about them.
+
+    Args:
+        matrix: there is an importance matrix, or one can be made.
+    """
+    tried, why = list[str](), "not tried without an importance matrix"
+    if matrix:
+        k_quants, i_quants = ([estimated(asked, model, quant) for quant in types] for types in (CANDIDATES, I_QUANTS))
+        tried, why = i_quants_to_try(k_quants, i_quants, asked.target, asked.limits)
+    reasons = (*asked.target.reasons, f"i-quants: {why}")
+    return replace(asked, target=replace(asked.target, reasons=reasons), i_quants=tuple(tried))
+
+
+def estimated(asked: DeviceQuestion, model: ModelFacts, quant: str) -> DeviceFile:
+    """A file on the device, before it is made."""
+    return estimated_file(model, asked.target, quant, asked.context)
 
 
 def _target(options: DeviceOptions, here: MachineFacts) -> TargetDevice:

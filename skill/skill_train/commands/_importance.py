@@ -46,6 +46,11 @@ class MatrixOrder:
     def file(self) -> Path | None:
         return None if self.asked in (None, AUTO, NONE) else Path(str(self.asked))
 
+    @property
+    def is_possible(self) -> bool:
+        """Whether there is a matrix, or one can be made unless the run has too few rows."""
+        return self.file is not None or (self.run is not None and self.asked != NONE)
+
 
 def require_possible(order: MatrixOrder, *, mix: bool) -> None:
     """Refuses what needs the rows of a run before anything is made.

@@ -24,6 +24,7 @@ class QuantizeOrder:
     Attributes:
         types: with the name of the mix.
         mix: what it may weigh, or its types; None where none is among the types.
+        i_quants: of the types, those that are left out where there is no whole importance matrix.
     """
 
     source: Path
@@ -33,6 +34,7 @@ class QuantizeOrder:
     types: list[str]
     matrix: MatrixOrder
     mix: MixTarget | MixFile | None
+    i_quants: tuple[str, ...] = ()
 
 
 def quantize_files(order: QuantizeOrder, console: Console) -> Quantized:
@@ -57,6 +59,8 @@ def quantize_files(order: QuantizeOrder, console: Console) -> Quantized:
     matrix = matrix_for(order.matrix, order.source, texts, pending, console)
     if replayed is not None:
         require_matrix(replayed, matrix, order.source)
+    unable = order.i_quants if matrix is None or matrix.missing else ()
+    left_out = [kind for kind in unable if kind in pending]
     mixes = {}
     if order.mix is not None:
         earlier = next((entry for entry in made.values() if entry["quant"] == order.mix.name), None)
@@ -69,7 +73,7 @@ def quantize_files(order: QuantizeOrder, console: Console) -> Quantized:
                 out=order.out,
                 record=record,
                 name=order.name,
-                quants=[kind for kind in order.types if kind not in mixes],
+                quants=[kind for kind in order.types if kind not in mixes and kind not in left_out],
                 matrix=matrix,
                 without_matrix=order.matrix.asked == NONE,
                 mixes=mixes,

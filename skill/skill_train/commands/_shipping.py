@@ -15,6 +15,7 @@ from skill_train.commands._for_device import (
     DeviceQuestion,
     answer_of,
     asked_of,
+    with_i_quants,
 )
 from skill_train.commands._mixing import AUTO, target_of
 from skill_train.core.console import Console
@@ -59,8 +60,11 @@ def wanted_types(options: FileOptions) -> tuple[list[str], MixTarget | MixFile |
     return target_of(quant, size, options.bits, options.mix)
 
 
-def question_of(options: FileOptions, model: Path) -> DeviceQuestion | None:
+def question_of(options: FileOptions, model: Path, *, matrix: bool) -> DeviceQuestion | None:
     """The device that the files are for; None for none.
+
+    Args:
+        matrix: there is an importance matrix, or one can be made.
 
     Raises:
         UsageError: no such device, or a limit without one.
@@ -69,7 +73,10 @@ def question_of(options: FileOptions, model: Path) -> DeviceQuestion | None:
     from skill_train.model.folder import read_model
 
     asked = options if options.is_for_device else dataclasses.replace(options, max_size=None)  # the size of a mix
-    return asked_of(asked, read_model(model, weights_needed=False), machine_with_speeds(), max_kl=options.max_kl)
+    facts = read_model(model, weights_needed=False)
+    question = asked_of(asked, facts, machine_with_speeds(), max_kl=options.max_kl)
+    usual = question is not None and options.quant is None and options.mix is None
+    return with_i_quants(question, facts, matrix=matrix) if question is not None and usual else question
 
 
 @dataclass(frozen=True)
@@ -105,6 +112,11 @@ def shipped(
         if figures := measured.get(file["path"]):
             candidate = dataclasses.replace(candidate, kl=figures["mean_kl"], same_top1=figures["same_top1"])
         candidates.append(candidate)
+    made = {candidate.quant for candidate in candidates}
+    if left := [quant for quant in question.i_quants if quant not in made]:
+        why = f"i-quants: {', '.join(left)} need an importance matrix, and there were too few rows to make one of"
+        target = dataclasses.replace(question.target, reasons=(*question.target.reasons, why))
+        question = dataclasses.replace(question, target=target)
     return answer_of(question, candidates)
 
 

@@ -156,8 +156,10 @@ def _export_folder(options: ExportOptions, model: Path, console: Console, tools:
     types = type_names(names)
     mmproj = projector_type(model, options.mmproj, out / "mmproj.json", text_run=False)
     with locked_out(out, "export-gguf"):
+        question = question_of(options, model, matrix=matrix.is_possible)
+        types += question.i_quants if question else ()
         task = _Export(model, out, out, slug(model), types, matrix, mmproj=mmproj, modelfile=options.modelfile)
-        return _export(console, replace(task, question=question_of(options, model)), tools)
+        return _export(console, replace(task, question=question), tools)
 
 
 def export_run(console: Console, run: RunDir, options: ExportOptions, tools: Any) -> Result:
@@ -172,7 +174,9 @@ def export_run(console: Console, run: RunDir, options: ExportOptions, tools: Any
         warn_of_part(console, run)
         model = run.merged if run.merged.is_dir() else base_of(run)
         run_converter.require_convertible(model, tools)
-        question = question_of(options, model)
+        matrix = MatrixOrder(options.imatrix, run, run.path)
+        question = question_of(options, model, matrix=matrix.is_possible)
+        more = list(question.i_quants) if question else []
         text_run = not plan_record.read(run.plan).recipe.images
         mmproj = projector_type(model, options.mmproj, run.record("mmproj"), text_run=text_run)
         if mmproj is not None:
@@ -180,10 +184,10 @@ def export_run(console: Console, run: RunDir, options: ExportOptions, tools: Any
         waits = contextlib.nullcontext() if run.record("convert").is_file() else run_converter.ready(tools)
         with waits as ready:  # it imports torch while the adapter is merged
             if not run.is_full:
-                _say_room(console, run, type_names(names), mix)
+                _say_room(console, run, type_names(names) + more, mix)
                 merge_locked(console, run, **merge_choices(run))
             task = replace(
-                _of_run(console, run, wanted, MatrixOrder(options.imatrix, run, run.path)),
+                _of_run(console, run, wanted + more, matrix),
                 mmproj=mmproj,
                 mix=mix,
                 modelfile=options.modelfile,
@@ -335,7 +339,8 @@ def _quantize(console: Console, task: _Export, source: Path) -> Quantized | None
     rest = [kind for kind in task.types if kind not in done and not source.name.endswith(f"-{kind}.gguf")]
     if not rest:
         return None
-    order = QuantizeOrder(source, task.out, task.records, task.name, rest, task.matrix, task.mix)
+    i_quants = task.question.i_quants if task.question else ()
+    order = QuantizeOrder(source, task.out, task.records, task.name, rest, task.matrix, task.mix, i_quants)
     return quantize_files(order, console)
 
 
@@ -354,7 +359,8 @@ def _quantize(console: Console, task: _Export, source: Path) -> Quantized | None
 @click.option(
     "--quant",
     help="Types, separated by commas; f16, bf16 or f32 sets the type of the unquantized file. auto measures a type for "
-    f"each matrix, under --max-size or --bits.  [default: {DEFAULT_TYPES}; with --for {','.join(CANDIDATES)}]",
+    f"each matrix, under --max-size or --bits.  [default: {DEFAULT_TYPES}; with --for {','.join(CANDIDATES)}, and up "
+    "to two i-quants]",
 )
 @click.option("--out", type=PATH, help="Folder for the files.  [default: RUN/gguf; for a model folder FOLDER-gguf]")
 @click.option("--lora", is_flag=True, help="Export only the adapter, for use with a GGUF file of its base model.")

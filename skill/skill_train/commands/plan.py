@@ -23,6 +23,8 @@ from skill_train.commands._for_device import (
     asked_of,
     candidates_of,
     draw_answer,
+    estimated,
+    with_i_quants,
 )
 from skill_train.commands._frame import command
 from skill_train.commands._measured import MeasuredFigure, measured_beside_estimates
@@ -42,7 +44,6 @@ from skill_train.commands._shell import quoted
 from skill_train.core.console import Console, Result, clean
 from skill_train.core.errors import DecisionNeeded, UsageError
 from skill_train.core.units import dollars, megabytes, size
-from skill_train.estimate.fit import estimated_file
 from skill_train.plan.file import require_free
 from skill_train.plan.make import few_steps
 from skill_train.plan.placement import Choices
@@ -87,7 +88,7 @@ def run(options: PlanOptions, console: Console) -> Result:
             got="--where local",
             hint="omit one of them",
         )
-    types = candidates_of(options.quant)
+    types = None if options.quant is None else candidates_of(options.quant)
     if options.out is not None:
         require_free(options.out)
     recipe = load_recipe(options.recipe, set_options(options, RECIPE_OPTIONS))
@@ -158,13 +159,16 @@ def _of_run(folder: Path, options: PlanOptions) -> Result:
 
 
 def _on_device(
-    asked: DeviceQuestion | None, plan: Plan, types: list[str]
+    asked: DeviceQuestion | None, plan: Plan, types: list[str] | None
 ) -> tuple[DeviceAnswer, DecisionNeeded | None] | None:
     """Each file that could be exported, on the device that it is for; None when no device was named."""
     if asked is None:
         return None
     model = plan.facts.model
-    return answer_of(asked, [estimated_file(model, asked.target, quant, asked.context) for quant in types])
+    if types is None:
+        asked = with_i_quants(asked, model, matrix=True)  # of the rows that are trained on
+        types = [*CANDIDATES, *asked.i_quants]
+    return answer_of(asked, [estimated(asked, model, quant) for quant in types])
 
 
 def _result(
@@ -382,7 +386,8 @@ def _time(seconds: float) -> str:
 )
 @for_device_options
 @click.option(
-    "--quant", help=f"Types of file to compare for --for, separated by commas.  [default: {','.join(CANDIDATES)}]"
+    "--quant",
+    help=f"Types of file for --for, separated by commas.  [default: {','.join(CANDIDATES)}, and up to two i-quants]",
 )
 @click.option("--out", type=PATH, help="File for the plan; `skill-train local PLAN` runs it.")
 def plan(options: PlanOptions, console: Console) -> Result:

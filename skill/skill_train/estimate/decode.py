@@ -11,6 +11,7 @@ fit lie 9 % off (median), and 9 of 10 inside the range.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 from skill_train.estimate.step import Range
@@ -58,6 +59,12 @@ _WIDE = ("q8_0", "f16", "bf16", "f32")
 # Types of fewer bits take more work to unpack. Of Llama 3.1 8B iq4_xs wrote 78 tokens a second, and none of q3_k, q2_k,
 # iq3, iq2 and iq1 more than 80, but for q2_k_s (90): tools/quantize/README.md of llama-cpp-python 0.3.36, one GPU.
 _FASTEST_BITS = 4.25
+# A processor looks the weights of i-quants below 4 bits up in tables: on that of an M2 Max a weight in iq3_s took 3.3
+# times as long as one in iq4_xs (ggml-org/llama.cpp, pull 5747, 2024-02: 28.8 tokens a second, and 21 with 16 % of the
+# weights in iq3_s). On a GPU they are among the rows above.
+_TABLES = re.compile(r"iq[123]_\w+")
+_TABLE_SLOWNESS = 3.3
+_ON_PROCESSORS = ("cpu", "phone", UNKNOWN_FAMILY)
 
 
 def cache_bytes(model: ModelFacts, context: int) -> Range | None:
@@ -92,7 +99,8 @@ def tokens_per_second(
         reached = f"{stated:.1f} GB/s as measured"
     active = (model.active_parameters or model.parameters or 1) / (model.parameters or 1)
     rest = cache.high / (stated * 1e9 * cache_share) + model.layers * family.seconds_per_layer
-    at_most = max(read_bytes, _FASTEST_BITS * (model.parameters or 0) / 8)
+    slowness = _TABLE_SLOWNESS if target.family in _ON_PROCESSORS and _TABLES.fullmatch(quant) else 1.0
+    at_most = slowness * max(read_bytes, _FASTEST_BITS * (model.parameters or 0) / 8)
     least, most = (count * active / (stated * 1e9 * share) + rest for count in (read_bytes, at_most))
     unpacked = "; few bits take longer to unpack" if at_most > read_bytes else ""
     return Range(slow / most, fast / least, f"{reached}; {context // 2} tokens of context{unpacked}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from skill_train.core.units import size as shown
 from skill_train.estimate.artifacts import BITS, file_bytes, memory_parts, unread_bytes
@@ -11,6 +11,9 @@ from skill_train.estimate.decode import tokens_per_second
 from skill_train.estimate.step import Range, total
 from skill_train.estimate.targets import TargetDevice
 from skill_train.facts import ModelFacts
+
+ENOUGH = "q4_k_m"  # the type from which on i-quants, all of which are smaller, are not tried
+_MOST_TRIED = 2  # each takes as long to make and to measure as a k-quant
 
 
 @dataclass(frozen=True)
@@ -119,6 +122,27 @@ def choose(candidates: Sequence[DeviceFile], target: TargetDevice, limits: ShipL
     most = f"the least divergence, {best.kl:.2g} nats," if measured else "the most bits a weight"
     left = f"; {others} of {len(candidates)} do not fit" if others else ""
     return FileToShip(best, f"{best.quant} has {most} of the types that fit {target.name}{left}", problems)
+
+
+def i_quants_to_try(
+    k_quants: Sequence[DeviceFile], i_quants: Sequence[DeviceFile], target: TargetDevice, limits: ShipLimits
+) -> tuple[list[str], str]:
+    """The i-quants that may be the better file, and what is said of them: the largest that fit, of those that are
+    smaller than a k-quant that does not fit. Before there are files no divergence is known, so it is no limit."""
+    known = replace(limits, max_kl=None)
+
+    def fits(file: DeviceFile) -> bool:
+        return not problems_of(file, target, known)
+
+    best = max((_bits(file) for file in k_quants if fits(file)), default=0.0)
+    if best >= BITS[ENOUGH]:
+        return [], f"not tried, because {ENOUGH} or a larger type fits"
+    below = min(bits for bits in map(_bits, k_quants) if bits > best)
+    tried = [file.quant for file in i_quants if _bits(file) < below and fits(file)][:_MOST_TRIED]
+    left = ", ".join(file.quant for file in i_quants if file.quant not in tried)
+    if not tried:
+        return [], "not tried, because none of them fits"
+    return tried, f"{' and '.join(tried)} too, because {ENOUGH} does not fit; {left} were not tried"
 
 
 def problems_of(candidate: DeviceFile, target: TargetDevice, limits: ShipLimits) -> list[Problem]:
