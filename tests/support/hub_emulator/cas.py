@@ -12,8 +12,6 @@ import secrets
 import struct
 import subprocess
 import sys
-import tempfile
-import threading
 import time
 from dataclasses import dataclass
 from itertools import accumulate
@@ -157,82 +155,32 @@ class Store:
     def _child(self, order: dict[str, Any]) -> Any:
         token = self.token("write")
         order |= {"endpoint": self._own, "token": token, "until": int(time.time()) + _TOKEN_SECONDS}
-        try:
-            with _ONE_AT_A_TIME:
-                done = _client().ask(order)
-        finally:
-            self._tokens.pop(token)
-        if "error" in done:
-            raise RuntimeError(f"hf_xet cannot use our store: {done['error']}")
-        return done["files"]
-
-
-class _Client:
-    """hf_xet in a child process, which serves every store of this one: its start takes longer than what it is asked."""
-
-    def __init__(self) -> None:
-        self._home = tempfile.TemporaryDirectory(prefix="xet-")
-        env = {"PATH": os.environ.get("PATH", ""), "HF_XET_TELEMETRY_ENABLED": "0", "HF_HOME": self._home.name}
-        env["HF_XET_CHUNK_CACHE_SIZE_BYTES"] = "0"  # what a store lost is not answered for it
+        env = {"PATH": os.environ.get("PATH", ""), "HF_XET_TELEMETRY_ENABLED": "0", "HF_HOME": str(self._scratch)}
         command = [sys.executable, "-c", _CHILD]
-        self._log = open(Path(self._home.name) / "log", "w+")  # noqa: SIM115 - as long as the child
-        self.process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log, env=env, text=True
-        )
-
-    def ask(self, order: dict[str, Any]) -> dict[str, Any]:
-        """`files`, or `error`."""
-        assert self.process.stdin and self.process.stdout
-        patience = threading.Timer(120, self.process.kill)
-        patience.start()
-        try:
-            self.process.stdin.write(json.dumps(order) + "\n")
-            self.process.stdin.flush()
-            line = self.process.stdout.readline()
-        except BrokenPipeError:
-            line = ""
-        patience.cancel()
-        if line:
-            done: dict[str, Any] = json.loads(line)
-            return done
-        self.process.wait()
-        self._log.seek(0)
-        return {"error": self._log.read()[-2000:]}
-
-
-_ONE_AT_A_TIME = threading.Lock()
-_clients: list[_Client] = []
-
-
-def _client() -> _Client:
-    """The one that runs."""
-    if not _clients or _clients[-1].process.poll() is not None:
-        _clients[:] = [_Client()]
-    return _clients[-1]
+        done = subprocess.run(command, input=json.dumps(order), env=env, capture_output=True, text=True, timeout=120)
+        self._tokens.pop(token)
+        if done.returncode:
+            raise RuntimeError(f"hf_xet cannot use our store: {done.stderr[-2000:]}")
+        return json.loads(done.stdout)
 
 
 _CHILD = """
 import json, sys
 from hf_xet import SKIP_SHA256, XetFileInfo, XetSession
 
-def answer(order):
-    access = {"endpoint": order["endpoint"], "token": order["token"], "token_expiry_unix_secs": order["until"]}
-    if "upload" in order:
-        with XetSession().new_upload_commit(**access) as commit:
-            handles = [commit.start_upload_file(path, sha256=SKIP_SHA256) for path in order["upload"]]
-        infos = [handle.result().xet_info for handle in handles]
-        return [[info.hash, info.file_size] for info in infos]
+order = json.load(sys.stdin)
+access = {"endpoint": order["endpoint"], "token": order["token"], "token_expiry_unix_secs": order["until"]}
+done = []
+if "upload" in order:
+    with XetSession().new_upload_commit(**access) as commit:
+        handles = [commit.start_upload_file(path, sha256=SKIP_SHA256) for path in order["upload"]]
+    infos = [handle.result().xet_info for handle in handles]
+    done = [[info.hash, info.file_size] for info in infos]
+else:
     with XetSession().new_file_download_group(**access) as group:
         for name, size, path in order["download"]:
             group.start_download_file(XetFileInfo(name, size), path)
-    return []
-
-for line in sys.stdin:
-    try:
-        done = {"files": answer(json.loads(line))}
-    except BaseException as error:
-        done = {"error": repr(error)}
-    print(json.dumps(done), flush=True)
+print(json.dumps(done))
 """
 
 
