@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tokenizers import Tokenizer
 
 import tiny
 import training
@@ -144,3 +145,16 @@ def test_the_count_of_tokens_says_that_another_class_was_named(tmp_path: Path) -
     assert "LlamaTokenizer" in note
     plain = load_tokenizer(str(tiny.cached("llama-spm")), None)
     assert Encoder(recipe, plain).notes == []
+
+
+@pytest.mark.parametrize(("suffix", "kept"), [(None, True), ("", True), ("</w>", False)])
+def test_an_empty_suffix_of_pieces_is_none(tmp_path: Path, suffix: str | None, kept: bool) -> None:
+    """Qwen's class sets an empty one. It is read a second time only where the file has another."""
+    document = json.loads((tiny.cached("qwen2") / "tokenizer.json").read_text())
+    folder = model("qwen2", tmp_path, tokenizer={"model": document["model"] | {"end_of_word_suffix": suffix}})
+    tokenizer, published = load_tokenizer(str(folder), None), Tokenizer.from_file(str(folder / "tokenizer.json"))
+    assert (type(tokenizer).__name__ == "Qwen2Tokenizer") is kept
+    for text in TEXTS:
+        assert (
+            tokenizer(text, add_special_tokens=False).input_ids == published.encode(text, add_special_tokens=False).ids
+        )
