@@ -4761,6 +4761,16 @@ def load_model(recipe: Recipe, placement: Placement) -> Any:
     return model
 
 
+def base_weights(recipe: Recipe) -> dict[str, FileDigest]:
+    """The digests of the files from which `load_model` has read the weights, by name. For a model on the Hub they are
+    in the cache by then."""
+    name, revision = recipe["model"], recipe["revision"]
+    files = [model_file(name, revision, file) for file in (INDEX, SINGLE)]
+    first = next((Path(file) for file in files if file is not None), None)
+    paths = weight_files(first.parent) if first is not None else []
+    return {path.name: file_digest(path) for path in paths if path.is_file()}
+
+
 def is_full(recipe: Recipe) -> bool:
     """Whether every weight trains, instead of an adapter."""
     return recipe["finetuning_type"] == "full"
@@ -5043,6 +5053,27 @@ def check_split(checkpoint: Path, placement: Placement) -> None:
     if processes != placement["num_processes"]:
         text = f"{checkpoint.name} is of {processes} processes: rows and batches stay the same, dropout is drawn anew"
         event("note", text=text)
+
+
+def check_base_weights(folder: Path, weights: dict[str, FileDigest]) -> None:
+    """Refuses to go on with other weights than those that `environment.json` of the earlier start names. Earlier
+    versions recorded none.
+
+    Raises:
+        Refused: a weight file of the base has changed.
+    """
+    path = folder / "environment.json"
+    earlier = foreign_json(path) if path.is_file() else None
+    recorded = earlier.get("base_weights") if isinstance(earlier, dict) else None
+    changed = [name for name in weights if weights[name] != recorded.get(name)] if isinstance(recorded, dict) else []
+    if changed:
+        raise Refused(
+            f"the weights of the base model have changed since this run began: {', '.join(changed)}",
+            code="input_changed",
+            expected="the base_weights of environment.json",
+            got=f"sha256 {weights[changed[0]]['sha256']:.12}…",
+            hint="put the weights back, or train into a new --run-dir",
+        )
 
 
 def is_complete(checkpoint: Path) -> bool:
@@ -5683,12 +5714,13 @@ class Environment(TypedDict):
     versions: dict[str, str]
     processes: Processes
     model: dict[str, object]
+    base_weights: dict[str, FileDigest]
     lora: dict[str, object] | None
     trainer: dict[str, object]
     data: FedData
 
 
-def environment(trainer: Any, data: Data) -> Environment:
+def environment(trainer: Any, data: Data, base_weights: dict[str, FileDigest]) -> Environment:
     """Versions, device, what is fed, and every argument as the trainer holds it after construction.
 
     `skill-train diff` compares two of these. The optimizer and the schedule are added when training starts.
@@ -5718,6 +5750,7 @@ def environment(trainer: Any, data: Data) -> Environment:
             "mixed_precision": trainer.accelerator.mixed_precision,
         },
         "model": built_model(trainer.model),
+        "base_weights": base_weights,
         "lora": built_lora(trainer.model),
         "trainer": json.loads(trainer.args.to_json_string()),
         "data": fed_data(data, trainer.train_dataset, trainer.args.max_steps),
@@ -6820,7 +6853,10 @@ def run(plan: Plan, folder: Path, *, resume: bool) -> None:
     watch = Watch(folder, data, recipe, checkpoint, keep=placement["save_total_limit"])
     trainer = build_trainer(recipe, placement, folder, tokenizer, data, watch)
     if is_main_process():
-        write_json(folder / "environment.json", environment(trainer, data))
+        weights = base_weights(recipe)
+        if checkpoint is not None:
+            check_base_weights(folder, weights)
+        write_json(folder / "environment.json", environment(trainer, data, weights))
     # Every process takes part in the checks: the loss is gathered from all, and one that is missing is waited for.
     event("stage", text=MEASURING)
     checks = Checks(trainer, tokenizer, data, recipe)

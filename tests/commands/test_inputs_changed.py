@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 import shutil
 from pathlib import Path
@@ -69,3 +71,71 @@ def _other_weights(path: Path) -> None:
 
     tensors = {name: tensor + 0.01 for name, tensor in load_file(path).items()}
     save_file(tensors, path, metadata={"format": "pt"})
+
+
+# --- A base that changed inside a weight file ---
+
+
+@pytest.mark.parametrize(
+    "line", ["merge run", "export-gguf run --lora", "verify run", "evaluate run", "chat run --file base --prompt Hi"]
+)
+def test_a_base_that_changed_where_no_fingerprint_looks_is_refused(
+    commands: Commands, trained: Path, line: str
+) -> None:
+    """A fingerprint covers the header and both ends of a weight file. A model of gigabytes is copied in parts, and one
+    part may be of another version."""
+    base, weights = trained / "base", trained / "base" / "model.safetensors"
+    was, kept = fingerprint(base), weights.read_bytes()
+    weights.write_bytes(_changed_in_the_middle(kept))
+    assert fingerprint(base) == was
+    try:
+        done = _call(commands, trained, line)
+        assert done.error == (2, "input_changed"), done.stdout + done.stderr
+        assert "model.safetensors with sha256" in done.answer["error"]["expected"]
+    finally:
+        weights.write_bytes(kept)
+
+
+def test_a_run_does_not_go_on_with_a_base_that_changed(commands: Commands, trained: Path, tmp_path: Path) -> None:
+    run = shutil.copytree(trained / "run", tmp_path / "run")
+    for name in ("train.json", "convert.json", "quantize.json", "merge.json"):
+        (run / name).unlink(missing_ok=True)
+    for name in ("adapter", "merged", "gguf"):
+        shutil.rmtree(run / name)
+    assert (run / "checkpoints" / "checkpoint-3").is_dir()
+    weights = trained / "base" / "model.safetensors"
+    kept = weights.read_bytes()
+    weights.write_bytes(_changed_in_the_middle(kept))
+    try:
+        done = _call(commands, trained, f"local recipe.yaml --resume --run-dir {run}")
+        assert done.error == (2, "input_changed"), done.stdout + done.stderr
+        assert "model.safetensors" in done.answer["error"]["message"]
+    finally:
+        weights.write_bytes(kept)
+
+
+def test_the_weights_of_the_base_are_a_fact_of_a_run(commands: Commands, trained: Path, tmp_path: Path) -> None:
+    """And a run of an earlier version, which did not record them, can still be compared and merged."""
+    run = shutil.copytree(trained / "run", tmp_path / "run")
+    environment = json.loads((run / "environment.json").read_text())
+    digest = hashlib.sha256((trained / "base" / "model.safetensors").read_bytes()).hexdigest()
+    assert environment["base_weights"]["model.safetensors"]["sha256"] == digest
+    other = environment | {"base_weights": {"model.safetensors": {"bytes": 1, "sha256": "0" * 64}}}
+    (run / "environment.json").write_text(json.dumps(other))
+    done = _call(commands, trained, f"diff run {run}")
+    assert done.error == (6, "different_recipe"), done.stdout + done.stderr
+    assert [each["fact"] for each in done.answer["data"]["recipe"]] == [
+        "base_weights.model.safetensors.bytes",
+        "base_weights.model.safetensors.sha256",
+    ]
+    (run / "environment.json").write_text(json.dumps({**environment, "base_weights": None}))
+    done = _call(commands, trained, f"diff run {run}")
+    assert done.data["recipe"] == [] and "base_weights: only run A has a record" in done.data["not_compared"]
+    assert _call(commands, trained, f"diff {run} {run}").data["verdict"] == "same"
+    assert _call(commands, trained, f"merge {run}").answer["ok"] is True
+
+
+def _changed_in_the_middle(weights: bytes) -> bytes:
+    middle = len(weights) // 2
+    assert middle > 4 * 65_536
+    return weights[:middle] + bytes(byte ^ 1 for byte in weights[middle : middle + 64]) + weights[middle + 64 :]

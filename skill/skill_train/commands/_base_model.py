@@ -7,7 +7,8 @@ from pathlib import Path
 from skill_train.core.errors import UsageError
 from skill_train.model.folder import fingerprint
 from skill_train.run import plan_record
-from skill_train.run.folder import RunDir
+from skill_train.run.folder import RunDir, file_digest, is_file_of
+from skill_train.run.train_record import read_environment
 
 
 def base_folder(model: str) -> Path:
@@ -28,11 +29,28 @@ def base_of(run: RunDir) -> Path:
     folder = model_folder(plan.recipe.model, plan.recipe.revision)[0]
     trained = plan.fingerprints.get("model")  # none of a model on the Hub: its revision says which it is
     if trained is not None and (now := fingerprint(folder)) != trained:
-        raise UsageError(
-            f"the model in {folder} has changed since {run.path} was trained on it",
-            code="input_changed",
-            expected=f"fingerprint {trained!s:.12}…",
-            got=f"fingerprint {now:.12}…",
-            hint="restore the files of the model, or train again on the current ones",
-        )
+        raise _changed(run, folder, f"fingerprint {trained:.12}…", f"fingerprint {now:.12}…")
+    _require_trained_weights(run, folder)
     return folder
+
+
+def _require_trained_weights(run: RunDir, folder: Path) -> None:
+    """Compares the whole weight files with the digests that the training recorded. Earlier versions recorded none.
+
+    The fingerprint of a plan covers the header and both ends of a weight file only, because a plan must be quick.
+    """
+    environment = read_environment(run.record("environment"))
+    for name, digest in ((environment and environment.base_weights) or {}).items():
+        if not is_file_of(folder / name, digest):
+            now = f"sha256 {file_digest(folder / name)['sha256']:.12}…" if (folder / name).is_file() else "no such file"
+            raise _changed(run, folder, f"{name} with sha256 {digest['sha256']:.12}…", now)
+
+
+def _changed(run: RunDir, folder: Path, expected: str, got: str) -> UsageError:
+    return UsageError(
+        f"the model in {folder} has changed since {run.path} was trained on it",
+        code="input_changed",
+        expected=expected,
+        got=got,
+        hint="restore the files of the model, or train again on the current ones",
+    )

@@ -69,7 +69,7 @@ from skill_train.program.events import (
     write_json,
     write_rows,
 )
-from skill_train.program.model import check_optimizer, is_full, load_model
+from skill_train.program.model import base_weights, check_optimizer, is_full, load_model
 from skill_train.program.model_files import check_base
 from skill_train.program.pictures.tokens import Pictures, keep_pictures
 from skill_train.program.plan import (
@@ -101,7 +101,7 @@ from skill_train.program.split import (
 )
 from skill_train.program.tokenizer import load_tokenizer
 from skill_train.program.trainer import base_folder, build_trainer, environment, save, train
-from skill_train.program.watch import Watch, attend, check_split, newest_checkpoint
+from skill_train.program.watch import Watch, attend, check_base_weights, check_split, newest_checkpoint
 
 SAMPLE_ROWS = 32  # rows kept in samples.jsonl
 
@@ -166,7 +166,10 @@ def run(plan: Plan, folder: Path, *, resume: bool) -> None:
     watch = Watch(folder, data, recipe, checkpoint, keep=placement["save_total_limit"])
     trainer = build_trainer(recipe, placement, folder, tokenizer, data, watch)
     if is_main_process():
-        write_json(folder / "environment.json", environment(trainer, data))
+        weights = base_weights(recipe)
+        if checkpoint is not None:
+            check_base_weights(folder, weights)
+        write_json(folder / "environment.json", environment(trainer, data, weights))
     # Every process takes part in the checks: the loss is gathered from all, and one that is missing is waited for.
     event("stage", text=MEASURING)
     checks = Checks(trainer, tokenizer, data, recipe)

@@ -8,9 +8,20 @@ import os
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
-from skill_train.program.events import EXIT_DOES_NOT_FIT, EXIT_FAILED, EXIT_NOT_INSTALLED, Refused, event, readable
+from skill_train.program.events import (
+    EXIT_DOES_NOT_FIT,
+    EXIT_FAILED,
+    EXIT_NOT_INSTALLED,
+    FileDigest,
+    Refused,
+    event,
+    file_digest,
+    readable,
+)
+from skill_train.program.model_files import INDEX, SINGLE, model_file, weight_files
 from skill_train.program.plan import Placement, Recipe
 from skill_train.program.split import IGNORED, Data
 
@@ -248,6 +259,16 @@ def load_model(recipe: Recipe, placement: Placement) -> Any:
         )
     model.config.use_cache = False  # a cache and gradient checkpointing exclude each other
     return model
+
+
+def base_weights(recipe: Recipe) -> dict[str, FileDigest]:
+    """The digests of the files from which `load_model` has read the weights, by name. For a model on the Hub they are
+    in the cache by then."""
+    name, revision = recipe["model"], recipe["revision"]
+    files = [model_file(name, revision, file) for file in (INDEX, SINGLE)]
+    first = next((Path(file) for file in files if file is not None), None)
+    paths = weight_files(first.parent) if first is not None else []
+    return {path.name: file_digest(path) for path in paths if path.is_file()}
 
 
 def is_full(recipe: Recipe) -> bool:

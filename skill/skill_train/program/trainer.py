@@ -369,12 +369,13 @@ class Environment(TypedDict):
     versions: dict[str, str]
     processes: Processes
     model: dict[str, object]
+    base_weights: dict[str, FileDigest]
     lora: dict[str, object] | None
     trainer: dict[str, object]
     data: FedData
 
 
-def environment(trainer: Any, data: Data) -> Environment:
+def environment(trainer: Any, data: Data, base_weights: dict[str, FileDigest]) -> Environment:
     """Versions, device, what is fed, and every argument as the trainer holds it after construction.
 
     `skill-train diff` compares two of these. The optimizer and the schedule are added when training starts.
@@ -404,6 +405,7 @@ def environment(trainer: Any, data: Data) -> Environment:
             "mixed_precision": trainer.accelerator.mixed_precision,
         },
         "model": built_model(trainer.model),
+        "base_weights": base_weights,
         "lora": built_lora(trainer.model),
         "trainer": json.loads(trainer.args.to_json_string()),
         "data": fed_data(data, trainer.train_dataset, trainer.args.max_steps),

@@ -16,6 +16,7 @@ from typing import Any, NotRequired, TypedDict
 
 from skill_train.program.events import (
     EXIT_FAILED,
+    FileDigest,
     Refused,
     again,
     any_process,
@@ -30,6 +31,7 @@ from skill_train.program.events import (
     write_text,
 )
 from skill_train.program.model import require_float32
+from skill_train.program.model_files import foreign_json
 from skill_train.program.plan import Placement, Recipe
 from skill_train.program.split import SPLIT, Data, trained_tokens
 
@@ -101,6 +103,27 @@ def check_split(checkpoint: Path, placement: Placement) -> None:
     if processes != placement["num_processes"]:
         text = f"{checkpoint.name} is of {processes} processes: rows and batches stay the same, dropout is drawn anew"
         event("note", text=text)
+
+
+def check_base_weights(folder: Path, weights: dict[str, FileDigest]) -> None:
+    """Refuses to go on with other weights than those that `environment.json` of the earlier start names. Earlier
+    versions recorded none.
+
+    Raises:
+        Refused: a weight file of the base has changed.
+    """
+    path = folder / "environment.json"
+    earlier = foreign_json(path) if path.is_file() else None
+    recorded = earlier.get("base_weights") if isinstance(earlier, dict) else None
+    changed = [name for name in weights if weights[name] != recorded.get(name)] if isinstance(recorded, dict) else []
+    if changed:
+        raise Refused(
+            f"the weights of the base model have changed since this run began: {', '.join(changed)}",
+            code="input_changed",
+            expected="the base_weights of environment.json",
+            got=f"sha256 {weights[changed[0]]['sha256']:.12}…",
+            hint="put the weights back, or train into a new --run-dir",
+        )
 
 
 def is_complete(checkpoint: Path) -> bool:

@@ -125,6 +125,8 @@ def compare(a: ComparedRun, b: ComparedRun) -> Comparison:
     compared = 0
     for name in left:
         here, there = left[name], right[name]
+        if name == "base_weights" and here is None and there is None:
+            continue  # runs of earlier versions have none
         if here is None or there is None:
             missing.append(_missing(name, here, there))
             continue
@@ -169,6 +171,7 @@ def _sections(run: ComparedRun, other: ComparedRun) -> dict[str, dict[str, objec
         "optimizer": seen.optimizer,
         "schedule": seen.schedule,
         "model": seen.model,
+        "base_weights": seen.base_weights,
         "processes": seen.processes,
         "placement": structs.asdict(plan.placement),
         "launch": {

@@ -126,6 +126,7 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True):
     added when training starts. A part that an earlier version did not record is None.
 
     Attributes:
+        base_weights: the weight files of the base, as they were when training started.
         lora: None if the model has no adapter.
     """
 
@@ -139,6 +140,7 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True):
     versions: dict[str, str | None] | None = None
     processes: JsonObject | None = None
     model: JsonObject | None = None
+    base_weights: dict[FileName, FileDigest] | None = None
     lora: JsonObject | msgspec.UnsetType | None = msgspec.UNSET
     trainer: JsonObject | None = None
     data: FedData | None = None
