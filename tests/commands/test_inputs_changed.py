@@ -139,3 +139,36 @@ def _changed_in_the_middle(weights: bytes) -> bytes:
     middle = len(weights) // 2
     assert middle > 4 * 65_536
     return weights[:middle] + bytes(byte ^ 1 for byte in weights[middle : middle + 64]) + weights[middle + 64 :]
+
+
+# --- The recipe of a finished run ---
+
+
+@pytest.mark.parametrize(
+    "line", ["merge run", "export-gguf run --quant q8_0", "verify run", "evaluate run", "report run"]
+)
+def test_a_recipe_that_was_edited_after_training_is_refused(commands: Commands, trained: Path, line: str) -> None:
+    """Else a proof would stand beside a recipe that nobody trained."""
+    plan = trained / "run" / "plan.json"
+    kept = plan.read_text()
+    document = json.loads(kept)
+    plan.write_text(json.dumps(document | {"recipe": document["recipe"] | {"learning_rate": 0.9}}))
+    try:
+        done = _call(commands, trained, line)
+        assert done.error == (2, "another_run"), done.stdout + done.stderr
+        assert "train.json" in done.answer["error"]["message"]
+    finally:
+        plan.write_text(kept)
+
+
+def test_the_adapter_and_the_records_of_another_run_are_refused(
+    commands: Commands, trained: Path, tmp_path: Path
+) -> None:
+    """All that a run of another recipe left, put beside this run's plan."""
+    done = _call(commands, trained, f"local recipe.yaml --max-steps 4 --run-dir {tmp_path / 'other'}")
+    assert done.code == 0, done.stdout + done.stderr
+    other = tmp_path / "other"
+    shutil.copy(trained / "run" / "plan.json", other / "plan.json")
+    done = _call(commands, trained, f"merge {other}")
+    assert done.error == (2, "another_run"), done.stdout + done.stderr
+    assert not (other / "merged").exists()

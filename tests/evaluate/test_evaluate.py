@@ -15,6 +15,7 @@ import shared_runs
 import step_records
 import tiny
 import training
+from planning import write_recipe_hash
 from skill_train.core.console import MAX_JSON_BYTES
 from skill_train.core.digests import digests
 from skill_train.core.errors import NotInstalled, UsageError
@@ -129,6 +130,7 @@ def test_a_model_trained_whole_has_no_adapter(run: Path, made: gguf_maker.Export
     plan = json.loads((copy / "plan.json").read_text())
     plan["recipe"]["finetuning_type"] = "full"
     (copy / "plan.json").write_text(json.dumps(plan))
+    write_recipe_hash(copy)
     assert tuned_of(RunDir(copy), made.base) == Model("tuned", copy / "merged")
 
 
@@ -281,6 +283,7 @@ def encoded(base: Path, data: Path, count: int) -> list[dict[str, Any]]:
 def write_trained(run: Path) -> None:
     outputs = digests(run, (run / "adapter").iterdir())
     records.write(run / "train.json", step_records.trained(outputs))
+    write_recipe_hash(run)
 
 
 def write_rows(path: Path, rows: list[dict[str, Any]]) -> None:

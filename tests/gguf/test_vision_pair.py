@@ -17,6 +17,7 @@ import step_records
 import tiny
 import tiny_vision
 import vision_adapters
+from planning import write_recipe_hash
 from skill_train.commands._projector import projector_type
 from skill_train.core.digests import digests, file_digest
 from skill_train.core.errors import UsageError
@@ -160,6 +161,7 @@ def test_a_pair_of_a_run(tmp_path: Path, commands: Any) -> None:
     plan["recipe"]["model"], plan["fingerprints"]["model"] = str(base), fingerprint(base)
     work.plan.write_text(json.dumps(plan))
     records.write(work.record("train"), step_records.trained(digests(work.path, list(work.adapter.iterdir()))))
+    write_recipe_hash(work.path)
     answer = run(commands, tmp_path, work.path, "--quant", "f16")
     assert answer["exit"] == 0, answer
     assert answer["data"]["mmproj"]["path"] == str(work.gguf / "mmproj-run-f16.gguf")

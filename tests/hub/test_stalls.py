@@ -256,11 +256,12 @@ def trained(tmp_path: Path) -> Path:
     recipe = {"model": str(tmp_path / "base"), "revision": None, "data": str(tmp_path / "rows.jsonl")}
     recipe |= {"data_revision": None, "lora_r": 8, "target_modules": ["q_proj"], "seed": 42}
     policy = {"sensitive": False, "hub_model_id": None}
-    plan = planning.plan_document(recipe=recipe, policy=policy, recipe_hash="ab" * 32, fingerprints={})
+    plan = planning.plan_document(recipe=recipe, policy=policy, fingerprints={})
     outputs = {f"adapter/{name}": cloud_runs.digest(content) for name, content in files.items()}
     training = step_records.trained(outputs, first_loss=2.5, last_loss=0.25)
     (folder / "plan.json").write_text(json.dumps(plan))
     records.write(folder / "train.json", training)
+    planning.write_recipe_hash(folder)
     (tmp_path / "base").mkdir()
     return folder
 

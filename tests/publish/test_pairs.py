@@ -45,6 +45,7 @@ def run(tmp_path: Path) -> RunDir:
     policy = {"sensitive": False, "hub_model_id": None}
     _write(folder / "plan.json", planning.plan_document(recipe=recipe, policy=policy, fingerprints={}))
     records.write(folder / "train.json", step_records.trained({}, first_loss=2.5, last_loss=0.25))
+    planning.write_recipe_hash(folder)
     made = {f"gguf/{PROJECTOR}": _digest(folder / "gguf" / PROJECTOR) | {"quant": "f16"}}
     _write(folder / "mmproj.json", {"outputs": made})
     write_proof(folder)
@@ -135,6 +136,7 @@ def test_a_run_that_exported_no_projector_is_not_called_whole(run: RunDir) -> No
 def test_a_run_of_text_has_no_other_half(run: RunDir) -> None:
     plan = json.loads(run.plan.read_text())
     _write(run.plan, plan | {"recipe": plan["recipe"] | {"images": False}})
+    planning.write_recipe_hash(run.path)
     (run.gguf / PROJECTOR).unlink()
     run.record("mmproj").unlink()
     assert half_of_a_pair(run, files_of(run, ("gguf",), "base")) == ""

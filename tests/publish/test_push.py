@@ -49,11 +49,12 @@ def run(tmp_path: Path) -> Path:
     recipe = {"model": str(base), "revision": None, "data": str(tmp_path / "secret-customers" / "rows.jsonl")}
     recipe |= {"data_revision": None, "lora_r": 8, "target_modules": ["q_proj"], "seed": 42}
     policy = {"sensitive": False, "hub_model_id": None}
-    plan = planning.plan_document(recipe=recipe, policy=policy, recipe_hash="ab" * 32, fingerprints={})
+    plan = planning.plan_document(recipe=recipe, policy=policy, fingerprints={})
     _write(folder / "plan.json", plan)
     training = step_records.trained(outputs, first_loss=2.5, last_loss=0.25)
     training = replace(training, example="a row of a customer", answer=PromptAnswers("of a customer"))
     records.write(folder / "train.json", training)
+    planning.write_recipe_hash(folder)
     _write_proof(folder, "pass")
     return folder
 

@@ -17,6 +17,7 @@ import pytest
 from PIL import Image, PngImagePlugin
 
 import picture_pairs
+import planning
 import whole_records
 from pages import Page
 from skill_train.report.sections import shown, verdict
@@ -39,6 +40,7 @@ def run(tmp_path: Path) -> Path:
     shutil.copytree(RECORDED, folder, ignore=shutil.ignore_patterns("metrics.jsonl"))  # curves take time to draw
     plan = _json(folder / "plan.json")
     _write(folder / "plan.json", plan | {"recipe": plan["recipe"] | {"images": True, "loss_on": "assistant"}})
+    planning.write_recipe_hash(folder)
     rows = [held_out(folder, line, [picture_pairs.picture(300, 200, seed=line)]) for line in (1, 2, 3)]
     write_rows(folder, [*rows, held_out(folder, 4, [])])
     _write(folder / "convert.json", {"outputs": {"gguf/run-q8_0.gguf": TEXT}})

@@ -23,6 +23,7 @@ import light
 import whole_records
 from command_tree import commands
 from pages import Page, differing
+from planning import write_recipe_hash
 from skill_train.core.errors import UsageError
 from skill_train.report.step import report
 from skill_train.run.folder import RunDir
@@ -160,7 +161,7 @@ def test_what_a_hostile_run_says_is_only_text(run: Path, page: Page) -> None:
         whole = json.loads(path.read_text(encoding="utf-8"))
         kept = {key: whole[key] for key in ("schema",) if key in whole}  # of another schema nothing is read
         path.write_text(json.dumps(_poisoned(whole, payload) | kept), encoding="utf-8")
-    (run / "recipe.yaml").write_text(f"model: {payload}\n", encoding="utf-8")
+    write_recipe_hash(run)
     hostile = run.with_name("<script>alert(2)</script>".replace("/", "∕"))
     run.rename(hostile)
     poisoned = make(hostile)
@@ -231,6 +232,7 @@ def test_two_runs_stand_side_by_side(run: Path, tmp_path: Path) -> None:
     shutil.copytree(run, other)
     plan = json.loads((other / "plan.json").read_text(encoding="utf-8"))
     edit(other, "plan", recipe=plan["recipe"] | {"learning_rate": 0.0005})
+    write_recipe_hash(other)
     (other / "verify.json").unlink()
     page = make(run, other)
     assert ["", "demo", "other"] in page.cells

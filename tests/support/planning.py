@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import json
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from skill_train.facts import DatasetFacts, Flavor, MachineFacts, ModelFacts, To
 from skill_train.hub import flavors
 from skill_train.plan.make import make_plan
 from skill_train.plan.placement import Choices
-from skill_train.recipe.fields import FIELDS, from_dict
+from skill_train.recipe.fields import FIELDS, from_dict, recipe_hash
 from skill_train.run import plan_record
 from skill_train.run.plan_record import Facts, Plan
 
@@ -62,7 +63,19 @@ def plan_document(**changed: Any) -> dict[str, Any]:
     document = decided("qwen2.5-0.5b", "rtx_4090")
     for key, value in changed.items():
         document[key] = document[key] | value if isinstance(value, dict) and document[key] else value
+    if "recipe_hash" not in changed:
+        document["recipe_hash"] = recipe_hash(document["recipe"], document["fingerprints"])
     return document
+
+
+def write_recipe_hash(run: Path) -> None:
+    """Writes the hash of the planned recipe into `plan.json` and `train.json` of a folder, as planning and training
+    do."""
+    plan = json.loads((run / "plan.json").read_text(encoding="utf-8"))
+    digest = recipe_hash(plan["recipe"], plan["fingerprints"])
+    for name in ("plan.json", "train.json"):
+        document = json.loads((run / name).read_text(encoding="utf-8"))
+        (run / name).write_text(json.dumps(document | {"recipe_hash": digest}), encoding="utf-8")
 
 
 def plan_with(**changed: Any) -> Plan:

@@ -22,7 +22,7 @@ from skill_train.run.folder import RunDir
 from skill_train.run.plan_record import Launch, Reason
 from skill_train.train import local
 
-PLAN = planning.plan_with(recipe_hash="a", recipe={"max_steps": 40}, fingerprints={"data": "x"})
+PLAN = planning.plan_with(recipe={"max_steps": 40}, fingerprints={"data": "x"})
 
 
 @pytest.fixture
@@ -31,7 +31,7 @@ def run(tmp_path: Path) -> RunDir:
     adapter = tmp_path / "adapter" / "adapter_model.safetensors"
     adapter.parent.mkdir()
     adapter.write_bytes(b"42")
-    record = step_records.trained(digests(tmp_path, [adapter]))
+    record = replace(step_records.trained(digests(tmp_path, [adapter])), recipe_hash=PLAN.recipe_hash)
     records.write(tmp_path / "train.json", record)
     plan_record.write(tmp_path / "plan.json", PLAN)
     (tmp_path / "train.log").write_text("some words\n")
@@ -62,7 +62,7 @@ def test_only_a_finished_run_of_the_same_recipe_needs_no_memory(run: RunDir) -> 
 
 
 def test_another_recipe_in_the_same_folder_is_told_apart(run: RunDir) -> None:
-    other = planning.plan_with(recipe_hash="b", recipe={"max_steps": 41}, fingerprints={"data": "y"})
+    other = planning.plan_with(recipe={"max_steps": 41}, fingerprints={"data": "y"})
     with pytest.raises(UsageError) as caught:
         local.train(run, other, resume=False, progress=lambda *_: None, say=lambda _: None)
     assert caught.value.code == "another_run"
@@ -75,7 +75,7 @@ def test_another_recipe_in_the_same_folder_is_told_apart(run: RunDir) -> None:
 def test_a_recipe_of_pictures_in_the_folder_of_one_of_text_is_told_apart(run: RunDir) -> None:
     """Only a recipe of pictures has fields of pictures."""
     values = {"max_steps": 40, "images": True, "lora_parts": ["language"]}
-    other = planning.plan_with(recipe_hash="b", recipe=values, fingerprints={"data": "x"})
+    other = planning.plan_with(recipe=values, fingerprints={"data": "x"})
     with pytest.raises(UsageError) as caught:
         local.train(run, other, resume=False, progress=lambda *_: None, say=lambda _: None)
     assert caught.value.got == "images: None → True; lora_parts: None → ['language']; preprocess: None → 'model'"

@@ -17,6 +17,7 @@ import msgspec
 from skill_train.core.console import Bar
 from skill_train.core.errors import UsageError
 from skill_train.core.files import write_text
+from skill_train.recipe.fields import to_yaml
 from skill_train.recipe.resolved import ResolvedRecipe
 from skill_train.report.charts import COLOURS, Amount, Panel, Series, bars, curves
 from skill_train.report.figure import Figure, ReportedRun
@@ -28,6 +29,7 @@ from skill_train.report.views import ChartView, MissingPart, Overview, RunView, 
 from skill_train.report.words import placeless
 from skill_train.run import cloud_record, plan_record, records, train_record
 from skill_train.run import compare_runs as diff
+from skill_train.run.begun import require_trained_recipe
 from skill_train.run.demo_record import Demo
 from skill_train.run.evaluate_record import Evaluation
 from skill_train.run.export_record import ExportRecord
@@ -143,14 +145,18 @@ def _names(runs: list[RunDir]) -> list[str]:
 
 
 def reported_run(run: RunDir, name: str) -> ReportedRun:
-    """What the records of a run say, without paths of this machine."""
-    documents, recipe = _documents(run), plan_record.read(run.plan).recipe
-    texts = {
-        path.name: path.read_text(encoding="utf-8", errors="replace")
-        for path in (run.recipe, run.gguf / "Modelfile")
-        if path.is_file()
-    }
-    places = _places(run, recipe)
+    """What the records of a run say, without paths of this machine.
+
+    Raises:
+        UsageError: a record is not as its step wrote it, or the plan has another recipe than the one that was trained.
+    """
+    documents, plan = _documents(run), plan_record.read(run.plan)
+    if run.record("train").is_file():
+        require_trained_recipe(run, train_record.read(run.record("train")))
+    texts = {"recipe.yaml": to_yaml(plan.recipe_file())}  # the file in the folder is the user's to edit
+    if (run.gguf / "Modelfile").is_file():
+        texts["Modelfile"] = (run.gguf / "Modelfile").read_text(encoding="utf-8", errors="replace")
+    places = _places(run, plan.recipe)
     call = name if run.path.is_absolute() else str(run.path)
     return ReportedRun(
         name=placeless(name, []),

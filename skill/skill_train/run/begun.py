@@ -8,8 +8,9 @@ import shutil
 from pathlib import Path
 
 from skill_train.core.errors import UsageError
+from skill_train.recipe.fields import recipe_hash
 from skill_train.run import cloud_record, plan_record, train_record
-from skill_train.run.folder import RunDir, is_file_of, require_unused
+from skill_train.run.folder import RunDir, is_file_of, read_json, require_unused
 from skill_train.run.plan_record import Plan
 from skill_train.run.train_record import TrainRecord
 
@@ -72,10 +73,11 @@ def has_begun(run: RunDir) -> bool:
 
 
 def trained(run: RunDir) -> TrainRecord:
-    """`train.json` of a finished run whose adapter, or whole model, is still the one that was trained.
+    """`train.json` of a finished run whose adapter, or whole model, is still the one that was trained, by the recipe in
+    `plan.json`.
 
     Raises:
-        UsageError: it is not trained yet, or its files have changed since.
+        UsageError: it is not trained yet, its files have changed since, or its plan has another recipe.
     """
     if not run.record("train").is_file() or not run.tuned.is_dir():
         raise UsageError(
@@ -85,6 +87,7 @@ def trained(run: RunDir) -> TrainRecord:
             hint=cloud_record.way_on(run),
         )
     record = train_record.read(run.record("train"))
+    require_trained_recipe(run, record)
     for name, digest in record.outputs.items():
         file = run.path / name
         if not is_file_of(file, digest):
@@ -96,6 +99,27 @@ def trained(run: RunDir) -> TrainRecord:
                 hint=f"put the trained file back, or move {shlex.quote(str(run.record('train')))} away and train again",
             )
     return record
+
+
+def require_trained_recipe(run: RunDir, record: TrainRecord) -> None:
+    """Refuses a plan whose recipe is not the one that was trained: somebody edited it, or one of the two files belongs
+    to another run. The hash in the plan itself proves nothing, because an edit leaves it as it was.
+
+    Raises:
+        UsageError: the recipe of `plan.json` has another hash than `train.json` names.
+    """
+    fingerprints = plan_record.read(run.plan).fingerprints
+    planned = recipe_hash(
+        read_json(run.plan)["recipe"], fingerprints
+    )  # the file's own fields: earlier plans have fewer
+    if record.recipe_hash != planned:
+        raise UsageError(
+            f"the recipe in {run.plan} is not the one that train.json describes",
+            code="another_run",
+            expected=f"a recipe with the hash {record.recipe_hash!s:.12}…",
+            got=f"{planned:.12}…: plan.json was edited, or train.json belongs to another run",
+            hint="put plan.json back as the training left it, or train again into a new --run-dir",
+        )
 
 
 def _differences(earlier: Plan, plan: Plan) -> list[str]:
