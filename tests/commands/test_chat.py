@@ -20,6 +20,7 @@ import gguf_maker
 import serving
 import shared_runs
 from command_child import Commands, Done
+from planning import write_recipe_hash
 
 pytestmark = pytest.mark.slow
 
@@ -191,6 +192,7 @@ def test_a_run_of_bare_text_continues_it(commands: Commands, run: Path, tmp_path
     plan = json.loads((copy / "plan.json").read_text())
     plan["recipe"]["format"] = "completion"
     (copy / "plan.json").write_text(json.dumps(plan))
+    write_recipe_hash(copy)
     done = asked(commands, copy, "--prompt", "Once upon", "--max-tokens", 4, "--file", "merged", "--compare", "f16")
     assert done.data["mode"] == "completion"
     merged, f16 = done.data["answers"]
@@ -211,8 +213,12 @@ def typed(words: list[str], lines: list[str]) -> tuple[int, str]:
     environment = dict(os.environ, TERM="dumb", COLUMNS="100")
     with subprocess.Popen(command, stdin=slave, stdout=slave, stderr=slave, env=environment) as process:
         os.close(slave)
-        seen, waiting, end = b"", list(lines), time.monotonic() + 60
-        while time.monotonic() < end and select.select([master], [], [], 30)[0]:
+        seen, waiting, end, line = b"", list(lines), time.monotonic() + 60, ""
+        while time.monotonic() < end:
+            if not select.select([master], [], [], 5)[0]:
+                if line == "\x03":  # Python loses one that comes right before it blocks in read()
+                    process.send_signal(signal.SIGINT)
+                continue
             try:
                 part = os.read(master, 4096)
             except OSError:  # the other side has closed
@@ -225,7 +231,7 @@ def typed(words: list[str], lines: list[str]) -> tuple[int, str]:
                 else:
                     os.write(master, line.encode())
                 seen += b"<typed>"
-        if process.poll() is None and time.monotonic() > end:
+        if time.monotonic() > end:
             process.kill()
         code = process.wait(30)
     os.close(master)
