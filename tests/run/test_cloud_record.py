@@ -116,3 +116,19 @@ def test_labels_are_what_the_hub_takes() -> None:
     """Letters, digits, - and _, up to 100 of them (the Hub's documentation of jobs, 2026-08)."""
     made = labels(RECORD, 2)
     assert made == {"skill-train": "1", "run": "0123456789ab", "plan": "0123456789abcdef", "attempt": "2"}
+
+
+@pytest.mark.parametrize(
+    ("begun", "hint"),
+    [
+        ("train.log", "skill-train local --resume --run-dir {}"),
+        ("checkpoints", "skill-train local --resume --run-dir {}"),
+        ("recipe.yaml", "skill-train submit {}"),
+    ],
+)
+def test_a_run_that_began_here_goes_on_here(tmp_path: Path, begun: str, hint: str) -> None:
+    (tmp_path / "plan.json").write_text("{}")
+    (tmp_path / begun).touch()
+    with pytest.raises(UsageError) as caught:
+        submitted(RunDir(tmp_path))
+    assert (caught.value.code, caught.value.hint) == ("missing_step", hint.format(tmp_path))

@@ -195,13 +195,17 @@ def submitted(run: RunDir) -> CloudRecord:
             code="missing_step",
             expected="a run directory of `skill-train submit` (it holds cloud.json)",
             got="a folder without cloud.json" if run.path.is_dir() else "no such folder",
-            hint=(
-                f"skill-train submit {shlex.quote(str(run.path))}"
-                if RunDir.is_one(run.path)
-                else "name a folder that `skill-train submit` made, or the id of a job; hf jobs ps -a lists your jobs"
-            ),
+            hint=_otherwise(run),
         )
     return record
+
+
+def _otherwise(run: RunDir) -> str:
+    """The command for a folder that was not submitted: one that began to train on this machine goes on there."""
+    if not RunDir.is_one(run.path):
+        return "name a folder that `skill-train submit` made, or the id of a job; hf jobs ps -a lists your jobs"
+    begun = any((run.path / name).exists() for name in ("train.log", "checkpoints"))
+    return way_on(run) if begun else f"skill-train submit {shlex.quote(str(run.path))}"
 
 
 def way_on(run: RunDir) -> str:
