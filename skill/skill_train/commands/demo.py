@@ -80,10 +80,7 @@ def run(options: DemoOptions, console: Console) -> Result:
     records.write(
         folder.record("demo"), Demo(inputs=_inputs(folder), figures=DemoFigures(table), finished_at=records.timestamp())
     )
-    following = [
-        f"skill-train evaluate {quoted(folder.path)}",
-        "skill-train local --model MODEL --data DATA --max-steps 50",
-    ]
+    following = [f"skill-train evaluate {quoted(folder.path)}", f"skill-train report {quoted(folder.path)}"]
     return Result(
         {"run_dir": str(folder.path), "stages": msgspec.to_builtins(table), "verdict": chain.proof.verdict},
         human=lambda rich: _draw(rich, table, chain.projector),
