@@ -21,6 +21,7 @@ from skill_train.llama.pictures.compare import MARKER
 from skill_train.llama.sampling import Sampling
 from skill_train.program.pictures.decode import picture_digest, picture_size
 from skill_train.reference.load import load_tokenizer
+from skill_train.reference.pictures import with_markers
 
 pytestmark = pytest.mark.slow
 
@@ -84,16 +85,19 @@ def test_what_reads_no_picture_says_so(folder: Path) -> None:
     assert caught.value.code == "bad_picture"
 
 
-def test_a_folder_answers_as_evaluate_asks_it(folder: Path) -> None:
+@pytest.mark.parametrize("preprocess", ["model", "engine"])
+def test_a_folder_answers_as_evaluate_asks_it(folder: Path, preprocess: str) -> None:
     from skill_train.evaluate.backends import ask_transformers
 
     base = tiny_vision.cached(KIND)
-    pictures = RunPictures(folder, base)
+    pictures = RunPictures(folder, base, preprocess)
     model = Model("base", base, pictures=pictures)
     tokenizer = load_tokenizer(base)
     asked = turns(folder, "1.png")
-    text = tokenizer.apply_chat_template(asked.messages, tokenize=False, add_generation_prompt=True)
-    fed, _ = pictures.read_by(tokenizer).expanded(text, [picture_size("1.png", folder)])
+    seen = pictures.read_by(tokenizer)
+    messages = asked.messages if preprocess == "model" else with_markers(asked.messages, seen.mark)
+    text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    fed, _ = seen.expanded(text, [picture_size("1.png", folder)])
     ids = tokenizer(fed, add_special_tokens=False).input_ids
     row = Row([*ids, 5], [len(ids)], ids, [5], MOST, asked)
     expected = ask_transformers(model, [row], lambda _: None).answers[0]
@@ -103,3 +107,25 @@ def test_a_folder_answers_as_evaluate_asks_it(folder: Path) -> None:
         said = loaded.answer(asked.messages, ["1.png"], pieces.append)
     assert said.answer.prompt_ids == ids
     assert said.answer.text == "".join(pieces) == tokenizer.decode(expected, skip_special_tokens=True)
+
+
+@pytest.mark.parametrize(
+    ("preprocess", "mark"), [("model", "<|image_pad|>"), ("engine", "<|image_pad|>"), ("engine", "\ufffc")]
+)
+def test_a_folder_takes_no_text_with_a_mark_of_a_picture(folder: Path, preprocess: str, mark: str) -> None:
+    """The model would look for a picture that is not there."""
+    base = tiny_vision.cached(KIND)
+    model = Model("base", base, pictures=RunPictures(folder, base, preprocess))
+    settings = Settings(sampling=Sampling(), most=MOST, context=4096, raw=False, tokenizer_of=base)
+    asked = [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": f"What is {mark}?"}]}]
+    with answering(model, settings) as loaded, pytest.raises(UsageError, match="stands for a picture") as caught:
+        loaded.answer(asked, ["1.png"], lambda _: None)
+    assert (caught.value.code, caught.value.got) == ("bad_usage", mark)
+
+
+def test_a_pair_takes_no_text_with_llama_cpps_mark_of_a_picture(folder: Path) -> None:
+    pair = picture_pairs.pair(KIND)
+    asked = ChatOptions(pair.text, prompt=f"What is {MARKER}?", image=(folder / "1.png",), mmproj=pair.projector)
+    with pytest.raises(UsageError, match="stands for a picture") as caught:
+        run(asked, Console("json", "chat"))
+    assert caught.value.code == "bad_usage"

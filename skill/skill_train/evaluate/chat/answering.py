@@ -118,6 +118,8 @@ class _GgufAnswering:
         return self.chat.device
 
     def answer(self, messages: list[JsonObject], images: list[str], on_text: OnText) -> Said:
+        if self.model.pictures is not None:
+            _require_no_marks(messages, (MARKER,))
         shown = messages if self.model.pictures is None else with_markers(messages, MARKER)
         text = self.prompts.text(shown)
         request = ChatRequest(
@@ -191,15 +193,35 @@ class _FolderAnswering:
 
     def _prompt(self, messages: list[JsonObject], images: list[str]) -> tuple[list[int], Any]:
         """The ids, and a function from them to what the model takes of the pictures."""
-        text = self.prompts.text(messages)
         if self.model.pictures is None:
-            return self.prompts.ids(text), None
+            return self.prompts.ids(self.prompts.text(messages)), None
         folder = self.model.pictures.folder
         reader = PictureTensors(self.model.pictures, self.prompts.tokenizer)
+        _require_no_marks(messages, (reader.seen.mark, *reader.seen.places))
+        marked = messages if reader.seen.engine is None else with_markers(messages, reader.seen.mark)
+        text = self.prompts.text(marked)
         sizes: list[PictureSize] = [picture_size(image, folder) for image in images]
         fed, _ = reader.seen.expanded(text, sizes)
         turns = PictureTurns(messages, None, images, [picture_digest(image, folder) for image in images])
         return self.prompts.ids(fed), partial(reader.tensors, turns if images else None)
+
+
+def _require_no_marks(messages: list[JsonObject], marks: tuple[str, ...]) -> None:
+    """Refuses a text with a mark of a picture: the model would look for a picture that is not there.
+
+    Raises:
+        UsageError: a message holds one of the marks.
+    """
+    texts = [part.get("text") or "" for message in messages for part in message["content"]]
+    mark = next((mark for mark in marks if mark and any(mark in text for text in texts)), None)
+    if mark is not None:
+        raise UsageError(
+            f"the text holds {mark}, which stands for a picture",
+            code="bad_usage",
+            expected="a text without marks; each --image puts its own mark before the text",
+            got=mark,
+            hint="leave the mark out of the text",
+        )
 
 
 def _torch_device(network: Any, wanted: str | None) -> str:
