@@ -96,6 +96,22 @@ def test_new_data_in_a_new_folder_are_not_gone_on_with(commands: Commands, stopp
     assert (data["run_dir"], data["steps"], data["reused"]) == ("run-2", 1, False)
 
 
+def test_an_edit_of_the_runs_recipe_is_not_ignored(commands: Commands, stopped: Path, tmp_path: Path) -> None:
+    """Training follows the plan, so the edit would change nothing, and nobody would say so."""
+    place = Path(shutil.copytree(stopped, tmp_path / "place"))
+    recipe = place / "run" / "recipe.yaml"
+    was = recipe.read_text()
+    assert "learning_rate: 0.0002" in was
+    recipe.write_text(was.replace("learning_rate: 0.0002", "learning_rate: 0.001"))
+    done = _call(commands, place, "local --resume --run-dir run")
+    assert done.error == (2, "another_run"), done.stdout
+    assert (done.answer["error"]["expected"], done.answer["error"]["got"]) == (
+        "learning_rate: 0.0002",
+        "learning_rate: 0.001",
+    )
+    assert done.answer["error"]["hint"].endswith("skill-train local run/recipe.yaml --run-dir NEW_RUN")
+
+
 def test_a_run_without_a_checkpoint_goes_on_with_its_own_plan_alone(commands: Commands, tmp_path: Path) -> None:
     """It was killed before its first checkpoint: its plan is begun again from the first step, and no other one is."""
     _write(tmp_path, max_steps=3)

@@ -25,7 +25,7 @@ from skill_train.commands._shell import quoted
 from skill_train.commands._smoke import smoke_failure
 from skill_train.core.console import Console, Result
 from skill_train.core.errors import UsageError
-from skill_train.plan.file import is_plan, read_unchanged_plan, require_same_inputs
+from skill_train.plan.file import is_plan, read_unchanged_plan, require_same_inputs, require_same_recipe
 from skill_train.plan.placement import HERE
 from skill_train.run import cloud_record, plan_record, train_record
 from skill_train.run.begun import require_resumable
@@ -158,6 +158,7 @@ def _plan_to_go_on_with(folder: Path) -> Plan:
     if not _is_finished(run, plan):
         anew = f"skill-train local {quoted(run.recipe)} --run-dir NEW_RUN"
         require_same_inputs(run.plan, plan, f"bring back what it began with; or begin anew: {anew}")
+        require_same_recipe(run, plan, f"begin anew with the edited recipe: {anew}")
     return plan
 
 

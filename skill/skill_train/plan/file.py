@@ -67,6 +67,37 @@ def require_same_inputs(path: Path, plan: Plan, hint: str) -> None:
         )
 
 
+def require_same_recipe(run: RunDir, plan: Plan, hint: str) -> None:
+    """Refuses to go on with a run whose `recipe.yaml` was edited: training follows the plan, and would ignore the edit.
+
+    Raises:
+        UsageError: a value in the file is not the plan's.
+    """
+    if not run.recipe.is_file():
+        return
+    written, planned = _yaml(run.recipe.read_text(encoding="utf-8")), _yaml(fields.to_yaml(plan.recipe_file()))
+    edited = [key for key, value in written.items() if value != planned.get(key)]
+    if edited:
+        raise UsageError(
+            f"{run.recipe} was edited after the run began, and a run goes on with the recipe that it began with",
+            code="another_run",
+            expected=f"{edited[0]}: {planned.get(edited[0])}",
+            got=f"{edited[0]}: {written[edited[0]]}",
+            hint=hint,
+        )
+
+
+def _yaml(text: str) -> dict[str, object]:
+    """The keys and values of a recipe file; none if it cannot be read, because the run does not need it."""
+    import yaml
+
+    try:
+        document = yaml.safe_load(text)
+    except (yaml.YAMLError, ValueError, RecursionError):
+        return {}
+    return document if isinstance(document, dict) else {}
+
+
 def _check_usable(path: Path, plan: Plan, where: str, again: str) -> None:
     if where == "local" and plan.where != "local":
         raise UsageError(
