@@ -118,7 +118,7 @@ def test_preference_pairs_are_named_as_such(tmp_path: Path) -> None:
     error = _refused(_jsonl(tmp_path, {"prompt": "2+2?", "chosen": "4", "rejected": "5"}))
     assert error.code == "wrong_columns"
     assert "DPO" in error.message
-    assert "completion: chosen" in error.hint
+    assert error.hint == f"keep the chosen answers: skill-train data {tmp_path / 'rows.jsonl'} --fix SFT.jsonl"
 
 
 def test_the_hint_for_preference_pairs_works(tmp_path: Path) -> None:

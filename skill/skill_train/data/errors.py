@@ -30,6 +30,8 @@ def wrong_columns(recipe: Recipe, names: Collection[str], why: str) -> UsageErro
     if {"chosen", "rejected"} <= set(names):
         why = "preference pairs (chosen, rejected) are for DPO, not sft"
         hint = "train on the chosen answers: format: prompt_completion, columns: {prompt: prompt, completion: chosen}"
+        if Path(recipe.data).exists():
+            hint = f"keep the chosen answers: skill-train data {shlex.quote(recipe.data)} --fix SFT.jsonl"
     return UsageError(
         f"{recipe.data} cannot be used for {recipe.method}: {why}",
         code="wrong_columns",
