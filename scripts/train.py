@@ -3244,6 +3244,29 @@ SAVE_AGAIN = "save the dataset again with Dataset.save_to_disk, or write the row
 STATE, INFO, SPLITS = "state.json", "dataset_info.json", "dataset_dict.json"
 
 
+def undecoded(loaded: Any) -> Any:
+    """The dataset with the bytes or the path of each picture, sound and film, which `datasets` would decode."""
+    loaded.info.features = type(loaded.features)(as_stored(loaded.features))
+    return loaded
+
+
+DECODED = ("Image", "Audio", "Video", "Pdf")  # classes of `datasets`
+
+
+def as_stored(feature: Any) -> Any:
+    """The same column, undecoded. `datasets` nests columns in lists of its own, lists and dictionaries."""
+    if isinstance(feature, dict):
+        return {name: as_stored(part) for name, part in feature.items()}
+    if isinstance(feature, list):
+        return [as_stored(part) for part in feature]
+    stored = copy.copy(feature)
+    if type(feature).__name__ in DECODED:
+        stored.decode = False
+    elif hasattr(feature, "feature"):
+        stored.feature = as_stored(feature.feature)
+    return stored
+
+
 def broken_arrow(path: Path, error: Exception) -> Refused:
     got = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:200]}"
     return Refused(
@@ -3702,29 +3725,6 @@ def picture_folder(data: str) -> Path:
     return Path(HF_HUB_CACHE) / f"{HUB_FOLDER}{data.replace('/', '--')}"
 
 
-def undecoded(loaded: Any) -> Any:
-    """The dataset with the bytes or the path of each picture, sound and film, which `datasets` would decode."""
-    loaded.info.features = type(loaded.features)(as_stored(loaded.features))
-    return loaded
-
-
-DECODED = ("Image", "Audio", "Video", "Pdf")  # classes of `datasets`
-
-
-def as_stored(feature: Any) -> Any:
-    """The same column, undecoded. `datasets` nests columns in lists of its own, lists and dictionaries."""
-    if isinstance(feature, dict):
-        return {name: as_stored(part) for name, part in feature.items()}
-    if isinstance(feature, list):
-        return [as_stored(part) for part in feature]
-    stored = copy.copy(feature)
-    if type(feature).__name__ in DECODED:
-        stored.decode = False
-    elif hasattr(feature, "feature"):
-        stored.feature = as_stored(feature.feature)
-    return stored
-
-
 def load_saved(folder: Path, name: str) -> Any:
     """One split of a saved folder. All files that `datasets` will open are checked first."""
     import datasets
@@ -3781,8 +3781,30 @@ def is_name_of_folder(name: Any) -> bool:
 def iter_hub(name: str, split: str, config: str | None, revision: str | None) -> Iterator[tuple[int, Row]]:
     import datasets
 
-    loaded = undecoded(datasets.load_dataset(name, config, split=split, revision=revision))
+    # On disk, whose folder says the commit.
+    loaded = datasets.load_dataset(name, config, split=split, revision=revision, keep_in_memory=False)
+    if revision is not None and COMMIT.fullmatch(revision):
+        require_commit(loaded, name, revision)
+    loaded = undecoded(loaded)
     yield from enumerate(as_written(loaded, loaded.features.arrow_schema, json_read=True), start=1)
+
+
+COMMIT = re.compile("[0-9a-f]{40}")
+
+
+def require_commit(loaded: Any, name: str, commit: str) -> None:
+    """Refuses the rows of another commit. Where the Hub does not answer, `datasets` 5.2 takes the newest folder of its
+    cache, whatever revision was asked for."""
+    commits = {Path(file["filename"]).parent.name for file in loaded.cache_files}
+    if commits != {commit}:
+        raise Refused(
+            f"the Hub does not give {name} at commit {commit[:12]}",
+            code="hub_unreachable",
+            exit_code=EXIT_TEMPORARY,
+            expected="an answer of the Hub, or these rows as the newest of this dataset in the cache",
+            got=f"the rows of {', '.join(sorted(commits)) or 'no commit'} in the cache",
+            hint="try again when the Hub can be reached",
+        )
 
 
 # --- split -----------------------------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import struct
 from collections.abc import Callable, Iterable, Iterator
@@ -357,6 +358,29 @@ def arrow_reader(kind: Any, *, json_read: bool) -> Callable[[Any], Any] | None:
 SAVE_AGAIN = "save the dataset again with Dataset.save_to_disk, or write the rows to a .jsonl file"
 # Files that `datasets` writes: two beside the rows of each split, and one beside the folders of several splits.
 STATE, INFO, SPLITS = "state.json", "dataset_info.json", "dataset_dict.json"
+
+
+def undecoded(loaded: Any) -> Any:
+    """The dataset with the bytes or the path of each picture, sound and film, which `datasets` would decode."""
+    loaded.info.features = type(loaded.features)(as_stored(loaded.features))
+    return loaded
+
+
+DECODED = ("Image", "Audio", "Video", "Pdf")  # classes of `datasets`
+
+
+def as_stored(feature: Any) -> Any:
+    """The same column, undecoded. `datasets` nests columns in lists of its own, lists and dictionaries."""
+    if isinstance(feature, dict):
+        return {name: as_stored(part) for name, part in feature.items()}
+    if isinstance(feature, list):
+        return [as_stored(part) for part in feature]
+    stored = copy.copy(feature)
+    if type(feature).__name__ in DECODED:
+        stored.decode = False
+    elif hasattr(feature, "feature"):
+        stored.feature = as_stored(feature.feature)
+    return stored
 
 
 def broken_arrow(path: Path, error: Exception) -> Refused:
