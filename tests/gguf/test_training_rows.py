@@ -13,54 +13,16 @@ from typing import Any
 import pytest
 
 import tiny
-import training
+from fed_runs import MODEL, edit_plan, fed
 from skill_train.gguf.quality.texts import SAMPLES, TRAINING, _draw, texts_of
 from skill_train.gguf.quality.training_rows import RowsNotHere, spread, training_rows
-from skill_train.llama.gguf_header import GgufFile, Tensor
-from skill_train.program.events import write_rows
-from skill_train.program.main import SAMPLE_ROWS, load_data
-from skill_train.program.split import Data
-from skill_train.program.tokenizer import load_tokenizer
-from skill_train.program.trainer import rows_digest
+from skill_train.program.main import SAMPLE_ROWS
 from skill_train.run.folder import RunDir
 from skill_train.run.train_record import FedRow
 
 pytestmark = pytest.mark.slow
 
 ROWS = 90  # of which a fifth is held out, so that samples.jsonl does not keep all that train
-MODEL = GgufFile(
-    Path("m"), 3, 32, {"tokenizer.ggml.tokens": ["a"] * 100}, {"w": Tensor("w", (256, 4), "F16", 0, 2048)}, 0, 0
-)
-
-
-def fed(folder: Path, rows: list[dict[str, Any]], **recipe: Any) -> tuple[RunDir, Data]:
-    """A run as the trainer leaves it, and the data that it was fed: by the program's own functions, without the steps.
-    The base stands for the merged model."""
-    data, base = _written(folder, rows, recipe.pop("kind", "lines")), tiny.cached("gemma")
-    values = {"held_out_fraction": 0.2, "seed": 7, "max_length": 96, **recipe}
-    run, part = RunDir(folder / "run"), values.pop("split", "train")
-    training.write_plan(run.path, base, data, **values)
-    _edit_plan(run, "recipe", "split", part)
-    document = json.loads(run.plan.read_text())["recipe"]
-    loaded = load_data(document, load_tokenizer(str(base), None))
-    write_rows(run.samples, loaded["train"][:SAMPLE_ROWS])
-    write_rows(run.held_out, loaded["held_out"])
-    digests = {"held_out_sha256": rows_digest(loaded["held_out"]), "rows_sha256": rows_digest(loaded["train"])}
-    run.record("environment").write_text(json.dumps({"data": digests}))
-    done = {"steps": 3, "verdict": "pass", "outputs": {}, "figures": {}, "data": loaded["figures"]}
-    run.record("train").write_text(json.dumps(done))
-    run.merged.symlink_to(base)
-    return run, loaded
-
-
-def _written(folder: Path, rows: list[dict[str, Any]], kind: str) -> Path:
-    """The rows as a file of lines, or as a folder that `datasets` saved."""
-    if kind == "lines":
-        return training.write_data(folder, rows)
-    import datasets
-
-    datasets.Dataset.from_list(rows).save_to_disk(str(folder / "rows"))
-    return folder / "rows"
 
 
 def asked(number: int) -> str:
@@ -154,12 +116,6 @@ def _edit(path: Path, edit: Callable[[str], str]) -> None:
     assert path.read_text() != before
 
 
-def _edit_plan(run: RunDir, section: str, key: str, value: object) -> None:
-    document = json.loads(run.plan.read_text())
-    document[section][key] = value
-    run.plan.write_text(json.dumps(document))
-
-
 def _other_template(run: RunDir) -> None:
     base = run.merged.resolve()
     run.merged.unlink()
@@ -204,11 +160,11 @@ CHANGES: dict[str, tuple[Callable[[RunDir], object], str]] = {
     ),
     "the template is another": (_other_template, "is not encoded as the trainer was fed it"),
     "the tokenizer is gone": (lambda run: run.merged.unlink(), ""),
-    "answers are cut elsewhere": (lambda run: _edit_plan(run, "recipe", "max_length", 40), "is not encoded as"),
-    "other tokens train": (lambda run: _edit_plan(run, "recipe", "loss_on", "all"), "is not encoded as"),
-    "the data is on the Hub": (lambda run: _edit_plan(run, "fingerprints", "data", None), "is on the Hub"),
-    "the rows have pictures": (lambda run: _edit_plan(run, "recipe", "images", True), "have pictures"),
-    "another method": (lambda run: _edit_plan(run, "recipe", "method", "dpo"), "the method dpo"),
+    "answers are cut elsewhere": (lambda run: edit_plan(run, "recipe", "max_length", 40), "is not encoded as"),
+    "other tokens train": (lambda run: edit_plan(run, "recipe", "loss_on", "all"), "is not encoded as"),
+    "the plan has no digest": (lambda run: edit_plan(run, "fingerprints", "data", None), "not say at which commit"),
+    "the rows have pictures": (lambda run: edit_plan(run, "recipe", "images", True), "have pictures"),
+    "another method": (lambda run: edit_plan(run, "recipe", "method", "dpo"), "the method dpo"),
 }  # fmt: skip
 
 
@@ -225,7 +181,7 @@ def test_where_it_is_not_proved_the_kept_rows_are_used_and_it_is_said(
 ) -> None:
     shutil.copytree(untouched, tmp_path / "copy", symlinks=True)
     run = RunDir(tmp_path / "copy" / "run")
-    _edit_plan(run, "recipe", "data", str(data_of(run)))
+    edit_plan(run, "recipe", "data", str(data_of(run)))
     assert next(iter(training_rows(run)))  # the copy is sound
     alter, words = CHANGES[change]
     alter(run)

@@ -47,7 +47,8 @@ class RunTexts:
 
 
 def texts_of(run: RunDir, model: GgufFile) -> RunTexts:
-    """The texts of a run: rows of its data, or those of `samples.jsonl` where the data is gone or has changed.
+    """The texts of a run: rows of its data, here or on the Hub, or those of `samples.jsonl` where the data is gone or
+    has changed.
 
     They are as the trainer was fed them. A row that was held out too is left out, and so is one with pictures.
     """

@@ -1,7 +1,8 @@
 """The rows that a run trained on, read from its data again. Rows that were held out are never among them.
 
-The data is only used when it has the bytes of the plan, the rows that were held out have the digest that the trainer
-recorded, and every row that the run keeps is encoded to the very ids and labels that the trainer was fed.
+The data is only used when it has the bytes of the plan, or on the Hub the commit of the plan; when the rows that were
+held out have the digest that the trainer recorded; and when every row that the run keeps is encoded to the very ids and
+labels that the trainer was fed.
 """
 
 from __future__ import annotations
@@ -11,10 +12,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from skill_train.core.errors import SkillTrainError
+from skill_train.core.units import gigabytes
+from skill_train.hub import dataset_library
 from skill_train.program.encode import Encoder, Feeding
 from skill_train.program.events import Refused
 from skill_train.program.examples import Row
-from skill_train.program.rows import RowsRecipe, data_fingerprint, iter_rows
+from skill_train.program.rows import COMMIT, RowsRecipe, data_fingerprint, iter_hub, iter_rows
 from skill_train.program.split import trained_tokens
 from skill_train.program.trainer import rows_digest
 from skill_train.recipe.resolved import ResolvedRecipe
@@ -25,6 +28,7 @@ from skill_train.run.plan_record import Plan
 from skill_train.run.train_record import FedRow, read_environment, read_fed_rows
 
 MOST_ROWS = 2048  # that are in memory as they were read; with 9 tokens each they are as many as a matrix is made of
+_MOST_BYTES = 2_000_000_000  # of data on the Hub, which is downloaded unless the training did it here
 
 _GOLDEN = (5**0.5 - 1) / 2
 
@@ -53,7 +57,7 @@ def _training_rows(run: RunDir) -> Iterator[list[int]]:
     recorded = {row["row"]: row for row in [*read_fed_rows(run.samples), *held_out]}
     never = {row["row"] for row in held_out}
     order = [number for number in spread(_count(run), MOST_ROWS + len(never)) if number not in never]
-    rows = _read(recipe, {*order, *recorded})
+    rows = _read(plan, {*order, *recorded})
     encode = Encoder(_feeding(recipe), load_tokenizer(run.merged))
     _require_same_encoding(encode, rows, recorded)
     for number in order:
@@ -69,18 +73,34 @@ def spread(count: int, most: int) -> list[int]:
 
 
 def _require_unchanged_data(plan: Plan) -> None:
-    recipe, data, planned = plan.recipe, Path(plan.recipe.data), plan.fingerprints.get("data")
+    recipe = plan.recipe
     if recipe.images:
         raise RowsNotHere("the rows have pictures")
     if recipe.method != "sft":
         raise RowsNotHere(f"rows of the method {recipe.method} are not fed as they stand")
-    if planned is None:
-        raise RowsNotHere("the data is on the Hub, and the plan has no digest of it")
+    if _is_on_hub(plan):
+        _require_commit(plan)
+        return
+    data = Path(recipe.data)
     if not data.exists():
         raise RowsNotHere(f"{data.name} is not here")
     rows: RowsRecipe = {"split": recipe.split, "columns": recipe.columns}
-    if data_fingerprint(data, rows) != planned:
+    if data_fingerprint(data, rows) != plan.fingerprints["data"]:
         raise RowsNotHere(f"{data.name} has changed since the training")
+
+
+def _is_on_hub(plan: Plan) -> bool:
+    return plan.fingerprints.get("data") is None
+
+
+def _require_commit(plan: Plan) -> None:
+    """A commit is never changed, so that it says as much as a digest."""
+    if not COMMIT.fullmatch(plan.recipe.data_revision or ""):
+        raise RowsNotHere(f"{plan.recipe.data} is on the Hub, and the plan does not say at which commit")
+    n_bytes = plan.facts.dataset.bytes
+    if n_bytes is not None and n_bytes > _MOST_BYTES:
+        most = gigabytes(_MOST_BYTES)
+        raise RowsNotHere(f"{plan.recipe.data} has {gigabytes(n_bytes)} on the Hub, and at most {most} are downloaded")
 
 
 def _held_out(run: RunDir) -> list[FedRow]:
@@ -99,13 +119,18 @@ def _count(run: RunDir) -> int:
     return data.rows + (data.skipped_rows or 0)
 
 
-def _read(recipe: ResolvedRecipe, wanted: set[int]) -> dict[int, tuple[int, Row]]:
+def _read(plan: Plan, wanted: set[int]) -> dict[int, tuple[int, Row]]:
     """These rows by their number, with their line."""
-    rows = enumerate(iter_rows(recipe.data, split=recipe.split))
-    found = {number: row for number, row in rows if number in wanted}
+    rows = _from_hub(plan.recipe) if _is_on_hub(plan) else iter_rows(plan.recipe.data, split=plan.recipe.split)
+    found = {number: row for number, row in enumerate(rows) if number in wanted}
     if found.keys() != wanted:
-        raise RowsNotHere(f"{Path(recipe.data).name} has fewer rows than the training read")
+        raise RowsNotHere(f"{Path(plan.recipe.data).name} has fewer rows than the training read")
     return found
+
+
+def _from_hub(recipe: ResolvedRecipe) -> Iterator[tuple[int, Row]]:
+    with dataset_library.within_limits(recipe.data):
+        yield from iter_hub(recipe.data, recipe.split, recipe.data_config, recipe.data_revision)
 
 
 def _feeding(recipe: ResolvedRecipe) -> Feeding:

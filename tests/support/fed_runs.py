@@ -1,0 +1,69 @@
+"""Runs as the trainer leaves them, by the program's own functions, without the steps.
+
+As a program, `texts_of` of each run whose folder comes in a line, because huggingface_hub reads its environment once.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import tiny
+import training
+from skill_train.gguf.quality.texts import texts_of
+from skill_train.llama.gguf_header import GgufFile, Tensor
+from skill_train.program.events import write_rows
+from skill_train.program.main import SAMPLE_ROWS, load_data
+from skill_train.program.split import Data
+from skill_train.program.tokenizer import load_tokenizer
+from skill_train.program.trainer import rows_digest
+from skill_train.run.folder import RunDir
+
+# The header of a file, which decides how many tokens are taken.
+MODEL = GgufFile(
+    Path("m"), 3, 32, {"tokenizer.ggml.tokens": ["a"] * 100}, {"w": Tensor("w", (256, 4), "F16", 0, 2048)}, 0, 0
+)
+
+
+def fed(folder: Path, rows: list[dict[str, Any]], **recipe: Any) -> tuple[RunDir, Data]:
+    """A run as the trainer leaves it, and the data that it was fed: by the program's own functions, without the steps.
+    The base stands for the merged model."""
+    data, base = _written(folder, rows, recipe.pop("kind", "lines")), tiny.cached("gemma")
+    values = {"held_out_fraction": 0.2, "seed": 7, "max_length": 96, **recipe}
+    run, part = RunDir(folder / "run"), values.pop("split", "train")
+    training.write_plan(run.path, base, data, **values)
+    edit_plan(run, "recipe", "split", part)
+    document = json.loads(run.plan.read_text())["recipe"]
+    loaded = load_data(document, load_tokenizer(str(base), None))
+    write_rows(run.samples, loaded["train"][:SAMPLE_ROWS])
+    write_rows(run.held_out, loaded["held_out"])
+    digests = {"held_out_sha256": rows_digest(loaded["held_out"]), "rows_sha256": rows_digest(loaded["train"])}
+    run.record("environment").write_text(json.dumps({"data": digests}))
+    done = {"steps": 3, "verdict": "pass", "outputs": {}, "figures": {}, "data": loaded["figures"]}
+    run.record("train").write_text(json.dumps(done))
+    run.merged.symlink_to(base)
+    return run, loaded
+
+
+def _written(folder: Path, rows: list[dict[str, Any]], kind: str) -> Path:
+    """The rows as a file of lines, or as a folder that `datasets` saved."""
+    if kind == "lines":
+        return training.write_data(folder, rows)
+    import datasets
+
+    datasets.Dataset.from_list(rows).save_to_disk(str(folder / "rows"))
+    return folder / "rows"
+
+
+def edit_plan(run: RunDir, section: str, key: str, value: object) -> None:
+    document = json.loads(run.plan.read_text())
+    document[section][key] = value
+    run.plan.write_text(json.dumps(document))
+
+
+if __name__ == "__main__":
+    for line in sys.stdin:
+        print(json.dumps(dataclasses.asdict(texts_of(RunDir(Path(line.strip())), MODEL))), flush=True)
