@@ -14,7 +14,7 @@ import pytest
 
 import tiny
 from fed_runs import MODEL, edit_plan, fed
-from skill_train.gguf.quality.texts import SAMPLES, TRAINING, _draw, texts_of
+from skill_train.gguf.quality.texts import SAMPLES, TRAINING, _Draw, texts_of
 from skill_train.gguf.quality.training_rows import RowsNotHere, spread, training_rows
 from skill_train.program.main import SAMPLE_ROWS
 from skill_train.run.folder import RunDir
@@ -99,11 +99,47 @@ def test_texts_are_spread_over_the_data_and_bounded(tmp_path: Path, monkeypatch:
 
 
 def test_a_held_out_row_is_not_read_under_another_number(tmp_path: Path) -> None:
-    """Nor a row that begins as it does: more than the beginning is not read."""
+    """Nor what a row has in common with it: a whole window of it."""
     begin = [*range(20, 532)]
     held_out: list[FedRow] = [{"row": 3, "input_ids": [*begin, 1], "labels": []}]
-    drawn = _draw([[*begin, 2], begin, [5, 6, 7]], held_out, 1000, 1000)
-    assert drawn.computed.texts == [[5, 6, 7]] and drawn.compared.texts == []
+    drawn = _Draw(1000, 1000, held_out, None).of([[*begin, 2], begin, [5, 6, 7], [*begin, 8, 9]])
+    assert drawn.computed.texts == [[5, 6, 7], [8, 9]] and drawn.compared.texts == []
+
+
+def _long(number: int, tokens: int) -> list[int]:
+    """A row of which each token says the row and the place."""
+    return [1, *(100_000 * number + place for place in range(1, tokens))]
+
+
+def test_a_long_row_is_read_to_its_end_in_windows_that_begin_as_a_text(tmp_path: Path) -> None:
+    row = _long(3, 1300)
+    drawn = _Draw(5000, 500, [], 1).of([row])
+    assert sorted(drawn.computed.texts, key=lambda ids: ids[1]) == [
+        row[:512], [1, *row[512:1023]], [1, *row[1023:]],
+    ]  # fmt: skip
+    assert (drawn.computed.rows, drawn.computed.tokens, drawn.compared.texts) == ({1}, 1302, [])
+    without = _Draw(5000, 500, [], None).of([row])
+    assert sorted(without.computed.texts) == sorted([row[:512], row[512:1024], row[1024:]])
+
+
+def test_of_long_rows_each_gives_a_window_before_one_gives_two(tmp_path: Path) -> None:
+    """Beginnings, middles and ends: the answer that was trained is not left out because it comes late. No row is for
+    computing and for comparing."""
+    drawn = _Draw(12 * 512, 4 * 512, [], 1).of(_long(number, 2045) for number in range(1, 100))
+    assert drawn.read == 16 and len(drawn.computed.rows) == len(drawn.computed.texts) == 12
+    places = Counter(ids[-1] % 100_000 // 512 for ids in drawn.computed.texts)
+    assert len(places) >= 4 and max(places.values()) <= 4
+    few = _Draw(6 * 512, 2 * 512, [], 1).of(_long(number, 2045) for number in range(1, 5))
+    assert len(few.computed.texts) == 6 and len(few.computed.rows) == 3 and not few.computed.rows & few.compared.rows
+    assert len({tuple(ids) for ids in few.computed.texts}) == 6
+
+
+def test_one_long_beginning_of_all_rows_is_read_once(tmp_path: Path) -> None:
+    """Such as a system prompt of more than a window."""
+    begin = [*range(1, 513)]
+    drawn = _Draw(5000, 2000, [], None).of([*begin, *_long(number, 100)] for number in range(1, 9))
+    texts = [*drawn.computed.texts, *drawn.compared.texts]
+    assert texts.count(begin) == 1 and sum(len(ids) == 100 for ids in texts) == 8
 
 
 # --- Where it is not proved ---

@@ -100,6 +100,22 @@ def test_the_sums_are_those_of_transformers_inputs(llama: Path, matrix: Path) ->
         same(entry.sums[0], expected[name])
 
 
+def test_a_long_row_counts_to_its_end_in_windows(llama: Path, tmp_path: Path) -> None:
+    """Each from an empty context, and each with the token that begins a text, as llama.cpp's tool reads its text."""
+    row = [1, *((7 * place) % 500 + 20 for place in range(1199))]
+    seen, read = collected(llama, tmp_path / "imatrix.gguf", collect.windows(row, 1))
+    parts = [row[:512], [1, *row[512:1023]], [1, *row[1023:]]]
+    assert seen.tokens == sum(map(len, parts)) == 1202
+    names = {f"model.layers.1.{part}": f"blk.1.{own}.weight" for part, own in LAST_LAYER.items()}
+    expected = inputs_of(tiny.cached("llama-spm", hidden=256), parts, names)
+    for name, sums in expected.items():
+        assert read.entries[name].counts.tolist() == [1202]
+        same(read.entries[name].sums[0], sums)
+
+
+LAST_LAYER = {"self_attn.q_proj": "attn_q", "self_attn.o_proj": "attn_output", "mlp.down_proj": "ffn_down"}
+
+
 def test_every_expert_has_its_own_sums_and_count(tmp_path: Path) -> None:
     """Mixtral's experts lie in one tensor, so their inputs are computed here from what the hooks of router and block
     saw."""

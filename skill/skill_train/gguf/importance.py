@@ -101,7 +101,7 @@ def compute_matrix(request: MatrixRequest, *, progress: Bar) -> StepResult[Matri
             options=options,
             outputs={str(request.file.relative_to(request.record.parent)): file_digest(part)},
             tokens=seen.tokens,
-            rows=len(request.texts.computed),
+            rows=request.texts.rows,
             entries=seen.entries,
             unused_experts=seen.unused_experts,
             unseen=seen.unseen,
@@ -119,7 +119,7 @@ def compute_matrix(request: MatrixRequest, *, progress: Bar) -> StepResult[Matri
 
 def _name(texts: RunTexts) -> str:
     """What a matrix is computed of, for whoever has only the file."""
-    return f"{texts.source} sha256 {texts.sha256[:12]}, {texts.tokens} tokens of {len(texts.computed)} rows"
+    return f"{texts.source} sha256 {texts.sha256[:12]}, {texts.tokens} tokens of {texts.rows} rows"
 
 
 def _why(texts: RunTexts) -> str:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from itertools import zip_longest
 
-from skill_train.gguf.quality.training_rows import MOST_ROWS, RowsNotHere, training_rows
+from skill_train.gguf.quality.training_rows import GOLDEN, MOST_ROWS, RowsNotHere, training_rows
 from skill_train.llama.gguf_header import GgufFile
-from skill_train.llama.importance.collect import CONTEXT
+from skill_train.llama.importance.collect import windows
 from skill_train.run.folder import RunDir
 from skill_train.run.train_record import FedRow, read_fed_rows, read_rows
 
@@ -18,6 +19,7 @@ TRAINING, SAMPLES = "training rows", "samples.jsonl"
 _JUDGE_EVERY = 4  # of these many rows one is for comparing
 # Tokens to compute a matrix of. Four times as many gave no nearer files (references/gguf_conversion.md).
 _MOST, _LEAST = 16_384, 512
+_END = 32  # tokens; an end of a row that is shorter says little without what comes before it
 _MOST_COMPARED = 2048  # tokens, as `verify` compares of a small model
 _WORK = 4e12  # weights x tokens: 2 to 3 minutes on 2 cores
 _LOGITS_BYTES = 400_000_000  # of the unquantized file, on disk
@@ -32,6 +34,7 @@ class RunTexts:
         why: how many tokens these are, and why not more.
         source: `TRAINING`, rows of the run's data; or `SAMPLES`, the few that the run keeps.
         lacking: why they are not rows of the data.
+        further_parts: how many of the texts to compute of are a second or later part of a row.
     """
 
     computed: list[list[int]]
@@ -40,6 +43,11 @@ class RunTexts:
     why: str
     source: str = SAMPLES
     lacking: str = ""
+    further_parts: int = 0
+
+    @property
+    def rows(self) -> int:
+        return len(self.computed) - self.further_parts
 
     @property
     def tokens(self) -> int:
@@ -50,27 +58,38 @@ def texts_of(run: RunDir, model: GgufFile) -> RunTexts:
     """The texts of a run: rows of its data, here or on the Hub, or those of `samples.jsonl` where the data is gone or
     has changed.
 
-    They are as the trainer was fed them. A row that was held out too is left out, and so is one with pictures.
+    They are as the trainer was fed them, in parts where they are long. A row that was held out too is left out, and so
+    is one with pictures.
     """
     weights = sum(tensor.elements for tensor in model.tensors.values())
     vocabulary = len(model.strings("tokenizer.ggml.tokens")) or 1
     most = int(min(_MOST, max(_LEAST, _WORK / weights)))
     compared = int(min(_MOST_COMPARED, max(FEWEST, most / 4), _LOGITS_BYTES / (4 * vocabulary)))
     held_out = read_fed_rows(run.held_out)
+
+    def draw(rows: Iterable[list[int]]) -> _Draw:
+        return _Draw(most, compared, held_out, _first_token(model)).of(rows)
+
     try:
-        drawn, source, lacking = _draw(training_rows(run), held_out, most, compared), TRAINING, ""
+        drawn, source, lacking = draw(training_rows(run)), TRAINING, ""
     except RowsNotHere as reason:
-        drawn, source, lacking = _draw(_kept(run, held_out), held_out, most, compared), SAMPLES, str(reason)
-    computed = drawn.computed.texts
-    if drawn.computed.full:
+        drawn, source, lacking = draw(_kept(run, held_out)), SAMPLES, str(reason)
+    computed = drawn.computed
+    if computed.full:
         because = f"at most {most} for a model of {weights / 1e6:.0f} million weights"
     elif source == SAMPLES:
         because = "all that the run keeps"
     else:
         because = "all that there are" if drawn.read < MOST_ROWS else f"of {MOST_ROWS} that are spread over the data"
-    why = f"{sum(map(len, computed))} tokens of {len(computed)} training rows, {because}"
-    digest = hashlib.sha256(json.dumps(computed).encode()).hexdigest()
-    return RunTexts(computed, drawn.compared.texts, digest, why, source, lacking)
+    why = f"{computed.tokens} tokens of {len(computed.rows)} training rows, {because}"
+    digest = hashlib.sha256(json.dumps(computed.texts).encode()).hexdigest()
+    further = len(computed.texts) - len(computed.rows)
+    return RunTexts(computed.texts, drawn.compared.texts, digest, why, source, lacking, further)
+
+
+def _first_token(model: GgufFile) -> int | None:
+    token = model.metadata.get("tokenizer.ggml.bos_token_id")
+    return token if isinstance(token, int) else None
 
 
 def _kept(run: RunDir, held_out: list[FedRow]) -> Iterable[list[int]]:
@@ -80,42 +99,82 @@ def _kept(run: RunDir, held_out: list[FedRow]) -> Iterable[list[int]]:
 
 @dataclass
 class _Part:
-    """Texts of so many tokens together. The last one is cut."""
+    """Texts of so many tokens together, and the rows that they are of. The last one is cut."""
 
     room: int
     texts: list[list[int]] = field(default_factory=list)
+    rows: set[int] = field(default_factory=set)
 
     @property
     def full(self) -> bool:
         return self.room < 2  # a text of one token predicts nothing
 
-    def add(self, ids: tuple[int, ...]) -> None:
+    @property
+    def tokens(self) -> int:
+        return sum(map(len, self.texts))
+
+    def add(self, ids: tuple[int, ...], row: int) -> None:
         if not self.full:
             self.texts.append(list(ids[: self.room]))
             self.room -= len(self.texts[-1])
+            self.rows.add(row)
 
 
-@dataclass
-class _Drawn:
-    computed: _Part
-    compared: _Part
-    read: int = 0
+class _Draw:
+    """Draws texts of rows until there are enough: first one window of each row, at another place in each, and then the
+    others, each once. All windows of a row are for computing, or all for comparing. A window of a held-out row is left
+    out, so that nothing of those is read under another number."""
+
+    def __init__(self, most: int, compared: int, held_out: list[FedRow], first_token: int | None) -> None:
+        self.computed, self.compared, self.read = _Part(most), _Part(compared), 0
+        self._first_token = first_token
+        self._seen = {tuple(ids) for row in held_out for ids in windows(row["input_ids"], first_token)}
+
+    def of(self, rows: Iterable[list[int]]) -> _Draw:
+        different, later = 0, list[list[_Window]]()
+        for ids in rows:
+            self.read += 1
+            if unseen := [window for window in self._turned(ids) if self._is_new(window)]:
+                different += 1
+                part = self.compared if different % _JUDGE_EVERY == 0 else self.computed
+                first, *others = [_Window(part, window, self.read) for window in unseen]
+                self._add(first)
+                later.append(others)
+            if self._is_full:
+                return self
+        for window in _in_turns(later):
+            if self._is_new(window.ids):
+                self._add(window)
+        return self
+
+    @property
+    def _is_full(self) -> bool:
+        return self.computed.full and self.compared.full
+
+    def _turned(self, ids: list[int]) -> list[tuple[int, ...]]:
+        """The windows of a row. Which one is the first moves on with each row; it is no short end of a long one."""
+        all_of_it = [tuple(window) for window in windows(ids, self._first_token)]
+        choice = len(all_of_it) - (len(all_of_it[-1]) < _END)
+        start = int(self.read * GOLDEN % 1 * choice)
+        return all_of_it[start:] + all_of_it[:start]
+
+    def _is_new(self, window: tuple[int, ...]) -> bool:
+        return len(window) > 1 and window not in self._seen
+
+    def _add(self, window: _Window) -> None:
+        self._seen.add(window.ids)
+        window.part.add(window.ids, window.row)
 
 
-def _draw(rows: Iterable[list[int]], held_out: list[FedRow], most: int, compared: int) -> _Drawn:
-    """The first rows, each once, until both parts are full. What is read of a row is compared with the held-out rows,
-    so that nothing of them is read under another number."""
-    drawn = _Drawn(_Part(most), _Part(compared))
-    seen = {tuple(row["input_ids"][:CONTEXT]) for row in held_out}
-    different = 0
-    for ids in rows:
-        drawn.read += 1
-        text = tuple(ids[:CONTEXT])
-        if text in seen or len(text) < 2:
-            continue
-        seen.add(text)
-        different += 1
-        (drawn.computed if different % _JUDGE_EVERY else drawn.compared).add(text)
-        if drawn.computed.full and drawn.compared.full:
-            break
-    return drawn
+@dataclass(frozen=True)
+class _Window:
+    """A part of a row, and where it goes."""
+
+    part: _Part
+    ids: tuple[int, ...]
+    row: int
+
+
+def _in_turns(rows: list[list[_Window]]) -> Iterator[_Window]:
+    """The first window of each row, then the second of each."""
+    return (window for turn in zip_longest(*rows) for window in turn if window is not None)

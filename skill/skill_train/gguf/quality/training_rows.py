@@ -30,7 +30,7 @@ from skill_train.run.train_record import FedRow, read_environment, read_fed_rows
 MOST_ROWS = 2048  # that are in memory as they were read; with 9 tokens each they are as many as a matrix is made of
 _MOST_BYTES = 2_000_000_000  # of data on the Hub, which is downloaded unless the training did it here
 
-_GOLDEN = (5**0.5 - 1) / 2
+GOLDEN = (5**0.5 - 1) / 2
 
 
 class RowsNotHere(Exception):
@@ -69,7 +69,7 @@ def _training_rows(run: RunDir) -> Iterator[list[int]]:
 def spread(count: int, most: int) -> list[int]:
     """At most so many numbers below `count`, of which any first ones lie evenly among all: by their multiples of the
     golden ratio. They lie evenly on each remainder too, because data may repeat its kinds of rows in a fixed order."""
-    return heapq.nsmallest(most, range(count), key=lambda number: number * _GOLDEN % 1)
+    return heapq.nsmallest(most, range(count), key=lambda number: number * GOLDEN % 1)
 
 
 def _require_unchanged_data(plan: Plan) -> None:

@@ -60,6 +60,18 @@ def collect(job: CollectJob, progress: Bar) -> Collected:
     return msgspec.convert(run_worker(WORKER, msgspec.to_builtins(job), progress=progress), Collected)
 
 
+def windows(ids: list[int], first_token: int | None) -> list[list[int]]:
+    """A row in parts of `CONTEXT` tokens, as llama.cpp's tool reads its text: each from an empty context, and each with
+    the token that begins every text of the model.
+
+    Args:
+        first_token: that token; None if the model has none. A row that begins without it has no part with it.
+    """
+    lead = ids[:1] if ids[:1] == [first_token] else []
+    width = CONTEXT - len(lead)
+    return [lead + ids[at : at + width] for at in range(len(lead), max(len(ids), len(lead) + 1), width)]
+
+
 def job(gguf: Path, sequences: list[list[int]], out: Path, *, dataset: str, model: str, data: str) -> CollectJob:
     return CollectJob(
         gguf=str(gguf),
