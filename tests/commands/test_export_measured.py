@@ -11,10 +11,11 @@ import pytest
 
 import shared_runs
 from skill_train.commands import export_gguf, verify
+from skill_train.commands._importance import MatrixOrder, matrix_for
 from skill_train.commands._mixing import target_of
 from skill_train.core.console import Console
 from skill_train.core.errors import UsageError
-from skill_train.gguf.quality.texts import texts_of
+from skill_train.gguf.quality.texts import RunTexts, texts_of
 from skill_train.llama.gguf_header import GgufFile, Tensor, read_gguf
 from skill_train.run.folder import RunDir, open_run
 
@@ -59,6 +60,33 @@ def test_rows_that_were_held_out_are_never_read(tmp_path: Path) -> None:
     assert sorted(read) == [0, 1, 2, 3, 5, 6, 7, 8, 9, 10, 11]
     assert {ids[0] for ids in texts.compared} == {3, 8}  # each fourth row, which nothing is computed of
     assert texts.tokens == 9 * 40 and "all that the run keeps" in texts.why
+
+
+@pytest.mark.slow
+def test_rows_with_pictures_are_left_out_and_it_is_said(tmp_path: Path) -> None:
+    """Their tokens stand for a picture. The other rows of the run are read."""
+    samples = [fed(number, [number] * 40) for number in range(12)]
+    samples += [fed(number, [7, 99, 99, 99, number] * 8, images=["a.png"]) for number in range(20, 40)]
+    run = folder_of(tmp_path, samples, [])
+    plan = json.loads((shared_runs.chain().run / "plan.json").read_text())
+    (tmp_path / "plan.json").write_text(json.dumps(plan | {"recipe": plan["recipe"] | {"images": True}}))
+    texts = texts_of(run, MODEL)
+    assert not [ids for ids in [*texts.computed, *texts.compared] if 99 in ids]
+    assert texts.tokens == 9 * 40
+    assert texts.lacking == (
+        "rows with pictures are not read: the tokens in the place of a picture are no text; 20 of 32 rows of "
+        "samples.jsonl have some"
+    )
+
+
+def test_a_matrix_that_is_not_made_for_want_of_rows_is_said(tmp_path: Path) -> None:
+    order, console = MatrixOrder(None, RunDir(tmp_path), tmp_path), Console("quiet", "export-gguf")
+    texts = RunTexts([], [], "", "0 tokens of 0 training rows, all that the run keeps", lacking="rows have pictures")
+    assert matrix_for(order, tmp_path / "f16.gguf", texts, ["q8_0"], console) is None and console.warnings == []
+    assert matrix_for(order, tmp_path / "f16.gguf", texts, ["q4_k_m"], console) is None
+    [warning] = console.warnings
+    assert warning["code"] == "imatrix" and warning["message"].startswith("there is no importance matrix: 0 tokens")
+    assert "rows have pictures" in warning["message"]
 
 
 def test_a_large_model_reads_fewer_tokens_and_says_why(tmp_path: Path) -> None:

@@ -199,7 +199,7 @@ CHANGES: dict[str, tuple[Callable[[RunDir], object], str]] = {
     "answers are cut elsewhere": (lambda run: edit_plan(run, "recipe", "max_length", 40), "is not encoded as"),
     "other tokens train": (lambda run: edit_plan(run, "recipe", "loss_on", "all"), "is not encoded as"),
     "the plan has no digest": (lambda run: edit_plan(run, "fingerprints", "data", None), "not say at which commit"),
-    "the rows have pictures": (lambda run: edit_plan(run, "recipe", "images", True), "have pictures"),
+    "the rows have pictures": (lambda run: edit_plan(run, "recipe", "images", True), "rows with pictures are not read"),
     "another method": (lambda run: edit_plan(run, "recipe", "method", "dpo"), "the method dpo"),
 }  # fmt: skip
 

@@ -97,6 +97,8 @@ def matrix_for(order: MatrixOrder, source: Path, texts: RunTexts, types: list[st
     if order.asked == NONE or order.run is None or not any(map(_uses_matrix, types)):
         return None
     if texts.tokens < FEWEST and order.asked is None:
+        if texts.lacking:
+            console.warn("imatrix", f"there is no importance matrix: {importance.why_of(texts)}")
         return None
     with console.progress("importance matrix") as progress:
         request = importance.MatrixRequest(

@@ -13,6 +13,7 @@ from skill_train.commands import evaluate, export_gguf, local, verify
 from skill_train.commands._base_model import base_of
 from skill_train.commands._drawing import draw_text, rich_table
 from skill_train.commands._frame import command
+from skill_train.commands._importance import NONE
 from skill_train.commands._merging import merge_run
 from skill_train.commands._options import PATH
 from skill_train.commands._shell import quoted
@@ -98,7 +99,8 @@ def _chain(console: Console, run: RunDir, method: str) -> _Chain:
     plan = local.plan_of(console, resources.demo(method) / "recipe.yaml")
     trained = local.train_run(console, run, plan, resume=True).record
     merged = merge_run(console, run).record
-    export_gguf.export_run(console, run, export_gguf.ExportOptions(quant=QUANTS[method]), tools)
+    matrix = NONE if method == "vision" else None  # all of its rows have pictures, of which there is no matrix
+    export_gguf.export_run(console, run, export_gguf.ExportOptions(quant=QUANTS[method], imatrix=matrix), tools)
     exported = {name: file for step in ("convert", "quantize") for name, file in _outputs(run, step).items()}
     projector = _outputs(run, "mmproj") if method == "vision" else {}
     verify.verify_run(console, run, 2048)

@@ -76,7 +76,7 @@ def compute_matrix(request: MatrixRequest, *, progress: Bar) -> StepResult[Matri
             f"an importance matrix of {request.texts.tokens} tokens says nothing",
             code="cannot_quantize",
             expected=f"{FEWEST} tokens or more of training rows",
-            got=_why(request.texts),
+            got=why_of(request.texts),
             hint="skill-train export-gguf RUN --imatrix none, or --imatrix FILE of llama-imatrix",
         )
     inputs = digests(request.source.parent, [request.source])
@@ -122,7 +122,8 @@ def _name(texts: RunTexts) -> str:
     return f"{texts.source} sha256 {texts.sha256[:12]}, {texts.tokens} tokens of {texts.rows} rows"
 
 
-def _why(texts: RunTexts) -> str:
+def why_of(texts: RunTexts) -> str:
+    """How many tokens these are, why not more, and which rows are left out."""
     return f"{texts.why}; other rows are not used: {texts.lacking}" if texts.lacking else texts.why
 
 

@@ -12,7 +12,7 @@ from skill_train.gguf.quality.training_rows import GOLDEN, MOST_ROWS, RowsNotHer
 from skill_train.llama.gguf_header import GgufFile
 from skill_train.llama.importance.collect import windows
 from skill_train.run.folder import RunDir
-from skill_train.run.train_record import FedRow, read_fed_rows, read_rows
+from skill_train.run.train_record import FedRow, Row, read_fed_rows, read_rows
 
 FEWEST = 128  # tokens, of either kind: fewer say nothing about a matrix, or about a difference
 TRAINING, SAMPLES = "training rows", "samples.jsonl"
@@ -73,7 +73,10 @@ def texts_of(run: RunDir, model: GgufFile) -> RunTexts:
     try:
         drawn, source, lacking = draw(training_rows(run)), TRAINING, ""
     except RowsNotHere as reason:
-        drawn, source, lacking = draw(_kept(run, held_out)), SAMPLES, str(reason)
+        kept = _kept(run, held_out)
+        pictured = sum(bool(row.get("images")) for row in kept)
+        drawn, source = draw(row["input_ids"] for row in kept if not row.get("images")), SAMPLES
+        lacking = f"{reason}; {pictured} of {len(kept)} rows of {SAMPLES} have some" if pictured else str(reason)
     computed = drawn.computed
     if computed.full:
         because = f"at most {most} for a model of {weights / 1e6:.0f} million weights"
@@ -92,9 +95,9 @@ def _first_token(model: GgufFile) -> int | None:
     return token if isinstance(token, int) else None
 
 
-def _kept(run: RunDir, held_out: list[FedRow]) -> Iterable[list[int]]:
+def _kept(run: RunDir, held_out: list[FedRow]) -> list[Row]:
     numbers = {row["row"] for row in held_out}
-    return (row["input_ids"] for row in read_rows(run.samples) if not row.get("images") and row["row"] not in numbers)
+    return [row for row in read_rows(run.samples) if row["row"] not in numbers]
 
 
 @dataclass
