@@ -284,6 +284,29 @@ def test_the_store_puts_files_of_many_parts_together(hub: Hub, api: Any, tmp_pat
     assert _same(source, tmp_path / "back")
 
 
+def test_each_store_has_a_client_that_ends_with_it(tmp_path: Path) -> None:
+    """One client would leave out of the second upload what it sent to the first store."""
+    source = tmp_path / "same.bin"
+    source.write_bytes(random.Random(3).randbytes(400_000))
+    clients = []
+    for name in ("first", "second"):
+        with Hub(tmp_path / name) as hub:
+            [(file, size)] = hub.store.upload([source])
+            clients.append(hub.store.client)
+            assert hub.store.read(file, size) == source.read_bytes()
+            assert hub.store.client is clients[-1]
+    assert clients[0] is not clients[1] and all(client and client.has_ended() for client in clients)
+
+
+def test_a_client_of_the_store_that_failed_is_replaced(hub: Hub, tmp_path: Path) -> None:
+    source = tmp_path / "words.txt"
+    source.write_text("some words")
+    [(file, size)] = hub.store.upload([source])
+    with pytest.raises(RuntimeError, match="hf_xet cannot use our store"):
+        hub.store.read("0" * 64, size)
+    assert hub.store.read(file, size) == b"some words"
+
+
 def test_the_store_wants_a_key_of_its_own(hub: Hub, api: Any) -> None:
     api.create_bucket("me/bucket")
     api.batch_bucket_files("me/bucket", add=[(b"some words", "x.txt")])

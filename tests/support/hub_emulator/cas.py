@@ -12,6 +12,7 @@ import secrets
 import struct
 import subprocess
 import sys
+import threading
 import time
 from dataclasses import dataclass
 from itertools import accumulate
@@ -23,6 +24,7 @@ from hub_emulator.wire import Answer, Call, Refused, file_answer, json_answer
 _ENTRY = 48  # bytes of each record of a shard, and of its header
 _VERIFIED, _EXTENDED = 1 << 31, 1 << 30  # flags of a file's record: what follows its terms
 _TOKEN_SECONDS = 3600
+_PATIENCE_SECONDS = 120  # for one answer of hf_xet
 _CHUNK_HEADER = 8  # version, 3 bytes of compressed length, the scheme, 3 bytes of length
 
 
@@ -36,7 +38,7 @@ class Term:
 
 
 class Store:
-    """Xorbs on disk, and of which of their chunks each file is made. `own` is the address that we use ourselves."""
+    """Xorbs on disk, and of which of their chunks each file is made. `own` is the address that its `client` uses."""
 
     def __init__(self, folder: Path, own: str) -> None:
         self._own = own
@@ -47,6 +49,8 @@ class Store:
         self._chunks: dict[str, list[tuple[int, int]]] = {}
         self._of_sha256: dict[str, str] = {}
         self._tokens: dict[str, str] = {}
+        self._one_at_a_time = threading.Lock()
+        self.client: _Client | None = None
 
     def token(self, right: str) -> str:
         """A new token for `read` or `write`; it is not one of the Hub's."""
@@ -155,32 +159,76 @@ class Store:
     def _child(self, order: dict[str, Any]) -> Any:
         token = self.token("write")
         order |= {"endpoint": self._own, "token": token, "until": int(time.time()) + _TOKEN_SECONDS}
-        env = {"PATH": os.environ.get("PATH", ""), "HF_XET_TELEMETRY_ENABLED": "0", "HF_HOME": str(self._scratch)}
-        command = [sys.executable, "-c", _CHILD]
-        done = subprocess.run(command, input=json.dumps(order), env=env, capture_output=True, text=True, timeout=120)
-        self._tokens.pop(token)
-        if done.returncode:
-            raise RuntimeError(f"hf_xet cannot use our store: {done.stderr[-2000:]}")
-        return json.loads(done.stdout)
+        try:
+            with self._one_at_a_time:
+                if self.client is None or self.client.has_ended():
+                    self.client = _Client(self._scratch)
+                return self.client.ask(order)
+        finally:
+            self._tokens.pop(token)
+
+    def close(self) -> None:
+        """Ends the child process."""
+        with self._one_at_a_time:
+            if self.client is not None:
+                self.client.end()
 
 
+class _Client:
+    """hf_xet in a child process, for one store: it leaves out of an upload what it sent to another one."""
+
+    def __init__(self, home: Path) -> None:
+        home.mkdir(exist_ok=True)
+        env = {"PATH": os.environ.get("PATH", ""), "HF_XET_TELEMETRY_ENABLED": "0", "HF_HOME": str(home)}
+        self._log = home / "client.log"
+        with self._log.open("w") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, "-c", _CHILD], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, env=env
+            )
+
+    def has_ended(self) -> bool:
+        return self._process.poll() is not None
+
+    def ask(self, order: dict[str, Any]) -> Any:
+        assert self._process.stdin and self._process.stdout
+        patience = threading.Timer(_PATIENCE_SECONDS, self._process.kill)
+        patience.start()
+        try:
+            self._process.stdin.write(json.dumps(order).encode() + b"\n")
+            self._process.stdin.flush()
+            answer = self._process.stdout.readline()
+        except BrokenPipeError:
+            answer = b""
+        patience.cancel()
+        if not answer:
+            self.end()
+            raise RuntimeError(f"hf_xet cannot use our store: {self._log.read_text()[-2000:]}")
+        return json.loads(answer)
+
+    def end(self) -> None:
+        self._process.kill()
+        self._process.communicate()
+
+
+# An error ends it, with its traceback on stderr; so does the end of the process that asks, which closes stdin.
 _CHILD = """
 import json, sys
 from hf_xet import SKIP_SHA256, XetFileInfo, XetSession
 
-order = json.load(sys.stdin)
-access = {"endpoint": order["endpoint"], "token": order["token"], "token_expiry_unix_secs": order["until"]}
-done = []
-if "upload" in order:
-    with XetSession().new_upload_commit(**access) as commit:
-        handles = [commit.start_upload_file(path, sha256=SKIP_SHA256) for path in order["upload"]]
-    infos = [handle.result().xet_info for handle in handles]
-    done = [[info.hash, info.file_size] for info in infos]
-else:
-    with XetSession().new_file_download_group(**access) as group:
-        for name, size, path in order["download"]:
-            group.start_download_file(XetFileInfo(name, size), path)
-print(json.dumps(done))
+for line in sys.stdin:
+    order = json.loads(line)
+    access = {"endpoint": order["endpoint"], "token": order["token"], "token_expiry_unix_secs": order["until"]}
+    done = []
+    if "upload" in order:
+        with XetSession().new_upload_commit(**access) as commit:
+            handles = [commit.start_upload_file(path, sha256=SKIP_SHA256) for path in order["upload"]]
+        infos = [handle.result().xet_info for handle in handles]
+        done = [[info.hash, info.file_size] for info in infos]
+    else:
+        with XetSession().new_file_download_group(**access) as group:
+            for name, size, path in order["download"]:
+                group.start_download_file(XetFileInfo(name, size), path)
+    print(json.dumps(done), flush=True)
 """
 
 

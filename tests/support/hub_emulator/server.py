@@ -109,6 +109,7 @@ class Hub:
 
     def __exit__(self, *error: object) -> None:
         self.jobs.stop()
+        self.store.close()  # its client asks the server
         self._server.shutdown()
         self._server.server_close()
 
