@@ -61,6 +61,21 @@ def test_the_same_base_brought_back_is_taken(commands: Commands, trained: Path) 
     assert _call(commands, trained, "verify run --tokens 64").answer["ok"] is True
 
 
+def test_a_base_that_lies_elsewhere_is_found_by_a_link(commands: Commands, trained: Path, tmp_path: Path) -> None:
+    """As the hint says: its content is compared, and its place is not."""
+    base = trained / "base"
+    base.rename(tmp_path / "copy")
+    try:
+        done = _call(commands, trained, "export-gguf run --lora")
+        assert done.error == (2, "missing_file"), done.stdout + done.stderr
+        assert done.answer["error"]["hint"].endswith(f"ln -s COPY {base}")
+        base.symlink_to(tmp_path / "copy")
+        assert _call(commands, trained, "export-gguf run --lora").code == 0
+        base.unlink()
+    finally:
+        (tmp_path / "copy").rename(base)
+
+
 def _call(commands: Commands, folder: Path, line: str) -> Done:
     return commands.run(folder, dict(os.environ), *line.split(), "--format", "json")
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from skill_train.commands._shell import quoted
 from skill_train.core.errors import UsageError
 from skill_train.model.folder import fingerprint
 from skill_train.run import plan_record
 from skill_train.run.folder import RunDir, file_digest, is_file_of
+from skill_train.run.plan_record import Plan
 from skill_train.run.train_record import read_environment
 
 
@@ -23,15 +25,33 @@ def base_of(run: RunDir) -> Path:
     Raises:
         UsageError: the folder holds another model now.
     """
-    from skill_train.hub.models import model_folder
-
     plan = plan_record.read(run.plan)
-    folder = model_folder(plan.recipe.model, plan.recipe.revision)[0]
+    folder = _trained_on(run, plan)
     trained = plan.fingerprints.get("model")  # none of a model on the Hub: its revision says which it is
     if trained is not None and (now := fingerprint(folder)) != trained:
         raise _changed(run, folder, f"fingerprint {trained:.12}…", f"fingerprint {now:.12}…")
     _require_trained_weights(run, folder)
     return folder
+
+
+def _trained_on(run: RunDir, plan: Plan) -> Path:
+    """The folder that the plan names.
+
+    Raises:
+        UsageError: it is not here. The hint says how a copy is found, wherever it lies.
+    """
+    from skill_train.hub.models import model_folder
+
+    model = plan.recipe.model
+    if plan.fingerprints.get("model") is not None and not Path(model).is_dir():
+        raise UsageError(
+            f"the base model of {run.path} is not here",
+            code="missing_file",
+            expected=f"the folder {model}, as {run.path} was trained on it",
+            got="no such folder",
+            hint=f"put the model there; a link to a copy will do: ln -s COPY {quoted(model)}",
+        )
+    return model_folder(model, plan.recipe.revision)[0]
 
 
 def _require_trained_weights(run: RunDir, folder: Path) -> None:
