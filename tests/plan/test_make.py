@@ -15,6 +15,7 @@ import pytest
 
 from skill_train.core.errors import DecisionNeeded, UsageError
 from skill_train.facts import DatasetFacts, Gpu, MachineFacts, ModelFacts, PrecisionProbe, TokenFacts
+from skill_train.hub import flavors
 from skill_train.model.lora_targets import TARGETS
 from skill_train.plan.make import least_steps, make_plan, wants_probe
 from skill_train.plan.placement import Choices
@@ -505,6 +506,17 @@ def test_else_as_many_rows_as_the_table_says(machine: MachineFacts, model: Model
 def _of_lengths(mean: float, longest: int) -> DatasetFacts:
     tokens = TokenFacts("counted in all rows", True, (mean, mean), (longest, longest), (mean, mean), longest)
     return dataclasses.replace(CHAT, tokens=tokens)
+
+
+def test_no_flavor_is_offered_for_sensitive_rows() -> None:
+    """The rows may not leave this machine, so the price of another one is no way on."""
+    said = {"model": "m", "data": "d"}
+    open_, closed = (
+        make_plan(from_dict(values), Facts(MODEL, CHAT, LAPTOP), choices=HERE, offered=flavors.shipped())
+        for values in (said, said | {"sensitive": True})
+    )
+    assert open_.estimates.flavors and open_.estimates.prices is not None
+    assert (closed.estimates.flavors, closed.estimates.prices) == ([], None)
 
 
 def _plan(

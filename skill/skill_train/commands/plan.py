@@ -317,6 +317,7 @@ def _estimates_table(estimates: Estimates) -> Any:
     add_row(table, "disk space", *_ends(estimates.disk_bytes, size))
     for file in estimates.files:
         add_row(table, f"{file.quant} file", *_ends(file.bytes, size))
+        add_row(table, f"{file.quant} memory to run", *_ends(file.memory_bytes, size))
         add_row(table, f"{file.quant} tokens/s here", *_ends(file.tokens_per_second, lambda rate: f"{rate:,.0f}"))
     return table
 

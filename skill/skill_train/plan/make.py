@@ -78,6 +78,7 @@ def make_plan(
     placed = placement(resolved, place.machine, place.fit, backend, recipe.report_to)
     started = launch(placed, place.machine, four_bit=resolved.load_in_4bit)
     fingerprints = {"model": model.fingerprint, "data": dataset.fingerprint}
+    offers = [] if recipe.sensitive else cloud
     return Plan(
         where=decision.where,
         recipe=resolved,
@@ -90,7 +91,7 @@ def make_plan(
         flavor=place.flavor.name if place.flavor else None,
         timeout_seconds=places.timeout_seconds(place.seconds, choices.max_hours) if place.flavor else None,
         blockers=_unread(model, resolved) + _blockers(decision.where, chosen, here, cloud) + _too_slow(chosen, choices),
-        estimates=estimates(model, machine, place, cloud, context=resolved.max_length, plain=_is_plain(resolved)),
+        estimates=estimates(model, machine, place, offers, context=resolved.max_length, plain=_is_plain(resolved)),
         facts=Facts(model, dataset, machine),
         reasons=reasons + started.reasons,
     )
