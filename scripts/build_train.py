@@ -18,9 +18,9 @@ TARGET = ROOT / "scripts" / "train.py"
 PACKAGE = "skill_train.program."
 # A part imports those before it.
 PARTS = (
-    "events", "model_files", "plan", "examples", "pictures/decode", "pictures/find", "pictures/engine",
-    "pictures/processor", "pictures/tokens", "parquet", "rows", "split", "tokenizer", "encode", "model", "watch",
-    "trainer", "checks", "cloud/push", "cloud/job", "main",
+    "events", "model_files", "plan", "examples", "parquet", "pictures/beside", "pictures/decode", "pictures/find",
+    "pictures/engine", "pictures/processor", "pictures/tokens", "rows", "split", "tokenizer", "encode", "model",
+    "watch", "trainer", "checks", "cloud/push", "cloud/job", "main",
 )  # fmt: skip
 NOTE = "# Written by scripts/build_train.py (`make docs`) from skill/skill_train/program/: change the parts.\n\n"
 
@@ -103,7 +103,7 @@ def imports(trees: dict[str, ast.Module]) -> str:
             names[str(node.module)] |= {alias.name for alias in node.names}
     lines = [f"from __future__ import {', '.join(names.pop('__future__'))}\n", *(f"import {m}" for m in sorted(plain))]
     for module in sorted(names):
-        ordered = sorted(names[module], key=lambda name: (not name.isupper(), not name[0].isupper(), name))
+        ordered = sorted(names[module], key=lambda name: (not name.isupper(), not name[0].isupper(), name.lower()))
         lines.append(f"from {module} import {', '.join(ordered)}")
     return "\n".join(lines) + "\n"
 

@@ -62,6 +62,7 @@ import itertools
 import json
 import math
 import os
+import posixpath
 import random
 import re
 import shutil
@@ -77,13 +78,15 @@ import unicodedata
 import warnings
 from collections import Counter
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property, lru_cache, partial
 from importlib.util import find_spec
-from pathlib import Path
+from itertools import islice
+from pathlib import Path, PurePosixPath
 from types import SimpleNamespace, UnionType
-from typing import IO, Any, Literal, NamedTuple, NotRequired, TypedDict, get_args, get_origin, get_type_hints
+from typing import IO, Any, Literal, NamedTuple, NotRequired, TypedDict, TypeVar, get_args, get_origin, get_type_hints
 
 # --- events ----------------------------------------------------------------------------------------------------------
 # The output of the program: refusals with their exit codes, events, and whole files.
@@ -904,6 +907,7 @@ class Recipe(TypedDict):
     preprocess: NotRequired[str]
     min_pixels: NotRequired[int | None]
     max_pixels: NotRequired[int | None]
+    data_file: NotRequired[str | None]
 
 
 class Placement(TypedDict):
@@ -1509,6 +1513,689 @@ def require_distinct(names: Iterable[str], table: Path) -> None:
             raise Refused(message, code="unreadable_dataset", expected=expected, hint=hint)
 
 
+# --- parquet ---------------------------------------------------------------------------------------------------------
+# Parquet and Arrow: checks tables before they are unpacked, and gives rows as they were written.
+
+# A table of one kilobyte can unpack to gigabytes: by its codec, by numbers that stand for a long text in a dictionary,
+# by texts that repeat the beginning of the one before, by runs of rows or of parts of a row. The two functions say how
+# much a file of a size may hold: in all, as rows of Python; and at once, in one page of each column or in one row.
+ROWS_AT_ONCE = 1024
+BATCH_BYTES = 32_000_000  # of rows at once, where they are large as pictures are
+PIECE_BYTES = 1 << 20
+VALUE_BYTES = 100  # of a value in Python, beside its text
+# Of Parquet: two kinds of column, a kind of page, the encoding DELTA_BYTE_ARRAY, and codecs as pyarrow calls them.
+TEXTS, FIXED, DICTIONARY_PAGE, PREFIXES = 6, 7, 2, 7
+CODECS = {0: None, 1: "snappy", 2: "gzip", 4: "brotli", 5: "lz4_raw", 6: "zstd", 7: "lz4_raw"}
+DICTIONARY_BYTES = 1 << 20  # writers add nothing to a dictionary of this size
+
+
+def most_in_all(size: int) -> int:
+    return max(1_000_000_000, 1000 * size)
+
+
+def most_at_once(size: int) -> int:
+    return max(32_000_000, 100 * size)
+
+
+def too_much(path: Any, size: int, contents: str) -> Refused:
+    return Refused(
+        f"{path} has {size:,} bytes and unpacks to {contents}",
+        code="unsafe_file",
+        expected=f"at most {most_in_all(size):,} bytes in all, and {most_at_once(size):,} in one row or page",
+        got=contents,
+        hint="do not use this file; if you wrote it yourself, write its rows to a .jsonl file and use that",
+    )
+
+
+def parquet_batches(path: Path, size: int) -> Iterator[Any]:
+    """The rows of a Parquet file, in batches that are small enough in memory.
+
+    Raises:
+        Refused: the footer, or the header of a page, claims more than a file of this size may hold.
+    """
+    from pyarrow import parquet
+
+    with open(path, "rb") as raw:
+        groups, most = row_groups(raw, size), most_at_once(size)
+        check_footer(groups, path, size)
+        file = parquet.ParquetFile(path, **in_pieces(groups))
+        if any(len(group.chunks) != len(file.schema) for group in groups):
+            raise ValueError("its footer lacks a column")
+        numbered = {i for group in groups for i, chunk in enumerate(group.chunks) if chunk.numbered}
+        names = [file.schema.column(i).path for i in sorted(numbered)]
+        by_number = parquet.ParquetFile(path, read_dictionary=names, **in_pieces(groups))
+        for number, group in enumerate(groups):
+            columns = [Column(raw, chunk, file.schema.column(i), most) for i, chunk in enumerate(group.chunks)]
+            page, parts = sum(c.page for c in columns), sum(c.values for c in columns if c.repeated)
+            if page > most:
+                raise too_much(path, size, f"{page:,} bytes in one page of each column")
+            if parts * VALUE_BYTES > most_in_all(size):
+                raise too_much(path, size, f"{parts:,} parts of rows")
+            # One row may hold the parts of all rows, and each part may be the longest text.
+            wide = [c for c in columns if c.repeated and c.width * c.values > most_in_all(size)]
+            if any(not c.numbered for c in wide):
+                raise too_much(path, size, f"up to {max(c.width * c.values for c in wide):,} bytes of texts")
+            rows = min(ROWS_AT_ONCE, most // max(1, sum(c.width for c in columns)), BATCH_BYTES // mean_row(group))
+            # Read by number, a repeated text is in memory only once, but the rows take six times as long.
+            yield from (by_number if wide else file).iter_batches(batch_size=max(1, rows), row_groups=[number])
+
+
+def mean_row(group: Group) -> int:
+    """Bytes of a row in a file, by its footer. Pictures make it large."""
+    return 1 + sum(chunk.unpacked for chunk in group.chunks) // max(1, group.rows)
+
+
+def in_pieces(groups: list[Group]) -> dict[str, Any]:
+    """How pyarrow reads a file of large rows: a piece of a column after the other. Usually it reads all rows of a
+    group, which with pictures may be gigabytes."""
+    large = any(mean_row(group) * ROWS_AT_ONCE > BATCH_BYTES for group in groups)
+    return {"pre_buffer": False, "buffer_size": PIECE_BYTES} if large else {}
+
+
+class Chunk(NamedTuple):
+    """One column of one row group, as the footer describes it."""
+
+    kind: int
+    codec: int
+    values: int
+    unpacked: int
+    packed: int
+    data_at: int
+    dictionary_at: int  # 0: none
+
+    @property
+    def numbered(self) -> bool:
+        """Whether its texts are in a dictionary."""
+        return self.kind == TEXTS and self.dictionary_at > 0
+
+
+class Group(NamedTuple):
+    rows: int
+    chunks: list[Chunk]
+
+
+def row_groups(raw: IO[bytes], size: int) -> list[Group]:
+    """The row groups of a Parquet file. They are not read by pyarrow (26), which crashes on a footer that it does not
+    know."""
+    raw.seek(max(0, size - 8))
+    length, mark = int.from_bytes(raw.read(4), "little"), raw.read(4)
+    if mark != b"PAR1" or length > size - 8:
+        raise ValueError("it does not end as a Parquet file")
+    raw.seek(size - 8 - length)
+    try:
+        footer, _ = thrift_struct(raw.read(length), 0)
+        return [Group(group[3], [chunk_of(column[3]) for column in group[1]]) for group in footer[4]]
+    except (IndexError, KeyError, TypeError, AttributeError):
+        raise ValueError("its footer is broken") from None
+
+
+def chunk_of(fields: dict[int, Any]) -> Chunk:
+    chunk = Chunk(fields[1], fields[4], fields[5], fields[6], fields[7], fields[9], fields.get(11, 0))
+    if any(type(number) is not int or number < 0 for number in chunk):
+        raise ValueError("its footer has a number that is none")
+    return chunk
+
+
+def check_footer(groups: list[Group], path: Path, size: int) -> None:
+    """Refuses a Parquet file whose footer claims more than a file of `size` bytes may hold."""
+    rows = sum(group.rows for group in groups)
+    if rows * VALUE_BYTES > most_in_all(size):
+        raise too_much(path, size, f"{rows:,} rows")
+    unpacked = sum(chunk.unpacked for group in groups for chunk in group.chunks)
+    if unpacked > most_in_all(size):
+        raise too_much(path, size, f"{unpacked:,} bytes")
+
+
+class Column:
+    """The claims of the pages of one column of one row group. pyarrow believes these, and not the footer."""
+
+    def __init__(self, raw: IO[bytes], chunk: Chunk, column: Any, most: int) -> None:
+        self.repeated = column.max_repetition_level > 0
+        self.numbered = chunk.numbered
+        self.page = 0  # bytes of the largest page
+        self.values = 0
+        self.width = 8  # most bytes of one value, which may be stored outside its page
+        for page in pages(raw, chunk):
+            self.page = max(self.page, page.unpacked)
+            if page.kind == DICTIONARY_PAGE:
+                self.width = max(self.width, longest_text(raw, page, chunk) if page.unpacked <= most else page.unpacked)
+            else:
+                self.values += page.values
+            if page.encoding == PREFIXES:
+                self.width, self.numbered = max(self.width, page.unpacked), False
+        if chunk.kind == FIXED:
+            self.width = column.length
+
+
+class Page(NamedTuple):
+    """A page as its header describes it."""
+
+    kind: int
+    at: int  # where its bytes begin
+    packed: int  # bytes
+    unpacked: int
+    values: int
+    encoding: int
+
+
+def pages(raw: IO[bytes], chunk: Chunk) -> Iterator[Page]:
+    """Each page that pyarrow would read."""
+    at = chunk.dictionary_at if 0 < chunk.dictionary_at < chunk.data_at else chunk.data_at
+    end, seen = at + chunk.packed, 0
+    while at < end and seen < chunk.values:
+        header, length = page_header(raw, at)
+        inner: dict[int, Any] = next((header[n] for n in (5, 7, 8) if isinstance(header.get(n), dict)), {})
+        values, encoding = inner.get(1, 0), inner.get(4 if 8 in header else 2, 0)
+        page = Page(header.get(1, -1), at + length, header.get(3, -1), header.get(2, -1), values, encoding)
+        if any(type(part) is not int or part < 0 for part in page):
+            raise ValueError("the header of a page has no such number")
+        yield page
+        seen += values if page.kind != DICTIONARY_PAGE else 0
+        at = page.at + page.packed
+
+
+def longest_text(raw: IO[bytes], page: Page, chunk: Chunk) -> int:
+    """Bytes of the longest text in a dictionary. For a very large dictionary, or an unknown codec, the bytes of all."""
+    import pyarrow
+
+    if chunk.kind != TEXTS or page.unpacked > 8 * DICTIONARY_BYTES or chunk.codec not in CODECS:
+        return page.unpacked
+    raw.seek(page.at)
+    data, codec = raw.read(min(page.packed, chunk.packed)), CODECS[chunk.codec]
+    if codec is not None:
+        try:
+            data = pyarrow.decompress(data, page.unpacked, codec=codec, asbytes=True)
+        except (pyarrow.ArrowException, OSError, ValueError):
+            return page.unpacked
+    at = longest = 0
+    while at < len(data):
+        length = int.from_bytes(data[at : at + 4], "little")
+        longest, at = max(longest, length), at + 4 + length
+    return longest
+
+
+def page_header(raw: IO[bytes], at: int) -> tuple[dict[int, Any], int]:
+    """The header of a page, by field number, and its length."""
+    for most in (1 << 14, 1 << 24):  # a header may hold a long text, such as the smallest value of the page
+        raw.seek(at)
+        try:
+            return thrift_struct(raw.read(most), 0)
+        except IndexError:
+            continue
+    raise ValueError("the header of a page is cut off")
+
+
+def thrift_struct(data: bytes, at: int) -> tuple[dict[int, Any], int]:
+    """A struct in Thrift's compact protocol, by field number, and the position of its end."""
+    fields: dict[int, Any] = {}
+    number = 0
+    while head := data[at]:
+        number, at = (number + (head >> 4), at + 1) if head >> 4 else thrift_number(data, at + 1)
+        fields[number], at = thrift_value(data, at, head & 15)
+    return fields, at + 1
+
+
+def thrift_value(data: bytes, at: int, kind: int) -> tuple[Any, int]:
+    if kind in (1, 2):  # true, false
+        return kind == 1, at
+    if kind == 3:
+        return data[at], at + 1
+    if kind in (4, 5, 6):
+        return thrift_number(data, at)
+    if kind == 7:  # a float
+        return None, at + 8
+    if kind == 8:  # bytes; their length has no sign
+        length, at = thrift_varint(data, at)
+        return data[at : at + length], at + length
+    if kind in (9, 10):
+        return thrift_list(data, at)
+    if kind == 12:
+        return thrift_struct(data, at)
+    raise ValueError("a description in it is none")
+
+
+def thrift_list(data: bytes, at: int) -> tuple[list[Any], int]:
+    head, values = data[at], []
+    count, at = (head >> 4, at + 1) if head >> 4 < 15 else thrift_varint(data, at + 1)
+    for _ in range(count):
+        value, at = (data[at], at + 1) if head & 15 in (1, 2) else thrift_value(data, at, head & 15)
+        values.append(value)
+    return values, at
+
+
+def thrift_number(data: bytes, at: int) -> tuple[int, int]:
+    value, at = thrift_varint(data, at)
+    return (value >> 1) ^ -(value & 1), at
+
+
+def thrift_varint(data: bytes, at: int) -> tuple[int, int]:
+    value = 0
+    for shift in range(0, 70, 7):
+        byte = data[at]
+        value, at = value | (byte & 0x7F) << shift, at + 1
+        if byte < 0x80:
+            return value, at
+    raise ValueError("a number in it is too long")
+
+
+def believable(batches: Iterable[Any], path: Any, size: int) -> Iterator[Any]:
+    """Batches of Arrow that are small enough as rows of Python too.
+
+    Raises:
+        Refused: one row, or all rows so far, are larger than a file of this size may hold.
+    """
+    total = 0
+    for batch in batches:
+        for part, weight in small_parts(batch, most_at_once(size)):
+            total += weight
+            if weight > most_at_once(size):
+                raise too_much(path, size, f"{weight:,} bytes in one row")
+            if total > most_in_all(size):
+                raise too_much(path, size, f"more than {most_in_all(size):,} bytes of rows")
+            yield part
+
+
+def small_parts(batch: Any, most: int) -> Iterator[tuple[Any, int]]:
+    """The batch in parts of at most so many bytes, or of one row, with the bytes of each."""
+    weight = sum(python_bytes(column) for column in batch.columns)
+    if weight <= most or batch.num_rows < 2:
+        yield batch, weight
+        return
+    half = batch.num_rows // 2
+    yield from small_parts(batch.slice(0, half), most)
+    yield from small_parts(batch.slice(half), most)
+
+
+def python_bytes(array: Any) -> int:
+    """About the number of bytes that its values take in Python."""
+    import pyarrow
+    from pyarrow import compute
+
+    kind, own = array.type, VALUE_BYTES * len(array)
+    if isinstance(array, pyarrow.ExtensionArray):
+        return python_bytes(array.storage)
+    if pyarrow.types.is_struct(kind):
+        return own + sum(map(python_bytes, array.flatten()))
+    if isinstance(array, (pyarrow.ListArray, pyarrow.LargeListArray, pyarrow.FixedSizeListArray)):  # a map is a list
+        return own + python_bytes(array.flatten())
+    if not pyarrow.types.is_dictionary(kind):
+        return own + int(array.nbytes)
+    lengths = compute.binary_length(array.dictionary)
+    return own + (compute.sum(lengths.take(array.indices)).as_py() or 0)
+
+
+def as_written(rows: Iterable[Row], schema: Any, *, json_read: bool = False) -> Iterator[Row]:
+    """Rows of Arrow without the nulls that Arrow added. A column has one type, so each call of a tool would have the
+    arguments of all the others. JSON inside a column is parsed, unless `json_read` says that it was; its nulls stay."""
+    readers = {field.name: read for field in schema if (read := arrow_reader(field.type, json_read=json_read))}
+    for row in rows:
+        yield {**row, **{name: read(row[name]) for name, read in readers.items()}} if readers else row
+
+
+def arrow_reader(kind: Any, *, json_read: bool) -> Callable[[Any], Any] | None:
+    """A function that turns a value of this type into what was written; None if it is that already."""
+    import pyarrow
+
+    types = pyarrow.types
+    if getattr(kind, "extension_name", None) == "arrow.json":
+        return None if json_read else lambda text: json.loads(text) if isinstance(text, str) else text
+    if types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
+        item = arrow_reader(kind.value_type, json_read=json_read)
+        return item and (lambda values: [item(value) for value in values] if isinstance(values, list) else values)
+    if not types.is_struct(kind):
+        return None
+    fields = {field.name: arrow_reader(field.type, json_read=json_read) for field in kind}
+
+    def read(value: Any) -> Any:
+        if not isinstance(value, dict):  # null, or what `datasets` makes of an image
+            return value
+        return {
+            name: field(part) if (field := fields.get(name)) else part
+            for name, part in value.items()
+            if part is not None
+        }
+
+    return read
+
+
+SAVE_AGAIN = "save the dataset again with Dataset.save_to_disk, or write the rows to a .jsonl file"
+# Files that `datasets` writes: two beside the rows of each split, and one beside the folders of several splits.
+STATE, INFO, SPLITS = "state.json", "dataset_info.json", "dataset_dict.json"
+
+
+def undecoded(loaded: Any) -> Any:
+    """The dataset with the bytes or the path of each picture, sound and film, which `datasets` would decode."""
+    loaded.info.features = type(loaded.features)(as_stored(loaded.features))
+    return loaded
+
+
+DECODED = ("Image", "Audio", "Video", "Pdf")  # classes of `datasets`
+
+
+def as_stored(feature: Any) -> Any:
+    """The same column, undecoded. `datasets` nests columns in lists of its own, lists and dictionaries."""
+    if isinstance(feature, dict):
+        return {name: as_stored(part) for name, part in feature.items()}
+    if isinstance(feature, list):
+        return [as_stored(part) for part in feature]
+    stored = copy.copy(feature)
+    if type(feature).__name__ in DECODED:
+        stored.decode = False
+    elif hasattr(feature, "feature"):
+        stored.feature = as_stored(feature.feature)
+    return stored
+
+
+def broken_arrow(path: Path, error: Exception) -> Refused:
+    got = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:200]}"
+    return Refused(
+        f"{path} cannot be read as part of a saved dataset",
+        code="unreadable_dataset",
+        expected="the files that Dataset.save_to_disk wrote, unchanged",
+        got=got,
+        hint=SAVE_AGAIN,
+    )
+
+
+def saved_json(path: Path) -> JsonObject:
+    """A JSON object beside the rows. A pipe is never waited for, and a large file is read only up to a limit."""
+    try:
+        document = foreign_json(path)
+    except Refused as refusal:
+        raise broken_arrow(path, ValueError(refusal.error["got"])) from None
+    if not isinstance(document, dict):
+        raise broken_arrow(path, ValueError(f"it holds {KINDS_OF_JSON.get(type(document), 'a value')}, and no object"))
+    return document
+
+
+def check_arrow(folder: Path) -> None:
+    """Refuses a folder with compressed or too many rows. `datasets` maps its files into memory, and writes no
+    compressed ones."""
+    import pyarrow
+
+    for path in arrow_files(folder):
+        size, rows = path.stat().st_size, 0
+        try:
+            with pyarrow.memory_map(str(path)) as file:
+                for message in pyarrow.ipc.MessageReader.open_stream(file):
+                    batch = record_batch(message)
+                    if batch.get(3):
+                        raise too_much(path, size, "an unknown size: its parts are compressed")
+                    rows += batch.get(0, 0)
+        except (pyarrow.ArrowException, OSError, ValueError, struct.error) as error:
+            raise broken_arrow(path, error) from None
+        if rows * VALUE_BYTES > most_in_all(size):
+            raise too_much(path, size, f"{rows:,} rows")
+
+
+def arrow_files(folder: Path) -> Iterator[Path]:
+    """The data files that `datasets` will open, whatever their names."""
+    saved_json(folder / INFO)
+    files = saved_json(folder / STATE).get("_data_files")
+    for file in files if isinstance(files, list) else []:
+        name = file.get("filename") if isinstance(file, dict) else None
+        if isinstance(name, str) and (path := folder / name).exists():  # datasets tells what is missing
+            check_regular(path, hint=SAVE_AGAIN)
+            yield path
+
+
+def record_batch(message: Any) -> dict[int, int]:
+    """The number of rows (0) of a batch in an Arrow stream, and whether it is compressed (3).
+
+    pyarrow shows neither before it has unpacked the batch. Arrow describes it in a table of FlatBuffers, where field 2
+    of a message is the batch.
+    """
+    data = message.metadata.to_pybytes()
+
+    def fields(table: int) -> dict[int, int]:
+        """The position of each field of a table."""
+        places = table - struct.unpack_from("<i", data, table)[0]
+        (length,) = struct.unpack_from("<H", data, places)
+        offsets = struct.unpack_from(f"<{(length - 4) // 2}H", data, places + 4)
+        return {number: table + offset for number, offset in enumerate(offsets) if offset}
+
+    (root,) = struct.unpack_from("<I", data, 0)
+    header = fields(root).get(2)
+    if message.type == "dictionary" or header is None:
+        raise ValueError("it has a dictionary, and datasets writes none")
+    if message.type != "record batch":
+        return {}
+    batch = fields(header + struct.unpack_from("<I", data, header)[0])
+    rows = struct.unpack_from("<q", data, batch[0])[0] if 0 in batch else 0
+    return {0: max(0, rows), 3: int(3 in batch)}
+
+
+# --- pictures/beside -------------------------------------------------------------------------------------------------
+# Where the pictures of rows lie: beside a table of an imagefolder, or beside a file of rows, here or on the Hub.
+#
+# A file of rows on the Hub is read as the same file in a folder here: it and the pictures that its rows name are
+# brought to the cache of huggingface_hub, at one commit. The paths in its rows begin in its folder.
+
+HUB_FOLDER = "datasets--"  # how huggingface_hub begins the name of a dataset's folder in its cache
+ROWS_AHEAD, FILES_AT_ONCE = 64, 8  # rows whose pictures are brought together, and requests at the same time
+NAME_CHARACTERS = 1024  # a longer text in a row names no file
+# The table beside the pictures of a folder, as the `imagefolder` of `datasets` has it: its column `file_name`, or
+# another that ends so, names a file beside the table.
+TABLES = ("metadata.jsonl", "metadata.csv", "metadata.parquet")
+FILE_NAME = re.compile(r"(?:\w+_)?file_names?")
+COMMIT = re.compile(r"[0-9a-f]{40}")
+
+
+class HubFile(NamedTuple):
+    """A file of rows in a dataset on the Hub.
+
+    Attributes:
+        commit: of the dataset.
+        name: the path of the file in the repository.
+    """
+
+    dataset: str
+    commit: str
+    name: str
+
+    def __str__(self) -> str:
+        return rows_named(self.dataset, self.name)
+
+    @property
+    def root(self) -> Path:
+        """The files of this commit in the cache of huggingface_hub."""
+        from huggingface_hub.constants import HF_HUB_CACHE
+
+        return Path(HF_HUB_CACHE) / f"{HUB_FOLDER}{self.dataset.replace('/', '--')}" / "snapshots" / self.commit
+
+    @property
+    def folder(self) -> Path:
+        """Where the paths of its pictures begin."""
+        return (self.root / self.name).parent
+
+    def beside(self, text: str) -> str:
+        """The name in the repository of what a text in a row names, if it names a file."""
+        return posixpath.normpath(posixpath.join(posixpath.dirname(self.name), text))
+
+
+def hub_file(dataset: str, commit: str | None, name: str) -> HubFile:
+    """The file of rows that a recipe names.
+
+    Raises:
+        Refused: no commit says which one, or it lies outside the repository.
+    """
+    if commit is None or not COMMIT.fullmatch(commit) or not is_inside(name):
+        raise Refused(
+            f"{name[:200]} is no file of a commit of {dataset}",
+            code="bad_plan",
+            expected="a path in the repository, and the commit as data_revision",
+            got=f"data_file {name[:200]}, data_revision {commit}",
+            hint="make the plan again: skill-train plan finds the commit",
+        )
+    return HubFile(dataset, commit, name)
+
+
+def is_inside(name: str) -> bool:
+    """Whether a name is that of a file in a repository, written in the usual way."""
+    return name == posixpath.normpath(name) and not name.startswith(("/", "..")) and "\\" not in name and name != "."
+
+
+def rows_named(data: str, file: str | None) -> str:
+    """The rows in words: `rows.jsonl`, or `train.jsonl in owner/name`."""
+    return data if file is None else f"{file} in {data}"
+
+
+def picture_folder(data: str, file: str | None = None, commit: str | None = None) -> Path:
+    """The folder where the paths of pictures begin, and which they may not leave: for a link to a file that of the file
+    itself, which a plan names. Of a file of rows on the Hub it is that of the file, and of other data on the Hub where
+    huggingface_hub puts the files of the dataset.
+
+    Args:
+        file, commit: `data_file` and `data_revision` of the recipe.
+    """
+    path = Path(data)
+    if path.exists():
+        return path if path.is_dir() else path.resolve().parent
+    if file is not None:
+        return hub_file(data, commit, file).folder
+    from huggingface_hub.constants import HF_HUB_CACHE
+
+    return Path(HF_HUB_CACHE) / f"{HUB_FOLDER}{data.replace('/', '--')}"
+
+
+def hub_cache_of(folder: Path) -> Path | None:
+    """The folder of the whole dataset in the cache of huggingface_hub, for that of a file of rows. There the files are
+    links to others in `blobs`. None for a folder of the user."""
+    snapshots = (each for each in folder.parents if each.name == "snapshots")
+    return next((each.parent for each in snapshots if each.parent.name.startswith(HUB_FOLDER)), None)
+
+
+# --- A file of rows on the Hub ---
+
+Numbered = TypeVar("Numbered", bound="tuple[Any, ...]")  # a row behind its line
+
+
+def with_files(rows: Iterator[Numbered], file: HubFile) -> Iterator[Numbered]:
+    """The rows, once the files of the repository that they name lie in the cache. Only a few rows are held at once."""
+    while ahead := list(islice(rows, ROWS_AHEAD)):
+        texts = {text for each in ahead for text in texts_in(each[1]) if 0 < len(text) < NAME_CHARACTERS}
+        bring_files(file, {name for text in texts if (name := file.beside(text)) in files_at(file)})
+        yield from ahead
+
+
+def texts_in(value: Any) -> Iterator[str]:
+    """All texts in a value of a row."""
+    if isinstance(value, str):
+        yield value
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    for each in inner:
+        yield from texts_in(each)
+
+
+@lru_cache(maxsize=1)
+def files_at(file: HubFile) -> frozenset[str]:
+    """The names of all files in the repository."""
+    from huggingface_hub import HfApi
+
+    with explained_hub(file):
+        listed = HfApi().list_repo_files(file.dataset, repo_type="dataset", revision=file.commit)
+        return frozenset(map(str, listed))
+
+
+def bring_files(file: HubFile, names: Iterable[str]) -> None:
+    """Brings files of the repository to the cache. Those that lie there cost no request."""
+    from huggingface_hub import hf_hub_download
+
+    def bring(name: str) -> None:
+        hf_hub_download(file.dataset, name, repo_type="dataset", revision=file.commit)
+
+    missing = [name for name in names if not (file.root / name).is_file()]
+    with explained_hub(file), ThreadPoolExecutor(FILES_AT_ONCE) as pool:
+        for _ in pool.map(bring, missing):
+            pass
+
+
+def brought_file(file: HubFile) -> Path:
+    """The file of rows in the cache."""
+    bring_files(file, [file.name])
+    return file.root / file.name
+
+
+@contextmanager
+def explained_hub(file: HubFile) -> Iterator[None]:
+    """Turns what huggingface_hub raises into a `Refused`."""
+    from huggingface_hub import errors
+
+    gone = (errors.RepositoryNotFoundError, errors.RevisionNotFoundError, errors.EntryNotFoundError)
+    try:
+        yield
+    except Exception as error:
+        status = getattr(getattr(error, "response", None), "status_code", None)
+        away = isinstance(error, (errors.LocalEntryNotFoundError, ConnectionError))
+        if isinstance(error, errors.GatedRepoError) or status in (401, 403):
+            raise hub_refusal(file, "may not be read with this token", error, "no_access", EXIT_NO_ACCESS) from None
+        if isinstance(error, gone) and not away:
+            raise hub_refusal(file, "is not on the Hub any more", error, "input_changed") from None
+        if away or isinstance(error, errors.HfHubHTTPError) or type(error).__module__.startswith("httpx"):
+            raise hub_refusal(file, "cannot be read from the Hub", error, "hub_unreachable", EXIT_TEMPORARY) from None
+        raise
+
+
+def hub_refusal(file: HubFile, fault: str, error: Exception, code: str, exit_code: int = 2) -> Refused:
+    hints = {"no_access": "ask for access on the page of the dataset, and sign in", "input_changed": "plan again"}
+    return Refused(
+        f"{file} at commit {file.commit[:12]} {fault}",
+        code=code,
+        exit_code=exit_code,
+        expected="the commit of the plan, with all its files",
+        got=" ".join(str(error).split())[:300],
+        hint=hints.get(code, "try again when the Hub can be reached"),
+    )
+
+
+@contextmanager
+def named_as(path: Path, name: str) -> Iterator[None]:
+    """Refusals name a file in the cache as the user does."""
+    try:
+        yield
+    except Refused as refusal:
+        rename(refusal, path, name)
+        raise
+
+
+def rename(refusal: Refused, path: Path, name: str) -> None:
+    words = refusal.error
+    for key in ("message", "expected", "got", "hint"):
+        words[key] = words[key].replace(str(path), name)
+    refusal.args = (words["message"],)
+
+
+# --- A folder of pictures with a table ---
+
+
+def picture_table(folder: Path, split: str) -> Path | None:
+    """The table of a folder of pictures: in the folder, where the split is train, or in that of the split. None for
+    another folder."""
+    name = split.split("[")[0]
+    if (folder / STATE).is_file() or (folder / SPLITS).is_file():
+        return None
+    places = ([folder] if name == "train" else []) + ([folder / name] if is_name_of_folder(name) else [])
+    return next((place / table for place in places for table in TABLES if (place / table).is_file()), None)
+
+
+def is_name_of_folder(name: Any) -> bool:
+    return isinstance(name, str) and name not in ("", ".", "..") and not re.search(r"[/\\:\0]", name)
+
+
+def in_folder(row: Row, folder: Path, table: Path) -> Row:
+    """A row of the table with its names of files as seen from the folder."""
+    below = PurePosixPath(table.parent.relative_to(folder).as_posix())
+    if str(below) == ".":
+        return row
+    return {name: below_it(value, str(below)) if FILE_NAME.fullmatch(name) else value for name, value in row.items()}
+
+
+def below_it(value: Any, folder: str) -> Any:
+    if isinstance(value, list):
+        return [below_it(each, folder) for each in value]
+    return f"{folder}/{value}" if isinstance(value, str) and value else value
+
+
 # --- pictures/decode -------------------------------------------------------------------------------------------------
 # How a picture is read: found in a file or a row, checked by its header, decoded, upright, and in RGB.
 #
@@ -1524,8 +2211,7 @@ PICTURE_RATIO = 200  # of the longer side to the shorter one: what Qwen's proces
 FORMATS = ("PNG", "JPEG", "MPO", "WEBP", "GIF", "BMP", "DIB", "TIFF", "PPM", "JPEG2000", "ICO", "AVIF")
 PICTURE_HINT = "repair or remove the row: skill-train data FILE lists all of them"
 ADDRESS_HINT = "download the pictures beside the rows and name the files; what is at an address can change or go"
-HUB_HINT = "upload the rows as metadata.jsonl beside the pictures, or as Parquet with the feature Image of datasets"
-HUB_FOLDER = "datasets--"  # how huggingface_hub begins the name of a dataset's folder in its cache
+HUB_HINT = "upload the pictures beside one file of rows, or the rows as Parquet with the feature Image of datasets"
 
 
 def require_pillow() -> None:
@@ -1752,21 +2438,11 @@ def data_uri(source: str) -> bytes:
 
 def opened_file(path: str, folder: Path | None) -> IO[bytes]:
     """A file in the folder of the dataset. A dataset from elsewhere must not name the user's own files."""
-    if "://" in path:
-        expected = "a file beside the data, or the bytes of the picture in the row"
-        raise bad_picture(path[:200], "is an address", path, expected, ADDRESS_HINT)
-    if folder is None or (folder.name.startswith(HUB_FOLDER) and not os.path.isabs(path)):
-        expected = "bytes in the rows, or a metadata.jsonl whose column file_name names files beside it"
-        raise bad_picture(path[:200], "has no folder", "a path in data from the Hub", expected, HUB_HINT)
-    if not path.strip():
-        raise bad_picture("the name of a picture", "is empty", repr(path[:60]))
-    root, name = folder.resolve(), path[:200]
+    name = path[:200]
     try:
-        file = (root / path).resolve()
-        if not file.is_relative_to(root):
-            raise bad_picture(name, "lies outside the folder of the data", str(file), f"a file in {root}")
+        file, where = placed_file(path, folder)
         if not file.is_file():
-            raise bad_picture(name, "does not exist", str(file), f"a file in {root}")
+            raise bad_picture(name, "does not exist", str(file), where)
         size = file.stat().st_size
         if size > PICTURE_BYTES:
             raise bad_picture(name, "is too large", f"{size:,} bytes", f"at most {PICTURE_BYTES:,} bytes")
@@ -1775,6 +2451,31 @@ def opened_file(path: str, folder: Path | None) -> IO[bytes]:
         return open(file, "rb")
     except (OSError, ValueError, RuntimeError) as error:  # no permission; a null character; a link to itself
         raise bad_picture(name, "cannot be read", str(error)) from None
+
+
+def placed_file(path: str, folder: Path | None) -> tuple[Path, str]:
+    """The file that a row names, which need not exist, and in words where it must lie.
+
+    Raises:
+        Refused: it is an address, or lies outside the folder of the data.
+    """
+    name = path[:200]
+    if "://" in path:
+        expected = "a file beside the data, or the bytes of the picture in the row"
+        raise bad_picture(name, "is an address", path, expected, ADDRESS_HINT)
+    if folder is None or (folder.name.startswith(HUB_FOLDER) and not os.path.isabs(path)):
+        expected = "bytes in the rows, a metadata.jsonl whose column file_name names files, or files beside one file"
+        raise bad_picture(name, "has no folder", "a path in data from the Hub", f"{expected} of rows", HUB_HINT)
+    if not path.strip():
+        raise bad_picture("the name of a picture", "is empty", repr(path[:60]))
+    cache = hub_cache_of(folder)
+    root = folder.resolve() if cache is None else Path(os.path.abspath(folder))
+    where = f"a file in {root}" if cache is None else "a file beside the rows in the dataset on the Hub, or below them"
+    # The files in the cache of huggingface_hub are links to others, so a path there is judged as it is written.
+    file = (root / path).resolve() if cache is None else Path(os.path.normpath(root / path))
+    if not file.is_relative_to(root) or not (cache is None or file.resolve().is_relative_to(cache.resolve())):
+        raise bad_picture(name, "lies outside the folder of the data", str(file) if cache is None else path, where)
+    return file, where
 
 
 def bad_picture(
@@ -2894,458 +3595,6 @@ def write_whole(path: Path, content: bytes) -> None:
     os.replace(part, path)
 
 
-# --- parquet ---------------------------------------------------------------------------------------------------------
-# Parquet and Arrow: checks tables before they are unpacked, and gives rows as they were written.
-
-# A table of one kilobyte can unpack to gigabytes: by its codec, by numbers that stand for a long text in a dictionary,
-# by texts that repeat the beginning of the one before, by runs of rows or of parts of a row. The two functions say how
-# much a file of a size may hold: in all, as rows of Python; and at once, in one page of each column or in one row.
-ROWS_AT_ONCE = 1024
-BATCH_BYTES = 32_000_000  # of rows at once, where they are large as pictures are
-PIECE_BYTES = 1 << 20
-VALUE_BYTES = 100  # of a value in Python, beside its text
-# Of Parquet: two kinds of column, a kind of page, the encoding DELTA_BYTE_ARRAY, and codecs as pyarrow calls them.
-TEXTS, FIXED, DICTIONARY_PAGE, PREFIXES = 6, 7, 2, 7
-CODECS = {0: None, 1: "snappy", 2: "gzip", 4: "brotli", 5: "lz4_raw", 6: "zstd", 7: "lz4_raw"}
-DICTIONARY_BYTES = 1 << 20  # writers add nothing to a dictionary of this size
-
-
-def most_in_all(size: int) -> int:
-    return max(1_000_000_000, 1000 * size)
-
-
-def most_at_once(size: int) -> int:
-    return max(32_000_000, 100 * size)
-
-
-def too_much(path: Any, size: int, contents: str) -> Refused:
-    return Refused(
-        f"{path} has {size:,} bytes and unpacks to {contents}",
-        code="unsafe_file",
-        expected=f"at most {most_in_all(size):,} bytes in all, and {most_at_once(size):,} in one row or page",
-        got=contents,
-        hint="do not use this file; if you wrote it yourself, write its rows to a .jsonl file and use that",
-    )
-
-
-def parquet_batches(path: Path, size: int) -> Iterator[Any]:
-    """The rows of a Parquet file, in batches that are small enough in memory.
-
-    Raises:
-        Refused: the footer, or the header of a page, claims more than a file of this size may hold.
-    """
-    from pyarrow import parquet
-
-    with open(path, "rb") as raw:
-        groups, most = row_groups(raw, size), most_at_once(size)
-        check_footer(groups, path, size)
-        file = parquet.ParquetFile(path, **in_pieces(groups))
-        if any(len(group.chunks) != len(file.schema) for group in groups):
-            raise ValueError("its footer lacks a column")
-        numbered = {i for group in groups for i, chunk in enumerate(group.chunks) if chunk.numbered}
-        names = [file.schema.column(i).path for i in sorted(numbered)]
-        by_number = parquet.ParquetFile(path, read_dictionary=names, **in_pieces(groups))
-        for number, group in enumerate(groups):
-            columns = [Column(raw, chunk, file.schema.column(i), most) for i, chunk in enumerate(group.chunks)]
-            page, parts = sum(c.page for c in columns), sum(c.values for c in columns if c.repeated)
-            if page > most:
-                raise too_much(path, size, f"{page:,} bytes in one page of each column")
-            if parts * VALUE_BYTES > most_in_all(size):
-                raise too_much(path, size, f"{parts:,} parts of rows")
-            # One row may hold the parts of all rows, and each part may be the longest text.
-            wide = [c for c in columns if c.repeated and c.width * c.values > most_in_all(size)]
-            if any(not c.numbered for c in wide):
-                raise too_much(path, size, f"up to {max(c.width * c.values for c in wide):,} bytes of texts")
-            rows = min(ROWS_AT_ONCE, most // max(1, sum(c.width for c in columns)), BATCH_BYTES // mean_row(group))
-            # Read by number, a repeated text is in memory only once, but the rows take six times as long.
-            yield from (by_number if wide else file).iter_batches(batch_size=max(1, rows), row_groups=[number])
-
-
-def mean_row(group: Group) -> int:
-    """Bytes of a row in a file, by its footer. Pictures make it large."""
-    return 1 + sum(chunk.unpacked for chunk in group.chunks) // max(1, group.rows)
-
-
-def in_pieces(groups: list[Group]) -> dict[str, Any]:
-    """How pyarrow reads a file of large rows: a piece of a column after the other. Usually it reads all rows of a
-    group, which with pictures may be gigabytes."""
-    large = any(mean_row(group) * ROWS_AT_ONCE > BATCH_BYTES for group in groups)
-    return {"pre_buffer": False, "buffer_size": PIECE_BYTES} if large else {}
-
-
-class Chunk(NamedTuple):
-    """One column of one row group, as the footer describes it."""
-
-    kind: int
-    codec: int
-    values: int
-    unpacked: int
-    packed: int
-    data_at: int
-    dictionary_at: int  # 0: none
-
-    @property
-    def numbered(self) -> bool:
-        """Whether its texts are in a dictionary."""
-        return self.kind == TEXTS and self.dictionary_at > 0
-
-
-class Group(NamedTuple):
-    rows: int
-    chunks: list[Chunk]
-
-
-def row_groups(raw: IO[bytes], size: int) -> list[Group]:
-    """The row groups of a Parquet file. They are not read by pyarrow (26), which crashes on a footer that it does not
-    know."""
-    raw.seek(max(0, size - 8))
-    length, mark = int.from_bytes(raw.read(4), "little"), raw.read(4)
-    if mark != b"PAR1" or length > size - 8:
-        raise ValueError("it does not end as a Parquet file")
-    raw.seek(size - 8 - length)
-    try:
-        footer, _ = thrift_struct(raw.read(length), 0)
-        return [Group(group[3], [chunk_of(column[3]) for column in group[1]]) for group in footer[4]]
-    except (IndexError, KeyError, TypeError, AttributeError):
-        raise ValueError("its footer is broken") from None
-
-
-def chunk_of(fields: dict[int, Any]) -> Chunk:
-    chunk = Chunk(fields[1], fields[4], fields[5], fields[6], fields[7], fields[9], fields.get(11, 0))
-    if any(type(number) is not int or number < 0 for number in chunk):
-        raise ValueError("its footer has a number that is none")
-    return chunk
-
-
-def check_footer(groups: list[Group], path: Path, size: int) -> None:
-    """Refuses a Parquet file whose footer claims more than a file of `size` bytes may hold."""
-    rows = sum(group.rows for group in groups)
-    if rows * VALUE_BYTES > most_in_all(size):
-        raise too_much(path, size, f"{rows:,} rows")
-    unpacked = sum(chunk.unpacked for group in groups for chunk in group.chunks)
-    if unpacked > most_in_all(size):
-        raise too_much(path, size, f"{unpacked:,} bytes")
-
-
-class Column:
-    """The claims of the pages of one column of one row group. pyarrow believes these, and not the footer."""
-
-    def __init__(self, raw: IO[bytes], chunk: Chunk, column: Any, most: int) -> None:
-        self.repeated = column.max_repetition_level > 0
-        self.numbered = chunk.numbered
-        self.page = 0  # bytes of the largest page
-        self.values = 0
-        self.width = 8  # most bytes of one value, which may be stored outside its page
-        for page in pages(raw, chunk):
-            self.page = max(self.page, page.unpacked)
-            if page.kind == DICTIONARY_PAGE:
-                self.width = max(self.width, longest_text(raw, page, chunk) if page.unpacked <= most else page.unpacked)
-            else:
-                self.values += page.values
-            if page.encoding == PREFIXES:
-                self.width, self.numbered = max(self.width, page.unpacked), False
-        if chunk.kind == FIXED:
-            self.width = column.length
-
-
-class Page(NamedTuple):
-    """A page as its header describes it."""
-
-    kind: int
-    at: int  # where its bytes begin
-    packed: int  # bytes
-    unpacked: int
-    values: int
-    encoding: int
-
-
-def pages(raw: IO[bytes], chunk: Chunk) -> Iterator[Page]:
-    """Each page that pyarrow would read."""
-    at = chunk.dictionary_at if 0 < chunk.dictionary_at < chunk.data_at else chunk.data_at
-    end, seen = at + chunk.packed, 0
-    while at < end and seen < chunk.values:
-        header, length = page_header(raw, at)
-        inner: dict[int, Any] = next((header[n] for n in (5, 7, 8) if isinstance(header.get(n), dict)), {})
-        values, encoding = inner.get(1, 0), inner.get(4 if 8 in header else 2, 0)
-        page = Page(header.get(1, -1), at + length, header.get(3, -1), header.get(2, -1), values, encoding)
-        if any(type(part) is not int or part < 0 for part in page):
-            raise ValueError("the header of a page has no such number")
-        yield page
-        seen += values if page.kind != DICTIONARY_PAGE else 0
-        at = page.at + page.packed
-
-
-def longest_text(raw: IO[bytes], page: Page, chunk: Chunk) -> int:
-    """Bytes of the longest text in a dictionary. For a very large dictionary, or an unknown codec, the bytes of all."""
-    import pyarrow
-
-    if chunk.kind != TEXTS or page.unpacked > 8 * DICTIONARY_BYTES or chunk.codec not in CODECS:
-        return page.unpacked
-    raw.seek(page.at)
-    data, codec = raw.read(min(page.packed, chunk.packed)), CODECS[chunk.codec]
-    if codec is not None:
-        try:
-            data = pyarrow.decompress(data, page.unpacked, codec=codec, asbytes=True)
-        except (pyarrow.ArrowException, OSError, ValueError):
-            return page.unpacked
-    at = longest = 0
-    while at < len(data):
-        length = int.from_bytes(data[at : at + 4], "little")
-        longest, at = max(longest, length), at + 4 + length
-    return longest
-
-
-def page_header(raw: IO[bytes], at: int) -> tuple[dict[int, Any], int]:
-    """The header of a page, by field number, and its length."""
-    for most in (1 << 14, 1 << 24):  # a header may hold a long text, such as the smallest value of the page
-        raw.seek(at)
-        try:
-            return thrift_struct(raw.read(most), 0)
-        except IndexError:
-            continue
-    raise ValueError("the header of a page is cut off")
-
-
-def thrift_struct(data: bytes, at: int) -> tuple[dict[int, Any], int]:
-    """A struct in Thrift's compact protocol, by field number, and the position of its end."""
-    fields: dict[int, Any] = {}
-    number = 0
-    while head := data[at]:
-        number, at = (number + (head >> 4), at + 1) if head >> 4 else thrift_number(data, at + 1)
-        fields[number], at = thrift_value(data, at, head & 15)
-    return fields, at + 1
-
-
-def thrift_value(data: bytes, at: int, kind: int) -> tuple[Any, int]:
-    if kind in (1, 2):  # true, false
-        return kind == 1, at
-    if kind == 3:
-        return data[at], at + 1
-    if kind in (4, 5, 6):
-        return thrift_number(data, at)
-    if kind == 7:  # a float
-        return None, at + 8
-    if kind == 8:  # bytes; their length has no sign
-        length, at = thrift_varint(data, at)
-        return data[at : at + length], at + length
-    if kind in (9, 10):
-        return thrift_list(data, at)
-    if kind == 12:
-        return thrift_struct(data, at)
-    raise ValueError("a description in it is none")
-
-
-def thrift_list(data: bytes, at: int) -> tuple[list[Any], int]:
-    head, values = data[at], []
-    count, at = (head >> 4, at + 1) if head >> 4 < 15 else thrift_varint(data, at + 1)
-    for _ in range(count):
-        value, at = (data[at], at + 1) if head & 15 in (1, 2) else thrift_value(data, at, head & 15)
-        values.append(value)
-    return values, at
-
-
-def thrift_number(data: bytes, at: int) -> tuple[int, int]:
-    value, at = thrift_varint(data, at)
-    return (value >> 1) ^ -(value & 1), at
-
-
-def thrift_varint(data: bytes, at: int) -> tuple[int, int]:
-    value = 0
-    for shift in range(0, 70, 7):
-        byte = data[at]
-        value, at = value | (byte & 0x7F) << shift, at + 1
-        if byte < 0x80:
-            return value, at
-    raise ValueError("a number in it is too long")
-
-
-def believable(batches: Iterable[Any], path: Any, size: int) -> Iterator[Any]:
-    """Batches of Arrow that are small enough as rows of Python too.
-
-    Raises:
-        Refused: one row, or all rows so far, are larger than a file of this size may hold.
-    """
-    total = 0
-    for batch in batches:
-        for part, weight in small_parts(batch, most_at_once(size)):
-            total += weight
-            if weight > most_at_once(size):
-                raise too_much(path, size, f"{weight:,} bytes in one row")
-            if total > most_in_all(size):
-                raise too_much(path, size, f"more than {most_in_all(size):,} bytes of rows")
-            yield part
-
-
-def small_parts(batch: Any, most: int) -> Iterator[tuple[Any, int]]:
-    """The batch in parts of at most so many bytes, or of one row, with the bytes of each."""
-    weight = sum(python_bytes(column) for column in batch.columns)
-    if weight <= most or batch.num_rows < 2:
-        yield batch, weight
-        return
-    half = batch.num_rows // 2
-    yield from small_parts(batch.slice(0, half), most)
-    yield from small_parts(batch.slice(half), most)
-
-
-def python_bytes(array: Any) -> int:
-    """About the number of bytes that its values take in Python."""
-    import pyarrow
-    from pyarrow import compute
-
-    kind, own = array.type, VALUE_BYTES * len(array)
-    if isinstance(array, pyarrow.ExtensionArray):
-        return python_bytes(array.storage)
-    if pyarrow.types.is_struct(kind):
-        return own + sum(map(python_bytes, array.flatten()))
-    if isinstance(array, (pyarrow.ListArray, pyarrow.LargeListArray, pyarrow.FixedSizeListArray)):  # a map is a list
-        return own + python_bytes(array.flatten())
-    if not pyarrow.types.is_dictionary(kind):
-        return own + int(array.nbytes)
-    lengths = compute.binary_length(array.dictionary)
-    return own + (compute.sum(lengths.take(array.indices)).as_py() or 0)
-
-
-def as_written(rows: Iterable[Row], schema: Any, *, json_read: bool = False) -> Iterator[Row]:
-    """Rows of Arrow without the nulls that Arrow added. A column has one type, so each call of a tool would have the
-    arguments of all the others. JSON inside a column is parsed, unless `json_read` says that it was; its nulls stay."""
-    readers = {field.name: read for field in schema if (read := arrow_reader(field.type, json_read=json_read))}
-    for row in rows:
-        yield {**row, **{name: read(row[name]) for name, read in readers.items()}} if readers else row
-
-
-def arrow_reader(kind: Any, *, json_read: bool) -> Callable[[Any], Any] | None:
-    """A function that turns a value of this type into what was written; None if it is that already."""
-    import pyarrow
-
-    types = pyarrow.types
-    if getattr(kind, "extension_name", None) == "arrow.json":
-        return None if json_read else lambda text: json.loads(text) if isinstance(text, str) else text
-    if types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
-        item = arrow_reader(kind.value_type, json_read=json_read)
-        return item and (lambda values: [item(value) for value in values] if isinstance(values, list) else values)
-    if not types.is_struct(kind):
-        return None
-    fields = {field.name: arrow_reader(field.type, json_read=json_read) for field in kind}
-
-    def read(value: Any) -> Any:
-        if not isinstance(value, dict):  # null, or what `datasets` makes of an image
-            return value
-        return {
-            name: field(part) if (field := fields.get(name)) else part
-            for name, part in value.items()
-            if part is not None
-        }
-
-    return read
-
-
-SAVE_AGAIN = "save the dataset again with Dataset.save_to_disk, or write the rows to a .jsonl file"
-# Files that `datasets` writes: two beside the rows of each split, and one beside the folders of several splits.
-STATE, INFO, SPLITS = "state.json", "dataset_info.json", "dataset_dict.json"
-
-
-def undecoded(loaded: Any) -> Any:
-    """The dataset with the bytes or the path of each picture, sound and film, which `datasets` would decode."""
-    loaded.info.features = type(loaded.features)(as_stored(loaded.features))
-    return loaded
-
-
-DECODED = ("Image", "Audio", "Video", "Pdf")  # classes of `datasets`
-
-
-def as_stored(feature: Any) -> Any:
-    """The same column, undecoded. `datasets` nests columns in lists of its own, lists and dictionaries."""
-    if isinstance(feature, dict):
-        return {name: as_stored(part) for name, part in feature.items()}
-    if isinstance(feature, list):
-        return [as_stored(part) for part in feature]
-    stored = copy.copy(feature)
-    if type(feature).__name__ in DECODED:
-        stored.decode = False
-    elif hasattr(feature, "feature"):
-        stored.feature = as_stored(feature.feature)
-    return stored
-
-
-def broken_arrow(path: Path, error: Exception) -> Refused:
-    got = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:200]}"
-    return Refused(
-        f"{path} cannot be read as part of a saved dataset",
-        code="unreadable_dataset",
-        expected="the files that Dataset.save_to_disk wrote, unchanged",
-        got=got,
-        hint=SAVE_AGAIN,
-    )
-
-
-def saved_json(path: Path) -> JsonObject:
-    """A JSON object beside the rows. A pipe is never waited for, and a large file is read only up to a limit."""
-    try:
-        document = foreign_json(path)
-    except Refused as refusal:
-        raise broken_arrow(path, ValueError(refusal.error["got"])) from None
-    if not isinstance(document, dict):
-        raise broken_arrow(path, ValueError(f"it holds {KINDS_OF_JSON.get(type(document), 'a value')}, and no object"))
-    return document
-
-
-def check_arrow(folder: Path) -> None:
-    """Refuses a folder with compressed or too many rows. `datasets` maps its files into memory, and writes no
-    compressed ones."""
-    import pyarrow
-
-    for path in arrow_files(folder):
-        size, rows = path.stat().st_size, 0
-        try:
-            with pyarrow.memory_map(str(path)) as file:
-                for message in pyarrow.ipc.MessageReader.open_stream(file):
-                    batch = record_batch(message)
-                    if batch.get(3):
-                        raise too_much(path, size, "an unknown size: its parts are compressed")
-                    rows += batch.get(0, 0)
-        except (pyarrow.ArrowException, OSError, ValueError, struct.error) as error:
-            raise broken_arrow(path, error) from None
-        if rows * VALUE_BYTES > most_in_all(size):
-            raise too_much(path, size, f"{rows:,} rows")
-
-
-def arrow_files(folder: Path) -> Iterator[Path]:
-    """The data files that `datasets` will open, whatever their names."""
-    saved_json(folder / INFO)
-    files = saved_json(folder / STATE).get("_data_files")
-    for file in files if isinstance(files, list) else []:
-        name = file.get("filename") if isinstance(file, dict) else None
-        if isinstance(name, str) and (path := folder / name).exists():  # datasets tells what is missing
-            check_regular(path, hint=SAVE_AGAIN)
-            yield path
-
-
-def record_batch(message: Any) -> dict[int, int]:
-    """The number of rows (0) of a batch in an Arrow stream, and whether it is compressed (3).
-
-    pyarrow shows neither before it has unpacked the batch. Arrow describes it in a table of FlatBuffers, where field 2
-    of a message is the batch.
-    """
-    data = message.metadata.to_pybytes()
-
-    def fields(table: int) -> dict[int, int]:
-        """The position of each field of a table."""
-        places = table - struct.unpack_from("<i", data, table)[0]
-        (length,) = struct.unpack_from("<H", data, places)
-        offsets = struct.unpack_from(f"<{(length - 4) // 2}H", data, places + 4)
-        return {number: table + offset for number, offset in enumerate(offsets) if offset}
-
-    (root,) = struct.unpack_from("<I", data, 0)
-    header = fields(root).get(2)
-    if message.type == "dictionary" or header is None:
-        raise ValueError("it has a dictionary, and datasets writes none")
-    if message.type != "record batch":
-        return {}
-    batch = fields(header + struct.unpack_from("<I", data, header)[0])
-    rows = struct.unpack_from("<q", data, batch[0])[0] if 0 in batch else 0
-    return {0: max(0, rows), 3: int(3 in batch)}
-
-
 # --- rows ------------------------------------------------------------------------------------------------------------
 # Rows: from a file, a saved folder or the Hub.
 
@@ -3359,13 +3608,16 @@ PART_OF_FILE = "use train, or a part of it, such as train[:500]"
 
 
 def iter_rows(
-    data: str, *, split: str, config: str | None = None, revision: str | None = None
+    data: str, *, split: str, config: str | None = None, revision: str | None = None, file: str | None = None
 ) -> Iterator[tuple[int, Row]]:
     """`(line, row)` for each row of the chosen split. `line` is the line in the file if there are lines, or else its
     number.
 
     A line that is not a JSON object is refused by its number. Dropping it silently would train on other data than the
     file holds.
+
+    Args:
+        config, revision, file: of a dataset on the Hub, as in the recipe.
     """
     path = Path(data)
     if path.is_dir() and (table := picture_table(path, split)) is not None:
@@ -3384,6 +3636,8 @@ def iter_rows(
         rows = iter_slice(iter_file(path), split)
     elif path.exists():
         raise not_a_file(path, "a pipe or a device", hint=ROWS_IN_LINES)
+    elif file is not None:
+        rows = iter_hub_file(hub_file(data, revision, file), split)
     else:
         rows = iter_hub(data, split, config, revision)
     yield from rows
@@ -3683,48 +3937,6 @@ def iter_saved(folder: Path, split: str) -> Iterator[tuple[int, Row]]:
     yield from iter_slice(enumerate(rows, start=1), split)
 
 
-# The table beside the pictures of a folder, as the `imagefolder` of `datasets` has it: its column `file_name`, or
-# another that ends so, names a file beside the table.
-TABLES = ("metadata.jsonl", "metadata.csv", "metadata.parquet")
-FILE_NAME = re.compile(r"(?:\w+_)?file_names?")
-
-
-def picture_table(folder: Path, split: str) -> Path | None:
-    """The table of a folder of pictures: in the folder, where the split is train, or in that of the split. None for
-    another folder."""
-    name = split.split("[")[0]
-    if (folder / STATE).is_file() or (folder / SPLITS).is_file():
-        return None
-    places = ([folder] if name == "train" else []) + ([folder / name] if is_name_of_folder(name) else [])
-    return next((place / table for place in places for table in TABLES if (place / table).is_file()), None)
-
-
-def in_folder(row: Row, folder: Path, table: Path) -> Row:
-    """A row of the table with its names of files as seen from the folder."""
-    below = table.parent.relative_to(folder).as_posix()
-    if below == ".":
-        return row
-    return {name: below_it(value, below) if FILE_NAME.fullmatch(name) else value for name, value in row.items()}
-
-
-def below_it(value: Any, folder: str) -> Any:
-    if isinstance(value, list):
-        return [below_it(each, folder) for each in value]
-    return f"{folder}/{value}" if isinstance(value, str) and value else value
-
-
-def picture_folder(data: str) -> Path:
-    """The folder where the paths of pictures begin, and which they may not leave: for a link to a file that of the file
-    itself, which a plan names. Of data on the Hub it is where huggingface_hub puts the files of this dataset, once they
-    are read."""
-    path = Path(data)
-    if path.exists():
-        return path if path.is_dir() else path.resolve().parent
-    from huggingface_hub.constants import HF_HUB_CACHE
-
-    return Path(HF_HUB_CACHE) / f"{HUB_FOLDER}{data.replace('/', '--')}"
-
-
 def load_saved(folder: Path, name: str) -> Any:
     """One split of a saved folder. All files that `datasets` will open are checked first."""
     import datasets
@@ -3774,10 +3986,6 @@ def saved_parts(folder: Path) -> list[Path]:
     return [folder / name for name in names]
 
 
-def is_name_of_folder(name: Any) -> bool:
-    return isinstance(name, str) and name not in ("", ".", "..") and not re.search(r"[/\\:\0]", name)
-
-
 def iter_hub(name: str, split: str, config: str | None, revision: str | None) -> Iterator[tuple[int, Row]]:
     import datasets
 
@@ -3787,9 +3995,6 @@ def iter_hub(name: str, split: str, config: str | None, revision: str | None) ->
         require_commit(loaded, name, revision)
     loaded = undecoded(loaded)
     yield from enumerate(as_written(loaded, loaded.features.arrow_schema, json_read=True), start=1)
-
-
-COMMIT = re.compile("[0-9a-f]{40}")
 
 
 def require_commit(loaded: Any, name: str, commit: str) -> None:
@@ -3805,6 +4010,13 @@ def require_commit(loaded: Any, name: str, commit: str) -> None:
             got=f"the rows of {', '.join(sorted(commits)) or 'no commit'} in the cache",
             hint="try again when the Hub can be reached",
         )
+
+
+def iter_hub_file(file: HubFile, split: str) -> Iterator[tuple[int, Row]]:
+    """The rows of one file on the Hub, read as a file here, with the pictures that they name in the cache."""
+    path = brought_file(file)
+    with named_as(path, str(file)):
+        yield from with_files(iter_slice(iter_file(path), split), file)
 
 
 # --- split -----------------------------------------------------------------------------------------------------------
@@ -4307,6 +4519,7 @@ class Feeding(TypedDict):
     columns: dict[str, str]
     loss_on: str
     max_length: int
+    data_file: NotRequired[str | None]
 
 
 class Encoder:
@@ -4316,6 +4529,7 @@ class Encoder:
         self.recipe = recipe
         self.tokenizer = tokenizer
         self.pictures = pictures  # None: the rows are text
+        self.decodes = False  # each picture once, so that one that is broken is found before the training
         self.count = 0
         self.notes: list[str] = [tokenizer.read_as] if hasattr(tokenizer, "read_as") else []
         self.marks: list[str] | None = None
@@ -4330,7 +4544,8 @@ class Encoder:
         try:
             return self.encoded(index, line, row)
         except Refused as refusal:
-            refusal.error["message"] = f"line {line} of {self.recipe['data']}: {refusal.error['message']}"
+            rows = rows_named(self.recipe["data"], self.recipe.get("data_file"))
+            refusal.error["message"] = f"line {line} of {rows}: {refusal.error['message']}"
             raise
 
     def encoded(self, index: int, line: int, row: Row) -> EncodedRow:
@@ -4347,6 +4562,8 @@ class Encoder:
         fed, pictured = rendered, Pictured()
         if self.pictures is not None:
             fed, spans, pictured = self.pictures.fed(rendered, spans, images)
+            if self.decodes:
+                self.pictures.read(pictured)
         ids, labels = self.tokens(fed, spans, is_chat=example["kind"] == "chat")
         limit = self.recipe["max_length"]
         if self.pictures is not None:
@@ -6902,7 +7119,8 @@ def load_pictures(recipe: Recipe, tokenizer: Any) -> Pictures | None:
     """What reads the pictures of the rows; None for a recipe of text."""
     if not recipe.get("images"):
         return None
-    return Pictures(recipe, tokenizer, picture_folder(recipe["data"]))
+    folder = picture_folder(recipe["data"], recipe.get("data_file"), recipe["data_revision"])
+    return Pictures(recipe, tokenizer, folder)
 
 
 def load_data(
@@ -6914,8 +7132,13 @@ def load_data(
         recorded: the rows that an earlier start held out, by their number in the data. They stay held out.
     """
     encode = Encoder(recipe, tokenizer, pictures)
+    encode.decodes = not Path(recipe["data"]).exists()  # the planner has read the headers of those that lie here
     source = iter_rows(
-        recipe["data"], split=recipe["split"], config=recipe["data_config"], revision=recipe["data_revision"]
+        recipe["data"],
+        split=recipe["split"],
+        config=recipe["data_config"],
+        revision=recipe["data_revision"],
+        file=recipe.get("data_file"),
     )
     rows = [encode(index, line, row) for index, (line, row) in enumerate(source)]
     if not rows:

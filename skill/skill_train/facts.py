@@ -181,6 +181,8 @@ class DatasetFacts:
         image_bytes: of the files of all of them; `image_pixels`: of all of them, before they are resized.
         largest_image: width and height of the one with most pixels, upright.
         picture_tokens: None where there are no pictures, or the model's image processor is unknown.
+        data_file: the file of rows on the Hub that has its pictures beside it; None for other data.
+        rows_read: how many of the first rows were read to know this; None where all were.
     """
 
     source: str
@@ -203,6 +205,22 @@ class DatasetFacts:
     image_pixels: int | None = None
     largest_image: tuple[int, int] | None = None
     picture_tokens: PictureTokenFacts | None = None
+    data_file: str | None = None
+    rows_read: int | None = None
+
+
+@dataclass(frozen=True)
+class FirstPictures:
+    """The pictures of a dataset of which only first rows were read.
+
+    Attributes:
+        count: of all rows, from those that were read; `most`: of the row with most of them.
+        lines: of the first rows, where their pictures lie beside a file of rows, and are not checked yet.
+    """
+
+    count: int
+    most: int
+    lines: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True)

@@ -189,14 +189,14 @@ def test_an_address_is_refused_with_its_line(hub: Hub, call: Any, tmp_path: Path
     assert not [request for request in hub.log if "example.com" in request.path]
 
 
-def test_a_path_in_a_dataset_on_the_hub_is_refused_with_the_way_out(hub: Hub, call: Any) -> None:
-    """A table of another name than `imagefolder` reads. Locally it would do."""
-    hub.add("dataset", "me/paths", {"train.jsonl": (json.dumps(_ask("a.png")) + "\n").encode(), "a.png": _png(1)})
+def test_a_path_in_rows_of_several_files_on_the_hub_is_refused_with_the_way_out(hub: Hub, call: Any) -> None:
+    rows = (json.dumps(_ask("a.png")) + "\n").encode()
+    hub.add("dataset", "me/paths", {"a.jsonl": rows, "b.jsonl": rows, "a.png": _png(1)})
     done = call("plan", "--model", MODEL, "--data", "me/paths", "--max-steps", "20")
     error = done.answer["error"]
     assert done.error == (2, "bad_picture")
     assert error["message"] == "line 1 of me/paths: a.png has no folder"
-    assert "metadata.jsonl" in error["expected"] and error["hint"].startswith("upload the rows as metadata.jsonl")
+    assert "metadata.jsonl" in error["expected"] and error["hint"].startswith("upload the pictures beside one file")
 
 
 @pytest.mark.parametrize("added", [("<image>", "<global-img>"), ("<image>",), ()])

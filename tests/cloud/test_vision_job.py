@@ -129,7 +129,12 @@ def _planned(hub: Hub, tmp_path: Path, data: object, run: str) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("write", "prefix"), [(_image_folder, ""), pytest.param(_parquet, "data/", marks=pytest.mark.torture)]
+    ("write", "prefix"),
+    [
+        (_beside, "data/"),
+        pytest.param(_image_folder, "", marks=pytest.mark.torture),
+        pytest.param(_parquet, "data/", marks=pytest.mark.torture),
+    ],
 )
 def test_a_dataset_on_the_hub_gives_the_bytes_of_a_file_here(write: Any, prefix: str, hub: Hub, tmp_path: Path) -> None:
     """The same recipe, with an id in the place of a path. Nothing is uploaded; the job reads the commit of the plan."""
@@ -137,8 +142,8 @@ def test_a_dataset_on_the_hub_gives_the_bytes_of_a_file_here(write: Any, prefix:
     local = _planned(hub, tmp_path, data, "local")
     trained = subprocess.run([sys.executable, str(train_program()), str(local / "plan.json")], capture_output=True)
     assert trained.returncode == 0, trained.stdout
-    files = [data] if data.is_file() else [path for path in data.rglob("*") if path.is_file()]
     root = data.parent if data.is_file() else data
+    files = [path for path in root.rglob("*") if path.is_file()]
     sent = {f"{prefix}{path.relative_to(root).as_posix()}": path.read_bytes() for path in files}
     repository = hub.add("dataset", "me/colours", sent)
     there = _planned(hub, tmp_path, "me/colours", "there")

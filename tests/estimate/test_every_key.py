@@ -50,6 +50,7 @@ STAYS: dict[str, tuple[Any, str]] = {
     "max_pixels": (1000, "the tokens of pictures count, as facts of the dataset"),
     "data_revision": ("1" * 40, "a name of the same facts"),
     "data_config": ("other", "a name of the same facts"),
+    "data_file": ("rows.jsonl", "a name of the same facts"),
     "split": ("test", "a name of the same facts"),
     "format": ("messages", "the rendered rows count, as facts of the dataset"),
     "columns": ({"messages": "talk"}, "the rendered rows count, as facts of the dataset"),

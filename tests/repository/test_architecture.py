@@ -55,6 +55,7 @@ OWNERS: dict[str, set[str]] = {
         "hub.jobs",
         "hub.models",
         "hub.repositories",
+        "hub.rows.remote",
         "hub.session",
         "hub.upload",
     },

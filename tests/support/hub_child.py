@@ -65,8 +65,9 @@ def _look(recipe: dict[str, Any]) -> Any:
     from skill_train.hub import datasets as hub_dataset
     from skill_train.recipe.fields import from_dict
 
-    find_format = partial(dataset.first_format, pictures=recipe.pop("pictures", False))
-    return hub_dataset.inspect_dataset(from_dict({"model": "m"} | recipe), find_format)
+    pictures = recipe.pop("pictures", False)
+    find_format = partial(dataset.first_format, pictures=pictures)
+    return hub_dataset.inspect_dataset(from_dict({"model": "m"} | recipe), find_format, pictures=pictures)
 
 
 def _plain(value: Any) -> Any:

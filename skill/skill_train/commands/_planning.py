@@ -180,9 +180,13 @@ def _dataset_facts(console: Console, recipe: Recipe, about: ModelFacts, *, pictu
         from skill_train.hub import datasets
 
         console.status(f"asking the Hub about {recipe.data}")
-        inspected = datasets.inspect_dataset(recipe, partial(scan.first_format, pictures=pictures))
-        first = inspected.first
-        facts = scan.with_text_of(inspected.facts, recipe, inspected.first, pictures=pictures, tokens=picture_tokens)
+        inspected = datasets.inspect_dataset(recipe, partial(scan.first_format, pictures=pictures), pictures=pictures)
+        first, facts, seen_pictures = inspected.first, inspected.facts, inspected.pictures
+        if facts.data_file is not None:
+            recipe = dataclasses.replace(recipe, data_file=facts.data_file, data_revision=facts.revision)
+        facts = scan.with_text_of(
+            facts, recipe, first, pictures=pictures, tokens=picture_tokens, found_pictures=seen_pictures
+        )
     if not recipe.columns and (unread := scan.unread_text(first, facts.columns)):
         console.warn("unread_text", scan.unread_text_told(unread, facts.columns))
     facts = for_model(facts, has_chat_template=about.has_chat_template)

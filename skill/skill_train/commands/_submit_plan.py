@@ -73,7 +73,7 @@ def recipe_of(plan: Plan, **values: Any) -> Recipe:
 def _recipe_with(there: Plan, flags: dict[str, object]) -> Recipe:
     """The original recipe with changes. Values that the planner chose for the old model and data are chosen again, and
     another model or dataset gets another revision."""
-    of_old = {"model": ("revision",), "data": ("data_revision", "data_config")}
+    of_old = {"model": ("revision",), "data": ("data_revision", "data_config", "data_file")}
     gone = {name: None for key, names in of_old.items() if key in flags for name in names}
     return recipe_of(there, **(there.asked | gone | flags))
 

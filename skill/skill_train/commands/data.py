@@ -14,6 +14,7 @@ import msgspec
 
 from skill_train.commands._data_view import draw_data
 from skill_train.commands._frame import command
+from skill_train.commands._inspecting import inspected
 from skill_train.commands._options import PATH, set_options
 from skill_train.core.console import Console, Result
 from skill_train.core.digests import file_digest
@@ -21,7 +22,7 @@ from skill_train.core.errors import NotInstalled, SkillTrainError, Temporary, Us
 from skill_train.data import problems, read_rows, token_stats, write_fixed
 from skill_train.data.check_row import checker
 from skill_train.data.errors import wrong_columns
-from skill_train.data.inspect import Inspection, inspect_dataset
+from skill_train.data.inspect import Inspection
 from skill_train.data.inspect_report import ONLY_SFT, Counted, plain_example, report
 from skill_train.data.personal import WHAT
 from skill_train.data.problems import RefusedRows
@@ -83,7 +84,7 @@ def _answer(console: Console, asked: Recipe, options: DataOptions) -> Result:
     model = _base_model(asked) if options.method == "sft" else _BaseModel()
     console.status(f"reading {asked.data}")
     reads_pictures = model.images if asked.model else None
-    subject = inspect_dataset(asked, options.method, options.recipe, pictures=reads_pictures)
+    subject = inspected(asked, options.method, options.recipe, reads_pictures)
     counted = _tokens(console, subject, model)
     answer = report(subject, counted)
     _warn(console, subject)
@@ -283,7 +284,8 @@ def _refusal(subject: Inspection, counted: Counted) -> SkillTrainError | None:
         return None
     total = sum(count.refused for count in refused.values())
     name, first = min(refused.items(), key=lambda item: item[1].lines[0])
-    where = first.why if first.why.startswith("line ") else f"line {first.lines[0]}: {first.why}"
+    of_file = "" if subject.recipe.data_file is None else f" of {subject.recipe.data_file}"
+    where = first.why if first.why.startswith("line ") else f"line {first.lines[0]}{of_file}: {first.why}"
     return UsageError(
         f"training would reject {total} of {subject.seen.rows} rows; the first is {where}",
         code="bad_row",

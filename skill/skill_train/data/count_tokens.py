@@ -10,6 +10,7 @@ from typing import Any
 
 from skill_train.core.errors import NotInstalled, Temporary, UsageError, from_exit_code
 from skill_train.data.problems import LENGTHS, RefusedRows
+from skill_train.data.row_pictures import folder_of
 from skill_train.data.token_stats import Lengths
 from skill_train.model.foreign_files import block_hub_kernels
 from skill_train.model.template_guard import require_ending
@@ -17,7 +18,6 @@ from skill_train.program.encode import Encoder, Feeding
 from skill_train.program.events import Refused
 from skill_train.program.examples import EncodedRow, Row, Tokens
 from skill_train.program.pictures.tokens import ImageModel, Pictures, model_type
-from skill_train.program.rows import picture_folder
 from skill_train.program.split import IGNORED, trained_tokens
 from skill_train.program.tokenizer import load_tokenizer
 from skill_train.recipe.fields import Recipe
@@ -51,6 +51,7 @@ class Counter:
             "columns": self.found.columns,
             "loss_on": recipe.loss_on or ("all" if self.found.format == "text" else "assistant"),
             "max_length": _UNCUT,
+            "data_file": recipe.data_file,
         }
         self.pictures = _pictures(recipe, self.tokenizer) if images else None
         self._encode = Encoder(feeding, self.tokenizer, self.pictures)
@@ -162,7 +163,7 @@ def _pictures(recipe: Recipe, tokenizer: Any) -> Pictures:
         "max_pixels": recipe.max_pixels,
     }
     try:
-        return Pictures(image_model, tokenizer, picture_folder(recipe.data))
+        return Pictures(image_model, tokenizer, folder_of(recipe))
     except Refused as refusal:
         raise from_exit_code(refusal.exit_code, refusal.error) from None
     except (OSError, ValueError) as error:

@@ -6,9 +6,14 @@ import shlex
 from collections.abc import Collection
 from pathlib import Path
 
-from skill_train.core.errors import UsageError
+from skill_train.core.errors import SkillTrainError, UsageError, from_exit_code
 from skill_train.data import read_rows
+from skill_train.data.check_row import example_of, media_beside
+from skill_train.data.row_pictures import PROBLEMS, RowPictures
+from skill_train.program.events import Refused
 from skill_train.program.examples import Row, media_in
+from skill_train.program.pictures.beside import rows_named
+from skill_train.program.pictures.decode import ADDRESS_HINT, HUB_HINT
 from skill_train.recipe.fields import Recipe
 from skill_train.recipe.formats import PICTURED, DetectedFormat
 
@@ -72,6 +77,46 @@ def pictures_error(where: str, column: str, row: Row) -> UsageError:
         expected=f"pictures in one column, such as `images`, beside the columns of {', '.join(PICTURED)}",
         got=media_in(row[column]) or repr(row[column])[:80],
         hint=f"name the columns in a recipe, such as columns: {{question: …, answer: …, images: {column}}}",
+    )
+
+
+def refused_row(
+    recipe: Recipe, row: tuple[int, Row], found: DetectedFormat, pictures: RowPictures | None, kind: str
+) -> SkillTrainError:
+    """The error for a row that training rejects.
+
+    Args:
+        row: behind its line.
+        found: how the rows are read; `pictures`: what checks those of a row.
+        kind: of the problem.
+    """
+    line, values = row
+    where = f"line {line} of {rows_named(recipe.data, recipe.data_file)}"
+    if kind == "missing_column":
+        return UsageError(
+            f"{where} has no column {min(found.required - values.keys())!r}",
+            code="wrong_columns",
+            expected=", ".join(found.columns.values()),
+            got=", ".join(map(str, values)),
+            hint=leave_out(recipe),
+        )
+    if kind == "not_text" and (other := media_beside(values, found, pictures is not None)) is not None:
+        known = media_error(recipe, where, other, values, found)
+        return known if pictures is None else pictures_error(where, other, values)
+    try:
+        example_of(values, found, pictures)
+    except Refused as refusal:
+        refusal.error["message"] = f"{where}: {refusal.error['message']}"
+        own = refusal.error["hint"]
+        if own not in (ADDRESS_HINT, HUB_HINT) and (kind in PROBLEMS or not own):
+            refusal.error["hint"] = leave_out(recipe)
+        return from_exit_code(refusal.exit_code, refusal.error)
+    return UsageError(
+        f"{where}: the text contains half a surrogate pair, which no tokenizer can read",
+        code="bad_row",
+        expected="text in Unicode",
+        got=repr(values)[:80],
+        hint=leave_out(recipe),
     )
 
 

@@ -9,13 +9,14 @@ from pathlib import Path
 from skill_train.data import methods, problems
 from skill_train.data.check_row import Check, checker, column_checker
 from skill_train.data.errors import empty
-from skill_train.data.problems import Survey
-from skill_train.data.row_pictures import RowPictures
+from skill_train.data.problems import RefusedRows, Survey
+from skill_train.data.row_pictures import PROBLEMS, RowPictures, folder_of
 from skill_train.data.scan import complete, find_format, require_columns, unread_text
 from skill_train.program.examples import Row
-from skill_train.program.rows import picture_folder
 from skill_train.recipe.fields import Recipe
 from skill_train.recipe.formats import DetectedFormat, detect, has_pictures
+
+_NONE = RefusedRows()
 
 
 @dataclass
@@ -45,6 +46,12 @@ class Inspection:
         return self.verdicts[self.method]
 
     @property
+    def has_pictures(self) -> bool:
+        """Whether a row has some, also one that is refused for them."""
+        counted = self.pictures is not None and self.pictures.figures.pictures
+        return bool(counted) or any(self.seen.problems[name].rows for name in PROBLEMS if name in self.seen.problems)
+
+    @property
     def check(self) -> Check | None:
         return check_for(self.method, self.verdict, self.found, self.pictures)
 
@@ -54,7 +61,7 @@ def inspect_dataset(recipe: Recipe, method: str, file: Path | None, *, pictures:
     use.
 
     Args:
-        pictures: the model reads them. None where no model is named: then they are read if the first rows have some.
+        pictures: the model reads them. None where no model is named: then they are read if a row has some.
     """
     peeked = problems.peek(recipe)
     if not peeked:
@@ -62,6 +69,7 @@ def inspect_dataset(recipe: Recipe, method: str, file: Path | None, *, pictures:
         if not seen.rows:
             raise empty(recipe)
         return Inspection(recipe, method, {}, methods.judge({}, None), None, seen, file)
+    undecided = method == "sft" and pictures is None
     if method != "sft" or pictures is None:
         pictures = method == "sft" and any(map(has_pictures, peeked))
     row = problems.typical(peeked)
@@ -72,8 +80,10 @@ def inspect_dataset(recipe: Recipe, method: str, file: Path | None, *, pictures:
         verdict = verdicts["sft"]
         if verdict.format is not None:
             found = DetectedFormat(verdict.format, verdict.columns, verdict.because, explicit=bool(recipe.columns))
-        images = RowPictures(picture_folder(recipe.data)) if pictures else None
+        images = RowPictures(folder_of(recipe)) if pictures else None
         seen = problems.survey(recipe, check_for(method, verdicts[method], found, images), found, images)
+        if undecided and not pictures and seen.problems.get("not_text", _NONE).rows:  # the first one comes late
+            return inspect_dataset(recipe, method, file, pictures=True)
         whole = complete(recipe, seen.detected, seen.columns) if seen.detected is not None else None
         if whole is None or whole == found:
             if found is not None and recipe.columns:

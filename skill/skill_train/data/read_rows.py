@@ -12,10 +12,12 @@ from typing import Any, Literal
 from skill_train.core.errors import Temporary, UsageError
 from skill_train.program.events import Refused
 from skill_train.program.examples import Row, require_distinct
+from skill_train.program.pictures.beside import HubFile, brought_file, hub_file, named_as, rename, with_files
 from skill_train.program.rows import (
     CELL_CHARACTERS,
     broken_table,
     delimiter_of,
+    iter_parquet,
     iter_rows,
     iter_slice,
     not_an_object,
@@ -54,6 +56,14 @@ def read(recipe: Recipe) -> Iterator[Line]:
         Temporary: the Hub cannot be reached.
     """
     path = Path(recipe.data)
+    if recipe.data_file is not None and path.exists():
+        raise UsageError(
+            f"data_file is for a dataset on the Hub, and {path} is here",
+            code="bad_recipe",
+            expected="data: OWNER/NAME, or no data_file",
+            got=f"data_file: {recipe.data_file[:200]}",
+            hint="remove data_file from the recipe",
+        )
     if path.is_file() and path.suffix.lower() in (*LINES, ".json", ".csv", ".tsv"):
         if not recipe.split.startswith("train"):
             next(iter_rows(recipe.data, split=recipe.split))  # raises the refusal
@@ -68,8 +78,22 @@ def read(recipe: Recipe) -> Iterator[Line]:
                 got=recipe.data,
                 hint="write the rows to a .jsonl file and use that file",
             )
+        if recipe.data_file is not None and not path.exists():
+            yield from _hub_file(hub_file(recipe.data, recipe.data_revision, recipe.data_file), recipe.split)
+            return
         rows = iter_rows(recipe.data, split=recipe.split, config=recipe.data_config, revision=recipe.data_revision)
         yield from ((number, row, None) for number, row in (rows if path.exists() else _from_hub(recipe, rows)))
+
+
+def _hub_file(file: HubFile, split: str) -> Iterator[Line]:
+    """The rows of one file on the Hub, as those of a file here, with their pictures in the cache."""
+    path = brought_file(file)
+    rows = _file(path) if path.suffix.lower() != ".parquet" else ((*row, None) for row in iter_parquet(path))
+    with named_as(path, str(file)):
+        for line in with_files(rows if split == "train" else _sliced(rows, split), file):
+            if isinstance(line[1], Broken):
+                rename(line[1].refusal, path, str(file))
+            yield line
 
 
 def is_id(name: str) -> bool:

@@ -12,7 +12,7 @@ import os
 import re
 import shlex
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from dataclasses import dataclass, field
 from itertools import groupby
 from pathlib import Path, PurePosixPath
@@ -23,21 +23,25 @@ from skill_train.data.repeats import Repeats
 from skill_train.data.token_stats import PictureCounter
 from skill_train.program.events import ErrorWords, Refused
 from skill_train.program.examples import Row
+from skill_train.program.pictures.beside import HubFile, hub_cache_of, hub_file, picture_folder
 from skill_train.program.pictures.decode import (
     OpenedPicture,
     PictureSize,
     PictureSource,
+    bad_picture,
     orientation,
     picture_bytes,
     picture_name,
     picture_path,
+    placed_file,
     read_picture,
     require_pillow,
     upright_size,
 )
 from skill_train.program.pictures.find import PICTURE, lift_pictures
 from skill_train.program.pictures.tokens import picture_format
-from skill_train.program.rows import iter_rows, picture_folder
+from skill_train.program.rows import iter_rows
+from skill_train.recipe.fields import Recipe
 from skill_train.recipe.resolved import ResolvedRecipe
 
 # What training refuses of pictures, by the end of the message that says it. Any other fault is `bad_picture`.
@@ -202,6 +206,39 @@ class RowPictures:
         return (line for line, _ in groupby(self._repeats.places()))
 
 
+class ListedPictures(RowPictures):
+    """Checks the pictures beside a file of rows on the Hub by the names in the repository, and reads none of them. It
+    reads those that the rows hold themselves."""
+
+    def __init__(self, file: HubFile, names: Container[str]) -> None:
+        super().__init__(file.folder)
+        self._file, self._names = file, names
+
+    def check(self, sources: list[PictureSource]) -> None:
+        for source in sources:
+            if (path := picture_path(source)) is None:
+                super().check([source])
+                continue
+            place, where = placed_file(path, self.folder)
+            if place.relative_to(self._file.root).as_posix() not in self._names:
+                raise bad_picture(path[:200], "does not exist", path, where)
+
+
+def folder_of(recipe: Recipe) -> Path:
+    """The folder where the paths of the pictures of a dataset begin."""
+    return picture_folder(recipe.data, recipe.data_file, recipe.data_revision)
+
+
+def listed_pictures(recipe: Recipe, names: Container[str]) -> ListedPictures:
+    """Checks the pictures of the rows of `data_file`.
+
+    Args:
+        names: of the files in the repository.
+    """
+    assert recipe.data_file is not None
+    return ListedPictures(hub_file(recipe.data, recipe.data_revision, recipe.data_file), names)
+
+
 def _key(source: PictureSource) -> bytes:
     """Equal for equal sources."""
     if isinstance(source, dict):
@@ -265,7 +302,7 @@ def _written(source: PictureSource, folder: Path | None, out: Path) -> str:
         source = str(source.get("path"))
     if isinstance(source, str) and source[:5].lower() == "data:":
         return source
-    if not isinstance(source, str) or folder is None:
+    if not isinstance(source, str) or folder is None or hub_cache_of(folder) is not None:
         encoded = base64.b64encode(picture_bytes(source, folder)).decode("ascii")
         return f"data:image/{picture_format(source, folder)};base64,{encoded}"
     path = Path(os.path.relpath((folder / source).resolve(), out.parent.resolve())).as_posix()

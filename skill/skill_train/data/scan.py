@@ -5,25 +5,24 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Container, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from skill_train.core.digests import file_digest
-from skill_train.core.errors import SkillTrainError, UsageError, from_exit_code, nearest
+from skill_train.core.errors import UsageError, from_exit_code, nearest
 from skill_train.data import read_rows
-from skill_train.data.check_row import Check, checker, example_of, media_beside
-from skill_train.data.errors import empty, leave_out, media_error, pictures_error, wrong_columns
-from skill_train.data.row_pictures import PROBLEMS, RowPictures
+from skill_train.data.check_row import Check, checker, media_beside
+from skill_train.data.errors import empty, leave_out, media_error, pictures_error, refused_row, wrong_columns
+from skill_train.data.row_pictures import PROBLEMS, RowPictures, folder_of, listed_pictures
 from skill_train.data.text_encoding import rewriting_command
 from skill_train.data.token_stats import PictureCounter
-from skill_train.facts import DatasetFacts
+from skill_train.facts import DatasetFacts, FirstPictures
 from skill_train.program.events import Refused
 from skill_train.program.examples import Row
-from skill_train.program.pictures.decode import ADDRESS_HINT, HUB_HINT, PicturesDigest
+from skill_train.program.pictures.decode import PicturesDigest
 from skill_train.program.pictures.find import lift_pictures
-from skill_train.program.rows import picture_folder
 from skill_train.recipe.fields import Recipe
 from skill_train.recipe.formats import (
     COLUMNS,
@@ -56,7 +55,7 @@ def scan(recipe: Recipe, *, pictures: bool = False, tokens: PictureCounter | Non
             malformed, or there are no rows.
     """
     try:
-        return _scan(recipe, Path(recipe.data), RowPictures(picture_folder(recipe.data), tokens) if pictures else None)
+        return _scan(recipe, Path(recipe.data), RowPictures(folder_of(recipe), tokens) if pictures else None)
     except Refused as refusal:
         raise from_exit_code(refusal.exit_code, refusal.error) from None
 
@@ -101,7 +100,7 @@ def _begin(recipe: Recipe, first: Row, pictures: RowPictures | None) -> _Reading
 
 def _scan(recipe: Recipe, path: Path, pictures: RowPictures | None) -> DatasetFacts:
     digest = None if path.is_file() else hashlib.sha256()
-    picture_files = PicturesDigest(picture_folder(recipe.data))
+    picture_files = PicturesDigest(folder_of(recipe))
     count = text_bytes = longest = turns = longest_turns = 0
     reading: _Reading | None = None
     for line, row, _ in read_rows.read(recipe):
@@ -114,7 +113,7 @@ def _scan(recipe: Recipe, path: Path, pictures: RowPictures | None) -> DatasetFa
         reading.meet(row)
         size, row_turns, trouble = reading.check(row)
         if trouble is not None and trouble.refused:
-            raise _refused(reading, line, row, trouble.kind)
+            raise refused_row(recipe, (line, row), reading.found, reading.pictures, trouble.kind)
         if pictures is not None:
             sources = lift_pictures(row, reading.found.columns)[1]
             pictures.count(sources)
@@ -172,17 +171,29 @@ def with_text_of(
     *,
     pictures: bool = False,
     tokens: PictureCounter | None = None,
+    found_pictures: FirstPictures | None = None,
 ) -> DatasetFacts:
-    """The facts of a dataset that was not read completely: its first rows stand for the others."""
+    """The facts of a dataset that was not read completely: its first rows stand for the others.
+
+    Args:
+        found_pictures: what all rows that were read say of the pictures; None where the first rows say it.
+
+    Raises:
+        UsageError: training refuses a picture that is read now.
+    """
     found = DetectedFormat(facts.format, facts.columns, facts.reason)
-    counted = RowPictures(picture_folder(recipe.data), tokens) if pictures else None
+    counted = RowPictures(folder_of(recipe), tokens) if pictures else None
     check = checker(found, counted)
     checked = [(row, check(row)) for row in first]
+    lines = (found_pictures.lines if found_pictures is not None else None) or ()
+    for line, (row, (_, _, trouble)) in zip(lines, checked, strict=False):
+        if trouble is not None and trouble.kind in PROBLEMS:
+            raise refused_row(recipe, (line, row), found, counted, trouble.kind)
     good = [(row, size, said) for row, (size, said, trouble) in checked if trouble is None or not trouble.refused]
     if not good:
         return facts
     share = facts.rows / len(good)
-    facts = dataclasses.replace(
+    measured = dataclasses.replace(
         facts,
         text_bytes=round(share * sum(size for _, size, _ in good)),
         longest_text_bytes=max(size for _, size, _ in good),
@@ -190,10 +201,13 @@ def with_text_of(
         longest_turns=max(said for _, _, said in good),
     )
     if counted is None:
-        return facts
+        return measured
     for row, _, _ in good:
         counted.count(lift_pictures(row, found.columns)[1])
-    return with_pictures_of(facts, counted, share)
+    if found_pictures is None:
+        return with_pictures_of(measured, counted, share)
+    measured = with_pictures_of(measured, counted, found_pictures.count / max(1, counted.figures.pictures))
+    return dataclasses.replace(measured, images=found_pictures.count, most_images=found_pictures.most)
 
 
 def canonical(row: Row) -> bytes:
@@ -257,21 +271,36 @@ def require_columns(recipe: Recipe, detected: DetectedFormat, names: Collection[
         raise wrong_columns(recipe, names, f"no column {missing!r} in any row")
 
 
-def first_format(recipe: Recipe, first: Sequence[Row], *, pictures: bool = False) -> DetectedFormat:
+def first_format(
+    recipe: Recipe,
+    first: Sequence[Row],
+    *,
+    pictures: bool = False,
+    lines: Sequence[int] | None = None,
+    listed: Container[str] | None = None,
+    whole: bool = True,
+) -> DetectedFormat:
     """The format and the mapping of a dataset that begins with these rows.
+
+    Args:
+        lines: of these rows in their file.
+        listed: the files of the repository, where `data_file` has pictures beside it. None of them is read.
+        whole: these are all rows. Otherwise a later one may have the pictures.
 
     Raises:
         UsageError: the rows have no known format, or a column is missing.
     """
     names = dict.fromkeys(name for row in first for name in row)
     found = complete(recipe, find_format(recipe, first[0], pictures=pictures), names)
-    require_columns(recipe, found, names)
-    reading = _Reading(recipe, found, names, set(), RowPictures(picture_folder(recipe.data)) if pictures else None)
-    for number, row in enumerate(first, start=1):
+    later = {} if whole else dict.fromkeys([found.columns.get("images", "")])
+    require_columns(recipe, found, names | later)
+    checked = RowPictures(folder_of(recipe)) if listed is None else listed_pictures(recipe, listed)
+    reading = _Reading(recipe, found, names, set(), checked if pictures else None)
+    for line, row in zip(lines or range(1, len(first) + 1), first, strict=True):
         reading.meet(row)
         trouble = reading.check(row)[2]
         if trouble is not None and trouble.kind in ("not_text", *PROBLEMS):
-            raise _refused(reading, number, row, trouble.kind)
+            raise refused_row(recipe, (line, row), reading.found, reading.pictures, trouble.kind)
     return reading.found
 
 
@@ -352,36 +381,4 @@ def unread_text_told(names: list[str], columns: dict[str, str]) -> str:
         f"{', '.join(names[:4])} {'is' if len(names) == 1 else 'are'} not read: the model learns "
         f"{', '.join(columns.values())} alone. If the answers need it, put it into the question, or name the columns "
         "in a recipe to say that it is not needed"
-    )
-
-
-def _refused(reading: _Reading, line: int, row: Row, kind: str) -> SkillTrainError:
-    """The error for a row that training rejects, with its line."""
-    recipe, found = reading.recipe, reading.found
-    where = f"line {line} of {recipe.data}"
-    if kind == "missing_column":
-        return UsageError(
-            f"{where} has no column {min(found.required - row.keys())!r}",
-            code="wrong_columns",
-            expected=", ".join(found.columns.values()),
-            got=", ".join(map(str, row)),
-            hint=leave_out(recipe),
-        )
-    if kind == "not_text" and (other := media_beside(row, found, reading.pictures is not None)) is not None:
-        known = media_error(recipe, where, other, row, found)
-        return known if reading.pictures is None else pictures_error(where, other, row)
-    try:
-        example_of(row, found, reading.pictures)
-    except Refused as refusal:
-        refusal.error["message"] = f"{where}: {refusal.error['message']}"
-        own = refusal.error["hint"]
-        if own not in (ADDRESS_HINT, HUB_HINT) and (kind in PROBLEMS or not own):
-            refusal.error["hint"] = leave_out(recipe)
-        return from_exit_code(refusal.exit_code, refusal.error)
-    return UsageError(
-        f"{where}: the text contains half a surrogate pair, which no tokenizer can read",
-        code="bad_row",
-        expected="text in Unicode",
-        got=repr(row)[:80],
-        hint=leave_out(recipe),
     )

@@ -14,7 +14,9 @@ from typing import Any
 
 from skill_train.core.errors import UsageError
 from skill_train.core.foreign import JsonObject
+from skill_train.program.examples import PICTURES
 
+ROW_FILES = (".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".parquet")
 KINDS = (".parquet", ".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".txt")
 # Words in a file's or folder's name that make it a split.
 _WORDS = {
@@ -23,6 +25,7 @@ _WORDS = {
     "test": ("test", "testing", "eval", "evaluation"),
 }
 _NOT_DATA = ("README.md", "config.json", "dataset_info.json", "dataset_infos.json", "dataset_dict.json")
+_PICTURE = re.compile(rf".+\.(?:{PICTURES})", re.IGNORECASE)
 _SHARD = re.compile(r"data/(?P<split>[\w.]+)-\d{5}-of-\d{5}.*")
 
 
@@ -90,6 +93,12 @@ def split_files(chosen: Configuration, split: str, *, dataset: str) -> list[str]
         got=split,
         hint=f"split: {names[0]}",
     )
+
+
+def has_pictures_beside(file: str, names: Iterable[str]) -> bool:
+    """Whether pictures lie in the folder of a file of rows, or below it, by the names of the files."""
+    folder = "" if "/" not in file else f"{PurePosixPath(file).parent}/"
+    return any(name.startswith(folder) and _PICTURE.fullmatch(name) for name in names)
 
 
 def sliced(split: str, rows: int) -> int:

@@ -14,13 +14,19 @@ from typing import Any
 
 from skill_train.core.errors import UsageError
 from skill_train.program.examples import Row
-from skill_train.program.rows import CELL_CHARACTERS, FILE_NAME, TABLES
+from skill_train.program.pictures.beside import FILE_NAME, TABLES
+from skill_train.program.rows import CELL_CHARACTERS
 
 _ENDINGS = {"file_name": "image", "file_names": "images"}  # and the column's name where it is no more than that
 
 
 def parse(data: bytes, name: str, *, whole: bool) -> list[Row]:
-    """The rows in these bytes.
+    """The rows in these bytes, as `numbered` reads them."""
+    return [row for _, row in numbered(data, name, whole=whole)]
+
+
+def numbered(data: bytes, name: str, *, whole: bool) -> list[tuple[int, Row]]:
+    """The rows in these bytes, each behind its line in the file, or behind its number where rows are not lines.
 
     Args:
         data: the file, or its start.
@@ -33,13 +39,13 @@ def parse(data: bytes, name: str, *, whole: bool) -> list[Row]:
     text = _text(data, name, whole=whole)
     kind = name.rsplit(".", 1)[-1]
     if kind == "json" and text.lstrip().startswith("["):
-        return _array(text, name)
+        return list(enumerate(_array(text, name), start=1))
     if kind in ("csv", "tsv"):
-        return _table(text, name, "\t" if kind == "tsv" else ",", whole=whole)
-    lines = _lines(text, whole=whole)
+        return _table(text, name, kind, whole=whole)
+    lines = enumerate(_lines(text, whole=whole), start=1)
     if kind == "txt":
-        return [{"text": line} for line in lines]
-    return [_object(line, number, name) for number, line in enumerate(lines, start=1) if line.strip()]
+        return [(number, {"text": line}) for number, line in lines]
+    return [(number, _object(line, number, name)) for number, line in lines if line.strip()]
 
 
 def _text(data: bytes, name: str, *, whole: bool) -> str:
@@ -96,10 +102,13 @@ def _skip(text: str, at: int) -> int:
     return at
 
 
-def _table(text: str, name: str, delimiter: str, *, whole: bool) -> list[Row]:
+def _table(text: str, name: str, kind: str, *, whole: bool) -> list[tuple[int, Row]]:
     csv.field_size_limit(CELL_CHARACTERS)
+    header = text.partition("\n")[0]
+    delimiter = "\t" if kind == "tsv" else ";" if ";" in header and "," not in header else ","
+    reader = csv.DictReader(io.StringIO(text, newline=""), delimiter=delimiter)
     try:
-        rows: list[Row] = list(csv.DictReader(io.StringIO(text, newline=""), delimiter=delimiter))
+        rows: list[tuple[int, Row]] = [(reader.line_num, row) for row in reader]
     except csv.Error as error:
         raise _broken(name, str(error)) from None
     return rows if whole else rows[:-1]

@@ -21,7 +21,7 @@ def pictures_of(recipe: Recipe, model: ModelFacts, dataset: DatasetFacts, reason
     if not images:
         unread = {"lora_parts": None, "preprocess": "model", "min_pixels": None, "max_pixels": None}
         return {"images": False, **unread}
-    if not dataset.images:
+    if not dataset.images and dataset.rows_read is None:
         raise UsageError(
             "the recipe says images: true, and no row has a picture",
             code="bad_recipe",
@@ -30,6 +30,8 @@ def pictures_of(recipe: Recipe, model: ModelFacts, dataset: DatasetFacts, reason
             hint="remove images from the recipe, or name the column: columns: {images: COLUMN}",
         )
     what = f"{dataset.images} pictures, and {model.architecture} reads them"
+    if not dataset.images:
+        what = f"the recipe says so; none of the first {dataset.rows_read} of {dataset.rows} rows has a picture"
     reasons.append(Reason("images", "True", what, dataset.source))
     parts = recipe.lora_parts
     if parts is None and recipe.finetuning_type == "lora":
@@ -39,7 +41,12 @@ def pictures_of(recipe: Recipe, model: ModelFacts, dataset: DatasetFacts, reason
     preprocess = preprocess_of(recipe, model.model_type)
     reasons.append(Reason("preprocess", preprocess.value, preprocess.because, "references/vision.md"))
     reasons.append(_tokens(recipe, model, dataset))
-    return {"images": True, "lora_parts": parts, "preprocess": preprocess.value}
+    return {
+        "images": True,
+        "lora_parts": parts,
+        "preprocess": preprocess.value,
+        "data_file": recipe.data_file or dataset.data_file,
+    }
 
 
 def _tokens(recipe: Recipe, model: ModelFacts, dataset: DatasetFacts) -> Reason:

@@ -9,10 +9,11 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from typing import Any, TypedDict
+from typing import Any, NotRequired, TypedDict
 
 from skill_train.program.events import Refused
 from skill_train.program.examples import EncodedRow, Example, Message, Pictured, Row, to_example
+from skill_train.program.pictures.beside import rows_named
 from skill_train.program.pictures.decode import PictureSource
 from skill_train.program.pictures.find import lift_pictures, require_places
 from skill_train.program.pictures.tokens import Pictures
@@ -70,6 +71,7 @@ class Feeding(TypedDict):
     columns: dict[str, str]
     loss_on: str
     max_length: int
+    data_file: NotRequired[str | None]
 
 
 class Encoder:
@@ -79,6 +81,7 @@ class Encoder:
         self.recipe = recipe
         self.tokenizer = tokenizer
         self.pictures = pictures  # None: the rows are text
+        self.decodes = False  # each picture once, so that one that is broken is found before the training
         self.count = 0
         self.notes: list[str] = [tokenizer.read_as] if hasattr(tokenizer, "read_as") else []
         self.marks: list[str] | None = None
@@ -93,7 +96,8 @@ class Encoder:
         try:
             return self.encoded(index, line, row)
         except Refused as refusal:
-            refusal.error["message"] = f"line {line} of {self.recipe['data']}: {refusal.error['message']}"
+            rows = rows_named(self.recipe["data"], self.recipe.get("data_file"))
+            refusal.error["message"] = f"line {line} of {rows}: {refusal.error['message']}"
             raise
 
     def encoded(self, index: int, line: int, row: Row) -> EncodedRow:
@@ -110,6 +114,8 @@ class Encoder:
         fed, pictured = rendered, Pictured()
         if self.pictures is not None:
             fed, spans, pictured = self.pictures.fed(rendered, spans, images)
+            if self.decodes:
+                self.pictures.read(pictured)
         ids, labels = self.tokens(fed, spans, is_chat=example["kind"] == "chat")
         limit = self.recipe["max_length"]
         if self.pictures is not None:

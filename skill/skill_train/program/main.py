@@ -71,6 +71,7 @@ from skill_train.program.events import (
 )
 from skill_train.program.model import base_weights, check_optimizer, is_full, load_model
 from skill_train.program.model_files import check_base
+from skill_train.program.pictures.beside import picture_folder
 from skill_train.program.pictures.tokens import Pictures, keep_pictures
 from skill_train.program.plan import (
     MEASURING,
@@ -84,7 +85,7 @@ from skill_train.program.plan import (
     load_plan,
     prepare_environment,
 )
-from skill_train.program.rows import iter_rows, picture_folder, use_data
+from skill_train.program.rows import iter_rows, use_data
 from skill_train.program.split import (
     Data,
     DataFigures,
@@ -193,7 +194,8 @@ def load_pictures(recipe: Recipe, tokenizer: Any) -> Pictures | None:
     """What reads the pictures of the rows; None for a recipe of text."""
     if not recipe.get("images"):
         return None
-    return Pictures(recipe, tokenizer, picture_folder(recipe["data"]))
+    folder = picture_folder(recipe["data"], recipe.get("data_file"), recipe["data_revision"])
+    return Pictures(recipe, tokenizer, folder)
 
 
 def load_data(
@@ -205,8 +207,13 @@ def load_data(
         recorded: the rows that an earlier start held out, by their number in the data. They stay held out.
     """
     encode = Encoder(recipe, tokenizer, pictures)
+    encode.decodes = not Path(recipe["data"]).exists()  # the planner has read the headers of those that lie here
     source = iter_rows(
-        recipe["data"], split=recipe["split"], config=recipe["data_config"], revision=recipe["data_revision"]
+        recipe["data"],
+        split=recipe["split"],
+        config=recipe["data_config"],
+        revision=recipe["data_revision"],
+        file=recipe.get("data_file"),
     )
     rows = [encode(index, line, row) for index, (line, row) in enumerate(source)]
     if not rows:

@@ -59,6 +59,7 @@ class Recipe(TypedDict):
     preprocess: NotRequired[str]
     min_pixels: NotRequired[int | None]
     max_pixels: NotRequired[int | None]
+    data_file: NotRequired[str | None]
 
 
 class Placement(TypedDict):

@@ -31,7 +31,19 @@ from skill_train.program.parquet import (
     saved_json,
     undecoded,
 )
-from skill_train.program.pictures.decode import HUB_FOLDER, PicturesDigest
+from skill_train.program.pictures.beside import (
+    COMMIT,
+    HubFile,
+    brought_file,
+    hub_file,
+    in_folder,
+    is_name_of_folder,
+    named_as,
+    picture_folder,
+    picture_table,
+    with_files,
+)
+from skill_train.program.pictures.decode import PicturesDigest
 from skill_train.program.pictures.find import lift_pictures
 from skill_train.program.plan import Plan
 
@@ -45,13 +57,16 @@ PART_OF_FILE = "use train, or a part of it, such as train[:500]"
 
 
 def iter_rows(
-    data: str, *, split: str, config: str | None = None, revision: str | None = None
+    data: str, *, split: str, config: str | None = None, revision: str | None = None, file: str | None = None
 ) -> Iterator[tuple[int, Row]]:
     """`(line, row)` for each row of the chosen split. `line` is the line in the file if there are lines, or else its
     number.
 
     A line that is not a JSON object is refused by its number. Dropping it silently would train on other data than the
     file holds.
+
+    Args:
+        config, revision, file: of a dataset on the Hub, as in the recipe.
     """
     path = Path(data)
     if path.is_dir() and (table := picture_table(path, split)) is not None:
@@ -70,6 +85,8 @@ def iter_rows(
         rows = iter_slice(iter_file(path), split)
     elif path.exists():
         raise not_a_file(path, "a pipe or a device", hint=ROWS_IN_LINES)
+    elif file is not None:
+        rows = iter_hub_file(hub_file(data, revision, file), split)
     else:
         rows = iter_hub(data, split, config, revision)
     yield from rows
@@ -369,48 +386,6 @@ def iter_saved(folder: Path, split: str) -> Iterator[tuple[int, Row]]:
     yield from iter_slice(enumerate(rows, start=1), split)
 
 
-# The table beside the pictures of a folder, as the `imagefolder` of `datasets` has it: its column `file_name`, or
-# another that ends so, names a file beside the table.
-TABLES = ("metadata.jsonl", "metadata.csv", "metadata.parquet")
-FILE_NAME = re.compile(r"(?:\w+_)?file_names?")
-
-
-def picture_table(folder: Path, split: str) -> Path | None:
-    """The table of a folder of pictures: in the folder, where the split is train, or in that of the split. None for
-    another folder."""
-    name = split.split("[")[0]
-    if (folder / STATE).is_file() or (folder / SPLITS).is_file():
-        return None
-    places = ([folder] if name == "train" else []) + ([folder / name] if is_name_of_folder(name) else [])
-    return next((place / table for place in places for table in TABLES if (place / table).is_file()), None)
-
-
-def in_folder(row: Row, folder: Path, table: Path) -> Row:
-    """A row of the table with its names of files as seen from the folder."""
-    below = table.parent.relative_to(folder).as_posix()
-    if below == ".":
-        return row
-    return {name: below_it(value, below) if FILE_NAME.fullmatch(name) else value for name, value in row.items()}
-
-
-def below_it(value: Any, folder: str) -> Any:
-    if isinstance(value, list):
-        return [below_it(each, folder) for each in value]
-    return f"{folder}/{value}" if isinstance(value, str) and value else value
-
-
-def picture_folder(data: str) -> Path:
-    """The folder where the paths of pictures begin, and which they may not leave: for a link to a file that of the file
-    itself, which a plan names. Of data on the Hub it is where huggingface_hub puts the files of this dataset, once they
-    are read."""
-    path = Path(data)
-    if path.exists():
-        return path if path.is_dir() else path.resolve().parent
-    from huggingface_hub.constants import HF_HUB_CACHE
-
-    return Path(HF_HUB_CACHE) / f"{HUB_FOLDER}{data.replace('/', '--')}"
-
-
 def load_saved(folder: Path, name: str) -> Any:
     """One split of a saved folder. All files that `datasets` will open are checked first."""
     import datasets
@@ -460,10 +435,6 @@ def saved_parts(folder: Path) -> list[Path]:
     return [folder / name for name in names]
 
 
-def is_name_of_folder(name: Any) -> bool:
-    return isinstance(name, str) and name not in ("", ".", "..") and not re.search(r"[/\\:\0]", name)
-
-
 def iter_hub(name: str, split: str, config: str | None, revision: str | None) -> Iterator[tuple[int, Row]]:
     import datasets
 
@@ -473,9 +444,6 @@ def iter_hub(name: str, split: str, config: str | None, revision: str | None) ->
         require_commit(loaded, name, revision)
     loaded = undecoded(loaded)
     yield from enumerate(as_written(loaded, loaded.features.arrow_schema, json_read=True), start=1)
-
-
-COMMIT = re.compile("[0-9a-f]{40}")
 
 
 def require_commit(loaded: Any, name: str, commit: str) -> None:
@@ -491,3 +459,10 @@ def require_commit(loaded: Any, name: str, commit: str) -> None:
             got=f"the rows of {', '.join(sorted(commits)) or 'no commit'} in the cache",
             hint="try again when the Hub can be reached",
         )
+
+
+def iter_hub_file(file: HubFile, split: str) -> Iterator[tuple[int, Row]]:
+    """The rows of one file on the Hub, read as a file here, with the pictures that they name in the cache."""
+    path = brought_file(file)
+    with named_as(path, str(file)):
+        yield from with_files(iter_slice(iter_file(path), split), file)

@@ -55,6 +55,7 @@ class Recipe:
     revision: str | None = _say(None, "revision of the model on the Hub; pinned to its commit when resolved")
     data_revision: str | None = _say(None, "revision of the dataset on the Hub")
     data_config: str | None = _say(None, "configuration of the dataset on the Hub")
+    data_file: str | None = _say(None, "file of rows on the Hub that has their pictures beside it; found when left out")
     split: str = _say("train", "part of the dataset, such as train or train[:500]")
     format: str | None = _say(None, f"one of {', '.join(FORMATS)}; found from the columns when left out")
     columns: dict[str, str] | None = _say(None, "what the format calls a column: what the dataset calls it")
@@ -276,7 +277,8 @@ def _check_values(recipe: Recipe) -> None:
             )
     _check_choices(recipe)
     _check_score(recipe)
-    for key in ("max_length", "max_steps", "effective_batch_size", "lora_r", "num_train_epochs"):
+    counts = ("max_length", "max_steps", "effective_batch_size", "lora_r", "min_pixels", "max_pixels")
+    for key in (*counts, "num_train_epochs"):
         _at_least(recipe, key, 1 if key != "num_train_epochs" else 1e-6, below=_MANY)
     for key, most in (("learning_rate", _STEEPEST), ("lora_alpha", _MANY), ("adam_epsilon", _STEEPEST)):
         _at_least(recipe, key, 1e-12, below=most)
@@ -292,8 +294,6 @@ def _check_values(recipe: Recipe) -> None:
             got=f"report_to {recipe.report_to}",
             hint="remove report_to from the recipe",
         )
-    for key in ("min_pixels", "max_pixels"):
-        _at_least(recipe, key, 1, below=_MANY)
     _check_tuning(recipe)
     _check_pictures(recipe)
 

@@ -53,6 +53,7 @@ class ResolvedRecipe(msgspec.Struct, frozen=True, kw_only=True):
     preprocess: str = "model"
     min_pixels: int | None = None
     max_pixels: int | None = None
+    data_file: str | None = None
 
     @property
     def is_full(self) -> bool:
@@ -60,7 +61,8 @@ class ResolvedRecipe(msgspec.Struct, frozen=True, kw_only=True):
         return self.finetuning_type == "full"
 
     def as_dict(self) -> dict[str, object]:
-        """The fields by name, as `plan.json` has them. Those of pictures are left out of a recipe of text, so that its
-        hash is that of earlier versions."""
-        fields = msgspec.structs.asdict(self)
-        return fields if self.images else {name: value for name, value in fields.items() if name not in OF_PICTURES}
+        """The fields by name, as `plan.json` has them. Those of pictures are left out of a recipe of text, and
+        `data_file` where it is not set, so that the hash is that of earlier versions."""
+        unread = () if self.images else OF_PICTURES
+        fields = msgspec.structs.asdict(self).items()
+        return {name: v for name, v in fields if name not in unread and (name != "data_file" or v is not None)}

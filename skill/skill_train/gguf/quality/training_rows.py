@@ -17,7 +17,8 @@ from skill_train.hub import dataset_library
 from skill_train.program.encode import Encoder, Feeding
 from skill_train.program.events import Refused
 from skill_train.program.examples import Row
-from skill_train.program.rows import COMMIT, RowsRecipe, data_fingerprint, iter_hub, iter_rows
+from skill_train.program.pictures.beside import COMMIT
+from skill_train.program.rows import RowsRecipe, data_fingerprint, iter_hub, iter_rows
 from skill_train.program.split import trained_tokens
 from skill_train.program.trainer import rows_digest
 from skill_train.recipe.resolved import ResolvedRecipe

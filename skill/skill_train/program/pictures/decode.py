@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import IO, Any, NamedTuple
 
 from skill_train.program.events import EXIT_NOT_INSTALLED, Refused
+from skill_train.program.pictures.beside import HUB_FOLDER, hub_cache_of
 
 # Where a row's picture is: the path of a file, a data URI, or its bytes. `datasets` and Parquet write the last two.
 PictureSource = str | bytes | dict[str, Any]
@@ -28,8 +29,7 @@ PICTURE_RATIO = 200  # of the longer side to the shorter one: what Qwen's proces
 FORMATS = ("PNG", "JPEG", "MPO", "WEBP", "GIF", "BMP", "DIB", "TIFF", "PPM", "JPEG2000", "ICO", "AVIF")
 PICTURE_HINT = "repair or remove the row: skill-train data FILE lists all of them"
 ADDRESS_HINT = "download the pictures beside the rows and name the files; what is at an address can change or go"
-HUB_HINT = "upload the rows as metadata.jsonl beside the pictures, or as Parquet with the feature Image of datasets"
-HUB_FOLDER = "datasets--"  # how huggingface_hub begins the name of a dataset's folder in its cache
+HUB_HINT = "upload the pictures beside one file of rows, or the rows as Parquet with the feature Image of datasets"
 
 
 def require_pillow() -> None:
@@ -256,21 +256,11 @@ def data_uri(source: str) -> bytes:
 
 def opened_file(path: str, folder: Path | None) -> IO[bytes]:
     """A file in the folder of the dataset. A dataset from elsewhere must not name the user's own files."""
-    if "://" in path:
-        expected = "a file beside the data, or the bytes of the picture in the row"
-        raise bad_picture(path[:200], "is an address", path, expected, ADDRESS_HINT)
-    if folder is None or (folder.name.startswith(HUB_FOLDER) and not os.path.isabs(path)):
-        expected = "bytes in the rows, or a metadata.jsonl whose column file_name names files beside it"
-        raise bad_picture(path[:200], "has no folder", "a path in data from the Hub", expected, HUB_HINT)
-    if not path.strip():
-        raise bad_picture("the name of a picture", "is empty", repr(path[:60]))
-    root, name = folder.resolve(), path[:200]
+    name = path[:200]
     try:
-        file = (root / path).resolve()
-        if not file.is_relative_to(root):
-            raise bad_picture(name, "lies outside the folder of the data", str(file), f"a file in {root}")
+        file, where = placed_file(path, folder)
         if not file.is_file():
-            raise bad_picture(name, "does not exist", str(file), f"a file in {root}")
+            raise bad_picture(name, "does not exist", str(file), where)
         size = file.stat().st_size
         if size > PICTURE_BYTES:
             raise bad_picture(name, "is too large", f"{size:,} bytes", f"at most {PICTURE_BYTES:,} bytes")
@@ -279,6 +269,31 @@ def opened_file(path: str, folder: Path | None) -> IO[bytes]:
         return open(file, "rb")
     except (OSError, ValueError, RuntimeError) as error:  # no permission; a null character; a link to itself
         raise bad_picture(name, "cannot be read", str(error)) from None
+
+
+def placed_file(path: str, folder: Path | None) -> tuple[Path, str]:
+    """The file that a row names, which need not exist, and in words where it must lie.
+
+    Raises:
+        Refused: it is an address, or lies outside the folder of the data.
+    """
+    name = path[:200]
+    if "://" in path:
+        expected = "a file beside the data, or the bytes of the picture in the row"
+        raise bad_picture(name, "is an address", path, expected, ADDRESS_HINT)
+    if folder is None or (folder.name.startswith(HUB_FOLDER) and not os.path.isabs(path)):
+        expected = "bytes in the rows, a metadata.jsonl whose column file_name names files, or files beside one file"
+        raise bad_picture(name, "has no folder", "a path in data from the Hub", f"{expected} of rows", HUB_HINT)
+    if not path.strip():
+        raise bad_picture("the name of a picture", "is empty", repr(path[:60]))
+    cache = hub_cache_of(folder)
+    root = folder.resolve() if cache is None else Path(os.path.abspath(folder))
+    where = f"a file in {root}" if cache is None else "a file beside the rows in the dataset on the Hub, or below them"
+    # The files in the cache of huggingface_hub are links to others, so a path there is judged as it is written.
+    file = (root / path).resolve() if cache is None else Path(os.path.normpath(root / path))
+    if not file.is_relative_to(root) or not (cache is None or file.resolve().is_relative_to(cache.resolve())):
+        raise bad_picture(name, "lies outside the folder of the data", str(file) if cache is None else path, where)
+    return file, where
 
 
 def bad_picture(

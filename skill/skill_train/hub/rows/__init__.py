@@ -1,0 +1,1 @@
+"""The first rows of a dataset on the Hub."""

@@ -1,0 +1,162 @@
+"""Reads the first rows of a split on the Hub: of Parquet, of text files, of a folder of pictures."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from skill_train.core.errors import NotInstalled, UsageError
+from skill_train.hub import dataset_card, first_rows
+from skill_train.hub.dataset_card import Configuration
+from skill_train.hub.rows.remote import ByteBudget, RemoteFile, SplitFiles
+from skill_train.program.examples import Row
+from skill_train.program.parquet import as_written
+from skill_train.recipe.fields import Recipe
+
+SMALL_BYTES = 8_000_000  # text files up to this size together are read whole, so their rows are counted
+_START_BYTES = 512_000  # of a larger one
+_MOST_BYTES = 32_000_000  # for all that is read to look at one dataset
+_MOST_PICTURE_BYTES = 320_000_000  # the same, where rows hold pictures: datasets writes them in pieces of 100 rows
+PICTURE_ROWS_BYTES = 16_000_000  # of such rows
+PICTURE_ROWS = 16  # of pictures in files: each is a request
+FIRST_ROWS = 200
+_MOST_FOOTERS = 16
+_PAGE_BYTES = 262_144
+
+
+class ReadRows(NamedTuple):
+    """The rows that were read.
+
+    Attributes:
+        total: the rows of the split; `basis`: how their number was determined.
+        numbered: from the start of the split, each behind its line in its file.
+        whole: these are all rows.
+    """
+
+    total: int
+    basis: str
+    numbered: list[tuple[int, Row]]
+    whole: bool
+
+    @property
+    def rows(self) -> list[Row]:
+        return [row for _, row in self.numbered]
+
+    @property
+    def lines(self) -> list[int]:
+        return [line for line, _ in self.numbered]
+
+
+def first_of(recipe: Recipe, files: SplitFiles, configuration: Configuration) -> ReadRows:
+    """The rows at the start of a split.
+
+    Raises:
+        UsageError: they cannot be read, or are too large.
+        NotInstalled: they are in Parquet and pyarrow is missing.
+    """
+    budget = ByteBudget(_MOST_BYTES)
+    stated = configuration.rows.get(dataset_card.parts(recipe.split)[0])
+    if files.parquet:
+        total, basis, rows = _parquet_rows(recipe, files, stated, budget)
+        return ReadRows(total, basis, list(enumerate(rows, start=1)), len(rows) >= total)
+    if files.bytes <= SMALL_BYTES:
+        texts = ((name, budget.read(files, name)) for name in files.names)
+        numbered = [each for name, text in texts for each in first_rows.numbered(text, name, whole=True)]
+        return ReadRows(len(numbered), "counted", numbered, True)
+    name = files.names[0]
+    start = budget.read(files, name, 0, min(_START_BYTES, files.sizes[name]))
+    numbered = first_rows.numbered(start, name, whole=len(start) == files.sizes[name])
+    if stated is not None:
+        return ReadRows(stated, "as the dataset's card says", numbered, False)
+    estimate = round(len(numbered) * files.bytes / len(start))
+    basis = f"estimated from the first {len(start) / 1e6:.1f} of {files.bytes / 1e6:.0f} MB"
+    return ReadRows(estimate, basis, numbered, False)
+
+
+def of_image_folder(recipe: Recipe, files: SplitFiles, configuration: Configuration) -> list[Row]:
+    """The first rows of a folder of pictures, with their pictures.
+
+    Raises:
+        UsageError: a picture that a row of the first table names is not in the repository.
+    """
+    table, budget, shown = files.names[0], ByteBudget(_MOST_PICTURE_BYTES), list[Row]()
+    for number, row in enumerate(first_of(recipe, replace(files, names=[table]), configuration).rows, start=1):
+        where = f"row {number} of {table} in {files.dataset}"
+        for name in first_rows.picture_names(row, table, where):
+            if name not in files.sizes:
+                raise UsageError(
+                    f"{where}: {name} does not exist",
+                    code="bad_picture",
+                    expected=f"a file of the repository, beside {table} or below it",
+                    got=name[:200],
+                    hint="upload the picture, or leave the row out",
+                )
+        if len(shown) < PICTURE_ROWS and budget.read_bytes < PICTURE_ROWS_BYTES:
+            shown.append(first_rows.with_bytes(row, table, where, lambda name: budget.read(files, name)))
+    return shown
+
+
+def _parquet_rows(
+    recipe: Recipe, files: SplitFiles, stated: int | None, budget: ByteBudget
+) -> tuple[int, str, list[Row]]:
+    try:
+        import pyarrow
+        from pyarrow import parquet
+    except ImportError:
+        raise NotInstalled(
+            f"reading {recipe.data} needs pyarrow, because it is in Parquet format",
+            code="missing_package",
+            hint='pip install "skill-train[train]"',
+        ) from None
+
+    def opened(name: str) -> Any:
+        remote = pyarrow.PythonFile(RemoteFile(files, name, budget), mode="r")
+        # Pages as they are needed: with pyarrow's own choice, 200 rows cost all columns of 100,000.
+        file = parquet.ParquetFile(remote, pre_buffer=False, buffer_size=_PAGE_BYTES)
+        if any(_holds_bytes(field.type) for field in file.schema_arrow):
+            budget.most = _MOST_PICTURE_BYTES
+        return file
+
+    try:
+        return _of_footers(files, stated, opened)
+    except (pyarrow.ArrowException, ValueError, RecursionError) as error:  # invalid JSON inside the file
+        raise UsageError(
+            f"{recipe.data} has a Parquet file that cannot be read",
+            code="unreadable_dataset",
+            got=str(error).split("\n")[0][:200],
+            hint="try another data_revision",
+        ) from None
+
+
+def _of_footers(files: SplitFiles, stated: int | None, opened: Callable[[str], Any]) -> tuple[int, str, list[Row]]:
+    """`(rows, how their number was determined, first rows)`; `stated` is the number of rows in the card."""
+    first_file = opened(files.names[0])
+    batch = next(first_file.iter_batches(batch_size=_first_rows(first_file.metadata), use_threads=False), None)
+    first = list(as_written(batch.to_pylist(), batch.schema)) if batch is not None else []
+    if len(files.names) > _MOST_FOOTERS and stated is not None:
+        return stated, "as the dataset's card says", first
+    counted = [first_file, *(opened(name) for name in files.names[1:_MOST_FOOTERS])]
+    rows = sum(file.metadata.num_rows for file in counted)
+    if len(files.names) <= _MOST_FOOTERS:
+        return rows, "counted in the files' footers", first
+    estimate = round(rows * files.bytes / sum(files.sizes[name] for name in files.names[:_MOST_FOOTERS]))
+    return estimate, f"estimated from {_MOST_FOOTERS} of {len(files.names)} files", first
+
+
+def _first_rows(footer: Any) -> int:
+    """How many rows to look at: fewer where they are large."""
+    bytes_of_all = sum(footer.row_group(number).total_byte_size for number in range(footer.num_row_groups))
+    mean = int(bytes_of_all // max(1, footer.num_rows))
+    return max(1, min(FIRST_ROWS, PICTURE_ROWS_BYTES // max(1, mean)))
+
+
+def _holds_bytes(kind: Any) -> bool:
+    """Whether a column of Arrow holds files, as the Image feature of `datasets` does, or lists of them."""
+    import pyarrow
+
+    if pyarrow.types.is_list(kind) or pyarrow.types.is_large_list(kind):
+        return _holds_bytes(kind.value_type)
+    if pyarrow.types.is_struct(kind):
+        return any(_holds_bytes(field.type) for field in kind)
+    return bool(pyarrow.types.is_binary(kind) or pyarrow.types.is_large_binary(kind))

@@ -1,0 +1,108 @@
+"""Parts of the files of a dataset on the Hub, up to a limit of bytes."""
+
+from __future__ import annotations
+
+import io
+from dataclasses import dataclass
+
+from skill_train.core.errors import UsageError
+from skill_train.hub.client import REQUEST_SECONDS
+
+
+@dataclass(frozen=True)
+class SplitFiles:
+    """The files of one split, with their sizes in bytes.
+
+    Attributes:
+        commit: the commit of the dataset.
+        revision: the revision with the files: that commit, or the Hub's Parquet copy.
+    """
+
+    dataset: str
+    commit: str
+    revision: str
+    names: list[str]
+    sizes: dict[str, int]
+
+    @property
+    def bytes(self) -> int:
+        return sum(self.sizes[name] for name in self.names)
+
+    @property
+    def parquet(self) -> bool:
+        return self.names[0].endswith(".parquet")
+
+
+class ByteBudget:
+    """Reads parts of files until a limit of bytes is reached."""
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self.read_bytes = 0
+
+    def read(self, files: SplitFiles, name: str, start: int = 0, length: int | None = None) -> bytes:
+        """Bytes of a file.
+
+        Raises:
+            UsageError: the rows are so large that reading the first ones takes too many bytes.
+        """
+        wanted = files.sizes[name] - start if length is None else length
+        self.read_bytes += wanted
+        if self.read_bytes > self.most:
+            raise UsageError(
+                f"the first rows of {files.dataset} are too large to inspect",
+                code="unreadable_dataset",
+                expected=f"complete rows within the first {self.most // 10**6} MB",
+                hint="download the dataset and use the local file",
+            )
+        return _part(files, name, start, wanted) if wanted > 0 else b""
+
+
+def _part(files: SplitFiles, name: str, start: int, length: int) -> bytes:
+    """One range of a file. If a server sends the whole file instead, only the range is read."""
+    from huggingface_hub import get_session, hf_hub_url
+    from huggingface_hub.utils import build_hf_headers, hf_raise_for_status
+
+    url = hf_hub_url(files.dataset, name, repo_type="dataset", revision=files.revision)
+    headers = {**build_hf_headers(), "Range": f"bytes={start}-{start + length - 1}", "Accept-Encoding": "identity"}
+    with get_session().stream("GET", url, headers=headers, timeout=REQUEST_SECONDS) as response:
+        if response.is_error:
+            response.read()
+        hf_raise_for_status(response)
+        skip = start if response.status_code == 200 else 0
+        data = bytearray()
+        for piece in response.iter_bytes():
+            data += piece
+            if len(data) >= skip + length:
+                break
+    return bytes(data[skip : skip + length])
+
+
+class RemoteFile(io.RawIOBase):
+    """A Hub file in which pyarrow can seek; each read is one request."""
+
+    def __init__(self, files: SplitFiles, name: str, budget: ByteBudget) -> None:
+        super().__init__()
+        self._files, self._name, self._budget = files, name, budget
+        self._at = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._at
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._files.sizes[self._name]}[whence]
+        self._at = base + offset
+        return self._at
+
+    def read(self, size: int = -1) -> bytes:
+        rest = max(0, self._files.sizes[self._name] - self._at)
+        length = rest if size is None or size < 0 else min(size, rest)
+        data = self._budget.read(self._files, self._name, self._at, length)
+        self._at += len(data)
+        return data

@@ -1,0 +1,110 @@
+"""A file of rows on the Hub with pictures beside it: read as a file in a folder here, as training reads it."""
+
+from __future__ import annotations
+
+from skill_train.core.errors import from_exit_code
+from skill_train.hub import dataset_card, first_rows
+from skill_train.hub.dataset_card import Configuration
+from skill_train.hub.rows.read import FIRST_ROWS, PICTURE_ROWS, PICTURE_ROWS_BYTES, SMALL_BYTES, ReadRows, first_of
+from skill_train.hub.rows.remote import SplitFiles
+from skill_train.program.events import Refused
+from skill_train.program.examples import Row
+from skill_train.program.pictures.beside import HubFile, bring_files, brought_file, named_as
+from skill_train.program.pictures.decode import PictureSource, picture_path
+from skill_train.program.pictures.find import lift_pictures
+from skill_train.program.rows import iter_file, iter_slice
+from skill_train.recipe.fields import Recipe
+
+
+def chosen(recipe: Recipe, files: SplitFiles) -> HubFile | None:
+    """The file that the recipe names, or the only one of the split if pictures lie beside it by their names. None for
+    any other dataset, which `datasets` reads."""
+    [name, *others] = files.names
+    own = not others and files.revision == files.commit and name.endswith(dataset_card.ROW_FILES)
+    if recipe.data_file is None and not (own and dataset_card.has_pictures_beside(name, files.sizes)):
+        return None
+    return HubFile(files.dataset, files.commit, name)
+
+
+def is_image_folder(files: SplitFiles, read: ReadRows) -> bool:
+    """Whether the rows are those of a table that `datasets` reads as an imagefolder."""
+    tables = first_rows.is_picture_table(files.names)
+    return tables and bool(read.numbered) and first_rows.names_pictures(read.numbered[0][1])
+
+
+def read_file(recipe: Recipe, file: HubFile, files: SplitFiles, configuration: Configuration) -> ReadRows:
+    """The rows at the start of a file of rows, and of its slice where that is known. A small file is read whole.
+
+    Raises:
+        UsageError: a row cannot be read, or a file has no such slice.
+    """
+    try:
+        read = first_of(recipe, files, configuration) if files.parquet or files.bytes > SMALL_BYTES else _all_of(file)
+        sliced = list(iter_slice(iter(read.numbered), recipe.split))  # refuses a slice that no file has
+    except Refused as refusal:
+        raise from_exit_code(refusal.exit_code, refusal.error) from None
+    if read.whole:
+        return read._replace(total=len(sliced), numbered=sliced)
+    total = _rows_of_slice(recipe.split, read.total)
+    if "%" in recipe.split or not sliced:
+        return read._replace(total=total)
+    return read._replace(total=total, numbered=sliced, whole=len(sliced) >= total)
+
+
+def _all_of(file: HubFile) -> ReadRows:
+    path = brought_file(file)
+    with named_as(path, str(file)):
+        numbered = list(iter_file(path))
+    return ReadRows(len(numbered), "counted", numbered, True)
+
+
+def _rows_of_slice(split: str, rows: int) -> int:
+    """The rows of a slice of a file, whose percentages are rounded down."""
+    _, start, end = dataset_card.parts(split)
+    first, last = (rows * int(b[:-1]) // 100 if b.endswith("%") else int(b or "0") for b in (start, end or f"{rows}"))
+    return max(0, min(last, rows) - first)
+
+
+def shown(read: ReadRows, columns: dict[str, str], files: SplitFiles, file: HubFile | None) -> list[tuple[int, Row]]:
+    """The rows in which text and pictures are measured: the first ones, and the first ones with pictures. Pictures
+    beside a file of rows are requests, so only a few of those rows are taken.
+
+    Args:
+        columns: of the format, with that of the pictures.
+    """
+    taken, pictures, size = list[tuple[int, Row]](), 0, 0
+    for number, (line, row) in enumerate(read.numbered):
+        names = [] if file is None else names_of(row, columns, file)
+        size_of_row = sum(files.sizes.get(name, 0) for name in names)
+        within = pictures < PICTURE_ROWS and (not pictures or size + size_of_row <= PICTURE_ROWS_BYTES)
+        has_some = bool(pictures_of(row, columns))
+        if within if names else number < FIRST_ROWS or (has_some and within):
+            taken.append((line, row))
+            pictures, size = pictures + has_some, size + size_of_row
+    return taken
+
+
+def bring_pictures(numbered: list[tuple[int, Row]], columns: dict[str, str], file: HubFile) -> None:
+    """Brings the pictures of these rows to the cache.
+
+    Raises:
+        UsageError, AccessError, Temporary: the Hub does not give them.
+    """
+    try:
+        bring_files(file, [name for _, row in numbered for name in names_of(row, columns, file)])
+    except Refused as refusal:
+        raise from_exit_code(refusal.exit_code, refusal.error) from None
+
+
+def pictures_of(row: Row, columns: dict[str, str]) -> list[PictureSource]:
+    """The pictures of a row; none of a row that the format refuses."""
+    try:
+        return lift_pictures(row, columns)[1]
+    except Refused:
+        return []
+
+
+def names_of(row: Row, columns: dict[str, str], file: HubFile) -> list[str]:
+    """The files of the repository that the pictures of a row are."""
+    paths = map(picture_path, pictures_of(row, columns))
+    return [file.beside(path) for path in paths if path is not None]

@@ -1,0 +1,245 @@
+"""Where the pictures of rows lie: beside a table of an imagefolder, or beside a file of rows, here or on the Hub.
+
+A file of rows on the Hub is read as the same file in a folder here: it and the pictures that its rows name are
+brought to the cache of huggingface_hub, at one commit. The paths in its rows begin in its folder.
+"""
+
+from __future__ import annotations
+
+import posixpath
+import re
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from functools import lru_cache
+from itertools import islice
+from pathlib import Path, PurePosixPath
+from typing import Any, NamedTuple, TypeVar
+
+from skill_train.program.events import EXIT_NO_ACCESS, EXIT_TEMPORARY, Refused
+from skill_train.program.examples import Row
+from skill_train.program.parquet import SPLITS, STATE
+
+HUB_FOLDER = "datasets--"  # how huggingface_hub begins the name of a dataset's folder in its cache
+ROWS_AHEAD, FILES_AT_ONCE = 64, 8  # rows whose pictures are brought together, and requests at the same time
+NAME_CHARACTERS = 1024  # a longer text in a row names no file
+# The table beside the pictures of a folder, as the `imagefolder` of `datasets` has it: its column `file_name`, or
+# another that ends so, names a file beside the table.
+TABLES = ("metadata.jsonl", "metadata.csv", "metadata.parquet")
+FILE_NAME = re.compile(r"(?:\w+_)?file_names?")
+COMMIT = re.compile(r"[0-9a-f]{40}")
+
+
+class HubFile(NamedTuple):
+    """A file of rows in a dataset on the Hub.
+
+    Attributes:
+        commit: of the dataset.
+        name: the path of the file in the repository.
+    """
+
+    dataset: str
+    commit: str
+    name: str
+
+    def __str__(self) -> str:
+        return rows_named(self.dataset, self.name)
+
+    @property
+    def root(self) -> Path:
+        """The files of this commit in the cache of huggingface_hub."""
+        from huggingface_hub.constants import HF_HUB_CACHE
+
+        return Path(HF_HUB_CACHE) / f"{HUB_FOLDER}{self.dataset.replace('/', '--')}" / "snapshots" / self.commit
+
+    @property
+    def folder(self) -> Path:
+        """Where the paths of its pictures begin."""
+        return (self.root / self.name).parent
+
+    def beside(self, text: str) -> str:
+        """The name in the repository of what a text in a row names, if it names a file."""
+        return posixpath.normpath(posixpath.join(posixpath.dirname(self.name), text))
+
+
+def hub_file(dataset: str, commit: str | None, name: str) -> HubFile:
+    """The file of rows that a recipe names.
+
+    Raises:
+        Refused: no commit says which one, or it lies outside the repository.
+    """
+    if commit is None or not COMMIT.fullmatch(commit) or not is_inside(name):
+        raise Refused(
+            f"{name[:200]} is no file of a commit of {dataset}",
+            code="bad_plan",
+            expected="a path in the repository, and the commit as data_revision",
+            got=f"data_file {name[:200]}, data_revision {commit}",
+            hint="make the plan again: skill-train plan finds the commit",
+        )
+    return HubFile(dataset, commit, name)
+
+
+def is_inside(name: str) -> bool:
+    """Whether a name is that of a file in a repository, written in the usual way."""
+    return name == posixpath.normpath(name) and not name.startswith(("/", "..")) and "\\" not in name and name != "."
+
+
+def rows_named(data: str, file: str | None) -> str:
+    """The rows in words: `rows.jsonl`, or `train.jsonl in owner/name`."""
+    return data if file is None else f"{file} in {data}"
+
+
+def picture_folder(data: str, file: str | None = None, commit: str | None = None) -> Path:
+    """The folder where the paths of pictures begin, and which they may not leave: for a link to a file that of the file
+    itself, which a plan names. Of a file of rows on the Hub it is that of the file, and of other data on the Hub where
+    huggingface_hub puts the files of the dataset.
+
+    Args:
+        file, commit: `data_file` and `data_revision` of the recipe.
+    """
+    path = Path(data)
+    if path.exists():
+        return path if path.is_dir() else path.resolve().parent
+    if file is not None:
+        return hub_file(data, commit, file).folder
+    from huggingface_hub.constants import HF_HUB_CACHE
+
+    return Path(HF_HUB_CACHE) / f"{HUB_FOLDER}{data.replace('/', '--')}"
+
+
+def hub_cache_of(folder: Path) -> Path | None:
+    """The folder of the whole dataset in the cache of huggingface_hub, for that of a file of rows. There the files are
+    links to others in `blobs`. None for a folder of the user."""
+    snapshots = (each for each in folder.parents if each.name == "snapshots")
+    return next((each.parent for each in snapshots if each.parent.name.startswith(HUB_FOLDER)), None)
+
+
+# --- A file of rows on the Hub ---
+
+Numbered = TypeVar("Numbered", bound="tuple[Any, ...]")  # a row behind its line
+
+
+def with_files(rows: Iterator[Numbered], file: HubFile) -> Iterator[Numbered]:
+    """The rows, once the files of the repository that they name lie in the cache. Only a few rows are held at once."""
+    while ahead := list(islice(rows, ROWS_AHEAD)):
+        texts = {text for each in ahead for text in texts_in(each[1]) if 0 < len(text) < NAME_CHARACTERS}
+        bring_files(file, {name for text in texts if (name := file.beside(text)) in files_at(file)})
+        yield from ahead
+
+
+def texts_in(value: Any) -> Iterator[str]:
+    """All texts in a value of a row."""
+    if isinstance(value, str):
+        yield value
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    for each in inner:
+        yield from texts_in(each)
+
+
+@lru_cache(maxsize=1)
+def files_at(file: HubFile) -> frozenset[str]:
+    """The names of all files in the repository."""
+    from huggingface_hub import HfApi
+
+    with explained_hub(file):
+        listed = HfApi().list_repo_files(file.dataset, repo_type="dataset", revision=file.commit)
+        return frozenset(map(str, listed))
+
+
+def bring_files(file: HubFile, names: Iterable[str]) -> None:
+    """Brings files of the repository to the cache. Those that lie there cost no request."""
+    from huggingface_hub import hf_hub_download
+
+    def bring(name: str) -> None:
+        hf_hub_download(file.dataset, name, repo_type="dataset", revision=file.commit)
+
+    missing = [name for name in names if not (file.root / name).is_file()]
+    with explained_hub(file), ThreadPoolExecutor(FILES_AT_ONCE) as pool:
+        for _ in pool.map(bring, missing):
+            pass
+
+
+def brought_file(file: HubFile) -> Path:
+    """The file of rows in the cache."""
+    bring_files(file, [file.name])
+    return file.root / file.name
+
+
+@contextmanager
+def explained_hub(file: HubFile) -> Iterator[None]:
+    """Turns what huggingface_hub raises into a `Refused`."""
+    from huggingface_hub import errors
+
+    gone = (errors.RepositoryNotFoundError, errors.RevisionNotFoundError, errors.EntryNotFoundError)
+    try:
+        yield
+    except Exception as error:
+        status = getattr(getattr(error, "response", None), "status_code", None)
+        away = isinstance(error, (errors.LocalEntryNotFoundError, ConnectionError))
+        if isinstance(error, errors.GatedRepoError) or status in (401, 403):
+            raise hub_refusal(file, "may not be read with this token", error, "no_access", EXIT_NO_ACCESS) from None
+        if isinstance(error, gone) and not away:
+            raise hub_refusal(file, "is not on the Hub any more", error, "input_changed") from None
+        if away or isinstance(error, errors.HfHubHTTPError) or type(error).__module__.startswith("httpx"):
+            raise hub_refusal(file, "cannot be read from the Hub", error, "hub_unreachable", EXIT_TEMPORARY) from None
+        raise
+
+
+def hub_refusal(file: HubFile, fault: str, error: Exception, code: str, exit_code: int = 2) -> Refused:
+    hints = {"no_access": "ask for access on the page of the dataset, and sign in", "input_changed": "plan again"}
+    return Refused(
+        f"{file} at commit {file.commit[:12]} {fault}",
+        code=code,
+        exit_code=exit_code,
+        expected="the commit of the plan, with all its files",
+        got=" ".join(str(error).split())[:300],
+        hint=hints.get(code, "try again when the Hub can be reached"),
+    )
+
+
+@contextmanager
+def named_as(path: Path, name: str) -> Iterator[None]:
+    """Refusals name a file in the cache as the user does."""
+    try:
+        yield
+    except Refused as refusal:
+        rename(refusal, path, name)
+        raise
+
+
+def rename(refusal: Refused, path: Path, name: str) -> None:
+    words = refusal.error
+    for key in ("message", "expected", "got", "hint"):
+        words[key] = words[key].replace(str(path), name)
+    refusal.args = (words["message"],)
+
+
+# --- A folder of pictures with a table ---
+
+
+def picture_table(folder: Path, split: str) -> Path | None:
+    """The table of a folder of pictures: in the folder, where the split is train, or in that of the split. None for
+    another folder."""
+    name = split.split("[")[0]
+    if (folder / STATE).is_file() or (folder / SPLITS).is_file():
+        return None
+    places = ([folder] if name == "train" else []) + ([folder / name] if is_name_of_folder(name) else [])
+    return next((place / table for place in places for table in TABLES if (place / table).is_file()), None)
+
+
+def is_name_of_folder(name: Any) -> bool:
+    return isinstance(name, str) and name not in ("", ".", "..") and not re.search(r"[/\\:\0]", name)
+
+
+def in_folder(row: Row, folder: Path, table: Path) -> Row:
+    """A row of the table with its names of files as seen from the folder."""
+    below = PurePosixPath(table.parent.relative_to(folder).as_posix())
+    if str(below) == ".":
+        return row
+    return {name: below_it(value, str(below)) if FILE_NAME.fullmatch(name) else value for name, value in row.items()}
+
+
+def below_it(value: Any, folder: str) -> Any:
+    if isinstance(value, list):
+        return [below_it(each, folder) for each in value]
+    return f"{folder}/{value}" if isinstance(value, str) and value else value
