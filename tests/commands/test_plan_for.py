@@ -8,8 +8,13 @@ from typing import Any
 
 import pytest
 
+import tiny
+import training
 from models import recorded
 from skill_train.cli import main
+from skill_train.commands._for_device import DeviceOptions, asked_of
+from skill_train.core.errors import UsageError
+from skill_train.model.folder import read_model
 
 ROW = {"messages": [{"role": "user", "content": "What is late?"}, {"role": "assistant", "content": "The ticket."}]}
 
@@ -111,6 +116,9 @@ def test_a_longer_context_needs_more(capsys: pytest.CaptureFixture[str], here: P
     ("options", "code", "says"),
     [
         (("--for", "iPhone 99"), "bad_usage", "no device 'iPhone 99' is in the table"),
+        (("--for", ""), "bad_usage", "no device '' is in the table"),
+        (("--for", "", "--min-speed", "20"), "bad_usage", "no device '' is in the table"),
+        (("--for", "here", "--bandwidth", ""), "bad_usage", "--for here knows its memory and bandwidth"),
         (("--min-speed", "20"), "bad_usage", "--min-speed needs a device"),
         (("--max-size", "1GB"), "bad_usage", "--max-size needs a device"),
         (("--context", "512"), "bad_usage", "--context needs a device"),
@@ -124,6 +132,13 @@ def test_refused(
     _model(here / "model", "smollm2-135m")
     exit_code, answer = _answer(capsys, *options)
     assert (exit_code, answer["error"]["code"]) == (2, code) and says in answer["error"]["message"]
+
+
+def test_a_limit_of_zero_is_a_limit() -> None:
+    """The option refuses 0; whoever calls the function with it is not told that it holds."""
+    model = read_model(tiny.cached("gemma"))
+    with pytest.raises(UsageError, match="--max-kl needs a device"):
+        asked_of(DeviceOptions(), model, training.MACHINE, max_kl=0.0)
 
 
 def test_a_person_sees_the_file_to_ship(capsys: pytest.CaptureFixture[str], here: Path) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,19 +14,36 @@ from skill_train.commands._for_device import DeviceAnswer, draw_answer
 from skill_train.commands._projector import server
 from skill_train.commands._shell import quoted
 from skill_train.core.console import Result
-from skill_train.core.errors import DecisionNeeded
+from skill_train.core.errors import DecisionNeeded, SkillTrainError
 from skill_train.run.folder import RunDir
 
 
 @dataclass(frozen=True)
 class ExportedFiles:
-    """What an export made: `out` holds the files of `model`, which are called `name`."""
+    """What an export made: `out` holds the files of `model`.
+
+    Attributes:
+        types: that were asked for.
+        named: the file that the Modelfile names, and `chat` and `serve` of a run take; and why.
+    """
 
     model: Path
     out: Path
-    name: str
+    types: list[str]
     outputs: list[ListedFile]
     projector: ListedFile | None
+    named: str
+    because: str
+
+    @property
+    def newest(self) -> str | None:
+        """The last type that was asked for, where the Modelfile names none of those; None where it does."""
+        asked = {file["quant"]: Path(file["path"]).name for file in self.outputs if file["quant"] in self.types}
+        return (
+            None
+            if self.named in asked.values()
+            else next((kind for kind in reversed(self.types) if kind in asked), None)
+        )
 
 
 def result_of(
@@ -45,6 +63,7 @@ def result_of(
     def draw(rich: Any) -> None:
         files_table(files)(rich)
         draw_line(rich, f"for Ollama: {data['ollama']}")
+        draw_line(rich, f"Modelfile, chat and serve use {done.named}: {done.because}")
         if answer is not None:
             draw_answer(rich, answer)
 
@@ -53,10 +72,30 @@ def result_of(
 
 
 def _next(done: ExportedFiles, last: str) -> list[str]:
-    """The proof, the server for a pair, and a conversation."""
+    """The proof, the server for a pair, a conversation, and how the Modelfile gets a type that it does not name."""
     run = done.out.parent
     named = " ".join(f"--gguf {quoted(output['path'])}" for output in done.outputs)
     is_run = RunDir.is_one(run)
     target = quoted(run) if is_run else f"--reference {quoted(done.model)} {named}"
     pair = [server(last, done.projector)] if done.projector else []
-    return [f"skill-train verify {target}", *pair, f"skill-train chat {quoted(run if is_run else last)}"]
+    chat = f"skill-train chat {quoted(run if is_run else last)}"
+    if not (is_run and done.newest):
+        return [f"skill-train verify {target}", *pair, chat]
+    chosen = f"skill-train export-gguf {quoted(run)} --quant {quoted(done.newest)} --modelfile {quoted(done.newest)}"
+    others = [] if _is_mix(done.newest) else [chosen]
+    return [f"skill-train verify {target}", *pair, f"{chat} --file {quoted(done.newest)}", *others]
+
+
+def _is_mix(quant: str) -> bool:
+    """`--quant` has no word for it."""
+    return quant.startswith(("auto-", "mix-"))
+
+
+@contextlib.contextmanager
+def hints_with(run: RunDir) -> Iterator[None]:
+    """Puts the run into hints. The steps do not know how the user named it, and write RUN."""
+    try:
+        yield
+    except SkillTrainError as error:
+        error.hint = error.hint.replace("export-gguf RUN", f"export-gguf {quoted(run.path)}")
+        raise

@@ -91,9 +91,9 @@ def asked_of(
     Raises:
         UsageError: no such device, a value that is no size, or a limit without a device.
     """
-    described = {name: getattr(options, name) for name in _DESCRIBED}
-    limits = {name: getattr(options, name, None) for name in _ASKED} | ({"max_kl": max_kl} if max_kl else {})
-    if not any(described.values()):
+    described = [getattr(options, name) for name in _DESCRIBED]
+    limits = {name: getattr(options, name, None) for name in _ASKED} | {"max_kl": max_kl}
+    if all(value is None for value in described):
         alone = next((option for name, option in _ASKED.items() if limits[name] is not None), None)
         if alone is not None:
             expected = "--for with the name of a device, or --memory"
@@ -116,7 +116,7 @@ def candidates_of(quant: str) -> list[str]:
     names = [name.strip().lower().replace("-", "_") for name in quant.split(",")]
     if unknown := [name for name in names if name not in BITS]:
         raise UsageError(
-            f"{unknown[0]!r} is not a type of GGUF files{nearest(unknown[0], BITS)}",
+            f"{unknown[0][:60]!r} is not a type of GGUF files{nearest(unknown[0][:60], BITS)}",
             code="bad_usage",
             expected=", ".join(sorted(BITS)),
             got=unknown[0],
@@ -147,7 +147,7 @@ def estimated(asked: DeviceQuestion, model: ModelFacts, quant: str) -> DeviceFil
 def _target(options: DeviceOptions, here: MachineFacts) -> TargetDevice:
     if options.for_device != HERE:
         return find_target(options.for_device, options.memory, options.bandwidth)
-    if options.memory or options.bandwidth:
+    if options.memory is not None or options.bandwidth is not None:
         raise UsageError(
             "--for here knows its memory and bandwidth", code="bad_usage", hint="leave out --for or the rest"
         )

@@ -54,6 +54,6 @@ def file_of(wanted: WantedModelfile, outputs: list[ListedFile], unquantized: str
         return name, "asked for with --modelfile"
     earlier = wanted.out / (model_of(wanted.out / "Modelfile") or "")
     if earlier.is_file() and earlier.parent == wanted.out:
-        return earlier.name, "the Modelfile of an earlier export names it; --modelfile TYPE names another"
+        return earlier.name, "an earlier export chose it; --modelfile TYPE names another"
     last = next((names[quant] for quant in reversed(wanted.types) if quant in names), "")
     return (last, "the last of the types that were asked for") if last else (unquantized, "the only file")

@@ -13,7 +13,7 @@ import msgspec
 
 from skill_train.commands._adapter_export import export_adapter
 from skill_train.commands._base_model import base_of
-from skill_train.commands._export_answer import ExportedFiles, result_of
+from skill_train.commands._export_answer import ExportedFiles, hints_with, result_of
 from skill_train.commands._exported_files import listed
 from skill_train.commands._for_device import CANDIDATES, DeviceQuestion
 from skill_train.commands._frame import command
@@ -115,10 +115,11 @@ def run(options: ExportOptions, console: Console) -> Result:
         return _export_folder(options, options.run, console, tools)
     require_only_run("export-gguf", {"--out": options.out})
     opened = open_run(options.run)
-    if not options.lora:
-        return export_run(console, opened, options, tools)
-    with locked(opened, "export-gguf"):
-        return export_adapter(console, opened, tools)
+    with hints_with(opened):
+        if not options.lora:
+            return export_run(console, opened, options, tools)
+        with locked(opened, "export-gguf"):
+            return export_adapter(console, opened, tools)
 
 
 def _fetch_converter(options: ExportOptions, console: Console) -> Result:
@@ -280,19 +281,18 @@ def _export(console: Console, task: _Export, tools: Any, ready: Any = None) -> R
         console.warn("modelfile_changed", f"{modelfile}: FROM was changed from {before} to {now}")
     second = [from_line(projector)] if projector else []
     reasons = [{"rule": f"FROM {now}", "because": because, "source": "--quant"}, *second, *reasons]
-    fallbacks = {str(task.records / name): file.get("fallbacks", []) for name, file in recorded_files.items()}
+    by_name = {Path(name).name: file for name, file in recorded_files.items()}
     data = {
         "files": outputs,
         "modelfile": str(modelfile),
         "ollama": f"ollama create {quoted(task.name)} -f {quoted(modelfile)}",
         "modelfile_reasons": reasons,
-        "fallbacks": {path: len(tensors) for path, tensors in fallbacks.items() if tensors},
+        "fallbacks": {name: len(tensors) for name, file in by_name.items() if (tensors := file.get("fallbacks"))},
         "reasons": msgspec.to_builtins(converted.record.reasons or []),
         "reused": all(step.reused for step in (converted, quantized, projected) if step is not None),
+        **({"imatrix": matrices} if (matrices := matrix_answers(by_name)) else {}),
     }
-    if matrices := matrix_answers({str(task.records / name): file for name, file in recorded_files.items()}):
-        data["imatrix"] = matrices
-    done = ExportedFiles(task.model, task.out, task.name, outputs, projector)
+    done = ExportedFiles(task.model, task.out, task.types, outputs, projector, chosen, because)
     return result_of(done, data, answer, nothing_fits)
 
 

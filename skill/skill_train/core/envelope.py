@@ -54,9 +54,9 @@ def _smaller(document: Envelope) -> Iterator[Envelope]:
     """Ever smaller copies of the document."""
     document = document.copy()
     for part in _SHORTENED:
-        for limit in (50, 20, 8, 3) if part in document else ():
-            document[part] = _shorten(document[part], limit, whole=() if part == "data" else _WHOLE)
-            document["shortened"] = f"lists to {limit} items, strings to {limit * 20} characters"
+        for items, characters in _LIMITS if part in document else ():
+            document[part] = _shorten(document[part], items, characters, whole=() if part == "data" else _WHOLE)
+            document["shortened"] = f"lists to {items} items, strings to {characters} characters"
             yield document
     document["data"], document["shortened"] = {}, "data left out: too large"
     yield document
@@ -72,6 +72,8 @@ def _smaller(document: Envelope) -> Iterator[Envelope]:
 
 _SHORTENED: tuple[Literal["data", "warnings", "error"], ...] = ("data", "warnings", "error")  # in this order
 _WHOLE = ("code", "hint")  # of an error or a warning
+# Of lists and of strings. Long paths make many an answer long: they give way before the rows that they stand in.
+_LIMITS = ((50, 1000), (20, 400), (8, 160), (8, 60), (3, 60))
 
 
 def _dumps(document: Envelope, separators: tuple[str, str] | None = None) -> str:
@@ -80,14 +82,14 @@ def _dumps(document: Envelope, separators: tuple[str, str] | None = None) -> str
     return clean(json.dumps(cleaned(document, masked), ensure_ascii=not plain, separators=separators))
 
 
-def _shorten(value: Any, limit: int, whole: tuple[str, ...] = ()) -> Any:
+def _shorten(value: Any, most: int, characters: int, whole: tuple[str, ...] = ()) -> Any:
     if isinstance(value, dict):
-        items = list(value.items())[: max(limit, 30)]
-        return {key: item if key in whole else _shorten(item, limit, whole) for key, item in items}
+        items = list(value.items())[: max(most, 30)]
+        return {key: item if key in whole else _shorten(item, most, characters, whole) for key, item in items}
     if isinstance(value, list):
-        return [_shorten(item, limit, whole) for item in value[:limit]]
-    if isinstance(value, str) and len(value) > limit * 20:
-        return value[: limit * 20] + "…"
+        return [_shorten(item, most, characters, whole) for item in value[:most]]
+    if isinstance(value, str) and len(value) > characters:
+        return value[:characters] + "…"
     return value
 
 

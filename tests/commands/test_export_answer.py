@@ -1,0 +1,61 @@
+"""What an export says of its files: which one the Modelfile, `chat` and `serve` take, and how another is chosen."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from skill_train.commands._export_answer import ExportedFiles, hints_with, result_of
+from skill_train.core.errors import UsageError
+from skill_train.run.folder import RunDir
+
+
+def _exported(run: Path, types: list[str], named: str) -> ExportedFiles:
+    outputs: list[Any] = [
+        {"path": str(run / "gguf" / f"run-{quant}.gguf"), "bytes": 1, "sha256": "a", "quant": quant}
+        for quant in ("f16", "q8_0", "q4_k_m", "auto-4bpw")
+    ]
+    return ExportedFiles(run / "merged", run / "gguf", types, outputs, None, f"run-{named}.gguf", "it was chosen")
+
+
+@pytest.mark.parametrize(
+    ("types", "named", "following"),
+    [
+        (["q8_0", "q4_k_m"], "q4_k_m", ["skill-train chat {run}"]),
+        (["q8_0", "q4_k_m"], "q8_0", ["skill-train chat {run}"]),
+        (
+            ["q4_k_m"], "q8_0",
+            ["skill-train chat {run} --file q4_k_m", "skill-train export-gguf {run} --quant q4_k_m --modelfile q4_k_m"],
+        ),
+        (["auto-4bpw"], "q8_0", ["skill-train chat {run} --file auto-4bpw"]),
+    ],
+)  # fmt: skip
+def test_what_comes_next_is_about_the_files_that_were_asked_for(
+    tmp_path: Path, types: list[str], named: str, following: list[str]
+) -> None:
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "plan.json").write_text("{}")
+    result = result_of(_exported(run, types, named), {"ollama": "ollama create"}, None, None)
+    assert result.next[1:] == [line.format(run=run) for line in following]
+
+
+def test_a_person_reads_which_file_is_used(tmp_path: Path) -> None:
+    from rich.console import Console
+
+    shown = Console(file=io.StringIO(), width=200)
+    done = _exported(tmp_path / "run", ["q4_k_m"], "q8_0")
+    result_of(done, {"ollama": "ollama create"}, None, None).human(shown)
+    assert "Modelfile, chat and serve use run-q8_0.gguf: it was chosen" in shown.file.getvalue()  # type: ignore[attr-defined]
+
+
+def test_a_hint_names_the_run_that_was_typed() -> None:
+    with pytest.raises(UsageError) as caught, hints_with(RunDir(Path("runs/my run"))):
+        raise UsageError("no", code="bad_usage", hint="skill-train export-gguf RUN --quant auto --bits 4.5")
+    assert caught.value.hint == "skill-train export-gguf 'runs/my run' --quant auto --bits 4.5"
+    with contextlib.suppress(ValueError), hints_with(RunDir(Path("run"))):
+        raise ValueError("of another kind")
