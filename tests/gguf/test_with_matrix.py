@@ -133,6 +133,20 @@ def test_a_matrix_that_misleads_is_measured_and_left_out(root: Path, tmp_path: P
     assert [each["sha256"] for each in without.outputs.values()] == [entry["sha256"]]
 
 
+@pytest.mark.parametrize("size", [1e35, 1e-38])
+def test_a_matrix_of_any_size_makes_as_near_a_file(root: Path, tmp_path: Path, size: float) -> None:
+    """With such numbers the quantizer rounded all weights to nearly 0: 1.7 nats in the place of 0.07."""
+    from skill_train.llama.importance.file import Entry, ImportanceMatrix, read_matrix, write_matrix
+
+    run = copied(root, tmp_path / "run")
+    read = read_matrix(root / "imatrix.gguf")
+    sized = {name: Entry(entry.sums * np.float32(size), entry.counts) for name, entry in read.entries.items()}
+    write_matrix(run / "imatrix.gguf", ImportanceMatrix(sized, ["of another size"], 1, 512))
+    [entry] = quantized(run, ["q4_k_m"], matrix_in(run)).outputs.values()
+    choice = entry["choice"]
+    assert choice["with_matrix"]["mean_kl"] < 1.5 * choice["without_matrix"]["mean_kl"]
+
+
 def test_a_matrix_by_name_is_used_wherever_a_type_takes_one_and_another_is_refused(root: Path, tmp_path: Path) -> None:
     run = copied(root, tmp_path / "run")
     by_name = matrix_in(root, compared=False)

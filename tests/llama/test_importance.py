@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import struct
 import subprocess
 import sys
@@ -173,6 +174,17 @@ def test_means_are_sums_over_counts_and_an_unused_expert_counts_every_column_ali
     assert entry.means().tolist() == [4.0, 2.0, 1.0, 1.0]
 
 
+@pytest.mark.parametrize("size", [3e38, 1e30, 1e13, 1e-13, 1e-30, 1e-44])
+def test_means_that_no_sum_of_float32_holds_are_scaled(size: float) -> None:
+    """Their proportions stay. Usual ones are left alone."""
+    sums = np.float32(size) * np.array([[1.0, 0.5, 1.0, 0.25] * 64], dtype=np.float32)
+    means = Entry(sums, np.array([1.0], dtype=np.float32)).means()
+    assert 0.25 < means.mean() < 2 and np.isfinite(means).all()
+    assert np.allclose(means / means[0], sums[0].astype(np.float64) / float(sums[0, 0]), rtol=1e-6)
+    usual = Entry(np.array([[1e11, 1e-11]], dtype=np.float32), np.array([1.0], dtype=np.float32)).means()
+    assert usual[0] == np.float32(1e11)
+
+
 def test_an_error_inside_the_callback_ends_the_command(llama: Path) -> None:
     """llama.cpp calls Python, which cannot raise through C. A width that is not the model's makes the sum fail."""
     code = (
@@ -247,6 +259,23 @@ def test_what_a_matrix_says_nothing_about_is_named(matrix: Path, llama: Path, tm
     file = changed(matrix, tmp_path / "m.gguf", lambda entries: entries.__delitem__(Q))
     assert require_fit(file, read_matrix(file), read_gguf(llama)) == [Q]
     assert require_fit(matrix, read_matrix(matrix), read_gguf(llama)) == []
+
+
+def test_a_damaged_header_is_refused_in_a_short_sentence(matrix: Path, llama: Path, tmp_path: Path) -> None:
+    """Bytes and lengths that were changed at random: a wrong length makes a name of thousands of letters."""
+    draw, data, file = random.Random(0), matrix.read_bytes(), tmp_path / "damaged.gguf"
+    header = min(tensor.offset for tensor in read_gguf(matrix).tensors.values())
+    lengths = [struct.pack("<Q", number) for number in (0, 1, 20_000, 1 << 31, 1 << 63, (1 << 64) - 1)]
+    refused = 0
+    for _ in range(400):
+        new, at = draw.choice([*lengths, bytes([draw.randrange(256)])]), draw.randrange(header - 8)
+        file.write_bytes(data[:at] + new + data[at + len(new) :])
+        try:
+            require_fit(file, read_matrix(file), read_gguf(llama))
+        except UsageError as error:
+            refused += 1
+            assert (error.code, len(error.message) < 700) == ("cannot_quantize", True), error.message[:1000]
+    assert refused > 300
 
 
 @pytest.mark.parametrize("kept", [0, 3, 40, 0.5, 0.99])

@@ -107,6 +107,9 @@ def _are_numbers(value: Value | None) -> TypeGuard[list[float]]:
     return isinstance(value, list) and isinstance(next(iter(value), 0), (int, float))
 
 
+_SHOWN = 300  # characters of the fault: a name in a damaged file may have any length
+
+
 class _Broken(Exception):
     """Internal: the fault in the bytes."""
 
@@ -138,7 +141,9 @@ def read_gguf(path: Path) -> GgufFile:
         ) from None
     except _Broken as error:
         raise VerificationFailed(
-            f"{path.name} is damaged: {error}", code="bad_gguf", hint="make it again: skill-train export-gguf RUN"
+            f"{path.name} is damaged: {str(error)[:_SHOWN]}",
+            code="bad_gguf",
+            hint="make it again: skill-train export-gguf RUN",
         ) from None
 
 

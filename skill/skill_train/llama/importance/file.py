@@ -23,7 +23,9 @@ if TYPE_CHECKING:
 _SUMS, _COUNTS, _MEANS = ".in_sum2", ".counts", ".in_sum"  # newer llama.cpp writes the third, which nothing here needs
 _MODEL_KEY, _DATA_KEY = "skill_train.imatrix.model_sha256", "skill_train.imatrix.data_sha256"
 _UINT32, _STRING, _ARRAY, _F32, _ALIGNMENT = 4, 8, 9, 0, 32
+_SHOWN = 300  # characters of a reason: a name in the file may have any length
 _LEAST = 1e-6  # of the mean: a column without any input would get no weight at all, and blocks of such columns NaN
+_USUAL = 1e12  # means of this size, or of 1 / this, round as means of 1 do
 # What the quantizer never touches (tensor_allows_quantization in src/llama-quant.cpp), among the matrices of layers.
 _NEVER_QUANTIZED = (
     "_norm.weight", "ffn_gate_inp.weight", "ssm_conv1d", "shortconv.conv.weight", "attn_rel_b.weight", "altup",
@@ -48,11 +50,19 @@ class Entry:
 
     def means(self) -> np.ndarray:
         """The means of the squares, float32 [matrices x columns], as the quantizer takes them. An expert without any
-        input counts every column alike, as in llama.cpp's load_imatrix (tools/quantize/quantize.cpp)."""
+        input counts every column alike, as in llama.cpp's load_imatrix (tools/quantize/quantize.cpp).
+
+        Only their proportions matter. Means that are so large or so small that the quantizer's sums leave the range of
+        float32 are scaled by a power of two: with means of 3e38 or 1e-44 it rounds all weights of a block to nearly 0.
+        """
         import numpy as np
 
         counts = np.broadcast_to(self.counts[:, None], (len(self.sums), 1))
-        means = np.where(counts > 0, self.sums / np.maximum(counts, 1), 1.0)
+        seen = (counts > 0) & self.sums.any(axis=1, keepdims=True)
+        means = np.where(seen, self.sums / np.maximum(counts, 1), 1.0)
+        centres = means.mean(axis=1, keepdims=True, dtype=np.float64)
+        usual = (centres > 1 / _USUAL) & (centres < _USUAL)
+        means = (means * np.where(usual, 1.0, np.exp2(-np.round(np.log2(centres))))).astype(np.float32)
         floored: np.ndarray = np.maximum(means, _LEAST * means.mean(axis=1, keepdims=True))
         return floored.astype(np.float32).ravel()
 
@@ -122,8 +132,11 @@ def read_matrix(path: Path) -> ImportanceMatrix:
     """
     if not path.is_file():
         raise _no_matrix(path, "no such file" if not path.exists() else "it is not a file")
-    with open(path, "rb") as file:
-        magic = file.read(4)
+    try:
+        with open(path, "rb") as file:
+            magic = file.read(4)
+    except OSError as error:
+        raise _no_matrix(path, error.strerror or str(error)) from None
     if magic != b"GGUF":
         raise _no_matrix(path, "it does not begin with GGUF: perhaps it is in llama.cpp's older form, .dat or .imatrix")
     try:
@@ -205,6 +218,7 @@ def _values(gguf: GgufFile, tensor: Tensor) -> np.ndarray:
 
 
 def _no_matrix(path: Path, why: str) -> UsageError:
+    why = why[:_SHOWN]
     return UsageError(
         f"{path} is not an importance matrix that can be used: {why}",
         code="cannot_quantize",
@@ -215,6 +229,7 @@ def _no_matrix(path: Path, why: str) -> UsageError:
 
 
 def _other_model(path: Path, model: GgufFile, why: str) -> UsageError:
+    why = why[:_SHOWN]
     return UsageError(
         f"the importance matrix {path} is not of this model: {why}",
         code="cannot_quantize",
