@@ -134,6 +134,32 @@ def test_refused(
     assert (exit_code, answer["error"]["code"]) == (2, code) and says in answer["error"]["message"]
 
 
+HUGE = "9" * 200
+HOSTILE = [
+    *(("--for", name) for name in ("   ", "📱", "\u202eiPhone 15", "\0", "x" * 5000, "M2 0GB", "M2 16GB 8GB")),
+    *(("--memory", size) for size in ("", "0", "-1GB", "nan", "1e400GB", "1e9", "0.0000001B", f"{HUGE}GB", "9" * 400)),
+    *(("--memory", "8GB", "--bandwidth", rate) for rate in ("", "0", "-1", "nan", HUGE, f"0.{'0' * 300}1")),
+    *(("--for", "M2", "--max-size", size) for size in ("", "0", "-1GB", "nan", f"{HUGE}GB")),
+    *(("--for", "M2", "--min-speed", speed) for speed in ("", "0", "-1", "nan", "inf", "1e400")),
+    *(("--for", "M2", "--context", tokens) for tokens in ("", "0", "-1", "1000000000000", "10**12", "1e3", "nan")),
+    *(("--for", "M2", "--quant", types) for types in ("", ",,", "\0", "q4_k_m" * 500)),
+    ("--for", "here", "--memory", "8GB"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "options", HOSTILE, ids=lambda options: " ".join(options)[:40].encode("unicode_escape").decode()
+)
+def test_what_is_no_device_and_no_limit_is_refused_in_one_sentence(
+    capsys: pytest.CaptureFixture[str], here: Path, options: tuple[str, ...]
+) -> None:
+    _model(here / "model", "smollm2-135m")
+    before = sorted(path.name for path in here.rglob("*"))
+    exit_code, answer = _answer(capsys, *options)
+    assert (exit_code, answer["error"]["code"]) == (2, "bad_usage")
+    assert len(answer["error"]["message"]) < 200 and sorted(path.name for path in here.rglob("*")) == before
+
+
 def test_a_limit_of_zero_is_a_limit() -> None:
     """The option refuses 0; whoever calls the function with it is not told that it holds."""
     model = read_model(tiny.cached("gemma"))

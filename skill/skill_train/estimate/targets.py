@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 import json
-import math
 import re
 from dataclasses import dataclass
 from functools import cache
@@ -22,6 +21,9 @@ _STATED_USABLE = (0.75, 0.9)  # as for a computer of the table
 # Without a name nobody knows which kind of chip it is; `decode.FAMILIES` has the widest range for this one.
 UNKNOWN_FAMILY = "unknown"
 _UNITS = {"": 1.0, "B": 1.0, "KB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
+_MOST_BYTES = 1e18  # no device and no file is as large
+_LEAST_BANDWIDTH = 1e-6  # 10^9 bytes a second
+_SHOWN = 80  # characters of a name in a message
 _SIZE = re.compile(r"\b(\d+)\s*GI?B\b", re.IGNORECASE)
 # What says nothing about the chip: makers, the Mac around it, the size of a screen, trade marks.
 _MAKERS = re.compile(
@@ -162,7 +164,7 @@ def parse_bytes(text: str, option: str) -> float:
     match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([a-zA-Z]*)\s*", text)
     unit = _UNITS.get(match[2].upper()) if match else None
     value = float(match[1]) * unit if match and unit else 0.0
-    if not (0 < value < math.inf) or (match and match[2] == "" and value < 1e6):
+    if not (1 <= value <= _MOST_BYTES) or (match and match[2] == "" and value < 1e6):
         expected, hint = "a size such as 8GB or 700MB", f"{option} 8GB"
         raise UsageError(f"{option} is not a size", code="bad_usage", expected=expected, got=text, hint=hint)
     return value
@@ -171,7 +173,7 @@ def parse_bytes(text: str, option: str) -> float:
 def _parse_bandwidth(text: str) -> float:
     match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*(?:([gt]b)/s)?\s*", text, re.IGNORECASE)
     value = float(match[1]) * (1000 if (match[2] or "").lower() == "tb" else 1) if match else 0.0
-    if not 0 < value < 1e5:
+    if not _LEAST_BANDWIDTH <= value < 1e5:
         expected, hint = "a bandwidth such as 68GB/s", "--bandwidth 68GB/s"
         raise UsageError("--bandwidth is not a bandwidth", code="bad_usage", expected=expected, got=text, hint=hint)
     return value
@@ -190,7 +192,7 @@ def _find_rows(name: str) -> tuple[list[TableRow], int | None]:
     if found is None or len(sizes) > 1:
         near = difflib.get_close_matches(wanted, rows, n=3, cutoff=0.5)
         raise UsageError(
-            f"no device {name!r} is in the table",
+            f"no device {name[:_SHOWN]!r} is in the table",
             code="bad_usage",
             expected="one of " + ", ".join(names[key] for key in near) if near else "a device of the table",
             hint="state it: --memory 8GB --bandwidth 51GB/s; references/devices.md lists those that have a name",
