@@ -21,6 +21,7 @@ from skill_train.llama.gguf_header import read_gguf
 from skill_train.run import records
 from skill_train.run.export_record import ExportRecord, MixSource
 
+_SHOWN = 5  # mixes in a message
 _UNROUNDED = ("f16", "bf16")
 _LEAST_BLOCK = 32  # a matrix whose rows are no multiple of it fits no type, and stays as it is where it is not named
 
@@ -142,7 +143,7 @@ def _recorded(path: Path, record: ExportRecord, target: MixTarget | None) -> tup
     if not mixes:
         raise _no_mix(path, "no file in it is a mix of types")
     missing = f"it has no {target.name}" if target else "it has several mixes, and --bits or --max-size names none"
-    raise _no_mix(path, f"{missing}; there are {', '.join(mixes)}")
+    raise _no_mix(path, f"{missing}; there are {_listed_names([*mixes])}")
 
 
 def _listed(path: Path, document: dict[str, Any]) -> dict[str, str]:
@@ -165,6 +166,12 @@ def _named(names: list[str]) -> str:
     """The first of some names, and how many more there are."""
     first, *others = names
     return records.shortened(first) + (f" and {len(others)} more" if others else "")
+
+
+def _listed_names(names: list[str]) -> str:
+    """A few of some names, each short. A record may be anybody's."""
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return ", ".join(name[:60] for name in names[:_SHOWN]) + more
 
 
 def _no_mix(path: Path, why: str) -> UsageError:
