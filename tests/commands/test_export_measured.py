@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 import shared_runs
+import tiny
 from skill_train.commands import export_gguf, verify
 from skill_train.commands._importance import MatrixOrder, matrix_for
 from skill_train.commands._mixing import target_of
@@ -124,6 +125,24 @@ def test_a_model_folder_has_no_rows_to_measure_on(run: Path) -> None:
             exported(run / "merged", **options)
         assert caught.value.code == "bad_usage"
     assert not (run.parent / "run" / "merged-gguf").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ({"imatrix": "none.gguf"}, "no such file"),
+        ({"imatrix": ""}, "not a file"),
+        ({"quant": ""}, "'' is not a type"),
+        ({"for_device": ""}, "no device ''"),
+    ],
+)
+def test_what_is_no_matrix_type_or_device_is_refused_before_anything_is_made(
+    tmp_path: Path, options: dict[str, Any], why: str
+) -> None:
+    with pytest.raises(UsageError, match=why):
+        exported(tiny.cached("gemma"), out=tmp_path / "out", **options)
+    assert not list((tmp_path / "out").glob("*"))
 
 
 # --- The export of a run ---

@@ -53,7 +53,7 @@ class MatrixOrder:
 
 
 def require_possible(order: MatrixOrder, *, mix: bool) -> None:
-    """Refuses what needs the rows of a run before anything is made.
+    """Refuses what needs the rows of a run, and a file that is no importance matrix, before anything is made.
 
     Args:
         mix: a mix of types is wanted too.
@@ -65,6 +65,10 @@ def require_possible(order: MatrixOrder, *, mix: bool) -> None:
             expected="skill-train export-gguf RUN",
             hint="a model folder takes --imatrix FILE of llama-imatrix, and types such as --quant q4_k_m",
         )
+    if order.file is not None:
+        from skill_train.llama.importance.file import read_matrix
+
+        read_matrix(order.file)
 
 
 def texts_for(order: MatrixOrder, source: Path, types: list[str], console: Console) -> RunTexts:

@@ -54,7 +54,7 @@ def wanted_types(options: FileOptions) -> tuple[list[str], MixTarget | MixFile |
         UsageError: a mix without a size, or a size without a mix and without a device.
     """
     usual = ",".join(CANDIDATES) if options.is_for_device else DEFAULT_TYPES
-    quant = options.quant or (AUTO if options.mix else usual)
+    quant = options.quant if options.quant is not None else AUTO if options.mix else usual
     is_mixed = AUTO in [name.strip().lower() for name in quant.split(",")]
     size = options.max_size if is_mixed or not options.is_for_device else None
     return target_of(quant, size, options.bits, options.mix)

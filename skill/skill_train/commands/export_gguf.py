@@ -176,6 +176,7 @@ def export_run(console: Console, run: RunDir, options: ExportOptions, tools: Any
         model = run.merged if run.merged.is_dir() else base_of(run)
         run_converter.require_convertible(model, tools)
         matrix = MatrixOrder(options.imatrix, run, run.path)
+        require_possible(matrix, mix=mix is not None)
         question = question_of(options, model, matrix=matrix.is_possible)
         more = list(question.i_quants) if question else []
         text_run = not plan_record.read(run.plan).recipe.images
