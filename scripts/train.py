@@ -967,6 +967,7 @@ class Plan(TypedDict):
     policy: NotRequired[Policy]
     launch: NotRequired[Launch]
     reasons: NotRequired[list[Reason]]
+    asked: NotRequired[dict[str, object]]
 
 
 STRATEGIES = ("single", "ddp", "fsdp")
@@ -1511,6 +1512,80 @@ def require_distinct(names: Iterable[str], table: Path) -> None:
             message = f"{table} has {count} columns with the name {name[:200]!r}"
             expected, hint = "one name for each column", "rename or remove one of them"
             raise Refused(message, code="unreadable_dataset", expected=expected, hint=hint)
+
+
+# Names of columns of pictures, sounds or films, in the languages in which we found such datasets.
+MEDIA_WORDS = (
+    "image|img|picture|pic|photo|photograph|screenshot|scan|thumbnail|pixel_value|jpe?g|png|webp|tiff?"
+    "|video|clip|mp4|audio|wav|mp3|flac|foto|fotografie|bild|bilder|abbildung|imagene?|imagem"
+    "|fotografia|immagine|immagini|obraz|zdjęcie|obrázek|kép|resim|görsel|gambar|afbeelding|kuva|billede"
+    "|изображение|картинка|фото|видео|аудио|图片|图像|圖片|圖像|照片|图|視頻|视频|音频|画像|写真|動画|音声|이미지|사진|영상"
+    "|صورة|فيديو|תמונה|चित्र|εικόνα|φωτογραφία|รูปภาพ|vídeo|vidéo|áudio"
+)
+MEDIA_COLUMN = re.compile(
+    rf"(?!(?:n|num|count|has|is|no|with|without)_)(?:\w+_)?(?:{MEDIA_WORDS})(?:e?s|i)?"
+    r"(?:_(?:id|path|url|uri|link|file|filename|file_name|name|bytes|data|base64|b64|key|ref|src)s?)?_?\d*"
+)
+MEDIA_WORD = re.compile(rf"(?:{MEDIA_WORDS})(?:e?s|i)?")
+MEDIA_PATH = re.compile(r"\S*[/\\]\S+")
+SENTENCE_WORDS = 3  # words
+
+
+@lru_cache(maxsize=4096)
+def names_media(column: str) -> bool:
+    """Whether a column has a usual name for images, audio or video: `image`, `img_path`, `Foto`, `图片`."""
+    return MEDIA_COLUMN.fullmatch("_".join(words_of_name(column))) is not None
+
+
+@lru_cache(maxsize=4096)
+def mentions_media(column: str) -> bool:
+    """Whether one word of a column's name is usual for images, audio or video: `foto_pfad`."""
+    return any(MEDIA_WORD.fullmatch(word) for word in words_of_name(column))
+
+
+def words_of_name(column: str) -> list[str]:
+    parted = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", column).lower()
+    return re.sub(r"[\W_]+", "_", parted).strip("_").split("_")
+
+
+def is_media(column: str, value: Any) -> bool:
+    """Whether a value is an image, audio or video: by itself, or by the name of its column if it is not a sentence."""
+    if media_in(value) is not None:
+        return True
+    if isinstance(value, str) and MEDIA_PATH.fullmatch(value.strip()) and mentions_media(column):
+        return True
+    if not value or isinstance(value, bool) or not names_media(column):
+        return False
+    if isinstance(value, dict):
+        return any(each is not None for each in value.values())
+    if isinstance(value, str):  # a sentence about a picture is text
+        return len(value.split()) < SENTENCE_WORDS and (value.isascii() or len(value) < 12)
+    return True
+
+
+# Beside the pictures, a column of texts or numbers that only tells which picture it is.
+NAMES_PICTURE = re.compile(
+    r"(?:\w+_)?(?:id|name|filename|file|path|url|uri|link|key|index|width|height|size)s?", re.IGNORECASE
+)
+
+
+def tells_which_picture(column: str, value: Any) -> bool:
+    """Whether a column beside the pictures only names them: `image_id`, `coco_url`, `width`."""
+    return isinstance(value, (str, int, float)) and NAMES_PICTURE.fullmatch(column) is not None
+
+
+def media_beside(row: Row, columns: dict[str, str], *, pictures: bool = False) -> str | None:
+    """A column that training would not read, and that contains images, audio or video.
+
+    Args:
+        columns: those that it reads.
+        pictures: the model reads those of the format's own column. Then others may tell which they are.
+    """
+    read = set(columns.values())
+    beside = ((name, value) for name, value in row.items() if name not in read)
+    if pictures and "images" in columns:
+        beside = ((name, value) for name, value in beside if not tells_which_picture(name, value))
+    return next((name for name, value in beside if is_media(name, value)), None)
 
 
 # --- parquet ---------------------------------------------------------------------------------------------------------
@@ -4530,6 +4605,7 @@ class Encoder:
         self.tokenizer = tokenizer
         self.pictures = pictures  # None: the rows are text
         self.decodes = False  # each picture once, so that one that is broken is found before the training
+        self.leaves_out = True  # columns with pictures that are not read; else it refuses them
         self.count = 0
         self.notes: list[str] = [tokenizer.read_as] if hasattr(tokenizer, "read_as") else []
         self.marks: list[str] | None = None
@@ -4551,6 +4627,8 @@ class Encoder:
     def encoded(self, index: int, line: int, row: Row) -> EncodedRow:
         columns = self.recipe["columns"]
         images: list[PictureSource] = []
+        if not self.leaves_out:
+            self.require_read(row)
         if self.pictures is not None:
             row, images = lift_pictures(row, columns)
         example = to_example(row, self.recipe["format"], columns)
@@ -4579,6 +4657,20 @@ class Encoder:
             "truncated": len(ids) > limit,
             "full_length": len(ids),
         }
+
+    def require_read(self, row: Row) -> None:
+        """Refuses a row with a picture, sound or film in a column that is not read: the plan was made from the first
+        rows, and its text alone would teach something else."""
+        column = media_beside(row, self.recipe["columns"], pictures=self.pictures is not None)
+        if column is not None:
+            raise Refused(
+                f"an image, audio or video in the column {column!r}, which no row had that the plan was made from",
+                code="not_text",
+                expected=f"nothing beside {', '.join(self.recipe['columns'].values())}",
+                got=media_in(row[column]) or repr(row[column])[:80],
+                hint=f"a recipe with images: true, format and columns: {{…, images: {column}}} trains on pictures, and "
+                "one whose columns are those of the text trains on the text alone",
+            )
 
     def tokens(self, rendered: str, spans: list[tuple[int, int]], *, is_chat: bool) -> tuple[list[int], list[int]]:
         """Ids of the whole text, and labels. A token is trained if a part of it lies inside a trained span.
@@ -7080,7 +7172,8 @@ def run(plan: Plan, folder: Path, *, resume: bool) -> None:
     tokenizer = load_tokenizer(recipe["model"], recipe["revision"])
     checkpoint = newest_checkpoint(folder / "checkpoints") if resume else None
     pictures = load_pictures(recipe, tokenizer)
-    data = load_data(recipe, tokenizer, recorded_split(folder, checkpoint), pictures)
+    named = plan.get("asked", {}).get("columns", True) is not None
+    data = load_data(recipe, tokenizer, recorded_split(folder, checkpoint), pictures, named=named)
     event("data", **data["figures"])
     write_rows(folder / "samples.jsonl", keep_pictures(data["train"][:SAMPLE_ROWS], pictures, folder))
     write_rows(folder / "held_out.jsonl", keep_pictures(data["held_out"], pictures, folder))
@@ -7124,15 +7217,22 @@ def load_pictures(recipe: Recipe, tokenizer: Any) -> Pictures | None:
 
 
 def load_data(
-    recipe: Recipe, tokenizer: Any, recorded: set[int] | None = None, pictures: Pictures | None = None
+    recipe: Recipe,
+    tokenizer: Any,
+    recorded: set[int] | None = None,
+    pictures: Pictures | None = None,
+    *,
+    named: bool = True,
 ) -> Data:
     """Encoded rows, split into `train` and `held_out`, with their figures and the order in which they are fed.
 
     Args:
         recorded: the rows that an earlier start held out, by their number in the data. They stay held out.
+        named: the user named the columns, and leaves out the others.
     """
     encode = Encoder(recipe, tokenizer, pictures)
-    encode.decodes = not Path(recipe["data"]).exists()  # the planner has read the headers of those that lie here
+    if not Path(recipe["data"]).exists():  # the planner has seen only the first rows
+        encode.decodes, encode.leaves_out = True, named
     source = iter_rows(
         recipe["data"],
         split=recipe["split"],

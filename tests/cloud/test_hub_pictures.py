@@ -16,6 +16,7 @@ from PIL import Image
 import tiny_vision
 from command_child import Commands, Done
 from hub_emulator import Hub
+from skill_train.core.resources import train_program
 
 pytestmark = pytest.mark.slow
 
@@ -129,7 +130,7 @@ def _files(name: str, rows: list[dict[str, Any]] = ASKED) -> dict[str, bytes]:
 
 def _plan(call: Callable[..., Done], data: object, out: Path, *words: object) -> Done:
     said = ("--model", tiny_vision.cached("gemma3"), "--data", data, "--max-steps", 3, "--max-length", 256)
-    return call("plan", *said, "--where", "local", "--out", out, *words)
+    return call("plan", *words, *said, "--where", "local", "--out", out)
 
 
 def _fed(hub: Hub, home: Path, *plans: Path) -> list[dict[str, Any]]:
@@ -296,6 +297,47 @@ def test_what_the_hub_has_after_the_plan_does_not_train(hub: Hub, call: Callable
     [gone] = _fed(hub, tmp_path / "fourth", tmp_path / "plan.json")
     assert (gone["exit_code"], gone["code"]) == (2, "input_changed")
     assert gone["message"].startswith(f"train.jsonl in me/moving at commit {planned[:12]} is not on the Hub any more")
+
+
+# --- Pictures that begin after the first rows ---
+
+TEXT = {"question": "What is it?", "answer": "It is text."}
+
+
+def test_late_pictures_of_a_small_file_are_known(hub: Hub, call: Callable[..., Done], tmp_path: Path) -> None:
+    """A small file is read whole, so plan and data say the same."""
+    hub.add("dataset", "me/late", {"train.jsonl": _jsonl([TEXT] * 250 + ASKED)} | PICTURES)
+    assert _plan(call, "me/late", tmp_path / "plan.json").code == 0
+    plan = json.loads((tmp_path / "plan.json").read_text())
+    assert plan["recipe"]["images"] and plan["recipe"]["columns"]["images"] == "image"
+    assert plan["facts"]["dataset"]["images"] == call("data", "me/late").data["pictures"]["count"] == 24
+
+
+def test_late_pictures_of_a_large_file_are_unknown_and_not_trained_as_text(
+    hub: Hub, call: Callable[..., Done], tmp_path: Path
+) -> None:
+    content = _jsonl([TEXT | {"key": "0" * 210_000}] * 40 + ASKED)
+    assert len(content) > 8_000_000
+    hub.add("dataset", "me/large", {"train.jsonl": content} | PICTURES)
+    assert call("data", "me/large").data["pictures"]["count"] == 24
+    (tmp_path / "run").mkdir()
+    assert _plan(call, "me/large", tmp_path / "run" / "plan.json").code == 0
+    plan = json.loads((tmp_path / "run" / "plan.json").read_text())
+    said = {reason["rule"]: reason for reason in plan["reasons"]}["images"]
+    assert said["value"] == "unknown" and "the training refuses a later one" in said["because"]
+    assert "images" not in plan["recipe"] and plan["facts"]["dataset"]["rows_read"] == 2
+    command = [sys.executable, str(train_program()), str(tmp_path / "run" / "plan.json")]
+    done = subprocess.run(command, capture_output=True, text=True, env=hub.environment(tmp_path / "home"), timeout=200)
+    assert done.returncode == 2, done.stdout + done.stderr
+    error = json.loads((tmp_path / "run" / "train.failed.json").read_text())["error"]
+    assert error["code"] == "not_text" and "in the column 'image'" in error["message"]
+    assert not (tmp_path / "run" / "adapter").exists()
+    columns = {"question": "question", "answer": "answer", "images": "image"}
+    recipe = {"model": str(tiny_vision.cached("gemma3")), "data": "me/large", "format": "question_answer"}
+    (tmp_path / "asked.yaml").write_text(json.dumps(recipe | {"images": True, "columns": columns}))
+    assert _plan(call, "me/large", tmp_path / "asked.json", tmp_path / "asked.yaml").code == 0
+    [fed] = _fed(hub, tmp_path / "home", tmp_path / "asked.json")
+    assert sum(map(len, fed["pictures"])) == 24
 
 
 # --- How much is read ---

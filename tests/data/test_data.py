@@ -13,6 +13,7 @@ import pytest
 
 from skill_train.cli import main
 from skill_train.core.console import MAX_JSON_BYTES
+from skill_train.core.errors import SkillTrainError
 from skill_train.data import scan as dataset
 from skill_train.recipe.fields import Recipe
 
@@ -119,10 +120,10 @@ def test_a_row_that_training_refuses_is_counted_with_its_line(
     other_encoding = kind == "not_utf8" and not line.isascii()  # which iconv mends, and keeps the rows
     expected = "iconv " if other_encoding else "skill-train data rows.jsonl --fix rows.fixed.jsonl"
     assert answer["error"]["hint"].startswith(expected)
-    with pytest.raises(dataset.SkillTrainError, match="line 3") as caught:  # training would refuse it there
+    with pytest.raises(SkillTrainError, match="line 3") as caught:  # training would refuse it there
         dataset.scan(Recipe(data="rows.jsonl"))
     assert caught.value.hint == answer["error"]["hint"]
-    with pytest.raises(dataset.SkillTrainError) as told:  # with a folder as its model, tokens are counted too
+    with pytest.raises(SkillTrainError) as told:  # with a folder as its model, tokens are counted too
         dataset.scan(Recipe(model=str(tmp_path), data="rows.jsonl"))
     assert (expected if other_encoding else f" --model {tmp_path} --fix ") in told.value.hint
     code, answer = _data(capsys, path, "--fix", "rows.fixed.jsonl")

@@ -507,6 +507,11 @@ def test_the_first_picture_may_come_late(folder: Path, capsys: pytest.CaptureFix
     _write(folder, rows)
     facts = dataset.scan(Recipe(data="rows.jsonl"), pictures=True)
     assert (facts.rows, facts.images, facts.columns["images"]) == (254, 1, "image")
+    code, answer = _data(capsys, "rows.jsonl")
+    assert (code, answer["data"]["pictures"]["count"]) == (0, 1)
+    _write(folder, rows[3:])  # no column of the first rows hints at it
+    code, answer = _data(capsys, "rows.jsonl")
+    assert (code, answer["data"]["pictures"]["count"]) == (0, 1)
     _write(folder, [*rows[3:], _asks("x.png")])
     with pytest.raises(UsageError, match=r"line 252 of rows.jsonl: x.png does not exist"):
         dataset.scan(Recipe(data="rows.jsonl"), pictures=True)

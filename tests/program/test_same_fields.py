@@ -36,7 +36,7 @@ WRITTEN = [
     (watch.StepLine, train_record.StepLine),
     (examples.EncodedRow, train_record.Row),
 ]
-NOT_READ = {"where", "asked", "flavor", "timeout_seconds", "blockers", "estimates", "facts"}  # of a plan
+NOT_READ = {"where", "flavor", "timeout_seconds", "blockers", "estimates", "facts"}  # of a plan
 JOINS_LATER = {"optimizer", "schedule"}  # environment.json, when training starts
 
 

@@ -49,7 +49,7 @@ def cloud_plan(console: Console, options: SubmitOptions) -> Plan:
     with contextlib.suppress(UsageError):  # other data may have other columns
         plan = _planned(console, options, recipe_of(there))
         if plan.recipe_hash == there.recipe_hash:
-            return plan
+            return replace(plan, asked=there.asked)
     plan = _planned(console, options, _recipe_with(there, {}))
     console.warn("another_recipe", f"the model or the data have changed since {source}, so this is not the same run")
     return plan

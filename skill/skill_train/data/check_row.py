@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 
 from skill_train.data.row_pictures import RowPictures, problem_of
 from skill_train.program.events import ErrorWords, Refused
-from skill_train.program.examples import Example, Row, to_example
+from skill_train.program.examples import Example, Row, media_beside, to_example
 from skill_train.program.pictures.find import PICTURE, lift_pictures, require_places
-from skill_train.recipe.formats import DetectedFormat, as_turns, is_media, kind, tells_which_picture
+from skill_train.recipe.formats import DetectedFormat, as_turns, kind
 
 # Roles that answer a call of the assistant, by the names that templates know.
 _TOOLS = ("tool", "function", "ipython", "observation", "environment")
@@ -46,7 +46,7 @@ def checker(detected: DetectedFormat, pictures: RowPictures | None = None) -> Ch
 
     def check(row: Row) -> Checked:
         try:
-            if not row.keys() <= read and (other := media_beside(row, detected, pictures is not None)) is not None:
+            if not row.keys() <= read and (other := unread_media_in(row, detected, pictures is not None)) is not None:
                 return _refusal("not_text", f"{other!r} contains an image, audio or video")
             if talk is not None and (usual := _usual(row.get(talk), pictures is not None)) is not None:
                 return usual
@@ -107,19 +107,10 @@ def example_of(row: Row, detected: DetectedFormat, pictures: RowPictures | None 
     return example
 
 
-def media_beside(row: Row, detected: DetectedFormat, pictures: bool = False) -> str | None:
-    """A column that training would not read, and that contains images, audio or video.
-
-    Args:
-        pictures: the model reads those of the format's own column. Then others may tell which they are.
-    """
-    if detected.explicit:
-        return None
-    read = set(detected.columns.values())
-    beside = ((name, value) for name, value in row.items() if name not in read)
-    if pictures and "images" in detected.columns:
-        beside = ((name, value) for name, value in beside if not tells_which_picture(name, value))
-    return next((name for name, value in beside if is_media(name, value)), None)
+def unread_media_in(row: Row, detected: DetectedFormat, pictures: bool = False) -> str | None:
+    """A column that training would not read, and that contains images, audio or video. A recipe that names the columns
+    leaves it out on purpose."""
+    return None if detected.explicit else media_beside(row, detected.columns, pictures=pictures)
 
 
 def column_checker(columns: dict[str, str]) -> Check:

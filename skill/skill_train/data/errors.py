@@ -8,7 +8,7 @@ from pathlib import Path
 
 from skill_train.core.errors import SkillTrainError, UsageError, from_exit_code
 from skill_train.data import read_rows
-from skill_train.data.check_row import example_of, media_beside
+from skill_train.data.check_row import example_of, unread_media_in
 from skill_train.data.row_pictures import PROBLEMS, RowPictures
 from skill_train.program.events import Refused
 from skill_train.program.examples import Row, media_in
@@ -100,7 +100,7 @@ def refused_row(
             got=", ".join(map(str, values)),
             hint=leave_out(recipe),
         )
-    if kind == "not_text" and (other := media_beside(values, found, pictures is not None)) is not None:
+    if kind == "not_text" and (other := unread_media_in(values, found, pictures is not None)) is not None:
         known = media_error(recipe, where, other, values, found)
         return known if pictures is None else pictures_error(where, other, values)
     try:

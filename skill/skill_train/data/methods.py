@@ -12,16 +12,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from skill_train.program.examples import Row, media_mark
+from skill_train.program.examples import Row, is_media, media_mark, tells_which_picture
 from skill_train.recipe.formats import (
     OPTIONAL,
     PICTURE_COLUMNS,
     PICTURED,
     DetectedFormat,
     detect,
-    is_media,
     kind,
-    tells_which_picture,
 )
 
 METHODS = ("sft", "dpo", "kto", "grpo", "reward")

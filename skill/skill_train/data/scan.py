@@ -13,14 +13,14 @@ from typing import Any
 from skill_train.core.digests import file_digest
 from skill_train.core.errors import UsageError, from_exit_code, nearest
 from skill_train.data import read_rows
-from skill_train.data.check_row import Check, checker, media_beside
+from skill_train.data.check_row import Check, checker, unread_media_in
 from skill_train.data.errors import empty, leave_out, media_error, pictures_error, refused_row, wrong_columns
 from skill_train.data.row_pictures import PROBLEMS, RowPictures, folder_of, listed_pictures
 from skill_train.data.text_encoding import rewriting_command
 from skill_train.data.token_stats import PictureCounter
 from skill_train.facts import DatasetFacts, FirstPictures
 from skill_train.program.events import Refused
-from skill_train.program.examples import Row
+from skill_train.program.examples import Row, is_media
 from skill_train.program.pictures.decode import PicturesDigest
 from skill_train.program.pictures.find import lift_pictures
 from skill_train.recipe.fields import Recipe
@@ -30,7 +30,6 @@ from skill_train.recipe.formats import (
     PICTURED,
     DetectedFormat,
     detect,
-    is_media,
     match,
     optional_names,
     with_optional,
@@ -309,7 +308,7 @@ def unread_media(recipe: Recipe, columns: dict[str, str]) -> str | None:
     if not recipe.columns:
         return None
     detected = DetectedFormat(recipe.format or "", columns, "")
-    column = next((name for row in first_rows_of(recipe) if (name := media_beside(row, detected)) is not None), None)
+    column = next((name for row in first_rows_of(recipe) if (name := unread_media_in(row, detected)) is not None), None)
     if column is None:
         return None
     left = f"the column {column!r} contains images, audio or video, which are not read"

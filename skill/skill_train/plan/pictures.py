@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from skill_train.core.errors import UsageError, from_exit_code
 from skill_train.facts import DatasetFacts, ModelFacts
+from skill_train.model.tower import trains_on_pictures
 from skill_train.program.events import Refused
 from skill_train.program.pictures.processor import limited_processor
 from skill_train.recipe.fields import Recipe
@@ -19,6 +20,9 @@ def pictures_of(recipe: Recipe, model: ModelFacts, dataset: DatasetFacts, reason
     """
     images = bool(dataset.images) if recipe.images is None else recipe.images
     if not images:
+        if recipe.images is None and dataset.rows_read is not None and trains_on_pictures(model):
+            why = f"none in the first {dataset.rows_read} of {dataset.rows} rows; the training refuses a later one"
+            reasons.append(Reason("images", "unknown", why, dataset.source))
         unread = {"lora_parts": None, "preprocess": "model", "min_pixels": None, "max_pixels": None}
         return {"images": False, **unread}
     if not dataset.images and dataset.rows_read is None:

@@ -12,7 +12,16 @@ from contextlib import contextmanager, suppress
 from typing import Any, NotRequired, TypedDict
 
 from skill_train.program.events import Refused
-from skill_train.program.examples import EncodedRow, Example, Message, Pictured, Row, to_example
+from skill_train.program.examples import (
+    EncodedRow,
+    Example,
+    Message,
+    Pictured,
+    Row,
+    media_beside,
+    media_in,
+    to_example,
+)
 from skill_train.program.pictures.beside import rows_named
 from skill_train.program.pictures.decode import PictureSource
 from skill_train.program.pictures.find import lift_pictures, require_places
@@ -82,6 +91,7 @@ class Encoder:
         self.tokenizer = tokenizer
         self.pictures = pictures  # None: the rows are text
         self.decodes = False  # each picture once, so that one that is broken is found before the training
+        self.leaves_out = True  # columns with pictures that are not read; else it refuses them
         self.count = 0
         self.notes: list[str] = [tokenizer.read_as] if hasattr(tokenizer, "read_as") else []
         self.marks: list[str] | None = None
@@ -103,6 +113,8 @@ class Encoder:
     def encoded(self, index: int, line: int, row: Row) -> EncodedRow:
         columns = self.recipe["columns"]
         images: list[PictureSource] = []
+        if not self.leaves_out:
+            self.require_read(row)
         if self.pictures is not None:
             row, images = lift_pictures(row, columns)
         example = to_example(row, self.recipe["format"], columns)
@@ -131,6 +143,20 @@ class Encoder:
             "truncated": len(ids) > limit,
             "full_length": len(ids),
         }
+
+    def require_read(self, row: Row) -> None:
+        """Refuses a row with a picture, sound or film in a column that is not read: the plan was made from the first
+        rows, and its text alone would teach something else."""
+        column = media_beside(row, self.recipe["columns"], pictures=self.pictures is not None)
+        if column is not None:
+            raise Refused(
+                f"an image, audio or video in the column {column!r}, which no row had that the plan was made from",
+                code="not_text",
+                expected=f"nothing beside {', '.join(self.recipe['columns'].values())}",
+                got=media_in(row[column]) or repr(row[column])[:80],
+                hint=f"a recipe with images: true, format and columns: {{…, images: {column}}} trains on pictures, and "
+                "one whose columns are those of the text trains on the text alone",
+            )
 
     def tokens(self, rendered: str, spans: list[tuple[int, int]], *, is_chat: bool) -> tuple[list[int], list[int]]:
         """Ids of the whole text, and labels. A token is trained if a part of it lies inside a trained span.

@@ -7,6 +7,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal, NotRequired, TypedDict
 
@@ -345,3 +346,77 @@ def require_distinct(names: Iterable[str], table: Path) -> None:
             message = f"{table} has {count} columns with the name {name[:200]!r}"
             expected, hint = "one name for each column", "rename or remove one of them"
             raise Refused(message, code="unreadable_dataset", expected=expected, hint=hint)
+
+
+# Names of columns of pictures, sounds or films, in the languages in which we found such datasets.
+MEDIA_WORDS = (
+    "image|img|picture|pic|photo|photograph|screenshot|scan|thumbnail|pixel_value|jpe?g|png|webp|tiff?"
+    "|video|clip|mp4|audio|wav|mp3|flac|foto|fotografie|bild|bilder|abbildung|imagene?|imagem"
+    "|fotografia|immagine|immagini|obraz|zdjęcie|obrázek|kép|resim|görsel|gambar|afbeelding|kuva|billede"
+    "|изображение|картинка|фото|видео|аудио|图片|图像|圖片|圖像|照片|图|視頻|视频|音频|画像|写真|動画|音声|이미지|사진|영상"
+    "|صورة|فيديو|תמונה|चित्र|εικόνα|φωτογραφία|รูปภาพ|vídeo|vidéo|áudio"
+)
+MEDIA_COLUMN = re.compile(
+    rf"(?!(?:n|num|count|has|is|no|with|without)_)(?:\w+_)?(?:{MEDIA_WORDS})(?:e?s|i)?"
+    r"(?:_(?:id|path|url|uri|link|file|filename|file_name|name|bytes|data|base64|b64|key|ref|src)s?)?_?\d*"
+)
+MEDIA_WORD = re.compile(rf"(?:{MEDIA_WORDS})(?:e?s|i)?")
+MEDIA_PATH = re.compile(r"\S*[/\\]\S+")
+SENTENCE_WORDS = 3  # words
+
+
+@lru_cache(maxsize=4096)
+def names_media(column: str) -> bool:
+    """Whether a column has a usual name for images, audio or video: `image`, `img_path`, `Foto`, `图片`."""
+    return MEDIA_COLUMN.fullmatch("_".join(words_of_name(column))) is not None
+
+
+@lru_cache(maxsize=4096)
+def mentions_media(column: str) -> bool:
+    """Whether one word of a column's name is usual for images, audio or video: `foto_pfad`."""
+    return any(MEDIA_WORD.fullmatch(word) for word in words_of_name(column))
+
+
+def words_of_name(column: str) -> list[str]:
+    parted = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", column).lower()
+    return re.sub(r"[\W_]+", "_", parted).strip("_").split("_")
+
+
+def is_media(column: str, value: Any) -> bool:
+    """Whether a value is an image, audio or video: by itself, or by the name of its column if it is not a sentence."""
+    if media_in(value) is not None:
+        return True
+    if isinstance(value, str) and MEDIA_PATH.fullmatch(value.strip()) and mentions_media(column):
+        return True
+    if not value or isinstance(value, bool) or not names_media(column):
+        return False
+    if isinstance(value, dict):
+        return any(each is not None for each in value.values())
+    if isinstance(value, str):  # a sentence about a picture is text
+        return len(value.split()) < SENTENCE_WORDS and (value.isascii() or len(value) < 12)
+    return True
+
+
+# Beside the pictures, a column of texts or numbers that only tells which picture it is.
+NAMES_PICTURE = re.compile(
+    r"(?:\w+_)?(?:id|name|filename|file|path|url|uri|link|key|index|width|height|size)s?", re.IGNORECASE
+)
+
+
+def tells_which_picture(column: str, value: Any) -> bool:
+    """Whether a column beside the pictures only names them: `image_id`, `coco_url`, `width`."""
+    return isinstance(value, (str, int, float)) and NAMES_PICTURE.fullmatch(column) is not None
+
+
+def media_beside(row: Row, columns: dict[str, str], *, pictures: bool = False) -> str | None:
+    """A column that training would not read, and that contains images, audio or video.
+
+    Args:
+        columns: those that it reads.
+        pictures: the model reads those of the format's own column. Then others may tell which they are.
+    """
+    read = set(columns.values())
+    beside = ((name, value) for name, value in row.items() if name not in read)
+    if pictures and "images" in columns:
+        beside = ((name, value) for name, value in beside if not tells_which_picture(name, value))
+    return next((name for name, value in beside if is_media(name, value)), None)

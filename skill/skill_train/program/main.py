@@ -155,7 +155,8 @@ def run(plan: Plan, folder: Path, *, resume: bool) -> None:
     tokenizer = load_tokenizer(recipe["model"], recipe["revision"])
     checkpoint = newest_checkpoint(folder / "checkpoints") if resume else None
     pictures = load_pictures(recipe, tokenizer)
-    data = load_data(recipe, tokenizer, recorded_split(folder, checkpoint), pictures)
+    named = plan.get("asked", {}).get("columns", True) is not None
+    data = load_data(recipe, tokenizer, recorded_split(folder, checkpoint), pictures, named=named)
     event("data", **data["figures"])
     write_rows(folder / "samples.jsonl", keep_pictures(data["train"][:SAMPLE_ROWS], pictures, folder))
     write_rows(folder / "held_out.jsonl", keep_pictures(data["held_out"], pictures, folder))
@@ -199,15 +200,22 @@ def load_pictures(recipe: Recipe, tokenizer: Any) -> Pictures | None:
 
 
 def load_data(
-    recipe: Recipe, tokenizer: Any, recorded: set[int] | None = None, pictures: Pictures | None = None
+    recipe: Recipe,
+    tokenizer: Any,
+    recorded: set[int] | None = None,
+    pictures: Pictures | None = None,
+    *,
+    named: bool = True,
 ) -> Data:
     """Encoded rows, split into `train` and `held_out`, with their figures and the order in which they are fed.
 
     Args:
         recorded: the rows that an earlier start held out, by their number in the data. They stay held out.
+        named: the user named the columns, and leaves out the others.
     """
     encode = Encoder(recipe, tokenizer, pictures)
-    encode.decodes = not Path(recipe["data"]).exists()  # the planner has read the headers of those that lie here
+    if not Path(recipe["data"]).exists():  # the planner has seen only the first rows
+        encode.decodes, encode.leaves_out = True, named
     source = iter_rows(
         recipe["data"],
         split=recipe["split"],

@@ -119,6 +119,7 @@ class Plan(TypedDict):
     policy: NotRequired[Policy]
     launch: NotRequired[Launch]
     reasons: NotRequired[list[Reason]]
+    asked: NotRequired[dict[str, object]]
 
 
 STRATEGIES = ("single", "ddp", "fsdp")

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import re
 from collections.abc import Container
-from functools import lru_cache
 from typing import Any, NamedTuple
 
 from skill_train.facts import DatasetFacts
-from skill_train.program.examples import Row, media_in
+from skill_train.program.examples import Row, is_media, media_in
 from skill_train.program.pictures.find import PICTURE_PARTS
 
 # The columns by the format's own names, each with the names that datasets use for it, the usual one first.
@@ -43,10 +41,6 @@ PICTURE_COLUMNS = (
     "image_paths", "image_path", "img_path", "image_files", "image_file", "image_file_name", "image_urls", "image_url",
     "file_names", "file_name", "filename", "files", "file", "paths", "path",
 )  # fmt: skip
-# Beside the pictures, a column of texts or numbers that only tells which picture it is.
-_NAMES_PICTURE = re.compile(
-    r"(?:\w+_)?(?:id|name|filename|file|path|url|uri|link|key|index|width|height|size)s?", re.IGNORECASE
-)
 
 
 class DetectedFormat(NamedTuple):
@@ -130,11 +124,6 @@ def _has_part(value: Any) -> bool:
     return any(part.get("type") in PICTURE_PARTS for part in parts) or any(map(media_in, [*contents, *texts]))
 
 
-def tells_which_picture(column: str, value: Any) -> bool:
-    """Whether a column beside the pictures only names them: `image_id`, `coco_url`, `width`."""
-    return isinstance(value, (str, int, float)) and _NAMES_PICTURE.fullmatch(column) is not None
-
-
 def optional_names(detected: DetectedFormat) -> set[str]:
     """The names that datasets use for the optional columns of this format, and those of this mapping."""
     return {name for names in OPTIONAL[detected.format].values() for name in names} | set(detected.columns.values())
@@ -187,55 +176,6 @@ def kind(value: Any) -> str:
         return "turns" if "from" in value[0] else "list"
     names = {str: "text", bool: "true or false", int: "number", float: "number", list: "list", dict: "object"}
     return "null" if value is None else names.get(type(value), type(value).__name__)
-
-
-# Names of columns of pictures, sounds or films, in the languages in which we found such datasets.
-_MEDIA_WORDS = (
-    "image|img|picture|pic|photo|photograph|screenshot|scan|thumbnail|pixel_value|jpe?g|png|webp|tiff?"
-    "|video|clip|mp4|audio|wav|mp3|flac|foto|fotografie|bild|bilder|abbildung|imagene?|imagem"
-    "|fotografia|immagine|immagini|obraz|zdjęcie|obrázek|kép|resim|görsel|gambar|afbeelding|kuva|billede"
-    "|изображение|картинка|фото|видео|аудио|图片|图像|圖片|圖像|照片|图|視頻|视频|音频|画像|写真|動画|音声|이미지|사진|영상"
-    "|صورة|فيديو|תמונה|चित्र|εικόνα|φωτογραφία|รูปภาพ|vídeo|vidéo|áudio"
-)
-_MEDIA_COLUMN = re.compile(
-    rf"(?!(?:n|num|count|has|is|no|with|without)_)(?:\w+_)?(?:{_MEDIA_WORDS})(?:e?s|i)?"
-    r"(?:_(?:id|path|url|uri|link|file|filename|file_name|name|bytes|data|base64|b64|key|ref|src)s?)?_?\d*"
-)
-_MEDIA_WORD = re.compile(rf"(?:{_MEDIA_WORDS})(?:e?s|i)?")
-_PATH = re.compile(r"\S*[/\\]\S+")
-_SENTENCE = 3  # words
-
-
-@lru_cache(maxsize=4096)
-def names_media(column: str) -> bool:
-    """Whether a column has a usual name for images, audio or video: `image`, `img_path`, `Foto`, `图片`."""
-    return _MEDIA_COLUMN.fullmatch("_".join(_words(column))) is not None
-
-
-@lru_cache(maxsize=4096)
-def mentions_media(column: str) -> bool:
-    """Whether one word of a column's name is usual for images, audio or video: `foto_pfad`."""
-    return any(_MEDIA_WORD.fullmatch(word) for word in _words(column))
-
-
-def _words(column: str) -> list[str]:
-    parted = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", column).lower()
-    return re.sub(r"[\W_]+", "_", parted).strip("_").split("_")
-
-
-def is_media(column: str, value: Any) -> bool:
-    """Whether a value is an image, audio or video: by itself, or by the name of its column if it is not a sentence."""
-    if media_in(value) is not None:
-        return True
-    if isinstance(value, str) and _PATH.fullmatch(value.strip()) and mentions_media(column):
-        return True
-    if not value or isinstance(value, bool) or not names_media(column):
-        return False
-    if isinstance(value, dict):
-        return any(each is not None for each in value.values())
-    if isinstance(value, str):  # a sentence about a picture is text
-        return len(value.split()) < _SENTENCE and (value.isascii() or len(value) < 12)
-    return True
 
 
 def _optional(name: str, columns: dict[str, str], there: Container[str]) -> dict[str, str]:
