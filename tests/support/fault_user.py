@@ -63,7 +63,7 @@ class User:
         """What is here is what was trained; to submit it again starts nothing."""
         run = self.folder / "run"
         for name in (*stand_in.ADAPTER, *stand_in.RECORDS):
-            assert (run / name).read_bytes() == stand_in.content(name), name
+            assert (run / name).read_bytes() == stand_in.content(name, run), name
         assert (run / "metrics.jsonl").read_bytes() == stand_in.metrics(stand_in.STEPS)
         self.hub.faults.clear()
         created = self.hub.jobs_created
@@ -135,7 +135,7 @@ class User:
         for path in (p for p in run.rglob("*") if p.is_file() and ".pull.part" not in p.parts):
             name = path.relative_to(run).as_posix()
             if name.startswith(("adapter/", "checkpoints/checkpoint-")) and path.name != "kept.json":
-                assert path.read_bytes() == stand_in.content(name), name
+                assert path.read_bytes() == stand_in.content(name, run), name
             elif path.suffix == ".json":
                 json.loads(path.read_text())
             elif path.name == "metrics.jsonl":

@@ -20,13 +20,14 @@ RECORDS = ("environment.json", "train.json")
 OF_CHECKPOINT = ("adapter_model.safetensors", "before.json", "complete.json", "optimizer.pt")
 
 
-def content(name: str) -> bytes:
-    """The bytes of a file, by the name that it has in the run directory."""
+def content(name: str, run: Path) -> bytes:
+    """The bytes of a file, by the name that it has in the run directory `run`, which holds the plan."""
     if name == "train.json":
-        outputs = {each: digest(content(each)) for each in ADAPTER}
+        outputs = {each: digest(content(each, run)) for each in ADAPTER}
         data = {"rows": 40, "train_rows": 40, "held_out_rows": 0}
-        record = {"steps": STEPS, "verdict": "pass", "outputs": outputs, "data": data, "figures": {}}
-        return json.dumps(record).encode()
+        recipe_hash = json.loads((run / "plan.json").read_text())["recipe_hash"]
+        record = {"recipe_hash": recipe_hash, "steps": STEPS, "verdict": "pass", "outputs": outputs, "data": data}
+        return json.dumps(record | {"figures": {}}).encode()
     if name.endswith(".json"):
         return json.dumps({"name": name}).encode()
     return random.Random(name).randbytes(3000)
@@ -54,7 +55,7 @@ def main(kept: Path) -> int:
         put(kept / "metrics.jsonl", metrics(step))
         keep(kept, step)
     for name in (*ADAPTER, *RECORDS):
-        put(kept / name, content(name))
+        put(kept / name, content(name, kept))
     return end(kept, "done", 0)
 
 
@@ -62,8 +63,8 @@ def keep(kept: Path, step: int) -> None:
     """A checkpoint, its marker last; the two newest stay."""
     name = f"checkpoints/checkpoint-{step}"
     for file in OF_CHECKPOINT:
-        put(kept / name / file, content(f"{name}/{file}"))
-    marker = {file: digest(content(f"{name}/{file}")) for file in OF_CHECKPOINT}
+        put(kept / name / file, content(f"{name}/{file}", kept))
+    marker = {file: digest(content(f"{name}/{file}", kept)) for file in OF_CHECKPOINT}
     put(kept / name / "kept.json", json.dumps(marker).encode())
     old = kept / "checkpoints" / f"checkpoint-{step - 2}"
     (old / "kept.json").unlink(missing_ok=True)
