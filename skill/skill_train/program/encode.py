@@ -154,8 +154,8 @@ class Encoder:
                 code="not_text",
                 expected=f"nothing beside {', '.join(self.recipe['columns'].values())}",
                 got=media_in(row[column]) or repr(row[column])[:80],
-                hint=f"a recipe with images: true, format and columns: {{…, images: {column}}} trains on pictures, and "
-                "one whose columns are those of the text trains on the text alone",
+                hint="a recipe with images: true, format and columns, where images names this column, trains on "
+                "pictures; one whose columns are those of the text trains on the text alone",
             )
 
     def tokens(self, rendered: str, spans: list[tuple[int, int]], *, is_chat: bool) -> tuple[list[int], list[int]]:
