@@ -78,7 +78,6 @@ import unicodedata
 import warnings
 from collections import Counter
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache, partial
@@ -2174,6 +2173,8 @@ def files_at(file: HubFile) -> frozenset[str]:
 
 def bring_files(file: HubFile, names: Iterable[str]) -> None:
     """Brings files of the repository to the cache. Those that lie there cost no request."""
+    from concurrent.futures import ThreadPoolExecutor  # it loads logging, which a plan does not need
+
     from huggingface_hub import hf_hub_download
 
     def bring(name: str) -> None:

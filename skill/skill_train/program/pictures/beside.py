@@ -9,7 +9,6 @@ from __future__ import annotations
 import posixpath
 import re
 from collections.abc import Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import lru_cache
 from itertools import islice
@@ -148,6 +147,8 @@ def files_at(file: HubFile) -> frozenset[str]:
 
 def bring_files(file: HubFile, names: Iterable[str]) -> None:
     """Brings files of the repository to the cache. Those that lie there cost no request."""
+    from concurrent.futures import ThreadPoolExecutor  # it loads logging, which a plan does not need
+
     from huggingface_hub import hf_hub_download
 
     def bring(name: str) -> None:
