@@ -132,6 +132,38 @@ def test_all_else_is_as_python_has_it(
     assert (warm.stdout.count("at the end"), warm.stderr) == (1, real.stderr)
 
 
+def test_a_worker_is_started_as_python_starts_it(warm_python: Path, tmp_path: Path) -> None:
+    """A module of this folder, which comes first without -P. With -P there is none, and it fails."""
+    (tmp_path / "skill_train").mkdir()
+    (tmp_path / "skill_train" / "__init__.py").touch()
+    (tmp_path / "skill_train" / "own_worker.py").write_text(SHOW_ALL)
+    command, environment = ["-m", "skill_train.own_worker", "--word"], os.environ | warm_start.OF_CHILDREN
+    warm, real = (
+        subprocess.run([python, *command], env=environment, capture_output=True, text=True, check=True)
+        for python in (warm_python, REAL)
+    )
+    assert json.loads(warm.stdout) == json.loads(real.stdout)
+    assert (warm.stdout.count("at the end"), warm.stderr) == (1, real.stderr)
+    without = subprocess.run([warm_python, "-P", *command], env=environment, capture_output=True, text=True)
+    assert without.returncode == 1 and "No module named" in without.stderr
+
+
+def test_a_worker_has_llama_cpp_and_no_torch(warm_python: Path, tmp_path: Path) -> None:
+    (tmp_path / "skill_train").mkdir()
+    (tmp_path / "skill_train" / "__init__.py").touch()
+    for name in ("own_worker", "other"):
+        (tmp_path / "skill_train" / f"{name}.py").write_text(
+            "import sys; print(*({'llama_cpp', 'torch'} & set(sys.modules)), end='.')"
+        )
+    command = [str(warm_python), "-m"]
+    environment = os.environ | warm_start.OF_CHILDREN
+    shown = [
+        subprocess.check_output([*command, name], env=environment, text=True)
+        for name in ("skill_train.own_worker", "skill_train.other")
+    ]
+    assert shown == ["llama_cpp.", "."]
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
 def test_a_signal_reaches_the_program(start: Start, number: int) -> None:
     process = start(SLEEP)

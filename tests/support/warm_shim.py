@@ -14,7 +14,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-WARM = ("train.py", "converter_child.py")
+TRAINING = ("train.py", "converter_child.py")
+OURS = "skill_train."  # the workers, which are started as modules
 # What is read by libraries that are imported in the environment of the start, or by nobody at an import.
 MAY_DIFFER = (
     "HF_", "HUGGING", "HOME", "XDG_", "TMP", "SKILL_TRAIN_", "TEST_", "PYTEST_", "TRANSFORMERS_VERBOSITY", "NO_PROXY",
@@ -29,12 +30,19 @@ def main() -> None:
         known = json.load(file)
     words = sys.argv[1:]
     beside = words[:1] != ["-P"]
-    script = words if beside else words[1:]
-    warm = script and os.path.basename(script[0]) in WARM and "--job" not in script  # a job's supervisor imports little
-    connection = _connected(known["socket"]) if warm and _starts_alike(known) else None
+    program = words if beside else words[1:]
+    socket_path = known["sockets"].get(_kind(program)) if _starts_alike(known) else None
+    connection = _connected(socket_path) if socket_path else None
     if connection is None:
         os.execv(known["python"], [os.path.abspath(sys.argv[0]), *words])  # noqa: S606 - what it starts comes here too
-    _stand_for(connection, script, beside)
+    _stand_for(connection, program, beside)
+
+
+def _kind(program: list[str]) -> str | None:
+    """Of the libraries that it needs. None for what starts from Python: a job's supervisor, say, imports little."""
+    if program[:1] == ["-m"]:
+        return "worker" if program[1].startswith(OURS) and program[1].endswith("_worker") else None
+    return "training" if program and os.path.basename(program[0]) in TRAINING and "--job" not in program else None
 
 
 def _starts_alike(known: dict[str, Any]) -> bool:
@@ -63,13 +71,13 @@ def _connected(path: str) -> socket.socket | None:
     return None
 
 
-def _stand_for(connection: socket.socket, script: list[str], beside: bool) -> None:
+def _stand_for(connection: socket.socket, program: list[str], beside: bool) -> None:
     numbers = [number for number in sorted(map(int, os.listdir("/proc/self/fd"))) if _is_handed_on(number, connection)]
     mask = os.umask(0)
     os.umask(mask)
     ignored = [number for number in PASSED_ON if signal.getsignal(number) is signal.SIG_IGN]
     request = {
-        "arguments": script, "beside": beside, "files": numbers, "umask": mask, "folder": os.getcwd(),
+        "arguments": program, "beside": beside, "files": numbers, "umask": mask, "folder": os.getcwd(),
         "file_limit": resource.getrlimit(resource.RLIMIT_FSIZE), "environment": dict(os.environ),
         "ignored": ignored,
     }  # fmt: skip

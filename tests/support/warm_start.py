@@ -1,9 +1,12 @@
-"""Starts the training program and the converter in a fraction of a second, for tests that are not about their start.
+"""Starts the training program, the converter and the workers in a fraction of a second, for tests that are not about
+their start.
 
-Both import torch, transformers and TRL, which takes 5 s of a core. One process imports torch, which reads nothing that
-tests change, and forks for each environment that it meets. The fork imports the rest in that environment, and forks for
-each start. `warm_shim.py` stands where commands expect Python, and hands over arguments, environment and open files.
-What cannot be started alike (`-m`, other scripts, limits, an environment that torch would read) it leaves to Python.
+The first two import torch, transformers and TRL, which takes 5 s of a core. One process imports torch, which reads
+nothing that tests change, and forks for each environment that it meets. The fork imports the rest in that environment,
+and forks for each start. The workers import llama.cpp, without torch: a second process does so for them.
+
+`warm_shim.py` stands where commands expect Python, and hands over arguments, environment and open files. What cannot be
+started alike (other modules and scripts, limits, an environment that torch would read) it leaves to Python.
 """
 
 from __future__ import annotations
@@ -23,7 +26,9 @@ import sys
 import tempfile
 import threading
 import traceback
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -36,37 +41,46 @@ READ_BY_NO_LIBRARY = (
     "PYTEST_", "TEST_", "SKILL_TRAIN_", "PWD", "OLDPWD", "_", "SHLVL",
     "DISABLE_TELEMETRY", "DO_NOT_TRACK", "TORCHINDUCTOR_CACHE_DIR", "THP_MEM_ALLOC_ENABLE",
 )  # fmt: skip
-FIRST = (
-    "torch", "torch._dynamo", "torch.distributed.fsdp", "torch.distributed.tensor", "torch.distributed.checkpoint",
-    "torch.distributed.elastic.agent.server.api", "torch.nn.attention.flex_attention", "torch.utils.data", "numpy",
-    "pandas", "pyarrow.dataset", "pyarrow.parquet", "PIL.Image", "jinja2", "rich.console", "rich.table", "psutil",
-    "yaml", "dill", "multiprocess", "sympy", "xxhash", "regex", "sentencepiece",
-)  # fmt: skip
-THEN = ("datasets", "peft", "transformers", "trl")
+FIRST = {
+    "training": (
+        "torch", "torch._dynamo", "torch.distributed.fsdp", "torch.distributed.tensor", "torch.distributed.checkpoint",
+        "torch.distributed.elastic.agent.server.api", "torch.nn.attention.flex_attention", "torch.utils.data", "numpy",
+        "pandas", "pyarrow.dataset", "pyarrow.parquet", "PIL.Image", "jinja2", "rich.console", "rich.table", "psutil",
+        "yaml", "dill", "multiprocess", "sympy", "xxhash", "regex", "sentencepiece",
+    ),
+    "worker": (
+        "llama_cpp", "numpy", "msgspec", "jinja2.ext", "jinja2.sandbox", "concurrent.futures", "faulthandler", "queue",
+        "logging", "shutil", "tempfile", "uuid",
+    ),
+}  # fmt: skip
+THEN = {"training": ("datasets", "peft", "transformers", "trl"), "worker": ()}
 LIMITS = (resource.RLIMIT_AS, resource.RLIMIT_DATA, resource.RLIMIT_NOFILE, resource.RLIMIT_NPROC)
 SET_AT_IMPORT: dict[str, str] = {}  # in the environment, by the libraries
 ENVIRONMENTS = 3  # at most so many processes that have imported everything; each keeps 0.3 GB
 
 
 class WarmStart:
-    """The process that has imported. `python` is the file to start programs with, in a copy of this environment."""
+    """The processes that have imported. `python` is the file to start programs with, in a copy of this environment."""
 
     def __init__(self) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="warm-")
         self.python = _environment_of_links(Path(self._folder.name))
-        socket_path = Path(self._folder.name) / "socket"
         environment = dict(os.environ) | OF_CHILDREN
-        command = [sys.executable, __file__, str(socket_path)]
-        self._server = subprocess.Popen(command, stdin=subprocess.PIPE, env=environment)
+        sockets = {kind: str(Path(self._folder.name) / kind) for kind in FIRST}
+        self._servers = [
+            subprocess.Popen([sys.executable, __file__, kind, path], stdin=subprocess.PIPE, env=environment)
+            for kind, path in sockets.items()
+        ]
         limits = {kind: resource.getrlimit(kind) for kind in LIMITS}
-        known = {"socket": str(socket_path), "python": sys.executable, "environment": environment, "limits": limits}
+        known = {"sockets": sockets, "python": sys.executable, "environment": environment, "limits": limits}
         known["packages"] = [*_packages(environment.get("PYTHONPATH")), SOURCE]
         self.python.with_name("warm.json").write_text(json.dumps(known))
 
     def close(self) -> None:
-        assert self._server.stdin
-        self._server.stdin.close()
-        self._server.wait(20)
+        for server in self._servers:
+            assert server.stdin
+            server.stdin.close()
+            server.wait(20)
         self._folder.cleanup()
 
 
@@ -95,6 +109,7 @@ def _environment_of_links(folder: Path) -> Path:
 class _Environments:
     """One process for each environment that was met, the last ones."""
 
+    kind: str
     sockets: dict[str, socket.socket] = field(default_factory=dict)
 
     def hand_over(self, connection: socket.socket) -> None:
@@ -117,25 +132,25 @@ class _Environments:
         if os.fork() == 0:
             low = os.dup2(theirs.fileno(), 511)
             os.closerange(3, low)
-            _start_in(environment, socket.socket(fileno=low))
+            _start_in(environment, self.kind, socket.socket(fileno=low))
         theirs.close()
         self.sockets[key] = ours
         return ours
 
 
-def _serve(path: str) -> None:
+def _serve(kind: str, path: str) -> None:
     """Until the tests that started it end, which closes standard input. Imports when it is first asked."""
     listening = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     listening.bind(path)
     listening.listen(16)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for these
-    environments = _Environments()
+    environments = _Environments(kind)
     while True:
         ready, _, _ = select.select([0, listening.fileno()], [], [])
         if 0 in ready:
             os._exit(0)
         connection, _ = listening.accept()
-        _import(FIRST)
+        _import(FIRST[kind])
         environments.hand_over(connection)
         connection.close()
 
@@ -145,21 +160,21 @@ def _import(names: tuple[str, ...]) -> None:
     before = set(os.environ)
     for name in names:
         importlib.import_module(name)
-    if names == THEN:
+    if names == THEN["training"]:
         from transformers import AutoModelForCausalLM, AutoTokenizer  # noqa: F401
         from trl import SFTTrainer  # noqa: F401
     else:
-        assert not {"huggingface_hub", "gguf", *THEN} & set(sys.modules)
+        assert not {"huggingface_hub", "gguf", *THEN["training"]} & set(sys.modules)
     SET_AT_IMPORT.update({name: text for name, text in os.environ.items() if name not in before})
     gc.collect()
     gc.freeze()
 
 
-def _start_in(environment: dict[str, str], requests: socket.socket) -> None:
+def _start_in(environment: dict[str, str], kind: str, requests: socket.socket) -> None:
     """Starts programs in this environment until nobody can ask any more."""
     os.environ.clear()
     os.environ.update(SET_AT_IMPORT | environment)
-    _import(THEN)
+    _import(THEN[kind])
     while True:
         text, files, _, _ = socket.recv_fds(requests, 1 << 20, 64)
         if not text:
@@ -207,19 +222,21 @@ def _run(request: dict[str, Any], files: list[int]) -> None:
     os.environ.clear()
     os.environ.update(SET_AT_IMPORT | request["environment"])
     sys.dont_write_bytecode = "PYTHONDONTWRITEBYTECODE" in os.environ
-    sys.argv = request["arguments"]
+    program, is_module = request["arguments"], request["arguments"][0] == "-m"
+    sys.argv = program[1:] if is_module else program
     found = [*_packages(os.environ.get("PYTHONPATH")), *sys.path[len(_packages(_OWN_PACKAGES)) :]]
     sys.path[:] = dict.fromkeys(found)  # `site` adds no folder of an editable installation that is there
     if request["beside"]:  # as Python has it without -P
-        sys.path.insert(0, str(Path(sys.argv[0]).parent))
-    os._exit(_ended(sys.argv[0]))
+        sys.path.insert(0, os.getcwd() if is_module else str(Path(sys.argv[0]).parent))
+    start = partial(runpy.run_module, alter_sys=True) if is_module else runpy.run_path
+    os._exit(_ended(partial(start, sys.argv[0], run_name="__main__")))
 
 
-def _ended(program: str) -> int:
+def _ended(start: Callable[[], object]) -> int:
     """The exit code, after what Python does at its end."""
     code: Any = 0
     try:
-        runpy.run_path(program, run_name="__main__")
+        start()
     except SystemExit as end:
         code = end.code
     except KeyboardInterrupt:
@@ -247,4 +264,4 @@ def _packages(path: str | None) -> list[str]:
 if __name__ == "__main__":
     del sys.path[0]  # the folder of this file
     _OWN_PACKAGES = os.environ.get("PYTHONPATH")
-    _serve(sys.argv[1])
+    _serve(*sys.argv[1:])
