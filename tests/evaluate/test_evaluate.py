@@ -14,6 +14,7 @@ import gguf_maker
 import shared_runs
 import step_records
 import tiny
+import tiny_families
 import training
 from planning import write_recipe_hash
 from skill_train.core.console import MAX_JSON_BYTES
@@ -195,6 +196,23 @@ def test_answers_are_greedy_whatever_generation_config_says(run: Path, made: ggu
     assert got.answers == own_answers(made.merged, held_out(run), eos_token_id=end)
     assert len(got.answers[0]) <= 3
     assert got.answers != own_answers(made.merged, held_out(run), eos_token_id=end, repetition_penalty=1.8)
+
+
+@pytest.mark.parametrize("name", ["gemma2", "mixtral", "granitehybrid"])
+def test_rows_that_are_answered_together_get_the_answers_that_they_get_alone(name: str) -> None:
+    """A sliding window, experts, and a state that padding would change. Prompts of three lengths, of which 20 are
+    alike; some answers end at a stop token, others at their own limit."""
+    base = tiny_families.folder(name)
+    asked = []
+    for number, length in enumerate([30] * 20 + [7, 90, 7]):
+        ids = [(5 * number * number + 3 * at * at + at) % 400 + 20 for at in range(length)]
+        asked.append(Question(ids, [length - 1], ids, [], 3 + number % 5 * 3))
+    asked.insert(4, Question([5, 6, 7], [2], [], [], 0))  # asks nothing
+    got = ask_transformers(Model("base", base), asked, lambda share: None).answers
+    alone = own_answers(base, [one for one in asked if one.prompt])
+    alone.insert(4, [])
+    assert got == alone
+    assert len({len(answer) for answer in got}) > 3
 
 
 def test_a_base_that_does_not_know_every_token_is_left_out(run: Path, made: gguf_maker.Export, tmp_path: Path) -> None:

@@ -9,12 +9,12 @@ from __future__ import annotations
 import importlib.util
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from skill_train.core.console import Bar
 from skill_train.core.errors import NotInstalled, UsageError
@@ -34,8 +34,10 @@ from skill_train.llama.pictures.compare import MARKER
 from skill_train.model.foreign_files import require_sound
 from skill_train.reference.load import load_tokenizer, read_model, reference_model, stop_ids
 
+_Item = TypeVar("_Item")
 Progress = Callable[[float], None]  # the share of the questions that is done, 0 to 1
-_ROOM = 1.3  # memory for the fp32 weights and one row, as a multiple of the weights' bytes
+_ROWS_AT_ONCE, _TOKENS_AT_ONCE = 16, 4096  # that are answered together, and keep a cache together
+_ROOM = 1.3  # memory for the fp32 weights and the rows, as a multiple of the weights' bytes
 
 
 @dataclass(frozen=True)
@@ -133,15 +135,12 @@ def backend_of(model: Model, wanted: str) -> tuple[Ask, str]:
 
 
 def ask_transformers(model: Model, questions: list[Question], progress: Progress) -> Replies:
-    """Asks a folder through transformers (and PEFT), in fp32, one row at a time. Uses CUDA if the weights fit."""
+    """Asks a folder through transformers (and PEFT), in fp32. Uses CUDA if the weights fit."""
     tokenizer = load_tokenizer(model.path)
     stops, inputs, read = stop_ids(model.path, tokenizer), None, None
     if model.pictures is not None:
         inputs = PictureTensors(model.pictures, tokenizer)
         read = partial(read_model, task="ImageTextToText")
-    sums: list[float | None] = []
-    answers: list[list[int]] = []
-    seconds = 0.0
     with (
         reference_model(model.path, model.adapter, read) as network,
         nullcontext() if inputs is None else plain_generation(network),
@@ -151,15 +150,18 @@ def ask_transformers(model: Model, questions: list[Question], progress: Progress
             return _unmeasured("transformers", f"it knows {rows} tokens, and the rows use number {highest}")
         device = device_of(network)
         network.to(device)
-        for number, question in enumerate(questions):
-            progress(number / len(questions))
-            sums.append(_loss(network, question, device, inputs))
-            started = time.monotonic()
-            if inputs is not None:
-                answers.append(_generated(network, question, stops, device, inputs))
-            else:
-                answers.append(_greedy(network, question, stops, device) if question.prompt else [])
-            seconds += time.monotonic() - started
+        sums = [
+            _loss(network, question, device, inputs) for question in _told(questions, lambda share: progress(share / 2))
+        ]
+        started = time.monotonic()
+        if inputs is not None:
+            answers = [
+                _generated(network, question, stops, device, inputs)
+                for question in _told(questions, lambda share: progress((1 + share) / 2))
+            ]
+        else:
+            answers = _answered(network, questions, stops, device, lambda share: progress((1 + share) / 2))
+        seconds = time.monotonic() - started
     return Replies("transformers", device, sums, answers, _speed(answers, seconds))
 
 
@@ -286,20 +288,56 @@ def _loss(network: Any, question: Question, device: str, inputs: PictureTensors 
     return total if math.isfinite(total) else None
 
 
-def _greedy(network: Any, question: Question, stops: set[int], device: str) -> list[int]:
-    """The answer of the most likely tokens. `generate` would apply the penalties of generation_config.json, which
-    llama.cpp does not know."""
+def _answered(
+    network: Any, questions: list[Question], stops: set[int], device: str, progress: Progress
+) -> list[list[int]]:
+    """The greedy answers in the order of the questions. Prompts of one length are answered together: others would need
+    padding, which some architectures read."""
+    answers: list[list[int]] = [[] for _ in questions]
+    for group in _told(_groups(questions), progress):
+        replies = _greedy(network, [questions[number] for number in group], stops, device)
+        for number, answer in zip(group, replies, strict=True):
+            answers[number] = answer
+    return answers
+
+
+def _groups(questions: list[Question]) -> list[list[int]]:
+    """The numbers of the questions that are answered together."""
+    alike: dict[int, list[int]] = {}
+    for number, question in enumerate(questions):
+        if question.prompt:
+            alike.setdefault(len(question.prompt), []).append(number)
+    groups = []
+    for length, numbers in alike.items():
+        most = max(questions[number].most for number in numbers)
+        size = max(1, min(_ROWS_AT_ONCE, _TOKENS_AT_ONCE // (length + most)))
+        groups += [numbers[at : at + size] for at in range(0, len(numbers), size)]
+    return groups
+
+
+def _greedy(network: Any, questions: list[Question], stops: set[int], device: str) -> list[list[int]]:
+    """The answers of the most likely tokens, to prompts of one length. `generate` would apply the penalties of
+    generation_config.json, which llama.cpp does not know."""
     import torch
 
-    answer: list[int] = []
-    past, input_ids = None, question.prompt
+    answers: list[list[int]] = [[] for _ in questions]
+    past, input_ids = None, [question.prompt for question in questions]
+    selection = {"logits_to_keep": 1} if network._supports_logits_to_keep() else {}
     with torch.no_grad():
-        while len(answer) < question.most and not (answer and answer[-1] in stops):
-            out = network(input_ids=torch.tensor([input_ids], device=device), past_key_values=past, use_cache=True)
-            past = out.past_key_values
-            answer.append(int(out.logits[0, -1].argmax()))
-            input_ids = answer[-1:]
-    return answer
+        for _ in range(max(question.most for question in questions)):
+            ids = torch.tensor(input_ids, device=device)
+            out = network(input_ids=ids, past_key_values=past, use_cache=True, **selection)
+            past, input_ids = out.past_key_values, out.logits[:, -1].argmax(dim=-1, keepdim=True).tolist()
+            for answer, (token,) in zip(answers, input_ids, strict=True):
+                answer.append(token)
+            if all(stops & set(answer) for answer in answers):
+                break
+    return [_until_stop(answer[: question.most], stops) for answer, question in zip(answers, questions, strict=True)]
+
+
+def _until_stop(answer: list[int], stops: set[int]) -> list[int]:
+    """With the stop token, if there is one."""
+    return answer[: next((at + 1 for at, token in enumerate(answer) if token in stops), len(answer))]
 
 
 def _generated(network: Any, question: Question, stops: set[int], device: str, inputs: PictureTensors) -> list[int]:
@@ -340,6 +378,13 @@ def _in_place(questions: list[Question], answers: list[list[int]]) -> list[list[
 def _halves(progress: Progress) -> Bar:
     """Progress of a worker that counts the losses first and then the answers."""
     return lambda done, total, text: progress(done / total / 2 + (0.5 if text == "answering" else 0.0))
+
+
+def _told(items: list[_Item], progress: Progress) -> Iterator[_Item]:
+    """The items, with the share of them that is done."""
+    for number, item in enumerate(items):
+        progress(number / len(items))
+        yield item
 
 
 def _speed(answers: list[list[int]], seconds: float) -> float | None:
