@@ -1,4 +1,4 @@
-"""The whole of issue 4 as a user types it: each command a process, the job really trains and dies at a random step.
+"""A run in the cloud as a user types it, each command in turn; the job really trains and dies at a random step.
 
 Plan, submit, wait, resume, wait, pull, the same run here, diff, export, verify, push; and the token is nowhere, after
 every command that there is.
@@ -10,8 +10,6 @@ import json
 import os
 import random
 import shlex
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,6 +19,7 @@ import pytest
 import secret_scan
 import tiny
 import training
+from command_child import Commands
 from command_tree import commands
 from hub_emulator import Hub, JobFault
 from skill_train.cli import GROUPS
@@ -38,7 +37,6 @@ max_steps: {STEPS}
 effective_batch_size: 4
 """
 SCANNED_IN_THE_DEMO = {"demo"}  # its own test looks for a token too; a training more would cost a minute
-MAIN = "import sys; from skill_train.cli import main; main(sys.argv[1:])"
 
 
 @pytest.fixture
@@ -79,14 +77,13 @@ def _story(hub: Hub, tmp_path: Path, step: int) -> dict[str, Any]:
     (tmp_path / "home").mkdir()
     (tmp_path / "home" / "token").write_text(hub.token)
     said: dict[str, Any] = {}
+    child = Commands(environment)
 
     def call(line: str, exits: int = 0) -> dict[str, Any]:
-        command = [sys.executable, "-c", MAIN, *shlex.split(line)]
-        done = subprocess.run(command, cwd=here, env=environment, capture_output=True, text=True, timeout=200)
+        done = child.run(here, environment, *shlex.split(line))
         said[f"{len(said)} {line}"] = done.stdout + done.stderr
         log = "\n".join(hub.jobs.all[-1].lines[-30:]) if hub.jobs.all else ""
-        assert done.returncode == exits, f"{line}\n{done.stdout}{done.stderr}{log}"
-        assert "Traceback" not in done.stderr
+        assert done.code == exits, f"{line}\n{done.stdout}{done.stderr}{log}"
         return dict(json.loads(done.stdout))
 
     call("plan recipe.yaml --where local --dtype float32 --out local.json")
@@ -111,6 +108,7 @@ def _story(hub: Hub, tmp_path: Path, step: int) -> dict[str, Any]:
     assert call("submit plan.json --run-dir cloud")["data"]["reused"] is True
     assert hub.jobs_created == 2
     _the_other_commands(call)
+    child.close()
     return said
 
 

@@ -8,6 +8,7 @@ import resource
 import signal
 import subprocess
 import sys
+import textwrap
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -162,6 +163,24 @@ def test_a_worker_has_llama_cpp_and_no_torch(warm_python: Path, tmp_path: Path) 
         for name in ("skill_train.own_worker", "skill_train.other")
     ]
     assert shown == ["llama_cpp.", "."]
+
+
+@pytest.mark.parametrize(("words", "libraries"), [(["plan"], ["click", "huggingface_hub"]), (["merge"], ["torch"])])
+def test_a_command_is_started_as_python_starts_it(
+    warm_python: Path, tmp_path: Path, words: list[str], libraries: list[str]
+) -> None:
+    """With a package of this folder in the place of ours. The console script goes the same way."""
+    (tmp_path / "skill_train").mkdir()
+    (tmp_path / "skill_train" / "__init__.py").touch()
+    shown = SHOW_ALL.replace("__file__, ", "").replace("import numpy", f"here = {{*{libraries}}} <= {{*sys.modules}}")
+    program = "def main():\n" + textwrap.indent(f'{shown}print(here, "]")', "    ")
+    (tmp_path / "skill_train" / "cli.py").write_text(program)
+    environment, found = os.environ | warm_start.OF_CHILDREN, []
+    for python in (warm_python, REAL):
+        command = [python, "-c", "from skill_train.cli import main; main()", *words]
+        done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, check=True)
+        found.append(done.stdout.replace(" ", ""))  # one of them comes from a thread
+    assert found[0].count("True]") == 1 and found[0].replace("True]", "False]") == found[1]
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 TRAINING = ("train.py", "converter_child.py")
 OURS = "skill_train."  # the workers, which are started as modules
+COMMAND, MAIN = "skill-train", "from skill_train.cli import main; main()"  # the console script, and what it does
+OF_TORCH = ("chat", "demo", "evaluate", "export-gguf", "merge", "verify")  # commands that import what a training does
 # What is read by libraries that are imported in the environment of the start, or by nobody at an import.
 MAY_DIFFER = (
     "HF_", "HUGGING", "HOME", "XDG_", "TMP", "SKILL_TRAIN_", "TEST_", "PYTEST_", "TRANSFORMERS_VERBOSITY", "NO_PROXY",
@@ -42,7 +44,27 @@ def _kind(program: list[str]) -> str | None:
     """Of the libraries that it needs. None for what starts from Python: a job's supervisor, say, imports little."""
     if program[:1] == ["-m"]:
         return "worker" if program[1].startswith(OURS) and program[1].endswith("_worker") else None
-    return "training" if program and os.path.basename(program[0]) in TRAINING and "--job" not in program else None
+    if program[:2] == ["-c", MAIN]:
+        return _kind_of_command(program[2:])
+    name = os.path.basename(program[0]) if program else ""
+    if name == COMMAND:
+        return _kind_of_command(program[1:])
+    return "training" if name in TRAINING and "--job" not in program else None
+
+
+def _kind_of_command(words: list[str]) -> str | None:
+    if any(map(_stays_here, (0, 1, 2))):
+        return None
+    return "training" if words and words[0] in OF_TORCH else "command"
+
+
+def _stays_here(number: int) -> bool:
+    """A terminal, which belongs to the processes of one session, or a standard stream that is closed."""
+    try:
+        os.fstat(number)
+    except OSError:
+        return True
+    return os.isatty(number)
 
 
 def _starts_alike(known: dict[str, Any]) -> bool:

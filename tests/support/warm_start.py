@@ -1,9 +1,10 @@
-"""Starts the training program, the converter and the workers in a fraction of a second, for tests that are not about
-their start.
+"""Starts commands, the training program, the converter and the workers in a fraction of a second, for tests that are
+not about their start.
 
-The first two import torch, transformers and TRL, which takes 5 s of a core. One process imports torch, which reads
-nothing that tests change, and forks for each environment that it meets. The fork imports the rest in that environment,
-and forks for each start. The workers import llama.cpp, without torch: a second process does so for them.
+The training program, the converter and the commands that read models import torch, transformers and TRL, which takes
+5 s of a core. One process imports torch, which reads nothing that tests change, and forks for each environment that it
+meets. The fork imports the rest in that environment, and forks for each start. The workers import llama.cpp, without
+torch, and the other commands little: two more processes do so for them.
 
 `warm_shim.py` stands where commands expect Python, and hands over arguments, environment and open files. What cannot be
 started alike (other modules and scripts, limits, an environment that torch would read) it leaves to Python.
@@ -14,6 +15,7 @@ from __future__ import annotations
 import atexit
 import gc
 import importlib
+import io
 import json
 import os
 import resource
@@ -52,8 +54,13 @@ FIRST = {
         "llama_cpp", "numpy", "msgspec", "jinja2.ext", "jinja2.sandbox", "concurrent.futures", "faulthandler", "queue",
         "logging", "shutil", "tempfile", "uuid",
     ),
+    "command": (
+        "click", "msgspec", "yaml", "rich.console", "rich.table", "jinja2", "httpx2", "tqdm", "concurrent.futures",
+        "csv", "difflib", "email.utils", "fcntl", "hashlib", "http.client", "platform", "queue", "shutil", "ssl",
+        "subprocess", "tempfile", "unicodedata", "urllib.request", "uuid", "zoneinfo",
+    ),
 }  # fmt: skip
-THEN = {"training": ("datasets", "peft", "transformers", "trl"), "worker": ()}
+THEN = {"training": ("datasets", "peft", "transformers", "trl"), "worker": (), "command": ("huggingface_hub",)}
 LIMITS = (resource.RLIMIT_AS, resource.RLIMIT_DATA, resource.RLIMIT_NOFILE, resource.RLIMIT_NPROC)
 SET_AT_IMPORT: dict[str, str] = {}  # in the environment, by the libraries
 ENVIRONMENTS = 3  # at most so many processes that have imported everything; each keeps 0.3 GB
@@ -151,6 +158,7 @@ def _serve(kind: str, path: str) -> None:
             os._exit(0)
         connection, _ = listening.accept()
         _import(FIRST[kind])
+        assert not {"huggingface_hub", "gguf", *THEN["training"]} & set(sys.modules)
         environments.hand_over(connection)
         connection.close()
 
@@ -163,8 +171,6 @@ def _import(names: tuple[str, ...]) -> None:
     if names == THEN["training"]:
         from transformers import AutoModelForCausalLM, AutoTokenizer  # noqa: F401
         from trl import SFTTrainer  # noqa: F401
-    else:
-        assert not {"huggingface_hub", "gguf", *THEN["training"]} & set(sys.modules)
     SET_AT_IMPORT.update({name: text for name, text in os.environ.items() if name not in before})
     gc.collect()
     gc.freeze()
@@ -213,6 +219,9 @@ def _run(request: dict[str, Any], files: list[int]) -> None:
     for number, file in zip(request["files"], high, strict=True):
         os.dup2(file, number, inheritable=True)
         os.close(file)
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        setattr(sys, name, _stream(number, getattr(sys, name)) if number in request["files"] else None)
+        setattr(sys, f"__{name}__", getattr(sys, name))
     for number in request["ignored"]:
         signal.signal(number, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, request["file_limit"])
@@ -222,14 +231,29 @@ def _run(request: dict[str, Any], files: list[int]) -> None:
     os.environ.clear()
     os.environ.update(SET_AT_IMPORT | request["environment"])
     sys.dont_write_bytecode = "PYTHONDONTWRITEBYTECODE" in os.environ
-    program, is_module = request["arguments"], request["arguments"][0] == "-m"
-    sys.argv = program[1:] if is_module else program
+    program = request["arguments"]
+    how = program[0] if program[0] in ("-m", "-c") else ""
+    sys.argv = ["-c", *program[2:]] if how == "-c" else program[1:] if how else program
     found = [*_packages(os.environ.get("PYTHONPATH")), *sys.path[len(_packages(_OWN_PACKAGES)) :]]
     sys.path[:] = dict.fromkeys(found)  # `site` adds no folder of an editable installation that is there
     if request["beside"]:  # as Python has it without -P
-        sys.path.insert(0, os.getcwd() if is_module else str(Path(sys.argv[0]).parent))
-    start = partial(runpy.run_module, alter_sys=True) if is_module else runpy.run_path
-    os._exit(_ended(partial(start, sys.argv[0], run_name="__main__")))
+        sys.path.insert(0, {"-m": os.getcwd(), "-c": ""}.get(how, str(Path(sys.argv[0]).parent)))
+    start = partial(runpy.run_module, alter_sys=True) if how == "-m" else runpy.run_path
+    os._exit(
+        _ended(
+            partial(exec, program[1], {"__name__": "__main__"})
+            if how == "-c"
+            else partial(start, sys.argv[0], run_name="__main__")
+        )
+    )
+
+
+def _stream(number: int, like: io.TextIOWrapper) -> io.TextIOWrapper:
+    """A standard stream of the file that it is now: the old one may know a place in a file that this one has not."""
+    unbuffered = like.write_through
+    binary: Any = open(number, "rb" if number == 0 else "wb", buffering=0 if unbuffered else -1, closefd=False)  # noqa: SIM115
+    by_line = like.line_buffering or (number == 1 and os.isatty(1))
+    return io.TextIOWrapper(binary, like.encoding, like.errors, line_buffering=by_line, write_through=unbuffered)
 
 
 def _ended(start: Callable[[], object]) -> int:
@@ -252,8 +276,8 @@ def _ended(start: Callable[[], object]) -> int:
     if not isinstance(code, int | None):
         print(code, file=sys.stderr)
         code = 1
-    sys.stdout.flush()
-    sys.stderr.flush()
+    for stream in filter(None, (sys.stdout, sys.stderr)):
+        stream.flush()
     return code or 0
 
 
