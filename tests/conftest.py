@@ -112,9 +112,10 @@ def warm_python() -> Iterator[Path]:
 
 @pytest.fixture(scope="module", autouse=True)
 def _starts_warm(request: pytest.FixtureRequest) -> Iterator[None]:
-    """In files of slow tests that are not about processes, what this process starts and what those start."""
+    """In files with slow tests that are not about processes, what this process starts and what those start."""
     with pytest.MonkeyPatch.context() as patch:
-        slow, real = map(request.node.get_closest_marker, ("slow", "real_python"))
+        slow = any(item.get_closest_marker("slow") for item in request.session.items if item.path == request.path)
+        real = request.node.get_closest_marker("real_python")
         if slow and not real and sys.platform == "linux" and sys.prefix != sys.base_prefix:
             patch.setattr(sys, "executable", str(request.getfixturevalue("warm_python")))
         yield

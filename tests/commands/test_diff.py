@@ -69,21 +69,6 @@ def test_the_same_recipe_twice_is_the_same_run(first: Path, tmp_path: Path, caps
     assert data["same_weights"] is True and answer["warnings"] == []
 
 
-def test_the_same_plan_as_a_cloud_job_is_the_same_run(
-    first: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """What a job runs, in its own process and on its own disk: the same loss at every step, the same adapter bytes."""
-    run = training.write_run(tmp_path / "run", max_steps=3, save_steps=100)
-    assert main([str(run / "plan.json"), "--job", "--rehearse"]) == 0
-    answer = answered(capsys, first, run, exits=0)
-    data = answer["data"]
-    assert (data["verdict"], data["recipe"], data["not_compared"], answer["warnings"]) == ("same", [], [], [])
-    assert named(answer, "placement") == {"recipe.data.path", "trainer.output_dir"}
-    assert data["losses"] == {"steps": 3, "equal": True, "largest_difference": 0.0, "at_step": None}
-    assert data["same_weights"] is True
-    assert training.metrics(first)[0]["loss"] == training.metrics(run)[0]["loss"]
-
-
 def test_the_record_of_what_is_fed_is_that_of_the_rows(first: Path) -> None:
     """Counted and digested here again, from the rows as they were kept (all 23 of them)."""
     rows = [json.loads(line) for line in (first / "samples.jsonl").read_text().splitlines()]

@@ -74,7 +74,9 @@ def _story(hub: Hub, tmp_path: Path, step: int) -> dict[str, Any]:
     training.write_data(here, tiny.rows(24))
     (here / "recipe.yaml").write_text(RECIPE)
     environment = hub.environment(tmp_path / "home") | secret_scan.hook(tmp_path / "hook")
-    (tmp_path / "home").mkdir()
+    (tmp_path / "home" / "skill-train").mkdir(parents=True)
+    for converter in Path(os.environ["SKILL_TRAIN_CACHE"]).glob("llama.cpp-*"):
+        (tmp_path / "home" / "skill-train" / converter.name).symlink_to(converter)
     (tmp_path / "home" / "token").write_text(hub.token)
     said: dict[str, Any] = {}
     child = Commands(environment)
@@ -102,6 +104,7 @@ def _story(hub: Hub, tmp_path: Path, step: int) -> dict[str, Any]:
     call("local local.json --run-dir local")
     same = call("diff local cloud")["data"]
     assert (same["verdict"], same["recipe"], same["same_weights"]) == ("same", [], True)
+    assert {each["fact"] for each in same["placement"]} >= {"launch.flavor", "trainer.output_dir"}
     assert same["losses"] == {"steps": STEPS, "equal": True, "largest_difference": 0.0, "at_step": None}
     call("export-gguf cloud --quant q8_0")
     assert call("verify cloud")["ok"] is True
