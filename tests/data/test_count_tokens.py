@@ -184,7 +184,7 @@ def test_a_model_out_of_reach_leaves_the_report_and_a_recipe_gives_the_mapping(t
 
 def test_the_fixed_file_trains(tmp_path: Path) -> None:
     """Broken, empty, repeated and cut-away rows go; what stays is planned and trained by `local`."""
-    model, path, out = tiny.cached("qwen2"), tiny.write_rows(tmp_path / "rows.jsonl", 24), tmp_path / "out.jsonl"
+    model, path, out = tiny.cached("gemma"), tiny.write_rows(tmp_path / "rows.jsonl", 24), tmp_path / "out.jsonl"
     asked = {"role": "user", "content": "how many " * 200}
     bad = ["{", "[1]", '{"messages": []}', json.dumps({"messages": [asked, BOT]}), path.read_text().splitlines()[0]]
     path.write_text(path.read_text() + "\n".join(bad))

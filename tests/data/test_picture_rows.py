@@ -627,7 +627,7 @@ finally:
 """
 
 
-@pytest.mark.slow
+@pytest.mark.torture
 def test_memory_does_not_grow_with_the_pictures(folder: Path) -> None:
     """Twice the rows take hardly more. Measured 46 to 56 MB at 100, 200 and 800 thousand."""
     peaks = []
