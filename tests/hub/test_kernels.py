@@ -90,7 +90,11 @@ def test_no_loader_of_ours_asks(loader: str, tmp_path: Path, shouted: Path) -> N
     assert not shouted.exists()
 
 
-@pytest.mark.parametrize("arguments", [[], ["--probe"], ["--job"]], ids=["local", "probe", "a job"])
+@pytest.mark.parametrize(
+    "arguments",
+    [[], pytest.param(["--probe"], marks=pytest.mark.torture), ["--job"]],
+    ids=["local", "probe", "a job"],
+)
 def test_the_training_program_does_not_ask(arguments: list[str], tmp_path: Path, shouted: Path) -> None:
     """The plan was made before the config was changed."""
     base = base_with({}, tmp_path)
@@ -103,7 +107,7 @@ def test_the_training_program_does_not_ask(arguments: list[str], tmp_path: Path,
         assert json.loads(done.stdout.splitlines()[-1])["error"]["code"] == "unsafe_file"
 
 
-@pytest.mark.parametrize("where", ["a folder", "the Hub"])
+@pytest.mark.parametrize("where", [pytest.param("a folder", marks=pytest.mark.torture), "the Hub"])
 def test_a_job_does_not_ask(where: str, tmp_path: Path, shouted: Path) -> None:
     """To its end: it may push, its child reads the config, and both tell why they ended."""
     base = base_with({}, tmp_path)

@@ -67,6 +67,7 @@ def disk(tmp_path: Path) -> Path:
 # --- In a plain folder ---
 
 
+@pytest.mark.torture
 def test_stopped_again_and_again_it_ends_with_the_same_bytes(straight: Path, tmp_path: Path, disk: Path) -> None:
     """Killed at a random step, with a torn checkpoint afterwards; then its folder takes no results; then once more."""
     run, step = _write(tmp_path / "run"), random.randrange(6, STEPS)

@@ -19,16 +19,14 @@ import yaml
 import tiny
 import training
 
-pytestmark = [pytest.mark.slow, pytest.mark.real_python]
+pytestmark = [pytest.mark.torture, pytest.mark.real_python]
 
 SCRIPT = str(Path(sys.executable).with_name("skill-train"))
 TRAINS = '{"event": "stage", "text": "training"}'
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="no other system sets a limit for another process")
-@pytest.mark.parametrize(
-    ("free", "code"), [(150, 0), pytest.param(1, 3, marks=pytest.mark.torture)], ids=["the second fits", "none fits"]
-)
+@pytest.mark.parametrize(("free", "code"), [(150, 0), (1, 3)], ids=["the second fits", "none fits"])
 def test_a_batch_without_memory_is_tried_once_more(tmp_path: Path, free: int, code: int) -> None:
     """Eight layers keep 8 x 1024 tokens without recomputation, 300 MB; with it 20 MB are enough that it has by then."""
     base = _deep(tmp_path / "base", layers=8)

@@ -180,10 +180,8 @@ def test_a_disk_that_is_full_for_the_second_process_is_explained(tmp_path: Path)
     assert json.loads((run / "train.failed.json").read_text())["error"]["code"] == "no_disk"
 
 
-@pytest.mark.parametrize(
-    "whom",
-    [pytest.param("driver", marks=pytest.mark.torture), pytest.param("launcher", marks=pytest.mark.torture), "second"],
-)
+@pytest.mark.torture
+@pytest.mark.parametrize("whom", ["driver", "launcher", "second"])
 def test_what_is_killed_takes_all_processes_with_it(tmp_path: Path, whom: str) -> None:
     run = _write(tmp_path / "run", max_steps=200)
     driver, processes = _stop(run, whom, signal.SIGKILL)

@@ -117,7 +117,9 @@ def vocabulary(folder: Path, gguf: GgufFile) -> Check:
     return check_vocabulary(gguf, tokenizer, own, read_files(folder), config_of(folder))
 
 
-@pytest.mark.parametrize("name", ["gpt2", "qwen2", "llama-bpe"])
+@pytest.mark.parametrize(
+    "name", ["gpt2", *(pytest.param(n, marks=pytest.mark.torture) for n in ("qwen2", "llama-bpe"))]
+)
 def test_merges_in_another_order_or_left_out(name: str) -> None:
     folder, file = listed_families.converted(name)
     gguf, key = read_gguf(file), "tokenizer.ggml.merges"

@@ -98,6 +98,7 @@ def test_a_quantized_language_model_is_held_to_its_own_type() -> None:
     assert 1e-5 < float(str(same.figures["mean_kl_given_embeddings"])) < 0.01
 
 
+@pytest.mark.torture
 def test_llama_cpp_leaves_the_epsilon_of_qwen2_vl_out(tmp_path: Path) -> None:
     """Of a file that states 1e-3 it computes what transformers computes with hardly any. Where this fails, a later
     llama.cpp reads it: take the family out of EPSILON_LEFT_OUT."""
