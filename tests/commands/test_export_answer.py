@@ -9,9 +9,13 @@ from typing import Any
 
 import pytest
 
+import gguf_bytes
 from skill_train.commands._export_answer import ExportedFiles, hints_with, result_of
+from skill_train.commands._shipping import _sizes
 from skill_train.core.errors import UsageError
 from skill_train.run.folder import RunDir
+
+_IQ3_S = 21  # GGML_TYPE_IQ3_S: 110 bytes for 256 weights
 
 
 def _exported(run: Path, types: list[str], named: str) -> ExportedFiles:
@@ -59,3 +63,15 @@ def test_a_hint_names_the_run_that_was_typed() -> None:
     assert caught.value.hint == "skill-train export-gguf 'runs/my run' --quant auto --bits 4.5"
     with contextlib.suppress(ValueError), hints_with(RunDir(Path("run"))):
         raise ValueError("of another kind")
+
+
+def test_the_share_of_a_mix_that_is_looked_up_in_tables(tmp_path: Path) -> None:
+    """By hand: 258 x 32 weights of an embedding are not read. As many of the head are, 32 of the last norm, and in each
+    of 2 layers 64 of norms, 1024 + 512 + 512 + 1024 of the attention and 3 x 2048: 26,848. 2,048 are in iq3_s."""
+    file = gguf_bytes.whole()
+    row = file.row("blk.0.ffn_gate.weight")
+    row.dims, row.kind, row.data = [256, 8], _IQ3_S, bytes(8 * 110)
+    path = file.write(tmp_path / "mix.gguf")
+    listed = {"quant": "auto-4bpw", "bytes": path.stat().st_size, "path": str(path)}
+    sizes = _sizes(listed, 0)  # type: ignore[arg-type]
+    assert sizes.unread == 258 * 32 * 4 and sizes.looked_up == pytest.approx(2048 / 26_848)

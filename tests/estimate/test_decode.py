@@ -88,6 +88,27 @@ def test_i_quants_on_a_processor(q4_0: float, quant: str, gib: float, rate: floa
     assert speed is not None and speed.low <= rate <= speed.high
 
 
+@pytest.mark.parametrize("family", ["cpu", "apple"])
+def test_a_mix_with_i_quants_is_as_slow_as_its_share(family: str) -> None:
+    """The published mix has 16 % of its weights in iq3_s and writes 21 tokens a second, iq4_xs alone 28.8. By hand:
+    those take 3.3 times as long, so the whole takes 1 + 2.3 x 0.16 = 1.368 times as long. A GPU needs no tables."""
+    model = dataclasses.replace(LLAMA, parameters=6_738_000_000)
+    target = TargetDevice("a machine", family, 24e9, (20e9, 22e9), 150, ())
+    found = [
+        tokens_per_second(model, target, quant="auto-4bpw", read_bytes=3.58e9, context=2, looked_up=share)
+        for share in (0.0, 0.16, 1.0)
+    ]
+    alone = tokens_per_second(model, target, quant="iq3_s", read_bytes=3.58e9, context=2)
+    assert None not in found and found[2] == alone
+    fixed = 32 * FAMILIES[family].seconds_per_layer
+    seconds = [0.7 / speed.low - fixed for speed in found if speed is not None]
+    slower = 1.368 if family == "cpu" else 1
+    assert seconds[1] / seconds[0] == pytest.approx(slower, rel=1e-3)
+    assert {round(speed.high, 6) for speed in found if speed is not None} == {round(found[0].high, 6)}  # type: ignore[union-attr]
+    if family == "cpu":
+        assert 28.8 / slower == pytest.approx(21, rel=0.01)
+
+
 def test_unknown_bandwidth_is_no_speed() -> None:
     target = TargetDevice("x", "unknown", 8e9, (5e9, 6e9), None, ())
     assert tokens_per_second(LLAMA, target, quant="q8_0", read_bytes=8e9, context=512) is None

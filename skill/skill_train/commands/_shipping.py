@@ -20,6 +20,7 @@ from skill_train.commands._for_device import (
 from skill_train.commands._mixing import AUTO, target_of
 from skill_train.core.console import Console
 from skill_train.core.errors import DecisionNeeded
+from skill_train.estimate.decode import is_looked_up
 from skill_train.estimate.fit import FileSizes, exported_file
 from skill_train.run.folder import RunDir
 
@@ -107,7 +108,7 @@ def shipped(
     model, measured = read_model(export.model, weights_needed=False), _measured(export, console)
     candidates = []
     for file in export.files:
-        sizes = FileSizes(file["bytes"], _unread(Path(file["path"])), export.projector_bytes)
+        sizes = _sizes(file, export.projector_bytes)
         candidate = exported_file(model, question.target, file["quant"], question.context, sizes)
         if figures := measured.get(file["path"]):
             candidate = dataclasses.replace(candidate, kl=figures["mean_kl"], same_top1=figures["same_top1"])
@@ -120,13 +121,15 @@ def shipped(
     return answer_of(question, candidates)
 
 
-def _unread(path: Path) -> int:
-    """Bytes of an input embedding that is not also the output head."""
+def _sizes(file: ListedFile, projector_bytes: int) -> FileSizes:
+    """What a token reads of a file. An input embedding that is not also the output head is not read."""
     from skill_train.llama.gguf_header import read_gguf
 
-    tensors = read_gguf(path).tensors
-    embedding = tensors.get("token_embd.weight")
-    return embedding.n_bytes if embedding is not None and "output.weight" in tensors else 0
+    tensors = dict(read_gguf(Path(file["path"])).tensors)
+    unread = tensors.pop("token_embd.weight").n_bytes if {"token_embd.weight", "output.weight"} <= tensors.keys() else 0
+    looked_up = sum(tensor.elements for tensor in tensors.values() if is_looked_up(tensor.kind.lower()))
+    read = sum(tensor.elements for tensor in tensors.values())
+    return FileSizes(file["bytes"], unread, projector_bytes, looked_up / read if read else 0.0)
 
 
 def _measured(export: FinishedExport, console: Console) -> dict[str, Measured]:

@@ -80,13 +80,20 @@ def cache_bytes(model: ModelFacts, context: int) -> Range | None:
 
 
 def tokens_per_second(
-    model: ModelFacts, target: TargetDevice, *, quant: str, read_bytes: float, context: int
+    model: ModelFacts,
+    target: TargetDevice,
+    *,
+    quant: str,
+    read_bytes: float,
+    context: int,
+    looked_up: float | None = None,
 ) -> Range | None:
     """The speed of writing an answer with the context half full. None if the bandwidth or the shape is unknown.
 
     Args:
         read_bytes: of all weights but an input embedding that is not also the output head, of which a token reads one
             row.
+        looked_up: the share of those weights that is in i-quants below 4 bits; None to take it from `quant`.
     """
     family, cache = FAMILIES[target.family], cache_bytes(model, max(1, context // 2))
     stated = target.gigabytes_per_second if target.reached is None else target.reached
@@ -99,11 +106,21 @@ def tokens_per_second(
         reached = f"{stated:.1f} GB/s as measured"
     active = (model.active_parameters or model.parameters or 1) / (model.parameters or 1)
     rest = cache.high / (stated * 1e9 * cache_share) + model.layers * family.seconds_per_layer
-    slowness = _TABLE_SLOWNESS if target.family in _ON_PROCESSORS and _TABLES.fullmatch(quant) else 1.0
-    at_most = slowness * max(read_bytes, _FASTEST_BITS * (model.parameters or 0) / 8)
+    at_most = _slowness(target, quant, looked_up) * max(read_bytes, _FASTEST_BITS * (model.parameters or 0) / 8)
     least, most = (count * active / (stated * 1e9 * share) + rest for count in (read_bytes, at_most))
     unpacked = "; few bits take longer to unpack" if at_most > read_bytes else ""
     return Range(slow / most, fast / least, f"{reached}; {context // 2} tokens of context{unpacked}")
+
+
+def _slowness(target: TargetDevice, quant: str, looked_up: float | None) -> float:
+    """How many times as long a file takes as one whose weights are in no table."""
+    share = float(is_looked_up(quant)) if looked_up is None else looked_up
+    return 1 + (_TABLE_SLOWNESS - 1) * share if target.family in _ON_PROCESSORS else 1.0
+
+
+def is_looked_up(kind: str) -> bool:
+    """Whether a processor looks the weights of this type up in tables: an i-quant below 4 bits."""
+    return _TABLES.fullmatch(kind) is not None
 
 
 def _windowed(model: ModelFacts) -> tuple[int, int]:

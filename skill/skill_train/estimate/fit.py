@@ -80,33 +80,35 @@ def estimated_file(model: ModelFacts, target: TargetDevice, quant: str, context:
     size = file_bytes(model, quant)
     if size is None:
         return DeviceFile(quant, None, None, None)
-    return _of_size(model, target, quant, context, size.middle - unread_bytes(model, quant), size)
+    read = size.middle - unread_bytes(model, quant)
+    speed = tokens_per_second(model, target, quant=quant, read_bytes=read, context=context)
+    return DeviceFile(quant, size, _memory(model, size, context), speed)
 
 
 @dataclass(frozen=True)
 class FileSizes:
     """Bytes of the language model's file, of which a token does not read `unread` (an input embedding that is not also
-    the output head), and of the projector's file, 0 where there is none."""
+    the output head), and of the projector's file, 0 where there is none. `looked_up` is the share of the weights that a
+    token reads in i-quants below 4 bits, which a mix of types may hold too."""
 
     text: int
     unread: int
     projector: int
+    looked_up: float = 0.0
 
 
 def exported_file(model: ModelFacts, target: TargetDevice, quant: str, context: int, sizes: FileSizes) -> DeviceFile:
     """A file on disk, on a device."""
     both = sizes.text + sizes.projector
-    return _of_size(model, target, quant, context, sizes.text - sizes.unread, Range(both, both, "the files"))
+    read = sizes.text - sizes.unread
+    speed = tokens_per_second(model, target, quant=quant, read_bytes=read, context=context, looked_up=sizes.looked_up)
+    files = Range(both, both, "the files")
+    return DeviceFile(quant, files, _memory(model, files, context), speed)
 
 
-def _of_size(
-    model: ModelFacts, target: TargetDevice, quant: str, context: int, read: float, all_files: Range
-) -> DeviceFile:
-    """`read` are the bytes of weights that a dense model reads for a token."""
-    parts = memory_parts(model, all_files, context)
-    speed = tokens_per_second(model, target, quant=quant, read_bytes=read, context=context)
-    memory = None if parts is None else total(parts, f"{context} tokens of context")
-    return DeviceFile(quant, all_files, memory, speed)
+def _memory(model: ModelFacts, files: Range, context: int) -> Range | None:
+    parts = memory_parts(model, files, context)
+    return None if parts is None else total(parts, f"{context} tokens of context")
 
 
 def choose(candidates: Sequence[DeviceFile], target: TargetDevice, limits: ShipLimits) -> FileToShip:
