@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import shutil
+import socket
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -159,6 +161,31 @@ def test_without_the_hub_the_cache_has_them_or_nobody(run: RunDir, hub: Hub, chi
         offline = Child(hub.environment(tmp_path / home) | {"HF_HUB_OFFLINE": "1"})
         _assert_only_kept(run, offline.texts(run), words)
         offline.close()
+
+
+@pytest.mark.parametrize("cached", [True, False])
+def test_a_hub_that_cannot_be_reached_is_asked_once(run: RunDir, hub: Hub, tmp_path: Path, cached: bool) -> None:
+    """It was tried six times, for at least 23 s. What the cache has of the commit is used even then. One such Hub says
+    nothing, the other refuses."""
+    environment = hub.environment(tmp_path / "home")
+    if cached:
+        online = Child(environment)
+        online.texts(run)
+        online.close()
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        if cached:
+            silent.listen()
+        away = Child(environment | {"HF_ENDPOINT": f"http://127.0.0.1:{silent.getsockname()[1]}"})
+        started = time.monotonic()
+        texts = away.texts(run)
+        seconds = time.monotonic() - started
+        away.close()
+    assert seconds < 20  # the process starts meanwhile
+    if cached:
+        assert (texts["source"], texts["lacking"]) == (TRAINING, "")
+    else:
+        _assert_only_kept(run, texts, "the Hub cannot be reached for the dataset me/rows")
 
 
 def _assert_only_kept(run: RunDir, texts: dict[str, Any], words: str) -> None:

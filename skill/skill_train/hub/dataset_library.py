@@ -7,9 +7,11 @@ import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from skill_train.core.errors import SkillTrainError, UsageError
+from skill_train.core.errors import SkillTrainError, Temporary, UsageError
 from skill_train.hub.client import RequestSubject, ask
 from skill_train.hub.errors import gated, no_revision, translated, unknown
+
+SECONDS = 4.0  # for the one question of `promptly`
 
 
 @contextlib.contextmanager
@@ -31,6 +33,47 @@ def within_limits(name: str) -> Iterator[None]:
         yield
     finally:
         datasets.load_dataset = load
+
+
+@contextlib.contextmanager
+def promptly(name: str) -> Iterator[None]:
+    """As `within_limits`, for a dataset that the command can do without. The client tries a Hub that cannot be reached
+    six times, for at least 23 s. Here it is asked once, and without an answer only the cache is read.
+
+    Raises:
+        Temporary: the Hub does not answer, and the cache does not have the dataset.
+    """
+    from huggingface_hub import HfApi
+
+    try:
+        ask(RequestSubject("dataset", name), lambda: HfApi().dataset_info(name, timeout=SECONDS), seconds=SECONDS)
+    except Temporary as trouble:
+        with _cache_alone(), within_limits(name):
+            try:
+                yield
+            except Temporary:
+                raise trouble from None
+        return
+    with within_limits(name):
+        yield
+
+
+@contextlib.contextmanager
+def _cache_alone() -> Iterator[None]:
+    """Lets the library send no request."""
+    try:
+        import datasets
+    except ImportError:
+        yield
+        return
+    from huggingface_hub import constants
+
+    before = datasets.config.HF_HUB_OFFLINE, constants.HF_HUB_OFFLINE
+    datasets.config.HF_HUB_OFFLINE = constants.HF_HUB_OFFLINE = True
+    try:
+        yield
+    finally:
+        datasets.config.HF_HUB_OFFLINE, constants.HF_HUB_OFFLINE = before
 
 
 def _explained(subject: RequestSubject, question: Callable[[], Any]) -> Any:

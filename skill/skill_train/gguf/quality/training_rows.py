@@ -130,7 +130,7 @@ def _read(plan: Plan, wanted: set[int]) -> dict[int, tuple[int, Row]]:
 
 
 def _from_hub(recipe: ResolvedRecipe) -> Iterator[tuple[int, Row]]:
-    with dataset_library.within_limits(recipe.data):
+    with dataset_library.promptly(recipe.data):
         yield from iter_hub(recipe.data, recipe.split, recipe.data_config, recipe.data_revision)
 
 
