@@ -123,3 +123,10 @@ def test_a_worker_that_hangs_is_ended() -> None:
         run_worker(WORKER, {"sleep_seconds": 30}, most_seconds=1)
     assert caught.value.code == "worker_hangs"
     assert time.monotonic() - started < 10
+
+
+def test_a_crash_on_a_file_names_it_and_what_was_expected() -> None:
+    with pytest.raises(NativeCrash) as caught:
+        run_worker(WORKER, {"signal": "SIGABRT", "gguf": "folder/x.gguf", "says": "a.cpp:7: GGML_ASSERT(n > 0) failed"})
+    assert caught.value.message == "llama.cpp crashed with SIGABRT on x.gguf: it expects n > 0"
+    assert "export-gguf" in caught.value.hint

@@ -14,7 +14,7 @@ from skill_train.core.worker import report_progress, worker_main
 
 def run(job: dict[str, Any]) -> dict[str, Any]:
     if "signal" in job:
-        print("the last words of native code", file=sys.stderr, flush=True)
+        print(job.get("says", "the last words of native code"), file=sys.stderr, flush=True)
         os.kill(os.getpid(), signal.Signals[job["signal"]])
     if "bad_alloc" in job:
         print("  what():  std::bad_alloc", file=sys.stderr, flush=True)

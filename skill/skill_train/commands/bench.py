@@ -18,7 +18,7 @@ from skill_train.core.console import Bar, Console, Result
 from skill_train.core.errors import UsageError
 from skill_train.core.units import size
 from skill_train.facts import MachineFacts
-from skill_train.llama.gguf_header import GgufFile, read_gguf
+from skill_train.llama.gguf_header import GgufFile, read_model_file
 from skill_train.llama.speed import remembered
 from skill_train.llama.speed.measure import LEAST_SHARE, SpeedJob, SpeedResult, Timing, measure, share
 from skill_train.machine.read import physical_cores, read_machine
@@ -103,7 +103,7 @@ def _part(progress: Bar, number: int, count: int) -> Bar:
 
 
 def _measure(path: Path, options: BenchOptions, machine: MachineFacts, progress: Bar) -> BenchedFile:
-    file = read_gguf(path)  # says what is wrong with bytes that llama.cpp may crash on
+    file = read_model_file(path)  # says what is wrong with bytes that llama.cpp may crash on
     prompt_tokens, answer_tokens = _tokens(options, file)
     result = measure(
         SpeedJob(
@@ -138,8 +138,7 @@ def _tokens(options: BenchOptions, file: GgufFile) -> tuple[int, int]:
     Raises:
         UsageError: the context is shorter than what was asked.
     """
-    stated = file.of_architecture("context_length")
-    most = stated if isinstance(stated, int) and stated > 1 else _PROMPT + _ANSWER
+    most = max(2, file.count("context_length") or _PROMPT + _ANSWER)
     answer = options.answer_tokens or min(_ANSWER, max(1, most // 4))
     prompt = options.prompt_tokens or min(_PROMPT, max(1, most - answer))
     if prompt + answer > most:

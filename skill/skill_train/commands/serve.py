@@ -21,7 +21,7 @@ from skill_train.core.errors import UsageError
 from skill_train.core.secrets import read_key
 from skill_train.evaluate.chat.prompts import GgufPrompts
 from skill_train.llama.engines.python_server import LOOPBACK, ServerJob, require_server, served
-from skill_train.llama.gguf_header import GgufFile, read_gguf
+from skill_train.llama.gguf_header import GgufFile, read_model_file
 from skill_train.llama.sampling import sampling_of, sampling_of_gguf
 from skill_train.llama.template import Conversation, special_texts
 
@@ -47,7 +47,7 @@ def run(options: ServeOptions, console: Console) -> Result:
     asked = gguf_of(options.model, options.quant)
     if asked.reads_pictures:
         raise _reads_pictures(asked)
-    gguf = read_gguf(asked.model.path)
+    gguf = read_model_file(asked.model.path)
     job = _job(options, asked, gguf, key)
     with console.progress("loading") as progress:
         progress(0, 1, asked.model.name)
@@ -75,7 +75,7 @@ def _job(options: ServeOptions, asked: Chosen, gguf: GgufFile, key: str | None) 
 
     folder = asked.sampling_of
     sampling, _ = sampling_of(folder) if folder else sampling_of_gguf(gguf.metadata, gguf.path)
-    trained = gguf.of_architecture("context_length")
+    trained = gguf.count("context_length")
     bos, eos = special_texts(gguf)
     prompts = None if asked.raw else _prompts(asked, gguf)
     return ServerJob(
@@ -89,7 +89,7 @@ def _job(options: ServeOptions, asked: Chosen, gguf: GgufFile, key: str | None) 
         eos=eos,
         composes=prompts is not None and prompts.composes,
         sampling=msgspec.structs.replace(sampling, seed=0),
-        context_tokens=min(options.context, trained) if isinstance(trained, int) and trained > 0 else options.context,
+        context_tokens=min(options.context, trained or options.context),
         threads=physical_cores(),
         device=options.device,
     )
@@ -99,7 +99,7 @@ def _prompts(asked: Chosen, gguf: GgufFile) -> GgufPrompts:
     """The file's own template, which writes the prompts that transformers writes: tried on many conversations.
 
     Raises:
-        UsageError: the file has none.
+        UsageError: the file has none, or one that writes no prompt.
         VerificationFailed: it writes others.
     """
     from skill_train.reference.load import load_tokenizer
@@ -109,7 +109,15 @@ def _prompts(asked: Chosen, gguf: GgufFile) -> GgufPrompts:
     tokenizer = None if asked.tokenizer_of is None else load_tokenizer(asked.tokenizer_of)
     prompts = GgufPrompts(gguf, tokenizer, raw=False)
     tried: list[Conversation] = [*CONVERSATIONS, *BRANCHES]
-    prompts.alike(tried)
+    written = prompts.alike(tried)
+    if all(each.text is None for each in written):
+        raise UsageError(
+            f"the chat template of {gguf.path.name} refuses every conversation",
+            code="template_mismatch",
+            expected="a template that writes a prompt",
+            got=written[0].refused,
+            hint="export the file again: skill-train export-gguf RUN",
+        )
     return prompts
 
 

@@ -22,7 +22,7 @@ from typing import IO, Any
 
 from skill_train.core.errors import NativeCrash, SkillTrainError, from_exit_code, out_of_memory
 from skill_train.core.memory import keep_freed, seek_cycles_seldom, watch_memory
-from skill_train.core.worker import ended_without_result
+from skill_train.core.worker import QUIET, ended_without_result, file_of
 
 Send = Callable[[object], None]
 
@@ -33,11 +33,13 @@ class LiveWorker:
 
     Attributes:
         log: what native code said; it grows while the worker lives.
+        file: the GGUF file that it is about; empty for none.
     """
 
     module: str
     process: subprocess.Popen[str]
     log: Path
+    file: str
 
     def send(self, request: object) -> None:
         """One request. A worker that has ended says so at the next `receive`."""
@@ -58,7 +60,8 @@ class LiveWorker:
         line = self.process.stdout.readline()
         if not line:
             code = self.process.wait()
-            raise ended_without_result(self.module, code, self.log.read_text(encoding="utf-8", errors="replace"))
+            log = self.log.read_text(encoding="utf-8", errors="replace")
+            raise ended_without_result(self.module, code, log, self.file)
         answer = json.loads(line)
         if isinstance(answer, dict) and "error" in answer:
             raise from_exit_code(int(answer["exit_code"]), answer["error"])
@@ -89,8 +92,7 @@ class LiveWorker:
 @contextlib.contextmanager
 def live_worker(module: str, job: object) -> Iterator[LiveWorker]:
     """A worker with its job, which is ended with the block."""
-    environment = dict(os.environ, PYTHONUNBUFFERED="1", HF_HUB_DISABLE_TELEMETRY="1")
-    environment.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as in `run_worker`
+    environment = QUIET | dict(os.environ, PYTHONUNBUFFERED="1", HF_HUB_DISABLE_TELEMETRY="1")
     command = [sys.executable, "-m", module]
     with tempfile.TemporaryDirectory(prefix="skill-train-") as folder:
         log = Path(folder) / "log.txt"
@@ -101,7 +103,7 @@ def live_worker(module: str, job: object) -> Iterator[LiveWorker]:
             ) as process,
         ):
             watch_memory(process.pid)
-            worker = LiveWorker(module, process, log)
+            worker = LiveWorker(module, process, log, file_of(job))
             try:
                 worker.send(job)
                 yield worker

@@ -11,6 +11,7 @@ import contextlib
 import importlib.util
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -30,6 +31,11 @@ from skill_train.core.memory import keep_freed, note_memory, peak_memory_bytes, 
 PROGRESS = "@progress "
 PEAK = "@peak "  # a worker prints its peak memory in bytes as its last line
 _TAIL_LINES = 12
+_WANTED = re.compile(r"GGML_ASSERT\((.*)\) failed")  # what llama.cpp checks before it ends its process
+_SHOWN = 200  # characters of that
+# What llama.cpp's processes get besides. Waiting threads (OpenMP) spin; on a busy machine that made small steps ten
+# times slower. A failed check starts gdb where there is one: it took 15 s, and once a minute.
+QUIET = {"OMP_WAIT_POLICY": "PASSIVE", "GGML_NO_BACKTRACE": "1"}
 _AT_WORK: set[subprocess.Popen[str]] = set()
 _ENDING = threading.Event()
 
@@ -79,19 +85,28 @@ def run_worker(
                 hint="run the same command again when the machine is less busy; skill-train doctor --self-test",
             )
         if code < 0 or not result_file.is_file():
-            raise ended_without_result(module, code, log)
+            raise ended_without_result(module, code, log, file_of(job))
         result = json.loads(result_file.read_text(encoding="utf-8"))
         if "error" in result:
             raise from_exit_code(int(result["exit_code"]), result["error"])
         return result
 
 
-def ended_without_result(module: str, code: int, log: str) -> DecisionNeeded | NativeCrash:
-    """Why a worker ended with this exit code, which is negative for a signal, and wrote no result."""
+def file_of(job: object) -> str:
+    """The name of the GGUF file that a job is about; empty for none."""
+    return Path(str(job["gguf"])).name if isinstance(job, Mapping) and job.get("gguf") else ""
+
+
+def ended_without_result(module: str, code: int, log: str, file: str) -> DecisionNeeded | NativeCrash:
+    """Why a worker ended with this exit code, which is negative for a signal, and wrote no result.
+
+    Args:
+        file: the GGUF file that it was about; empty for none.
+    """
     if code == -signal.SIGKILL or died_of_memory(log):  # glibc ends with exit 127 then
         return _no_memory(module, code, log)
     if code < 0:
-        return _crash(module, -code, log)
+        return _crash(module, -code, log, file)
     return NativeCrash(
         f"{module} ended with exit code {code} and no result",
         code="program_failed",
@@ -154,9 +169,7 @@ def ending(pool: ThreadPoolExecutor) -> Iterator[ThreadPoolExecutor]:
 
 
 def _run(module: str, job: Path, result: Path, log: Path, progress: Bar | None, most_seconds: float | None) -> int:
-    environment = dict(os.environ, PYTHONUNBUFFERED="1", HF_HUB_DISABLE_TELEMETRY="1")
-    # Waiting threads of llama.cpp (OpenMP) spin; on a busy machine that made small steps ten times slower.
-    environment.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    environment = QUIET | dict(os.environ, PYTHONUNBUFFERED="1", HF_HUB_DISABLE_TELEMETRY="1")
     command = [sys.executable, "-m", module, str(job), str(result)]
     with (
         open(log, "w", encoding="utf-8") as log_file,
@@ -199,12 +212,18 @@ def _no_memory(module: str, code: int, log: str) -> DecisionNeeded:
     )
 
 
-def _crash(module: str, number: int, log: str) -> NativeCrash:
+def _crash(module: str, number: int, log: str, file: str) -> NativeCrash:
+    where, hint = module, "skill-train demo   (if that crashes too, try another version of llama-cpp-python)"
+    if file:
+        where, hint = (
+            file,
+            "make the file again: skill-train export-gguf RUN; skill-train demo tells whether others work",
+        )
+    crashed = f"llama.cpp crashed with {signal.Signals(number).name}"
+    wanted = _WANTED.search(log)
+    why = f": it expects {wanted[1][:_SHOWN]}" if wanted else ""
     return NativeCrash(
-        f"llama.cpp crashed with {signal.Signals(number).name} in {module}",
-        code="native_crash",
-        got=_tail(log),
-        hint="skill-train demo   (if that crashes too, try another version of llama-cpp-python)",
+        f"{crashed} {'on' if file else 'in'} {where}{why}", code="native_crash", got=_tail(log), hint=hint
     )
 
 

@@ -80,6 +80,11 @@ class GgufFile:
         """Value of `<architecture>.<key>`, or None."""
         return self.metadata.get(f"{self.architecture}.{key}")
 
+    def count(self, key: str) -> int | None:
+        """Value of `<architecture>.<key>` where it is a whole number above 0."""
+        value = self.of_architecture(key)
+        return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None
+
     def strings(self, key: str) -> list[str]:
         """An array of strings; empty if the key is missing or has another type."""
         value = self.metadata.get(key)
@@ -147,6 +152,28 @@ def read_gguf(path: Path) -> GgufFile:
             code="bad_gguf",
             hint="make it again: skill-train export-gguf RUN",
         ) from None
+
+
+_NO_MODELS = {"adapter": "an adapter", "mmproj": "a projector", "imatrix": "an importance matrix"}  # `general.type`
+
+
+def read_model_file(path: Path) -> GgufFile:
+    """As `read_gguf`, of a file that is run by itself.
+
+    Raises:
+        VerificationFailed: what `read_gguf` raises, or it holds no model.
+    """
+    file = read_gguf(path)
+    kind = _NO_MODELS.get(str(file.metadata.get("general.type")))
+    if kind is not None and "token_embd.weight" not in file.tensors:
+        raise VerificationFailed(
+            f"{path.name} holds {kind} and no model",
+            code="bad_gguf",
+            expected="the GGUF file of a language model",
+            got=f"general.type {file.metadata['general.type']}",
+            hint="give the file of the model: skill-train export-gguf RUN makes it",
+        )
+    return file
 
 
 def _at_once(path: str, flags: int) -> int:

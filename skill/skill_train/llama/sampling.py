@@ -5,13 +5,14 @@ The choice serves transformers and llama.cpp alike, so that two files of one mod
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
 
-from skill_train.core.errors import UsageError
+from skill_train.core.errors import UsageError, VerificationFailed
 from skill_train.run.records import read_json
 
 if TYPE_CHECKING:
@@ -85,13 +86,33 @@ def sampling_of_gguf(metadata: Mapping[str, object], file: Path) -> tuple[Sampli
     return _checked(found, file), "general.sampling of the file"
 
 
+def require_numbers(logits: np.ndarray, of: str = "the model") -> None:
+    """Refuses the scores of a model whose weights or settings are damaged: any token would be the most likely one.
+
+    Raises:
+        VerificationFailed: they are no numbers, or not finite.
+    """
+    if not math.isfinite(largest := float(logits.max())):  # of numbers with nan it is nan
+        raise VerificationFailed(
+            f"{of} computes {largest:g} in place of a score of the next token",
+            code="not_finite",
+            expected="finite numbers",
+            got=f"{largest:g}",
+            hint="the weights or the settings in the file are damaged: make it again: skill-train export-gguf RUN",
+        )
+
+
 def next_token(logits: np.ndarray, sampling: Sampling, random: np.random.Generator, context: Sequence[int]) -> int:
     """The token that follows.
 
     Args:
         logits: [vocabulary].
         context: the tokens so far, with the prompt.
+
+    Raises:
+        VerificationFailed: as `require_numbers`.
     """
+    require_numbers(logits)
     row = _penalized(logits, sampling, context)
     if sampling.temperature == 0:
         return int(row.argmax())

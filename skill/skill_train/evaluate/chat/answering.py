@@ -16,7 +16,7 @@ from skill_train.evaluate.backends import Model, device_of
 from skill_train.evaluate.chat.prompts import FolderPrompts, GgufPrompts
 from skill_train.evaluate.pictures import PictureTensors, PictureTurns, plain_generation
 from skill_train.llama.chat import ChatAnswer, ChatJob, ChatRequest, LoadedChat, loaded_chat
-from skill_train.llama.gguf_header import GgufFile, read_gguf
+from skill_train.llama.gguf_header import GgufFile, read_gguf, read_model_file
 from skill_train.llama.pictures.compare import MARKER
 from skill_train.llama.sampling import Sampling, next_token
 from skill_train.model.folder import read_config
@@ -85,7 +85,7 @@ def answering(model: Model, settings: Settings) -> Iterator[Answering]:
 def _gguf(model: Model, settings: Settings) -> Iterator[Answering]:
     from skill_train.machine.read import physical_cores
 
-    gguf = read_gguf(model.path)
+    gguf = read_model_file(model.path)
     if model.projector is not None:
         read_gguf(model.projector)
     tokenizer = None if settings.tokenizer_of is None else load_tokenizer(settings.tokenizer_of)
@@ -102,8 +102,7 @@ def _gguf(model: Model, settings: Settings) -> Iterator[Answering]:
 
 
 def _context(gguf: GgufFile, wanted: int) -> int:
-    trained = gguf.of_architecture("context_length")
-    return min(wanted, trained) if isinstance(trained, int) and trained > 0 else wanted
+    return min(wanted, gguf.count("context_length") or wanted)
 
 
 @dataclass(frozen=True)

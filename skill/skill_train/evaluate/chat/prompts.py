@@ -140,7 +140,15 @@ def rendered_by(render: Callable[[Conversation], str], asked: Conversation) -> R
     """What a template writes, or why it refuses the conversation."""
     import jinja2
 
-    of_templates = (jinja2.TemplateError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
+    of_templates = (
+        jinja2.TemplateError,
+        ArithmeticError,
+        AttributeError,
+        LookupError,
+        RecursionError,
+        TypeError,
+        ValueError,
+    )
     try:
         return Rendered(render(asked))
     except of_templates as error:

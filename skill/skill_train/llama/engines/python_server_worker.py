@@ -24,6 +24,7 @@ from skill_train.core.errors import UsageError, VerificationFailed
 from skill_train.core.live_worker import Send, live_worker_main
 from skill_train.llama.engines.python_server import LOOPBACK, ServerJob
 from skill_train.llama.llama_cpp import bindings, captured_log, refused, uses_gpu
+from skill_train.llama.sampling import require_numbers
 
 _OWN_FORMAT = "chat_template.default"
 _CHATS = "/v1/chat/completions"
@@ -49,6 +50,7 @@ def work(document: object, receive: Callable[[], Any], send: Send) -> None:
                 code="bad_gguf",
                 hint="export it again: skill-train export-gguf RUN",
             ) from None
+        _require_answer(Path(job.gguf), llama)
     if job.reports:
         _report(llama, send)
     import llama_cpp
@@ -65,6 +67,26 @@ def work(document: object, receive: Callable[[], Any], send: Send) -> None:
         }
     )
     server.run(sockets=[bound])
+
+
+def _require_answer(file: Path, llama: Any) -> None:
+    """Asks the model once: of damaged weights the server would serve any token as an answer.
+
+    Raises:
+        VerificationFailed: llama.cpp cannot run the model, or its scores are no numbers.
+    """
+    import numpy as np
+
+    try:
+        llama.eval([0])
+    except RuntimeError as error:
+        raise VerificationFailed(
+            f"llama.cpp cannot run {file.name}: {error}",
+            code="bad_gguf",
+            hint="export it again: skill-train export-gguf RUN",
+        ) from None
+    require_numbers(np.ctypeslib.as_array(llama._ctx.get_logits(), shape=(llama.n_vocab(),)), file.name)
+    llama.reset()
 
 
 def _bound(job: ServerJob) -> socket.socket:

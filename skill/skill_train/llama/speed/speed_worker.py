@@ -5,13 +5,18 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from skill_train.core.worker import report_progress, worker_main
 from skill_train.llama.llama_cpp import Llama, as_users_run, uses_gpu
+from skill_train.llama.sampling import require_numbers
 from skill_train.llama.speed.measure import Round, SpeedJob, SpeedResult, Timing
 from skill_train.machine.load import busy_seconds
+
+if TYPE_CHECKING:
+    import numpy as np
 
 _BATCH = 512  # llama.cpp's own default of a micro-batch
 
@@ -27,7 +32,8 @@ def run(document: object) -> object:
 
 
 def _measured(llama: Llama, job: SpeedJob, device: str) -> SpeedResult:
-    _read(llama, job.prompt_tokens)  # warms caches, and compiles what a GPU needs
+    last = _read(llama, job.prompt_tokens)  # warms caches, and compiles what a GPU needs
+    require_numbers(last, Path(job.gguf).name)
     _write(llama, 1)
     prompt, answer = list[Round](), list[Round]()
     for number in range(job.rounds):
@@ -43,7 +49,7 @@ def _measured(llama: Llama, job: SpeedJob, device: str) -> SpeedResult:
     )
 
 
-def _timed(work: Callable[[], None]) -> Round:
+def _timed(work: Callable[[], object]) -> Round:
     busy, processor, started = busy_seconds(), time.process_time(), time.monotonic()
     work()
     seconds, own = time.monotonic() - started, time.process_time() - processor
@@ -51,13 +57,14 @@ def _timed(work: Callable[[], None]) -> Round:
     return Round(seconds, own, None if busy is None or after is None else after - busy)
 
 
-def _read(llama: Llama, count: int) -> None:
-    """Reads a prompt of so many tokens; the last one is answered."""
+def _read(llama: Llama, count: int) -> np.ndarray:
+    """Reads a prompt of so many tokens; the last one is answered. Returns its logits."""
     llama.forget()
     for start in range(0, count, _BATCH):
         ids = [_token(llama, place) for place in range(start, min(start + _BATCH, count))]
-        llama.decode(ids, start, last=int(start + len(ids) == count))
+        row = llama.decode(ids, start, last=int(start + len(ids) == count))
     llama.wait()
+    return row
 
 
 def _write(llama: Llama, count: int) -> None:
