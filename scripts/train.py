@@ -990,6 +990,23 @@ def load_plan(path: Path) -> Plan:
     return plan
 
 
+def require_hub_inputs(plan: Plan) -> None:
+    """Refuses a folder or file here that has the name of what was planned on the Hub: whoever loads that name takes
+    what lies here, and would train on other rows or another model."""
+    prints = plan.get("fingerprints", {})
+    places: list[tuple[Literal["model", "data"], str]] = [("model", "the model"), ("data", "the dataset")]
+    for key, noun in places:
+        name = plan["recipe"][key]
+        if key in prints and prints[key] is None and Path(name).exists():
+            raise Refused(
+                f"the plan means {noun} {name} on the Hub, and {Path(name).resolve()} has the same name",
+                code="input_changed",
+                expected=f"no folder or file {name} where the training starts",
+                got=str(Path(name).resolve()),
+                hint="start the training from another folder; to train on what lies here, plan again",
+            )
+
+
 def plan_document(path: Path) -> Any:
     """The JSON object of a plan. Its recipe and placement have all their fields."""
     document = read_document(path)
@@ -7155,6 +7172,7 @@ def main(argv: list[str]) -> int:
                 if arguments.attended:
                     attend(folder)
                 use_data(plan, arguments.data)
+                require_hub_inputs(plan)
                 run(plan, folder, resume=arguments.resume)
     except Refused as refusal:
         tell_failure(refusal, None if arguments.probe else folder)

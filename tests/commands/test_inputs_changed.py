@@ -6,13 +6,17 @@ import hashlib
 import json
 import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 import tiny
 from command_child import Commands, Done
+from skill_train.core.resources import train_program
 from skill_train.model.folder import fingerprint
+from skill_train.recipe.fields import recipe_hash
 
 pytestmark = pytest.mark.slow
 
@@ -187,3 +191,33 @@ def test_the_adapter_and_the_records_of_another_run_are_refused(
     done = _call(commands, trained, f"merge {other}")
     assert done.error == (2, "another_run"), done.stdout + done.stderr
     assert not (other / "merged").exists()
+
+
+# --- What was planned on the Hub, and a file here of the same name ---
+
+
+@pytest.mark.parametrize("key", ["data", "model"])
+def test_what_lies_here_is_not_trained_in_place_of_the_hubs(
+    commands: Commands, trained: Path, tmp_path: Path, key: str
+) -> None:
+    """The training read the rows here, and its record named the dataset on the Hub."""
+    run, name = tmp_path / "run", "owner/rows.jsonl"  # a name that a repository may have
+    run.mkdir()
+    (tmp_path / "owner").mkdir()
+    if key == "data":
+        tiny.write_rows(tmp_path / name, 24)
+    else:
+        shutil.copytree(trained / "base", tmp_path / name)
+    plan = json.loads((trained / "run" / "plan.json").read_text())
+    revision = {"data": "data_revision", "model": "revision"}[key]
+    plan["recipe"] |= {key: name, revision: "5" * 40}
+    plan["fingerprints"][key] = None
+    plan["recipe_hash"] = recipe_hash(plan["recipe"], plan["fingerprints"])
+    (run / "plan.json").write_text(json.dumps(plan))
+    words = [sys.executable, train_program(), run / "plan.json"]
+    done = subprocess.run(words, cwd=tmp_path, env=os.environ | {"HF_HUB_OFFLINE": "1"}, capture_output=True, text=True)
+    assert done.returncode == 2 and not (run / "train.json").exists(), done.stdout + done.stderr
+    failed = json.loads((run / "train.failed.json").read_text())
+    assert failed["error"]["code"] == "input_changed" and str(tmp_path / name) in failed["error"]["got"]
+    planned = _call(commands, tmp_path, "local run/plan.json --run-dir again")
+    assert planned.error == (2, "outdated_plan")

@@ -84,6 +84,7 @@ from skill_train.program.plan import (
     check_processes,
     load_plan,
     prepare_environment,
+    require_hub_inputs,
 )
 from skill_train.program.rows import iter_rows, use_data
 from skill_train.program.split import (
@@ -137,6 +138,7 @@ def main(argv: list[str]) -> int:
                 if arguments.attended:
                     attend(folder)
                 use_data(plan, arguments.data)
+                require_hub_inputs(plan)
                 run(plan, folder, resume=arguments.resume)
     except Refused as refusal:
         tell_failure(refusal, None if arguments.probe else folder)

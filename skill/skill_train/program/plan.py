@@ -8,7 +8,7 @@ import os
 import re
 from pathlib import Path
 from types import UnionType
-from typing import Any, NotRequired, TypedDict, get_args, get_origin, get_type_hints
+from typing import Any, Literal, NotRequired, TypedDict, get_args, get_origin, get_type_hints
 
 from skill_train.program.events import ErrorWords, Refused, event
 from skill_train.program.model_files import ATTENTION, block_hub_kernels, foreign_json
@@ -141,6 +141,23 @@ def load_plan(path: Path) -> Plan:
         expected = " or ".join(ATTENTION)
         raise bad_plan("placement.attn_implementation is unknown", expected=expected, got=attention)
     return plan
+
+
+def require_hub_inputs(plan: Plan) -> None:
+    """Refuses a folder or file here that has the name of what was planned on the Hub: whoever loads that name takes
+    what lies here, and would train on other rows or another model."""
+    prints = plan.get("fingerprints", {})
+    places: list[tuple[Literal["model", "data"], str]] = [("model", "the model"), ("data", "the dataset")]
+    for key, noun in places:
+        name = plan["recipe"][key]
+        if key in prints and prints[key] is None and Path(name).exists():
+            raise Refused(
+                f"the plan means {noun} {name} on the Hub, and {Path(name).resolve()} has the same name",
+                code="input_changed",
+                expected=f"no folder or file {name} where the training starts",
+                got=str(Path(name).resolve()),
+                hint="start the training from another folder; to train on what lies here, plan again",
+            )
 
 
 def plan_document(path: Path) -> Any:
