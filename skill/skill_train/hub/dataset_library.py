@@ -10,6 +10,8 @@ from typing import Any
 from skill_train.core.errors import SkillTrainError, Temporary, UsageError
 from skill_train.hub.client import RequestSubject, ask
 from skill_train.hub.errors import gated, no_revision, translated, unknown
+from skill_train.hub.repositories import check_readable
+from skill_train.hub.session import offline
 
 SECONDS = 4.0  # for the one question of `promptly`
 
@@ -43,10 +45,8 @@ def promptly(name: str) -> Iterator[None]:
     Raises:
         Temporary: the Hub does not answer, and the cache does not have the dataset.
     """
-    from huggingface_hub import HfApi
-
     try:
-        ask(RequestSubject("dataset", name), lambda: HfApi().dataset_info(name, timeout=SECONDS), seconds=SECONDS)
+        check_readable("dataset", name, seconds=SECONDS)
     except Temporary as trouble:
         with _cache_alone(), within_limits(name):
             try:
@@ -66,14 +66,12 @@ def _cache_alone() -> Iterator[None]:
     except ImportError:
         yield
         return
-    from huggingface_hub import constants
-
-    before = datasets.config.HF_HUB_OFFLINE, constants.HF_HUB_OFFLINE
-    datasets.config.HF_HUB_OFFLINE = constants.HF_HUB_OFFLINE = True
+    before, datasets.config.HF_HUB_OFFLINE = datasets.config.HF_HUB_OFFLINE, True
     try:
-        yield
+        with offline():
+            yield
     finally:
-        datasets.config.HF_HUB_OFFLINE, constants.HF_HUB_OFFLINE = before
+        datasets.config.HF_HUB_OFFLINE = before
 
 
 def _explained(subject: RequestSubject, question: Callable[[], Any]) -> Any:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from skill_train.core.errors import UsageError
-from skill_train.hub.client import RequestSubject, ask
+from skill_train.hub.client import QUESTION_SECONDS, RequestSubject, ask
 
 Answer = TypeVar("Answer")
 
@@ -24,13 +24,13 @@ class Repository:
     files: tuple[str, ...]
 
 
-def check_readable(kind: str, name: str) -> None:
+def check_readable(kind: str, name: str, *, seconds: float = QUESTION_SECONDS) -> None:
     """Checks that the token can read the files of a model or dataset.
 
     Raises:
         UsageError: it does not exist or is private. AccessError: it is gated. Temporary: the Hub does not answer.
     """
-    ask(RequestSubject(kind, name), lambda: _api().auth_check(name, repo_type=kind))
+    ask(RequestSubject(kind, name), lambda: _api().auth_check(name, repo_type=kind), seconds=seconds)
 
 
 def check_writable(kind: str, name: str) -> None:

@@ -80,6 +80,18 @@ def abort() -> None:
         abort_xet_session()
 
 
+@contextlib.contextmanager
+def offline() -> Iterator[None]:
+    """Lets the client send no request: it reads its cache alone."""
+    from huggingface_hub import constants
+
+    before, constants.HF_HUB_OFFLINE = constants.HF_HUB_OFFLINE, True
+    try:
+        yield
+    finally:
+        constants.HF_HUB_OFFLINE = before
+
+
 def _goes(request: Any) -> None:
     limits = request.extensions.get("timeout") or {}
     named = {name: STREAM_SECONDS if limit is None else min(limit, STREAM_SECONDS) for name, limit in limits.items()}
