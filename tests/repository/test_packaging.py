@@ -86,14 +86,14 @@ def test_the_wheel_installs_the_skill(wheel: zipfile.ZipFile, tmp_path: Path) ->
 
 
 def test_the_wheel_is_light(wheel: zipfile.ZipFile) -> None:
-    """5 MB is the limit for the embedded model of text, and 1.2 MB for that of pictures; 3.5 MB for everything else,
+    """5 MB is the limit for the embedded model of text, and 1.2 MB for that of pictures; 3.6 MB for everything else,
     before it is packed. The training program is in it twice: its parts, and joined."""
     sizes = {entry.filename.removeprefix("skill_train/"): entry.file_size for entry in wheel.infolist()}
     models = {name: size for name, size in sizes.items() if name.endswith(".safetensors")}
     text, pictures = (f"demo/{folder}/model.safetensors" for folder in ("model", "vision/model"))
     assert set(models) == {text, pictures}
     assert models[text] < 5_000_000 and models[pictures] < 1_200_000
-    assert sum(sizes.values()) - sum(models.values()) < 3_500_000
+    assert sum(sizes.values()) - sum(models.values()) < 3_600_000
 
 
 @pytest.mark.parametrize("source", ["scripts/train.py", "scripts/skypilot_node.py"])
