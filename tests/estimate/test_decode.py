@@ -30,6 +30,11 @@ def test_rows_that_were_not_used_for_the_fit() -> None:
     assert len(off) >= 30 and statistics.median(off) <= 0.2 and statistics.mean(inside) >= 0.9
 
 
+def test_the_table_of_the_bench_is_that_of_the_formula() -> None:
+    text = (Path(compare.HERE) / "README.md").read_text(encoding="utf-8")
+    assert compare.totals(PUBLISHED) in text  # else: python bench/decode/compare.py --write
+
+
 def test_no_row_is_used_for_both() -> None:
     keys = ("device", "model", "quant", "context", "tokens_per_second")
     named = [tuple(row[key] for key in keys) for row in PUBLISHED["rows"]]

@@ -6,7 +6,7 @@ The time of a token is the time to read what it needs, and a fixed time for each
 
 Shares and seconds were fitted to published rows (bench/decode, 2026-11-26), most of them of XiongjieDai's
 GPU-Benchmarks-on-LLM-Inference: 8B and 70B, q4_k_m and f16, contexts of 512 to 8192. Rows that were not used for the
-fit lie 9 % off (median), and 9 of 10 inside the range.
+fit lie 10 % off (median), and 9 of 10 inside the range.
 """
 
 from __future__ import annotations
