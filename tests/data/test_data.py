@@ -72,7 +72,7 @@ def test_a_good_dataset_ends_with_0(
     }  # fmt: skip
     assert {name for name, count in data["problems"].items() if count and count["rows"]} == {"duplicate"}
     said = {warning["code"]: warning["message"] for warning in answer["warnings"]}
-    assert said["duplicates"].startswith("1 rows repeat an earlier row") and "--fix drops them" in said["duplicates"]
+    assert said["duplicates"].startswith("1 row repeats an earlier row") and "--fix drops it" in said["duplicates"]
     assert answer["next"] == ([] if verdict == "ready" else ["skill-train data rows.jsonl --fix rows.fixed.jsonl"])
 
 
@@ -116,7 +116,9 @@ def test_a_row_that_training_refuses_is_counted_with_its_line(
     assert (code, count["rows"], count["refused"], count["lines"]) == (2, 2, 2, [3, 5])
     assert (answer["data"]["rows"], answer["data"]["usable_rows"]) == (5, 3)
     assert answer["error"]["code"] == "bad_row"
-    assert "line 3" in answer["error"]["message"]
+    assert "training would reject 2 of 5 rows; the first: line 3" in answer["error"]["message"]
+    sft = answer["data"]["methods"]["sft"]
+    assert sft["because"].endswith("; 2 rows would be rejected") == (sft["verdict"] == "ready")
     other_encoding = kind == "not_utf8" and not line.isascii()  # which iconv mends, and keeps the rows
     expected = "iconv " if other_encoding else "skill-train data rows.jsonl --fix rows.fixed.jsonl"
     assert answer["error"]["hint"].startswith(expected)

@@ -230,16 +230,19 @@ def _warn(console: Console, subject: Inspection) -> None:
     personal = subject.seen.problems["personal_data"]
     if personal.rows:
         lines = ", ".join(map(str, personal.lines)) + (" …" if personal.rows > len(personal.lines) else "")
+        seem, line, them = ("row seems", "line", "it") if personal.rows == 1 else ("rows seem", "lines", "them")
         console.warn(
             "personal_data",
-            f"{personal.rows} rows seem to contain {WHAT} (lines {lines}), which a tuned model can repeat. Remove "
-            "them, or set sensitive: true in a recipe, and nothing leaves this machine",
+            f"{personal.rows} {seem} to contain {WHAT} ({line} {lines}), which a tuned model can repeat. Remove "
+            f"{them}, or set sensitive: true in a recipe, and nothing leaves this machine",
         )
     repeated = subject.seen.problems.get("duplicate")
     if repeated is not None and repeated.rows:
         console.warn(
             "duplicates",
-            f"{repeated.rows} rows repeat an earlier row; they are trained again, and --fix drops them",
+            "1 row repeats an earlier row; it is trained again, and --fix drops it"
+            if repeated.rows == 1
+            else f"{repeated.rows} rows repeat an earlier row; they are trained again, and --fix drops them",
         )
 
 
@@ -287,7 +290,7 @@ def _refusal(subject: Inspection, counted: Counted) -> SkillTrainError | None:
     of_file = "" if subject.recipe.data_file is None else f" of {subject.recipe.data_file}"
     where = first.why if first.why.startswith("line ") else f"line {first.lines[0]}{of_file}: {first.why}"
     return UsageError(
-        f"training would reject {total} of {subject.seen.rows} rows; the first is {where}",
+        f"training would reject {total} of {subject.seen.rows} rows; the first: {where}",
         code="bad_row",
         expected="complete rows, each with something to train on",
         got=", ".join(f"{count.refused} {name}" for name, count in refused.items()),

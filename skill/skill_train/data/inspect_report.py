@@ -152,6 +152,8 @@ def report(subject: Inspection, counted: Counted) -> DataReport:
     path, seen = Path(subject.recipe.data), subject.seen
     digest = file_digest(path) if path.is_file() else None
     used = set(subject.verdict.columns.values())
+    counts = {**seen.problems, **{name: count for name, count in counted.problems.items() if count is not None}}
+    refused = sum(count.refused for count in counts.values())
     return DataReport(
         path=subject.recipe.data,
         bytes=digest and digest["bytes"],
@@ -162,7 +164,10 @@ def report(subject: Inspection, counted: Counted) -> DataReport:
         not_read=[name for name in seen.columns if name not in used][:20],
         format=None if subject.found is None else _mapping(subject.found, subject.recipe.model),
         method=subject.method,
-        methods={name: _verdict(verdict) for name, verdict in subject.verdicts.items()},
+        methods={
+            name: _verdict(verdict, refused if name == subject.method else 0)
+            for name, verdict in subject.verdicts.items()
+        },
         note=ONLY_SFT,
         problems=_problems(seen, counted),
         unknown=_unknown(subject, counted),
@@ -196,8 +201,10 @@ def _mapping(detected: DetectedFormat, model: str) -> MappingReport:
     return MappingReport(detected.format, detected.columns, detected.reason, "question_answer" if turns else UNSET)
 
 
-def _verdict(verdict: Verdict) -> MethodReport:
-    return MethodReport(verdict.verdict, verdict.because, verdict.lines)
+def _verdict(verdict: Verdict, refused: int) -> MethodReport:
+    """`refused`: rows that the method would reject, though its columns are there."""
+    rows = f"; {refused} rows would be rejected" if refused > 1 else "; 1 row would be rejected"
+    return MethodReport(verdict.verdict, verdict.because + (rows if refused else ""), verdict.lines)
 
 
 def _problems(seen: Survey, counted: Counted) -> dict[str, ProblemReport | None]:
