@@ -10,6 +10,7 @@ import pytest
 import models
 import shapes
 from machines import recorded_machine
+from skill_train.core.resources import demo
 from skill_train.core.worker import run_worker
 from skill_train.estimate.artifacts import (
     BITS,
@@ -25,6 +26,7 @@ from skill_train.estimate.step import Range
 from skill_train.estimate.targets import of_machine
 from skill_train.gguf.quant_types import quantization_types
 from skill_train.gguf.quantize import WORKER
+from skill_train.model.folder import read_model
 
 LLAMA = models.recorded_model("llama-3.1-8b")
 GIB = 1 << 30
@@ -137,11 +139,12 @@ def test_every_type_has_the_size_that_llama_cpp_gives_it(name: str, tmp_path: Pa
     model = shapes.empty_gguf(name, tmp_path / "f16.gguf")
     types = quantization_types()
     sizes = run_worker(WORKER, {"source": str(tmp_path / "f16.gguf"), "types": types, "out": "", "threads": 1})
-    assert set(types) == set(BITS)
+    assert set(types) == set(BITS) and model.vocab_size is not None
+    tokenizer = min(12e6, 64 * model.vocab_size + 0.1e6)
     for quant, plan in sizes.items():
         size = file_bytes(model, quant)
         assert size is not None
-        assert size.low - 0.5e6 <= plan["size_bytes"] <= size.high - 12e6, quant
+        assert size.low - 0.5e6 <= plan["size_bytes"] <= size.high - tokenizer, quant
 
 
 @pytest.mark.slow
@@ -155,3 +158,12 @@ def test_files_that_are_really_made_have_that_size(tmp_path: Path) -> None:
         assert size is not None
         assert size.low - 0.5e6 <= out.stat().st_size <= size.high - 12e6 + 0.2e6, quant
         out.unlink()
+
+
+@pytest.mark.parametrize(("quant", "n_bytes"), [("f16", 4_095_072), ("q8_0", 2_190_432), ("q4_k_m", 1_284_672)])
+def test_the_files_of_the_demo(quant: str, n_bytes: int) -> None:
+    """Sizes of the files that `demo` made, of a model of 2M weights with 1,024 tokens. The tokenizer was taken to have
+    up to 12 MB."""
+    size = file_bytes(read_model(demo() / "model"), quant)
+    assert size is not None and size.low <= n_bytes <= size.high
+    assert size.middle == pytest.approx(n_bytes, rel=0.1)

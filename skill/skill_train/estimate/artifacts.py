@@ -35,7 +35,8 @@ _SMALL_BLOCKS = ("q1_0", "q2_0", "q4_0", "iq4_nl", "q4_1", "q5_0", "q5_1", "mxfp
 _FALLS_TO = {"q4_k_s": 5.5, "q4_k_m": 5.5, "q5_k_s": 6.0, "q5_k_m": 6.0, "q6_k": 8.5}
 _LOWEST_FALLBACK, _MOST_OF_LOW_TYPES, _FALLBACK = 4.5, 4.9, 1.3
 _EXPERT_BITS = 4.25  # of mxfp4_moe; its other matrices have 8.5
-_TOKENIZER_BYTES = (0.5e6, 12e6)
+# A token takes 8 bytes for its length, 4 for its type and one of text at least; with merges, a score and long texts 64.
+_TOKENIZER_BYTES, _TOKEN_BYTES, _OTHER_METADATA = (0.5e6, 12e6), (13, 64), 0.1e6
 
 
 def file_bytes(model: ModelFacts, quant: str) -> Range | None:
@@ -49,8 +50,19 @@ def file_bytes(model: ModelFacts, quant: str) -> Range | None:
     else:
         low, high = embeddings * (least_input + least_head) / 2, embeddings * (most_input + most_head) / 2
     layers = model.parameters - embeddings
-    sizes = (layers * least + low) / 8 + _TOKENIZER_BYTES[0], (layers * most + high) / 8 + _TOKENIZER_BYTES[1]
+    header = _header_bytes(model)
+    sizes = (layers * least + low) / 8 + header[0], (layers * most + high) / 8 + header[1]
     return Range(*sizes, f"{BITS[quant]} bits a weight")
+
+
+def _header_bytes(model: ModelFacts) -> tuple[float, float]:
+    """The tokenizer and the other metadata."""
+    least, most = _TOKENIZER_BYTES
+    if model.vocab_size is None:
+        return least, most
+    return min(least, _TOKEN_BYTES[0] * model.vocab_size), min(
+        most, _TOKEN_BYTES[1] * model.vocab_size + _OTHER_METADATA
+    )
 
 
 def _layer_bits(model: ModelFacts, quant: str) -> tuple[float, float]:
