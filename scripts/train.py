@@ -1521,6 +1521,55 @@ def no_answer(messages: list[Message]) -> Refused:
     )
 
 
+class RepeatedKey(ValueError):
+    """A JSON object has a key twice. Python's reader, like most, drops the first value silently."""
+
+
+def with_distinct_keys(pairs: list[tuple[str, Any]]) -> Row:
+    """A JSON object, as the `object_pairs_hook` of `json`."""
+    row = dict(pairs)
+    if len(row) < len(pairs):
+        keys = [key for key, _ in pairs]
+        raise RepeatedKey(next(key for key in row if keys.count(key) > 1))
+    return row
+
+
+def item_with_repeated_key(path: Path, text: str) -> str | None:
+    """The first item of a document in which an object has a key twice. None for a text that is not one document."""
+    found = list[Row]()
+
+    def noted(pairs: list[tuple[str, Any]]) -> Row:
+        row = dict(pairs)
+        found.extend([row] if len(row) < len(pairs) else [])
+        return row
+
+    try:
+        items = items_of(json.loads(text, object_pairs_hook=noted))
+    except (ValueError, RecursionError):
+        return None
+    repeating = set(map(id, found))
+    numbers = (number for number, item in enumerate(items, start=1) if not repeating.isdisjoint(ids_in(item)))
+    number = next(numbers, None)
+    return f"item {number} of {path}" if number is not None else str(path)
+
+
+def ids_in(value: Any) -> Iterator[int]:
+    """`id` of a value and of everything in it. It may be nested deeper than Python calls."""
+    waiting = [value]
+    while waiting:
+        each = waiting.pop()
+        yield id(each)
+        waiting += each.values() if isinstance(each, dict) else each if isinstance(each, list) else ()
+
+
+def items_of(document: Any) -> list[Any]:
+    """The list that a document is, or the only list in it, or else the document as one item."""
+    if isinstance(document, dict):
+        lists = [value for value in document.values() if isinstance(value, list)]
+        return lists[0] if len(lists) == 1 else [document]
+    return document if isinstance(document, list) else [document]
+
+
 def require_distinct(names: Iterable[str], table: Path) -> None:
     """Refuses a table with one name twice: of such columns a row would keep the last alone."""
     for name, count in Counter(filter(None, names)).most_common(1):
@@ -3895,11 +3944,22 @@ def not_utf8(where: str, raw: bytes) -> Refused:
     )
 
 
+def repeated_key(where: str, key: str) -> Refused:
+    return Refused(
+        f"{where} has the key {key[:80]!r} twice in one object",
+        code="unreadable_dataset",
+        expected="each key once in an object; of two values one would be dropped silently",
+        hint=MEND,
+    )
+
+
 def parse_object(raw: bytes, where: str) -> Row:
     try:
-        row = json.loads(raw.decode("utf-8-sig"))
+        row = json.loads(raw.decode("utf-8-sig"), object_pairs_hook=with_distinct_keys)
     except UnicodeDecodeError:
         raise not_utf8(where, raw) from None
+    except RepeatedKey as error:
+        raise repeated_key(where, str(error)) from None
     except (ValueError, RecursionError) as error:  # a number of 5000 digits is a ValueError too
         raise Refused(
             f"{where} is not JSON: {error}",
@@ -3921,18 +3981,32 @@ def parse_object(raw: bytes, where: str) -> Row:
 
 def iter_json(path: Path) -> Iterator[tuple[int, Row]]:
     """A JSON file: a list of objects, an object with one such list, or one object a line in spite of its name."""
-    try:
-        document = json.loads(whole_text(path))
-    except (ValueError, RecursionError):
+    items = json_items(path)
+    if items is None:
         yield from iter_jsonl(path)
         return
-    if isinstance(document, dict):
-        lists = [value for value in document.values() if isinstance(value, list)]
-        document = lists[0] if len(lists) == 1 else [document]
-    for number, row in enumerate(document if isinstance(document, list) else [document], start=1):
+    for number, row in enumerate(items, start=1):
         if not isinstance(row, dict):
             raise not_an_object(number, path, row)
         yield number, row
+
+
+def json_items(path: Path) -> list[Any] | None:
+    """The items of a JSON document. None for a file that is not one document.
+
+    Raises:
+        Refused: an object has a key twice.
+    """
+    try:
+        text = whole_text(path)
+        return items_of(json.loads(text, object_pairs_hook=with_distinct_keys))
+    except RepeatedKey as error:
+        where = item_with_repeated_key(path, text)
+        if where is None:
+            return None  # one object a line, of which the reader of lines names the broken one
+        raise repeated_key(where, str(error)) from None
+    except (ValueError, RecursionError):
+        return None
 
 
 def not_an_object(number: int, path: Path, item: Any) -> Refused:

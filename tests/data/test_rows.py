@@ -192,6 +192,34 @@ def test_what_training_refuses_has_a_way_on(tmp_path: Path, name: str, content: 
     assert caught.value.error["code"] == code and caught.value.error["hint"]
 
 
+TWICE = [
+    ("usual.jsonl", LINE + b'{"prompt": "a", "completion": "b", "completion": "c"}\n', "line 2 of", "completion"),
+    ("unusual.jsonl", LINE + b' {"prompt": "a", "completion" : "b", "completion": "c"}\n', "line 2 of", "completion"),
+    ("escaped.jsonl", b'{"prompt": "a", "completion": "b", "\\u0070rompt": "c"}\n', "line 1 of", "prompt"),
+    ("nested.jsonl", b'{"messages": [{"role": "user", "role": "assistant", "content": "a"}]}\n', "line 1 of", "role"),
+    ("list.json", b'[{"prompt": "a"},\n {"prompt": "a", "more": {"x": 1, "x": 1}}]', "item 2 of", "x"),
+    ("lists.json", b'{"data": [{"prompt": "a"}], "data": [{"prompt": "b"}]}', "", "data"),
+    ("dropped.json", b'[{"prompt": "a"}, {"more": {"x": 1, "x": 2}, "more": 3}]', "item 2 of", "x"),
+    ("lines.json", LINE + b'{"prompt": "a", "prompt": "b"}\n', "line 2 of", "prompt"),
+]
+
+
+@pytest.mark.parametrize(("name", "content", "where", "key"), TWICE, ids=[t[0] for t in TWICE])
+def test_a_key_twice_in_an_object_is_refused(tmp_path: Path, name: str, content: bytes, where: str, key: str) -> None:
+    """Of two values Python keeps the last: an answer would be trained that nobody saw, or a turn change its role."""
+    path = tmp_path / name
+    path.write_bytes(content)
+    words = f"{where} {path} has the key {key!r} twice in one object".strip()
+    with pytest.raises(Refused) as training:
+        list(iter_rows(str(path), split="train"))
+    assert (str(training.value), training.value.exit_code) == (words, 2)
+    try:
+        refusals = [row.refusal for _, row, _ in rows.read(_recipe(path)) if isinstance(row, rows.Broken)]
+    except Refused as refusal:
+        refusals = [refusal]
+    assert [str(refusal) for refusal in refusals] == [words]
+
+
 @pytest.mark.parametrize(("split", "named"), [("test", "has no split"), ("train[a:]", "is not valid")])
 def test_a_split_that_is_none_has_a_way_on(tmp_path: Path, split: str, named: str) -> None:
     (tmp_path / "rows.jsonl").write_bytes(LINE)

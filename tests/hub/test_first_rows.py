@@ -54,6 +54,8 @@ def test_text_has_a_row_a_line() -> None:
         ("a.json", b"[1]", "unreadable_dataset", "not a JSON object"),
         ("a.json", b'[{"a": 1', "unreadable_dataset", "its first row is not JSON"),
         ("a.jsonl", b'{"a": "\xff"}', "unreadable_dataset", "byte 7"),
+        ("a.jsonl", b'{"b": 1}\n{"a": 1, "a": 2}', "unreadable_dataset", "line 2 has the key 'a' twice"),
+        ("a.json", b'[{"b": 1}, {"c": [{"a": 1, "a": 2}]}]', "unreadable_dataset", "item 2 has the key 'a' twice"),
     ],
 )
 def test_what_is_not_rows_is_refused(name: str, data: bytes, code: str, words: str) -> None:

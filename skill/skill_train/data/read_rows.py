@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from skill_train.core.errors import Temporary, UsageError
 from skill_train.program.events import Refused
-from skill_train.program.examples import Row, require_distinct
+from skill_train.program.examples import Row, require_distinct, with_distinct_keys
 from skill_train.program.pictures.beside import HubFile, brought_file, hub_file, named_as, rename, with_files
 from skill_train.program.rows import (
     CELL_CHARACTERS,
@@ -20,12 +20,12 @@ from skill_train.program.rows import (
     iter_parquet,
     iter_rows,
     iter_slice,
+    json_items,
     not_an_object,
     not_utf8,
     numbered_lines,
     other_columns,
     parse_object,
-    whole_text,
 )
 from skill_train.recipe.fields import Recipe
 
@@ -150,7 +150,8 @@ def _file(path: Path) -> Iterator[Line]:
 def _json_lines(path: Path) -> Iterator[Line]:
     """One object for each line. Usual lines are read here; all others by the training program's reader."""
     # The function inside json.loads, without its checks: half the time.
-    scan_once: Callable[[str, int], tuple[Any, int]] = json.JSONDecoder().scan_once  # type: ignore[attr-defined]
+    decoder = json.JSONDecoder(object_pairs_hook=with_distinct_keys)
+    scan_once: Callable[[str, int], tuple[Any, int]] = decoder.scan_once  # type: ignore[attr-defined]
     for number, raw in numbered_lines(path):
         try:
             text = str(raw, "utf-8")
@@ -185,15 +186,11 @@ def _parsed(raw: bytes, where: str) -> Row | Broken:
 def _json(path: Path) -> Iterator[Line]:
     """The rows of a list of objects, of an object with one such list, or else of JSON lines, as in
     `train.iter_json`."""
-    try:
-        document = json.loads(whole_text(path))
-    except (ValueError, RecursionError):
+    items = json_items(path)
+    if items is None:
         yield from _json_lines(path)
         return
-    if isinstance(document, dict):
-        lists = [value for value in document.values() if isinstance(value, list)]
-        document = lists[0] if len(lists) == 1 else [document]
-    for number, row in enumerate(document if isinstance(document, list) else [document], start=1):
+    for number, row in enumerate(items, start=1):
         if not isinstance(row, dict):
             row = Broken("not_an_object", not_an_object(number, path, row))
         yield number, row, None

@@ -13,7 +13,7 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from skill_train.core.errors import UsageError
-from skill_train.program.examples import Row
+from skill_train.program.examples import RepeatedKey, Row, with_distinct_keys
 from skill_train.program.pictures.beside import FILE_NAME, TABLES
 from skill_train.program.rows import CELL_CHARACTERS
 
@@ -71,7 +71,9 @@ def _lines(text: str, *, whole: bool) -> list[str]:
 
 def _object(line: str, number: int, name: str) -> Row:
     try:
-        row = json.loads(line)
+        row = json.loads(line, object_pairs_hook=with_distinct_keys)
+    except RepeatedKey as error:
+        raise _broken(name, _repeated(f"line {number}", error)) from None
     except (ValueError, RecursionError) as error:
         raise _broken(name, f"line {number} is not JSON: {error}") from None
     if not isinstance(row, dict):
@@ -80,11 +82,13 @@ def _object(line: str, number: int, name: str) -> Row:
 
 
 def _array(text: str, name: str) -> list[Row]:
-    decoder, rows = json.JSONDecoder(), []
+    decoder, rows = json.JSONDecoder(object_pairs_hook=with_distinct_keys), list[Row]()
     at = _skip(text, text.index("[") + 1)
     while at < len(text) and text[at] != "]":
         try:
             row, at = decoder.raw_decode(text, at)
+        except RepeatedKey as error:
+            raise _broken(name, _repeated(f"item {len(rows) + 1}", error)) from None
         except (ValueError, RecursionError):
             break  # the rest is missing
         if not isinstance(row, dict):
@@ -94,6 +98,10 @@ def _array(text: str, name: str) -> list[Row]:
     if not rows:
         raise _broken(name, "its first row is not JSON, or larger than what was read")
     return rows
+
+
+def _repeated(where: str, error: RepeatedKey) -> str:
+    return f"{where} has the key {str(error)[:80]!r} twice in one object"
 
 
 def _skip(text: str, at: int) -> int:

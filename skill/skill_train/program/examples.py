@@ -6,7 +6,7 @@ import base64
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal, NotRequired, TypedDict
@@ -337,6 +337,55 @@ def no_answer(messages: list[Message]) -> Refused:
         got=repr(messages)[:80],
         hint="rename the role that answers to assistant in the dataset",
     )
+
+
+class RepeatedKey(ValueError):
+    """A JSON object has a key twice. Python's reader, like most, drops the first value silently."""
+
+
+def with_distinct_keys(pairs: list[tuple[str, Any]]) -> Row:
+    """A JSON object, as the `object_pairs_hook` of `json`."""
+    row = dict(pairs)
+    if len(row) < len(pairs):
+        keys = [key for key, _ in pairs]
+        raise RepeatedKey(next(key for key in row if keys.count(key) > 1))
+    return row
+
+
+def item_with_repeated_key(path: Path, text: str) -> str | None:
+    """The first item of a document in which an object has a key twice. None for a text that is not one document."""
+    found = list[Row]()
+
+    def noted(pairs: list[tuple[str, Any]]) -> Row:
+        row = dict(pairs)
+        found.extend([row] if len(row) < len(pairs) else [])
+        return row
+
+    try:
+        items = items_of(json.loads(text, object_pairs_hook=noted))
+    except (ValueError, RecursionError):
+        return None
+    repeating = set(map(id, found))
+    numbers = (number for number, item in enumerate(items, start=1) if not repeating.isdisjoint(ids_in(item)))
+    number = next(numbers, None)
+    return f"item {number} of {path}" if number is not None else str(path)
+
+
+def ids_in(value: Any) -> Iterator[int]:
+    """`id` of a value and of everything in it. It may be nested deeper than Python calls."""
+    waiting = [value]
+    while waiting:
+        each = waiting.pop()
+        yield id(each)
+        waiting += each.values() if isinstance(each, dict) else each if isinstance(each, list) else ()
+
+
+def items_of(document: Any) -> list[Any]:
+    """The list that a document is, or the only list in it, or else the document as one item."""
+    if isinstance(document, dict):
+        lists = [value for value in document.values() if isinstance(value, list)]
+        return lists[0] if len(lists) == 1 else [document]
+    return document if isinstance(document, list) else [document]
 
 
 def require_distinct(names: Iterable[str], table: Path) -> None:

@@ -14,7 +14,14 @@ from pathlib import Path
 from typing import Any, NotRequired, TypedDict
 
 from skill_train.program.events import EXIT_TEMPORARY, Refused, file_digest, lacks_memory
-from skill_train.program.examples import Row, require_distinct
+from skill_train.program.examples import (
+    RepeatedKey,
+    Row,
+    item_with_repeated_key,
+    items_of,
+    require_distinct,
+    with_distinct_keys,
+)
 from skill_train.program.model_files import (
     not_a_file,
     regular_file,
@@ -251,11 +258,22 @@ def not_utf8(where: str, raw: bytes) -> Refused:
     )
 
 
+def repeated_key(where: str, key: str) -> Refused:
+    return Refused(
+        f"{where} has the key {key[:80]!r} twice in one object",
+        code="unreadable_dataset",
+        expected="each key once in an object; of two values one would be dropped silently",
+        hint=MEND,
+    )
+
+
 def parse_object(raw: bytes, where: str) -> Row:
     try:
-        row = json.loads(raw.decode("utf-8-sig"))
+        row = json.loads(raw.decode("utf-8-sig"), object_pairs_hook=with_distinct_keys)
     except UnicodeDecodeError:
         raise not_utf8(where, raw) from None
+    except RepeatedKey as error:
+        raise repeated_key(where, str(error)) from None
     except (ValueError, RecursionError) as error:  # a number of 5000 digits is a ValueError too
         raise Refused(
             f"{where} is not JSON: {error}",
@@ -277,18 +295,32 @@ def parse_object(raw: bytes, where: str) -> Row:
 
 def iter_json(path: Path) -> Iterator[tuple[int, Row]]:
     """A JSON file: a list of objects, an object with one such list, or one object a line in spite of its name."""
-    try:
-        document = json.loads(whole_text(path))
-    except (ValueError, RecursionError):
+    items = json_items(path)
+    if items is None:
         yield from iter_jsonl(path)
         return
-    if isinstance(document, dict):
-        lists = [value for value in document.values() if isinstance(value, list)]
-        document = lists[0] if len(lists) == 1 else [document]
-    for number, row in enumerate(document if isinstance(document, list) else [document], start=1):
+    for number, row in enumerate(items, start=1):
         if not isinstance(row, dict):
             raise not_an_object(number, path, row)
         yield number, row
+
+
+def json_items(path: Path) -> list[Any] | None:
+    """The items of a JSON document. None for a file that is not one document.
+
+    Raises:
+        Refused: an object has a key twice.
+    """
+    try:
+        text = whole_text(path)
+        return items_of(json.loads(text, object_pairs_hook=with_distinct_keys))
+    except RepeatedKey as error:
+        where = item_with_repeated_key(path, text)
+        if where is None:
+            return None  # one object a line, of which the reader of lines names the broken one
+        raise repeated_key(where, str(error)) from None
+    except (ValueError, RecursionError):
+        return None
 
 
 def not_an_object(number: int, path: Path, item: Any) -> Refused:
