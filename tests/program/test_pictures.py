@@ -231,6 +231,7 @@ def test_a_limit_that_a_family_does_not_have_is_refused() -> None:
 # --- The places of pictures in a row ---
 
 CHAT = {"messages": "messages", "images": "images"}
+PAIR = ("prompt", "completion")
 
 
 def _row(content: Any, images: Any, answer: str = "A cat.") -> dict[str, Any]:
@@ -255,6 +256,20 @@ def _row(content: Any, images: Any, answer: str = "A cat.") -> dict[str, Any]:
 def test_places_and_pictures_that_do_not_agree_are_refused(row: dict[str, Any], fault: str) -> None:
     with pytest.raises(Refused, match=fault):
         lift_pictures(row, CHAT)
+
+
+@pytest.mark.parametrize("speaker", ["gpt", "chatgpt", "assistant", "model"])
+def test_a_picture_in_an_answer_is_refused_whoever_gives_it(speaker: str) -> None:
+    turns = [{"from": "human", "value": "Draw."}, {"from": speaker, "value": "<image>"}]
+    with pytest.raises(Refused, match="an answer holds a picture"):
+        lift_pictures({"conversations": turns, "image": "a.png"}, {"conversations": "conversations", "images": "image"})
+
+
+@pytest.mark.parametrize(("asked", "answered"), [("question", "answer"), ("instruction", "output"), PAIR])
+def test_a_picture_in_a_column_of_answers_is_refused(asked: str, answered: str) -> None:
+    row = {"q": "Draw.", "a": "Here: <image>", "image": "a.png"}
+    with pytest.raises(Refused, match="an answer holds a picture"):
+        lift_pictures(row, {asked: "q", answered: "a", "images": "image"})
 
 
 def test_a_text_without_pictures_may_speak_of_the_tag() -> None:

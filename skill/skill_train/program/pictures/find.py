@@ -6,7 +6,7 @@ import re
 from typing import Any
 
 from skill_train.program.events import Refused
-from skill_train.program.examples import Example, Row, media_mark
+from skill_train.program.examples import ANSWERS, SHAREGPT_ROLES, Example, Row, media_mark
 from skill_train.program.pictures.decode import PICTURE_HINT, PictureSource
 
 PICTURE = "\ufffc"  # U+FFFC, object replacement character: stands for a picture in the text of a message
@@ -27,7 +27,12 @@ def lift_pictures(row: Row, columns: dict[str, str]) -> tuple[Row, list[PictureS
     given = pictures_of_column(row.get(column)) if column is not None else []
     waiting, found = list(given), list[PictureSource]()
     texts = {name: row[place] for name, place in columns.items() if name != "images" and place in row}
-    lifted = {columns[name]: lifted_value(value, waiting, found) for name, value in texts.items()}
+    lifted = dict[str, Any]()
+    for name, value in texts.items():
+        before = len(found)
+        lifted[columns[name]] = lifted_value(value, waiting, found)
+        if name in ANSWERS and len(found) > before:
+            raise picture_in_answer(value)
     if given and len(waiting) == len(given):
         lifted = before_first_question(lifted, columns, len(given))
         waiting, found = [], given
@@ -95,9 +100,13 @@ def lifted_message(message: dict[str, Any], waiting: list[PictureSource], found:
             lifted[key] = lifted_text(content, waiting, found)
         elif isinstance(content, list):
             lifted[key] = "".join(lifted_part(part, waiting, found) for part in content)
-    if len(found) > before and (message.get("role") == "assistant" or message.get("from") in ("gpt", "assistant")):
-        raise Refused("an answer holds a picture", code="bad_row", expected="text in answers", got=repr(message)[:80])
+    if len(found) > before and "assistant" in (message.get("role"), SHAREGPT_ROLES.get(str(message.get("from")))):
+        raise picture_in_answer(message)
     return lifted
+
+
+def picture_in_answer(answer: Any) -> Refused:
+    return Refused("an answer holds a picture", code="bad_row", expected="text in answers", got=repr(answer)[:80])
 
 
 def lifted_text(text: str, waiting: list[PictureSource], found: list[PictureSource]) -> str:
