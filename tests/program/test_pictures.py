@@ -249,6 +249,8 @@ def _row(content: Any, images: Any, answer: str = "A cat.") -> dict[str, Any]:
         (_row([{"type": "image"}, {"type": "image"}], ["a.png"]), "no picture for it"),
         (_row([{"type": "image", "path": "a.png"}, {"type": "text", "text": "`<image>`?"}], None), "more places"),
         (_row([{"type": "video"}], ["a.png"]), "neither text nor a picture"),
+        (_row([{"type": "image", "image": "a.png", "text": "What?"}], None), "type 'image' holds a text and a picture"),
+        (_row([{"type": "text", "image": "a.png", "text": "What?"}], None), "type 'text' holds a text and a picture"),
         (_row("a\ufffcb", ["a.png"]), "U\\+FFFC"),
         (_row("What?", [7]), "something else in the place"),
     ],

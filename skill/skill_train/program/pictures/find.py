@@ -131,6 +131,7 @@ def next_picture(waiting: list[PictureSource], found: list[PictureSource]) -> st
 def lifted_part(part: Any, waiting: list[PictureSource], found: list[PictureSource]) -> str:
     """The text of one part of a message's content, or the mark of its picture."""
     kind = part.get("type") if isinstance(part, dict) else None
+    require_one_thing(part, kind)
     if kind == "text" or (kind is None and isinstance(part, dict) and isinstance(part.get("text"), str)):
         return lifted_text(part.get("text") or "", waiting, found)
     if kind not in PICTURE_PARTS:
@@ -152,6 +153,19 @@ def lifted_part(part: Any, waiting: list[PictureSource], found: list[PictureSour
         return next_picture(waiting, found)
     found.append(source)
     return PICTURE
+
+
+def require_one_thing(part: Any, kind: Any) -> None:
+    """Refuses a part that holds more than its type says: it would be dropped silently. Arrow fills the keys of other
+    parts with null."""
+    other = part.get("text") if kind in PICTURE_PARTS else source_of_part(part) if kind == "text" else None
+    if other:
+        raise Refused(
+            f"a part of the type {kind!r} holds a text and a picture, and would be read as one of them",
+            code="bad_row",
+            expected='{"type": "text", "text": …} and {"type": "image", "image": …}, each alone',
+            got=repr(part)[:80],
+        )
 
 
 def source_of_part(part: dict[str, Any]) -> PictureSource | None:
