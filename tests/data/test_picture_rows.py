@@ -245,6 +245,19 @@ def test_two_columns_of_one_name_are_refused(folder: Path) -> None:
     assert dataset.scan(Recipe(data="rows.csv"), pictures=True).rows == 1
 
 
+def test_a_folder_with_two_tables_is_refused(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """`datasets` 5.2 refuses two kinds of tables too."""
+    row = {"file_name": "a.png", "question": "q", "answer": "x"}
+    for name in ("metadata.jsonl", "metadata.csv", "train/metadata.jsonl"):
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text(json.dumps(row) if name.endswith("l") else "file_name,question,answer\na.png,q,x\n")
+    code, answer = _data(capsys, str(folder))
+    assert (code, answer["error"]["code"]) == (2, "unreadable_dataset")
+    assert "metadata.jsonl, metadata.csv, train/metadata.jsonl" in answer["error"]["expected"]
+    with pytest.raises(UsageError, match="several tables of pictures"):
+        dataset.scan(Recipe(data=str(folder)), pictures=True)
+
+
 def test_nothing_is_written_where_no_row_is_good(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     _write(folder, [BAD[name][0] for name in ("no such file", "half a PNG", "a bomb")])
     code, answer = _data(capsys, "rows.jsonl", "--fix", "fixed.jsonl")

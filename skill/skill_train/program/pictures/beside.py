@@ -220,12 +220,26 @@ def rename(refusal: Refused, path: Path, name: str) -> None:
 
 def picture_table(folder: Path, split: str) -> Path | None:
     """The table of a folder of pictures: in the folder, where the split is train, or in that of the split. None for
-    another folder."""
+    another folder.
+
+    Raises:
+        Refused: there are several, of which one would be read without a word.
+    """
     name = split.split("[")[0]
     if (folder / STATE).is_file() or (folder / SPLITS).is_file():
         return None
     places = ([folder] if name == "train" else []) + ([folder / name] if is_name_of_folder(name) else [])
-    return next((place / table for place in places for table in TABLES if (place / table).is_file()), None)
+    found = [place / table for place in places for table in TABLES if (place / table).is_file()]
+    if len(found) > 1:
+        names = [table.relative_to(folder).as_posix() for table in found]
+        raise Refused(
+            f"{folder} has several tables of pictures for the split {name}",
+            code="unreadable_dataset",
+            expected=f"one of {', '.join(names)}",
+            got=f"{len(names)} tables",
+            hint="remove those that are not meant; the rows of only one would be read",
+        )
+    return found[0] if found else None
 
 
 def is_name_of_folder(name: Any) -> bool:
