@@ -13,14 +13,17 @@ from PIL import Image
 import tiny_vision
 import training
 from skill_train.cli import main
+from skill_train.core.errors import UsageError
 from skill_train.data.token_stats import PictureCounter, counter_of, token_range, with_pictures
-from skill_train.facts import ModelFacts, PictureTokenFacts
+from skill_train.facts import DatasetFacts, ModelFacts, PictureTokenFacts
 from skill_train.model import config
 from skill_train.model.tower import with_image_processor
+from skill_train.plan.pictures import pictures_of
 from skill_train.program.events import Refused
 from skill_train.program.pictures.decode import PictureSize
 from skill_train.program.pictures.processor import read_processor
 from skill_train.recipe.fields import Recipe
+from skill_train.run.plan_record import Reason
 
 QWEN = {"image_processor_type": "Qwen2VLImageProcessor", "min_pixels": 3136, "max_pixels": 12845056}
 SMOLVLM = {"max_image_size": {"longest_edge": 64}, "size": {"longest_edge": 256}}
@@ -48,6 +51,35 @@ def test_rows_are_counted() -> None:
         longest_fed=79,
         mean_squares=(25**2 + 50**2 + 25**2 + 50**2) / 4,
     )
+
+
+COLUMNS = {"question": "question", "answer": "answer"}
+UNSEEN = DatasetFacts("me/d", None, 900, (), "question_answer", COLUMNS, 1, "found", images=0, rows_read=9)
+
+
+def _said_of(recipe: Recipe) -> tuple[dict[str, object], str]:
+    model = _facts(json.loads((tiny_vision.cached("gemma3") / "config.json").read_text()), {})
+    reasons: list[Reason] = []
+    values = pictures_of(recipe, model, UNSEEN, reasons)
+    return values, {reason.rule: reason.because for reason in reasons}["images"]
+
+
+def test_columns_without_pictures_do_not_agree_with_images() -> None:
+    """Later rows on the Hub may have pictures, in a column that is left out: their text alone would be trained."""
+    with pytest.raises(UsageError, match="its columns name none of pictures") as caught:
+        _said_of(Recipe(model="m", data="me/d", format="question_answer", columns=COLUMNS, images=True))
+    assert caught.value.code == "bad_recipe" and caught.value.exit_code == 2
+    named = COLUMNS | {"images": "image"}
+    assert _said_of(Recipe(model="m", data="me/d", format="question_answer", columns=named, images=True))[0]["images"]
+    assert _said_of(Recipe(model="m", data="me/d", images=True))[0]["images"]
+
+
+def test_what_becomes_of_later_pictures_is_told_as_it_is() -> None:
+    """Only a recipe without columns makes the training refuse them."""
+    values, because = _said_of(Recipe(model="m", data="me/d"))
+    assert not values["images"] and because.endswith("the training refuses a later one")
+    _, because = _said_of(Recipe(model="m", data="me/d", format="question_answer", columns=COLUMNS))
+    assert because.endswith("one in a column that the recipe does not name is not read")
 
 
 def test_each_tile_is_read_by_itself() -> None:

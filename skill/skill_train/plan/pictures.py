@@ -21,7 +21,10 @@ def pictures_of(recipe: Recipe, model: ModelFacts, dataset: DatasetFacts, reason
     images = bool(dataset.images) if recipe.images is None else recipe.images
     if not images:
         if recipe.images is None and dataset.rows_read is not None and trains_on_pictures(model):
-            why = f"none in the first {dataset.rows_read} of {dataset.rows} rows; the training refuses a later one"
+            later = "the training refuses a later one"
+            if recipe.columns:
+                later = "one in a column that the recipe does not name is not read"
+            why = f"none in the first {dataset.rows_read} of {dataset.rows} rows; {later}"
             reasons.append(Reason("images", "unknown", why, dataset.source))
         unread = {"lora_parts": None, "preprocess": "model", "min_pixels": None, "max_pixels": None}
         return {"images": False, **unread}
@@ -32,6 +35,16 @@ def pictures_of(recipe: Recipe, model: ModelFacts, dataset: DatasetFacts, reason
             expected="rows with a column images, or with pictures in their messages",
             got=", ".join(dataset.column_names),
             hint="remove images from the recipe, or name the column: columns: {images: COLUMN}",
+        )
+    if not dataset.images and recipe.columns and "images" not in recipe.columns:
+        raise UsageError(
+            f"the recipe says images: true, its columns name none of pictures, and the first {dataset.rows_read} rows "
+            "have none",
+            code="bad_recipe",
+            expected="columns with images, or no columns",
+            got=f"columns: {', '.join(recipe.columns)}",
+            hint="name the column: columns: {images: COLUMN}; or remove columns, then rows with pictures are read or "
+            "refused; or remove images, then the text alone is trained",
         )
     what = f"{dataset.images} pictures, and {model.architecture} reads them"
     if not dataset.images:
