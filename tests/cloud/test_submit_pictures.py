@@ -196,7 +196,11 @@ def test_a_path_in_rows_of_several_files_on_the_hub_is_refused_with_the_way_out(
     error = done.answer["error"]
     assert done.error == (2, "bad_picture")
     assert error["message"] == "line 1 of me/paths: a.png has no folder"
-    assert "metadata.jsonl" in error["expected"] and error["hint"].startswith("upload the pictures beside one file")
+    assert "metadata.jsonl" in error["expected"]
+    assert error["hint"] == (
+        "join the rows of a.jsonl, b.jsonl into one file of the repository, or train on one of them: "
+        "data_file: a.jsonl in the recipe"
+    )
 
 
 @pytest.mark.parametrize("added", [("<image>", "<global-img>"), ("<image>",), ()])

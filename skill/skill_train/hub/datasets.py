@@ -84,7 +84,12 @@ def inspect_dataset(recipe: Recipe, find_format: FindFormat, *, pictures: bool =
     if file is not None:
         recipe = replace(recipe, data_file=file.name, data_revision=file.commit)
     lines, listed = (None, None) if file is None else (read.lines, files.sizes)
-    detected = find_format(recipe, read.rows, lines=lines, listed=listed, whole=read.whole)
+    try:
+        detected = find_format(recipe, read.rows, lines=lines, listed=listed, whole=read.whole)
+    except UsageError as error:
+        if file is None:
+            _name_row_files(error, files)
+        raise
     shown = row_file.shown(read, detected.columns, files, file)
     if file is not None:
         ask(subject, lambda: row_file.bring_pictures(shown, detected.columns, file), seconds=None)
@@ -162,6 +167,17 @@ def _files(recipe: Recipe) -> tuple[SplitFiles, Configuration]:
                 return SplitFiles(recipe.data, info.sha, _CONVERTED, list(copy), copy), configuration
         names = dataset_card.split_files(configuration, split, dataset=recipe.data)
         return SplitFiles(recipe.data, info.sha, info.sha, names, sizes), configuration
+
+
+def _name_row_files(error: UsageError, files: SplitFiles) -> None:
+    """Names the files that a recipe can take, in the hint about a picture in a split of several files."""
+    named = [name for name in files.names if name.endswith(dataset_card.ROW_FILES)]
+    if error.code == "bad_picture" and len(named) > 1 and dataset_card.has_pictures_beside(named[0], files.sizes):
+        more = f" and {len(named) - 4} more" if len(named) > 4 else ""
+        error.hint = (
+            f"join the rows of {', '.join(named[:4])}{more} into one file of the repository, or train on one of them: "
+            f"data_file: {named[0]} in the recipe"
+        )
 
 
 def _require_file(name: str, sizes: Container[str], dataset: str) -> None:

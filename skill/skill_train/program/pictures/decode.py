@@ -29,7 +29,10 @@ PICTURE_RATIO = 200  # of the longer side to the shorter one: what Qwen's proces
 FORMATS = ("PNG", "JPEG", "MPO", "WEBP", "GIF", "BMP", "DIB", "TIFF", "PPM", "JPEG2000", "ICO", "AVIF")
 PICTURE_HINT = "repair or remove the row: skill-train data FILE lists all of them"
 ADDRESS_HINT = "download the pictures beside the rows and name the files; what is at an address can change or go"
-HUB_HINT = "upload the pictures beside one file of rows, or the rows as Parquet with the feature Image of datasets"
+HUB_HINT = (
+    "upload the pictures beside one file of rows, name one of several files as data_file in the recipe, or upload the "
+    "rows as Parquet with the feature Image of datasets"
+)
 
 
 def require_pillow() -> None:
