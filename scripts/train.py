@@ -1499,7 +1499,8 @@ def checked_message(message: Any) -> Any:
     require_text(content, f"the {message['role']} message", answer=message["role"] == "assistant")
     if isinstance(content, list) and all(map(is_text_part, content)):
         content = "".join(part.get("text", "") for part in content)
-    if not isinstance(content, str) or (not content and not message.get("tool_calls")):
+    said = content.strip() if message["role"] == "assistant" and isinstance(content, str) else content
+    if not isinstance(content, str) or (not said and not message.get("tool_calls")):
         raise Refused(f"the {message['role']} message has no text", code="bad_row", got=repr(message)[:80])
     if not is_unicode({key: value for key, value in message.items() if key != "content"}):  # templates write it too
         half = "half a surrogate pair stands in a message, which no tokenizer reads"

@@ -18,8 +18,9 @@ from PIL import Image
 
 import tiny_vision
 from skill_train.program.events import Refused
+from skill_train.program.examples import to_example
 from skill_train.program.pictures.decode import PictureSize, picture_digest, picture_size, read_picture
-from skill_train.program.pictures.find import lift_pictures
+from skill_train.program.pictures.find import lift_pictures, picture_parts
 from skill_train.program.pictures.tokens import Pictures
 
 RED, GREEN = (255, 0, 0), (0, 128, 0)
@@ -234,7 +235,7 @@ CHAT = {"messages": "messages", "images": "images"}
 PAIR = ("prompt", "completion")
 
 
-def _row(content: Any, images: Any, answer: str = "A cat.") -> dict[str, Any]:
+def _row(content: Any, images: Any, answer: Any = "A cat.") -> dict[str, Any]:
     turns = [{"role": "user", "content": content}, {"role": "assistant", "content": answer}]
     return {"messages": turns, "images": images}
 
@@ -272,6 +273,22 @@ def test_a_picture_in_a_column_of_answers_is_refused(asked: str, answered: str) 
     row = {"q": "Draw.", "a": "Here: <image>", "image": "a.png"}
     with pytest.raises(Refused, match="an answer holds a picture"):
         lift_pictures(row, {asked: "q", answered: "a", "images": "image"})
+
+
+@pytest.mark.parametrize("content", ["", "<image>", None, [{"type": "image"}], [{"type": "image"}, {"type": "text"}]])
+def test_a_picture_alone_is_a_question(content: Any) -> None:
+    """As in datasets of captions: the answer describes the picture. The template gets the picture and no text."""
+    row, pictures = lift_pictures(_row(content, ["a.png"]), CHAT)
+    [asked, answered] = to_example(row, "messages", {"messages": "messages"})["messages"]
+    assert (picture_parts(asked["content"]), answered["content"]) == ([{"type": "image"}], "A cat.")
+    assert pictures == ["a.png"]
+
+
+@pytest.mark.parametrize("answer", ["", " \n", None, [], [{"type": "text", "text": " "}]])
+def test_an_answer_without_words_is_refused_beside_a_picture(answer: Any) -> None:
+    row, _ = lift_pictures(_row("What?", ["a.png"], answer), CHAT)
+    with pytest.raises(Refused, match="the assistant message has no text"):
+        to_example(row, "messages", {"messages": "messages"})
 
 
 def test_a_text_without_pictures_may_speak_of_the_tag() -> None:
