@@ -220,14 +220,12 @@ def test_a_cut_file_fails(good: tuple[Path, Path, Path], tmp_path: Path) -> None
     assert failed(proof(cut, base, adapter)) == {"file"}
 
 
-def test_without_an_adapter_to_compare_with_it_is_not_checked_and_that_is_no_pass(
-    good: tuple[Path, Path, Path], tmp_path: Path
-) -> None:
+def test_without_an_adapter_to_compare_with_it_is_refused(good: tuple[Path, Path, Path], tmp_path: Path) -> None:
     base, _, file = good
-    record = proof(file, base, None, record=tmp_path / "verify.json")
-    assert record.verdict == "warn"
-    assert [(one.name, one.file) for one in record.not_checked] == [("everything else", file.name)]
-    assert [check.name for check in record.checks] == ["file"]
+    record = tmp_path / "verify.json"
+    with pytest.raises(UsageError, match="none of the files can be compared") as caught:
+        proof(file, base, None, record=record)
+    assert caught.value.code == "missing_file" and file.name in caught.value.got and not record.exists()
 
 
 def test_a_base_that_no_disk_holds_is_told_and_no_pass(

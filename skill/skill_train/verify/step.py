@@ -124,7 +124,7 @@ def verify(request: VerifyRequest, *, progress: Bar, warn: Warn) -> StepResult[P
     is worth nothing.
 
     Raises:
-        UsageError: nothing to judge, a file is missing, or the record cannot be written.
+        UsageError: no file can be judged, a file is missing, or the record cannot be written.
         NotInstalled: transformers, peft, gguf or llama-cpp-python is missing.
     """
     started = time.monotonic()
@@ -140,6 +140,7 @@ def verify(request: VerifyRequest, *, progress: Bar, warn: Warn) -> StepResult[P
         require_writable(request.record.parent)
         findings = Findings()
         files, adapters, projectors = of_kind(readable(request.ggufs, findings), request.unread, findings)
+        _require_judged([*files, *(adapters if request.adapter else [])], request.ggufs, findings)
         progress(0, len(request.ggufs) + 1, "reference")
         asked = questions_of(
             request.reference,
@@ -330,6 +331,19 @@ def _require(ggufs: list[Path], reference: Path, adapter: Path | None, base: Pat
         require_sound(folder)
     if adapter is not None:
         require_sound_files(adapter)
+
+
+def _require_judged(compared: list[GgufFile], given: list[Path], findings: Findings) -> None:
+    """A proof in which no file is compared with anything would end well."""
+    if compared or any(check.verdict == "fail" for check in findings.checks):
+        return
+    raise UsageError(
+        "none of the files can be compared with the reference",
+        code="missing_file",
+        expected="the file of a language model; that of an adapter is compared in its run alone",
+        got=", ".join(path.name for path in given),
+        hint="skill-train verify RUN, or --gguf with the file of a language model too",
+    )
 
 
 def _require_proof(record: Path) -> None:
