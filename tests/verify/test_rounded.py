@@ -93,16 +93,21 @@ def checks(made: dict[str, Any], file: Path | None = None, tokens: int = 256) ->
     return {check.name: check for check in record.checks}
 
 
-def test_a_correct_file_of_a_bf16_merge_gets_no_warning(made: dict[str, Any]) -> None:
-    found = checks(made)
-    assert {name: found[name].verdict for name in ("logits", "answers")} == {"logits": "pass", "answers": "pass"}
+@pytest.fixture(scope="module")
+def correct(made: dict[str, Any]) -> dict[str, Check]:
+    """The checks of the file of that merge."""
+    return checks(made)
+
+
+def test_a_correct_file_of_a_bf16_merge_gets_no_warning(made: dict[str, Any], correct: dict[str, Check]) -> None:
+    assert {name: correct[name].verdict for name in ("logits", "answers")} == {"logits": "pass", "answers": "pass"}
     # A correct f16 file of a model that needs no rounding is at most 2e-6 off (references/verification.md).
-    assert found["logits"].figure < 5e-6
-    assert found["logits"].figures["rounding"] == pytest.approx(made["merge"].gate["figures"]["mean_kl"], rel=2)
-    assert "BF16" in found["logits"].detail
+    assert correct["logits"].figure < 5e-6
+    assert correct["logits"].figures["rounding"] == pytest.approx(made["merge"].gate["figures"]["mean_kl"], rel=2)
+    assert "BF16" in correct["logits"].detail
     # What tables show is the distance from what was trained, the rounding of the merge included.
-    assert found["logits"].figures["trained_kl"] == pytest.approx(found["logits"].figures["rounding"], rel=0.5)
-    assert found["tuned"].figures["share"] == pytest.approx(1, abs=0.005)
+    assert correct["logits"].figures["trained_kl"] == pytest.approx(correct["logits"].figures["rounding"], rel=0.5)
+    assert correct["tuned"].figures["share"] == pytest.approx(1, abs=0.005)
 
 
 def test_a_fault_below_the_cost_of_rounding_is_found(made: dict[str, Any]) -> None:
@@ -117,9 +122,8 @@ def test_a_fault_below_the_cost_of_rounding_is_found(made: dict[str, Any]) -> No
     assert checks(made, wrong)["logits"].verdict != "pass"
 
 
-def test_rounding_that_costs_as_much_as_the_tuning_is_told(made: dict[str, Any]) -> None:
-    found, moved = checks(made), made["merge"].gate["effect"]["kl_between"]
-    cost = found["logits"].figures["rounding"]
-    assert (found["tuned"].verdict == "warn") == (cost > found["tuned"].figures["kl_between"] / 2)
-    assert found["tuned"].verdict != "warn" or "--dtype float32" in found["tuned"].detail
+def test_rounding_that_costs_as_much_as_the_tuning_is_told(made: dict[str, Any], correct: dict[str, Check]) -> None:
+    moved, cost = made["merge"].gate["effect"]["kl_between"], correct["logits"].figures["rounding"]
+    assert (correct["tuned"].verdict == "warn") == (cost > correct["tuned"].figures["kl_between"] / 2)
+    assert correct["tuned"].verdict != "warn" or "--dtype float32" in correct["tuned"].detail
     assert moved > 0
