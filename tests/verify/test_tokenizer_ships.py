@@ -147,7 +147,9 @@ def test_the_count_of_tokens_says_that_another_class_was_named(tmp_path: Path) -
     assert Encoder(recipe, plain).notes == []
 
 
-@pytest.mark.parametrize(("suffix", "kept"), [(None, True), ("", True), ("</w>", False)])
+@pytest.mark.parametrize(
+    ("suffix", "kept"), [pytest.param(None, True, marks=pytest.mark.torture), ("", True), ("</w>", False)]
+)
 def test_an_empty_suffix_of_pieces_is_none(tmp_path: Path, suffix: str | None, kept: bool) -> None:
     """Qwen's class sets an empty one. It is read a second time only where the file has another."""
     document = json.loads((tiny.cached("qwen2") / "tokenizer.json").read_text())
