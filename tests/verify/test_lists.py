@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -111,10 +112,15 @@ def test_a_key_without_a_statement_is_told() -> None:
     assert check.verdict == "warn" and "swin_norm" in check.detail
 
 
-def vocabulary(folder: Path, gguf: GgufFile) -> Check:
+@lru_cache(2)
+def reference_of(folder: Path) -> tuple[Any, list[str], Any]:
+    """Its tokenizer, its tokens and its files, which the check only reads."""
     tokenizer = load_tokenizer(folder)
-    own = tokenizer.convert_ids_to_tokens(list(range(len(tokenizer))))
-    return check_vocabulary(gguf, tokenizer, own, read_files(folder), config_of(folder))
+    return tokenizer, tokenizer.convert_ids_to_tokens(list(range(len(tokenizer)))), read_files(folder)
+
+
+def vocabulary(folder: Path, gguf: GgufFile) -> Check:
+    return check_vocabulary(gguf, *reference_of(folder), config_of(folder))
 
 
 @pytest.mark.parametrize(
