@@ -113,6 +113,7 @@ class Machine:
         return (self.folder / "stderr").read_text()
 
 
+@pytest.mark.torture
 def test_a_machine_that_is_stopped_goes_on_in_another(hub: Hub, straight: Path, tmp_path: Path) -> None:
     """The first is told to end after its second step. The second has nothing but the task and the bucket."""
     plan = planned(tmp_path) / "plan.json"

@@ -281,6 +281,7 @@ def test_a_broken_row_is_named_with_its_own_line(
 # --- One commit ---
 
 
+@pytest.mark.torture
 def test_what_the_hub_has_after_the_plan_does_not_train(hub: Hub, call: Callable[..., Done], tmp_path: Path) -> None:
     """Another picture under the same name: the training reads the commit of the plan, and ends where that is gone."""
     repository = hub.add("dataset", "me/moving", _files("train.jsonl"))

@@ -28,6 +28,7 @@ def place(tmp_path: Path) -> Path:
     return run.parent
 
 
+@pytest.mark.torture
 def test_a_matrix_and_a_mix_go_on_where_they_were_killed(place: Path, tmp_path: Path, commands: Commands) -> None:
     """First the matrix has its name and no record. Then the command ends by SIGTERM between two figures, and a half
     line is left of the next one."""

@@ -7,7 +7,9 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -38,7 +40,13 @@ print(run_dir.peak_memory_bytes() / 1e6, file=sys.stderr)
 """
 
 
-@pytest.fixture(scope="module", params=[*FILES, *FOLDERS], ids=lambda make: make.__name__)
+def _marked(make: Callable[[Path], None]) -> Any:
+    """Two that take many seconds to make run in the walks: others share one dictionary and many rows too."""
+    dear = make.__name__ in ("texts_that_share_their_beginning", "one_text_a_million_times")
+    return pytest.param(make, marks=pytest.mark.torture) if dear else make
+
+
+@pytest.fixture(scope="module", params=map(_marked, (*FILES, *FOLDERS)), ids=lambda make: make.__name__)
 def bomb(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Made once for both readers: it takes seconds."""
     if request.param in FOLDERS:

@@ -170,7 +170,7 @@ def replayed(run: Path, types: dict[str, str]) -> tuple[Path, ExportedFile]:
     return run / name, quantized.record.outputs[name]
 
 
-@pytest.mark.slow
+@pytest.mark.torture
 def test_the_same_mix_makes_the_same_file_and_that_of_another_model_is_measured_anew(root: Path) -> None:
     types = all_types(root / "one")
     file, entry = replayed(root / "one", types)

@@ -122,6 +122,7 @@ def test_a_base_in_bfloat16(pure: bool, dtype: str, tmp_path: Path) -> None:
 # --- Several processes ---
 
 
+@pytest.mark.torture
 def test_sharded_by_fsdp_it_is_the_same_training(straight: Path, tmp_path: Path) -> None:
     """Two processes, FSDP 2 over gloo. The embedding is the head: it is saved once, by one name."""
     placement = {"strategy": "fsdp", "offload": False}

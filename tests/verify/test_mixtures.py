@@ -34,7 +34,7 @@ def found(family: str, files: list[Path], record: Path) -> dict[tuple[str, str],
     return {(check.file, check.name): check for check in made.checks}
 
 
-@pytest.mark.parametrize("family", ["qwen3next", "granitehybrid"])
+@pytest.mark.parametrize("family", [pytest.param("qwen3next", marks=pytest.mark.torture), "granitehybrid"])
 def test_a_correct_file_passes_and_a_norm_by_two_percent_does_not(family: str, tmp_path: Path) -> None:
     good = Path(shutil.copy(tiny_families.gguf(family), tmp_path / "good.gguf"))
     norm = {"blk.1.attn_norm.weight": lambda data: data * 1.02}

@@ -21,7 +21,7 @@ from skill_train.verify.step import VerifyRequest, verify
 pytestmark = pytest.mark.slow
 
 
-@pytest.fixture(scope="module", params=["mixtral", "llama-spm"])
+@pytest.fixture(scope="module", params=[pytest.param("mixtral", marks=pytest.mark.torture), "llama-spm"])
 def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """A run folder as far as `verify` looks: an adapter of a small tuning, its merge in bf16, and an f16 file."""
     work = tmp_path_factory.mktemp(request.param)
