@@ -72,6 +72,7 @@ KNOWN: dict[str, set[str]] = {
     "program.model": {"close[0]", "part"},
     "program.pictures.tokens": {"len(ids)", "name"},
     "program.model_files": {"key"},
+    "hub.datasets": {"more", "named[0]"},  # names of files in a sentence
     "program.rows": {"encoding"},
     "program.split": {"max(cut)"},
 }  # fmt: skip
