@@ -50,7 +50,7 @@ KNOWN: dict[str, set[str]] = {
     "hub.dataset_card": {"available[0]", "names[0]"},
     "hub.models": {"model"},
     "hub.dataset_library": {"subject.page"},
-    "hub.datasets": {"name"},
+    "hub.datasets": {"more", "name", "named[0]"},
     "hub.errors": {"again", "pause", "place", "right or 'this permission'", "subject", "subject.page"},
     "cloud.failure_reason": {"again", "bigger.name", "word"},
     "plan.launch_args": {"there", "unit"},
@@ -72,7 +72,6 @@ KNOWN: dict[str, set[str]] = {
     "program.model": {"close[0]", "part"},
     "program.pictures.tokens": {"len(ids)", "name"},
     "program.model_files": {"key"},
-    "hub.datasets": {"more", "named[0]"},  # names of files in a sentence
     "program.rows": {"encoding"},
     "program.split": {"max(cut)"},
 }  # fmt: skip
