@@ -104,7 +104,8 @@ def _story(hub: Hub, tmp_path: Path, step: int) -> dict[str, Any]:
     call("local local.json --run-dir local")
     same = call("diff local cloud")["data"]
     assert (same["verdict"], same["recipe"], same["same_weights"]) == ("same", [], True)
-    assert {each["fact"] for each in same["placement"]} >= {"launch.flavor", "trainer.output_dir"}
+    places = {"launch.flavor", "placement.backend", "policy.hub_model_id", "trainer.output_dir"}
+    assert {each["fact"] for each in same["placement"]} == places
     assert same["losses"] == {"steps": STEPS, "equal": True, "largest_difference": 0.0, "at_step": None}
     call("export-gguf cloud --quant q8_0")
     assert call("verify cloud")["ok"] is True
