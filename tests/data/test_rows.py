@@ -201,6 +201,8 @@ TWICE = [
     ("lists.json", b'{"data": [{"prompt": "a"}], "data": [{"prompt": "b"}]}', "", "data"),
     ("dropped.json", b'[{"prompt": "a"}, {"more": {"x": 1, "x": 2}, "more": 3}]', "item 2 of", "x"),
     ("lines.json", LINE + b'{"prompt": "a", "prompt": "b"}\n', "line 2 of", "prompt"),
+    # Compared each with each, as many keys as fit into a line would take hours.
+    ("many.jsonl", b"{" + b"".join(b'"%d": 0, ' % n for n in range(100_000)) + b'"x": 0, "x": 0}', "line 1 of", "x"),
 ]
 
 

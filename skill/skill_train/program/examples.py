@@ -348,8 +348,8 @@ def with_distinct_keys(pairs: list[tuple[str, Any]]) -> Row:
     """A JSON object, as the `object_pairs_hook` of `json`."""
     row = dict(pairs)
     if len(row) < len(pairs):
-        keys = [key for key, _ in pairs]
-        raise RepeatedKey(next(key for key in row if keys.count(key) > 1))
+        [(repeated, _)] = Counter(key for key, _ in pairs).most_common(1)
+        raise RepeatedKey(repeated)
     return row
 
 
