@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 import warm_start
+from skill_train.core.worker import QUIET
 
 pytestmark = pytest.mark.slow
 
@@ -150,6 +151,7 @@ def test_a_worker_is_started_as_python_starts_it(warm_python: Path, tmp_path: Pa
 
 
 def test_a_worker_has_llama_cpp_and_no_torch(warm_python: Path, tmp_path: Path) -> None:
+    """In the environment that workers are started with."""
     (tmp_path / "skill_train").mkdir()
     (tmp_path / "skill_train" / "__init__.py").touch()
     for name in ("own_worker", "other"):
@@ -157,7 +159,7 @@ def test_a_worker_has_llama_cpp_and_no_torch(warm_python: Path, tmp_path: Path) 
             "import sys; print(*({'llama_cpp', 'torch'} & set(sys.modules)), end='.')"
         )
     command = [str(warm_python), "-m"]
-    environment = os.environ | warm_start.OF_CHILDREN
+    environment = QUIET | os.environ | warm_start.OF_CHILDREN
     shown = [
         subprocess.check_output([*command, name], env=environment, text=True)
         for name in ("skill_train.own_worker", "skill_train.other")

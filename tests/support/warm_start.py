@@ -37,6 +37,7 @@ from typing import Any
 SOURCE = str(Path(__file__).resolve().parents[2] / "skill")
 SHIM = Path(__file__).with_name("warm_shim.py")
 # What `local` and the converter set for their children.
+OF_LLAMA_CPP = {"GGML_NO_BACKTRACE": "1"}  # which may read it when it is loaded
 OF_CHILDREN = {"PYTHONUNBUFFERED": "1", "HF_HUB_DISABLE_TELEMETRY": "1", "DO_NOT_TRACK": "1"}
 # At an import. Commands of several kinds set the last four, and telemetry is off with or without two of them.
 READ_BY_NO_LIBRARY = (
@@ -75,7 +76,9 @@ class WarmStart:
         environment = dict(os.environ) | OF_CHILDREN
         sockets = {kind: str(Path(self._folder.name) / kind) for kind in FIRST}
         self._servers = [
-            subprocess.Popen([sys.executable, __file__, kind, path], stdin=subprocess.PIPE, env=environment)
+            subprocess.Popen(
+                [sys.executable, __file__, kind, path], stdin=subprocess.PIPE, env=environment | OF_LLAMA_CPP
+            )
             for kind, path in sockets.items()
         ]
         limits = {kind: resource.getrlimit(kind) for kind in LIMITS}
