@@ -105,7 +105,8 @@ def _story(hub: Hub, tmp_path: Path, step: int) -> dict[str, Any]:
     same = call("diff local cloud")["data"]
     assert (same["verdict"], same["recipe"], same["same_weights"]) == ("same", [], True)
     places = {"launch.flavor", "placement.backend", "policy.hub_model_id", "trainer.output_dir"}
-    assert {each["fact"] for each in same["placement"]} == places
+    threads = {"machine.threads", "placement.threads"}  # where this process has fewer cores than the job
+    assert {each["fact"] for each in same["placement"]} - threads == places
     assert same["losses"] == {"steps": STEPS, "equal": True, "largest_difference": 0.0, "at_step": None}
     call("export-gguf cloud --quant q8_0")
     assert call("verify cloud")["ok"] is True
