@@ -113,6 +113,7 @@ def test_a_second_job_of_one_request_is_cancelled(hub: Hub, tmp_path: Path) -> N
     child = _start(hub, tmp_path, _folder(tmp_path, "one"), *SAID, TEST_SETTLED_SECONDS="6")
     _until(lambda: hub.jobs_created == 1)
     [job] = hub.jobs.all
+    _until(lambda: time.time() - job.created > 0.01)  # the Hub dates jobs to the millisecond
     late = hub.jobs.create(job.spec | {"secrets": job.secrets}, "me", "me")
     code, answer = _answer(child)
     assert (code, answer["data"]["job_id"], late.stage, job.stage) == (0, job.id, "CANCELED", "SCHEDULING")
