@@ -180,7 +180,7 @@ def measure(configuration: Configuration, model: Path) -> dict[str, Any]:
         loaded = watch.memory()
         _forget_peak(configuration.device)
         program.train(trainer, watch, recipe["seed"], None)
-        return _line(configuration, trainer, watch, loaded, program.environment(trainer, data))
+        return _line(configuration, trainer, watch, loaded, program.environment(trainer, data, {}))
 
 
 def _line(

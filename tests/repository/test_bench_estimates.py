@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
+import json
+import os
 import sys
 from pathlib import Path
 from statistics import median
@@ -34,6 +36,24 @@ def test_what_is_measured_is_fed_all_that_the_training_program_reads() -> None:
     measure = _program("measure")
     configuration = measure.configurations("cpu")[0]
     assert measure._data(configuration, {"effective_batch_size": 1}).keys() == Data.__annotations__.keys()
+
+
+@pytest.mark.slow
+def test_a_line_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """SmolLM2, smaller: the program runs, and its line has the fields of those in measured.jsonl."""
+    measure = _program("measure")
+    sizes = {"hidden_size": 36, "intermediate_size": 64, "num_hidden_layers": 2, "vocab_size": 512}
+    shape = measure.SHAPES["SmolLM2-135M"]
+    monkeypatch.setitem(measure.SHAPES, "SmolLM2-135M", shape | {"config": shape["config"] | sizes})
+    configuration = measure.Configuration("cpu", "SmolLM2-135M", "float32", 256, 1, True)
+    monkeypatch.setattr(os, "environ", os.environ.copy())
+    measure._save_model(configuration, tmp_path / "model")
+    line = measure.measure(configuration, tmp_path / "model")
+    recorded = [json.loads(text) for text in measure.RESULTS.read_text(encoding="utf-8").splitlines()]
+    assert line.keys() == recorded[0].keys() and line["name"] == "cpu SmolLM2-135M float32 1x256 checkpointing"
+    # by hand, of both layers: q and o 36x36, k and v 36x12, r 16 each
+    assert line["trainable_parameters"] == 2 * 16 * (2 * (36 + 36) + 2 * (36 + 12))
+    assert line["seconds_per_micro_step"] > 0 and line["peak_bytes"] >= 0
 
 
 def test_measured_peaks_lie_inside_the_range(compare: ModuleType) -> None:
