@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import difflib
-import os
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -12,9 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from skill_train.program.events import (
-    EXIT_DOES_NOT_FIT,
     EXIT_FAILED,
-    EXIT_NOT_INSTALLED,
     FileDigest,
     Refused,
     event,
@@ -447,36 +444,4 @@ def check_vocabulary(model: Any, data: Data) -> None:
             expected=f"token ids below {size}",
             got=str(highest),
             hint="use the tokenizer that belongs to the model",
-        )
-
-
-def prepare_device(torch: Any, placement: Placement) -> None:
-    require_device(torch, placement)
-    if placement["device"] == "cuda":  # compiled anew for every length: a quarter more tokens a second without it
-        torch.backends.cuda.enable_cudnn_sdp(False)
-    elif placement["device"] == "cpu" and placement["threads"]:
-        torch.set_num_threads(placement["threads"])
-
-
-def require_device(torch: Any, placement: Placement) -> None:
-    device = placement["device"]
-    available = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
-    if not available.get(device, False):
-        raise Refused(
-            f"torch {torch.__version__} cannot use {device} here",
-            code="device_unavailable",
-            exit_code=EXIT_NOT_INSTALLED,
-            expected=f"a build of torch for {device}, and a driver",
-            got=", ".join(name for name, there in available.items() if there),
-            hint="use --device cpu, or install the torch build for this machine",
-        )
-    processes_here = int(os.environ.get("LOCAL_WORLD_SIZE", placement["num_processes"]))  # the rest are elsewhere
-    if device == "cuda" and torch.cuda.device_count() < processes_here:
-        raise Refused(
-            "the plan has more processes than this machine has GPUs",
-            code="device_unavailable",
-            exit_code=EXIT_DOES_NOT_FIT,
-            expected=f"{processes_here} GPUs, one a process",
-            got=f"{torch.cuda.device_count()} (CUDA_VISIBLE_DEVICES {os.environ.get('CUDA_VISIBLE_DEVICES', 'unset')})",
-            hint="plan again on this machine: skill-train local RECIPE",
         )

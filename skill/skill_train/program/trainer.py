@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypedDict
 
+from skill_train.program.device import prepare_device
 from skill_train.program.events import (
     PROGRAM,
     FileDigest,
@@ -28,7 +29,6 @@ from skill_train.program.model import (
     keep_input_types,
     load_model,
     lora_config,
-    prepare_device,
     score_trained_tokens_only,
     trained_types,
 )
