@@ -26,7 +26,7 @@ from skill_train.estimate.step import MicroStep, Part, Range, total
 from skill_train.estimate.time import micro_step_flops, micro_step_seconds
 from skill_train.facts import Calibration, MachineFacts, ModelFacts
 from skill_train.model.config import StoredWeights, read
-from skill_train.train.measured_speed import computing_seconds
+from skill_train.train.measured_speed import computing_seconds, read_seconds
 
 HERE = Path(__file__).resolve().parent
 SHAPES = json.loads((HERE / "shapes.json").read_text(encoding="utf-8"))
@@ -36,6 +36,11 @@ LEAST_SPREAD = 0.30  # of a handful of sources
 # is shifted, its log-softmax and two gradients. 12 where the trainer lets the logits go before the backward pass, 16
 # where it keeps them (measured with both heads on a CPU, torch 2.13, 1,024 tokens x 151,936 words, 2026-11-24).
 HEAD_BYTES = (12, 16)
+
+
+# torch takes cuBLAS's workspaces from its own memory, 32 MiB on Hopper (aten/src/ATen/cuda/CublasHandlePool.cpp): one
+# for the forward pass, and one for the backward pass, which has a thread of its own.
+WORKSPACES = 2 * 2**25
 
 
 @dataclass(frozen=True)
@@ -159,6 +164,7 @@ def memory_rows() -> list[Row]:
         assert parts is not None
         if line["configuration"]["device"] == "cuda":  # torch's own count leaves out the context and what is cached
             parts = [part for part in parts if part.name not in ("framework", "fragmentation", "spread")]
+            parts.append(Part("workspaces", 0, WORKSPACES, "of cuBLAS: one of each thread that computes"))
         rows.append(Row(line["name"], line["peak_bytes"], total(parts, "")))
     return rows
 
@@ -178,22 +184,24 @@ def time_rows() -> list[Row]:
 
 
 def calibrated_rows() -> list[Row]:
-    """Every configuration but those that calibrate."""
-    rows = []
-    lines = timed()
-    for line in lines:
-        by = _calibrates(line, lines)
-        if by is line:
-            continue
-        model = shape(by["configuration"]["shape"])
-        flops = micro_step_flops(model, step_of(by))
-        assert flops is not None
-        computing = computing_seconds(model, machine_of(by), by["seconds_per_micro_step"], [(1, step_of(by))])
-        speed = Calibration(flops / computing, by["name"], same_shape=True)
-        estimate = micro_step_seconds(model, step_of(line), machine_of(line), speed)
-        assert estimate is not None
-        rows.append(Row(line["name"], line["seconds_per_micro_step"], estimate, f"by {by['name']}"))
-    return rows
+    """Every configuration that had the machine to itself, but those that calibrate."""
+    lines = [line for line in timed() if not line.get("beside_other_work")]
+    pairs = [(line, _calibrates(line, lines)) for line in lines]
+    return [calibrated(line, by) for line, by in pairs if by is not line]
+
+
+def calibrated(line: dict[str, Any], by: dict[str, Any]) -> Row:
+    """The time of one configuration, as another of the same shape and device predicts it."""
+    model, machine, seconds = shape(by["configuration"]["shape"]), machine_of(by), by["seconds_per_micro_step"]
+    steps = [(1, step_of(by))]
+    flops = micro_step_flops(model, step_of(by))
+    assert flops is not None
+    computing = computing_seconds(model, machine, seconds, steps)
+    readings = read_seconds(model, machine, seconds, steps)
+    speed = Calibration(flops / computing, by["name"], same_shape=True, readings=readings)
+    estimate = micro_step_seconds(model, step_of(line), machine_of(line), speed)
+    assert estimate is not None
+    return Row(line["name"], line["seconds_per_micro_step"], estimate, f"by {by['name']}")
 
 
 def _calibrates(line: dict[str, Any], lines: list[dict[str, Any]]) -> dict[str, Any]:

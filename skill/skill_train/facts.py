@@ -331,6 +331,19 @@ class PrecisionProbe:
 
 
 @dataclass(frozen=True)
+class Reading:
+    """One way to explain a GPU's seconds.
+
+    Attributes:
+        speed: floating point operations in a second of computing.
+        launches: the time that launches took, as a share of the most that is assumed for them.
+    """
+
+    speed: float
+    launches: float
+
+
+@dataclass(frozen=True)
 class Calibration:
     """What a finished run on this machine measured, to be used instead of an assumed speed.
 
@@ -338,8 +351,11 @@ class Calibration:
         flops_per_second: arithmetic of the training steps over their time, padding included.
         basis: the run it comes from, for the reader.
         same_shape: that run trained the same model shape; otherwise one of about its size on this device and dtype.
+        readings: on a GPU, the two ends of what the seconds may mean: computing took as long as is plausible, or
+            launching the kernels did. Empty elsewhere, and for a GPU whose peak is unknown.
     """
 
     flops_per_second: float
     basis: str
     same_shape: bool
+    readings: tuple[Reading, ...] = ()

@@ -271,30 +271,41 @@ def test_experts_that_a_token_passes_count_not_all() -> None:
     assert more == 2 * 3 * 768 * 7
 
 
+def test_without_the_flash_kernel_keys_and_values_are_repeated() -> None:
+    """Qwen2.5 0.5B has 14 heads of 64 that share 2 of keys and of values: 2 x (896 - 128) numbers more a token."""
+    flash = dataclasses.replace(STEP, device="cuda", dtype="bfloat16")
+    half = dataclasses.replace(flash, dtype="float16")
+    assert layer_bytes_per_token(QWEN, half) - layer_bytes_per_token(QWEN, flash) == 2 * 2 * (896 - 128)
+    cpu = dataclasses.replace(flash, device="cpu", lora_dropout=0)
+    half_cpu = dataclasses.replace(cpu, dtype="float16")
+    assert layer_bytes_per_token(QWEN, half_cpu) == layer_bytes_per_token(QWEN, cpu)
+
+
 FULL = dataclasses.replace(STEP, rows=4, dtype="float32", full=True)
 PARAMETERS, HEAD = 494_032_768, 136_134_656  # of Qwen2.5 0.5B; its head is its embedding, 151,936 x 896
 
 
 @pytest.mark.parametrize(
-    ("change", "each", "copies"),
+    ("change", "each", "copies", "beside"),
     [
-        ({"dtype": "float32"}, 4, 0),
-        ({"dtype": "bfloat16"}, 4, 2 * (PARAMETERS - HEAD)),  # autocast's copies of the layers; TRL's head casts tiles
-        ({"dtype": "float16"}, 4, 2 * (PARAMETERS - HEAD)),
-        ({"dtype": "bfloat16", "pure_bf16": True}, 2, 0),
+        ({"dtype": "float32"}, 4, 0, 0),
+        # Autocast's copies of the layers. TRL's head casts tiles, and computes the gradient of one in float32.
+        ({"dtype": "bfloat16"}, 4, 2 * (PARAMETERS - HEAD), 4 * 32_768 * 896),
+        ({"dtype": "float16"}, 4, 2 * (PARAMETERS - HEAD), 4 * 32_768 * 896),
+        ({"dtype": "bfloat16", "pure_bf16": True}, 2, 0, 2 * HEAD),  # the gradient's copy in bfloat16
         # Off CUDA the head is cast as a whole.
-        ({"device": "cpu", "dtype": "bfloat16"}, 4, 2 * PARAMETERS),
+        ({"device": "cpu", "dtype": "bfloat16"}, 4, 2 * PARAMETERS, 0),
     ],
 )
-def test_every_weight_by_hand(change: dict[str, Any], each: int, copies: int) -> None:
+def test_every_weight_by_hand(change: dict[str, Any], each: int, copies: int, beside: int) -> None:
     """16 bytes a parameter in float32, 8 with pure_bf16: weights, gradients, two moments. The head's gradient is made
     in float32 before it is added, 4 x 136,134,656."""
     parts = _parts(QWEN, dataclasses.replace(FULL, **change))
     assert parts["weights"].low == parts["weights"].high == each * PARAMETERS
     assert parts["optimizer"].low == parts["optimizer"].high == 2 * each * PARAMETERS
-    assert parts["gradients"].low == each * PARAMETERS + 4 * HEAD
+    assert parts["gradients"].low == each * PARAMETERS + 4 * HEAD + beside
     # The tied embedding makes a second one, when the rest of the pass is gone; on a CPU the heap stays as it is.
-    assert parts["gradients"].high == each * PARAMETERS + (8 if "device" in change else 4) * HEAD
+    assert parts["gradients"].high == each * PARAMETERS + (8 if "device" in change else 4) * HEAD + beside
     assert (parts["copies"].low if "copies" in parts else 0) == copies
     assert "adapter" not in parts
 
@@ -325,7 +336,8 @@ def test_an_optimizer_that_is_not_fused_needs_one_more_of_every_weight() -> None
 def test_sharded_it_is_divided_and_layers_are_gathered() -> None:
     """Llama 3.1 8B over 8 GPUs: 16 x 8.03e9 / 8 = 16.1 GB each, and two layers of 6.98e9 / 32 in bfloat16."""
     parts = _parts(LLAMA, dataclasses.replace(FULL, dtype="bfloat16", shards=8))
-    held = parts["weights"].low + parts["optimizer"].low + parts["gradients"].low - 4 * 128_256 * 4096
+    gradient = 4 * 128_256 * 4096 + 4 * 32_768 * 4096  # of the head, and the float32 product of one of its tiles
+    held = parts["weights"].low + parts["optimizer"].low + parts["gradients"].low - gradient
     assert held == 16 * 8_030_261_248 / 8
     assert parts["gathered"].low == pytest.approx(2 * 2 * (8_030_261_248 - 2 * 128_256 * 4096) / 32)
     waiting = _parts(LLAMA, dataclasses.replace(FULL, dtype="bfloat16", shards=8, offload=True))

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 import planning
 from skill_train.estimate import time as estimate_time
 from skill_train.estimate.step import MicroStep
-from skill_train.facts import MachineFacts, ModelFacts
+from skill_train.facts import MachineFacts, ModelFacts, Reading
 from skill_train.run.plan_record import Plan
 from skill_train.run.train_record import StepLine
 from skill_train.train import measured_speed as calibration
@@ -103,6 +103,48 @@ def test_launching_kernels_is_not_the_speed() -> None:
     model, machine = dataclasses.replace(MODEL, layers=24), dataclasses.replace(MACHINE, device="cuda")
     step = MicroStep("cuda", "bfloat16", 1, 512, checkpointing=False, lora_r=0)
     assert calibration.computing_seconds(model, machine, 0.5, [(2, step)]) == pytest.approx(0.4788, abs=1e-4)
+
+
+def test_two_readings_of_a_gpus_seconds() -> None:
+    """24 layers, one micro-step without checkpointing: launches take 0.072 to 0.12 s. An A100 computes at 312 TFLOPS x
+    0.30, and 1.6 times as fast or slow. 0.15 s are mostly launches: computing took its slowest, or its fastest."""
+    model = dataclasses.replace(MODEL, layers=24, parameters=500_000_000)
+    machine = dataclasses.replace(MACHINE, device="cuda", chip="NVIDIA A100-SXM4-80GB")
+    step = MicroStep("cuda", "bfloat16", 1, 512, checkpointing=False, lora_r=0)
+    flops = estimate_time.micro_step_flops(model, step)
+    assert flops is not None
+    computing = flops / (312e12 * 0.30)
+    slow, fast = calibration.read_seconds(model, machine, 0.15, [(1, step)])
+    assert flops / slow.speed == pytest.approx(1.6 * computing)
+    assert flops / fast.speed == pytest.approx(computing / 1.6)
+    for each in (slow, fast):  # each explains the seconds
+        assert (flops / each.speed) ** 2 + (each.launches * 0.12) ** 2 == pytest.approx(0.15**2)
+    # 1 s is more than launches and published speeds allow, 1.6 x the root of 0.12² and computing²: the GPU is slow
+    slow, fast = calibration.read_seconds(model, machine, 1.0, [(1, step)])
+    assert flops / slow.speed == pytest.approx((1 - 0.072**2) ** 0.5)
+    assert flops / fast.speed == pytest.approx((1 - (1.6 * 0.12) ** 2) ** 0.5)
+    unknown = dataclasses.replace(machine, chip="NVIDIA Something New")
+    assert calibration.read_seconds(model, unknown, 0.15, [(1, step)]) == ()
+    assert calibration.read_seconds(MODEL, MACHINE, 0.15, [(1, dataclasses.replace(step, device="cpu"))]) == ()
+
+
+def test_readings_are_kept_and_a_torn_one_is_not(cache: Path) -> None:
+    _remember()
+    [file] = cache.glob("*.json")
+    document = json.loads(file.read_text())
+    [measured] = document["shapes"].values()
+    assert measured["readings"] == []
+    measured["readings"] = [{"speed": 2e12, "launches": 0.5}, {"speed": 4e12, "launches": 1.5}]
+    file.write_text(json.dumps(document))
+    kept = calibration.known_speeds(MACHINE, MODEL, "cpu")["float32"].readings
+    assert kept == (Reading(2e12, 0.5), Reading(4e12, 1.5))
+    for torn in ({"speed": 0.0, "launches": 0.5}, {"speed": 1.0, "launches": -1.0}, {"speed": 1.0}, "x"):
+        measured["readings"] = [torn]
+        file.write_text(json.dumps(document))
+        assert calibration.known_speeds(MACHINE, MODEL, "cpu") == {}, torn
+    del measured["readings"]  # as earlier versions wrote it
+    file.write_text(json.dumps(document))
+    assert calibration.known_speeds(MACHINE, MODEL, "cpu")["float32"].readings == ()
 
 
 def test_another_shape_is_a_hint_when_it_is_of_about_that_size() -> None:

@@ -25,6 +25,7 @@ from skill_train.facts import ModelFacts
 from skill_train.program.model import LOGITS_AT_ONCE
 
 NF4_BYTES = 4.127 / 8  # a parameter in 4-bit NF4 with double quantization: Dettmers et al. 2023 (QLoRA), section 3
+HEAD_TILE = 32768  # words whose logits TRL's head computes at a time
 # Model types that scale or cap their logits. For them TRL's own head scores every position on devices other than CUDA.
 TRL_HEAD = ("gemma2", "cohere", "cohere2", "granite")
 
@@ -84,8 +85,8 @@ def _trained_weights(model: ModelFacts, step: MicroStep, parameters: int, moving
     head = (model.vocab_size or 0) * (model.hidden_size or 0)
     temporary = _of_a_step(step, on_device, head, each)
     # The whole gradient of the head is computed in float32 before it is added. A tied embedding computes a second one.
-    whole = 4 * head
-    late = max(temporary, whole * (1 if model.tied_embeddings is False else 2))
+    whole = 4 * head + _beside_the_heads_gradient(model, step)
+    late = max(temporary, 4 * head * (1 if model.tied_embeddings is False else 2))
     grown = 0.0 if step.accumulates else on_device
     low, high = max(whole, late + grown - moving.high), max(whole, late + grown - moving.low)
     if step.device == "cpu":  # glibc keeps the memory that the passes freed, and such large blocks get new pages
@@ -97,6 +98,17 @@ def _trained_weights(model: ModelFacts, step: MicroStep, parameters: int, moving
         Part("gradients", stays + low, stays + high, f"{count}, and the head's once more"),
         _optimizer(model, step, on_device, each),
     ]
+
+
+def _beside_the_heads_gradient(model: ModelFacts, step: MicroStep) -> int:
+    """Bytes that TRL's head needs on CUDA while the gradient of its weights is whole (trl/kernels/chunked_logprob.py):
+    its copy in the type of the weights, or where a 16-bit copy is computed with, the float32 product of one tile. Eight
+    runs on an H100 agree (bench/estimates, 2026-11-27)."""
+    if step.device != "cuda":
+        return 0
+    if step.pure_bf16:
+        return 2 * (model.vocab_size or 0) * (model.hidden_size or 0)
+    return 4 * min(model.vocab_size or 0, HEAD_TILE) * (model.hidden_size or 0) if step.mixed else 0
 
 
 def _of_a_step(step: MicroStep, on_device: float, largest: int, each: int) -> float:
@@ -183,7 +195,9 @@ def layer_bytes_per_token(model: ModelFacts, step: MicroStep) -> float:
     normed = 2 * h * (2 if gemma else 1)
     # Some models also normalize the queries and keys of each head.
     heads_normed = q + kv if model.model_type.startswith(("qwen3", "gemma3")) else 0
-    attention = size * (2 * q + 2 * kv) + 4 * (model.heads or 0)
+    # Without the flash kernel the program repeats keys and values that heads share (`repeat_shared_heads`).
+    keys = q if step.device == "cuda" and step.dtype != "bfloat16" else kv
+    attention = size * (2 * q + 2 * keys) + 4 * (model.heads or 0)
     per_token = 4 * (normed + heads_normed) + attention + size * mlp_tensors_per_token(model) * f
     if not step.full:
         return per_token + _adapter_inputs(model, step)
@@ -261,7 +275,7 @@ def _logits(model: ModelFacts, step: MicroStep) -> Part:
     h, vocabulary = model.hidden_size or 0, model.vocab_size or 0
     trained = max(1.0, step.tokens * step.trained_share)
     if step.device == "cuda":
-        tile = min(trained, 4096) * 32768 * 2
+        tile = min(trained, 4096) * HEAD_TILE * 2
         return Part("logits", tile, 2 * tile + trained * (8 * h + 44), f"a tile of {megabytes(tile, 0)} at a time")
     if model.model_type in TRL_HEAD:
         tile = 32.0 * min(step.tokens, 4096) * min(vocabulary, 32768)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from skill_train.core.units import gigabytes
-from skill_train.estimate.devices import cpu_flops, device_speed
+from skill_train.estimate.devices import Device, cpu_flops, device_speed
 from skill_train.estimate.modules import adapter_parameters
 from skill_train.estimate.step import BYTES, MicroStep, Part, Range
 from skill_train.facts import Calibration, MachineFacts, ModelFacts, PictureTokenFacts
@@ -22,8 +22,14 @@ from skill_train.program.model import LOGITS_AT_ONCE
 # Speed" (LoRA, 1.8B, 7B and 14B, 256 to 8192 tokens). These values and the floor below reproduce its 18 figures within
 # 12 %.
 _REACHED = ((1024, 0.30), (1536, 0.33), (2048, 0.36), (3072, 0.42), (4096, 0.48), (5120, 0.53))
-# The least seconds of a micro-step for each layer, however small, because of kernel launches. Same source.
-_FLOOR = {True: 0.0045, False: 0.0030}  # with and without checkpointing
+# Seconds that a processor needs in a micro-step to launch the kernels of one layer, with and without checkpointing. The
+# least: same source. The most: a virtual machine with 16 cores and an H100 took 0.0043 to 0.0078 and 0.0082 to 0.0127
+# with transformers 5.23 and PEFT 0.21, which is within SPREAD of these (bench/estimates, 2026-11-27).
+_LAUNCHES = {True: (0.0045, 0.0080), False: (0.0030, 0.0050)}
+_FOUR_BIT_LAUNCHES = 1.2  # times as long: each linear layer is dequantized on its own. Same measurement.
+# The least share of the float32 peak, which plain kernels come nearer to than tensor cores to theirs: 0.38 in a
+# micro-step of 512 tokens of a 1.5B model on an H100, launches included. Same measurement.
+_FLOAT_REACHED = 0.45
 # Seconds to dequantize a billion parameters in a micro-step at 2000 GB/s: QLoRA compared with LoRA, same source.
 _FOUR_BIT_SECONDS = 0.010
 # MPS: 0.41 to 0.44 of the float32 peak for 8B with long rows, 0.14 with rows of 84 tokens (MLX on an M1 Max,
@@ -41,7 +47,7 @@ _CPU_READS = 4e9
 # 18 (_multi_tensor_adamw: lerp, mul, addcmul, sqrt, div, add, addcdiv).
 _OPTIMIZER_PASSES = {True: 10, False: 21}
 _BF16_FEATURES = {"avx512_bf16", "amx_bf16", "bf16"}
-_SPREAD = 1.6  # an uncalibrated time may be off by this factor, as published runs are
+SPREAD = 1.6  # an uncalibrated time may be off by this factor, as published runs are
 _CALIBRATED = {True: 1.25, False: 1.6}  # the key says whether the measured run had the same model shape
 
 
@@ -125,7 +131,7 @@ def _body_parameters(model: ModelFacts) -> int:
 def reading_seconds(model: ModelFacts, step: MicroStep, machine: MachineFacts) -> float:
     """Seconds of a micro-step for reading weights on a processor, where short rows do not hide them behind arithmetic.
     A pass reads the weights of the layers once, and those of the output head twice for each chunk of logits. None on a
-    GPU, where `_FLOOR` and the reached share include this time.
+    GPU, where `_LAUNCHES` and the reached share include this time.
     """
     if step.device != "cpu":
         return 0.0
@@ -137,9 +143,13 @@ def reading_seconds(model: ModelFacts, step: MicroStep, machine: MachineFacts) -
     return read * BYTES[step.dtype] / (_CPU_READS * machine.cores)
 
 
-def launch_seconds(model: ModelFacts, step: MicroStep) -> float:
-    """The least seconds of a micro-step on a GPU, however few its tokens: the processor launches its kernels."""
-    return _FLOOR[step.checkpointing] * (model.layers or 0) if step.device == "cuda" else 0.0
+def launch_seconds(model: ModelFacts, step: MicroStep) -> Range:
+    """The seconds in which the processor launches a micro-step's kernels on a GPU, however few its tokens: by a fast
+    processor and by a slow one."""
+    if step.device != "cuda":
+        return Range(0, 0, "")
+    low, high = ((model.layers or 0) * each for each in _LAUNCHES[step.checkpointing])
+    return Range(low, high * (_FOUR_BIT_LAUNCHES if step.four_bit else 1), "")
 
 
 def optimizer_seconds(model: ModelFacts, step: MicroStep, machine: MachineFacts) -> float:
@@ -162,9 +172,7 @@ def micro_step_seconds(
         return None
     reading = reading_seconds(model, step, machine)
     if calibration is not None:
-        spread = _CALIBRATED[calibration.same_shape]
-        seconds = math.hypot(launch_seconds(model, step), flops / calibration.flops_per_second) + reading
-        return Range(seconds / spread, seconds * spread, f"measured: {calibration.basis}")
+        return _as_measured(model, step, calibration, flops, reading)
     if step.device == "cuda":
         return _on_cuda(model, step, machine, flops)
     if step.device == "mps":
@@ -184,18 +192,45 @@ def micro_step_seconds(
     return Range(flops / (peak_cpu * high) + reading, flops / (peak_cpu * low) + reading, basis)
 
 
+def _as_measured(model: ModelFacts, step: MicroStep, calibration: Calibration, flops: float, reading: float) -> Range:
+    launches, spread = launch_seconds(model, step), _CALIBRATED[calibration.same_shape]
+    if calibration.readings:
+        seconds = [math.hypot(each.launches * launches.high, flops / each.speed) for each in calibration.readings]
+    else:
+        seconds = [math.hypot(launches.low, flops / calibration.flops_per_second) + reading]
+    return Range(min(seconds) / spread, max(seconds) * spread, f"measured: {calibration.basis}")
+
+
 def _on_cuda(model: ModelFacts, step: MicroStep, machine: MachineFacts, flops: float) -> Range | None:
+    device, computing = device_speed(machine), gpu_seconds(model, step, machine, flops)
+    if device is None or computing is None:
+        return None
+    launches = launch_seconds(model, step)
+    low, high = (math.hypot(each, computing) for each in (launches.low, launches.high))
+    at_least = f"at least {launches.low * 1000:.0f} to {launches.high * 1000:.0f} ms"
+    basis = f"{_peak_tflops(device, step):g} TFLOPS of {machine.chip} x {_reached(model, step, device):.0%}, {at_least}"
+    return Range(low / SPREAD, high * SPREAD, basis)
+
+
+def gpu_seconds(model: ModelFacts, step: MicroStep, machine: MachineFacts, flops: float) -> float | None:
+    """Seconds that a GPU of this name computes, at the share of its peak that published runs reached; None for one
+    whose peak is unknown."""
     device = device_speed(machine)
     if device is None:
         return None
-    tflops = device.float_tflops if step.dtype == "float32" else device.half_tflops
-    reached = _interpolate(_REACHED, model.hidden_size or 0) * device.sustained
-    floor = launch_seconds(model, step)
-    seconds = math.hypot(floor, flops / (tflops * 1e12 * reached))
+    seconds = flops / (_peak_tflops(device, step) * 1e12 * _reached(model, step, device))
     if step.four_bit:
         seconds += _FOUR_BIT_SECONDS * (model.parameters or 0) / 1e9 * 2000 / device.gigabytes_per_second
-    basis = f"{tflops:g} TFLOPS of {machine.chip} x {reached:.0%}, at least {floor * 1000:.0f} ms"
-    return Range(seconds / _SPREAD, seconds * _SPREAD, basis)
+    return seconds
+
+
+def _peak_tflops(device: Device, step: MicroStep) -> float:
+    return device.float_tflops if step.dtype == "float32" else device.half_tflops
+
+
+def _reached(model: ModelFacts, step: MicroStep, device: Device) -> float:
+    share = _interpolate(_REACHED, model.hidden_size or 0)
+    return (max(share, _FLOAT_REACHED) if step.dtype == "float32" else share) * device.sustained
 
 
 def _interpolate(points: tuple[tuple[float, float], ...], x: float) -> float:

@@ -259,7 +259,8 @@ def _step_seconds(laid: Fit, tokens: float | None, model: ModelFacts, machine: M
     estimate = micro_step_seconds(model, replace(laid.step, length=length), machine, None)
     if estimate is None:
         return None
-    return estimate.middle * laid.accumulation + optimizer_seconds(model, laid.step, machine)
+    middle = math.sqrt(estimate.low * estimate.high)  # the range is a middle times and by a factor
+    return middle * laid.accumulation + optimizer_seconds(model, laid.step, machine)
 
 
 def _ways(

@@ -14,8 +14,15 @@ from typing import NotRequired, TypedDict
 from skill_train.core.errors import UsageError
 from skill_train.core.files import write_json
 from skill_train.estimate.step import MicroStep
-from skill_train.estimate.time import launch_seconds, micro_step_flops, optimizer_seconds, reading_seconds
-from skill_train.facts import Calibration, MachineFacts, ModelFacts
+from skill_train.estimate.time import (
+    SPREAD,
+    gpu_seconds,
+    launch_seconds,
+    micro_step_flops,
+    optimizer_seconds,
+    reading_seconds,
+)
+from skill_train.facts import Calibration, MachineFacts, ModelFacts, Reading
 from skill_train.machine.read import cache_dir
 from skill_train.plan.placement import trains_part
 from skill_train.run.plan_record import Plan
@@ -33,12 +40,13 @@ _SIMILAR = 4.0
 
 
 class MeasuredRun(TypedDict):
-    """A run in the cache. Earlier versions did not keep its steps."""
+    """A run in the cache. Earlier versions kept neither its steps nor the readings of its seconds."""
 
     flops_per_second: float
     basis: str
     parameters: int | None
     steps: NotRequired[int]
+    readings: NotRequired[list[dict[str, float]]]
 
 
 def remember(plan: Plan, lines: list[StepLine], finished_at: str) -> Calibration | None:
@@ -59,7 +67,8 @@ def remember(plan: Plan, lines: list[StepLine], finished_at: str) -> Calibration
     flops = sum(count * (micro_step_flops(model, step) or 0) for count, step in steps)
     if not flops:
         return None
-    seconds = computing_seconds(model, machine, sum(line.seconds or 0 for line in settled), steps)
+    whole = sum(line.seconds or 0 for line in settled)
+    seconds, readings = computing_seconds(model, machine, whole, steps), read_seconds(model, machine, whole, steps)
     dtype, shape = plan.placement.dtype, _shape(model)
     basis = f"{len(settled)} steps of {Path(model.source).name} in {dtype}, {finished_at[:10]}"
     path = _path(machine, plan.placement.device, dtype)
@@ -68,6 +77,7 @@ def remember(plan: Plan, lines: list[StepLine], finished_at: str) -> Calibration
         "basis": basis,
         "parameters": model.parameters,
         "steps": len(settled),
+        "readings": [asdict(each) for each in readings],
     }
     earlier = _read(path)
     if len(settled) < min(_ENOUGH_STEPS, earlier[shape].get("steps", 0) if shape in earlier else 0):
@@ -75,7 +85,7 @@ def remember(plan: Plan, lines: list[StepLine], finished_at: str) -> Calibration
     shapes = earlier | {shape: measured}
     with contextlib.suppress(OSError):  # the run is done; a cache that cannot be written costs an estimate
         write_json(path, {"schema": SCHEMA, "chip": machine.chip, "dtype": dtype, "shapes": shapes})
-    return Calibration(flops / seconds, basis, same_shape=True)
+    return Calibration(flops / seconds, basis, same_shape=True, readings=readings)
 
 
 def known_speeds(machine: MachineFacts, model: ModelFacts, device: str) -> dict[str, Calibration]:
@@ -87,7 +97,12 @@ def known_speeds(machine: MachineFacts, model: ModelFacts, device: str) -> dict[
         best = same or _nearest(shapes, model.parameters)
         if best is not None:
             speeds[dtype] = Calibration(
-                float(best["flops_per_second"]), str(best["basis"]), same_shape=same is not None
+                float(best["flops_per_second"]),
+                str(best["basis"]),
+                same_shape=same is not None,
+                readings=tuple(
+                    Reading(float(each["speed"]), float(each["launches"])) for each in best.get("readings", [])
+                ),
             )
     return speeds
 
@@ -113,11 +128,46 @@ def computing_seconds(
     Args:
         steps: for each optimizer step, the number of its micro-steps and one of them.
     """
+    seconds, least = _without_memory(model, machine, seconds, steps), seconds / 5
+    launches = sum(count * launch_seconds(model, step).low for count, step in steps)
+    return max(math.sqrt(max(0.0, seconds**2 - launches**2)), least)
+
+
+def read_seconds(
+    model: ModelFacts, machine: MachineFacts, seconds: float, steps: list[tuple[int, MicroStep]]
+) -> tuple[Reading, ...]:
+    """The two ends of what the seconds of some optimizer steps on a GPU may mean. Where they are few, nobody can see
+    from outside whether the GPU computed or waited for launches: taken for computing, they made steps of 16 times as
+    many tokens 3 times as long as they are (bench/estimates). So computing took between what it takes at the fastest
+    and at the slowest that is published, unless the whole is longer than that allows. Empty without a GPU's peak.
+
+    Args:
+        steps: for each optimizer step, the number of its micro-steps and one of them.
+    """
+    slowest, seconds = (
+        computing_seconds(model, machine, seconds, steps),
+        _without_memory(model, machine, seconds, steps),
+    )
+    flops = [count * (micro_step_flops(model, step) or 0) for count, step in steps]
+    times = [gpu_seconds(model, step, machine, each) for each, (_, step) in zip(flops, steps, strict=True)]
+    most = sum(count * launch_seconds(model, step).high for count, step in steps)
+    computing = sum(time or 0 for time in times)
+    if not (most and computing) or None in times:
+        return ()
+    if seconds <= math.hypot(most, computing) * SPREAD:
+        slowest = min(slowest, computing * SPREAD)
+    left = math.sqrt(max(0.0, seconds**2 - (most * SPREAD) ** 2))  # launches take no longer than is assumed
+    ends = (slowest, min(seconds, max(computing / SPREAD, left)))
+    return tuple(Reading(sum(flops) / each, math.sqrt(max(0.0, seconds**2 - each**2)) / most) for each in ends)
+
+
+def _without_memory(
+    model: ModelFacts, machine: MachineFacts, seconds: float, steps: list[tuple[int, MicroStep]]
+) -> float:
     memory = sum(
         count * reading_seconds(model, step, machine) + optimizer_seconds(model, step, machine) for count, step in steps
     )
-    launches = sum(count * launch_seconds(model, step) for count, step in steps)
-    return max(math.sqrt(max(0.0, (seconds - memory) ** 2 - launches**2)), seconds / 5)
+    return max(seconds - memory, seconds / 5)
 
 
 def _micro_steps(plan: Plan, line: StepLine) -> tuple[int, MicroStep]:
@@ -168,4 +218,5 @@ def _read(path: Path) -> dict[str, MeasuredRun]:
 
 def _is_whole(measured: MeasuredRun) -> bool:
     sizes = float(measured["flops_per_second"]) > 0 and float(measured["parameters"] or 0) > 0
-    return sizes and bool(measured["basis"]) and isinstance(measured.get("steps", 0), int)
+    readings = [float(each["speed"]) > 0 <= float(each["launches"]) for each in measured.get("readings", [])]
+    return sizes and all(readings) and bool(measured["basis"]) and isinstance(measured.get("steps", 0), int)
