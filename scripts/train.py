@@ -83,7 +83,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache, partial
 from importlib.util import find_spec
 from itertools import islice
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from types import SimpleNamespace, UnionType
 from typing import IO, Any, Literal, NamedTuple, NotRequired, TypedDict, TypeVar, get_args, get_origin, get_type_hints
 
@@ -2399,17 +2399,18 @@ def is_name_of_folder(name: Any) -> bool:
 
 
 def in_folder(row: Row, folder: Path, table: Path) -> Row:
-    """A row of the table with its names of files as seen from the folder."""
-    below = PurePosixPath(table.parent.relative_to(folder).as_posix())
-    if str(below) == ".":
-        return row
-    return {name: below_it(value, str(below)) if FILE_NAME.fullmatch(name) else value for name, value in row.items()}
+    """A row of the table with the pictures that it names, as `datasets` has them, and as seen from the folder. A name
+    needs no ending to be that of a picture here."""
+    below = table.parent.relative_to(folder).as_posix()
+    return {name: named_picture(value, below) if FILE_NAME.fullmatch(name) else value for name, value in row.items()}
 
 
-def below_it(value: Any, folder: str) -> Any:
+def named_picture(value: Any, folder: str) -> Any:
     if isinstance(value, list):
-        return [below_it(each, folder) for each in value]
-    return f"{folder}/{value}" if isinstance(value, str) and value else value
+        return [named_picture(each, folder) for each in value]
+    if not isinstance(value, str) or not value:
+        return value
+    return {"bytes": None, "path": value if folder == "." else f"{folder}/{value}"}
 
 
 # --- pictures/decode -------------------------------------------------------------------------------------------------
@@ -2712,6 +2713,7 @@ def bad_picture(
 
 PICTURE = "\ufffc"  # U+FFFC, object replacement character: stands for a picture in the text of a message
 PICTURE_TAG = re.compile(r"\n?<image>\n?", re.IGNORECASE)  # LLaVA writes it on a line of its own
+PART_KEYS = ("image", "image_url", "path", "url", "base64", "bytes")  # of a part, for its picture
 PICTURE_PARTS = ("image", "image_url", "input_image")  # types of parts; the last two are OpenAI's
 
 
@@ -2871,10 +2873,18 @@ def require_one_thing(part: Any, kind: Any) -> None:
 
 def source_of_part(part: dict[str, Any]) -> PictureSource | None:
     """Where the picture of a part is; None where the part only marks its place."""
-    values = (part.get(key) for key in ("image", "image_url", "path", "url", "base64", "bytes"))
-    value = next((each for each in values if each is not None), None)
-    if isinstance(value, dict) and "url" in value:  # OpenAI's {"image_url": {"url": …}}
-        value = value["url"]
+    given = {key: part[key] for key in PART_KEYS if part.get(key) is not None}
+    if given.keys() == {"bytes", "path"}:  # the path is a name beside the bytes, as `datasets` writes them
+        return given
+    values = [each["url"] if isinstance(each, dict) and "url" in each else each for each in given.values()]
+    if any(each != values[0] for each in values):
+        raise Refused(
+            "a part of a message holds several pictures, of which one would be read",
+            code="bad_row",
+            expected="one of " + ", ".join(PART_KEYS),
+            got=", ".join(given),
+        )
+    value = values[0] if values else None
     return value if isinstance(value, (str, bytes, dict)) else None
 
 

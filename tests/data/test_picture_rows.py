@@ -258,6 +258,42 @@ def test_a_folder_with_two_tables_is_refused(folder: Path, capsys: pytest.Captur
         dataset.scan(Recipe(data=str(folder)), pictures=True)
 
 
+@pytest.mark.parametrize("place", ["", "train/"])
+def test_a_name_in_a_table_needs_no_ending(folder: Path, capsys: pytest.CaptureFixture[str], place: str) -> None:
+    """`datasets` 5.2 reads each file that the table names as a picture. Outside a table it is a text."""
+    rows = [{"file_name": name, "question": "q", "answer": "x"} for name in ("scan 1", "scan-2")]
+    lines = "".join(json.dumps(row) + "\n" for row in rows)
+    for name in ("scan 1", "scan-2"):
+        (folder / place).mkdir(exist_ok=True)
+        (folder / place / name).write_bytes(FILES["a.png"])
+    (folder / "rows.jsonl").write_text(lines)
+    assert dataset.scan(Recipe(data="rows.jsonl"), pictures=True).images == 0
+    (folder / place / "metadata.jsonl").write_text(lines)
+    assert dataset.scan(Recipe(data=str(folder)), pictures=True).images == 2
+    code, answer = _data(capsys, str(folder))
+    assert (code, answer["data"]["pictures"]["count"]) == (0, 2)
+    (folder / place / "scan-2").unlink()
+    code, answer = _data(capsys, str(folder))
+    assert (code, answer["data"]["problems"]["missing_picture"]["lines"]) == (2, [2])
+
+
+def test_pictures_in_two_columns_of_a_table_are_refused(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """`file_name` becomes `image` in `datasets`, which the table has already: one of both would be read."""
+    row = {"file_name": "a.png", "image": "b.png", "question": "q", "answer": "x"}
+    (folder / "metadata.jsonl").write_text(json.dumps(row) + "\n")
+    with pytest.raises(UsageError) as caught:
+        dataset.scan(Recipe(data=str(folder)), pictures=True)
+    assert "file_name" in caught.value.message + str(caught.value.got), caught.value.message
+    code, answer = _data(capsys, str(folder))
+    assert code == 2, answer
+    named = Recipe(
+        data=str(folder),
+        format="question_answer",
+        columns={"images": "file_name", "question": "question", "answer": "answer"},
+    )
+    assert dataset.scan(named, pictures=True).images == 1
+
+
 def test_nothing_is_written_where_no_row_is_good(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     _write(folder, [BAD[name][0] for name in ("no such file", "half a PNG", "a bomb")])
     code, answer = _data(capsys, "rows.jsonl", "--fix", "fixed.jsonl")

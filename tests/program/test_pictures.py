@@ -252,6 +252,8 @@ def _row(content: Any, images: Any, answer: Any = "A cat.") -> dict[str, Any]:
         (_row([{"type": "video"}], ["a.png"]), "neither text nor a picture"),
         (_row([{"type": "image", "image": "a.png", "text": "What?"}], None), "type 'image' holds a text and a picture"),
         (_row([{"type": "text", "image": "a.png", "text": "What?"}], None), "type 'text' holds a text and a picture"),
+        (_row([{"type": "image", "image": "a.png", "path": "b.png"}], None), "several pictures"),
+        (_row([{"type": "image", "bytes": b"x", "url": "b.png"}], None), "several pictures"),
         (_row("a\ufffcb", ["a.png"]), "U\\+FFFC"),
         (_row("What?", [7]), "something else in the place"),
     ],

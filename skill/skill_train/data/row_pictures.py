@@ -161,14 +161,14 @@ class RowPictures:
 
     def header(self, source: PictureSource) -> PictureHeader:
         """What its header says; of a file that was read lately without reading it again."""
-        is_path = isinstance(source, str) and source[:5].lower() != "data:"
-        if not is_path or not isinstance(source, str):
+        path = picture_path(source)
+        if path is None:
             return read_header(source, self.folder)
-        if source not in self._headers:
+        if path not in self._headers:
             if len(self._headers) == _RECENT:
                 self._headers.clear()
-            self._headers[source] = read_header(source, self.folder)
-        return self._headers[source]
+            self._headers[path] = read_header(source, self.folder)
+        return self._headers[path]
 
     def count(self, sources: list[PictureSource]) -> None:
         """Counts the pictures of a row that `check` took."""

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import lru_cache
 from itertools import islice
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from skill_train.program.events import EXIT_NO_ACCESS, EXIT_TEMPORARY, Refused
@@ -247,14 +247,15 @@ def is_name_of_folder(name: Any) -> bool:
 
 
 def in_folder(row: Row, folder: Path, table: Path) -> Row:
-    """A row of the table with its names of files as seen from the folder."""
-    below = PurePosixPath(table.parent.relative_to(folder).as_posix())
-    if str(below) == ".":
-        return row
-    return {name: below_it(value, str(below)) if FILE_NAME.fullmatch(name) else value for name, value in row.items()}
+    """A row of the table with the pictures that it names, as `datasets` has them, and as seen from the folder. A name
+    needs no ending to be that of a picture here."""
+    below = table.parent.relative_to(folder).as_posix()
+    return {name: named_picture(value, below) if FILE_NAME.fullmatch(name) else value for name, value in row.items()}
 
 
-def below_it(value: Any, folder: str) -> Any:
+def named_picture(value: Any, folder: str) -> Any:
     if isinstance(value, list):
-        return [below_it(each, folder) for each in value]
-    return f"{folder}/{value}" if isinstance(value, str) and value else value
+        return [named_picture(each, folder) for each in value]
+    if not isinstance(value, str) or not value:
+        return value
+    return {"bytes": None, "path": value if folder == "." else f"{folder}/{value}"}

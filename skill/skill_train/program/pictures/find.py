@@ -11,6 +11,7 @@ from skill_train.program.pictures.decode import PICTURE_HINT, PictureSource
 
 PICTURE = "\ufffc"  # U+FFFC, object replacement character: stands for a picture in the text of a message
 PICTURE_TAG = re.compile(r"\n?<image>\n?", re.IGNORECASE)  # LLaVA writes it on a line of its own
+PART_KEYS = ("image", "image_url", "path", "url", "base64", "bytes")  # of a part, for its picture
 PICTURE_PARTS = ("image", "image_url", "input_image")  # types of parts; the last two are OpenAI's
 
 
@@ -170,10 +171,18 @@ def require_one_thing(part: Any, kind: Any) -> None:
 
 def source_of_part(part: dict[str, Any]) -> PictureSource | None:
     """Where the picture of a part is; None where the part only marks its place."""
-    values = (part.get(key) for key in ("image", "image_url", "path", "url", "base64", "bytes"))
-    value = next((each for each in values if each is not None), None)
-    if isinstance(value, dict) and "url" in value:  # OpenAI's {"image_url": {"url": …}}
-        value = value["url"]
+    given = {key: part[key] for key in PART_KEYS if part.get(key) is not None}
+    if given.keys() == {"bytes", "path"}:  # the path is a name beside the bytes, as `datasets` writes them
+        return given
+    values = [each["url"] if isinstance(each, dict) and "url" in each else each for each in given.values()]
+    if any(each != values[0] for each in values):
+        raise Refused(
+            "a part of a message holds several pictures, of which one would be read",
+            code="bad_row",
+            expected="one of " + ", ".join(PART_KEYS),
+            got=", ".join(given),
+        )
+    value = values[0] if values else None
     return value if isinstance(value, (str, bytes, dict)) else None
 
 
