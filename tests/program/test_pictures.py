@@ -7,6 +7,7 @@ import base64
 import importlib
 import io
 import struct
+import warnings
 import zlib
 from functools import cache
 from pathlib import Path
@@ -61,6 +62,24 @@ def test_what_is_transparent_is_white() -> None:
     palette = _two("P")
     palette.info["transparency"] = palette.getpixel((5, 5))
     assert read_picture(_content(palette, "GIF"), None).getpixel((5, 5)) == (255, 255, 255)
+
+
+@pytest.mark.parametrize(
+    "exif",
+    [
+        b"Exif\0\0II*\0\x08\0\0\0\xff\xff" + b"\x12\x01" * 20,  # tags that are not there
+        b"Exif\0\0MM\0*\0\0\0\x08\0\x02\x01\x12\0\x03\0\0\0\x01\0\x06",  # one tag of two, cut in it
+        b"Exif\0\0garbage",
+    ],
+)
+def test_a_broken_exif_is_upright_and_says_nothing(exif: bytes) -> None:
+    """Pillow warns of it for each picture."""
+    content = io.BytesIO()
+    Image.new("RGB", (40, 30), "red").save(content, "JPEG", exif=exif)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert read_picture({"bytes": content.getvalue(), "path": "x.jpg"}, None).size == (40, 30)
+        assert picture_size(content.getvalue(), None) == PictureSize(40, 30)
 
 
 @pytest.mark.parametrize("orientation", range(1, 9))
