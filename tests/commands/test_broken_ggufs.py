@@ -149,6 +149,23 @@ def test_files_that_hold_no_model(commands: Commands, tmp_path: Path, kind: str,
         assert message == f"x.gguf holds {words} and no model"
 
 
+@pytest.mark.parametrize(
+    ("template", "words"),
+    [
+        (None, "is missing"),
+        (string(" "), "is empty"),
+        (number(7), "is no text but 7"),
+        (strings([b"a"]), "is no text but"),
+    ],
+)
+def test_templates_that_are_no_text(commands: Commands, tmp_path: Path, template: bytes | None, words: str) -> None:
+    file = gguf_bytes.whole().set("tokenizer.chat_template", template)
+    for command in ("chat", "serve"):
+        done = _ask(commands, command, file.write(tmp_path / "x.gguf"))
+        assert done.error == (2, "no_chat_template"), (command, done.stdout)
+        assert words in done.answer["error"]["got"]
+
+
 TOKENS = "tokenizer.ggml.tokens"
 LOADED: dict[str, tuple[str, Change, str]] = {
     "other types than tokens": ("chat", _set("tokenizer.ggml.token_type", numbers([1] * 10, 5)), "toktypes"),

@@ -51,7 +51,7 @@ class GgufPrompts:
         template = gguf.metadata.get("tokenizer.chat_template")
         if not raw:
             if not isinstance(template, str) or not template.strip():
-                raise _no_template(gguf.path)
+                raise _no_template(gguf.path, template)
             require_ending(template)
         self.gguf, self.template, self.tokenizer, self.raw = gguf, str(template), tokenizer, raw
 
@@ -176,12 +176,13 @@ def _refused(why: str) -> NoReturn:
     )
 
 
-def _no_template(where: object) -> UsageError:
+def _no_template(where: object, found: object = None) -> UsageError:
+    kind = "missing" if found is None else "empty" if isinstance(found, str) else f"no text but {found!r}"[:80]
     return UsageError(
         f"{where} has no chat template",
         code="no_chat_template",
         expected="a file with the template that the model was trained with",
-        got="tokenizer.chat_template is missing: other programs put a template of their own in its place",
+        got=f"tokenizer.chat_template is {kind}: other programs put a template of their own in its place",
         hint="add --raw to let the model continue your text as it stands",
     )
 
