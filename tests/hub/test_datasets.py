@@ -358,6 +358,24 @@ def test_a_picture_that_a_repository_lacks_is_named_with_its_row(name: str, said
     assert error["message"].startswith("row 2 of train/metadata.jsonl in me/tickets: ") and said in error["message"]
 
 
+@pytest.mark.parametrize("columns", [("file_name", "image"), ("image", "file_name"), ("x_file_name", "x")])
+def test_two_columns_of_one_name_are_refused(columns: tuple[str, str], hub: Hub, home: Path) -> None:
+    """`datasets` 5.2 keeps the text of the last, and its column is no picture: tried with a folder, 2026-11-27."""
+    row = dict.fromkeys(columns, "0.png") | json.loads(_metadata(["0.png"], "name"))
+    hub.add("dataset", DATA, {"train/0.png": _png(0), "train/metadata.jsonl": json.dumps(row).encode() + b"\n"})
+    error = _look(hub, home, pictures=True)["error"]
+    assert (error["code"], error["exit_code"]) == ("unreadable_dataset", 2)
+    assert f"has two columns that `datasets` calls {'x' if 'x' in columns else 'image'}" in error["message"]
+    assert error["message"].startswith("row 1 of train/metadata.jsonl in me/tickets")
+
+
+def test_a_name_without_an_ending_is_a_picture_too(hub: Hub, home: Path) -> None:
+    hub.add("dataset", DATA, {"train/scan-1": _png(0), "train/metadata.jsonl": _metadata(["scan-1"])})
+    looked = _look(hub, home, pictures=True)["answer"]
+    assert looked["facts"]["columns"] == {"messages": "messages", "images": "image"}
+    assert looked["first"][0]["image"]["path"] == "scan-1"
+
+
 def test_each_of_several_tables_names_its_own_files(hub: Hub, home: Path) -> None:
     files = {f"{part}/{number}.png": _png(number) for part, number in (("a", 0), ("a", 1), ("b", 0))}
     tables = {"a/metadata.jsonl": _metadata(["0.png", "1.png"]), "b/metadata.jsonl": _metadata(["0.png"])}

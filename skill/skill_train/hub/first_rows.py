@@ -159,6 +159,9 @@ def with_bytes(row: Row, table: str, where: str, read: Callable[[str], bytes]) -
         table: the name of the file of the row.
         where: the row, for messages.
         read: the content of a file of the repository.
+
+    Raises:
+        UsageError: a name leaves the folder of the table, or two columns get one name.
     """
 
     def picture(name: Any) -> Row:
@@ -166,16 +169,32 @@ def with_bytes(row: Row, table: str, where: str, read: Callable[[str], bytes]) -
 
     made: Row = {}
     for column, value in row.items():
+        wanted = _column(column)
+        if wanted in made:
+            raise _two_columns(where, column, wanted)
         if not FILE_NAME.fullmatch(column):
-            made[column] = value
+            made[wanted] = value
         elif isinstance(value, list):
-            made[_column(column)] = [picture(name) for name in value]
+            made[wanted] = [picture(name) for name in value]
         else:
-            made[_column(column)] = picture(value) if value else None
+            made[wanted] = picture(value) if value else None
     return made
 
 
+def _two_columns(where: str, column: str, wanted: str) -> UsageError:
+    return UsageError(
+        f"{where} has two columns that `datasets` calls {wanted[:80]}, and keeps one of them",
+        code="unreadable_dataset",
+        expected="one column of that name once file_name has become image, and x_file_name x",
+        got=column[:80],
+        hint="rename or remove one of them in the table",
+    )
+
+
 def _column(name: str) -> str:
+    """The name that `datasets` gives a column."""
+    if not FILE_NAME.fullmatch(name):
+        return name
     ending = next(ending for ending in _ENDINGS if name.endswith(ending))
     return name.removesuffix(ending).rstrip("_") or _ENDINGS[ending]
 
