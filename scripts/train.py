@@ -2399,18 +2399,49 @@ def is_name_of_folder(name: Any) -> bool:
 
 
 def in_folder(row: Row, folder: Path, table: Path) -> Row:
-    """A row of the table with the pictures that it names, as `datasets` has them, and as seen from the folder. A name
-    needs no ending to be that of a picture here."""
+    """A row of the table with its names of files as seen from the folder.
+
+    Raises:
+        Refused: it names a picture for `file_name` and another for `image`, which `datasets` calls `image` both.
+    """
+    for name, wanted in (("file_name", "image"), ("file_names", "images")):
+        if row.get(name) and row.get(wanted) and row[name] != row[wanted]:
+            raise two_pictures(name, wanted, table)
     below = table.parent.relative_to(folder).as_posix()
-    return {name: named_picture(value, below) if FILE_NAME.fullmatch(name) else value for name, value in row.items()}
+    return {name: seen_from(name, value, below, folder) for name, value in row.items()}
 
 
-def named_picture(value: Any, folder: str) -> Any:
+def two_pictures(name: str, wanted: str, table: Path) -> Refused:
+    return Refused(
+        f"{table} has the columns {name} and {wanted}, of which one would be read",
+        code="unreadable_dataset",
+        expected=f"one of both: `datasets` calls {name} {wanted} too",
+        got=f"{name}, {wanted}",
+        hint="rename or remove one of them in the table",
+    )
+
+
+def seen_from(column: str, value: Any, below: str, folder: Path) -> Any:
+    """A value of the table, where `below` is its folder. The name of a picture without an ending, which a text could be
+    too, becomes what `datasets` makes of every name."""
+    if not FILE_NAME.fullmatch(column):
+        return value
     if isinstance(value, list):
-        return [named_picture(each, folder) for each in value]
+        return [seen_from(column, each, below, folder) for each in value]
     if not isinstance(value, str) or not value:
         return value
-    return {"bytes": None, "path": value if folder == "." else f"{folder}/{value}"}
+    path = value if below == "." else f"{below}/{value}"
+    plain = column in ("file_name", "file_names") and media_in(value) is None and is_picture_file(folder / path)
+    return {"bytes": None, "path": path} if plain else path
+
+
+def is_picture_file(path: Path) -> bool:
+    """Whether it is a file that begins as pictures do."""
+    try:
+        with open(path, "rb") as file:
+            return path.is_file() and MEDIA_MAGIC.match(file.read(24)) is not None
+    except (OSError, ValueError):  # a name that no file can have
+        return False
 
 
 # --- pictures/decode -------------------------------------------------------------------------------------------------
@@ -2537,7 +2568,6 @@ class OpenedPicture:
 
     def __init__(self, source: PictureSource, folder: Path | None) -> None:
         self.name = picture_name(source)
-        self.quiet = warnings.catch_warnings()
         self.file = picture_file(source, folder)
         self.bytes = self.file.seek(0, os.SEEK_END)
         self.file.seek(0)
@@ -2545,15 +2575,15 @@ class OpenedPicture:
     def __enter__(self) -> tuple[Any, str]:
         from PIL import Image
 
-        self.quiet.__enter__()
-        warnings.simplefilter(
-            "ignore"
-        )  # of bombs: our own limit is below Pillow's error; of a cut EXIF: read as upright
         try:
-            Image.init()
-            self.image = Image.open(self.file, formats=[name for name in FORMATS if name in Image.OPEN])
-            check_header(self.image, self.name)
-            orientation(self.image)  # Pillow remembers it for exif_transpose
+            with warnings.catch_warnings():
+                # Our own limit is below that of Pillow's error, and a cut EXIF leaves the picture as it is.
+                warnings.simplefilter("ignore", Image.DecompressionBombWarning)
+                warnings.simplefilter("ignore", UserWarning)
+                Image.init()
+                self.image = Image.open(self.file, formats=[name for name in FORMATS if name in Image.OPEN])
+                check_header(self.image, self.name)
+                orientation(self.image)  # Pillow remembers it for exif_transpose
         except Exception as error:
             self.__exit__(type(error), error, None)
             raise
@@ -2561,7 +2591,6 @@ class OpenedPicture:
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         refusal = self.refusal(error) if isinstance(error, Exception) else None
-        self.quiet.__exit__(None, None, None)
         self.file.close()
         if refusal is not None:
             raise refusal from None
@@ -2877,19 +2906,27 @@ def require_one_thing(part: Any, kind: Any) -> None:
 
 def source_of_part(part: dict[str, Any]) -> PictureSource | None:
     """Where the picture of a part is; None where the part only marks its place."""
-    given = {key: part[key] for key in PART_KEYS if part.get(key) is not None}
-    if given.keys() == {"bytes", "path"}:  # the path is a name beside the bytes, as `datasets` writes them
-        return given
-    values = [each["url"] if isinstance(each, dict) and "url" in each else each for each in given.values()]
-    if any(each != values[0] for each in values):
+    cells = (part.get(key) for key in PART_KEYS)
+    values = [each.get("url") if isinstance(each, dict) and "url" in each else each for each in cells]
+    given = [each for each in values if any(each.values() if isinstance(each, dict) else [each])]  # Arrow adds nulls
+    if isinstance(part.get("bytes"), bytes) and len(given) == 2 and isinstance(part.get("path"), str):
+        return {"bytes": part["bytes"], "path": part["path"]}  # a name beside the bytes, as `datasets` writes them
+    if len({which_picture(each) for each in given}) > 1:
         raise Refused(
             "a part of a message holds several pictures, of which one would be read",
             code="bad_row",
             expected="one of " + ", ".join(PART_KEYS),
-            got=", ".join(given),
+            got=", ".join(key for key in PART_KEYS if part.get(key)),
         )
-    value = values[0] if values else None
+    value = given[0] if given else None
     return value if isinstance(value, (str, bytes, dict)) else None
+
+
+def which_picture(value: Any) -> str:
+    """Equal for two ways to name one picture: its path, and its bytes with the path."""
+    if isinstance(value, dict):
+        value = value.get("path") or value.get("bytes")
+    return posixpath.normpath(value) if isinstance(value, str) else repr(value)
 
 
 def before_first_question(lifted: Row, columns: dict[str, str], count: int) -> Row:

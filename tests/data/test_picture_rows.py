@@ -27,7 +27,7 @@ from skill_train.program.events import Refused
 from skill_train.program.examples import to_example
 from skill_train.program.pictures.decode import picture_digest
 from skill_train.program.pictures.find import lift_pictures
-from skill_train.program.rows import iter_rows, picture_folder
+from skill_train.program.rows import data_fingerprint, iter_rows, picture_folder
 from skill_train.recipe.fields import Recipe, from_dict
 
 RED, BLUE = (255, 0, 0), (0, 0, 255)
@@ -277,21 +277,59 @@ def test_a_name_in_a_table_needs_no_ending(folder: Path, capsys: pytest.CaptureF
     assert (code, answer["data"]["problems"]["missing_picture"]["lines"]) == (2, [2])
 
 
-def test_pictures_in_two_columns_of_a_table_are_refused(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"file_name": "report 2020", "text": "What the report says of bees."},
+        {"file_name": "notes", "text": "What the notes say of bees."},
+        {"file_name": "a.txt", "text": "What the file says of bees."},
+    ],
+)
+def test_a_table_of_texts_stays_one(folder: Path, row: dict[str, str]) -> None:
+    (folder / "notes").write_text("bees\n")
+    (folder / "metadata.jsonl").write_text(json.dumps(row) + "\n")
+    for pictures in (False, True):
+        assert not dataset.scan(Recipe(data=str(folder)), pictures=pictures).images
+
+
+def test_other_names_beside_the_picture_tell_which_it_is(folder: Path) -> None:
+    more = {"original_file_name": "IMG 2031", "source_file_name": "b.png"}
+    row = {"file_name": "a.png", "question": "q", "answer": "x"} | more
+    (folder / "metadata.jsonl").write_text(json.dumps(row) + "\n")
+    facts = dataset.scan(Recipe(data=str(folder)), pictures=True)
+    assert (facts.images, facts.columns["images"]) == (1, "file_name")
+
+
+def test_the_fingerprint_of_a_folder_of_pictures_stays(folder: Path) -> None:
+    """That of version 0.1.0 before 2026-11-27: plans of it are taken, and runs go on."""
+    row = {"file_name": "a.png", "question": "q", "answer": "x"}
+    digests = ("95f96d74e4c7eb1f3373c4e71d89092fcbed7e52717fba085e57cfdbe28bcf03",)
+    digests += ("bfa63ce83bfdd1683470fa99f08c2bd2b11f7ca1469e31aba7183b102c8ca9aa",)
+    columns = {"images": "file_name", "question": "question", "answer": "answer"}
+    for place, digest in zip(("", "train/"), digests, strict=True):
+        (folder / place).mkdir(exist_ok=True)
+        (folder / place / "a.png").write_bytes(b"\x89PNG\r\n, of which only the digest counts")
+        (folder / place / "metadata.jsonl").write_text(json.dumps(row) + "\n")
+        assert data_fingerprint(folder, {"split": "train", "columns": columns, "images": True}) == digest
+        (folder / place / "metadata.jsonl").unlink()
+
+
+@pytest.mark.parametrize("images", ["file_name", "image"])
+def test_pictures_in_two_columns_of_a_table_are_refused(
+    folder: Path, capsys: pytest.CaptureFixture[str], images: str
+) -> None:
     """`file_name` becomes `image` in `datasets`, which the table has already: one of both would be read."""
     row = {"file_name": "a.png", "image": "b.png", "question": "q", "answer": "x"}
     (folder / "metadata.jsonl").write_text(json.dumps(row) + "\n")
-    with pytest.raises(UsageError) as caught:
-        dataset.scan(Recipe(data=str(folder)), pictures=True)
-    assert "file_name" in caught.value.message + str(caught.value.got), caught.value.message
+    named = {"format": "question_answer", "columns": {"images": images, "question": "question", "answer": "answer"}}
+    for recipe in (Recipe(data=str(folder)), Recipe(data=str(folder), **named)):
+        with pytest.raises(UsageError, match="has the columns file_name and image") as caught:
+            dataset.scan(recipe, pictures=True)
+        assert caught.value.code == "unreadable_dataset"
     code, answer = _data(capsys, str(folder))
-    assert code == 2, answer
-    named = Recipe(
-        data=str(folder),
-        format="question_answer",
-        columns={"images": "file_name", "question": "question", "answer": "answer"},
-    )
-    assert dataset.scan(named, pictures=True).images == 1
+    assert (code, answer["error"]["code"]) == (2, "unreadable_dataset")
+    (folder / "metadata.jsonl").write_text(json.dumps(row | {"image": "a.png"}) + "\n")
+    assert dataset.scan(Recipe(data=str(folder)), pictures=True).images == 1
 
 
 def test_nothing_is_written_where_no_row_is_good(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

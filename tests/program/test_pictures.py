@@ -21,7 +21,7 @@ import tiny_vision
 from skill_train.program.events import Refused
 from skill_train.program.examples import to_example
 from skill_train.program.pictures.decode import PictureSize, picture_digest, picture_size, read_picture
-from skill_train.program.pictures.find import lift_pictures, picture_parts
+from skill_train.program.pictures.find import lift_pictures, picture_parts, source_of_part
 from skill_train.program.pictures.tokens import Pictures
 
 RED, GREEN = (255, 0, 0), (0, 128, 0)
@@ -257,6 +257,25 @@ PAIR = ("prompt", "completion")
 def _row(content: Any, images: Any, answer: Any = "A cat.") -> dict[str, Any]:
     turns = [{"role": "user", "content": content}, {"role": "assistant", "content": answer}]
     return {"messages": turns, "images": images}
+
+
+@pytest.mark.parametrize(
+    ("part", "source"),
+    [
+        ({"image": "a.png", "url": ""}, "a.png"),
+        ({"image": "a.png", "image_url": {"url": None, "detail": None}}, "a.png"),
+        ({"image": "a.png", "bytes": None, "image_url": None}, "a.png"),
+        ({"image_url": {"url": "a.png"}, "path": ""}, "a.png"),
+        ({"image": {"bytes": b"x", "path": "a.png"}, "path": "a.png"}, {"bytes": b"x", "path": "a.png"}),
+        ({"image": {"bytes": None, "path": None}, "path": "a.png"}, "a.png"),
+        ({"image": "a.png", "path": "./a.png"}, "a.png"),
+        ({"bytes": b"x", "path": "a.png"}, {"bytes": b"x", "path": "a.png"}),
+        ({"bytes": b"", "path": "a.png"}, "a.png"),
+        ({"image": ""}, None),
+    ],
+)
+def test_one_picture_may_be_given_twice(part: dict[str, Any], source: Any) -> None:
+    assert source_of_part({"type": "image"} | part) == source
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from skill_train.program.events import EXIT_NO_ACCESS, EXIT_TEMPORARY, Refused
-from skill_train.program.examples import Row
+from skill_train.program.examples import MEDIA_MAGIC, Row, media_in
 from skill_train.program.parquet import SPLITS, STATE
 
 HUB_FOLDER = "datasets--"  # how huggingface_hub begins the name of a dataset's folder in its cache
@@ -247,15 +247,46 @@ def is_name_of_folder(name: Any) -> bool:
 
 
 def in_folder(row: Row, folder: Path, table: Path) -> Row:
-    """A row of the table with the pictures that it names, as `datasets` has them, and as seen from the folder. A name
-    needs no ending to be that of a picture here."""
+    """A row of the table with its names of files as seen from the folder.
+
+    Raises:
+        Refused: it names a picture for `file_name` and another for `image`, which `datasets` calls `image` both.
+    """
+    for name, wanted in (("file_name", "image"), ("file_names", "images")):
+        if row.get(name) and row.get(wanted) and row[name] != row[wanted]:
+            raise two_pictures(name, wanted, table)
     below = table.parent.relative_to(folder).as_posix()
-    return {name: named_picture(value, below) if FILE_NAME.fullmatch(name) else value for name, value in row.items()}
+    return {name: seen_from(name, value, below, folder) for name, value in row.items()}
 
 
-def named_picture(value: Any, folder: str) -> Any:
+def two_pictures(name: str, wanted: str, table: Path) -> Refused:
+    return Refused(
+        f"{table} has the columns {name} and {wanted}, of which one would be read",
+        code="unreadable_dataset",
+        expected=f"one of both: `datasets` calls {name} {wanted} too",
+        got=f"{name}, {wanted}",
+        hint="rename or remove one of them in the table",
+    )
+
+
+def seen_from(column: str, value: Any, below: str, folder: Path) -> Any:
+    """A value of the table, where `below` is its folder. The name of a picture without an ending, which a text could be
+    too, becomes what `datasets` makes of every name."""
+    if not FILE_NAME.fullmatch(column):
+        return value
     if isinstance(value, list):
-        return [named_picture(each, folder) for each in value]
+        return [seen_from(column, each, below, folder) for each in value]
     if not isinstance(value, str) or not value:
         return value
-    return {"bytes": None, "path": value if folder == "." else f"{folder}/{value}"}
+    path = value if below == "." else f"{below}/{value}"
+    plain = column in ("file_name", "file_names") and media_in(value) is None and is_picture_file(folder / path)
+    return {"bytes": None, "path": path} if plain else path
+
+
+def is_picture_file(path: Path) -> bool:
+    """Whether it is a file that begins as pictures do."""
+    try:
+        with open(path, "rb") as file:
+            return path.is_file() and MEDIA_MAGIC.match(file.read(24)) is not None
+    except (OSError, ValueError):  # a name that no file can have
+        return False

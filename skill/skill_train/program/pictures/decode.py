@@ -138,7 +138,6 @@ class OpenedPicture:
 
     def __init__(self, source: PictureSource, folder: Path | None) -> None:
         self.name = picture_name(source)
-        self.quiet = warnings.catch_warnings()
         self.file = picture_file(source, folder)
         self.bytes = self.file.seek(0, os.SEEK_END)
         self.file.seek(0)
@@ -146,15 +145,15 @@ class OpenedPicture:
     def __enter__(self) -> tuple[Any, str]:
         from PIL import Image
 
-        self.quiet.__enter__()
-        warnings.simplefilter(
-            "ignore"
-        )  # of bombs: our own limit is below Pillow's error; of a cut EXIF: read as upright
         try:
-            Image.init()
-            self.image = Image.open(self.file, formats=[name for name in FORMATS if name in Image.OPEN])
-            check_header(self.image, self.name)
-            orientation(self.image)  # Pillow remembers it for exif_transpose
+            with warnings.catch_warnings():
+                # Our own limit is below that of Pillow's error, and a cut EXIF leaves the picture as it is.
+                warnings.simplefilter("ignore", Image.DecompressionBombWarning)
+                warnings.simplefilter("ignore", UserWarning)
+                Image.init()
+                self.image = Image.open(self.file, formats=[name for name in FORMATS if name in Image.OPEN])
+                check_header(self.image, self.name)
+                orientation(self.image)  # Pillow remembers it for exif_transpose
         except Exception as error:
             self.__exit__(type(error), error, None)
             raise
@@ -162,7 +161,6 @@ class OpenedPicture:
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         refusal = self.refusal(error) if isinstance(error, Exception) else None
-        self.quiet.__exit__(None, None, None)
         self.file.close()
         if refusal is not None:
             raise refusal from None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import posixpath
 import re
 from typing import Any
 
@@ -171,19 +172,27 @@ def require_one_thing(part: Any, kind: Any) -> None:
 
 def source_of_part(part: dict[str, Any]) -> PictureSource | None:
     """Where the picture of a part is; None where the part only marks its place."""
-    given = {key: part[key] for key in PART_KEYS if part.get(key) is not None}
-    if given.keys() == {"bytes", "path"}:  # the path is a name beside the bytes, as `datasets` writes them
-        return given
-    values = [each["url"] if isinstance(each, dict) and "url" in each else each for each in given.values()]
-    if any(each != values[0] for each in values):
+    cells = (part.get(key) for key in PART_KEYS)
+    values = [each.get("url") if isinstance(each, dict) and "url" in each else each for each in cells]
+    given = [each for each in values if any(each.values() if isinstance(each, dict) else [each])]  # Arrow adds nulls
+    if isinstance(part.get("bytes"), bytes) and len(given) == 2 and isinstance(part.get("path"), str):
+        return {"bytes": part["bytes"], "path": part["path"]}  # a name beside the bytes, as `datasets` writes them
+    if len({which_picture(each) for each in given}) > 1:
         raise Refused(
             "a part of a message holds several pictures, of which one would be read",
             code="bad_row",
             expected="one of " + ", ".join(PART_KEYS),
-            got=", ".join(given),
+            got=", ".join(key for key in PART_KEYS if part.get(key)),
         )
-    value = values[0] if values else None
+    value = given[0] if given else None
     return value if isinstance(value, (str, bytes, dict)) else None
+
+
+def which_picture(value: Any) -> str:
+    """Equal for two ways to name one picture: its path, and its bytes with the path."""
+    if isinstance(value, dict):
+        value = value.get("path") or value.get("bytes")
+    return posixpath.normpath(value) if isinstance(value, str) else repr(value)
 
 
 def before_first_question(lifted: Row, columns: dict[str, str], count: int) -> Row:
