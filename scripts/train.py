@@ -6670,6 +6670,7 @@ class Checks:
 
 PAUSES = (1, 2, 4, 8, 16, 32, 64, 128, 128)  # seconds; together longer than the 300 of the Hub's rate limit
 REQUEST_SECONDS = 60.0  # to connect, to write, and for each read; huggingface_hub 2.4 sets no limit of its own
+MARKER = "kept.json"  # in a folder of a bucket, once everything that it lists is there
 PROOF = "training.json"  # in the repository, while it has no result
 # Fields of train.json in the repository, which others may read. `example` and `answer` hold rows of the data.
 PUBLISHED = {
@@ -6936,7 +6937,6 @@ KEEP_SECONDS = 2.0
 KEEP_AGAIN_SECONDS = 60.0  # after a disk was full
 KEPT_CHECKPOINTS = 2
 LINKS = "being-kept"
-MARKER = "kept.json"
 SMALLER_PLAN = "smaller_plan.json"  # the plan with which a later job of this run begins
 RECORDS = ("train.json", "environment.json", "samples.jsonl", "held_out.jsonl", "metrics.jsonl", "train.log")
 RESULTS = ("adapter", "merged", "images", *RECORDS, "train.failed.json")

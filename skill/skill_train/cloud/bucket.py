@@ -24,7 +24,7 @@ from skill_train.core.errors import UsageError, VerificationFailed
 from skill_train.core.foreign import JsonObject
 from skill_train.hub import jobs
 from skill_train.hub.jobs import BucketFile
-from skill_train.program.cloud.job import MARKER as MARKER
+from skill_train.program.cloud.push import MARKER as MARKER
 
 FOLDERS = ("adapter", "merged", "checkpoints", "images")
 FILES = (

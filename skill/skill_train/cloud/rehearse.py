@@ -21,7 +21,7 @@ from skill_train.cloud.stage_data import Staged
 from skill_train.core.digests import FileDigest, file_digest
 from skill_train.core.errors import SkillTrainError, TrainingFailed, from_exit_code
 from skill_train.core.program_events import Event, ProgramFailed, events
-from skill_train.program.cloud.job import MARKER
+from skill_train.program.cloud.push import MARKER
 from skill_train.run import plan_record
 from skill_train.run.job_spec import KEPT, JobSpec, command, packages
 from skill_train.run.plan_record import Plan

@@ -23,7 +23,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
-from skill_train.program.cloud.push import PROOF, as_json, commit, files_of, hub_repository, push
+from skill_train.program.cloud.push import MARKER, PROOF, as_json, commit, files_of, hub_repository, push
 from skill_train.program.events import (
     EXIT_DOES_NOT_FIT,
     EXIT_FAILED,
@@ -53,7 +53,6 @@ KEEP_SECONDS = 2.0
 KEEP_AGAIN_SECONDS = 60.0  # after a disk was full
 KEPT_CHECKPOINTS = 2
 LINKS = "being-kept"
-MARKER = "kept.json"
 SMALLER_PLAN = "smaller_plan.json"  # the plan with which a later job of this run begins
 RECORDS = ("train.json", "environment.json", "samples.jsonl", "held_out.jsonl", "metrics.jsonl", "train.log")
 RESULTS = ("adapter", "merged", "images", *RECORDS, "train.failed.json")

@@ -16,6 +16,7 @@ from skill_train.program.plan import SMALLER, Plan, Recipe
 
 PAUSES = (1, 2, 4, 8, 16, 32, 64, 128, 128)  # seconds; together longer than the 300 of the Hub's rate limit
 REQUEST_SECONDS = 60.0  # to connect, to write, and for each read; huggingface_hub 2.4 sets no limit of its own
+MARKER = "kept.json"  # in a folder of a bucket, once everything that it lists is there
 PROOF = "training.json"  # in the repository, while it has no result
 # Fields of train.json in the repository, which others may read. `example` and `answer` hold rows of the data.
 PUBLISHED = {
