@@ -33,7 +33,7 @@ ELSEWHERE = ("estimates", "pixels", "quantize")
 LARGE = {"merge": "1.5B,3B,7B", "export": "1.5B,3B", "verify": "1.5B,3B"}
 # In the tables: what is measured comes first, and what a reader can look up in results.json is left out.
 _FIRST = ("size", "what", "name", "command")
-_LEFT_OUT = ("parameters", "rounds", "reason", "why", "date")
+_LEFT_OUT = ("parameters", "rounds", "reason", "why")
 _VERDICTS = {True: "met", False: "**not met**", None: "not measured"}
 
 
@@ -141,7 +141,9 @@ def _section(one: dict[str, Any]) -> str:
 
 def _rows(rows: list[dict[str, Any]]) -> str:
     keys = list(dict.fromkeys(key for row in rows for key, value in row.items() if not isinstance(value, (dict, list))))
-    shown = [key for key in keys if key not in _LEFT_OUT and any(row.get(key) not in (None, "") for row in rows)]
+    same_day = len({row.get("date") for row in rows}) == 1
+    left_out = (*_LEFT_OUT, "date") if same_day else _LEFT_OUT
+    shown = [key for key in keys if key not in left_out and any(row.get(key) not in (None, "") for row in rows)]
     shown = [*(key for key in _FIRST if key in shown), *(key for key in shown if key not in _FIRST)]
     heads = [key.replace("_bytes", " GB").replace("_", " ") for key in shown]
     return _table(heads, [[_cell(key, row.get(key)) for key in shown] for row in rows])
