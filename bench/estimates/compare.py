@@ -255,7 +255,8 @@ def _parts(row: dict[str, Any]) -> list[Part]:
     )
     parts = training_memory(shape(row["shape"]), step)
     assert parts is not None
-    return [part for part in parts if part.name != "spread"]
+    # Whether a published run repeated keys is unknown. Without them it proves less.
+    return [part for part in parts if part.name not in ("spread", "repeated keys")]
 
 
 def _full_logits(row: dict[str, Any]) -> Part:

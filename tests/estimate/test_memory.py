@@ -271,14 +271,25 @@ def test_experts_that_a_token_passes_count_not_all() -> None:
     assert more == 2 * 3 * 768 * 7
 
 
-def test_without_the_flash_kernel_keys_and_values_are_repeated() -> None:
-    """Qwen2.5 0.5B has 14 heads of 64 that share 2 of keys and of values: 2 x (896 - 128) numbers more a token."""
-    flash = dataclasses.replace(STEP, device="cuda", dtype="bfloat16")
-    half = dataclasses.replace(flash, dtype="float16")
-    assert layer_bytes_per_token(QWEN, half) - layer_bytes_per_token(QWEN, flash) == 2 * 2 * (896 - 128)
-    cpu = dataclasses.replace(flash, device="cpu", lora_dropout=0)
-    half_cpu = dataclasses.replace(cpu, dtype="float16")
-    assert layer_bytes_per_token(QWEN, half_cpu) == layer_bytes_per_token(QWEN, cpu)
+def test_keys_and_values_are_repeated_without_the_flash_kernel_and_beside_padding() -> None:
+    """Qwen2.5 0.5B has 14 heads of 64 that share 2 of keys and of values: 2 x (896 - 128) numbers more a token in each
+    of 24 layers, or with checkpointing in one. Heads that share nothing have none, and a CPU reads shared ones."""
+    one = dataclasses.replace(STEP, device="cuda", dtype="bfloat16", rows=1, length=512, checkpointing=False)
+    more = 2 * (896 - 128) * 512 * 24
+    assert "repeated keys" not in _parts(QWEN, one)
+    padded = _parts(QWEN, dataclasses.replace(one, rows=2))["repeated keys"]
+    assert (padded.low, padded.high) == (0, 2 * 2 * more)
+    for dtype, size in (("float16", 2), ("float32", 4)):
+        always = _parts(QWEN, dataclasses.replace(one, dtype=dtype))["repeated keys"]
+        assert always.low == always.high == size * more
+    frugal = _parts(QWEN, dataclasses.replace(one, dtype="float16", checkpointing=True))["repeated keys"]
+    assert frugal.high == 2 * more / 24
+    own = dataclasses.replace(QWEN, kv_heads=QWEN.heads)
+    for model, step in (
+        (own, dataclasses.replace(one, rows=2)),
+        (QWEN, dataclasses.replace(one, device="cpu", rows=2)),
+    ):
+        assert "repeated keys" not in _parts(model, step)
 
 
 FULL = dataclasses.replace(STEP, rows=4, dtype="float32", full=True)
@@ -315,7 +326,7 @@ def test_without_accumulation_gradients_grow_while_activations_shrink() -> None:
     head's."""
     alone = dataclasses.replace(FULL, accumulates=False)
     few = _parts(QWEN, dataclasses.replace(alone, length=8))
-    moving = few["activations"].low + few["logits"].low
+    moving = few["activations"].low + few["logits"].low + few["repeated keys"].low
     assert few["gradients"].high == pytest.approx(4 * PARAMETERS + 8 * HEAD - moving)
     many = _parts(QWEN, dataclasses.replace(alone, rows=16, length=2048))
     assert many["gradients"].low == many["gradients"].high == 4 * HEAD
@@ -328,7 +339,7 @@ def test_an_optimizer_that_is_not_fused_needs_one_more_of_every_weight() -> None
     fused, plain = (
         _parts(QWEN, dataclasses.replace(short, optim=name)) for name in ("adamw_torch_fused", "adamw_torch")
     )
-    moving = fused["activations"].low + fused["logits"].low
+    moving = fused["activations"].low + fused["logits"].low + fused["repeated keys"].low
     assert plain["gradients"].high == pytest.approx(8 * PARAMETERS - moving)
     assert fused["gradients"].high == pytest.approx(4 * PARAMETERS + max(4 * HEAD, 8 * HEAD - moving))
 

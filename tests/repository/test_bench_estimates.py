@@ -53,7 +53,7 @@ def test_a_line_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert line.keys() == recorded[0].keys() and line["name"] == "cpu SmolLM2-135M float32 1x256 checkpointing"
     # by hand, of both layers: q and o 36x36, k and v 36x12, r 16 each
     assert line["trainable_parameters"] == 2 * 16 * (2 * (36 + 36) + 2 * (36 + 12))
-    assert line["seconds_per_micro_step"] > 0 and line["peak_bytes"] >= 0
+    assert line["seconds_per_micro_step"] > 0
 
 
 def test_measured_peaks_lie_inside_the_range(compare: ModuleType) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+import models
 import planning
 from skill_train.estimate import time as estimate_time
 from skill_train.estimate.step import MicroStep
@@ -126,6 +127,52 @@ def test_two_readings_of_a_gpus_seconds() -> None:
     unknown = dataclasses.replace(machine, chip="NVIDIA Something New")
     assert calibration.read_seconds(model, unknown, 0.15, [(1, step)]) == ()
     assert calibration.read_seconds(MODEL, MACHINE, 0.15, [(1, dataclasses.replace(step, device="cpu"))]) == ()
+
+
+def test_a_step_of_many_micro_steps_is_read_as_one_of_them() -> None:
+    """Launches and the 4-bit weights take their time in each micro-step."""
+    model = dataclasses.replace(MODEL, layers=24, parameters=500_000_000)
+    machine = dataclasses.replace(MACHINE, device="cuda", chip="NVIDIA A100-SXM4-80GB")
+    step = MicroStep("cuda", "bfloat16", 1, 512, checkpointing=True, lora_r=0, four_bit=True)
+    for seconds in (0.02, 0.2, 2.0):
+        one, many = (calibration.read_seconds(model, machine, n * seconds, [(n, step)]) for n in (1, 16))
+        for a, b in zip(one, many, strict=True):
+            assert (a.speed, a.launches) == (pytest.approx(b.speed), pytest.approx(b.launches))
+
+
+@pytest.mark.parametrize("chip", ["NVIDIA A100-SXM4-80GB", "Tesla T4"])
+@pytest.mark.parametrize("four_bit", [False, True])
+def test_a_measurement_as_assumed_predicts_as_is_assumed(chip: str, four_bit: bool) -> None:
+    """A step of 512 tokens that took the middle of its range: one of 16 times as many is where it was without it."""
+    model = models.recorded_model("qwen2.5-7b")
+    machine = dataclasses.replace(MACHINE, device="cuda", chip=chip)
+    dtype = "float16" if chip == "Tesla T4" else "bfloat16"
+    step = MicroStep("cuda", dtype, 1, 512, checkpointing=True, four_bit=four_bit)
+    long = dataclasses.replace(step, rows=16)
+    assumed, before = (estimate_time.micro_step_seconds(model, each, machine, None) for each in (step, long))
+    assert assumed is not None and before is not None
+    middle = (assumed.low * assumed.high) ** 0.5
+    readings = calibration.read_seconds(model, machine, middle, [(1, step)])
+    measured = calibration.Calibration(1.0, "a run", same_shape=True, readings=readings)
+    after = estimate_time.micro_step_seconds(model, long, machine, measured)
+    assert after is not None and after.low < (before.low * before.high) ** 0.5 < after.high
+    again = estimate_time.micro_step_seconds(model, step, machine, measured)
+    assert (
+        again is not None and again.low == pytest.approx(middle / 1.25) and again.high == pytest.approx(middle * 1.25)
+    )
+
+
+def test_a_step_that_is_quicker_than_assumed_computes_as_quickly() -> None:
+    """Less than the least that launches are assumed to take, 24 x 0.003: of it all may be computing."""
+    model = dataclasses.replace(MODEL, layers=24, parameters=500_000_000)
+    machine = dataclasses.replace(MACHINE, device="cuda", chip="NVIDIA A100-SXM4-80GB")
+    step = MicroStep("cuda", "bfloat16", 8, 512, checkpointing=False, lora_r=0)
+    flops = estimate_time.micro_step_flops(model, step)
+    assert flops is not None
+    for seconds in (0.01, 0.05, 0.071, 0.073):
+        slow, fast = calibration.read_seconds(model, machine, seconds, [(1, step)])
+        assert flops / seconds <= slow.speed <= fast.speed
+    assert slow.speed == pytest.approx(flops / min(0.073, 1.6 * flops / (312e12 * 0.30)))
 
 
 def test_readings_are_kept_and_a_torn_one_is_not(cache: Path) -> None:

@@ -36,7 +36,8 @@ def training_memory(model: ModelFacts, step: MicroStep) -> list[Part] | None:
         return None
     if step.images and model.tower is None:
         return None
-    moving = [_activations(model, step), _attention_scores(model, step), _logits(model, step), _pictures(model, step)]
+    attention = [_attention_scores(model, step), _repeated_keys(model, step)]
+    moving = [_activations(model, step), *attention, _logits(model, step), _pictures(model, step)]
     if step.full:
         fixed = _trained_weights(model, step, model.parameters, total(moving, ""))
     else:
@@ -195,9 +196,7 @@ def layer_bytes_per_token(model: ModelFacts, step: MicroStep) -> float:
     normed = 2 * h * (2 if gemma else 1)
     # Some models also normalize the queries and keys of each head.
     heads_normed = q + kv if model.model_type.startswith(("qwen3", "gemma3")) else 0
-    # Without the flash kernel the program repeats keys and values that heads share (`repeat_shared_heads`).
-    keys = q if step.device == "cuda" and step.dtype != "bfloat16" else kv
-    attention = size * (2 * q + 2 * keys) + 4 * (model.heads or 0)
+    attention = size * (2 * q + 2 * kv) + 4 * (model.heads or 0)
     per_token = 4 * (normed + heads_normed) + attention + size * mlp_tensors_per_token(model) * f
     if not step.full:
         return per_token + _adapter_inputs(model, step)
@@ -248,6 +247,20 @@ def _attention_scores(model: ModelFacts, step: MicroStep) -> Part:
     layers = 1 if step.checkpointing else model.layers or 1
     because = f"{layers} layers x {step.rows} x {model.heads} heads x {step.length} x {seen} tokens, once or twice"
     return Part("attention scores", layers * each, 2 * layers * each, because)
+
+
+def _repeated_keys(model: ModelFacts, step: MicroStep) -> Part:
+    """Keys and values on CUDA, repeated for the heads that share them. transformers 5.23 repeats them where rows are
+    padded, and the program where torch's flash kernel does not run (`repeat_shared_heads`): in float32, and on the GPUs
+    that compute in float16."""
+    _, q, kv, _ = widths(model)
+    if step.device != "cuda" or q == kv or model.model_type in EAGER:
+        return Part("repeated keys", 0, 0, "none are")
+    layers = 1 if step.checkpointing else model.layers or 1
+    size = 2.0 * layers * step.tokens * (q - kv) * BYTES[step.dtype]
+    always, padded = step.dtype != "bfloat16", step.rows > 1
+    because = f"{layers} layers x {step.tokens} tokens" + ("" if always else ", where rows are padded")
+    return Part("repeated keys", size * always, size * (always or padded), because)
 
 
 def _written_out(model: ModelFacts, step: MicroStep) -> Part:

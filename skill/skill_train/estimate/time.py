@@ -23,7 +23,7 @@ from skill_train.program.model import LOGITS_AT_ONCE
 # 12 %.
 _REACHED = ((1024, 0.30), (1536, 0.33), (2048, 0.36), (3072, 0.42), (4096, 0.48), (5120, 0.53))
 # Seconds that a processor needs in a micro-step to launch the kernels of one layer, with and without checkpointing. The
-# least: same source. The most: a virtual machine with 16 cores and an H100 took 0.0043 to 0.0078 and 0.0082 to 0.0127
+# least: same source. The most: a virtual machine with 16 cores and an H100 took 0.0038 to 0.0078 and 0.0082 to 0.0127
 # with transformers 5.23 and PEFT 0.21, which is within SPREAD of these (bench/estimates, 2026-11-27).
 _LAUNCHES = {True: (0.0045, 0.0080), False: (0.0030, 0.0050)}
 _FOUR_BIT_LAUNCHES = 1.2  # times as long: each linear layer is dequantized on its own. Same measurement.
@@ -172,7 +172,7 @@ def micro_step_seconds(
         return None
     reading = reading_seconds(model, step, machine)
     if calibration is not None:
-        return _as_measured(model, step, calibration, flops, reading)
+        return _as_measured(model, step, machine, calibration, flops)
     if step.device == "cuda":
         return _on_cuda(model, step, machine, flops)
     if step.device == "mps":
@@ -192,12 +192,17 @@ def micro_step_seconds(
     return Range(flops / (peak_cpu * high) + reading, flops / (peak_cpu * low) + reading, basis)
 
 
-def _as_measured(model: ModelFacts, step: MicroStep, calibration: Calibration, flops: float, reading: float) -> Range:
+def _as_measured(
+    model: ModelFacts, step: MicroStep, machine: MachineFacts, calibration: Calibration, flops: float
+) -> Range:
     launches, spread = launch_seconds(model, step), _CALIBRATED[calibration.same_shape]
     if calibration.readings:
-        seconds = [math.hypot(each.launches * launches.high, flops / each.speed) for each in calibration.readings]
+        beside = dequantizing_seconds(model, step, machine)
+        pairs = [(each.launches * launches.high, flops / each.speed) for each in calibration.readings]
     else:
-        seconds = [math.hypot(launches.low, flops / calibration.flops_per_second) + reading]
+        beside = reading_seconds(model, step, machine)
+        pairs = [(launches.low, flops / calibration.flops_per_second)]
+    seconds = [math.hypot(*pair) + beside for pair in pairs]
     return Range(min(seconds) / spread, max(seconds) * spread, f"measured: {calibration.basis}")
 
 
@@ -205,8 +210,8 @@ def _on_cuda(model: ModelFacts, step: MicroStep, machine: MachineFacts, flops: f
     device, computing = device_speed(machine), gpu_seconds(model, step, machine, flops)
     if device is None or computing is None:
         return None
-    launches = launch_seconds(model, step)
-    low, high = (math.hypot(each, computing) for each in (launches.low, launches.high))
+    launches, beside = launch_seconds(model, step), dequantizing_seconds(model, step, machine)
+    low, high = (math.hypot(each, computing) + beside for each in (launches.low, launches.high))
     at_least = f"at least {launches.low * 1000:.0f} to {launches.high * 1000:.0f} ms"
     basis = f"{_peak_tflops(device, step):g} TFLOPS of {machine.chip} x {_reached(model, step, device):.0%}, {at_least}"
     return Range(low / SPREAD, high * SPREAD, basis)
@@ -218,10 +223,16 @@ def gpu_seconds(model: ModelFacts, step: MicroStep, machine: MachineFacts, flops
     device = device_speed(machine)
     if device is None:
         return None
-    seconds = flops / (_peak_tflops(device, step) * 1e12 * _reached(model, step, device))
-    if step.four_bit:
-        seconds += _FOUR_BIT_SECONDS * (model.parameters or 0) / 1e9 * 2000 / device.gigabytes_per_second
-    return seconds
+    return flops / (_peak_tflops(device, step) * 1e12 * _reached(model, step, device))
+
+
+def dequantizing_seconds(model: ModelFacts, step: MicroStep, machine: MachineFacts) -> float:
+    """Seconds of a micro-step on a GPU in which the 4-bit weights become 16-bit ones, however few its tokens; 0 for a
+    GPU of unknown bandwidth."""
+    device = device_speed(machine)
+    if not step.four_bit or step.device != "cuda" or device is None:
+        return 0.0
+    return _FOUR_BIT_SECONDS * (model.parameters or 0) / 1e9 * 2000 / device.gigabytes_per_second
 
 
 def _peak_tflops(device: Device, step: MicroStep) -> float:

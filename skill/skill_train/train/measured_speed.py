@@ -16,6 +16,7 @@ from skill_train.core.files import write_json
 from skill_train.estimate.step import MicroStep
 from skill_train.estimate.time import (
     SPREAD,
+    dequantizing_seconds,
     gpu_seconds,
     launch_seconds,
     micro_step_flops,
@@ -137,28 +138,28 @@ def read_seconds(
     model: ModelFacts, machine: MachineFacts, seconds: float, steps: list[tuple[int, MicroStep]]
 ) -> tuple[Reading, ...]:
     """The two ends of what the seconds of some optimizer steps on a GPU may mean. Where they are few, nobody can see
-    from outside whether the GPU computed or waited for launches: taken for computing, they made steps of 16 times as
-    many tokens 3 times as long as they are (bench/estimates). So computing took between what it takes at the fastest
-    and at the slowest that is published, unless the whole is longer than that allows. Empty without a GPU's peak.
+    from outside whether the GPU computed or waited for launches: taken for computing, those of 512 tokens a row made
+    four times as many tokens up to ten times as long as they are (bench/estimates). So computing took between what it
+    takes at the fastest and at the slowest that is published, unless the whole is longer than that allows. Empty
+    without a GPU's peak.
 
     Args:
         steps: for each optimizer step, the number of its micro-steps and one of them.
     """
-    slowest, seconds = (
-        computing_seconds(model, machine, seconds, steps),
-        _without_memory(model, machine, seconds, steps),
-    )
     flops = [count * (micro_step_flops(model, step) or 0) for count, step in steps]
-    times = [gpu_seconds(model, step, machine, each) for each, (_, step) in zip(flops, steps, strict=True)]
+    each = [gpu_seconds(model, step, machine, all_of) for all_of, (_, step) in zip(flops, steps, strict=True)]
+    computing = sum(one or 0 for one in each)
     most = sum(count * launch_seconds(model, step).high for count, step in steps)
-    computing = sum(time or 0 for time in times)
-    if not (most and computing) or None in times:
+    if not (most and computing) or None in each:
         return ()
+    slowest = computing_seconds(model, machine, seconds, steps)
+    beside = sum(count * dequantizing_seconds(model, step, machine) for count, step in steps)
+    seconds = max(_without_memory(model, machine, seconds, steps) - beside, seconds / 5)
     if seconds <= math.hypot(most, computing) * SPREAD:
-        slowest = min(slowest, computing * SPREAD)
+        slowest = computing * SPREAD
     left = math.sqrt(max(0.0, seconds**2 - (most * SPREAD) ** 2))  # launches take no longer than is assumed
-    ends = (slowest, min(seconds, max(computing / SPREAD, left)))
-    return tuple(Reading(sum(flops) / each, math.sqrt(max(0.0, seconds**2 - each**2)) / most) for each in ends)
+    ends = (min(seconds, slowest), min(seconds, max(computing / SPREAD, left)))
+    return tuple(Reading(sum(flops) / end, math.sqrt(max(0.0, seconds**2 - end**2)) / most) for end in ends)
 
 
 def _without_memory(
