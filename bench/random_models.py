@@ -90,19 +90,22 @@ def write_adapter(folder: Path, base: Path) -> Path:
 
 def write_run(run: Path, base: Path, *, rows: int = 64) -> Path:
     """A run directory as `skill-train local` leaves it: plan, adapter, samples, held-out rows, train.json."""
+    from msgspec.structs import replace
+
     import step_records
     import training
     import verify_rows
     from skill_train.core.digests import digests
-    from skill_train.run import records
+    from skill_train.run import plan_record, records
 
     adapter = write_adapter(run / "adapter", base)
     chats = verify_rows.chats(base, 2 * rows)
     data = training.write_data(run.parent, [{"messages": chat["messages"]} for chat in chats])
-    training.write_plan(run, base, data, max_length=512)
+    planned = plan_record.read(training.write_plan(run, base, data, max_length=512))
     for name, chosen in (("samples.jsonl", chats[:rows]), ("held_out.jsonl", chats[rows:])):
         (run / name).write_text("".join(json.dumps(row) + "\n" for row in chosen), encoding="utf-8")
-    records.write(run / "train.json", step_records.trained(digests(run, sorted(adapter.iterdir()))))
+    trained = step_records.trained(digests(run, sorted(adapter.iterdir())))
+    records.write(run / "train.json", replace(trained, recipe_hash=planned.recipe_hash))
     return run
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.real_python]  # whose memory is measured
 
 BENCH = Path(__file__).parents[2] / "bench"
 
