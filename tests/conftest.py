@@ -6,6 +6,7 @@ import compileall
 import gc
 import os
 import shutil
+import signal
 import socket
 import sys
 import tempfile
@@ -29,6 +30,8 @@ def pytest_configure(config: pytest.Config) -> None:
     """Before anything imports huggingface_hub, which reads its environment once."""
     global _shared, _temporary
     _keep_to_one_core()
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell starts what runs in the background
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     if "PYTEST_XDIST_WORKER" not in os.environ:
         _compile_modules()
     gc.set_threshold(200_000)  # as the command sets it: the libraries' objects stay, and are looked at seldom
