@@ -18,7 +18,7 @@ TARGET = ROOT / "scripts" / "train.py"
 PACKAGE = "skill_train.program."
 # A part imports those before it.
 PARTS = (
-    "events", "model_files", "plan", "device", "examples", "parquet", "pictures/beside", "pictures/decode",
+    "events", "model_files", "plan", "examples", "parquet", "pictures/beside", "pictures/decode",
     "pictures/find", "pictures/engine", "pictures/processor", "pictures/tokens", "rows", "split", "tokenizer", "encode",
     "model", "watch", "trainer", "checks", "cloud/push", "cloud/job", "main",
 )  # fmt: skip

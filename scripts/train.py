@@ -858,7 +858,8 @@ def model_file(model: str, revision: str | None, name: str) -> str | None:
 
 
 # --- plan ------------------------------------------------------------------------------------------------------------
-# The plan: its fields, its checks, and the smaller layout for a second try after memory ran out.
+# The plan: its fields, its checks, the device that it names, and the smaller layout for a second try after memory ran
+# out.
 
 PLAN_SCHEMA = "skill-train/plan/1"
 
@@ -1193,12 +1194,6 @@ def prepare_environment(placement: Placement) -> None:
         event("note", text="PYTORCH_ENABLE_MPS_FALLBACK=1: operators that MPS lacks run on the CPU, slower")
 
 
-# --- device ----------------------------------------------------------------------------------------------------------
-# The device that a training runs on: whether torch can use it, and which of its kernels compute.
-
-FLASH_FROM = (8, 0)  # the compute capability of Ampere
-
-
 def prepare_device(torch: Any, placement: Placement) -> None:
     require_device(torch, placement)
     if placement["device"] == "cuda":  # compiled anew for every length: a quarter more tokens a second without it
@@ -1211,7 +1206,7 @@ def prepare_device(torch: Any, placement: Placement) -> None:
 
 def flash_attention_runs(dtype: str, capability: tuple[int, int]) -> bool:
     """Whether torch's flash kernel computes this type on a GPU of this compute capability."""
-    return dtype in ("bfloat16", "float16") and capability >= FLASH_FROM
+    return dtype in ("bfloat16", "float16") and capability >= (8, 0)
 
 
 def repeat_shared_heads() -> None:
@@ -2438,8 +2433,10 @@ def seen_from(column: str, value: Any, below: str, folder: Path) -> Any:
 def is_picture_file(path: Path) -> bool:
     """Whether it is a file that begins as pictures do."""
     try:
+        if not path.is_file():  # to open a pipe would wait
+            return False
         with open(path, "rb") as file:
-            return path.is_file() and MEDIA_MAGIC.match(file.read(24)) is not None
+            return MEDIA_MAGIC.match(file.read(24)) is not None
     except (OSError, ValueError):  # a name that no file can have
         return False
 
@@ -2911,7 +2908,7 @@ def source_of_part(part: dict[str, Any]) -> PictureSource | None:
     given = [each for each in values if any(each.values() if isinstance(each, dict) else [each])]  # Arrow adds nulls
     if isinstance(part.get("bytes"), bytes) and len(given) == 2 and isinstance(part.get("path"), str):
         return {"bytes": part["bytes"], "path": part["path"]}  # a name beside the bytes, as `datasets` writes them
-    if len({which_picture(each) for each in given}) > 1:
+    if len(given) > 1 and len({which_picture(each) for each in given}) > 1:
         raise Refused(
             "a part of a message holds several pictures, of which one would be read",
             code="bad_row",

@@ -283,10 +283,12 @@ def test_a_name_in_a_table_needs_no_ending(folder: Path, capsys: pytest.CaptureF
         {"file_name": "report 2020", "text": "What the report says of bees."},
         {"file_name": "notes", "text": "What the notes say of bees."},
         {"file_name": "a.txt", "text": "What the file says of bees."},
+        {"file_name": "pipe", "text": "What the pipe says of bees."},
     ],
 )
 def test_a_table_of_texts_stays_one(folder: Path, row: dict[str, str]) -> None:
     (folder / "notes").write_text("bees\n")
+    os.mkfifo(folder / "pipe")
     (folder / "metadata.jsonl").write_text(json.dumps(row) + "\n")
     for pictures in (False, True):
         assert not dataset.scan(Recipe(data=str(folder)), pictures=pictures).images

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from skill_train.program import device as program
+from skill_train.program import plan as program
 
 torch = pytest.importorskip("torch")
 sdpa_attention = pytest.importorskip("transformers.integrations.sdpa_attention")

@@ -291,7 +291,7 @@ def _logits(model: ModelFacts, step: MicroStep) -> Part:
         tile = min(trained, 4096) * HEAD_TILE * 2
         return Part("logits", tile, 2 * tile + trained * (8 * h + 44), f"a tile of {megabytes(tile, 0)} at a time")
     if model.model_type in TRL_HEAD:
-        tile = 32.0 * min(step.tokens, 4096) * min(vocabulary, 32768)
+        tile = 32.0 * min(step.tokens, 4096) * min(vocabulary, HEAD_TILE)
         return Part("logits", tile, 1.25 * tile, "TRL's head on this device: all tokens, 32 bytes an element")
     rows = min(trained, max(1, LOGITS_AT_ONCE // vocabulary))
     chunk = rows * vocabulary * BYTES[step.dtype]

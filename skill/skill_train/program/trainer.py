@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypedDict
 
-from skill_train.program.device import prepare_device
 from skill_train.program.events import (
     PROGRAM,
     FileDigest,
@@ -33,7 +32,7 @@ from skill_train.program.model import (
     trained_types,
 )
 from skill_train.program.pictures.tokens import Pictures, write_limits
-from skill_train.program.plan import Placement, Recipe, wrong_launch
+from skill_train.program.plan import Placement, Recipe, prepare_device, wrong_launch
 from skill_train.program.split import IGNORED, Data, longest_first, trained_tokens
 from skill_train.program.watch import Watch
 

@@ -286,7 +286,9 @@ def seen_from(column: str, value: Any, below: str, folder: Path) -> Any:
 def is_picture_file(path: Path) -> bool:
     """Whether it is a file that begins as pictures do."""
     try:
+        if not path.is_file():  # to open a pipe would wait
+            return False
         with open(path, "rb") as file:
-            return path.is_file() and MEDIA_MAGIC.match(file.read(24)) is not None
+            return MEDIA_MAGIC.match(file.read(24)) is not None
     except (OSError, ValueError):  # a name that no file can have
         return False

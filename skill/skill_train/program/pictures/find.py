@@ -177,7 +177,7 @@ def source_of_part(part: dict[str, Any]) -> PictureSource | None:
     given = [each for each in values if any(each.values() if isinstance(each, dict) else [each])]  # Arrow adds nulls
     if isinstance(part.get("bytes"), bytes) and len(given) == 2 and isinstance(part.get("path"), str):
         return {"bytes": part["bytes"], "path": part["path"]}  # a name beside the bytes, as `datasets` writes them
-    if len({which_picture(each) for each in given}) > 1:
+    if len(given) > 1 and len({which_picture(each) for each in given}) > 1:
         raise Refused(
             "a part of a message holds several pictures, of which one would be read",
             code="bad_row",
