@@ -13,7 +13,7 @@ from pathlib import Path
 from rich.console import Console
 
 from skill_train.commands.demo import draw_stages
-from skill_train.run import demo_record
+from skill_train.report import demo_record
 
 README = Path(__file__).resolve().parent.parent / "README.md"
 _BLOCK = re.compile(r"(<!-- made by scripts/make_demo_table.py -->\n```text\n).*?(```\n)", re.DOTALL)

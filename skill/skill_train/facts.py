@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 from skill_train.program.pictures.processor import ImageProcessor
+
+JsonObject = dict[str, Any]
+"""An object that others wrote: a model's config.json, an answer of the Hub. Nothing of it is checked: each reader says
+what it expects there. What skill-train itself writes and answers has types of its own."""
 
 
 @dataclass(frozen=True)

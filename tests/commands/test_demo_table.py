@@ -10,7 +10,7 @@ import pytest
 
 import whole_records
 from skill_train.commands import demo
-from skill_train.run.demo_record import Demo, Stage
+from skill_train.report.demo_record import Demo, Stage
 from skill_train.run.folder import RunDir
 from skill_train.run.verify_record import Proof
 

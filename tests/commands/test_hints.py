@@ -43,7 +43,7 @@ KNOWN: dict[str, set[str]] = {
     "cloud.budget": {"command", "enough"},
     "run.cloud_record": {"'resume' if ended_badly else 'pull'", "word"},
     "cloud.find_run": {"job_id", "namespace", "word"},
-    "cloud.spent": {"job_id", "namespace"},
+    "commands._spent": {"job_id", "namespace"},
     "cloud.elsewhere.colab": {"FLAVOR"},
     "llama.run_converter": {"key", "token"},
     "data.errors": {"column", "detected.format", "text[1:-1]"},

@@ -29,7 +29,8 @@ from skill_train.core.files import write_json
 from skill_train.core.resources import template
 from skill_train.data import scan as dataset
 from skill_train.gguf import ollama_modelfile as modelfile
-from skill_train.hub import first_rows, flavors
+from skill_train.hub import flavors
+from skill_train.hub.rows import first_rows
 from skill_train.llama import get_converter as toolchain
 from skill_train.llama import gguf_header as gguf_file
 from skill_train.llama import run_converter as converter

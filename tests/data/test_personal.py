@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from skill_train.data.personal import holds_personal
+from skill_train.data.problems import holds_personal
 
 
 @pytest.mark.parametrize(

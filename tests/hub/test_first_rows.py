@@ -8,7 +8,7 @@ import json
 import pytest
 
 from skill_train.core.errors import UsageError
-from skill_train.hub import first_rows
+from skill_train.hub.rows import first_rows
 
 ROWS = [{"prompt": f"Größe {n}?", "completion": "line\nline"} for n in range(50)]
 LINES = "\n".join(json.dumps(row, ensure_ascii=False) for row in ROWS).encode()

@@ -9,11 +9,11 @@ import pytest
 
 import whole_records
 from skill_train.core.units import dollars, duration
+from skill_train.report.demo_record import Demo
 from skill_train.report.figure import Record, ReportedRun
 from skill_train.report.sections import curve, differences, estimates, shown, steps, thinned, verdict
 from skill_train.report.words import marked, nats, number, placeless, rate, share, size
 from skill_train.run.cloud_record import CloudRecord
-from skill_train.run.demo_record import Demo
 from skill_train.run.evaluate_record import Evaluation
 from skill_train.run.train_record import StepLine
 from skill_train.run.verify_record import Proof

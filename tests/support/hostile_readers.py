@@ -31,8 +31,9 @@ from skill_train.data import scan as dataset
 from skill_train.facts import ModelFacts
 from skill_train.gguf import mix_file
 from skill_train.gguf import ollama_modelfile as modelfile
-from skill_train.hub import dataset_card, first_rows, flavors
+from skill_train.hub import dataset_card, flavors
 from skill_train.hub import upload as hub_push
+from skill_train.hub.rows import first_rows
 from skill_train.llama import float_type as weight_type
 from skill_train.llama import get_converter as toolchain
 from skill_train.llama import gguf_header as gguf_file

@@ -16,7 +16,7 @@ from hostile import command, cut, file_bytes, text
 from hostile_files import ADAPTER, Target, _entry, _safetensors, in_folder
 from skill_train.cloud.pull import Pull
 from skill_train.llama import get_converter as toolchain
-from skill_train.run.demo_record import Demo
+from skill_train.report.demo_record import Demo
 from skill_train.run.evaluate_record import Evaluation
 from skill_train.run.export_record import ExportRecord
 from skill_train.run.merge_record import MergeRecord

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from hostile import RAW, command, cut, edited, judged, text
-from skill_train.hub import dataset_card, first_rows
+from skill_train.hub import dataset_card
+from skill_train.hub.rows import first_rows
 
 _CALL = {"type": "function", "function": {"name": "f", "arguments": {"a": 1}}}
 _ASKED, _ANSWERED = {"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}

@@ -13,8 +13,8 @@ import tiny_families
 from skill_train.llama.gguf_header import GgufFile, read_gguf
 from skill_train.reference.load import load_tokenizer
 from skill_train.run.verify_record import Check
-from skill_train.verify.check_vocabulary import check_vocabulary, read_files
 from skill_train.verify.metadata.check import check_metadata
+from skill_train.verify.metadata.vocabulary import check_vocabulary, read_files
 
 pytestmark = pytest.mark.slow
 

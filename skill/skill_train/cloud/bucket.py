@@ -21,7 +21,7 @@ from typing import Any
 from skill_train.cloud.poll import Say, patiently
 from skill_train.core.digests import FileDigest
 from skill_train.core.errors import UsageError, VerificationFailed
-from skill_train.core.foreign import JsonObject
+from skill_train.facts import JsonObject
 from skill_train.hub import jobs
 from skill_train.hub.jobs import BucketFile
 from skill_train.program.cloud.push import MARKER as MARKER

@@ -10,14 +10,12 @@ from typing import Any
 
 from skill_train.core.console import Console
 from skill_train.core.errors import UsageError
-from skill_train.core.foreign import JsonObject
 from skill_train.data import read_rows, scan, token_stats
 from skill_train.data.token_stats import PictureCounter, counter_of
-from skill_train.facts import DatasetFacts, MachineFacts, ModelFacts
+from skill_train.facts import DatasetFacts, JsonObject, MachineFacts, ModelFacts
 from skill_train.hub import flavors
 from skill_train.llama.speed.remembered import known_reading
 from skill_train.machine.read import read_machine
-from skill_train.model.causal_types import causal_model_types
 from skill_train.model.convertible.vocabulary import why_no_picture, why_no_vocabulary
 from skill_train.model.folder import read_model, tensor_shapes
 from skill_train.model.lora_targets import TARGETS, linear_layers
@@ -29,6 +27,7 @@ from skill_train.program.pictures.engine import TILED
 from skill_train.recipe import fields
 from skill_train.recipe.fields import Recipe
 from skill_train.recipe.formats import for_model
+from skill_train.reference.causal_types import causal_model_types
 from skill_train.run.plan_record import Facts, Plan
 from skill_train.train import measured_speed
 

@@ -8,10 +8,10 @@ from typing import Any
 from msgspec.structs import replace
 
 from skill_train.cloud import budget, preflight
-from skill_train.cloud import spent as cloud_spent
 from skill_train.cloud.budget import Budget, Price
 from skill_train.cloud.order import Order
 from skill_train.commands._blockers import warn_of_export
+from skill_train.commands._spent import spent_by_jobs
 from skill_train.commands._submit_answer import Checked
 from skill_train.commands._submit_options import SubmitOptions, command_of
 from skill_train.commands._submit_plan import stored_flavor
@@ -62,7 +62,7 @@ def check_order(
 
 
 def _spent(console: Console, order: Order) -> float:
-    return cloud_spent.by_jobs(order.namespace, order.plan_hash, None, console.status)
+    return spent_by_jobs(order.namespace, order.plan_hash, None, console.status)
 
 
 def budget_of(

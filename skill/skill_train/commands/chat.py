@@ -20,9 +20,9 @@ from skill_train.commands._options import PATH, Number, engine_device_option
 from skill_train.commands._shell import quoted
 from skill_train.core.console import Console, Result
 from skill_train.core.errors import UsageError
-from skill_train.core.foreign import JsonObject
 from skill_train.evaluate.chat.answering import Answering, Said, Settings, answering
 from skill_train.evaluate.pictures import RunPictures
+from skill_train.facts import JsonObject
 from skill_train.llama.sampling import Sampling, sampling_of, sampling_of_gguf
 
 TOKENS, CONTEXT = 512, 4096

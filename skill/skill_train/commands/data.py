@@ -24,8 +24,7 @@ from skill_train.data.check_row import checker
 from skill_train.data.errors import wrong_columns
 from skill_train.data.inspect import Inspection
 from skill_train.data.inspect_report import ONLY_SFT, Counted, plain_example, report
-from skill_train.data.personal import WHAT
-from skill_train.data.problems import RefusedRows
+from skill_train.data.problems import PERSONAL, RefusedRows
 from skill_train.data.row_pictures import with_tags
 from skill_train.data.scan import unread_media, unread_text_told
 from skill_train.data.text_encoding import rewriting_command
@@ -233,7 +232,7 @@ def _warn(console: Console, subject: Inspection) -> None:
         seem, line, them = ("row seems", "line", "it") if personal.rows == 1 else ("rows seem", "lines", "them")
         console.warn(
             "personal_data",
-            f"{personal.rows} {seem} to contain {WHAT} ({line} {lines}), which a tuned model can repeat. Remove "
+            f"{personal.rows} {seem} to contain {PERSONAL} ({line} {lines}), which a tuned model can repeat. Remove "
             f"{them}, or set sensitive: true in a recipe, and nothing leaves this machine",
         )
     repeated = subject.seen.problems.get("duplicate")

@@ -27,8 +27,9 @@ from skill_train.evaluate.figures import figures
 from skill_train.evaluate.scores import Scoring
 from skill_train.evaluate.step import ROOM, measure, questions
 from skill_train.reference.load import load_tokenizer
-from skill_train.run import demo_record, export_record, records, verify_record
-from skill_train.run.demo_record import Demo, DemoFigures, Stage
+from skill_train.report import demo_record
+from skill_train.report.demo_record import Demo, DemoFigures, Stage
+from skill_train.run import export_record, records, verify_record
 from skill_train.run.evaluate_record import ModelFigures, spread
 from skill_train.run.export_record import ExportedFile
 from skill_train.run.folder import RunDir

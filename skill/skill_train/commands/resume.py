@@ -10,7 +10,7 @@ from pathlib import Path
 import click
 
 from skill_train.cloud import budget as cloud_budget
-from skill_train.cloud import find_run, spent
+from skill_train.cloud import find_run
 from skill_train.cloud.budget import Budget, Need, Price
 from skill_train.cloud.failure_reason import Story, larger
 from skill_train.cloud.find_run import CloudRun
@@ -20,6 +20,7 @@ from skill_train.commands._frame import command
 from skill_train.commands._job_snapshot import Snapshot, snapshot
 from skill_train.commands._kept_result import in_bucket, why_not_pushed
 from skill_train.commands._options import DOLLARS, PATH, RUN
+from skill_train.commands._spent import spent_by_jobs
 from skill_train.core.console import Console, Result
 from skill_train.core.errors import DecisionNeeded, UsageError, VerificationFailed
 from skill_train.hub import flavors
@@ -108,7 +109,7 @@ def _ceiling(options: ResumeOptions, record: CloudRecord) -> float | None:
 
 def _spent(cloud: CloudRun, console: Console) -> float:
     record = cloud.record
-    return spent.by_jobs(record.namespace, record.plan_hash, record, console.status)
+    return spent_by_jobs(record.namespace, record.plan_hash, record, console.status)
 
 
 def _ended(cloud: CloudRun, console: Console) -> Snapshot:

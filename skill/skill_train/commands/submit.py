@@ -5,7 +5,6 @@ from __future__ import annotations
 import click
 
 from skill_train.cloud import find_run
-from skill_train.cloud import spent as cloud_spent
 from skill_train.cloud import submit as submission
 from skill_train.cloud.budget import seconds_of
 from skill_train.cloud.order import Order, Sent
@@ -15,6 +14,7 @@ from skill_train.commands._frame import command
 from skill_train.commands._job_snapshot import snapshot
 from skill_train.commands._options import DEFAULT_HOURS, DOLLARS, HOURS, PATH, flavor_option, recipe_options
 from skill_train.commands._shell import quoted
+from skill_train.commands._spent import spent_by_jobs
 from skill_train.commands._submit_checks import account_of, budget_of, check_order
 from skill_train.commands._submit_options import SubmitOptions
 from skill_train.commands._submit_plan import cloud_plan, order_elsewhere, order_of, run_dir_of, stored_flavor
@@ -91,7 +91,7 @@ def _spent_before(console: Console, order: Order, sent: Sent) -> float:
     """Dollars of the earlier jobs of this plan."""
     record, last = sent.record, sent.record.last_begun
     but = last.job_id if last is not None else None
-    return cloud_spent.by_jobs(record.namespace, order.plan_hash, record, console.status, but=but)
+    return spent_by_jobs(record.namespace, order.plan_hash, record, console.status, but=but)
 
 
 @command(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -9,7 +10,6 @@ from typing import Any
 
 from skill_train.data import read_rows
 from skill_train.data.check_row import Check, Checked, Trouble
-from skill_train.data.personal import WHAT, holds_personal
 from skill_train.data.repeats import Repeats
 from skill_train.data.row_pictures import PROBLEMS, REPEATED, RowPictures, problem_of
 from skill_train.data.scan import canonical, first_of
@@ -24,6 +24,12 @@ MAPPED = ("missing_column", "empty", "malformed", "not_text", "unknown_role", "w
 LENGTHS = ("truncated", "fully_masked", "picture_cut")  # known with a tokenizer; the last one of pictures
 LINES = 10  # line numbers kept of each problem
 _SHAPES = 4096
+# Personal data: e-mail addresses, and telephone numbers with a country code. Names, streets and account numbers look
+# like any other text, so a dataset without a finding may still contain personal data.
+PERSONAL = "an e-mail address or a telephone number"
+_ADDRESS = re.compile(rb"[\w.%+-]@[\w-]{1,63}(?:\.[\w-]{1,63}){0,8}\.[A-Za-z]{2,}", re.ASCII)
+# E.164: at most 15 digits after the plus. Fewer than 8 digits are hardly a telephone number.
+_NUMBER = re.compile(rb"(?:(?<![\w+])|(?<=\\[nrt]))\+[1-9](?:[ ()./-]{0,2}\d){7,14}(?!\d)", re.ASCII)
 
 
 @dataclass
@@ -104,7 +110,7 @@ def survey(
         written = content(row, raw)
         repeats.add(written, line)
         if holds_personal(written if pictures is None or detected is None else _texts(row, detected)):
-            seen.problems["personal_data"].add(line, WHAT, refused=False)
+            seen.problems["personal_data"].add(line, PERSONAL, refused=False)
         if check is not None:
             checked = check(row)
             if pictures is not None and seen.detected is not None:
@@ -177,3 +183,8 @@ def _note_columns(columns: dict[str, list[str]], row: Row) -> None:
         kinds = columns.setdefault(name, [])
         if kind(value) not in kinds:
             kinds.append(kind(value))
+
+
+def holds_personal(line: bytes) -> bool:
+    """Whether one row, as written, seems to contain personal data."""
+    return (b"@" in line and _ADDRESS.search(line) is not None) or (b"+" in line and _NUMBER.search(line) is not None)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from skill_train.core.errors import UsageError
-from skill_train.core.foreign import JsonObject
+from skill_train.facts import JsonObject
 from skill_train.program.events import Refused
 from skill_train.program.pictures.decode import PictureSize, picture_digest, picture_size
 from skill_train.program.pictures.find import picture_parts

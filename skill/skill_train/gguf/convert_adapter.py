@@ -17,8 +17,8 @@ from skill_train.core.console import Bar
 from skill_train.core.digests import digests
 from skill_train.core.errors import UsageError, nearest
 from skill_train.core.files import whole_file
-from skill_train.core.foreign import JsonObject
 from skill_train.core.memory import peak_memory_bytes
+from skill_train.facts import JsonObject
 from skill_train.llama import run_converter as converter
 from skill_train.llama.get_converter import Toolchain
 from skill_train.llama.gguf_header import read_gguf

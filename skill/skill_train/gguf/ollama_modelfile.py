@@ -16,7 +16,7 @@ from typing import Any
 
 from skill_train.core import resources
 from skill_train.core.errors import UsageError, from_exit_code
-from skill_train.core.foreign import JsonObject
+from skill_train.facts import JsonObject
 from skill_train.model.config import text_config
 from skill_train.program.encode import TEMPLATE_SECONDS, endless_template, limited
 from skill_train.reference.load import load_tokenizer as load_tokenizer

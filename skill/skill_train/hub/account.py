@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from skill_train.core.errors import SkillTrainError, Temporary
-from skill_train.core.foreign import JsonObject
+from skill_train.facts import JsonObject
 from skill_train.hub.client import GARBLED, KeptAway, RequestSubject, ask, prepare, understood
 
 

@@ -13,7 +13,7 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from skill_train.core.errors import UsageError
-from skill_train.core.foreign import JsonObject
+from skill_train.facts import JsonObject
 from skill_train.program.examples import PICTURES
 
 ROW_FILES = (".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".parquet")

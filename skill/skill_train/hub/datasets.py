@@ -8,10 +8,10 @@ from typing import Protocol
 
 from skill_train.core.errors import SkillTrainError, UsageError
 from skill_train.facts import DatasetFacts, FirstPictures
-from skill_train.hub import dataset_card, first_rows
+from skill_train.hub import dataset_card
 from skill_train.hub.client import REQUEST_SECONDS, RequestSubject, ask, understood
 from skill_train.hub.dataset_card import Configuration
-from skill_train.hub.rows import row_file
+from skill_train.hub.rows import first_rows, row_file
 from skill_train.hub.rows.read import ReadRows, first_of, of_image_folder
 from skill_train.hub.rows.remote import SplitFiles
 from skill_train.program.examples import Row

@@ -29,9 +29,9 @@ from skill_train.core.errors import (
     died_of_memory,
 )
 from skill_train.core.files import write_text
-from skill_train.core.foreign import JsonObject
 from skill_train.core.memory import watch_memory
 from skill_train.core.resources import train_program
+from skill_train.facts import JsonObject
 from skill_train.llama.get_converter import Toolchain
 from skill_train.model.config import text_config, unread_window
 from skill_train.model.convertible import from_config

@@ -7,8 +7,8 @@ from typing import Any
 import msgspec
 
 from skill_train.core.errors import NativeCrash
-from skill_train.core.foreign import JsonObject
 from skill_train.core.worker import run_worker
+from skill_train.facts import JsonObject
 from skill_train.llama.gguf_header import GgufFile
 
 WORKER = "skill_train.llama.template_worker"

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from skill_train.core.errors import UsageError
-from skill_train.core.foreign import JsonObject
+from skill_train.facts import JsonObject
 from skill_train.model.adapter import Adapter, pattern_value, whole_tensors
 from skill_train.model.lora_math import Change, embedding, linear, same, scaling
 from skill_train.model.weight_files import FLOAT_BYTES, Shard, StoredTensor, same_bytes

@@ -27,9 +27,9 @@ from skill_train.core.console import Bar
 from skill_train.core.digests import digests
 from skill_train.core.errors import NotInstalled, UsageError, nearest
 from skill_train.core.files import whole_folder
-from skill_train.core.foreign import JsonObject
 from skill_train.core.memory import peak_memory_bytes
 from skill_train.core.units import gigabytes
+from skill_train.facts import JsonObject
 from skill_train.machine.address_space import require_room_for_torch
 from skill_train.merge import check_logits as merge_gate
 from skill_train.merge import check_weights as merge_weights
@@ -40,7 +40,6 @@ from skill_train.merge.vision import as_stored, with_names
 from skill_train.merge.write import Target, computing_threads, planned_bytes, write_shards
 from skill_train.model import adapter as adapters
 from skill_train.model.adapter import Adapter
-from skill_train.model.causal_types import causal_model_types, picture_model_types
 from skill_train.model.config import is_vision
 from skill_train.model.families import ANSWERS_UP_TO
 from skill_train.model.folder import read_config
@@ -48,6 +47,7 @@ from skill_train.model.new_tokens import TOKENIZER, require_rows
 from skill_train.model.sidecar_files import adapter_files, companion_files, copy_companions, write_config
 from skill_train.model.weight_files import INDEX, Shard, read_folder
 from skill_train.program.pictures.tokens import PixelLimits, write_limits
+from skill_train.reference.causal_types import causal_model_types, picture_model_types
 from skill_train.reference.low_memory import peak_bytes
 from skill_train.run import records
 from skill_train.run.folder import StepResult, finished_record, note_of, require_space, require_writable, versions

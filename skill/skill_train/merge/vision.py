@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
-from skill_train.core.foreign import JsonObject
+from skill_train.facts import JsonObject
 from skill_train.merge.plan import Base, wanted_parameters
 from skill_train.model.adapter import Adapter, pattern_value
 from skill_train.model.config import is_vision

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from skill_train.core.errors import UsageError
-from skill_train.core.foreign import JsonObject
+from skill_train.facts import JsonObject
 from skill_train.model.foreign_files import require_sound_files
 from skill_train.model.weight_files import FLOAT_BYTES, StoredTensor, read_shard, read_tensor, same_bytes
 from skill_train.program.encode import limited

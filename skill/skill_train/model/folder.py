@@ -12,8 +12,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from skill_train.core.errors import UsageError
-from skill_train.core.foreign import JsonObject
-from skill_train.facts import ModelFacts
+from skill_train.facts import JsonObject, ModelFacts
 from skill_train.model import config as model_config
 from skill_train.model import foreign_files
 from skill_train.model.config import Origin, StoredWeights

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from skill_train.core.errors import from_exit_code
-from skill_train.core.foreign import JsonObject
+from skill_train.facts import JsonObject
 from skill_train.program import model_files
 from skill_train.program.events import Refused
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from skill_train.core.errors import UsageError
 from skill_train.core.files import write_text
-from skill_train.core.foreign import JsonObject
+from skill_train.facts import JsonObject
 from skill_train.model.foreign_files import object_in
 
 TOKENIZER = (

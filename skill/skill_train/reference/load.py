@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from skill_train.core.errors import NotInstalled, SkillTrainError, UsageError, out_of_memory
-from skill_train.core.foreign import JsonObject
 from skill_train.core.memory import keep_freed
+from skill_train.facts import JsonObject
 from skill_train.machine.address_space import require_room_for_torch
 from skill_train.model.foreign_files import block_hub_kernels, require_sound
 from skill_train.model.template_guard import require_ending

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from skill_train.core.errors import UsageError
-from skill_train.core.foreign import JsonObject
+from skill_train.facts import JsonObject
 from skill_train.program.pictures.decode import PictureSize
 from skill_train.program.pictures.engine import LINED, TILED
 from skill_train.program.pictures.tokens import LINE_END, ImageModel, Pictures

@@ -13,8 +13,8 @@ from typing import Any, TypedDict
 
 import msgspec
 
+from skill_train.report.demo_record import Demo
 from skill_train.run.cloud_record import CloudRecord
-from skill_train.run.demo_record import Demo
 from skill_train.run.evaluate_record import Evaluation
 from skill_train.run.train_record import StepLine
 from skill_train.run.verify_record import Proof

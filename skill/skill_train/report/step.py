@@ -20,6 +20,7 @@ from skill_train.core.files import write_text
 from skill_train.recipe.fields import to_yaml
 from skill_train.recipe.resolved import ResolvedRecipe
 from skill_train.report.charts import COLOURS, Amount, Panel, Series, bars, curves
+from skill_train.report.demo_record import Demo
 from skill_train.report.figure import Figure, ReportedRun
 from skill_train.report.page import page
 from skill_train.report.same_run import same
@@ -30,7 +31,6 @@ from skill_train.report.words import placeless
 from skill_train.run import cloud_record, plan_record, records, train_record
 from skill_train.run import compare_runs as diff
 from skill_train.run.begun import require_trained_recipe
-from skill_train.run.demo_record import Demo
 from skill_train.run.evaluate_record import Evaluation
 from skill_train.run.export_record import ExportRecord
 from skill_train.run.folder import RunDir

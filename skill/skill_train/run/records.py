@@ -20,7 +20,7 @@ import msgspec
 
 from skill_train.core.errors import UsageError
 from skill_train.core.files import write_json
-from skill_train.core.foreign import JsonObject
+from skill_train.facts import JsonObject
 
 Record = TypeVar("Record")
 

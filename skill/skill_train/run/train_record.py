@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, NotRequired, TypedDict
 import msgspec
 
 from skill_train.core.digests import FileDigest
-from skill_train.core.foreign import JsonObject
+from skill_train.facts import JsonObject
 from skill_train.run import records
 from skill_train.run.plan_record import Reason
 from skill_train.run.records import FileName, Number, StepSchema, Verdict, Whole

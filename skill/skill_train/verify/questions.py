@@ -7,14 +7,14 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from skill_train.core.foreign import JsonObject
+from skill_train.facts import JsonObject
 from skill_train.llama.template import Conversation, Rendered
 from skill_train.model.folder import read_config
 from skill_train.reference.load import load_tokenizer, stop_ids
 from skill_train.run.train_record import Row
 from skill_train.verify import check_template as template
 from skill_train.verify import check_tokens as verify_tokens
-from skill_train.verify.check_vocabulary import Files, read_files
+from skill_train.verify.metadata.vocabulary import Files, read_files
 from skill_train.verify.reference_answers import ReferenceMeasurements
 from skill_train.verify.sample_texts import Sample, prompts, texts
 

@@ -27,10 +27,10 @@ from skill_train.verify import check_header as verify_file
 from skill_train.verify import check_logits as verify_logits
 from skill_train.verify import check_template as template
 from skill_train.verify import check_tokens as verify_tokens
-from skill_train.verify import check_vocabulary as verify_vocabulary
 from skill_train.verify import template_branches as verify_branches
 from skill_train.verify.check_template import Own
 from skill_train.verify.metadata import check as verify_metadata
+from skill_train.verify.metadata import vocabulary as verify_vocabulary
 from skill_train.verify.questions import MeasuredReference
 from skill_train.verify.reference_answers import first_of
 from skill_train.verify.thresholds import Limits, limits, mix_limits, of_this_model

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from skill_train.core.foreign import JsonObject
+from skill_train.facts import JsonObject
 from skill_train.llama.template import Conversation
 from skill_train.reference.load import NEUTRAL_TEXTS, context_length
 from skill_train.run.train_record import Row

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from skill_train.core.errors import NotInstalled, UsageError
-from skill_train.core.foreign import JsonObject
 from skill_train.evaluate.backends import Model, device_of
 from skill_train.evaluate.chat.prompts import FolderPrompts, GgufPrompts
 from skill_train.evaluate.pictures import PictureTensors, PictureTurns, plain_generation
+from skill_train.facts import JsonObject
 from skill_train.llama.chat import ChatAnswer, ChatJob, ChatRequest, LoadedChat, loaded_chat
 from skill_train.llama.gguf_header import GgufFile, read_gguf, read_model_file
 from skill_train.llama.pictures.compare import MARKER

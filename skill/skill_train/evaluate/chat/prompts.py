@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any, NoReturn
 
 from skill_train.core.errors import UsageError, VerificationFailed
-from skill_train.core.foreign import JsonObject
+from skill_train.facts import JsonObject
 from skill_train.llama.gguf_header import GgufFile
 from skill_train.llama.template import Conversation, Rendered, render_with, special_texts
 from skill_train.model.template_guard import require_ending

@@ -7,8 +7,9 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from skill_train.core.errors import NotInstalled, UsageError
-from skill_train.hub import dataset_card, first_rows
+from skill_train.hub import dataset_card
 from skill_train.hub.dataset_card import Configuration
+from skill_train.hub.rows import first_rows
 from skill_train.hub.rows.remote import ByteBudget, RemoteFile, SplitFiles
 from skill_train.program.examples import Row
 from skill_train.program.parquet import as_written

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from skill_train.core.errors import from_exit_code
-from skill_train.hub import dataset_card, first_rows
+from skill_train.hub import dataset_card
 from skill_train.hub.dataset_card import Configuration
+from skill_train.hub.rows import first_rows
 from skill_train.hub.rows.read import FIRST_ROWS, PICTURE_ROWS, PICTURE_ROWS_BYTES, SMALL_BYTES, ReadRows, first_of
 from skill_train.hub.rows.remote import SplitFiles
 from skill_train.program.events import Refused

@@ -7,7 +7,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from skill_train.core.errors import UsageError
-from skill_train.llama.ggml_tensor import GgmlTensor
+from skill_train.llama.importance.ggml_tensor import GgmlTensor
 
 if TYPE_CHECKING:
     import numpy as np

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from skill_train.core.errors import VerificationFailed
-from skill_train.llama.ggml_tensor import GgmlTensor
 from skill_train.llama.gguf_header import read_gguf
+from skill_train.llama.importance.ggml_tensor import GgmlTensor
 from skill_train.llama.llama_cpp import Llama, LoadedFile, bindings, refused
 
 if TYPE_CHECKING:

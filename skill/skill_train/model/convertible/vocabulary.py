@@ -19,7 +19,7 @@ from typing import Any
 from skill_train.core.digests import file_digest
 from skill_train.core.errors import UsageError
 from skill_train.core.files import write_json
-from skill_train.core.foreign import JsonObject
+from skill_train.facts import JsonObject
 from skill_train.machine.read import cache_dir
 from skill_train.model.foreign_files import foreign_json
 from skill_train.program.pictures.engine import TILED

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from skill_train.core.foreign import JsonObject
+from skill_train.facts import JsonObject
 from skill_train.llama.gguf_header import GgufFile
 from skill_train.model.config import text_config, unread_window
 from skill_train.model.convertible import from_config as convertible

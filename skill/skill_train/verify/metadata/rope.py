@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from skill_train.core.foreign import JsonObject
+from skill_train.facts import JsonObject
 from skill_train.llama.gguf_header import GgufFile
 
 _NAMES = {"default": "none", "linear": "linear", "yarn": "yarn", "longrope": "longrope", "su": "longrope"}

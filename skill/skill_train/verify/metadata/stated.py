@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from skill_train.core.foreign import JsonObject
+from skill_train.facts import JsonObject
 from skill_train.llama.gguf_header import GgufFile
 from skill_train.verify.metadata.rope import kind_of, rope_of, scaling_of
 

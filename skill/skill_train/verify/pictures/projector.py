@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from skill_train.core.foreign import JsonObject
+from skill_train.facts import JsonObject
 from skill_train.llama.gguf_header import GgufFile, Value
 from skill_train.model.folder import read_config
 from skill_train.model.foreign_files import foreign_json, weight_files

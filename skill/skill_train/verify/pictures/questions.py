@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from skill_train.core.foreign import JsonObject
 from skill_train.data.row_pictures import traits_of
+from skill_train.facts import JsonObject
 from skill_train.program.events import Refused
 from skill_train.program.pictures.decode import OpenedPicture, PictureSource, read_picture
 from skill_train.program.pictures.find import picture_parts

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from skill_train.core.foreign import JsonObject
+from skill_train.facts import JsonObject
 from skill_train.llama.gguf_header import GgufFile
 from skill_train.run.verify_record import Check
 from skill_train.verify.check import problems

@@ -10,7 +10,9 @@ from skill_train.run.cloud_record import CloudJob, CloudRecord
 from skill_train.run.progress import dollars
 
 
-def by_jobs(namespace: str, plan_hash: str, record: CloudRecord | None, say: Say, *, but: str | None = None) -> float:
+def spent_by_jobs(
+    namespace: str, plan_hash: str, record: CloudRecord | None, say: Say, *, but: str | None = None
+) -> float:
     """Dollars of all jobs of a plan. A running job counts with its highest possible cost.
 
     Args:
