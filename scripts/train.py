@@ -2033,7 +2033,7 @@ def arrow_reader(kind: Any, *, json_read: bool) -> Callable[[Any], Any] | None:
 
     types = pyarrow.types
     if getattr(kind, "extension_name", None) == "arrow.json":
-        return None if json_read else lambda text: json.loads(text) if isinstance(text, str) else text
+        return None if json_read else json_in_column
     if types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
         item = arrow_reader(kind.value_type, json_read=json_read)
         return item and (lambda values: [item(value) for value in values] if isinstance(values, list) else values)
@@ -2051,6 +2051,15 @@ def arrow_reader(kind: Any, *, json_read: bool) -> Callable[[Any], Any] | None:
         }
 
     return read
+
+
+def json_in_column(text: Any) -> Any:
+    """The value of a column of JSON; null stays.
+
+    Raises:
+        ValueError: it is no JSON, or an object has a key twice (`RepeatedKey`).
+    """
+    return json.loads(text, object_pairs_hook=with_distinct_keys) if isinstance(text, str) else text
 
 
 SAVE_AGAIN = "save the dataset again with Dataset.save_to_disk, or write the rows to a .jsonl file"
@@ -4012,13 +4021,18 @@ def iter_file(path: Path) -> Iterator[tuple[int, Row]]:
 def iter_parquet(path: Path) -> Iterator[tuple[int, Row]]:
     import pyarrow.parquet
 
+    number = 0
     try:
         size = path.stat().st_size
         batches = believable(parquet_batches(path, size), path, size)
         rows = (row for batch in batches for row in batch.to_pylist())
         schema = pyarrow.parquet.read_schema(path)
         require_distinct(schema.names, path)
-        yield from enumerate(as_written(rows, schema), start=1)
+        for row in as_written(rows, schema):
+            number += 1
+            yield number, row
+    except RepeatedKey as error:
+        raise repeated_key(f"row {number + 1} of {path}", str(error)) from None
     except (
         pyarrow.ArrowException,
         OSError,

@@ -69,6 +69,16 @@ def test_json_that_is_none_is_refused(tmp_path: Path) -> None:
         assert caught.value.error["code"] == "unreadable_dataset"
 
 
+def test_a_key_twice_in_a_column_of_json_is_refused(tmp_path: Path) -> None:
+    """As in a file of JSON lines: Python's reader would drop one of the values."""
+    words = ['{"role": "user", "content": "a"}', '{"role": "user", "content": "b", "content": "c"}']
+    stored = pyarrow.ExtensionArray.from_storage(pyarrow.json_(), pyarrow.array(words))
+    _write(tmp_path / "rows.parquet", pyarrow.table({"messages": stored}))
+    with pytest.raises(Refused, match=r"row 2 of .*rows\.parquet has the key 'content' twice") as caught:
+        list(iter_rows(str(tmp_path / "rows.parquet"), split="train"))
+    assert caught.value.error["code"] == "unreadable_dataset"
+
+
 def _write(path: Path, table: Any) -> None:
     if path.suffix == ".parquet":
         import pyarrow.parquet

@@ -140,6 +140,11 @@ def test_calls_of_tools_have_their_own_arguments(hub: Hub, home: Path) -> None:
     looked = _look(hub, home)["answer"]
     assert (looked["facts"]["format"], looked["first"][0]["messages"]) == ("messages", rows[0]["messages"])
 
+    stored["messages"][0][1] = words[1].replace('"role"', '"role": "system", "role"')
+    hub.add("dataset", DATA, {"train.parquet": _table(stored, json_in="messages")})
+    error = _look(hub, home)["error"]
+    assert error["code"] == "unreadable_dataset" and "has the key 'role' twice" in error["message"]
+
 
 def _calling(name: str, **arguments: Any) -> dict[str, Any]:
     call = {"type": "function", "function": {"name": name, "arguments": arguments}}

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import IO, Any, NamedTuple
 
 from skill_train.program.events import Refused
-from skill_train.program.examples import Row
+from skill_train.program.examples import Row, with_distinct_keys
 from skill_train.program.model_files import KINDS_OF_JSON, JsonObject, check_regular, foreign_json
 
 # A table of one kilobyte can unpack to gigabytes: by its codec, by numbers that stand for a long text in a dictionary,
@@ -335,7 +335,7 @@ def arrow_reader(kind: Any, *, json_read: bool) -> Callable[[Any], Any] | None:
 
     types = pyarrow.types
     if getattr(kind, "extension_name", None) == "arrow.json":
-        return None if json_read else lambda text: json.loads(text) if isinstance(text, str) else text
+        return None if json_read else json_in_column
     if types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
         item = arrow_reader(kind.value_type, json_read=json_read)
         return item and (lambda values: [item(value) for value in values] if isinstance(values, list) else values)
@@ -353,6 +353,15 @@ def arrow_reader(kind: Any, *, json_read: bool) -> Callable[[Any], Any] | None:
         }
 
     return read
+
+
+def json_in_column(text: Any) -> Any:
+    """The value of a column of JSON; null stays.
+
+    Raises:
+        ValueError: it is no JSON, or an object has a key twice (`RepeatedKey`).
+    """
+    return json.loads(text, object_pairs_hook=with_distinct_keys) if isinstance(text, str) else text
 
 
 SAVE_AGAIN = "save the dataset again with Dataset.save_to_disk, or write the rows to a .jsonl file"

@@ -178,13 +178,18 @@ def iter_file(path: Path) -> Iterator[tuple[int, Row]]:
 def iter_parquet(path: Path) -> Iterator[tuple[int, Row]]:
     import pyarrow.parquet
 
+    number = 0
     try:
         size = path.stat().st_size
         batches = believable(parquet_batches(path, size), path, size)
         rows = (row for batch in batches for row in batch.to_pylist())
         schema = pyarrow.parquet.read_schema(path)
         require_distinct(schema.names, path)
-        yield from enumerate(as_written(rows, schema), start=1)
+        for row in as_written(rows, schema):
+            number += 1
+            yield number, row
+    except RepeatedKey as error:
+        raise repeated_key(f"row {number + 1} of {path}", str(error)) from None
     except (
         pyarrow.ArrowException,
         OSError,

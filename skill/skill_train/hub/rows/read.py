@@ -11,7 +11,7 @@ from skill_train.hub import dataset_card
 from skill_train.hub.dataset_card import Configuration
 from skill_train.hub.rows import first_rows
 from skill_train.hub.rows.remote import ByteBudget, RemoteFile, SplitFiles
-from skill_train.program.examples import Row
+from skill_train.program.examples import RepeatedKey, Row
 from skill_train.program.parquet import as_written
 from skill_train.recipe.fields import Recipe
 
@@ -121,6 +121,13 @@ def _parquet_rows(
 
     try:
         return _of_footers(files, stated, opened)
+    except RepeatedKey as error:
+        raise UsageError(
+            f"{recipe.data} has the key {str(error)[:80]!r} twice in one object of its first rows",
+            code="unreadable_dataset",
+            expected="each key once in an object; of two values one would be dropped silently",
+            hint="correct the row and upload the file again, or use another data_revision",
+        ) from None
     except (pyarrow.ArrowException, ValueError, RecursionError) as error:  # invalid JSON inside the file
         raise UsageError(
             f"{recipe.data} has a Parquet file that cannot be read",
