@@ -7,8 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from skill_train.llama.gguf_header import GgufFile, Tensor
-from skill_train.verify.check_header import check_types, file_type
+import gguf_bytes
+from skill_train.llama.gguf_header import GgufFile, Tensor, read_gguf
+from skill_train.verify.check_adapter import of_kind
+from skill_train.verify.check_header import check_file, check_types, file_type
+from skill_train.verify.run_checks import Findings
 from skill_train.verify.sample_texts import sample_of
 
 Q4_K_M = 15  # LLAMA_FTYPE_MOSTLY_Q4_K_M, llama.h
@@ -66,3 +69,23 @@ def test_the_sample_follows_the_model_and_the_user_decides() -> None:
     large = sample_of(494_032_768, None)
     assert (large.tokens, large.prompts, large.answer_tokens) == (256, 2, 16)
     assert sample_of(494_032_768, 4096).tokens == 4096
+
+
+@pytest.mark.parametrize(("kind", "verdict"), [(None, "pass"), ("model", "pass"), ("modal", "fail")])
+def test_a_kind_that_nobody_knows_is_a_broken_file(kind: str | None, verdict: str, tmp_path: Path) -> None:
+    """It was left out with a warning, and so the model of a run was judged by nothing."""
+    written = gguf_bytes.whole()
+    if kind is not None:
+        written.set("general.type", gguf_bytes.string(kind))
+    file = read_gguf(written.write(tmp_path / "model-f32.gguf"))
+    findings = Findings()
+    kinds = of_kind([file], (), findings)
+    assert (len(kinds.models), findings.not_checked) == (1, [])
+    assert check_file(file).verdict == verdict
+
+
+def test_a_matrix_is_compared_with_nothing(tmp_path: Path) -> None:
+    written = gguf_bytes.whole().set("general.type", gguf_bytes.string("imatrix"))
+    findings = Findings()
+    assert of_kind([read_gguf(written.write(tmp_path / "imatrix.gguf"))], (), findings) == ([], [], [])
+    assert [check.verdict for check in findings.checks] == ["warn"] and findings.not_checked

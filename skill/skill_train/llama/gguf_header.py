@@ -157,6 +157,12 @@ def read_gguf(path: Path) -> GgufFile:
 _NO_MODELS = {"adapter": "an adapter", "mmproj": "a projector", "imatrix": "an importance matrix"}  # `general.type`
 
 
+def is_model(file: GgufFile) -> bool:
+    """Whether a file says that it is a language model, or nothing that anybody knows and has the tensors of one."""
+    kind = file.metadata.get("general.type", "model")
+    return kind == "model" or (str(kind) not in _NO_MODELS and "token_embd.weight" in file.tensors)
+
+
 def read_model_file(path: Path) -> GgufFile:
     """As `read_gguf`, of a file that is run by itself.
 

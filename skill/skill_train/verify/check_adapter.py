@@ -21,7 +21,7 @@ from skill_train.llama import get_converter as toolchain
 from skill_train.llama import inference
 from skill_train.llama import run_converter as converter
 from skill_train.llama.float_type import BYTES_PER_WEIGHT, choose, read_weights
-from skill_train.llama.gguf_header import GgufFile, read_gguf
+from skill_train.llama.gguf_header import GgufFile, is_model, read_gguf
 from skill_train.machine.read import physical_cores
 from skill_train.model.families import ANSWERS_UP_TO
 from skill_train.model.weight_files import StoredTensor
@@ -53,7 +53,7 @@ def of_kind(files: list[GgufFile], unread: tuple[tuple[str, str], ...], findings
     """Splits the files by what they hold. Other files, and those of `unread`, are reported as not checked."""
     for name, why in unread:
         _leave_out(findings, name, why)
-    models = [gguf for gguf in files if gguf.metadata.get("general.type", "model") == "model"]
+    models = [gguf for gguf in files if is_model(gguf)]
     adapters = [gguf for gguf in files if gguf.metadata.get("general.type") == "adapter"]
     projectors = [gguf for gguf in files if gguf.metadata.get("general.type") == "mmproj"]
     for gguf in files:

@@ -21,6 +21,7 @@ _STORED_AS = {"IQ2_M": "IQ2_S", "IQ2_S": "IQ2_XS", "IQ3_M": "IQ3_S", "IQ3_XS": "
 _FALLBACKS = {"Q4_K": "Q5_0", "Q5_K": "Q5_1", "Q6_K": "Q8_0", "TQ1_0": "Q4_0", "TQ2_0": "Q4_0"}
 _DEFAULT_FALLBACK = "IQ4_NL"
 _PLAIN = ("F32", "F16", "BF16")
+_KINDS = ("model", "adapter", "mmproj")  # gguf.GGUFType, without the matrix
 _SHORTEST = 32  # weights of a block. Rows of Mamba's kernels and decays are shorter, and stay F32
 
 
@@ -41,16 +42,21 @@ def file_type(gguf: GgufFile) -> str:
 
 
 def check_file(gguf: GgufFile) -> Check:
-    """Checks that the file is complete, and not longer than its tensors. Its header was checked when it was read."""
+    """Checks that the file is complete, not longer than its tensors, and of a kind that llama.cpp knows. Its header was
+    checked when it was read."""
     end = -(-gguf.needed_bytes // gguf.alignment) * gguf.alignment
     whole = gguf.size_bytes in (gguf.needed_bytes, end)
     detail = f"version {gguf.version}, {len(gguf.tensors)} tensors, aligned to {gguf.alignment} bytes, {end} bytes"
     if not whole:
         detail = f"{gguf.size_bytes - end} bytes follow the last tensor: the file is not what its header says"
+    kind = gguf.metadata.get("general.type", "model")
+    known = kind in _KINDS
+    if not known:
+        detail = f"general.type is {str(kind)[:40]!r}, and {', '.join(_KINDS)} are the kinds of file that can be run"
     return Check(
         "file",
         gguf.path.name,
-        "pass" if whole else "fail",
+        "pass" if whole and known else "fail",
         gguf.size_bytes,
         end,
         detail,
