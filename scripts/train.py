@@ -4033,13 +4033,8 @@ def iter_parquet(path: Path) -> Iterator[tuple[int, Row]]:
             yield number, row
     except RepeatedKey as error:
         raise repeated_key(f"row {number + 1} of {path}", str(error)) from None
-    except (
-        pyarrow.ArrowException,
-        OSError,
-        ValueError,
-        OverflowError,
-        RecursionError,
-    ) as error:  # text that is not UTF-8, a year 99999, JSON that is none
+    # Text that is not UTF-8, a year 99999, JSON that is none.
+    except (pyarrow.ArrowException, OSError, ValueError, OverflowError, RecursionError) as error:
         raise Refused(
             f"{path} cannot be read as Parquet: {str(error).splitlines()[0] if str(error) else type(error).__name__}",
             code="unreadable_dataset",

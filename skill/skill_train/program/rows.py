@@ -22,10 +22,7 @@ from skill_train.program.examples import (
     require_distinct,
     with_distinct_keys,
 )
-from skill_train.program.model_files import (
-    not_a_file,
-    regular_file,
-)
+from skill_train.program.model_files import not_a_file, regular_file
 from skill_train.program.parquet import (
     INFO,
     SPLITS,
@@ -190,13 +187,8 @@ def iter_parquet(path: Path) -> Iterator[tuple[int, Row]]:
             yield number, row
     except RepeatedKey as error:
         raise repeated_key(f"row {number + 1} of {path}", str(error)) from None
-    except (
-        pyarrow.ArrowException,
-        OSError,
-        ValueError,
-        OverflowError,
-        RecursionError,
-    ) as error:  # text that is not UTF-8, a year 99999, JSON that is none
+    # Text that is not UTF-8, a year 99999, JSON that is none.
+    except (pyarrow.ArrowException, OSError, ValueError, OverflowError, RecursionError) as error:
         raise Refused(
             f"{path} cannot be read as Parquet: {str(error).splitlines()[0] if str(error) else type(error).__name__}",
             code="unreadable_dataset",
