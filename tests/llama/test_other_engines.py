@@ -25,6 +25,7 @@ ENGINE = Path(__file__).parents[1] / "support" / "stand_in_engines" / "engine.py
 
 
 REAL = shutil.which("llama-server")
+REAL_OLLAMA = shutil.which("ollama")
 
 
 @pytest.fixture(autouse=True)
@@ -36,8 +37,8 @@ def _on_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
 
 
-def checked(name: str, file: Path | None = None) -> dict[str, Check]:
-    made = gguf_maker.exported("qwen2")
+def checked(name: str, file: Path | None = None, *, kind: str = "qwen2") -> dict[str, Check]:
+    made = gguf_maker.exported(kind)
     tokenizer = load_tokenizer(made.merged)
     request = EngineRequest([name], engine_questions(tokenizer, [], 6), tokenizer, modelfile_of)
     found = check_engines([read_gguf(file or made.file("f16"))], request, lambda *_: None)
@@ -65,6 +66,15 @@ def test_what_an_engine_gets_wrong_is_named(name: str, monkeypatch: pytest.Monke
     found = checked(name)
     assert found["prompts"].verdict == "pass"
     assert "fail" in {found["answers"].verdict, found["stops"].verdict}
+
+
+@pytest.mark.parametrize("name", ["ollama", "llama-server"])
+def test_an_engine_that_gives_no_answer_has_written_the_prompt(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STAND_IN_FAULT", "silent")
+    found = checked(name)
+    assert [*found] == ["prompts", "answers"]
+    assert found["prompts"].verdict == "pass"
+    assert found["answers"].verdict == "fail" and "gives no answer to" in found["answers"].detail
 
 
 def test_ollama_gets_the_file_of_a_relative_path(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -97,6 +107,22 @@ def test_the_real_llama_server_writes_the_models_own_prompts(monkeypatch: pytest
     found = checked("llama-server")
     assert [found[each].verdict for each in ("prompts", "answers", "stops")] == ["pass"] * 3, found
     assert "stand-in" not in str(found["prompts"].figures["version"])
+
+
+@pytest.mark.skipif(REAL_OLLAMA is None, reason="ollama is not on PATH")
+@pytest.mark.parametrize("kind", ["qwen2", "llama-spm", "gemma"])
+def test_the_real_ollama_writes_the_models_own_prompts(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run with 0.33.0-rc2, built from its source of 2026-08-21, on 2026-11-27."""
+    monkeypatch.setenv("PATH", str(Path(str(REAL_OLLAMA)).parent), prepend=os.pathsep)
+    found = checked("ollama", kind=kind)
+    assert [found[each].verdict for each in ("prompts", "answers", "stops")] == ["pass"] * 3, found
+
+
+@pytest.mark.skipif(REAL_OLLAMA is None, reason="ollama is not on PATH")
+def test_the_real_ollama_takes_another_template_for_one_that_it_does_not_know(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(Path(str(REAL_OLLAMA)).parent), prepend=os.pathsep)
+    found = checked("ollama", kind="phi3")
+    assert found["prompts"].verdict == "fail" and "it writes '<|im_start|>" in found["prompts"].detail
 
 
 def test_an_engine_that_ends_at_once_is_an_error_of_the_check(tmp_path: Path) -> None:

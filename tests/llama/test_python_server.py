@@ -64,7 +64,7 @@ def test_thirty_prompts_are_those_of_apply_chat_template(made: tuple[Path, Path]
         answer = asked.chat.completions.create(
             model="tiny", messages=messages, max_tokens=1, **({"tools": tools} if tools else {})
         )
-        assert server.prompt_ids() == expected, text
+        assert server.report().prompt_ids == expected, text
         assert answer.usage.prompt_tokens == len(expected)
         seen.add(text)
     assert len(seen) == 30
@@ -77,20 +77,20 @@ def test_the_stock_server_orders_tools_in_its_own_way(made: tuple[Path, Path]) -
     text = tokenizer.apply_chat_template(messages, tools=tools, tokenize=False, add_generation_prompt=True)
     with served(job(made[1], stock=True)) as stock:
         client(stock).chat.completions.create(model="tiny", messages=messages, tools=tools, max_tokens=1)
-        assert stock.prompt_ids() != tokenizer(text, add_special_tokens=False).input_ids
+        assert stock.report().prompt_ids != tokenizer(text, add_special_tokens=False).input_ids
 
 
 def test_a_stream_is_the_answer_in_pieces(server: Served) -> None:
     asked, messages = client(server), [serving.user("Is it raining?")]
     whole = asked.chat.completions.create(model="tiny", messages=messages, max_tokens=8)
-    server.prompt_ids()
+    server.report()
     chunks = asked.chat.completions.create(model="tiny", messages=messages, max_tokens=8, stream=True)
     pieces = [chunk.choices[0].delta.content or "" for chunk in chunks]
-    server.prompt_ids()
+    server.report()
     assert "".join(pieces) == whole.choices[0].message.content
     assert len(pieces) > 3 and whole.choices[0].finish_reason == "length"
     assert asked.completions.create(model="tiny", prompt="Once", max_tokens=3).choices[0].text
-    server.prompt_ids()
+    server.report()
     assert [model.id for model in asked.models.list()] == ["tiny"]
 
 
@@ -107,7 +107,7 @@ def test_the_models_own_sampling_is_the_default(made: tuple[Path, Path], server:
     for options in ({}, {"repeat_penalty": 1.0}, {"repeat_penalty": 4.0}):
         answer = post(f"{server.url}/chat/completions", repeated | options)
         texts.append(answer["choices"][0]["message"]["content"])
-        server.prompt_ids()
+        server.report()
     assert texts[0] == texts[1] != texts[2]
 
 
@@ -162,7 +162,7 @@ def test_a_template_of_1024_bytes_is_whole(tmp_path: Path) -> None:
     expected = load_tokenizer(folder)("AEND!", add_special_tokens=False).input_ids
     with served(job(file)) as own:
         client(own).chat.completions.create(model="tiny", messages=[serving.user("x")], max_tokens=1)
-        assert own.prompt_ids() == expected
+        assert own.report().prompt_ids == expected
     with pytest.raises(VerificationFailed, match="cannot read the chat template"), served(job(file, stock=True)):
         pass
 

@@ -20,6 +20,7 @@ from skill_train.llama.engines.answers import ENGINES, EngineAnswer, EngineQuest
 from skill_train.llama.gguf_header import read_gguf
 from skill_train.llama.template import Conversation
 from skill_train.reference.load import load_tokenizer
+from skill_train.run.verify_record import Check
 from skill_train.verify.engines import check
 from skill_train.verify.engines.check import EngineRequest, check_engines, engine_versions
 from skill_train.verify.engines.questions import Expected, engine_questions
@@ -176,6 +177,32 @@ def test_what_an_engine_may_get_wrong(made: gguf_maker.Export, expected: Any, mo
         lambda answer, ids, tokenizer: _with(answer, ids=None, prompt=same, prompt_tokens=len(expected[1][0].ids))
     )
     assert right == ("pass", "pass", "pass")
+
+
+def test_a_prompt_without_an_answer_is_a_fault_of_the_answers(
+    made: gguf_maker.Export, expected: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Seen with llama-server and Ollama 0.33: HTTP 500 for an answer that their parsers do not take."""
+    found = judged(made, expected, monkeypatch, lambda answer, ids, tokenizer: _with(answer, no_answer="HTTP 500: no"))
+    assert found["engine_prompts"].verdict == found["engine_stops"].verdict == "pass"
+    assert found["engine_answers"].verdict == "fail" and "no answer to 1: HTTP 500" in found["engine_answers"].detail
+    asked = len(expected[1])
+    assert [found[f"engine_{name}"].figures["looked_at"] for name in ("answers", "stops")] == [asked, asked - 1]
+
+
+@pytest.mark.parametrize("kind", ["mistral", pytest.param("llama-bpe", marks=pytest.mark.torture)])
+def test_another_of_two_like_tokens_is_no_fault(kind: str) -> None:
+    """A tiny model's first two tokens are often equal to a thousandth of a nat. The token of another engine was taken
+    from its text, and SentencePiece reads a space in front of each text: 2.5 to 6 nats."""
+    made = gguf_maker.exported(kind)
+    tokenizer = load_tokenizer(made.merged)
+    request = EngineRequest([SERVER], engine_questions(tokenizer, [], 14), tokenizer, str)
+    found = check_engines([read_gguf(made.file("f16"))], request, lambda *_: None)
+    assert {each.name: each.verdict for each in found if isinstance(each, Check)} == {
+        "engine_prompts": "pass",
+        "engine_answers": "pass",
+        "engine_stops": "pass",
+    }
 
 
 def test_every_engine_has_a_remedy() -> None:

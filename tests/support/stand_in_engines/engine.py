@@ -3,7 +3,8 @@
 Neither program is in the package registries as such. What is asked and answered here is taken from their sources:
 Ollama's of 2026-08-21 (server/routes.go, api/types.go), llama.cpp's as in llama-cpp-python 0.3.36 (tools/server). FAULT
 changes what it says: `chatml` writes another template than the file's, `ends` never ends an answer, `old` shows no
-prompts as Ollama before 0.11.5, `crash` is what Ollama says when its runner ended.
+prompts as Ollama before 0.11.5, `crash` is what Ollama says when its runner ended, `silent` what both say when their
+parser does not take an answer (Ollama 0.33.0-rc2, llama-server b10454).
 """
 
 from __future__ import annotations
@@ -62,6 +63,8 @@ def ollama(path: str, asked: Any) -> Any:
     text = prompt(asked["messages"], asked.get("tools"))
     if asked.get("_debug_render_only") and FAULT != "old":
         return {"_debug_info": {"rendered_template": text}}
+    if FAULT == "silent":
+        raise RuntimeError("llama-server chat error: The model produced output that does not match the expected format")
     answer, reason, count = greedy(text, asked["options"]["num_predict"])
     return {"message": {"role": "assistant", "content": answer}, "done_reason": reason, "prompt_eval_count": count}
 
@@ -76,6 +79,8 @@ def llama_server(path: str, asked: Any) -> Any:
     text = prompt(asked["messages"], asked.get("tools"))
     if path == "/apply-template":
         return {"prompt": text}
+    if FAULT == "silent":
+        raise RuntimeError("The model produced output that does not match the expected peg-native format")
     answer, reason, count = greedy(text, asked["max_tokens"])
     choice = {"message": {"content": answer}, "finish_reason": reason}
     return {"choices": [choice], "usage": {"prompt_tokens": count}}

@@ -27,7 +27,10 @@ class EngineAnswer:
         ids: of the prompt as the model read them; None where the engine does not say.
         prompt_tokens: how many it counted; None where it does not say.
         stopped: it ended the answer itself.
-        refused: why there is no answer.
+        tokens: the ids of the answer, without the one that ends it; None where the engine does not say.
+        pieces: the bytes of its tokens that have some; None where the engine does not say.
+        refused: why there is no prompt.
+        no_answer: why there is a prompt, and no answer.
     """
 
     prompt: str | None = None
@@ -35,7 +38,10 @@ class EngineAnswer:
     prompt_tokens: int | None = None
     text: str = ""
     stopped: bool = False
+    tokens: list[int] | None = None
+    pieces: list[bytes] | None = None
     refused: str = ""
+    no_answer: str = ""
 
 
 @dataclass(frozen=True)

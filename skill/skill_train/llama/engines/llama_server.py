@@ -50,15 +50,29 @@ def _asked(url: str, question: EngineQuestion) -> EngineAnswer:
     try:
         prompt = str(post(f"{url}/apply-template", request)["prompt"])
         tokens = post(f"{url}/tokenize", {"content": prompt, "add_special": True, "parse_special": True})["tokens"]
-        greedy = {"temperature": 0, "max_tokens": question.most, "reasoning_format": "none", "cache_prompt": False}
-        answer = post(f"{url}/v1/chat/completions", request | greedy)
     except HttpRefusal as refusal:
         return EngineAnswer(refused=str(refusal))
+    ids = [int(token) for token in tokens]
+    greedy = {"temperature": 0, "max_tokens": question.most, "reasoning_format": "none", "cache_prompt": False}
+    try:
+        answer = post(f"{url}/v1/chat/completions", request | greedy | {"logprobs": True})
+    except HttpRefusal as refusal:
+        return EngineAnswer(prompt=prompt, ids=ids, no_answer=str(refusal))
     choice = answer["choices"][0]
     return EngineAnswer(
         prompt=prompt,
-        ids=[int(token) for token in tokens],
+        ids=ids,
         prompt_tokens=answer["usage"]["prompt_tokens"],
         text=choice["message"].get("content") or "",
+        tokens=_tokens(choice),
         stopped=choice["finish_reason"] != "length",
     )
+
+
+def _tokens(choice: Any) -> list[int] | None:
+    """The ids of an answer, without the one that ends it, which has no text."""
+    told = (choice.get("logprobs") or {}).get("content")
+    if not told or any("id" not in each for each in told):
+        return None
+    ended = choice["finish_reason"] != "length" and not told[-1].get("bytes")
+    return [int(each["id"]) for each in (told[:-1] if ended else told)]

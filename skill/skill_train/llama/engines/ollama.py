@@ -1,11 +1,11 @@
 """Ollama with a model that is made from one GGUF file, in a server and a store of its own.
 
-Read in its repository, main of 2026-08-21 (fb30760): `_debug_render_only` of `/api/chat` gives the prompt back as
-`_debug_info.rendered_template` (server/routes.go, api/types.go). It came with 0.11.5 (8de1da4); earlier versions pass
-over it and answer. `ollama create` compares the template in the file with
-templates of its own and takes the nearest one below a distance of 100 (server/model.go `detectChatTemplate`,
-template/template.go `Named`). Where it knows none, it lets its llama-server render the file's own (server/routes.go
-`chatModeForModel`).
+Read in its repository, main of 2026-08-21 (fb30760), and run 2026-11-27 (0.33.0-rc2, built from it):
+`_debug_render_only` of `/api/chat` gives the prompt back as `_debug_info.rendered_template` (server/routes.go,
+api/types.go). It came with 0.11.5 (8de1da4); earlier versions pass over it and answer. From 0.12.11 on (59241c5)
+`logprobs` tells the tokens of an answer. `ollama create` compares the template in the file with templates of its own
+and takes the nearest one below a distance of 100 (server/model.go `detectChatTemplate`, template/template.go `Named`).
+Where it knows none, it lets its llama-server render the file's own (server/routes.go `chatModeForModel`).
 """
 
 from __future__ import annotations
@@ -61,24 +61,34 @@ def _asked(url: str, question: EngineQuestion, context_tokens: int) -> EngineAns
     request["options"] = greedy
     try:
         shown = post(url, request | {"_debug_render_only": True}).get("_debug_info")
-        if shown is None:
-            raise NotInstalled(
-                "this Ollama does not show the prompts that it makes",
-                code="missing_package",
-                expected="Ollama 0.11.5 or newer",
-                hint="install a newer Ollama",
-            )
-        answer = post(url, request)
     except HttpRefusal as refusal:
-        if _CRASHED in str(refusal):
-            hint = "ollama run on the same file, and read the log of ollama serve"
-            raise VerificationFailed(
-                "Ollama crashes on the file", code="bad_gguf", got=str(refusal), hint=hint
-            ) from None
-        return EngineAnswer(refused=str(refusal))
+        return EngineAnswer(refused=_refusal(refusal))
+    if shown is None:
+        raise NotInstalled(
+            "this Ollama does not show the prompts that it makes",
+            code="missing_package",
+            expected="Ollama 0.11.5 or newer",
+            hint="install a newer Ollama",
+        )
+    prompt = str(shown["rendered_template"])
+    try:
+        answer = post(url, request | {"logprobs": True})
+    except HttpRefusal as refusal:
+        return EngineAnswer(prompt=prompt, no_answer=_refusal(refusal))
     return EngineAnswer(
-        prompt=str(shown["rendered_template"]),
+        prompt=prompt,
         prompt_tokens=answer.get("prompt_eval_count"),
         text=str(answer["message"].get("content") or ""),
+        pieces=[bytes(each.get("bytes") or []) for each in answer.get("logprobs") or []] or None,
         stopped=answer.get("done_reason") != "length",
     )
+
+
+def _refusal(refusal: HttpRefusal) -> str:
+    """Raises:
+    VerificationFailed: it is that of a crash.
+    """
+    if _CRASHED in str(refusal):
+        hint = "ollama run on the same file, and read the log of ollama serve"
+        raise VerificationFailed("Ollama crashes on the file", code="bad_gguf", got=str(refusal), hint=hint) from None
+    return str(refusal)

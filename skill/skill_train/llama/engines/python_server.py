@@ -54,6 +54,13 @@ class ServerJob(msgspec.Struct, frozen=True, kw_only=True):
     reports: bool = False
 
 
+class Exchange(msgspec.Struct, frozen=True):
+    """The ids of a prompt, and those of its answer without the token that ends it."""
+
+    prompt_ids: list[int]
+    answer_ids: list[int]
+
+
 @dataclass
 class Served:
     """A server that answers.
@@ -80,9 +87,9 @@ class Served:
         while True:
             self.worker.receive()
 
-    def prompt_ids(self) -> list[int]:
-        """The ids of the last prompt, where the job asks for reports."""
-        return msgspec.convert(self.worker.receive()["prompt_ids"], list[int])
+    def report(self) -> Exchange:
+        """What the model read and wrote last, where the job asks for reports."""
+        return msgspec.convert(self.worker.receive(), Exchange)
 
 
 def require_server() -> None:
@@ -142,10 +149,10 @@ def _asked(server: Served, question: EngineQuestion) -> EngineAnswer:
         answer = post(f"{server.url}/chat/completions", request)
     except HttpRefusal as refusal:
         return EngineAnswer(refused=str(refusal))
-    ids = server.prompt_ids()
-    choice = answer["choices"][0]
+    report, choice = server.report(), answer["choices"][0]
     return EngineAnswer(
-        ids=ids,
+        ids=report.prompt_ids,
+        tokens=report.answer_ids,
         prompt_tokens=answer["usage"]["prompt_tokens"],
         text=choice["message"]["content"] or "",
         stopped=choice["finish_reason"] != "length",

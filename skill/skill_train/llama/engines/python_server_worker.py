@@ -204,12 +204,17 @@ def _own_template(job: ServerJob, llama: Any) -> None:
 
 
 def _report(llama: Any, send: Send) -> None:
-    """Tells the command of each prompt that the model reads."""
-    generate = llama.generate
+    """Tells the command of each prompt that the model reads, and of the tokens that it answers with."""
+    generate, api = llama.generate, bindings()
 
     def reported(tokens: Any, *more: Any, **options: Any) -> Any:
-        send({"prompt_ids": [int(token) for token in tokens]})
-        return generate(tokens, *more, **options)
+        answer: list[int] = []
+        try:
+            for token in generate(tokens, *more, **options):
+                answer += [] if api.llama_vocab_is_eog(llama._model.vocab, token) else [int(token)]
+                yield token
+        finally:  # the server leaves the answer where it ends
+            send({"prompt_ids": [int(token) for token in tokens], "answer_ids": answer})
 
     llama.generate = reported
 

@@ -31,6 +31,7 @@ from skill_train.llama.inference import InferenceJob, Prompt, Scored
 from skill_train.machine.read import physical_cores
 from skill_train.run.records import Verdict
 from skill_train.run.verify_record import Check, NotChecked
+from skill_train.verify.engines.partings import Parting, Vocabulary, compare
 from skill_train.verify.engines.questions import Expected
 from skill_train.verify.thresholds import ENGINE_GAP
 
@@ -40,7 +41,8 @@ _NEVER = float("inf")
 _REMEDY = {
     PYTHON_SERVER: "serve it with: skill-train serve, which takes the template from the file",
     LLAMA_SERVER: "let it take the file's own template: no other one by its name or from a file",
-    OLLAMA: "Ollama takes the nearest of its own templates: serve the file with llama.cpp, which renders its own",
+    OLLAMA: "Ollama takes the nearest of its own templates: start ollama serve with OLLAMA_GO_TEMPLATE=0 (from 0.30 on), or "
+    "serve the file with llama.cpp, and the file's own is rendered",
 }
 
 
@@ -200,15 +202,6 @@ def _job(gguf: GgufFile, expected: list[Expected], **asked: Any) -> InferenceJob
     return InferenceJob(gguf=str(gguf.path), context_tokens=_context(expected), threads=physical_cores(), **asked)
 
 
-@dataclass(frozen=True)
-class _Parting:
-    """Where an engine's answer leaves the file's own: the tokens before it, the own token, and the engine's."""
-
-    before: list[int]
-    own: int
-    other: int
-
-
 def _check_answers(
     run: EngineRun, gguf: GgufFile, own: list[list[int]], right: list[int], request: EngineRequest
 ) -> list[Check | NotChecked]:
@@ -217,55 +210,38 @@ def _check_answers(
     if not right:
         why = f"{name}: no prompt is the model's own, so the answers are to other prompts"
         return [NotChecked("engine_answers", file, why), NotChecked("engine_stops", file, why)]
-    partings, ends = list[_Parting](), list[str]()
-    for place in right:
-        parting, end = _compared(run.answers[place], own[place], request, place)
+    silent = [run.answers[place].no_answer for place in right if run.answers[place].no_answer]
+    answered = [place for place in right if not run.answers[place].no_answer]
+    partings, ends, words = list[Parting](), list[str](), Vocabulary(request.tokenizer, gguf)
+    for place in answered:
+        parting, end = compare(run.answers[place], own[place], request.expected[place], words)
         partings += [parting] if parting is not None else []
         ends += [end] if end else []
     gap = max(_gaps(gguf, partings, request.expected), default=0.0)
-    figures = {"engine": name, "version": run.version, "looked_at": len(right), "equal": len(right) - len(partings)}
+    equal = len(answered) - len(partings)
+    figures = {"engine": name, "version": run.version, "looked_at": len(right), "equal": equal}
     verdict: Verdict = "pass" if gap <= ENGINE_GAP[0] else "warn" if gap <= ENGINE_GAP[1] else "fail"
-    detail = f"{name} {run.version} gives {figures['equal']} of {len(right)} answers as llama.cpp gives them here"
-    if verdict != "pass":
+    detail = f"{name} {run.version} gives {equal} of {len(right)} answers as llama.cpp gives them here"
+    if silent:
+        verdict = "fail"
+        detail += f"; it gives no answer to {len(silent)}: {silent[0]}"
+    if gap > ENGINE_GAP[0]:
         detail += f"; the file prefers its own token by {gap:.2g} nats: the engine does not take the most likely one"
-    stops = f"{name} {run.version} ends {len(right)} answers where they end here"
-    return [
-        Check("engine_answers", file, verdict, gap, ENGINE_GAP[0], detail, figures),
-        Check(
-            "engine_stops",
-            file,
-            "fail" if ends else "pass",
-            len(ends),
-            0,
-            f"{name} {run.version}: {ends[0]}" if ends else stops,
-            {"engine": name, "version": run.version, "looked_at": len(right)},
-        ),
-    ]
+    answers = Check("engine_answers", file, verdict, gap, ENGINE_GAP[0], detail, figures)
+    return [answers, _check_stops(run, file, ends, len(answered))]
 
 
-def _compared(answer: EngineAnswer, own: list[int], request: EngineRequest, place: int) -> tuple[_Parting | None, str]:
-    """Where the answer leaves the own one, and how its end differs."""
-    tokenizer, expected = request.tokenizer, request.expected[place]
-    own_text, stopped = _text(tokenizer, own), len(own) < expected.question.most
-    if answer.text.strip() == own_text.strip():
-        if answer.stopped == stopped or len(own) == expected.question.most:
-            return None, ""
-        return None, f"it goes on after {own_text[-_AROUND:]!r}, where the file ends its answer"
-    if answer.text.startswith(own_text):
-        return None, f"it goes on after {own_text[-_AROUND:]!r}: {answer.text[len(own_text) :][:_AROUND]!r}"
-    at = next(at for at in range(1, len(own) + 1) if not answer.text.startswith(_text(tokenizer, own[:at]))) - 1
-    rest = answer.text[len(_text(tokenizer, own[:at])) :]
-    if not rest:
-        return None, f"it ends after {answer.text[-_AROUND:]!r}, where the file goes on"
-    other = tokenizer(rest, add_special_tokens=False).input_ids[0]
-    return _Parting([*expected.ids, *own[:at]], own[at], other), ""
+def _check_stops(run: EngineRun, file: str, ends: list[str], answered: int) -> Check | NotChecked:
+    if not answered:
+        return NotChecked("engine_stops", file, f"{run.engine}: it gives no answer to a prompt that is the model's own")
+    detail = f"{run.engine} {run.version} ends {answered} answers where they end here"
+    if ends:
+        detail = f"{run.engine} {run.version}: {ends[0]}"
+    figures = {"engine": run.engine, "version": run.version, "looked_at": answered}
+    return Check("engine_stops", file, "fail" if ends else "pass", len(ends), 0, detail, figures)
 
 
-def _text(tokenizer: Any, ids: list[int]) -> str:
-    return str(tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)).rstrip("\ufffd")
-
-
-def _gaps(gguf: GgufFile, partings: list[_Parting], expected: list[Expected]) -> list[float]:
+def _gaps(gguf: GgufFile, partings: list[Parting], expected: list[Expected]) -> list[float]:
     """By how many nats the file prefers its own token at each parting."""
     if not partings:
         return []

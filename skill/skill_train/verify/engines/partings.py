@@ -1,0 +1,122 @@
+"""Where an engine's answer leaves the file's own, and with which token."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from skill_train.llama.engines.answers import EngineAnswer
+from skill_train.llama.gguf_header import GgufFile
+from skill_train.verify.engines.questions import Expected
+
+_AROUND = 40
+_SPACE = "\u2581"  # as SentencePiece writes it
+
+
+@dataclass(frozen=True)
+class Parting:
+    """The tokens before it, the file's own token, and the engine's."""
+
+    before: list[int]
+    own: int
+    other: int
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """The text of tokens, by the reference's tokenizer, and the token of a text, by the file."""
+
+    tokenizer: Any
+    gguf: GgufFile
+
+    def text(self, ids: list[int]) -> str:
+        """Without the space in front, which engines show and leave out, and without half a character at the end."""
+        text = self.tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        return str(text).lstrip().rstrip("\ufffd")
+
+    def token(self, piece: bytes) -> int | None:
+        """The token that writes these bytes; None if the file has none."""
+        if self.gguf.metadata.get("tokenizer.ggml.model") == "gpt2":
+            return self._ids.get("".join(self._letters[byte] for byte in piece))
+        return self._ids.get(piece.decode("utf-8", "replace").replace(" ", _SPACE))
+
+    def first_token(self, before: str, rest: str) -> int:
+        """The token that `rest` begins with behind `before`. A tokenizer of SentencePiece reads a space in front of a
+        text that stands alone."""
+        encoded = self.tokenizer(before + rest, add_special_tokens=False, return_offsets_mapping=True)
+        starts = [start for start, _ in encoded["offset_mapping"]]
+        if before and len(before) in starts:
+            return int(encoded["input_ids"][starts.index(len(before))])
+        return int(self.tokenizer(rest, add_special_tokens=False).input_ids[0])
+
+    @cached_property
+    def _ids(self) -> dict[str, int]:
+        return {text: number for number, text in enumerate(self.gguf.strings("tokenizer.ggml.tokens"))}
+
+    @cached_property
+    def _letters(self) -> dict[int, str]:
+        from transformers.convert_slow_tokenizer import bytes_to_unicode
+
+        letters: dict[int, str] = bytes_to_unicode()
+        return letters
+
+
+def compare(answer: EngineAnswer, own: list[int], expected: Expected, words: Vocabulary) -> tuple[Parting | None, str]:
+    """Where the answer leaves the file's own, and how its end differs; None and nothing where they are equal."""
+    if answer.tokens is not None:
+        return _by_tokens(answer, answer.tokens, own, expected, words)
+    return _by_text(answer, own, expected, words)
+
+
+def _by_tokens(
+    answer: EngineAnswer, theirs: list[int], own: list[int], expected: Expected, words: Vocabulary
+) -> tuple[Parting | None, str]:
+    theirs = theirs[: expected.question.most]  # llama_cpp.server writes more, rather than half a character
+    pairs = enumerate(zip(own, theirs, strict=False))
+    at = next((at for at, (mine, other) in pairs if mine != other), min(len(own), len(theirs)))
+    before = words.text(own[:at])
+    if at == len(own) == len(theirs):
+        return None, _end(answer, own, before, expected)
+    if at == len(own):
+        return None, f"it goes on after {before[-_AROUND:]!r}: {words.text(theirs[at:])[:_AROUND]!r}"
+    if at == len(theirs):
+        return None, f"it ends after {before[-_AROUND:]!r}, where the file goes on"
+    return Parting([*expected.ids, *own[:at]], own[at], theirs[at]), ""
+
+
+def _by_text(answer: EngineAnswer, own: list[int], expected: Expected, words: Vocabulary) -> tuple[Parting | None, str]:
+    own_text, theirs = words.text(own), answer.text.lstrip()
+    if theirs.rstrip() == own_text.rstrip():
+        return None, _end(answer, own, own_text, expected)
+    if theirs.startswith(own_text):
+        return None, f"it goes on after {own_text[-_AROUND:]!r}: {theirs[len(own_text) :][:_AROUND]!r}"
+    at = next(at for at in range(1, len(own) + 1) if not theirs.startswith(words.text(own[:at]))) - 1
+    before = words.text(own[:at])
+    if not theirs[len(before) :]:
+        return None, f"it ends after {theirs[-_AROUND:]!r}, where the file goes on"
+    for place in range(at, -1, -1):  # its token may begin before the text differs: `There` in the place of `The`
+        other = _token_at(words.text(own[:place]), theirs, answer.pieces or [], words)
+        if other is not None:
+            return Parting([*expected.ids, *own[:place]], own[place], other), ""
+    return Parting([*expected.ids, *own[:at]], own[at], words.first_token(before, theirs[len(before) :])), ""
+
+
+def _token_at(before: str, theirs: str, pieces: list[bytes], words: Vocabulary) -> int | None:
+    """The engine's token behind a text, by the bytes of its tokens. None if it does not tell, or tells others than
+    those of its answer: Ollama leaves out tokens without text."""
+    if _written(pieces) != theirs:
+        return None
+    written = [_written(pieces[:number]) for number in range(len(pieces))]
+    return words.token(pieces[written.index(before)]) if before in written else None
+
+
+def _written(pieces: list[bytes]) -> str:
+    return b"".join(pieces).decode("utf-8", "replace").lstrip()
+
+
+def _end(answer: EngineAnswer, own: list[int], text: str, expected: Expected) -> str:
+    """How the end of an equal answer differs."""
+    if len(own) == expected.question.most or answer.stopped:
+        return ""
+    return f"it goes on after {text[-_AROUND:]!r}, where the file ends its answer"

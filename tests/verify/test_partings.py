@@ -1,0 +1,80 @@
+"""Where an engine's answer leaves the file's own, from what each engine tells of its tokens."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import pytest
+
+import gguf_maker
+from skill_train.llama.engines.answers import EngineAnswer, EngineQuestion
+from skill_train.llama.gguf_header import read_gguf
+from skill_train.llama.template import Conversation
+from skill_train.reference.load import load_tokenizer
+from skill_train.verify.engines.partings import Parting, Vocabulary, compare
+from skill_train.verify.engines.questions import Expected
+
+pytestmark = pytest.mark.slow
+
+PROMPT = [5, 6]
+EXPECTED = Expected(EngineQuestion(Conversation([], None, True), 4), "", PROMPT)
+
+
+@cache
+def words(kind: str) -> Vocabulary:
+    made = gguf_maker.exported(kind)
+    return Vocabulary(load_tokenizer(made.merged), read_gguf(made.file("f16")))
+
+
+def ids(kind: str, *pieces: str) -> list[int]:
+    """Tokens by their spelling in the file."""
+    texts = words(kind).gguf.strings("tokenizer.ggml.tokens")
+    return [texts.index(piece) for piece in pieces]
+
+
+def parted(kind: str, own: list[int], **answer: Any) -> tuple[Parting | None, str]:
+    return compare(EngineAnswer(**{"stopped": len(own) < 4} | answer), own, EXPECTED, words(kind))
+
+
+def test_tokens_are_compared_as_they_are() -> None:
+    own = ids("llama-spm", "▁Die", "▁wait", "ed", "▁for")
+    other = ids("llama-spm", "▁Die", "▁wait", "ing", "▁for")
+    assert parted("llama-spm", own, tokens=own) == (None, "")
+    assert parted("llama-spm", own, tokens=[*own, 7]) == (None, "")  # more than it was asked for
+    assert parted("llama-spm", own, tokens=other)[0] == Parting([*PROMPT, *own[:2]], own[2], other[2])
+    assert "it ends after 'Die wait'" in parted("llama-spm", own, tokens=own[:2])[1]
+    assert "it goes on after 'Die wait': 'ed'" in parted("llama-spm", own[:2], tokens=own[:3])[1]
+    assert "it goes on after 'Die wait', where" in parted("llama-spm", own[:2], tokens=own[:2], stopped=False)[1]
+
+
+def test_bytes_that_are_no_text_are_other_tokens() -> None:
+    """Their text is empty as long as a character is not whole, so any answer began with it."""
+    own, other = ids("llama-spm", "<0xC4>", "<0xC4>", "<0xC4>", "<0xC4>"), ids("llama-spm", "<0xC4>", "▁Die")
+    parting, _ = parted("llama-spm", own, tokens=other)
+    assert parting == Parting([*PROMPT, own[0]], own[1], other[1])
+
+
+def test_the_token_of_a_text_has_no_space_in_front() -> None:
+    own = ids("llama-spm", "▁Die", "▁wait", "ed", "▁for")
+    (other,) = ids("llama-spm", "pk")
+    assert parted("llama-spm", own, text="Die waitpk")[0] == Parting([*PROMPT, *own[:2]], own[2], other)
+    assert parted("llama-spm", own, text=" Die waited for") == (None, "")  # Ollama shows the space, and others do not
+
+
+def test_a_token_that_begins_before_the_text_differs() -> None:
+    own, (other,) = ids("qwen2", "The", "Ġcat"), ids("qwen2", "There")
+    found = parted("qwen2", own, text="There", pieces=[b"There"])
+    assert found == (Parting(PROMPT, own[0], other), "")
+    # Ollama leaves out tokens without text, so what it tells is not always its answer.
+    without, _ = parted("qwen2", own, text="There", pieces=[b"re"])
+    assert without is not None and without.before == [*PROMPT, own[0]]
+
+
+@pytest.mark.parametrize(
+    ("kind", "piece", "spelled"),
+    [("qwen2", " é", "ĠÃ©"), ("llama-spm", " é", "▁é"), ("llama-spm", "ed", "ed"), ("qwen2", "ed", "ed")],
+)
+def test_the_token_of_some_bytes(kind: str, piece: str, spelled: str) -> None:
+    assert [words(kind).token(piece.encode())] == ids(kind, spelled)
+    assert words(kind).token(b"no such token") is None
