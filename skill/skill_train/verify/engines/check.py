@@ -41,8 +41,8 @@ _NEVER = float("inf")
 _REMEDY = {
     PYTHON_SERVER: "serve it with: skill-train serve, which takes the template from the file",
     LLAMA_SERVER: "let it take the file's own template: no other one by its name or from a file",
-    OLLAMA: "Ollama takes the nearest of its own templates: start ollama serve with OLLAMA_GO_TEMPLATE=0 (from 0.30 on), or "
-    "serve the file with llama.cpp, and the file's own is rendered",
+    OLLAMA: "it takes the nearest of its own templates: start ollama serve with OLLAMA_GO_TEMPLATE=0 (from 0.30 on), "
+    "or serve the file with llama.cpp, and the file's own is rendered",
 }
 
 
