@@ -244,6 +244,8 @@ def test_an_earlier_choice_of_the_type_holds(tmp_path: Path) -> None:
 def test_a_modelfile_of_one_file_is_as_before() -> None:
     assert modelfile("a.gguf", []).count("\nFROM ") == 1
     assert "\nFROM ./a.gguf\nFROM ./mmproj-a.gguf\n" in modelfile("a.gguf", [], "mmproj-a.gguf")
+    assert "behind the words" in modelfile("a.gguf", [], "mmproj-a.gguf")
+    assert "behind the words" not in modelfile("a.gguf", [])
 
 
 def test_plan_knows_which_vision_models_become_pairs() -> None:

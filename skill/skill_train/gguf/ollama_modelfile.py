@@ -35,6 +35,11 @@ _SAMPLING = (
 )
 _OLLAMA_REPEAT_PENALTY = "1.1"  # the documented default
 _OLLAMA_CONTEXT = 4096  # tokens; Ollama's default context on most machines
+# Its llm/llama_server.go of 2026-08-21: `llamaServerChatMessage`, `qwenVLServerArgs`.
+_PICTURES = (
+    "# Ollama 0.30 and newer puts a picture behind the words of its message, and gives one of Qwen-VL 1,024 tokens.",
+    "# `verify` judged the pair with pictures where the rows have them, and of llama.cpp's own size.",
+)
 BARE_TEMPLATE = "TEMPLATE {{ .Prompt }}"
 _PROBE = "Zebra quartz 8162."  # an answer that no template contains
 
@@ -55,7 +60,8 @@ def modelfile(gguf: str, parameters: list[str], projector: str | None = None, *,
     template = Template(resources.template("Modelfile").read_text(encoding="utf-8"))
     files = [gguf] if projector is None else [gguf, projector]
     lines = "\nFROM ".join(map(_named, files)) + (f"\nADAPTER {_named(adapter)}" if adapter else "")
-    text = template.substitute(gguf=lines, parameters="\n".join(parameters))
+    of_pictures = _PICTURES if projector is not None else ()
+    text = template.substitute(gguf=lines, parameters="\n".join([*of_pictures, *parameters]))
     if BARE_TEMPLATE in parameters:  # the frame explains the missing TEMPLATE
         text = "\n".join(line for line in text.split("\n") if not line.startswith("# No TEMPLATE"))
     return text

@@ -39,7 +39,7 @@ from skill_train.run.train_record import Row
 from skill_train.run.verify_record import Check, NotChecked, Proof, ProofInputs, ProofOptions
 from skill_train.verify.check import worst
 from skill_train.verify.check_adapter import judge_adapters, of_kind
-from skill_train.verify.engines.check import EngineRequest, check_engines, engine_versions
+from skill_train.verify.engines.check import EngineRequest, check_engines, engine_versions, unchecked_pictures
 from skill_train.verify.engines.questions import engine_questions
 from skill_train.verify.pictures.check import PairsRequest, check_pairs
 from skill_train.verify.pictures.questions import drawn_questions, row_questions
@@ -166,6 +166,7 @@ def verify(request: VerifyRequest, *, progress: Bar, warn: Warn) -> StepResult[P
             judge_adapters(adapters, subject, findings, request.record.parent, scope.inputs.ggufs, Path(scratch))
         judge_projectors(projectors, files, request, findings, progress)
         judge_in_engines(files, subject, request, engines, findings, progress)
+        findings.not_checked += unchecked_pictures(engines, files) if projectors else []
     return StepResult(_written(request.record, scope, findings, subject.samples, time.monotonic() - started))
 
 

@@ -45,6 +45,12 @@ _REMEDY = {
     "or serve the file with llama.cpp, and the file's own is rendered",
 }
 
+# Read in Ollama's llm/llama_server.go of 2026-08-21 (`llamaServerChatMessage`, `qwenVLServerArgs`), and seen with
+# 0.33.0-rc2: pictures of 36 tokens had 1,024 and more.
+_OF_PICTURES = {
+    OLLAMA: "; 0.30 and newer puts them behind the words of their message, and gives each of Qwen-VL 1,024 tokens"
+}
+
 
 @dataclass(frozen=True)
 class EngineRequest:
@@ -72,6 +78,16 @@ def engine_versions(wanted: tuple[str, ...]) -> dict[str, str]:
     if missing and ALL not in wanted:
         raise _not_here(missing[0])
     return versions
+
+
+def unchecked_pictures(engines: dict[str, str], files: list[GgufFile]) -> list[NotChecked]:
+    """What is not known of pairs in the engines that are here."""
+    return [
+        NotChecked("engine_pictures", gguf.path.name, f"{name}: it is shown no pictures{_OF_PICTURES.get(name, '')}")
+        for name, version in engines.items()
+        if version
+        for gguf in files
+    ]
 
 
 def check_engines(files: list[GgufFile], request: EngineRequest, progress: Bar) -> list[Check | NotChecked]:
@@ -192,10 +208,10 @@ def _named(own: str, expected: str, tokenizer: Any) -> str:
 
 
 def _own_answers(gguf: GgufFile, expected: list[Expected]) -> list[list[int]]:
-    """What llama.cpp answers here to the right prompts."""
-    return inference.ask(
-        _job(gguf, expected, prompts=[Prompt(each.ids, each.question.most) for each in expected])
-    ).answers
+    """What llama.cpp answers here to the right prompts, without the token that ends an answer."""
+    own = inference.ask(_job(gguf, expected, prompts=[Prompt(each.ids, each.question.most) for each in expected]))
+    ends = set(own.facts.end_of_generation)
+    return [ids[:-1] if ids and ids[-1] in ends else ids for ids in own.answers]
 
 
 def _job(gguf: GgufFile, expected: list[Expected], **asked: Any) -> InferenceJob:
