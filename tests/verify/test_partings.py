@@ -40,12 +40,20 @@ def parted(kind: str, own: list[int], **answer: Any) -> tuple[Parting | None, st
 def test_tokens_are_compared_as_they_are() -> None:
     own = ids("llama-spm", "▁Die", "▁wait", "ed", "▁for")
     other = ids("llama-spm", "▁Die", "▁wait", "ing", "▁for")
-    assert parted("llama-spm", own, tokens=own) == (None, "")
-    assert parted("llama-spm", own, tokens=[*own, 7]) == (None, "")  # more than it was asked for
+    assert parted("llama-spm", own, tokens=own, text=" Die waited for") == (None, "")
+    assert parted("llama-spm", own, tokens=[*own, 7], text="Die waited for it") == (None, "")  # more than was asked for
     assert parted("llama-spm", own, tokens=other)[0] == Parting([*PROMPT, *own[:2]], own[2], other[2])
     assert "it ends after 'Die wait'" in parted("llama-spm", own, tokens=own[:2])[1]
     assert "it goes on after 'Die wait': 'ed'" in parted("llama-spm", own[:2], tokens=own[:3])[1]
-    assert "it goes on after 'Die wait', where" in parted("llama-spm", own[:2], tokens=own[:2], stopped=False)[1]
+    goes_on = parted("llama-spm", own[:2], tokens=own[:2], text="Die wait", stopped=False)
+    assert "it goes on after 'Die wait', where" in goes_on[1]
+
+
+@pytest.mark.parametrize("shown", ["", "wait", "Die wait for", "Die"])
+def test_a_text_that_is_not_that_of_the_tokens(shown: str) -> None:
+    """As where a parser takes the beginning of an answer for the model's thoughts."""
+    own = ids("llama-spm", "▁Die", "▁wait")
+    assert parted("llama-spm", own, tokens=own, text=shown) == (None, f"it shows {shown!r} of the answer 'Die wait'")
 
 
 def test_bytes_that_are_no_text_are_other_tokens() -> None:

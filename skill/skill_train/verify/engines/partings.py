@@ -77,12 +77,22 @@ def _by_tokens(
     at = next((at for at, (mine, other) in pairs if mine != other), min(len(own), len(theirs)))
     before = words.text(own[:at])
     if at == len(own) == len(theirs):
-        return None, _end(answer, own, before, expected)
+        return None, _shown(answer, own, before, expected) or _end(answer, own, before, expected)
     if at == len(own):
         return None, f"it goes on after {before[-_AROUND:]!r}: {words.text(theirs[at:])[:_AROUND]!r}"
     if at == len(theirs):
         return None, f"it ends after {before[-_AROUND:]!r}, where the file goes on"
     return Parting([*expected.ids, *own[:at]], own[at], theirs[at]), ""
+
+
+def _shown(answer: EngineAnswer, own: list[int], text: str, expected: Expected) -> str:
+    """How the text of equal tokens differs, as where a parser takes a part of an answer for something else. Of half
+    characters engines show what they like."""
+    shown, text = answer.text.strip(), text.strip()
+    longer = len(own) == expected.question.most and shown.startswith(text)
+    if shown == text or longer or "\ufffd" in shown + text:
+        return ""
+    return f"it shows {shown[:_AROUND]!r} of the answer {text[:_AROUND]!r}"
 
 
 def _by_text(answer: EngineAnswer, own: list[int], expected: Expected, words: Vocabulary) -> tuple[Parting | None, str]:
