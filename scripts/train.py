@@ -4571,6 +4571,18 @@ def longest_first(order: list[int], lengths: list[int], step: int) -> list[int]:
     return [index for rows in steps for index in sorted(rows, key=lambda index: -lengths[index])]
 
 
+def rows_digest(rows: Any) -> str:
+    """SHA-256 of token ids and labels, each list with its length before it, as 32-bit little-endian numbers, and of the
+    digests of a row's pictures."""
+    digest = hashlib.sha256()
+    for row in rows:
+        for values in (row["input_ids"], row["labels"]):
+            digest.update(struct.pack(f"<i{len(values)}i", len(values), *values))
+        for picture in row.get("image_sha256") or ():
+            digest.update(bytes.fromhex(picture))
+    return digest.hexdigest()
+
+
 # --- tokenizer -------------------------------------------------------------------------------------------------------
 # The model's tokenizer, read so that llama.cpp gives the same ids.
 
@@ -5103,13 +5115,19 @@ class Encoder:
 
 
 # --- model -----------------------------------------------------------------------------------------------------------
-# The model: how it is loaded, which part of it trains, and how its answers are scored.
+# The model: how it is loaded, which part of it trains, how its answers are scored, and which files belong to it.
 
 # Elements of logits. The whole head is read for each chunk of logits, so chunks are large: 105 tokens of Qwen2.5's
 # 151,936 words take half the time of 4 chunks of 26 in bf16, two thirds in fp32. The softmax of a chunk is computed in
 # parts that stay in the cache.
 LOGITS_AT_ONCE = 16_000_000
 SOFTMAX_AT_ONCE = 1_000_000
+# Endings of a base's files that are not copied: weights in any format, pickles, code, and rows of data.
+LEFT_OUT = """
+    .safetensors .bin .pt .pth .ckpt .pkl .pickle .h5 .msgpack .onnx .onnx_data .gguf .ggml .npz .ot .tflite .mlmodel
+    .nemo .py .pyc .so .sh .exe .jsonl .ndjson .csv .tsv .parquet .arrow .log
+"""
+OTHER_WORK = ("plan.json", "adapter_config.json", "trainer_state.json")  # they mark a run, an adapter, a checkpoint
 
 
 def trained_types(model: Any, placement: Placement) -> dict[str, Any]:
@@ -5530,6 +5548,36 @@ def check_vocabulary(model: Any, data: Data) -> None:
         )
 
 
+def files_of_base(base: Path) -> list[Path]:
+    """The files that belong to a model's weights, also in sub-folders. Other files in its folder are left out: the
+    tuned model may be published, and a run beside the weights holds the rows that it was trained on."""
+    files: list[Path] = []
+    for root, folders, names in os.walk(base):
+        folders[:] = [name for name in folders if not is_other_work(Path(root, name))]
+        files += [Path(root, name) for name in names if goes_along(Path(root, name))]
+    return sorted(files)
+
+
+def is_other_work(folder: Path) -> bool:
+    """Whether a folder is hidden, or of runs, or holds a model of its own."""
+    model = (folder / "config.json").is_file() and any(folder.glob("*.safetensors"))
+    named = folder.name.startswith(".") or folder.name == "runs"
+    return named or model or any((folder / name).is_file() for name in OTHER_WORK)
+
+
+def goes_along(file: Path) -> bool:
+    name = file.name
+    named = name == "Modelfile" or name.startswith(".") or name.endswith(".failed.json") or ".safetensors" in name
+    if named or file.suffix.lower() in LEFT_OUT.split() or not file.is_file():
+        return False
+    if file.suffix != ".json":
+        return True
+    with open(file, "rb") as opened:
+        start = opened.read(200).lstrip()
+    rows = start.startswith(b"[") and name != "modules.json"  # of sentence-transformers, which converters read
+    return not rows and b'"schema": "skill-train/' not in start
+
+
 # --- watch -----------------------------------------------------------------------------------------------------------
 # Watches a training: checkpoints, a line a step, and the end of a run that has gone wrong.
 
@@ -5931,12 +5979,6 @@ def built_schedule(scheduler: Any) -> dict[str, object]:
 # The trainer: its arguments, their record, and the folder of what was trained.
 
 SETS_OF_NAMES = ("target_modules", "exclude_modules")  # in adapter_config.json
-# Endings of a base's files that are not copied: weights in any format, pickles, code, and rows of data.
-LEFT_OUT = """
-    .safetensors .bin .pt .pth .ckpt .pkl .pickle .h5 .msgpack .onnx .onnx_data .gguf .ggml .npz .ot .tflite .mlmodel
-    .nemo .py .pyc .so .sh .exe .jsonl .ndjson .csv .tsv .parquet .arrow .log
-"""
-OTHER_WORK = ("plan.json", "adapter_config.json", "trainer_state.json")  # they mark a run, an adapter, a checkpoint
 FIRST_BATCHES = 4  # each has a digest in the record, so that a difference can be located
 
 
@@ -6175,36 +6217,6 @@ def take_files(base: Path, part: Path, dtype: str) -> None:
         write_json(part / "config.json", config)
 
 
-def files_of_base(base: Path) -> list[Path]:
-    """The files that belong to a model's weights, also in sub-folders. Other files in its folder are left out: the
-    tuned model may be published, and a run beside the weights holds the rows that it was trained on."""
-    files: list[Path] = []
-    for root, folders, names in os.walk(base):
-        folders[:] = [name for name in folders if not is_other_work(Path(root, name))]
-        files += [Path(root, name) for name in names if goes_along(Path(root, name))]
-    return sorted(files)
-
-
-def is_other_work(folder: Path) -> bool:
-    """Whether a folder is hidden, or of runs, or holds a model of its own."""
-    model = (folder / "config.json").is_file() and any(folder.glob("*.safetensors"))
-    named = folder.name.startswith(".") or folder.name == "runs"
-    return named or model or any((folder / name).is_file() for name in OTHER_WORK)
-
-
-def goes_along(file: Path) -> bool:
-    name = file.name
-    named = name == "Modelfile" or name.startswith(".") or name.endswith(".failed.json") or ".safetensors" in name
-    if named or file.suffix.lower() in LEFT_OUT.split() or not file.is_file():
-        return False
-    if file.suffix != ".json":
-        return True
-    with open(file, "rb") as opened:
-        start = opened.read(200).lstrip()
-    rows = start.startswith(b"[") and name != "modules.json"  # of sentence-transformers, which converters read
-    return not rows and b'"schema": "skill-train/' not in start
-
-
 def gathered_weights(model: Any) -> dict[str, Any]:
     """The trained weights of a sharded model, whole, in the RAM of the first process. Every process must call this.
 
@@ -6340,18 +6352,6 @@ def fed_data(data: Data, dataset: Any, steps: int) -> FedData:
         "fed_trained_tokens": sum(trained_tokens(train[i]) for i in order),
         "first_batches": [rows_digest(rows)[:16] for rows in batches],
     }
-
-
-def rows_digest(rows: Any) -> str:
-    """SHA-256 of token ids and labels, each list with its length before it, as 32-bit little-endian numbers, and of the
-    digests of a row's pictures."""
-    digest = hashlib.sha256()
-    for row in rows:
-        for values in (row["input_ids"], row["labels"]):
-            digest.update(struct.pack(f"<i{len(values)}i", len(values), *values))
-        for picture in row.get("image_sha256") or ():
-            digest.update(bytes.fromhex(picture))
-    return digest.hexdigest()
 
 
 def quiet_libraries(transformers: Any) -> None:

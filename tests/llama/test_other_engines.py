@@ -16,8 +16,8 @@ from skill_train.llama.gguf_header import read_gguf
 from skill_train.reference.load import load_tokenizer
 from skill_train.run.verify_record import Check
 from skill_train.verify.engines.check import EngineRequest, check_engines, engine_versions
+from skill_train.verify.engines.judge import modelfile_of
 from skill_train.verify.engines.questions import engine_questions
-from skill_train.verify.step import modelfile_of
 
 pytestmark = pytest.mark.slow
 

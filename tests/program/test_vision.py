@@ -18,9 +18,8 @@ from skill_train.core.resources import train_program
 from skill_train.program.encode import Encoder
 from skill_train.program.events import Refused
 from skill_train.program.pictures.tokens import Pictures, keep_pictures
-from skill_train.program.split import IGNORED
+from skill_train.program.split import IGNORED, rows_digest
 from skill_train.program.tokenizer import load_tokenizer
-from skill_train.program.trainer import rows_digest
 
 pytestmark = pytest.mark.slow
 

@@ -17,9 +17,8 @@ from skill_train.gguf.quality.texts import texts_of
 from skill_train.llama.gguf_header import GgufFile, Tensor
 from skill_train.program.events import write_rows
 from skill_train.program.main import SAMPLE_ROWS, load_data
-from skill_train.program.split import Data
+from skill_train.program.split import Data, rows_digest
 from skill_train.program.tokenizer import load_tokenizer
-from skill_train.program.trainer import rows_digest
 from skill_train.run.folder import RunDir
 
 # The header of a file, which decides how many tokens are taken.

@@ -22,7 +22,7 @@ from skill_train.llama.template import Conversation
 from skill_train.reference.load import load_tokenizer
 from skill_train.run.verify_record import Check
 from skill_train.verify.engines import check
-from skill_train.verify.engines.check import EngineRequest, check_engines, engine_versions, unchecked_pictures
+from skill_train.verify.engines.check import EngineRequest, check_engines, engine_versions
 from skill_train.verify.engines.questions import Expected, engine_questions
 
 pytestmark = pytest.mark.slow
@@ -188,13 +188,6 @@ def test_a_prompt_without_an_answer_is_a_fault_of_the_answers(
     assert found["engine_answers"].verdict == "fail" and "no answer to 1: HTTP 500" in found["engine_answers"].detail
     asked = len(expected[1])
     assert [found[f"engine_{name}"].figures["looked_at"] for name in ("answers", "stops")] == [asked, asked - 1]
-
-
-def test_a_pair_says_that_engines_are_shown_no_pictures(made: gguf_maker.Export) -> None:
-    """Ollama 0.33 shows others than the model was trained on, so its right words would say too much of a pair."""
-    found = unchecked_pictures({"ollama": "0.33", "llama-server": "", SERVER: "0.3.36"}, [read_gguf(made.file("f16"))])
-    assert [each.name for each in found] == ["engine_pictures"] * 2
-    assert "behind the words" in found[0].reason and found[1].reason == f"{SERVER}: it is shown no pictures"
 
 
 @pytest.mark.parametrize("kind", ["mistral", pytest.param("llama-bpe", marks=pytest.mark.torture)])

@@ -1,9 +1,10 @@
-"""The model: how it is loaded, which part of it trains, and how its answers are scored."""
+"""The model: how it is loaded, which part of it trains, how its answers are scored, and which files belong to it."""
 
 from __future__ import annotations
 
 import copy
 import difflib
+import os
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -27,6 +28,12 @@ from skill_train.program.split import IGNORED, Data
 # parts that stay in the cache.
 LOGITS_AT_ONCE = 16_000_000
 SOFTMAX_AT_ONCE = 1_000_000
+# Endings of a base's files that are not copied: weights in any format, pickles, code, and rows of data.
+LEFT_OUT = """
+    .safetensors .bin .pt .pth .ckpt .pkl .pickle .h5 .msgpack .onnx .onnx_data .gguf .ggml .npz .ot .tflite .mlmodel
+    .nemo .py .pyc .so .sh .exe .jsonl .ndjson .csv .tsv .parquet .arrow .log
+"""
+OTHER_WORK = ("plan.json", "adapter_config.json", "trainer_state.json")  # they mark a run, an adapter, a checkpoint
 
 
 def trained_types(model: Any, placement: Placement) -> dict[str, Any]:
@@ -445,3 +452,33 @@ def check_vocabulary(model: Any, data: Data) -> None:
             got=str(highest),
             hint="use the tokenizer that belongs to the model",
         )
+
+
+def files_of_base(base: Path) -> list[Path]:
+    """The files that belong to a model's weights, also in sub-folders. Other files in its folder are left out: the
+    tuned model may be published, and a run beside the weights holds the rows that it was trained on."""
+    files: list[Path] = []
+    for root, folders, names in os.walk(base):
+        folders[:] = [name for name in folders if not is_other_work(Path(root, name))]
+        files += [Path(root, name) for name in names if goes_along(Path(root, name))]
+    return sorted(files)
+
+
+def is_other_work(folder: Path) -> bool:
+    """Whether a folder is hidden, or of runs, or holds a model of its own."""
+    model = (folder / "config.json").is_file() and any(folder.glob("*.safetensors"))
+    named = folder.name.startswith(".") or folder.name == "runs"
+    return named or model or any((folder / name).is_file() for name in OTHER_WORK)
+
+
+def goes_along(file: Path) -> bool:
+    name = file.name
+    named = name == "Modelfile" or name.startswith(".") or name.endswith(".failed.json") or ".safetensors" in name
+    if named or file.suffix.lower() in LEFT_OUT.split() or not file.is_file():
+        return False
+    if file.suffix != ".json":
+        return True
+    with open(file, "rb") as opened:
+        start = opened.read(200).lstrip()
+    rows = start.startswith(b"[") and name != "modules.json"  # of sentence-transformers, which converters read
+    return not rows and b'"schema": "skill-train/' not in start

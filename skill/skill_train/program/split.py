@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import random
+import struct
 import unicodedata
 from collections import Counter
 from collections.abc import Sequence
@@ -239,3 +240,15 @@ def longest_first(order: list[int], lengths: list[int], step: int) -> list[int]:
     and memory peaks at the beginning. A step learns from the same rows in any order."""
     steps = (order[start : start + step] for start in range(0, len(order), step))
     return [index for rows in steps for index in sorted(rows, key=lambda index: -lengths[index])]
+
+
+def rows_digest(rows: Any) -> str:
+    """SHA-256 of token ids and labels, each list with its length before it, as 32-bit little-endian numbers, and of the
+    digests of a row's pictures."""
+    digest = hashlib.sha256()
+    for row in rows:
+        for values in (row["input_ids"], row["labels"]):
+            digest.update(struct.pack(f"<i{len(values)}i", len(values), *values))
+        for picture in row.get("image_sha256") or ():
+            digest.update(bytes.fromhex(picture))
+    return digest.hexdigest()

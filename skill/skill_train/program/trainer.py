@@ -6,7 +6,6 @@ import hashlib
 import json
 import os
 import shutil
-import struct
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypedDict
@@ -23,7 +22,9 @@ from skill_train.program.events import (
 )
 from skill_train.program.examples import EncodedRow
 from skill_train.program.model import (
+    LEFT_OUT,
     check_vocabulary,
+    files_of_base,
     is_full,
     keep_input_types,
     load_model,
@@ -33,16 +34,10 @@ from skill_train.program.model import (
 )
 from skill_train.program.pictures.tokens import Pictures, write_limits
 from skill_train.program.plan import Placement, Recipe, prepare_device, wrong_launch
-from skill_train.program.split import IGNORED, Data, longest_first, trained_tokens
+from skill_train.program.split import IGNORED, Data, longest_first, rows_digest, trained_tokens
 from skill_train.program.watch import Watch
 
 SETS_OF_NAMES = ("target_modules", "exclude_modules")  # in adapter_config.json
-# Endings of a base's files that are not copied: weights in any format, pickles, code, and rows of data.
-LEFT_OUT = """
-    .safetensors .bin .pt .pth .ckpt .pkl .pickle .h5 .msgpack .onnx .onnx_data .gguf .ggml .npz .ot .tflite .mlmodel
-    .nemo .py .pyc .so .sh .exe .jsonl .ndjson .csv .tsv .parquet .arrow .log
-"""
-OTHER_WORK = ("plan.json", "adapter_config.json", "trainer_state.json")  # they mark a run, an adapter, a checkpoint
 FIRST_BATCHES = 4  # each has a digest in the record, so that a difference can be located
 
 
@@ -281,36 +276,6 @@ def take_files(base: Path, part: Path, dtype: str) -> None:
         write_json(part / "config.json", config)
 
 
-def files_of_base(base: Path) -> list[Path]:
-    """The files that belong to a model's weights, also in sub-folders. Other files in its folder are left out: the
-    tuned model may be published, and a run beside the weights holds the rows that it was trained on."""
-    files: list[Path] = []
-    for root, folders, names in os.walk(base):
-        folders[:] = [name for name in folders if not is_other_work(Path(root, name))]
-        files += [Path(root, name) for name in names if goes_along(Path(root, name))]
-    return sorted(files)
-
-
-def is_other_work(folder: Path) -> bool:
-    """Whether a folder is hidden, or of runs, or holds a model of its own."""
-    model = (folder / "config.json").is_file() and any(folder.glob("*.safetensors"))
-    named = folder.name.startswith(".") or folder.name == "runs"
-    return named or model or any((folder / name).is_file() for name in OTHER_WORK)
-
-
-def goes_along(file: Path) -> bool:
-    name = file.name
-    named = name == "Modelfile" or name.startswith(".") or name.endswith(".failed.json") or ".safetensors" in name
-    if named or file.suffix.lower() in LEFT_OUT.split() or not file.is_file():
-        return False
-    if file.suffix != ".json":
-        return True
-    with open(file, "rb") as opened:
-        start = opened.read(200).lstrip()
-    rows = start.startswith(b"[") and name != "modules.json"  # of sentence-transformers, which converters read
-    return not rows and b'"schema": "skill-train/' not in start
-
-
 def gathered_weights(model: Any) -> dict[str, Any]:
     """The trained weights of a sharded model, whole, in the RAM of the first process. Every process must call this.
 
@@ -446,18 +411,6 @@ def fed_data(data: Data, dataset: Any, steps: int) -> FedData:
         "fed_trained_tokens": sum(trained_tokens(train[i]) for i in order),
         "first_batches": [rows_digest(rows)[:16] for rows in batches],
     }
-
-
-def rows_digest(rows: Any) -> str:
-    """SHA-256 of token ids and labels, each list with its length before it, as 32-bit little-endian numbers, and of the
-    digests of a row's pictures."""
-    digest = hashlib.sha256()
-    for row in rows:
-        for values in (row["input_ids"], row["labels"]):
-            digest.update(struct.pack(f"<i{len(values)}i", len(values), *values))
-        for picture in row.get("image_sha256") or ():
-            digest.update(bytes.fromhex(picture))
-    return digest.hexdigest()
 
 
 def quiet_libraries(transformers: Any) -> None:

@@ -32,6 +32,7 @@ from skill_train.model.weight_files import read_folder
 from skill_train.program.events import Refused
 from skill_train.program.pictures.decode import require_pillow
 from skill_train.reference.low_memory import frugal_model, is_plain, peak_bytes
+from skill_train.reference.pictures import PictureQuestion
 from skill_train.reference.rounded_merge import Rounding, rounding_of
 from skill_train.run import records, verify_record
 from skill_train.run.folder import StepResult, require_writable, versions
@@ -39,8 +40,8 @@ from skill_train.run.train_record import Row
 from skill_train.run.verify_record import Check, NotChecked, Proof, ProofInputs, ProofOptions
 from skill_train.verify.check import worst
 from skill_train.verify.check_adapter import judge_adapters, of_kind
-from skill_train.verify.engines.check import EngineRequest, check_engines, engine_versions, unchecked_pictures
-from skill_train.verify.engines.questions import engine_questions
+from skill_train.verify.engines.check import engine_versions
+from skill_train.verify.engines.judge import InEngines, judge_in_engines
 from skill_train.verify.pictures.check import PairsRequest, check_pairs
 from skill_train.verify.pictures.questions import drawn_questions, row_questions
 from skill_train.verify.questions import MeasuredReference, Questions, questions_of
@@ -164,9 +165,9 @@ def verify(request: VerifyRequest, *, progress: Bar, warn: Warn) -> StepResult[P
             prepared = PreparedFiles(files, weights, rendering.result(), drafting.result(), scope.inputs.ggufs)
             judge(subject, findings, request.record.parent, prepared, warn, progress)
             judge_adapters(adapters, subject, findings, request.record.parent, scope.inputs.ggufs, Path(scratch))
-        judge_projectors(projectors, files, request, findings, progress)
-        judge_in_engines(files, subject, request, engines, findings, progress)
-        findings.not_checked += unchecked_pictures(engines, files) if projectors else []
+        questions = judge_projectors(projectors, files, request, findings, progress)
+        rows = _of_text(request.held_out or request.rows)
+        judge_in_engines(InEngines(engines, subject, rows, files, projectors, questions), findings, progress)
     return StepResult(_written(request.record, scope, findings, subject.samples, time.monotonic() - started))
 
 
@@ -205,15 +206,16 @@ def _of_text(rows: list[Row]) -> list[Row]:
 
 def judge_projectors(
     projectors: list[GgufFile], models: list[GgufFile], request: VerifyRequest, findings: Findings, progress: Bar
-) -> None:
-    """Adds the checks of each projector with each language model to `findings`.
+) -> list[PictureQuestion]:
+    """Adds the checks of each projector with each language model to `findings`. Returns the questions that were asked;
+    none where nothing was judged.
 
     A projector that cannot be judged is a warning, and so are language models that are missing their projector.
     """
     if not projectors:
         if request.pictures is not None and request.pictures.expected:
             findings.add(Check("projector", "mmproj", "warn", "missing", "a projector", request.pictures.expected))
-        return
+        return []
     subject = request.pictures
     if subject is None or subject.folder is None or not models:
         why = "there is no language model beside it" if subject is None or not subject.why_not else subject.why_not
@@ -240,53 +242,14 @@ def judge_projectors(
         return _unjudged(projectors, findings, error.message)
     for finding in checked:
         findings.add(finding)
+    return questions
 
 
-def judge_in_engines(
-    files: list[GgufFile],
-    subject: Questions,
-    request: VerifyRequest,
-    engines: dict[str, str],
-    findings: Findings,
-    progress: Bar,
-) -> None:
-    """Adds the checks of each language model in each engine to `findings`."""
-    for name, version in engines.items():
-        if not version:
-            findings.add(NotChecked("engine_prompts", "every file", f"{name}: not on PATH"))
-    here = [name for name, version in engines.items() if version]
-    if not here:
-        return
-    rows = _of_text(request.held_out or request.rows)
-    expected = (
-        engine_questions(subject.tokenizer, rows, subject.sample.answer_tokens)
-        if subject.tokenizer.chat_template
-        else []
-    )
-    asked = EngineRequest(here, expected, subject.tokenizer, modelfile_of)
-    for finding in check_engines(_that_load(files, findings), asked, progress):
-        findings.add(finding)
-
-
-def _that_load(files: list[GgufFile], findings: Findings) -> list[GgufFile]:
-    """Without the files that llama.cpp cannot run, which the check `loads` has named."""
-    broken = {check.file for check in findings.checks if check.name == "loads" and check.verdict == "fail"}
-    return [gguf for gguf in files if gguf.path.name not in broken]
-
-
-def modelfile_of(gguf: Path) -> str:
-    """The Modelfile beside a file, with this file in its FROM. Ollama takes a path that it does not find from where the
-    Modelfile lies for a model's name, and asks the host that the name begins with."""
-    beside = gguf.parent / "Modelfile"
-    lines = beside.read_text(encoding="utf-8").splitlines() if beside.is_file() else []
-    kept = [line for line in lines if not line.upper().startswith("FROM ")]
-    return "\n".join([f"FROM {gguf.resolve()}", *kept]) + "\n"
-
-
-def _unjudged(projectors: list[GgufFile], findings: Findings, why: str) -> None:
+def _unjudged(projectors: list[GgufFile], findings: Findings, why: str) -> list[PictureQuestion]:
     for projector in projectors:
         findings.add(Check("file", projector.path.name, "warn", "not checked", "checked", why))
         findings.add(NotChecked("everything else", projector.path.name, why))
+    return []
 
 
 def _written(record: Path, scope: _ProofScope, findings: Findings, samples: dict[str, int], seconds: float) -> Proof:

@@ -4,11 +4,14 @@ Neither program is in the package registries as such. What is asked and answered
 Ollama's of 2026-08-21 (server/routes.go, api/types.go), llama.cpp's as in llama-cpp-python 0.3.36 (tools/server). FAULT
 changes what it says: `chatml` writes another template than the file's, `ends` never ends an answer, `old` shows no
 prompts as Ollama before 0.11.5, `crash` is what Ollama says when its runner ended, `silent` what both say when their
-parser does not take an answer (Ollama 0.33.0-rc2, llama-server b10454).
+parser does not take an answer (Ollama 0.33.0-rc2, llama-server b10454), `blind` leaves pictures out, `grey` shows grey
+ones, `larger` shows them twice as wide and high.
 """
 
 from __future__ import annotations
 
+import base64
+import io
 import json
 import os
 import sys
@@ -25,11 +28,14 @@ CHATML = (
     "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}{% endfor %}"
     "{{ '<|im_start|>assistant\n' }}"
 )
+MARKERS = {"llama-server": "<__media_StandIn__>", "ollama": "<__ollama_media_0a1b__>"}
 loaded: list[Any] = []
+projectors: list[Path] = []
 
 
-def load(file: str) -> None:
+def load(file: str, projector: str | None = None) -> None:
     loaded[:] = [llama_cpp.Llama(file, n_ctx=2048, verbose=False, flash_attn=False)]
+    projectors[:] = [Path(projector)] if projector else []
 
 
 def prompt(messages: list[Any], tools: Any) -> str:
@@ -46,6 +52,70 @@ def tokens(text: str) -> list[int]:
     return ids
 
 
+def lifted(messages: list[Any]) -> tuple[list[Any], list[bytes]]:
+    """OpenAI's messages with a marker in place of each picture, as llama.cpp's server gives them to the template."""
+    pictures, found = list[bytes](), list[Any]()
+    for message in messages:
+        text = ""
+        for part in message["content"]:
+            if part["type"] == "text":
+                text += part["text"]
+            else:
+                pictures.append(base64.b64decode(part["image_url"]["url"].partition(",")[2]))
+                text += marker("llama-server")
+        found.append({**message, "content": [{"type": "text", "text": text}]})
+    return found, pictures
+
+
+def behind(messages: list[Any]) -> tuple[list[Any], list[bytes]]:
+    """Ollama's messages with the markers behind the words (llm/llama_server.go)."""
+    found, pictures = list[Any](), list[bytes]()
+    for message in messages:
+        images = message.get("images", [])
+        pictures += map(base64.b64decode, images)
+        text = message["content"] + len(images) * marker("ollama")
+        found.append({"role": message["role"], "content": [{"type": "text", "text": text}]})
+    return found, pictures
+
+
+def marker(name: str) -> str:
+    return "" if FAULT == "blind" else MARKERS[name]
+
+
+def seen(text: str, pictures: list[bytes], most: int) -> tuple[list[int], str, int]:
+    """The greedy answer of the pair to a prompt, without the token that ends it."""
+    import numpy as np
+    from PIL import Image
+
+    from skill_train.llama.llama_cpp import in_context, loaded_model
+    from skill_train.llama.pictures.answers import Asked
+    from skill_train.llama.pictures.answers_worker import _Answerer
+    from skill_train.llama.pictures.mtmd import projector
+
+    images = [Image.open(io.BytesIO(picture)).convert("RGB") for picture in pictures]
+    if FAULT == "grey":
+        images = [Image.new("RGB", image.size, (127, 127, 127)) for image in images]
+    if FAULT == "larger":
+        images = [image.resize((2 * image.width, 2 * image.height)) for image in images]
+    for name in MARKERS.values():
+        text = text.replace(name, "<__media__>")
+    arrays = [np.asarray(image) for image in images][: text.count("<__media__>")]
+    with (
+        loaded_model(Path(loaded[0].model_path)) as file,
+        projector(file, projectors[0], threads=1, any_size=False) as eye,
+    ):
+        chunks = eye.tokenize(text, arrays)
+        count = sum(chunk.tokens for chunk in chunks)
+        with in_context(file, context_tokens=count + 2048, threads=1, at_once=2048) as llama:
+            ids = _Answerer(llama, eye, 2048).result([Asked(text, [], [], most)], [chunks]).answers[0]
+            ended = bool(llama.api.llama_vocab_is_eog(llama.vocab, ids[-1]))
+    return (ids[:-1], "stop", count) if ended else (ids, "length", count)
+
+
+def written(ids: list[int]) -> str:
+    return str(loaded[0].detokenize(ids).decode(errors="replace"))
+
+
 def greedy(text: str, most: int) -> tuple[str, str, int]:
     ids = tokens(text)
     done = loaded[0].create_completion(prompt=ids, max_tokens=most, temperature=0, repeat_penalty=1.0)["choices"][0]
@@ -57,15 +127,23 @@ def ollama(path: str, asked: Any) -> Any:
     if path == "/api/version":
         return {"version": "0.0.1-stand-in"}
     if path == "/stand-in/create":
-        return load(asked["file"])
+        return load(*asked["files"])
     if FAULT == "crash":
         raise RuntimeError("llama runner process has terminated: exit status 2")
+    pictures: list[bytes] = []
+    if projectors:
+        asked["messages"], pictures = behind(asked["messages"])
     text = prompt(asked["messages"], asked.get("tools"))
     if asked.get("_debug_render_only") and FAULT != "old":
         return {"_debug_info": {"rendered_template": text}}
     if FAULT == "silent":
         raise RuntimeError("llama-server chat error: The model produced output that does not match the expected format")
-    answer, reason, count = greedy(text, asked["options"]["num_predict"])
+    most = asked["options"]["num_predict"]
+    if pictures:
+        ids, reason, count = seen(text, pictures, most)
+        answer = written(ids)
+    else:
+        answer, reason, count = greedy(text, most)
     return {"message": {"role": "assistant", "content": answer}, "done_reason": reason, "prompt_eval_count": count}
 
 
@@ -73,16 +151,25 @@ def llama_server(path: str, asked: Any) -> Any:
     if path == "/health":
         return {"status": "ok"}
     if path == "/props":
-        return {"build_info": "b0-stand-in"}
+        return {"build_info": "b0-stand-in", "media_marker": MARKERS["llama-server"]}
     if path == "/tokenize":
         return {"tokens": tokens(asked["content"])}
+    pictures: list[bytes] = []
+    if projectors:
+        asked["messages"], pictures = lifted(asked["messages"])
     text = prompt(asked["messages"], asked.get("tools"))
     if path == "/apply-template":
         return {"prompt": text}
     if FAULT == "silent":
         raise RuntimeError("The model produced output that does not match the expected peg-native format")
-    answer, reason, count = greedy(text, asked["max_tokens"])
-    choice = {"message": {"content": answer}, "finish_reason": reason}
+    most = asked["max_tokens"]
+    if pictures:
+        ids, reason, count = seen(text, pictures, most)
+        told = {"content": [{"id": token, "bytes": [0]} for token in ids]}
+        choice = {"message": {"content": written(ids)}, "finish_reason": reason, "logprobs": told}
+    else:
+        answer, reason, count = greedy(text, most)
+        choice = {"message": {"content": answer}, "finish_reason": reason}
     return {"choices": [choice], "usage": {"prompt_tokens": count}}
 
 
@@ -116,16 +203,18 @@ def main() -> None:
     if words == ["--version"]:
         print(f"{name} version 0.0.1-stand-in")
     elif name == "llama-server":
-        load(words[words.index("-m") + 1])
+        load(*(words[words.index(name) + 1] for name in ("-m", "--mmproj") if name in words))
         serve(int(words[words.index("--port") + 1]), llama_server)
     elif words == ["serve"]:
         serve(int(os.environ["OLLAMA_HOST"].split(":")[1]), ollama)
     else:  # create NAME -f Modelfile
         recipe = Path(words[words.index("-f") + 1])
-        file = next(line for line in recipe.read_text().splitlines() if line.startswith("FROM ")).removeprefix("FROM ")
-        if not (recipe.parent / file).is_file():
-            sys.exit(f"Error: pull model manifest: https://{file}")  # it is the name of a model then
-        data = json.dumps({"file": str(recipe.parent / file)}).encode()
+        lines = recipe.read_text().splitlines()
+        files = [line.removeprefix("FROM ") for line in lines if line.startswith("FROM ")]
+        for file in files:
+            if not (recipe.parent / file).is_file():
+                sys.exit(f"Error: pull model manifest: https://{file}")  # it is the name of a model then
+        data = json.dumps({"files": [str(recipe.parent / file) for file in files]}).encode()
         urllib.request.urlopen(f"http://{os.environ['OLLAMA_HOST']}/stand-in/create", data=data).read()
 
 

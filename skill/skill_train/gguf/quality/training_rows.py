@@ -19,8 +19,7 @@ from skill_train.program.events import Refused
 from skill_train.program.examples import Row
 from skill_train.program.pictures.beside import COMMIT
 from skill_train.program.rows import RowsRecipe, data_fingerprint, iter_hub, iter_rows
-from skill_train.program.split import trained_tokens
-from skill_train.program.trainer import rows_digest
+from skill_train.program.split import rows_digest, trained_tokens
 from skill_train.recipe.resolved import ResolvedRecipe
 from skill_train.reference.load import load_tokenizer
 from skill_train.run import plan_record, train_record

@@ -12,10 +12,15 @@ ENGINES, ALL = (PYTHON_SERVER, LLAMA_SERVER, OLLAMA), "all"
 
 @dataclass(frozen=True)
 class EngineQuestion:
-    """A conversation before an answer, and the tokens that the answer may have."""
+    """A conversation before an answer, and the tokens that the answer may have.
+
+    Attributes:
+        pictures: PNG files, one for each part `{"type": "image"}` of the messages, whose contents are parts then.
+    """
 
     conversation: Conversation
     most: int
+    pictures: tuple[bytes, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -23,7 +28,7 @@ class EngineAnswer:
     """The prompt that an engine made of a conversation, and its greedy answer.
 
     Attributes:
-        prompt: its text; None where the engine does not say.
+        prompt: its text, with llama.cpp's marker for each picture; None where the engine does not say.
         ids: of the prompt as the model read them; None where the engine does not say.
         prompt_tokens: how many it counted; None where it does not say.
         stopped: it ended the answer itself.

@@ -2,12 +2,15 @@
 
 Its README (tools/server, read 2026-11-26): `/apply-template` writes the prompt of a chat without an answer, `/tokenize`
 takes `add_special` and `parse_special`, `/props` names the build. The rendered prompt comes without a BOS that the
-tokenizer adds by itself, so the ids are compared, and not the text.
+tokenizer adds by itself, so the ids are compared, and not the text. Of pictures it writes a marker of its own making
+(`media_marker` of `/props`), and `usage` counts their tokens.
 """
 
 from __future__ import annotations
 
+import base64
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +18,21 @@ from skill_train.core.errors import VerificationFailed
 from skill_train.llama.engines.answers import LLAMA_SERVER, EngineAnswer, EngineQuestion, EngineRun
 from skill_train.llama.engines.http import HttpRefusal, get, post, wait_for
 from skill_train.llama.engines.programs import free_port, started
+from skill_train.llama.pictures.compare import MARKER
 
 
-def ask(gguf: Path, questions: list[EngineQuestion], *, context_tokens: int, threads: int) -> EngineRun:
+def ask(
+    gguf: Path,
+    questions: list[EngineQuestion],
+    *,
+    context_tokens: int,
+    threads: int,
+    projector: Path | None = None,
+) -> EngineRun:
     """The server's answers to conversations, and the prompts that it made of them.
+
+    Args:
+        projector: the file that reads pictures for the model.
 
     Raises:
         VerificationFailed: it does not serve the file.
@@ -26,9 +40,10 @@ def ask(gguf: Path, questions: list[EngineQuestion], *, context_tokens: int, thr
     port = free_port()
     url = f"http://127.0.0.1:{port}"
     words = [LLAMA_SERVER, "-m", str(gguf), "--host", "127.0.0.1", "--port", str(port), "-c", str(context_tokens)]
+    words += ["-t", str(threads)] if projector is None else ["-t", str(threads), "--mmproj", str(projector)]
     with tempfile.TemporaryDirectory(prefix="skill-train-") as folder:
         log = Path(folder) / "log.txt"
-        with started([*words, "-t", str(threads)], {}, log) as process:
+        with started(words, {}, log) as process:
             wait_for(f"{url}/health", lambda: process.poll() is None, program=LLAMA_SERVER)
             try:
                 properties = get(f"{url}/props")
@@ -38,21 +53,21 @@ def ask(gguf: Path, questions: list[EngineQuestion], *, context_tokens: int, thr
                     code="bad_gguf",
                     hint="install a current llama.cpp, or verify without --engine llama-server",
                 ) from None
-            answers = [_asked(url, question) for question in questions]
+            marker = str(properties.get("media_marker", MARKER))
+            answers = [_asked(url, question, marker) for question in questions]
             return EngineRun(LLAMA_SERVER, str(properties.get("build_info", "unknown")), answers)
 
 
-def _asked(url: str, question: EngineQuestion) -> EngineAnswer:
+def _asked(url: str, question: EngineQuestion, marker: str) -> EngineAnswer:
     conversation = question.conversation
-    request: dict[str, Any] = {"messages": conversation.messages}
+    request: dict[str, Any] = {"messages": _messages(question)}
     if conversation.tools:
         request["tools"] = conversation.tools
     try:
-        prompt = str(post(f"{url}/apply-template", request)["prompt"])
-        tokens = post(f"{url}/tokenize", {"content": prompt, "add_special": True, "parse_special": True})["tokens"]
+        prompt = str(post(f"{url}/apply-template", request)["prompt"]).replace(marker, MARKER)
+        ids = None if question.pictures else _ids(url, prompt)
     except HttpRefusal as refusal:
         return EngineAnswer(refused=str(refusal))
-    ids = [int(token) for token in tokens]
     greedy = {"temperature": 0, "max_tokens": question.most, "reasoning_format": "none", "cache_prompt": False}
     try:
         answer = post(f"{url}/v1/chat/completions", request | greedy | {"logprobs": True})
@@ -67,6 +82,28 @@ def _asked(url: str, question: EngineQuestion) -> EngineAnswer:
         tokens=_tokens(choice),
         stopped=choice["finish_reason"] != "length",
     )
+
+
+def _messages(question: EngineQuestion) -> list[Any]:
+    """As OpenAI's clients send them, with each picture where it stands."""
+    pictures = iter(question.pictures)
+    return [
+        {**message, "content": [_part(part, pictures) for part in message["content"]]} if question.pictures else message
+        for message in question.conversation.messages
+    ]
+
+
+def _part(part: Any, pictures: Iterator[bytes]) -> Any:
+    if part["type"] != "image":
+        return part
+    content = base64.b64encode(next(pictures)).decode()
+    return {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{content}"}}
+
+
+def _ids(url: str, prompt: str) -> list[int]:
+    """Raises what `post` raises."""
+    tokens = post(f"{url}/tokenize", {"content": prompt, "add_special": True, "parse_special": True})["tokens"]
+    return [int(token) for token in tokens]
 
 
 def _tokens(choice: Any) -> list[int] | None:

@@ -10,7 +10,10 @@ Where it knows none, it lets its llama-server render the file's own (server/rout
 
 from __future__ import annotations
 
+import base64
+import re
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +21,11 @@ from skill_train.core.errors import NotInstalled, VerificationFailed
 from skill_train.llama.engines.answers import OLLAMA, EngineAnswer, EngineQuestion, EngineRun
 from skill_train.llama.engines.http import HttpRefusal, post, wait_for
 from skill_train.llama.engines.programs import free_port, run_once, started
+from skill_train.llama.pictures.compare import MARKER
 
 _MODEL = "skill-train-verify"
+# For a picture in a prompt: of Ollama's own templates, and where its llama-server renders (llm/llama_server.go).
+_MARKERS = re.compile(r"\[img-\d+\]|<__ollama_media_\w+__>")
 _CRASHED = "runner process has terminated"  # llm/server.go
 
 
@@ -54,7 +60,7 @@ def ask(gguf: Path, questions: list[EngineQuestion], *, context_tokens: int, mod
 
 def _asked(url: str, question: EngineQuestion, context_tokens: int) -> EngineAnswer:
     conversation = question.conversation
-    request: dict[str, Any] = {"model": _MODEL, "messages": conversation.messages, "stream": False}
+    request: dict[str, Any] = {"model": _MODEL, "messages": _messages(question), "stream": False}
     if conversation.tools:
         request["tools"] = conversation.tools
     greedy = {"temperature": 0, "repeat_penalty": 1.0, "num_predict": question.most, "num_ctx": context_tokens}
@@ -71,6 +77,8 @@ def _asked(url: str, question: EngineQuestion, context_tokens: int) -> EngineAns
             hint="install a newer Ollama",
         )
     prompt = str(shown["rendered_template"])
+    if question.pictures:
+        prompt = _MARKERS.sub(MARKER, prompt)
     try:
         answer = post(url, request | {"logprobs": True})
     except HttpRefusal as refusal:
@@ -82,6 +90,18 @@ def _asked(url: str, question: EngineQuestion, context_tokens: int) -> EngineAns
         pieces=[bytes(each.get("bytes") or []) for each in answer.get("logprobs") or []] or None,
         stopped=answer.get("done_reason") != "length",
     )
+
+
+def _messages(question: EngineQuestion) -> list[Any]:
+    """With the pictures beside the text of their message: where they stand in it cannot be said."""
+    pictures = iter(question.pictures)
+    return [_beside(message, pictures) if question.pictures else message for message in question.conversation.messages]
+
+
+def _beside(message: Any, pictures: Iterator[bytes]) -> Any:
+    text = "".join(part["text"] for part in message["content"] if part["type"] == "text")
+    images = [base64.b64encode(next(pictures)).decode() for part in message["content"] if part["type"] == "image"]
+    return {**message, "content": text, **({"images": images} if images else {})}
 
 
 def _refusal(refusal: HttpRefusal) -> str:

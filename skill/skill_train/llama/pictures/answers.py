@@ -16,7 +16,7 @@ class Asked(msgspec.Struct, frozen=True):
     Attributes:
         text: the prompt, with llama.cpp's marker in place of each picture.
         pictures: files in the folder of the job.
-        wanted: the right answer, as tokens.
+        wanted: the right answer, as tokens; may be empty.
         most: tokens that an answer may have.
     """
 
@@ -41,12 +41,16 @@ class AskedResult(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         losses: the sum of -log p in nats over the right answer; None where it is not finite.
-        answers: the most likely tokens.
+        answers: the most likely tokens, with the one that ends an answer.
+        stopped: the last one ends it.
+        prompt_tokens: of each prompt, with those of its pictures.
         answer_seconds: of all answers, with the reading of the prompts.
     """
 
     losses: list[float | None]
     answers: list[list[int]]
+    stopped: list[bool]
+    prompt_tokens: list[int]
     answer_seconds: float
 
 

@@ -61,17 +61,26 @@ class _Answerer:
             following, position = self.seen.read_prompt(self.llama, chunks, self.step)
             answers.append(self.answer(following, position, asked.most))
             seconds += time.monotonic() - started
-            sums.append(self.loss(chunks, asked.wanted))
-        return AskedResult(losses=sums, answers=answers, answer_seconds=seconds)
+            sums.append(self.loss(chunks, asked.wanted) if asked.wanted else 0.0)
+        return AskedResult(
+            losses=sums,
+            answers=answers,
+            stopped=[bool(answer) and self.ends(answer[-1]) for answer in answers],
+            prompt_tokens=[sum(chunk.tokens for chunk in chunks) for chunks in prompts],
+            answer_seconds=seconds,
+        )
 
     def answer(self, row: np.ndarray, position: int, most: int) -> list[int]:
         answer: list[int] = []
         while len(answer) < most:
             answer.append(int(row.argmax()))
-            if len(answer) == most or self.llama.api.llama_vocab_is_eog(self.llama.vocab, answer[-1]):
+            if len(answer) == most or self.ends(answer[-1]):
                 break
             row = self.llama.decode(answer[-1:], position + len(answer) - 1, last=1)[0]
         return answer
+
+    def ends(self, token: int) -> bool:
+        return bool(self.llama.api.llama_vocab_is_eog(self.llama.vocab, token))
 
     def loss(self, chunks: list[Chunk], wanted: list[int]) -> float | None:
         import numpy as np

@@ -22,7 +22,6 @@ from skill_train.llama.engines.answers import (
     LLAMA_SERVER,
     OLLAMA,
     PYTHON_SERVER,
-    EngineAnswer,
     EngineRun,
 )
 from skill_train.llama.engines.programs import on_path, version_of
@@ -32,23 +31,17 @@ from skill_train.machine.read import physical_cores
 from skill_train.run.records import Verdict
 from skill_train.run.verify_record import Check, NotChecked
 from skill_train.verify.engines.partings import Parting, Vocabulary, compare
+from skill_train.verify.engines.prompts import difference
 from skill_train.verify.engines.questions import Expected
 from skill_train.verify.thresholds import ENGINE_GAP
 
 _ROOM = 8
-_AROUND = 40
 _NEVER = float("inf")
 _REMEDY = {
     PYTHON_SERVER: "serve it with: skill-train serve, which takes the template from the file",
     LLAMA_SERVER: "let it take the file's own template: no other one by its name or from a file",
     OLLAMA: "it takes the nearest of its own templates: start ollama serve with OLLAMA_GO_TEMPLATE=0 (from 0.30 on), "
     "or serve the file with llama.cpp, and the file's own is rendered",
-}
-
-# Read in Ollama's llm/llama_server.go of 2026-08-21 (`llamaServerChatMessage`, `qwenVLServerArgs`), and seen with
-# 0.33.0-rc2: pictures of 36 tokens had 1,024 and more.
-_OF_PICTURES = {
-    OLLAMA: "; 0.30 and newer puts them behind the words of their message, and gives each of Qwen-VL 1,024 tokens"
 }
 
 
@@ -78,16 +71,6 @@ def engine_versions(wanted: tuple[str, ...]) -> dict[str, str]:
     if missing and ALL not in wanted:
         raise _not_here(missing[0])
     return versions
-
-
-def unchecked_pictures(engines: dict[str, str], files: list[GgufFile]) -> list[NotChecked]:
-    """What is not known of pairs in the engines that are here."""
-    return [
-        NotChecked("engine_pictures", gguf.path.name, f"{name}: it is shown no pictures{_OF_PICTURES.get(name, '')}")
-        for name, version in engines.items()
-        if version
-        for gguf in files
-    ]
 
 
 def check_engines(files: list[GgufFile], request: EngineRequest, progress: Bar) -> list[Check | NotChecked]:
@@ -139,9 +122,10 @@ def _checked(name: str, gguf: GgufFile, own: list[list[int]], request: EngineReq
     except SkillTrainError as error:
         detail = f"{name} does not serve the file: {error.message} ({error.got[-200:]})"
         return [Check("engine_prompts", file, "fail", error.code, "serves it", detail, {"engine": name})]
-    prompts = _check_prompts(run, file, request)
-    right = [place for place, answer in enumerate(run.answers) if not _difference(answer, request, place)]
-    return [prompts, *_check_answers(run, gguf, own, right, request)]
+    pairs = zip(run.answers, request.expected, strict=True)
+    differences = [difference(answer, expected, request.tokenizer) for answer, expected in pairs]
+    right = [place for place, why in enumerate(differences) if not why]
+    return [_check_prompts(run, file, differences), *_check_answers(run, gguf, own, right, request)]
 
 
 def _asked(name: str, gguf: Path, request: EngineRequest) -> EngineRun:
@@ -161,47 +145,14 @@ def _context(expected: list[Expected]) -> int:
 # --- Prompts ---
 
 
-def _check_prompts(run: EngineRun, file: str, request: EngineRequest) -> Check:
-    wrong = [why for place, answer in enumerate(run.answers) if (why := _difference(answer, request, place))]
-    count = len(run.answers)
+def _check_prompts(run: EngineRun, file: str, differences: list[str]) -> Check:
+    wrong, count = [why for why in differences if why], len(run.answers)
     figures = {"engine": run.engine, "version": run.version, "looked_at": count, **run.figures}
     if wrong:
         detail = f"{run.engine} {run.version}: {wrong[0]}; {_REMEDY[run.engine]}"
         return Check("engine_prompts", file, "fail", len(wrong), 0, detail, figures)
     detail = f"{run.engine} {run.version} writes {count} prompts as the trained model reads them"
     return Check("engine_prompts", file, "pass", 0, 0, detail, figures)
-
-
-def _difference(answer: EngineAnswer, request: EngineRequest, place: int) -> str:
-    """How an engine's prompt differs from the reference's; empty where it does not."""
-    expected, tokenizer = request.expected[place], request.tokenizer
-    if answer.refused:
-        return f"it refuses a conversation that the model's template takes: {answer.refused}"
-    if answer.ids is not None:
-        if answer.ids == expected.ids:
-            return ""
-        return _named(str(tokenizer.decode(answer.ids)), str(tokenizer.decode(expected.ids)), tokenizer)
-    bos = tokenizer.bos_token or ""
-    if answer.prompt is None or answer.prompt.removeprefix(bos) != expected.text.removeprefix(bos):
-        return _named(answer.prompt or "", expected.text, tokenizer)
-    if answer.prompt_tokens not in (None, len(expected.ids)):
-        return f"it reads {answer.prompt_tokens} tokens in a prompt that has {len(expected.ids)}"
-    return ""
-
-
-def _named(own: str, expected: str, tokenizer: Any) -> str:
-    """The difference, and its name where it is a known one."""
-    bos = tokenizer.bos_token or ""
-    if bos and own == bos + expected:
-        return f"it puts {bos!r} in front of the prompt once more"
-    if "[INST]" in own and "[INST]" not in expected:
-        return "it writes llama-2's prompt in the place of the model's own template"
-    if own.endswith(expected):
-        return f"it puts {own[: -len(expected)][:_AROUND]!r} in front of the prompt"
-    pairs = zip(own, expected, strict=False)
-    at = next((place for place, (a, b) in enumerate(pairs) if a != b), min(len(own), len(expected)))
-    shown = slice(max(0, at - 20), at + _AROUND)
-    return f"at character {at} it writes {own[shown]!r}, and the trained model read {expected[shown]!r}"
 
 
 # --- Answers ---

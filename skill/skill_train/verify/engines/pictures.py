@@ -1,0 +1,280 @@
+"""Asks engines about pictures: a language model and its projector in the programs that serve them.
+
+As with texts, an engine is judged by what this project's own llama.cpp makes of the same pair: the prompt with a marker
+for each picture, the number of its tokens, the greedy answer and its end. That pair was held against the trained model
+by the checks of `verify.pictures`. Each picture is sent as a PNG file, which every engine decodes alike.
+"""
+
+from __future__ import annotations
+
+import io
+import tempfile
+import unicodedata
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from skill_train.core.console import Bar
+from skill_train.core.errors import NativeCrash, NotInstalled, SkillTrainError, VerificationFailed
+from skill_train.llama.engines import llama_server, ollama
+from skill_train.llama.engines.answers import (
+    LLAMA_SERVER,
+    OLLAMA,
+    PYTHON_SERVER,
+    EngineAnswer,
+    EngineQuestion,
+    EngineRun,
+)
+from skill_train.llama.gguf_header import read_gguf
+from skill_train.llama.pictures.answers import Asked, AskedJob, AskedResult, ask
+from skill_train.llama.pictures.compare import MARKER, Pair
+from skill_train.llama.template import Conversation
+from skill_train.machine.read import physical_cores
+from skill_train.reference.pictures import PictureQuestion, with_markers
+from skill_train.run.records import Verdict
+from skill_train.run.verify_record import Check, NotChecked
+from skill_train.verify.check_template import render_reference
+from skill_train.verify.engines.partings import Parting, Vocabulary, compare
+from skill_train.verify.engines.prompts import difference_of_lengths, difference_of_texts
+from skill_train.verify.engines.questions import Expected
+from skill_train.verify.thresholds import ENGINE_GAP
+
+_NAME = "engine_pictures"
+_ROOM = 2048  # tokens: an engine may make more of a picture, as Ollama does
+_NEVER = float("inf")
+_GREY = (127, 127, 127)
+_OF_BLANK = (0.25, 0.5)  # of the gap of grey pictures: an engine that shows these must not pass
+_OWN_PROMPTS = (
+    f"{PYTHON_SERVER}: it writes prompts with pictures by handlers of its own, one for each family, and not by the "
+    "file's template: serve a pair with llama-server"
+)
+# Ollama's is read in its llm/llama_server.go of 2026-08-21 (`llamaServerChatMessage`, `qwenVLServerArgs`), and seen
+# with 0.33.0-rc2: pictures of 36 tokens had 1,024 and more.
+_REMEDY = {
+    LLAMA_SERVER: "compare its version with that of llama-cpp-python, and let it take the file's own template",
+    OLLAMA: "0.30 and newer puts pictures behind the words of their message, and gives each of Qwen-VL 1,024 tokens: "
+    "serve the pair with llama-server, or train on what Ollama shows (references/engines.md)",
+}
+
+
+@dataclass(frozen=True)
+class PairInEngines:
+    """What is asked about one pair, of which engines.
+
+    Attributes:
+        questions: with their answers, which are not shown.
+        answer_tokens: that an answer may have.
+        modelfile: of Ollama, for the pair.
+    """
+
+    engines: list[str]
+    pair: Pair
+    questions: list[PictureQuestion]
+    tokenizer: Any
+    answer_tokens: int
+    modelfile: Callable[[Path, Path], str]
+
+
+@dataclass(frozen=True)
+class _Own:
+    """What llama.cpp makes of the pair here, in the order of the questions.
+
+    Attributes:
+        blank_gaps: by how many nats the pair prefers its own token to that of its answer to grey pictures of the same
+            sizes, where the two answers part; of answers that are equal there is none.
+    """
+
+    answers: list[list[int]]
+    prompt_tokens: list[int]
+    blank_gaps: list[float]
+
+
+def check_pair_in_engines(request: PairInEngines, progress: Bar) -> list[Check | NotChecked]:
+    """`engine_pictures` of each engine, under the name of the language model."""
+    name = request.pair.text.name
+    expected = picture_questions(request)
+    if not expected:
+        why = "no picture can be asked about: there is no chat template, or no question before an answer"
+        return [NotChecked(_NAME, name, f"{engine}: {why}") for engine in request.engines]
+    asked = [engine for engine in request.engines if engine != PYTHON_SERVER]
+    found = [NotChecked(_NAME, name, _OWN_PROMPTS) for engine in request.engines if engine == PYTHON_SERVER]
+    if not asked:
+        return [*found]
+    try:
+        own = _own_answers(request.pair, expected)
+    except (VerificationFailed, NativeCrash) as error:
+        why = f"llama.cpp cannot run the pair: {error.message}"
+        return [*found, *(NotChecked(_NAME, name, f"{engine}: {why}") for engine in asked)]
+    checks = list[Check | NotChecked]()
+    for number, engine in enumerate(asked):
+        progress(number, len(asked), f"{engine}: {name} with pictures")
+        checks.append(_checked(engine, own, expected, request))
+    return [*found, *checks]
+
+
+def picture_questions(request: PairInEngines) -> list[Expected]:
+    """Questions as engines get them, each with the prompt of llama.cpp's server. `ids` are left empty: those of a
+    picture have none."""
+    if not request.tokenizer.chat_template:
+        return []
+    asked = [each for question in request.questions if (each := _asked_of(question, request.answer_tokens)).pictures]
+    marked = [Conversation(with_markers(each.conversation.messages, MARKER), None, True) for each in asked]
+    rendered = render_reference(request.tokenizer, marked)
+    return [
+        Expected(question, text.text, [])
+        for question, text in zip(asked, rendered, strict=True)
+        if text.text is not None and unicodedata.is_normalized("NFC", text.text)  # llama.cpp composes no letters
+    ]
+
+
+def _asked_of(question: PictureQuestion, most: int) -> EngineQuestion:
+    """The turns before the last answer, with their pictures."""
+    answers = [place for place, message in enumerate(question.messages) if message["role"] == "assistant"]
+    before = question.messages[: answers[-1]] if answers else []
+    count = sum(part["type"] == "image" for message in before for part in message["content"])
+    return EngineQuestion(Conversation(before, None, True), most, tuple(map(_png, question.pictures[:count])))
+
+
+def _png(picture: Any) -> bytes:
+    buffer = io.BytesIO()
+    picture.save(buffer, "PNG")
+    return buffer.getvalue()
+
+
+# --- What llama.cpp answers here ---
+
+
+def _own_answers(pair: Pair, expected: list[Expected]) -> _Own:
+    count, grey = len(expected), [replace(each, question=_grey(each.question)) for each in expected]
+    result = _ask(pair, [*expected, *grey], [[] for _ in range(2 * count)])
+    both = zip(result.answers, result.stopped, strict=True)
+    answers = [ids[:-1] if stopped else ids for ids, stopped in both]
+    blank = [
+        (each, Parting(answer[:at], answer[at], other[at]))
+        for each, answer, other in zip(expected, result.answers[:count], result.answers[count:], strict=True)
+        if (at := _parting_place(answer, other)) is not None
+    ]
+    return _Own(answers[:count], result.prompt_tokens[:count], _gaps(pair, blank))
+
+
+def _parting_place(answer: list[int], other: list[int]) -> int | None:
+    return next((at for at, (one, two) in enumerate(zip(answer, other, strict=False)) if one != two), None)
+
+
+def _grey(question: EngineQuestion) -> EngineQuestion:
+    from PIL import Image
+
+    sizes = [Image.open(io.BytesIO(picture)).size for picture in question.pictures]
+    return replace(question, pictures=tuple(_png(Image.new("RGB", size, _GREY)) for size in sizes))
+
+
+def _gaps(pair: Pair, partings: list[tuple[Expected, Parting]]) -> list[float]:
+    """By how many nats the pair prefers its own token at each parting."""
+    if not partings:
+        return []
+    wanted = [[*parting.before, token] for _, parting in partings for token in (parting.own, parting.other)]
+    losses = _ask(pair, [expected for expected, _ in partings for _ in range(2)], wanted).losses
+    pairs = zip(losses[::2], losses[1::2], strict=True)
+    return [_NEVER if own is None or other is None else other - own for own, other in pairs]
+
+
+def _ask(pair: Pair, expected: list[Expected], wanted: list[list[int]]) -> AskedResult:
+    with tempfile.TemporaryDirectory(prefix="skill-train-") as folder:
+        asked = []
+        for number, (each, tokens) in enumerate(zip(expected, wanted, strict=True)):
+            names = [f"{number}-{place}.png" for place in range(len(each.question.pictures))]
+            for name, content in zip(names, each.question.pictures, strict=True):
+                (Path(folder) / name).write_bytes(content)
+            asked.append(Asked(each.text, names, tokens, 1 if tokens else each.question.most))
+        return ask(
+            AskedJob(
+                text=str(pair.text),
+                projector=str(pair.projector),
+                threads=physical_cores(),
+                folder=folder,
+                asked=asked,
+            )
+        )
+
+
+# --- What an engine answers ---
+
+
+def _checked(engine: str, own: _Own, expected: list[Expected], request: PairInEngines) -> Check | NotChecked:
+    name = request.pair.text.name
+    try:
+        run = _asked(engine, own, expected, request)
+    except NotInstalled as error:
+        detail = f"{engine} cannot be asked: {error.message}; it takes {error.expected or error.hint}"
+        return Check(_NAME, name, "fail", error.code, "an answer", detail, {"engine": engine})
+    except SkillTrainError as error:
+        detail = f"{engine} does not serve the pair: {error.message} ({error.got[-200:]})"
+        return Check(_NAME, name, "fail", error.code, "serves it", detail, {"engine": engine})
+    return _judged(run, own, expected, request)
+
+
+def _asked(engine: str, own: _Own, expected: list[Expected], request: PairInEngines) -> EngineRun:
+    pair, questions = request.pair, [each.question for each in expected]
+    context = 2 * (max(own.prompt_tokens) + request.answer_tokens) + _ROOM
+    if engine == LLAMA_SERVER:
+        threads = physical_cores()
+        return llama_server.ask(pair.text, questions, context_tokens=context, threads=threads, projector=pair.projector)
+    modelfile = request.modelfile(pair.text, pair.projector)
+    return ollama.ask(pair.text, questions, context_tokens=context, modelfile=modelfile)
+
+
+def _judged(run: EngineRun, own: _Own, expected: list[Expected], request: PairInEngines) -> Check | NotChecked:
+    asked = zip(run.answers, expected, own.prompt_tokens, strict=True)
+    wrong = [why for each in asked if (why := _difference(*each, request.tokenizer))]
+    silent = [answer.no_answer for answer in run.answers if answer.no_answer]
+    if not wrong and not silent:
+        return _judged_answers(run, own, expected, request)
+    count, who = len(expected), f"{run.engine} {run.version}"
+    detail = (
+        f"{who} shows the model {len(wrong)} of {count} questions about pictures otherwise: {wrong[0]}; "
+        f"{_REMEDY[run.engine]}"
+        if wrong
+        else f"{who} gives no answer to {len(silent)} of {count} questions about pictures: {silent[0]}"
+    )
+    figures = {"engine": run.engine, "version": run.version, "looked_at": count}
+    return Check(_NAME, request.pair.text.name, "fail", len(wrong or silent), 0, detail, figures)
+
+
+def _difference(answer: EngineAnswer, expected: Expected, tokens: int, tokenizer: Any) -> str:
+    """What is wrong with a prompt, or with the number of its tokens; empty for nothing."""
+    if answer.refused:
+        return f"it refuses it: {answer.refused}"
+    if why := difference_of_texts(answer.prompt, expected.text, tokenizer):
+        return why
+    if answer.no_answer:
+        return ""
+    if answer.prompt_tokens is None:
+        return "it does not tell how many tokens it makes of the picture"
+    return difference_of_lengths(answer, tokens)
+
+
+def _judged_answers(run: EngineRun, own: _Own, expected: list[Expected], request: PairInEngines) -> Check | NotChecked:
+    """Of prompts that are right: the rest of what the engine could show the model is in its pictures."""
+    words = Vocabulary(request.tokenizer, read_gguf(request.pair.text))
+    compared = [compare(*each, words) for each in zip(run.answers, own.answers, expected, strict=True)]
+    partings = [(each, parting) for each, (parting, _) in zip(expected, compared, strict=True) if parting is not None]
+    ends = [end for _, end in compared if end]
+    gap, blank = max(_gaps(request.pair, partings), default=0.0), max(own.blank_gaps, default=0.0)
+    name, count, equal = request.pair.text.name, len(expected), len(expected) - len(partings)
+    figures: dict[str, object] = {"engine": run.engine, "version": run.version, "looked_at": count, "equal": equal}
+    figures |= {"by_picture": len(own.blank_gaps), "gap_blank": blank}
+    detail = f"{run.engine} {run.version} writes {count} questions about pictures as llama.cpp does here, with as many "
+    detail += f"tokens, and gives {equal} of {count} answers like it"
+    if ends:
+        return Check(_NAME, name, "fail", len(ends), 0, f"{detail}; {ends[0]}", figures)
+    if max(gap, blank) < ENGINE_GAP[0]:
+        why = f"grey pictures would change the choice of a token by {blank:.2g} nats only, so it may show others"
+        return NotChecked(_NAME, name, f"{detail}; but {why}: ask questions whose answers depend on the picture")
+    most = min(ENGINE_GAP[0], _OF_BLANK[0] * blank), min(ENGINE_GAP[1], _OF_BLANK[1] * blank)
+    if gap > most[0]:
+        detail += (
+            f"; the pair prefers its own token by {gap:.2g} nats: another llama.cpp makes other pixels of a picture"
+        )
+    verdict: Verdict = "pass" if gap <= most[0] else "warn" if gap <= most[1] else "fail"
+    return Check(_NAME, name, verdict, gap, most[0], detail, figures)

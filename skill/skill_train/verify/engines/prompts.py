@@ -1,0 +1,59 @@
+"""How the prompt that an engine makes of a conversation differs from the model's own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from skill_train.llama.engines.answers import EngineAnswer
+from skill_train.llama.pictures.compare import MARKER
+from skill_train.verify.engines.questions import Expected
+
+_AROUND = 40
+
+
+def difference(answer: EngineAnswer, expected: Expected, tokenizer: Any) -> str:
+    """What is wrong with the prompt of an answer; empty for nothing."""
+    if answer.refused:
+        return f"it refuses a conversation that the model's template takes: {answer.refused}"
+    if answer.ids is not None:
+        if answer.ids == expected.ids:
+            return ""
+        return _named(str(tokenizer.decode(answer.ids)), str(tokenizer.decode(expected.ids)), tokenizer)
+    if why := difference_of_texts(answer.prompt, expected.text, tokenizer):
+        return why
+    return difference_of_lengths(answer, len(expected.ids))
+
+
+def difference_of_texts(own: str | None, expected: str, tokenizer: Any) -> str:
+    """Of the text of a prompt; a BOS may be left to the engine's tokenizer."""
+    bos = tokenizer.bos_token or ""
+    if own is not None and own.removeprefix(bos) == expected.removeprefix(bos):
+        return ""
+    own = own or ""
+    return _named(bos + own if expected.startswith(bos) and not own.startswith(bos) else own, expected, tokenizer)
+
+
+def difference_of_lengths(answer: EngineAnswer, expected: int) -> str:
+    if answer.prompt_tokens in (None, expected):
+        return ""
+    return f"it reads {answer.prompt_tokens} tokens in a prompt that has {expected}"
+
+
+def _named(own: str, expected: str, tokenizer: Any) -> str:
+    """The difference, and its name where it is a known one."""
+    bos = tokenizer.bos_token or ""
+    if bos and own == bos + expected:
+        return f"it puts {bos!r} in front of the prompt once more"
+    if "[INST]" in own and "[INST]" not in expected:
+        return "it writes llama-2's prompt in the place of the model's own template"
+    if own.endswith(expected):
+        return f"it puts {own[: -len(expected)][:_AROUND]!r} in front of the prompt"
+    pairs = zip(own, expected, strict=False)
+    at = next((place for place, (a, b) in enumerate(pairs) if a != b), min(len(own), len(expected)))
+    shown = slice(max(0, at - 20), at + _AROUND)
+    written = f"at character {at} it writes {own[shown]!r}, and the trained model read {expected[shown]!r}"
+    if own.count(MARKER) < expected.count(MARKER):
+        return f"it leaves out a picture: {written}"
+    if MARKER in own and own.replace(MARKER, "") == expected.replace(MARKER, ""):
+        return f"it puts a picture in another place: {written}"
+    return written
