@@ -41,7 +41,7 @@ OF_LLAMA_CPP = {"GGML_NO_BACKTRACE": "1"}  # which may read it when it is loaded
 OF_CHILDREN = {"PYTHONUNBUFFERED": "1", "HF_HUB_DISABLE_TELEMETRY": "1", "DO_NOT_TRACK": "1"}
 # At an import. Commands of several kinds set the last four, and telemetry is off with or without two of them.
 READ_BY_NO_LIBRARY = (
-    "PYTEST_", "TEST_", "SKILL_TRAIN_", "PWD", "OLDPWD", "_", "SHLVL",
+    "PYTEST_", "TEST_", "SKILL_TRAIN_", "PWD", "OLDPWD", "_", "SHLVL", "COLUMNS", "LINES",
     "DISABLE_TELEMETRY", "DO_NOT_TRACK", "TORCHINDUCTOR_CACHE_DIR", "THP_MEM_ALLOC_ENABLE",
 )  # fmt: skip
 FIRST = {
