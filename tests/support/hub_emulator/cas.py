@@ -6,18 +6,24 @@ asks hf_xet in a child process, as any client would. Formats: xet-core, `docs/xe
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import secrets
+import signal
+import socket
 import struct
 import subprocess
 import sys
 import threading
 import time
 from dataclasses import dataclass
+from functools import cache
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 from hub_emulator.wire import Answer, Call, Refused, file_answer, json_answer
 
@@ -179,25 +185,24 @@ class _Client:
 
     def __init__(self, home: Path) -> None:
         home.mkdir(exist_ok=True)
-        env = {"PATH": os.environ.get("PATH", ""), "HF_XET_TELEMETRY_ENABLED": "0", "HF_HOME": str(home)}
         self._log = home / "client.log"
-        with self._log.open("w") as log:
-            self._process = subprocess.Popen(
-                [sys.executable, "-c", _CHILD], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, env=env
-            )
+        ours, theirs = socket.socketpair()
+        with theirs, self._log.open("w") as log:
+            self._process = _starter().start(home, theirs, log.fileno())
+        self._asked = ours.makefile("rwb")
+        ours.close()  # the file keeps it open
 
     def has_ended(self) -> bool:
-        return self._process.poll() is not None
+        return self._asked.closed or not psutil.pid_exists(self._process)
 
     def ask(self, order: dict[str, Any]) -> Any:
-        assert self._process.stdin and self._process.stdout
-        patience = threading.Timer(_PATIENCE_SECONDS, self._process.kill)
+        patience = threading.Timer(_PATIENCE_SECONDS, self._kill)
         patience.start()
         try:
-            self._process.stdin.write(json.dumps(order).encode() + b"\n")
-            self._process.stdin.flush()
-            answer = self._process.stdout.readline()
-        except BrokenPipeError:
+            self._asked.write(json.dumps(order).encode() + b"\n")
+            self._asked.flush()
+            answer = self._asked.readline()
+        except OSError:
             answer = b""
         patience.cancel()
         if not answer:
@@ -206,29 +211,78 @@ class _Client:
         return json.loads(answer)
 
     def end(self) -> None:
-        self._process.kill()
-        self._process.communicate()
+        self._kill()
+        with contextlib.suppress(OSError):  # what it was not sent any more
+            self._asked.close()
+
+    def _kill(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self._process, signal.SIGKILL)
 
 
-# An error ends it, with its traceback on stderr; so does the end of the process that asks, which closes stdin.
-_CHILD = """
-import json, sys
+class _Starter:
+    """A process that has imported hf_xet, and forks for each client: hundreds of stores are made."""
+
+    def __init__(self) -> None:
+        self._requests, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        env = {"PATH": os.environ.get("PATH", ""), "HF_XET_TELEMETRY_ENABLED": "0"}
+        subprocess.Popen([sys.executable, "-c", _STARTER], stdin=theirs, env=env)
+        theirs.close()
+        self._one_at_a_time = threading.Lock()
+
+    def start(self, home: Path, asked: socket.socket, log: int) -> int:
+        """The process of a client, which reads its orders from a socket."""
+        with self._one_at_a_time:
+            socket.send_fds(self._requests, [str(home).encode()], [asked.fileno(), log])
+            return int(self._requests.recv(64))
+
+
+@cache
+def _starter() -> _Starter:
+    """Ends when this process does: its requests end."""
+    return _Starter()
+
+
+# An error ends a client, with its traceback on stderr; so does the end of the process that asks, which closes the
+# socket.
+_STARTER = """
+import json, os, signal, socket
 from hf_xet import SKIP_SHA256, XetFileInfo, XetSession
 
-for line in sys.stdin:
-    order = json.loads(line)
+def answer(order):
     access = {"endpoint": order["endpoint"], "token": order["token"], "token_expiry_unix_secs": order["until"]}
-    done = []
     if "upload" in order:
         with XetSession().new_upload_commit(**access) as commit:
             handles = [commit.start_upload_file(path, sha256=SKIP_SHA256) for path in order["upload"]]
         infos = [handle.result().xet_info for handle in handles]
-        done = [[info.hash, info.file_size] for info in infos]
-    else:
-        with XetSession().new_file_download_group(**access) as group:
-            for name, size, path in order["download"]:
-                group.start_download_file(XetFileInfo(name, size), path)
-    print(json.dumps(done), flush=True)
+        return [[info.hash, info.file_size] for info in infos]
+    with XetSession().new_file_download_group(**access) as group:
+        for name, size, path in order["download"]:
+            group.start_download_file(XetFileInfo(name, size), path)
+    return []
+
+def client(home, asked):
+    os.environ["HF_HOME"] = home
+    with asked.makefile("rwb") as orders:
+        for line in orders:
+            orders.write(json.dumps(answer(json.loads(line))).encode() + b"\\n")
+            orders.flush()
+
+signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for them
+requests = socket.socket(fileno=0)
+while True:
+    home, files, _, _ = socket.recv_fds(requests, 1 << 16, 2)
+    if not home:
+        break
+    process = os.fork()
+    if process == 0:
+        os.dup2(files[1], 2)
+        os.close(files[1])
+        client(home.decode(), socket.socket(fileno=files[0]))
+        os._exit(0)
+    for file in files:
+        os.close(file)
+    requests.send(str(process).encode())
 """
 
 
