@@ -16,7 +16,7 @@ import pytest
 import gguf_maker
 import serving
 from skill_train.reference.load import load_tokenizer
-from skill_train.verify.engines.check import _named
+from skill_train.verify.engines.prompts import _named
 
 FOLDER = os.environ.get("NODE_LLAMA_CPP", "")
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(not FOLDER, reason="NODE_LLAMA_CPP is not set")]

@@ -37,7 +37,7 @@ signals = [str(signal.getsignal(number)) for number in sorted(signal.valid_signa
 standard = (sys.stdin, sys.stdout, sys.stderr)
 standard = [(file.fileno(), file.encoding, file.errors, file.line_buffering) for file in standard]
 files = sorted(map(int, os.listdir("/proc/self/fd")))[:-1]
-shown = [sys.argv, sys.path, sys.executable, sys.prefix, sys.dont_write_bytecode, dict(os.environ), os.getcwd(), mask]
+shown = [sys.argv, sys.path, sys.prefix, sys.dont_write_bytecode, dict(os.environ), os.getcwd(), mask]
 shown += [signals, standard, files, __name__, __file__, threading.active_count(), sys.getrecursionlimit()]
 threading.Thread(target=lambda: print(end=" ")).start()
 atexit.register(print, '"at the end"]')
@@ -116,6 +116,15 @@ def test_a_limit_of_memory_is_left_to_python(start: Start) -> None:
     process = start("import sys; print('torch' in sys.modules)")
     resource.setrlimit(resource.RLIMIT_AS, most)
     assert process.communicate()[0] == "False\n"
+
+
+def test_what_it_starts_comes_warm_too(start: Start, warm_python: Path) -> None:
+    """A command starts the training program and the workers with the Python that it runs in."""
+    inner = "print('torch' in sys.modules, sys.executable)"
+    process = start(
+        f"import subprocess, sys\nif sys.argv[1:]: {inner}\nelse: subprocess.run([sys.executable, __file__, 'again'])"
+    )
+    assert process.communicate()[0] == f"True {warm_python}\n"
 
 
 @pytest.mark.parametrize("changed", [{}, {"PYTHONPATH": warm_start.SOURCE, "PYTHONDONTWRITEBYTECODE": "1"}])

@@ -35,7 +35,8 @@ def main() -> None:
     words = sys.argv[1:]
     beside = words[:1] != ["-P"]
     program = words if beside else words[1:]
-    socket_path = known["sockets"].get(_kind(program)) if _starts_alike(known) else None
+    kind = _kind(program)
+    socket_path = known["sockets"].get(kind) if _starts_alike(known, kind) else None
     connection = _connected(socket_path) if socket_path else None
     if connection is None:
         os.execv(known["python"], [os.path.abspath(sys.argv[0]), *words])  # noqa: S606 - what it starts comes here too
@@ -69,11 +70,12 @@ def _stays_here(number: int) -> bool:
     return os.isatty(number)
 
 
-def _starts_alike(known: dict[str, Any]) -> bool:
+def _starts_alike(known: dict[str, Any], kind: str | None) -> bool:
     """Whether torch would read the environment that it was imported in, and find the same packages, with the same
     limits."""
+    may_differ = MAY_DIFFER if kind == "training" else (*MAY_DIFFER, "PATH")  # llama.cpp looks for no program
     own, theirs = (
-        {name: text for name, text in environment.items() if not name.startswith(MAY_DIFFER)}
+        {name: text for name, text in environment.items() if not name.startswith(may_differ)}
         for environment in (os.environ, known["environment"])
     )
     packages = os.environ.get("PYTHONPATH", "").split(os.pathsep)  # another's could replace a library, or start code
@@ -101,7 +103,8 @@ def _stand_for(connection: socket.socket, program: list[str], beside: bool) -> N
     os.umask(mask)
     ignored = [number for number in PASSED_ON if signal.getsignal(number) is signal.SIG_IGN]
     request = {
-        "arguments": program, "beside": beside, "files": numbers, "umask": mask, "folder": os.getcwd(),
+        "executable": os.path.abspath(sys.argv[0]), "arguments": program, "beside": beside,
+        "files": numbers, "umask": mask, "folder": os.getcwd(),
         "file_limit": resource.getrlimit(resource.RLIMIT_FSIZE), "environment": dict(os.environ),
         "ignored": ignored,
     }  # fmt: skip

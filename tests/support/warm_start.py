@@ -234,6 +234,7 @@ def _run(request: dict[str, Any], files: list[int]) -> None:
     os.environ.clear()
     os.environ.update(SET_AT_IMPORT | request["environment"])
     sys.dont_write_bytecode = "PYTHONDONTWRITEBYTECODE" in os.environ
+    sys.executable = request["executable"]  # what it starts comes here too
     program = request["arguments"]
     how = program[0] if program[0] in ("-m", "-c") else ""
     sys.argv = ["-c", *program[2:]] if how == "-c" else program[1:] if how else program
