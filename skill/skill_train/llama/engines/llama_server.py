@@ -53,7 +53,7 @@ def ask(
                     code="bad_gguf",
                     hint="install a current llama.cpp, or verify without --engine llama-server",
                 ) from None
-            marker = str(properties.get("media_marker", MARKER))
+            marker = str(properties.get("media_marker") or MARKER)
             answers = [_asked(url, question, marker) for question in questions]
             return EngineRun(LLAMA_SERVER, str(properties.get("build_info", "unknown")), answers)
 
