@@ -178,7 +178,8 @@ def test_verify_judges_the_pair_in_the_engine(commands: Commands, tmp_path: Path
 @pytest.mark.skipif(REAL is None, reason="llama-server is not on PATH")
 @pytest.mark.parametrize("kind", ["qwen2-vl", "gemma3"])
 def test_the_real_llama_server_shows_pictures_as_here(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Run with b10454 on 2026-11-27. Of SmolVLM it makes other pixels than llama-cpp-python 0.3.36 does."""
+    """Run on 2026-11-27 with b10454, which makes other pixels of SmolVLM's pictures than llama-cpp-python 0.3.36 does,
+    and with one of 0.3.36's sources, which answers as here in all families."""
     monkeypatch.setenv("PATH", str(Path(str(REAL)).parent), prepend=os.pathsep)
     assert named("llama-server", questions(), kind).verdict == "pass"
 

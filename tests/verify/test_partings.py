@@ -12,7 +12,7 @@ from skill_train.llama.engines.answers import EngineAnswer, EngineQuestion
 from skill_train.llama.gguf_header import read_gguf
 from skill_train.llama.template import Conversation
 from skill_train.reference.load import load_tokenizer
-from skill_train.verify.engines.partings import Parting, Vocabulary, compare
+from skill_train.verify.engines.partings import Parting, Vocabulary, _ends_inside, compare
 from skill_train.verify.engines.questions import Expected
 
 pytestmark = pytest.mark.slow
@@ -61,6 +61,30 @@ def test_bytes_that_are_no_text_are_other_tokens() -> None:
     own, other = ids("llama-spm", "<0xC4>", "<0xC4>", "<0xC4>", "<0xC4>"), ids("llama-spm", "<0xC4>", "▁Die")
     parting, _ = parted("llama-spm", own, tokens=other)
     assert parting == Parting([*PROMPT, own[0]], own[1], other[1])
+
+
+def test_llama_server_does_not_tell_half_a_character() -> None:
+    """Seen with llama-cpp-python 0.3.36's: an answer with such a token in it, or at its end, was called another one."""
+    own = ids("llama-spm", "▁Die", "<0xC4>", "<0x80>", "<0xC4>")
+    told, shown = [own[0], own[2]], "Die\u0100"
+    assert words("llama-spm").told(own) == [0, 2]
+    assert parted("llama-spm", own, tokens=told, whole=True, text=shown) == (None, "")
+    assert parted("llama-spm", own, tokens=told, text=shown)[0] == Parting([*PROMPT, own[0]], own[1], own[2])
+    (other,) = ids("llama-spm", "▁for")
+    for right, place in ((told[:1], 2), (told, 3)):
+        parting, _ = parted("llama-spm", own, tokens=[*right, other], whole=True)
+        assert parting == Parting([*PROMPT, *own[:place]], own[place], other)
+    assert "where the file goes on" in parted("llama-spm", own, tokens=own[:1], whole=True, text="Die")[1]
+    assert "it shows 'Die' of the answer" in parted("llama-spm", own[:3], tokens=told, whole=True, text="Die")[1]
+
+
+@pytest.mark.parametrize("text", ["a", "é", "€", "😀", "a😀b€"])
+def test_a_character_lacks_bytes_until_its_last(text: str) -> None:
+    data = text.encode()
+    whole = {len(text[:count].encode()) for count in range(len(text) + 1)}
+    assert [_ends_inside(data[:size]) for size in range(len(data) + 1)] == [
+        size not in whole for size in range(len(data) + 1)
+    ]
 
 
 def test_the_token_of_a_text_has_no_space_in_front() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -12,6 +13,7 @@ from skill_train.verify.engines.questions import Expected
 
 _AROUND = 40
 _SPACE = "\u2581"  # as SentencePiece writes it
+_BYTE = re.compile(r"<0x([0-9A-F]{2})>")
 
 
 @dataclass(frozen=True)
@@ -50,9 +52,33 @@ class Vocabulary:
             return int(encoded["input_ids"][starts.index(len(before))])
         return int(self.tokenizer(rest, add_special_tokens=False).input_ids[0])
 
+    def told(self, ids: list[int]) -> list[int]:
+        """The places of the tokens behind which the text of an answer ends with a whole character."""
+        places, text = list[int](), b""
+        for place, token in enumerate(ids):
+            text += self._bytes(token)
+            places += [] if _ends_inside(text) else [place]
+        return places
+
+    def _bytes(self, token: int) -> bytes:
+        piece = self._texts[token]
+        if self.gguf.metadata.get("tokenizer.ggml.model") == "gpt2":
+            return bytes(self._of_letters[letter] for letter in piece if letter in self._of_letters)
+        if found := _BYTE.fullmatch(piece):
+            return bytes([int(found[1], 16)])
+        return piece.replace(_SPACE, " ").encode()
+
+    @cached_property
+    def _texts(self) -> list[str]:
+        return self.gguf.strings("tokenizer.ggml.tokens")
+
+    @cached_property
+    def _of_letters(self) -> dict[str, int]:
+        return {letter: byte for byte, letter in self._letters.items()}
+
     @cached_property
     def _ids(self) -> dict[str, int]:
-        return {text: number for number, text in enumerate(self.gguf.strings("tokenizer.ggml.tokens"))}
+        return {text: number for number, text in enumerate(self._texts)}
 
     @cached_property
     def _letters(self) -> dict[int, str]:
@@ -73,16 +99,28 @@ def _by_tokens(
     answer: EngineAnswer, theirs: list[int], own: list[int], expected: Expected, words: Vocabulary
 ) -> tuple[Parting | None, str]:
     theirs = theirs[: expected.question.most]  # llama_cpp.server writes more, rather than half a character
-    pairs = enumerate(zip(own, theirs, strict=False))
-    at = next((at for at, (mine, other) in pairs if mine != other), min(len(own), len(theirs)))
+    places = words.told(own) if answer.whole else list(range(len(own)))
+    pairs = enumerate(zip(places, theirs, strict=False))
+    equal = next((at for at, (place, other) in pairs if own[place] != other), min(len(places), len(theirs)))
+    if equal == len(places) == len(theirs):
+        text = words.text(own)
+        return None, _shown(answer, own, text, expected) or _end(answer, own, text, expected)
+    at = places[equal] if equal < len(places) else places[-1] + 1 if places else 0
     before = words.text(own[:at])
-    if at == len(own) == len(theirs):
-        return None, _shown(answer, own, before, expected) or _end(answer, own, before, expected)
-    if at == len(own):
-        return None, f"it goes on after {before[-_AROUND:]!r}: {words.text(theirs[at:])[:_AROUND]!r}"
-    if at == len(theirs):
+    if equal == len(theirs):
         return None, f"it ends after {before[-_AROUND:]!r}, where the file goes on"
-    return Parting([*expected.ids, *own[:at]], own[at], theirs[at]), ""
+    if at == len(own):
+        return None, f"it goes on after {before[-_AROUND:]!r}: {words.text(theirs[equal:])[:_AROUND]!r}"
+    return Parting([*expected.ids, *own[:at]], own[at], theirs[equal]), ""
+
+
+def _ends_inside(text: bytes) -> bool:
+    """Whether the last character lacks bytes, as llama.cpp's server finds it (`validate_utf8`)."""
+    for number, byte in enumerate(reversed(text[-4:]), start=1):
+        for size, first, behind in ((2, 0xC0, 0xE0), (3, 0xE0, 0xF0), (4, 0xF0, 0xF8)):
+            if first <= byte < behind:
+                return number < size
+    return False
 
 
 def _shown(answer: EngineAnswer, own: list[int], text: str, expected: Expected) -> str:
