@@ -110,6 +110,12 @@ def test_another_environment_than_it_has_is_left_to_python(start: Start, changed
     assert process.communicate()[0] == "False\n"
 
 
+@pytest.mark.parametrize("changed", [{"COLUMNS": "80", "LINES": "24"}, {"HTTPS_PROXY": "http://127.0.0.1:9"}])
+def test_what_torch_does_not_read_may_differ(start: Start, changed: dict[str, str]) -> None:
+    process = start("import sys; print('torch' in sys.modules)", **changed)
+    assert process.communicate()[0] == "True\n"
+
+
 def test_a_limit_of_memory_is_left_to_python(start: Start) -> None:
     most = resource.getrlimit(resource.RLIMIT_AS)
     resource.setrlimit(resource.RLIMIT_AS, (1 << 40, most[1]))
@@ -168,7 +174,7 @@ def test_a_worker_has_llama_cpp_and_no_torch(warm_python: Path, tmp_path: Path) 
             "import sys; print(*({'llama_cpp', 'torch'} & set(sys.modules)), end='.')"
         )
     command = [str(warm_python), "-m"]
-    environment = QUIET | os.environ | warm_start.OF_CHILDREN
+    environment = QUIET | os.environ | warm_start.OF_CHILDREN | {"PATH": str(tmp_path)}  # a program's that tests made
     shown = [
         subprocess.check_output([*command, name], env=environment, text=True)
         for name in ("skill_train.own_worker", "skill_train.other")

@@ -22,7 +22,7 @@ from skill_train.reference.load import load_tokenizer, read_model, reference_mod
 if TYPE_CHECKING:
     import numpy as np
 
-_GREY = (127, 127, 127)  # a picture that is 0 after normalization would count as padding for tiles
+GREY = (127, 127, 127)  # a picture that is 0 after normalization would count as padding for tiles
 _WHITE = 255
 _NEAR = 0.02  # of 255: float32 brings a whole number back to within 0.0001, and a resize in floats does not
 _PATCHED = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
@@ -156,7 +156,7 @@ class PictureModel:
         ids = [self.picture_token if token == self.line_end else token for token in fed]
         behind = ids[::-1].index(self.picture_token)
         inputs = self.seen.tensors([question.pictures])
-        grey = self.seen.tensors([[Image.new("RGB", picture.size, _GREY) for picture in question.pictures]])
+        grey = self.seen.tensors([[Image.new("RGB", picture.size, GREY) for picture in question.pictures]])
         pixels = list(self._pixels(inputs))
         return PictureReference(
             ids=ids,

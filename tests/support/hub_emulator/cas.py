@@ -10,6 +10,7 @@ import contextlib
 import json
 import os
 import secrets
+import select
 import signal
 import socket
 import struct
@@ -22,8 +23,6 @@ from functools import cache
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
-
-import psutil
 
 from hub_emulator.wire import Answer, Call, Refused, file_answer, json_answer
 
@@ -189,11 +188,10 @@ class _Client:
         ours, theirs = socket.socketpair()
         with theirs, self._log.open("w") as log:
             self._process = _starter().start(home, theirs, log.fileno())
-        self._asked = ours.makefile("rwb")
-        ours.close()  # the file keeps it open
+        self._socket, self._asked = ours, ours.makefile("rwb")
 
     def has_ended(self) -> bool:
-        return self._asked.closed or not psutil.pid_exists(self._process)
+        return self._asked.closed or _is_closed(self._socket)
 
     def ask(self, order: dict[str, Any]) -> Any:
         patience = threading.Timer(_PATIENCE_SECONDS, self._kill)
@@ -214,17 +212,25 @@ class _Client:
         self._kill()
         with contextlib.suppress(OSError):  # what it was not sent any more
             self._asked.close()
+        self._socket.close()
 
     def _kill(self) -> None:
-        with contextlib.suppress(ProcessLookupError):
+        with contextlib.suppress(ProcessLookupError):  # the starter itself is gone
             os.kill(self._process, signal.SIGKILL)
 
 
+def _is_closed(asked: socket.socket) -> bool:
+    """Whether the other side has ended. Nothing is ever sent unasked."""
+    ready, _, _ = select.select([asked], [], [], 0)
+    return bool(ready)
+
+
 class _Starter:
-    """A process that has imported hf_xet, and forks for each client: hundreds of stores are made."""
+    """A process that has imported hf_xet, and forks for each client: hundreds of stores are made. It waits for none of
+    them, so the number of one that ended is not given to another process."""
 
     def __init__(self) -> None:
-        self._requests, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._requests, theirs = socket.socketpair()
         env = {"PATH": os.environ.get("PATH", ""), "HF_XET_TELEMETRY_ENABLED": "0"}
         subprocess.Popen([sys.executable, "-c", _STARTER], stdin=theirs, env=env)
         theirs.close()
@@ -246,7 +252,7 @@ def _starter() -> _Starter:
 # An error ends a client, with its traceback on stderr; so does the end of the process that asks, which closes the
 # socket.
 _STARTER = """
-import json, os, signal, socket
+import json, os, socket
 from hf_xet import SKIP_SHA256, XetFileInfo, XetSession
 
 def answer(order):
@@ -268,7 +274,6 @@ def client(home, asked):
             orders.write(json.dumps(answer(json.loads(line))).encode() + b"\\n")
             orders.flush()
 
-signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for them
 requests = socket.socket(fileno=0)
 while True:
     home, files, _, _ = socket.recv_fds(requests, 1 << 16, 2)

@@ -15,6 +15,7 @@ import io
 import json
 import os
 import sys
+import tempfile
 import urllib.request
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
@@ -64,7 +65,7 @@ def lifted(messages: list[Any]) -> tuple[list[Any], list[bytes]]:
                 pictures.append(base64.b64decode(part["image_url"]["url"].partition(",")[2]))
                 text += marker("llama-server")
         found.append({**message, "content": [{"type": "text", "text": text}]})
-    return found, pictures
+    return found, [] if FAULT == "blind" else pictures
 
 
 def behind(messages: list[Any]) -> tuple[list[Any], list[bytes]]:
@@ -75,7 +76,7 @@ def behind(messages: list[Any]) -> tuple[list[Any], list[bytes]]:
         pictures += map(base64.b64decode, images)
         text = message["content"] + len(images) * marker("ollama")
         found.append({"role": message["role"], "content": [{"type": "text", "text": text}]})
-    return found, pictures
+    return found, [] if FAULT == "blind" else pictures
 
 
 def marker(name: str) -> str:
@@ -84,32 +85,28 @@ def marker(name: str) -> str:
 
 def seen(text: str, pictures: list[bytes], most: int) -> tuple[list[int], str, int]:
     """The greedy answer of the pair to a prompt, without the token that ends it."""
-    import numpy as np
-    from PIL import Image
+    from skill_train.llama.pictures.answers import Asked, AskedJob, ask
 
-    from skill_train.llama.llama_cpp import in_context, loaded_model
-    from skill_train.llama.pictures.answers import Asked
-    from skill_train.llama.pictures.answers_worker import _Answerer
-    from skill_train.llama.pictures.mtmd import projector
-
-    images = [Image.open(io.BytesIO(picture)).convert("RGB") for picture in pictures]
-    if FAULT == "grey":
-        images = [Image.new("RGB", image.size, (127, 127, 127)) for image in images]
-    if FAULT == "larger":
-        images = [image.resize((2 * image.width, 2 * image.height)) for image in images]
     for name in MARKERS.values():
         text = text.replace(name, "<__media__>")
-    arrays = [np.asarray(image) for image in images][: text.count("<__media__>")]
-    with (
-        loaded_model(Path(loaded[0].model_path)) as file,
-        projector(file, projectors[0], threads=1, any_size=False) as eye,
-    ):
-        chunks = eye.tokenize(text, arrays)
-        count = sum(chunk.tokens for chunk in chunks)
-        with in_context(file, context_tokens=count + 2048, threads=1, at_once=2048) as llama:
-            ids = _Answerer(llama, eye, 2048).result([Asked(text, [], [], most)], [chunks]).answers[0]
-            ended = bool(llama.api.llama_vocab_is_eog(llama.vocab, ids[-1]))
+    with tempfile.TemporaryDirectory() as folder:
+        names = [f"{number}.png" for number in range(len(pictures))]
+        for name, picture in zip(names, pictures, strict=True):
+            shown(picture).save(Path(folder) / name)
+        asked = Asked(text, names, [], most)
+        pair = {"text": loaded[0].model_path, "projector": str(projectors[0])}
+        result = ask(AskedJob(**pair, threads=1, folder=folder, asked=[asked]))
+    (ids,), (ended,), (count,) = result.answers, result.stopped, result.prompt_tokens
     return (ids[:-1], "stop", count) if ended else (ids, "length", count)
+
+
+def shown(picture: bytes) -> Any:
+    from PIL import Image
+
+    image = Image.open(io.BytesIO(picture)).convert("RGB")
+    if FAULT == "grey":
+        return Image.new("RGB", image.size, (127, 127, 127))
+    return image.resize((2 * image.width, 2 * image.height)) if FAULT == "larger" else image
 
 
 def written(ids: list[int]) -> str:

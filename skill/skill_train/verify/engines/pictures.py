@@ -31,7 +31,7 @@ from skill_train.llama.pictures.answers import Asked, AskedJob, AskedResult, ask
 from skill_train.llama.pictures.compare import MARKER, Pair
 from skill_train.llama.template import Conversation
 from skill_train.machine.read import physical_cores
-from skill_train.reference.pictures import PictureQuestion, with_markers
+from skill_train.reference.pictures import GREY, PictureQuestion, with_markers
 from skill_train.run.records import Verdict
 from skill_train.run.verify_record import Check, NotChecked
 from skill_train.verify.check_template import render_reference
@@ -43,7 +43,6 @@ from skill_train.verify.thresholds import ENGINE_GAP
 _NAME = "engine_pictures"
 _ROOM = 2048  # tokens: an engine may make more of a picture, as Ollama does
 _NEVER = float("inf")
-_GREY = (127, 127, 127)
 _OF_BLANK = (0.25, 0.5)  # of the gap of grey pictures: an engine that shows these must not pass
 _OWN_PROMPTS = (
     f"{PYTHON_SERVER}: it writes prompts with pictures by handlers of its own, one for each family, and not by the "
@@ -166,7 +165,7 @@ def _grey(question: EngineQuestion) -> EngineQuestion:
     from PIL import Image
 
     sizes = [Image.open(io.BytesIO(picture)).size for picture in question.pictures]
-    return replace(question, pictures=tuple(_png(Image.new("RGB", size, _GREY)) for size in sizes))
+    return replace(question, pictures=tuple(_png(Image.new("RGB", size, GREY)) for size in sizes))
 
 
 def _gaps(pair: Pair, partings: list[tuple[Expected, Parting]]) -> list[float]:
