@@ -162,7 +162,7 @@ def test_a_pair_that_llama_cpp_cannot_run_is_not_judged(tmp_path: Path) -> None:
 def test_an_engine_that_ends_at_once_fails(tmp_path: Path) -> None:
     (tmp_path / "llama-server").write_text("#!/bin/sh\nexit 3\n")
     found = named("llama-server", questions())
-    assert found.verdict == "fail" and "does not serve the pair" in found.detail
+    assert found.verdict == "fail" and "does not serve the file" in found.detail
 
 
 def test_verify_judges_the_pair_in_the_engine(commands: Commands, tmp_path: Path) -> None:

@@ -68,14 +68,17 @@ def test_llama_server_does_not_tell_half_a_character() -> None:
     own = ids("llama-spm", "▁Die", "<0xC4>", "<0x80>", "<0xC4>")
     told, shown = [own[0], own[2]], "Die\u0100"
     assert words("llama-spm").told(own) == [0, 2]
-    assert parted("llama-spm", own, tokens=told, whole=True, text=shown) == (None, "")
+    assert parted("llama-spm", own, tokens=told, whole_characters=True, text=shown) == (None, "")
     assert parted("llama-spm", own, tokens=told, text=shown)[0] == Parting([*PROMPT, own[0]], own[1], own[2])
     (other,) = ids("llama-spm", "▁for")
     for right, place in ((told[:1], 2), (told, 3)):
-        parting, _ = parted("llama-spm", own, tokens=[*right, other], whole=True)
+        parting, _ = parted("llama-spm", own, tokens=[*right, other], whole_characters=True)
         assert parting == Parting([*PROMPT, *own[:place]], own[place], other)
-    assert "where the file goes on" in parted("llama-spm", own, tokens=own[:1], whole=True, text="Die")[1]
-    assert "it shows 'Die' of the answer" in parted("llama-spm", own[:3], tokens=told, whole=True, text="Die")[1]
+    assert "where the file goes on" in parted("llama-spm", own, tokens=own[:1], whole_characters=True, text="Die")[1]
+    assert (
+        "it shows 'Die' of the answer"
+        in parted("llama-spm", own[:3], tokens=told, whole_characters=True, text="Die")[1]
+    )
 
 
 @pytest.mark.parametrize("text", ["a", "é", "€", "😀", "a😀b€"])

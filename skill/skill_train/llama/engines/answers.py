@@ -33,7 +33,7 @@ class EngineAnswer:
         prompt_tokens: how many it counted; None where it does not say.
         stopped: it ended the answer itself.
         tokens: the ids of the answer, without the one that ends it; None where the engine does not say.
-        whole: `tokens` lacks those with which the answer ended inside of a character, as it was being written.
+        whole_characters: `tokens` are those behind which the answer ended with a whole character, as it was written.
         pieces: the bytes of its tokens that have some; None where the engine does not say.
         refused: why there is no prompt.
         no_answer: why there is a prompt, and no answer.
@@ -45,7 +45,7 @@ class EngineAnswer:
     text: str = ""
     stopped: bool = False
     tokens: list[int] | None = None
-    whole: bool = False
+    whole_characters: bool = False
     pieces: list[bytes] | None = None
     refused: str = ""
     no_answer: str = ""

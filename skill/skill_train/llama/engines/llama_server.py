@@ -80,7 +80,7 @@ def _asked(url: str, question: EngineQuestion, marker: str) -> EngineAnswer:
         prompt_tokens=answer["usage"]["prompt_tokens"],
         text=choice["message"].get("content") or "",
         tokens=_tokens(choice),
-        whole=True,  # tools/server/server-context.cpp, `process_token`: an incomplete text is not told
+        whole_characters=True,  # tools/server/server-context.cpp, `process_token`: an incomplete text is not told
         stopped=choice["finish_reason"] != "length",
     )
 

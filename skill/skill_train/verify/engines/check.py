@@ -31,7 +31,7 @@ from skill_train.machine.read import physical_cores
 from skill_train.run.records import Verdict
 from skill_train.run.verify_record import Check, NotChecked
 from skill_train.verify.engines.partings import Parting, Vocabulary, compare
-from skill_train.verify.engines.prompts import difference
+from skill_train.verify.engines.prompts import difference, unanswered
 from skill_train.verify.engines.questions import Expected
 from skill_train.verify.thresholds import ENGINE_GAP
 
@@ -116,12 +116,8 @@ def _checked(name: str, gguf: GgufFile, own: list[list[int]], request: EngineReq
     file = gguf.path.name
     try:
         run = _asked(name, gguf.path, request)
-    except NotInstalled as error:
-        detail = f"{name} cannot be asked: {error.message}; it takes {error.expected or error.hint}"
-        return [Check("engine_prompts", file, "fail", error.code, "an answer", detail, {"engine": name})]
     except SkillTrainError as error:
-        detail = f"{name} does not serve the file: {error.message} ({error.got[-200:]})"
-        return [Check("engine_prompts", file, "fail", error.code, "serves it", detail, {"engine": name})]
+        return [unanswered("engine_prompts", file, name, error)]
     pairs = zip(run.answers, request.expected, strict=True)
     differences = [difference(answer, expected, request.tokenizer) for answer, expected in pairs]
     right = [place for place, why in enumerate(differences) if not why]

@@ -99,7 +99,7 @@ def _by_tokens(
     answer: EngineAnswer, theirs: list[int], own: list[int], expected: Expected, words: Vocabulary
 ) -> tuple[Parting | None, str]:
     theirs = theirs[: expected.question.most]  # llama_cpp.server writes more, rather than half a character
-    places = words.told(own) if answer.whole else list(range(len(own)))
+    places = words.told(own) if answer.whole_characters else list(range(len(own)))
     pairs = enumerate(zip(places, theirs, strict=False))
     equal = next((at for at, (place, other) in pairs if own[place] != other), min(len(places), len(theirs)))
     if equal == len(places) == len(theirs):

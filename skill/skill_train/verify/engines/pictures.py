@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from skill_train.core.console import Bar
-from skill_train.core.errors import NativeCrash, NotInstalled, SkillTrainError, VerificationFailed
+from skill_train.core.errors import NativeCrash, SkillTrainError, VerificationFailed
 from skill_train.llama.engines import llama_server, ollama
 from skill_train.llama.engines.answers import (
     LLAMA_SERVER,
@@ -36,7 +36,7 @@ from skill_train.run.records import Verdict
 from skill_train.run.verify_record import Check, NotChecked
 from skill_train.verify.check_template import render_reference
 from skill_train.verify.engines.partings import Parting, Vocabulary, compare
-from skill_train.verify.engines.prompts import difference_of_lengths, difference_of_texts
+from skill_train.verify.engines.prompts import difference_of_lengths, difference_of_texts, unanswered
 from skill_train.verify.engines.questions import Expected
 from skill_train.verify.thresholds import ENGINE_GAP
 
@@ -204,12 +204,8 @@ def _checked(engine: str, own: _Own, expected: list[Expected], request: PairInEn
     name = request.pair.text.name
     try:
         run = _asked(engine, own, expected, request)
-    except NotInstalled as error:
-        detail = f"{engine} cannot be asked: {error.message}; it takes {error.expected or error.hint}"
-        return Check(_NAME, name, "fail", error.code, "an answer", detail, {"engine": engine})
     except SkillTrainError as error:
-        detail = f"{engine} does not serve the pair: {error.message} ({error.got[-200:]})"
-        return Check(_NAME, name, "fail", error.code, "serves it", detail, {"engine": engine})
+        return unanswered(_NAME, name, engine, error)
     return _judged(run, own, expected, request)
 
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from skill_train.core.errors import NotInstalled, SkillTrainError
 from skill_train.llama.engines.answers import EngineAnswer
 from skill_train.llama.pictures.compare import MARKER
+from skill_train.run.verify_record import Check
 from skill_train.verify.engines.questions import Expected
 
 _AROUND = 40
@@ -37,6 +39,17 @@ def difference_of_lengths(answer: EngineAnswer, expected: int) -> str:
     if answer.prompt_tokens in (None, expected):
         return ""
     return f"it reads {answer.prompt_tokens} tokens in a prompt that has {expected}"
+
+
+def unanswered(check: str, file: str, engine: str, error: SkillTrainError) -> Check:
+    """A failed check of an engine that could not be asked, or did not serve the file."""
+    detail, wanted = f"{engine} does not serve the file: {error.message} ({error.got[-200:]})", "serves it"
+    if isinstance(error, NotInstalled):
+        detail, wanted = (
+            f"{engine} cannot be asked: {error.message}; it takes {error.expected or error.hint}",
+            "an answer",
+        )
+    return Check(check, file, "fail", error.code, wanted, detail, {"engine": engine})
 
 
 def _named(own: str, expected: str, tokenizer: Any) -> str:
