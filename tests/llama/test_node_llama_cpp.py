@@ -16,7 +16,7 @@ import pytest
 import gguf_maker
 import serving
 from skill_train.reference.load import load_tokenizer
-from skill_train.verify.engines.prompts import _named
+from skill_train.verify.engines.prompts import difference_of_texts
 
 FOLDER = os.environ.get("NODE_LLAMA_CPP", "")
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(not FOLDER, reason="NODE_LLAMA_CPP is not set")]
@@ -52,7 +52,7 @@ def test_its_default_prompt_is_named_and_what_to_set_mends_it(tmp_path: Path, te
     expected = tokenizer(text, add_special_tokens=False).input_ids
     default = tokenizer.decode(written(file, "default")["ids"])
     prompt = default[: default.index(text) + len(text)]
-    said = _named(prompt, text, tokenizer)
+    said = difference_of_texts(prompt, text, tokenizer)
     assert said.startswith(f"it puts '{in_front}") and said.endswith("in front of the prompt"), said
     own = written(file, "own")
     assert own["wrapper"] == "JinjaTemplate"

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import shutil
-import sys
 from pathlib import Path
 
 import psutil
 import pytest
 
 import gguf_maker
+from serving import STAND_IN, put_on_path
 from skill_train.llama.engines.programs import started
 from skill_train.llama.gguf_header import read_gguf
 from skill_train.reference.load import load_tokenizer
@@ -21,8 +21,6 @@ from skill_train.verify.engines.questions import engine_questions
 
 pytestmark = pytest.mark.slow
 
-ENGINE = Path(__file__).parents[1] / "support" / "stand_in_engines" / "engine.py"
-
 
 REAL = shutil.which("llama-server")
 REAL_OLLAMA = shutil.which("ollama")
@@ -30,11 +28,7 @@ REAL_OLLAMA = shutil.which("ollama")
 
 @pytest.fixture(autouse=True)
 def _on_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("ollama", "llama-server"):
-        program = tmp_path / name
-        program.write_text(f'#!/bin/sh\nexec "{sys.executable}" "{ENGINE}" {name} "$@"\n')
-        program.chmod(0o755)
-    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    put_on_path(tmp_path, monkeypatch)
 
 
 def checked(name: str, file: Path | None = None, *, kind: str = "qwen2") -> dict[str, Check]:
@@ -51,7 +45,7 @@ def test_an_engine_is_asked_and_ended(name: str) -> None:
     found = checked(name)
     assert [found[each].verdict for each in ("prompts", "answers", "stops")] == ["pass"] * 3, found
     assert all("stand-in" in str(check.figures["version"]) for check in found.values())
-    left = [child for child in psutil.Process().children(recursive=True) if str(ENGINE) in " ".join(child.cmdline())]
+    left = [child for child in psutil.Process().children(recursive=True) if str(STAND_IN) in " ".join(child.cmdline())]
     assert left == []
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,6 +12,7 @@ import pytest
 import picture_pairs
 import tiny_vision
 from command_child import Commands
+from serving import put_on_path
 from skill_train.llama.engines.answers import EngineQuestion
 from skill_train.llama.engines.llama_server import _messages as of_llama_server
 from skill_train.llama.engines.ollama import _messages as of_ollama
@@ -26,18 +26,13 @@ from skill_train.verify.engines.pictures import PairInEngines, check_pair_in_eng
 
 pytestmark = pytest.mark.slow
 
-ENGINE = Path(__file__).parents[1] / "support" / "stand_in_engines" / "engine.py"
 REAL, REAL_OLLAMA = shutil.which("llama-server"), shutil.which("ollama")
 SIZES = ((60, 40), (40, 90), (64, 64))
 
 
 @pytest.fixture(autouse=True)
 def _on_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("ollama", "llama-server"):
-        program = tmp_path / name
-        program.write_text(f'#!/bin/sh\nexec "{sys.executable}" "{ENGINE}" {name} "$@"\n')
-        program.chmod(0o755)
-    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    put_on_path(tmp_path, monkeypatch)
 
 
 def question(

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import struct
+import sys
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 import gguf_maker
 from skill_train.llama import gguf_header
@@ -136,3 +140,15 @@ def templated(source: Path, out: Path, template: str | None) -> Path:
     head += whole[value + 8 + length : end]
     out.write_bytes(head + bytes(-len(head) % gguf.alignment) + whole[begin:])
     return out
+
+
+STAND_IN = Path(__file__).with_name("stand_in_engines") / "engine.py"
+
+
+def put_on_path(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stand-ins for the engines, which speak their protocols."""
+    for name in ("ollama", "llama-server"):
+        program = folder / name
+        program.write_text(f'#!/bin/sh\nexec "{sys.executable}" "{STAND_IN}" {name} "$@"\n')
+        program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(folder), prepend=os.pathsep)
