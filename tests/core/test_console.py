@@ -62,9 +62,13 @@ HUMAN = "trained\nnext: skill-train merge runs/a\n"
 def hints_in(source: str) -> list[str]:
     """The commands of a module that are hints, each value in them by a word."""
     nodes = [node for node in ast.walk(ast.parse(source)) if isinstance(node, (ast.keyword, ast.Assign))]
-    named = [node.value for node in nodes if "hint" in ast.unparse(node).split("=")[0]]
+    named = [node.value for node in nodes if "hint" in _name(node)]
     texts = [text for value in named for text in _texts(value)]
     return [text for text in texts if text.startswith("skill-train ")]
+
+
+def _name(node: ast.keyword | ast.Assign) -> str:
+    return (node.arg or "") if isinstance(node, ast.keyword) else ast.unparse(node.targets[0])
 
 
 def _texts(node: ast.AST) -> list[str]:
