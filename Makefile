@@ -14,7 +14,7 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python; do \
 
 help:
 	@echo "make demo   train, merge, export and verify a small model, offline, and print the table"
-	@echo "make check  before each commit: lint, types, the fast tests, one chain of a tiny model; about a minute"
+	@echo "make check  before each commit: lint, types, the fast tests, one chain of a tiny model; 90 s on 2 cores"
 	@echo "make test   all tests that need no network"
 	@echo "make torture  kills, faults and hostile input: seeded, bounded, with their counts; SKILL_TRAIN_SEED=n for others"
 	@echo "make walks  every family, kill point and setting, where \`make test\` has a few of a kind"
@@ -29,7 +29,7 @@ demo: $(STAMP)
 	$(BIN)/skill-train demo --format human
 
 check: lint
-	$(BIN)/python -m pytest -m "not slow and not live and not torture" -n $(CORES) --dist loadfile
+	$(BIN)/python -m pytest -m "not slow and not live and not torture" -n $(CORES) --dist loadfile --no-loadscope-reorder
 
 # Each file goes whole to one process, the slow ones first, and each process keeps to one core (tests/conftest.py). Two
 # processes a core: a quarter of the time is spent waiting, for signals and for servers. Each takes up to 2 GB.

@@ -27,6 +27,8 @@ from skill_train.commands import _doctor_checks as checks
 from skill_train.commands._doctor_packages import Package, Torchvision, packages, torchvision, within
 from skill_train.core.errors import NativeCrash, NotInstalled
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).resolve().parent.parent.parent
 TOKEN = "hf_thisIsNoRealToken0123456789"
 

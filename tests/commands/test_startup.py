@@ -14,6 +14,8 @@ import pytest
 
 from skill_train.cli import COMMANDS, GROUPS, cli
 
+pytestmark = [pytest.mark.slow, pytest.mark.real_python]
+
 SCRIPT = str(Path(sys.executable).with_name("skill-train"))  # the console script of this environment
 CONFIGS = Path(__file__).resolve().parents[1] / "support" / "data" / "configs"
 HEAVY = ("torch", "transformers", "huggingface_hub", "llama_cpp", "numpy", "rich", "datasets", "peft", "trl", "yaml")

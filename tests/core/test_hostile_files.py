@@ -53,6 +53,8 @@ from skill_train.run.train_record import read_steps
 from skill_train.run.verify_record import Proof
 from skill_train.train import measured_speed as calibration
 
+pytestmark = pytest.mark.slow
+
 
 def refused(call: Any, *arguments: Any, **named: Any) -> SkillTrainError:
     with pytest.raises(SkillTrainError) as caught:

@@ -17,7 +17,7 @@ import hostile_files
 import hostile_hub
 import hostile_records
 
-pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="needs signals")
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(sys.platform == "win32", reason="needs signals")]
 
 TARGETS = {**hostile_files.TARGETS, **hostile_records.TARGETS, "markers": hostile_hub.markers}
 COUNTS = {

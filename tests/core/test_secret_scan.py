@@ -11,6 +11,8 @@ import pytest
 
 from skill_train.core.secret_scan import secret_in
 
+pytestmark = pytest.mark.slow
+
 LETTERS = "aB3" * 11 + "x"  # 34 of them, as huggingface.co makes them
 TOKEN = f"hf_{LETTERS}"
 JWT = "hf_oauth_eyJh.eyJz-dWIi_OiJh.c2ln-bmF0dXJl"  # a sign-in's: header, claims and signature in base64url

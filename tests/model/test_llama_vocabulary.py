@@ -136,6 +136,7 @@ def test_a_vocabulary_is_read_once(reads: list[str], tmp_path: Path) -> None:
     assert len(reads) == 2
 
 
+@pytest.mark.slow
 def test_another_vocabulary_under_the_same_name_is_read(reads: list[str], tmp_path: Path) -> None:
     folder, known = home_made(tmp_path), vocabulary(tiny_vocab.write_gpt2, tmp_path / "gpt2")
     assert why_no_vocabulary(folder, "GPT2LMHeadModel") is not None

@@ -9,6 +9,8 @@ import pytest
 
 from skill_train.program import plan as program
 
+pytestmark = pytest.mark.slow
+
 torch = pytest.importorskip("torch")
 sdpa_attention = pytest.importorskip("transformers.integrations.sdpa_attention")
 
@@ -31,7 +33,6 @@ def test_where_the_flash_kernel_runs(dtype: str, capability: tuple[int, int], ru
     assert program.flash_attention_runs(dtype, capability) is runs
 
 
-@pytest.mark.slow
 def test_shared_heads_are_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
     """4 heads of queries, 2 of keys: torch is given 4 of each, and the same comes out."""
     from transformers import Qwen2Config, Qwen2ForCausalLM

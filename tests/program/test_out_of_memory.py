@@ -22,7 +22,10 @@ from skill_train.program.plan import MEASURING, kills_for_memory, memory_ended, 
 from skill_train.run.folder import RunDir
 from skill_train.train import local
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="macOS keeps no limit of a process's memory")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(sys.platform != "linux", reason="macOS keeps no limit of a process's memory"),
+]
 
 # Needs 40 MB a row, four times as much without recomputation, of `free` MB.
 STAND_IN = """

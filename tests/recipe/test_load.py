@@ -321,6 +321,7 @@ def test_a_key_that_stands_twice_is_refused(tmp_path: Path, text: str) -> None:
     assert caught.value.code == "bad_recipe" and "line 3" in caught.value.message
 
 
+@pytest.mark.slow
 def test_many_keys_take_no_time(tmp_path: Path) -> None:
     """100,000 of them fit into the largest recipe; compared each with each, they would take hours."""
     (tmp_path / "recipe.yaml").write_text("".join(f"k{n}: 1\n" for n in range(60_000)))

@@ -27,6 +27,8 @@ from skill_train.run.evaluate_record import Evaluation, rows_digest
 from skill_train.run.folder import RunDir
 from skill_train.run.train_record import read_rows
 
+pytestmark = pytest.mark.slow
+
 RECORDED = Path(__file__).resolve().parent.parent / "support" / "data" / "runs" / "tiny"
 TEXT = {"bytes": 9, "sha256": "aa", "quant": "q8_0"}
 PROJECTOR = {"bytes": 5, "sha256": "bb", "quant": "f16"}

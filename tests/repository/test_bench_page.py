@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+pytestmark = pytest.mark.real_python
+
 BENCH = Path(__file__).resolve().parents[2] / "bench"
 
 
@@ -46,6 +48,7 @@ def test_a_target_is_judged_by_its_figure() -> None:
     assert target("a", "at most 2", None, 2.0, "x")["met"] is None
 
 
+@pytest.mark.slow
 def test_a_program_that_hangs_ends_with_the_budget(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "slow").mkdir()
     (tmp_path / "slow" / "measure.py").write_text("import time\ntime.sleep(60)\n")
@@ -66,6 +69,7 @@ def test_training_runs_once_where_little_time_is_left(
     assert (tmp_path / "training" / "seen").read_text() == arguments
 
 
+@pytest.mark.slow
 def test_what_is_timed_at_the_start_still_works() -> None:
     """A measurement that ends with a traceback is else found by whoever measures next. No results are written."""
     program = [sys.executable, str(BENCH / "startup" / "measure.py"), "--rounds", "1", "--only", "skill-train"]

@@ -10,6 +10,8 @@ import pytest
 from models import NAMES, recorded, recorded_model
 from planning import decided
 
+pytestmark = pytest.mark.slow
+
 PAGE = (Path(__file__).resolve().parents[2] / "references" / "hardware_guide.md").read_text(encoding="utf-8")
 FAMILIES = ("qwen2.5", "qwen3", "llama", "phi", "gemma")
 TEXT = [n for n in NAMES if n.startswith(FAMILIES) and not recorded_model(n).vision and n != "qwen3-30b-a3b"]

@@ -14,6 +14,8 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
+pytestmark = [pytest.mark.slow, pytest.mark.real_python]
+
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "skill" / "skill_train"
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]

@@ -18,6 +18,8 @@ import yaml
 from skill_rules import findings
 from skill_train.skill.files import PROGRAMS, skill_files
 
+pytestmark = pytest.mark.real_python
+
 ROOT = Path(__file__).resolve().parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 FRONT = yaml.safe_load((ROOT / "SKILL.md").read_text(encoding="utf-8").split("---\n")[1])
@@ -195,6 +197,7 @@ def test_the_header_of_a_program(name: str) -> None:
     assert set(extras) <= set(PROJECT["optional-dependencies"])
 
 
+@pytest.mark.slow
 def test_uv_runs_a_program_without_an_installation(checkout: Path, tmp_path: Path) -> None:
     uv = Path(sys.executable).with_name("uv")
     (tmp_path / "rows.jsonl").write_text('{"prompt": "What is late?", "completion": "The ticket."}\n' * 20)
