@@ -34,16 +34,6 @@ def require_sound_files(folder: Path) -> None:
         model_files.check_files(folder)
 
 
-def require_regular(file: Path) -> None:
-    """Refuses a path that is not a regular file, before a library waits for it. A missing file is left to the reader.
-
-    Raises:
-        UsageError: the path is a pipe, a device or a socket.
-    """
-    with _as_ours():
-        model_files.check_regular(file)
-
-
 def foreign_json(file: Path) -> Any:
     """A JSON document from elsewhere.
 
