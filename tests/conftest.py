@@ -31,7 +31,7 @@ def pytest_configure(config: pytest.Config) -> None:
     """Before anything imports huggingface_hub, which reads its environment once."""
     global _shared, _temporary
     _keep_to_one_core()
-    sys.dont_write_bytecode = False  # pytest's own of a test module takes half of the time in which it is collected
+    sys.dont_write_bytecode = False  # pytest keeps what it compiles: half the time of collecting
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell starts what runs in the background
         signal.signal(signal.SIGINT, signal.default_int_handler)
     if "PYTEST_XDIST_WORKER" not in os.environ:
@@ -65,7 +65,7 @@ def _keep_to_one_core() -> None:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """What `make check` leaves out whole it need not import either, which took a third of its time."""
+    """A file whose tests are all left out by `-m` is not imported. `make check` spent a third of its time on that."""
     left_out = re.findall(r"not (\w+)", config.option.markexpr)
     if not left_out or " or " in config.option.markexpr or collection_path.suffix != ".py":
         return None

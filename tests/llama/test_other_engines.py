@@ -43,7 +43,7 @@ def checked(name: str, file: Path | None = None, *, kind: str = "qwen2") -> dict
 def stand_ins_left() -> list[list[str]]:
     commands = []
     for child in psutil.Process().children(recursive=True):
-        with suppress(psutil.NoSuchProcess):  # it ends just now, or has ended and another test has not asked how
+        with suppress(psutil.NoSuchProcess):  # it has ended; if nobody has waited for it yet, it is still listed
             commands.append(child.cmdline())
     return [command for command in commands if str(STAND_IN) in " ".join(command)]
 
