@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from skill_train.run.records import Verdict
 from skill_train.run.verify_record import Check, NotChecked
-from skill_train.verify.check import worst
+from skill_train.verify.check import judged, parting_place, worst
 from skill_train.verify.reference_answers import ReferenceAnswer
 from skill_train.verify.thresholds import Limits
 
@@ -29,7 +28,7 @@ def check_answers(
         if gap > max(gaps):
             widest_parting = parting
         gaps.append(gap)
-        verdicts.append(_judge(gap, limits.gap))
+        verdicts.append(judged(gap, limits.gap))
     equal = sum(answer.ids == ids for answer, ids in zip(answers, file_answers, strict=True))
     ended = sum(answer.stopped for answer in answers)
     detail = f"{equal} of {len(answers)} answers are equal, the reference ends {ended} of them itself"
@@ -44,8 +43,8 @@ def _parting(answer: ReferenceAnswer, ids: list[int], tokenizer: Any) -> tuple[f
 
     Equal answers have a gap of 0.
     """
-    at = next((i for i, (a, b) in enumerate(zip(answer.ids, ids, strict=False)) if a != b), None)
-    if at is None:
+    at = parting_place(answer.ids, ids)
+    if at == min(len(answer.ids), len(ids)):
         if len(answer.ids) == len(ids):
             return 0.0, ""
         # The answers are equal so far, and only one of the two ends here. llama.cpp may know more special tokens that
@@ -58,7 +57,3 @@ def _parting(answer: ReferenceAnswer, ids: list[int], tokenizer: Any) -> tuple[f
     gap = float(row[answer.ids[at]] - row[ids[at]]) if ids[at] < len(row) else _NEVER
     own, other = tokenizer.decode([answer.ids[at]]), tokenizer.decode([ids[at]])
     return gap, f"at token {at} llama.cpp answers {other!r} for {own!r}, which the reference prefers by {gap:.2g} nats"
-
-
-def _judge(gap: float, bounds: tuple[float, float]) -> Verdict:
-    return "pass" if gap <= bounds[0] else "warn" if gap <= bounds[1] else "fail"

@@ -7,7 +7,7 @@ import msgspec
 from skill_train.llama.logit_distance import Distance, TuningShare
 from skill_train.run.records import Verdict
 from skill_train.run.verify_record import Check, NotChecked
-from skill_train.verify.check import worst
+from skill_train.verify.check import judged, worst
 from skill_train.verify.thresholds import FAR_TOKENS, Limits
 
 _COSTLY = 0.5  # share of the tuning's own effect: rounding that costs more is worth a warning
@@ -44,10 +44,10 @@ def check_logits(
     with_far = [
         bound + most * limits.far / figures["tokens"] for bound, most in zip(limits.kl, FAR_TOKENS, strict=True)
     ]
-    nearer = [_judge(trimmed, limits.kl)]
+    nearer = [judged(trimmed, limits.kl)]
     if limits.typical is not None:
-        nearer.append(_judge(median, limits.typical))
-    verdict = worst([*nearer, _judge(kl, (with_far[0], with_far[1])), _judge(beyond, limits.ratio)])
+        nearer.append(judged(median, limits.typical))
+    verdict = worst([*nearer, judged(kl, (with_far[0], with_far[1])), judged(beyond, limits.ratio)])
     detail = (
         f"mean KL {kl:.2g} nats, 99th percentile {figures['p99_kl']:.2g}, same first token {figures['same_top1']:.1%}, "
         f"perplexity x{ratio:.4f} ± {width:.4f} on {figures['tokens']} tokens"
@@ -118,10 +118,6 @@ def check_tuned(
     if not large:
         detail += f"; the tuning itself is only {between:.2g} nats, less than this type can hold for sure"
     return Check("tuned", file, verdict, share, f"1 ± {limits.share[0]}", detail, figures)
-
-
-def _judge(figure: float, bounds: tuple[float, float]) -> Verdict:
-    return "pass" if figure <= bounds[0] else "warn" if figure <= bounds[1] else "fail"
 
 
 def _means(share: float) -> str:

@@ -13,6 +13,7 @@ from skill_train.program.encode import endless_template, limited
 from skill_train.run.records import Verdict
 from skill_train.run.train_record import Row
 from skill_train.run.verify_record import Check, NotChecked
+from skill_train.verify.check import parting_place
 
 # What the file's own template writes. None: the file has none. A sentence: it never ends, or takes too much memory.
 Own = list[Rendered] | str | None
@@ -123,8 +124,7 @@ def openers(tokenizer: Any) -> set[int]:
     both = [msgspec.structs.replace(CONVERSATIONS[0], add_generation_prompt=prompt) for prompt in (True, False)]
     texts = [_render(tokenizer, conversation).text or "" for conversation in both]
     ids, without = (tokenizer(text, add_special_tokens=False).input_ids for text in texts)
-    shared = next((at for at, pair in enumerate(zip(ids, without, strict=False)) if pair[0] != pair[1]), len(without))
-    return set(ids[shared:]) - {turn_end(tokenizer)}
+    return set(ids[parting_place(ids, without) :]) - {turn_end(tokenizer)}
 
 
 def reads_clock(tokenizer: Any) -> bool:
@@ -154,6 +154,6 @@ def first_difference(own: Rendered, reference: Rendered) -> str:
         return f"the file's template refuses a conversation: {own.refused}"
     if b is None:
         return f"the reference's template refuses a conversation that the file's accepts: {reference.refused}"
-    at = next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+    at = parting_place(a, b)
     start = max(0, at - 20)
     return f"at character {at} the file writes {a[start : at + 30]!r}, the reference {b[start : at + 30]!r}"

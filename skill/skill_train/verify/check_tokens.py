@@ -8,7 +8,7 @@ from typing import Any
 from skill_train.llama.inference import VocabularyFacts
 from skill_train.run.train_record import Row
 from skill_train.run.verify_record import Check, NotChecked
-from skill_train.verify.check import problems
+from skill_train.verify.check import parting_place, problems
 
 # Each line is here because some tokenizer or converter got it wrong.
 HARD_STRINGS = (
@@ -79,8 +79,7 @@ def with_composed_forms(texts: list[str]) -> list[str]:
 
 def difference(file_ids: list[int], expected: list[int]) -> str:
     """Both lists around the first difference."""
-    pairs = zip(file_ids, expected, strict=False)
-    at = next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(file_ids), len(expected)))
+    at = parting_place(file_ids, expected)
     start = max(0, at - _AROUND)
     rows = ["[" + " ".join(map(str, ids[start : at + _AROUND])) + "]" for ids in (file_ids, expected)]
     return f"at token {at} llama.cpp has {rows[0]}, the reference {rows[1]}"

@@ -12,6 +12,7 @@ from typing import Any
 from skill_train.llama.gguf_header import GgufFile, Value
 from skill_train.llama.template import Conversation, Message, render_with
 from skill_train.run.records import Verdict
+from skill_train.verify.check import parting_place
 from skill_train.verify.check_template import first_difference
 
 _KEY = "tokenizer.chat_template"
@@ -90,10 +91,7 @@ def text_difference(gguf: GgufFile, tokenizer: Any) -> tuple[Verdict, str]:
 
 
 def _rendered_difference(gguf: GgufFile, own: str, reference: str) -> tuple[Verdict, str]:
-    at = next(
-        (i for i, (a, b) in enumerate(zip(own, reference, strict=False)) if a != b), min(len(own), len(reference))
-    )
-    where = f"the text of the template differs at character {at}"
+    where = f"the text of the template differs at character {parting_place(own, reference)}"
     by_file, by_reference = (render_with(text, gguf, BRANCHES) for text in (own, reference))
     if isinstance(by_file, str) or isinstance(by_reference, str):
         return "fail", f"{where}, and it does not come to an end"

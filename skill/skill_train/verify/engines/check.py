@@ -28,8 +28,8 @@ from skill_train.llama.engines.programs import on_path, version_of
 from skill_train.llama.gguf_header import GgufFile
 from skill_train.llama.inference import InferenceJob, Prompt, Scored
 from skill_train.machine.read import physical_cores
-from skill_train.run.records import Verdict
 from skill_train.run.verify_record import Check, NotChecked
+from skill_train.verify.check import judged
 from skill_train.verify.engines.partings import Parting, Vocabulary, compare
 from skill_train.verify.engines.prompts import difference, unanswered
 from skill_train.verify.engines.questions import Expected
@@ -183,7 +183,7 @@ def _check_answers(
     gap = max(_gaps(gguf, partings, request.expected), default=0.0)
     equal = len(answered) - len(partings)
     figures = {"engine": name, "version": run.version, "looked_at": len(right), "equal": equal}
-    verdict: Verdict = "pass" if gap <= ENGINE_GAP[0] else "warn" if gap <= ENGINE_GAP[1] else "fail"
+    verdict = judged(gap, ENGINE_GAP)
     detail = f"{name} {run.version} gives {equal} of {len(right)} answers as llama.cpp gives them here"
     if silent:
         verdict = "fail"

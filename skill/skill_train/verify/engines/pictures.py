@@ -32,8 +32,8 @@ from skill_train.llama.pictures.compare import MARKER, Pair
 from skill_train.llama.template import Conversation
 from skill_train.machine.read import physical_cores
 from skill_train.reference.pictures import GREY, PictureQuestion, with_markers
-from skill_train.run.records import Verdict
 from skill_train.run.verify_record import Check, NotChecked
+from skill_train.verify.check import judged, parting_place
 from skill_train.verify.check_template import render_reference
 from skill_train.verify.engines.partings import Parting, Vocabulary, compare
 from skill_train.verify.engines.prompts import difference_of_lengths, difference_of_texts, unanswered
@@ -152,13 +152,9 @@ def _own_answers(pair: Pair, expected: list[Expected]) -> _Own:
     blank = [
         (each, Parting(answer[:at], answer[at], other[at]))
         for each, answer, other in zip(expected, result.answers[:count], result.answers[count:], strict=True)
-        if (at := _parting_place(answer, other)) is not None
+        if (at := parting_place(answer, other)) < min(len(answer), len(other))
     ]
     return _Own(answers[:count], result.prompt_tokens[:count], _gaps(pair, blank))
-
-
-def _parting_place(answer: list[int], other: list[int]) -> int | None:
-    return next((at for at, (one, two) in enumerate(zip(answer, other, strict=False)) if one != two), None)
 
 
 def _grey(question: EngineQuestion) -> EngineQuestion:
@@ -271,5 +267,4 @@ def _judged_answers(run: EngineRun, own: _Own, expected: list[Expected], request
         detail += (
             f"; the pair prefers its own token by {gap:.2g} nats: another llama.cpp makes other pixels of a picture"
         )
-    verdict: Verdict = "pass" if gap <= most[0] else "warn" if gap <= most[1] else "fail"
-    return Check(_NAME, name, verdict, gap, most[0], detail, figures)
+    return Check(_NAME, name, judged(gap, most), gap, most[0], detail, figures)

@@ -8,6 +8,7 @@ from skill_train.core.errors import NotInstalled, SkillTrainError
 from skill_train.llama.engines.answers import EngineAnswer
 from skill_train.llama.pictures.compare import MARKER
 from skill_train.run.verify_record import Check
+from skill_train.verify.check import parting_place
 from skill_train.verify.engines.questions import Expected
 
 _AROUND = 40
@@ -61,8 +62,7 @@ def _named(own: str, expected: str, tokenizer: Any) -> str:
         return "it writes llama-2's prompt in the place of the model's own template"
     if own.endswith(expected):
         return f"it puts {own[: -len(expected)][:_AROUND]!r} in front of the prompt"
-    pairs = zip(own, expected, strict=False)
-    at = next((place for place, (a, b) in enumerate(pairs) if a != b), min(len(own), len(expected)))
+    at = parting_place(own, expected)
     shown = slice(max(0, at - 20), at + _AROUND)
     written = f"at character {at} it writes {own[shown]!r}, and the trained model read {expected[shown]!r}"
     if own.count(MARKER) < expected.count(MARKER):

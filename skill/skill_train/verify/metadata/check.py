@@ -11,6 +11,7 @@ from skill_train.model.config import text_config, unread_window
 from skill_train.model.convertible import from_config as convertible
 from skill_train.run.records import Verdict
 from skill_train.run.verify_record import Check
+from skill_train.verify.check import some
 from skill_train.verify.metadata.rope import kind_of, table_faults
 from skill_train.verify.metadata.stated import (
     EXPECTED,
@@ -25,7 +26,6 @@ from skill_train.verify.metadata.stated import (
 )
 
 _TOLERANCE = 1e-5  # relative: a float32 in the file against a decimal in config.json
-_SHOWN = 3
 # Architectures with layers of a window, and those whose files say how experts are weighed.
 _WINDOWED = {"gemma2", "gemma3", "gemma3n", "cohere2", "gpt-oss", "exaone4"}
 _ROUTED = {"deepseek2", "glm4moe", "dots1", "bailingmoe2"}
@@ -71,13 +71,12 @@ def check_window(file: str, config: JsonObject) -> Check | None:
 
 
 def _verdict(gguf: GgufFile, faults: list[str], equal: list[str], unknown: list[str], harmless: list[str]) -> Check:
-    detail = "; ".join(faults[:_SHOWN]) + (f"; and {len(faults) - _SHOWN} more" if len(faults) > _SHOWN else "")
     good = "equal to config.json: " + ", ".join(equal)
     left = f"; not compared, because config.json does not state it: {', '.join(unknown)}" if unknown else ""
     left += f"; {', '.join(harmless)}, and llama.cpp computes the same" if harmless else ""
     verdict: Verdict = "fail" if faults else "warn" if unknown or harmless else "pass"
     figures = {"looked_at": len(equal) + len(faults), "not_compared": unknown}
-    return Check("metadata", gguf.path.name, verdict, len(faults), 0, detail or good + left, figures)
+    return Check("metadata", gguf.path.name, verdict, len(faults), 0, some(faults) or good + left, figures)
 
 
 def same(value: Any, expected: Any) -> bool:

@@ -15,7 +15,7 @@ from typing import Any
 from skill_train.facts import JsonObject
 from skill_train.llama.gguf_header import GgufFile
 from skill_train.run.verify_record import Check
-from skill_train.verify.check import problems
+from skill_train.verify.check import parting_place, problems
 from skill_train.verify.check_tokens import same_piece
 
 _NORMAL, _UNKNOWN, _CONTROL, _USER, _UNUSED, _BYTE = range(1, 7)  # llama.cpp, llama_token_type
@@ -163,7 +163,7 @@ def _order_faults(gguf: GgufFile, files: Files) -> tuple[list[str], str]:
     if _NAMES.get(kind) == "merges" or (kind not in _NAMES and merges):
         if files.merges is None:
             return [], "not compared: merges, because the reference has no tokenizer.json and no merges.txt"
-        return _list_faults("merge", merges, files.merges), f"{len(files.merges)} merges equal"
+        return _merge_faults(merges, files.merges), f"{len(files.merges)} merges equal"
     if _NAMES.get(kind) == "scores":
         expected = _scores(files)
         if expected is None:
@@ -172,14 +172,13 @@ def _order_faults(gguf: GgufFile, files: Files) -> tuple[list[str], str]:
     return ([], "") if kind == "bert" else ([], f"not compared: how a {kind} tokenizer orders its pieces")
 
 
-def _list_faults(noun: str, entries: list[str], expected: list[str]) -> list[str]:
+def _merge_faults(entries: list[str], expected: list[str]) -> list[str]:
     if entries == expected:
         return []
-    pairs = enumerate(zip(entries, expected, strict=False))
-    at = next((i for i, (a, b) in pairs if a != b), min(len(entries), len(expected)))
+    at = parting_place(entries, expected)
     pair = [repr(rows[at]) if at < len(rows) else "nothing" for rows in (entries, expected)]
     count = "" if len(entries) == len(expected) else f" ({len(entries)} instead of {len(expected)})"
-    return [f"{noun} {at} is {pair[0]}, the reference has {pair[1]}{count}"]
+    return [f"merge {at} is {pair[0]}, the reference has {pair[1]}{count}"]
 
 
 def _score_faults(scores: list[float], expected: list[float], added: set[int]) -> list[str]:

@@ -16,7 +16,7 @@ from skill_train.program.pictures.tokens import LINE_END
 from skill_train.reference.load import load_tokenizer
 from skill_train.run.records import Verdict
 from skill_train.run.verify_record import Check
-from skill_train.verify.check import problems
+from skill_train.verify.check import problems, some
 from skill_train.verify.metadata.check import same
 from skill_train.verify.pictures.places import (
     ProjectorPlace,
@@ -175,11 +175,11 @@ def check_projector_weights(gguf: GgufFile, folder: Path, base: Path | None = No
     }
     if said := _named(found, wrong, base is not None):
         names = [one.tensor for one in found.missing] + [one.fault for one in wrong]
-        return Check("projector_weights", file, "fail", len(names), 0, f"{said}: {_some(names)}", figures)
+        return Check("projector_weights", file, "fail", len(names), 0, f"{said}: {some(names, _TOLD)}", figures)
     worst = max((one.error for one in found.compared), default=0.0)
     verdict: Verdict = "warn" if found.unknown or not count else "pass"
     detail = f"{count} of {len(gguf.tensors)} tensors are those of the trained model, the worst row {worst:.2g} off"
-    detail += f"; not compared: {_some(found.unknown)}" * bool(found.unknown)
+    detail += f"; not compared: {some(found.unknown, _TOLD)}" * bool(found.unknown)
     return Check("projector_weights", file, verdict, len(found.unknown), 0, detail, figures)
 
 
@@ -296,7 +296,3 @@ def _difference(gguf: GgufFile, place: ProjectorPlace, weight: Any) -> tuple[flo
         if wrong.any():
             return worst, f"{tensor.name} is not {place.source}"
     return worst, ""
-
-
-def _some(said: list[str]) -> str:
-    return "; ".join(said[:_TOLD]) + (f"; and {len(said) - _TOLD} more" if len(said) > _TOLD else "")

@@ -13,9 +13,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from skill_train.llama.pictures.compare import PictureAnswer
-from skill_train.run.records import Verdict
 from skill_train.run.verify_record import Check, NotChecked
-from skill_train.verify.check import worst
+from skill_train.verify.check import judged, parting_place, worst
 from skill_train.verify.pictures.measured import MeasuredPictures, divergences
 from skill_train.verify.thresholds import limits
 
@@ -119,11 +118,11 @@ def _judged(
     # A quantized language model rounds what it reads, so a hair between two embeddings can become a step.
     verdicts = {
         "the language model reads the model's own embeddings in another way: positions, attention or weights": (
-            _judge(found.given, of_text)
+            judged(found.given, of_text)
         ),
-        "the projector's embeddings change the text": _judge(found.own, max(of_text, of_projector)),
-        "the projector's embeddings are farther off than rounding puts them": _judge(found.error, most),
-        "": _judge(found.kl, (of_text[0] + of_projector[0], of_text[1] + of_projector[1])),
+        "the projector's embeddings change the text": judged(found.own, max(of_text, of_projector)),
+        "the projector's embeddings are farther off than rounding puts them": judged(found.error, most),
+        "": judged(found.kl, (of_text[0] + of_projector[0], of_text[1] + of_projector[1])),
     }
     verdict = worst(verdicts.values())
     power = max(found.own, found.kl) if types.text in ("f32", "f16") else found.own
@@ -151,7 +150,7 @@ def _token_fault(measured: MeasuredPictures, reference: PictureReference, answer
     got = answer.tokens(measured.picture_token)
     if got == ids:
         return "" if len(answer.shown) == parts else f"llama.cpp has {len(answer.shown)} parts, the model {parts}"
-    place = next((n for n, (a, b) in enumerate(zip(ids, got, strict=False)) if a != b), min(len(ids), len(got)))
+    place = parting_place(ids, got)
     wanted, found = (measured.text(one[place : place + 4]) or "nothing" for one in (ids, got))
     return f"at {place} of {len(ids)} the model reads {wanted!r}, llama.cpp {found!r}"
 
@@ -199,10 +198,6 @@ def _mean(parts: Iterable[np.ndarray]) -> float:
 
     found = list(parts)
     return float(np.concatenate(found).mean()) if found else math.nan
-
-
-def _judge(figure: float, bounds: tuple[float, float]) -> Verdict:
-    return "pass" if figure <= bounds[0] else "warn" if figure <= bounds[1] else "fail"
 
 
 def _finite(value: float) -> float | None:

@@ -18,6 +18,7 @@ from skill_train.model.adapter import read_adapter
 from skill_train.reference.low_memory import frugal_model, merged_weights
 from skill_train.run.records import Verdict
 from skill_train.run.verify_record import Check, NotChecked
+from skill_train.verify.check import some
 from skill_train.verify.weights.arrangements import as_it_is, minus_exp, one_more
 from skill_train.verify.weights.computed import computed_tensors, metadata_of
 from skill_train.verify.weights.places import EMBEDDING, OUTPUT, TRIED, VOCABULARY, Place, Places, places
@@ -197,19 +198,14 @@ class _FileComparison:
         looked_at = len(tensors.keys() & rows.keys() - set(unknown))
         worst = max((weight.error for weight in self.seen if weight.tensor not in unknown), default=0.0)
         fault_lines = [faults[name] for name in (*tensors, *faults.keys() - tensors.keys()) if name in faults]
-        reason = f"{_some(unknown)}: where the weights of {arch} models lie, or how they are arranged, is not known"
+        why = f"where the weights of {arch} models lie, or how they are arranged, is not known"
         good = f"{looked_at} of {len(tensors)} tensors are those of the trained model, the worst row {worst:.2g} off"
         verdict: Verdict = "fail" if fault_lines else "warn" if unknown else "pass"
-        detail = _some(fault_lines) or good + f"; not compared: {_some(unknown)}" * bool(unknown)
+        detail = some(fault_lines, _SHOWN) or good + f"; not compared: {some(unknown, _SHOWN)}" * bool(unknown)
         check = Check("weights", file, verdict, len(fault_lines), 0, detail, {"looked_at": looked_at})
-        return [check, NotChecked("weights", file, reason)] if unknown else [check]
+        return [check, NotChecked("weights", file, f"{some(unknown, _SHOWN)}: {why}")] if unknown else [check]
 
 
 def _places(gguf: GgufFile, config: Any, shapes: dict[str, tuple[int, ...]]) -> Places:
     widths = {name: tensor.shape[0] for name, tensor in gguf.tensors.items()}
     return places(str(gguf.metadata.get("general.architecture")), config, shapes, widths)
-
-
-def _some(items: list[str]) -> str:
-    """The first few as one sentence."""
-    return "; ".join(items[:_SHOWN]) + (f"; and {len(items) - _SHOWN} more" if len(items) > _SHOWN else "")
