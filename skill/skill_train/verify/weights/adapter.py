@@ -17,6 +17,7 @@ from skill_train.model.lora_math import scaling
 from skill_train.model.weight_files import StoredTensor, read_folder, read_tensor
 from skill_train.run.verify_record import Check
 from skill_train.verify.check import problems
+from skill_train.verify.weights.places import name_map
 from skill_train.verify.weights.tensors import row_bound, row_errors, weights_of
 
 if TYPE_CHECKING:
@@ -58,7 +59,7 @@ def check_lora_weights(lora: GgufFile, base: GgufFile, reference: Path, adapter:
     """
     tuned, comparison = read_adapter(adapter), _ModuleComparison()
     stored = {name: weight for shard in read_folder(reference) for name, weight in shard.tensors.items()}
-    names = _name_map(base)
+    names = name_map(base.architecture, base.of_architecture("block_count"))
     for module, parts in sorted(tuned.modules.items()):
         name = f"{module}.weight"
         mapped = names.get_name(name, try_suffixes=(".weight",)) if names is not None else None
@@ -84,16 +85,6 @@ def _check(lora: GgufFile, tuned: Adapter, comparison: _ModuleComparison) -> Che
         detail = f"{comparison.unknown[0]}: {len(comparison.unknown)} of {modules} modules were not compared"
         return Check("weights", file, "warn", len(comparison.unknown), 0, detail, {"looked_at": modules})
     return problems("weights", file, comparison.faults, looked_at=modules, good=good)
-
-
-def _name_map(base: GgufFile) -> Any:
-    """gguf-py's map of names; None for an architecture that it does not know."""
-    from gguf.constants import MODEL_ARCH_NAMES
-    from gguf.tensor_mapping import get_tensor_name_map
-
-    number = next((key for key, name in MODEL_ARCH_NAMES.items() if name == base.architecture), None)
-    blocks = base.of_architecture("block_count")
-    return None if number is None or not isinstance(blocks, int) else get_tensor_name_map(number, blocks)
 
 
 def _compare(sides: _Sides, module: str, target: Tensor, weight: StoredTensor, comparison: _ModuleComparison) -> None:

@@ -85,7 +85,7 @@ def places(arch: str, config: Any, shapes: Mapping[str, tuple[int, ...]], widths
         shapes: of the weights of the model, by name.
         widths: row lengths of the tensors of the file, by name.
     """
-    names = _name_map(arch, config)
+    names = name_map(arch, config.num_hidden_layers)
     result = Places([], {}, [])
     ends: dict[str, int] = {}
     for source, shape in sorted(shapes.items(), key=_numbers_in_order):
@@ -141,9 +141,10 @@ def _numbers_in_order(item: tuple[str, Any]) -> list[Any]:
     return [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", item[0])]
 
 
-def _name_map(arch: str, config: Any) -> Any:
+def name_map(arch: str, blocks: object) -> Any:
+    """gguf-py's map of names; None for an architecture that it does not know."""
     from gguf.constants import MODEL_ARCH_NAMES
     from gguf.tensor_mapping import get_tensor_name_map
 
     number = next((key for key, name in MODEL_ARCH_NAMES.items() if name == arch), None)
-    return None if number is None else get_tensor_name_map(number, config.num_hidden_layers)
+    return get_tensor_name_map(number, blocks) if number is not None and isinstance(blocks, int) else None
