@@ -47,7 +47,7 @@ def write_model(folder: Path, size: str) -> Path:
 
     config = config_of(size)
     folder.mkdir(parents=True)
-    tiny_vocab.write_qwen(folder, toolchain.source_dir() / "models", thinking=False)
+    tiny_vocab.write_qwen(folder, toolchain.fetch().folder / "models", thinking=False)
     (folder / "config.json").write_text(json.dumps(config, indent=1) + "\n")
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [151645, 151643]}) + "\n")
     shards = _cut(list(shapes(config)))

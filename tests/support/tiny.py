@@ -44,7 +44,7 @@ def vocab_folder() -> Path:
     """The folder of `ggml-vocab-*.gguf` files in the source of the installed llama-cpp-python, fetched when missing."""
     from skill_train.llama import get_converter as toolchain
 
-    return toolchain.source_dir() / "models"
+    return toolchain.fetch().folder / "models"
 
 
 def build(

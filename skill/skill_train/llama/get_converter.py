@@ -86,11 +86,6 @@ class Toolchain:
         except (OSError, StopIteration, SyntaxError, ValueError):
             return otherwise
 
-    @property
-    def models(self) -> Path:
-        """Vocabulary-only GGUF files of real models."""
-        return self.folder / "models"
-
 
 def find(llama_cpp: Path | None = None) -> Toolchain:
     """The converter to use: in the given folder, or else the cached one of the installed llama-cpp-python, or else one
@@ -119,11 +114,6 @@ def find_or_fetch(llama_cpp: Path | None = None, *, progress: Bar | None = None)
         return find(llama_cpp)
     except NotInstalled:
         return fetch(progress=progress)
-
-
-def source_dir() -> Path:
-    """The cached llama.cpp source of the installed llama-cpp-python, downloaded if it is missing."""
-    return (_cached() or fetch()).folder
 
 
 def fetch(*, progress: Bar | None = None) -> Toolchain:
