@@ -15,6 +15,8 @@ from gguf import GGUFWriter
 from skill_train.llama.gguf_header import GgufFile, Tensor, read_gguf
 from skill_train.llama.inference import VocabularyFacts
 from skill_train.llama.logit_distance import Distance, TokenFigures, compare_change, summarize, summarize_change
+from skill_train.llama.pictures.compare import PictureAnswer, PictureChunk
+from skill_train.reference.pictures import PictureReference, ReferencePart
 from skill_train.run.verify_record import Check, NotChecked
 from skill_train.verify.check import worst
 from skill_train.verify.check_answers import check_answers
@@ -22,6 +24,8 @@ from skill_train.verify.check_header import check_types, name_type
 from skill_train.verify.check_logits import check_logits, check_tuned, with_unread_epsilon
 from skill_train.verify.check_tokens import check_special_tokens, check_tokens, check_trained, difference
 from skill_train.verify.metadata.check import check_metadata
+from skill_train.verify.pictures.measured import MeasuredPictures
+from skill_train.verify.pictures.same_pixels import PairTypes, check_same_pixels
 from skill_train.verify.reference_answers import ReferenceAnswer
 from skill_train.verify.thresholds import limits, of_this_model
 from skill_train.verify.weights.tensors import check_tensors, row_chunks, row_errors
@@ -380,6 +384,20 @@ def test_a_weight_that_is_no_number_is_found_in_every_part_of_a_tensor(row: int,
         found = check_tensors(file, unquantized=unquantized, needs_output="", reference=tmp_path)
         assert (found.verdict, found.figure) == ("fail", 1), found.detail
     assert check_tensors(good, unquantized=good, needs_output="", reference=tmp_path).verdict == "pass"
+
+
+def test_the_reason_why_pixels_differ_is_that_of_the_picture_that_differs() -> None:
+    """The first of two pictures is the same, and the second one is smaller."""
+    pictures = [np.random.default_rng(number).random((3, 4, 6), np.float32) for number in range(2)]
+    embeddings, logits = np.ones((1, 8), np.float32), np.ones((1, 4), np.float32)
+    parts = [ReferencePart(pixels, embeddings) for pixels in pictures]
+    own = PictureReference([9, 9, 1], [1], "", "", None, parts, logits, logits)
+    measured = MeasuredPictures("gemma3", False, 9, {}, [], 4, [0.5] * 3, [0.5] * 3, [], [own])
+    shown = [PictureChunk(None, 1, 1, pixels, embeddings) for pixels in (pictures[0], pictures[1][:, :3])]
+    answer = PictureAnswer([*shown, PictureChunk([1], 1, 1, None, None)], logits, None, "")
+    found = check_same_pixels("m.gguf", PairTypes("f16", "f16"), measured, [answer])
+    assert isinstance(found, Check) and found.verdict == "fail"
+    assert found.detail == "100.0% of the pixels are others: 6x3 in place of 6x4"
 
 
 def written(path: Path, weights: np.ndarray) -> GgufFile:

@@ -55,11 +55,12 @@ def check_same_pixels(
     if faults:
         return Check("pictures", file, "fail", len(faults), 0, f"the tokens are others: {faults[0]}", figures)
     parts = [pair for reference, answer in both for pair in zip(reference.parts, answer.shown, strict=True)]
-    shares = [_differing(one.pixels, seen.pixels) for one, seen in parts if seen.pixels is not None]
+    read = [(one, seen.pixels) for one, seen in parts if seen.pixels is not None]
+    shares = [_differing(one.pixels, pixels) for one, pixels in read]
     figures |= {"differing_pixels": max(shares, default=None), "pixels_unread": unread or None}
     if any(shares):
-        reason = next(_colours(one, seen.pixels, measured) for one, seen in parts if seen.pixels is not None)
         share = max(shares)
+        reason = _colours(*read[shares.index(share)], measured)
         return Check("pictures", file, "fail", share, 0, f"{share:.1%} of the pixels are others: {reason}", figures)
     error = max(_error(one, seen.embeddings) for one, seen in parts)
     kl = _mean(divergences(one.logits, answer.logits, measured.vocabulary) for one, answer in both)
