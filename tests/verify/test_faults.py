@@ -148,8 +148,11 @@ def test_chat_template_that_differs_where_no_sample_looks(
     assert {name: one for name, one in found.items() if one != "pass"} == {"chat_template": verdict}
 
 
-def test_second_template_that_the_reference_has_not(good: gguf_maker.Export, verdicts: Any, tmp_path: Path) -> None:
-    second = {"tokenizer.chat_template.tool_use": "{{ messages }}"}
+@pytest.mark.parametrize("name", ["tool_use", "s"])
+def test_second_template_that_the_reference_has_not(
+    name: str, good: gguf_maker.Export, verdicts: Any, tmp_path: Path
+) -> None:
+    second = {f"tokenizer.chat_template.{name}": "{{ messages }}"}
     made = gguf_edit.rewrite(good.file("f16"), tmp_path / "model-f16.gguf", texts=second)
     assert failed(verdicts(made)) == {"chat_template"}
 

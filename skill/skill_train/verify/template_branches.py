@@ -77,17 +77,16 @@ BRANCHES = _conversations()
 def text_difference(gguf: GgufFile, tokenizer: Any) -> tuple[Verdict, str]:
     """`pass` when the file's templates are the reference's, byte for byte; else what differs."""
     reference = _named(tokenizer.chat_template)
+    of_names, default = f"{_KEY}.", gguf.metadata.get(_KEY)
     own: dict[str, Value | None] = {
-        key.removeprefix(_KEY).lstrip("."): text for key, text in gguf.metadata.items() if key.startswith(_KEY + ".")
+        key.removeprefix(of_names): text for key, text in gguf.metadata.items() if key.startswith(of_names)
     }
-    own[""] = gguf.metadata.get(_KEY)
-    own.pop("s", None)
     for name in sorted({*own, *reference} - {""}):
         if own.get(name) != reference.get(name):
             return "fail", f"the template named {name} differs from the reference's"
-    if not reference.get("") or own[""] == reference[""] or not isinstance(own[""], str):
+    if not reference.get("") or default == reference[""] or not isinstance(default, str):
         return "pass", ""
-    return _rendered_difference(gguf, own[""], reference[""])
+    return _rendered_difference(gguf, default, reference[""])
 
 
 def _rendered_difference(gguf: GgufFile, own: str, reference: str) -> tuple[Verdict, str]:
