@@ -9,6 +9,7 @@ from skill_train.core.console import Bar
 from skill_train.core.errors import NativeCrash, VerificationFailed
 from skill_train.llama.gguf_header import GgufFile, read_gguf
 from skill_train.llama.pictures.compare import Pair, Picture, PicturePrompt, ask_pictures
+from skill_train.machine.read import physical_cores
 from skill_train.model.convertible.from_config import LINE_ENDS_TOLD
 from skill_train.model.convertible.vocabulary import why_no_picture
 from skill_train.program.pictures.engine import LINED
@@ -34,7 +35,6 @@ class PairsRequest:
         reference: folder of the model that was exported: of the merged one, where an adapter was trained.
         base: what it was trained from; None where that is not at hand, or the same.
         questions: about held-out pictures, with their answers.
-        threads: of llama.cpp.
         preprocess: `engine` where the model was trained on the pixels of llama.cpp; `model` otherwise.
         min_pixels, max_pixels: limits of a picture in the recipe that the model was trained with; None is the model's.
     """
@@ -43,7 +43,6 @@ class PairsRequest:
     reference: Path
     questions: list[PictureQuestion]
     base: Path | None = None
-    threads: int = 2
     preprocess: str = "model"
     min_pixels: int | None = None
     max_pixels: int | None = None
@@ -107,14 +106,12 @@ def _asked(
         PicturePrompt(one.as_asked, [Picture(np.asarray(picture)) for picture in question.pictures])
         for one, question in zip(measured.answers, measured.questions, strict=True)
     ]
-    used = ask_pictures(pair, pictures, any_size=False, threads=request.threads, progress=progress)
+    threads = physical_cores()
+    used = ask_pictures(pair, pictures, any_size=False, threads=threads, progress=progress)
     detail = f"llama.cpp loads {pair.projector.name} with it"
     lined = measured.kind in LINED
-    found.append(
-        Check("loads_projector", name, "warn", "runs", "runs", f"{detail}; but {LINE_ENDS_TOLD}")
-        if lined
-        else Check("loads_projector", name, "pass", "runs", "runs", detail)
-    )
+    detail += f"; but {LINE_ENDS_TOLD}" if lined else ""
+    found.append(Check("loads_projector", name, "warn" if lined else "pass", "runs", "runs", detail))
     prompts = [
         PicturePrompt(
             one.text,
@@ -126,7 +123,7 @@ def _asked(
     ]
     same = None
     if len(prompts) == len(measured.answers):
-        same = ask_pictures(pair, prompts, any_size=True, threads=request.threads, progress=progress)
+        same = ask_pictures(pair, prompts, any_size=True, threads=threads, progress=progress)
         found.append(check_same_pixels(name, types, measured, same))
     else:
         why = "llama.cpp cannot be given the pixels that the model's image processor makes: it rounds or divides them"
