@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from skill_train.core.errors import UsageError
-from skill_train.llama.float_type import choose, largest_magnitude, read_weights
+from skill_train.llama.float_type import choose, largest_magnitude
+from skill_train.model.weight_files import stored_tensors
 
 # Values by hand: IEEE 754 binary16 ends at 65504; bfloat16 0x4780 is 2^16 = 65536, 0x477F is 65280.
 BF16 = {65536.0: 0x4780, 65280.0: 0x477F, -65536.0: 0xC780, 1.0: 0x3F80, -2.0: 0xC000, float("inf"): 0x7F80}
@@ -48,13 +49,13 @@ def f32(*values: float) -> bytes:
     ],
 )
 def test_the_largest_weight_of_each_type(tmp_path: Path, dtype: str, content: bytes, largest: float) -> None:
-    weights = read_weights(model(tmp_path, w=(dtype, [1, 2], content)))
+    weights = stored_tensors(model(tmp_path, w=(dtype, [1, 2], content)))
     assert largest_magnitude(weights["w"]) == largest
 
 
 def test_a_tensor_read_in_pieces_has_the_same_largest_weight(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr("skill_train.llama.float_type._PIECE", 2)
-    weights = read_weights(model(tmp_path, w=("BF16", [5], bf16(1.0, 1.0, 1.0, -65536.0, 1.0))))
+    weights = stored_tensors(model(tmp_path, w=("BF16", [5], bf16(1.0, 1.0, 1.0, -65536.0, 1.0))))
     assert largest_magnitude(weights["w"]) == 65536.0
 
 
@@ -70,19 +71,19 @@ def test_a_tensor_read_in_pieces_has_the_same_largest_weight(tmp_path: Path, mon
     ],
 )
 def test_auto_takes_f16_unless_a_matrix_does_not_fit(tmp_path: Path, tensor, outtype: str, word: str) -> None:
-    chosen = choose(read_weights(model(tmp_path, w=tensor)), "auto")
+    chosen = choose(stored_tensors(model(tmp_path, w=tensor)), "auto")
     assert chosen.outtype == outtype
     assert word in chosen.reason
 
 
 def test_a_vector_may_be_large_because_it_stays_f32(tmp_path: Path) -> None:
-    weights = read_weights(model(tmp_path, norm=("BF16", [1], bf16(65536.0)), w=("BF16", [1, 1], bf16(1.0))))
+    weights = stored_tensors(model(tmp_path, norm=("BF16", [1], bf16(65536.0)), w=("BF16", [1, 1], bf16(1.0))))
     chosen = choose(weights, "auto")
     assert (chosen.outtype, chosen.largest_weight) == ("f16", 1.0)
 
 
 def test_f16_that_was_asked_for_and_overflows_is_refused_by_name(tmp_path: Path) -> None:
-    weights = read_weights(model(tmp_path, big=("BF16", [1, 1], bf16(65536.0))))
+    weights = stored_tensors(model(tmp_path, big=("BF16", [1, 1], bf16(65536.0))))
     with pytest.raises(UsageError, match="big holds a weight of 65536") as caught:
         choose(weights, "f16")
     assert caught.value.code == "bad_weights"
@@ -92,11 +93,11 @@ def test_f16_that_was_asked_for_and_overflows_is_refused_by_name(tmp_path: Path)
 @pytest.mark.parametrize("content", [bf16(1.0, float("inf")), struct.pack("<2H", 0x3F80, BF16_NAN)])
 def test_weights_that_are_not_finite_are_refused_whatever_is_asked(tmp_path: Path, content: bytes) -> None:
     with pytest.raises(UsageError, match="NaN or infinity, such as w") as caught:
-        choose(read_weights(model(tmp_path, w=("BF16", [2], content))), "f32")
+        choose(stored_tensors(model(tmp_path, w=("BF16", [2], content))), "f32")
     assert caught.value.code == "bad_weights"
 
 
 def test_float32_nan_is_seen_too(tmp_path: Path) -> None:
-    weights = read_weights(model(tmp_path, w=("F32", [1, 3], f32(1.0, float("nan"), 2.0))))
+    weights = stored_tensors(model(tmp_path, w=("F32", [1, 3], f32(1.0, float("nan"), 2.0))))
     with pytest.raises(UsageError, match="NaN"):
         choose(weights, "auto")

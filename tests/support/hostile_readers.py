@@ -175,13 +175,13 @@ def _exported(folder: Path) -> None:
     convertible.why_not(model.read_config(folder), model.read_config(folder), files=set(os.listdir(folder)))
     llama_vocabulary.why_no_vocabulary(folder, "LlamaForCausalLM")
     converter.warn_of_window(folder, lambda code, said: None)
-    weight_type.read_weights(folder)
+    shards.stored_tensors(folder)
     with converter.without_code(folder):
         pass
 
 
 def _stored(folder: Path) -> None:
-    weight_type.choose(weight_type.read_weights(folder), "auto")
+    weight_type.choose(shards.stored_tensors(folder), "auto")
 
 
 def _licence(folder: Path) -> None:

@@ -6,7 +6,6 @@ type can hold. Only then are the weights written.
 
 from __future__ import annotations
 
-import math
 import os
 import re
 import shlex
@@ -23,13 +22,13 @@ from skill_train.core.errors import UsageError, nearest
 from skill_train.core.files import whole_file
 from skill_train.core.memory import peak_memory_bytes
 from skill_train.llama import run_converter as converter
-from skill_train.llama.float_type import BYTES_PER_WEIGHT, OUTTYPES, WeightType, choose, read_weights
+from skill_train.llama.float_type import BYTES_PER_WEIGHT, OUTTYPES, WeightType, choose
 from skill_train.llama.get_converter import Toolchain
 from skill_train.llama.gguf_header import read_gguf
 from skill_train.machine.limits import require_memory
 from skill_train.model.foreign_files import require_sound
 from skill_train.model.sidecar_files import model_digests
-from skill_train.model.weight_files import StoredTensor
+from skill_train.model.weight_files import StoredTensor, stored_tensors
 from skill_train.run import records
 from skill_train.run.export_record import ExportFigures, ExportReason, ExportRecord, exported_file
 from skill_train.run.folder import StepResult, finished_record, note_of, require_space, require_writable, versions
@@ -124,7 +123,7 @@ def convert(
 
 def _chosen(model: Path, out: Path, outtype: str, toolchain: Toolchain, progress: Bar) -> WeightType:
     """The type to convert to, after all checks that can refuse the model."""
-    weights = read_weights(model)
+    weights = stored_tensors(model)
     _check_room(weights, model, out, outtype)
     if sum(stored.size for stored in weights.values()) > _LONG_BYTES:
         check_supported(model, toolchain, progress=progress)
@@ -229,7 +228,7 @@ def _check_files(model: Path, outtype: str) -> None:
 
 def _check_room(weights: dict[str, StoredTensor], model: Path, out: Path, outtype: str) -> None:
     width = BYTES_PER_WEIGHT.get(outtype, BYTES_PER_WEIGHT["f16"])
-    counts = {name: math.prod(stored.shape) for name, stored in weights.items()}
+    counts = {name: stored.elements for name, stored in weights.items()}
     written = sum(count * (width if len(weights[name].shape) > 1 else 4) for name, count in counts.items())
     vocabulary = sum((model / name).stat().st_size for name in _TOKENIZER_FILES if (model / name).is_file())
     require_space(out, int(written) + vocabulary, "the GGUF file")

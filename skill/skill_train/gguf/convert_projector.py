@@ -22,12 +22,13 @@ from skill_train.core.memory import peak_memory_bytes
 from skill_train.core.worker import run_worker
 from skill_train.gguf.convert import convert_with, converter_versions, refuse_existing
 from skill_train.llama import run_converter as converter
-from skill_train.llama.float_type import choose, read_weights
+from skill_train.llama.float_type import choose
 from skill_train.llama.get_converter import Toolchain
 from skill_train.llama.gguf_header import read_gguf
 from skill_train.model.convertible.vocabulary import why_no_picture
 from skill_train.model.folder import read_config
 from skill_train.model.sidecar_files import PROCESSOR, model_digests
+from skill_train.model.weight_files import stored_tensors
 from skill_train.run import records
 from skill_train.run.export_record import ExportReason, ExportRecord, exported_file
 from skill_train.run.folder import StepResult, finished_record, note_of, require_writable
@@ -163,5 +164,5 @@ def _not_loaded(model: Path, why: str) -> UsageError:
 
 def _check_range(model: Path, outtype: str) -> None:
     """Refuses f16 for a tower with a weight that is too large for it, and weights that are not finite."""
-    weights = {name: stored for name, stored in read_weights(model).items() if _PARTS.search(name)}
+    weights = {name: stored for name, stored in stored_tensors(model).items() if _PARTS.search(name)}
     choose(weights, outtype)

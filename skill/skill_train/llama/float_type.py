@@ -5,10 +5,9 @@ from __future__ import annotations
 import math
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
 
 from skill_train.core.errors import UsageError
-from skill_train.model.weight_files import StoredTensor, read_folder
+from skill_train.model.weight_files import StoredTensor
 
 OUTTYPES = ("auto", "f16", "bf16", "f32", "q8_0")
 F16_LARGEST = 65504.0  # IEEE 754 binary16
@@ -37,15 +36,6 @@ class WeightType:
     outtype: str
     reason: str
     largest_weight: float | None
-
-
-def read_weights(model: Path) -> dict[str, StoredTensor]:
-    """The header entry of every tensor of a model folder, by name.
-
-    Raises:
-        UsageError: there are no safetensors weights, or they are broken.
-    """
-    return {name: stored for shard in read_folder(model) for name, stored in shard.tensors.items()}
 
 
 def choose(weights: dict[str, StoredTensor], requested: str) -> WeightType:
@@ -90,7 +80,7 @@ def largest_magnitude(stored: StoredTensor) -> float | None:
     codes = {"BF16": "<u2", "F16": "<f2", "F32": "<f4", "F64": "<f8"}
     if stored.dtype not in codes:
         return None
-    count = math.prod(stored.shape)
+    count = stored.elements
     if count == 0:
         return 0.0
     try:

@@ -277,12 +277,8 @@ def _same(stored: StoredTensor, new: StoredTensor) -> bool:
 
     if stored.dtype == new.dtype:
         return same_bytes(stored, new)
-    flat = [
-        StoredTensor(tensor.file, tensor.dtype, (math.prod(tensor.shape),), tensor.start, tensor.size)
-        for tensor in (stored, new)
-    ]
-    for start, stop in _blocks(flat[0].shape[0], 1):
-        before, after = (read_rows(tensor, start, stop) for tensor in flat)
+    for start, stop in _blocks(stored.elements, 1):
+        before, after = (read_rows(tensor.flat, start, stop) for tensor in (stored, new))
         if not torch.equal(before.to(torch_dtype(new.dtype)), after):
             return False
     return True

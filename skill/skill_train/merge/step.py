@@ -10,7 +10,6 @@ the answers if the model is small enough to run twice (`check_logits`).
 from __future__ import annotations
 
 import contextlib
-import math
 import os
 import shlex
 import threading
@@ -184,7 +183,7 @@ def _ways(gate: str, planned: _Planned, threshold: float | None) -> _Ways:
             got=blind,
             hint="run the same command with --gate answers",
         )
-    count = sum(math.prod(stored.shape) for stored in base.tensors.values())
+    count = sum(stored.elements for stored in base.tensors.values())
     if gate == "answers" or blind or threshold is not None or (gate == "auto" and count <= ANSWERS_UP_TO):
         return _Ways(not blind, "")
     size = f"running the model takes {gigabytes(peak_bytes(base.folder, adapter.folder))}"

@@ -261,8 +261,7 @@ def _write_low_rank(
 
 def _rows(stored: StoredTensor, change: Change, shape: tuple[int, ...], start: int, stop: int) -> tuple[Any, Any]:
     """The base's rows (None if its tensor has another shape) and the new ones, both in fp32."""
-    flat = stored if stored.shape else StoredTensor(stored.file, stored.dtype, (1,), stored.start, stored.size)
-    before = read_rows(flat, start, stop).float() if stored.shape == shape else None
+    before = read_rows(stored if stored.shape else stored.flat, start, stop).float() if stored.shape == shape else None
     first = before if change.replace is None else change.replace.reshape(shape or (1,))[start:stop].float()
     return before, apply(change, first, start)
 
@@ -319,7 +318,7 @@ def _write_index(base: Base, layout: Layout, part: Path) -> None:
     metadata = index.get("metadata") if isinstance(index.get("metadata"), dict) else {}
     sizes = {"total_size": _total(layout)}
     if "total_parameters" in metadata:
-        before = sum(math.prod(stored.shape) for stored in base.tensors.values())
+        before = sum(stored.elements for stored in base.tensors.values())
         after = sum(math.prod(shape) for tensors in layout.values() for _, shape in tensors.values())
         sizes["total_parameters"] = metadata["total_parameters"] + after - before
     if not weight_map and metadata == metadata | sizes:

@@ -13,7 +13,7 @@ import json
 import math
 import struct
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +44,15 @@ class StoredTensor:
     shape: tuple[int, ...]
     start: int
     size: int
+
+    @property
+    def elements(self) -> int:
+        return math.prod(self.shape)
+
+    @property
+    def flat(self) -> StoredTensor:
+        """The same numbers in one row of them."""
+        return replace(self, shape=(self.elements,))
 
 
 @dataclass(frozen=True)
@@ -76,6 +85,11 @@ def read_folder(folder: Path) -> list[Shard]:
             hint="download the base model again",
         )
     return shards
+
+
+def stored_tensors(folder: Path) -> dict[str, StoredTensor]:
+    """The header entry of every tensor of a model folder, by name. Raises what `read_folder` raises."""
+    return {name: stored for shard in read_folder(folder) for name, stored in shard.tensors.items()}
 
 
 def read_shard(file: Path) -> Shard:
@@ -147,8 +161,7 @@ def read_tensor(stored: StoredTensor) -> Any:
 
     if not stored.size:
         return torch.empty(stored.shape, dtype=torch_dtype(stored.dtype))
-    flat = StoredTensor(stored.file, stored.dtype, (math.prod(stored.shape),), stored.start, stored.size)
-    return read_rows(flat, 0, flat.shape[0]).reshape(stored.shape)
+    return read_rows(stored.flat, 0, stored.elements).reshape(stored.shape)
 
 
 def copy_bytes(stored: StoredTensor, write: Callable[[Any], None]) -> None:

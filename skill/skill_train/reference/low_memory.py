@@ -17,7 +17,7 @@ from typing import Any
 
 from skill_train.model.adapter import read_adapter, why_not_streamed
 from skill_train.model.families import KEPT_IN_16_BITS, ROWS_AT_ONCE
-from skill_train.model.weight_files import INDEX, SINGLE, read_folder
+from skill_train.model.weight_files import INDEX, SINGLE, stored_tensors
 from skill_train.program.model import vision_part
 from skill_train.reference.checkpoint_names import TEXT, task_with
 from skill_train.reference.load import read_model, reference_model
@@ -53,7 +53,7 @@ def is_plain(adapter: Path) -> bool:
 def peak_bytes(base: Path, adapter: Path | None) -> int:
     """The memory of the weights: all in their stored type, plus the largest part that is in fp32 at a time; or all in
     fp32."""
-    shapes = [stored.shape for shard in read_folder(base) for stored in shard.tensors.values()]
+    shapes = [stored.shape for stored in stored_tensors(base).values()]
     count = sum(map(math.prod, shapes))
     if _stored_type(base, adapter) is None:
         return 4 * count
@@ -100,7 +100,7 @@ def _stored_type(folder: Path, adapter: Path | None) -> str | None:
         return None
     if (folder / SINGLE).is_file() and (folder / INDEX).is_file():  # transformers reads the first, we read the second
         return None
-    types = {stored.dtype for shard in read_folder(folder) for stored in shard.tensors.values()}
+    types = {stored.dtype for stored in stored_tensors(folder).values()}
     return _TYPES.get(types.pop()) if len(types) == 1 else None
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from skill_train.model.weight_files import read_folder, torch_dtype
+from skill_train.model.weight_files import stored_tensors, torch_dtype
 from skill_train.reference.low_memory import is_plain
 from skill_train.run import merge_record
 
@@ -50,7 +50,7 @@ def stored_kinds(folder: Path, names: Mapping[str, str] | None = None) -> dict[s
     Args:
         names: the tensor of a parameter, where it is called otherwise.
     """
-    kinds = {name: stored.dtype for shard in read_folder(folder) for name, stored in shard.tensors.items()}
+    kinds = {name: stored.dtype for name, stored in stored_tensors(folder).items()}
     return kinds | {name: kinds[tensor] for name, tensor in (names or {}).items() if tensor in kinds}
 
 

@@ -20,11 +20,11 @@ from skill_train.core.errors import NativeCrash, SkillTrainError, VerificationFa
 from skill_train.llama import get_converter as toolchain
 from skill_train.llama import inference
 from skill_train.llama import run_converter as converter
-from skill_train.llama.float_type import BYTES_PER_WEIGHT, choose, read_weights
+from skill_train.llama.float_type import BYTES_PER_WEIGHT, choose
 from skill_train.llama.gguf_header import GgufFile, is_model, read_gguf
 from skill_train.machine.read import physical_cores
 from skill_train.model.families import ANSWERS_UP_TO
-from skill_train.model.weight_files import StoredTensor
+from skill_train.model.weight_files import stored_tensors
 from skill_train.run.folder import require_space
 from skill_train.run.verify_record import Check, NotChecked
 from skill_train.verify import check_answers as verify_answers
@@ -108,10 +108,10 @@ def judge_adapters(
 def _base_file(base: Path, folder: Path) -> GgufFile | SkillTrainError:
     """The base as one GGUF file, or the error that says why there is none."""
     try:
-        weights = read_weights(base)
-        small = sum(math.prod(stored.shape) for stored in weights.values()) <= ANSWERS_UP_TO
-        outtype = "f32" if small else choose(weights, "auto").outtype
-        require_space(folder, _needed_bytes(weights, outtype), "a GGUF file of the base, for the adapter's")
+        weights = stored_tensors(base)
+        count = sum(stored.elements for stored in weights.values())
+        outtype = "f32" if count <= ANSWERS_UP_TO else choose(weights, "auto").outtype
+        require_space(folder, int(BYTES_PER_WEIGHT[outtype] * count), "a GGUF file of the base, for the adapter's")
         out = folder / "base.gguf"
         tools = toolchain.find_or_fetch()
         with converter.without_code(base) as view:
@@ -120,10 +120,6 @@ def _base_file(base: Path, folder: Path) -> GgufFile | SkillTrainError:
         return read_gguf(out)
     except SkillTrainError as error:
         return error
-
-
-def _needed_bytes(weights: dict[str, StoredTensor], outtype: str) -> int:
-    return int(BYTES_PER_WEIGHT[outtype] * sum(math.prod(stored.shape) for stored in weights.values()))
 
 
 def _check_types(gguf: GgufFile) -> Check:

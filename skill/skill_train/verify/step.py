@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import os
 import tempfile
 import time
@@ -28,7 +27,7 @@ from skill_train.llama.gguf_header import GgufFile
 from skill_train.llama.pictures.compare import Pair
 from skill_train.model.foreign_files import require_sound, require_sound_files
 from skill_train.model.sidecar_files import model_digests
-from skill_train.model.weight_files import read_folder
+from skill_train.model.weight_files import stored_tensors
 from skill_train.program.events import Refused
 from skill_train.program.pictures.decode import require_pillow
 from skill_train.reference.low_memory import frugal_model, is_plain, peak_bytes
@@ -132,7 +131,8 @@ def verify(request: VerifyRequest, *, progress: Bar, warn: Warn) -> StepResult[P
     _require(request.ggufs, request.reference, request.adapter, request.base)
     _require_proof(request.record)
     engines = engine_versions(request.engines)
-    sample = sample_of(_weights(request.reference), request.tokens)
+    weights = sum(stored.elements for stored in stored_tensors(request.reference).values())
+    sample = sample_of(weights, request.tokens)
     with ending(ThreadPoolExecutor(3)) as beside:  # for what needs no reference: it runs beside it
         scoping = beside.submit(_scope, request, sample, engines)
         earlier = _earlier(request.record, scoping.result()) if request.record.is_file() else None
@@ -159,10 +159,10 @@ def verify(request: VerifyRequest, *, progress: Bar, warn: Warn) -> StepResult[P
                 if request.adapter and files
                 else None
             )
-            measured, weights = _measure(asked, request.base, files, Path(scratch), drafting, rounding)
+            measured, compared = _measure(asked, request.base, files, Path(scratch), drafting, rounding)
             subject = MeasuredReference(**vars(asked), measured=measured)
             scope = scoping.result()
-            prepared = PreparedFiles(files, weights, rendering.result(), drafting.result(), scope.inputs.ggufs)
+            prepared = PreparedFiles(files, compared, rendering.result(), drafting.result(), scope.inputs.ggufs)
             judge(subject, findings, request.record.parent, prepared, warn, progress)
             judge_adapters(adapters, subject, findings, request.record.parent, scope.inputs.ggufs, Path(scratch))
         questions = judge_projectors(projectors, files, request, findings, progress)
@@ -341,10 +341,6 @@ def _scope(request: VerifyRequest, sample: Sample, engines: dict[str, str]) -> _
 
 def _picture_digests(subject: PictureSubject | None) -> dict[str, FileDigest] | None:
     return None if subject is None or subject.folder is None else model_digests(subject.folder)
-
-
-def _weights(model: Path) -> int:
-    return sum(math.prod(stored.shape) for shard in read_folder(model) for stored in shard.tensors.values())
 
 
 def _digest(rows: list[Row]) -> str:

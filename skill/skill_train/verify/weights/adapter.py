@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from skill_train.llama.gguf_header import GgufFile, Tensor
 from skill_train.model.adapter import Adapter, pattern_value, read_adapter
 from skill_train.model.lora_math import scaling
-from skill_train.model.weight_files import StoredTensor, read_folder, read_tensor
+from skill_train.model.weight_files import StoredTensor, read_tensor, stored_tensors
 from skill_train.run.verify_record import Check
 from skill_train.verify.check import problems
 from skill_train.verify.weights.places import name_map
@@ -58,7 +58,7 @@ def check_lora_weights(lora: GgufFile, base: GgufFile, reference: Path, adapter:
         reference: that model's folder.
     """
     tuned, comparison = read_adapter(adapter), _ModuleComparison()
-    stored = {name: weight for shard in read_folder(reference) for name, weight in shard.tensors.items()}
+    stored = stored_tensors(reference)
     names = name_map(base.architecture, base.of_architecture("block_count"))
     for module, parts in sorted(tuned.modules.items()):
         name = f"{module}.weight"
