@@ -108,6 +108,13 @@ class NativeCrash(SkillTrainError):
     exit_code = 1
 
 
+def not_installed(package: str, extra: str) -> NotInstalled:
+    """The error of a missing package that `pip install "skill-train[extra]"` brings."""
+    return NotInstalled(
+        f"{package} is not installed", code="missing_package", hint=f'pip install "skill-train[{extra}]"'
+    )
+
+
 def from_exit_code(exit_code: int, error: ErrorWords) -> SkillTrainError:
     """The error that a child program reported as data, with the class of its exit code."""
     classes = (UsageError, DecisionNeeded, AccessError, TrainingFailed, VerificationFailed, NotInstalled, Temporary)

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from skill_train.core.console import Bar
-from skill_train.core.errors import DecisionNeeded, NativeCrash, NotInstalled, died_of_memory, from_exit_code
+from skill_train.core.errors import DecisionNeeded, NativeCrash, died_of_memory, from_exit_code, not_installed
 from skill_train.core.files import write_json
 from skill_train.core.memory import keep_freed, note_memory, peak_memory_bytes, seek_cycles_seldom, watch_memory
 
@@ -49,9 +49,7 @@ def llama_cpp_folder() -> Path:
     """
     spec = importlib.util.find_spec("llama_cpp")
     if spec is None or not spec.submodule_search_locations:
-        raise NotInstalled(
-            "llama-cpp-python is not installed", code="missing_package", hint='pip install "skill-train[gguf]"'
-        )
+        raise not_installed("llama-cpp-python", "gguf")
     return Path(spec.submodule_search_locations[0])
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, TypeGuard
 
-from skill_train.core.errors import NotInstalled, VerificationFailed
+from skill_train.core.errors import VerificationFailed, not_installed
 
 _VERSIONS = (2, 3)
 _STRING, _ARRAY = 8, 9
@@ -340,7 +340,5 @@ def _type_sizes() -> dict[int, tuple[str, int, int]]:
     try:
         from gguf.constants import GGML_QUANT_SIZES
     except ImportError:
-        raise NotInstalled(
-            "gguf is not installed", code="missing_package", hint='pip install "skill-train[gguf]"'
-        ) from None
+        raise not_installed("gguf", "gguf") from None
     return {int(kind): (kind.name, *sizes) for kind, sizes in GGML_QUANT_SIZES.items()}

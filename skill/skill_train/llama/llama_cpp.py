@@ -15,7 +15,7 @@ from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from skill_train.core.errors import NotInstalled, VerificationFailed
+from skill_train.core.errors import NotInstalled, VerificationFailed, not_installed
 from skill_train.llama.inference import VocabularyFacts
 
 if TYPE_CHECKING:
@@ -329,9 +329,7 @@ def bindings() -> Any:
     try:
         import llama_cpp
     except ImportError:
-        raise NotInstalled(
-            "llama-cpp-python is not installed", code="missing_package", hint='pip install "skill-train[gguf]"'
-        ) from None
+        raise not_installed("llama-cpp-python", "gguf") from None
     return llama_cpp
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from skill_train.core.errors import NotInstalled
+from skill_train.core.errors import not_installed
 from skill_train.core.worker import worker_main
 from skill_train.llama.template import Conversation, Rendered, TemplateJob, TemplateResult
 
@@ -33,9 +33,7 @@ def _formatter() -> Any:
     try:
         from llama_cpp.llama_chat_format import Jinja2ChatFormatter
     except ImportError:
-        raise NotInstalled(
-            "llama-cpp-python is not installed", code="missing_package", hint='pip install "skill-train[gguf]"'
-        ) from None
+        raise not_installed("llama-cpp-python", "gguf") from None
     return Jinja2ChatFormatter
 
 

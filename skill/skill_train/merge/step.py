@@ -24,7 +24,7 @@ import msgspec
 
 from skill_train.core.console import Bar
 from skill_train.core.digests import digests
-from skill_train.core.errors import NotInstalled, UsageError, nearest
+from skill_train.core.errors import UsageError, nearest, not_installed
 from skill_train.core.files import whole_folder
 from skill_train.core.memory import peak_memory_bytes
 from skill_train.core.units import gigabytes
@@ -269,9 +269,7 @@ def _require_known_type(folder: Path, config: JsonObject) -> None:
     """Refuses a model type that transformers lacks, because the gate never runs code from the model's folder."""
     model_types, picture_types = causal_model_types(), picture_model_types()
     if model_types is None or picture_types is None:
-        raise NotInstalled(
-            "transformers is not installed", code="missing_package", hint='pip install "skill-train[train]"'
-        )
+        raise not_installed("transformers", "train")
     kind = str(config.get("model_type"))
     model_types += picture_types * is_vision(config)
     if kind not in model_types:

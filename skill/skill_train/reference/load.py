@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from skill_train.core.errors import NotInstalled, SkillTrainError, UsageError, out_of_memory
+from skill_train.core.errors import NotInstalled, SkillTrainError, UsageError, not_installed, out_of_memory
 from skill_train.core.memory import keep_freed
 from skill_train.facts import JsonObject
 from skill_train.machine.address_space import require_room_for_torch
@@ -165,9 +165,7 @@ def _with_adapter(model: Any, adapter: Path) -> Any:
     try:
         from peft import PeftModel
     except ImportError:
-        raise NotInstalled(
-            "peft is not installed", code="missing_package", hint='pip install "skill-train[train]"'
-        ) from None
+        raise not_installed("peft", "train") from None
     expected, hint = "an adapter as PEFT's save_pretrained writes it", "save the adapter again with save_pretrained"
     with warnings.catch_warnings(), _library_errors(f"PEFT cannot load {adapter}", expected, "bad_adapter", hint):
         warnings.simplefilter("ignore")  # advice for training; the results are measured
@@ -196,10 +194,7 @@ def _transformers() -> Any:
     try:
         import transformers
     except ImportError as error:
-        missing = "transformers is not installed"
-        raise out_of_memory(error) or NotInstalled(
-            missing, code="missing_package", hint='pip install "skill-train[train]"'
-        ) from None
+        raise out_of_memory(error) or not_installed("transformers", "train") from None
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
     return transformers
