@@ -21,9 +21,6 @@ _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: 
 _MOST_DIMENSIONS = 4
 _DEFAULT_ALIGNMENT = 32
 _LEAST_READ, _MOST_READ = 1 << 20, 1 << 30  # bytes of a header; one with 300,000 tokens and their merges has 15 MB
-_WORTH_KNOWING = 1000  # strings in an array
-_known_strings: dict[tuple[str, int], tuple[bytes, tuple[str, ...]]] = {}  # key and count: the bytes, and what they say
-
 
 Value = str | int | float | list[str] | list[int] | list[float]  # a value of the metadata; an array has one type
 
@@ -268,22 +265,8 @@ def _value(cursor: _Cursor, kind: int, key: str) -> Value:
 
 
 def _strings(cursor: _Cursor, count: int, key: str) -> list[str]:
-    """The files of a run have one vocabulary: what was read from the same bytes is not read again."""
     if count * 8 > cursor.size - cursor.at:  # each has a length of 8 bytes
         raise _Broken(f"metadata {key!r} claims {count} strings, more than the file can hold")
-    known = _known_strings.get((key, count))
-    if known and cursor.at + len(known[0]) <= cursor.size:
-        end = cursor.at + len(known[0])
-        if memoryview(cursor.need(end, key))[cursor.at : end] == known[0]:
-            cursor.at = end
-            return list(known[1])
-    start, strings = cursor.at, _decoded(cursor, count, key)
-    if count >= _WORTH_KNOWING:
-        _known_strings[key, count] = (cursor.data[start : cursor.at], tuple(strings))
-    return strings
-
-
-def _decoded(cursor: _Cursor, count: int, key: str) -> list[str]:
     # A vocabulary has 300 000 of them: this loop does what `text` does, without its calls.
     strings, data, at, length = [], cursor.data, cursor.at, struct.Struct("<Q")
     for _ in range(count):
