@@ -6,12 +6,13 @@ Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
 
 from __future__ import annotations
 
+import math
 import os
 import stat
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import IO, Any, TypeGuard
+from typing import IO, Any
 
 from skill_train.core.errors import VerificationFailed, not_installed
 
@@ -44,10 +45,7 @@ class Tensor:
 
     @property
     def elements(self) -> int:
-        count = 1
-        for length in self.shape:
-            count *= length
-        return count
+        return math.prod(self.shape)
 
 
 @dataclass(frozen=True)
@@ -84,31 +82,19 @@ class GgufFile:
 
     def strings(self, key: str) -> list[str]:
         """An array of strings; empty if the key is missing or has another type."""
-        value = self.metadata.get(key)
-        return value if _are_strings(value) else []
+        return self._array(key, str)
 
     def integers(self, key: str) -> list[int]:
         """An array of whole numbers; empty as in `strings`."""
-        value = self.metadata.get(key)
-        return value if _are_integers(value) else []
+        return self._array(key, int)
 
     def numbers(self, key: str) -> list[float]:
         """An array of numbers of any kind; empty as in `strings`."""
-        value = self.metadata.get(key)
-        return value if _are_numbers(value) else []
+        return self._array(key, (int, float))
 
-
-# An array has one type, so the first value shows it.
-def _are_strings(value: Value | None) -> TypeGuard[list[str]]:
-    return isinstance(value, list) and isinstance(next(iter(value), ""), str)
-
-
-def _are_integers(value: Value | None) -> TypeGuard[list[int]]:
-    return isinstance(value, list) and isinstance(next(iter(value), 0), int)
-
-
-def _are_numbers(value: Value | None) -> TypeGuard[list[float]]:
-    return isinstance(value, list) and isinstance(next(iter(value), 0), (int, float))
+    def _array(self, key: str, kind: type | tuple[type, ...]) -> list[Any]:
+        value = self.metadata.get(key)  # an array has one type, so the first value shows it
+        return value if isinstance(value, list) and all(isinstance(first, kind) for first in value[:1]) else []
 
 
 _SHOWN = 300  # characters of the fault: a name in a damaged file may have any length
@@ -293,12 +279,11 @@ def _tensors(cursor: _Cursor, count: int, alignment: int) -> list[Tensor]:
         if kind not in sizes:
             raise _Broken(f"tensor {name!r} has the unknown type {kind}")
         type_name, block, block_bytes = sizes[kind]
-        tensor = Tensor(name, shape, type_name, offset, 0)
         if 0 in shape or shape[0] % block:
             raise _Broken(f"tensor {name!r} of type {type_name} has the impossible shape {list(shape)}")
-        tensors.append(Tensor(name, shape, type_name, offset, tensor.elements // block * block_bytes))
+        tensors.append(Tensor(name, shape, type_name, offset, math.prod(shape) // block * block_bytes))
     start = -(-cursor.at // alignment) * alignment
-    return [Tensor(t.name, t.shape, t.kind, start + t.offset, t.n_bytes) for t in tensors]
+    return [replace(tensor, offset=start + tensor.offset) for tensor in tensors]
 
 
 def _check_layout(tensors: list[Tensor], header_end: int, alignment: int, size: int) -> int:
