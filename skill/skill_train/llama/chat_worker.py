@@ -80,7 +80,7 @@ class _Chat:
         stopped = False
         for token in self._tokens(request, prompt, chunks, random):
             ids.append(token)
-            if self.llama.api.llama_vocab_is_eog(self.llama.vocab, token):
+            if self.llama.ends(token):
                 stopped = True
                 break
             if piece := decoder.decode(self._piece(token)):

@@ -44,7 +44,7 @@ class Llama:
             **{name: token if token >= 0 else None for name, token in ids.items()},
             add_bos=bool(api.llama_vocab_get_add_bos(vocab)),
             add_eos=bool(api.llama_vocab_get_add_eos(vocab)),
-            end_of_generation=[token for token in range(self.tokens) if api.llama_vocab_is_eog(vocab, token)],
+            end_of_generation=[token for token in range(self.tokens) if self.ends(token)],
             tokens=self.tokens,
             context_length=api.llama_model_n_ctx_train(self.model),
         )
@@ -69,13 +69,21 @@ class Llama:
 
     def greedy(self, prompt: list[int], *, most: int) -> list[int]:
         """The most likely continuation of at most `most` tokens. It ends at llama.cpp's own end of generation."""
-        row, answer = self._last_rows(prompt, 1), list[int]()
+        return self.greedy_after(self._last_rows(prompt, 1)[0], len(prompt), most=most)
+
+    def greedy_after(self, row: np.ndarray, position: int, *, most: int) -> list[int]:
+        """The same after a prompt that was read: its last logits [vocabulary], and the position of what follows it."""
+        answer: list[int] = []
         while len(answer) < most:
-            answer.append(int(row[0].argmax()))
-            if len(answer) == most or self.api.llama_vocab_is_eog(self.vocab, answer[-1]):
+            answer.append(int(row.argmax()))
+            if len(answer) == most or self.ends(answer[-1]):
                 break
-            row = self.decode(answer[-1:], len(prompt) + len(answer) - 1, last=1)
+            row = self.decode(answer[-1:], position + len(answer) - 1, last=1)[0]
         return answer
+
+    def ends(self, token: int) -> bool:
+        """Whether a token ends an answer, as llama.cpp takes it."""
+        return bool(self.api.llama_vocab_is_eog(self.vocab, token))
 
     def greedy_like(self, prompt: list[int], expected: list[int], *, most: int) -> list[int]:
         """The answer of `greedy` up to the first token that differs from `expected`. One pass predicts the token after
@@ -84,7 +92,7 @@ class Llama:
         usable = list(takewhile(lambda token: token < self.tokens, expected[: most - 1]))  # it has no other token
         for row in self._last_rows(prompt + usable, 1 + len(usable)):
             answer.append(int(row.argmax()))
-            if self.api.llama_vocab_is_eog(self.vocab, answer[-1]) or answer != expected[: len(answer)]:
+            if self.ends(answer[-1]) or answer != expected[: len(answer)]:
                 break
         return answer
 
@@ -153,20 +161,25 @@ class LoadedFile:
     path: Path
     model: Any
     lines: deque[tuple[int, str]]
-    gpu: bool = False
+    gpu: bool
 
 
 @contextlib.contextmanager
-def loaded_model(path: Path, *, writable: bool = False, gpu: bool = False) -> Iterator[LoadedFile]:
+def loaded_model(
+    path: Path, *, writable: bool = False, gpu: bool = False, repacked: bool = False
+) -> Iterator[LoadedFile]:
     """The weights of `loaded`; raises what it raises.
 
     Args:
         writable: the weights are read into memory, where they may be changed. Else the file is mapped.
         gpu: all layers are on the GPU.
+        repacked: weights may be packed anew for the processor. On those with AMX llama-cpp-python 0.3.36 segfaults
+            then, where they are quantized.
     """
     api = bindings()
     with captured_log(api) as lines:
-        parameters = _model_parameters(api, gpu)
+        parameters = api.llama_model_default_params()
+        parameters.n_gpu_layers, parameters.use_extra_bufts = (-1 if gpu else 0), repacked
         if writable:
             parameters.load_mode = api.LLAMA_LOAD_MODE_NONE
         model = api.llama_model_load_from_file(str(path).encode(), parameters)
@@ -201,32 +214,16 @@ def as_users_run(path: Path, *, context_tokens: int, threads: int, gpu: bool, re
     """The model with llama.cpp's own defaults, for speed: cache in float16, flash attention where it chooses it.
 
     Args:
-        gpu: all layers are on the GPU.
-        repacked: weights may be packed anew for the processor.
+        gpu, repacked: as of `loaded_model`.
 
     Raises:
         VerificationFailed: llama.cpp refuses the file.
     """
-    api = bindings()
-    parameters = api.llama_model_default_params()
-    parameters.n_gpu_layers, parameters.use_extra_bufts = (-1 if gpu else 0), repacked
-    settings = api.llama_context_default_params()
-    settings.n_ctx, settings.n_threads, settings.n_threads_batch = context_tokens, threads, threads
-    settings.swa_full = False  # as llama-server and llama-cli have it
-    settings.offload_kqv = settings.op_offload = gpu
-    with captured_log(api) as lines:
-        model = api.llama_model_load_from_file(str(path).encode(), parameters)
-        context = api.llama_init_from_model(model, settings) if model else None
-        try:
-            if not context:
-                raise refused(path, lines, gpu=gpu)
-            vocab = api.llama_model_get_vocab(model)
-            yield Llama(api, model, vocab, context, api.llama_vocab_n_tokens(vocab))
-        finally:
-            if context:
-                api.llama_free(context)
-            if model:
-                api.llama_model_free(model)
+    with loaded_model(path, gpu=gpu, repacked=repacked) as file:
+        parameters = _context_parameters(file, context_tokens, threads)
+        parameters.swa_full = False  # as llama-server and llama-cli have it
+        with _opened(file, parameters) as llama:
+            yield llama
 
 
 @contextlib.contextmanager
@@ -246,18 +243,34 @@ def in_context(
         exact: keys and values in f32, without flash attention; otherwise as llama.cpp has them by itself.
         on_node: a `ggml_backend_sched_eval_callback`, which is called for every node of the graph.
     """
-    api, model = file.api, file.model
-    parameters = _context_parameters(api, context_tokens, threads, exact)
-    parameters.offload_kqv = parameters.op_offload = file.gpu
+    parameters = _context_parameters(file, context_tokens, threads)
+    if exact:
+        parameters.type_k = parameters.type_v = _GGML_TYPE_F32
+        parameters.flash_attn_type = _FLASH_ATTENTION_OFF
     if on_node is not None:
         parameters.cb_eval = on_node
     parameters.n_batch = parameters.n_ubatch = at_once
-    context = api.llama_init_from_model(model, parameters)
+    with _opened(file, parameters) as llama:
+        yield llama
+
+
+def _context_parameters(file: LoadedFile, context_tokens: int, threads: int) -> Any:
+    parameters = file.api.llama_context_default_params()
+    parameters.n_ctx, parameters.n_threads, parameters.n_threads_batch = context_tokens, threads, threads
+    parameters.offload_kqv = parameters.op_offload = file.gpu
+    return parameters
+
+
+@contextlib.contextmanager
+def _opened(file: LoadedFile, parameters: Any) -> Iterator[Llama]:
+    """A context with these parameters, which is freed with the block."""
+    api = file.api
+    context = api.llama_init_from_model(file.model, parameters)
     if not context:
         raise refused(file.path, file.lines, gpu=file.gpu)
-    vocab = api.llama_model_get_vocab(model)
+    vocab = api.llama_model_get_vocab(file.model)
     try:
-        yield Llama(api, model, vocab, context, api.llama_vocab_n_tokens(vocab))
+        yield Llama(api, file.model, vocab, context, api.llama_vocab_n_tokens(vocab))
     finally:
         api.llama_free(context)
 
@@ -270,24 +283,6 @@ def _add_adapter(api: Any, model: Any, context: Any, lora: Path, lines: deque[tu
     adapters = (api.llama_adapter_lora_p_ctypes * 1)(adapter)
     if api.llama_set_adapters_lora(context, adapters, 1, (ctypes.c_float * 1)(1.0)) != 0:
         raise refused(lora, lines)
-
-
-def _model_parameters(api: Any, gpu: bool) -> Any:
-    parameters = api.llama_model_default_params()
-    parameters.n_gpu_layers = -1 if gpu else 0  # all of them
-    # llama-cpp-python 0.3.36 segfaults on processors with AMX when it repacks quantized weights.
-    parameters.use_extra_bufts = False
-    return parameters
-
-
-def _context_parameters(api: Any, context_tokens: int, threads: int, exact: bool) -> Any:
-    parameters = api.llama_context_default_params()
-    parameters.n_ctx = context_tokens
-    parameters.n_threads = parameters.n_threads_batch = threads
-    if exact:
-        parameters.type_k = parameters.type_v = _GGML_TYPE_F32
-        parameters.flash_attn_type = _FLASH_ATTENTION_OFF
-    return parameters
 
 
 @contextlib.contextmanager

@@ -6,7 +6,6 @@ import math
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -17,11 +16,6 @@ from skill_train.llama.pictures.answers import Asked, AskedJob, AskedResult
 from skill_train.llama.pictures.mtmd import Chunk, Projector, projector
 from skill_train.program.pictures.decode import read_picture
 
-if TYPE_CHECKING:
-    import numpy as np
-
-_LEAST_STEP = 128  # tokens read at once
-
 
 def run(document: object) -> object:
     job = msgspec.convert(document, AskedJob)
@@ -30,8 +24,7 @@ def run(document: object) -> object:
         projector(file, Path(job.projector), threads=job.threads, any_size=False) as seen,
     ):
         prompts = [_chunks(seen, asked, Path(job.folder)) for asked in job.asked]
-        shown = [chunk.tokens for chunks in prompts for chunk in chunks if chunk.ids is None]
-        step = max(_LEAST_STEP, *shown) if seen.looks_both_ways else _LEAST_STEP
+        step = seen.step_of(prompts)
         rooms = [max(len(asked.wanted), asked.most) for asked in job.asked]
         longest = max(sum(chunk.tokens for chunk in chunks) + room for chunks, room in zip(prompts, rooms, strict=True))
         with in_context(file, context_tokens=longest + step, threads=job.threads, at_once=step) as llama:
@@ -59,28 +52,16 @@ class _Answerer:
             report_progress(number, len(questions), "reading pictures")
             started = time.monotonic()
             following, position = self.seen.read_prompt(self.llama, chunks, self.step)
-            answers.append(self.answer(following, position, asked.most))
+            answers.append(self.llama.greedy_after(following, position, most=asked.most))
             seconds += time.monotonic() - started
             sums.append(self.loss(chunks, asked.wanted) if asked.wanted else 0.0)
         return AskedResult(
             losses=sums,
             answers=answers,
-            stopped=[bool(answer) and self.ends(answer[-1]) for answer in answers],
+            stopped=[bool(answer) and self.llama.ends(answer[-1]) for answer in answers],
             prompt_tokens=[sum(chunk.tokens for chunk in chunks) for chunks in prompts],
             answer_seconds=seconds,
         )
-
-    def answer(self, row: np.ndarray, position: int, most: int) -> list[int]:
-        answer: list[int] = []
-        while len(answer) < most:
-            answer.append(int(row.argmax()))
-            if len(answer) == most or self.ends(answer[-1]):
-                break
-            row = self.llama.decode(answer[-1:], position + len(answer) - 1, last=1)[0]
-        return answer
-
-    def ends(self, token: int) -> bool:
-        return bool(self.llama.api.llama_vocab_is_eog(self.llama.vocab, token))
 
     def loss(self, chunks: list[Chunk], wanted: list[int]) -> float | None:
         import numpy as np

@@ -24,8 +24,6 @@ from skill_train.llama.pictures.mtmd import Chunk, Projector, projector
 if TYPE_CHECKING:
     import numpy as np
 
-_LEAST_STEP = 128  # tokens read at once
-
 
 def run(document: object) -> object:
     job = msgspec.convert(document, PictureJob)
@@ -34,8 +32,7 @@ def run(document: object) -> object:
         projector(file, Path(job.projector), threads=job.threads, any_size=job.any_size) as seen,
     ):
         prompts = [_chunks(seen, prompt) for prompt in job.prompts]
-        shown = [chunk.tokens for chunks in prompts for chunk in chunks if chunk.ids is None]
-        step = max(_LEAST_STEP, *shown) if seen.looks_both_ways else _LEAST_STEP
+        step = seen.step_of(prompts)
         longest = max(sum(chunk.tokens for chunk in chunks) for chunks in prompts)
         with in_context(file, context_tokens=longest + step, threads=job.threads, at_once=step) as llama:
             reader = _Reader(llama, seen, step, Path(job.folder))

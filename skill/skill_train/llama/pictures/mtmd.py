@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from skill_train.core.errors import VerificationFailed
 from skill_train.llama.gguf_header import read_gguf
 from skill_train.llama.importance.ggml_tensor import GgmlTensor
-from skill_train.llama.llama_cpp import Llama, LoadedFile, bindings, refused
+from skill_train.llama.llama_cpp import Llama, LoadedFile, ggml, refused
 
 if TYPE_CHECKING:
     import numpy as np
@@ -28,6 +28,7 @@ _PIXELS = b"inp_raw"  # what llama.cpp's vision graphs call their input
 _F32 = 0
 LINE_END_TENSOR = "v.token_embd.img_break"  # of Pixtral and Mistral 3
 _CHANNELS = 3
+_LEAST_STEP = 128  # tokens read at once
 
 
 @dataclass
@@ -104,6 +105,11 @@ class Projector:
     def looks_both_ways(self) -> bool:
         """Whether the parts of a picture attend to each other in both directions."""
         return bool(self.api.mtmd_decode_use_non_causal(self.context, None))
+
+    def step_of(self, prompts: list[list[Chunk]]) -> int:
+        """How many tokens to read at once. Those of a picture that look at each other are read in one step."""
+        shown = [chunk.tokens for chunks in prompts for chunk in chunks if chunk.ids is None]
+        return max([_LEAST_STEP, *shown]) if self.looks_both_ways else _LEAST_STEP
 
     def tokenize(self, text: str, pictures: list[np.ndarray]) -> list[Chunk]:
         """The chunks of a text with a marker for each picture, uint8 [height, width, 3].
@@ -215,11 +221,10 @@ def projector(file: LoadedFile, path: Path, *, threads: int, any_size: bool) -> 
     Raises:
         VerificationFailed: llama.cpp refuses it.
     """
-    bindings()
-    from llama_cpp import _ggml, mtmd_cpp
-
-    name_of = _ggml.libggml.ggml_get_name
+    name_of = ggml().ggml_get_name
     name_of.argtypes, name_of.restype = [ctypes.c_void_p], ctypes.c_char_p
+    from llama_cpp import mtmd_cpp
+
     watch = _Watch(name_of)
     log = file.api.llama_log_callback(lambda level, text, _: file.lines.append((level, text.decode(errors="replace"))))
     seen = file.api.ggml_backend_sched_eval_callback(watch)
