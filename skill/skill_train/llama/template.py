@@ -43,19 +43,13 @@ class TemplateJob(msgspec.Struct, frozen=True, kw_only=True):
     conversations: list[Conversation]
 
 
-class TemplateResult(msgspec.Struct, frozen=True):
-    """One result for each conversation."""
-
-    rendered: list[Rendered]
-
-
 def ask(job: TemplateJob) -> list[Rendered]:
     """Renders each conversation in a child process, as llama-cpp-python does for its users.
 
     Raises:
         NativeCrash: the template did not end, or took too much memory.
     """
-    return msgspec.convert(run_worker(WORKER, msgspec.to_builtins(job)), TemplateResult).rendered
+    return msgspec.convert(run_worker(WORKER, msgspec.to_builtins(job)), list[Rendered])
 
 
 def render_with(template: str, gguf: GgufFile, conversations: list[Conversation]) -> list[Rendered] | str:

@@ -12,29 +12,23 @@ from typing import Any
 
 import msgspec
 
-from skill_train.core.errors import not_installed
 from skill_train.core.worker import worker_main
-from skill_train.llama.template import Conversation, Rendered, TemplateJob, TemplateResult
+from skill_train.llama.llama_cpp import bindings
+from skill_train.llama.template import Conversation, Rendered, TemplateJob
 
 _MEMORY_BYTES = 8 << 30  # limit of the address space, of which libraries use a part
 
 
 def run(document: object) -> object:
     job = msgspec.convert(document, TemplateJob)
-    formatter = _formatter()  # imported before the limits are set, which are meant only for the template
+    bindings()  # imported before the limits are set, which are meant only for the template
+    from llama_cpp.llama_chat_format import Jinja2ChatFormatter
+
     faulthandler.dump_traceback_later(job.seconds, exit=True)
     _limit_memory()
-    rendered = [_render(formatter, job, conversation) for conversation in job.conversations]
+    rendered = [_render(Jinja2ChatFormatter, job, conversation) for conversation in job.conversations]
     faulthandler.cancel_dump_traceback_later()
-    return msgspec.to_builtins(TemplateResult(rendered))
-
-
-def _formatter() -> Any:
-    try:
-        from llama_cpp.llama_chat_format import Jinja2ChatFormatter
-    except ImportError:
-        raise not_installed("llama-cpp-python", "gguf") from None
-    return Jinja2ChatFormatter
+    return msgspec.to_builtins(rendered)
 
 
 def _render(formatter: Any, job: TemplateJob, conversation: Conversation) -> Rendered:
