@@ -307,17 +307,7 @@ def test_letters_with_separate_accents_are_no_fault_of_the_file() -> None:
 
 def test_special_tokens() -> None:
     own: Any = SimpleNamespace(bos_token_id=1, eos_token_id=2, pad_token_id=0)
-    facts = VocabularyFacts(
-        bos=1,
-        eos=2,
-        eot=None,
-        pad=None,
-        add_bos=True,
-        add_eos=False,
-        end_of_generation=[2, 7],
-        tokens=8,
-        context_length=9,
-    )
+    facts = VocabularyFacts(bos=1, eos=2, pad=None, add_bos=True, end_of_generation=[2, 7], tokens=8)
 
     def check(**changes: Any) -> Check:
         tokenizer: Any = letters

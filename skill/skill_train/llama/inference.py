@@ -76,13 +76,10 @@ class VocabularyFacts(msgspec.Struct, frozen=True, kw_only=True):
 
     bos: int | None
     eos: int | None
-    eot: int | None
     pad: int | None
     add_bos: bool
-    add_eos: bool
     end_of_generation: list[int]
     tokens: int
-    context_length: int
 
 
 class InferenceResult(msgspec.Struct, frozen=True, kw_only=True):

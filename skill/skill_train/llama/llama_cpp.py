@@ -39,14 +39,12 @@ class Llama:
 
     def facts(self) -> VocabularyFacts:
         api, vocab = self.api, self.vocab
-        ids = {name: getattr(api, f"llama_vocab_{name}")(vocab) for name in ("bos", "eos", "eot", "pad")}
+        ids = {name: getattr(api, f"llama_vocab_{name}")(vocab) for name in ("bos", "eos", "pad")}
         return VocabularyFacts(
             **{name: token if token >= 0 else None for name, token in ids.items()},
             add_bos=bool(api.llama_vocab_get_add_bos(vocab)),
-            add_eos=bool(api.llama_vocab_get_add_eos(vocab)),
             end_of_generation=[token for token in range(self.tokens) if self.ends(token)],
             tokens=self.tokens,
-            context_length=api.llama_model_n_ctx_train(self.model),
         )
 
     def tokenize(self, text: str, *, add_special: bool) -> list[int]:
