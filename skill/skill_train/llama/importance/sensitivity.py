@@ -46,24 +46,13 @@ class SensitivityJob(msgspec.Struct, frozen=True, kw_only=True):
     most_seconds: float
 
 
-class Measurements(msgspec.Struct, frozen=True):
-    """What was left out.
-
-    Attributes:
-        unreachable: matrices that no node of the graph takes whole, so that they cannot be exchanged.
-        left: trials that there was no time for.
-    """
-
-    unreachable: list[str]
-    left: int
-
-
-def measure(job: SensitivityJob, progress: Bar) -> Measurements:
-    """Adds the outcomes to `job.out`.
+def measure(job: SensitivityJob, progress: Bar) -> None:
+    """Adds the outcomes to `job.out`, but for trials that there was no time for, and matrices that no node of the graph
+    takes whole, so that they cannot be exchanged.
 
     Raises:
         NativeCrash: llama.cpp crashed.
         VerificationFailed: llama.cpp refuses the file.
         DecisionNeeded: there was not enough memory.
     """
-    return msgspec.convert(run_worker(WORKER, msgspec.to_builtins(job), progress=progress), Measurements)
+    run_worker(WORKER, msgspec.to_builtins(job), progress=progress)
