@@ -18,8 +18,7 @@ from skill_train.core.worker import report_progress, worker_main
 from skill_train.llama.gguf_header import read_gguf
 from skill_train.llama.importance.collect import CONTEXT, Collected, CollectJob
 from skill_train.llama.importance.file import Entry, ImportanceMatrix, shape_of, wanted_matrices, write_matrix
-from skill_train.llama.importance.ggml_tensor import GgmlTensor
-from skill_train.llama.importance.nodes import Nodes, weight_name
+from skill_train.llama.importance.nodes import GgmlTensor, Nodes, weight_name
 from skill_train.llama.llama_cpp import bindings, ggml, in_context, loaded_model
 
 if TYPE_CHECKING:

@@ -1,4 +1,5 @@
-"""The nodes of a graph as llama.cpp's callback sees them. The layout of a tensor is checked against the library."""
+"""The nodes of a graph as llama.cpp's callback sees them. No function of the library opens a tensor up, so its layout
+is mirrored here, and checked against the library."""
 
 from __future__ import annotations
 
@@ -7,7 +8,6 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from skill_train.core.errors import UsageError
-from skill_train.llama.importance.ggml_tensor import GgmlTensor
 
 if TYPE_CHECKING:
     import numpy as np
@@ -15,6 +15,28 @@ if TYPE_CHECKING:
 _OBJECT_BYTES = 32  # sizeof(struct ggml_object), which ggml_tensor_overhead() counts too
 _F32, _F16, _I32 = 0, 1, 26  # enum ggml_type
 _NUMPY = {_F32: "<f4", _F16: "<f2", _I32: "<i4"}
+
+
+class GgmlTensor(ctypes.Structure):
+    """`struct ggml_tensor` of ggml/include/ggml.h in llama-cpp-python 0.3.36. `ne` are the lengths and `nb` the strides
+    in bytes, of the row first."""
+
+    _fields_ = (
+        ("type", ctypes.c_int),
+        ("buffer", ctypes.c_void_p),
+        ("ne", ctypes.c_int64 * 4),
+        ("nb", ctypes.c_size_t * 4),
+        ("op", ctypes.c_int),
+        ("op_params", ctypes.c_int32 * 16),
+        ("flags", ctypes.c_int32),
+        ("src", ctypes.c_void_p * 10),
+        ("view_src", ctypes.c_void_p),
+        ("view_offs", ctypes.c_size_t),
+        ("data", ctypes.c_void_p),
+        ("name", ctypes.c_char * 64),
+        ("extra", ctypes.c_void_p),
+        ("padding", ctypes.c_char * 8),
+    )
 
 
 class Nodes:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from skill_train.core.errors import VerificationFailed
 from skill_train.llama.gguf_header import read_gguf
-from skill_train.llama.importance.ggml_tensor import GgmlTensor
+from skill_train.llama.importance.nodes import GgmlTensor
 from skill_train.llama.llama_cpp import Llama, LoadedFile, ggml, refused
 
 if TYPE_CHECKING:
