@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -52,7 +51,7 @@ class Kinds(NamedTuple):
 def of_kind(files: list[GgufFile], unread: tuple[tuple[str, str], ...], findings: Findings) -> Kinds:
     """Splits the files by what they hold. Other files, and those of `unread`, are reported as not checked."""
     for name, why in unread:
-        _leave_out(findings, name, why)
+        findings.leave_out(name, why)
     models = [gguf for gguf in files if is_model(gguf)]
     adapters = [gguf for gguf in files if gguf.metadata.get("general.type") == "adapter"]
     projectors = [gguf for gguf in files if gguf.metadata.get("general.type") == "mmproj"]
@@ -60,14 +59,8 @@ def of_kind(files: list[GgufFile], unread: tuple[tuple[str, str], ...], findings
         if not any(gguf in kind for kind in (models, adapters, projectors)):
             kind = gguf.metadata.get("general.type")
             reason = f"it is a file of the kind {kind!r}, which is not compared with anything"
-            _leave_out(findings, gguf.path.name, reason)
+            findings.leave_out(gguf.path.name, reason)
     return Kinds(models, adapters, projectors)
-
-
-def _leave_out(findings: Findings, file: str, reason: str) -> None:
-    """Reports a file that is not judged. The verdict of the proof is then not a pass."""
-    findings.add(Check("file", file, "warn", "not checked", "checked", reason))
-    findings.add(NotChecked("everything else", file, reason))
 
 
 def judge_adapters(
@@ -87,22 +80,24 @@ def judge_adapters(
     for gguf in adapters:
         name = gguf.path.name
         if subject.adapter is None:
-            _leave_out(findings, name, "it is an adapter alone, and there is none to compare it with")
+            findings.leave_out(name, "it is an adapter alone, and there is none to compare it with")
             continue
         base = base or _base_file(subject.reference, folder)
-        findings.add(verify_file.check_file(gguf))
-        findings.add(verify_file.check_digest(gguf, digests[name], verify_judge.export_records(run).get(name)))
-        findings.add(_check_types(gguf))
-        architecture = base.architecture if isinstance(base, GgufFile) else None
-        findings.add(_check_metadata(gguf, architecture))
+        findings.add(
+            verify_file.check_file(gguf),
+            verify_file.check_digest(gguf, digests[name], verify_judge.export_records(run).get(name)),
+            _check_types(gguf),
+            _check_metadata(gguf, base.architecture if isinstance(base, GgufFile) else None),
+        )
         if isinstance(base, GgufFile):
             findings.add(check_lora_weights(gguf, base, subject.reference, subject.adapter))
             _judge_running(gguf, base, subject, findings)
         else:
             reason = f"no GGUF file of the base could be made: {base.message}"
-            findings.add(Check("loads", name, "warn", "not run", "runs", reason))
-            for check in ("weights", *_RUNNING):
-                findings.add(NotChecked(check, name, reason))
+            findings.add(
+                Check("loads", name, "warn", "not run", "runs", reason),
+                *(NotChecked(check, name, reason) for check in ("weights", *_RUNNING)),
+            )
 
 
 def _base_file(base: Path, folder: Path) -> GgufFile | SkillTrainError:
@@ -163,16 +158,13 @@ def _judge_running(gguf: GgufFile, base: GgufFile, subject: MeasuredReference, f
     try:
         result = inference.ask(job)
     except (VerificationFailed, NativeCrash) as error:
-        findings.add(Check("loads", file, "fail", error.code, "runs", f"{error.message} ({error.got[-200:]})"))
-        findings.add(NotChecked("everything else", file, "llama.cpp cannot run the base with the file"))
+        findings.cannot_run(file, error, "the base with the file")
         return
-    findings.add(Check("loads", file, "pass", "runs", "runs", "llama.cpp loads it beside the base"))
     kind = verify_file.file_type(base)
     bounds = of_this_model(limits(kind), measured.cost, kind, measured.noise)
-    checks: Iterable[Check | NotChecked] = (
+    findings.add(
+        Check("loads", file, "pass", "runs", "runs", "llama.cpp loads it beside the base"),
         verify_logits.check_logits(file, result.figures, bounds, result.trained_kl),
         verify_logits.check_tuned(file, result.change, bounds, measured.why_no_base),
         verify_answers.check_answers(file, measured.answers, result.answers, bounds, subject.tokenizer),
     )
-    for check in checks:
-        findings.add(check)

@@ -11,7 +11,7 @@ import msgspec
 
 from skill_train.core.console import Bar
 from skill_train.core.digests import FileDigest
-from skill_train.core.errors import DecisionNeeded, NativeCrash, VerificationFailed
+from skill_train.core.errors import DecisionNeeded, NativeCrash, SkillTrainError, VerificationFailed
 from skill_train.core.worker import ending
 from skill_train.llama import inference
 from skill_train.llama.gguf_header import GgufFile, read_gguf
@@ -52,11 +52,26 @@ class Findings:
     checks: list[Check] = field(default_factory=list)
     not_checked: list[NotChecked] = field(default_factory=list)
 
-    def add(self, finding: Check | NotChecked) -> None:
-        if isinstance(finding, Check):
-            self.checks.append(finding)
-        else:
-            self.not_checked.append(finding)
+    def add(self, *findings: Check | NotChecked) -> None:
+        for finding in findings:
+            if isinstance(finding, Check):
+                self.checks.append(finding)
+            else:
+                self.not_checked.append(finding)
+
+    def leave_out(self, file: str, reason: str) -> None:
+        """Reports a file that is not judged. The verdict of the proof is then not a pass."""
+        self.add(
+            Check("file", file, "warn", "not checked", "checked", reason),
+            NotChecked("everything else", file, reason),
+        )
+
+    def cannot_run(self, file: str, error: SkillTrainError, what: str) -> None:
+        """Reports a file that llama.cpp refuses, or crashes on."""
+        self.add(
+            Check("loads", file, "fail", error.code, "runs", f"{error.message} ({error.got[-200:]})"),
+            NotChecked("everything else", file, f"llama.cpp cannot run {what}"),
+        )
 
 
 @dataclass(frozen=True)
@@ -103,12 +118,13 @@ def judge(
             name = gguf.path.name
             progress(number + 1, count + 1, name)
             exported = exports.get(name)
-            findings.add(verify_file.check_file(gguf))
-            findings.add(verify_file.check_digest(gguf, prepared.digests[name], exported))
-            for finding in prepared.weights[name]:
-                findings.add(finding)
+            findings.add(
+                verify_file.check_file(gguf),
+                verify_file.check_digest(gguf, prepared.digests[name], exported),
+                *prepared.weights[name],
+                _types(gguf, exported.get("tensor_types") if exported else None),
+            )
             confirmed = all(_all_confirmed(prepared.weights[each.path.name], each) for each in (gguf, plain or gguf))
-            findings.add(_types(gguf, exported.get("tensor_types") if exported else None))
             _judge_static(gguf, plain if plain is not gguf else None, subject, findings, confirmed)
             _judge_running(gguf, subject, started, findings, _limits(gguf, subject, run, exported))
     progress(count + 1, count + 1, "done")
@@ -201,8 +217,10 @@ def readable(ggufs: list[Path], findings: Findings) -> list[GgufFile]:
         try:
             files.append(read_gguf(path))
         except VerificationFailed as error:
-            findings.add(Check("file", path.name, "fail", path.stat().st_size, "whole", error.message))
-            findings.add(NotChecked("everything else", path.name, "the file is damaged"))
+            findings.add(
+                Check("file", path.name, "fail", path.stat().st_size, "whole", error.message),
+                NotChecked("everything else", path.name, "the file is damaged"),
+            )
     return files
 
 
@@ -234,18 +252,18 @@ def _judge_running(gguf: GgufFile, subject: MeasuredReference, run: _Run, findin
     try:
         result = run.result.result()
     except (VerificationFailed, NativeCrash) as error:
-        findings.add(Check("loads", file, "fail", error.code, "runs", f"{error.message} ({error.got[-200:]})"))
-        findings.add(NotChecked("everything else", file, "llama.cpp cannot run the file"))
+        findings.cannot_run(file, error, "the file")
         return
-    findings.add(Check("loads", file, "pass", "runs", "runs", f"llama.cpp loads it, {result.facts.tokens} tokens"))
-    for check in _answered(gguf, result, subject, run.shipped):
-        findings.add(check)
-    cost = measured.cost["mean_kl"] if measured.cost and measured.stored else None
+    cost = measured.cost["mean_kl"] if measured.cost else None
     logits = verify_logits.check_logits(file, result.figures, bounds, result.trained_kl, measured.stored, cost)
-    findings.add(verify_logits.with_unread_epsilon(logits, from_config.unread_epsilon(subject.config)))
-    findings.add(verify_logits.check_tuned(file, result.change, bounds, measured.why_no_base, measured.stored, cost))
     file_answers = run.drafted or result.answers
-    findings.add(verify_answers.check_answers(file, measured.answers, file_answers, bounds, subject.tokenizer))
+    findings.add(
+        Check("loads", file, "pass", "runs", "runs", f"llama.cpp loads it, {result.facts.tokens} tokens"),
+        *_answered(gguf, result, subject, run.shipped),
+        verify_logits.with_unread_epsilon(logits, from_config.unread_epsilon(subject.config)),
+        verify_logits.check_tuned(file, result.change, bounds, measured.why_no_base, measured.stored, cost),
+        verify_answers.check_answers(file, measured.answers, file_answers, bounds, subject.tokenizer),
+    )
 
 
 def _types(gguf: GgufFile, mix: dict[str, str] | None) -> Check:

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from skill_train.core.console import Bar
-from skill_train.core.digests import FileDigest, digests, file_digest
+from skill_train.core.digests import digests, file_digest
 from skill_train.core.errors import UsageError
 from skill_train.core.memory import peak_memory_bytes
 from skill_train.core.worker import ending, llama_cpp_folder
@@ -36,7 +36,7 @@ from skill_train.reference.rounded_merge import Rounding, rounding_of
 from skill_train.run import records, verify_record
 from skill_train.run.folder import StepResult, require_writable, versions
 from skill_train.run.train_record import Row
-from skill_train.run.verify_record import Check, NotChecked, Proof, ProofInputs, ProofOptions
+from skill_train.run.verify_record import Check, Proof, ProofInputs, ProofOptions
 from skill_train.verify.check import worst
 from skill_train.verify.check_adapter import judge_adapters, of_kind
 from skill_train.verify.engines.check import engine_versions
@@ -143,13 +143,8 @@ def verify(request: VerifyRequest, *, progress: Bar, warn: Warn) -> StepResult[P
         files, adapters, projectors = of_kind(readable(request.ggufs, findings), request.unread, findings)
         _require_judged([*files, *(adapters if request.adapter else [])], request.ggufs, findings)
         progress(0, len(request.ggufs) + 1, "reference")
-        asked = questions_of(
-            request.reference,
-            adapter=request.adapter,
-            rows=_of_text(request.rows),
-            held_out=_of_text(request.held_out or request.rows),
-            sample=sample,
-        )
+        rows, held_out = _of_text(request.rows), _of_text(request.held_out or request.rows)
+        asked = questions_of(request.reference, adapter=request.adapter, rows=rows, held_out=held_out, sample=sample)
         busy = peak_bytes(request.reference, request.adapter) + compared_bytes(request.adapter)
         drafting = beside.submit(draft_of, files, asked.prompts, sample.answer_tokens, busy)
         rendering = beside.submit(own_templates, files, asked.conversations)
@@ -166,8 +161,7 @@ def verify(request: VerifyRequest, *, progress: Bar, warn: Warn) -> StepResult[P
             judge(subject, findings, request.record.parent, prepared, warn, progress)
             judge_adapters(adapters, subject, findings, request.record.parent, scope.inputs.ggufs, Path(scratch))
         questions = judge_projectors(projectors, files, request, findings, progress)
-        rows = _of_text(request.held_out or request.rows)
-        judge_in_engines(InEngines(engines, subject, rows, files, projectors, questions), findings, progress)
+        judge_in_engines(InEngines(engines, subject, held_out, files, projectors, questions), findings, progress)
     return StepResult(_written(request.record, scope, findings, subject.samples, time.monotonic() - started))
 
 
@@ -240,15 +234,13 @@ def judge_projectors(
         if error.code != "vision":
             raise
         return _unjudged(projectors, findings, error.message)
-    for finding in checked:
-        findings.add(finding)
+    findings.add(*checked)
     return questions
 
 
 def _unjudged(projectors: list[GgufFile], findings: Findings, why: str) -> list[PictureQuestion]:
     for projector in projectors:
-        findings.add(Check("file", projector.path.name, "warn", "not checked", "checked", why))
-        findings.add(NotChecked("everything else", projector.path.name, why))
+        findings.leave_out(projector.path.name, why)
     return []
 
 
@@ -324,7 +316,7 @@ def _require_proof(record: Path) -> None:
 
 
 def _scope(request: VerifyRequest, sample: Sample, engines: dict[str, str]) -> _ProofScope:
-    base = request.base
+    base, pictured = request.base, request.pictures.folder if request.pictures else None
     inputs = ProofInputs(
         reference=model_digests(request.reference),
         adapter=digests(request.adapter) if request.adapter else None,
@@ -333,14 +325,10 @@ def _scope(request: VerifyRequest, sample: Sample, engines: dict[str, str]) -> _
         rows=_digest(request.rows),
         held_out=_digest(request.held_out),
         unread=[list(each) for each in request.unread],
-        pictures=_picture_digests(request.pictures),
+        pictures=None if pictured is None else model_digests(pictured),
     )
     libraries = versions("llama-cpp-python", "gguf", "transformers", "torch", "peft")
     return _ProofScope(inputs, ProofOptions(sample.tokens, engines), libraries)
-
-
-def _picture_digests(subject: PictureSubject | None) -> dict[str, FileDigest] | None:
-    return None if subject is None or subject.folder is None else model_digests(subject.folder)
 
 
 def _digest(rows: list[Row]) -> str:

@@ -52,8 +52,8 @@ def judge_in_engines(request: InEngines, findings: Findings, progress: Bar) -> N
     files = [gguf for gguf in request.files if gguf.path.name not in broken]
     tokenizer, most = request.subject.tokenizer, request.subject.sample.answer_tokens
     expected = engine_questions(tokenizer, request.rows, most) if tokenizer.chat_template else []
-    for finding in check_engines(files, EngineRequest(request.here, expected, tokenizer, modelfile_of), progress):
-        findings.add(finding)
+    asked = EngineRequest(request.here, expected, tokenizer, modelfile_of)
+    findings.add(*check_engines(files, asked, progress))
     for pair in (Pair(gguf.path, projector.path) for projector in request.projectors for gguf in files):
         _judge_pair(pair, request, findings, progress)
 
@@ -61,13 +61,11 @@ def judge_in_engines(request: InEngines, findings: Findings, progress: Bar) -> N
 def _judge_pair(pair: Pair, request: InEngines, findings: Findings, progress: Bar) -> None:
     if not request.pictures:
         why = "the pair was not judged, so there is nothing to hold an engine to"
-        for name in request.here:
-            findings.add(NotChecked("engine_pictures", pair.text.name, f"{name}: {why}"))
+        findings.add(*(NotChecked("engine_pictures", pair.text.name, f"{name}: {why}") for name in request.here))
         return
     tokenizer, most = request.subject.tokenizer, request.subject.sample.answer_tokens
     asked = PairInEngines(request.here, pair, request.pictures, tokenizer, most, modelfile_of)
-    for finding in check_pair_in_engines(asked, progress):
-        findings.add(finding)
+    findings.add(*check_pair_in_engines(asked, progress))
 
 
 def modelfile_of(gguf: Path, projector: Path | None = None) -> str:
