@@ -6,6 +6,8 @@ never sent between processes.
 
 from __future__ import annotations
 
+import itertools
+
 import msgspec
 
 from skill_train.core.console import Bar
@@ -20,6 +22,12 @@ class Sequence(msgspec.Struct, frozen=True):
 
     ids: list[int]
     first: int
+
+
+def sequences_of(texts: list[list[int]]) -> list[Sequence]:
+    """The texts, with the rows of their logits one after the other."""
+    firsts = itertools.accumulate(map(len, texts), initial=0)
+    return [Sequence(ids, first) for ids, first in zip(texts, firsts, strict=False)]
 
 
 class Prompt(msgspec.Struct, frozen=True):

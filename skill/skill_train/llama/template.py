@@ -18,6 +18,12 @@ SECONDS = 20  # for all conversations together
 Message = JsonObject  # in the form of any dataset
 
 
+def before_last_answer(messages: list[Message]) -> list[Message]:
+    """The turns before the last answer; none where there is no answer."""
+    answers = [place for place, message in enumerate(messages) if message["role"] == "assistant"]
+    return messages[: answers[-1]] if answers else []
+
+
 class Conversation(msgspec.Struct, frozen=True):
     """The input of a template."""
 

@@ -13,7 +13,7 @@ from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from skill_train.llama.inference import Sequence
+from skill_train.llama.inference import Sequence, sequences_of
 from skill_train.llama.logit_distance import Distance, compare_logits, join, summarize
 from skill_train.reference.load import logits
 from skill_train.reference.low_memory import frugal_model
@@ -120,7 +120,7 @@ def measure(
     Raises:
         DecisionNeeded: not enough disk for the logits.
     """
-    sequences, vocabulary = _sequences(request.texts), _vocabulary(model)
+    sequences, vocabulary = sequences_of(request.texts), _vocabulary(model)
     tuned_file, base_file = folder / "tuned.f32", folder / "base.f32"
     chosen = first_of(sequences, request.sample.base_tokens) if switches_off else []
     require_space(folder, 4 * vocabulary * (_tokens(sequences) + request.sample.base_tokens), "the reference's logits")
@@ -221,14 +221,6 @@ def _distance(model: Any, reference: Path, file: Path, measurements: ReferenceMe
 def first_of(sequences: list[Sequence], tokens: int) -> list[Sequence]:
     """The first sequences with at most so many tokens together, and at least one."""
     return [s for s in sequences if s is sequences[0] or s.first + len(s.ids) <= tokens]
-
-
-def _sequences(texts: list[list[int]]) -> list[Sequence]:
-    sequences, first = [], 0
-    for ids in texts:
-        sequences.append(Sequence(ids, first))
-        first += len(ids)
-    return sequences
 
 
 def _tokens(sequences: Iterable[Sequence]) -> int:

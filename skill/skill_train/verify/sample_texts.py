@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from skill_train.facts import JsonObject
-from skill_train.llama.template import Conversation
+from skill_train.llama.template import Conversation, before_last_answer
 from skill_train.reference.load import NEUTRAL_TEXTS, context_length
 from skill_train.run.train_record import Row
 from skill_train.verify.check_template import CONVERSATIONS, render_reference
@@ -93,13 +93,10 @@ def _prompt(row: Row, tokenizer: Any) -> list[int]:
         return list(tokenizer(row["prompt"]).input_ids)
     if row["kind"] != "chat":
         return _half(row["input_ids"])
-    roles = [message["role"] for message in row["messages"]]
-    if "assistant" not in roles:
+    before = before_last_answer(row["messages"])
+    if not before:
         return []
-    last = len(roles) - 1 - roles[::-1].index("assistant")
-    if not last:
-        return []
-    [rendered] = render_reference(tokenizer, [Conversation(row["messages"][:last], row.get("tools"), True)])
+    [rendered] = render_reference(tokenizer, [Conversation(before, row.get("tools"), True)])
     return [] if rendered.text is None else tokenizer(rendered.text, add_special_tokens=False).input_ids
 
 

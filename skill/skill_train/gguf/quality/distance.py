@@ -11,7 +11,7 @@ from pathlib import Path
 from skill_train.core.console import Bar
 from skill_train.core.errors import UsageError
 from skill_train.llama import inference
-from skill_train.llama.inference import InferenceJob, Sequence
+from skill_train.llama.inference import InferenceJob, Sequence, sequences_of
 from skill_train.machine.read import physical_cores
 from skill_train.run.export_record import Measured
 from skill_train.run.folder import require_space
@@ -47,12 +47,9 @@ def judging(source: Path, texts: list[list[int]], vocabulary: int, progress: Bar
         DecisionNeeded: the disk has no room for the logits, or there is too little memory.
         VerificationFailed: llama.cpp refuses the file.
     """
-    sequences, first = [], 0
-    for ids in texts:
-        sequences.append(Sequence(ids, first))
-        first += len(ids)
+    sequences, tokens = sequences_of(texts), sum(map(len, texts))
     with tempfile.TemporaryDirectory(prefix="skill-train-quantize-") as folder:
-        require_space(Path(folder), 4 * first * vocabulary, "the logits of the unquantized file")
+        require_space(Path(folder), 4 * tokens * vocabulary, "the logits of the unquantized file")
         judge = Judge(sequences, Path(folder) / "logits", vocabulary)
         job = InferenceJob(
             gguf=str(source),

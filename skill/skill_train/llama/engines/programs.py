@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import signal
 import socket
 import subprocess
@@ -13,11 +12,6 @@ from pathlib import Path
 
 _END_SECONDS = 10.0
 _ASK_SECONDS = 60.0
-
-
-def on_path(program: str) -> Path | None:
-    found = shutil.which(program)
-    return None if found is None else Path(found)
 
 
 def version_of(program: str, *words: str) -> str:

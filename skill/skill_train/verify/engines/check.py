@@ -6,6 +6,7 @@ held against the trained model by the check `answers`. So a difference here is t
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import metadata
@@ -16,27 +17,19 @@ from skill_train.core.console import Bar
 from skill_train.core.errors import NotInstalled, SkillTrainError
 from skill_train.llama import inference
 from skill_train.llama.engines import llama_server, ollama, python_server
-from skill_train.llama.engines.answers import (
-    ALL,
-    ENGINES,
-    LLAMA_SERVER,
-    OLLAMA,
-    PYTHON_SERVER,
-    EngineRun,
-)
-from skill_train.llama.engines.programs import on_path, version_of
+from skill_train.llama.engines.answers import ALL, ENGINES, LLAMA_SERVER, OLLAMA, PYTHON_SERVER, EngineRun
+from skill_train.llama.engines.programs import version_of
 from skill_train.llama.gguf_header import GgufFile
 from skill_train.llama.inference import InferenceJob, Prompt, Scored
 from skill_train.machine.read import physical_cores
 from skill_train.run.verify_record import Check, NotChecked
 from skill_train.verify.check import judged
-from skill_train.verify.engines.partings import Parting, Vocabulary, compare
+from skill_train.verify.engines.partings import Parting, Vocabulary, compare, gaps
 from skill_train.verify.engines.prompts import difference, unanswered
 from skill_train.verify.engines.questions import Expected
 from skill_train.verify.thresholds import ENGINE_GAP
 
 _ROOM = 8
-_NEVER = float("inf")
 _REMEDY = {
     PYTHON_SERVER: "serve it with: skill-train serve, which takes the template from the file",
     LLAMA_SERVER: "let it take the file's own template: no other one by its name or from a file",
@@ -92,7 +85,7 @@ def check_engines(files: list[GgufFile], request: EngineRequest, progress: Bar) 
 def _version(name: str) -> str:
     if name == PYTHON_SERVER:
         return metadata.version("llama-cpp-python") if python_server.has_server() else ""
-    if on_path(name) is None:
+    if shutil.which(name) is None:
         return ""
     return version_of(name, "--version") or "unknown"
 
@@ -209,6 +202,4 @@ def _gaps(gguf: GgufFile, partings: list[Parting], expected: list[Expected]) -> 
     if not partings:
         return []
     rows = [Scored([*each.before, token], [len(each.before)]) for each in partings for token in (each.own, each.other)]
-    losses = inference.ask(_job(gguf, expected, scored=rows)).losses
-    pairs = zip(losses[::2], losses[1::2], strict=True)
-    return [_NEVER if own is None or other is None else other - own for own, other in pairs]
+    return gaps(inference.ask(_job(gguf, expected, scored=rows)).losses)

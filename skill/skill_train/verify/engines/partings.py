@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass
 from functools import cached_property
@@ -93,6 +94,16 @@ def compare(answer: EngineAnswer, own: list[int], expected: Expected, words: Voc
     if answer.tokens is not None:
         return _by_tokens(answer, answer.tokens, own, expected, words)
     return _by_text(answer, own, expected, words)
+
+
+def gaps(losses: list[float | None]) -> list[float]:
+    """By how many nats the file prefers its own token at each parting.
+
+    Args:
+        losses: at each parting of the file's own token, then of the engine's; None where it is not finite.
+    """
+    pairs = zip(losses[::2], losses[1::2], strict=True)
+    return [math.inf if own is None or other is None else other - own for own, other in pairs]
 
 
 def _by_tokens(

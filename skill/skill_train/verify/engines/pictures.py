@@ -29,20 +29,19 @@ from skill_train.llama.engines.answers import (
 from skill_train.llama.gguf_header import read_gguf
 from skill_train.llama.pictures.answers import Asked, AskedJob, AskedResult, ask
 from skill_train.llama.pictures.compare import MARKER, Pair
-from skill_train.llama.template import Conversation
+from skill_train.llama.template import Conversation, before_last_answer
 from skill_train.machine.read import physical_cores
 from skill_train.reference.pictures import GREY, PictureQuestion, with_markers
 from skill_train.run.verify_record import Check, NotChecked
 from skill_train.verify.check import judged, parting_place
 from skill_train.verify.check_template import render_reference
-from skill_train.verify.engines.partings import Parting, Vocabulary, compare
+from skill_train.verify.engines.partings import Parting, Vocabulary, compare, gaps
 from skill_train.verify.engines.prompts import difference_of_lengths, difference_of_texts, unanswered
 from skill_train.verify.engines.questions import Expected
 from skill_train.verify.thresholds import ENGINE_GAP
 
 _NAME = "engine_pictures"
 _ROOM = 2048  # tokens: an engine may make more of a picture, as Ollama does
-_NEVER = float("inf")
 _OF_BLANK = (0.25, 0.5)  # of the gap of grey pictures: an engine that shows these must not pass
 _OWN_PROMPTS = (
     f"{PYTHON_SERVER}: it writes prompts with pictures by handlers of its own, one for each family, and not by the "
@@ -129,8 +128,7 @@ def picture_questions(request: PairInEngines) -> list[Expected]:
 
 def _asked_of(question: PictureQuestion, most: int) -> EngineQuestion:
     """The turns before the last answer, with their pictures."""
-    answers = [place for place, message in enumerate(question.messages) if message["role"] == "assistant"]
-    before = question.messages[: answers[-1]] if answers else []
+    before = before_last_answer(question.messages)
     count = sum(part["type"] == "image" for message in before for part in message["content"])
     return EngineQuestion(Conversation(before, None, True), most, tuple(map(_png, question.pictures[:count])))
 
@@ -169,9 +167,7 @@ def _gaps(pair: Pair, partings: list[tuple[Expected, Parting]]) -> list[float]:
     if not partings:
         return []
     wanted = [[*parting.before, token] for _, parting in partings for token in (parting.own, parting.other)]
-    losses = _ask(pair, [expected for expected, _ in partings for _ in range(2)], wanted).losses
-    pairs = zip(losses[::2], losses[1::2], strict=True)
-    return [_NEVER if own is None or other is None else other - own for own, other in pairs]
+    return gaps(_ask(pair, [expected for expected, _ in partings for _ in range(2)], wanted).losses)
 
 
 def _ask(pair: Pair, expected: list[Expected], wanted: list[list[int]]) -> AskedResult:

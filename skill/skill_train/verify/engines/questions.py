@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from skill_train.llama.engines.answers import EngineQuestion
-from skill_train.llama.template import Conversation, Message
+from skill_train.llama.template import Conversation, Message, before_last_answer
 from skill_train.run.train_record import Row
 from skill_train.verify.check_template import CONVERSATIONS, render_reference
 
@@ -36,14 +36,11 @@ def engine_questions(tokenizer: Any, rows: list[Row], answer_tokens: int) -> lis
 
 def _of_rows(rows: list[Row]) -> list[Conversation]:
     chats = [row for row in rows if row["kind"] == "chat" and not row.get("images")]
-    return [Conversation(before, row.get("tools"), True) for row in chats[:_HELD_OUT] if (before := _before(row))]
-
-
-def _before(row: Row) -> list[Message]:
-    """The turns before the last answer."""
-    messages: list[Message] = row["messages"]
-    answers = [place for place, message in enumerate(messages) if message["role"] == "assistant"]
-    return messages[: answers[-1]] if answers else []
+    return [
+        Conversation(before, row.get("tools"), True)
+        for row in chats[:_HELD_OUT]
+        if (before := before_last_answer(row["messages"]))
+    ]
 
 
 def _fixed(tokenizer: Any) -> list[Conversation]:
