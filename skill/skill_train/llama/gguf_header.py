@@ -71,6 +71,15 @@ class GgufFile:
     def architecture(self) -> str:
         return str(self.metadata.get("general.architecture", ""))
 
+    @property
+    def matrices(self) -> list[Tensor]:
+        return [tensor for tensor in self.tensors.values() if len(tensor.shape) > 1]
+
+    @property
+    def bits_per_weight(self) -> float:
+        """Of the matrices."""
+        return 8 * sum(t.n_bytes for t in self.matrices) / max(1, sum(t.elements for t in self.matrices))
+
     def of_architecture(self, key: str) -> Value | None:
         """Value of `<architecture>.<key>`, or None."""
         return self.metadata.get(f"{self.architecture}.{key}")

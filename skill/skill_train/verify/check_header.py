@@ -6,10 +6,9 @@ import re
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from skill_train.core.digests import FileDigest
-from skill_train.llama.gguf_header import GgufFile
+from skill_train.llama.gguf_header import GgufFile, Tensor
 from skill_train.run.export_record import MIX_KEY
 from skill_train.run.verify_record import Check, NotChecked
 
@@ -110,12 +109,6 @@ def _check_mix(gguf: GgufFile, mix: Mapping[str, str] | None) -> Check:
     return Check("types", name, "fail" if other else "pass", len(mix) - len(other), len(mix), detail, figures)
 
 
-def bits_per_weight(gguf: GgufFile) -> float:
-    """Of the matrices."""
-    matrices = [tensor for tensor in gguf.tensors.values() if len(tensor.shape) > 1]
-    return 8 * sum(t.n_bytes for t in matrices) / max(1, sum(t.elements for t in matrices))
-
-
 def matrix_note(gguf: GgufFile) -> str:
     """The importance matrix that the file says it was made with, as a half sentence; empty where it says none."""
     file, data = (gguf.metadata.get(f"quantize.imatrix.{key}") for key in ("file", "dataset"))
@@ -140,11 +133,11 @@ def check_digest(gguf: GgufFile, digest: FileDigest, recorded: FileDigest | None
     return Check("digest", name, "pass" if same else "fail", digest["sha256"], recorded["sha256"], detail)
 
 
-def _block_matrices(gguf: GgufFile) -> list[Any]:
+def _block_matrices(gguf: GgufFile) -> list[Tensor]:
     """The matrices of the layers whose rows can be quantized. Embeddings and the output layer have types of their
     own."""
-    blocks = [t for t in gguf.tensors.values() if t.name.startswith("blk.") and t.name.endswith(".weight")]
-    return [tensor for tensor in blocks if len(tensor.shape) > 1 and tensor.shape[0] >= _SHORTEST]
+    blocks = [t for t in gguf.matrices if t.name.startswith("blk.") and t.name.endswith(".weight")]
+    return [tensor for tensor in blocks if tensor.shape[0] >= _SHORTEST]
 
 
 def _main_kind(stated: str) -> str:

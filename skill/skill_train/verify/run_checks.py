@@ -284,7 +284,7 @@ def _limits(gguf: GgufFile, subject: MeasuredReference, run: Path, exported: Exp
     if exported is not None and "measured" in exported and "tensor_types" in exported:
         bounds = mix_limits(exported["bits_per_weight"], exported["measured"]["mean_kl"])
     elif MIX_KEY in gguf.metadata:
-        bounds = mix_limits(verify_file.bits_per_weight(gguf), None)
+        bounds = mix_limits(gguf.bits_per_weight, None)
     else:
         bounds = limits(verify_file.file_type(gguf), merged_in_bf16=rounded)
     return of_this_model(bounds, subject.measured.cost, verify_file.file_type(gguf), subject.measured.noise)
