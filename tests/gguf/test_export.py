@@ -191,7 +191,7 @@ def test_a_record_of_another_source_is_refused(exported: Path, tmp_path: Path) -
     with pytest.raises(UsageError, match="made from another GGUF file"):
         quantized(tmp_path / "run", ["q8_0"])
     (tmp_path / "run" / "quantize.json").unlink()
-    with pytest.raises(UsageError, match="no record describes it"):
+    with pytest.raises(UsageError, match=r"quantize\.json does not describe it"):
         quantized(tmp_path / "run", ["q8_0"])
 
 

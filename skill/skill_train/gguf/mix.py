@@ -21,12 +21,11 @@ from skill_train.gguf.quality import mix as mixing
 from skill_train.gguf.quality.distance import Judge, distance
 from skill_train.gguf.quality.sensitivity import Basis, SensitivityRequest, measured
 from skill_train.gguf.quality.texts import FEWEST, RunTexts
-from skill_train.gguf.quantize_worker import DryRun
-from skill_train.gguf.with_matrix import WORKER
+from skill_train.gguf.quantize_worker import DryRun, QuantizeJob
 from skill_train.llama.gguf_header import GgufFile, read_gguf
-from skill_train.run.export_record import MIX_KEY as MIX_KEY
 from skill_train.run.export_record import MixFigures, QuantizedFile
 
+WORKER = "skill_train.gguf.quantize_worker"
 FILE = "sensitivity.jsonl"
 # Weights x tokens of one measurement, of which there are some hundred: half a second on 2 cores. Of a model of 2
 # million weights, 4096 tokens chose no better mix than 1024.
@@ -210,16 +209,20 @@ def entry_of(mix: Mix, file: GgufFile, judge: Judge, progress: Bar) -> Quantized
 def quantizable(gguf: GgufFile) -> dict[str, int]:
     """The weights of each matrix that llama.cpp would round, by its own dry run. All are named in the mix: llama.cpp
     counts the ones that it chooses a type for itself, and a partial list would shift its count."""
-    job = {"source": str(gguf.path), "types": {"q8_0": 7}, "out": "", "threads": 1}
-    plan = msgspec.convert(run_worker(WORKER, job), dict[str, DryRun])["q8_0"]
+    plan = dry_run({"source": str(gguf.path), "types": {"q8_0": 7}, "out": "", "threads": 1})["q8_0"]
     return {name: gguf.tensors[name].elements for name in plan["targets"]}
+
+
+def dry_run(job: QuantizeJob) -> dict[str, DryRun]:
+    """What llama.cpp would do for each type of the job. It reads only the header."""
+    return msgspec.convert(run_worker(WORKER, job), dict[str, DryRun])
 
 
 def _room(gguf: GgufFile, matrices: dict[str, int], target: MixTarget) -> int:
     """The bytes that the matrices may take together."""
     others = {name: tensor for name, tensor in gguf.tensors.items() if name not in matrices}
     if target.bits is not None:
-        flat = [tensor for tensor in others.values() if len(tensor.shape) > 1]  # part of the bits that are recorded
+        flat = [tensor for tensor in gguf.matrices if tensor.name in others]  # part of the bits that are recorded
         weights = sum(matrices.values()) + sum(tensor.elements for tensor in flat)
         return int(target.bits * weights / 8) - sum(tensor.n_bytes for tensor in flat)
     header = gguf.size_bytes - sum(tensor.n_bytes for tensor in gguf.tensors.values())

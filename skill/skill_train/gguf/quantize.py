@@ -7,6 +7,7 @@ llama.cpp would refuse. Then each file is made in its own child process, and is 
 from __future__ import annotations
 
 import contextlib
+import os
 import shlex
 import time
 from collections import Counter
@@ -16,30 +17,25 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from skill_train.core.console import Bar
 from skill_train.core.digests import FileDigest, digests, file_digest
 from skill_train.core.errors import UsageError
-from skill_train.core.files import whole_file
+from skill_train.core.files import scratch_file, whole_file
 from skill_train.core.memory import peak_memory_bytes
 from skill_train.core.worker import ending, run_worker
+from skill_train.gguf.convert import refuse_existing
 from skill_train.gguf.importance import Matrix, require_same_matrix, takes_matrix
-from skill_train.gguf.mix import MIX_KEY, Mix, entry_of
-from skill_train.gguf.quality.distance import Judge, judging
+from skill_train.gguf.mix import WORKER, Mix, dry_run, entry_of
+from skill_train.gguf.quality.distance import Judge, distance, judging
 from skill_train.gguf.quant_types import fallbacks_of, quantization_types, type_names
 from skill_train.gguf.quantize_worker import DryRun, QuantizeJob
-from skill_train.gguf.with_matrix import WithMatrix
 from skill_train.llama.gguf_header import read_gguf
 from skill_train.machine.limits import require_memory
 from skill_train.machine.read import available_memory_bytes
 from skill_train.run import export_record, records
-from skill_train.run.export_record import ExportedFile, ExportRecord, QuantizedFile
+from skill_train.run.export_record import MIX_KEY, ExportedFile, ExportRecord, MatrixChoice, QuantizedFile
 from skill_train.run.folder import note_of, noted, require_space, require_writable, versions
 
-WORKER = "skill_train.gguf.quantize_worker"
-
-_ONE_DIMENSION = 1
 _AT_ONCE = 2
 _WORKER_BYTES = 400_000_000  # 0.12 GB measured; the source is mapped, not loaded
 
@@ -111,7 +107,9 @@ def quantize(request: QuantizeRequest, *, progress: Bar, warn: Callable[[str, st
     plans = _plans(request, missing_types, progress)
     same = [quant for quant, plan in plans.items() if plan["changed"] == 0]
     to_make = [quant for quant in plans if quant not in same]
-    _check_room(request.source, request.out, files, {quant: plans[quant] for quant in to_make})
+    for quant in to_make:
+        refuse_existing(files[quant], request.record)
+    _check_room(request.source, request.out, {quant: plans[quant] for quant in to_make})
     compared = [quant for quant in to_make if not plans[quant]["needs_imatrix"]]
     with _judge(request, compared, progress) as judge:
         entries = _make_all(
@@ -121,7 +119,7 @@ def quantize(request: QuantizeRequest, *, progress: Bar, warn: Callable[[str, st
                     _job(request, {quant: types[quant]}),
                     files[quant],
                     plans[quant],
-                    _with(request, plans[quant]["needs_imatrix"], quant, judge),
+                    *_matrix_for(request, quant, plans[quant]["needs_imatrix"], judge),
                     request.mixes.get(quant),
                     judge,
                 )
@@ -167,23 +165,19 @@ def _plans(request: QuantizeRequest, types: dict[str, int], progress: Bar) -> di
         return {}
     progress(0, len(types), f"asking llama.cpp about {', '.join(types)}")
     matrix, plain = request.matrix, {quant: number for quant, number in types.items() if quant not in request.mixes}
-    plans = _dry_run(_job(request, plain)) if plain else {}
+    plans = dry_run(_job(request, plain)) if plain else {}
     needing = [quant for quant, plan in plans.items() if plan["needs_imatrix"]]
     for quant in needing:
         if matrix is None or matrix.missing:
             raise _needs_matrix(quant, matrix)
     if needing and matrix:  # with one, llama.cpp gives some tensors other types
         job = _job(request, {quant: types[quant] for quant in needing})
-        again = _dry_run({**job, "matrix": str(matrix.file)})
+        again = dry_run({**job, "matrix": str(matrix.file)})
         plans |= {quant: {**again[quant], "needs_imatrix": True} for quant in needing}
     for name in types.keys() - plain.keys():
         job = _job(request, {name: types[name]})
-        plans |= _dry_run({**job, "matrix": str(matrix.file)} if matrix else job)
+        plans |= dry_run({**job, "matrix": str(matrix.file)} if matrix else job)
     return plans
-
-
-def _dry_run(job: QuantizeJob) -> dict[str, DryRun]:
-    return msgspec.convert(run_worker(WORKER, job), dict[str, DryRun])
 
 
 def _needs_matrix(quant: str, matrix: Matrix | None) -> UsageError:
@@ -209,25 +203,29 @@ def _judge(request: QuantizeRequest, quants: list[str], progress: Bar) -> Iterat
         yield judge
 
 
-def _with(request: QuantizeRequest, needed: bool, quant: str, judge: Judge | None) -> WithMatrix | None:
-    """The matrix for one type: where it is needed or asked for, and where it can be measured to help."""
+def _matrix_for(request: QuantizeRequest, quant: str, needed: bool, judge: Judge | None) -> tuple[Matrix | None, bool]:
+    """The matrix for one type, and whether it must be measured to help, because it is not needed or asked for."""
     matrix = request.matrix
     if matrix is None or not (takes_matrix(quant) or quant in request.mixes):
-        return None
-    if needed or matrix.wanted or quant in request.mixes:
-        return WithMatrix(matrix, None)
-    return WithMatrix(matrix, judge) if judge is not None else None
+        return None, False
+    is_sure = needed or matrix.wanted or quant in request.mixes
+    return (matrix, not is_sure) if is_sure or judge is not None else (None, False)
 
 
 @dataclass(frozen=True)
 class _ToMake:
-    """A file to make, the result of llama.cpp's dry run for it, its importance matrix, and the mix that it is."""
+    """A file to make, the result of llama.cpp's dry run for it, its importance matrix, and the mix that it is.
+
+    Attributes:
+        compares: the file without the matrix is kept where that is nearer.
+    """
 
     quant: str
     job: QuantizeJob
     file: Path
     plan: DryRun
-    matrix: WithMatrix | None
+    matrix: Matrix | None
+    compares: bool
     mix: Mix | None
     judge: Judge | None
 
@@ -284,13 +282,12 @@ def _make(
     made: QuantizedFile = {}
     with whole_file(wanted.file) as part:
         if wanted.matrix is not None:
-            made = wanted.matrix.make(wanted.job, part, wanted.file, progress)
+            made = _make_with(wanted.matrix, wanted, part, progress)
         else:
             run_worker(WORKER, {**wanted.job, "out": str(part)}, progress=progress)
         progress(1, 1, "written, reading it back")
         gguf = read_gguf(part)
         fallbacks = fallbacks_of(gguf, wanted.plan["fallbacks"], quant)
-        matrices = [tensor for tensor in gguf.tensors.values() if len(tensor.shape) > _ONE_DIMENSION]
         mixed: QuantizedFile = {}
         if wanted.mix is not None and wanted.judge is not None:
             mixed = entry_of(wanted.mix, gguf, wanted.judge, progress)
@@ -299,7 +296,7 @@ def _make(
             "quant": quant,
             "types": dict(Counter(tensor.kind.lower() for tensor in gguf.tensors.values())),
             "fallbacks": fallbacks,
-            "bits_per_weight": round(8 * sum(t.n_bytes for t in matrices) / sum(t.elements for t in matrices), 3),
+            "bits_per_weight": round(gguf.bits_per_weight, 3),
             "seconds": round(time.monotonic() - started, 3),
             **made,
             **mixed,
@@ -309,10 +306,25 @@ def _make(
         stored_as = ", ".join(sorted({fallback["got"] for fallback in fallbacks}))
         warn(
             "quant_fallback",
-            f"{wanted.file.name}: {len(fallbacks)} of {len(matrices)} matrices are stored as {stored_as}, which is "
-            f"larger, because {fallbacks[0]['why']}",
+            f"{wanted.file.name}: {len(fallbacks)} of {len(gguf.matrices)} matrices are stored as {stored_as}, which "
+            f"is larger, because {fallbacks[0]['why']}",
         )
     return entry
+
+
+def _make_with(matrix: Matrix, wanted: _ToMake, part: Path, progress: Bar) -> QuantizedFile:
+    """Quantizes with an importance matrix. Returns what is recorded of the matrix."""
+    run_worker(WORKER, {**wanted.job, "out": str(part), "matrix": str(matrix.file)}, progress=progress)
+    if not wanted.compares or wanted.judge is None:
+        return {"imatrix": matrix.use}
+    with scratch_file(wanted.file) as plain:
+        run_worker(WORKER, {**wanted.job, "out": str(plain)}, progress=progress)
+        near, plainly = distance(wanted.judge, part, progress), distance(wanted.judge, plain, progress)
+        choice = MatrixChoice(with_matrix=near, without_matrix=plainly)
+        if near["mean_kl"] < plainly["mean_kl"]:
+            return {"imatrix": matrix.use, "choice": choice}
+        os.replace(plain, part)
+    return {"choice": choice}
 
 
 def _earlier_outputs(record: Path, inputs: dict[str, FileDigest]) -> dict[str, ExportedFile]:
@@ -343,15 +355,7 @@ def _check_unchanged(file: Path, entry: ExportedFile, record: Path) -> None:
         )
 
 
-def _check_room(source: Path, out: Path, files: dict[str, Path], plans: dict[str, DryRun]) -> None:
-    for quant in plans:
-        if files[quant].exists():
-            raise UsageError(
-                f"{files[quant]} already exists, and no record describes it",
-                code="output_exists",
-                expected="a path where no file exists",
-                hint=f"move {shlex.quote(str(files[quant]))} away, or use another --out",
-            )
+def _check_room(source: Path, out: Path, plans: dict[str, DryRun]) -> None:
     if not plans:
         return
     header = read_gguf(source)
