@@ -20,7 +20,7 @@ from skill_train.core.errors import UsageError, VerificationFailed
 from skill_train.core.files import whole_file
 from skill_train.core.memory import peak_memory_bytes
 from skill_train.core.worker import run_worker
-from skill_train.gguf.convert import convert_with, converter_versions, refuse_existing
+from skill_train.gguf.convert import ConvertRequest, convert_with, converter_versions, refuse_existing
 from skill_train.llama import run_converter as converter
 from skill_train.llama.float_type import choose
 from skill_train.llama.get_converter import Toolchain
@@ -39,22 +39,9 @@ _PARTS = re.compile(r"(?:^|\.)(?:\w*vision\w*|visual|\w*connector|\w*projector\w
 
 
 @dataclass(frozen=True)
-class ProjectorRequest:
-    """A vision model's folder, and the projector's file to make of it.
-
-    Attributes:
-        model: a folder with config.json, safetensors weights and preprocessor_config.json.
-        out: the folder for the file.
-        record: where `mmproj.json` goes.
-        outtype: one of `TYPES`.
-    """
-
-    model: Path
-    out: Path
-    record: Path
-    name: str
-    outtype: str
-    toolchain: Toolchain
+class ProjectorRequest(ConvertRequest):
+    """A vision model's folder with preprocessor_config.json, and the projector's file to make of it, of one of
+    `TYPES`."""
 
     @property
     def file(self) -> Path:
