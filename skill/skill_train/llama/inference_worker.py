@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from skill_train.llama.logit_distance import (
     TuningShare,
     compare_change,
     compare_logits,
+    finite,
     join,
     losses,
     summarize,
@@ -90,7 +90,7 @@ def _loss(llama: Llama, ids: list[int], trained: list[int]) -> float | None:
         # The row at position p predicts the token at p + 1.
         here = [row for row in range(len(logits)) if start + row + 1 in wanted]
         total += float(losses(logits[here], [ids[start + row + 1] for row in here]).sum())
-    return total if math.isfinite(total) else None
+    return finite(total)
 
 
 def _compare(llama: Llama, job: InferenceJob) -> tuple[Distance | None, float | None, TuningShare | None]:

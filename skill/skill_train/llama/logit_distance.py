@@ -109,21 +109,22 @@ def summarize(figures: TokenFigures) -> Distance:
     ratio = float(np.exp(difference.mean()))
     error = float(difference.std(ddof=1) / np.sqrt(len(difference))) if len(difference) > 1 else float("inf")
     return {
-        "mean_kl": _finite(figures.kl.mean()),
-        "p99_kl": _finite(np.quantile(figures.kl, 0.99)),
-        "trimmed_kl": _finite(_trimmed(figures.kl)),
-        "median_kl": _finite(np.median(figures.kl)),
-        "max_kl": _finite(figures.kl.max()),
-        "same_top1": _finite(figures.same_top1.mean()),
-        "perplexity": _finite(np.exp(figures.nll_other.mean())),
-        "perplexity_reference": _finite(np.exp(figures.nll_reference.mean())),
-        "perplexity_ratio": _finite(ratio),
-        "perplexity_ratio_half_width": _finite(ratio * 1.96 * error),
+        "mean_kl": finite(figures.kl.mean()),
+        "p99_kl": finite(np.quantile(figures.kl, 0.99)),
+        "trimmed_kl": finite(_trimmed(figures.kl)),
+        "median_kl": finite(np.median(figures.kl)),
+        "max_kl": finite(figures.kl.max()),
+        "same_top1": finite(figures.same_top1.mean()),
+        "perplexity": finite(np.exp(figures.nll_other.mean())),
+        "perplexity_reference": finite(np.exp(figures.nll_reference.mean())),
+        "perplexity_ratio": finite(ratio),
+        "perplexity_ratio_half_width": finite(ratio * 1.96 * error),
         "tokens": len(figures.kl),
     }
 
 
-def _finite(value: float | np.floating) -> float | None:
+def finite(value: float | np.floating) -> float | None:
+    """The value, or None for one that is NaN or infinite, which JSON cannot hold and no threshold accepts."""
     return float(value) if math.isfinite(value) else None
 
 
@@ -187,11 +188,11 @@ def summarize_change(parts: list[ShareFigures]) -> TuningShare:
     share = float(all_.along.sum()) / total if total else float("nan")
     error = float(np.sqrt(((all_.along - share * all_.squared) ** 2).sum())) / total if total else float("nan")
     return {
-        "share": _finite(share),
-        "share_half_width": _finite(1.96 * error),
-        "kl_tuned": _finite(all_.kl_tuned.mean()),
-        "kl_base": _finite(all_.kl_base.mean()),
-        "kl_between": _finite(all_.kl_between.mean()),
+        "share": finite(share),
+        "share_half_width": finite(1.96 * error),
+        "kl_tuned": finite(all_.kl_tuned.mean()),
+        "kl_base": finite(all_.kl_base.mean()),
+        "kl_between": finite(all_.kl_between.mean()),
         "tokens": len(all_.along),
     }
 

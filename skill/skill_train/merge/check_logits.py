@@ -330,11 +330,7 @@ class _LogitFigures:
 
 
 def _summary(parts: list[compare.TokenFigures]) -> Figures:
-    import numpy as np
-
-    joined = compare.join(parts)
-    median = float(np.median(joined.kl))
-    return cast(Figures, compare.summarize(joined) | {"median_kl": median if np.isfinite(median) else None})
+    return cast(Figures, compare.summarize(compare.join(parts)))
 
 
 def _other_vocabulary(expected: int, got: int) -> VerificationFailed:

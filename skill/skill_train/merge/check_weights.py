@@ -24,6 +24,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from skill_train.llama.logit_distance import finite
 from skill_train.merge.plan import Base, is_conv1d
 from skill_train.model.adapter import Adapter, pattern_value
 from skill_train.model.weight_files import (
@@ -156,9 +157,9 @@ def outcome(comparison: WeightComparison, *, stored: str, kept_share: float | No
         "by": "weights",
         "stored_dtype": stored,
         "figures": {"tensors": comparison.tensors, "changed": comparison.changed,
-                    "worst_row": _finite(comparison.worst[0]), "worst_tensor": comparison.worst[1],
+                    "worst_row": finite(comparison.worst[0]), "worst_tensor": comparison.worst[1],
                     "rounded_otherwise": comparison.other},
-        "effect": {"share": _finite(share), "share_half_width": _finite(width),
+        "effect": {"share": finite(share), "share_half_width": finite(width),
                    "kl_between": None if comparison.sums[4] else 0.0},
         "limits": {"worst_row": ROW_ERROR[stored], "rounded_otherwise": _ROUNDED_OTHERWISE, "share": expected,
                    "share_tolerance": tolerance},
@@ -287,7 +288,3 @@ def _same(stored: StoredTensor, new: StoredTensor) -> bool:
 def _blocks(rows: int, columns: int) -> Iterator[tuple[int, int]]:
     step = max(1, _BLOCK // max(1, columns))
     return ((start, min(rows, start + step)) for start in range(0, rows, step))
-
-
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +10,7 @@ import msgspec
 
 from skill_train.core.worker import report_progress, worker_main
 from skill_train.llama.llama_cpp import Llama, in_context, loaded_model
-from skill_train.llama.logit_distance import losses
+from skill_train.llama.logit_distance import finite, losses
 from skill_train.llama.pictures.answers import Asked, AskedJob, AskedResult
 from skill_train.llama.pictures.mtmd import Chunk, Projector, projector
 from skill_train.program.pictures.decode import read_picture
@@ -71,8 +70,7 @@ class _Answerer:
         for start in range(0, len(wanted) - 1, self.step):
             ids = wanted[start : start + self.step][: len(wanted) - 1 - start]
             rows.append(self.llama.decode(ids, position + start, last=len(ids)).copy())
-        total = float(losses(np.concatenate(rows), wanted).sum())
-        return total if math.isfinite(total) else None
+        return finite(losses(np.concatenate(rows), wanted).sum())
 
 
 if __name__ == "__main__":

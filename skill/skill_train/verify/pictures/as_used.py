@@ -9,6 +9,7 @@ import math
 from itertools import takewhile
 from typing import TYPE_CHECKING
 
+from skill_train.llama.logit_distance import finite
 from skill_train.llama.pictures.compare import PictureAnswer
 from skill_train.program.pictures.engine import ENGINE_VERSION
 from skill_train.run.verify_record import Check, NotChecked
@@ -65,7 +66,7 @@ def check_as_used(
     most = (_TRAINED if measured.engine else _UNHEARD) + (0 if same else limits(text_type).kl[0])
     figures: dict[str, object] = {
         "questions": len(both),
-        "mean_kl": kl if math.isfinite(kl) else None,
+        "mean_kl": finite(kl),
         "mean_kl_blank": blank,
         "share_of_blank": kl / blank if blank and math.isfinite(kl) else None,
         "differing_pixels": float(np.mean(shares)) if shares else None,

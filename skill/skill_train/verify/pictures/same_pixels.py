@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from skill_train.llama.logit_distance import finite
 from skill_train.llama.pictures.compare import PictureAnswer
 from skill_train.run.verify_record import Check, NotChecked
 from skill_train.verify.check import judged, parting_place, worst
@@ -97,11 +98,11 @@ class Distances:
 
     def figures(self) -> dict[str, object]:
         return {
-            "embedding_error": _finite(self.error),
-            "mean_kl": _finite(self.kl),
-            "mean_kl_given_embeddings": _finite(self.given),
-            "mean_kl_of_embeddings": _finite(self.own),
-            "mean_kl_blank": _finite(self.blank),
+            "embedding_error": finite(self.error),
+            "mean_kl": finite(self.kl),
+            "mean_kl_given_embeddings": finite(self.given),
+            "mean_kl_of_embeddings": finite(self.own),
+            "mean_kl_blank": finite(self.blank),
         }
 
 
@@ -199,7 +200,3 @@ def _mean(parts: Iterable[np.ndarray]) -> float:
 
     found = list(parts)
     return float(np.concatenate(found).mean()) if found else math.nan
-
-
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None
