@@ -15,7 +15,7 @@ from pathlib import Path
 
 from skill_train.core.console import Bar
 from skill_train.core.digests import digests
-from skill_train.core.errors import UsageError, nearest
+from skill_train.core.errors import UsageError
 from skill_train.core.files import whole_file
 from skill_train.core.memory import peak_memory_bytes
 from skill_train.facts import JsonObject
@@ -28,8 +28,6 @@ from skill_train.run import records
 from skill_train.run.export_record import ExportReason, ExportRecord, exported_file
 from skill_train.run.folder import StepResult, finished_record, require_space, versions
 from skill_train.run.records import read_json
-
-OUTTYPES = ("f32", "f16", "bf16", "q8_0")
 
 _WHAT = {
     "magnitude": "DoRA",
@@ -67,14 +65,6 @@ def export_lora(
         UsageError: this is no adapter, or llama.cpp cannot apply it exactly; the message names the part.
     """
     started = time.monotonic()
-    if request.outtype not in OUTTYPES:
-        raise UsageError(
-            f"{request.outtype!r} is not a GGUF type for an adapter{nearest(request.outtype, OUTTYPES)}",
-            code="cannot_quantize",
-            expected=", ".join(OUTTYPES),
-            got=request.outtype,
-            hint="skill-train export-gguf RUN --lora, which takes f16",
-        )
     read = read_adapter(request.adapter)
     alpha, reason = _check_convertible(read, request.base)
     converter.warn_of_window(request.base, warn)
