@@ -132,8 +132,7 @@ def _find_tie(base: Base, tensors: dict[str, StoredTensor]) -> _Tie | None:
     if not heads:
         return _Tie(inputs[0], "lm_head.weight", False)
     # transformers 5 ties two stored tensors only if they are equal, whatever the config says.
-    says = [config.get("tie_word_embeddings") for config in _configs(base.config)]
-    if says[0] is False or not same_bytes(tensors[inputs[0]], tensors[heads[0]]):
+    if base.config.get("tie_word_embeddings") is False or not same_bytes(tensors[inputs[0]], tensors[heads[0]]):
         return None
     return _Tie(inputs[0], heads[0], True)
 
@@ -278,18 +277,15 @@ def _own_value(adapter: Adapter, tie: _Tie, names: dict[str, str]) -> Any:
 def _require_equal(adapter: Adapter, tensors: list[str]) -> None:
     for other in tensors[1:]:
         if not same_bytes(adapter.tensors[tensors[0]], adapter.tensors[other]):
-            raise _two_values(tensors[0], other)
-
-
-def _two_values(first: str, other: str) -> UsageError:
-    return UsageError(
-        f"the adapter's tensors {first!r} and {other!r} differ, but the base model ties them",
-        code="wrong_base",
-        expected="one matrix for the embedding and the output head, as in the base model",
-        got="two, so the model was untied before it was trained",
-        hint="merge into the untied model that it was trained on: load the base with tie_word_embeddings=False, "
-        "copy the embedding into lm_head, save_pretrained(UNTIED), and give it as --base UNTIED",
-    )
+            raise UsageError(
+                f"the adapter's tensors {tensors[0]!r} and {other!r} differ, but the base model ties them",
+                code="wrong_base",
+                expected="one matrix for the embedding and the output head, as in the base model",
+                got="two, so the model was untied before it was trained",
+                hint="merge into the untied model that it was trained on: load the base with "
+                "tie_word_embeddings=False, copy the embedding into lm_head, save_pretrained(UNTIED), and give it as "
+                "--base UNTIED",
+            )
 
 
 def _check_shapes(plan: MergePlan, base: Base, adapter: Adapter, names: dict[str, str], tie: _Tie | None) -> None:
@@ -382,12 +378,6 @@ def _misfit(tensor: str, expected: Any, got: Any, hint: str = _OTHER_BASE) -> Us
         got=str(tuple(got) if not isinstance(got, str) else got),
         hint=hint,
     )
-
-
-def _configs(config: JsonObject) -> list[JsonObject]:
-    """The config and the text part of a multimodal one."""
-    inner = config.get("text_config")
-    return [config, inner] if isinstance(inner, dict) else [config]
 
 
 def _last_module(name: str) -> str:
