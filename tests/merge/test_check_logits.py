@@ -48,7 +48,6 @@ def judge(folder: Path, dtype: str, break_it: Callable[[dict[str, Any]], None] |
         ),
         stored={"float32": "F32", "bfloat16": "BF16"}[dtype],
         kept_share=1.0,
-        threshold=None,
         bar=lambda done, total, text: None,
     )
 
@@ -121,15 +120,6 @@ def test_a_failed_gate_leaves_figures_and_no_model(tmp_path: Path, monkeypatch: 
     failed = json.loads((tmp_path / "merge.failed.json").read_text())
     assert failed["gate"]["verdict"] == "fail" and failed["gate"]["figures"]["mean_kl"] > 1e-3
     assert str(failed["gate"]["figures"]["mean_kl"]) in raised.value.got
-
-
-def test_the_users_threshold_decides(tmp_path: Path) -> None:
-    base = merging.llama(tmp_path / "base", dtype="bfloat16")
-    adapter = merging.adapter(base, tmp_path / "adapter", targets=["q_proj", "v_proj"])
-    with pytest.raises(VerificationFailed, match="above 1e-12"):
-        merging.run(base, adapter, tmp_path, threshold=1e-12)
-    assert merging.run(base, adapter, tmp_path, threshold=0.5)["gate"]["limits"]["mean_kl"] == 0.5
-    assert not (tmp_path / "merge.failed.json").exists()
 
 
 def test_an_adapter_without_effect_is_a_warning(tmp_path: Path) -> None:

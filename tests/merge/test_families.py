@@ -108,7 +108,6 @@ def test_a_wrong_merge_of_a_small_tuning_fails(family: str, fault: Callable[...,
         merge_gate.GateRequest(base=base, adapter=adapter, merged=broken, rows=merging.ROWS),
         stored="BF16",
         kept_share=kept,
-        threshold=None,
         bar=lambda done, total, text: None,
     )
     assert outcome["verdict"] == "fail"

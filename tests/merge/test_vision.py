@@ -229,9 +229,7 @@ def test_a_tower_that_was_not_changed_is_seen_with_a_picture_alone(smolvlm: Path
         request = check_logits.GateRequest(
             smolvlm, adapter, merged, rows=SHORT, task=checkpoint_names.PICTURES, pictures=pictures
         )
-        outcome = check_logits.gate(
-            request, stored="F32", kept_share=None, threshold=None, bar=lambda done, total, text: None
-        )
+        outcome = check_logits.gate(request, stored="F32", kept_share=None, bar=lambda done, total, text: None)
         verdicts[pictures] = outcome["verdict"]
     assert verdicts == {True: "fail", False: "pass"}
 

@@ -49,7 +49,7 @@ def run(base: Path, adapter: Path, work: Path, **options: Any) -> dict[str, Any]
     """`merge` into `work/merged` with the record beside it, warnings under `warned`, with words under `said`."""
     warned: list[str] = []
     said: list[tuple[str, str]] = []
-    settings: dict[str, Any] = {"rows": ROWS, "dtype": None, "threshold": None} | options
+    settings: dict[str, Any] = {"rows": ROWS, "dtype": None} | options
     merged = merge(
         MergeRequest(base=base, adapter=adapter, out=work / "merged", record=work / "merge.json", **settings),
         progress=lambda done, total, text: None,

@@ -88,7 +88,6 @@ def merge_folders(console: Console, task: MergeTask) -> StepResult[MergeRecord]:
                 record=record,
                 rows=task.rows,
                 dtype=task.dtype,
-                threshold=None,
                 gate=task.gate,
                 limits=task.limits,
             ),

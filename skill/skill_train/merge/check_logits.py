@@ -111,7 +111,6 @@ def gate(
     *,
     stored: str,
     kept_share: float | None,
-    threshold: float | None,
     bar: Bar,
     tokens: int = MAX_TOKENS,
 ) -> Gate:
@@ -120,8 +119,6 @@ def gate(
     Args:
         stored: safetensors' dtype of the changed weights (the coarsest one if they differ).
         kept_share: the share of the weights' change that remained after rounding; None if it is unknown.
-        threshold: the highest mean KL divergence from base + adapter in nats; None uses the limit that this model's own
-            rounding allows.
         tokens: the most tokens to compare.
 
     Returns:
@@ -131,7 +128,7 @@ def gate(
     """
     reference.require_config(request.base)
     texts = choose_texts(request.rows, request.merged, tokens)
-    rounds = stored in merge_rounded.KINDS and threshold is None
+    rounds = stored in merge_rounded.KINDS
     with _Scratch(request.merged) as scratch:
         with frugal_model(request.base, request.adapter, request.task) as model:
             seen = picture_inputs(request.base, model, texts.ids[0]) if request.pictures else None
@@ -140,7 +137,7 @@ def gate(
             _write_reference(model, request, texts, scratch, stored if rounds else None, bar)
             del model
         compared = _compare_merged(request, texts, scratch, bar)
-    limits = _limits(compared["rounded"], threshold, same_sums=kept_share is None)
+    limits = _limits(compared["rounded"], same_sums=kept_share is None)
     failures = _failures(compared, limits, kept_share)
     outcome: Gate = {
         "texts": texts.source,
@@ -158,12 +155,11 @@ def gate(
     return outcome
 
 
-def _limits(rounded: Rounded | None, threshold: float | None, *, same_sums: bool) -> dict[str, float]:
+def _limits(rounded: Rounded | None, *, same_sums: bool) -> dict[str, float]:
     """The limits for `rounded` if it exists, else for `figures`."""
     share = {"share": 1.0, "share_tolerance": _SHARE}
     if rounded is None:
-        limit = EXACT if threshold is None else threshold
-        return {"mean_kl": limit, "p99_kl": _P99 * limit, **share}
+        return {"mean_kl": EXACT, "p99_kl": _P99 * EXACT, **share}
     cost, most = rounded["cost"], 0.0 if same_sums else 1.0
     half, mean = most * _OF_HALF * (cost["median_kl"] or 0.0), most * _OF_MEAN * (cost["mean_kl"] or 0.0)
     return {"median_kl": max(EXACT, half), "mean_kl": max(EXACT, mean), **share}

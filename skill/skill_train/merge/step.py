@@ -54,7 +54,6 @@ from skill_train.run.merge_record import Changes, Gate, MergeInputs, MergeRecord
 from skill_train.run.train_record import FedRow
 
 DTYPES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
-GATES = ("auto", "weights", "answers")
 
 
 @dataclass(frozen=True)
@@ -66,7 +65,6 @@ class MergeRequest:
         record: the path of `merge.json`; `out` is in its folder or is its folder.
         rows: texts for the gate; may be empty.
         dtype: `float32`, `float16` or `bfloat16` for every weight; None keeps the base's types.
-        threshold: the highest mean KL divergence in nats that the gate accepts; None uses that of the stored dtype.
         gate: `weights`, `answers` (logits, in fp32) or `auto`: weights if they can be compared, answers of small
             models.
         limits: of the size of a picture in the training; they go into the files of the image processor.
@@ -78,7 +76,6 @@ class MergeRequest:
     record: Path
     rows: Sequence[FedRow]
     dtype: str | None
-    threshold: float | None
     gate: str = "auto"
     limits: PixelLimits = PixelLimits(None, None)
 
@@ -93,12 +90,11 @@ def merge(request: MergeRequest, *, progress: Bar, warn: Callable[[str, str], No
             has the figures.
     """
     started = time.monotonic()
-    _check_dtype(request.dtype)
     tuned = adapters.read_adapter(request.adapter)
     model = _read_base(request.base, tuned, request.out)
     options = MergeSettings(
         request.dtype,
-        request.threshold,
+        None,
         msgspec.UNSET if request.gate == "auto" else request.gate,
         *(msgspec.UNSET if limit is None else limit for limit in request.limits),
     )
@@ -107,16 +103,21 @@ def merge(request: MergeRequest, *, progress: Bar, warn: Callable[[str, str], No
     require_writable(request.out.parent)
     with _digesting(model, tuned) as inputs:
         planned = _fitting_plan(model, tuned)
-        ways = _ways(request.gate, planned, request.threshold)
-        require_space(request.out.parent, planned.bytes_in(request.dtype), "the merged model")
+        ways = _ways(request.gate, planned)
+        need = planned_bytes(planned.base, planned.plan, DTYPES[request.dtype] if request.dtype else None)
+        require_space(request.out.parent, need, "the merged model")
         with whole_folder(request.out) as part:
             changes, comparison = _write(planned, part, request.dtype, progress, warn, weights=ways.weights)
             if limited := write_limits(part, str(read_config(part).get("model_type")), request.limits):
                 changes["processor"] = limited
-            ask = partial(
-                merge_gate.gate,
-                _gate_request(request, planned.base, part),
-                bar=progress,
+            asked = merge_gate.GateRequest(
+                base=request.base,
+                adapter=request.adapter,
+                merged=part,
+                rows=request.rows,
+                task=planned.base.task,
+                names=planned.base.names,
+                pictures=is_vision(planned.base.config),
             )
             result = MergeRecord(
                 step=request.record.stem,
@@ -125,7 +126,7 @@ def merge(request: MergeRequest, *, progress: Bar, warn: Callable[[str, str], No
                 how="peft" if planned.reasons else "streamed",
                 reasons=planned.reasons,
                 changes=changes,
-                gate=_gate(ways, comparison, changes, request.threshold, ask),
+                gate=_gate(ways, comparison, changes, partial(merge_gate.gate, asked, bar=progress)),
                 versions=versions("torch", "transformers", "peft", "safetensors"),
                 seconds=round(time.monotonic() - started, 2),
                 peak_memory_bytes=peak_memory_bytes(),
@@ -135,18 +136,6 @@ def merge(request: MergeRequest, *, progress: Bar, warn: Callable[[str, str], No
             result = _noted(result, part, request.out, request.record)
     os.replace(note_of(request.out, request.record), request.record)
     return StepResult(result)
-
-
-def _gate_request(request: MergeRequest, base: Base, part: Path) -> merge_gate.GateRequest:
-    return merge_gate.GateRequest(
-        base=request.base,
-        adapter=request.adapter,
-        merged=part,
-        rows=request.rows,
-        task=base.task,
-        names=base.names,
-        pictures=is_vision(base.config),
-    )
 
 
 def _earlier(record: Path, out: Path, base: Base, adapter: Adapter, options: MergeSettings) -> MergeRecord | None:
@@ -172,7 +161,7 @@ class _Ways:
     no_answers: str
 
 
-def _ways(gate: str, planned: _Planned, threshold: float | None) -> _Ways:
+def _ways(gate: str, planned: _Planned) -> _Ways:
     base, adapter = planned.base, planned.adapter
     blind = merge_weights.why_not(base, adapter, planned.reasons)
     if gate == "weights" and blind:
@@ -184,19 +173,13 @@ def _ways(gate: str, planned: _Planned, threshold: float | None) -> _Ways:
             hint="run the same command with --gate answers",
         )
     count = sum(stored.elements for stored in base.tensors.values())
-    if gate == "answers" or blind or threshold is not None or (gate == "auto" and count <= ANSWERS_UP_TO):
+    if gate == "answers" or blind or (gate == "auto" and count <= ANSWERS_UP_TO):
         return _Ways(not blind, "")
     size = f"running the model takes {gigabytes(peak_bytes(base.folder, adapter.folder))}"
     return _Ways(True, f"{size}; `verify` compares the answers of each exported file, and --gate answers does it here")
 
 
-def _gate(
-    ways: _Ways,
-    comparison: merge_weights.WeightComparison,
-    changes: Changes,
-    threshold: float | None,
-    ask: Callable[..., Gate],
-) -> Gate:
+def _gate(ways: _Ways, comparison: merge_weights.WeightComparison, changes: Changes, ask: Callable[..., Gate]) -> Gate:
     """The outcome for the answers, which includes that for the weights; or the outcome for the weights alone.
 
     Args:
@@ -208,20 +191,9 @@ def _gate(
         return {**weights, "no_answers": ways.no_answers or "the weights are wrong already"}
     started = time.monotonic()
     tokens = merge_gate.MAX_TOKENS if weights is None else merge_gate.ENOUGH_TOKENS
-    outcome = ask(stored=stored, kept_share=kept_share, threshold=threshold, tokens=tokens)
+    outcome = ask(stored=stored, kept_share=kept_share, tokens=tokens)
     seconds = round(time.monotonic() - started, 2)
     return {**outcome, "by": "answers", "weights": weights, "seconds": seconds}
-
-
-def _check_dtype(dtype: str | None) -> None:
-    if dtype is not None and dtype not in DTYPES:
-        raise UsageError(
-            f"unknown dtype {dtype!r}{nearest(dtype, DTYPES)}",
-            code="bad_usage",
-            expected=", ".join(DTYPES),
-            got=dtype,
-            hint="omit --dtype to keep that of the base model",
-        )
 
 
 def _read_base(folder: Path, adapter: Adapter, out: Path) -> Base:
@@ -315,10 +287,6 @@ class _Planned:
     adapter: Adapter
     plan: MergePlan
     reasons: list[str]
-
-    def bytes_in(self, dtype: str | None) -> int:
-        """The bytes of the merged weights, each in its own type if `dtype` is None."""
-        return planned_bytes(self.base, self.plan, DTYPES[dtype] if dtype else None)
 
 
 def _fitting_plan(base: Base, adapter: Adapter) -> _Planned:

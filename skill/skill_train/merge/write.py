@@ -157,6 +157,7 @@ def write_shards(
 
 
 def planned_bytes(base: Base, plan: MergePlan, dtype: str | None) -> int:
+    """The bytes of the merged weights, each in its own type if `dtype` is None."""
     return _total(_layout(base, plan, dtype))
 
 

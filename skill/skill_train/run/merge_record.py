@@ -24,7 +24,7 @@ class MergeSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     Attributes:
         dtype: None for that of the base.
-        threshold: highest mean KL divergence in nats; None for that of the stored dtype.
+        threshold: always None; of records of versions whose gate took a number from the user.
         gate: `weights` or `answers`; left out if the step decides.
         min_pixels, max_pixels: of the recipe that the adapter was trained with; left out without one.
     """
