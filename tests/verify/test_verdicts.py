@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections import Counter
 from pathlib import Path
@@ -16,6 +17,7 @@ from skill_train.llama.gguf_header import GgufFile, Tensor, read_gguf
 from skill_train.llama.inference import VocabularyFacts
 from skill_train.llama.logit_distance import Distance, TokenFigures, compare_change, summarize, summarize_change
 from skill_train.llama.pictures.compare import PictureAnswer, PictureChunk
+from skill_train.reference.load import context_length
 from skill_train.reference.pictures import PictureReference, ReferencePart
 from skill_train.run.verify_record import Check, NotChecked
 from skill_train.verify.check import worst
@@ -24,11 +26,12 @@ from skill_train.verify.check_header import check_types, name_type
 from skill_train.verify.check_logits import check_logits, check_tuned, with_unread_epsilon
 from skill_train.verify.check_tokens import check_special_tokens, check_tokens, check_trained, difference
 from skill_train.verify.metadata.check import check_metadata
+from skill_train.verify.metadata.stated import stated
 from skill_train.verify.pictures.measured import MeasuredPictures
 from skill_train.verify.pictures.same_pixels import PairTypes, check_same_pixels
 from skill_train.verify.reference_answers import ReferenceAnswer
 from skill_train.verify.thresholds import limits, of_this_model
-from skill_train.verify.weights.tensors import check_tensors, row_chunks, row_errors
+from skill_train.verify.weights.tensors import check_tensors, output_of_its_own, row_chunks, row_errors
 
 
 def gguf(name: str, file_type: int, kinds: list[str], row: int = 256, **metadata: Any) -> GgufFile:
@@ -361,6 +364,14 @@ def test_the_error_of_a_row_is_its_length_over_that_of_the_row() -> None:
     got = np.array([[9, 12], [0, 0], [0, 0], [3e38, -3e38]], dtype=np.float32)
     assert row_errors(got, expected)[:3].tolist() == [0.5, 0.0, 1.0]
     assert not row_errors(got, expected)[3] <= 0.01
+
+
+def test_parts_of_a_config_that_are_null_are_none(tmp_path: Path) -> None:
+    """`program.model_files` takes null for a part that a model does not have."""
+    config = {"model_type": "llama", "text_config": None, "vision_config": None, "max_position_embeddings": 64}
+    (tmp_path / "config.json").write_text(json.dumps({**config, "tie_word_embeddings": False}))
+    assert (context_length(config), stated(config)("max_position_embeddings")) == (64, 64)
+    assert output_of_its_own(tmp_path, None) == "config.json has tie_word_embeddings false"
 
 
 @pytest.mark.parametrize("row", [0, 1999])

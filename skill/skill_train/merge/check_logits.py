@@ -33,6 +33,7 @@ from typing import TYPE_CHECKING, Any, TypedDict, cast
 from skill_train.core.console import Bar
 from skill_train.core.errors import VerificationFailed
 from skill_train.llama import logit_distance as compare
+from skill_train.model.config import text_config
 from skill_train.model.folder import read_config
 from skill_train.reference import load as reference
 from skill_train.reference import rounded_merge as merge_rounded
@@ -174,11 +175,9 @@ def choose_texts(rows: Sequence[FedRow], model: Path, most: int = MAX_TOKENS) ->
     """The texts, limited to so many tokens: the rows, else NEUTRAL_TEXTS, else random ids if there is no tokenizer.
     Rows with a picture are left out, because their pixels are not here."""
     config = read_config(model)
-    text = config["text_config"] if isinstance(config.get("text_config"), dict) else config
-    context = next(
-        (n for n in map(text.get, ("max_position_embeddings", "n_positions")) if isinstance(n, int)), _ROW_TOKENS
-    )
-    vocabulary = next(n for n in (text.get("vocab_size"), config.get("vocab_size"), 256) if isinstance(n, int))
+    context = reference.context_length(config) or _ROW_TOKENS
+    sizes = (text_config(config).get("vocab_size"), config.get("vocab_size"), 256)
+    vocabulary = next(size for size in sizes if isinstance(size, int))
     places = {config.get("image_token_id"), config.get("image_token_index")} - {None}
     ids = [row["input_ids"] for row in rows if len(row["input_ids"]) > 1 and places.isdisjoint(row["input_ids"])]
     source = "rows of the data"

@@ -14,6 +14,7 @@ from typing import Any
 
 from skill_train.facts import JsonObject
 from skill_train.llama.gguf_header import GgufFile
+from skill_train.model.config import text_config
 from skill_train.verify.metadata.rope import kind_of, rope_of, scaling_of
 
 _UNLIMITED = 1 << 20  # context of recurrent models. They have no longest text, and the file needs some number
@@ -45,7 +46,7 @@ class Stated:
 
     @cached_property
     def text(self) -> JsonObject:
-        return {**self.config, **self.config.get("text_config", {})}
+        return {**self.config, **text_config(self.config)}
 
     @property
     def model_type(self) -> str:
@@ -138,7 +139,7 @@ def _sections(config: Stated, _: GgufFile) -> Any:
 
 def _deepstack(config: Stated, _: GgufFile) -> Any:
     """The layers of Qwen3-VL's tower whose output is added in later layers of the language model."""
-    layers = config.config.get("vision_config", {}).get("deepstack_visual_indexes")
+    layers = (config.config.get("vision_config") or {}).get("deepstack_visual_indexes")
     return None if layers is None else len(layers)
 
 

@@ -14,6 +14,7 @@ from typing import Any
 
 from skill_train.facts import JsonObject
 from skill_train.llama.gguf_header import GgufFile
+from skill_train.model.config import text_config
 from skill_train.run.verify_record import Check
 from skill_train.verify.check import parting_place, problems
 from skill_train.verify.check_tokens import same_piece
@@ -128,7 +129,7 @@ def _id_faults(gguf: GgufFile, tokenizer: Any, config: JsonObject) -> tuple[list
     If the vocabulary has every byte, no text is unknown. A wrong id for unknown text is then no fault, and is returned
     apart.
     """
-    text, faults, unused = {**config, **config.get("text_config", {})}, [], ""
+    text, faults, unused = {**config, **text_config(config)}, [], ""
     bytes_of_file = gguf.integers("tokenizer.ggml.token_type").count(_BYTE)
     spells = gguf.metadata.get("tokenizer.ggml.model") == "gpt2" or bytes_of_file == _BYTES
     for name, key in {"unk": "unknown", "sep": "seperator", "pad": "padding", "mask": "mask", "bos": "bos"}.items():

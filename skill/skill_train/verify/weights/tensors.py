@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from skill_train.llama.gguf_header import GgufFile, Tensor
+from skill_train.model.config import text_config
 from skill_train.model.folder import read_config
 from skill_train.model.foreign_files import foreign_json
 from skill_train.run.verify_record import Check
@@ -69,8 +70,7 @@ def check_tensors(
 def output_of_its_own(reference: Path, adapter: Path | None) -> str:
     """Why the output layer is not the embedding; empty when the two are tied."""
     config = read_config(reference)
-    tied = config.get("tie_word_embeddings", config.get("text_config", {}).get("tie_word_embeddings", True))
-    if tied is False:
+    if {**text_config(config), **config}.get("tie_word_embeddings") is False:
         return "config.json has tie_word_embeddings false"
     trained = _trained_ends(adapter) if adapter is not None else []
     return f"the adapter trained {trained[0]}" if trained else ""
