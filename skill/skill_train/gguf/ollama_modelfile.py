@@ -15,10 +15,11 @@ from string import Template
 from typing import Any
 
 from skill_train.core import resources
-from skill_train.core.errors import UsageError, from_exit_code
+from skill_train.core.errors import UsageError
 from skill_train.facts import JsonObject
+from skill_train.llama.template import Conversation, render_reference
 from skill_train.model.config import text_config
-from skill_train.program.encode import TEMPLATE_SECONDS, endless_template, limited
+from skill_train.program.encode import TEMPLATE_SECONDS
 from skill_train.reference.load import load_tokenizer as load_tokenizer
 from skill_train.run.records import read_json
 
@@ -152,19 +153,11 @@ def _turn_end(tokenizer: Any) -> str | None:
     """The special token after an answer, found by rendering the template with one."""
     if not tokenizer.chat_template:
         return None
-    from jinja2 import TemplateError
-
-    errors = (TemplateError, ArithmeticError, AttributeError, LookupError, MemoryError, RecursionError)
     messages = [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": _PROBE}]
-    try:
-        with limited(TEMPLATE_SECONDS):
-            rendered = tokenizer.apply_chat_template(messages, tokenize=False)
-    except TimeoutError:
-        refusal = endless_template(tokenizer.name_or_path)
-        raise from_exit_code(refusal.exit_code, refusal.error) from None
-    except (*errors, TypeError, ValueError):  # a template that refuses such a plain text shows no end
+    [rendered] = render_reference(tokenizer, [Conversation(messages, None, False)], seconds=TEMPLATE_SECONDS)
+    if rendered.text is None:  # a template that refuses such a plain text shows no end
         return None
-    after = str(rendered).rpartition(_PROBE)[2].lstrip()
+    after = rendered.text.rpartition(_PROBE)[2].lstrip()
     special = [token for token in tokenizer.get_added_vocab() if after.startswith(token)]
     return max(special, key=len, default=None)
 

@@ -1,15 +1,18 @@
-"""The job of a child process that renders chat templates, and its result."""
+"""Conversations as chat templates write them: in a child process, as llama-cpp-python does for its users, and here by
+the tokenizer of the reference, whose template was tried when it was loaded."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
 
-from skill_train.core.errors import NativeCrash
+from skill_train.core.errors import NativeCrash, from_exit_code
 from skill_train.core.worker import run_worker
 from skill_train.facts import JsonObject
 from skill_train.llama.gguf_header import GgufFile
+from skill_train.program.encode import endless_template, limited
 
 WORKER = "skill_train.llama.template_worker"
 SECONDS = 20  # for all conversations together
@@ -66,6 +69,44 @@ def render_with(template: str, gguf: GgufFile, conversations: list[Conversation]
         return ask(TemplateJob(template=template, bos=bos, eos=eos, seconds=SECONDS, conversations=conversations))
     except NativeCrash:
         return f"the template did not end within {SECONDS} seconds"
+
+
+def render_reference(tokenizer: Any, conversations: list[Conversation], *, seconds: float = SECONDS) -> list[Rendered]:
+    """Each conversation by the template of the reference's tokenizer.
+
+    Args:
+        seconds: for all of them.
+
+    Raises:
+        UsageError: its template does not come to an end.
+    """
+
+    def render(conversation: Conversation) -> str:
+        text: str = tokenizer.apply_chat_template(
+            conversation.messages,
+            tools=conversation.tools,
+            tokenize=False,
+            add_generation_prompt=conversation.add_generation_prompt,
+        )
+        return text
+
+    try:
+        with limited(seconds):
+            return [rendered_by(render, conversation) for conversation in conversations]
+    except TimeoutError:
+        refusal = endless_template(tokenizer.name_or_path)
+        raise from_exit_code(refusal.exit_code, refusal.error) from None
+
+
+def rendered_by(render: Callable[[Conversation], str], conversation: Conversation) -> Rendered:
+    """What a template writes, or why it does not: its own refusal, or an error of Python in one of its expressions."""
+    import jinja2
+
+    errors = (jinja2.TemplateError, ArithmeticError, AttributeError, LookupError, MemoryError, RecursionError)
+    try:
+        return Rendered(render(conversation))
+    except (*errors, TypeError, ValueError) as error:
+        return Rendered(refused=f"{type(error).__name__}: {error}"[:300])
 
 
 def special_texts(gguf: GgufFile) -> tuple[str, str]:

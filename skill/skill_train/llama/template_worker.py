@@ -14,7 +14,7 @@ import msgspec
 
 from skill_train.core.worker import worker_main
 from skill_train.llama.llama_cpp import bindings
-from skill_train.llama.template import Conversation, Rendered, TemplateJob
+from skill_train.llama.template import Conversation, TemplateJob, rendered_by
 
 _MEMORY_BYTES = 8 << 30  # limit of the address space, of which libraries use a part
 
@@ -26,23 +26,16 @@ def run(document: object) -> object:
 
     faulthandler.dump_traceback_later(job.seconds, exit=True)
     _limit_memory()
-    rendered = [_render(Jinja2ChatFormatter, job, conversation) for conversation in job.conversations]
+
+    def render(conversation: Conversation) -> str:
+        prompt = conversation.add_generation_prompt
+        template = Jinja2ChatFormatter(job.template, job.eos, job.bos, add_generation_prompt=prompt)
+        tools: dict[str, Any] = {"tools": conversation.tools} if conversation.tools else {}
+        return str(template(messages=conversation.messages, **tools).prompt)
+
+    rendered = [rendered_by(render, conversation) for conversation in job.conversations]
     faulthandler.cancel_dump_traceback_later()
     return msgspec.to_builtins(rendered)
-
-
-def _render(formatter: Any, job: TemplateJob, conversation: Conversation) -> Rendered:
-    import jinja2
-
-    # The errors of a template: its own refusal, and Python's errors in its expressions.
-    errors = (jinja2.TemplateError, ArithmeticError, AttributeError, LookupError, MemoryError, RecursionError)
-    try:
-        prompt = conversation.add_generation_prompt
-        template = formatter(job.template, job.eos, job.bos, add_generation_prompt=prompt)
-        tools = {"tools": conversation.tools} if conversation.tools else {}
-        return Rendered(str(template(messages=conversation.messages, **tools).prompt))
-    except (*errors, TypeError, ValueError) as error:
-        return Rendered(refused=f"{type(error).__name__}: {error}"[:300])
 
 
 def _limit_memory() -> None:

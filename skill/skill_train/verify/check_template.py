@@ -6,10 +6,8 @@ from typing import Any
 
 import msgspec
 
-from skill_train.core.errors import from_exit_code
 from skill_train.llama.gguf_header import GgufFile
-from skill_train.llama.template import SECONDS, Conversation, Rendered, render_with, special_texts
-from skill_train.program.encode import endless_template, limited
+from skill_train.llama.template import Conversation, Rendered, render_reference, render_with, special_texts
 from skill_train.run.records import Verdict
 from skill_train.run.train_record import Row
 from skill_train.run.verify_record import Check, NotChecked
@@ -52,20 +50,6 @@ def render_own(gguf: GgufFile, conversations: list[Conversation]) -> Own:
     return render_with(template, gguf, conversations) if isinstance(template, str) else None
 
 
-def render_reference(tokenizer: Any, conversations: list[Conversation]) -> list[Rendered]:
-    """Each conversation by the template of the reference's tokenizer.
-
-    Raises:
-        UsageError: its template does not come to an end.
-    """
-    try:
-        with limited(SECONDS):  # for all of them, as in the worker
-            return [_render(tokenizer, conversation) for conversation in conversations]
-    except TimeoutError:
-        refusal = endless_template(tokenizer.name_or_path)
-        raise from_exit_code(refusal.exit_code, refusal.error) from None
-
-
 def check_chat_template(
     file: str,
     *,
@@ -102,7 +86,7 @@ def turn_end(tokenizer: Any) -> int | None:
     """The special token that the reference's template writes after an answer; None when there is none."""
     if not tokenizer.chat_template:
         return None
-    rendered = _render(tokenizer, CONVERSATIONS[1])
+    [rendered] = render_reference(tokenizer, [CONVERSATIONS[1]])
     if rendered.text is None:
         return None
     after = rendered.text.rpartition(_ASSISTANT["content"])[2]
@@ -122,7 +106,7 @@ def openers(tokenizer: Any) -> set[int]:
     if not tokenizer.chat_template:
         return set()
     both = [msgspec.structs.replace(CONVERSATIONS[0], add_generation_prompt=prompt) for prompt in (True, False)]
-    texts = [_render(tokenizer, conversation).text or "" for conversation in both]
+    texts = [rendered.text or "" for rendered in render_reference(tokenizer, both)]
     ids, without = (tokenizer(text, add_special_tokens=False).input_ids for text in texts)
     return set(ids[parting_place(ids, without) :]) - {turn_end(tokenizer)}
 
@@ -130,22 +114,6 @@ def openers(tokenizer: Any) -> set[int]:
 def reads_clock(tokenizer: Any) -> bool:
     """Whether the reference's template writes the date, so that the prompt changes from day to day."""
     return "strftime_now" in str(tokenizer.chat_template)
-
-
-def _render(tokenizer: Any, conversation: Conversation) -> Rendered:
-    import jinja2
-
-    errors = (jinja2.TemplateError, ArithmeticError, AttributeError, LookupError, MemoryError, RecursionError)
-    try:
-        text = tokenizer.apply_chat_template(
-            conversation.messages,
-            tools=conversation.tools,
-            tokenize=False,
-            add_generation_prompt=conversation.add_generation_prompt,
-        )
-    except (*errors, TypeError, ValueError) as error:
-        return Rendered(refused=f"{type(error).__name__}: {error}"[:300])
-    return Rendered(text)
 
 
 def first_difference(own: Rendered, reference: Rendered) -> str:

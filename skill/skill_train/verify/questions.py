@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from skill_train.facts import JsonObject
-from skill_train.llama.template import Conversation, Rendered
+from skill_train.llama.template import Conversation, Rendered, render_reference
 from skill_train.model.folder import read_config
 from skill_train.reference.load import load_tokenizer, stop_ids
 from skill_train.run.train_record import Row
@@ -92,7 +92,7 @@ def questions_of(
     tokenizer = load_tokenizer(reference)
     rows = rows[:_ROWS]
     conversations = [*template.CONVERSATIONS, *template.row_conversations(rows)]
-    rendered = template.render_reference(tokenizer, conversations) if tokenizer.chat_template else None
+    rendered = render_reference(tokenizer, conversations) if tokenizer.chat_template else None
     strings = verify_tokens.with_composed_forms(
         [
             *(row["rendered"] for row in rows),

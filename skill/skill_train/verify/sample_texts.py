@@ -6,10 +6,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from skill_train.facts import JsonObject
-from skill_train.llama.template import Conversation, before_last_answer
+from skill_train.llama.template import Conversation, before_last_answer, render_reference
 from skill_train.reference.load import NEUTRAL_TEXTS, context_length
 from skill_train.run.train_record import Row
-from skill_train.verify.check_template import CONVERSATIONS, render_reference
+from skill_train.verify.check_template import CONVERSATIONS
 
 PROMPTS = 4
 _LARGE = 250_000_000  # weights of a model where one token costs the reference and three files 50 ms of a core

@@ -29,12 +29,11 @@ from skill_train.llama.engines.answers import (
 from skill_train.llama.gguf_header import read_gguf
 from skill_train.llama.pictures.answers import Asked, AskedJob, AskedResult, ask
 from skill_train.llama.pictures.compare import MARKER, Pair
-from skill_train.llama.template import Conversation, before_last_answer
+from skill_train.llama.template import Conversation, before_last_answer, render_reference
 from skill_train.machine.read import physical_cores
 from skill_train.reference.pictures import GREY, PictureQuestion, with_markers
 from skill_train.run.verify_record import Check, NotChecked
 from skill_train.verify.check import judged, parting_place
-from skill_train.verify.check_template import render_reference
 from skill_train.verify.engines.partings import Parting, Vocabulary, compare, gaps
 from skill_train.verify.engines.prompts import difference_of_lengths, difference_of_texts, unanswered
 from skill_train.verify.engines.questions import Expected

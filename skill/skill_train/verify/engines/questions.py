@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from skill_train.llama.engines.answers import EngineQuestion
-from skill_train.llama.template import Conversation, Message, before_last_answer
+from skill_train.llama.template import Conversation, Message, before_last_answer, render_reference
 from skill_train.run.train_record import Row
-from skill_train.verify.check_template import CONVERSATIONS, render_reference
+from skill_train.verify.check_template import CONVERSATIONS
 
 _HELD_OUT = 8  # conversations of the rows; an engine reads each of them once for its prompt and once for its answer
 
