@@ -9,7 +9,6 @@ of the token ids.
 from __future__ import annotations
 
 import shlex
-import struct
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,7 +21,6 @@ if TYPE_CHECKING:
 
 _SUMS, _COUNTS, _MEANS = ".in_sum2", ".counts", ".in_sum"  # newer llama.cpp writes the third, which nothing here needs
 _MODEL_KEY, _DATA_KEY = "skill_train.imatrix.model_sha256", "skill_train.imatrix.data_sha256"
-_UINT32, _STRING, _ARRAY, _F32, _ALIGNMENT = 4, 8, 9, 0, 32
 _SHOWN = 300  # characters of a reason: a name in the file may have any length
 _LEAST = 1e-6  # of the mean: a column without any input would get no weight at all, and blocks of such columns NaN
 _USUAL = 1e12  # means of this size, or of 1 / this, round as means of 1 do
@@ -100,28 +98,25 @@ def shape_of(tensor: Tensor) -> tuple[int, int]:
 
 def write_matrix(path: Path, matrix: ImportanceMatrix) -> None:
     """Writes the file. The caller gives it its final name."""
-    tensors: list[tuple[str, np.ndarray]] = []
+    from gguf import GGUFWriter
+
+    writer = GGUFWriter(str(path), "")
+    writer.kv_data[0].clear()  # a matrix has no architecture
+    writer.add_type("imatrix")
+    writer.add_array("imatrix.datasets", matrix.datasets)
+    writer.add_uint32("imatrix.chunk_count", matrix.chunk_count)
+    writer.add_uint32("imatrix.chunk_size", matrix.chunk_size)
+    for key, value in ((_MODEL_KEY, matrix.model), (_DATA_KEY, matrix.data)):
+        if value:
+            writer.add_string(key, value)
     for name in sorted(matrix.entries):
         entry = matrix.entries[name]
-        sums = entry.sums if len(entry.counts) == len(entry.sums) else entry.sums.reshape(len(entry.counts), -1)
-        tensors += [(name + _SUMS, sums.astype("<f4")), (name + _COUNTS, entry.counts[:, None].astype("<f4"))]
-    own = {_MODEL_KEY: matrix.model, _DATA_KEY: matrix.data}
-    pairs = [
-        _pair("general.type", _STRING, _text("imatrix")),
-        _pair("imatrix.datasets", _ARRAY, struct.pack("<IQ", _STRING, len(matrix.datasets)) + _texts(matrix.datasets)),
-        _pair("imatrix.chunk_count", _UINT32, struct.pack("<I", matrix.chunk_count)),
-        _pair("imatrix.chunk_size", _UINT32, struct.pack("<I", matrix.chunk_size)),
-        *(_pair(key, _STRING, _text(value)) for key, value in own.items() if value),
-    ]
-    header, at = struct.pack("<4sIQQ", b"GGUF", 3, len(tensors), len(pairs)) + b"".join(pairs), 0
-    for name, values in tensors:
-        header += _text(name) + struct.pack("<IQQIQ", 2, values.shape[1], values.shape[0], _F32, at)
-        at += -(-values.nbytes // _ALIGNMENT) * _ALIGNMENT
-    with open(path, "wb") as file:
-        file.write(header + bytes(-len(header) % _ALIGNMENT))
-        for _, values in tensors:
-            data = values.tobytes()
-            file.write(data + bytes(-len(data) % _ALIGNMENT))
+        writer.add_tensor(name + _SUMS, entry.sums.reshape(len(entry.counts), -1))
+        writer.add_tensor(name + _COUNTS, entry.counts[:, None])
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
 
 
 def read_matrix(path: Path) -> ImportanceMatrix:
@@ -237,16 +232,3 @@ def _other_model(path: Path, model: GgufFile, why: str) -> UsageError:
         got=why,
         hint=f"compute one of this model: --imatrix auto, or llama-imatrix -m {shlex.quote(str(model.path))}",
     )
-
-
-def _pair(key: str, kind: int, value: bytes) -> bytes:
-    return _text(key) + struct.pack("<I", kind) + value
-
-
-def _text(text: str) -> bytes:
-    data = text.encode("utf-8", errors="surrogateescape")
-    return struct.pack("<Q", len(data)) + data
-
-
-def _texts(texts: list[str]) -> bytes:
-    return b"".join(map(_text, texts))
