@@ -182,21 +182,19 @@ def _stored(path: Path, tensor: Tensor) -> np.ndarray:
 
 def _floats(stored: np.ndarray, tensor: Tensor) -> np.ndarray:
     """The weights [matrices, rows, columns] as float32."""
-    import numpy as np
+    from gguf.constants import GGMLQuantizationType
+    from gguf.quants import dequantize
 
-    shape = (shape_of(tensor)[0], tensor.shape[1], tensor.shape[0])
-    if tensor.kind == "BF16":
-        return (stored.view("<u2").astype(np.uint32) << 16).view(np.float32).reshape(shape)
-    return stored.view({"F16": "<f2", "F32": "<f4"}[tensor.kind]).astype(np.float32).reshape(shape)
+    weights: np.ndarray = dequantize(stored.reshape(1, -1), GGMLQuantizationType[tensor.kind])
+    return weights.reshape(shape_of(tensor)[0], tensor.shape[1], tensor.shape[0])
 
 
 def _as_stored(weights: np.ndarray, kind: str) -> np.ndarray:
-    import numpy as np
+    from gguf.constants import GGMLQuantizationType
+    from gguf.quants import quantize
 
-    if kind == "BF16":
-        bits = weights.view(np.uint32)
-        return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype("<u2")
-    return weights.astype({"F16": "<f2", "F32": "<f4"}[kind])
+    stored: np.ndarray = quantize(weights, GGMLQuantizationType[kind])
+    return stored
 
 
 def _softmax(logits: np.ndarray) -> np.ndarray:
