@@ -8,10 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
-from functools import partial
 from itertools import takewhile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any
 
 from skill_train.llama.inference import Sequence, sequences_of
 from skill_train.llama.logit_distance import Distance, compare_logits, join, summarize
@@ -126,18 +125,10 @@ def measure(
     require_space(folder, 4 * vocabulary * (_tokens(sequences) + request.sample.base_tokens), "the reference's logits")
     guessed = _guessed(drafts(), request.prompts, vocabulary, request.sample.answer_tokens)
     asked = list(zip(request.prompts, guessed, strict=True))
-    after: list[Any] = [None] * len(asked)
-    with open(tuned_file, "wb") as tuned:
-        _pass(
-            model,
-            [
-                *(_Text(sequence.ids, partial(_put, tuned, sequence.first)) for sequence in sequences),
-                *(_Text(ids + more, partial(_keep, after, n, len(ids))) for n, (ids, more) in enumerate(asked)),
-            ],
-        )
+    after = _write(model, sequences, tuned_file, [(ids + draft, len(ids) - 1) for ids, draft in asked])
     if chosen:
-        with model.disable_adapter(), open(base_file, "wb") as off:
-            _pass(model, [_Text(sequence.ids, partial(_put, off, sequence.first)) for sequence in chosen])
+        with model.disable_adapter():
+            _write(model, chosen, base_file)
     answers = [
         _answer(model, *prompt_and_draft, rows, request.stops, request.sample.answer_tokens)
         for prompt_and_draft, rows in zip(asked, after, strict=True)
@@ -157,8 +148,7 @@ def measure_base(base: Path, measurements: ReferenceMeasurements, folder: Path) 
         if width != measurements.vocabulary:
             why = f"the base knows {width} tokens and the tuned model {measurements.vocabulary}"
             return replace(measurements, why_no_base=why)
-        with open(file, "wb") as out:
-            _pass(model, [_Text(sequence.ids, partial(_put, out, sequence.first)) for sequence in chosen])
+        _write(model, chosen, file)
     return replace(measurements, base=file, base_rows=_tokens(chosen), why_no_base="")
 
 
@@ -176,9 +166,7 @@ def measure_rounded(
     if adapter is None or rounding is None:
         return _with_noise(model, measurements, folder)
     file = folder / "rounded.f32"
-    require_space(
-        folder, 4 * measurements.vocabulary * _tokens(measurements.sequences), "the rounded reference's logits"
-    )
+    _require_room(measurements, folder, "the rounded reference's logits")
     with rounded(model, adapter, rounding.kinds, rounding.stored) as merged:
         cost = _distance(merged, measurements.tuned, file, measurements)
         return _with_noise(merged, replace(measurements, rounded=file, stored=rounding.stored, cost=cost), folder)
@@ -188,9 +176,7 @@ def _with_noise(model: Any, measurements: ReferenceMeasurements, folder: Path) -
     if not is_mixture(model.config):
         return measurements
     noise, file = {}, folder / "noise.f32"
-    require_space(
-        folder, 4 * measurements.vocabulary * _tokens(measurements.sequences), "the logits of rounded products"
-    )
+    _require_room(measurements, folder, "the logits of rounded products")
     for kind in TYPES:
         with rounded_products(model, kind):
             moved = _distance(model, measurements.made_of, file, measurements)
@@ -207,8 +193,7 @@ def _distance(model: Any, reference: Path, file: Path, measurements: ReferenceMe
     """
     import numpy as np
 
-    with open(file, "wb") as out:
-        _pass(model, [_Text(sequence.ids, partial(_put, out, sequence.first)) for sequence in measurements.sequences])
+    _write(model, measurements.sequences, file)
     own, other = (np.memmap(each, np.float32, "r").reshape(-1, measurements.vocabulary) for each in (reference, file))
     parts = [
         compare_logits(own[sequence.first : end], other[sequence.first : end], np.asarray(sequence.ids[1:]))
@@ -223,6 +208,10 @@ def first_of(sequences: list[Sequence], tokens: int) -> list[Sequence]:
     return [s for s in sequences if s is sequences[0] or s.first + len(s.ids) <= tokens]
 
 
+def _require_room(measurements: ReferenceMeasurements, folder: Path, result: str) -> None:
+    require_space(folder, 4 * measurements.vocabulary * _tokens(measurements.sequences), result)
+
+
 def _tokens(sequences: Iterable[Sequence]) -> int:
     return sum(len(sequence.ids) for sequence in sequences)
 
@@ -232,40 +221,43 @@ def _vocabulary(model: Any) -> int:
     return int((logits(model, [0]).shape[1]) if head is None else len(head.weight))
 
 
-@dataclass(frozen=True)
-class _Text:
-    """A text that a model reads. `take` is called with its logits [tokens, vocabulary]."""
+def _write(
+    model: Any, sequences: list[Sequence], file: Path, beside: Iterable[tuple[list[int], int]] = ()
+) -> list[np.ndarray]:
+    """Writes the logits of the sequences, each from its row on.
 
-    ids: list[int]
-    take: Callable[[np.ndarray], object]
+    Args:
+        beside: other texts, each with a place in it.
+
+    Returns:
+        The logits of the other texts from that place on.
+    """
+    others = list(beside)
+    kept: dict[int, np.ndarray] = {}
+    with open(file, "wb") as out:
+        for number, rows in _passes(model, [*(one.ids for one in sequences), *(ids for ids, _ in others)]):
+            if number < len(sequences):
+                out.seek(sequences[number].first * rows.shape[1] * rows.itemsize)
+                rows.tofile(out)
+            else:
+                kept[number - len(sequences)] = rows[others[number - len(sequences)][1] :].copy()
+    return [kept[number] for number in range(len(others))]
 
 
-def _put(file: BinaryIO, first: int, rows: np.ndarray) -> None:
-    """Writes logits into the file, from row `first` on."""
-    file.seek(first * rows.shape[1] * rows.itemsize)
-    rows.tofile(file)
-
-
-def _keep(after: list[Any], number: int, prompt_tokens: int, rows: np.ndarray) -> None:
-    """Keeps what follows a prompt, and each token of its draft: [1 + draft, vocabulary]."""
-    after[number] = rows[prompt_tokens - 1 :].copy()
-
-
-def _pass(model: Any, texts: list[_Text]) -> None:
-    """Runs the model on all texts, in any order.
+def _passes(model: Any, texts: list[list[int]]) -> Iterator[tuple[int, np.ndarray]]:
+    """The number of each text, in any order, and its logits [tokens, vocabulary].
 
     Texts of one pass are filled up to one length. The filling comes last, so a causal model does not see it.
     """
     import torch
 
-    for group in _groups([len(text.ids) for text in texts]):
-        chosen = [texts[number] for number in group]
-        longest = len(chosen[-1].ids)
-        filled = torch.tensor([text.ids + [0] * (longest - len(text.ids)) for text in chosen])
+    for group in _groups(list(map(len, texts))):
+        longest = len(texts[group[-1]])
+        filled = torch.tensor([texts[number] + [0] * (longest - len(texts[number])) for number in group])
         with torch.no_grad():
             outputs = model(input_ids=filled, use_cache=False).logits.float().numpy()
-        for text, rows in zip(chosen, outputs, strict=True):
-            text.take(rows[: len(text.ids)])
+        for number, rows in zip(group, outputs, strict=True):
+            yield number, rows[: len(texts[number])]
 
 
 def _groups(lengths: list[int]) -> Iterator[list[int]]:
