@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import io
 import tempfile
-import unicodedata
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -29,14 +28,14 @@ from skill_train.llama.engines.answers import (
 from skill_train.llama.gguf_header import read_gguf
 from skill_train.llama.pictures.answers import Asked, AskedJob, AskedResult, ask
 from skill_train.llama.pictures.compare import MARKER, Pair
-from skill_train.llama.template import Conversation, before_last_answer, render_reference
+from skill_train.llama.template import Conversation, before_last_answer
 from skill_train.machine.read import physical_cores
 from skill_train.reference.pictures import GREY, PictureQuestion, with_markers
 from skill_train.run.verify_record import Check, NotChecked
 from skill_train.verify.check import judged, parting_place
 from skill_train.verify.engines.partings import Parting, Vocabulary, compare, gaps
 from skill_train.verify.engines.prompts import difference_of_lengths, difference_of_texts, unanswered
-from skill_train.verify.engines.questions import Expected
+from skill_train.verify.engines.questions import Expected, with_prompts
 from skill_train.verify.thresholds import ENGINE_GAP
 
 _NAME = "engine_pictures"
@@ -111,18 +110,12 @@ def check_pair_in_engines(request: PairInEngines, progress: Bar) -> list[Check |
 
 
 def picture_questions(request: PairInEngines) -> list[Expected]:
-    """Questions as engines get them, each with the prompt of llama.cpp's server. `ids` are left empty: those of a
-    picture have none."""
+    """Questions as engines get them, each with the prompt of llama.cpp's server."""
     if not request.tokenizer.chat_template:
         return []
     asked = [each for question in request.questions if (each := _asked_of(question, request.answer_tokens)).pictures]
     marked = [Conversation(with_markers(each.conversation.messages, MARKER), None, True) for each in asked]
-    rendered = render_reference(request.tokenizer, marked)
-    return [
-        Expected(question, text.text, [])
-        for question, text in zip(asked, rendered, strict=True)
-        if text.text is not None and unicodedata.is_normalized("NFC", text.text)  # llama.cpp composes no letters
-    ]
+    return with_prompts(request.tokenizer, asked, marked)
 
 
 def _asked_of(question: PictureQuestion, most: int) -> EngineQuestion:

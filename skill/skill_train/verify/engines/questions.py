@@ -26,10 +26,18 @@ class Expected:
 def engine_questions(tokenizer: Any, rows: list[Row], answer_tokens: int) -> list[Expected]:
     """Held-out conversations before their last answer, and a few that show what engines get wrong."""
     asked = [*_of_rows(rows), *_fixed(tokenizer)]
-    rendered = render_reference(tokenizer, asked)
+    return with_prompts(tokenizer, [EngineQuestion(each, answer_tokens) for each in asked], asked)
+
+
+def with_prompts(tokenizer: Any, questions: list[EngineQuestion], written: list[Conversation]) -> list[Expected]:
+    """The questions with their prompts, where the template takes them.
+
+    Args:
+        written: each as the template gets it. A prompt with pictures has no ids.
+    """
     return [
-        Expected(EngineQuestion(conversation, answer_tokens), text.text, _ids(tokenizer, text.text))
-        for conversation, text in zip(asked, rendered, strict=True)
+        Expected(question, text.text, [] if question.pictures else _ids(tokenizer, text.text))
+        for question, text in zip(questions, render_reference(tokenizer, written), strict=True)
         if text.text is not None and unicodedata.is_normalized("NFC", text.text)  # llama.cpp composes no letters
     ]
 
