@@ -67,7 +67,7 @@ def converted(model: Path, root: Path, *, outtype: str = "auto", name: str = "mo
 
 def quantized(
     root: Path, quants: list[str], *, warn: Warnings | None = None, source: Path | None = None
-) -> quantize.Quantized:
+) -> StepResult[ExportRecord]:
     return quantize.quantize(
         quantize.QuantizeRequest(
             source=source or root / "gguf" / "model-f16.gguf",
@@ -162,9 +162,9 @@ def test_a_second_call_reuses_and_one_more_type_is_added(exported: Path) -> None
     before = file.stat().st_mtime_ns
     assert converted(tiny.cached("llama-spm", hidden=256), exported).reused
     again = quantized(exported, ["q8_0"])
-    assert (again.reused, again.reused_files) == (True, ["gguf/model-q8_0.gguf"])
+    assert again.reused
     more = quantized(exported, ["q8_0", "q6_k"])
-    assert (more.reused, more.reused_files) == (False, ["gguf/model-q8_0.gguf"])
+    assert not more.reused
     assert {"gguf/model-q8_0.gguf", "gguf/model-q6_k.gguf"} <= set(more.record.outputs)
     assert file.stat().st_mtime_ns == before
 
@@ -197,7 +197,7 @@ def test_a_record_of_another_source_is_refused(exported: Path, tmp_path: Path) -
 
 def test_a_type_that_the_source_has_already_makes_no_file(exported: Path) -> None:
     made = quantized(exported, ["f16"])
-    assert made.same_as_source == ["f16"]
+    assert made.reused
     assert "gguf/model-f16.gguf" not in made.record.outputs
 
 

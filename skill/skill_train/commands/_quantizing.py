@@ -10,11 +10,12 @@ from skill_train.commands._importance import NONE, MatrixOrder, matrix_for, text
 from skill_train.commands._mixing import MixBasis, mix_for
 from skill_train.core.console import Console
 from skill_train.run import export_record
+from skill_train.run.export_record import ExportRecord
+from skill_train.run.folder import StepResult
 
 if TYPE_CHECKING:
     from skill_train.gguf.mix import MixTarget
     from skill_train.gguf.mix_file import MixFile
-    from skill_train.gguf.quantize import Quantized
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,7 @@ class QuantizeOrder:
     i_quants: tuple[str, ...] = ()
 
 
-def quantize_files(order: QuantizeOrder, console: Console) -> Quantized:
+def quantize_files(order: QuantizeOrder, console: Console) -> StepResult[ExportRecord]:
     """Makes the files that are not there yet.
 
     Raises:

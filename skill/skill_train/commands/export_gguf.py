@@ -51,7 +51,6 @@ from skill_train.run.lock import locked, locked_out
 if TYPE_CHECKING:
     from skill_train.gguf.mix import MixTarget
     from skill_train.gguf.mix_file import MixFile
-    from skill_train.gguf.quantize import Quantized
 
 UNQUANTIZED = ("f16", "bf16", "f32")
 
@@ -334,7 +333,7 @@ def _convert(
     return converted, reading[0].result() if reading else None, pairs[0] if pairs else None
 
 
-def _quantize(console: Console, task: _Export, source: Path) -> Quantized | None:
+def _quantize(console: Console, task: _Export, source: Path) -> StepResult[ExportRecord] | None:
     """The types that the unquantized file is not of; None where there are none."""
     done = task.unquantized[:1]
     rest = [kind for kind in task.types if kind not in done and not source.name.endswith(f"-{kind}.gguf")]

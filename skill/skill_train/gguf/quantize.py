@@ -34,26 +34,10 @@ from skill_train.machine.limits import require_memory
 from skill_train.machine.read import available_memory_bytes
 from skill_train.run import export_record, records
 from skill_train.run.export_record import MIX_KEY, ExportedFile, ExportRecord, MatrixChoice, QuantizedFile
-from skill_train.run.folder import note_of, noted, require_space, require_writable, versions
+from skill_train.run.folder import StepResult, note_of, noted, require_space, require_writable, versions
 
 _AT_ONCE = 2
 _WORKER_BYTES = 400_000_000  # 0.12 GB measured; the source is mapped, not loaded
-
-
-@dataclass(frozen=True)
-class Quantized:
-    """The result of quantizing.
-
-    Attributes:
-        reused: every file already existed.
-        reused_files: the names of the files that already existed.
-        same_as_source: the types that the source already has.
-    """
-
-    record: ExportRecord
-    reused: bool
-    reused_files: list[str]
-    same_as_source: list[str]
 
 
 @dataclass(frozen=True)
@@ -80,7 +64,7 @@ class QuantizeRequest:
     mixes: dict[str, Mix] = field(default_factory=dict)
 
 
-def quantize(request: QuantizeRequest, *, progress: Bar, warn: Callable[[str, str], None]) -> Quantized:
+def quantize(request: QuantizeRequest, *, progress: Bar, warn: Callable[[str, str], None]) -> StepResult[ExportRecord]:
     """Writes `out/<name>-<type>.gguf` for each type. Files that are already recorded are reused. No file is written for
     a type that the source already has.
 
@@ -105,8 +89,7 @@ def quantize(request: QuantizeRequest, *, progress: Bar, warn: Callable[[str, st
         require_writable(request.out)
     missing_types = {quant: number for quant, number in types.items() if quant not in reused}
     plans = _plans(request, missing_types, progress)
-    same = [quant for quant, plan in plans.items() if plan["changed"] == 0]
-    to_make = [quant for quant in plans if quant not in same]
+    to_make = [quant for quant, plan in plans.items() if plan["changed"]]
     for quant in to_make:
         refuse_existing(files[quant], request.record)
     _check_room(request.source, request.out, {quant: plans[quant] for quant in to_make})
@@ -141,7 +124,7 @@ def quantize(request: QuantizeRequest, *, progress: Bar, warn: Callable[[str, st
         recorded = _write(request.record, inputs, outputs, started)
     for file in files.values():
         note_of(file, request.record).unlink(missing_ok=True)
-    return Quantized(recorded, not to_make, [names[quant] for quant in reused], same)
+    return StepResult(recorded, reused=not to_make)
 
 
 def _types(request: QuantizeRequest) -> dict[str, int]:
