@@ -132,7 +132,9 @@ def require_pair(model: Path, text: Path, projector: Path) -> None:
     try:
         found: Any = run_worker(WORKER, {"text": str(text.resolve()), "projector": str(projector.resolve())})
     except VerificationFailed as failure:
-        raise _not_loaded(model, failure.got or failure.message) from None
+        # Without the name of the temporary file, and without what llama.cpp adds to any failure.
+        why = failure.message.rpartition("': ")[2].removesuffix("Does this file exist?").strip()
+        raise _not_loaded(model, why) from None
     if not found["pictures"]:
         raise _not_loaded(model, "the file has no vision tower")
 
