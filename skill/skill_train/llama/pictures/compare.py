@@ -1,40 +1,38 @@
 """What `verify` asks of a pair of GGUF files, a language model and its projector, and what they answer about pictures.
 
 llama.cpp runs in a child process. Arrays travel in files of a temporary folder, so that numpy's own format keeps their
-shapes and types.
+shapes and types: in a message between the two, the name of its file stands in the place of an array.
 """
 
 from __future__ import annotations
 
 import tempfile
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 import msgspec
 
 from skill_train.core.console import Bar
 from skill_train.core.worker import run_worker
 
-if TYPE_CHECKING:
-    import numpy as np
-
+Array = Any  # of numpy, which is not imported here
 WORKER = "skill_train.llama.pictures.compare_worker"
 MARKER = "<__media__>"  # stands for a picture in the text of a prompt: llama.cpp's own
 
 
-class PictureFile(msgspec.Struct, frozen=True):
-    """A picture in a file of numpy, uint8 [height, width, 3].
+class Picture(msgspec.Struct, frozen=True):
+    """A picture for llama.cpp, uint8 [height, width, 3].
 
     Attributes:
         overview: one more, of the size of a tile, that takes the place of the overview which llama.cpp would make.
     """
 
-    pixels: str
-    overview: str | None = None
+    pixels: Array
+    overview: Array = None
 
 
-class PromptFiles(msgspec.Struct, frozen=True):
+class PicturePrompt(msgspec.Struct, frozen=True):
     """A text with `MARKER` in place of each picture. Special tokens are recognised, and none is added.
 
     Attributes:
@@ -43,8 +41,8 @@ class PromptFiles(msgspec.Struct, frozen=True):
     """
 
     text: str
-    pictures: list[PictureFile]
-    embeddings: list[str] | None = None
+    pictures: list[Picture]
+    embeddings: list[Array] = []
 
 
 class PictureJob(msgspec.Struct, frozen=True, kw_only=True):
@@ -59,11 +57,11 @@ class PictureJob(msgspec.Struct, frozen=True, kw_only=True):
     projector: str
     threads: int
     any_size: bool
-    prompts: list[PromptFiles]
+    prompts: list[PicturePrompt]
     folder: str
 
 
-class ChunkFiles(msgspec.Struct, frozen=True, kw_only=True):
+class PictureChunk(msgspec.Struct, frozen=True):
     """A part of a prompt as llama.cpp divides it: text, or a picture or one tile of it.
 
     Attributes:
@@ -77,58 +75,20 @@ class ChunkFiles(msgspec.Struct, frozen=True, kw_only=True):
     ids: list[int] | None
     tokens: int
     positions: int
-    pixels: str | None = None
-    embeddings: str | None = None
+    pixels: Array = None
+    embeddings: Array = None
 
 
-class AnswerFiles(msgspec.Struct, frozen=True):
+class PictureAnswer(msgspec.Struct, frozen=True):
     """Attributes:
     logits: after each token of the text behind the last picture, float32 [tokens, vocabulary].
     given: the same with the given embeddings; None without any.
     unread: why the pixels of some chunk are None; empty when all were read.
     """
 
-    chunks: list[ChunkFiles]
-    logits: str
-    given: str | None
-    unread: str
-
-
-@dataclass(frozen=True)
-class Picture:
-    """A picture for llama.cpp, uint8 [height, width, 3]. For `overview` see `PictureFile`."""
-
-    pixels: np.ndarray
-    overview: np.ndarray | None = None
-
-
-@dataclass(frozen=True)
-class PicturePrompt:
-    """As `PromptFiles`."""
-
-    text: str
-    pictures: list[Picture]
-    embeddings: list[np.ndarray] = field(default_factory=list)
-
-
-@dataclass(frozen=True)
-class PictureChunk:
-    """As `ChunkFiles`."""
-
-    ids: list[int] | None
-    tokens: int
-    positions: int
-    pixels: np.ndarray | None
-    embeddings: np.ndarray | None
-
-
-@dataclass(frozen=True)
-class PictureAnswer:
-    """As `AnswerFiles`."""
-
     chunks: list[PictureChunk]
-    logits: np.ndarray
-    given: np.ndarray | None
+    logits: Array
+    given: Array
     unread: str
 
     @property
@@ -165,50 +125,38 @@ def ask_pictures(
         DecisionNeeded: there was not enough memory.
     """
     with tempfile.TemporaryDirectory(prefix="skill-train-") as folder:
-        written = [_written(prompt, Path(folder), number) for number, prompt in enumerate(prompts)]
         job = PictureJob(
             text=str(pair.text),
             projector=str(pair.projector),
             threads=threads,
             any_size=any_size,
-            prompts=written,
+            prompts=prompts,
             folder=folder,
         )
-        result = run_worker(WORKER, msgspec.to_builtins(job), progress=progress)
-        return [_read(answer) for answer in msgspec.convert(result, list[AnswerFiles])]
+        result = run_worker(WORKER, in_files(job, folder), progress=progress)
+        return [_read(answer) for answer in msgspec.convert(result, list[PictureAnswer])]
 
 
-def _written(prompt: PicturePrompt, folder: Path, number: int) -> PromptFiles:
-    pictures = []
-    for place, picture in enumerate(prompt.pictures):
-        name = f"{number}-{place}"
-        overview = picture.overview
-        small = None if overview is None else save(folder / f"{name}-overview.npy", overview)
-        pictures.append(PictureFile(save(folder / f"{name}-picture.npy", picture.pixels), small))
-    given = [save(folder / f"{number}-{place}-given.npy", one) for place, one in enumerate(prompt.embeddings)]
-    return PromptFiles(prompt.text, pictures, given or None)
-
-
-def _read(answer: AnswerFiles) -> PictureAnswer:
+def in_files(message: object, folder: str) -> Any:
+    """A message as JSON holds it, with each of its arrays in a file of the folder."""
     import numpy as np
+
+    def written(array: Array) -> str:
+        with tempfile.NamedTemporaryFile(suffix=".npy", dir=folder, delete=False) as file:
+            np.save(file, array)
+            return file.name
+
+    return msgspec.to_builtins(message, enc_hook=written)
+
+
+def _read(answer: PictureAnswer) -> PictureAnswer:
+    import numpy as np
+
+    def array(file: str | None) -> Array:
+        return None if file is None else np.load(file)
 
     chunks = [
-        PictureChunk(
-            chunk.ids,
-            chunk.tokens,
-            chunk.positions,
-            None if chunk.pixels is None else np.load(chunk.pixels),
-            None if chunk.embeddings is None else np.load(chunk.embeddings),
-        )
+        msgspec.structs.replace(chunk, pixels=array(chunk.pixels), embeddings=array(chunk.embeddings))
         for chunk in answer.chunks
     ]
-    given = None if answer.given is None else np.load(answer.given)
-    return PictureAnswer(chunks, np.load(answer.logits), given, answer.unread)
-
-
-def save(path: Path, array: np.ndarray) -> str:
-    """Writes an array, and returns the path as text."""
-    import numpy as np
-
-    np.save(path, array)
-    return str(path)
+    return msgspec.structs.replace(answer, chunks=chunks, logits=array(answer.logits), given=array(answer.given))

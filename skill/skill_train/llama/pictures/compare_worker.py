@@ -12,12 +12,12 @@ from skill_train.core.worker import report_progress, worker_main
 from skill_train.llama.llama_cpp import Llama, in_context, loaded_model
 from skill_train.llama.pictures.compare import (
     MARKER,
-    AnswerFiles,
-    ChunkFiles,
-    PictureFile,
+    Picture,
+    PictureAnswer,
+    PictureChunk,
     PictureJob,
-    PromptFiles,
-    save,
+    PicturePrompt,
+    in_files,
 )
 from skill_train.llama.pictures.mtmd import Chunk, Projector, projector
 
@@ -35,15 +35,15 @@ def run(document: object) -> object:
         step = seen.step_of(prompts)
         longest = max(sum(chunk.tokens for chunk in chunks) for chunks in prompts)
         with in_context(file, context_tokens=longest + step, threads=job.threads, at_once=step) as llama:
-            reader = _Reader(llama, seen, step, Path(job.folder))
+            reader = _Reader(llama, seen, step)
             answers = []
             for number, (prompt, chunks) in enumerate(zip(job.prompts, prompts, strict=True)):
                 report_progress(number, len(prompts), "reading pictures")
-                answers.append(reader.answer(number, prompt, chunks))
-    return msgspec.to_builtins(answers)
+                answers.append(in_files(reader.answer(prompt, chunks), job.folder))
+    return answers
 
 
-def _chunks(seen: Projector, prompt: PromptFiles) -> list[Chunk]:
+def _chunks(seen: Projector, prompt: PicturePrompt) -> list[Chunk]:
     """llama.cpp's chunks, and in place of an overview the given one where there is one."""
     import numpy as np
 
@@ -53,7 +53,7 @@ def _chunks(seen: Projector, prompt: PromptFiles) -> list[Chunk]:
     return chunks
 
 
-def _overviews(seen: Projector, chunks: list[Chunk], pictures: list[PictureFile]) -> list[tuple[int, Chunk]]:
+def _overviews(seen: Projector, chunks: list[Chunk], pictures: list[Picture]) -> list[tuple[int, Chunk]]:
     """Places in `chunks`, and the chunk to put there. A picture's overview comes last; llama.cpp copies one that has
     the size of a tile already."""
     import numpy as np
@@ -80,36 +80,24 @@ class _Reader:
     llama: Llama
     seen: Projector
     step: int
-    folder: Path
 
-    def answer(self, number: int, prompt: PromptFiles, chunks: list[Chunk]) -> AnswerFiles:
+    def answer(self, prompt: PicturePrompt, chunks: list[Chunk]) -> PictureAnswer:
         import numpy as np
 
         told, own, unread = [], [], ""
-        for place, chunk in enumerate(chunks):
+        for chunk in chunks:
             if chunk.ids is not None:
-                told.append(ChunkFiles(ids=chunk.ids, tokens=chunk.tokens, positions=chunk.positions))
+                told.append(PictureChunk(chunk.ids, chunk.tokens, chunk.positions))
                 continue
             embeddings, pixels = self.seen.encode(chunk)
             own.append(embeddings)
             unread = unread or (self.seen.watch.why_not if pixels is None else "")
-            name = self.folder / f"{number}-{place}"
-            told.append(
-                ChunkFiles(
-                    ids=None,
-                    tokens=chunk.tokens,
-                    positions=chunk.positions,
-                    pixels=None if pixels is None else save(Path(f"{name}-pixels.npy"), pixels),
-                    embeddings=save(Path(f"{name}-embeddings.npy"), embeddings),
-                )
-            )
-        logits = save(self.folder / f"{number}-logits.npy", self._logits(chunks, own))
-        given = None
-        if prompt.embeddings is not None and len(prompt.embeddings) == len(own):
-            others = [np.load(path) for path in prompt.embeddings]
-            if [one.shape for one in others] == [one.shape for one in own]:
-                given = save(self.folder / f"{number}-logits-given.npy", self._logits(chunks, others))
-        return AnswerFiles(told, logits, given, unread)
+            told.append(PictureChunk(None, chunk.tokens, chunk.positions, pixels, embeddings))
+        logits, given = self._logits(chunks, own), None
+        others = [np.load(file) for file in prompt.embeddings]
+        if others and [one.shape for one in others] == [one.shape for one in own]:
+            given = self._logits(chunks, others)
+        return PictureAnswer(told, logits, given, unread)
 
     def _logits(self, chunks: list[Chunk], embeddings: list[np.ndarray]) -> np.ndarray:
         """After each token behind the last picture [tokens, vocabulary]."""
