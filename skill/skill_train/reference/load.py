@@ -19,6 +19,7 @@ from skill_train.machine.address_space import require_room_for_torch
 from skill_train.model.config import text_config
 from skill_train.model.foreign_files import block_hub_kernels, require_sound
 from skill_train.model.template_guard import require_ending
+from skill_train.model.weight_files import read_shard
 from skill_train.program.model import config_with
 from skill_train.program.tokenizer import read_tokenizer
 from skill_train.run.records import read_json
@@ -176,14 +177,12 @@ def _with_adapter(model: Any, adapter: Path) -> Any:
 
 def _match_vocabulary(model: Any, adapter: Path) -> None:
     """PEFT (0.21) loads the saved embeddings of a resized vocabulary only into a model that was resized before."""
-    from safetensors import safe_open
-
     sides = [side for side in (model.get_input_embeddings(), model.get_output_embeddings()) if side is not None]
     names = [name for name, module in model.named_modules() if any(module is side for side in sides)]
     parts = ("", "base_layer.", "token_adapter.base_layer.")
     saved = {f"base_model.model.{name}.{part}weight" for name in names for part in parts}
-    with safe_open(str(adapter / "adapter_model.safetensors"), framework="pt") as file:
-        rows = {file.get_slice(key).get_shape()[0] for key in saved & set(file.keys())}
+    tensors = read_shard(adapter / "adapter_model.safetensors").tensors
+    rows = {stored.shape[0] for name, stored in tensors.items() if name in saved}
     if len(rows) == 1 and rows != {len(sides[0].weight)}:
         model.resize_token_embeddings(rows.pop(), mean_resizing=False)
 

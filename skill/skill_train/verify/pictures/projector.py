@@ -10,7 +10,8 @@ from typing import Any
 from skill_train.facts import JsonObject
 from skill_train.llama.gguf_header import GgufFile, Value
 from skill_train.model.folder import read_config
-from skill_train.model.foreign_files import foreign_json, weight_files
+from skill_train.model.foreign_files import foreign_json
+from skill_train.model.weight_files import StoredTensor, read_tensor, stored_tensors
 from skill_train.program.pictures.engine import LINED, TILED
 from skill_train.program.pictures.tokens import LINE_END
 from skill_train.reference.load import load_tokenizer
@@ -217,16 +218,17 @@ def _whole(part: str, found: _Comparison, wrong: list[_ComparedTensor]) -> bool:
 def _compare(gguf: GgufFile, folder: Path, base: Path | None) -> _Comparison:
     config, found = read_config(folder), _Comparison()
     shape = _shape(config, folder)
-    weights = _Weights(folder, shape)
-    others = _Weights(base, shape) if base is not None else None
-    known = list(places(weights.names, shape, set(gguf.tensors)))
+    weights = _weights(folder, shape)
+    others = _weights(base, shape) if base is not None else {}
+    known = list(places(list(weights), shape, set(gguf.tensors)))
     for place in known:
+        stored = weights[place.source]
         if place.tensor in gguf.tensors:
-            found.compared.append(_compared(gguf, place, weights, others))
-        elif not place.source.endswith("bias") or weights.read(place.source).any():
+            found.compared.append(_compared(gguf, place, stored, others.get(place.source)))
+        elif not place.source.endswith("bias") or read_tensor(stored).any():
             found.missing.append(place)
     sources, tensors = {place.source for place in known}, {place.tensor for place in known}
-    found.unknown += [name for name in (*weights.names, *gguf.tensors) if name not in sources | tensors]
+    found.unknown += [name for name in (*weights, *gguf.tensors) if name not in sources | tensors]
     return found
 
 
@@ -239,32 +241,18 @@ def _shape(config: JsonObject, folder: Path) -> TowerShape:
     return TowerShape(layers or _PIXTRAL_LAYERS, int(vision.get("num_attention_heads") or _PIXTRAL_HEADS), [], end)
 
 
-class _Weights:
-    """Weights of tower and projector in a model's folder, and the embedding with the end of a line."""
-
-    def __init__(self, folder: Path, shape: TowerShape) -> None:
-        from safetensors import safe_open
-
-        self.files: dict[str, Path] = {}
-        for file in weight_files(folder):
-            with safe_open(str(file), framework="pt") as tensors:
-                names = list(tensors.keys())
-            held = [name for name in names if is_vision(name) or (shape.line_end is not None and is_embedding(name))]
-            self.files |= dict.fromkeys(held, file)
-
-    @property
-    def names(self) -> list[str]:
-        return list(self.files)
-
-    def read(self, name: str) -> Any:
-        from safetensors import safe_open
-
-        with safe_open(str(self.files[name]), framework="pt") as tensors:
-            return tensors.get_tensor(name)
+def _weights(folder: Path, shape: TowerShape) -> dict[str, StoredTensor]:
+    """The weights of tower and projector in a model's folder, and the embedding with the end of a line."""
+    tensors = stored_tensors(folder).items()
+    ends = shape.line_end is not None
+    return {name: stored for name, stored in tensors if is_vision(name) or (ends and is_embedding(name))}
 
 
-def _compared(gguf: GgufFile, place: ProjectorPlace, weights: _Weights, others: _Weights | None) -> _ComparedTensor:
-    weight = place.arrange(weights.read(place.source))
+def _compared(
+    gguf: GgufFile, place: ProjectorPlace, stored: StoredTensor, other: StoredTensor | None
+) -> _ComparedTensor:
+    """Args: other: the base's weight of that name; None if it has none."""
+    weight = place.arrange(read_tensor(stored))
     error, fault = _difference(gguf, place, weight)
     matrix = len(gguf.tensors[place.tensor].shape) > 1
     if not fault:
@@ -275,9 +263,7 @@ def _compared(gguf: GgufFile, place: ProjectorPlace, weights: _Weights, others: 
         matrix,
         error,
         fault,
-        of_base=others is not None
-        and place.source in others.files
-        and not _difference(gguf, place, place.arrange(others.read(place.source)))[1],
+        of_base=other is not None and not _difference(gguf, place, place.arrange(read_tensor(other)))[1],
         turned=turned is not None and not _difference(gguf, place, turned)[1],
     )
 

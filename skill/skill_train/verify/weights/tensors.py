@@ -14,6 +14,7 @@ from skill_train.llama.gguf_header import GgufFile, Tensor
 from skill_train.model.config import text_config
 from skill_train.model.folder import read_config
 from skill_train.model.foreign_files import foreign_json
+from skill_train.model.weight_files import FLOAT_BYTES, read_shard, read_tensor, stored_tensors
 from skill_train.run.verify_record import Check
 from skill_train.verify.check import problems
 
@@ -79,29 +80,22 @@ def output_of_its_own(reference: Path, adapter: Path | None) -> str:
 def _zero_sizes(folder: Path) -> set[int]:
     """Numbers of elements of the tensors in a model folder that hold only zeros."""
     import torch
-    from safetensors import safe_open
 
-    sizes: set[int] = set()
-    for file in sorted(folder.glob("*.safetensors")):
-        with safe_open(str(file), framework="pt") as tensors:
-            for name in tensors.keys():  # noqa: SIM118  (a safetensors handle is no dict)
-                tensor = tensors.get_tensor(name)
-                if not torch.count_nonzero(tensor):
-                    sizes.add(tensor.numel())
-    return sizes
+    floats = [stored for stored in stored_tensors(folder).values() if stored.dtype in FLOAT_BYTES]
+    return {stored.elements for stored in floats if not torch.count_nonzero(read_tensor(stored))}
 
 
 def _trained_ends(adapter: Path) -> list[str]:
     """Tensors of an adapter that change only the embedding, or only the output layer."""
-    from safetensors import safe_open
-
     settings = foreign_json(adapter / "adapter_config.json")
     file = adapter / "adapter_model.safetensors"
     if settings.get("ensure_weight_tying") or not file.is_file():
         return []
-    with safe_open(str(file), framework="np") as tensors:
-        names = sorted(tensors.keys())
-    return [name for name in names if any(end in name for end in ("lm_head", "embed_tokens", "embed_out", ".wte."))]
+    return [
+        name
+        for name in sorted(read_shard(file).tensors)
+        if any(end in name for end in ("lm_head", "embed_tokens", "embed_out", ".wte."))
+    ]
 
 
 def _read(gguf: GgufFile, tensor: Tensor, unquantized: GgufFile | None) -> tuple[str, float]:
