@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -108,13 +109,27 @@ def test_generation_config_is_read_as_transformers_reads_it(
 
 
 @pytest.mark.parametrize(
-    "document", [{"do_sample": True, "temperature": -1}, {"temperature": 1, "top_p": 0}, {"repetition_penalty": 0}]
+    "document",
+    [
+        {"do_sample": True, "temperature": -1},
+        {"temperature": 1, "top_p": 0},
+        {"repetition_penalty": 0},
+        {"do_sample": True, "top_k": math.inf},
+        {"do_sample": True, "top_k": math.nan},
+        {"do_sample": True, "min_p": 10**400},
+    ],
 )
 def test_settings_that_no_answer_can_be_sampled_with_are_refused(tmp_path: Path, document: dict[str, Any]) -> None:
     (tmp_path / "generation_config.json").write_text(json.dumps(document))
     with pytest.raises(UsageError, match="sampled with") as caught:
         sampling_of(tmp_path)
     assert caught.value.code == "broken_model"
+
+
+@pytest.mark.parametrize("top_k", [math.inf, math.nan, -1])
+def test_a_gguf_file_with_such_settings_is_refused(top_k: float) -> None:
+    with pytest.raises(UsageError, match="sampled with"):
+        sampling_of_gguf({"general.sampling.temp": 1.0, "general.sampling.top_k": top_k}, Path("x.gguf"))
 
 
 def test_a_gguf_file_may_name_its_own() -> None:

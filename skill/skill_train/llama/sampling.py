@@ -59,7 +59,7 @@ def sampling_of(folder: Path) -> tuple[Sampling, str]:
         return _checked(Sampling(repetition_penalty=penalty), file), f"{FILE}: greedy"
     found = Sampling(
         temperature=_number(stated, "temperature", _TEMPERATURE),
-        top_k=int(_number(stated, "top_k", _TOP_K)),
+        top_k=_count(stated, "top_k", _TOP_K),
         top_p=_number(stated, "top_p", 1.0),
         min_p=_number(stated, "min_p", 0.0),
         repetition_penalty=penalty,
@@ -78,7 +78,7 @@ def sampling_of_gguf(metadata: Mapping[str, object], file: Path) -> tuple[Sampli
         return Sampling(), "the file names no sampling: greedy"
     found = Sampling(
         temperature=_number(keys, "general.sampling.temp", _TEMPERATURE),
-        top_k=int(_number(keys, "general.sampling.top_k", 0)),
+        top_k=_count(keys, "general.sampling.top_k", 0),
         top_p=_number(keys, "general.sampling.top_p", 1.0),
         min_p=_number(keys, "general.sampling.min_p", 0.0),
         repetition_penalty=_number(keys, "general.sampling.penalty_repeat", 1.0),
@@ -164,7 +164,18 @@ def _probabilities(row: np.ndarray) -> np.ndarray:
 def _number(stated: Mapping[str, object], name: str, otherwise: float) -> float:
     """A number of a file; anything else in its place is not one that a program could have written on purpose."""
     value = stated.get(name)
-    return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else otherwise
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return otherwise
+    try:
+        return float(value)
+    except OverflowError:  # a whole number of hundreds of digits
+        return math.inf
+
+
+def _count(stated: Mapping[str, object], name: str, otherwise: int) -> int:
+    """The same for a whole number; -1, which `_checked` refuses, for one without an end."""
+    value = _number(stated, name, otherwise)
+    return int(value) if math.isfinite(value) else -1
 
 
 def _checked(sampling: Sampling, file: Path) -> Sampling:
