@@ -98,6 +98,7 @@ def shape_of(tensor: Tensor) -> tuple[int, int]:
 
 def write_matrix(path: Path, matrix: ImportanceMatrix) -> None:
     """Writes the file. The caller gives it its final name."""
+    import numpy as np
     from gguf import GGUFWriter
 
     writer = GGUFWriter(str(path), "")
@@ -111,8 +112,8 @@ def write_matrix(path: Path, matrix: ImportanceMatrix) -> None:
             writer.add_string(key, value)
     for name in sorted(matrix.entries):
         entry = matrix.entries[name]
-        writer.add_tensor(name + _SUMS, entry.sums.reshape(len(entry.counts), -1))
-        writer.add_tensor(name + _COUNTS, entry.counts[:, None])
+        writer.add_tensor(name + _SUMS, entry.sums.reshape(len(entry.counts), -1).astype(np.float32))
+        writer.add_tensor(name + _COUNTS, entry.counts[:, None].astype(np.float32))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
