@@ -87,8 +87,7 @@ def quantize(request: QuantizeRequest, *, progress: Bar, warn: Callable[[str, st
         require_same_matrix(files[quant], outputs[names[quant]], request.matrix, without=request.without_matrix)
     if len(reused) < len(types):
         require_writable(request.out)
-    missing_types = {quant: number for quant, number in types.items() if quant not in reused}
-    plans = _plans(request, missing_types, progress)
+    plans = _plans(request, {quant: types[quant] for quant in types if quant not in reused}, progress)
     to_make = [quant for quant, plan in plans.items() if plan["changed"]]
     for quant in to_make:
         refuse_existing(files[quant], request.record)
