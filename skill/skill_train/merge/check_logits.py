@@ -186,7 +186,7 @@ def choose_texts(rows: Sequence[FedRow], model: Path, most: int = MAX_TOKENS) ->
         ids, source = [tokenizer(text)["input_ids"] for text in reference.NEUTRAL_TEXTS], "neutral texts"
     if not ids:
         ids, source = _random_ids(vocabulary), "made-up token ids: no rows, and the base has no tokenizer"
-    return Texts(source, list(_bounded(ids, min(context, _ROW_TOKENS), most)))
+    return Texts(source, reference.bounded(ids, min(context, _ROW_TOKENS), most))
 
 
 def _random_ids(vocabulary: int) -> list[list[int]]:
@@ -194,14 +194,6 @@ def _random_ids(vocabulary: int) -> list[list[int]]:
 
     draw = np.random.default_rng(0)
     return [draw.integers(0, vocabulary, size=128).tolist() for _ in range(4)]
-
-
-def _bounded(rows: list[list[int]], longest: int, left: int) -> Iterator[list[int]]:
-    for row in rows:
-        cut = row[: min(longest, left)]
-        if len(cut) > 1:
-            left -= len(cut)
-            yield cut
 
 
 class _Scratch:

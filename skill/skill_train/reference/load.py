@@ -163,6 +163,17 @@ def context_length(config: JsonObject) -> int | None:
     return next((int(text[key]) for key in _CONTEXT_KEYS if isinstance(text.get(key), int)), None)
 
 
+def bounded(rows: list[list[int]], longest: int, most: int) -> list[list[int]]:
+    """The rows, each cut to its first `longest` tokens, up to `most` tokens in all."""
+    chosen: list[list[int]] = []
+    for ids in rows:
+        cut = ids[: min(longest, most)]
+        if len(cut) > 1:  # a single token has nothing that follows it
+            chosen.append(cut)
+            most -= len(cut)
+    return chosen
+
+
 def _with_adapter(model: Any, adapter: Path) -> Any:
     try:
         from peft import PeftModel

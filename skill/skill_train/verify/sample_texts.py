@@ -7,7 +7,7 @@ from typing import Any
 
 from skill_train.facts import JsonObject
 from skill_train.llama.template import Conversation, before_last_answer, render_reference
-from skill_train.reference.load import NEUTRAL_TEXTS, context_length
+from skill_train.reference.load import NEUTRAL_TEXTS, bounded, context_length
 from skill_train.run.train_record import Row
 from skill_train.verify.check_template import CONVERSATIONS
 
@@ -50,12 +50,12 @@ def sample_of(weights: int, tokens: int | None) -> Sample:
 def texts(rows: list[Row], *, tokenizer: Any, config: JsonObject, most: int) -> list[list[int]]:
     """Token ids whose logits are compared, at most `most` in all: from the rows in order, then from built-in texts."""
     longest = min(_LONGEST, (context_length(config) or _LONGEST))
-    chosen = _fill([row["input_ids"] for row in rows], longest, most)
+    chosen = bounded([row["input_ids"] for row in rows], longest, most)
     if sum(map(len, chosen)) >= min(_FEWEST, most):
         return chosen
     built_in = _chats(tokenizer, generation_prompt=False)
     built_in += [tokenizer(text).input_ids for text in NEUTRAL_TEXTS]
-    return _fill([*chosen, *built_in], longest, most)
+    return bounded([*chosen, *built_in], longest, most)
 
 
 def prompts(rows: list[Row], *, tokenizer: Any, config: JsonObject, sample: Sample) -> list[list[int]]:
@@ -67,16 +67,6 @@ def prompts(rows: list[Row], *, tokenizer: Any, config: JsonObject, sample: Samp
         ]
     room = min(2 * _LONGEST, (context_length(config) or _LONGEST) - sample.answer_tokens)
     return sorted((ids for ids in candidates if 0 < len(ids) <= room), key=len)[: sample.prompts]
-
-
-def _fill(sequences: list[list[int]], longest: int, most: int) -> list[list[int]]:
-    chosen: list[list[int]] = []
-    for ids in sequences:
-        room = most - sum(map(len, chosen))
-        cut = ids[: min(longest, room)]
-        if len(cut) > 1:  # a single token has nothing that follows it
-            chosen.append(cut)
-    return chosen
 
 
 def _chats(tokenizer: Any, *, generation_prompt: bool) -> list[list[int]]:
