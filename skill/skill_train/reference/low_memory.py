@@ -164,8 +164,7 @@ def _wide_linear() -> Any:
 
         def in_parts(self, input: Any, bias: Any) -> Any:
             """The product with a large weight in parts, because a vocabulary's weights in fp32 would take most of the
-                    memory. It
-            has no gradients."""
+            memory. It has no gradients."""
             flat = input.reshape(-1, self.in_features)
             out = torch.empty(len(flat), self.out_features)
             for part in parts_of(self.out_features):

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 
@@ -18,6 +19,7 @@ from skill_train.llama.importance.sensitivity import Outcome, SensitivityJob, Ty
 from skill_train.machine.limits import require_memory
 from skill_train.machine.read import physical_cores
 
+Line = TypeVar("Line", "Basis", Outcome)
 MOST_SECONDS = 1200.0  # of measuring in one call
 _WORK_BYTES = 700_000_000
 
@@ -93,10 +95,9 @@ def _known(request: SensitivityRequest) -> dict[tuple[str, str], float]:
     call that was killed is taken out, so that what comes next begins a line."""
     text = request.file.read_text(encoding="utf-8", errors="replace") if request.file.is_file() else ""
     first, *lines = text.splitlines() or [""]
-    basis = msgspec.to_builtins(request.basis)
-    outcomes = {line: outcome for line in lines if (outcome := _outcome(line)) is not None}
-    if _read(first) != basis:
-        first, outcomes = json.dumps(basis), {}
+    outcomes = {line: outcome for line in lines if (outcome := _read(line, Outcome)) is not None}
+    if _read(first, Basis) != request.basis:
+        first, outcomes = json.dumps(msgspec.to_builtins(request.basis)), {}
     whole = "".join(f"{line}\n" for line in [first, *outcomes])
     if whole != text:
         write_text(request.file, whole)
@@ -107,15 +108,8 @@ def _known(request: SensitivityRequest) -> dict[tuple[str, str], float]:
     }
 
 
-def _outcome(line: str) -> Outcome | None:
+def _read(line: str, kind: type[Line]) -> Line | None:
     try:
-        return msgspec.json.decode(line, type=Outcome)
-    except (msgspec.DecodeError, msgspec.ValidationError):
-        return None
-
-
-def _read(line: str) -> object:
-    try:
-        return json.loads(line)
-    except ValueError:
+        return msgspec.json.decode(line, type=kind)
+    except msgspec.DecodeError:
         return None
