@@ -17,7 +17,6 @@ from skill_train.llama.gguf_header import read_gguf
 from skill_train.reference.load import load_tokenizer
 from skill_train.run.verify_record import Check
 from skill_train.verify.engines.check import EngineRequest, check_engines, engine_versions
-from skill_train.verify.engines.judge import modelfile_of
 from skill_train.verify.engines.questions import engine_questions
 
 pytestmark = pytest.mark.slow
@@ -35,7 +34,7 @@ def _on_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def checked(name: str, file: Path | None = None, *, kind: str = "qwen2") -> dict[str, Check]:
     made = gguf_maker.exported(kind)
     tokenizer = load_tokenizer(made.merged)
-    request = EngineRequest([name], engine_questions(tokenizer, [], 6), tokenizer, modelfile_of)
+    request = EngineRequest([name], engine_questions(tokenizer, [], 6), tokenizer)
     found = check_engines([read_gguf(file or made.file("f16"))], request, lambda *_: None)
     return {check.name.removeprefix("engine_"): check for check in found if isinstance(check, Check)}
 

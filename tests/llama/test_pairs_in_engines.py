@@ -21,7 +21,6 @@ from skill_train.llama.template import Conversation
 from skill_train.reference.load import load_tokenizer
 from skill_train.reference.pictures import PictureQuestion
 from skill_train.run.verify_record import Check, NotChecked
-from skill_train.verify.engines.judge import modelfile_of
 from skill_train.verify.engines.pictures import PairInEngines, check_pair_in_engines, picture_questions
 
 pytestmark = pytest.mark.slow
@@ -50,7 +49,7 @@ def questions(behind: bool = False) -> list[PictureQuestion]:
 
 def request(engine: str, asked: list[PictureQuestion], kind: str = "gemma3", pair: Pair | None = None) -> PairInEngines:
     tokenizer = load_tokenizer(tiny_vision.cached(kind))
-    return PairInEngines([engine], pair or picture_pairs.pair(kind), asked, tokenizer, 6, modelfile_of)
+    return PairInEngines([engine], pair or picture_pairs.pair(kind), asked, tokenizer, 6)
 
 
 def checked(engine: str, asked: list[PictureQuestion], kind: str = "gemma3") -> Check | NotChecked:

@@ -149,7 +149,7 @@ def judged(made: gguf_maker.Export, expected: tuple[Any, list[Expected]], monkey
     answers[0] = change(answers[0], own[0], tokenizer)
     run = EngineRun("ollama", "1.2.3", answers)
     monkeypatch.setattr(check, "_asked", lambda name, file, request: run)
-    request = EngineRequest(["ollama"], asked, tokenizer, str)
+    request = EngineRequest(["ollama"], asked, tokenizer)
     return {each.name: each for each in check_engines([gguf], request, lambda *_: None)}
 
 
@@ -196,7 +196,7 @@ def test_another_of_two_like_tokens_is_no_fault(kind: str) -> None:
     from its text, and SentencePiece reads a space in front of each text: 2.5 to 6 nats."""
     made = gguf_maker.exported(kind)
     tokenizer = load_tokenizer(made.merged)
-    request = EngineRequest([SERVER], engine_questions(tokenizer, [], 14), tokenizer, str)
+    request = EngineRequest([SERVER], engine_questions(tokenizer, [], 14), tokenizer)
     found = check_engines([read_gguf(made.file("f16"))], request, lambda *_: None)
     assert {each.name: each.verdict for each in found if isinstance(each, Check)} == {
         "engine_prompts": "pass",

@@ -29,11 +29,13 @@ _MARKERS = re.compile(r"\[img-\d+\]|<__ollama_media_\w+__>")
 _CRASHED = "runner process has terminated"  # llm/server.go
 
 
-def ask(gguf: Path, questions: list[EngineQuestion], *, context_tokens: int, modelfile: str) -> EngineRun:
+def ask(
+    gguf: Path, questions: list[EngineQuestion], *, context_tokens: int, projector: Path | None = None
+) -> EngineRun:
     """Ollama's answers to conversations, and the prompts that it made of them.
 
     Args:
-        modelfile: what the model is made of; FROM names the file.
+        projector: the file that reads pictures for the model.
 
     Raises:
         VerificationFailed: Ollama makes no model of the file, or crashes on it.
@@ -42,7 +44,7 @@ def ask(gguf: Path, questions: list[EngineQuestion], *, context_tokens: int, mod
     with tempfile.TemporaryDirectory(prefix="skill-train-") as name:
         folder, port = Path(name), free_port()
         log, recipe = folder / "log.txt", folder / "Modelfile"
-        recipe.write_text(modelfile, encoding="utf-8")
+        recipe.write_text(_modelfile(gguf, projector), encoding="utf-8")
         host = f"127.0.0.1:{port}"
         environment = {"OLLAMA_HOST": host, "OLLAMA_MODELS": str(folder / "models"), "HOME": str(folder)}
         with started([OLLAMA, "serve"], environment, log) as process:
@@ -56,6 +58,16 @@ def ask(gguf: Path, questions: list[EngineQuestion], *, context_tokens: int, mod
                 )
             answers = [_asked(f"http://{host}/api/chat", question, context_tokens) for question in questions]
             return EngineRun(OLLAMA, str(version.get("version", "unknown")), answers)
+
+
+def _modelfile(gguf: Path, projector: Path | None) -> str:
+    """The Modelfile beside a file, with this file and its projector in FROM. Ollama takes a path that it does not find
+    from where the Modelfile lies for a model's name, and asks the host that the name begins with."""
+    beside = gguf.parent / "Modelfile"
+    lines = beside.read_text(encoding="utf-8").splitlines() if beside.is_file() else []
+    kept = [line for line in lines if not line.upper().startswith("FROM ")]
+    files = [gguf] if projector is None else [gguf, projector]
+    return "\n".join([*(f"FROM {file.resolve()}" for file in files), *kept]) + "\n"
 
 
 def _asked(url: str, question: EngineQuestion, context_tokens: int) -> EngineAnswer:

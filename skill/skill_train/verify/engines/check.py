@@ -7,7 +7,6 @@ held against the trained model by the check `answers`. So a difference here is t
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -40,16 +39,11 @@ _REMEDY = {
 
 @dataclass(frozen=True)
 class EngineRequest:
-    """What is asked of which engines.
-
-    Attributes:
-        modelfile: of Ollama, for a file.
-    """
+    """What is asked of which engines."""
 
     engines: list[str]
     expected: list[Expected]
     tokenizer: Any
-    modelfile: Callable[[Path], str]
 
 
 def engine_versions(wanted: tuple[str, ...]) -> dict[str, str]:
@@ -124,7 +118,7 @@ def _asked(name: str, gguf: Path, request: EngineRequest) -> EngineRun:
         return python_server.ask(gguf, questions, context_tokens=context, threads=threads)
     if name == LLAMA_SERVER:
         return llama_server.ask(gguf, questions, context_tokens=context, threads=threads)
-    return ollama.ask(gguf, questions, context_tokens=context, modelfile=request.modelfile(gguf))
+    return ollama.ask(gguf, questions, context_tokens=context)
 
 
 def _context(expected: list[Expected]) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 
 from skill_train.core.console import Bar
 from skill_train.llama.gguf_header import GgufFile
@@ -52,7 +51,7 @@ def judge_in_engines(request: InEngines, findings: Findings, progress: Bar) -> N
     files = [gguf for gguf in request.files if gguf.path.name not in broken]
     tokenizer, most = request.subject.tokenizer, request.subject.sample.answer_tokens
     expected = engine_questions(tokenizer, request.rows, most) if tokenizer.chat_template else []
-    asked = EngineRequest(request.here, expected, tokenizer, modelfile_of)
+    asked = EngineRequest(request.here, expected, tokenizer)
     findings.add(*check_engines(files, asked, progress))
     for pair in (Pair(gguf.path, projector.path) for projector in request.projectors for gguf in files):
         _judge_pair(pair, request, findings, progress)
@@ -64,15 +63,5 @@ def _judge_pair(pair: Pair, request: InEngines, findings: Findings, progress: Ba
         findings.add(*(NotChecked("engine_pictures", pair.text.name, f"{name}: {why}") for name in request.here))
         return
     tokenizer, most = request.subject.tokenizer, request.subject.sample.answer_tokens
-    asked = PairInEngines(request.here, pair, request.pictures, tokenizer, most, modelfile_of)
+    asked = PairInEngines(request.here, pair, request.pictures, tokenizer, most)
     findings.add(*check_pair_in_engines(asked, progress))
-
-
-def modelfile_of(gguf: Path, projector: Path | None = None) -> str:
-    """The Modelfile beside a file, with this file and its projector in FROM. Ollama takes a path that it does not find
-    from where the Modelfile lies for a model's name, and asks the host that the name begins with."""
-    beside = gguf.parent / "Modelfile"
-    lines = beside.read_text(encoding="utf-8").splitlines() if beside.is_file() else []
-    kept = [line for line in lines if not line.upper().startswith("FROM ")]
-    files = [gguf] if projector is None else [gguf, projector]
-    return "\n".join([*(f"FROM {file.resolve()}" for file in files), *kept]) + "\n"

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import io
 import tempfile
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -61,7 +60,6 @@ class PairInEngines:
     Attributes:
         questions: with their answers, which are not shown.
         answer_tokens: that an answer may have.
-        modelfile: of Ollama, for the pair.
     """
 
     engines: list[str]
@@ -69,7 +67,6 @@ class PairInEngines:
     questions: list[PictureQuestion]
     tokenizer: Any
     answer_tokens: int
-    modelfile: Callable[[Path, Path], str]
 
 
 @dataclass(frozen=True)
@@ -199,8 +196,7 @@ def _asked(engine: str, own: _Own, expected: list[Expected], request: PairInEngi
     if engine == LLAMA_SERVER:
         threads = physical_cores()
         return llama_server.ask(pair.text, questions, context_tokens=context, threads=threads, projector=pair.projector)
-    modelfile = request.modelfile(pair.text, pair.projector)
-    return ollama.ask(pair.text, questions, context_tokens=context, modelfile=modelfile)
+    return ollama.ask(pair.text, questions, context_tokens=context, projector=pair.projector)
 
 
 def _judged(run: EngineRun, own: _Own, expected: list[Expected], request: PairInEngines) -> Check | NotChecked:
