@@ -12,6 +12,7 @@ import pytest
 
 import gguf_maker
 from serving import STAND_IN, put_on_path
+from skill_train.llama.engines import ollama
 from skill_train.llama.engines.programs import started
 from skill_train.llama.gguf_header import read_gguf
 from skill_train.reference.load import load_tokenizer
@@ -54,6 +55,15 @@ def test_an_engine_is_asked_and_ended(name: str) -> None:
     assert [found[each].verdict for each in ("prompts", "answers", "stops")] == ["pass"] * 3, found
     assert all("stand-in" in str(check.figures["version"]) for check in found.values())
     assert stand_ins_left() == []
+
+
+def test_a_modelfile_in_another_encoding_is_handed_over(tmp_path: Path) -> None:
+    """It may be anybody's. Its bytes stay; only its FROM is another."""
+    made = gguf_maker.exported("qwen2").file("f16")
+    file = Path(shutil.copy(made, tmp_path / made.name))
+    (tmp_path / "Modelfile").write_bytes(b"FROM ./other.gguf\nSYSTEM caf\xe9\n")
+    run = ollama.ask(file, [], context_tokens=64)
+    assert (run.engine, run.answers) == ("ollama", [])
 
 
 @pytest.mark.parametrize("name", ["ollama", "llama-server"])

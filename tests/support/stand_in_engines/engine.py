@@ -206,7 +206,7 @@ def main() -> None:
         serve(int(os.environ["OLLAMA_HOST"].split(":")[1]), ollama)
     else:  # create NAME -f Modelfile
         recipe = Path(words[words.index("-f") + 1])
-        lines = recipe.read_text().splitlines()
+        lines = recipe.read_text(errors="replace").splitlines()
         files = [line.removeprefix("FROM ") for line in lines if line.startswith("FROM ")]
         for file in files:
             if not (recipe.parent / file).is_file():

@@ -44,7 +44,7 @@ def ask(
     with tempfile.TemporaryDirectory(prefix="skill-train-") as name:
         folder, port = Path(name), free_port()
         log, recipe = folder / "log.txt", folder / "Modelfile"
-        recipe.write_text(_modelfile(gguf, projector), encoding="utf-8")
+        recipe.write_text(_modelfile(gguf, projector), encoding="utf-8", errors="surrogateescape")
         host = f"127.0.0.1:{port}"
         environment = {"OLLAMA_HOST": host, "OLLAMA_MODELS": str(folder / "models"), "HOME": str(folder)}
         with started([OLLAMA, "serve"], environment, log) as process:
@@ -64,7 +64,7 @@ def _modelfile(gguf: Path, projector: Path | None) -> str:
     """The Modelfile beside a file, with this file and its projector in FROM. Ollama takes a path that it does not find
     from where the Modelfile lies for a model's name, and asks the host that the name begins with."""
     beside = gguf.parent / "Modelfile"
-    lines = beside.read_text(encoding="utf-8").splitlines() if beside.is_file() else []
+    lines = beside.read_text(encoding="utf-8", errors="surrogateescape").splitlines() if beside.is_file() else []
     kept = [line for line in lines if not line.upper().startswith("FROM ")]
     files = [gguf] if projector is None else [gguf, projector]
     return "\n".join([*(f"FROM {file.resolve()}" for file in files), *kept]) + "\n"
