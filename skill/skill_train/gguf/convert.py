@@ -88,7 +88,9 @@ def convert(
         DecisionNeeded: there is not enough disk or memory.
     """
     started = time.monotonic()
-    _check_model(request.model, request.outtype, request.toolchain, warn)
+    _check_files(request.model, request.outtype)
+    converter.require_convertible(request.model, request.toolchain)
+    converter.warn_of_window(request.model, warn)
     inputs = model_digests(request.model)
     options = {"name": request.name, "outtype": request.outtype}
     if done := finished_record(request.record, ExportRecord, inputs=inputs, options=options):
@@ -101,7 +103,7 @@ def convert(
     refuse_existing(file, request.record)
     meanwhile()
     with whole_file(file) as part:
-        how = _how(request.model, request.name, chosen)
+        how = ["--outtype", chosen.outtype, "--model-name", _model_name(request.model, request.name)]
         convert_with(request.toolchain, request.model, part, how, progress, ready)
         check(part)
         record = ExportRecord(
@@ -110,7 +112,7 @@ def convert(
             options=options,
             outputs={str(file.relative_to(request.record.parent)): exported_file(part, chosen.outtype)},
             figures=_figures(part, chosen),
-            reasons=[_reason(chosen)],
+            reasons=[ExportReason("outtype", f"{chosen.outtype}: {chosen.reason}", "safetensors weights")],
             versions=converter_versions(request.toolchain),
             seconds=round(time.monotonic() - started, 3),
             peak_memory_bytes=peak_memory_bytes(children=True),
@@ -174,10 +176,6 @@ def convert_with(
         )
 
 
-def _how(model: Path, name: str, chosen: WeightType) -> list[str]:
-    return ["--outtype", chosen.outtype, "--model-name", _model_name(model, name)]
-
-
 def _model_name(model: Path, name: str) -> str:
     """The value for `general.name`. llama.cpp lets Phi-3's special tokens swallow white space only in a file of that
     name (src/llama-vocab.cpp), so a fine-tuned model with another name would get other ids."""
@@ -190,12 +188,6 @@ def _swallows_space(model: Path) -> bool:
     file = model / "tokenizer.json"
     added = read_json(file).get("added_tokens", []) if file.is_file() else []
     return any(token.get("rstrip") for token in added)
-
-
-def _check_model(model: Path, outtype: str, toolchain: Toolchain, warn: Callable[[str, str], None]) -> None:
-    _check_files(model, outtype)
-    converter.require_convertible(model, toolchain)
-    converter.warn_of_window(model, warn)
 
 
 def _check_files(model: Path, outtype: str) -> None:
@@ -263,7 +255,3 @@ def refuse_existing(file: Path, record: Path) -> None:
             expected="a path where no file exists",
             hint=f"move {shlex.quote(str(file))} away, or use another --out",
         )
-
-
-def _reason(chosen: WeightType) -> ExportReason:
-    return ExportReason("outtype", f"{chosen.outtype}: {chosen.reason}", "safetensors weights")

@@ -96,7 +96,8 @@ def convert_projector(
             require_pair(request.model, text, file)
         return StepResult(done, reused=True)
     require_writable(request.out)
-    _check_range(request.model, request.outtype)
+    weights = {name: stored for name, stored in stored_tensors(request.model).items() if _PARTS.search(name)}
+    choose(weights, request.outtype)  # refuses f16 for a weight that is too large for it, and one that is not finite
     refuse_existing(file, request.record)
     progress(0, 1, "vision tower and projector")
     with whole_file(file) as part:
@@ -149,9 +150,3 @@ def _not_loaded(model: Path, why: str) -> UsageError:
         hint="use the merged model with transformers or vLLM; a newer llama-cpp-python may convert it: "
         "pip install -U llama-cpp-python; or --mmproj none, for a file that reads text only",
     )
-
-
-def _check_range(model: Path, outtype: str) -> None:
-    """Refuses f16 for a tower with a weight that is too large for it, and weights that are not finite."""
-    weights = {name: stored for name, stored in stored_tensors(model).items() if _PARTS.search(name)}
-    choose(weights, outtype)

@@ -111,7 +111,10 @@ def choose(elements: Mapping[str, int], divergences: Mapping[tuple[str, str], fl
         divergences: by matrix and type.
         most_bytes: for all of them, and no less than the coarsest types take.
     """
-    steps = {tensor: _hull(count, _of(divergences, tensor)) for tensor, count in elements.items()}
+    of: dict[str, dict[str, float]] = {}
+    for (tensor, kind), kl in divergences.items():
+        of.setdefault(tensor, {})[kind] = kl
+    steps = {tensor: _hull(count, of[tensor]) for tensor, count in elements.items()}
     at = dict.fromkeys(steps, 0)
     total = sum(own[0][0] for own in steps.values())
     queue = [(_gain(own, 0), tensor) for tensor, own in steps.items() if len(own) > 1]
@@ -132,10 +135,6 @@ def choose(elements: Mapping[str, int], divergences: Mapping[tuple[str, str], fl
 
 
 _Option = tuple[int, float, str]  # bytes, divergence, type
-
-
-def _of(divergences: Mapping[tuple[str, str], float], tensor: str) -> dict[str, float]:
-    return {kind: kl for (name, kind), kl in divergences.items() if name == tensor}
 
 
 def _hull(elements: int, kinds: Mapping[str, float]) -> list[_Option]:
