@@ -65,14 +65,11 @@ def _answers(llama: Llama, prompts: list[Prompt]) -> list[list[int]]:
     answers = []
     for number, prompt in enumerate(prompts):
         report_progress(number, len(prompts), "answering")
-        answers.append(_answer(llama, prompt))
+        if prompt.expected is None:
+            answers.append(llama.greedy(prompt.ids, most=prompt.most))
+        else:
+            answers.append(llama.greedy_like(prompt.ids, prompt.expected, most=prompt.most))
     return answers
-
-
-def _answer(llama: Llama, prompt: Prompt) -> list[int]:
-    if prompt.expected is None:
-        return llama.greedy(prompt.ids, most=prompt.most)
-    return llama.greedy_like(prompt.ids, prompt.expected, most=prompt.most)
 
 
 def _losses(llama: Llama, scored: list[Scored]) -> list[float | None]:

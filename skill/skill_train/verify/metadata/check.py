@@ -112,7 +112,9 @@ _WITHOUT: dict[str, Callable[[Stated, GgufFile], Any]] = {
     "attention.value_length": lambda config, _: divided(config),
     "rope.dimension_count": lambda config, gguf: gguf.of_architecture("attention.key_length") or divided(config),
     "rope.freq_base": lambda *_: 10000.0,
-    "rope.freq_base_swa": lambda _, gguf: 10000.0 if gguf.architecture.startswith("gemma3") else _base(gguf),
+    "rope.freq_base_swa": lambda _, gguf: (
+        10000.0 if gguf.architecture.startswith("gemma3") else gguf.of_architecture("rope.freq_base") or 10000.0
+    ),
     "rope.scaling.factor": lambda *_: 1.0,
     "rope.scaling.original_context_length": lambda config, gguf: _original(config, gguf),
     "attn_logit_softcapping": lambda _, gguf: 50.0 if gguf.architecture == "gemma2" else 0.0,
@@ -168,10 +170,6 @@ def _original(config: Stated, gguf: GgufFile) -> Any:
 
 def _rotates(config: Stated) -> bool:
     return bool(config.rope) and config("position_embedding_type") not in ("nope", "alibi")
-
-
-def _base(gguf: GgufFile) -> Any:
-    return gguf.of_architecture("rope.freq_base") or 10000.0
 
 
 def _vocabulary_size(gguf: GgufFile, config: Stated) -> list[str]:

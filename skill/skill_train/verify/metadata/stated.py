@@ -205,10 +205,6 @@ def _rotated(config: Stated, _: GgufFile) -> Any:
     return None if head is None else int(head * share)
 
 
-def _experts_width(config: Stated, _: GgufFile) -> Any:
-    return config("moe_intermediate_size", "expert_intermediate_size", "intermediate_size")
-
-
 def _shared_width(config: Stated, _: GgufFile) -> Any:
     own = config("shared_expert_intermediate_size", "moe_shared_expert_intermediate_size", "shared_intermediate_size")
     each = config("moe_intermediate_size")
@@ -373,7 +369,7 @@ EXPECTED: dict[str, tuple[str, ...] | Callable[[Stated, GgufFile], Any]] = {
     "expert_weights_scale": ("routed_scaling_factor", "route_scale"),
     "expert_weights_norm": ("norm_topk_prob", "route_norm"),
     "expert_gating_func": gating,
-    "expert_feed_forward_length": _experts_width,
+    "expert_feed_forward_length": ("moe_intermediate_size", "expert_intermediate_size", "intermediate_size"),
     "expert_shared_feed_forward_length": _shared_width,
     "full_attention_interval": _interval,
     "attention.recurrent_layers": _recurrent_layers,

@@ -62,7 +62,10 @@ def check_as_used(
     blank = float(np.concatenate([divergences(one.logits, one.blank, measured.vocabulary) for one, _ in both]).mean())
     kl = float(np.concatenate(common).mean())
     shares = [share for reference, answer in both for share in _differing(reference, answer)]
-    tokens = [(_shown(answer), _count(measured, reference)) for reference, answer in both]
+    tokens = [
+        (sum(chunk.tokens for chunk in answer.shown), reference.ids.count(measured.picture_token))
+        for reference, answer in both
+    ]
     most = (_TRAINED if measured.engine else _UNHEARD) + (0 if same else limits(text_type).kl[0])
     figures: dict[str, object] = {
         "questions": len(both),
@@ -138,15 +141,6 @@ def _differing(reference: PictureReference, answer: PictureAnswer) -> list[float
 def _same_sizes(reference: PictureReference, answer: PictureAnswer) -> bool:
     wanted = [one.embeddings.shape[0] for one in reference.parts]
     return wanted == [chunk.tokens for chunk in answer.shown]
-
-
-def _shown(answer: PictureAnswer) -> int:
-    """Tokens of pictures."""
-    return sum(chunk.tokens for chunk in answer.shown)
-
-
-def _count(measured: MeasuredPictures, reference: PictureReference) -> int:
-    return reference.ids.count(measured.picture_token)
 
 
 def _texts_differ(measured: MeasuredPictures, reference: PictureReference, answer: PictureAnswer) -> bool:

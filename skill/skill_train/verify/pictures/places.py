@@ -9,6 +9,7 @@ import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
+from operator import itemgetter
 from typing import Any, Literal
 
 from skill_train.verify.weights.arrangements import as_it_is, one_more, permuted
@@ -104,7 +105,7 @@ def _targets(source: str, shape: TowerShape, names: Any, held: set[str]) -> Iter
     if inner := _DEEPSTACK.search(source):
         yield f"v.deepstack.{shape.deepstack[int(inner[1])]}.{inner[2].removeprefix('linear_')}.{inner[3]}", as_it_is
     elif shape.line_end is not None and is_embedding(source):
-        yield _LINE_END, partial(_row, number=shape.line_end)
+        yield _LINE_END, itemgetter(shape.line_end)
     elif ".qkv." in known and block and f"v.blk.{block[1]}.attn_q.weight" in held:
         end = known.rpartition(".")[2]
         for number, letter in enumerate("qkv"):
@@ -125,10 +126,6 @@ def _known(source: str) -> str:
     for pattern, put in _KNOWN:
         source = re.sub(pattern, put, source)
     return source
-
-
-def _row(weight: Any, number: int) -> Any:
-    return weight[number]
 
 
 def _third(weight: Any, number: int) -> Any:

@@ -127,9 +127,10 @@ def _judged(
         "": judged(found.kl, (of_text[0] + of_projector[0], of_text[1] + of_projector[1])),
     }
     verdict = worst(verdicts.values())
+    pixels = f"pixels not read ({unread})" if unread else "no pixel differs"
     power = max(found.own, found.kl) if types.text in ("f32", "f16") else found.own
     detail = (
-        f"{_pixels(unread)}, the same tokens, embeddings {found.error:.1g} off, mean KL of the text behind the picture "
+        f"{pixels}, the same tokens, embeddings {found.error:.1g} off, mean KL of the text behind the picture "
         f"{found.kl:.2g} nats ({found.own:.2g} by the projector), of a grey picture {found.blank:.2g}"
     )
     if verdict != "fail" and power > _BLANK_SHARE * found.blank:
@@ -140,10 +141,6 @@ def _judged(
         detail = f"{reason}; {detail}" if reason else detail
     bound = of_text[0] + of_projector[0]
     return Check("pictures", file, verdict, found.kl, min(bound, _BLANK_SHARE * found.blank), detail, figures)
-
-
-def _pixels(unread: str) -> str:
-    return f"pixels not read ({unread})" if unread else "no pixel differs"
 
 
 def _token_fault(measured: MeasuredPictures, reference: PictureReference, answer: PictureAnswer) -> str:
