@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from gguf import GGUFWriter
+from gguf import GGMLQuantizationType, GGUFWriter
 
 from skill_train.llama.gguf_header import GgufFile, Tensor, read_gguf
 from skill_train.llama.inference import VocabularyFacts
@@ -31,7 +31,7 @@ from skill_train.verify.pictures.measured import MeasuredPictures
 from skill_train.verify.pictures.same_pixels import PairTypes, check_same_pixels
 from skill_train.verify.reference_answers import ReferenceAnswer
 from skill_train.verify.thresholds import limits, of_this_model
-from skill_train.verify.weights.tensors import check_tensors, output_of_its_own, row_chunks, row_errors
+from skill_train.verify.weights.tensors import check_tensors, output_of_its_own, row_chunks, row_errors, weights_of
 
 
 def gguf(name: str, file_type: int, kinds: list[str], row: int = 256, **metadata: Any) -> GgufFile:
@@ -387,6 +387,26 @@ def test_a_weight_that_is_no_number_is_found_in_every_part_of_a_tensor(row: int,
     assert check_tensors(good, unquantized=good, needs_output="", reference=tmp_path).verdict == "pass"
 
 
+@pytest.mark.parametrize("kind", ["float64", "int8", "int16", "int32", "int64"])
+def test_a_table_of_numbers_is_read_whatever_their_type(kind: str, tmp_path: Path) -> None:
+    numbers = np.arange(64).reshape(2, 32).astype(kind)
+    other = numbers.copy()
+    other[1, 3] += 1
+    good, bad = written(tmp_path / "good.gguf", numbers), written(tmp_path / "bad.gguf", other)
+    verdicts = [
+        check_tensors(file, unquantized=good, needs_output="", reference=tmp_path).verdict for file in (good, bad)
+    ]
+    assert verdicts == ["pass", "fail"]
+
+
+def test_the_signs_of_q1_0_are_read(tmp_path: Path) -> None:
+    """A scale of 0.5, and the bit of the second weight alone."""
+    block = np.frombuffer(np.float16(0.5).tobytes() + bytes([2] + [0] * 15), np.uint8)
+    file = written(tmp_path / "m.gguf", np.stack([block, block]), raw_dtype=GGMLQuantizationType.Q1_0)
+    rows = weights_of(file, file.tensors["token_embd.weight"])(slice(0, 2))
+    assert rows.tolist() == [[-0.5, 0.5] + [-0.5] * 126] * 2
+
+
 def test_the_reason_why_pixels_differ_is_that_of_the_picture_that_differs() -> None:
     """The first of two pictures is the same, and the second one is smaller."""
     pictures = [np.random.default_rng(number).random((3, 4, 6), np.float32) for number in range(2)]
@@ -401,9 +421,9 @@ def test_the_reason_why_pixels_differ_is_that_of_the_picture_that_differs() -> N
     assert found.detail == "100.0% of the pixels are others: 6x3 in place of 6x4"
 
 
-def written(path: Path, weights: np.ndarray) -> GgufFile:
+def written(path: Path, weights: np.ndarray, **options: Any) -> GgufFile:
     writer = GGUFWriter(str(path), "llama")
-    writer.add_tensor("token_embd.weight", weights)
+    writer.add_tensor("token_embd.weight", weights, **options)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from skill_train.verify.weights.tensors import row_bounds, row_errors
+from skill_train.verify.weights.tensors import PLAIN, row_bounds, row_errors
 
 if TYPE_CHECKING:
     import numpy as np
 
 # Half the distance of two neighbours, relative to the number: 24, 11 and 8 bits. F32 has room for sums in another
 # order, and for the exp of another library.
-_RELATIVE = {"F32": 2**-21, "F16": 2**-11, "BF16": 2**-8}
+_RELATIVE = {**dict.fromkeys(PLAIN, 2**-21), "F16": 2**-11, "BF16": 2**-8}
 _SUBNORMAL = {"F16": 2**-25}
 _MERGED = 2**-8  # an adapter may have been merged in bf16
 _PRODUCT = 1e-5  # of the row's largest weight: s·B·A in another order

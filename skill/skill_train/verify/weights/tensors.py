@@ -30,10 +30,12 @@ _CHUNK = 1 << 18  # weights at a time, so that they stay in the processor's cach
 _ROW_ERROR = {"Q8": 0.03, "Q6": 0.08, "Q5": 0.15, "Q4": 0.3, "MX": 0.4, "NV": 0.4, "Q3": 0.55}
 _WIDEST_ROW_ERROR = 0.8
 _ONLY_ZEROS = "holds only zeros"
-_FLOATS = {"F32": 1e-6, "F16": 2e-3, "BF16": 1e-2}
+# Types that numpy reads as they lie, which round nothing. Whole numbers are in tables, such as that of fixed experts.
+PLAIN = {"F32": "<f4", "F64": "<f8", "I8": "i1", "I16": "<i2", "I32": "<i4", "I64": "<i8"}
+_FLOATS = {**dict.fromkeys(PLAIN, 1e-6), "F16": 2e-3, "BF16": 1e-2}
 # The error of the scale of a block when its weights are almost zero, as embeddings of untrained tokens are: half of the
 # smallest number in f16, times the largest factor (Q6_K: 127 * 32).
-_LEAST = {"F32": 0.0, "BF16": 0.0, "F16": 2**-25, "Q8_0": 2**-25 * 128}
+_LEAST = {**dict.fromkeys(PLAIN, 0.0), "BF16": 0.0, "F16": 2**-25, "Q8_0": 2**-25 * 128}
 _LEAST_OF_OTHERS = 2**-25 * 4096
 
 
@@ -167,14 +169,27 @@ def _widened(stored: np.ndarray, tensor: Tensor) -> np.ndarray:
     from gguf.constants import GGMLQuantizationType
     from gguf.quants import dequantize
 
-    if tensor.kind == "F32":
-        return stored.view(np.float32)
+    if tensor.kind in PLAIN:
+        return stored.view(PLAIN[tensor.kind]).astype(np.float32, copy=False)
     if tensor.kind == "F16":
         widened: np.ndarray = torch.from_numpy(stored.view(np.float16)).float().numpy()  # numpy takes ten times as long
         return widened
+    if tensor.kind == "Q1_0":  # gguf-py (0.19) knows its size only
+        return _signs(stored).reshape(len(stored), tensor.shape[0])
     # As one row: gguf-py (0.19) would take them sixteen at a time, which is three times slower.
     weights: np.ndarray = dequantize(stored.reshape(1, -1), GGMLQuantizationType[tensor.kind])
     return weights.astype(np.float32, copy=False).reshape(len(stored), tensor.shape[0])
+
+
+def _signs(stored: np.ndarray) -> np.ndarray:
+    """The weights of Q1_0. A block is a scale in f16, and the signs of 128 weights (ggml-common.h, block_q1_0)."""
+    import numpy as np
+
+    blocks = stored.reshape(-1, 18)
+    scales = np.ascontiguousarray(blocks[:, :2]).view(np.float16).astype(np.float32)
+    signs = np.unpackbits(np.ascontiguousarray(blocks[:, 2:]), axis=1, bitorder="little")
+    weights: np.ndarray = np.where(signs, scales, -scales)
+    return weights
 
 
 def row_errors(weights: np.ndarray, expected: np.ndarray) -> np.ndarray:
