@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from gguf.constants import LlamaFileType
 
 from skill_train.core.errors import UsageError
 from skill_train.gguf.quant_types import fallbacks_of, quantization_types, type_names
@@ -18,7 +19,8 @@ LLAMA_H = {"f32": 0, "f16": 1, "q4_0": 2, "q8_0": 7, "q2_k": 10, "q4_k_m": 15, "
 def test_every_type_of_the_installed_llama_cpp_is_known_by_its_number() -> None:
     known = quantization_types()
     assert {name: known[name] for name in LLAMA_H} == LLAMA_H
-    assert len(known) >= 35
+    assert len(known) >= 34
+    assert set(known.values()) <= set(map(int, LlamaFileType))  # a file of another could not be read back
     assert not {"guessed", "nvfp4"} & set(known)
 
 

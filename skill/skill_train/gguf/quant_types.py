@@ -19,15 +19,22 @@ _SUPER_BLOCK = 256  # weights in a block of a K-quant or i-quant (QK_K in ggml-c
 
 
 def quantization_types() -> dict[str, int]:
-    """The number by name of every type that the installed llama.cpp can quantize to. They are read from the text of its
-    bindings, because importing the bindings would load the native library.
+    """The number by name of every type that the installed llama.cpp can quantize to, and that gguf-py reads back. They
+    are read from the text of the bindings, because importing these would load the native library.
 
     Raises:
         NotInstalled: llama-cpp-python is missing.
     """
+    from gguf.constants import LlamaFileType
+
+    known = {int(kind) for kind in LlamaFileType}
     text = (llama_cpp_folder() / "llama_cpp.py").read_text(encoding="utf-8")
     types = re.findall(r"^LLAMA_FTYPE_(?:MOSTLY_|ALL_)?(\w+) = (\d+)", text, re.MULTILINE)
-    return {kind.lower(): int(number) for kind, number in types if kind.lower() not in _NOT_MADE_BY_QUANTIZING}
+    return {
+        kind.lower(): int(number)
+        for kind, number in types
+        if kind.lower() not in _NOT_MADE_BY_QUANTIZING and int(number) in known
+    }
 
 
 def type_names(quants: list[str]) -> list[str]:
