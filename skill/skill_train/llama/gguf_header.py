@@ -20,6 +20,7 @@ _VERSIONS = (2, 3)
 _STRING, _ARRAY = 8, 9
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _MOST_DIMENSIONS = 4
+_ONLY_COMPUTED = ("Q8_1", "Q8_K")  # types of the other side of a product, which no file holds
 _DEFAULT_ALIGNMENT = 32
 _LEAST_READ, _MOST_READ = 1 << 20, 1 << 30  # bytes of a header; one with 300,000 tokens and their merges has 15 MB
 
@@ -318,4 +319,5 @@ def _type_sizes() -> dict[int, tuple[str, int, int]]:
         from gguf.constants import GGML_QUANT_SIZES
     except ImportError:
         raise not_installed("gguf", "gguf") from None
-    return {int(kind): (kind.name, *sizes) for kind, sizes in GGML_QUANT_SIZES.items()}
+    sizes = {int(kind): (kind.name, *sizes) for kind, sizes in GGML_QUANT_SIZES.items()}
+    return {number: size for number, size in sizes.items() if size[0] not in _ONLY_COMPUTED}
