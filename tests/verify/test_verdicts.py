@@ -407,6 +407,15 @@ def test_the_signs_of_q1_0_are_read(tmp_path: Path) -> None:
     assert rows.tolist() == [[-0.5, 0.5] + [-0.5] * 126] * 2
 
 
+@pytest.mark.parametrize("name", ["blk.a.ffn_down.weight", "blk.²b.ffn_down.weight", "blk.ffn_down.weight", "blk"])
+def test_a_layer_without_a_number_is_no_layer(name: str) -> None:
+    """A name in a file may be anything."""
+    tensors = {name: Tensor(name, (64, 8), "F32", 0, 0)}
+    keys = {"general.architecture": "llama", "llama.feed_forward_length": 3}
+    found = check_metadata(GgufFile(Path("m.gguf"), 3, 32, keys, tensors, 0, 0), {"model_type": "llama"})
+    assert "feed_forward_length is 3" in found.detail
+
+
 def test_the_reason_why_pixels_differ_is_that_of_the_picture_that_differs() -> None:
     """The first of two pictures is the same, and the second one is smaller."""
     pictures = [np.random.default_rng(number).random((3, 4, 6), np.float32) for number in range(2)]

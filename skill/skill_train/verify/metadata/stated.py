@@ -7,6 +7,7 @@ config.json leaves out. Nothing here is taken from the converter.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
@@ -17,6 +18,7 @@ from skill_train.llama.gguf_header import GgufFile
 from skill_train.model.config import text_config
 from skill_train.verify.metadata.rope import kind_of, rope_of, scaling_of
 
+_DOWN = re.compile(r"blk\.(\d+)\.ffn_down\.weight")
 _UNLIMITED = 1 << 20  # context of recurrent models. They have no longest text, and the file needs some number
 _RECURRENT = {"mamba", "mamba2", "falcon_mamba", "rwkv"}
 _ALIBI = {"bloom", "mpt"}
@@ -183,11 +185,8 @@ def _layers(config: Stated, gguf: GgufFile) -> Any:
 def _feed_forward(config: Stated, gguf: GgufFile) -> Any:
     """The width that the tensors of the file have, because these are compared themselves; or else that of
     config.json."""
-    rows = {}
-    for name, tensor in gguf.tensors.items():
-        parts = name.split(".")
-        if parts[0] == "blk" and ".".join(parts[2:]) == "ffn_down.weight":
-            rows[int(parts[1])] = tensor.shape[0]
+    layers = ((_DOWN.fullmatch(name), tensor) for name, tensor in gguf.tensors.items())
+    rows = {int(layer[1]): tensor.shape[0] for layer, tensor in layers if layer}
     lengths = set(rows.values())
     own = config("intermediate_size", "n_inner", "ffn_dim", "ffn_hidden_size", "d_ff")
     if config.recurrent:
