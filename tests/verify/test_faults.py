@@ -14,6 +14,7 @@ import pytest
 import gguf_edit
 import gguf_maker
 import verify_rows
+from gguf_faults import check_weights
 from skill_train.core.digests import file_digest
 from skill_train.llama import inference
 from skill_train.llama import template as templates
@@ -21,7 +22,6 @@ from skill_train.verify.questions import MeasuredReference, questions_of
 from skill_train.verify.run_checks import Draft, Findings, PreparedFiles, judge, own_templates, readable
 from skill_train.verify.sample_texts import Sample
 from skill_train.verify.step import _measure
-from skill_train.verify.weights.check import check_weights
 
 pytestmark = pytest.mark.slow
 

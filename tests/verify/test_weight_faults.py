@@ -12,10 +12,9 @@ import gguf_edit
 import gguf_maker
 import tiny
 import tiny_families
-from gguf_faults import exchanged, of_weights, planted, times
+from gguf_faults import check_weights, exchanged, of_weights, planted, times
 from skill_train.llama.gguf_header import GgufFile, read_gguf
 from skill_train.run.verify_record import Check, NotChecked
-from skill_train.verify.weights.check import check_weights
 
 pytestmark = pytest.mark.slow
 

@@ -7,6 +7,7 @@ without a known counterpart is named, and the file does not pass.
 
 from __future__ import annotations
 
+import re
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -15,30 +16,28 @@ from typing import Any
 
 from skill_train.llama.gguf_header import GgufFile, Tensor
 from skill_train.model.adapter import read_adapter
-from skill_train.reference.low_memory import frugal_model, merged_weights
+from skill_train.reference.low_memory import merged_weights
 from skill_train.run.records import Verdict
 from skill_train.run.verify_record import Check, NotChecked
 from skill_train.verify.check import some
 from skill_train.verify.weights.arrangements import as_it_is, minus_exp, one_more
-from skill_train.verify.weights.computed import computed_tensors, metadata_of
 from skill_train.verify.weights.places import EMBEDDING, OUTPUT, TRIED, VOCABULARY, Place, Places, places
 from skill_train.verify.weights.rounding import errors
 from skill_train.verify.weights.tensors import row_chunks, weights_of
 
 _AT_ONCE = 2  # weights. One that the adapter changes is computed in fp32 while it is compared
 _SHOWN = 5  # names of tensors in a sentence
+_XIELU = re.compile(r"\.layers\.(\d+)\.mlp\.act_fn\.(alpha_p|alpha_n|beta|eps)$")  # lists in the metadata
 
 Weights = dict[str, list[Check | NotChecked]]
 
 
-def check_weights(files: list[GgufFile], reference: Path, adapter: Path | None) -> Weights:
-    """The checks of each file, by its name. The model is in memory only here, and not while llama.cpp is at work."""
-    with frugal_model(reference, adapter) as model:
-        return compare_weights(files, model, adapter)
-
-
 def compare_weights(files: list[GgufFile], model: Any, adapter: Path | None) -> Weights:
-    """The same for a model that is in memory, as `frugal_model` gives it. `merged_weights` says what becomes of it."""
+    """The checks of each file, by its name.
+
+    Args:
+        model: as `frugal_model` gives it. `merged_weights` says what becomes of it.
+    """
     import torch
 
     makers = dict(merged_weights(model, adapter))
@@ -63,7 +62,7 @@ def compare_weights(files: list[GgufFile], model: Any, adapter: Path | None) -> 
         comparison.compare_metadata(makers)
         for source, tensor in comparison.places.missing.items():
             comparison.absent(source, tensor, makers)
-        for name, values in computed_tensors(model, config).items():
+        for name, values in _computed_tensors(model, config).items():
             comparison.compare_computed(name, values)
     return {comparison.gguf.path.name: comparison.checks() for comparison in comparisons}
 
@@ -141,7 +140,8 @@ class _FileComparison:
     def compare_metadata(self, makers: dict[str, partial[Any]]) -> None:
         """Compares weights of one number, which the file holds as metadata."""
         for source in self.places.unplaced.copy():
-            key, number = metadata_of(source) or ("", 0)
+            match = _XIELU.search(source)
+            key, number = (f"xielu.{match[2]}", int(match[1])) if match else ("", 0)
             stated = self.gguf.numbers(key)
             if number >= len(stated):
                 continue
@@ -204,6 +204,24 @@ class _FileComparison:
         detail = some(fault_lines, _SHOWN) or good + f"; not compared: {some(unknown, _SHOWN)}" * bool(unknown)
         check = Check("weights", file, verdict, len(fault_lines), 0, detail, {"looked_at": looked_at})
         return [check, NotChecked("weights", file, f"{some(unknown, _SHOWN)}: {why}")] if unknown else [check]
+
+
+def _computed_tensors(model: Any, config: Any) -> dict[str, Any]:
+    """The tensors that llama.cpp's converter computes from config.json, by their names in a file.
+
+    Llama 3's factors are those by which transformers lowered the model's own frequencies.
+    """
+    import torch
+
+    rope = getattr(config, "rope_parameters", None) or {}
+    rope = rope.get("full_attention") or rope
+    if rope.get("rope_type") == "llama3":
+        lowered = next(value for name, value in model.named_buffers() if name.endswith("rotary_emb.inv_freq"))
+        powers = torch.arange(len(lowered), dtype=torch.float64) / len(lowered)
+        return {"rope_freqs.weight": (rope["rope_theta"] ** -powers / lowered.double()).float()}
+    if rope.get("rope_type") == "longrope":
+        return {f"rope_factors_{kind}.weight": torch.tensor(rope[f"{kind}_factor"]) for kind in ("long", "short")}
+    return {}
 
 
 def _places(gguf: GgufFile, config: Any, shapes: dict[str, tuple[int, ...]]) -> Places:
