@@ -108,7 +108,7 @@ def find(llama_cpp: Path | None = None) -> Toolchain:
     return toolchain
 
 
-def find_or_fetch(llama_cpp: Path | None = None, *, progress: Bar | None = None) -> Toolchain:
+def find_or_fetch(llama_cpp: Path | None = None, *, progress: Bar = lambda done, total, text: None) -> Toolchain:
     """The converter that `find` finds, downloaded first if there is none."""
     try:
         return find(llama_cpp)
@@ -116,16 +116,14 @@ def find_or_fetch(llama_cpp: Path | None = None, *, progress: Bar | None = None)
         return fetch(progress=progress)
 
 
-def fetch(*, progress: Bar | None = None) -> Toolchain:
+def fetch(*, progress: Bar = lambda done, total, text: None) -> Toolchain:
     """Downloads and unpacks the source of the installed llama-cpp-python. Does nothing if it is complete.
 
     Raises:
         NotInstalled: llama-cpp-python or pip is missing, or the index does not have the archive.
         Temporary: the download failed.
     """
-    show = progress or _silent
-    toolchain = _cached()
-    if toolchain is not None:
+    if toolchain := _cached():
         return toolchain
     version = _installed_version()
     if version is None:
@@ -135,11 +133,11 @@ def fetch(*, progress: Bar | None = None) -> Toolchain:
             hint='pip install "skill-train[gguf]"',
         )
     with tempfile.TemporaryDirectory(prefix="skill-train-") as folder:
-        show(0, 3, f"downloading the source of llama-cpp-python {version} (about 80 MB, once)")
+        progress(0, 3, f"downloading the source of llama-cpp-python {version} (about 80 MB, once)")
         archive = _download(version, Path(folder))
-        show(1, 3, "unpacking the converter")
+        progress(1, 3, "unpacking the converter")
         unpack(archive, cache_dir() / f"llama.cpp-{version}", version=version)
-    show(3, 3, "converter ready")
+    progress(3, 3, "converter ready")
     return find()
 
 
@@ -153,10 +151,8 @@ def unpack(archive: Path, final: Path, *, version: str) -> None:
     part.mkdir(parents=True)
     try:
         for name, member, source in _wanted_members(archive):
-            target = part / name
-            _unpack_member(source, member, target)
-        missing = [name for name in _NEEDED if not (part / name).is_file()]
-        if missing:
+            _unpack_member(source, member, part / name)
+        if missing := _missing(part):
             raise _bad_archive(f"{', '.join(missing)} not in it")
         manifest = {"schema": MANIFEST_SCHEMA, "version": version, "archive": file_digest(archive)}
         write_json(part / MANIFEST, manifest | {"files": digests(part)})
@@ -200,9 +196,12 @@ def is_whole(folder: Path) -> bool:
     )
 
 
+def _missing(folder: Path) -> list[str]:
+    return [name for name in _NEEDED if not (folder / name).is_file()]
+
+
 def _named(folder: Path) -> Toolchain:
-    missing = [name for name in _NEEDED if not (folder / name).is_file()]
-    if missing:
+    if missing := _missing(folder):
         raise UsageError(
             f"{folder} is not a llama.cpp source folder with a converter",
             code="no_converter",
@@ -222,7 +221,7 @@ def _cached() -> Toolchain | None:
 def _on_path() -> Toolchain | None:
     script = shutil.which("convert_hf_to_gguf.py")
     folder = Path(script).resolve().parent if script else None
-    if folder is None or not all((folder / name).is_file() for name in _NEEDED):
+    if folder is None or _missing(folder):
         return None  # an older converter, or one without its packages: it would not run
     return Toolchain(folder, "PATH", None)
 
@@ -324,7 +323,3 @@ def _take_name(part: Path, final: Path) -> None:
     except OSError:
         if not is_whole(final):  # otherwise another process has finished the same work
             raise
-
-
-def _silent(done: float, total: float, text: str) -> None:
-    pass
