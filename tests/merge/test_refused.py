@@ -242,7 +242,6 @@ def test_folders_of_the_wrong_kind(work: Path) -> None:
     assert raised.value.code == "not_a_model"
     merging.edit(work / "base" / "config.json", model_type="llamma")
     assert (error := refused(work)).code == "unknown_model_type" and "did you mean 'llama'" in error.message
-    assert refused(work, dtype="float61").code == "bad_usage"
 
 
 def test_a_full_output_folder_stays(work: Path) -> None:

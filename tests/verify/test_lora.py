@@ -21,6 +21,7 @@ from skill_train.core.console import Console
 from skill_train.core.digests import file_digest
 from skill_train.core.errors import UsageError
 from skill_train.gguf.convert_adapter import AdapterExportRequest, export_lora
+from skill_train.llama import float_type
 from skill_train.llama import get_converter as toolchain
 from skill_train.run.folder import RunDir
 from skill_train.run.verify_record import Proof
@@ -234,7 +235,7 @@ def test_a_base_that_no_disk_holds_is_told_and_no_pass(
     """The tensors cannot be put in their places then either: the base's own GGUF file says how its rows lie."""
     base, adapter, file = good
     monkeypatch.setattr(shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(1, 1, 1_000_000_000))
-    monkeypatch.setattr("skill_train.verify.check_adapter._needed_bytes", lambda *_: 2_000_000_000)
+    monkeypatch.setitem(float_type.BYTES_PER_WEIGHT, "f32", 1e6)
     record = proof(file, base, adapter, record=tmp_path / "verify.json")
     assert record.verdict == "warn"
     left = {one.name: one.reason for one in record.not_checked}

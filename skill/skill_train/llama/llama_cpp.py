@@ -176,8 +176,7 @@ def loaded_model(
     """
     api = bindings()
     with captured_log(api) as lines:
-        parameters = api.llama_model_default_params()
-        parameters.n_gpu_layers, parameters.use_extra_bufts = (-1 if gpu else 0), repacked
+        parameters = _model_parameters(api, gpu, repacked)
         if writable:
             parameters.load_mode = api.LLAMA_LOAD_MODE_NONE
         model = api.llama_model_load_from_file(str(path).encode(), parameters)
@@ -250,6 +249,12 @@ def in_context(
     parameters.n_batch = parameters.n_ubatch = at_once
     with _opened(file, parameters) as llama:
         yield llama
+
+
+def _model_parameters(api: Any, gpu: bool, repacked: bool = False) -> Any:
+    parameters = api.llama_model_default_params()
+    parameters.n_gpu_layers, parameters.use_extra_bufts = (-1 if gpu else 0), repacked  # -1: all of them
+    return parameters
 
 
 def _context_parameters(file: LoadedFile, context_tokens: int, threads: int) -> Any:
