@@ -12,10 +12,15 @@ import numpy as np
 import pytest
 
 from skill_train.core.errors import UsageError
-from skill_train.llama.sampling import Sampling, next_token, probabilities, sampling_of, sampling_of_gguf
+from skill_train.llama.sampling import Sampling, _penalized, _sampled, next_token, sampling_of, sampling_of_gguf
 
 LOGITS = np.random.default_rng(7).normal(size=200).astype(np.float32) * 3
 CONTEXT = [3, 3, 17, 150, 199]
+
+
+def probabilities(sampling: Sampling) -> np.ndarray:
+    """By which `next_token` takes each token where the temperature is above 0."""
+    return _sampled(_penalized(LOGITS, sampling, CONTEXT), sampling)
 
 
 def by_transformers(**values: Any) -> np.ndarray:
@@ -58,7 +63,7 @@ def by_transformers(**values: Any) -> np.ndarray:
     ],
 )
 def test_the_probabilities_are_those_of_transformers(values: dict[str, float]) -> None:
-    own = probabilities(LOGITS, Sampling(**values), CONTEXT)
+    own = probabilities(Sampling(**values))
     assert own == pytest.approx(by_transformers(**values), abs=1e-9)
     assert own.sum() == pytest.approx(1)
 
@@ -66,7 +71,7 @@ def test_the_probabilities_are_those_of_transformers(values: dict[str, float]) -
 def test_tokens_are_drawn_by_their_probabilities() -> None:
     sampling, random = Sampling(temperature=1.0, top_k=4), np.random.default_rng(0)
     drawn = Counter(next_token(LOGITS, sampling, random, CONTEXT) for _ in range(4000))
-    expected = probabilities(LOGITS, sampling, CONTEXT)
+    expected = probabilities(sampling)
     assert set(drawn) == set(np.flatnonzero(expected).tolist())
     assert all(abs(count / 4000 - expected[token]) < 0.03 for token, count in drawn.items())
 

@@ -33,15 +33,14 @@ from skill_train.run import records
 from skill_train.run.export_record import ExportReason, ExportRecord, exported_file
 from skill_train.run.folder import StepResult, finished_record, note_of, require_writable
 
-TYPES = ("f16", "q8_0", "bf16", "f32")
 WORKER = "skill_train.gguf.pair_worker"
 _PARTS = re.compile(r"(?:^|\.)(?:\w*vision\w*|visual|\w*connector|\w*projector\w*|\w*merger\w*)(?:\.|$)")
 
 
 @dataclass(frozen=True)
 class ProjectorRequest(ConvertRequest):
-    """A vision model's folder with preprocessor_config.json, and the projector's file to make of it, of one of
-    `TYPES`."""
+    """A vision model's folder with preprocessor_config.json, and the projector's file to make of it. `outtype` is
+    `f16`, `q8_0`, `bf16` or `f32`."""
 
     @property
     def file(self) -> Path:

@@ -119,12 +119,6 @@ def next_token(logits: np.ndarray, sampling: Sampling, random: np.random.Generat
     return int(random.choice(len(row), p=_sampled(row, sampling)))
 
 
-def probabilities(logits: np.ndarray, sampling: Sampling, context: Sequence[int]) -> np.ndarray:
-    """By which `next_token` takes each token where the temperature is above 0: [vocabulary], in the order of
-    transformers: penalty, temperature, top_k, top_p, min_p."""
-    return _sampled(_penalized(logits, sampling, context), sampling)
-
-
 def _penalized(logits: np.ndarray, sampling: Sampling, context: Sequence[int]) -> np.ndarray:
     import numpy as np
 
@@ -137,6 +131,7 @@ def _penalized(logits: np.ndarray, sampling: Sampling, context: Sequence[int]) -
 
 
 def _sampled(row: np.ndarray, sampling: Sampling) -> np.ndarray:
+    """The probability of each token, in the order of transformers: penalty, temperature, top_k, top_p, min_p."""
     import numpy as np
 
     row = row / sampling.temperature
