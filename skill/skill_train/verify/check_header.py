@@ -10,6 +10,7 @@ from pathlib import Path
 from skill_train.core.digests import FileDigest
 from skill_train.llama.gguf_header import GgufFile, Tensor
 from skill_train.run.export_record import MIX_KEY
+from skill_train.run.records import Verdict
 from skill_train.run.verify_record import Check, NotChecked
 
 # A type at the end of a file name: model-q4_k_m.gguf, Qwen2-0.5B-Instruct.Q4_K_M.gguf.
@@ -79,21 +80,19 @@ def check_types(gguf: GgufFile, mix: Mapping[str, str] | None = None) -> Check:
     figures = {"types": dict(Counter(t.kind for t in gguf.tensors.values())), "file_type": stated}
     if named not in (None, stated):
         return Check("types", name, "fail", stated, named, f"the name says {named}, its metadata {stated}", figures)
+    verdict: Verdict = "fail"
+    wanted, fallback = main, _FALLBACKS.get(main, _DEFAULT_FALLBACK)
     # A mixture such as q4_k_m stores half of the down projections in a finer type. In models whose width is no multiple
     # of 256 (Qwen2.5-0.5B: 896) the down projections are the only rows that fit.
     if fitting and 3 * fitting[main] < fitting.total():
-        return Check(
-            "types", name, "fail", most, main, f"a {stated} file holds {main}; most matrices are {most}", figures
-        )
-    fallback = _FALLBACKS.get(main, _DEFAULT_FALLBACK)
-    if not fitting and most not in (main, fallback):
-        return Check(
-            "types", name, "fail", most, fallback, f"most matrices are {most}, not {main} or {fallback}", figures
-        )
-    if not fitting and most != main:
-        why = f"no row length is divisible by 256, so llama.cpp took {fallback} in place of {main}"
-        return Check("types", name, "warn", most, main, why, figures)
-    return Check("types", name, "pass", most, main, f"{stored[main]} of {stored.total()} matrices are {main}", figures)
+        why = f"a {stated} file holds {main}; most matrices are {most}"
+    elif not fitting and most not in (main, fallback):
+        wanted, why = fallback, f"most matrices are {most}, not {main} or {fallback}"
+    elif not fitting and most != main:
+        verdict, why = "warn", f"no row length is divisible by 256, so llama.cpp took {fallback} in place of {main}"
+    else:
+        verdict, why = "pass", f"{stored[main]} of {stored.total()} matrices are {main}"
+    return Check("types", name, verdict, most, wanted, why, figures)
 
 
 def _check_mix(gguf: GgufFile, mix: Mapping[str, str] | None) -> Check:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from skill_train.llama.logit_distance import finite
 from skill_train.llama.pictures.compare import PictureAnswer
 from skill_train.program.pictures.engine import ENGINE_VERSION
+from skill_train.run.records import Verdict
 from skill_train.run.verify_record import Check, NotChecked
 from skill_train.verify.pictures.measured import MeasuredPictures, divergences
 from skill_train.verify.thresholds import limits
@@ -82,16 +83,17 @@ def check_as_used(
         return Check("pictures_as_used", file, "fail", None, most, "the logits are not finite", figures)
     detail = f"{_seen(figures, tokens)}; mean KL {kl:.2g} nats, of a grey picture {blank:.2g}"
     differs = any(figures[name] for name in ("differing_pixels", "other_sizes", "texts_differ"))
+    verdict: Verdict = "warn"
     if measured.engine and (differs or kl > most):
-        return Check("pictures_as_used", file, "fail", kl, most, f"{detail}; {_OTHER_WAY}", figures)
-    if kl <= most and not figures["decoded_otherwise"]:
-        return Check("pictures_as_used", file, "pass", kl, most, detail, figures)
-    if kl <= most:
+        verdict, detail = "fail", f"{detail}; {_OTHER_WAY}"
+    elif kl > most:
+        detail += "; so users get other answers about pictures than the model was trained to give"
+    elif figures["decoded_otherwise"]:
         why = ", ".join(sorted({why for question in measured.questions for why in question.otherwise}))
         detail += f"; but llama.cpp's server decodes files by itself, and shows another picture of some: {why}"
-        return Check("pictures_as_used", file, "warn", kl, most, detail, figures)
-    detail += "; so users get other answers about pictures than the model was trained to give"
-    return Check("pictures_as_used", file, "warn", kl, most, detail, figures)
+    else:
+        verdict = "pass"
+    return Check("pictures_as_used", file, verdict, kl, most, detail, figures)
 
 
 def _seen(figures: dict[str, object], tokens: list[tuple[int, int]]) -> str:
