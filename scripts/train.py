@@ -1383,9 +1383,7 @@ def system_message(text: Any) -> list[Message]:
 
 def from_sharegpt(turns: Any, system: Any) -> list[Message]:
     if not isinstance(turns, list):
-        raise Refused(
-            "conversations is not a list", code="bad_row", expected='[{"from", "value"}, …]', got=repr(turns)[:80]
-        )
+        raise bad_row("conversations is not a list", '[{"from", "value"}, …]', repr(turns))
     messages = system_message(system)
     for turn in turns:
         role = SHAREGPT_ROLES.get(str(turn.get("from")).lower()) if isinstance(turn, dict) else None
@@ -1492,6 +1490,10 @@ def base64_start(text: str) -> str:
     return text[:32].replace("+", "-").replace("/", "_")
 
 
+def bad_row(message: str, expected: str = "", got: str = "", hint: str = "") -> Refused:
+    return Refused(message, code="bad_row", expected=expected, got=got[:80], hint=hint)
+
+
 def require_text(value: Any, name: str, *, answer: bool = False) -> None:
     media = media_in(value, answer=answer)
     if media is not None:
@@ -1507,7 +1509,7 @@ def require_text(value: Any, name: str, *, answer: bool = False) -> None:
 def text_of(value: Any, name: str) -> str:
     require_text(value, name, answer=name in ANSWERS)
     if not isinstance(value, str) or not value.strip():
-        raise Refused(f"{name} is empty or not text", code="bad_row", expected=f"text in {name}", got=repr(value)[:80])
+        raise bad_row(f"{name} is empty or not text", f"text in {name}", repr(value))
     return value
 
 
@@ -1527,12 +1529,7 @@ def is_unicode(fields: JsonObject) -> bool:
 def chat(messages: Any, tools: Any, prompt_messages: int) -> Example:
     """A conversation of well-formed messages. Its first `prompt_messages` messages are never trained."""
     if not isinstance(messages, list) or not messages:
-        raise Refused(
-            "messages is empty or not a list",
-            code="bad_row",
-            expected='[{"role", "content"}, …]',
-            got=repr(messages)[:80],
-        )
+        raise bad_row("messages is empty or not a list", '[{"role", "content"}, …]', repr(messages))
     cleaned: list[Message] = [checked_message(message) for message in messages]
     answers = [i for i, m in enumerate(cleaned) if m["role"] == "assistant" and i >= prompt_messages]
     if not answers:
@@ -1543,7 +1540,7 @@ def chat(messages: Any, tools: Any, prompt_messages: int) -> Example:
 def checked_message(message: Any) -> Any:
     """The message of a row as a `Message`, with the text of all its parts and without keys that are null."""
     if not isinstance(message, dict) or not isinstance(message.get("role"), str):
-        raise Refused("a message has no role", code="bad_row", expected='{"role", "content"}', got=repr(message)[:80])
+        raise bad_row("a message has no role", '{"role", "content"}', repr(message))
     # `datasets` fills the keys that a row lacks with None; a template must not see them.
     message = {key: value for key, value in message.items() if value is not None}
     content = message.get("content", "")
@@ -1555,10 +1552,10 @@ def checked_message(message: Any) -> Any:
         content = "".join(part.get("text", "") for part in content)
     said = content.strip() if message["role"] == "assistant" and isinstance(content, str) else content
     if not isinstance(content, str) or (not said and not message.get("tool_calls")):
-        raise Refused(f"the {message['role']} message has no text", code="bad_row", got=repr(message)[:80])
+        raise bad_row(f"the {message['role']} message has no text", got=repr(message))
     if not is_unicode({key: value for key, value in message.items() if key != "content"}):  # templates write it too
         half = "half a surrogate pair stands in a message, which no tokenizer reads"
-        raise Refused(half, code="bad_row", expected="text in Unicode", got=repr(message)[:80])
+        raise bad_row(half, "text in Unicode", repr(message))
     return {**message, "content": content}
 
 
@@ -1566,7 +1563,7 @@ def no_answer(messages: list[Message]) -> Refused:
     """The refusal of a conversation without a message of the assistant after its prompt."""
     unknown = next((message["role"] for message in messages if message["role"] not in ROLES), None)
     if unknown is None:
-        return Refused("a conversation has no assistant message to learn from", code="bad_row", got=repr(messages)[:80])
+        return bad_row("a conversation has no assistant message to learn from", got=repr(messages))
     return Refused(
         f"the role {unknown[:40]!r} is unknown, and there is no message of the assistant",
         code="unknown_role",
@@ -1574,6 +1571,10 @@ def no_answer(messages: list[Message]) -> Refused:
         got=repr(messages)[:80],
         hint="rename the role that answers to assistant in the dataset",
     )
+
+
+def unreadable(message: str, expected: str, got: str = "", hint: str = "") -> Refused:
+    return Refused(message, code="unreadable_dataset", expected=expected, got=got, hint=hint)
 
 
 class RepeatedKey(ValueError):
@@ -1630,8 +1631,7 @@ def require_distinct(names: Iterable[str], table: Path) -> None:
     for name, count in Counter(filter(None, names)).most_common(1):
         if count > 1:
             message = f"{table} has {count} columns with the name {name[:200]!r}"
-            expected, hint = "one name for each column", "rename or remove one of them"
-            raise Refused(message, code="unreadable_dataset", expected=expected, hint=hint)
+            raise unreadable(message, "one name for each column", hint="rename or remove one of them")
 
 
 # Names of columns of pictures, sounds or films, in the languages in which we found such datasets.
@@ -2092,13 +2092,8 @@ def as_stored(feature: Any) -> Any:
 
 def broken_arrow(path: Path, error: Exception) -> Refused:
     got = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:200]}"
-    return Refused(
-        f"{path} cannot be read as part of a saved dataset",
-        code="unreadable_dataset",
-        expected="the files that Dataset.save_to_disk wrote, unchanged",
-        got=got,
-        hint=SAVE_AGAIN,
-    )
+    message = f"{path} cannot be read as part of a saved dataset"
+    return unreadable(message, "the files that Dataset.save_to_disk wrote, unchanged", got, SAVE_AGAIN)
 
 
 def saved_json(path: Path) -> JsonObject:
@@ -2388,12 +2383,11 @@ def picture_table(folder: Path, split: str) -> Path | None:
     found = [place / table for place in places for table in TABLES if (place / table).is_file()]
     if len(found) > 1:
         names = [table.relative_to(folder).as_posix() for table in found]
-        raise Refused(
+        raise unreadable(
             f"{folder} has several tables of pictures for the split {name}",
-            code="unreadable_dataset",
-            expected=f"one of {', '.join(names)}",
-            got=f"{len(names)} tables",
-            hint="remove those that are not meant; the rows of only one would be read",
+            f"one of {', '.join(names)}",
+            f"{len(names)} tables",
+            "remove those that are not meant; the rows of only one would be read",
         )
     return found[0] if found else None
 
@@ -2410,19 +2404,14 @@ def in_folder(row: Row, folder: Path, table: Path) -> Row:
     """
     for name, wanted in (("file_name", "image"), ("file_names", "images")):
         if row.get(name) and row.get(wanted) and row[name] != row[wanted]:
-            raise two_pictures(name, wanted, table)
+            raise unreadable(
+                f"{table} has the columns {name} and {wanted}, of which one would be read",
+                f"one of both: `datasets` calls {name} {wanted} too",
+                f"{name}, {wanted}",
+                "rename or remove one of them in the table",
+            )
     below = table.parent.relative_to(folder).as_posix()
     return {name: seen_from(name, value, below, folder) for name, value in row.items()}
-
-
-def two_pictures(name: str, wanted: str, table: Path) -> Refused:
-    return Refused(
-        f"{table} has the columns {name} and {wanted}, of which one would be read",
-        code="unreadable_dataset",
-        expected=f"one of both: `datasets` calls {name} {wanted} too",
-        got=f"{name}, {wanted}",
-        hint="rename or remove one of them in the table",
-    )
 
 
 def seen_from(column: str, value: Any, below: str, folder: Path) -> Any:
@@ -2779,13 +2768,11 @@ def lift_pictures(row: Row, columns: dict[str, str]) -> tuple[Row, list[PictureS
         lifted = before_first_question(lifted, columns, len(given))
         waiting, found = [], given
     if waiting:
-        places = len(given) - len(waiting)
-        raise Refused(
+        raise bad_row(
             "a row has more pictures than places for them",
-            code="bad_row",
-            expected=f"{len(given)} times <image> in its texts, or none, for {len(given)} pictures",
-            got=f"{places} places",
-            hint="write <image> where each picture stands, or nothing: they come before the question then",
+            f"{len(given)} times <image> in its texts, or none, for {len(given)} pictures",
+            f"{len(given) - len(waiting)} places",
+            "write <image> where each picture stands, or nothing: they come before the question then",
         )
     for value in lifted.values():
         require_no_tag(value, has_pictures=bool(found))
@@ -2800,12 +2787,8 @@ def require_no_tag(value: Any, *, has_pictures: bool) -> None:
             for key in ("content", "value"):
                 require_no_tag(message.get(key) if isinstance(message, dict) else None, has_pictures=has_pictures)
     elif isinstance(value, str) and (tag := PICTURE_TAG.search(value)) and (has_pictures or media_mark(value)):
-        raise Refused(
-            "a row has more places for pictures than pictures",
-            code="bad_row",
-            expected="a picture for each <image>, in a column such as `images`",
-            got=value[max(0, tag.start() - 20) :][:80],
-        )
+        expected = "a picture for each <image>, in a column such as `images`"
+        raise bad_row("a row has more places for pictures than pictures", expected, value[max(0, tag.start() - 20) :])
 
 
 def pictures_of_column(value: Any) -> list[PictureSource]:
@@ -2848,17 +2831,12 @@ def lifted_message(message: dict[str, Any], waiting: list[PictureSource], found:
 
 
 def picture_in_answer(answer: Any) -> Refused:
-    return Refused("an answer holds a picture", code="bad_row", expected="text in answers", got=repr(answer)[:80])
+    return bad_row("an answer holds a picture", "text in answers", repr(answer))
 
 
 def lifted_text(text: str, waiting: list[PictureSource], found: list[PictureSource]) -> str:
     if PICTURE in text:
-        raise Refused(
-            "a text holds the character U+FFFC, which stands for a picture here",
-            code="bad_row",
-            expected="text without it",
-            got=text[:80],
-        )
+        raise bad_row("a text holds the character U+FFFC, which stands for a picture here", "text without it", text)
     return PICTURE_TAG.sub(lambda tag: next_picture(waiting, found) or tag.group(), text)
 
 
@@ -2877,21 +2855,13 @@ def lifted_part(part: Any, waiting: list[PictureSource], found: list[PictureSour
     if kind == "text" or (kind is None and isinstance(part, dict) and isinstance(part.get("text"), str)):
         return lifted_text(part.get("text") or "", waiting, found)
     if kind not in PICTURE_PARTS:
-        raise Refused(
-            "a message holds a part that is neither text nor a picture",
-            code="bad_row",
-            expected='{"type": "text"} or {"type": "image"}',
-            got=repr(part)[:80],
-        )
+        expected = '{"type": "text"} or {"type": "image"}'
+        raise bad_row("a message holds a part that is neither text nor a picture", expected, repr(part))
     source = source_of_part(part)
     if source is None:
         if not waiting:
-            raise Refused(
-                "a message holds a place for a picture, and the row has no picture for it",
-                code="bad_row",
-                expected="the picture in the part, or in a column `images`",
-                got=repr(part)[:80],
-            )
+            wrong = "a message holds a place for a picture, and the row has no picture for it"
+            raise bad_row(wrong, "the picture in the part, or in a column `images`", repr(part))
         return next_picture(waiting, found)
     found.append(source)
     return PICTURE
@@ -2902,12 +2872,9 @@ def require_one_thing(part: Any, kind: Any) -> None:
     parts with null."""
     other = part.get("text") if kind in PICTURE_PARTS else source_of_part(part) if kind == "text" else None
     if other:
-        raise Refused(
-            f"a part of the type {kind!r} holds a text and a picture, and would be read as one of them",
-            code="bad_row",
-            expected='{"type": "text", "text": …} and {"type": "image", "image": …}, each alone',
-            got=repr(part)[:80],
-        )
+        wrong = f"a part of the type {kind!r} holds a text and a picture, and would be read as one of them"
+        expected = '{"type": "text", "text": …} and {"type": "image", "image": …}, each alone'
+        raise bad_row(wrong, expected, repr(part))
 
 
 def source_of_part(part: dict[str, Any]) -> PictureSource | None:
@@ -2918,12 +2885,9 @@ def source_of_part(part: dict[str, Any]) -> PictureSource | None:
     if isinstance(part.get("bytes"), bytes) and len(given) == 2 and isinstance(part.get("path"), str):
         return {"bytes": part["bytes"], "path": part["path"]}  # a name beside the bytes, as `datasets` writes them
     if len(given) > 1 and len({which_picture(each) for each in given}) > 1:
-        raise Refused(
-            "a part of a message holds several pictures, of which one would be read",
-            code="bad_row",
-            expected="one of " + ", ".join(PART_KEYS),
-            got=", ".join(key for key in PART_KEYS if part.get(key)),
-        )
+        there = ", ".join(key for key in PART_KEYS if part.get(key))
+        wrong = "a part of a message holds several pictures, of which one would be read"
+        raise bad_row(wrong, "one of " + ", ".join(PART_KEYS), there)
     value = given[0] if given else None
     return value if isinstance(value, (str, bytes, dict)) else None
 
@@ -2948,7 +2912,7 @@ def before_first_question(lifted: Row, columns: dict[str, str], count: int) -> R
                 key = "content" if "content" in message else "value"
                 asked = message | {key: PICTURE * count + str(message.get(key) or "")}
                 return lifted | {columns[name]: [*value[:index], asked, *value[index + 1 :]]}
-    raise Refused("a row has pictures and no question", code="bad_row", expected="a message of the user", got="none")
+    raise bad_row("a row has pictures and no question", "a message of the user", "none")
 
 
 def picture_parts(content: str) -> list[dict[str, str]]:
@@ -2963,18 +2927,11 @@ def picture_parts(content: str) -> list[dict[str, str]]:
 def require_places(example: Example, pictures: int) -> None:
     """Refuses a conversation in which another number of pictures stands than the row has."""
     if example["kind"] != "chat":
-        raise Refused(
-            "rows with pictures need turns of a chat",
-            code="bad_row",
-            expected="format messages, sharegpt, question_answer or instruction",
-            got=f"format {example['kind']}",
-        )
+        expected = "format messages, sharegpt, question_answer or instruction"
+        raise bad_row("rows with pictures need turns of a chat", expected, f"format {example['kind']}")
     places = sum(str(message["content"]).count(PICTURE) for message in example["messages"])
     if places != pictures:
-        expected = f"{pictures} places"
-        raise Refused(
-            "a row's pictures do not stand in its messages", code="bad_row", expected=expected, got=f"{places}"
-        )
+        raise bad_row("a row's pictures do not stand in its messages", f"{pictures} places", f"{places}")
 
 
 # --- pictures/engine -------------------------------------------------------------------------------------------------
@@ -3925,13 +3882,7 @@ def iter_rows(
         rows = iter_saved(path, split)
     elif path.is_file():
         if not split.startswith("train"):
-            raise Refused(
-                f"{path} is one file and has no split {split!r}",
-                code="bad_split",
-                expected="train, train[:500]",
-                got=split,
-                hint=PART_OF_FILE,
-            )
+            raise bad_split(f"{path} is one file and has no split {split!r}", "train, train[:500]", split)
         rows = iter_slice(iter_file(path), split)
     elif path.exists():
         raise not_a_file(path, "a pipe or a device", hint=ROWS_IN_LINES)
@@ -4009,12 +3960,11 @@ def iter_file(path: Path) -> Iterator[tuple[int, Row]]:
     elif kind == ".parquet":
         yield from iter_parquet(path)
     else:
-        raise Refused(
+        raise unreadable(
             f"{path} has an extension that is not supported for a dataset",
-            code="unreadable_dataset",
-            expected=".jsonl, .json, .csv, .tsv, .parquet, a folder saved by datasets, or a Hub id",
-            got=kind or "no extension",
-            hint=ROWS_IN_LINES,
+            ".jsonl, .json, .csv, .tsv, .parquet, a folder saved by datasets, or a Hub id",
+            kind or "no extension",
+            ROWS_IN_LINES,
         )
 
 
@@ -4035,12 +3985,9 @@ def iter_parquet(path: Path) -> Iterator[tuple[int, Row]]:
         raise repeated_key(f"row {number + 1} of {path}", str(error)) from None
     # Text that is not UTF-8, a year 99999, JSON that is none.
     except (pyarrow.ArrowException, OSError, ValueError, OverflowError, RecursionError) as error:
-        raise Refused(
-            f"{path} cannot be read as Parquet: {str(error).splitlines()[0] if str(error) else type(error).__name__}",
-            code="unreadable_dataset",
-            expected="a whole Parquet file",
-            hint="download or write the file again",
-        ) from None
+        why = str(error).splitlines()[0] if str(error) else type(error).__name__
+        message = f"{path} cannot be read as Parquet: {why}"
+        raise unreadable(message, "a whole Parquet file", hint="download or write the file again") from None
 
 
 def iter_jsonl(path: Path) -> Iterator[tuple[int, Row]]:
@@ -4058,13 +4005,8 @@ def numbered_lines(path: Path) -> Iterator[tuple[int, bytes]]:
     with regular_file(path, hint=ROWS_IN_LINES) as file:
         for number, raw in enumerate(iter(partial(file.readline, LINE_BYTES + 1), b""), start=1):
             if len(raw) > LINE_BYTES:
-                raise Refused(
-                    f"line {number} of {path} is too long",
-                    code="unreadable_dataset",
-                    expected=f"at most {LINE_BYTES:,} bytes a line; a row of a million tokens takes 15 MB",
-                    got=raw[:80].decode("utf-8", "replace").rstrip(),
-                    hint=ROWS_IN_LINES,
-                )
+                expected = f"at most {LINE_BYTES:,} bytes a line; a row of a million tokens takes 15 MB"
+                raise unreadable(f"line {number} of {path} is too long", expected, beginning(raw), ROWS_IN_LINES)
             yield number, raw
 
 
@@ -4078,36 +4020,30 @@ def whole_text(path: Path) -> str:
     with regular_file(path, hint=ROWS_IN_LINES) as file:
         size = os.fstat(file.fileno()).st_size
         if size > DOCUMENT_BYTES:
-            raise Refused(
+            raise unreadable(
                 f"{path} is one JSON document, and too large to be read at once",
-                code="unreadable_dataset",
-                expected=f"at most {DOCUMENT_BYTES:,} bytes; a .jsonl file is read by lines and may have any size",
-                got=f"{size:,} bytes",
-                hint=ROWS_IN_LINES,
+                f"at most {DOCUMENT_BYTES:,} bytes; a .jsonl file is read by lines and may have any size",
+                f"{size:,} bytes",
+                ROWS_IN_LINES,
             )
         return file.read(size).decode("utf-8-sig")
+
+
+def beginning(raw: bytes) -> str:
+    return raw[:80].decode("utf-8", "replace").rstrip()
 
 
 def not_utf8(where: str, raw: bytes) -> Refused:
     """The refusal of text that is not UTF-8. UTF-16 starts with a mark. Nearly all other such text is Windows-1252,
     which includes Latin-1."""
     encoding = "UTF-16" if raw[:2] in (b"\xff\xfe", b"\xfe\xff") else "WINDOWS-1252"
-    return Refused(
-        f"{where} is not UTF-8, most likely {encoding}",
-        code="unreadable_dataset",
-        expected="text in UTF-8",
-        got=raw[:80].decode("utf-8", "replace").rstrip(),
-        hint=f"iconv -f {encoding} -t UTF-8 FILE > NEW_FILE",
-    )
+    message, hint = f"{where} is not UTF-8, most likely {encoding}", f"iconv -f {encoding} -t UTF-8 FILE > NEW_FILE"
+    return unreadable(message, "text in UTF-8", beginning(raw), hint)
 
 
 def repeated_key(where: str, key: str) -> Refused:
-    return Refused(
-        f"{where} has the key {key[:80]!r} twice in one object",
-        code="unreadable_dataset",
-        expected="each key once in an object; of two values one would be dropped silently",
-        hint=MEND,
-    )
+    expected = "each key once in an object; of two values one would be dropped silently"
+    return unreadable(f"{where} has the key {key[:80]!r} twice in one object", expected, hint=MEND)
 
 
 def parse_object(raw: bytes, where: str) -> Row:
@@ -4118,21 +4054,10 @@ def parse_object(raw: bytes, where: str) -> Row:
     except RepeatedKey as error:
         raise repeated_key(where, str(error)) from None
     except (ValueError, RecursionError) as error:  # a number of 5000 digits is a ValueError too
-        raise Refused(
-            f"{where} is not JSON: {error}",
-            code="unreadable_dataset",
-            expected="one JSON object a line, in UTF-8",
-            got=raw[:80].decode("utf-8", "replace").rstrip(),
-            hint=MEND,
-        ) from None
+        expected = "one JSON object a line, in UTF-8"
+        raise unreadable(f"{where} is not JSON: {error}", expected, beginning(raw), MEND) from None
     if not isinstance(row, dict):
-        raise Refused(
-            f"{where} is not a JSON object",
-            code="unreadable_dataset",
-            expected='{"column": value, …}',
-            got=repr(row)[:80],
-            hint=MEND,
-        )
+        raise not_an_object(where, row)
     return row
 
 
@@ -4144,7 +4069,7 @@ def iter_json(path: Path) -> Iterator[tuple[int, Row]]:
         return
     for number, row in enumerate(items, start=1):
         if not isinstance(row, dict):
-            raise not_an_object(number, path, row)
+            raise not_an_object(f"item {number} of {path}", row)
         yield number, row
 
 
@@ -4166,14 +4091,8 @@ def json_items(path: Path) -> list[Any] | None:
         return None
 
 
-def not_an_object(number: int, path: Path, item: Any) -> Refused:
-    return Refused(
-        f"item {number} of {path} is not an object",
-        code="unreadable_dataset",
-        expected='{"column": value, …}',
-        got=repr(item)[:80],
-        hint=MEND,
-    )
+def not_an_object(where: str, item: Any) -> Refused:
+    return unreadable(f"{where} is not a JSON object", '{"column": value, …}', repr(item)[:80], MEND)
 
 
 def delimiter_of(path: Path) -> str:
@@ -4199,17 +4118,13 @@ def iter_csv(path: Path, delimiter: str) -> Iterator[tuple[int, Row]]:
 
 def other_columns(where: str, names: Iterable[str]) -> Refused:
     columns = list(names)
-    return Refused(
-        f"{where} has another number of columns than the header",
-        code="unreadable_dataset",
-        expected=f"{len(columns)} columns: {', '.join(columns)}",
-        hint=MEND,
-    )
+    expected = f"{len(columns)} columns: {', '.join(columns)}"
+    return unreadable(f"{where} has another number of columns than the header", expected, hint=MEND)
 
 
 def broken_table(where: str, error: csv.Error) -> Refused:
     expected = "a table whose quotes are closed, and doubled inside of a cell"
-    return Refused(f"{where} is broken: {error}", code="unreadable_dataset", expected=expected, hint=MEND)
+    return unreadable(f"{where} is broken: {error}", expected, hint=MEND)
 
 
 def decoded_lines(path: Path) -> Iterator[str]:
@@ -4221,6 +4136,10 @@ def decoded_lines(path: Path) -> Iterator[str]:
             raise not_utf8(f"line {number} of {path}", raw) from None
 
 
+def bad_split(message: str, expected: str, got: str, hint: str = PART_OF_FILE) -> Refused:
+    return Refused(message, code="bad_split", expected=expected, got=got, hint=hint)
+
+
 SLICE = re.compile(r"(?P<name>[\w.-]+)(?:\[(?P<from>\d{1,18}%?)?:(?P<to>\d{1,18}%?)?\])?")
 
 
@@ -4228,13 +4147,7 @@ def iter_slice(rows: Iterator[tuple[int, Any]], split: str) -> Iterator[tuple[in
     """The rows of `train[10:500]` or `train[:10%]`. A plain file is one split, whatever its name."""
     match = SLICE.fullmatch(split)
     if match is None:
-        raise Refused(
-            f"split {split!r} is not valid",
-            code="bad_split",
-            expected="train, train[:500], train[:10%]",
-            got=split,
-            hint=PART_OF_FILE,
-        )
+        raise bad_split(f"split {split!r} is not valid", "train, train[:500], train[:10%]", split)
     bounds = [match["from"] or "0", match["to"] or ""]
     if any(bound.endswith("%") for bound in bounds):
         rows = iter(all_rows := list(rows))
@@ -4249,12 +4162,11 @@ def iter_slice(rows: Iterator[tuple[int, Any]], split: str) -> Iterator[tuple[in
 def iter_saved(folder: Path, split: str) -> Iterator[tuple[int, Row]]:
     """A folder that `datasets` saved."""
     if not any((folder / name).is_file() for name in (SPLITS, STATE)):
-        raise Refused(
+        raise unreadable(
             f"{folder} is not a dataset folder",
-            code="unreadable_dataset",
-            expected="a folder written by Dataset.save_to_disk, or one file; of pictures a folder with metadata.jsonl",
-            got=f"a folder without {STATE} and without {SPLITS}",
-            hint="use one file of rows, or a folder that Dataset.save_to_disk wrote",
+            "a folder written by Dataset.save_to_disk, or one file; of pictures a folder with metadata.jsonl",
+            f"a folder without {STATE} and without {SPLITS}",
+            "use one file of rows, or a folder that Dataset.save_to_disk wrote",
         )
     saved = undecoded(load_saved(folder, split.split("[")[0]))
     rows = as_written(rows_of(saved, folder), saved.features.arrow_schema, json_read=True)
@@ -4272,13 +4184,8 @@ def load_saved(folder: Path, name: str) -> Any:
     if not isinstance(saved, datasets.DatasetDict):
         return saved
     if name not in saved:
-        raise Refused(
-            f"{folder} has no split {name!r}",
-            code="bad_split",
-            expected=", ".join(saved),
-            got=name,
-            hint="use one of its splits, such as split: train",
-        )
+        hint = "use one of its splits, such as split: train"
+        raise bad_split(f"{folder} has no split {name!r}", ", ".join(saved), name, hint)
     return saved[name]
 
 
