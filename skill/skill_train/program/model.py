@@ -203,15 +203,10 @@ def log_probs_function() -> Any:
     return LogProbs
 
 
-def attention_kernel(recipe: Recipe, placement: Placement) -> str:
+def attention_kernel(recipe: Recipe, wanted: str, config: Any) -> str:
     """The kernel of the plan, or eager if the model's class does not support it. torch's fused attention supports
     neither the capped scores of Gemma 2 nor the sinks of gpt-oss."""
-    from transformers import AutoConfig
-
-    wanted = placement["attn_implementation"]
-    config = AutoConfig.from_pretrained(recipe["model"], revision=recipe["revision"], trust_remote_code=False)
-    mapping = model_class(recipe)._model_mapping
-    classes = mapping.get(type(config), None)
+    classes = model_class(recipe)._model_mapping.get(type(config), None)
     first = classes[0] if isinstance(classes, tuple) else classes
     if wanted != "sdpa" or first is None or first._supports_sdpa:
         return wanted
@@ -252,10 +247,12 @@ def load_model(recipe: Recipe, placement: Placement) -> Any:
             bnb_4bit_quant_storage=dtype if placement["strategy"] == "fsdp" else torch.uint8,
         )
     with readable(recipe["model"]):
+        config = config_with(recipe["model"], recipe["revision"], placement["attn_implementation"])
+        config._attn_implementation = attention_kernel(recipe, placement["attn_implementation"], config)
         model = model_class(recipe).from_pretrained(
             recipe["model"],
             revision=recipe["revision"],
-            config=config_with(recipe["model"], recipe["revision"], attention_kernel(recipe, placement)),
+            config=config,
             dtype=dtype,
             quantization_config=quantization,
             trust_remote_code=False,
