@@ -5523,8 +5523,7 @@ def newest_checkpoint(folder: Path) -> Path | None:
 
     Every process calls this, and the main process removes. A checkpoint that it removes is torn for all.
     """
-    checkpoints = [path for path in folder.glob("checkpoint-*") if path.name.rsplit("-", 1)[1].isdigit()]
-    for path in sorted(checkpoints, key=lambda p: int(p.name.rsplit("-", 1)[1]), reverse=True):
+    for path in numbered(folder):
         if is_complete(path):
             event("note", text=f"resuming from {path.name}")
             return path
@@ -5891,10 +5890,11 @@ def build_trainer(recipe: Recipe, placement: Placement, folder: Path, tokenizer:
     import datasets
     import torch
     import transformers
-    from transformers import PrinterCallback
     from trl import SFTTrainer
 
-    quiet_libraries(transformers)
+    transformers.utils.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
+    datasets.disable_progress_bars()
     prepare_device(torch, placement)
     transformers.set_seed(recipe["seed"])
     # Before the model is loaded: the arguments join the processes and select the GPU of this one, on which 4-bit
@@ -5937,7 +5937,7 @@ def build_trainer(recipe: Recipe, placement: Placement, folder: Path, tokenizer:
         peft_config=None if is_full(recipe) else lora_config(recipe, model),
         callbacks=[watch.callback()],
     )
-    trainer.remove_callback(PrinterCallback)  # its print fails, and ends the training, once nobody reads the output
+    trainer.remove_callback(transformers.PrinterCallback)  # its print ends the training once nobody reads the output
     types = trained_types(trainer.model, placement)
     if (arguments.bf16 or arguments.fp16) and not recipe["use_dora"]:
         keep_input_types(trainer.model)
@@ -6195,9 +6195,8 @@ def environment(trainer: Any, data: Data, base_weights: dict[str, FileDigest]) -
     import torch
 
     names = ["torch", "transformers", "trl", "peft", "datasets", "accelerate", "tokenizers", "safetensors", "numpy"]
-    names += (
-        ["pillow"] if data["pictures"] is not None else []
-    )  # it decodes them: another version may give other pixels
+    if data["pictures"] is not None:
+        names.append("pillow")  # it decodes them: another version may give other pixels
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else platform.processor() or platform.machine()
     return {
         "program": file_digest(PROGRAM),
@@ -6256,14 +6255,6 @@ def fed_data(data: Data, dataset: Any, steps: int) -> FedData:
         "fed_trained_tokens": sum(trained_tokens(train[i]) for i in order),
         "first_batches": [rows_digest(rows)[:16] for rows in batches],
     }
-
-
-def quiet_libraries(transformers: Any) -> None:
-    import datasets
-
-    transformers.utils.logging.set_verbosity_error()
-    transformers.utils.logging.disable_progress_bar()
-    datasets.disable_progress_bars()
 
 
 # --- checks ----------------------------------------------------------------------------------------------------------
@@ -7135,10 +7126,8 @@ class Keeper:
 def keep_results(work: Path, bucket: Path, failure: Failure | None) -> None:
     files = {path.relative_to(work).as_posix(): path for name in RESULTS for path in files_of(work / name)}
     digests = {name: copy_file(path, bucket / name) for name, path in files.items()}
-    state = (
-        {"state": "done", "exit_code": 0} if failure is None else {"state": "failed", "exit_code": failure["exit_code"]}
-    )
-    put_json(bucket / MARKER, {"run": run_id()} | state | {"files": digests})
+    state, exit_code = ("done", 0) if failure is None else ("failed", failure["exit_code"])
+    put_json(bucket / MARKER, {"run": run_id(), "state": state, "exit_code": exit_code, "files": digests})
 
 
 def require_kept(bucket: Path) -> None:
@@ -7429,11 +7418,7 @@ def report(plan: Plan, watch: Watch, checks: Checks, tuned: Path, seconds: float
         "recipe_hash": plan.get("recipe_hash"),
         "steps": checks.trainer.state.global_step,
         "verdict": checks.verdict(),
-        "outputs": {
-            str(path.relative_to(tuned.parent)): file_digest(path)
-            for path in sorted(tuned.rglob("*"))
-            if path.is_file()
-        },
+        "outputs": {str(path.relative_to(tuned.parent)): file_digest(path) for path in files_of(tuned)},
         "saved_dtype": saved_type(tuned),
         "smaller_layout": next(
             (each for each in reversed(plan.get("reasons") or []) if each.get("rule") == SMALLER), None

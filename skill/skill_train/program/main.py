@@ -56,6 +56,7 @@ from typing import Any, Literal, TypedDict
 
 from skill_train.program.checks import Answer, Checks, TrainingCheck, Verdict
 from skill_train.program.cloud.job import run_job
+from skill_train.program.cloud.push import files_of
 from skill_train.program.encode import Encoder
 from skill_train.program.events import (
     FileDigest,
@@ -303,11 +304,7 @@ def report(plan: Plan, watch: Watch, checks: Checks, tuned: Path, seconds: float
         "recipe_hash": plan.get("recipe_hash"),
         "steps": checks.trainer.state.global_step,
         "verdict": checks.verdict(),
-        "outputs": {
-            str(path.relative_to(tuned.parent)): file_digest(path)
-            for path in sorted(tuned.rglob("*"))
-            if path.is_file()
-        },
+        "outputs": {str(path.relative_to(tuned.parent)): file_digest(path) for path in files_of(tuned)},
         "saved_dtype": saved_type(tuned),
         "smaller_layout": next(
             (each for each in reversed(plan.get("reasons") or []) if each.get("rule") == SMALLER), None

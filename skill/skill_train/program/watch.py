@@ -73,8 +73,7 @@ def newest_checkpoint(folder: Path) -> Path | None:
 
     Every process calls this, and the main process removes. A checkpoint that it removes is torn for all.
     """
-    checkpoints = [path for path in folder.glob("checkpoint-*") if path.name.rsplit("-", 1)[1].isdigit()]
-    for path in sorted(checkpoints, key=lambda p: int(p.name.rsplit("-", 1)[1]), reverse=True):
+    for path in numbered(folder):
         if is_complete(path):
             event("note", text=f"resuming from {path.name}")
             return path
