@@ -2488,7 +2488,7 @@ def read_picture(source: PictureSource, folder: Path | None) -> Any:
     """
     from PIL import ImageOps
 
-    with OpenedPicture(source, folder) as (image, _):
+    with opened_picture(source, folder) as (image, _):
         image.load()
         return in_rgb(ImageOps.exif_transpose(image))
 
@@ -2499,7 +2499,7 @@ def picture_size(source: PictureSource, folder: Path | None) -> PictureSize:
     Raises:
         Refused: as `read_picture`, but for pixels that are broken.
     """
-    with OpenedPicture(source, folder) as (image, _):
+    with opened_picture(source, folder) as (image, _):
         return upright_size(image)
 
 
@@ -2555,52 +2555,44 @@ class PicturesDigest:
         return hashlib.sha256(both.encode()).hexdigest() if self.count else fingerprint
 
 
-class OpenedPicture:
-    """A context with the lazily opened PIL image, after what its header tells is checked, and its name for messages.
+@contextmanager
+def opened_picture(source: PictureSource, folder: Path | None) -> Iterator[tuple[Any, int]]:
+    """The lazily opened PIL image, after what its header tells is checked, and the bytes of its file.
 
-    Any error of Pillow in it, whatever its class, is a refusal: damaged files raise struct.error, IndexError and more.
+    Any error of Pillow in the block, whatever its class, is a refusal: damaged files raise struct.error, IndexError and
+    more.
     """
+    from PIL import Image
 
-    def __init__(self, source: PictureSource, folder: Path | None) -> None:
-        self.name = picture_name(source)
-        self.file = picture_file(source, folder)
-        self.bytes = self.file.seek(0, os.SEEK_END)
-        self.file.seek(0)
-
-    def __enter__(self) -> tuple[Any, str]:
-        from PIL import Image
-
+    name = picture_name(source)
+    with picture_file(source, folder) as file:
+        size = file.seek(0, os.SEEK_END)
+        file.seek(0)
         try:
             with warnings.catch_warnings():
                 # Our own limit is below that of Pillow's error, and a cut EXIF leaves the picture as it is.
                 warnings.simplefilter("ignore", Image.DecompressionBombWarning)
                 warnings.simplefilter("ignore", UserWarning)
                 Image.init()
-                self.image = Image.open(self.file, formats=[name for name in FORMATS if name in Image.OPEN])
-                check_header(self.image, self.name)
-                orientation(self.image)  # Pillow remembers it for exif_transpose
+                image = Image.open(file, formats=[name for name in FORMATS if name in Image.OPEN])
+                check_header(image, name)
+                orientation(image)  # Pillow remembers it for exif_transpose
+            yield image, size
         except Exception as error:
-            self.__exit__(type(error), error, None)
-            raise
-        return self.image, self.name
+            if isinstance(error, (Refused, ImportError)):
+                raise
+            raise unread_picture(name, file, error) from None
 
-    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
-        refusal = self.refusal(error) if isinstance(error, Exception) else None
-        self.file.close()
-        if refusal is not None:
-            raise refusal from None
 
-    def refusal(self, error: Exception) -> Exception:
-        from PIL import Image, UnidentifiedImageError
+def unread_picture(name: str, file: IO[bytes], error: Exception) -> Refused:
+    from PIL import Image, UnidentifiedImageError
 
-        if isinstance(error, (Refused, ImportError)):
-            return error
-        if isinstance(error, UnidentifiedImageError):
-            self.file.seek(0)
-            return bad_picture(self.name, "is not a picture", f"{self.file.read(12)!r} at its start")
-        if isinstance(error, Image.DecompressionBombError):
-            return bad_picture(self.name, "has too many pixels", str(error))
-        return bad_picture(self.name, "is broken", f"{type(error).__name__}: {error}")
+    if isinstance(error, UnidentifiedImageError):
+        file.seek(0)
+        return bad_picture(name, "is not a picture", f"{file.read(12)!r} at its start")
+    if isinstance(error, Image.DecompressionBombError):
+        return bad_picture(name, "has too many pixels", str(error))
+    return bad_picture(name, "is broken", f"{type(error).__name__}: {error}")
 
 
 def check_header(image: Any, name: str) -> None:
@@ -2659,19 +2651,19 @@ def picture_file(source: PictureSource, folder: Path | None) -> IO[bytes]:
             got = repr({key: type(value).__name__ for key, value in source.items()})
             raise bad_picture("a picture in the row", "has neither bytes nor a path", got, "a path, or bytes")
         source = content
-    if isinstance(source, bytes):
-        return io.BytesIO(limited_bytes(source, "a picture in the row"))
-    if source[:5].lower() == "data:":
-        return io.BytesIO(limited_bytes(data_uri(source), "a picture in the row"))
-    return opened_file(source, folder)
+    if isinstance(source, str) and source[:5].lower() == "data:":
+        source = data_uri(source)
+    if isinstance(source, str):
+        return opened_file(source, folder)
+    require_size(len(source), "a picture in the row")
+    return io.BytesIO(source)
 
 
-def limited_bytes(content: bytes, name: str) -> bytes:
-    if not content:
+def require_size(size: int, name: str) -> None:
+    if not size:
         raise bad_picture(name, "is empty", "0 bytes")
-    if len(content) > PICTURE_BYTES:
-        raise bad_picture(name, "is too large", f"{len(content):,} bytes", f"at most {PICTURE_BYTES:,} bytes")
-    return content
+    if size > PICTURE_BYTES:
+        raise bad_picture(name, "is too large", f"{size:,} bytes", f"at most {PICTURE_BYTES:,} bytes")
 
 
 def data_uri(source: str) -> bytes:
@@ -2691,11 +2683,7 @@ def opened_file(path: str, folder: Path | None) -> IO[bytes]:
         file, where = placed_file(path, folder)
         if not file.is_file():
             raise bad_picture(name, "does not exist", str(file), where)
-        size = file.stat().st_size
-        if size > PICTURE_BYTES:
-            raise bad_picture(name, "is too large", f"{size:,} bytes", f"at most {PICTURE_BYTES:,} bytes")
-        if not size:
-            raise bad_picture(name, "is empty", "0 bytes")
+        require_size(file.stat().st_size, name)
         return open(file, "rb")
     except (OSError, ValueError, RuntimeError) as error:  # no permission; a null character; a link to itself
         raise bad_picture(name, "cannot be read", str(error)) from None
@@ -2955,6 +2943,37 @@ ENGINE_NOTE = (
 )  # for the card
 
 
+def ignored_limit(recipe: Mapping[str, object], kind: str) -> str | None:
+    """The limit of a recipe that llama.cpp ignores for the family; None without one."""
+    ignored = (name for name in ("min_pixels", "max_pixels") if name not in ENGINE_LIMITS.get(kind, ()))
+    return next((name for name in ignored if recipe.get(name) is not None), None)
+
+
+def require_engine(recipe: Mapping[str, object], kind: str) -> None:
+    """Refuses `preprocess: engine` where the training could not see what llama.cpp would.
+
+    Raises:
+        Refused: llama.cpp's tensors of the family were not found equal, or the recipe has limits that it ignores.
+    """
+    if kind not in ENGINE_FAMILIES:
+        raise Refused(
+            f"preprocess: engine is not known for the family {kind}",
+            code="bad_recipe",
+            expected=", ".join(ENGINE_FAMILIES),
+            got=kind,
+            hint="set preprocess: model, or remove preprocess",
+        )
+    limit = ignored_limit(recipe, kind)
+    if limit is not None:
+        raise Refused(
+            f"{limit} and preprocess: engine exclude each other: llama.cpp ignores the limit",
+            code="bad_recipe",
+            expected="one of the two",
+            got=f"{limit}: {recipe.get(limit)}",
+            hint="remove the limit and make the pictures smaller, or set preprocess: model",
+        )
+
+
 class TileGrid(NamedTuple):
     """Tiles of a picture."""
 
@@ -2999,17 +3018,8 @@ class Engine:
         if self.kind not in TILED:
             resized = self.size(size)
             return TileGrid(resized.height // self.square, resized.width // self.square)
-        reduced = self.reduced(size)
+        reduced = reduced_size(size, self.longest)
         return TileGrid(math.ceil(reduced.height / self.side), math.ceil(reduced.width / self.side))
-
-    def reduced(self, size: PictureSize) -> PictureSize:
-        """Before the sides become whole tiles: the longer one is `longest`, the other one an even number."""
-        ratio = size.width / size.height
-        if size.width >= size.height:
-            height = int(self.longest / ratio)
-            return PictureSize(self.longest, height + height % 2)
-        width = int(self.longest * ratio)
-        return PictureSize(width + width % 2, self.longest)
 
     def parts(self, image: Any) -> list[Any]:
         """What the tower reads of a picture, as PIL images in RGB: the picture, or its tiles and a small copy of it."""
@@ -3019,7 +3029,8 @@ class Engine:
         if self.kind not in TILED:
             kernel = Resampling.BILINEAR if self.kind == "gemma3" else Resampling.BICUBIC
             return [letterboxed(image, self.size(size), kernel)]
-        whole = resampled(resampled(image, self.reduced(size), Resampling.LANCZOS), self.size(size), Resampling.LANCZOS)
+        reduced = resampled(image, reduced_size(size, self.longest), Resampling.LANCZOS)
+        whole = resampled(reduced, self.size(size), Resampling.LANCZOS)
         corners = [(x, y) for y in range(0, whole.height, self.side) for x in range(0, whole.width, self.side)]
         tiles = [whole.crop((x, y, x + self.side, y + self.side)) for x, y in corners]
         return [*tiles, resampled(whole, PictureSize(self.side, self.side), Resampling.LANCZOS)]
@@ -3076,6 +3087,16 @@ class Engine:
         grid = pixels.reshape(3, high, merge, size, wide, merge, size).transpose(1, 4, 2, 5, 0, 3, 6)
         films = np.broadcast_to(grid[:, :, :, :, :, None], (*grid.shape[:5], frames, size, size))
         return films.reshape(high * wide * merge**2, -1)
+
+
+def reduced_size(size: PictureSize, longest: int) -> PictureSize:
+    """Before the sides become whole tiles: the longer one is `longest`, the other one an even number."""
+    ratio = size.width / size.height
+    if size.width >= size.height:
+        height = int(longest / ratio)
+        return PictureSize(longest, height + height % 2)
+    width = int(longest * ratio)
+    return PictureSize(width + width % 2, longest)
 
 
 def aligned_size(size: PictureSize, align: int, limits: tuple[int, int]) -> PictureSize:
@@ -3378,16 +3399,8 @@ def _tiles(processor: ImageProcessor, size: PictureSize) -> TileGrid:
 
 
 def _reduced(size: PictureSize, longest: int) -> PictureSize:
-    """The longer side becomes `longest` and the other an even number, then both are made smaller than `_TILED_SIDE`."""
-    width, height = size
-    ratio = width / height
-    if width >= height:
-        width, height = longest, int(longest / ratio)
-        height += height % 2
-    else:
-        width, height = int(longest * ratio), longest
-        width += width % 2
-    width, height = max(width, 1), max(height, 1)
+    """As llama.cpp reduces it, then both sides are made smaller than `_TILED_SIDE`."""
+    width, height = (max(side, 1) for side in reduced_size(size, longest))
     ratio = width / height
     if width >= height and width > _TILED_SIDE:
         width, height = _TILED_SIDE, int(_TILED_SIDE / ratio)
@@ -3510,9 +3523,9 @@ class Pictures:
         name, revision = recipe["model"], recipe["revision"]
         self.model, self.folder = (name, revision), folder
         self.is_grey = False
-        self.kind = model_type(name, revision)
         documents = {file: model_document(name, revision, file) for file in ("config.json", *PROCESSOR_FILES)}
         config = documents["config.json"] or {}
+        self.kind = str(config.get("model_type", "unknown"))
         tower = config.get("vision_config") or {}
         if self.kind not in EXPANSIONS or (self.kind == "llava" and tower.get("model_type") != "pixtral"):
             raise Refused(
@@ -3675,11 +3688,6 @@ class Pictures:
         return {} if name is None else {name: (ids == self.token_id).long()}
 
 
-def model_type(model: str, revision: str | None) -> str:
-    """The model type in config.json. It decides which tokens stand for a picture."""
-    return str((model_document(model, revision, "config.json") or {}).get("model_type", "unknown"))
-
-
 def model_document(model: str, revision: str | None, name: str) -> dict[str, Any] | None:
     """A JSON file of a model; None where there is none, or it holds no object."""
     path = model_file(model, revision, name)
@@ -3732,32 +3740,6 @@ EXPANSIONS: dict[str, Callable[[Pictures, PictureSize], str]] = {
     "mistral3": lines_expansion,
     "llava": lines_expansion,  # the last one, of which not every tower is read
 }
-
-
-def require_engine(recipe: ImageModel, kind: str) -> None:
-    """Refuses `preprocess: engine` where the training could not see what llama.cpp would.
-
-    Raises:
-        Refused: llama.cpp's tensors of the family were not found equal, or the recipe has limits that it ignores.
-    """
-    if kind not in ENGINE_FAMILIES:
-        raise Refused(
-            f"preprocess: engine is not known for the family {kind}",
-            code="bad_recipe",
-            expected=", ".join(ENGINE_FAMILIES),
-            got=kind,
-            hint="set preprocess: model in the recipe",
-        )
-    ignored = (name for name in ("min_pixels", "max_pixels") if name not in ENGINE_LIMITS.get(kind, ()))
-    limit = next((name for name in ignored if recipe.get(name) is not None), None)
-    if limit is not None:
-        raise Refused(
-            f"{limit} and preprocess: engine exclude each other: llama.cpp ignores the limit",
-            code="bad_recipe",
-            expected="one of the two",
-            got=f"{limit}: {recipe.get(limit)}",
-            hint="remove the limit and make the pictures smaller, or set preprocess: model",
-        )
 
 
 class PixelLimits(NamedTuple):
@@ -3841,7 +3823,7 @@ def encoded_bytes(source: PictureSource, digest: str, folder: Path | None) -> by
 
 def picture_format(source: PictureSource, folder: Path | None) -> str:
     """The suffix of its format: png, jpeg, webp."""
-    with OpenedPicture(source, folder) as (image, _):
+    with opened_picture(source, folder) as (image, _):
         return str(image.format or "bin").lower()
 
 

@@ -13,7 +13,7 @@ from PIL import Image
 import tiny_vision
 from skill_train.program.events import Refused
 from skill_train.program.pictures.decode import PictureSize
-from skill_train.program.pictures.engine import ENGINE_VERSION, Engine, aligned_size
+from skill_train.program.pictures.engine import ENGINE_VERSION, Engine, aligned_size, reduced_size
 from skill_train.program.pictures.tokens import Pictures
 from skill_train.program.tokenizer import load_tokenizer
 
@@ -75,7 +75,7 @@ def test_a_picture_of_the_right_size_is_copied() -> None:
 def test_tiles(kind: str, size: tuple[int, int], reduced: tuple[int, int], grid: tuple[int, int]) -> None:
     """The longer side is 256, the other an even number: 256 * 33 / 400 is 21.1. Tiles have 64 pixels."""
     engine = _engine(kind, size={"longest_edge": 256})
-    assert (engine.reduced(PictureSize(*size)), engine.grid(PictureSize(*size))) == (reduced, grid)
+    assert (reduced_size(PictureSize(*size), engine.longest), engine.grid(PictureSize(*size))) == (reduced, grid)
     parts = engine.parts(Image.new("RGB", size))
     assert len(parts) == grid[0] * grid[1] + 1 and {part.size for part in parts} == {(64, 64)}
 

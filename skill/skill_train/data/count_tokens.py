@@ -17,7 +17,7 @@ from skill_train.model.template_guard import require_ending
 from skill_train.program.encode import Encoder, Feeding
 from skill_train.program.events import Refused
 from skill_train.program.examples import EncodedRow, Row, Tokens
-from skill_train.program.pictures.tokens import ImageModel, Pictures, model_type
+from skill_train.program.pictures.tokens import ImageModel, Pictures, model_document
 from skill_train.program.split import IGNORED, trained_tokens
 from skill_train.program.tokenizer import load_tokenizer
 from skill_train.recipe.fields import Recipe
@@ -155,10 +155,11 @@ def shortened(text: str, token: str) -> str:
 
 
 def _pictures(recipe: Recipe, tokenizer: Any) -> Pictures:
+    config = model_document(recipe.model, recipe.revision, "config.json") or {}
     image_model: ImageModel = {
         "model": recipe.model,
         "revision": recipe.revision,
-        "preprocess": preprocess_of(recipe, model_type(recipe.model, recipe.revision)).value,
+        "preprocess": preprocess_of(recipe, str(config.get("model_type"))).value,
         "min_pixels": recipe.min_pixels,
         "max_pixels": recipe.max_pixels,
     }

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from skill_train.program.events import Refused
 from skill_train.program.pictures.decode import PictureSize, bad_picture
-from skill_train.program.pictures.engine import LINED, TILED, Engine, TileGrid
+from skill_train.program.pictures.engine import LINED, TILED, Engine, TileGrid, reduced_size
 
 PROCESSOR_FILES = ("preprocessor_config.json", "processor_config.json")
 OWN_FILE, WHOLE_FILE = PROCESSOR_FILES
@@ -263,16 +263,8 @@ def _tiles(processor: ImageProcessor, size: PictureSize) -> TileGrid:
 
 
 def _reduced(size: PictureSize, longest: int) -> PictureSize:
-    """The longer side becomes `longest` and the other an even number, then both are made smaller than `_TILED_SIDE`."""
-    width, height = size
-    ratio = width / height
-    if width >= height:
-        width, height = longest, int(longest / ratio)
-        height += height % 2
-    else:
-        width, height = int(longest * ratio), longest
-        width += width % 2
-    width, height = max(width, 1), max(height, 1)
+    """As llama.cpp reduces it, then both sides are made smaller than `_TILED_SIDE`."""
+    width, height = (max(side, 1) for side in reduced_size(size, longest))
     ratio = width / height
     if width >= height and width > _TILED_SIDE:
         width, height = _TILED_SIDE, int(_TILED_SIDE / ratio)

@@ -21,9 +21,9 @@ from skill_train.program.events import Refused
 from skill_train.program.examples import Pictured
 from skill_train.program.model_files import foreign_json, model_file
 from skill_train.program.pictures.decode import (
-    OpenedPicture,
     PictureSize,
     PictureSource,
+    opened_picture,
     picture_bytes,
     picture_digest,
     picture_name,
@@ -31,7 +31,7 @@ from skill_train.program.pictures.decode import (
     read_picture,
     require_pillow,
 )
-from skill_train.program.pictures.engine import ENGINE_FAMILIES, ENGINE_LIMITS, LINED, TILED, Engine, TileGrid
+from skill_train.program.pictures.engine import LINED, TILED, Engine, TileGrid, require_engine
 from skill_train.program.pictures.find import PICTURE, picture_parts
 from skill_train.program.pictures.processor import (
     PROCESSOR_FILES,
@@ -105,9 +105,9 @@ class Pictures:
         name, revision = recipe["model"], recipe["revision"]
         self.model, self.folder = (name, revision), folder
         self.is_grey = False
-        self.kind = model_type(name, revision)
         documents = {file: model_document(name, revision, file) for file in ("config.json", *PROCESSOR_FILES)}
         config = documents["config.json"] or {}
+        self.kind = str(config.get("model_type", "unknown"))
         tower = config.get("vision_config") or {}
         if self.kind not in EXPANSIONS or (self.kind == "llava" and tower.get("model_type") != "pixtral"):
             raise Refused(
@@ -270,11 +270,6 @@ class Pictures:
         return {} if name is None else {name: (ids == self.token_id).long()}
 
 
-def model_type(model: str, revision: str | None) -> str:
-    """The model type in config.json. It decides which tokens stand for a picture."""
-    return str((model_document(model, revision, "config.json") or {}).get("model_type", "unknown"))
-
-
 def model_document(model: str, revision: str | None, name: str) -> dict[str, Any] | None:
     """A JSON file of a model; None where there is none, or it holds no object."""
     path = model_file(model, revision, name)
@@ -327,32 +322,6 @@ EXPANSIONS: dict[str, Callable[[Pictures, PictureSize], str]] = {
     "mistral3": lines_expansion,
     "llava": lines_expansion,  # the last one, of which not every tower is read
 }
-
-
-def require_engine(recipe: ImageModel, kind: str) -> None:
-    """Refuses `preprocess: engine` where the training could not see what llama.cpp would.
-
-    Raises:
-        Refused: llama.cpp's tensors of the family were not found equal, or the recipe has limits that it ignores.
-    """
-    if kind not in ENGINE_FAMILIES:
-        raise Refused(
-            f"preprocess: engine is not known for the family {kind}",
-            code="bad_recipe",
-            expected=", ".join(ENGINE_FAMILIES),
-            got=kind,
-            hint="set preprocess: model in the recipe",
-        )
-    ignored = (name for name in ("min_pixels", "max_pixels") if name not in ENGINE_LIMITS.get(kind, ()))
-    limit = next((name for name in ignored if recipe.get(name) is not None), None)
-    if limit is not None:
-        raise Refused(
-            f"{limit} and preprocess: engine exclude each other: llama.cpp ignores the limit",
-            code="bad_recipe",
-            expected="one of the two",
-            got=f"{limit}: {recipe.get(limit)}",
-            hint="remove the limit and make the pictures smaller, or set preprocess: model",
-        )
 
 
 class PixelLimits(NamedTuple):
@@ -436,7 +405,7 @@ def encoded_bytes(source: PictureSource, digest: str, folder: Path | None) -> by
 
 def picture_format(source: PictureSource, folder: Path | None) -> str:
     """The suffix of its format: png, jpeg, webp."""
-    with OpenedPicture(source, folder) as (image, _):
+    with opened_picture(source, folder) as (image, _):
         return str(image.format or "bin").lower()
 
 
