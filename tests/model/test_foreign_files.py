@@ -333,13 +333,13 @@ import sys, time
 from pathlib import Path
 from skill_train.model import weight_files
 from skill_train.model import foreign_files as model_files
-from skill_train.run import folder as run_dir
+from skill_train.core import memory
 from skill_train.core.errors import UsageError
-path, started, before = Path(sys.argv[1]), time.monotonic(), run_dir.peak_memory_bytes()
+path, started, before = Path(sys.argv[1]), time.monotonic(), memory.peak_memory_bytes()
 try:
     CALL
 except UsageError as error:
-    took, peak = time.monotonic() - started, run_dir.peak_memory_bytes() - before
+    took, peak = time.monotonic() - started, memory.peak_memory_bytes() - before
     print("values" in error.message, took < 3, peak < 3 * path.stat().st_size, f"{took:.2f} s, {peak / 1e6:.0f} MB")
 """
 

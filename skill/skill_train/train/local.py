@@ -47,7 +47,6 @@ from skill_train.program.watch import is_complete, numbered, step_of
 from skill_train.recipe.fields import to_yaml
 from skill_train.run import cloud_record, plan_record, train_record
 from skill_train.run.begun import already_there, forget, has_begun
-from skill_train.run.begun import trained as trained
 from skill_train.run.folder import RunDir, StepResult
 from skill_train.run.lock import locked
 from skill_train.run.plan_record import Launch, Plan
