@@ -10,7 +10,7 @@ from skill_train.facts import ModelFacts
 from skill_train.model import parameter_count
 from skill_train.model.convertible import from_config
 from skill_train.model.parameter_count import ParameterCount, TextShape
-from skill_train.model.tower import read_tower
+from skill_train.model.tower import positive, read_tower
 
 Config = Mapping[str, Any]
 
@@ -206,7 +206,7 @@ class _Parameters:
 def _sizes(config: Config, text: Config) -> _Sizes:
     """The sizes from the config, else from the defaults of the type, else computed from each other."""
     defaults = _DEFAULTS.get(str(text.get("model_type")), {})
-    stated = {name: _int(text, keys) or defaults.get(name) for name, keys in _KEYS.items()}
+    stated = {name: positive(text, keys) or defaults.get(name) for name, keys in _KEYS.items()}
     hidden, heads, inner, head_dim = (stated[k] for k in ("hidden_size", "heads", "intermediate_size", "head_dim"))
     if not head_dim and hidden and heads:
         head_dim = hidden // heads
@@ -370,12 +370,6 @@ def _with_reasons(facts: ModelFacts, unknown: dict[str, str], stored: StoredWeig
     if facts.convertible is None:
         reasons["convertible"] = "config.json names no architecture"
     return replace(facts, unknown=reasons)
-
-
-def _int(config: Config, keys: tuple[str, ...]) -> int | None:
-    """The first positive whole number under these keys."""
-    values = (config.get(key) for key in keys)
-    return next((v for v in values if isinstance(v, int) and not isinstance(v, bool) and v > 0), None)
 
 
 def _first(*configs: Config, keys: tuple[str, ...]) -> Any:

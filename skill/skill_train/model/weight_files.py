@@ -19,10 +19,8 @@ from typing import Any
 
 from skill_train.core.errors import UsageError
 from skill_train.model.foreign_files import foreign_json, safetensors_header, weight_files
-from skill_train.program.model_files import ITEM_BITS
+from skill_train.program.model_files import INDEX, ITEM_BITS, SINGLE
 
-SINGLE = "model.safetensors"
-INDEX = "model.safetensors.index.json"
 BLOCK_BYTES = 2**20  # in fp32: four such blocks fit the cache of one core; with 4 MB, sums take three times as long
 _COPIED_BYTES = 4 * 2**20
 FLOAT_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
