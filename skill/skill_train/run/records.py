@@ -164,11 +164,6 @@ class _Document(JsonObject):
     def __missing__(self, key: str) -> NoReturn:
         raise broken(self.path, f"no {key}")
 
-    def __or__(self, other: JsonObject) -> _Document:  # type: ignore[override]
-        merged = _Document({**self, **other})
-        merged.path = self.path
-        return merged
-
 
 def _maker(path: Path) -> Callable[[list[tuple[str, Any]]], _Document]:
     def make(pairs: list[tuple[str, Any]]) -> _Document:

@@ -14,7 +14,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TextIO
@@ -50,6 +49,7 @@ from skill_train.run.begun import already_there, forget, has_begun
 from skill_train.run.folder import RunDir, StepResult
 from skill_train.run.lock import locked
 from skill_train.run.plan_record import Launch, Plan
+from skill_train.run.records import timestamp
 from skill_train.run.train_record import TrainRecord
 from skill_train.train import precision_probe
 
@@ -154,8 +154,7 @@ def _run_program(run: RunDir, lock: TextIO | None, *, resume: bool, progress: Ba
 
 def _attempt(resume: bool) -> str:
     """The line between two attempts in a log. It is an event like those of the program."""
-    at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-    return f"{_ATTEMPT}{json.dumps({'at': at, 'resume': resume, 'program': str(train_program())})[1:]}\n"
+    return f"{_ATTEMPT}{json.dumps({'at': timestamp(), 'resume': resume, 'program': str(train_program())})[1:]}\n"
 
 
 def _command(run: RunDir, launch: Launch, resume: bool) -> list[str]:
