@@ -5434,6 +5434,24 @@ def check_vocabulary(model: Any, data: Data) -> None:
         )
 
 
+def set_fields(config: JsonObject, changes: Mapping[str, object], dtype: str | None) -> dict[str, object]:
+    """Changes fields of a config.json at each level that has them, or else at the first. Returns those that changed.
+
+    Args:
+        dtype: torch's name of the new dtype of every weight; None if the types did not change.
+    """
+    levels = [level for level in (config, config.get("text_config")) if isinstance(level, dict)]
+    changed: dict[str, object] = {}
+    names = [name for name in ("dtype", "torch_dtype") if any(name in level for level in levels)] or ["dtype"]
+    for name, value in (*changes.items(), *((name, dtype) for name in names if dtype)):
+        holders = [level for level in levels if name in level] or [config]
+        if any(level.get(name) != value for level in holders):
+            changed[name] = value
+            for level in holders:
+                level[name] = value
+    return changed
+
+
 def files_of_base(base: Path) -> list[Path]:
     """The files that belong to a model's weights, also in sub-folders. Other files in its folder are left out: the
     tuned model may be published, and a run beside the weights holds the rows that it was trained on."""
@@ -6095,11 +6113,7 @@ def take_files(base: Path, part: Path, dtype: str) -> None:
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(file, target)
     config = json.loads((base / "config.json").read_text(encoding="utf-8"))
-    levels = [level for level in (config, config.get("text_config")) if isinstance(level, dict)]
-    stated = [(level, key) for level in levels for key in ("dtype", "torch_dtype") if key in level]
-    if any(level[key] != dtype for level, key in stated or [(config | {"dtype": None}, "dtype")]):
-        for level, key in stated or [(config, "dtype")]:
-            level[key] = dtype
+    if set_fields(config, {}, dtype):
         write_json(part / "config.json", config)
 
 

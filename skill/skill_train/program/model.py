@@ -7,7 +7,7 @@ import difflib
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from skill_train.program.events import (
     file_digest,
     readable,
 )
-from skill_train.program.model_files import INDEX, SINGLE, model_file, weight_files
+from skill_train.program.model_files import INDEX, SINGLE, JsonObject, model_file, weight_files
 from skill_train.program.plan import Placement, Recipe
 from skill_train.program.split import IGNORED, Data
 
@@ -449,6 +449,24 @@ def check_vocabulary(model: Any, data: Data) -> None:
             got=str(highest),
             hint="use the tokenizer that belongs to the model",
         )
+
+
+def set_fields(config: JsonObject, changes: Mapping[str, object], dtype: str | None) -> dict[str, object]:
+    """Changes fields of a config.json at each level that has them, or else at the first. Returns those that changed.
+
+    Args:
+        dtype: torch's name of the new dtype of every weight; None if the types did not change.
+    """
+    levels = [level for level in (config, config.get("text_config")) if isinstance(level, dict)]
+    changed: dict[str, object] = {}
+    names = [name for name in ("dtype", "torch_dtype") if any(name in level for level in levels)] or ["dtype"]
+    for name, value in (*changes.items(), *((name, dtype) for name in names if dtype)):
+        holders = [level for level in levels if name in level] or [config]
+        if any(level.get(name) != value for level in holders):
+            changed[name] = value
+            for level in holders:
+                level[name] = value
+    return changed
 
 
 def files_of_base(base: Path) -> list[Path]:

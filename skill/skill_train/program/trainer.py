@@ -30,6 +30,7 @@ from skill_train.program.model import (
     load_model,
     lora_config,
     score_trained_tokens_only,
+    set_fields,
     trained_types,
 )
 from skill_train.program.pictures.tokens import Pictures, write_limits
@@ -269,11 +270,7 @@ def take_files(base: Path, part: Path, dtype: str) -> None:
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(file, target)
     config = json.loads((base / "config.json").read_text(encoding="utf-8"))
-    levels = [level for level in (config, config.get("text_config")) if isinstance(level, dict)]
-    stated = [(level, key) for level in levels for key in ("dtype", "torch_dtype") if key in level]
-    if any(level[key] != dtype for level, key in stated or [(config | {"dtype": None}, "dtype")]):
-        for level, key in stated or [(config, "dtype")]:
-            level[key] = dtype
+    if set_fields(config, {}, dtype):
         write_json(part / "config.json", config)
 
 
