@@ -52,16 +52,6 @@ TYPE_NAMES = {
 }
 
 
-def moved(span: tuple[int, int], changes: list[tuple[int, int, int]]) -> tuple[int, int]:
-    """A span of a rendered text after its pictures are expanded. No span begins or ends inside a mark."""
-    start, end = span
-    shifts = [(stop, length - (stop - begin)) for begin, stop, length in changes]
-    return (
-        start + sum(shift for stop, shift in shifts if stop <= start),
-        end + sum(shift for stop, shift in shifts if stop <= end),
-    )
-
-
 # What stands for a picture in a rendered text, and what it becomes before the text is tokenized. The functions follow
 # `replace_image_token` of each processor of transformers 5.23, which a test compares; the processors themselves need
 # torchvision, for films.
@@ -157,12 +147,11 @@ class Pictures:
 
     def expansion(self, size: PictureSize) -> str:
         """The text that stands for one picture, with a token for each part of it."""
-        text: str = EXPANSIONS[self.kind](self, size)
-        return text
+        return EXPANSIONS[self.kind](self, size)
 
     def expanded(self, rendered: str, sizes: list[PictureSize]) -> tuple[str, list[tuple[int, int, int]]]:
-        """The text with each mark of a picture replaced by what stands for it, and of each mark its start and end in
-        the text before, and the length of its replacement.
+        """The text with each mark of a picture replaced by what stands for it, and the pieces between the marks: their
+        start and end in the text before, and how far they are moved.
 
         Raises:
             Refused: the chat template wrote another number of marks.
@@ -177,25 +166,25 @@ class Pictures:
                 got=f"{len(marks)} times" + f", and {written} times {self.places.mark}" * bool(written),
                 hint="use a base model whose chat template reads pictures, such as an Instruct version",
             )
-        text, end, changes = "", 0, list[tuple[int, int, int]]()
+        text, end, pieces = "", 0, list[tuple[int, int, int]]()
         for (start, stop), size in zip(marks, sizes, strict=True):
-            expansion = self.expansion(size)
-            text += rendered[end:start] + expansion
-            changes.append((start, stop, len(expansion)))
+            pieces.append((end, start, len(text) - end))
+            text += rendered[end:start] + self.expansion(size)
             end = stop
-        return text + rendered[end:], changes
+        return text + rendered[end:], [*pieces, (end, len(rendered), len(text) - end)]
 
     def fed(
         self, rendered: str, spans: list[tuple[int, int]], images: list[PictureSource]
     ) -> tuple[str, list[tuple[int, int]], Pictured]:
         """The rendered text with its pictures expanded, its trained spans there without any token of a picture, and
         the pictures with their digests."""
-        fed, changes = self.expanded(rendered, [picture_size(image, self.folder) for image in images])
-        outside, shift = [moved(span, changes) for span in spans], 0
-        for start, stop, length in changes:
-            begin, end = start + shift, start + shift + length
-            outside = [part for a, b in outside for part in ((a, min(b, begin)), (max(a, end), b)) if part[0] < part[1]]
-            shift += length - (stop - start)
+        fed, pieces = self.expanded(rendered, [picture_size(image, self.folder) for image in images])
+        outside = [
+            (max(start, a) + shift, min(stop, b) + shift)
+            for a, b in spans
+            for start, stop, shift in pieces
+            if max(start, a) < min(stop, b)
+        ]
         if not images:
             return fed, outside, {}
         digests = [picture_digest(image, self.folder) for image in images]
