@@ -82,7 +82,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache, partial
 from importlib.util import find_spec
-from itertools import islice
+from itertools import groupby, islice
 from pathlib import Path
 from types import SimpleNamespace, UnionType
 from typing import IO, Any, Literal, NamedTuple, NotRequired, TypedDict, TypeVar, get_args, get_origin, get_type_hints
@@ -4269,6 +4269,15 @@ def trained_tokens(row: Tokens) -> int:
     return sum(label != IGNORED for label in row["labels"][1:])
 
 
+def marked_text(tokenizer: Any, row: Tokens) -> str:
+    """The row decoded, with the trained parts between ⟦ and ⟧."""
+    text, pairs = "", zip(row["input_ids"], row["labels"], strict=True)
+    for trained, piece in groupby(pairs, key=lambda pair: pair[1] != IGNORED):
+        decoded = tokenizer.decode([token for token, _ in piece])
+        text += f"⟦{decoded}⟧" if trained else decoded
+    return text
+
+
 def trainable_rows(rows: list[EncodedRow], recipe: Recipe) -> list[EncodedRow]:
     """The rows with something to learn; refuses others. A batch of the others would train at loss 0, which looks like
     success (trl#6668)."""
@@ -6530,15 +6539,6 @@ class Checks:
         model.train()
         return str(self.tokenizer.decode(out[0][inputs["input_ids"].shape[1] :], skip_special_tokens=False))
 
-    def example(self) -> str:
-        """One row decoded, with the trained parts between ⟦ and ⟧."""
-        row, text = self.rows[0], ""
-        pairs = zip(row["input_ids"], row["labels"], strict=True)
-        for trained, piece in itertools.groupby(pairs, key=lambda pair: pair[1] != IGNORED):
-            decoded = self.tokenizer.decode([token for token, _ in piece])
-            text += f"⟦{decoded}⟧" if trained else decoded
-        return text
-
 
 # --- cloud/push ------------------------------------------------------------------------------------------------------
 # The push: the result, its records and its card in one commit to the Hub.
@@ -7409,7 +7409,7 @@ def report(plan: Plan, watch: Watch, checks: Checks, tuned: Path, seconds: float
             (each for each in reversed(plan.get("reasons") or []) if each.get("rule") == SMALLER), None
         ),
         "checks": checks.results,
-        "example": checks.example()[:2000],
+        "example": marked_text(checks.tokenizer, checks.rows[0])[:2000],
         "answer": checks.answer,
         "data": checks.data["figures"],
         "figures": {

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import math
 from collections.abc import Sequence
@@ -300,12 +299,3 @@ class Checks:
             )
         model.train()
         return str(self.tokenizer.decode(out[0][inputs["input_ids"].shape[1] :], skip_special_tokens=False))
-
-    def example(self) -> str:
-        """One row decoded, with the trained parts between ⟦ and ⟧."""
-        row, text = self.rows[0], ""
-        pairs = zip(row["input_ids"], row["labels"], strict=True)
-        for trained, piece in itertools.groupby(pairs, key=lambda pair: pair[1] != IGNORED):
-            decoded = self.tokenizer.decode([token for token, _ in piece])
-            text += f"⟦{decoded}⟧" if trained else decoded
-        return text

@@ -95,6 +95,7 @@ from skill_train.program.split import (
     digest_of,
     feeding_order,
     held_out_rows,
+    marked_text,
     normalised,
     question_of,
     recorded_split,
@@ -310,7 +311,7 @@ def report(plan: Plan, watch: Watch, checks: Checks, tuned: Path, seconds: float
             (each for each in reversed(plan.get("reasons") or []) if each.get("rule") == SMALLER), None
         ),
         "checks": checks.results,
-        "example": checks.example()[:2000],
+        "example": marked_text(checks.tokenizer, checks.rows[0])[:2000],
         "answer": checks.answer,
         "data": checks.data["figures"],
         "figures": {
