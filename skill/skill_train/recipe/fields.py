@@ -377,7 +377,7 @@ def _check_score(recipe: Recipe) -> None:
         )
     try:
         re.compile(recipe.score_pattern or "")
-    except re.error as error:
+    except (re.error, OverflowError, RecursionError) as error:
         raise UsageError(
             f"score_pattern is not valid: {error}", code="bad_recipe", hint="try it with Python's re.compile"
         ) from None
