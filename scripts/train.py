@@ -2991,16 +2991,14 @@ class Engine:
         longest: pixels along the longer side of a picture that is divided (SmolVLM, Idefics3).
     """
 
-    def __init__(self, kind: str, tower: dict[str, Any], processor: Any, square: int | None = None) -> None:
-        """`tower` is `vision_config` of config.json, where llama.cpp's converter finds the side. `square` is given
-        for a family whose image processor does not say it."""
-        self.kind, self.processor = kind, processor
-        if square is None:
-            self.patch, self.merge = int(getattr(processor, "patch_size", 1)), int(getattr(processor, "merge_size", 1))
-        self.square = square or self.patch * self.merge
-        own = {"gemma3": ("size", "height"), **dict.fromkeys(TILED, ("max_image_size", "longest_edge"))}.get(kind)
-        self.side = int(tower.get("image_size") or dict(getattr(processor, own[0]))[own[1]]) if own else 0
-        self.longest = int(dict(processor.size)["longest_edge"]) if kind in TILED else 0
+    def __init__(self, processor: Any) -> None:
+        """`processor` is an `ImageProcessor`."""
+        self.kind, self.processor = processor.kind, processor
+        self.patch, self.merge = processor.patch_size, processor.merge_size
+        self.square = processor.square or self.patch * self.merge
+        own = {"gemma3": ("size", "height"), **dict.fromkeys(TILED, ("max_image_size", "longest_edge"))}.get(self.kind)
+        self.side: int = processor.tower_side or getattr(processor, own[0])[own[1]] if own else 0
+        self.longest = processor.size["longest_edge"] if self.kind in TILED else 0
 
     def size(self, size: PictureSize) -> PictureSize:
         """Of the picture after all resizing; of one that is divided, of all its tiles."""
@@ -3330,11 +3328,6 @@ def _unknown(what: str, got: str, expected: str = "the file of an image processo
     )
 
 
-def engine_of(processor: ImageProcessor) -> Engine:
-    """llama.cpp's way to prepare pictures for the model."""
-    return Engine(processor.kind, {"image_size": processor.tower_side}, processor, processor.square or None)
-
-
 def grid_of(processor: ImageProcessor, size: PictureSize, engine: Engine | None = None) -> TileGrid:
     """How a picture is divided: into tokens (Qwen-VL, Mistral 3, Pixtral) or tiles (SmolVLM, Idefics3; 0 x 0 of a
     picture that is not divided). Gemma 3 divides none.
@@ -3534,7 +3527,7 @@ class Pictures:
         self.engine: Engine | None = None
         if recipe.get("preprocess") == "engine":
             require_engine(recipe, self.kind)
-            self.engine = engine_of(self.settings)
+            self.engine = Engine(self.settings)
         self.mark = self.places.mark if self.engine is None else PICTURE
 
     def parts(self, content: str) -> list[dict[str, str]]:

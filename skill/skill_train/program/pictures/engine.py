@@ -77,16 +77,14 @@ class Engine:
         longest: pixels along the longer side of a picture that is divided (SmolVLM, Idefics3).
     """
 
-    def __init__(self, kind: str, tower: dict[str, Any], processor: Any, square: int | None = None) -> None:
-        """`tower` is `vision_config` of config.json, where llama.cpp's converter finds the side. `square` is given
-        for a family whose image processor does not say it."""
-        self.kind, self.processor = kind, processor
-        if square is None:
-            self.patch, self.merge = int(getattr(processor, "patch_size", 1)), int(getattr(processor, "merge_size", 1))
-        self.square = square or self.patch * self.merge
-        own = {"gemma3": ("size", "height"), **dict.fromkeys(TILED, ("max_image_size", "longest_edge"))}.get(kind)
-        self.side = int(tower.get("image_size") or dict(getattr(processor, own[0]))[own[1]]) if own else 0
-        self.longest = int(dict(processor.size)["longest_edge"]) if kind in TILED else 0
+    def __init__(self, processor: Any) -> None:
+        """`processor` is an `ImageProcessor`."""
+        self.kind, self.processor = processor.kind, processor
+        self.patch, self.merge = processor.patch_size, processor.merge_size
+        self.square = processor.square or self.patch * self.merge
+        own = {"gemma3": ("size", "height"), **dict.fromkeys(TILED, ("max_image_size", "longest_edge"))}.get(self.kind)
+        self.side: int = processor.tower_side or getattr(processor, own[0])[own[1]] if own else 0
+        self.longest = processor.size["longest_edge"] if self.kind in TILED else 0
 
     def size(self, size: PictureSize) -> PictureSize:
         """Of the picture after all resizing; of one that is divided, of all its tiles."""

@@ -194,11 +194,6 @@ def _unknown(what: str, got: str, expected: str = "the file of an image processo
     )
 
 
-def engine_of(processor: ImageProcessor) -> Engine:
-    """llama.cpp's way to prepare pictures for the model."""
-    return Engine(processor.kind, {"image_size": processor.tower_side}, processor, processor.square or None)
-
-
 def grid_of(processor: ImageProcessor, size: PictureSize, engine: Engine | None = None) -> TileGrid:
     """How a picture is divided: into tokens (Qwen-VL, Mistral 3, Pixtral) or tiles (SmolVLM, Idefics3; 0 x 0 of a
     picture that is not divided). Gemma 3 divides none.

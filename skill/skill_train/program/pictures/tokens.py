@@ -35,7 +35,6 @@ from skill_train.program.pictures.engine import LINED, TILED, Engine, TileGrid, 
 from skill_train.program.pictures.find import PICTURE, picture_parts
 from skill_train.program.pictures.processor import (
     PROCESSOR_FILES,
-    engine_of,
     grid_of,
     limit_pixels,
     limited_processor,
@@ -116,7 +115,7 @@ class Pictures:
         self.engine: Engine | None = None
         if recipe.get("preprocess") == "engine":
             require_engine(recipe, self.kind)
-            self.engine = engine_of(self.settings)
+            self.engine = Engine(self.settings)
         self.mark = self.places.mark if self.engine is None else PICTURE
 
     def parts(self, content: str) -> list[dict[str, str]]:
