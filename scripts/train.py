@@ -4538,9 +4538,8 @@ def read_tokenizer(model: str, revision: str | None) -> Any:
     transformers 5.23 that a decoder uses). Classes such as LlamaTokenizer take the vocabulary of that file, and split
     text in a way of their own. If the two disagree, `tokenizer.read_as` says so.
     """
-    from transformers.models.auto import (
-        AutoTokenizer,
-    )  # not transformers.AutoTokenizer: the converter has another there
+    # Not transformers.AutoTokenizer: the converter has another there.
+    from transformers.models.auto import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(model, revision=revision, trust_remote_code=False)
     published = model_file(model, revision, "tokenizer.json")

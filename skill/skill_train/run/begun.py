@@ -103,9 +103,7 @@ def require_trained_recipe(run: RunDir, record: TrainRecord) -> None:
         UsageError: the recipe of `plan.json` has another hash than `train.json` names.
     """
     fingerprints = plan_record.read(run.plan).fingerprints
-    planned = recipe_hash(
-        read_json(run.plan)["recipe"], fingerprints
-    )  # the file's own fields: earlier plans have fewer
+    planned = recipe_hash(read_json(run.plan)["recipe"], fingerprints)  # its own fields: earlier plans have fewer
     if record.recipe_hash != planned:
         raise UsageError(
             f"the recipe in {run.plan} is not the one that train.json describes",
