@@ -151,6 +151,18 @@ def read_tensor(stored: StoredTensor) -> Any:
 
 def copy_bytes(stored: StoredTensor, write: Callable[[Any], None]) -> None:
     """The bytes of the tensor, unchanged, whatever their type."""
+    for block in _pieces(stored):
+        write(block)
+
+
+def same_bytes(tensor: StoredTensor, other: StoredTensor) -> bool:
+    """Whether both have the same dtype, shape and bytes."""
+    if (tensor.dtype, tensor.shape) != (other.dtype, other.shape):
+        return False
+    return all(first == second for first, second in zip(_pieces(tensor), _pieces(other), strict=True))
+
+
+def _pieces(stored: StoredTensor) -> Iterator[bytes]:
     with open(stored.file, "rb") as file:
         file.seek(stored.start)
         left = stored.size
@@ -158,23 +170,8 @@ def copy_bytes(stored: StoredTensor, write: Callable[[Any], None]) -> None:
             block = file.read(min(left, _COPIED_BYTES))
             if not block:
                 raise UsageError(f"{stored.file} is incomplete", code="broken_model", hint="download the file again")
-            write(block)
+            yield block
             left -= len(block)
-
-
-def same_bytes(tensor: StoredTensor, other: StoredTensor) -> bool:
-    """Whether both have the same dtype, shape and bytes."""
-    if (tensor.dtype, tensor.shape) != (other.dtype, other.shape):
-        return False
-    with open(tensor.file, "rb") as first, open(other.file, "rb") as second:
-        first.seek(tensor.start), second.seek(other.start)
-        left = tensor.size
-        while left:
-            block = first.read(min(left, _COPIED_BYTES))
-            if not block or second.read(len(block)) != block:
-                return False
-            left -= len(block)
-    return True
 
 
 def new_shard(
