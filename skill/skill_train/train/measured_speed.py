@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import math
 from dataclasses import asdict
@@ -25,7 +24,7 @@ from skill_train.estimate.time import (
     reading_seconds,
 )
 from skill_train.facts import Calibration, MachineFacts, ModelFacts, Reading
-from skill_train.machine.read import cache_dir
+from skill_train.machine.read import cache_file
 from skill_train.plan.placement import trains_part
 from skill_train.run import records
 from skill_train.run.plan_record import Plan
@@ -199,8 +198,7 @@ def _shape(model: ModelFacts) -> str:
 
 
 def _path(machine: MachineFacts, device: str, dtype: str) -> Path:
-    key = json.dumps([machine.system, machine.chip, machine.cores, device, dtype])
-    return cache_dir() / "calibration" / f"{hashlib.sha256(key.encode()).hexdigest()[:16]}.json"
+    return cache_file("calibration", machine.system, machine.chip, machine.cores, device, dtype)
 
 
 def _read(path: Path) -> dict[str, MeasuredRun]:
