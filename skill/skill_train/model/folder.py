@@ -62,9 +62,7 @@ def read_config(folder: Path) -> JsonObject:
             hint="download the whole model, or use its id on the Hub",
         )
     foreign_files.require_sound(folder)
-    config = foreign_files.foreign_json(path)
-    if not isinstance(config, dict):
-        raise UsageError(f"{path} is not a JSON object", code="broken_model", hint="download the model again")
+    config: JsonObject = foreign_files.foreign_json(path)  # an object, as `require_sound` refuses others
     return config
 
 

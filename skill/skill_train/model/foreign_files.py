@@ -51,6 +51,12 @@ def safetensors_header(file: Path) -> model_files.Header:
         return model_files.safetensors_header(file)
 
 
+def weight_map(index: Path) -> dict[str, str]:
+    """The file of each tensor that an index names. Raises UsageError as that of the training program."""
+    with _as_ours():
+        return model_files.weight_map(index)
+
+
 def weight_files(folder: Path) -> list[Path]:
     """The files from which transformers loads the weights, which may be missing. Raises UsageError as that of the
     training program."""
