@@ -4496,9 +4496,7 @@ def load_tokenizer(model: str, revision: str | None) -> Any:
 
 def template_of_processor(model: str, revision: str | None) -> str | None:
     """The chat template in the file where older processors kept it, which llama.cpp's converter reads too."""
-    path = model_file(model, revision, "chat_template.json")
-    document = foreign_json(Path(path)) if path is not None else None
-    template = document.get("chat_template") if isinstance(document, dict) else None
+    template = (model_document(model, revision, "chat_template.json") or {}).get("chat_template")
     return template if isinstance(template, str) else None
 
 
