@@ -503,7 +503,9 @@ def check_values(document: JsonObject, path: Path) -> None:
 
 
 def check_ids(document: JsonObject, path: Path) -> None:
-    """Refuses token ids that are no ids, and parts that are no objects. Libraries would fail on them much later."""
+    """Refuses token ids, parts and a model type of another kind. Libraries would fail on them much later."""
+    if not isinstance(document.get("model_type", ""), str):
+        raise unsound(path, f"model_type is {json.dumps(document['model_type'])[:100]}, and no text")
     for key, value in document.items():
         if key in PARTS and value is not None and not isinstance(value, dict):
             raise unsound(path, f"{key} is {json.dumps(value)[:100]}, and no object")

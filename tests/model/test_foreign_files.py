@@ -278,6 +278,7 @@ VALUES = {
     "labels": ("config.json", "num_labels", 2**40),
     "columns": ("config.json", "hidden_size", 2**40),
     "a part that is a number": ("config.json", "text_config", 5),
+    "a type that is a list": ("config.json", "model_type", []),
     "no end of heads": ("config.json", "num_attention_heads", float("inf")),
 }
 
