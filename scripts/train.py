@@ -2841,8 +2841,11 @@ def lifted_part(part: Any, waiting: list[PictureSource], found: list[PictureSour
     """The text of one part of a message's content, or the mark of its picture."""
     kind = part.get("type") if isinstance(part, dict) else None
     require_one_thing(part, kind)
-    if kind == "text" or (kind is None and isinstance(part, dict) and isinstance(part.get("text"), str)):
-        return lifted_text(part.get("text") or "", waiting, found)
+    text = part.get("text") if isinstance(part, dict) else None
+    if (kind is None or kind == "text") and isinstance(text, str):
+        return lifted_text(text, waiting, found)
+    if kind == "text" and text is None:
+        return ""
     if kind not in PICTURE_PARTS:
         expected = '{"type": "text"} or {"type": "image"}'
         raise bad_row("a message holds a part that is neither text nor a picture", expected, repr(part))
