@@ -42,7 +42,7 @@ from skill_train.machine.address_space import require_room_for_torch
 from skill_train.plan.file import require_own_folder
 from skill_train.program import plan as program_plan
 from skill_train.program.plan import kills_for_memory, last_stage, layout_words, memory_ended, once_more, smaller_plan
-from skill_train.program.watch import is_complete, numbered, step_of
+from skill_train.program.watch import is_complete, numbered, step_of, stop_signals
 from skill_train.recipe.fields import to_yaml
 from skill_train.run import cloud_record, plan_record, train_record
 from skill_train.run.begun import already_there, forget, has_begun
@@ -191,7 +191,7 @@ class _child:
         self.stopped: int | None = None  # the signal that was passed on
 
     def __enter__(self) -> _child:
-        self.old = {number: signal.signal(number, self._pass_on) for number in _stops()}
+        self.old = {number: signal.signal(number, self._pass_on) for number in stop_signals()}
         return self
 
     def _pass_on(self, number: int, _: Any) -> None:
@@ -208,14 +208,6 @@ class _child:
             signal.signal(number, handler)
         if self.process.stdout is not None:
             self.process.stdout.close()
-
-
-def _stops() -> tuple[int, ...]:
-    """The signals that end a training at a checkpoint. Under `nohup`, the closing of the terminal is not one of
-    them."""
-    closed = getattr(signal, "SIGHUP", None)
-    unheard = closed is None or signal.getsignal(closed) is signal.SIG_IGN
-    return (signal.SIGINT, signal.SIGTERM, *(() if unheard else (closed,)))
 
 
 def _how_it_ended(code: int, stopped: int | None, failure: ProgramFailed | None, output: str) -> int:
@@ -288,7 +280,7 @@ def _failure(run: RunDir, code: int, failure: ProgramFailed | None, output: str)
             expected="memory for the model, its activations and one batch",
             hint=f"skill-train local --resume --run-dir {shlex.quote(str(run.path))}; or a smaller max_length or model",
         )
-    if -code in _stops():
+    if -code in stop_signals():
         return _interrupted(run, TrainingFailed, None, f" ({signal.Signals(-code).name})")
     if code < 0:
         name = signal.Signals(-code).name
