@@ -82,7 +82,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache, partial
 from importlib.util import find_spec
-from itertools import islice
+from itertools import groupby, islice
 from pathlib import Path
 from types import SimpleNamespace, UnionType
 from typing import IO, Any, Literal, NamedTuple, NotRequired, TypedDict, TypeVar, get_args, get_origin, get_type_hints
@@ -453,7 +453,7 @@ def check_base(model: str, revision: str | None) -> None:
     for file in filter(None, paths):
         check_files(Path(file).parent)
         if Path(file).name == INDEX:
-            index_names(Path(file))
+            weight_map(Path(file))
     return None
 
 
@@ -503,7 +503,9 @@ def check_values(document: JsonObject, path: Path) -> None:
 
 
 def check_ids(document: JsonObject, path: Path) -> None:
-    """Refuses token ids that are no ids, and parts that are no objects. Libraries would fail on them much later."""
+    """Refuses token ids, parts and a model type of another kind. Libraries would fail on them much later."""
+    if not isinstance(document.get("model_type", ""), str):
+        raise unsound(path, f"model_type is {json.dumps(document['model_type'])[:100]}, and no text")
     for key, value in document.items():
         if key in PARTS and value is not None and not isinstance(value, dict):
             raise unsound(path, f"{key} is {json.dumps(value)[:100]}, and no object")
@@ -813,24 +815,23 @@ def weight_files(folder: Path) -> list[Path]:
     """
     if not (folder / INDEX).is_file():
         return [folder / SINGLE]
-    names = index_names(folder / INDEX)
+    names = sorted(set(weight_map(folder / INDEX).values()))
     if (folder / SINGLE).is_file() and names != [SINGLE]:
         raise bad_index(folder, f"{SINGLE}, and an index that names {names[0]}", "one of the two, or the same in both")
     return [folder / name for name in names]
 
 
-def index_names(index: Path) -> list[str]:
-    """The files that an index names, each once. Only plain names of safetensors files are allowed, no paths or
+def weight_map(index: Path) -> dict[str, str]:
+    """The file of each tensor that an index names. Only plain names of safetensors files are allowed, no paths or
     pickles."""
     document = foreign_json(index)
-    weight_map = document.get("weight_map") if isinstance(document, dict) else None
-    if not isinstance(weight_map, dict) or not weight_map:
+    names = document.get("weight_map") if isinstance(document, dict) else None
+    if not isinstance(names, dict) or not names:
         raise bad_index(index.parent, "no weight_map", "file names by tensor name")
-    bad = next((name for name in weight_map.values() if not is_plain_name(name)), None)
-    if bad is not None or None in weight_map.values():
-        expected = "names of safetensors files in the same folder"
-        raise bad_index(index.parent, repr(bad)[:200], expected)
-    return sorted(set(weight_map.values()))
+    bad = [name for name in names.values() if not is_plain_name(name)]
+    if bad:
+        raise bad_index(index.parent, repr(bad[0])[:200], "names of safetensors files in the same folder")
+    return names
 
 
 def is_plain_name(name: Any) -> bool:
@@ -1383,9 +1384,7 @@ def system_message(text: Any) -> list[Message]:
 
 def from_sharegpt(turns: Any, system: Any) -> list[Message]:
     if not isinstance(turns, list):
-        raise Refused(
-            "conversations is not a list", code="bad_row", expected='[{"from", "value"}, …]', got=repr(turns)[:80]
-        )
+        raise bad_row("conversations is not a list", '[{"from", "value"}, …]', repr(turns))
     messages = system_message(system)
     for turn in turns:
         role = SHAREGPT_ROLES.get(str(turn.get("from")).lower()) if isinstance(turn, dict) else None
@@ -1492,6 +1491,10 @@ def base64_start(text: str) -> str:
     return text[:32].replace("+", "-").replace("/", "_")
 
 
+def bad_row(message: str, expected: str = "", got: str = "", hint: str = "") -> Refused:
+    return Refused(message, code="bad_row", expected=expected, got=got[:80], hint=hint)
+
+
 def require_text(value: Any, name: str, *, answer: bool = False) -> None:
     media = media_in(value, answer=answer)
     if media is not None:
@@ -1507,7 +1510,7 @@ def require_text(value: Any, name: str, *, answer: bool = False) -> None:
 def text_of(value: Any, name: str) -> str:
     require_text(value, name, answer=name in ANSWERS)
     if not isinstance(value, str) or not value.strip():
-        raise Refused(f"{name} is empty or not text", code="bad_row", expected=f"text in {name}", got=repr(value)[:80])
+        raise bad_row(f"{name} is empty or not text", f"text in {name}", repr(value))
     return value
 
 
@@ -1527,12 +1530,7 @@ def is_unicode(fields: JsonObject) -> bool:
 def chat(messages: Any, tools: Any, prompt_messages: int) -> Example:
     """A conversation of well-formed messages. Its first `prompt_messages` messages are never trained."""
     if not isinstance(messages, list) or not messages:
-        raise Refused(
-            "messages is empty or not a list",
-            code="bad_row",
-            expected='[{"role", "content"}, …]',
-            got=repr(messages)[:80],
-        )
+        raise bad_row("messages is empty or not a list", '[{"role", "content"}, …]', repr(messages))
     cleaned: list[Message] = [checked_message(message) for message in messages]
     answers = [i for i, m in enumerate(cleaned) if m["role"] == "assistant" and i >= prompt_messages]
     if not answers:
@@ -1543,7 +1541,7 @@ def chat(messages: Any, tools: Any, prompt_messages: int) -> Example:
 def checked_message(message: Any) -> Any:
     """The message of a row as a `Message`, with the text of all its parts and without keys that are null."""
     if not isinstance(message, dict) or not isinstance(message.get("role"), str):
-        raise Refused("a message has no role", code="bad_row", expected='{"role", "content"}', got=repr(message)[:80])
+        raise bad_row("a message has no role", '{"role", "content"}', repr(message))
     # `datasets` fills the keys that a row lacks with None; a template must not see them.
     message = {key: value for key, value in message.items() if value is not None}
     content = message.get("content", "")
@@ -1555,10 +1553,10 @@ def checked_message(message: Any) -> Any:
         content = "".join(part.get("text", "") for part in content)
     said = content.strip() if message["role"] == "assistant" and isinstance(content, str) else content
     if not isinstance(content, str) or (not said and not message.get("tool_calls")):
-        raise Refused(f"the {message['role']} message has no text", code="bad_row", got=repr(message)[:80])
+        raise bad_row(f"the {message['role']} message has no text", got=repr(message))
     if not is_unicode({key: value for key, value in message.items() if key != "content"}):  # templates write it too
         half = "half a surrogate pair stands in a message, which no tokenizer reads"
-        raise Refused(half, code="bad_row", expected="text in Unicode", got=repr(message)[:80])
+        raise bad_row(half, "text in Unicode", repr(message))
     return {**message, "content": content}
 
 
@@ -1566,7 +1564,7 @@ def no_answer(messages: list[Message]) -> Refused:
     """The refusal of a conversation without a message of the assistant after its prompt."""
     unknown = next((message["role"] for message in messages if message["role"] not in ROLES), None)
     if unknown is None:
-        return Refused("a conversation has no assistant message to learn from", code="bad_row", got=repr(messages)[:80])
+        return bad_row("a conversation has no assistant message to learn from", got=repr(messages))
     return Refused(
         f"the role {unknown[:40]!r} is unknown, and there is no message of the assistant",
         code="unknown_role",
@@ -1574,6 +1572,10 @@ def no_answer(messages: list[Message]) -> Refused:
         got=repr(messages)[:80],
         hint="rename the role that answers to assistant in the dataset",
     )
+
+
+def unreadable(message: str, expected: str, got: str = "", hint: str = "") -> Refused:
+    return Refused(message, code="unreadable_dataset", expected=expected, got=got, hint=hint)
 
 
 class RepeatedKey(ValueError):
@@ -1630,8 +1632,7 @@ def require_distinct(names: Iterable[str], table: Path) -> None:
     for name, count in Counter(filter(None, names)).most_common(1):
         if count > 1:
             message = f"{table} has {count} columns with the name {name[:200]!r}"
-            expected, hint = "one name for each column", "rename or remove one of them"
-            raise Refused(message, code="unreadable_dataset", expected=expected, hint=hint)
+            raise unreadable(message, "one name for each column", hint="rename or remove one of them")
 
 
 # Names of columns of pictures, sounds or films, in the languages in which we found such datasets.
@@ -2092,13 +2093,8 @@ def as_stored(feature: Any) -> Any:
 
 def broken_arrow(path: Path, error: Exception) -> Refused:
     got = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:200]}"
-    return Refused(
-        f"{path} cannot be read as part of a saved dataset",
-        code="unreadable_dataset",
-        expected="the files that Dataset.save_to_disk wrote, unchanged",
-        got=got,
-        hint=SAVE_AGAIN,
-    )
+    message = f"{path} cannot be read as part of a saved dataset"
+    return unreadable(message, "the files that Dataset.save_to_disk wrote, unchanged", got, SAVE_AGAIN)
 
 
 def saved_json(path: Path) -> JsonObject:
@@ -2388,12 +2384,11 @@ def picture_table(folder: Path, split: str) -> Path | None:
     found = [place / table for place in places for table in TABLES if (place / table).is_file()]
     if len(found) > 1:
         names = [table.relative_to(folder).as_posix() for table in found]
-        raise Refused(
+        raise unreadable(
             f"{folder} has several tables of pictures for the split {name}",
-            code="unreadable_dataset",
-            expected=f"one of {', '.join(names)}",
-            got=f"{len(names)} tables",
-            hint="remove those that are not meant; the rows of only one would be read",
+            f"one of {', '.join(names)}",
+            f"{len(names)} tables",
+            "remove those that are not meant; the rows of only one would be read",
         )
     return found[0] if found else None
 
@@ -2410,19 +2405,14 @@ def in_folder(row: Row, folder: Path, table: Path) -> Row:
     """
     for name, wanted in (("file_name", "image"), ("file_names", "images")):
         if row.get(name) and row.get(wanted) and row[name] != row[wanted]:
-            raise two_pictures(name, wanted, table)
+            raise unreadable(
+                f"{table} has the columns {name} and {wanted}, of which one would be read",
+                f"one of both: `datasets` calls {name} {wanted} too",
+                f"{name}, {wanted}",
+                "rename or remove one of them in the table",
+            )
     below = table.parent.relative_to(folder).as_posix()
     return {name: seen_from(name, value, below, folder) for name, value in row.items()}
-
-
-def two_pictures(name: str, wanted: str, table: Path) -> Refused:
-    return Refused(
-        f"{table} has the columns {name} and {wanted}, of which one would be read",
-        code="unreadable_dataset",
-        expected=f"one of both: `datasets` calls {name} {wanted} too",
-        got=f"{name}, {wanted}",
-        hint="rename or remove one of them in the table",
-    )
 
 
 def seen_from(column: str, value: Any, below: str, folder: Path) -> Any:
@@ -2499,7 +2489,7 @@ def read_picture(source: PictureSource, folder: Path | None) -> Any:
     """
     from PIL import ImageOps
 
-    with OpenedPicture(source, folder) as (image, _):
+    with opened_picture(source, folder) as (image, _):
         image.load()
         return in_rgb(ImageOps.exif_transpose(image))
 
@@ -2510,7 +2500,7 @@ def picture_size(source: PictureSource, folder: Path | None) -> PictureSize:
     Raises:
         Refused: as `read_picture`, but for pixels that are broken.
     """
-    with OpenedPicture(source, folder) as (image, _):
+    with opened_picture(source, folder) as (image, _):
         return upright_size(image)
 
 
@@ -2566,52 +2556,44 @@ class PicturesDigest:
         return hashlib.sha256(both.encode()).hexdigest() if self.count else fingerprint
 
 
-class OpenedPicture:
-    """A context with the lazily opened PIL image, after what its header tells is checked, and its name for messages.
+@contextmanager
+def opened_picture(source: PictureSource, folder: Path | None) -> Iterator[tuple[Any, int]]:
+    """The lazily opened PIL image, after what its header tells is checked, and the bytes of its file.
 
-    Any error of Pillow in it, whatever its class, is a refusal: damaged files raise struct.error, IndexError and more.
+    Any error of Pillow in the block, whatever its class, is a refusal: damaged files raise struct.error, IndexError and
+    more.
     """
+    from PIL import Image
 
-    def __init__(self, source: PictureSource, folder: Path | None) -> None:
-        self.name = picture_name(source)
-        self.file = picture_file(source, folder)
-        self.bytes = self.file.seek(0, os.SEEK_END)
-        self.file.seek(0)
-
-    def __enter__(self) -> tuple[Any, str]:
-        from PIL import Image
-
+    name = picture_name(source)
+    with picture_file(source, folder) as file:
+        size = file.seek(0, os.SEEK_END)
+        file.seek(0)
         try:
             with warnings.catch_warnings():
                 # Our own limit is below that of Pillow's error, and a cut EXIF leaves the picture as it is.
                 warnings.simplefilter("ignore", Image.DecompressionBombWarning)
                 warnings.simplefilter("ignore", UserWarning)
                 Image.init()
-                self.image = Image.open(self.file, formats=[name for name in FORMATS if name in Image.OPEN])
-                check_header(self.image, self.name)
-                orientation(self.image)  # Pillow remembers it for exif_transpose
+                image = Image.open(file, formats=[name for name in FORMATS if name in Image.OPEN])
+                check_header(image, name)
+                orientation(image)  # Pillow remembers it for exif_transpose
+            yield image, size
         except Exception as error:
-            self.__exit__(type(error), error, None)
-            raise
-        return self.image, self.name
+            if isinstance(error, (Refused, ImportError)):
+                raise
+            raise unread_picture(name, file, error) from None
 
-    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
-        refusal = self.refusal(error) if isinstance(error, Exception) else None
-        self.file.close()
-        if refusal is not None:
-            raise refusal from None
 
-    def refusal(self, error: Exception) -> Exception:
-        from PIL import Image, UnidentifiedImageError
+def unread_picture(name: str, file: IO[bytes], error: Exception) -> Refused:
+    from PIL import Image, UnidentifiedImageError
 
-        if isinstance(error, (Refused, ImportError)):
-            return error
-        if isinstance(error, UnidentifiedImageError):
-            self.file.seek(0)
-            return bad_picture(self.name, "is not a picture", f"{self.file.read(12)!r} at its start")
-        if isinstance(error, Image.DecompressionBombError):
-            return bad_picture(self.name, "has too many pixels", str(error))
-        return bad_picture(self.name, "is broken", f"{type(error).__name__}: {error}")
+    if isinstance(error, UnidentifiedImageError):
+        file.seek(0)
+        return bad_picture(name, "is not a picture", f"{file.read(12)!r} at its start")
+    if isinstance(error, Image.DecompressionBombError):
+        return bad_picture(name, "has too many pixels", str(error))
+    return bad_picture(name, "is broken", f"{type(error).__name__}: {error}")
 
 
 def check_header(image: Any, name: str) -> None:
@@ -2670,19 +2652,19 @@ def picture_file(source: PictureSource, folder: Path | None) -> IO[bytes]:
             got = repr({key: type(value).__name__ for key, value in source.items()})
             raise bad_picture("a picture in the row", "has neither bytes nor a path", got, "a path, or bytes")
         source = content
-    if isinstance(source, bytes):
-        return io.BytesIO(limited_bytes(source, "a picture in the row"))
-    if source[:5].lower() == "data:":
-        return io.BytesIO(limited_bytes(data_uri(source), "a picture in the row"))
-    return opened_file(source, folder)
+    if isinstance(source, str) and source[:5].lower() == "data:":
+        source = data_uri(source)
+    if isinstance(source, str):
+        return opened_file(source, folder)
+    require_size(len(source), "a picture in the row")
+    return io.BytesIO(source)
 
 
-def limited_bytes(content: bytes, name: str) -> bytes:
-    if not content:
+def require_size(size: int, name: str) -> None:
+    if not size:
         raise bad_picture(name, "is empty", "0 bytes")
-    if len(content) > PICTURE_BYTES:
-        raise bad_picture(name, "is too large", f"{len(content):,} bytes", f"at most {PICTURE_BYTES:,} bytes")
-    return content
+    if size > PICTURE_BYTES:
+        raise bad_picture(name, "is too large", f"{size:,} bytes", f"at most {PICTURE_BYTES:,} bytes")
 
 
 def data_uri(source: str) -> bytes:
@@ -2702,11 +2684,7 @@ def opened_file(path: str, folder: Path | None) -> IO[bytes]:
         file, where = placed_file(path, folder)
         if not file.is_file():
             raise bad_picture(name, "does not exist", str(file), where)
-        size = file.stat().st_size
-        if size > PICTURE_BYTES:
-            raise bad_picture(name, "is too large", f"{size:,} bytes", f"at most {PICTURE_BYTES:,} bytes")
-        if not size:
-            raise bad_picture(name, "is empty", "0 bytes")
+        require_size(file.stat().st_size, name)
         return open(file, "rb")
     except (OSError, ValueError, RuntimeError) as error:  # no permission; a null character; a link to itself
         raise bad_picture(name, "cannot be read", str(error)) from None
@@ -2779,13 +2757,11 @@ def lift_pictures(row: Row, columns: dict[str, str]) -> tuple[Row, list[PictureS
         lifted = before_first_question(lifted, columns, len(given))
         waiting, found = [], given
     if waiting:
-        places = len(given) - len(waiting)
-        raise Refused(
+        raise bad_row(
             "a row has more pictures than places for them",
-            code="bad_row",
-            expected=f"{len(given)} times <image> in its texts, or none, for {len(given)} pictures",
-            got=f"{places} places",
-            hint="write <image> where each picture stands, or nothing: they come before the question then",
+            f"{len(given)} times <image> in its texts, or none, for {len(given)} pictures",
+            f"{len(given) - len(waiting)} places",
+            "write <image> where each picture stands, or nothing: they come before the question then",
         )
     for value in lifted.values():
         require_no_tag(value, has_pictures=bool(found))
@@ -2800,12 +2776,8 @@ def require_no_tag(value: Any, *, has_pictures: bool) -> None:
             for key in ("content", "value"):
                 require_no_tag(message.get(key) if isinstance(message, dict) else None, has_pictures=has_pictures)
     elif isinstance(value, str) and (tag := PICTURE_TAG.search(value)) and (has_pictures or media_mark(value)):
-        raise Refused(
-            "a row has more places for pictures than pictures",
-            code="bad_row",
-            expected="a picture for each <image>, in a column such as `images`",
-            got=value[max(0, tag.start() - 20) :][:80],
-        )
+        expected = "a picture for each <image>, in a column such as `images`"
+        raise bad_row("a row has more places for pictures than pictures", expected, value[max(0, tag.start() - 20) :])
 
 
 def pictures_of_column(value: Any) -> list[PictureSource]:
@@ -2848,17 +2820,12 @@ def lifted_message(message: dict[str, Any], waiting: list[PictureSource], found:
 
 
 def picture_in_answer(answer: Any) -> Refused:
-    return Refused("an answer holds a picture", code="bad_row", expected="text in answers", got=repr(answer)[:80])
+    return bad_row("an answer holds a picture", "text in answers", repr(answer))
 
 
 def lifted_text(text: str, waiting: list[PictureSource], found: list[PictureSource]) -> str:
     if PICTURE in text:
-        raise Refused(
-            "a text holds the character U+FFFC, which stands for a picture here",
-            code="bad_row",
-            expected="text without it",
-            got=text[:80],
-        )
+        raise bad_row("a text holds the character U+FFFC, which stands for a picture here", "text without it", text)
     return PICTURE_TAG.sub(lambda tag: next_picture(waiting, found) or tag.group(), text)
 
 
@@ -2874,24 +2841,19 @@ def lifted_part(part: Any, waiting: list[PictureSource], found: list[PictureSour
     """The text of one part of a message's content, or the mark of its picture."""
     kind = part.get("type") if isinstance(part, dict) else None
     require_one_thing(part, kind)
-    if kind == "text" or (kind is None and isinstance(part, dict) and isinstance(part.get("text"), str)):
-        return lifted_text(part.get("text") or "", waiting, found)
+    text = part.get("text") if isinstance(part, dict) else None
+    if (kind is None or kind == "text") and isinstance(text, str):
+        return lifted_text(text, waiting, found)
+    if kind == "text" and text is None:
+        return ""
     if kind not in PICTURE_PARTS:
-        raise Refused(
-            "a message holds a part that is neither text nor a picture",
-            code="bad_row",
-            expected='{"type": "text"} or {"type": "image"}',
-            got=repr(part)[:80],
-        )
+        expected = '{"type": "text"} or {"type": "image"}'
+        raise bad_row("a message holds a part that is neither text nor a picture", expected, repr(part))
     source = source_of_part(part)
     if source is None:
         if not waiting:
-            raise Refused(
-                "a message holds a place for a picture, and the row has no picture for it",
-                code="bad_row",
-                expected="the picture in the part, or in a column `images`",
-                got=repr(part)[:80],
-            )
+            wrong = "a message holds a place for a picture, and the row has no picture for it"
+            raise bad_row(wrong, "the picture in the part, or in a column `images`", repr(part))
         return next_picture(waiting, found)
     found.append(source)
     return PICTURE
@@ -2902,12 +2864,9 @@ def require_one_thing(part: Any, kind: Any) -> None:
     parts with null."""
     other = part.get("text") if kind in PICTURE_PARTS else source_of_part(part) if kind == "text" else None
     if other:
-        raise Refused(
-            f"a part of the type {kind!r} holds a text and a picture, and would be read as one of them",
-            code="bad_row",
-            expected='{"type": "text", "text": …} and {"type": "image", "image": …}, each alone',
-            got=repr(part)[:80],
-        )
+        wrong = f"a part of the type {kind!r} holds a text and a picture, and would be read as one of them"
+        expected = '{"type": "text", "text": …} and {"type": "image", "image": …}, each alone'
+        raise bad_row(wrong, expected, repr(part))
 
 
 def source_of_part(part: dict[str, Any]) -> PictureSource | None:
@@ -2918,12 +2877,9 @@ def source_of_part(part: dict[str, Any]) -> PictureSource | None:
     if isinstance(part.get("bytes"), bytes) and len(given) == 2 and isinstance(part.get("path"), str):
         return {"bytes": part["bytes"], "path": part["path"]}  # a name beside the bytes, as `datasets` writes them
     if len(given) > 1 and len({which_picture(each) for each in given}) > 1:
-        raise Refused(
-            "a part of a message holds several pictures, of which one would be read",
-            code="bad_row",
-            expected="one of " + ", ".join(PART_KEYS),
-            got=", ".join(key for key in PART_KEYS if part.get(key)),
-        )
+        there = ", ".join(key for key in PART_KEYS if part.get(key))
+        wrong = "a part of a message holds several pictures, of which one would be read"
+        raise bad_row(wrong, "one of " + ", ".join(PART_KEYS), there)
     value = given[0] if given else None
     return value if isinstance(value, (str, bytes, dict)) else None
 
@@ -2948,7 +2904,7 @@ def before_first_question(lifted: Row, columns: dict[str, str], count: int) -> R
                 key = "content" if "content" in message else "value"
                 asked = message | {key: PICTURE * count + str(message.get(key) or "")}
                 return lifted | {columns[name]: [*value[:index], asked, *value[index + 1 :]]}
-    raise Refused("a row has pictures and no question", code="bad_row", expected="a message of the user", got="none")
+    raise bad_row("a row has pictures and no question", "a message of the user", "none")
 
 
 def picture_parts(content: str) -> list[dict[str, str]]:
@@ -2963,18 +2919,11 @@ def picture_parts(content: str) -> list[dict[str, str]]:
 def require_places(example: Example, pictures: int) -> None:
     """Refuses a conversation in which another number of pictures stands than the row has."""
     if example["kind"] != "chat":
-        raise Refused(
-            "rows with pictures need turns of a chat",
-            code="bad_row",
-            expected="format messages, sharegpt, question_answer or instruction",
-            got=f"format {example['kind']}",
-        )
+        expected = "format messages, sharegpt, question_answer or instruction"
+        raise bad_row("rows with pictures need turns of a chat", expected, f"format {example['kind']}")
     places = sum(str(message["content"]).count(PICTURE) for message in example["messages"])
     if places != pictures:
-        expected = f"{pictures} places"
-        raise Refused(
-            "a row's pictures do not stand in its messages", code="bad_row", expected=expected, got=f"{places}"
-        )
+        raise bad_row("a row's pictures do not stand in its messages", f"{pictures} places", f"{places}")
 
 
 # --- pictures/engine -------------------------------------------------------------------------------------------------
@@ -2998,6 +2947,37 @@ ENGINE_NOTE = (
 )  # for the card
 
 
+def ignored_limit(recipe: Mapping[str, object], kind: str) -> str | None:
+    """The limit of a recipe that llama.cpp ignores for the family; None without one."""
+    ignored = (name for name in ("min_pixels", "max_pixels") if name not in ENGINE_LIMITS.get(kind, ()))
+    return next((name for name in ignored if recipe.get(name) is not None), None)
+
+
+def require_engine(recipe: Mapping[str, object], kind: str) -> None:
+    """Refuses `preprocess: engine` where the training could not see what llama.cpp would.
+
+    Raises:
+        Refused: llama.cpp's tensors of the family were not found equal, or the recipe has limits that it ignores.
+    """
+    if kind not in ENGINE_FAMILIES:
+        raise Refused(
+            f"preprocess: engine is not known for the family {kind}",
+            code="bad_recipe",
+            expected=", ".join(ENGINE_FAMILIES),
+            got=kind,
+            hint="set preprocess: model, or remove preprocess",
+        )
+    limit = ignored_limit(recipe, kind)
+    if limit is not None:
+        raise Refused(
+            f"{limit} and preprocess: engine exclude each other: llama.cpp ignores the limit",
+            code="bad_recipe",
+            expected="one of the two",
+            got=f"{limit}: {recipe.get(limit)}",
+            hint="remove the limit and make the pictures smaller, or set preprocess: model",
+        )
+
+
 class TileGrid(NamedTuple):
     """Tiles of a picture."""
 
@@ -3015,16 +2995,14 @@ class Engine:
         longest: pixels along the longer side of a picture that is divided (SmolVLM, Idefics3).
     """
 
-    def __init__(self, kind: str, tower: dict[str, Any], processor: Any, square: int | None = None) -> None:
-        """`tower` is `vision_config` of config.json, where llama.cpp's converter finds the side. `square` is given
-        for a family whose image processor does not say it."""
-        self.kind, self.processor = kind, processor
-        if square is None:
-            self.patch, self.merge = int(getattr(processor, "patch_size", 1)), int(getattr(processor, "merge_size", 1))
-        self.square = square or self.patch * self.merge
-        own = {"gemma3": ("size", "height"), **dict.fromkeys(TILED, ("max_image_size", "longest_edge"))}.get(kind)
-        self.side = int(tower.get("image_size") or dict(getattr(processor, own[0]))[own[1]]) if own else 0
-        self.longest = int(dict(processor.size)["longest_edge"]) if kind in TILED else 0
+    def __init__(self, processor: Any) -> None:
+        """`processor` is an `ImageProcessor`."""
+        self.kind, self.processor = processor.kind, processor
+        self.patch, self.merge = processor.patch_size, processor.merge_size
+        self.square = processor.square or self.patch * self.merge
+        own = {"gemma3": ("size", "height"), **dict.fromkeys(TILED, ("max_image_size", "longest_edge"))}.get(self.kind)
+        self.side: int = processor.tower_side or getattr(processor, own[0])[own[1]] if own else 0
+        self.longest = processor.size["longest_edge"] if self.kind in TILED else 0
 
     def size(self, size: PictureSize) -> PictureSize:
         """Of the picture after all resizing; of one that is divided, of all its tiles."""
@@ -3042,17 +3020,8 @@ class Engine:
         if self.kind not in TILED:
             resized = self.size(size)
             return TileGrid(resized.height // self.square, resized.width // self.square)
-        reduced = self.reduced(size)
+        reduced = reduced_size(size, self.longest)
         return TileGrid(math.ceil(reduced.height / self.side), math.ceil(reduced.width / self.side))
-
-    def reduced(self, size: PictureSize) -> PictureSize:
-        """Before the sides become whole tiles: the longer one is `longest`, the other one an even number."""
-        ratio = size.width / size.height
-        if size.width >= size.height:
-            height = int(self.longest / ratio)
-            return PictureSize(self.longest, height + height % 2)
-        width = int(self.longest * ratio)
-        return PictureSize(width + width % 2, self.longest)
 
     def parts(self, image: Any) -> list[Any]:
         """What the tower reads of a picture, as PIL images in RGB: the picture, or its tiles and a small copy of it."""
@@ -3062,7 +3031,8 @@ class Engine:
         if self.kind not in TILED:
             kernel = Resampling.BILINEAR if self.kind == "gemma3" else Resampling.BICUBIC
             return [letterboxed(image, self.size(size), kernel)]
-        whole = resampled(resampled(image, self.reduced(size), Resampling.LANCZOS), self.size(size), Resampling.LANCZOS)
+        reduced = resampled(image, reduced_size(size, self.longest), Resampling.LANCZOS)
+        whole = resampled(reduced, self.size(size), Resampling.LANCZOS)
         corners = [(x, y) for y in range(0, whole.height, self.side) for x in range(0, whole.width, self.side)]
         tiles = [whole.crop((x, y, x + self.side, y + self.side)) for x, y in corners]
         return [*tiles, resampled(whole, PictureSize(self.side, self.side), Resampling.LANCZOS)]
@@ -3119,6 +3089,16 @@ class Engine:
         grid = pixels.reshape(3, high, merge, size, wide, merge, size).transpose(1, 4, 2, 5, 0, 3, 6)
         films = np.broadcast_to(grid[:, :, :, :, :, None], (*grid.shape[:5], frames, size, size))
         return films.reshape(high * wide * merge**2, -1)
+
+
+def reduced_size(size: PictureSize, longest: int) -> PictureSize:
+    """Before the sides become whole tiles: the longer one is `longest`, the other one an even number."""
+    ratio = size.width / size.height
+    if size.width >= size.height:
+        height = int(longest / ratio)
+        return PictureSize(longest, height + height % 2)
+    width = int(longest * ratio)
+    return PictureSize(width + width % 2, longest)
 
 
 def aligned_size(size: PictureSize, align: int, limits: tuple[int, int]) -> PictureSize:
@@ -3352,11 +3332,6 @@ def _unknown(what: str, got: str, expected: str = "the file of an image processo
     )
 
 
-def engine_of(processor: ImageProcessor) -> Engine:
-    """llama.cpp's way to prepare pictures for the model."""
-    return Engine(processor.kind, {"image_size": processor.tower_side}, processor, processor.square or None)
-
-
 def grid_of(processor: ImageProcessor, size: PictureSize, engine: Engine | None = None) -> TileGrid:
     """How a picture is divided: into tokens (Qwen-VL, Mistral 3, Pixtral) or tiles (SmolVLM, Idefics3; 0 x 0 of a
     picture that is not divided). Gemma 3 divides none.
@@ -3421,16 +3396,8 @@ def _tiles(processor: ImageProcessor, size: PictureSize) -> TileGrid:
 
 
 def _reduced(size: PictureSize, longest: int) -> PictureSize:
-    """The longer side becomes `longest` and the other an even number, then both are made smaller than `_TILED_SIDE`."""
-    width, height = size
-    ratio = width / height
-    if width >= height:
-        width, height = longest, int(longest / ratio)
-        height += height % 2
-    else:
-        width, height = int(longest * ratio), longest
-        width += width % 2
-    width, height = max(width, 1), max(height, 1)
+    """As llama.cpp reduces it, then both sides are made smaller than `_TILED_SIDE`."""
+    width, height = (max(side, 1) for side in reduced_size(size, longest))
     ratio = width / height
     if width >= height and width > _TILED_SIDE:
         width, height = _TILED_SIDE, int(_TILED_SIDE / ratio)
@@ -3500,16 +3467,6 @@ TYPE_NAMES = {
 }
 
 
-def moved(span: tuple[int, int], changes: list[tuple[int, int, int]]) -> tuple[int, int]:
-    """A span of a rendered text after its pictures are expanded. No span begins or ends inside a mark."""
-    start, end = span
-    shifts = [(stop, length - (stop - begin)) for begin, stop, length in changes]
-    return (
-        start + sum(shift for stop, shift in shifts if stop <= start),
-        end + sum(shift for stop, shift in shifts if stop <= end),
-    )
-
-
 # What stands for a picture in a rendered text, and what it becomes before the text is tokenized. The functions follow
 # `replace_image_token` of each processor of transformers 5.23, which a test compares; the processors themselves need
 # torchvision, for films.
@@ -3553,9 +3510,9 @@ class Pictures:
         name, revision = recipe["model"], recipe["revision"]
         self.model, self.folder = (name, revision), folder
         self.is_grey = False
-        self.kind = model_type(name, revision)
         documents = {file: model_document(name, revision, file) for file in ("config.json", *PROCESSOR_FILES)}
         config = documents["config.json"] or {}
+        self.kind = str(config.get("model_type", "unknown"))
         tower = config.get("vision_config") or {}
         if self.kind not in EXPANSIONS or (self.kind == "llava" and tower.get("model_type") != "pixtral"):
             raise Refused(
@@ -3574,7 +3531,7 @@ class Pictures:
         self.engine: Engine | None = None
         if recipe.get("preprocess") == "engine":
             require_engine(recipe, self.kind)
-            self.engine = engine_of(self.settings)
+            self.engine = Engine(self.settings)
         self.mark = self.places.mark if self.engine is None else PICTURE
 
     def parts(self, content: str) -> list[dict[str, str]]:
@@ -3605,12 +3562,11 @@ class Pictures:
 
     def expansion(self, size: PictureSize) -> str:
         """The text that stands for one picture, with a token for each part of it."""
-        text: str = EXPANSIONS[self.kind](self, size)
-        return text
+        return EXPANSIONS[self.kind](self, size)
 
     def expanded(self, rendered: str, sizes: list[PictureSize]) -> tuple[str, list[tuple[int, int, int]]]:
-        """The text with each mark of a picture replaced by what stands for it, and of each mark its start and end in
-        the text before, and the length of its replacement.
+        """The text with each mark of a picture replaced by what stands for it, and the pieces between the marks: their
+        start and end in the text before, and how far they are moved.
 
         Raises:
             Refused: the chat template wrote another number of marks.
@@ -3625,25 +3581,25 @@ class Pictures:
                 got=f"{len(marks)} times" + f", and {written} times {self.places.mark}" * bool(written),
                 hint="use a base model whose chat template reads pictures, such as an Instruct version",
             )
-        text, end, changes = "", 0, list[tuple[int, int, int]]()
+        text, end, pieces = "", 0, list[tuple[int, int, int]]()
         for (start, stop), size in zip(marks, sizes, strict=True):
-            expansion = self.expansion(size)
-            text += rendered[end:start] + expansion
-            changes.append((start, stop, len(expansion)))
+            pieces.append((end, start, len(text) - end))
+            text += rendered[end:start] + self.expansion(size)
             end = stop
-        return text + rendered[end:], changes
+        return text + rendered[end:], [*pieces, (end, len(rendered), len(text) - end)]
 
     def fed(
         self, rendered: str, spans: list[tuple[int, int]], images: list[PictureSource]
     ) -> tuple[str, list[tuple[int, int]], Pictured]:
         """The rendered text with its pictures expanded, its trained spans there without any token of a picture, and
         the pictures with their digests."""
-        fed, changes = self.expanded(rendered, [picture_size(image, self.folder) for image in images])
-        outside, shift = [moved(span, changes) for span in spans], 0
-        for start, stop, length in changes:
-            begin, end = start + shift, start + shift + length
-            outside = [part for a, b in outside for part in ((a, min(b, begin)), (max(a, end), b)) if part[0] < part[1]]
-            shift += length - (stop - start)
+        fed, pieces = self.expanded(rendered, [picture_size(image, self.folder) for image in images])
+        outside = [
+            (max(start, a) + shift, min(stop, b) + shift)
+            for a, b in spans
+            for start, stop, shift in pieces
+            if max(start, a) < min(stop, b)
+        ]
         if not images:
             return fed, outside, {}
         digests = [picture_digest(image, self.folder) for image in images]
@@ -3718,11 +3674,6 @@ class Pictures:
         return {} if name is None else {name: (ids == self.token_id).long()}
 
 
-def model_type(model: str, revision: str | None) -> str:
-    """The model type in config.json. It decides which tokens stand for a picture."""
-    return str((model_document(model, revision, "config.json") or {}).get("model_type", "unknown"))
-
-
 def model_document(model: str, revision: str | None, name: str) -> dict[str, Any] | None:
     """A JSON file of a model; None where there is none, or it holds no object."""
     path = model_file(model, revision, name)
@@ -3775,32 +3726,6 @@ EXPANSIONS: dict[str, Callable[[Pictures, PictureSize], str]] = {
     "mistral3": lines_expansion,
     "llava": lines_expansion,  # the last one, of which not every tower is read
 }
-
-
-def require_engine(recipe: ImageModel, kind: str) -> None:
-    """Refuses `preprocess: engine` where the training could not see what llama.cpp would.
-
-    Raises:
-        Refused: llama.cpp's tensors of the family were not found equal, or the recipe has limits that it ignores.
-    """
-    if kind not in ENGINE_FAMILIES:
-        raise Refused(
-            f"preprocess: engine is not known for the family {kind}",
-            code="bad_recipe",
-            expected=", ".join(ENGINE_FAMILIES),
-            got=kind,
-            hint="set preprocess: model in the recipe",
-        )
-    ignored = (name for name in ("min_pixels", "max_pixels") if name not in ENGINE_LIMITS.get(kind, ()))
-    limit = next((name for name in ignored if recipe.get(name) is not None), None)
-    if limit is not None:
-        raise Refused(
-            f"{limit} and preprocess: engine exclude each other: llama.cpp ignores the limit",
-            code="bad_recipe",
-            expected="one of the two",
-            got=f"{limit}: {recipe.get(limit)}",
-            hint="remove the limit and make the pictures smaller, or set preprocess: model",
-        )
 
 
 class PixelLimits(NamedTuple):
@@ -3884,7 +3809,7 @@ def encoded_bytes(source: PictureSource, digest: str, folder: Path | None) -> by
 
 def picture_format(source: PictureSource, folder: Path | None) -> str:
     """The suffix of its format: png, jpeg, webp."""
-    with OpenedPicture(source, folder) as (image, _):
+    with opened_picture(source, folder) as (image, _):
         return str(image.format or "bin").lower()
 
 
@@ -3925,13 +3850,7 @@ def iter_rows(
         rows = iter_saved(path, split)
     elif path.is_file():
         if not split.startswith("train"):
-            raise Refused(
-                f"{path} is one file and has no split {split!r}",
-                code="bad_split",
-                expected="train, train[:500]",
-                got=split,
-                hint=PART_OF_FILE,
-            )
+            raise bad_split(f"{path} is one file and has no split {split!r}", "train, train[:500]", split)
         rows = iter_slice(iter_file(path), split)
     elif path.exists():
         raise not_a_file(path, "a pipe or a device", hint=ROWS_IN_LINES)
@@ -4009,12 +3928,11 @@ def iter_file(path: Path) -> Iterator[tuple[int, Row]]:
     elif kind == ".parquet":
         yield from iter_parquet(path)
     else:
-        raise Refused(
+        raise unreadable(
             f"{path} has an extension that is not supported for a dataset",
-            code="unreadable_dataset",
-            expected=".jsonl, .json, .csv, .tsv, .parquet, a folder saved by datasets, or a Hub id",
-            got=kind or "no extension",
-            hint=ROWS_IN_LINES,
+            ".jsonl, .json, .csv, .tsv, .parquet, a folder saved by datasets, or a Hub id",
+            kind or "no extension",
+            ROWS_IN_LINES,
         )
 
 
@@ -4035,12 +3953,9 @@ def iter_parquet(path: Path) -> Iterator[tuple[int, Row]]:
         raise repeated_key(f"row {number + 1} of {path}", str(error)) from None
     # Text that is not UTF-8, a year 99999, JSON that is none.
     except (pyarrow.ArrowException, OSError, ValueError, OverflowError, RecursionError) as error:
-        raise Refused(
-            f"{path} cannot be read as Parquet: {str(error).splitlines()[0] if str(error) else type(error).__name__}",
-            code="unreadable_dataset",
-            expected="a whole Parquet file",
-            hint="download or write the file again",
-        ) from None
+        why = str(error).splitlines()[0] if str(error) else type(error).__name__
+        message = f"{path} cannot be read as Parquet: {why}"
+        raise unreadable(message, "a whole Parquet file", hint="download or write the file again") from None
 
 
 def iter_jsonl(path: Path) -> Iterator[tuple[int, Row]]:
@@ -4058,13 +3973,8 @@ def numbered_lines(path: Path) -> Iterator[tuple[int, bytes]]:
     with regular_file(path, hint=ROWS_IN_LINES) as file:
         for number, raw in enumerate(iter(partial(file.readline, LINE_BYTES + 1), b""), start=1):
             if len(raw) > LINE_BYTES:
-                raise Refused(
-                    f"line {number} of {path} is too long",
-                    code="unreadable_dataset",
-                    expected=f"at most {LINE_BYTES:,} bytes a line; a row of a million tokens takes 15 MB",
-                    got=raw[:80].decode("utf-8", "replace").rstrip(),
-                    hint=ROWS_IN_LINES,
-                )
+                expected = f"at most {LINE_BYTES:,} bytes a line; a row of a million tokens takes 15 MB"
+                raise unreadable(f"line {number} of {path} is too long", expected, beginning(raw), ROWS_IN_LINES)
             yield number, raw
 
 
@@ -4078,36 +3988,30 @@ def whole_text(path: Path) -> str:
     with regular_file(path, hint=ROWS_IN_LINES) as file:
         size = os.fstat(file.fileno()).st_size
         if size > DOCUMENT_BYTES:
-            raise Refused(
+            raise unreadable(
                 f"{path} is one JSON document, and too large to be read at once",
-                code="unreadable_dataset",
-                expected=f"at most {DOCUMENT_BYTES:,} bytes; a .jsonl file is read by lines and may have any size",
-                got=f"{size:,} bytes",
-                hint=ROWS_IN_LINES,
+                f"at most {DOCUMENT_BYTES:,} bytes; a .jsonl file is read by lines and may have any size",
+                f"{size:,} bytes",
+                ROWS_IN_LINES,
             )
         return file.read(size).decode("utf-8-sig")
+
+
+def beginning(raw: bytes) -> str:
+    return raw[:80].decode("utf-8", "replace").rstrip()
 
 
 def not_utf8(where: str, raw: bytes) -> Refused:
     """The refusal of text that is not UTF-8. UTF-16 starts with a mark. Nearly all other such text is Windows-1252,
     which includes Latin-1."""
     encoding = "UTF-16" if raw[:2] in (b"\xff\xfe", b"\xfe\xff") else "WINDOWS-1252"
-    return Refused(
-        f"{where} is not UTF-8, most likely {encoding}",
-        code="unreadable_dataset",
-        expected="text in UTF-8",
-        got=raw[:80].decode("utf-8", "replace").rstrip(),
-        hint=f"iconv -f {encoding} -t UTF-8 FILE > NEW_FILE",
-    )
+    message, hint = f"{where} is not UTF-8, most likely {encoding}", f"iconv -f {encoding} -t UTF-8 FILE > NEW_FILE"
+    return unreadable(message, "text in UTF-8", beginning(raw), hint)
 
 
 def repeated_key(where: str, key: str) -> Refused:
-    return Refused(
-        f"{where} has the key {key[:80]!r} twice in one object",
-        code="unreadable_dataset",
-        expected="each key once in an object; of two values one would be dropped silently",
-        hint=MEND,
-    )
+    expected = "each key once in an object; of two values one would be dropped silently"
+    return unreadable(f"{where} has the key {key[:80]!r} twice in one object", expected, hint=MEND)
 
 
 def parse_object(raw: bytes, where: str) -> Row:
@@ -4118,21 +4022,10 @@ def parse_object(raw: bytes, where: str) -> Row:
     except RepeatedKey as error:
         raise repeated_key(where, str(error)) from None
     except (ValueError, RecursionError) as error:  # a number of 5000 digits is a ValueError too
-        raise Refused(
-            f"{where} is not JSON: {error}",
-            code="unreadable_dataset",
-            expected="one JSON object a line, in UTF-8",
-            got=raw[:80].decode("utf-8", "replace").rstrip(),
-            hint=MEND,
-        ) from None
+        expected = "one JSON object a line, in UTF-8"
+        raise unreadable(f"{where} is not JSON: {error}", expected, beginning(raw), MEND) from None
     if not isinstance(row, dict):
-        raise Refused(
-            f"{where} is not a JSON object",
-            code="unreadable_dataset",
-            expected='{"column": value, …}',
-            got=repr(row)[:80],
-            hint=MEND,
-        )
+        raise not_an_object(where, row)
     return row
 
 
@@ -4144,7 +4037,7 @@ def iter_json(path: Path) -> Iterator[tuple[int, Row]]:
         return
     for number, row in enumerate(items, start=1):
         if not isinstance(row, dict):
-            raise not_an_object(number, path, row)
+            raise not_an_object(f"item {number} of {path}", row)
         yield number, row
 
 
@@ -4166,14 +4059,8 @@ def json_items(path: Path) -> list[Any] | None:
         return None
 
 
-def not_an_object(number: int, path: Path, item: Any) -> Refused:
-    return Refused(
-        f"item {number} of {path} is not an object",
-        code="unreadable_dataset",
-        expected='{"column": value, …}',
-        got=repr(item)[:80],
-        hint=MEND,
-    )
+def not_an_object(where: str, item: Any) -> Refused:
+    return unreadable(f"{where} is not a JSON object", '{"column": value, …}', repr(item)[:80], MEND)
 
 
 def delimiter_of(path: Path) -> str:
@@ -4199,17 +4086,13 @@ def iter_csv(path: Path, delimiter: str) -> Iterator[tuple[int, Row]]:
 
 def other_columns(where: str, names: Iterable[str]) -> Refused:
     columns = list(names)
-    return Refused(
-        f"{where} has another number of columns than the header",
-        code="unreadable_dataset",
-        expected=f"{len(columns)} columns: {', '.join(columns)}",
-        hint=MEND,
-    )
+    expected = f"{len(columns)} columns: {', '.join(columns)}"
+    return unreadable(f"{where} has another number of columns than the header", expected, hint=MEND)
 
 
 def broken_table(where: str, error: csv.Error) -> Refused:
     expected = "a table whose quotes are closed, and doubled inside of a cell"
-    return Refused(f"{where} is broken: {error}", code="unreadable_dataset", expected=expected, hint=MEND)
+    return unreadable(f"{where} is broken: {error}", expected, hint=MEND)
 
 
 def decoded_lines(path: Path) -> Iterator[str]:
@@ -4221,6 +4104,10 @@ def decoded_lines(path: Path) -> Iterator[str]:
             raise not_utf8(f"line {number} of {path}", raw) from None
 
 
+def bad_split(message: str, expected: str, got: str, hint: str = PART_OF_FILE) -> Refused:
+    return Refused(message, code="bad_split", expected=expected, got=got, hint=hint)
+
+
 SLICE = re.compile(r"(?P<name>[\w.-]+)(?:\[(?P<from>\d{1,18}%?)?:(?P<to>\d{1,18}%?)?\])?")
 
 
@@ -4228,13 +4115,7 @@ def iter_slice(rows: Iterator[tuple[int, Any]], split: str) -> Iterator[tuple[in
     """The rows of `train[10:500]` or `train[:10%]`. A plain file is one split, whatever its name."""
     match = SLICE.fullmatch(split)
     if match is None:
-        raise Refused(
-            f"split {split!r} is not valid",
-            code="bad_split",
-            expected="train, train[:500], train[:10%]",
-            got=split,
-            hint=PART_OF_FILE,
-        )
+        raise bad_split(f"split {split!r} is not valid", "train, train[:500], train[:10%]", split)
     bounds = [match["from"] or "0", match["to"] or ""]
     if any(bound.endswith("%") for bound in bounds):
         rows = iter(all_rows := list(rows))
@@ -4249,12 +4130,11 @@ def iter_slice(rows: Iterator[tuple[int, Any]], split: str) -> Iterator[tuple[in
 def iter_saved(folder: Path, split: str) -> Iterator[tuple[int, Row]]:
     """A folder that `datasets` saved."""
     if not any((folder / name).is_file() for name in (SPLITS, STATE)):
-        raise Refused(
+        raise unreadable(
             f"{folder} is not a dataset folder",
-            code="unreadable_dataset",
-            expected="a folder written by Dataset.save_to_disk, or one file; of pictures a folder with metadata.jsonl",
-            got=f"a folder without {STATE} and without {SPLITS}",
-            hint="use one file of rows, or a folder that Dataset.save_to_disk wrote",
+            "a folder written by Dataset.save_to_disk, or one file; of pictures a folder with metadata.jsonl",
+            f"a folder without {STATE} and without {SPLITS}",
+            "use one file of rows, or a folder that Dataset.save_to_disk wrote",
         )
     saved = undecoded(load_saved(folder, split.split("[")[0]))
     rows = as_written(rows_of(saved, folder), saved.features.arrow_schema, json_read=True)
@@ -4272,13 +4152,8 @@ def load_saved(folder: Path, name: str) -> Any:
     if not isinstance(saved, datasets.DatasetDict):
         return saved
     if name not in saved:
-        raise Refused(
-            f"{folder} has no split {name!r}",
-            code="bad_split",
-            expected=", ".join(saved),
-            got=name,
-            hint="use one of its splits, such as split: train",
-        )
+        hint = "use one of its splits, such as split: train"
+        raise bad_split(f"{folder} has no split {name!r}", ", ".join(saved), name, hint)
     return saved[name]
 
 
@@ -4389,6 +4264,15 @@ class Data(TypedDict):
 def trained_tokens(row: Tokens) -> int:
     """The number of labels that count. The first one is never predicted, because nothing comes before it."""
     return sum(label != IGNORED for label in row["labels"][1:])
+
+
+def marked_text(tokenizer: Any, row: Tokens) -> str:
+    """The row decoded, with the trained parts between ⟦ and ⟧."""
+    text, pairs = "", zip(row["input_ids"], row["labels"], strict=True)
+    for trained, piece in groupby(pairs, key=lambda pair: pair[1] != IGNORED):
+        decoded = tokenizer.decode([token for token, _ in piece])
+        text += f"⟦{decoded}⟧" if trained else decoded
+    return text
 
 
 def trainable_rows(rows: list[EncodedRow], recipe: Recipe) -> list[EncodedRow]:
@@ -4617,9 +4501,7 @@ def load_tokenizer(model: str, revision: str | None) -> Any:
 
 def template_of_processor(model: str, revision: str | None) -> str | None:
     """The chat template in the file where older processors kept it, which llama.cpp's converter reads too."""
-    path = model_file(model, revision, "chat_template.json")
-    document = foreign_json(Path(path)) if path is not None else None
-    template = document.get("chat_template") if isinstance(document, dict) else None
+    template = (model_document(model, revision, "chat_template.json") or {}).get("chat_template")
     return template if isinstance(template, str) else None
 
 
@@ -4658,9 +4540,8 @@ def read_tokenizer(model: str, revision: str | None) -> Any:
     transformers 5.23 that a decoder uses). Classes such as LlamaTokenizer take the vocabulary of that file, and split
     text in a way of their own. If the two disagree, `tokenizer.read_as` says so.
     """
-    from transformers.models.auto import (
-        AutoTokenizer,
-    )  # not transformers.AutoTokenizer: the converter has another there
+    # Not transformers.AutoTokenizer: the converter has another there.
+    from transformers.models.auto import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(model, revision=revision, trust_remote_code=False)
     published = model_file(model, revision, "tokenizer.json")
@@ -5297,15 +5178,10 @@ def log_probs_function() -> Any:
     return LogProbs
 
 
-def attention_kernel(recipe: Recipe, placement: Placement) -> str:
+def attention_kernel(recipe: Recipe, wanted: str, config: Any) -> str:
     """The kernel of the plan, or eager if the model's class does not support it. torch's fused attention supports
     neither the capped scores of Gemma 2 nor the sinks of gpt-oss."""
-    from transformers import AutoConfig
-
-    wanted = placement["attn_implementation"]
-    config = AutoConfig.from_pretrained(recipe["model"], revision=recipe["revision"], trust_remote_code=False)
-    mapping = model_class(recipe)._model_mapping
-    classes = mapping.get(type(config), None)
+    classes = model_class(recipe)._model_mapping.get(type(config), None)
     first = classes[0] if isinstance(classes, tuple) else classes
     if wanted != "sdpa" or first is None or first._supports_sdpa:
         return wanted
@@ -5346,10 +5222,12 @@ def load_model(recipe: Recipe, placement: Placement) -> Any:
             bnb_4bit_quant_storage=dtype if placement["strategy"] == "fsdp" else torch.uint8,
         )
     with readable(recipe["model"]):
+        config = config_with(recipe["model"], recipe["revision"], placement["attn_implementation"])
+        config._attn_implementation = attention_kernel(recipe, placement["attn_implementation"], config)
         model = model_class(recipe).from_pretrained(
             recipe["model"],
             revision=recipe["revision"],
-            config=config_with(recipe["model"], recipe["revision"], attention_kernel(recipe, placement)),
+            config=config,
             dtype=dtype,
             quantization_config=quantization,
             trust_remote_code=False,
@@ -5548,6 +5426,24 @@ def check_vocabulary(model: Any, data: Data) -> None:
         )
 
 
+def set_fields(config: JsonObject, changes: Mapping[str, object], dtype: str | None) -> dict[str, object]:
+    """Changes fields of a config.json at each level that has them, or else at the first. Returns those that changed.
+
+    Args:
+        dtype: torch's name of the new dtype of every weight; None if the types did not change.
+    """
+    levels = [level for level in (config, config.get("text_config")) if isinstance(level, dict)]
+    changed: dict[str, object] = {}
+    names = [name for name in ("dtype", "torch_dtype") if any(name in level for level in levels)] or ["dtype"]
+    for name, value in (*changes.items(), *((name, dtype) for name in names if dtype)):
+        holders = [level for level in levels if name in level] or [config]
+        if any(level.get(name) != value for level in holders):
+            changed[name] = value
+            for level in holders:
+                level[name] = value
+    return changed
+
+
 def files_of_base(base: Path) -> list[Path]:
     """The files that belong to a model's weights, also in sub-folders. Other files in its folder are left out: the
     tuned model may be published, and a run beside the weights holds the rows that it was trained on."""
@@ -5619,8 +5515,7 @@ def newest_checkpoint(folder: Path) -> Path | None:
 
     Every process calls this, and the main process removes. A checkpoint that it removes is torn for all.
     """
-    checkpoints = [path for path in folder.glob("checkpoint-*") if path.name.rsplit("-", 1)[1].isdigit()]
-    for path in sorted(checkpoints, key=lambda p: int(p.name.rsplit("-", 1)[1]), reverse=True):
+    for path in numbered(folder):
         if is_complete(path):
             event("note", text=f"resuming from {path.name}")
             return path
@@ -5940,16 +5835,22 @@ class Watch:
         def stop(*_: Any) -> None:
             self.interrupted = True
 
-        numbers = [signal.SIGINT, signal.SIGTERM]
-        if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as nohup sets it
-            numbers.append(signal.SIGHUP)
-        old = {number: signal.signal(number, stop) for number in numbers}
+        old = {number: signal.signal(number, stop) for number in stop_signals()}
         TRAINING.set()
         try:
             yield
         finally:
             for number, handler in old.items():
                 signal.signal(number, handler)
+
+
+def stop_signals() -> list[int]:
+    """The signals that end a training at a checkpoint. Under `nohup`, the closing of the terminal is not one of
+    them."""
+    numbers: list[int] = [signal.SIGINT, signal.SIGTERM]
+    if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+        numbers.append(signal.SIGHUP)
+    return numbers
 
 
 def built_optimizer(optimizer: Any) -> dict[str, object]:
@@ -5987,10 +5888,11 @@ def build_trainer(recipe: Recipe, placement: Placement, folder: Path, tokenizer:
     import datasets
     import torch
     import transformers
-    from transformers import PrinterCallback
     from trl import SFTTrainer
 
-    quiet_libraries(transformers)
+    transformers.utils.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
+    datasets.disable_progress_bars()
     prepare_device(torch, placement)
     transformers.set_seed(recipe["seed"])
     # Before the model is loaded: the arguments join the processes and select the GPU of this one, on which 4-bit
@@ -6033,7 +5935,7 @@ def build_trainer(recipe: Recipe, placement: Placement, folder: Path, tokenizer:
         peft_config=None if is_full(recipe) else lora_config(recipe, model),
         callbacks=[watch.callback()],
     )
-    trainer.remove_callback(PrinterCallback)  # its print fails, and ends the training, once nobody reads the output
+    trainer.remove_callback(transformers.PrinterCallback)  # its print ends the training once nobody reads the output
     types = trained_types(trainer.model, placement)
     if (arguments.bf16 or arguments.fp16) and not recipe["use_dora"]:
         keep_input_types(trainer.model)
@@ -6209,11 +6111,7 @@ def take_files(base: Path, part: Path, dtype: str) -> None:
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(file, target)
     config = json.loads((base / "config.json").read_text(encoding="utf-8"))
-    levels = [level for level in (config, config.get("text_config")) if isinstance(level, dict)]
-    stated = [(level, key) for level in levels for key in ("dtype", "torch_dtype") if key in level]
-    if any(level[key] != dtype for level, key in stated or [(config | {"dtype": None}, "dtype")]):
-        for level, key in stated or [(config, "dtype")]:
-            level[key] = dtype
+    if set_fields(config, {}, dtype):
         write_json(part / "config.json", config)
 
 
@@ -6291,9 +6189,8 @@ def environment(trainer: Any, data: Data, base_weights: dict[str, FileDigest]) -
     import torch
 
     names = ["torch", "transformers", "trl", "peft", "datasets", "accelerate", "tokenizers", "safetensors", "numpy"]
-    names += (
-        ["pillow"] if data["pictures"] is not None else []
-    )  # it decodes them: another version may give other pixels
+    if data["pictures"] is not None:
+        names.append("pillow")  # it decodes them: another version may give other pixels
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else platform.processor() or platform.machine()
     return {
         "program": file_digest(PROGRAM),
@@ -6352,14 +6249,6 @@ def fed_data(data: Data, dataset: Any, steps: int) -> FedData:
         "fed_trained_tokens": sum(trained_tokens(train[i]) for i in order),
         "first_batches": [rows_digest(rows)[:16] for rows in batches],
     }
-
-
-def quiet_libraries(transformers: Any) -> None:
-    import datasets
-
-    transformers.utils.logging.set_verbosity_error()
-    transformers.utils.logging.disable_progress_bar()
-    datasets.disable_progress_bars()
 
 
 # --- checks ----------------------------------------------------------------------------------------------------------
@@ -6433,7 +6322,7 @@ class Checks:
             return
         self.check_accumulation()
         self.check_pictures_are_read()
-        self.loss_before = self.fixed_loss()
+        self.loss_before = self.mean_loss(self.rows)
         self.answer = {"prompt": self.prompt()[0], "before": self.answer_now()}
         if is_main_process():
             before = {"loss": self.loss_before, "answer": self.answer, "results": self.results[2:]}
@@ -6471,17 +6360,11 @@ class Checks:
     def picture_loss(self, *, grey: bool) -> float | None:
         """Mean loss of the fixed rows that have pictures; None where no row has. With `grey`, a grey picture of the
         same size is in the place of each, so that the tokens are the same."""
-        import torch
-
         rows = [row for row in self.rows if row.get("images")]
         if self.pictures is None or not rows:
             return None
-        with torch.no_grad(), self.pictures.all_grey(grey):
-            self.trainer.model.eval()
-            items = torch.tensor(sum(trained_tokens(row) for row in rows), device=self.trainer.model.device)
-            loss = sum(float(self.loss([row], items)) for row in rows)
-            self.trainer.model.train()
-        return loss
+        with self.pictures.all_grey(grey):
+            return self.mean_loss(rows)
 
     def check_pictures_are_read(self) -> None:
         """Checks that another picture gives another loss. Where no pixel reaches the language model, the loss falls all
@@ -6546,21 +6429,20 @@ class Checks:
         self.trainer._metrics["eval"].clear()
         return loss / max(1, self.trainer.accelerator.num_processes)
 
-    def fixed_loss(self) -> float:
-        """Mean loss on the same few training rows, without dropout. Before and after can be compared, unlike two
-        batches."""
+    def mean_loss(self, rows: Sequence[EncodedRow]) -> float:
+        """Mean loss on some training rows, without dropout. On the same rows it can be compared before and after,
+        unlike that of two batches."""
         import torch
 
         self.trainer.model.eval()
         with torch.no_grad():
-            total = sum(trained_tokens(row) for row in self.rows)
-            items = torch.tensor(total, device=self.trainer.model.device)
-            loss = sum(float(self.loss([row], items)) for row in self.rows)
+            items = torch.tensor(sum(trained_tokens(row) for row in rows), device=self.trainer.model.device)
+            loss = sum(float(self.loss([row], items)) for row in rows)
         self.trainer.model.train()
         return loss
 
     def check_loss(self) -> None:
-        after, before = self.fixed_loss(), self.loss_before or 0.0
+        after, before = self.mean_loss(self.rows), self.loss_before or 0.0
         detail = f"{before:.4f} before, {after:.4f} after, on the same {len(self.rows)} training rows"
         size = self.trainer.model.config.get_text_config().vocab_size
         if before > math.log(size):  # a perplexity above the size of the vocabulary: wrong weights or tokenizer
@@ -6656,19 +6538,6 @@ class Checks:
             )
         model.train()
         return str(self.tokenizer.decode(out[0][inputs["input_ids"].shape[1] :], skip_special_tokens=False))
-
-    def example(self) -> str:
-        """One row decoded, with the trained parts between ⟦ and ⟧."""
-        row, text, inside = self.rows[0], "", False
-        pieces: list[tuple[bool, list[int]]] = []
-        for token, label in zip(row["input_ids"], row["labels"], strict=True):
-            if not pieces or pieces[-1][0] != (label != IGNORED):
-                pieces.append((label != IGNORED, []))
-            pieces[-1][1].append(token)
-        for inside, ids in pieces:
-            decoded = self.tokenizer.decode(ids)
-            text += f"⟦{decoded}⟧" if inside else decoded
-        return text
 
 
 # --- cloud/push ------------------------------------------------------------------------------------------------------
@@ -7242,10 +7111,8 @@ class Keeper:
 def keep_results(work: Path, bucket: Path, failure: Failure | None) -> None:
     files = {path.relative_to(work).as_posix(): path for name in RESULTS for path in files_of(work / name)}
     digests = {name: copy_file(path, bucket / name) for name, path in files.items()}
-    state = (
-        {"state": "done", "exit_code": 0} if failure is None else {"state": "failed", "exit_code": failure["exit_code"]}
-    )
-    put_json(bucket / MARKER, {"run": run_id()} | state | {"files": digests})
+    state, exit_code = ("done", 0) if failure is None else ("failed", failure["exit_code"])
+    put_json(bucket / MARKER, {"run": run_id(), "state": state, "exit_code": exit_code, "files": digests})
 
 
 def require_kept(bucket: Path) -> None:
@@ -7536,17 +7403,13 @@ def report(plan: Plan, watch: Watch, checks: Checks, tuned: Path, seconds: float
         "recipe_hash": plan.get("recipe_hash"),
         "steps": checks.trainer.state.global_step,
         "verdict": checks.verdict(),
-        "outputs": {
-            str(path.relative_to(tuned.parent)): file_digest(path)
-            for path in sorted(tuned.rglob("*"))
-            if path.is_file()
-        },
+        "outputs": {str(path.relative_to(tuned.parent)): file_digest(path) for path in files_of(tuned)},
         "saved_dtype": saved_type(tuned),
         "smaller_layout": next(
             (each for each in reversed(plan.get("reasons") or []) if each.get("rule") == SMALLER), None
         ),
         "checks": checks.results,
-        "example": checks.example()[:2000],
+        "example": marked_text(checks.tokenizer, checks.rows[0])[:2000],
         "answer": checks.answer,
         "data": checks.data["figures"],
         "figures": {

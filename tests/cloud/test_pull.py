@@ -71,7 +71,7 @@ def test_a_run_that_is_not_fetched_yet_is_not_trained_here(cloud: Cloud, stage: 
 
 def test_a_finished_run_comes_here_and_only_once(cloud: Cloud) -> None:
     """Afterwards a merge finds it trained: every digest of train.json holds."""
-    from skill_train.train.local import trained
+    from skill_train.run.begun import trained
 
     result = cloud_runs.result(**{"images/0a1b.png": b"a held-out picture"})
     files = result | cloud_runs.checkpoint(10) | cloud_runs.checkpoint(5)

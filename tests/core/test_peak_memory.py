@@ -14,17 +14,17 @@ pytestmark = pytest.mark.slow
 PARENT = """
 import subprocess, sys, time
 from skill_train.core import worker as native
-from skill_train.run import folder as run_dir
+from skill_train.core import memory
 big = b"x" * (400 << 20)
 if sys.argv[1] == "worker":
     native.run_worker("crashing_worker", {"steps": 1, "megabytes": int(sys.argv[2])})
 else:
     hold = "import time; big = b'x' * (int(%s) << 20); time.sleep(0.5)" % sys.argv[2]
     process = subprocess.Popen([sys.executable, "-c", hold])
-    run_dir.watch_memory(process.pid)
+    memory.watch_memory(process.pid)
     process.wait()
 del big
-print(run_dir.peak_memory_bytes(), run_dir.peak_memory_bytes(children=True))
+print(memory.peak_memory_bytes(), memory.peak_memory_bytes(children=True))
 """
 
 
@@ -43,11 +43,11 @@ def test_a_process_does_not_count_what_its_parent_had() -> None:
     assert 5 << 20 < int(done.stdout) < 90 << 20
 
 
-SMALL = "from skill_train.run import folder as run_dir; print(run_dir.peak_memory_bytes())"
+SMALL = "from skill_train.core import memory; print(memory.peak_memory_bytes())"
 
 
 def test_without_children_nothing_is_said() -> None:
-    words = "from skill_train.run import folder as run_dir; print(run_dir.peak_memory_bytes(children=True))"
+    words = "from skill_train.core import memory; print(memory.peak_memory_bytes(children=True))"
     done = subprocess.run([sys.executable, "-c", words], capture_output=True, text=True, timeout=60)
     assert done.stdout == "None\n"
 

@@ -35,8 +35,8 @@ else:
         main(sys.argv[1:])
     except SystemExit as end:
         print(end.code, file=sys.stderr)
-from skill_train.run import folder as run_dir
-print(run_dir.peak_memory_bytes() / 1e6, file=sys.stderr)
+from skill_train.core import memory
+print(memory.peak_memory_bytes() / 1e6, file=sys.stderr)
 """
 
 

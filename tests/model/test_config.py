@@ -29,6 +29,19 @@ def test_arithmetic_gives_the_published_count(name: str) -> None:
     assert set(facts.unknown) == {"weight_bytes"} | ({"stored_dtype"} if name == "gpt2" else set())
 
 
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"architectures": ["Gemma2ForCausalLM"], "num_attention_heads": "8", "hidden_size": 32},
+        {"architectures": ["GPT2LMHeadModel"], "n_embd": {}, "n_inner": 128},
+        {"architectures": ["MPTForCausalLM"], "attn_config": "x"},
+    ],
+)
+def test_a_value_of_another_kind_says_nothing(config: dict[str, Any]) -> None:
+    facts = model_config.read(config, source="x")
+    assert (facts.hidden_size, facts.heads) == (config.get("hidden_size"), None)
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_stored_numbers_count_and_copies_do_not(name: str) -> None:
     facts = recorded_model(name)

@@ -278,6 +278,7 @@ VALUES = {
     "labels": ("config.json", "num_labels", 2**40),
     "columns": ("config.json", "hidden_size", 2**40),
     "a part that is a number": ("config.json", "text_config", 5),
+    "a type that is a list": ("config.json", "model_type", []),
     "no end of heads": ("config.json", "num_attention_heads", float("inf")),
 }
 
@@ -333,13 +334,13 @@ import sys, time
 from pathlib import Path
 from skill_train.model import weight_files
 from skill_train.model import foreign_files as model_files
-from skill_train.run import folder as run_dir
+from skill_train.core import memory
 from skill_train.core.errors import UsageError
-path, started, before = Path(sys.argv[1]), time.monotonic(), run_dir.peak_memory_bytes()
+path, started, before = Path(sys.argv[1]), time.monotonic(), memory.peak_memory_bytes()
 try:
     CALL
 except UsageError as error:
-    took, peak = time.monotonic() - started, run_dir.peak_memory_bytes() - before
+    took, peak = time.monotonic() - started, memory.peak_memory_bytes() - before
     print("values" in error.message, took < 3, peak < 3 * path.stat().st_size, f"{took:.2f} s, {peak / 1e6:.0f} MB")
 """
 

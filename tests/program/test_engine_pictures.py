@@ -4,7 +4,6 @@ llama.cpp's own is in tests/verify/test_engine_pictures.py."""
 from __future__ import annotations
 
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,14 +12,15 @@ from PIL import Image
 import tiny_vision
 from skill_train.program.events import Refused
 from skill_train.program.pictures.decode import PictureSize
-from skill_train.program.pictures.engine import ENGINE_VERSION, Engine, aligned_size
+from skill_train.program.pictures.engine import ENGINE_VERSION, Engine, aligned_size, reduced_size
+from skill_train.program.pictures.processor import ImageProcessor
 from skill_train.program.pictures.tokens import Pictures
 from skill_train.program.tokenizer import load_tokenizer
 
 
 def _engine(kind: str, **processor: Any) -> Engine:
-    colours = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3}
-    return Engine(kind, {"image_size": 112 if kind == "gemma3" else 64}, SimpleNamespace(**colours | processor))
+    usual = {"size": {}, "image_mean": (0.5,) * 3, "image_std": (0.5,) * 3} | processor
+    return Engine(ImageProcessor(kind, tower_side=112 if kind == "gemma3" else 64, **usual))
 
 
 def test_it_follows_the_llama_cpp_that_is_installed_with_this_version() -> None:
@@ -75,7 +75,7 @@ def test_a_picture_of_the_right_size_is_copied() -> None:
 def test_tiles(kind: str, size: tuple[int, int], reduced: tuple[int, int], grid: tuple[int, int]) -> None:
     """The longer side is 256, the other an even number: 256 * 33 / 400 is 21.1. Tiles have 64 pixels."""
     engine = _engine(kind, size={"longest_edge": 256})
-    assert (engine.reduced(PictureSize(*size)), engine.grid(PictureSize(*size))) == (reduced, grid)
+    assert (reduced_size(PictureSize(*size), engine.longest), engine.grid(PictureSize(*size))) == (reduced, grid)
     parts = engine.parts(Image.new("RGB", size))
     assert len(parts) == grid[0] * grid[1] + 1 and {part.size for part in parts} == {(64, 64)}
 

@@ -288,6 +288,7 @@ def test_one_picture_may_be_given_twice(part: dict[str, Any], source: Any) -> No
         (_row([{"type": "image"}, {"type": "image"}], ["a.png"]), "no picture for it"),
         (_row([{"type": "image", "path": "a.png"}, {"type": "text", "text": "`<image>`?"}], None), "more places"),
         (_row([{"type": "video"}], ["a.png"]), "neither text nor a picture"),
+        (_row([{"type": "text", "text": 5}], ["a.png"]), "neither text nor a picture"),
         (_row([{"type": "image", "image": "a.png", "text": "What?"}], None), "type 'image' holds a text and a picture"),
         (_row([{"type": "text", "image": "a.png", "text": "What?"}], None), "type 'text' holds a text and a picture"),
         (_row([{"type": "image", "image": "a.png", "path": "b.png"}], None), "several pictures"),

@@ -13,10 +13,10 @@ import pytest
 
 from skill_train.program.events import Refused
 from skill_train.program.pictures.decode import PICTURE_RATIO, PictureSize
+from skill_train.program.pictures.engine import Engine
 from skill_train.program.pictures.processor import (
     PROCESSOR_DEFAULTS,
     ImageProcessor,
-    engine_of,
     grid_of,
     limit_pixels,
     picture_tokens,
@@ -88,7 +88,7 @@ def test_published_models(name: str, size: tuple[int, int], tokens: int, around:
 def test_what_llama_cpp_makes_is_counted_too(name: str, tokens: int, around: int) -> None:
     """By hand: 2048 x 1152 pixels are 4 x 3 tiles, each with two marks, and three lines end."""
     processor = _read(name)
-    counted = picture_tokens(processor, PictureSize(1280, 720), engine_of(processor))
+    counted = picture_tokens(processor, PictureSize(1280, 720), Engine(processor))
     assert (counted.parts, counted.around) == (tokens, around - (name == "SmolVLM2-500M"))
 
 

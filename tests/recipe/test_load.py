@@ -270,6 +270,8 @@ def test_policy_does_not_change_the_recipe(key: str, value: Any) -> None:
         {"score": "json", "score_pattern": "x"},
         {"score": "bleu"},
         {"score": "regex", "score_pattern": "(open"},
+        {"score": "regex", "score_pattern": "a{99999999999999999999}"},
+        {"score": "regex", "score_pattern": "(" * 20_000},
     ],
 )
 def test_a_score_that_cannot_be_made_is_refused(values: dict[str, Any]) -> None:

@@ -15,14 +15,14 @@ import pytest
 
 import containers
 from skill_train.core import files as parts
-from skill_train.core.digests import FileDigest
+from skill_train.core.digests import FileDigest, digests
 from skill_train.core.errors import DecisionNeeded, UsageError
 from skill_train.core.files import whole_file, whole_folder
+from skill_train.core.memory import peak_memory_bytes
 from skill_train.gguf import export_files
-from skill_train.run import folder as run_dir
 from skill_train.run import records
 from skill_train.run.export_record import ExportedFile, ExportRecord
-from skill_train.run.folder import RunDir, finished_record, note_of, require_space, set_aside
+from skill_train.run.folder import RunDir, finished_record, note_of, open_run, require_space, set_aside, versions
 
 
 def test_whole_folder_appears_when_the_block_ends(tmp_path: Path) -> None:
@@ -125,7 +125,7 @@ def test_a_part_that_nobody_can_judge_is_told(tmp_path: Path, capsys: pytest.Cap
 
 def test_a_killed_process_leaves_nothing_under_the_final_name(tmp_path: Path) -> None:
     program = (
-        "import os, pathlib, signal; from skill_train.run.folder import whole_folder\n"
+        "import os, pathlib, signal; from skill_train.core.files import whole_folder\n"
         f"with whole_folder(pathlib.Path({str(tmp_path / 'merged')!r})) as part:\n"
         "    (part / 'half').write_bytes(b'1'); os.kill(os.getpid(), signal.SIGKILL)\n"
     )
@@ -138,32 +138,32 @@ def test_a_killed_process_leaves_nothing_under_the_final_name(tmp_path: Path) ->
 
 def test_write_json_is_whole_and_strict(tmp_path: Path) -> None:
     path = tmp_path / "plan.json"
-    run_dir.write_json(path, {"name": "é", "n": 1})
+    parts.write_json(path, {"name": "é", "n": 1})
     assert json.loads(path.read_text(encoding="utf-8")) == {"name": "é", "n": 1}
     with pytest.raises(ValueError, match="JSON"):
-        run_dir.write_json(path, {"loss": float("nan")})  # NaN is not JSON
+        parts.write_json(path, {"loss": float("nan")})  # NaN is not JSON
     assert json.loads(path.read_text(encoding="utf-8"))["n"] == 1
     assert _files(tmp_path) == ["plan.json"]
 
 
 def test_read_json_says_what_is_wrong(tmp_path: Path) -> None:
     with pytest.raises(UsageError) as caught:
-        run_dir.read_json(tmp_path / "missing.json")
+        records.read_json(tmp_path / "missing.json")
     assert caught.value.code == "missing_file"
     for content in (b"{", b"\xff\xfe"):
         (tmp_path / "bad.json").write_bytes(content)
         with pytest.raises(UsageError) as caught:
-            run_dir.read_json(tmp_path / "bad.json")
+            records.read_json(tmp_path / "bad.json")
         assert caught.value.code == "broken_record"
 
 
 def test_open_run_wants_a_plan(tmp_path: Path) -> None:
     for path in (tmp_path, tmp_path / "nowhere"):
         with pytest.raises(UsageError) as caught:
-            run_dir.open_run(path)
+            open_run(path)
         assert caught.value.code == "not_a_run"
     (tmp_path / "plan.json").write_text("{}")
-    assert run_dir.open_run(tmp_path) == RunDir(tmp_path)
+    assert open_run(tmp_path) == RunDir(tmp_path)
 
 
 def test_an_adapters_own_file_is_told_by_its_record_not_by_its_name(tmp_path: Path) -> None:
@@ -188,11 +188,11 @@ def test_digests_are_sha256_by_name(tmp_path: Path) -> None:
     (tmp_path / "sub" / "a.bin").write_bytes(b"abc")
     (tmp_path / "b.bin").write_bytes(b"")
     # Published test vectors of FIPS 180-2: "abc" and the empty message.
-    assert run_dir.digests(tmp_path) == {
+    assert digests(tmp_path) == {
         "b.bin": {"bytes": 0, "sha256": "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"},
         "sub/a.bin": {"bytes": 3, "sha256": "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"},
     }
-    assert list(run_dir.digests(tmp_path, [tmp_path / "b.bin"])) == ["b.bin"]
+    assert list(digests(tmp_path, [tmp_path / "b.bin"])) == ["b.bin"]
 
 
 INPUTS: dict[str, FileDigest] = {"model.safetensors": {"bytes": 2, "sha256": "x"}}
@@ -265,10 +265,10 @@ def test_space_is_asked_before_work_starts(tmp_path: Path) -> None:
 
 
 def test_versions_and_peak_memory_are_facts_or_none() -> None:
-    found = run_dir.versions("no-such-package")
+    found = versions("no-such-package")
     assert found["python"] == sys.version.split()[0]
     assert found["no-such-package"] is None
-    peak = run_dir.peak_memory_bytes()
+    peak = peak_memory_bytes()
     assert peak is None or 10**7 < peak < 10**12  # a Python process has tens of megabytes
 
 

@@ -17,7 +17,7 @@ from skill_train.commands.local import LocalOptions, _epochs, _is_finished, _ste
 from skill_train.core.digests import digests
 from skill_train.core.errors import DecisionNeeded, NativeCrash, SkillTrainError, TrainingFailed, UsageError
 from skill_train.plan import file as plan_file
-from skill_train.run import plan_record, records
+from skill_train.run import begun, plan_record, records
 from skill_train.run.folder import RunDir
 from skill_train.run.plan_record import Launch, Reason
 from skill_train.train import local
@@ -39,7 +39,7 @@ def run(tmp_path: Path) -> RunDir:
 
 
 def test_a_finished_run_is_found(run: RunDir) -> None:
-    assert local.trained(run).outputs.keys() == {"adapter/adapter_model.safetensors"}
+    assert begun.trained(run).outputs.keys() == {"adapter/adapter_model.safetensors"}
 
 
 @pytest.mark.parametrize("content", [b"43", b"4", None])
@@ -48,7 +48,7 @@ def test_another_adapter_in_its_place_is_noticed(run: RunDir, content: bytes | N
     file = run.adapter / "adapter_model.safetensors"
     file.unlink() if content is None else file.write_bytes(content)
     with pytest.raises(UsageError) as caught:
-        local.trained(run)
+        begun.trained(run)
     assert caught.value.code == "output_changed"
     assert caught.value.got == ("missing" if content is None else "another content")
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 from skill_train.commands._shell import quoted
+from skill_train.core.digests import file_digest, is_file_of
 from skill_train.core.errors import UsageError
 from skill_train.model.folder import fingerprint
 from skill_train.run import plan_record
-from skill_train.run.folder import RunDir, file_digest, is_file_of
+from skill_train.run.folder import RunDir
 from skill_train.run.plan_record import Plan
 from skill_train.run.train_record import read_environment
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +16,8 @@ from skill_train.model.template_guard import require_ending
 from skill_train.program.encode import Encoder, Feeding
 from skill_train.program.events import Refused
 from skill_train.program.examples import EncodedRow, Row, Tokens
-from skill_train.program.pictures.tokens import ImageModel, Pictures, model_type
-from skill_train.program.split import IGNORED, trained_tokens
+from skill_train.program.pictures.tokens import ImageModel, Pictures, model_document
+from skill_train.program.split import IGNORED, marked_text, trained_tokens
 from skill_train.program.tokenizer import load_tokenizer
 from skill_train.recipe.fields import Recipe
 from skill_train.recipe.formats import DetectedFormat, as_turns
@@ -92,11 +91,9 @@ class Counter:
 
     def example(self, encoded: Tokens) -> str:
         """The row as the model sees it, with the trained parts between ⟦ and ⟧."""
-        limit, text = self.recipe.max_length, ""
-        pairs = zip(encoded["input_ids"][:limit], encoded["labels"][:limit], strict=True)
-        for trained, piece in groupby(pairs, key=lambda pair: pair[1] != IGNORED):
-            decoded = self.tokenizer.decode([token for token, _ in piece])
-            text += f"{TRAINED}{decoded}⟧" if trained else decoded
+        limit = self.recipe.max_length
+        fed: Tokens = {"input_ids": encoded["input_ids"][:limit], "labels": encoded["labels"][:limit]}
+        text = marked_text(self.tokenizer, fed)
         return text if self.pictures is None else shortened(text, self.pictures.places.token)
 
 
@@ -155,10 +152,11 @@ def shortened(text: str, token: str) -> str:
 
 
 def _pictures(recipe: Recipe, tokenizer: Any) -> Pictures:
+    config = model_document(recipe.model, recipe.revision, "config.json") or {}
     image_model: ImageModel = {
         "model": recipe.model,
         "revision": recipe.revision,
-        "preprocess": preprocess_of(recipe, model_type(recipe.model, recipe.revision)).value,
+        "preprocess": preprocess_of(recipe, str(config.get("model_type"))).value,
         "min_pixels": recipe.min_pixels,
         "max_pixels": recipe.max_pixels,
     }

@@ -192,7 +192,7 @@ def _json(path: Path) -> Iterator[Line]:
         return
     for number, row in enumerate(items, start=1):
         if not isinstance(row, dict):
-            row = Broken("not_an_object", not_an_object(number, path, row))
+            row = Broken("not_an_object", not_an_object(f"item {number} of {path}", row))
         yield number, row, None
 
 

@@ -25,10 +25,10 @@ from skill_train.program.events import ErrorWords, Refused
 from skill_train.program.examples import Row
 from skill_train.program.pictures.beside import HubFile, hub_cache_of, hub_file, picture_folder
 from skill_train.program.pictures.decode import (
-    OpenedPicture,
     PictureSize,
     PictureSource,
     bad_picture,
+    opened_picture,
     orientation,
     picture_bytes,
     picture_name,
@@ -259,9 +259,8 @@ def read_header(source: PictureSource, folder: Path | None) -> PictureHeader:
         require_pillow()
     except Refused as refusal:  # the package's fault, not the row's
         raise from_exit_code(refusal.exit_code, refusal.error) from None
-    opened = OpenedPicture(source, folder)
-    with opened as (image, _):
-        return PictureHeader(upright_size(image), opened.bytes, tuple(traits_of(image)))
+    with opened_picture(source, folder) as (image, size):
+        return PictureHeader(upright_size(image), size, tuple(traits_of(image)))
 
 
 def traits_of(image: Any) -> Iterator[str]:

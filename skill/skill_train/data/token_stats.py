@@ -11,13 +11,8 @@ from skill_train.core.files import write_json
 from skill_train.facts import DatasetFacts, ModelFacts, PictureTokenFacts, TokenFacts
 from skill_train.machine import read
 from skill_train.program.pictures.decode import PictureSize
-from skill_train.program.pictures.processor import (
-    ImageProcessor,
-    PictureTokens,
-    engine_of,
-    limited_processor,
-    picture_tokens,
-)
+from skill_train.program.pictures.engine import Engine
+from skill_train.program.pictures.processor import ImageProcessor, PictureTokens, limited_processor, picture_tokens
 from skill_train.program.tokenizer import has_tokenizer
 from skill_train.recipe.fields import Recipe
 from skill_train.recipe.preprocess import preprocess_of
@@ -71,7 +66,7 @@ class PictureCounter:
     """Counts the tokens of pictures, row by row."""
 
     def __init__(self, processor: ImageProcessor, *, engine: bool) -> None:
-        self._processor, self._engine = processor, engine_of(processor) if engine else None
+        self._processor, self._engine = processor, Engine(processor) if engine else None
         self._known: dict[PictureSize, PictureTokens] = {}
         self._rows = self._parts = self._fed = self._longest = self._longest_fed = self._most = 0
         self._least: int | None = None

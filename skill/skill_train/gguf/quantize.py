@@ -34,7 +34,15 @@ from skill_train.machine.limits import require_memory
 from skill_train.machine.read import available_memory_bytes
 from skill_train.run import export_record, records
 from skill_train.run.export_record import MIX_KEY, ExportedFile, ExportRecord, MatrixChoice, QuantizedFile
-from skill_train.run.folder import StepResult, note_of, noted, require_space, require_writable, versions
+from skill_train.run.folder import (
+    StepResult,
+    note_of,
+    noted,
+    require_space,
+    require_unchanged,
+    require_writable,
+    versions,
+)
 
 _AT_ONCE = 2
 _WORKER_BYTES = 400_000_000  # 0.12 GB measured; the source is mapped, not loaded
@@ -83,8 +91,7 @@ def quantize(request: QuantizeRequest, *, progress: Bar, warn: Callable[[str, st
             outputs = note.outputs | outputs
     reused = [quant for quant in types if names[quant] in outputs]
     for quant in reused:
-        _check_unchanged(files[quant], outputs[names[quant]], request.record)
-        require_same_matrix(files[quant], outputs[names[quant]], request.matrix, without=request.without_matrix)
+        _check_recorded(files[quant], outputs[names[quant]], request)
     if len(reused) < len(types):
         require_writable(request.out)
     plans = _plans(request, {quant: types[quant] for quant in types if quant not in reused}, progress)
@@ -325,16 +332,10 @@ def _earlier_outputs(record: Path, inputs: dict[str, FileDigest]) -> dict[str, E
     return {name: entry for name, entry in earlier.outputs.items() if (record.parent / name).is_file()}
 
 
-def _check_unchanged(file: Path, entry: ExportedFile, record: Path) -> None:
-    digest = file_digest(file)
-    if digest != {"bytes": entry["bytes"], "sha256": entry["sha256"]}:
-        raise UsageError(
-            f"{file} is not the file that {record.name} describes",
-            code="output_changed",
-            expected=f"{entry['bytes']} bytes, sha256 {entry['sha256'][:12]}…",
-            got=f"{digest['bytes']} bytes, sha256 {digest['sha256'][:12]}…",
-            hint=f"move {shlex.quote(str(file))} away and run the same command, which makes it again",
-        )
+def _check_recorded(file: Path, entry: ExportedFile, request: QuantizeRequest) -> None:
+    hint = f"move {shlex.quote(str(file))} away and run the same command, which makes it again"
+    require_unchanged(file, entry, request.record, hint)
+    require_same_matrix(file, entry, request.matrix, without=request.without_matrix)
 
 
 def _check_room(source: Path, out: Path, plans: dict[str, DryRun]) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 import sys
 from pathlib import Path
@@ -37,6 +39,11 @@ def cache_dir() -> Path:
     if sys.platform == "darwin":
         return Path.home() / "Library" / "Caches" / "skill-train"
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "skill-train"
+
+
+def cache_file(folder: str, *values: object) -> Path:
+    """The file in a folder of the cache that belongs to these values."""
+    return cache_dir() / folder / f"{hashlib.sha256(json.dumps(values).encode()).hexdigest()[:16]}.json"
 
 
 def _linux(probe: Probe) -> MachineFacts:

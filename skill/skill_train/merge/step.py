@@ -44,7 +44,8 @@ from skill_train.model.families import ANSWERS_UP_TO
 from skill_train.model.folder import read_config
 from skill_train.model.new_tokens import TOKENIZER, require_rows
 from skill_train.model.sidecar_files import adapter_files, companion_files, copy_companions, write_config
-from skill_train.model.weight_files import INDEX, Shard, read_folder
+from skill_train.model.weight_files import Shard, read_folder
+from skill_train.program.model_files import INDEX
 from skill_train.program.pictures.tokens import PixelLimits, write_limits
 from skill_train.reference.causal_types import causal_model_types, picture_model_types
 from skill_train.reference.low_memory import peak_bytes

@@ -24,7 +24,6 @@ from skill_train.model.lora_math import Change, apply
 from skill_train.model.weight_files import (
     BLOCK_BYTES,
     FLOAT_BYTES,
-    INDEX,
     Shard,
     StoredTensor,
     copy_bytes,
@@ -36,6 +35,7 @@ from skill_train.model.weight_files import (
     wide_rows,
     written_to,
 )
+from skill_train.program.model_files import INDEX
 from skill_train.run.merge_record import Changes
 from skill_train.run.records import read_json
 

@@ -189,9 +189,7 @@ def _read_config(folder: Path) -> JsonObject:
             hint="use the run's adapter/ folder, or a folder that PEFT's save_pretrained wrote",
         )
     require_sound_files(folder)
-    config = read_json(folder / CONFIG)
-    if not isinstance(config, dict):
-        raise _bad_field(folder, "the document", config, "an object")
+    config: JsonObject = read_json(folder / CONFIG)  # an object, as `require_sound_files` refuses others
     for name, types, default in (
         ("peft_type", str, None),
         ("r", int, 8),

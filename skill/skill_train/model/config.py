@@ -10,7 +10,7 @@ from skill_train.facts import ModelFacts
 from skill_train.model import parameter_count
 from skill_train.model.convertible import from_config
 from skill_train.model.parameter_count import ParameterCount, TextShape
-from skill_train.model.tower import read_tower
+from skill_train.model.tower import positive, read_tower
 
 Config = Mapping[str, Any]
 
@@ -65,12 +65,8 @@ _NESTED_TEXT = ("text_config", "llm_config", "language_config")
 TEXT_OF_VISION = ("fuyu", "gemma3", "gemma3n", "gemma4", "git", "llama4", "mllama", "phi4_multimodal", "qwen3_5")
 # Keys under which models describe how they read images.
 _VISION = ("vision_config", "img_processor", "mm_vision_tower", "vision_tower", "visual", "vision_lora")
-_DTYPES = {
-    "bfloat16": "BF16",
-    "float16": "F16",
-    "float32": "F32",
-    "float64": "F64",
-}  # torch's names, safetensors' names
+# torch's names, safetensors' names
+_DTYPES = {"bfloat16": "BF16", "float16": "F16", "float32": "F32", "float64": "F64"}
 
 
 @dataclass(frozen=True)
@@ -124,15 +120,14 @@ def read(
     text = text_config(config)
     sizes = _sizes(config, text)
     quantization = _quantization(config, text)
-    parameters = _parameters(config, text, sizes, stored, quantization)
-    architecture = _architecture(config)
+    parameters, unknown = _parameters(config, text, sizes, stored, quantization)
     refused = from_config.why_not(text, config, files=files) or _why_no_pictures(config)
     dtype = stored.main_dtype or _DTYPES.get(str(_first(text, config, keys=("dtype", "torch_dtype"))))
     facts = ModelFacts(
         source=source,
         fingerprint=origin.fingerprint,
         model_type=str(config.get("model_type", "unknown")),
-        architecture=architecture,
+        architecture=_architecture(config),
         stored_dtype=dtype,
         quantization=quantization,
         has_chat_template=has_chat_template,
@@ -147,9 +142,9 @@ def read(
         convertible=None if from_config.architecture(text, config) is None else refused is None,
         not_convertible=refused,
         **sizes,
-        **parameters.values,
+        **parameters,
     )
-    return _with_reasons(facts, parameters.unknown, stored)
+    return _with_reasons(facts, unknown, stored)
 
 
 def _why_no_pictures(config: Config) -> str | None:
@@ -197,16 +192,10 @@ class _Counts(TypedDict):
     embedding_parameters: int | None
 
 
-@dataclass(frozen=True)
-class _Parameters:
-    values: _Counts
-    unknown: dict[str, str]
-
-
 def _sizes(config: Config, text: Config) -> _Sizes:
     """The sizes from the config, else from the defaults of the type, else computed from each other."""
     defaults = _DEFAULTS.get(str(text.get("model_type")), {})
-    stated = {name: _int(text, keys) or defaults.get(name) for name, keys in _KEYS.items()}
+    stated = {name: positive(text, keys) or defaults.get(name) for name, keys in _KEYS.items()}
     hidden, heads, inner, head_dim = (stated[k] for k in ("hidden_size", "heads", "intermediate_size", "head_dim"))
     if not head_dim and hidden and heads:
         head_dim = hidden // heads
@@ -247,8 +236,8 @@ _NEEDED: tuple[
 
 def _parameters(
     config: Config, text: Config, sizes: _Sizes, stored: StoredWeights, quantization: str | None
-) -> _Parameters:
-    """Total, active and embedding parameters, and the source of the total."""
+) -> tuple[_Counts, dict[str, str]]:
+    """Total, active and embedding parameters and the source of the total, and why some are unknown."""
     shape = _shape(str(text.get("model_type", "unknown")), sizes)
     counted = parameter_count.count(shape, text) if shape else None
     total, origin, unknown = _total(config, shape, counted, stored, quantization)
@@ -263,7 +252,7 @@ def _parameters(
     }
     reasons = {"parameters": unknown} if total is None else {}
     reasons |= {"active_parameters": unknown or _no_arithmetic(text, shape)} if active is None else {}
-    return _Parameters(values, reasons)
+    return values, reasons
 
 
 def _total(
@@ -370,12 +359,6 @@ def _with_reasons(facts: ModelFacts, unknown: dict[str, str], stored: StoredWeig
     if facts.convertible is None:
         reasons["convertible"] = "config.json names no architecture"
     return replace(facts, unknown=reasons)
-
-
-def _int(config: Config, keys: tuple[str, ...]) -> int | None:
-    """The first positive whole number under these keys."""
-    values = (config.get(key) for key in keys)
-    return next((v for v in values if isinstance(v, int) and not isinstance(v, bool) and v > 0), None)
 
 
 def _first(*configs: Config, keys: tuple[str, ...]) -> Any:

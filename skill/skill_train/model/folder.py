@@ -18,6 +18,7 @@ from skill_train.model import foreign_files
 from skill_train.model.config import Origin, StoredWeights
 from skill_train.model.tower import reads_processor, with_image_processor
 from skill_train.model.weight_files import read_shard
+from skill_train.program.model_files import INDEX, SINGLE
 from skill_train.program.pictures.processor import PROCESSOR_FILES
 
 _SAMPLE_BYTES = 1 << 16
@@ -61,9 +62,7 @@ def read_config(folder: Path) -> JsonObject:
             hint="download the whole model, or use its id on the Hub",
         )
     foreign_files.require_sound(folder)
-    config = foreign_files.foreign_json(path)
-    if not isinstance(config, dict):
-        raise UsageError(f"{path} is not a JSON object", code="broken_model", hint="download the model again")
+    config: JsonObject = foreign_files.foreign_json(path)  # an object, as `require_sound` refuses others
     return config
 
 
@@ -123,14 +122,14 @@ def used_weights(names: Iterable[str]) -> list[str]:
     A repository can contain the same weights twice: Mistral's has `consolidated.safetensors` beside the shards.
     """
     ordered = sorted(names)
-    if "model.safetensors" in ordered:
-        return ["model.safetensors"]
+    if SINGLE in ordered:
+        return [SINGLE]
     return [name for name in ordered if _SHARD.fullmatch(name)] or ordered
 
 
 def _used(folder: Path) -> list[Path]:
     """The files that the folder's index names, or else all that exist."""
-    if (folder / "model.safetensors.index.json").is_file():
+    if (folder / INDEX).is_file():
         return foreign_files.weight_files(folder)
     return [folder / name for name in used_weights(path.name for path in folder.glob("*.safetensors"))]
 

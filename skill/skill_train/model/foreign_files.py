@@ -3,79 +3,65 @@
 from __future__ import annotations
 
 import contextlib
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from skill_train.core.errors import from_exit_code
+from skill_train.core.errors import UsageError, from_exit_code
 from skill_train.facts import JsonObject
 from skill_train.program import model_files
 from skill_train.program.events import Refused
+from skill_train.program.model_files import block_hub_kernels as block_hub_kernels
 
 
 def require_sound(folder: Path) -> None:
-    """Refuses a model folder that would make libraries read files outside of it.
+    """Refuses a model folder that would make libraries read files outside of it, or compute without end.
 
     Raises:
-        UsageError: a file is a device, a pipe, a link to elsewhere, too large, or invalid JSON, or its settings name
-            code to load; or the index names files that are no safetensors files of this folder.
+        UsageError: as `check_model` of the training program.
     """
     with _as_ours():
         model_files.check_model(folder)
 
 
 def require_sound_files(folder: Path) -> None:
-    """Does the same as `require_sound` for a folder without an index of weights, which is an adapter.
-
-    Raises: as `require_sound`.
-    """
+    """As `require_sound`, for a folder without an index of weights, which is an adapter."""
     with _as_ours():
         model_files.check_files(folder)
 
 
 def foreign_json(file: Path) -> Any:
-    """A JSON document from elsewhere.
-
-    Raises:
-        UsageError: it is not a regular file, too large, not UTF-8, not JSON, or nested too deep.
-    """
+    """A JSON document from elsewhere. Raises UsageError as that of the training program."""
     with _as_ours():
         return model_files.foreign_json(file)
 
 
 def object_in(path: Path) -> JsonObject:
-    """A JSON object from a file that is checked elsewhere; empty if there is none."""
+    """The JSON object in a file; empty if the file is missing or broken, which is reported elsewhere."""
     try:
-        document = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
+        document = foreign_json(path)
+    except (OSError, UsageError):
         return {}
     return document if isinstance(document, dict) else {}
 
 
 def safetensors_header(file: Path) -> model_files.Header:
-    """The header of a safetensors file: dtype, shape and byte range by tensor, and its `__metadata__`.
-
-    Raises:
-        UsageError: it is not a regular file, or has another format.
-    """
+    """The header of a safetensors file. Raises UsageError as that of the training program."""
     with _as_ours():
         return model_files.safetensors_header(file)
 
 
-def weight_files(folder: Path) -> list[Path]:
-    """The files from which transformers loads the weights: the single file, or those in the index. They may be missing.
+def weight_map(index: Path) -> dict[str, str]:
+    """The file of each tensor that an index names. Raises UsageError as that of the training program."""
+    with _as_ours():
+        return model_files.weight_map(index)
 
-    Raises:
-        UsageError: the index names a file outside of this folder, or does not name a single file that exists.
-    """
+
+def weight_files(folder: Path) -> list[Path]:
+    """The files from which transformers loads the weights, which may be missing. Raises UsageError as that of the
+    training program."""
     with _as_ours():
         return model_files.weight_files(folder)
-
-
-def block_hub_kernels() -> None:
-    """Keeps transformers from downloading compiled code from the Hub. Call before importing it."""
-    model_files.block_hub_kernels()
 
 
 @contextlib.contextmanager

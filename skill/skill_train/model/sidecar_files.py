@@ -16,9 +16,8 @@ from skill_train.core.errors import UsageError
 from skill_train.core.files import write_text
 from skill_train.model.foreign_files import object_in
 from skill_train.model.new_tokens import TOKENIZER, end_token, take_tokenizer, takes_tokenizer
-from skill_train.model.weight_files import INDEX
-from skill_train.program.model import files_of_base
-from skill_train.program.model_files import roots_of
+from skill_train.program.model import files_of_base, set_fields
+from skill_train.program.model_files import INDEX, roots_of
 from skill_train.run.records import read_json
 
 _TEMPLATE = "chat_template.jinja"
@@ -70,22 +69,10 @@ def copy_companions(base: Path, adapter: Path, part: Path, warn: Callable[[str, 
 
 
 def write_config(base: Path, part: Path, changes: Mapping[str, object], dtype: str | None) -> dict[str, object]:
-    """Writes config.json with the changed fields at each level that has them, and returns these fields. Copies the file
-    if nothing changed.
-
-    Args:
-        dtype: torch's name of the new dtype of every weight; None if the types did not change.
-    """
+    """Writes config.json with these fields and dtype, as `set_fields` sets them, and returns those that changed. Leaves
+    the copy of the base's file if none did."""
     config = read_json(base / "config.json")
-    levels = [level for level in (config, config.get("text_config")) if isinstance(level, dict)]
-    changed: dict[str, object] = {}
-    names = [name for name in ("dtype", "torch_dtype") if any(name in level for level in levels)] or ["dtype"]
-    for name, value in (*changes.items(), *((name, dtype) for name in names if dtype)):
-        holders = [level for level in levels if name in level] or [config]
-        if any(level.get(name) != value for level in holders):
-            changed[name] = value
-            for level in holders:
-                level[name] = value
+    changed = set_fields(config, changes, dtype)
     if changed:
         # Not `write_json`: a base's config may hold Infinity, which transformers reads.
         write_text(part / "config.json", json.dumps(config, indent=1) + "\n")

@@ -81,22 +81,22 @@ def read_tower(config: Config) -> TowerFacts | None:
         if kind != "pixtral":
             return None
     vision = {**DEFAULTS.get(kind, {}), **stated}
-    layers, patch = _positive(vision, ("depth", "num_hidden_layers")), _positive(vision, ("patch_size",))
-    hidden = _positive(vision, ("embed_dim", "hidden_size"))
-    inner = _positive(vision, ("intermediate_size",))
-    if not inner and hidden and _positive(vision, ("mlp_ratio",)):
-        inner = hidden * (_positive(vision, ("mlp_ratio",)) or 0)
+    layers, patch = positive(vision, ("depth", "num_hidden_layers")), positive(vision, ("patch_size",))
+    hidden = positive(vision, ("embed_dim", "hidden_size"))
+    inner = positive(vision, ("intermediate_size",))
+    if not inner and hidden and positive(vision, ("mlp_ratio",)):
+        inner = hidden * (positive(vision, ("mlp_ratio",)) or 0)
     merged = _patches_per_token(config, vision, patch)
     if not (layers and hidden and inner and patch and merged):
         return None
     kind = str(config.get("model_type"))
-    window = (_positive(vision, ("window_size",)) or 0) // patch if kind == "qwen2_5_vl" else 0
+    window = (positive(vision, ("window_size",)) or 0) // patch if kind == "qwen2_5_vl" else 0
     return TowerFacts(
         layers=layers,
         hidden_size=hidden,
         intermediate_size=inner,
         patches_per_token=merged,
-        values_per_patch=3 * patch**2 * (_positive(vision, ("temporal_patch_size",)) or 1),
+        values_per_patch=3 * patch**2 * (positive(vision, ("temporal_patch_size",)) or 1),
         gated=kind in ("qwen2_5_vl", *LINED),
         projector_parameters=_projector(config, vision, hidden, merged),
         windowed_layers=max(0, layers - _listed(vision, "fullatt_block_indexes")) if window else 0,
@@ -110,11 +110,11 @@ def _projector(config: Config, vision: Config, hidden: int, merged: int) -> int 
     where config.json leaves out a width."""
     kind, text = str(config.get("model_type")), config.get("text_config")
     wide = hidden * merged
-    own = _positive(vision, ("hidden_size",) if kind == "qwen2_vl" else ("out_hidden_size",))
+    own = positive(vision, ("hidden_size",) if kind == "qwen2_vl" else ("out_hidden_size",))
     if kind.startswith("qwen"):  # Qwen3-VL has one more for each layer whose output it adds to the language model
         merger = None if own is None else wide**2 + wide * own
         return None if merger is None else merger * (1 + _listed(vision, "deepstack_visual_indexes"))
-    width = _positive(text if isinstance(text, Mapping) else config, ("hidden_size",))
+    width = positive(text if isinstance(text, Mapping) else config, ("hidden_size",))
     if width is None:
         return None
     matrices = {
@@ -150,12 +150,12 @@ def with_image_processor(facts: ModelFacts, config: Config, files: Config) -> Mo
 
 
 def _patches_per_token(config: Config, vision: Config, patch: int | None) -> int | None:
-    side = _positive(vision, ("spatial_merge_size",)) or _positive(config, ("spatial_merge_size", "scale_factor"))
+    side = positive(vision, ("spatial_merge_size",)) or positive(config, ("spatial_merge_size", "scale_factor"))
     if side:
         return side**2
     if config.get("model_type") == "llava":
         return 1
-    tokens, pixels = _positive(config, ("mm_tokens_per_image",)), _positive(vision, ("image_size",))
+    tokens, pixels = positive(config, ("mm_tokens_per_image",)), positive(vision, ("image_size",))
     if tokens and pixels and patch:
         return (pixels // patch) ** 2 // tokens
     return None
@@ -167,7 +167,7 @@ def _listed(config: Config, key: str) -> int:
     return len(value) if isinstance(value, list) else 0
 
 
-def _positive(config: Config, keys: tuple[str, ...]) -> int | None:
-    """The first of these keys with a positive whole number."""
+def positive(config: Config, keys: tuple[str, ...]) -> int | None:
+    """The first positive whole number under these keys."""
     values = (config.get(key) for key in keys)
     return next((v for v in values if isinstance(v, int) and not isinstance(v, bool) and v > 0), None)

@@ -18,11 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from skill_train.core.errors import UsageError
-from skill_train.model.foreign_files import foreign_json, safetensors_header, weight_files
-from skill_train.program.model_files import ITEM_BITS
+from skill_train.model.foreign_files import safetensors_header, weight_files, weight_map
+from skill_train.program.model_files import INDEX, ITEM_BITS, SINGLE
 
-SINGLE = "model.safetensors"
-INDEX = "model.safetensors.index.json"
 BLOCK_BYTES = 2**20  # in fp32: four such blocks fit the cache of one core; with 4 MB, sums take three times as long
 _COPIED_BYTES = 4 * 2**20
 FLOAT_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
@@ -70,18 +68,21 @@ def read_folder(folder: Path) -> list[Shard]:
     Raises:
         UsageError: there are no safetensors weights, a file is broken, or the index does not match its files.
     """
-    weight_map = _weight_map(folder)
-    if weight_map is None:
+    if not (folder / INDEX).is_file():
+        if not (folder / SINGLE).is_file():
+            raise _no_weights(folder)
         return [read_shard(folder / SINGLE)]
-    shards = [read_shard(folder / name) for name in sorted(set(weight_map.values()))]
+    weight_files(folder)  # refuses an index beside a single file that it does not name
+    named = weight_map(folder / INDEX)
+    shards = [read_shard(folder / name) for name in sorted(set(named.values()))]
     file_names = {tensor: shard.name for shard in shards for tensor in shard.tensors}
-    wrong = [tensor for tensor, name in weight_map.items() if file_names.get(tensor) != name]
+    wrong = [tensor for tensor, name in named.items() if file_names.get(tensor) != name]
     if wrong or sum(len(shard.tensors) for shard in shards) != len(file_names):
         raise UsageError(
             f"{folder / INDEX} does not match the weight files",
             code="broken_model",
             expected="each tensor in the one file that the index names",
-            got=f"{wrong[0]!r} is not in {weight_map[wrong[0]]} alone" if wrong else "a tensor in two files",
+            got=f"{wrong[0]!r} is not in {named[wrong[0]]} alone" if wrong else "a tensor in two files",
             hint="download the base model again",
         )
     return shards
@@ -166,6 +167,18 @@ def read_tensor(stored: StoredTensor) -> Any:
 
 def copy_bytes(stored: StoredTensor, write: Callable[[Any], None]) -> None:
     """The bytes of the tensor, unchanged, whatever their type."""
+    for block in _pieces(stored):
+        write(block)
+
+
+def same_bytes(tensor: StoredTensor, other: StoredTensor) -> bool:
+    """Whether both have the same dtype, shape and bytes."""
+    if (tensor.dtype, tensor.shape) != (other.dtype, other.shape):
+        return False
+    return all(first == second for first, second in zip(_pieces(tensor), _pieces(other), strict=True))
+
+
+def _pieces(stored: StoredTensor) -> Iterator[bytes]:
     with open(stored.file, "rb") as file:
         file.seek(stored.start)
         left = stored.size
@@ -173,23 +186,8 @@ def copy_bytes(stored: StoredTensor, write: Callable[[Any], None]) -> None:
             block = file.read(min(left, _COPIED_BYTES))
             if not block:
                 raise UsageError(f"{stored.file} is incomplete", code="broken_model", hint="download the file again")
-            write(block)
+            yield block
             left -= len(block)
-
-
-def same_bytes(tensor: StoredTensor, other: StoredTensor) -> bool:
-    """Whether both have the same dtype, shape and bytes."""
-    if (tensor.dtype, tensor.shape) != (other.dtype, other.shape):
-        return False
-    with open(tensor.file, "rb") as first, open(other.file, "rb") as second:
-        first.seek(tensor.start), second.seek(other.start)
-        left = tensor.size
-        while left:
-            block = first.read(min(left, _COPIED_BYTES))
-            if not block or second.read(len(block)) != block:
-                return False
-            left -= len(block)
-    return True
 
 
 def new_shard(
@@ -239,27 +237,6 @@ def torch_dtype(dtype: str) -> Any:
     import torch
 
     return {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}[dtype]
-
-
-def _weight_map(folder: Path) -> dict[str, str] | None:
-    """The file name by tensor name; None if one file holds all tensors."""
-    if not (folder / INDEX).is_file():
-        if not (folder / SINGLE).is_file():
-            raise _no_weights(folder)
-        return None
-    names = {file.name for file in weight_files(folder)}
-    index = foreign_json(folder / INDEX)
-    weight_map = index.get("weight_map") if isinstance(index, dict) else None
-    if not isinstance(weight_map, dict) or not all(
-        isinstance(name, str) and name in names for name in weight_map.values()
-    ):
-        raise UsageError(
-            f"{folder / INDEX} changed while it was being read",
-            code="broken_model",
-            expected="an index that does not change",
-            hint="run the same command again when no other program writes to the folder",
-        )
-    return weight_map
 
 
 def _no_weights(folder: Path) -> UsageError:

@@ -83,7 +83,7 @@ class Checks:
             return
         self.check_accumulation()
         self.check_pictures_are_read()
-        self.loss_before = self.fixed_loss()
+        self.loss_before = self.mean_loss(self.rows)
         self.answer = {"prompt": self.prompt()[0], "before": self.answer_now()}
         if is_main_process():
             before = {"loss": self.loss_before, "answer": self.answer, "results": self.results[2:]}
@@ -121,17 +121,11 @@ class Checks:
     def picture_loss(self, *, grey: bool) -> float | None:
         """Mean loss of the fixed rows that have pictures; None where no row has. With `grey`, a grey picture of the
         same size is in the place of each, so that the tokens are the same."""
-        import torch
-
         rows = [row for row in self.rows if row.get("images")]
         if self.pictures is None or not rows:
             return None
-        with torch.no_grad(), self.pictures.all_grey(grey):
-            self.trainer.model.eval()
-            items = torch.tensor(sum(trained_tokens(row) for row in rows), device=self.trainer.model.device)
-            loss = sum(float(self.loss([row], items)) for row in rows)
-            self.trainer.model.train()
-        return loss
+        with self.pictures.all_grey(grey):
+            return self.mean_loss(rows)
 
     def check_pictures_are_read(self) -> None:
         """Checks that another picture gives another loss. Where no pixel reaches the language model, the loss falls all
@@ -196,21 +190,20 @@ class Checks:
         self.trainer._metrics["eval"].clear()
         return loss / max(1, self.trainer.accelerator.num_processes)
 
-    def fixed_loss(self) -> float:
-        """Mean loss on the same few training rows, without dropout. Before and after can be compared, unlike two
-        batches."""
+    def mean_loss(self, rows: Sequence[EncodedRow]) -> float:
+        """Mean loss on some training rows, without dropout. On the same rows it can be compared before and after,
+        unlike that of two batches."""
         import torch
 
         self.trainer.model.eval()
         with torch.no_grad():
-            total = sum(trained_tokens(row) for row in self.rows)
-            items = torch.tensor(total, device=self.trainer.model.device)
-            loss = sum(float(self.loss([row], items)) for row in self.rows)
+            items = torch.tensor(sum(trained_tokens(row) for row in rows), device=self.trainer.model.device)
+            loss = sum(float(self.loss([row], items)) for row in rows)
         self.trainer.model.train()
         return loss
 
     def check_loss(self) -> None:
-        after, before = self.fixed_loss(), self.loss_before or 0.0
+        after, before = self.mean_loss(self.rows), self.loss_before or 0.0
         detail = f"{before:.4f} before, {after:.4f} after, on the same {len(self.rows)} training rows"
         size = self.trainer.model.config.get_text_config().vocab_size
         if before > math.log(size):  # a perplexity above the size of the vocabulary: wrong weights or tokenizer
@@ -306,16 +299,3 @@ class Checks:
             )
         model.train()
         return str(self.tokenizer.decode(out[0][inputs["input_ids"].shape[1] :], skip_special_tokens=False))
-
-    def example(self) -> str:
-        """One row decoded, with the trained parts between ⟦ and ⟧."""
-        row, text, inside = self.rows[0], "", False
-        pieces: list[tuple[bool, list[int]]] = []
-        for token, label in zip(row["input_ids"], row["labels"], strict=True):
-            if not pieces or pieces[-1][0] != (label != IGNORED):
-                pieces.append((label != IGNORED, []))
-            pieces[-1][1].append(token)
-        for inside, ids in pieces:
-            decoded = self.tokenizer.decode(ids)
-            text += f"⟦{decoded}⟧" if inside else decoded
-        return text

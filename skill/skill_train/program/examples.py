@@ -147,9 +147,7 @@ def system_message(text: Any) -> list[Message]:
 
 def from_sharegpt(turns: Any, system: Any) -> list[Message]:
     if not isinstance(turns, list):
-        raise Refused(
-            "conversations is not a list", code="bad_row", expected='[{"from", "value"}, …]', got=repr(turns)[:80]
-        )
+        raise bad_row("conversations is not a list", '[{"from", "value"}, …]', repr(turns))
     messages = system_message(system)
     for turn in turns:
         role = SHAREGPT_ROLES.get(str(turn.get("from")).lower()) if isinstance(turn, dict) else None
@@ -256,6 +254,10 @@ def base64_start(text: str) -> str:
     return text[:32].replace("+", "-").replace("/", "_")
 
 
+def bad_row(message: str, expected: str = "", got: str = "", hint: str = "") -> Refused:
+    return Refused(message, code="bad_row", expected=expected, got=got[:80], hint=hint)
+
+
 def require_text(value: Any, name: str, *, answer: bool = False) -> None:
     media = media_in(value, answer=answer)
     if media is not None:
@@ -271,7 +273,7 @@ def require_text(value: Any, name: str, *, answer: bool = False) -> None:
 def text_of(value: Any, name: str) -> str:
     require_text(value, name, answer=name in ANSWERS)
     if not isinstance(value, str) or not value.strip():
-        raise Refused(f"{name} is empty or not text", code="bad_row", expected=f"text in {name}", got=repr(value)[:80])
+        raise bad_row(f"{name} is empty or not text", f"text in {name}", repr(value))
     return value
 
 
@@ -291,12 +293,7 @@ def is_unicode(fields: JsonObject) -> bool:
 def chat(messages: Any, tools: Any, prompt_messages: int) -> Example:
     """A conversation of well-formed messages. Its first `prompt_messages` messages are never trained."""
     if not isinstance(messages, list) or not messages:
-        raise Refused(
-            "messages is empty or not a list",
-            code="bad_row",
-            expected='[{"role", "content"}, …]',
-            got=repr(messages)[:80],
-        )
+        raise bad_row("messages is empty or not a list", '[{"role", "content"}, …]', repr(messages))
     cleaned: list[Message] = [checked_message(message) for message in messages]
     answers = [i for i, m in enumerate(cleaned) if m["role"] == "assistant" and i >= prompt_messages]
     if not answers:
@@ -307,7 +304,7 @@ def chat(messages: Any, tools: Any, prompt_messages: int) -> Example:
 def checked_message(message: Any) -> Any:
     """The message of a row as a `Message`, with the text of all its parts and without keys that are null."""
     if not isinstance(message, dict) or not isinstance(message.get("role"), str):
-        raise Refused("a message has no role", code="bad_row", expected='{"role", "content"}', got=repr(message)[:80])
+        raise bad_row("a message has no role", '{"role", "content"}', repr(message))
     # `datasets` fills the keys that a row lacks with None; a template must not see them.
     message = {key: value for key, value in message.items() if value is not None}
     content = message.get("content", "")
@@ -319,10 +316,10 @@ def checked_message(message: Any) -> Any:
         content = "".join(part.get("text", "") for part in content)
     said = content.strip() if message["role"] == "assistant" and isinstance(content, str) else content
     if not isinstance(content, str) or (not said and not message.get("tool_calls")):
-        raise Refused(f"the {message['role']} message has no text", code="bad_row", got=repr(message)[:80])
+        raise bad_row(f"the {message['role']} message has no text", got=repr(message))
     if not is_unicode({key: value for key, value in message.items() if key != "content"}):  # templates write it too
         half = "half a surrogate pair stands in a message, which no tokenizer reads"
-        raise Refused(half, code="bad_row", expected="text in Unicode", got=repr(message)[:80])
+        raise bad_row(half, "text in Unicode", repr(message))
     return {**message, "content": content}
 
 
@@ -330,7 +327,7 @@ def no_answer(messages: list[Message]) -> Refused:
     """The refusal of a conversation without a message of the assistant after its prompt."""
     unknown = next((message["role"] for message in messages if message["role"] not in ROLES), None)
     if unknown is None:
-        return Refused("a conversation has no assistant message to learn from", code="bad_row", got=repr(messages)[:80])
+        return bad_row("a conversation has no assistant message to learn from", got=repr(messages))
     return Refused(
         f"the role {unknown[:40]!r} is unknown, and there is no message of the assistant",
         code="unknown_role",
@@ -338,6 +335,10 @@ def no_answer(messages: list[Message]) -> Refused:
         got=repr(messages)[:80],
         hint="rename the role that answers to assistant in the dataset",
     )
+
+
+def unreadable(message: str, expected: str, got: str = "", hint: str = "") -> Refused:
+    return Refused(message, code="unreadable_dataset", expected=expected, got=got, hint=hint)
 
 
 class RepeatedKey(ValueError):
@@ -394,8 +395,7 @@ def require_distinct(names: Iterable[str], table: Path) -> None:
     for name, count in Counter(filter(None, names)).most_common(1):
         if count > 1:
             message = f"{table} has {count} columns with the name {name[:200]!r}"
-            expected, hint = "one name for each column", "rename or remove one of them"
-            raise Refused(message, code="unreadable_dataset", expected=expected, hint=hint)
+            raise unreadable(message, "one name for each column", hint="rename or remove one of them")
 
 
 # Names of columns of pictures, sounds or films, in the languages in which we found such datasets.

@@ -56,6 +56,7 @@ from typing import Any, Literal, TypedDict
 
 from skill_train.program.checks import Answer, Checks, TrainingCheck, Verdict
 from skill_train.program.cloud.job import run_job
+from skill_train.program.cloud.push import files_of
 from skill_train.program.encode import Encoder
 from skill_train.program.events import (
     FileDigest,
@@ -94,6 +95,7 @@ from skill_train.program.split import (
     digest_of,
     feeding_order,
     held_out_rows,
+    marked_text,
     normalised,
     question_of,
     recorded_split,
@@ -303,17 +305,13 @@ def report(plan: Plan, watch: Watch, checks: Checks, tuned: Path, seconds: float
         "recipe_hash": plan.get("recipe_hash"),
         "steps": checks.trainer.state.global_step,
         "verdict": checks.verdict(),
-        "outputs": {
-            str(path.relative_to(tuned.parent)): file_digest(path)
-            for path in sorted(tuned.rglob("*"))
-            if path.is_file()
-        },
+        "outputs": {str(path.relative_to(tuned.parent)): file_digest(path) for path in files_of(tuned)},
         "saved_dtype": saved_type(tuned),
         "smaller_layout": next(
             (each for each in reversed(plan.get("reasons") or []) if each.get("rule") == SMALLER), None
         ),
         "checks": checks.results,
-        "example": checks.example()[:2000],
+        "example": marked_text(checks.tokenizer, checks.rows[0])[:2000],
         "answer": checks.answer,
         "data": checks.data["figures"],
         "figures": {

@@ -7,7 +7,7 @@ import difflib
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from skill_train.program.events import (
     file_digest,
     readable,
 )
-from skill_train.program.model_files import INDEX, SINGLE, model_file, weight_files
+from skill_train.program.model_files import INDEX, SINGLE, JsonObject, model_file, weight_files
 from skill_train.program.plan import Placement, Recipe
 from skill_train.program.split import IGNORED, Data
 
@@ -203,15 +203,10 @@ def log_probs_function() -> Any:
     return LogProbs
 
 
-def attention_kernel(recipe: Recipe, placement: Placement) -> str:
+def attention_kernel(recipe: Recipe, wanted: str, config: Any) -> str:
     """The kernel of the plan, or eager if the model's class does not support it. torch's fused attention supports
     neither the capped scores of Gemma 2 nor the sinks of gpt-oss."""
-    from transformers import AutoConfig
-
-    wanted = placement["attn_implementation"]
-    config = AutoConfig.from_pretrained(recipe["model"], revision=recipe["revision"], trust_remote_code=False)
-    mapping = model_class(recipe)._model_mapping
-    classes = mapping.get(type(config), None)
+    classes = model_class(recipe)._model_mapping.get(type(config), None)
     first = classes[0] if isinstance(classes, tuple) else classes
     if wanted != "sdpa" or first is None or first._supports_sdpa:
         return wanted
@@ -252,10 +247,12 @@ def load_model(recipe: Recipe, placement: Placement) -> Any:
             bnb_4bit_quant_storage=dtype if placement["strategy"] == "fsdp" else torch.uint8,
         )
     with readable(recipe["model"]):
+        config = config_with(recipe["model"], recipe["revision"], placement["attn_implementation"])
+        config._attn_implementation = attention_kernel(recipe, placement["attn_implementation"], config)
         model = model_class(recipe).from_pretrained(
             recipe["model"],
             revision=recipe["revision"],
-            config=config_with(recipe["model"], recipe["revision"], attention_kernel(recipe, placement)),
+            config=config,
             dtype=dtype,
             quantization_config=quantization,
             trust_remote_code=False,
@@ -452,6 +449,24 @@ def check_vocabulary(model: Any, data: Data) -> None:
             got=str(highest),
             hint="use the tokenizer that belongs to the model",
         )
+
+
+def set_fields(config: JsonObject, changes: Mapping[str, object], dtype: str | None) -> dict[str, object]:
+    """Changes fields of a config.json at each level that has them, or else at the first. Returns those that changed.
+
+    Args:
+        dtype: torch's name of the new dtype of every weight; None if the types did not change.
+    """
+    levels = [level for level in (config, config.get("text_config")) if isinstance(level, dict)]
+    changed: dict[str, object] = {}
+    names = [name for name in ("dtype", "torch_dtype") if any(name in level for level in levels)] or ["dtype"]
+    for name, value in (*changes.items(), *((name, dtype) for name in names if dtype)):
+        holders = [level for level in levels if name in level] or [config]
+        if any(level.get(name) != value for level in holders):
+            changed[name] = value
+            for level in holders:
+                level[name] = value
+    return changed
 
 
 def files_of_base(base: Path) -> list[Path]:

@@ -95,7 +95,7 @@ def check_base(model: str, revision: str | None) -> None:
     for file in filter(None, paths):
         check_files(Path(file).parent)
         if Path(file).name == INDEX:
-            index_names(Path(file))
+            weight_map(Path(file))
     return None
 
 
@@ -145,7 +145,9 @@ def check_values(document: JsonObject, path: Path) -> None:
 
 
 def check_ids(document: JsonObject, path: Path) -> None:
-    """Refuses token ids that are no ids, and parts that are no objects. Libraries would fail on them much later."""
+    """Refuses token ids, parts and a model type of another kind. Libraries would fail on them much later."""
+    if not isinstance(document.get("model_type", ""), str):
+        raise unsound(path, f"model_type is {json.dumps(document['model_type'])[:100]}, and no text")
     for key, value in document.items():
         if key in PARTS and value is not None and not isinstance(value, dict):
             raise unsound(path, f"{key} is {json.dumps(value)[:100]}, and no object")
@@ -455,24 +457,23 @@ def weight_files(folder: Path) -> list[Path]:
     """
     if not (folder / INDEX).is_file():
         return [folder / SINGLE]
-    names = index_names(folder / INDEX)
+    names = sorted(set(weight_map(folder / INDEX).values()))
     if (folder / SINGLE).is_file() and names != [SINGLE]:
         raise bad_index(folder, f"{SINGLE}, and an index that names {names[0]}", "one of the two, or the same in both")
     return [folder / name for name in names]
 
 
-def index_names(index: Path) -> list[str]:
-    """The files that an index names, each once. Only plain names of safetensors files are allowed, no paths or
+def weight_map(index: Path) -> dict[str, str]:
+    """The file of each tensor that an index names. Only plain names of safetensors files are allowed, no paths or
     pickles."""
     document = foreign_json(index)
-    weight_map = document.get("weight_map") if isinstance(document, dict) else None
-    if not isinstance(weight_map, dict) or not weight_map:
+    names = document.get("weight_map") if isinstance(document, dict) else None
+    if not isinstance(names, dict) or not names:
         raise bad_index(index.parent, "no weight_map", "file names by tensor name")
-    bad = next((name for name in weight_map.values() if not is_plain_name(name)), None)
-    if bad is not None or None in weight_map.values():
-        expected = "names of safetensors files in the same folder"
-        raise bad_index(index.parent, repr(bad)[:200], expected)
-    return sorted(set(weight_map.values()))
+    bad = [name for name in names.values() if not is_plain_name(name)]
+    if bad:
+        raise bad_index(index.parent, repr(bad[0])[:200], "names of safetensors files in the same folder")
+    return names
 
 
 def is_plain_name(name: Any) -> bool:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import IO, Any, NamedTuple
 
 from skill_train.program.events import Refused
-from skill_train.program.examples import Row, with_distinct_keys
+from skill_train.program.examples import Row, unreadable, with_distinct_keys
 from skill_train.program.model_files import KINDS_OF_JSON, JsonObject, check_regular, foreign_json
 
 # A table of one kilobyte can unpack to gigabytes: by its codec, by numbers that stand for a long text in a dictionary,
@@ -394,13 +394,8 @@ def as_stored(feature: Any) -> Any:
 
 def broken_arrow(path: Path, error: Exception) -> Refused:
     got = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:200]}"
-    return Refused(
-        f"{path} cannot be read as part of a saved dataset",
-        code="unreadable_dataset",
-        expected="the files that Dataset.save_to_disk wrote, unchanged",
-        got=got,
-        hint=SAVE_AGAIN,
-    )
+    message = f"{path} cannot be read as part of a saved dataset"
+    return unreadable(message, "the files that Dataset.save_to_disk wrote, unchanged", got, SAVE_AGAIN)
 
 
 def saved_json(path: Path) -> JsonObject:

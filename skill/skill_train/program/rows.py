@@ -20,6 +20,7 @@ from skill_train.program.examples import (
     item_with_repeated_key,
     items_of,
     require_distinct,
+    unreadable,
     with_distinct_keys,
 )
 from skill_train.program.model_files import not_a_file, regular_file
@@ -79,13 +80,7 @@ def iter_rows(
         rows = iter_saved(path, split)
     elif path.is_file():
         if not split.startswith("train"):
-            raise Refused(
-                f"{path} is one file and has no split {split!r}",
-                code="bad_split",
-                expected="train, train[:500]",
-                got=split,
-                hint=PART_OF_FILE,
-            )
+            raise bad_split(f"{path} is one file and has no split {split!r}", "train, train[:500]", split)
         rows = iter_slice(iter_file(path), split)
     elif path.exists():
         raise not_a_file(path, "a pipe or a device", hint=ROWS_IN_LINES)
@@ -163,12 +158,11 @@ def iter_file(path: Path) -> Iterator[tuple[int, Row]]:
     elif kind == ".parquet":
         yield from iter_parquet(path)
     else:
-        raise Refused(
+        raise unreadable(
             f"{path} has an extension that is not supported for a dataset",
-            code="unreadable_dataset",
-            expected=".jsonl, .json, .csv, .tsv, .parquet, a folder saved by datasets, or a Hub id",
-            got=kind or "no extension",
-            hint=ROWS_IN_LINES,
+            ".jsonl, .json, .csv, .tsv, .parquet, a folder saved by datasets, or a Hub id",
+            kind or "no extension",
+            ROWS_IN_LINES,
         )
 
 
@@ -189,12 +183,9 @@ def iter_parquet(path: Path) -> Iterator[tuple[int, Row]]:
         raise repeated_key(f"row {number + 1} of {path}", str(error)) from None
     # Text that is not UTF-8, a year 99999, JSON that is none.
     except (pyarrow.ArrowException, OSError, ValueError, OverflowError, RecursionError) as error:
-        raise Refused(
-            f"{path} cannot be read as Parquet: {str(error).splitlines()[0] if str(error) else type(error).__name__}",
-            code="unreadable_dataset",
-            expected="a whole Parquet file",
-            hint="download or write the file again",
-        ) from None
+        why = str(error).splitlines()[0] if str(error) else type(error).__name__
+        message = f"{path} cannot be read as Parquet: {why}"
+        raise unreadable(message, "a whole Parquet file", hint="download or write the file again") from None
 
 
 def iter_jsonl(path: Path) -> Iterator[tuple[int, Row]]:
@@ -212,13 +203,8 @@ def numbered_lines(path: Path) -> Iterator[tuple[int, bytes]]:
     with regular_file(path, hint=ROWS_IN_LINES) as file:
         for number, raw in enumerate(iter(partial(file.readline, LINE_BYTES + 1), b""), start=1):
             if len(raw) > LINE_BYTES:
-                raise Refused(
-                    f"line {number} of {path} is too long",
-                    code="unreadable_dataset",
-                    expected=f"at most {LINE_BYTES:,} bytes a line; a row of a million tokens takes 15 MB",
-                    got=raw[:80].decode("utf-8", "replace").rstrip(),
-                    hint=ROWS_IN_LINES,
-                )
+                expected = f"at most {LINE_BYTES:,} bytes a line; a row of a million tokens takes 15 MB"
+                raise unreadable(f"line {number} of {path} is too long", expected, beginning(raw), ROWS_IN_LINES)
             yield number, raw
 
 
@@ -232,36 +218,30 @@ def whole_text(path: Path) -> str:
     with regular_file(path, hint=ROWS_IN_LINES) as file:
         size = os.fstat(file.fileno()).st_size
         if size > DOCUMENT_BYTES:
-            raise Refused(
+            raise unreadable(
                 f"{path} is one JSON document, and too large to be read at once",
-                code="unreadable_dataset",
-                expected=f"at most {DOCUMENT_BYTES:,} bytes; a .jsonl file is read by lines and may have any size",
-                got=f"{size:,} bytes",
-                hint=ROWS_IN_LINES,
+                f"at most {DOCUMENT_BYTES:,} bytes; a .jsonl file is read by lines and may have any size",
+                f"{size:,} bytes",
+                ROWS_IN_LINES,
             )
         return file.read(size).decode("utf-8-sig")
+
+
+def beginning(raw: bytes) -> str:
+    return raw[:80].decode("utf-8", "replace").rstrip()
 
 
 def not_utf8(where: str, raw: bytes) -> Refused:
     """The refusal of text that is not UTF-8. UTF-16 starts with a mark. Nearly all other such text is Windows-1252,
     which includes Latin-1."""
     encoding = "UTF-16" if raw[:2] in (b"\xff\xfe", b"\xfe\xff") else "WINDOWS-1252"
-    return Refused(
-        f"{where} is not UTF-8, most likely {encoding}",
-        code="unreadable_dataset",
-        expected="text in UTF-8",
-        got=raw[:80].decode("utf-8", "replace").rstrip(),
-        hint=f"iconv -f {encoding} -t UTF-8 FILE > NEW_FILE",
-    )
+    message, hint = f"{where} is not UTF-8, most likely {encoding}", f"iconv -f {encoding} -t UTF-8 FILE > NEW_FILE"
+    return unreadable(message, "text in UTF-8", beginning(raw), hint)
 
 
 def repeated_key(where: str, key: str) -> Refused:
-    return Refused(
-        f"{where} has the key {key[:80]!r} twice in one object",
-        code="unreadable_dataset",
-        expected="each key once in an object; of two values one would be dropped silently",
-        hint=MEND,
-    )
+    expected = "each key once in an object; of two values one would be dropped silently"
+    return unreadable(f"{where} has the key {key[:80]!r} twice in one object", expected, hint=MEND)
 
 
 def parse_object(raw: bytes, where: str) -> Row:
@@ -272,21 +252,10 @@ def parse_object(raw: bytes, where: str) -> Row:
     except RepeatedKey as error:
         raise repeated_key(where, str(error)) from None
     except (ValueError, RecursionError) as error:  # a number of 5000 digits is a ValueError too
-        raise Refused(
-            f"{where} is not JSON: {error}",
-            code="unreadable_dataset",
-            expected="one JSON object a line, in UTF-8",
-            got=raw[:80].decode("utf-8", "replace").rstrip(),
-            hint=MEND,
-        ) from None
+        expected = "one JSON object a line, in UTF-8"
+        raise unreadable(f"{where} is not JSON: {error}", expected, beginning(raw), MEND) from None
     if not isinstance(row, dict):
-        raise Refused(
-            f"{where} is not a JSON object",
-            code="unreadable_dataset",
-            expected='{"column": value, …}',
-            got=repr(row)[:80],
-            hint=MEND,
-        )
+        raise not_an_object(where, row)
     return row
 
 
@@ -298,7 +267,7 @@ def iter_json(path: Path) -> Iterator[tuple[int, Row]]:
         return
     for number, row in enumerate(items, start=1):
         if not isinstance(row, dict):
-            raise not_an_object(number, path, row)
+            raise not_an_object(f"item {number} of {path}", row)
         yield number, row
 
 
@@ -320,14 +289,8 @@ def json_items(path: Path) -> list[Any] | None:
         return None
 
 
-def not_an_object(number: int, path: Path, item: Any) -> Refused:
-    return Refused(
-        f"item {number} of {path} is not an object",
-        code="unreadable_dataset",
-        expected='{"column": value, …}',
-        got=repr(item)[:80],
-        hint=MEND,
-    )
+def not_an_object(where: str, item: Any) -> Refused:
+    return unreadable(f"{where} is not a JSON object", '{"column": value, …}', repr(item)[:80], MEND)
 
 
 def delimiter_of(path: Path) -> str:
@@ -353,17 +316,13 @@ def iter_csv(path: Path, delimiter: str) -> Iterator[tuple[int, Row]]:
 
 def other_columns(where: str, names: Iterable[str]) -> Refused:
     columns = list(names)
-    return Refused(
-        f"{where} has another number of columns than the header",
-        code="unreadable_dataset",
-        expected=f"{len(columns)} columns: {', '.join(columns)}",
-        hint=MEND,
-    )
+    expected = f"{len(columns)} columns: {', '.join(columns)}"
+    return unreadable(f"{where} has another number of columns than the header", expected, hint=MEND)
 
 
 def broken_table(where: str, error: csv.Error) -> Refused:
     expected = "a table whose quotes are closed, and doubled inside of a cell"
-    return Refused(f"{where} is broken: {error}", code="unreadable_dataset", expected=expected, hint=MEND)
+    return unreadable(f"{where} is broken: {error}", expected, hint=MEND)
 
 
 def decoded_lines(path: Path) -> Iterator[str]:
@@ -375,6 +334,10 @@ def decoded_lines(path: Path) -> Iterator[str]:
             raise not_utf8(f"line {number} of {path}", raw) from None
 
 
+def bad_split(message: str, expected: str, got: str, hint: str = PART_OF_FILE) -> Refused:
+    return Refused(message, code="bad_split", expected=expected, got=got, hint=hint)
+
+
 SLICE = re.compile(r"(?P<name>[\w.-]+)(?:\[(?P<from>\d{1,18}%?)?:(?P<to>\d{1,18}%?)?\])?")
 
 
@@ -382,13 +345,7 @@ def iter_slice(rows: Iterator[tuple[int, Any]], split: str) -> Iterator[tuple[in
     """The rows of `train[10:500]` or `train[:10%]`. A plain file is one split, whatever its name."""
     match = SLICE.fullmatch(split)
     if match is None:
-        raise Refused(
-            f"split {split!r} is not valid",
-            code="bad_split",
-            expected="train, train[:500], train[:10%]",
-            got=split,
-            hint=PART_OF_FILE,
-        )
+        raise bad_split(f"split {split!r} is not valid", "train, train[:500], train[:10%]", split)
     bounds = [match["from"] or "0", match["to"] or ""]
     if any(bound.endswith("%") for bound in bounds):
         rows = iter(all_rows := list(rows))
@@ -403,12 +360,11 @@ def iter_slice(rows: Iterator[tuple[int, Any]], split: str) -> Iterator[tuple[in
 def iter_saved(folder: Path, split: str) -> Iterator[tuple[int, Row]]:
     """A folder that `datasets` saved."""
     if not any((folder / name).is_file() for name in (SPLITS, STATE)):
-        raise Refused(
+        raise unreadable(
             f"{folder} is not a dataset folder",
-            code="unreadable_dataset",
-            expected="a folder written by Dataset.save_to_disk, or one file; of pictures a folder with metadata.jsonl",
-            got=f"a folder without {STATE} and without {SPLITS}",
-            hint="use one file of rows, or a folder that Dataset.save_to_disk wrote",
+            "a folder written by Dataset.save_to_disk, or one file; of pictures a folder with metadata.jsonl",
+            f"a folder without {STATE} and without {SPLITS}",
+            "use one file of rows, or a folder that Dataset.save_to_disk wrote",
         )
     saved = undecoded(load_saved(folder, split.split("[")[0]))
     rows = as_written(rows_of(saved, folder), saved.features.arrow_schema, json_read=True)
@@ -426,13 +382,8 @@ def load_saved(folder: Path, name: str) -> Any:
     if not isinstance(saved, datasets.DatasetDict):
         return saved
     if name not in saved:
-        raise Refused(
-            f"{folder} has no split {name!r}",
-            code="bad_split",
-            expected=", ".join(saved),
-            got=name,
-            hint="use one of its splits, such as split: train",
-        )
+        hint = "use one of its splits, such as split: train"
+        raise bad_split(f"{folder} has no split {name!r}", ", ".join(saved), name, hint)
     return saved[name]
 
 

@@ -9,6 +9,7 @@ import struct
 import unicodedata
 from collections import Counter
 from collections.abc import Sequence
+from itertools import groupby
 from pathlib import Path
 from typing import Any, TypedDict
 
@@ -60,6 +61,15 @@ class Data(TypedDict):
 def trained_tokens(row: Tokens) -> int:
     """The number of labels that count. The first one is never predicted, because nothing comes before it."""
     return sum(label != IGNORED for label in row["labels"][1:])
+
+
+def marked_text(tokenizer: Any, row: Tokens) -> str:
+    """The row decoded, with the trained parts between ⟦ and ⟧."""
+    text, pairs = "", zip(row["input_ids"], row["labels"], strict=True)
+    for trained, piece in groupby(pairs, key=lambda pair: pair[1] != IGNORED):
+        decoded = tokenizer.decode([token for token, _ in piece])
+        text += f"⟦{decoded}⟧" if trained else decoded
+    return text
 
 
 def trainable_rows(rows: list[EncodedRow], recipe: Recipe) -> list[EncodedRow]:

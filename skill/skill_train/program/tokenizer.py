@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from skill_train.program.events import Refused, readable
-from skill_train.program.model_files import JsonObject, check_files, foreign_json, model_file
+from skill_train.program.model_files import JsonObject, check_files, model_file
+from skill_train.program.pictures.tokens import model_document
 
 TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "spiece.model", "tiktoken.model")
 # The fields of a tokenizer.json that decide which ids a text gets: of its model, and of each added token.
@@ -40,9 +41,7 @@ def load_tokenizer(model: str, revision: str | None) -> Any:
 
 def template_of_processor(model: str, revision: str | None) -> str | None:
     """The chat template in the file where older processors kept it, which llama.cpp's converter reads too."""
-    path = model_file(model, revision, "chat_template.json")
-    document = foreign_json(Path(path)) if path is not None else None
-    template = document.get("chat_template") if isinstance(document, dict) else None
+    template = (model_document(model, revision, "chat_template.json") or {}).get("chat_template")
     return template if isinstance(template, str) else None
 
 
@@ -81,9 +80,8 @@ def read_tokenizer(model: str, revision: str | None) -> Any:
     transformers 5.23 that a decoder uses). Classes such as LlamaTokenizer take the vocabulary of that file, and split
     text in a way of their own. If the two disagree, `tokenizer.read_as` says so.
     """
-    from transformers.models.auto import (
-        AutoTokenizer,
-    )  # not transformers.AutoTokenizer: the converter has another there
+    # Not transformers.AutoTokenizer: the converter has another there.
+    from transformers.models.auto import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(model, revision=revision, trust_remote_code=False)
     published = model_file(model, revision, "tokenizer.json")

@@ -30,6 +30,7 @@ from skill_train.program.model import (
     load_model,
     lora_config,
     score_trained_tokens_only,
+    set_fields,
     trained_types,
 )
 from skill_train.program.pictures.tokens import Pictures, write_limits
@@ -46,10 +47,11 @@ def build_trainer(recipe: Recipe, placement: Placement, folder: Path, tokenizer:
     import datasets
     import torch
     import transformers
-    from transformers import PrinterCallback
     from trl import SFTTrainer
 
-    quiet_libraries(transformers)
+    transformers.utils.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
+    datasets.disable_progress_bars()
     prepare_device(torch, placement)
     transformers.set_seed(recipe["seed"])
     # Before the model is loaded: the arguments join the processes and select the GPU of this one, on which 4-bit
@@ -92,7 +94,7 @@ def build_trainer(recipe: Recipe, placement: Placement, folder: Path, tokenizer:
         peft_config=None if is_full(recipe) else lora_config(recipe, model),
         callbacks=[watch.callback()],
     )
-    trainer.remove_callback(PrinterCallback)  # its print fails, and ends the training, once nobody reads the output
+    trainer.remove_callback(transformers.PrinterCallback)  # its print ends the training once nobody reads the output
     types = trained_types(trainer.model, placement)
     if (arguments.bf16 or arguments.fp16) and not recipe["use_dora"]:
         keep_input_types(trainer.model)
@@ -268,11 +270,7 @@ def take_files(base: Path, part: Path, dtype: str) -> None:
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(file, target)
     config = json.loads((base / "config.json").read_text(encoding="utf-8"))
-    levels = [level for level in (config, config.get("text_config")) if isinstance(level, dict)]
-    stated = [(level, key) for level in levels for key in ("dtype", "torch_dtype") if key in level]
-    if any(level[key] != dtype for level, key in stated or [(config | {"dtype": None}, "dtype")]):
-        for level, key in stated or [(config, "dtype")]:
-            level[key] = dtype
+    if set_fields(config, {}, dtype):
         write_json(part / "config.json", config)
 
 
@@ -350,9 +348,8 @@ def environment(trainer: Any, data: Data, base_weights: dict[str, FileDigest]) -
     import torch
 
     names = ["torch", "transformers", "trl", "peft", "datasets", "accelerate", "tokenizers", "safetensors", "numpy"]
-    names += (
-        ["pillow"] if data["pictures"] is not None else []
-    )  # it decodes them: another version may give other pixels
+    if data["pictures"] is not None:
+        names.append("pillow")  # it decodes them: another version may give other pixels
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else platform.processor() or platform.machine()
     return {
         "program": file_digest(PROGRAM),
@@ -411,11 +408,3 @@ def fed_data(data: Data, dataset: Any, steps: int) -> FedData:
         "fed_trained_tokens": sum(trained_tokens(train[i]) for i in order),
         "first_batches": [rows_digest(rows)[:16] for rows in batches],
     }
-
-
-def quiet_libraries(transformers: Any) -> None:
-    import datasets
-
-    transformers.utils.logging.set_verbosity_error()
-    transformers.utils.logging.disable_progress_bar()
-    datasets.disable_progress_bars()

@@ -73,8 +73,7 @@ def newest_checkpoint(folder: Path) -> Path | None:
 
     Every process calls this, and the main process removes. A checkpoint that it removes is torn for all.
     """
-    checkpoints = [path for path in folder.glob("checkpoint-*") if path.name.rsplit("-", 1)[1].isdigit()]
-    for path in sorted(checkpoints, key=lambda p: int(p.name.rsplit("-", 1)[1]), reverse=True):
+    for path in numbered(folder):
         if is_complete(path):
             event("note", text=f"resuming from {path.name}")
             return path
@@ -394,16 +393,22 @@ class Watch:
         def stop(*_: Any) -> None:
             self.interrupted = True
 
-        numbers = [signal.SIGINT, signal.SIGTERM]
-        if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as nohup sets it
-            numbers.append(signal.SIGHUP)
-        old = {number: signal.signal(number, stop) for number in numbers}
+        old = {number: signal.signal(number, stop) for number in stop_signals()}
         TRAINING.set()
         try:
             yield
         finally:
             for number, handler in old.items():
                 signal.signal(number, handler)
+
+
+def stop_signals() -> list[int]:
+    """The signals that end a training at a checkpoint. Under `nohup`, the closing of the terminal is not one of
+    them."""
+    numbers: list[int] = [signal.SIGINT, signal.SIGTERM]
+    if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+        numbers.append(signal.SIGHUP)
+    return numbers
 
 
 def built_optimizer(optimizer: Any) -> dict[str, object]:

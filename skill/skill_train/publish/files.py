@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from skill_train.core.digests import FileDigest, file_digest
+from skill_train.core.digests import FileDigest, file_digest, is_file_of
 from skill_train.core.errors import UsageError, VerificationFailed
 from skill_train.core.secret_scan import secret_in
 from skill_train.hub.upload import PushFile
@@ -18,7 +18,7 @@ from skill_train.publish.records import published, without_paths
 from skill_train.recipe.fields import to_yaml
 from skill_train.run import cloud_record, evaluate_record, export_record, plan_record, train_record, verify_record
 from skill_train.run.evaluate_record import Evaluation, ModelInputs
-from skill_train.run.folder import RunDir, is_file_of
+from skill_train.run.folder import RunDir
 from skill_train.run.records import read_json
 from skill_train.run.train_record import TrainRecord
 from skill_train.run.verify_record import Proof

@@ -19,7 +19,7 @@ from typing import Any, get_type_hints
 
 from skill_train.core.errors import UsageError, nearest
 from skill_train.core.secrets import holds_token, pasted
-from skill_train.recipe.yaml_file import loader, small_text
+from skill_train.recipe.yaml_file import bad_recipe, loader, small_text
 
 FORMATS = ("messages", "prompt_completion", "completion", "text", "instruction", "question_answer", "sharegpt")
 METHODS = ("sft",)
@@ -139,9 +139,8 @@ def load(path: Path) -> Recipe:
 
     if path.suffix in _OF_DATA and path.is_file():
         data = shlex.quote(str(path))
-        raise UsageError(
+        raise bad_recipe(
             f"{path} is a dataset, not a recipe",
-            code="bad_recipe",
             expected="a YAML file with at least model and data",
             got=str(path),
             hint=f"the same command with --model MODEL --data {data} in place of {data}",
@@ -157,11 +156,10 @@ def load(path: Path) -> Recipe:
             hint="skill-train local --model MODEL --data DATA",
         ) from None
     except (yaml.YAMLError, *_OF_YAML) as error:
-        raise UsageError(f"{path} is not YAML: {_one_line(error)}", code="bad_recipe", hint=_WRITE) from None
+        raise bad_recipe(f"{path} is not YAML: {_one_line(error)}", hint=_WRITE) from None
     if not isinstance(document, dict):
-        raise UsageError(
+        raise bad_recipe(
             f"{path} is not a recipe",
-            code="bad_recipe",
             expected="model: …\ndata: …",
             hint=_WRITE,
         )
@@ -180,9 +178,8 @@ def from_dict(values: Mapping[str, object]) -> Recipe:
         if holds_token(value):
             raise pasted(f"the recipe's {key}", "a recipe, which is kept and shared, without a token")
         if key not in FIELDS:
-            raise UsageError(
+            raise bad_recipe(
                 f"unknown key {key!r} in the recipe{nearest(str(key), FIELDS)}",
-                code="bad_recipe",
                 expected="a key of references/recipe.md",
                 got=str(key),
                 hint="references/recipe.md lists the keys",
@@ -236,9 +233,8 @@ def _typed(key: str, value: Any) -> Any:
     kind = kinds.get(wanted)
     if kind is not None and isinstance(value, kind) and all(isinstance(item, str) for item in _items(value)):
         return value
-    raise UsageError(
+    raise bad_recipe(
         f"{key} has the wrong type",
-        code="bad_recipe",
         expected=f"{wanted}, finite and below 1e18" if wanted in ("float", "int") and _is_beyond(value) else wanted,
         got=f"{reprlib.repr(value)[:200]} ({type(value).__name__})",
         hint="references/recipe.md lists the type of each key",
@@ -269,9 +265,8 @@ def _items(value: Any) -> list[Any]:
 def _check_values(recipe: Recipe) -> None:
     for key in ("model", "data"):
         if not getattr(recipe, key):
-            raise UsageError(
+            raise bad_recipe(
                 f"the recipe has no {key}",
-                code="bad_recipe",
                 expected=FIELDS[key].metadata["help"],
                 hint="skill-train local --model MODEL --data DATA",
             )
@@ -287,9 +282,8 @@ def _check_values(recipe: Recipe) -> None:
     for key in ("held_out_fraction", "lora_dropout", "warmup_ratio", "adam_beta1", "adam_beta2"):
         _at_least(recipe, key, 0, below=1)
     if recipe.sensitive and recipe.report_to != "none":
-        raise UsageError(
+        raise bad_recipe(
             f"sensitive: true and report_to: {recipe.report_to} exclude each other",
-            code="bad_recipe",
             expected="report_to: none, because the metrics would leave this machine",
             got=f"report_to {recipe.report_to}",
             hint="remove report_to from the recipe",
@@ -302,17 +296,15 @@ def _check_pictures(recipe: Recipe) -> None:
     parts = recipe.lora_parts
     unknown = next((part for part in parts or () if part not in LORA_PARTS), None)
     if unknown is not None or parts == []:
-        raise UsageError(
+        raise bad_recipe(
             "lora_parts is empty" if unknown is None else f"lora_parts: {unknown!r} is not known",
-            code="bad_recipe",
             expected=", ".join(LORA_PARTS),
             got=", ".join(parts or ()),
             hint="use one or more of these, or remove lora_parts to train the language model",
         )
     if recipe.min_pixels and recipe.max_pixels and recipe.min_pixels > recipe.max_pixels:
-        raise UsageError(
+        raise bad_recipe(
             "min_pixels is larger than max_pixels",
-            code="bad_recipe",
             expected=f"at most {recipe.max_pixels}",
             got=str(recipe.min_pixels),
             hint="swap the two values",
@@ -328,9 +320,8 @@ def _check_choices(recipe: Recipe) -> None:
     for key, allowed in choices.items():
         value = getattr(recipe, key)
         if value is not None and value not in allowed:
-            raise UsageError(
+            raise bad_recipe(
                 f"{key}: {value!r} is {_NOT_YET.get(value, 'not known')}{nearest(value, allowed)}",
-                code="bad_recipe",
                 expected=", ".join(allowed),
                 got=value,
                 hint=f"use one of these, or remove {key}",
@@ -341,25 +332,22 @@ def _check_tuning(recipe: Recipe) -> None:
     """Full fine-tuning changes every weight, so it excludes 4-bit weights; `pure_bf16` requires it."""
     full = recipe.finetuning_type == "full"
     if full and recipe.load_in_4bit:
-        raise UsageError(
+        raise bad_recipe(
             "finetuning_type: full and load_in_4bit: true exclude each other",
-            code="bad_recipe",
             expected="full with weights that can be trained, or lora with load_in_4bit (QLoRA)",
             got="finetuning_type full, load_in_4bit true",
             hint="remove load_in_4bit from the recipe; pure_bf16: true halves the memory of full fine-tuning",
         )
     if recipe.pure_bf16 and not full:
-        raise UsageError(
+        raise bad_recipe(
             "pure_bf16 applies to full fine-tuning only",
-            code="bad_recipe",
             expected="finetuning_type: full",
             got=f"finetuning_type {recipe.finetuning_type}",
             hint="remove pure_bf16 from the recipe; --dtype bfloat16 sets the precision of a LoRA run",
         )
     if recipe.optim in OPTIMIZERS_OF_4_BIT and not recipe.load_in_4bit:
-        raise UsageError(
+        raise bad_recipe(
             f"optim: {recipe.optim} comes from bitsandbytes, which is used only with load_in_4bit",
-            code="bad_recipe",
             expected=f"load_in_4bit: true, or one of {', '.join(OPTIMIZERS)}",
             got=f"optim {recipe.optim}, load_in_4bit false",
             hint="remove optim from the recipe; the optimizer of an adapter needs little memory",
@@ -368,28 +356,24 @@ def _check_tuning(recipe: Recipe) -> None:
 
 def _check_score(recipe: Recipe) -> None:
     if (recipe.score == "regex") is not (recipe.score_pattern is not None):
-        raise UsageError(
+        raise bad_recipe(
             "score: regex and score_pattern belong together",
-            code="bad_recipe",
             expected="both, or neither",
             got=f"score: {recipe.score}, score_pattern: {recipe.score_pattern}",
             hint="score: regex with score_pattern: …, or another score",
         )
     try:
         re.compile(recipe.score_pattern or "")
-    except re.error as error:
-        raise UsageError(
-            f"score_pattern is not valid: {error}", code="bad_recipe", hint="try it with Python's re.compile"
-        ) from None
+    except (re.error, OverflowError, RecursionError) as error:
+        raise bad_recipe(f"score_pattern is not valid: {error}", hint="try it with Python's re.compile") from None
 
 
 def _at_least(recipe: Recipe, key: str, least: float, below: float = _ANY) -> None:
     value = getattr(recipe, key)
     if value is not None and not least <= value < below:
         expected = f"at least {least:g}" + (f" and below {below:,.10g}" if below < _ANY else "")
-        raise UsageError(
+        raise bad_recipe(
             f"{key} is out of range",
-            code="bad_recipe",
             expected=expected,
             got=str(value),
             hint=f"remove {key} to use {'the default' if FIELDS[key].default is None else FIELDS[key].default}",

@@ -10,6 +10,10 @@ from skill_train.core.errors import UsageError
 _MOST_BYTES = 1_000_000  # a recipe has a few hundred; PyYAML takes minutes for much larger files
 
 
+def bad_recipe(message: str, *, expected: str = "", got: str = "", hint: str = "") -> UsageError:
+    return UsageError(message, code="bad_recipe", expected=expected, got=got, hint=hint)
+
+
 def loader() -> Any:
     """PyYAML's safe loader, which also refuses a key that occurs twice."""
     import yaml
@@ -29,17 +33,15 @@ def loader() -> Any:
 
 def small_text(path: Path) -> str:
     if not path.is_dir() and path.exists() and not path.is_file():
-        raise UsageError(
+        raise bad_recipe(
             f"{path} is a pipe or a device, and a recipe must be readable more than once",
-            code="bad_recipe",
             expected="a YAML file with at least model and data",
             got=str(path),
             hint="write the recipe to a file and use that file",
         )
     if path.stat().st_size > _MOST_BYTES:
-        raise UsageError(
+        raise bad_recipe(
             f"{path} is too large for a recipe",
-            code="bad_recipe",
             expected=f"at most {_MOST_BYTES} bytes",
             hint="a recipe is a short YAML file: references/recipe.md",
         )

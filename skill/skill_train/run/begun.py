@@ -10,8 +10,9 @@ from pathlib import Path
 from skill_train.core.errors import UsageError
 from skill_train.recipe.fields import recipe_hash
 from skill_train.run import cloud_record, plan_record, train_record
-from skill_train.run.folder import RunDir, is_file_of, read_json, require_unused
+from skill_train.run.folder import RunDir, require_unchanged, require_unused
 from skill_train.run.plan_record import Plan
+from skill_train.run.records import read_json
 from skill_train.run.train_record import TrainRecord
 
 _STARTED = (".lock", "recipe.yaml", "train.log", "checkpoints")  # beside plan.json, which `plan --out` writes too
@@ -89,15 +90,8 @@ def trained(run: RunDir) -> TrainRecord:
     record = train_record.read(run.record("train"))
     require_trained_recipe(run, record)
     for name, digest in record.outputs.items():
-        file = run.path / name
-        if not is_file_of(file, digest):
-            raise UsageError(
-                f"{file} is not the file that train.json describes",
-                code="output_changed",
-                expected=f"{digest['bytes']} bytes, sha256 {digest['sha256'][:12]}…",
-                got="another content" if file.is_file() else "missing",
-                hint=f"put the trained file back, or move {shlex.quote(str(run.record('train')))} away and train again",
-            )
+        hint = f"put the trained file back, or move {shlex.quote(str(run.record('train')))} away and train again"
+        require_unchanged(run.path / name, digest, run.record("train"), hint)
     return record
 
 
@@ -109,9 +103,7 @@ def require_trained_recipe(run: RunDir, record: TrainRecord) -> None:
         UsageError: the recipe of `plan.json` has another hash than `train.json` names.
     """
     fingerprints = plan_record.read(run.plan).fingerprints
-    planned = recipe_hash(
-        read_json(run.plan)["recipe"], fingerprints
-    )  # the file's own fields: earlier plans have fewer
+    planned = recipe_hash(read_json(run.plan)["recipe"], fingerprints)  # its own fields: earlier plans have fewer
     if record.recipe_hash != planned:
         raise UsageError(
             f"the recipe in {run.plan} is not the one that train.json describes",

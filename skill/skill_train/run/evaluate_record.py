@@ -133,11 +133,7 @@ class Evaluation(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read(path: Path) -> Evaluation:
-    """The measurement in a file.
-
-    Raises:
-        UsageError: missing, no JSON, or not as `evaluate` writes it.
-    """
+    """The measurement in a file. Raises as `records.read`."""
     return records.read(path, Evaluation)
 
 

@@ -183,11 +183,7 @@ class MatrixRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read(path: Path) -> ExportRecord:
-    """The record in a file.
-
-    Raises:
-        UsageError: missing, no JSON, or not as its step writes it.
-    """
+    """The record in a file. Raises as `records.read`."""
     return records.read(path, ExportRecord)
 
 

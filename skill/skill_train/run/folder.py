@@ -24,22 +24,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
 
-from skill_train.core.digests import FileDigest
-from skill_train.core.digests import digests as digests
-from skill_train.core.digests import file_digest as file_digest
-from skill_train.core.digests import is_file_of as is_file_of
+from skill_train.core.digests import FileDigest, is_file_of
 from skill_train.core.errors import DecisionNeeded, UsageError
-from skill_train.core.files import whole_file as whole_file
-from skill_train.core.files import whole_folder as whole_folder
-from skill_train.core.files import write_json as write_json
-from skill_train.core.files import write_text as write_text
-from skill_train.core.memory import peak_memory_bytes as peak_memory_bytes
-from skill_train.core.memory import watch_memory as watch_memory
 from skill_train.core.units import gigabytes
 from skill_train.run import export_record, plan_record, records
 from skill_train.run.records import Record
-from skill_train.run.records import read_json as read_json  # the floor of all that reads a run
-from skill_train.run.records import regular_bytes as regular_bytes
 
 # Names that training and the steps after it write.
 _RUN_FILES = (
@@ -277,18 +266,24 @@ def finished_record(
     if not any((path.parent / name).exists() for name in record.outputs):
         return None  # somebody removed all that was made: it can be made again, and nothing is overwritten
     for name, digest in record.outputs.items():
-        _require_unchanged(path, path.parent / name, digest)
+        hint = f"move {shlex.quote(str(path))} away and run the step again"
+        require_unchanged(path.parent / name, digest, path, hint)
     return record
 
 
-def _require_unchanged(record: Path, file: Path, digest: FileDigest) -> None:
+def require_unchanged(file: Path, digest: FileDigest, record: Path, hint: str) -> None:
+    """Refuses a file that is not the one whose digest a record holds any more.
+
+    Raises:
+        UsageError: it is missing, or has another content.
+    """
     if not _is_still(file, digest):
         raise UsageError(
             f"{file} is not the file that {record.name} describes",
             code="output_changed",
             expected=f"{digest['bytes']} bytes, sha256 {digest['sha256'][:12]}…",
             got="missing" if not file.is_file() else "another content",
-            hint=f"move {shlex.quote(str(record))} away and run the step again",
+            hint=hint,
         )
 
 

@@ -155,9 +155,5 @@ class MergeRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read(path: Path) -> MergeRecord:
-    """The record in a file.
-
-    Raises:
-        UsageError: missing, no JSON, or not as its step writes it.
-    """
+    """The record in a file. Raises as `records.read`."""
     return records.read(path, MergeRecord)

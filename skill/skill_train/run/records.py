@@ -8,11 +8,9 @@ dicts. They raise an error that names the file if it lacks a key.
 from __future__ import annotations
 
 import json
-import os
 import re
-import stat
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, Literal, NoReturn, TypeVar
 
@@ -21,6 +19,8 @@ import msgspec
 from skill_train.core.errors import UsageError
 from skill_train.core.files import write_json
 from skill_train.facts import JsonObject
+from skill_train.program.events import Refused
+from skill_train.program.model_files import regular_file
 
 Record = TypeVar("Record")
 
@@ -47,22 +47,11 @@ def read_json(path: Path) -> Any:
         UsageError: it is missing, not JSON, or too large. Later, if a missing key is read.
     """
     try:
-        document = json.loads(regular_bytes(path).decode("utf-8"), object_pairs_hook=_maker(path))
+        return json.loads(regular_bytes(path).decode("utf-8"), object_pairs_hook=_maker(path))
     except FileNotFoundError:
-        raise UsageError(
-            f"{path} does not exist",
-            code="missing_file",
-            got=str(path),
-            hint=_AGAIN,
-        ) from None
+        raise UsageError(f"{path} does not exist", code="missing_file", got=str(path), hint=_AGAIN) from None
     except (ValueError, RecursionError) as error:  # a number of 5000 digits is a ValueError too
-        raise UsageError(
-            f"{path} is not JSON: {error}",
-            code="broken_record",
-            got=str(path),
-            hint=_AGAIN,
-        ) from None
-    return document
+        raise UsageError(f"{path} is not JSON: {error}", code="broken_record", got=str(path), hint=_AGAIN) from None
 
 
 def regular_bytes(path: Path) -> bytes:
@@ -71,17 +60,17 @@ def regular_bytes(path: Path) -> bytes:
     Raises:
         UsageError: it is not a regular file, or too large.
     """
-    number = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
-    with open(number, "rb") as file:
-        if not stat.S_ISREG(os.fstat(number).st_mode):
-            raise UsageError(
-                f"{path} is not a regular file",
-                code="broken_record",
-                expected="a regular file",
-                got="a pipe, a device or a folder",
-                hint="move it away, then " + _AGAIN,
-            )
-        content = file.read(MOST_BYTES + 1)
+    try:
+        with regular_file(path) as file:
+            content = file.read(MOST_BYTES + 1)
+    except Refused as refusal:
+        raise UsageError(
+            refusal.error["message"],
+            code="broken_record",
+            expected="a regular file",
+            got=refusal.error["got"],
+            hint="move it away, then " + _AGAIN,
+        ) from None
     if len(content) > MOST_BYTES:
         raise UsageError(
             f"{path} is too large",
@@ -118,23 +107,14 @@ def read_lines(path: Path, kind: type[Record]) -> list[Record]:
     Raises:
         UsageError: another line is broken, or not as its step writes it.
     """
-    return [convert(line, kind, path, f"line {number}: ") for number, line in _lines(path)]
-
-
-def _lines(path: Path) -> Iterator[tuple[int, Any]]:
-    """The JSON documents of a file with one document a line, each with its line number."""
+    records = list[Record]()
     if not path.is_file():
-        return
+        return records
     torn = ""
     with open(path, "rb") as file:
         for number, raw in enumerate(iter(lambda: file.readline(_MOST_OF_LINE), b""), start=1):
             if torn:
-                raise UsageError(
-                    torn,
-                    code="broken_record",
-                    got=str(path),
-                    hint=_AGAIN,
-                )
+                raise UsageError(torn, code="broken_record", got=str(path), hint=_AGAIN)
             if not raw.strip():
                 continue
             try:
@@ -142,7 +122,8 @@ def _lines(path: Path) -> Iterator[tuple[int, Any]]:
             except (ValueError, RecursionError):
                 torn = f"line {number} of {path} is not JSON"
                 continue
-            yield number, line
+            records.append(convert(line, kind, path, f"line {number}: "))
+    return records
 
 
 def convert(document: Any, kind: type[Record], path: Path, where: str = "") -> Record:
@@ -182,11 +163,6 @@ class _Document(JsonObject):
 
     def __missing__(self, key: str) -> NoReturn:
         raise broken(self.path, f"no {key}")
-
-    def __or__(self, other: JsonObject) -> _Document:  # type: ignore[override]
-        merged = _Document({**self, **other})
-        merged.path = self.path
-        return merged
 
 
 def _maker(path: Path) -> Callable[[list[tuple[str, Any]]], _Document]:

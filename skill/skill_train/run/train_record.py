@@ -210,11 +210,7 @@ class Row(FedRow):
 
 
 def read(path: Path) -> TrainRecord:
-    """`train.json` in a file.
-
-    Raises:
-        UsageError: missing, no JSON, or not as the program writes it.
-    """
+    """`train.json` in a file. Raises as `records.read`."""
     return records.read(path, TrainRecord)
 
 

@@ -98,9 +98,5 @@ class Proof(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read(path: Path) -> Proof:
-    """The proof in a file.
-
-    Raises:
-        UsageError: missing, no JSON, or not as `verify` writes it.
-    """
+    """The proof in a file. Raises as `records.read`."""
     return records.read(path, Proof)

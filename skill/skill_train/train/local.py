@@ -14,7 +14,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TextIO
@@ -43,14 +42,14 @@ from skill_train.machine.address_space import require_room_for_torch
 from skill_train.plan.file import require_own_folder
 from skill_train.program import plan as program_plan
 from skill_train.program.plan import kills_for_memory, last_stage, layout_words, memory_ended, once_more, smaller_plan
-from skill_train.program.watch import is_complete, numbered, step_of
+from skill_train.program.watch import is_complete, numbered, step_of, stop_signals
 from skill_train.recipe.fields import to_yaml
 from skill_train.run import cloud_record, plan_record, train_record
 from skill_train.run.begun import already_there, forget, has_begun
-from skill_train.run.begun import trained as trained
 from skill_train.run.folder import RunDir, StepResult
 from skill_train.run.lock import locked
 from skill_train.run.plan_record import Launch, Plan
+from skill_train.run.records import timestamp
 from skill_train.run.train_record import TrainRecord
 from skill_train.train import precision_probe
 
@@ -155,8 +154,7 @@ def _run_program(run: RunDir, lock: TextIO | None, *, resume: bool, progress: Ba
 
 def _attempt(resume: bool) -> str:
     """The line between two attempts in a log. It is an event like those of the program."""
-    at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-    return f"{_ATTEMPT}{json.dumps({'at': at, 'resume': resume, 'program': str(train_program())})[1:]}\n"
+    return f"{_ATTEMPT}{json.dumps({'at': timestamp(), 'resume': resume, 'program': str(train_program())})[1:]}\n"
 
 
 def _command(run: RunDir, launch: Launch, resume: bool) -> list[str]:
@@ -193,7 +191,7 @@ class _child:
         self.stopped: int | None = None  # the signal that was passed on
 
     def __enter__(self) -> _child:
-        self.old = {number: signal.signal(number, self._pass_on) for number in _stops()}
+        self.old = {number: signal.signal(number, self._pass_on) for number in stop_signals()}
         return self
 
     def _pass_on(self, number: int, _: Any) -> None:
@@ -210,14 +208,6 @@ class _child:
             signal.signal(number, handler)
         if self.process.stdout is not None:
             self.process.stdout.close()
-
-
-def _stops() -> tuple[int, ...]:
-    """The signals that end a training at a checkpoint. Under `nohup`, the closing of the terminal is not one of
-    them."""
-    closed = getattr(signal, "SIGHUP", None)
-    unheard = closed is None or signal.getsignal(closed) is signal.SIG_IGN
-    return (signal.SIGINT, signal.SIGTERM, *(() if unheard else (closed,)))
 
 
 def _how_it_ended(code: int, stopped: int | None, failure: ProgramFailed | None, output: str) -> int:
@@ -290,7 +280,7 @@ def _failure(run: RunDir, code: int, failure: ProgramFailed | None, output: str)
             expected="memory for the model, its activations and one batch",
             hint=f"skill-train local --resume --run-dir {shlex.quote(str(run.path))}; or a smaller max_length or model",
         )
-    if -code in _stops():
+    if -code in stop_signals():
         return _interrupted(run, TrainingFailed, None, f" ({signal.Signals(-code).name})")
     if code < 0:
         name = signal.Signals(-code).name

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import math
 from dataclasses import asdict
 from itertools import pairwise
 from pathlib import Path
-from typing import NotRequired, TypedDict
+from typing import Annotated
+
+import msgspec
 
 from skill_train.core.errors import UsageError
-from skill_train.core.files import write_json
 from skill_train.estimate.step import MicroStep
 from skill_train.estimate.time import (
     SPREAD,
@@ -24,10 +24,10 @@ from skill_train.estimate.time import (
     reading_seconds,
 )
 from skill_train.facts import Calibration, MachineFacts, ModelFacts, Reading
-from skill_train.machine.read import cache_dir
+from skill_train.machine.read import cache_file
 from skill_train.plan.placement import trains_part
+from skill_train.run import records
 from skill_train.run.plan_record import Plan
-from skill_train.run.records import read_json
 from skill_train.run.train_record import StepLine
 
 SCHEMA = "skill-train/calibration/1"
@@ -40,14 +40,22 @@ _ENOUGH_STEPS = 10  # a run with fewer steps does not replace one with more
 _SIMILAR = 4.0
 
 
-class MeasuredRun(TypedDict):
+class MeasuredRun(msgspec.Struct, frozen=True):
     """A run in the cache. Earlier versions kept neither its steps nor the readings of its seconds."""
 
-    flops_per_second: float
-    basis: str
-    parameters: int | None
-    steps: NotRequired[int]
-    readings: NotRequired[list[dict[str, float]]]
+    flops_per_second: Annotated[float, msgspec.Meta(gt=0)]
+    basis: Annotated[str, msgspec.Meta(min_length=1)]
+    parameters: Annotated[int, msgspec.Meta(gt=0)]
+    steps: int = 0
+    readings: tuple[Reading, ...] = ()
+
+
+class _Cache(msgspec.Struct, frozen=True, kw_only=True, tag_field="schema", tag=SCHEMA):
+    """The measured runs of one processor or GPU in one dtype, by shape."""
+
+    chip: str = ""
+    dtype: str = ""
+    shapes: dict[str, MeasuredRun]
 
 
 def remember(plan: Plan, lines: list[StepLine], finished_at: str) -> Calibration | None:
@@ -66,26 +74,19 @@ def remember(plan: Plan, lines: list[StepLine], finished_at: str) -> Calibration
         return None  # nobody knows how much was computed
     steps = [_micro_steps(plan, line) for line in settled]
     flops = sum(count * (micro_step_flops(model, step) or 0) for count, step in steps)
-    if not flops:
+    if not flops or model.parameters is None:
         return None
     whole = sum(line.seconds or 0 for line in settled)
     seconds, readings = computing_seconds(model, machine, whole, steps), read_seconds(model, machine, whole, steps)
     dtype, shape = plan.placement.dtype, _shape(model)
     basis = f"{len(settled)} steps of {Path(model.source).name} in {dtype}, {finished_at[:10]}"
     path = _path(machine, plan.placement.device, dtype)
-    measured: MeasuredRun = {
-        "flops_per_second": flops / seconds,
-        "basis": basis,
-        "parameters": model.parameters,
-        "steps": len(settled),
-        "readings": [asdict(each) for each in readings],
-    }
+    measured = MeasuredRun(flops / seconds, basis, model.parameters, len(settled), readings)
     earlier = _read(path)
-    if len(settled) < min(_ENOUGH_STEPS, earlier[shape].get("steps", 0) if shape in earlier else 0):
+    if len(settled) < min(_ENOUGH_STEPS, earlier[shape].steps if shape in earlier else 0):
         return None
-    shapes = earlier | {shape: measured}
     with contextlib.suppress(OSError):  # the run is done; a cache that cannot be written costs an estimate
-        write_json(path, {"schema": SCHEMA, "chip": machine.chip, "dtype": dtype, "shapes": shapes})
+        records.write(path, _Cache(chip=machine.chip, dtype=dtype, shapes=earlier | {shape: measured}))
     return Calibration(flops / seconds, basis, same_shape=True, readings=readings)
 
 
@@ -98,12 +99,7 @@ def known_speeds(machine: MachineFacts, model: ModelFacts, device: str) -> dict[
         best = same or _nearest(shapes, model.parameters)
         if best is not None:
             speeds[dtype] = Calibration(
-                float(best["flops_per_second"]),
-                str(best["basis"]),
-                same_shape=same is not None,
-                readings=tuple(
-                    Reading(float(each["speed"]), float(each["launches"])) for each in best.get("readings", [])
-                ),
+                best.flops_per_second, best.basis, same_shape=same is not None, readings=best.readings
             )
     return speeds
 
@@ -112,8 +108,7 @@ def _nearest(shapes: dict[str, MeasuredRun], parameters: int | None) -> Measured
     """The measured run of the model nearest in size. None if none is near enough, or the size is unknown."""
     if not parameters:
         return None
-    sizes = {key: measured["parameters"] for key, measured in shapes.items()}
-    apart = {key: abs(math.log(size / parameters)) for key, size in sizes.items() if size}
+    apart = {key: abs(math.log(measured.parameters / parameters)) for key, measured in shapes.items()}
     nearest = min(apart, key=lambda key: apart[key], default=None)
     return shapes[nearest] if nearest is not None and apart[nearest] <= math.log(_SIMILAR) else None
 
@@ -203,21 +198,13 @@ def _shape(model: ModelFacts) -> str:
 
 
 def _path(machine: MachineFacts, device: str, dtype: str) -> Path:
-    key = json.dumps([machine.system, machine.chip, machine.cores, device, dtype])
-    return cache_dir() / "calibration" / f"{hashlib.sha256(key.encode()).hexdigest()[:16]}.json"
+    return cache_file("calibration", machine.system, machine.chip, machine.cores, device, dtype)
 
 
 def _read(path: Path) -> dict[str, MeasuredRun]:
     """The measured runs of a cache file, by shape. A cache may be lost or torn: then it is empty."""
     try:
-        document = read_json(path)
-        shapes = document["shapes"] if document["schema"] == SCHEMA else {}
-        return {key: measured for key, measured in shapes.items() if _is_whole(measured)}
-    except (OSError, UsageError, ValueError, KeyError, TypeError, AttributeError, ArithmeticError):
+        shapes = records.read(path, _Cache).shapes
+    except (OSError, UsageError):
         return {}
-
-
-def _is_whole(measured: MeasuredRun) -> bool:
-    sizes = float(measured["flops_per_second"]) > 0 and float(measured["parameters"] or 0) > 0
-    readings = [float(each["speed"]) > 0 <= float(each["launches"]) for each in measured.get("readings", [])]
-    return sizes and all(readings) and bool(measured["basis"]) and isinstance(measured.get("steps", 0), int)
+    return {key: run for key, run in shapes.items() if all(each.speed > 0 <= each.launches for each in run.readings)}

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
-import json
 import math
 from importlib import metadata
 from pathlib import Path
@@ -14,7 +12,7 @@ from skill_train.core.errors import UsageError
 from skill_train.core.files import write_json
 from skill_train.core.program_events import Probed
 from skill_train.facts import MachineFacts, ModelFacts, PrecisionProbe
-from skill_train.machine.read import cache_dir
+from skill_train.machine.read import cache_file
 from skill_train.run.records import read_json
 
 _TIMED: tuple[Literal["float32", "bfloat16"], ...] = ("float32", "bfloat16")
@@ -44,5 +42,4 @@ def _as_probe(figures: Probed) -> PrecisionProbe:
 
 def _probe_file(device: str, machine: MachineFacts, model: ModelFacts) -> Path:
     where = [machine.system, machine.chip, machine.cores, device]
-    key = json.dumps([where, model.fingerprint or [model.source, model.revision], metadata.version("torch")])
-    return cache_dir() / "probes" / f"{hashlib.sha256(key.encode()).hexdigest()[:16]}.json"
+    return cache_file("probes", where, model.fingerprint or [model.source, model.revision], metadata.version("torch"))

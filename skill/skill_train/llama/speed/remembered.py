@@ -4,8 +4,6 @@ can use it."""
 from __future__ import annotations
 
 import contextlib
-import hashlib
-import json
 from pathlib import Path
 
 from skill_train.core.errors import UsageError
@@ -14,7 +12,7 @@ from skill_train.estimate.decode import FAMILIES
 from skill_train.estimate.targets import family_of
 from skill_train.facts import MachineFacts, MeasuredReading
 from skill_train.llama.gguf_header import GgufFile
-from skill_train.machine.read import cache_dir
+from skill_train.machine.read import cache_file
 from skill_train.run.records import read_json
 
 SCHEMA = "skill-train/reading/1"
@@ -70,5 +68,4 @@ def known_reading(machine: MachineFacts) -> MeasuredReading | None:
 
 
 def _path(machine: MachineFacts, device: str) -> Path:
-    key = json.dumps([machine.system, machine.chip, machine.cores, device])
-    return cache_dir() / "reading" / f"{hashlib.sha256(key.encode()).hexdigest()[:16]}.json"
+    return cache_file("reading", machine.system, machine.chip, machine.cores, device)

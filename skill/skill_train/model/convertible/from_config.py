@@ -13,6 +13,7 @@ from typing import Any
 
 from skill_train.facts import JsonObject
 from skill_train.model.convertible import architectures as llama_architectures
+from skill_train.model.tower import positive
 
 Config = Mapping[str, Any]
 
@@ -177,13 +178,13 @@ def _is_scaled_otherwise(config: Config) -> bool:
     """Whether llama.cpp scales the attention of Gemma 2 or 3 differently. They scale by `query_pre_attn_scalar`.
     llama.cpp scales by the width of a head, and in the 27B models by the width of the model over its heads. A config
     leaves both keys out if they are 256."""
-    heads, width = config.get("num_attention_heads"), config.get("hidden_size")
+    heads, width = positive(config, ("num_attention_heads",)), positive(config, ("hidden_size",))
     allowed = [config.get("head_dim", 256), width / heads if heads and width else None]
     return config.get("query_pre_attn_scalar", 256) not in allowed
 
 
 def _has_inner_width(config: Config) -> bool:
-    width, inner = config.get("n_embd"), config.get("n_inner")
+    width, inner = positive(config, ("n_embd",)), config.get("n_inner")
     return width is not None and inner not in (None, 4 * width)
 
 
@@ -270,7 +271,7 @@ _COMPUTED_OTHERWISE: dict[str, tuple[tuple[Callable[[Config], bool], str], ...]]
     ),
     "MPTForCausalLM": (
         (
-            lambda config: (config.get("attn_config") or {}).get("alibi") is False,
+            lambda config: isinstance(own := config.get("attn_config"), Mapping) and own.get("alibi") is False,
             "llama.cpp gives MPT no positions with alibi: false, and transformers computes ALiBi all the same",
         ),
     ),

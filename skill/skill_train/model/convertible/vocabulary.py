@@ -17,11 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from skill_train.core.digests import file_digest
-from skill_train.core.errors import UsageError
 from skill_train.core.files import write_json
 from skill_train.facts import JsonObject
 from skill_train.machine.read import cache_dir
-from skill_train.model.foreign_files import foreign_json
+from skill_train.model.foreign_files import object_in
 from skill_train.program.pictures.engine import TILED
 
 TEXT = (
@@ -119,7 +118,7 @@ def why_no_picture(folder: Path, model_type: str) -> str | None:
 def _tokens(folder: Path) -> Iterator[str]:
     """Texts of tokens: all of tokenizer.json, and the added ones of tokenizer_config.json. Of a model on the Hub `plan`
     has the second file alone."""
-    tokenizer, settings = (_read(folder / name) for name in ("tokenizer.json", "tokenizer_config.json"))
+    tokenizer, settings = (object_in(folder / name) for name in ("tokenizer.json", "tokenizer_config.json"))
     model, decoder = tokenizer.get("model"), settings.get("added_tokens_decoder")
     added = tokenizer.get("added_tokens")
     for one in [*(added if isinstance(added, list) else []), *(decoder.values() if isinstance(decoder, dict) else [])]:
@@ -138,7 +137,7 @@ def _remembered(folder: Path, name: str) -> bool:
     words = [*(file_digest(file)["sha256"] for file in files), name, *sorted(KNOWN)]
     key = sha256(" ".join(words).encode()).hexdigest()
     cache = cache_dir() / "tokenizers.json"
-    answers = _read(cache)
+    answers = object_in(cache)
     remembered = answers.get(key)
     if isinstance(remembered, bool):
         return remembered
@@ -151,23 +150,14 @@ def _remembered(folder: Path, name: str) -> bool:
 
 def _is_unknown(folder: Path, name: str) -> bool | None:
     """Whether the converter would refuse the tokenizer. None where the library for it is missing or cannot read it."""
-    if name in _LLAMA and _is_of_pieces(_read(folder / "tokenizer.json")):
+    if name in _LLAMA and _is_of_pieces(object_in(folder / "tokenizer.json")):
         return False
     hashes = set(_hashes(folder))
     return not hashes & KNOWN if hashes else None
 
 
 def _says_gpt2(folder: Path) -> bool:
-    return bool(_read(folder / "tokenizer_config.json").get("tokenizer_class") == "GPT2Tokenizer")
-
-
-def _read(file: Path) -> JsonObject:
-    """The JSON object in a file; empty if the file is missing or broken, which is reported elsewhere."""
-    try:
-        document = foreign_json(file) if file.is_file() else {}
-    except UsageError:
-        return {}
-    return document if isinstance(document, dict) else {}
+    return bool(object_in(folder / "tokenizer_config.json").get("tokenizer_class") == "GPT2Tokenizer")
 
 
 def _is_of_pieces(tokenizer: JsonObject) -> bool:
@@ -197,7 +187,7 @@ def _hashes(folder: Path) -> Iterator[str]:
 
 def _around(folder: Path, tokenizer: Any) -> list[list[int]]:
     """An empty sequence, and one for each token that tokenizer_config.json adds at the start or the end of a text."""
-    config = _read(folder / "tokenizer_config.json")
+    config = object_in(folder / "tokenizer_config.json")
     named = [config.get(key) for key in ("bos_token", "eos_token")]
     texts = [token.get("content") if isinstance(token, dict) else token for token in named]
     numbers = [tokenizer.token_to_id(text) for text in texts if isinstance(text, str)]

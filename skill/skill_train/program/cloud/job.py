@@ -352,10 +352,8 @@ class Keeper:
 def keep_results(work: Path, bucket: Path, failure: Failure | None) -> None:
     files = {path.relative_to(work).as_posix(): path for name in RESULTS for path in files_of(work / name)}
     digests = {name: copy_file(path, bucket / name) for name, path in files.items()}
-    state = (
-        {"state": "done", "exit_code": 0} if failure is None else {"state": "failed", "exit_code": failure["exit_code"]}
-    )
-    put_json(bucket / MARKER, {"run": run_id()} | state | {"files": digests})
+    state, exit_code = ("done", 0) if failure is None else ("failed", failure["exit_code"])
+    put_json(bucket / MARKER, {"run": run_id(), "state": state, "exit_code": exit_code, "files": digests})
 
 
 def require_kept(bucket: Path) -> None:

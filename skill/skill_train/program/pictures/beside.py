@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from skill_train.program.events import EXIT_NO_ACCESS, EXIT_TEMPORARY, Refused
-from skill_train.program.examples import MEDIA_MAGIC, Row, media_in
+from skill_train.program.examples import MEDIA_MAGIC, Row, media_in, unreadable
 from skill_train.program.parquet import SPLITS, STATE
 
 HUB_FOLDER = "datasets--"  # how huggingface_hub begins the name of a dataset's folder in its cache
@@ -232,12 +232,11 @@ def picture_table(folder: Path, split: str) -> Path | None:
     found = [place / table for place in places for table in TABLES if (place / table).is_file()]
     if len(found) > 1:
         names = [table.relative_to(folder).as_posix() for table in found]
-        raise Refused(
+        raise unreadable(
             f"{folder} has several tables of pictures for the split {name}",
-            code="unreadable_dataset",
-            expected=f"one of {', '.join(names)}",
-            got=f"{len(names)} tables",
-            hint="remove those that are not meant; the rows of only one would be read",
+            f"one of {', '.join(names)}",
+            f"{len(names)} tables",
+            "remove those that are not meant; the rows of only one would be read",
         )
     return found[0] if found else None
 
@@ -254,19 +253,14 @@ def in_folder(row: Row, folder: Path, table: Path) -> Row:
     """
     for name, wanted in (("file_name", "image"), ("file_names", "images")):
         if row.get(name) and row.get(wanted) and row[name] != row[wanted]:
-            raise two_pictures(name, wanted, table)
+            raise unreadable(
+                f"{table} has the columns {name} and {wanted}, of which one would be read",
+                f"one of both: `datasets` calls {name} {wanted} too",
+                f"{name}, {wanted}",
+                "rename or remove one of them in the table",
+            )
     below = table.parent.relative_to(folder).as_posix()
     return {name: seen_from(name, value, below, folder) for name, value in row.items()}
-
-
-def two_pictures(name: str, wanted: str, table: Path) -> Refused:
-    return Refused(
-        f"{table} has the columns {name} and {wanted}, of which one would be read",
-        code="unreadable_dataset",
-        expected=f"one of both: `datasets` calls {name} {wanted} too",
-        got=f"{name}, {wanted}",
-        hint="rename or remove one of them in the table",
-    )
 
 
 def seen_from(column: str, value: Any, below: str, folder: Path) -> Any:

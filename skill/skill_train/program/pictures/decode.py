@@ -11,7 +11,8 @@ import hashlib
 import io
 import os
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import IO, Any, NamedTuple
@@ -63,7 +64,7 @@ def read_picture(source: PictureSource, folder: Path | None) -> Any:
     """
     from PIL import ImageOps
 
-    with OpenedPicture(source, folder) as (image, _):
+    with opened_picture(source, folder) as (image, _):
         image.load()
         return in_rgb(ImageOps.exif_transpose(image))
 
@@ -74,7 +75,7 @@ def picture_size(source: PictureSource, folder: Path | None) -> PictureSize:
     Raises:
         Refused: as `read_picture`, but for pixels that are broken.
     """
-    with OpenedPicture(source, folder) as (image, _):
+    with opened_picture(source, folder) as (image, _):
         return upright_size(image)
 
 
@@ -130,52 +131,44 @@ class PicturesDigest:
         return hashlib.sha256(both.encode()).hexdigest() if self.count else fingerprint
 
 
-class OpenedPicture:
-    """A context with the lazily opened PIL image, after what its header tells is checked, and its name for messages.
+@contextmanager
+def opened_picture(source: PictureSource, folder: Path | None) -> Iterator[tuple[Any, int]]:
+    """The lazily opened PIL image, after what its header tells is checked, and the bytes of its file.
 
-    Any error of Pillow in it, whatever its class, is a refusal: damaged files raise struct.error, IndexError and more.
+    Any error of Pillow in the block, whatever its class, is a refusal: damaged files raise struct.error, IndexError and
+    more.
     """
+    from PIL import Image
 
-    def __init__(self, source: PictureSource, folder: Path | None) -> None:
-        self.name = picture_name(source)
-        self.file = picture_file(source, folder)
-        self.bytes = self.file.seek(0, os.SEEK_END)
-        self.file.seek(0)
-
-    def __enter__(self) -> tuple[Any, str]:
-        from PIL import Image
-
+    name = picture_name(source)
+    with picture_file(source, folder) as file:
+        size = file.seek(0, os.SEEK_END)
+        file.seek(0)
         try:
             with warnings.catch_warnings():
                 # Our own limit is below that of Pillow's error, and a cut EXIF leaves the picture as it is.
                 warnings.simplefilter("ignore", Image.DecompressionBombWarning)
                 warnings.simplefilter("ignore", UserWarning)
                 Image.init()
-                self.image = Image.open(self.file, formats=[name for name in FORMATS if name in Image.OPEN])
-                check_header(self.image, self.name)
-                orientation(self.image)  # Pillow remembers it for exif_transpose
+                image = Image.open(file, formats=[name for name in FORMATS if name in Image.OPEN])
+                check_header(image, name)
+                orientation(image)  # Pillow remembers it for exif_transpose
+            yield image, size
         except Exception as error:
-            self.__exit__(type(error), error, None)
-            raise
-        return self.image, self.name
+            if isinstance(error, (Refused, ImportError)):
+                raise
+            raise unread_picture(name, file, error) from None
 
-    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
-        refusal = self.refusal(error) if isinstance(error, Exception) else None
-        self.file.close()
-        if refusal is not None:
-            raise refusal from None
 
-    def refusal(self, error: Exception) -> Exception:
-        from PIL import Image, UnidentifiedImageError
+def unread_picture(name: str, file: IO[bytes], error: Exception) -> Refused:
+    from PIL import Image, UnidentifiedImageError
 
-        if isinstance(error, (Refused, ImportError)):
-            return error
-        if isinstance(error, UnidentifiedImageError):
-            self.file.seek(0)
-            return bad_picture(self.name, "is not a picture", f"{self.file.read(12)!r} at its start")
-        if isinstance(error, Image.DecompressionBombError):
-            return bad_picture(self.name, "has too many pixels", str(error))
-        return bad_picture(self.name, "is broken", f"{type(error).__name__}: {error}")
+    if isinstance(error, UnidentifiedImageError):
+        file.seek(0)
+        return bad_picture(name, "is not a picture", f"{file.read(12)!r} at its start")
+    if isinstance(error, Image.DecompressionBombError):
+        return bad_picture(name, "has too many pixels", str(error))
+    return bad_picture(name, "is broken", f"{type(error).__name__}: {error}")
 
 
 def check_header(image: Any, name: str) -> None:
@@ -234,19 +227,19 @@ def picture_file(source: PictureSource, folder: Path | None) -> IO[bytes]:
             got = repr({key: type(value).__name__ for key, value in source.items()})
             raise bad_picture("a picture in the row", "has neither bytes nor a path", got, "a path, or bytes")
         source = content
-    if isinstance(source, bytes):
-        return io.BytesIO(limited_bytes(source, "a picture in the row"))
-    if source[:5].lower() == "data:":
-        return io.BytesIO(limited_bytes(data_uri(source), "a picture in the row"))
-    return opened_file(source, folder)
+    if isinstance(source, str) and source[:5].lower() == "data:":
+        source = data_uri(source)
+    if isinstance(source, str):
+        return opened_file(source, folder)
+    require_size(len(source), "a picture in the row")
+    return io.BytesIO(source)
 
 
-def limited_bytes(content: bytes, name: str) -> bytes:
-    if not content:
+def require_size(size: int, name: str) -> None:
+    if not size:
         raise bad_picture(name, "is empty", "0 bytes")
-    if len(content) > PICTURE_BYTES:
-        raise bad_picture(name, "is too large", f"{len(content):,} bytes", f"at most {PICTURE_BYTES:,} bytes")
-    return content
+    if size > PICTURE_BYTES:
+        raise bad_picture(name, "is too large", f"{size:,} bytes", f"at most {PICTURE_BYTES:,} bytes")
 
 
 def data_uri(source: str) -> bytes:
@@ -266,11 +259,7 @@ def opened_file(path: str, folder: Path | None) -> IO[bytes]:
         file, where = placed_file(path, folder)
         if not file.is_file():
             raise bad_picture(name, "does not exist", str(file), where)
-        size = file.stat().st_size
-        if size > PICTURE_BYTES:
-            raise bad_picture(name, "is too large", f"{size:,} bytes", f"at most {PICTURE_BYTES:,} bytes")
-        if not size:
-            raise bad_picture(name, "is empty", "0 bytes")
+        require_size(file.stat().st_size, name)
         return open(file, "rb")
     except (OSError, ValueError, RuntimeError) as error:  # no permission; a null character; a link to itself
         raise bad_picture(name, "cannot be read", str(error)) from None

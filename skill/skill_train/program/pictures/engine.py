@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import math
 import struct
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from skill_train.program.events import Refused
 from skill_train.program.pictures.decode import PictureSize
 
 TILED = ("smolvlm", "idefics3")  # families that divide a picture into tiles
@@ -25,6 +27,37 @@ ENGINE_NOTE = (
     "It was trained on the pixels and the text that llama.cpp makes of a picture (`preprocess: engine`). The model's "
     "own image processor, as transformers runs it, makes other ones."
 )  # for the card
+
+
+def ignored_limit(recipe: Mapping[str, object], kind: str) -> str | None:
+    """The limit of a recipe that llama.cpp ignores for the family; None without one."""
+    ignored = (name for name in ("min_pixels", "max_pixels") if name not in ENGINE_LIMITS.get(kind, ()))
+    return next((name for name in ignored if recipe.get(name) is not None), None)
+
+
+def require_engine(recipe: Mapping[str, object], kind: str) -> None:
+    """Refuses `preprocess: engine` where the training could not see what llama.cpp would.
+
+    Raises:
+        Refused: llama.cpp's tensors of the family were not found equal, or the recipe has limits that it ignores.
+    """
+    if kind not in ENGINE_FAMILIES:
+        raise Refused(
+            f"preprocess: engine is not known for the family {kind}",
+            code="bad_recipe",
+            expected=", ".join(ENGINE_FAMILIES),
+            got=kind,
+            hint="set preprocess: model, or remove preprocess",
+        )
+    limit = ignored_limit(recipe, kind)
+    if limit is not None:
+        raise Refused(
+            f"{limit} and preprocess: engine exclude each other: llama.cpp ignores the limit",
+            code="bad_recipe",
+            expected="one of the two",
+            got=f"{limit}: {recipe.get(limit)}",
+            hint="remove the limit and make the pictures smaller, or set preprocess: model",
+        )
 
 
 class TileGrid(NamedTuple):
@@ -44,16 +77,14 @@ class Engine:
         longest: pixels along the longer side of a picture that is divided (SmolVLM, Idefics3).
     """
 
-    def __init__(self, kind: str, tower: dict[str, Any], processor: Any, square: int | None = None) -> None:
-        """`tower` is `vision_config` of config.json, where llama.cpp's converter finds the side. `square` is given
-        for a family whose image processor does not say it."""
-        self.kind, self.processor = kind, processor
-        if square is None:
-            self.patch, self.merge = int(getattr(processor, "patch_size", 1)), int(getattr(processor, "merge_size", 1))
-        self.square = square or self.patch * self.merge
-        own = {"gemma3": ("size", "height"), **dict.fromkeys(TILED, ("max_image_size", "longest_edge"))}.get(kind)
-        self.side = int(tower.get("image_size") or dict(getattr(processor, own[0]))[own[1]]) if own else 0
-        self.longest = int(dict(processor.size)["longest_edge"]) if kind in TILED else 0
+    def __init__(self, processor: Any) -> None:
+        """`processor` is an `ImageProcessor`."""
+        self.kind, self.processor = processor.kind, processor
+        self.patch, self.merge = processor.patch_size, processor.merge_size
+        self.square = processor.square or self.patch * self.merge
+        own = {"gemma3": ("size", "height"), **dict.fromkeys(TILED, ("max_image_size", "longest_edge"))}.get(self.kind)
+        self.side: int = processor.tower_side or getattr(processor, own[0])[own[1]] if own else 0
+        self.longest = processor.size["longest_edge"] if self.kind in TILED else 0
 
     def size(self, size: PictureSize) -> PictureSize:
         """Of the picture after all resizing; of one that is divided, of all its tiles."""
@@ -71,17 +102,8 @@ class Engine:
         if self.kind not in TILED:
             resized = self.size(size)
             return TileGrid(resized.height // self.square, resized.width // self.square)
-        reduced = self.reduced(size)
+        reduced = reduced_size(size, self.longest)
         return TileGrid(math.ceil(reduced.height / self.side), math.ceil(reduced.width / self.side))
-
-    def reduced(self, size: PictureSize) -> PictureSize:
-        """Before the sides become whole tiles: the longer one is `longest`, the other one an even number."""
-        ratio = size.width / size.height
-        if size.width >= size.height:
-            height = int(self.longest / ratio)
-            return PictureSize(self.longest, height + height % 2)
-        width = int(self.longest * ratio)
-        return PictureSize(width + width % 2, self.longest)
 
     def parts(self, image: Any) -> list[Any]:
         """What the tower reads of a picture, as PIL images in RGB: the picture, or its tiles and a small copy of it."""
@@ -91,7 +113,8 @@ class Engine:
         if self.kind not in TILED:
             kernel = Resampling.BILINEAR if self.kind == "gemma3" else Resampling.BICUBIC
             return [letterboxed(image, self.size(size), kernel)]
-        whole = resampled(resampled(image, self.reduced(size), Resampling.LANCZOS), self.size(size), Resampling.LANCZOS)
+        reduced = resampled(image, reduced_size(size, self.longest), Resampling.LANCZOS)
+        whole = resampled(reduced, self.size(size), Resampling.LANCZOS)
         corners = [(x, y) for y in range(0, whole.height, self.side) for x in range(0, whole.width, self.side)]
         tiles = [whole.crop((x, y, x + self.side, y + self.side)) for x, y in corners]
         return [*tiles, resampled(whole, PictureSize(self.side, self.side), Resampling.LANCZOS)]
@@ -148,6 +171,16 @@ class Engine:
         grid = pixels.reshape(3, high, merge, size, wide, merge, size).transpose(1, 4, 2, 5, 0, 3, 6)
         films = np.broadcast_to(grid[:, :, :, :, :, None], (*grid.shape[:5], frames, size, size))
         return films.reshape(high * wide * merge**2, -1)
+
+
+def reduced_size(size: PictureSize, longest: int) -> PictureSize:
+    """Before the sides become whole tiles: the longer one is `longest`, the other one an even number."""
+    ratio = size.width / size.height
+    if size.width >= size.height:
+        height = int(longest / ratio)
+        return PictureSize(longest, height + height % 2)
+    width = int(longest * ratio)
+    return PictureSize(width + width % 2, longest)
 
 
 def aligned_size(size: PictureSize, align: int, limits: tuple[int, int]) -> PictureSize:

@@ -7,7 +7,7 @@ import re
 from typing import Any
 
 from skill_train.program.events import Refused
-from skill_train.program.examples import ANSWERS, SHAREGPT_ROLES, Example, Row, media_mark
+from skill_train.program.examples import ANSWERS, SHAREGPT_ROLES, Example, Row, bad_row, media_mark
 from skill_train.program.pictures.decode import PICTURE_HINT, PictureSource
 
 PICTURE = "\ufffc"  # U+FFFC, object replacement character: stands for a picture in the text of a message
@@ -39,13 +39,11 @@ def lift_pictures(row: Row, columns: dict[str, str]) -> tuple[Row, list[PictureS
         lifted = before_first_question(lifted, columns, len(given))
         waiting, found = [], given
     if waiting:
-        places = len(given) - len(waiting)
-        raise Refused(
+        raise bad_row(
             "a row has more pictures than places for them",
-            code="bad_row",
-            expected=f"{len(given)} times <image> in its texts, or none, for {len(given)} pictures",
-            got=f"{places} places",
-            hint="write <image> where each picture stands, or nothing: they come before the question then",
+            f"{len(given)} times <image> in its texts, or none, for {len(given)} pictures",
+            f"{len(given) - len(waiting)} places",
+            "write <image> where each picture stands, or nothing: they come before the question then",
         )
     for value in lifted.values():
         require_no_tag(value, has_pictures=bool(found))
@@ -60,12 +58,8 @@ def require_no_tag(value: Any, *, has_pictures: bool) -> None:
             for key in ("content", "value"):
                 require_no_tag(message.get(key) if isinstance(message, dict) else None, has_pictures=has_pictures)
     elif isinstance(value, str) and (tag := PICTURE_TAG.search(value)) and (has_pictures or media_mark(value)):
-        raise Refused(
-            "a row has more places for pictures than pictures",
-            code="bad_row",
-            expected="a picture for each <image>, in a column such as `images`",
-            got=value[max(0, tag.start() - 20) :][:80],
-        )
+        expected = "a picture for each <image>, in a column such as `images`"
+        raise bad_row("a row has more places for pictures than pictures", expected, value[max(0, tag.start() - 20) :])
 
 
 def pictures_of_column(value: Any) -> list[PictureSource]:
@@ -108,17 +102,12 @@ def lifted_message(message: dict[str, Any], waiting: list[PictureSource], found:
 
 
 def picture_in_answer(answer: Any) -> Refused:
-    return Refused("an answer holds a picture", code="bad_row", expected="text in answers", got=repr(answer)[:80])
+    return bad_row("an answer holds a picture", "text in answers", repr(answer))
 
 
 def lifted_text(text: str, waiting: list[PictureSource], found: list[PictureSource]) -> str:
     if PICTURE in text:
-        raise Refused(
-            "a text holds the character U+FFFC, which stands for a picture here",
-            code="bad_row",
-            expected="text without it",
-            got=text[:80],
-        )
+        raise bad_row("a text holds the character U+FFFC, which stands for a picture here", "text without it", text)
     return PICTURE_TAG.sub(lambda tag: next_picture(waiting, found) or tag.group(), text)
 
 
@@ -134,24 +123,19 @@ def lifted_part(part: Any, waiting: list[PictureSource], found: list[PictureSour
     """The text of one part of a message's content, or the mark of its picture."""
     kind = part.get("type") if isinstance(part, dict) else None
     require_one_thing(part, kind)
-    if kind == "text" or (kind is None and isinstance(part, dict) and isinstance(part.get("text"), str)):
-        return lifted_text(part.get("text") or "", waiting, found)
+    text = part.get("text") if isinstance(part, dict) else None
+    if (kind is None or kind == "text") and isinstance(text, str):
+        return lifted_text(text, waiting, found)
+    if kind == "text" and text is None:
+        return ""
     if kind not in PICTURE_PARTS:
-        raise Refused(
-            "a message holds a part that is neither text nor a picture",
-            code="bad_row",
-            expected='{"type": "text"} or {"type": "image"}',
-            got=repr(part)[:80],
-        )
+        expected = '{"type": "text"} or {"type": "image"}'
+        raise bad_row("a message holds a part that is neither text nor a picture", expected, repr(part))
     source = source_of_part(part)
     if source is None:
         if not waiting:
-            raise Refused(
-                "a message holds a place for a picture, and the row has no picture for it",
-                code="bad_row",
-                expected="the picture in the part, or in a column `images`",
-                got=repr(part)[:80],
-            )
+            wrong = "a message holds a place for a picture, and the row has no picture for it"
+            raise bad_row(wrong, "the picture in the part, or in a column `images`", repr(part))
         return next_picture(waiting, found)
     found.append(source)
     return PICTURE
@@ -162,12 +146,9 @@ def require_one_thing(part: Any, kind: Any) -> None:
     parts with null."""
     other = part.get("text") if kind in PICTURE_PARTS else source_of_part(part) if kind == "text" else None
     if other:
-        raise Refused(
-            f"a part of the type {kind!r} holds a text and a picture, and would be read as one of them",
-            code="bad_row",
-            expected='{"type": "text", "text": …} and {"type": "image", "image": …}, each alone',
-            got=repr(part)[:80],
-        )
+        wrong = f"a part of the type {kind!r} holds a text and a picture, and would be read as one of them"
+        expected = '{"type": "text", "text": …} and {"type": "image", "image": …}, each alone'
+        raise bad_row(wrong, expected, repr(part))
 
 
 def source_of_part(part: dict[str, Any]) -> PictureSource | None:
@@ -178,12 +159,9 @@ def source_of_part(part: dict[str, Any]) -> PictureSource | None:
     if isinstance(part.get("bytes"), bytes) and len(given) == 2 and isinstance(part.get("path"), str):
         return {"bytes": part["bytes"], "path": part["path"]}  # a name beside the bytes, as `datasets` writes them
     if len(given) > 1 and len({which_picture(each) for each in given}) > 1:
-        raise Refused(
-            "a part of a message holds several pictures, of which one would be read",
-            code="bad_row",
-            expected="one of " + ", ".join(PART_KEYS),
-            got=", ".join(key for key in PART_KEYS if part.get(key)),
-        )
+        there = ", ".join(key for key in PART_KEYS if part.get(key))
+        wrong = "a part of a message holds several pictures, of which one would be read"
+        raise bad_row(wrong, "one of " + ", ".join(PART_KEYS), there)
     value = given[0] if given else None
     return value if isinstance(value, (str, bytes, dict)) else None
 
@@ -208,7 +186,7 @@ def before_first_question(lifted: Row, columns: dict[str, str], count: int) -> R
                 key = "content" if "content" in message else "value"
                 asked = message | {key: PICTURE * count + str(message.get(key) or "")}
                 return lifted | {columns[name]: [*value[:index], asked, *value[index + 1 :]]}
-    raise Refused("a row has pictures and no question", code="bad_row", expected="a message of the user", got="none")
+    raise bad_row("a row has pictures and no question", "a message of the user", "none")
 
 
 def picture_parts(content: str) -> list[dict[str, str]]:
@@ -223,15 +201,8 @@ def picture_parts(content: str) -> list[dict[str, str]]:
 def require_places(example: Example, pictures: int) -> None:
     """Refuses a conversation in which another number of pictures stands than the row has."""
     if example["kind"] != "chat":
-        raise Refused(
-            "rows with pictures need turns of a chat",
-            code="bad_row",
-            expected="format messages, sharegpt, question_answer or instruction",
-            got=f"format {example['kind']}",
-        )
+        expected = "format messages, sharegpt, question_answer or instruction"
+        raise bad_row("rows with pictures need turns of a chat", expected, f"format {example['kind']}")
     places = sum(str(message["content"]).count(PICTURE) for message in example["messages"])
     if places != pictures:
-        expected = f"{pictures} places"
-        raise Refused(
-            "a row's pictures do not stand in its messages", code="bad_row", expected=expected, got=f"{places}"
-        )
+        raise bad_row("a row's pictures do not stand in its messages", f"{pictures} places", f"{places}")

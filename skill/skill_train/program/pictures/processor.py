@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from skill_train.program.events import Refused
 from skill_train.program.pictures.decode import PictureSize, bad_picture
-from skill_train.program.pictures.engine import LINED, TILED, Engine, TileGrid
+from skill_train.program.pictures.engine import LINED, TILED, Engine, TileGrid, reduced_size
 
 PROCESSOR_FILES = ("preprocessor_config.json", "processor_config.json")
 OWN_FILE, WHOLE_FILE = PROCESSOR_FILES
@@ -194,11 +194,6 @@ def _unknown(what: str, got: str, expected: str = "the file of an image processo
     )
 
 
-def engine_of(processor: ImageProcessor) -> Engine:
-    """llama.cpp's way to prepare pictures for the model."""
-    return Engine(processor.kind, {"image_size": processor.tower_side}, processor, processor.square or None)
-
-
 def grid_of(processor: ImageProcessor, size: PictureSize, engine: Engine | None = None) -> TileGrid:
     """How a picture is divided: into tokens (Qwen-VL, Mistral 3, Pixtral) or tiles (SmolVLM, Idefics3; 0 x 0 of a
     picture that is not divided). Gemma 3 divides none.
@@ -263,16 +258,8 @@ def _tiles(processor: ImageProcessor, size: PictureSize) -> TileGrid:
 
 
 def _reduced(size: PictureSize, longest: int) -> PictureSize:
-    """The longer side becomes `longest` and the other an even number, then both are made smaller than `_TILED_SIDE`."""
-    width, height = size
-    ratio = width / height
-    if width >= height:
-        width, height = longest, int(longest / ratio)
-        height += height % 2
-    else:
-        width, height = int(longest * ratio), longest
-        width += width % 2
-    width, height = max(width, 1), max(height, 1)
+    """As llama.cpp reduces it, then both sides are made smaller than `_TILED_SIDE`."""
+    width, height = (max(side, 1) for side in reduced_size(size, longest))
     ratio = width / height
     if width >= height and width > _TILED_SIDE:
         width, height = _TILED_SIDE, int(_TILED_SIDE / ratio)

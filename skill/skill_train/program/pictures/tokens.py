@@ -21,9 +21,9 @@ from skill_train.program.events import Refused
 from skill_train.program.examples import Pictured
 from skill_train.program.model_files import foreign_json, model_file
 from skill_train.program.pictures.decode import (
-    OpenedPicture,
     PictureSize,
     PictureSource,
+    opened_picture,
     picture_bytes,
     picture_digest,
     picture_name,
@@ -31,11 +31,10 @@ from skill_train.program.pictures.decode import (
     read_picture,
     require_pillow,
 )
-from skill_train.program.pictures.engine import ENGINE_FAMILIES, ENGINE_LIMITS, LINED, TILED, Engine, TileGrid
+from skill_train.program.pictures.engine import LINED, TILED, Engine, TileGrid, require_engine
 from skill_train.program.pictures.find import PICTURE, picture_parts
 from skill_train.program.pictures.processor import (
     PROCESSOR_FILES,
-    engine_of,
     grid_of,
     limit_pixels,
     limited_processor,
@@ -50,16 +49,6 @@ TYPE_NAMES = {
     "qwen3_vl": "mm_token_type_ids",
     "gemma3": "token_type_ids",
 }
-
-
-def moved(span: tuple[int, int], changes: list[tuple[int, int, int]]) -> tuple[int, int]:
-    """A span of a rendered text after its pictures are expanded. No span begins or ends inside a mark."""
-    start, end = span
-    shifts = [(stop, length - (stop - begin)) for begin, stop, length in changes]
-    return (
-        start + sum(shift for stop, shift in shifts if stop <= start),
-        end + sum(shift for stop, shift in shifts if stop <= end),
-    )
 
 
 # What stands for a picture in a rendered text, and what it becomes before the text is tokenized. The functions follow
@@ -105,9 +94,9 @@ class Pictures:
         name, revision = recipe["model"], recipe["revision"]
         self.model, self.folder = (name, revision), folder
         self.is_grey = False
-        self.kind = model_type(name, revision)
         documents = {file: model_document(name, revision, file) for file in ("config.json", *PROCESSOR_FILES)}
         config = documents["config.json"] or {}
+        self.kind = str(config.get("model_type", "unknown"))
         tower = config.get("vision_config") or {}
         if self.kind not in EXPANSIONS or (self.kind == "llava" and tower.get("model_type") != "pixtral"):
             raise Refused(
@@ -126,7 +115,7 @@ class Pictures:
         self.engine: Engine | None = None
         if recipe.get("preprocess") == "engine":
             require_engine(recipe, self.kind)
-            self.engine = engine_of(self.settings)
+            self.engine = Engine(self.settings)
         self.mark = self.places.mark if self.engine is None else PICTURE
 
     def parts(self, content: str) -> list[dict[str, str]]:
@@ -157,12 +146,11 @@ class Pictures:
 
     def expansion(self, size: PictureSize) -> str:
         """The text that stands for one picture, with a token for each part of it."""
-        text: str = EXPANSIONS[self.kind](self, size)
-        return text
+        return EXPANSIONS[self.kind](self, size)
 
     def expanded(self, rendered: str, sizes: list[PictureSize]) -> tuple[str, list[tuple[int, int, int]]]:
-        """The text with each mark of a picture replaced by what stands for it, and of each mark its start and end in
-        the text before, and the length of its replacement.
+        """The text with each mark of a picture replaced by what stands for it, and the pieces between the marks: their
+        start and end in the text before, and how far they are moved.
 
         Raises:
             Refused: the chat template wrote another number of marks.
@@ -177,25 +165,25 @@ class Pictures:
                 got=f"{len(marks)} times" + f", and {written} times {self.places.mark}" * bool(written),
                 hint="use a base model whose chat template reads pictures, such as an Instruct version",
             )
-        text, end, changes = "", 0, list[tuple[int, int, int]]()
+        text, end, pieces = "", 0, list[tuple[int, int, int]]()
         for (start, stop), size in zip(marks, sizes, strict=True):
-            expansion = self.expansion(size)
-            text += rendered[end:start] + expansion
-            changes.append((start, stop, len(expansion)))
+            pieces.append((end, start, len(text) - end))
+            text += rendered[end:start] + self.expansion(size)
             end = stop
-        return text + rendered[end:], changes
+        return text + rendered[end:], [*pieces, (end, len(rendered), len(text) - end)]
 
     def fed(
         self, rendered: str, spans: list[tuple[int, int]], images: list[PictureSource]
     ) -> tuple[str, list[tuple[int, int]], Pictured]:
         """The rendered text with its pictures expanded, its trained spans there without any token of a picture, and
         the pictures with their digests."""
-        fed, changes = self.expanded(rendered, [picture_size(image, self.folder) for image in images])
-        outside, shift = [moved(span, changes) for span in spans], 0
-        for start, stop, length in changes:
-            begin, end = start + shift, start + shift + length
-            outside = [part for a, b in outside for part in ((a, min(b, begin)), (max(a, end), b)) if part[0] < part[1]]
-            shift += length - (stop - start)
+        fed, pieces = self.expanded(rendered, [picture_size(image, self.folder) for image in images])
+        outside = [
+            (max(start, a) + shift, min(stop, b) + shift)
+            for a, b in spans
+            for start, stop, shift in pieces
+            if max(start, a) < min(stop, b)
+        ]
         if not images:
             return fed, outside, {}
         digests = [picture_digest(image, self.folder) for image in images]
@@ -270,11 +258,6 @@ class Pictures:
         return {} if name is None else {name: (ids == self.token_id).long()}
 
 
-def model_type(model: str, revision: str | None) -> str:
-    """The model type in config.json. It decides which tokens stand for a picture."""
-    return str((model_document(model, revision, "config.json") or {}).get("model_type", "unknown"))
-
-
 def model_document(model: str, revision: str | None, name: str) -> dict[str, Any] | None:
     """A JSON file of a model; None where there is none, or it holds no object."""
     path = model_file(model, revision, name)
@@ -327,32 +310,6 @@ EXPANSIONS: dict[str, Callable[[Pictures, PictureSize], str]] = {
     "mistral3": lines_expansion,
     "llava": lines_expansion,  # the last one, of which not every tower is read
 }
-
-
-def require_engine(recipe: ImageModel, kind: str) -> None:
-    """Refuses `preprocess: engine` where the training could not see what llama.cpp would.
-
-    Raises:
-        Refused: llama.cpp's tensors of the family were not found equal, or the recipe has limits that it ignores.
-    """
-    if kind not in ENGINE_FAMILIES:
-        raise Refused(
-            f"preprocess: engine is not known for the family {kind}",
-            code="bad_recipe",
-            expected=", ".join(ENGINE_FAMILIES),
-            got=kind,
-            hint="set preprocess: model in the recipe",
-        )
-    ignored = (name for name in ("min_pixels", "max_pixels") if name not in ENGINE_LIMITS.get(kind, ()))
-    limit = next((name for name in ignored if recipe.get(name) is not None), None)
-    if limit is not None:
-        raise Refused(
-            f"{limit} and preprocess: engine exclude each other: llama.cpp ignores the limit",
-            code="bad_recipe",
-            expected="one of the two",
-            got=f"{limit}: {recipe.get(limit)}",
-            hint="remove the limit and make the pictures smaller, or set preprocess: model",
-        )
 
 
 class PixelLimits(NamedTuple):
@@ -436,7 +393,7 @@ def encoded_bytes(source: PictureSource, digest: str, folder: Path | None) -> by
 
 def picture_format(source: PictureSource, folder: Path | None) -> str:
     """The suffix of its format: png, jpeg, webp."""
-    with OpenedPicture(source, folder) as (image, _):
+    with opened_picture(source, folder) as (image, _):
         return str(image.format or "bin").lower()
 
 

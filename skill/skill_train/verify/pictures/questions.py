@@ -8,7 +8,7 @@ from typing import Any
 from skill_train.data.row_pictures import traits_of
 from skill_train.facts import JsonObject
 from skill_train.program.events import Refused
-from skill_train.program.pictures.decode import OpenedPicture, PictureSource, read_picture
+from skill_train.program.pictures.decode import PictureSource, opened_picture, read_picture
 from skill_train.program.pictures.find import picture_parts
 from skill_train.reference.pictures import PictureQuestion
 
@@ -45,7 +45,7 @@ def row_questions(rows: list[Any], folder: Path) -> list[PictureQuestion]:
 
 def decoded_otherwise(source: PictureSource, folder: Path | None) -> list[str]:
     """Why llama.cpp's server makes another picture of the file than the training; empty where it does not."""
-    with OpenedPicture(source, folder) as (image, _):
+    with opened_picture(source, folder) as (image, _):
         found = [_SHOWN_OTHERWISE[trait] for trait in traits_of(image) if trait in _SHOWN_OTHERWISE]
         return (
             found if image.format in _OPENED else [*found, f"{image.format}, which it opens with ffmpeg or not at all"]
