@@ -50,6 +50,7 @@ OWNERS: dict[str, set[str]] = {
     "httpx2": {"hub.errors", "hub.session"},
     "huggingface_hub": {
         "hub.account",
+        "hub.client",
         "hub.datasets",
         "hub.errors",
         "hub.jobs",

@@ -17,6 +17,7 @@ from datetime import datetime
 from skill_train.cloud import start_once
 from skill_train.core.errors import SkillTrainError, Temporary
 from skill_train.hub import jobs
+from skill_train.hub.client import patiently
 from skill_train.hub.jobs import Job
 from skill_train.run.cloud_record import CloudRecord
 
@@ -58,7 +59,7 @@ def claimed(record: CloudRecord, number: int, say: Callable[[str], None], *, of_
     name = f"{record.run_id}.{number}.{secrets.token_hex(4)}"
     path = f"{_folder(record)}/{name}"
     try:
-        start_once.patiently(lambda: jobs.change_names(bucket, add=[path], delete=[]))
+        patiently(lambda: jobs.change_names(bucket, add=[path], delete=[]))
         theirs = _Turn(bucket, record, number, path, of_plan, say).job_before_ours()
     except BaseException:
         _give_back(bucket, path)
@@ -123,7 +124,7 @@ class _Turn:
 
     def _job_of(self, claim: Claim) -> Job | None:
         labels = {"run": claim.run_id, "attempt": str(claim.number)}
-        matching = start_once.patiently(lambda: jobs.find(self.record.namespace, labels))
+        matching = patiently(lambda: jobs.find(self.record.namespace, labels))
         return matching[-1] if matching else None
 
     def _will_do(self, job: Job) -> bool:
@@ -136,7 +137,7 @@ class _Turn:
             Temporary: our own claim is not listed.
         """
         for _ in range(LOOKS):
-            files = start_once.patiently(lambda: jobs.list_files(self.bucket, _folder(self.record)))
+            files = patiently(lambda: jobs.list_files(self.bucket, _folder(self.record)))
             claims = [claim for file in files if (claim := _read(file)) is not None]
             ours = next((claim for claim in claims if claim.path == self.path), None)
             if ours is not None or any(file.remote == self.path for file in files):

@@ -15,7 +15,7 @@ from skill_train.cloud.start_once import started_job, timestamp
 from skill_train.core.errors import AccessError, UsageError
 from skill_train.core.files import write_json, write_text
 from skill_train.hub import jobs
-from skill_train.hub.client import not_signed_in
+from skill_train.hub.errors import not_signed_in
 from skill_train.hub.jobs import Job
 from skill_train.recipe.fields import to_yaml
 from skill_train.run import cloud_record, plan_record

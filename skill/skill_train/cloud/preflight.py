@@ -7,13 +7,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from skill_train.cloud.start_once import patiently
 from skill_train.core.errors import AccessError, DecisionNeeded, Temporary, UsageError, nearest
 from skill_train.facts import Flavor
 from skill_train.hub import account as hub_account
 from skill_train.hub import models, repositories
 from skill_train.hub.account import Account
-from skill_train.hub.client import not_signed_in
+from skill_train.hub.client import patiently
+from skill_train.hub.errors import not_signed_in
 from skill_train.program.cloud.push import PROOF
 from skill_train.run.plan_record import Plan
 

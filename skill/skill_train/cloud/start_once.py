@@ -11,15 +11,14 @@ import math
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
-from typing import TypeVar
 
 import msgspec
 
-from skill_train.core import waiting
 from skill_train.core.errors import SkillTrainError, Temporary
 from skill_train.core.resources import train_program
 from skill_train.hub import jobs
-from skill_train.hub.client import StillAsking, worth_asking_again
+from skill_train.hub.client import patiently
+from skill_train.hub.errors import StillAsking
 from skill_train.hub.jobs import Job
 from skill_train.run import cloud_record
 from skill_train.run.cloud_record import CloudJob, CloudRecord
@@ -27,14 +26,11 @@ from skill_train.run.folder import RunDir
 from skill_train.run.job_spec import JobFiles, JobSpec, of_run
 from skill_train.run.plan_record import Plan
 
-Answer = TypeVar("Answer")
-
 TRIES = 3
 PAUSE_SECONDS = 2.0  # before each look, because a listing may lag behind
 LATE_LOOKS = 15  # half a minute, after an error of a server that may have passed the request on
 SETTLED_LOOKS = 60  # two minutes, after which a request without an answer creates no job any more
 NOTICE_LOOKS = 5  # ten seconds between two notices about the search
-READ_TRIES = 4  # for a request that changes nothing
 
 
 def start(
@@ -204,19 +200,6 @@ def started_job(requested: CloudJob, job: Job) -> CloudJob:
     if job.flavor in (None, requested.flavor):
         return started
     return msgspec.structs.replace(started, flavor=job.flavor, timeout_seconds=None, usd_per_hour=None)
-
-
-def patiently(question: Callable[[], Answer]) -> Answer:
-    """The answer to a read request, repeated if the failure may pass."""
-    for attempt in range(1, READ_TRIES):
-        try:
-            return question()
-        except Temporary as error:
-            if not worth_asking_again(error):
-                raise
-            waiting.tell(f"{error.message} ({error.got}); asking again")
-            waiting.pause(PAUSE_SECONDS * attempt)
-    return question()
 
 
 def timestamp(moment: datetime) -> str:

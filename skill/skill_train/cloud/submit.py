@@ -13,11 +13,11 @@ from skill_train.cloud import claim, find_run, stage_data, start_once
 from skill_train.cloud.order import Order, Sent
 from skill_train.cloud.poll import job_now
 from skill_train.cloud.stage_data import Staged
-from skill_train.cloud.start_once import patiently
 from skill_train.core.errors import SkillTrainError, UsageError
 from skill_train.core.files import write_text
 from skill_train.core.units import megabytes
 from skill_train.hub import flavors, jobs, repositories
+from skill_train.hub.client import patiently
 from skill_train.hub.jobs import LIVE, Job
 from skill_train.recipe.fields import to_yaml
 from skill_train.run import cloud_record, plan_record

@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from skill_train.core.errors import SkillTrainError, Temporary, UsageError
-from skill_train.hub.client import RequestSubject, ask
-from skill_train.hub.errors import gated, no_revision, translated, unknown
+from skill_train.hub.client import ask
+from skill_train.hub.errors import RequestSubject, gated, no_revision, translated, unknown
 from skill_train.hub.repositories import check_readable
 from skill_train.hub.session import offline
 

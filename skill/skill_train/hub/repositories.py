@@ -7,10 +7,11 @@ import io
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
-from skill_train.core.errors import UsageError
-from skill_train.hub.client import QUESTION_SECONDS, RequestSubject, ask
+from skill_train.core.errors import SkillTrainError, UsageError
+from skill_train.hub.client import QUESTION_SECONDS, api, ask
+from skill_train.hub.errors import RequestSubject
 
 Answer = TypeVar("Answer")
 
@@ -30,7 +31,7 @@ def check_readable(kind: str, name: str, *, seconds: float = QUESTION_SECONDS) -
     Raises:
         UsageError: it does not exist or is private. AccessError: it is gated. Temporary: the Hub does not answer.
     """
-    ask(RequestSubject(kind, name), lambda: _api().auth_check(name, repo_type=kind), seconds=seconds)
+    ask(RequestSubject(kind, name), lambda: api().auth_check(name, repo_type=kind), seconds=seconds)
 
 
 def check_writable(kind: str, name: str) -> None:
@@ -39,17 +40,17 @@ def check_writable(kind: str, name: str) -> None:
     Raises:
         AccessError: the token may not write. Other errors: as `check_readable`.
     """
-    ask(RequestSubject(kind, name), lambda: _api().auth_check(name, repo_type=kind, write=True))
+    ask(RequestSubject(kind, name), lambda: api().auth_check(name, repo_type=kind, write=True))
 
 
 def find(kind: str, name: str) -> Repository | None:
     """A model or dataset that the token can see; None if there is none."""
 
     def question() -> Repository:
-        info = _api().repo_info(name, repo_type=kind)
+        info = api().repo_info(name, repo_type=kind)
         return Repository(name, bool(info.private), tuple(file.rfilename for file in info.siblings or ()))
 
-    return _or_none(f"unknown_{kind}", lambda: ask(RequestSubject(kind, name), question))
+    return or_none(f"unknown_{kind}", lambda: ask(RequestSubject(kind, name), question))
 
 
 def bucket_is_private(name: str) -> bool | None:
@@ -59,13 +60,32 @@ def bucket_is_private(name: str) -> bool | None:
         from huggingface_hub.errors import BucketNotFoundError
 
         try:
-            return bool(_api().bucket_info(name).private)
+            return bool(api().bucket_info(name).private)
         except BucketNotFoundError:
             raise UsageError(
                 f"no bucket {name}", code="unknown_bucket", hint="check the name, and that the token may see it"
             ) from None
 
-    return _or_none("unknown_bucket", lambda: ask(RequestSubject("bucket", name), question))
+    return or_none("unknown_bucket", lambda: ask(RequestSubject("bucket", name), question))
+
+
+def or_other_kind(error: UsageError, subject: RequestSubject) -> UsageError:
+    """The error for an unknown model or dataset, or a better one if the id is that of the other kind."""
+    kind, name = subject.kind, subject.name
+    if error.code != f"unknown_{kind}":
+        return error
+    other, option = ("model", "model") if kind == "dataset" else ("dataset", "data")
+    try:
+        ask(RequestSubject(other, name), lambda: api().repo_info(name, repo_type=other, timeout=5), seconds=5)
+    except SkillTrainError:  # the request would only improve the message
+        return error
+    return UsageError(
+        f"{name} is a {other} on the Hub, not a {kind}",
+        code="unknown_dataset" if kind == "dataset" else "unknown_model",
+        expected="the id of a dataset, or a file" if kind == "dataset" else "the id of a model",
+        got=name,
+        hint=f"use it as the {option}: --{option} {name}",
+    )
 
 
 def check_name(name: str) -> None:
@@ -100,8 +120,8 @@ def upload_dataset(folder: Path, name: str) -> str:
     """
 
     def question() -> str:
-        _api().create_repo(name, repo_type="dataset", private=True, exist_ok=True)
-        commit = _api().upload_folder(
+        api().create_repo(name, repo_type="dataset", private=True, exist_ok=True)
+        commit = api().upload_folder(
             repo_id=name, repo_type="dataset", folder_path=folder, commit_message="Data of a training run"
         )
         return str(commit.oid)
@@ -110,16 +130,11 @@ def upload_dataset(folder: Path, name: str) -> str:
         return ask(RequestSubject("dataset", name), question, seconds=None)
 
 
-def _or_none(code: str, question: Callable[[], Answer]) -> Answer | None:
+def or_none(code: str, question: Callable[[], Answer]) -> Answer | None:
+    """The answer; None if the request fails with an error of this code, because there is no such thing."""
     try:
         return question()
     except UsageError as error:
         if error.code != code:
             raise
         return None
-
-
-def _api() -> Any:
-    from huggingface_hub import HfApi
-
-    return HfApi()
