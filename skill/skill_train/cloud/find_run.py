@@ -21,7 +21,6 @@ from skill_train.recipe.fields import to_yaml
 from skill_train.run import cloud_record, plan_record
 from skill_train.run.cloud_record import CloudData, CloudJob, CloudRecord
 from skill_train.run.folder import RunDir, require_unused
-from skill_train.run.job_spec import Mount
 from skill_train.run.lock import locked
 from skill_train.run.plan_record import Plan
 from skill_train.run.progress import dollars
@@ -252,15 +251,9 @@ def _by_id(name: str, namespace: str, job_id: str, say: Say) -> CloudRun:
     others = patiently(lambda: jobs.find(namespace, {"run": run_id}), say)
     jobs_by_id = {job.id: _as_record(job, None) for job in (*others, now)}
     ordered = tuple(sorted(jobs_by_id.values(), key=lambda job: job.number))
-    data = _data_of(now.mounts[0]) if now.mounts else None
+    data = CloudData.of_mount(now.mounts[0]) if now.mounts else None
     record = CloudRecord(run_id, now.labels.get("plan", ""), namespace, "", data=data, jobs=ordered)
     return with_recorded_end(CloudRun(f"{namespace}/{job_id}", None, with_bucket(record, now), jobs_by_id[job_id], now))
-
-
-def _data_of(mount: Mount) -> CloudData:
-    if mount.kind == "dataset":
-        return CloudData(mount.mount_path, None, None, repository=mount.bucket, revision=mount.revision)
-    return CloudData(mount.mount_path, None, None, bucket=mount.bucket, folder=mount.folder)
 
 
 def _as_record(job: Job, asked: CloudJob | None) -> CloudJob:
