@@ -12,10 +12,9 @@ import msgspec
 from skill_train.cloud import bucket as stored_files
 from skill_train.cloud.poll import Say, job_now, patiently
 from skill_train.cloud.start_once import started_job, timestamp
-from skill_train.core.errors import AccessError, UsageError
+from skill_train.core.errors import UsageError
 from skill_train.core.files import write_json, write_text
 from skill_train.hub import jobs
-from skill_train.hub.errors import not_signed_in
 from skill_train.hub.jobs import Job
 from skill_train.recipe.fields import to_yaml
 from skill_train.run import cloud_record, plan_record
@@ -58,7 +57,7 @@ def find(name: str, say: Say) -> CloudRun:
 
     Raises:
         UsageError: this is neither a submitted run nor a job that skill-train started, or the job no longer exists.
-        AccessError: the token may not see the job.
+        AccessError: the token may not see the job, or there is none and an id has no namespace.
     """
     match = _JOB.fullmatch(name)
     if match and not Path(name).is_dir():
@@ -293,19 +292,6 @@ def deleted_job(cloud: CloudRun) -> Job:
 
 def _namespace() -> str:
     """The namespace of the token."""
-    from skill_train.hub.account import account, no_answer
+    from skill_train.cloud.preflight import signed_in_account  # late: `status` of a run directory does without it
 
-    who = account()
-    if who.state == "unchecked" and who.status is None:
-        raise no_answer(who)
-    if who.state == "none":
-        raise not_signed_in("which is needed to find the namespace of a job id")
-    if who.state != "valid":
-        raise AccessError(
-            "a valid token is needed to find the namespace of a job id",
-            code="bad_token",
-            expected="a valid token, or NAMESPACE/ID",
-            got=who.why or who.state,
-            hint="hf auth login",
-        )
-    return who.name
+    return signed_in_account().name
