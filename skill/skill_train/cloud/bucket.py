@@ -74,11 +74,7 @@ class StoredRecords:
 
     def document(self, name: str) -> JsonObject | None:
         """The JSON object in a file; None if the file is missing or incomplete."""
-        try:
-            document = json.loads(self.texts[name][0])
-        except (KeyError, ValueError, RecursionError):
-            return None
-        return document if isinstance(document, dict) else None
+        return _document(self.texts[name][0]) if name in self.texts else None
 
 
 NOTHING = StoredRecords({}, 0)
@@ -191,15 +187,16 @@ def _digests(value: Any) -> dict[str, FileDigest] | None:
 def _read_json(bucket: str, files: list[BucketFile], say: Say) -> dict[str, JsonObject]:
     """JSON documents by their path in the folder. Incomplete documents are left out."""
     texts = _fetch(bucket, [file.remote for file in files], say)
-    documents = {}
-    for file in files:
-        try:
-            document = json.loads(texts[file.remote])
-        except (KeyError, ValueError, RecursionError):
-            continue
-        if isinstance(document, dict):
-            documents[file.path] = document
-    return documents
+    documents = {file.path: _document(texts[file.remote]) for file in files if file.remote in texts}
+    return {name: document for name, document in documents.items() if document is not None}
+
+
+def _document(text: str) -> JsonObject | None:
+    try:
+        document = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    return document if isinstance(document, dict) else None
 
 
 def _fetch(bucket: str, remotes: list[str], say: Say) -> dict[str, str]:

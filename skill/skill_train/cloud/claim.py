@@ -62,16 +62,16 @@ def claimed(record: CloudRecord, number: int, say: Callable[[str], None], *, of_
         patiently(lambda: jobs.change_names(bucket, add=[path], delete=[]))
         theirs = _Turn(bucket, record, number, path, of_plan, say).job_before_ours()
     except BaseException:
-        _give_back(bucket, path)
+        _remove(bucket, [path])
         raise
     if theirs is not None:
-        _give_back(bucket, path)
+        _remove(bucket, [path])
     try:
         yield theirs
     except Temporary:
         raise
     except SkillTrainError:
-        _give_back(bucket, path)
+        _remove(bucket, [path])
         raise
 
 
@@ -93,7 +93,9 @@ class _Turn:
             self.say("the bucket does not tell when a file came: a command elsewhere at this very moment is not seen")
             return None
         settled_after = start_once.settled_seconds()
-        self._remove([claim for claim in listed if (ours.moment - claim.moment).total_seconds() > settled_after])
+        old = [each.path for each in listed if (ours.moment - each.moment).total_seconds() > settled_after]
+        if old:
+            _remove(self.bucket, old)
         settled: set[str] = set()  # their jobs have ended without a result
         while True:
             waited = time.monotonic() - began
@@ -151,11 +153,6 @@ class _Turn:
             hint="run the same command again in a few minutes",
         )
 
-    def _remove(self, old: list[Claim]) -> None:
-        if old:
-            with contextlib.suppress(SkillTrainError):  # only to keep the bucket tidy
-                jobs.change_names(self.bucket, add=[], delete=[claim.path for claim in old])
-
 
 def _folder(record: CloudRecord) -> str:
     return f"claims/{record.plan_hash}"
@@ -169,9 +166,9 @@ def _read(file: jobs.BucketFile) -> Claim | None:
     return Claim(file.remote, match["run_id"], int(match["number"]), file.uploaded_at)
 
 
-def _give_back(bucket: str, path: str) -> None:
+def _remove(bucket: str, paths: list[str]) -> None:
     with contextlib.suppress(SkillTrainError):  # an old claim is ignored anyway
-        jobs.change_names(bucket, add=[], delete=[path])
+        jobs.change_names(bucket, add=[], delete=paths)
 
 
 def _started_elsewhere(claim: Claim) -> Temporary:

@@ -219,13 +219,8 @@ def _record_in(run: RunDir, run_id: str) -> CloudRecord | None:
 
 
 def never_started(name: str) -> UsageError:
-    word = shlex.quote(name)
-    return UsageError(
-        f"{name} has never had a job",
-        code="missing_step",
-        expected="a run with a job",
-        hint=f"skill-train submit {word}",
-    )
+    hint = f"skill-train submit {shlex.quote(name)}"
+    return UsageError(f"{name} has never had a job", code="missing_step", expected="a run with a job", hint=hint)
 
 
 def with_bucket(record: CloudRecord, job: Job) -> CloudRecord:

@@ -19,7 +19,7 @@ import msgspec
 from skill_train.cloud.bucket import BEFORE, FILES, StoredFile, StoredRun, belongs_to_run
 from skill_train.cloud.poll import Say, patiently
 from skill_train.core.console import Bar
-from skill_train.core.digests import FileDigest, file_digest
+from skill_train.core.digests import FileDigest, file_digest, is_file_of
 from skill_train.core.errors import UsageError, VerificationFailed
 from skill_train.hub import jobs
 from skill_train.program.cloud.push import without_rows
@@ -205,13 +205,13 @@ def _groups(files: list[StoredFile]) -> list[list[StoredFile]]:
 def _fetch(run: RunDir, bucket: str, group: list[StoredFile], say: Say) -> dict[str, FileDigest]:
     """Fetches each incomplete file, and a second time if its content is wrong."""
     for _ in range(_TRIES):
-        missing = [file for file in group if not _is_whole(_part(run, file), file)]
+        missing = [file for file in group if not is_file_of(_part(run, file), file.digest)]
         for file in missing:
             _part(run, file).parent.mkdir(parents=True, exist_ok=True)
             _part(run, file).unlink(missing_ok=True)
         wanted = [(file.remote, _part(run, file)) for file in missing]
         patiently(partial(jobs.download, bucket, wanted), say)
-        if all(file.digest is None or _is_whole(_part(run, file), file) for file in missing):
+        if all(file.digest is None or is_file_of(_part(run, file), file.digest) for file in missing):
             break
     torn = [file for file in group if file.digest is None and _is_torn(_part(run, file))]
     for file in torn:
@@ -221,10 +221,6 @@ def _fetch(run: RunDir, bucket: str, group: list[StoredFile], say: Say) -> dict[
 
 def _part(run: RunDir, file: StoredFile) -> Path:
     return run.path / _PART / file.name
-
-
-def _is_whole(part: Path, file: StoredFile) -> bool:
-    return file.digest is not None and part.is_file() and file_digest(part) == file.digest
 
 
 def _placed(run: RunDir, file: StoredFile, source: str) -> FileDigest:

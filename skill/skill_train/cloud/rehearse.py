@@ -18,7 +18,7 @@ from msgspec.structs import replace
 
 from skill_train.cloud import stage_data
 from skill_train.cloud.stage_data import Staged
-from skill_train.core.digests import FileDigest, file_digest
+from skill_train.core.digests import is_file_of
 from skill_train.core.errors import SkillTrainError, TrainingFailed, from_exit_code
 from skill_train.core.program_events import Event, ProgramFailed, events
 from skill_train.program.cloud.push import MARKER
@@ -156,7 +156,7 @@ def _figures(mount: Path) -> StoredFigures:
     """
     marker = read_json(mount / MARKER)
     checkpoints = sorted(path.parent.name for path in (mount / "checkpoints").glob(f"*/{MARKER}"))
-    torn = [name for name, digest in marker["files"].items() if not _is(mount / name, digest)]
+    torn = [name for name, digest in marker["files"].items() if not is_file_of(mount / name, digest)]
     trained = [name for name in marker["files"] if name.startswith(("adapter/", "merged/"))]
     if marker["state"] != "done" or torn or not checkpoints or not trained:
         raise TrainingFailed(
@@ -167,10 +167,6 @@ def _figures(mount: Path) -> StoredFigures:
             hint="skill-train doctor --self-test",
         )
     return {"kept_files": len(marker["files"]), "checkpoints": checkpoints}
-
-
-def _is(path: Path, digest: FileDigest) -> bool:
-    return path.is_file() and file_digest(path) == digest
 
 
 def _other_versions(program: Path, more: tuple[str, ...]) -> str:

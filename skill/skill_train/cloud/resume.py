@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import shlex
-
 from skill_train.cloud import claim, find_run, start_once
 from skill_train.cloud.poll import Say, job_now
-from skill_train.core.errors import UsageError
 from skill_train.hub import jobs
 from skill_train.hub.jobs import Job
 from skill_train.run import cloud_record, plan_record
@@ -35,13 +32,9 @@ def resume(
         if now is not None and now.live:
             return record, True
         if record.bucket is None or record.folder is None:
-            raise UsageError(
-                f"{run.path} has never had a job",
-                code="missing_step",
-                expected="a run whose first job exists",
-                hint=f"skill-train submit {shlex.quote(str(run.path))}",
-            )
-        number = record.last.number if record.last and record.last.job_id is None else _next_number(record)
+            raise find_run.never_started(str(run.path))
+        last = record.last  # of a record that was made from a later job the earlier ones are missing
+        number = 1 if last is None else last.number + (last.job_id is not None)
         asked = CloudJob(
             number, "starting", flavor, timeout_seconds, start_once.current_timestamp(), usd_per_hour, max_cost=max_cost
         )
@@ -62,11 +55,6 @@ def _with_remaining_job(run: RunDir, record: CloudRecord, asked: CloudJob, say: 
         return record, False
     stays = start_once.keep_the_oldest(record, asked.number, ours, say, of_plan=False)
     return (record, False) if stays.id == ours.id else (start_once.record_started(run, record, asked, stays), True)
-
-
-def _next_number(record: CloudRecord) -> int:
-    """The number of the next job. A record that was made from a later job lacks the earlier ones."""
-    return record.last.number + 1 if record.last else 1
 
 
 def noted(run: RunDir, say: Say) -> CloudRecord:
