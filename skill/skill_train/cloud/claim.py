@@ -10,11 +10,12 @@ import contextlib
 import re
 import secrets
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
 
 from skill_train.cloud import start_once
+from skill_train.cloud.poll import Say
 from skill_train.core.errors import SkillTrainError, Temporary
 from skill_train.hub import jobs
 from skill_train.hub.client import patiently
@@ -42,7 +43,7 @@ class Claim:
 
 
 @contextlib.contextmanager
-def claimed(record: CloudRecord, number: int, say: Callable[[str], None], *, of_plan: bool) -> Iterator[Job | None]:
+def claimed(record: CloudRecord, number: int, say: Say, *, of_plan: bool) -> Iterator[Job | None]:
     """Claims the right to request a job. Gives the job of an earlier claim, or None if the caller may request one.
 
     If the Hub refuses the job, the claim is removed. After any other error the job may exist, and the claim stays until
@@ -84,7 +85,7 @@ class _Turn:
     number: int
     path: str
     of_plan: bool
-    say: Callable[[str], None]
+    say: Say
 
     def job_before_ours(self) -> Job | None:
         began, next_notice = time.monotonic(), 0.0

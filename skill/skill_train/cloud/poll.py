@@ -102,7 +102,7 @@ def until_end(
 
     Args:
         seconds: None waits as long as it takes.
-        on_update: receives the job after each request.
+        seen: receives the job after each request.
 
     Raises:
         Temporary: the Hub did not answer for a quarter of an hour, or until the time was over.

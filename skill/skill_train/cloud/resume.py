@@ -6,7 +6,7 @@ from skill_train.cloud import claim, find_run, start_once
 from skill_train.cloud.poll import Say, job_now
 from skill_train.hub import jobs
 from skill_train.hub.jobs import Job
-from skill_train.run import cloud_record, plan_record
+from skill_train.run import cloud_record, plan_record, records
 from skill_train.run.cloud_record import CloudJob, CloudRecord
 from skill_train.run.folder import RunDir
 from skill_train.run.lock import locked
@@ -36,7 +36,7 @@ def resume(
         last = record.last  # of a record that was made from a later job the earlier ones are missing
         number = 1 if last is None else last.number + (last.job_id is not None)
         asked = CloudJob(
-            number, "starting", flavor, timeout_seconds, start_once.current_timestamp(), usd_per_hour, max_cost=max_cost
+            number, "starting", flavor, timeout_seconds, records.timestamp(), usd_per_hour, max_cost=max_cost
         )
         spec = start_once.specification(run, plan_record.read(run.plan), record, asked)
         folder = (record.bucket, record.folder)

@@ -74,10 +74,6 @@ class Staged:
         return self.listed.pictures
 
     @property
-    def left_out(self) -> tuple[str, ...]:
-        return self.listed.left_out
-
-    @property
     def bytes(self) -> int:
         return self.listed.bytes_of(self.files)
 

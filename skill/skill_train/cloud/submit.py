@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import shlex
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
 
 from skill_train.cloud import claim, find_run, stage_data, start_once
 from skill_train.cloud.order import Order, Sent
-from skill_train.cloud.poll import job_now
+from skill_train.cloud.poll import Say, job_now
 from skill_train.cloud.stage_data import Staged
 from skill_train.core.errors import SkillTrainError, UsageError
 from skill_train.core.files import write_text
@@ -20,14 +19,12 @@ from skill_train.hub import flavors, jobs, repositories
 from skill_train.hub.client import patiently
 from skill_train.hub.jobs import LIVE, Job
 from skill_train.recipe.fields import to_yaml
-from skill_train.run import cloud_record, plan_record
+from skill_train.run import cloud_record, plan_record, records
 from skill_train.run.cloud_record import CloudData, CloudJob, CloudRecord
 from skill_train.run.folder import RunDir
 from skill_train.run.job_spec import Mount
 from skill_train.run.lock import locked
 from skill_train.run.plan_record import Plan
-
-Say = Callable[[str], None]
 
 
 def submit(run: RunDir, order: Order, say: Say, *, force_new: bool) -> Sent:
@@ -52,7 +49,7 @@ def submit(run: RunDir, order: Order, say: Say, *, force_new: bool) -> Sent:
             state="starting",
             flavor=order.plan.flavor or "",
             timeout_seconds=order.plan.timeout_seconds,
-            asked_at=start_once.current_timestamp(),
+            asked_at=records.timestamp(),
             usd_per_hour=order.usd_per_hour,
             max_cost=order.max_cost,
         )
@@ -183,7 +180,7 @@ def _adopt(run: RunDir, order: Order, job: Job, say: Say) -> Sent:
         flavor,
         # The plan has the timeout of the first job; a later job may have another.
         timeout_seconds=theirs.timeout_seconds if theirs is not None and number == 1 else None,
-        asked_at=start_once.current_timestamp(),
+        asked_at=records.timestamp(),
         usd_per_hour=order.usd_per_hour if flavor == order.plan.flavor else flavors.usd_per_hour(flavor),
         max_cost=order.max_cost,
     )
