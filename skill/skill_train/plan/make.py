@@ -73,7 +73,7 @@ def make_plan(
     )
     chosen = here if decision.where == "local" else _flavor(cloud, offered, choices)
     place = chosen or here
-    reasons = [rule.as_reason() for rule in decision.fired] + reasons + _placed(resolved, model, place, choices)
+    reasons = [*decision.fired, *reasons, *_placed(resolved, model, place, choices)]
     backend = "local" if place.flavor is None else "hf_jobs"
     placed = placement(resolved, place.machine, place.fit, backend, recipe.report_to)
     started = launch(placed, place.machine, four_bit=resolved.load_in_4bit)
@@ -226,7 +226,7 @@ def _resolve(recipe: Recipe, model: ModelFacts, dataset: DatasetFacts, reasons: 
     values |= pictures_of(recipe, model, dataset, reasons)
     values["loss_on"] = recipe.loss_on or _loss_on(dataset.format, reasons)
     values |= _tuning(recipe, model, reasons)
-    rows = dataset.rows - _held_out(dataset.rows, recipe)
+    rows = dataset.rows - held_out_count(dataset.rows, recipe.held_out_fraction)
     if recipe.max_steps is None:
         passes, passes_text, source = _epochs(recipe, dataset.rows)
         values["max_steps"] = max(1, math.ceil(round(rows * passes, 6) / recipe.effective_batch_size))
@@ -348,10 +348,6 @@ def _targets(model: ModelFacts, reasons: list[Reason]) -> list[str]:
         )
     _because(reasons, "target_modules", targets, why, source)
     return list(targets)
-
-
-def _held_out(rows: int, recipe: Recipe) -> int:
-    return held_out_count(rows, recipe.held_out_fraction)
 
 
 def _because(reasons: list[Reason], rule: str, value: Any, why: str, source: str) -> None:
