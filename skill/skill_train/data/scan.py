@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-from collections.abc import Collection, Container, Iterable, Sequence
+from collections.abc import Collection, Container, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -317,12 +317,8 @@ def unread_media(recipe: Recipe, columns: dict[str, str]) -> str | None:
 
 def first_rows_of(recipe: Recipe) -> list[Row]:
     """The first complete rows; fewer where they hold large pictures."""
-    return first_of(row for _, row, _ in read_rows.read(recipe) if isinstance(row, dict))
-
-
-def first_of(rows: Iterable[Row]) -> list[Row]:
     first, size = list[Row](), 0
-    for row in rows:
+    for row in (row for _, row, _ in read_rows.read(recipe) if isinstance(row, dict)):
         first.append(row)
         size += sum(map(_held_bytes, row.values()))
         if len(first) == _FIRST or size > _FIRST_BYTES:
