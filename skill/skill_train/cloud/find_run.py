@@ -278,10 +278,6 @@ def deleted_job(cloud: CloudRun) -> Job:
         message="the Hub has no such job, or your token may not see it",
         flavor=cloud.job.flavor,
         labels={},
-        bucket=None,
-        created_at=None,
-        started_at=None,
-        finished_at=None,
     )
 
 

@@ -24,9 +24,6 @@ class Range:
     def middle(self) -> float:
         return (self.low + self.high) / 2
 
-    def as_dict(self) -> dict[str, object]:
-        return {"low": round(self.low), "high": round(self.high), "basis": self.basis}
-
 
 @dataclass(frozen=True)
 class Part:

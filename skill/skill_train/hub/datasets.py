@@ -44,13 +44,11 @@ class HubDataset:
 
     Attributes:
         first: rows from the start of the split, in which tokens are counted.
-        rows_basis: how the number of rows was determined.
         pictures: those of the rows; None where the model reads text.
     """
 
     facts: DatasetFacts
     first: tuple[Row, ...]
-    rows_basis: str
     pictures: FirstPictures | None = None
 
 
@@ -113,7 +111,7 @@ def inspect_dataset(recipe: Recipe, find_format: FindFormat, *, pictures: bool =
         counts = [len(row_file.pictures_of(row, detected.columns)) for row in read.rows]
         shown_lines = None if file is None else tuple(line for line, _ in shown)
         found = FirstPictures(round(sum(counts) * rows / len(counts)), max(counts), shown_lines)
-    return HubDataset(facts, tuple(row for _, row in shown), read.basis, found)
+    return HubDataset(facts, tuple(row for _, row in shown), found)
 
 
 def find_row_file(recipe: Recipe) -> tuple[str, str] | None:

@@ -9,7 +9,7 @@ import contextlib
 import io
 import secrets
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,6 @@ class Job:
         stage: one of `LIVE`, or COMPLETED, CANCELED, ERROR, DELETED.
         message: the Hub's sentence about the end of the job; only it contains the exit code.
         bucket: `(bucket id, folder)` mounted beside the program; None for a job that skill-train did not start.
-        secret_names: the names of its secrets, never their values.
         mounts: its other volumes.
     """
 
@@ -42,12 +41,11 @@ class Job:
     message: str | None
     flavor: str | None
     labels: dict[str, str]
-    bucket: tuple[str, str] | None
-    created_at: datetime | None
-    started_at: datetime | None
-    finished_at: datetime | None
-    secret_names: tuple[str, ...] = field(default=())
-    mounts: tuple[Mount, ...] = field(default=())
+    bucket: tuple[str, str] | None = None
+    created_at: datetime | None = None
+    started_at: datetime | None = None
+    finished_at: datetime | None = None
+    mounts: tuple[Mount, ...] = ()
 
     @property
     def live(self) -> bool:
@@ -267,7 +265,6 @@ def _job(info: Any, namespace: str) -> Job:
             created_at=info.created_at,
             started_at=info.started_at,
             finished_at=info.finished_at,
-            secret_names=tuple(sorted(map(_text, info.secrets or ()))),
             mounts=tuple(mount for mount in volumes if mount != bucket),
         )
 
