@@ -16,10 +16,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
+import msgspec
+
 from skill_train.core.console import Bar
 from skill_train.core.errors import NotInstalled, UsageError
-from skill_train.core.worker import llama_cpp_folder
-from skill_train.evaluate import vllm_job
+from skill_train.core.worker import llama_cpp_folder, run_worker
 from skill_train.evaluate.pictures import (
     PictureTensors,
     PictureTurns,
@@ -27,10 +28,12 @@ from skill_train.evaluate.pictures import (
     ServerPrompts,
     plain_generation,
 )
+from skill_train.evaluate.vllm_worker import VllmJob, VllmResult
 from skill_train.llama import inference
 from skill_train.llama.inference import Prompt, Scored
 from skill_train.llama.pictures import answers as picture_answers
 from skill_train.llama.pictures.compare import MARKER
+from skill_train.machine.read import physical_cores
 from skill_train.model.foreign_files import require_sound
 from skill_train.reference.load import load_tokenizer, read_model, reference_model, stop_ids
 
@@ -167,26 +170,19 @@ def ask_transformers(model: Model, questions: list[Question], progress: Progress
 
 def ask_llama_cpp(model: Model, questions: list[Question], progress: Progress) -> Replies:
     """Asks a GGUF file through llama.cpp on the CPU, in a child process, one row at a time."""
-    from skill_train.machine.read import physical_cores
-
-    longest = max(max(len(question.ids), len(question.prompt) + question.most) for question in questions)
     job = inference.InferenceJob(
         gguf=str(model.path),
-        context_tokens=longest + 8,
+        context_tokens=_context(questions),
         threads=physical_cores(),
         scored=_scored(questions),
         prompts=_prompts(questions),
     )
-    result = inference.ask(job, progress=_halves(progress))
-    speed = _speed(result.answers, result.answer_seconds)
-    return Replies("llama.cpp", "cpu", result.losses, _in_place(questions, result.answers), speed)
+    return _replies("llama.cpp", "cpu", questions, inference.ask(job, progress=_halves(progress)))
 
 
 def ask_pair(model: Model, questions: list[Question], progress: Progress) -> Replies:
     """Asks a GGUF file and its projector through llama.cpp, as its server is asked: it resizes the pictures in its own
     way, and the chat template writes the prompt. The rows without pictures are asked as for any other file."""
-    from skill_train.machine.read import physical_cores
-
     if model.projector is None:
         return _unmeasured("llama.cpp", "it has no projector, so it would answer without the pictures")
     assert model.pictures is not None
@@ -223,11 +219,9 @@ def ask_pair(model: Model, questions: list[Question], progress: Progress) -> Rep
 def ask_vllm(model: Model, questions: list[Question], progress: Progress) -> Replies:
     """Asks a folder through vLLM in fp32, all rows at once, in a child process that gives the GPU's memory back."""
     require_sound(model.path)
-    longest = max(max(len(question.ids), len(question.prompt) + question.most) for question in questions)
-    job = vllm_job.VllmJob(str(model.path), longest + 8, _scored(questions), _prompts(questions))
-    result = vllm_job.ask(job, progress=_halves(progress))
-    speed = _speed(result.answers, result.answer_seconds)
-    return Replies("vllm", "cuda", result.losses, _in_place(questions, result.answers), speed)
+    job = VllmJob(str(model.path), _context(questions), _scored(questions), _prompts(questions))
+    answer = run_worker("skill_train.evaluate.vllm_worker", msgspec.to_builtins(job), progress=_halves(progress))
+    return _replies("vllm", "cuda", questions, msgspec.convert(answer, VllmResult))
 
 
 def _require_vllm() -> None:
@@ -361,6 +355,10 @@ def _generated(network: Any, question: Question, stops: set[int], device: str, i
     return answer
 
 
+def _context(questions: list[Question]) -> int:
+    return max(max(len(question.ids), len(question.prompt) + question.most) for question in questions) + 8
+
+
 def _scored(questions: list[Question]) -> list[Scored]:
     return [Scored(question.ids, question.trained) for question in questions]
 
@@ -369,10 +367,13 @@ def _prompts(questions: list[Question]) -> list[Prompt]:
     return [Prompt(question.prompt, question.most) for question in questions if question.prompt]
 
 
-def _in_place(questions: list[Question], answers: list[list[int]]) -> list[list[int]]:
-    """The answers in the order of the questions, with an empty one for each row that asks nothing."""
-    remaining = iter(answers)
-    return [next(remaining) if question.prompt else [] for question in questions]
+def _replies(
+    backend: str, device: str, questions: list[Question], result: inference.InferenceResult | VllmResult
+) -> Replies:
+    """The replies of a worker, with an empty answer for each row that asks nothing."""
+    remaining = iter(result.answers)
+    answers = [next(remaining) if question.prompt else [] for question in questions]
+    return Replies(backend, device, result.losses, answers, _speed(result.answers, result.answer_seconds))
 
 
 def _halves(progress: Progress) -> Bar:

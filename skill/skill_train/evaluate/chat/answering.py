@@ -19,6 +19,7 @@ from skill_train.llama.chat import ChatAnswer, ChatJob, ChatRequest, LoadedChat,
 from skill_train.llama.gguf_header import GgufFile, read_gguf, read_model_file
 from skill_train.llama.pictures.compare import MARKER
 from skill_train.llama.sampling import Sampling, next_token
+from skill_train.machine.read import physical_cores
 from skill_train.model.folder import read_config
 from skill_train.program.pictures.decode import PictureSize, picture_digest, picture_size
 from skill_train.reference.load import context_length, load_tokenizer, read_model, reference_model, stop_ids
@@ -83,8 +84,6 @@ def answering(model: Model, settings: Settings) -> Iterator[Answering]:
 
 @contextlib.contextmanager
 def _gguf(model: Model, settings: Settings) -> Iterator[Answering]:
-    from skill_train.machine.read import physical_cores
-
     gguf = read_model_file(model.path)
     if model.projector is not None:
         read_gguf(model.projector)
