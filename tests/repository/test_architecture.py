@@ -62,13 +62,11 @@ OWNERS: dict[str, set[str]] = {
     },
     "fastapi": set(),  # of llama_cpp.server
     "jinja2": {
-        "evaluate.chat.prompts",
         "gguf.ollama_modelfile",
         "llama.engines.python_server_worker",
-        "llama.template_worker",
+        "llama.template",
         "model.template_guard_worker",
         "report.page",
-        "verify.check_template",
     },
     # In child processes only.
     "llama_cpp": {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -66,6 +67,27 @@ def render_with(template: str, gguf: GgufFile, conversations: list[Conversation]
         return ask(TemplateJob(template=template, bos=bos, eos=eos, seconds=SECONDS, conversations=conversations))
     except NativeCrash:
         return f"the template did not end within {SECONDS} seconds"
+
+
+def rendered_by(render: Callable[[Conversation], str], conversation: Conversation) -> Rendered:
+    """What a template writes, or why it refuses the conversation: by itself, or with an error in its expressions."""
+    import jinja2
+
+    errors = (jinja2.TemplateError, ArithmeticError, AttributeError, LookupError, MemoryError, RecursionError)
+    try:
+        return Rendered(render(conversation))
+    except (*errors, TypeError, ValueError) as error:
+        return Rendered(refused=f"{type(error).__name__}: {error}"[:300])
+
+
+def by_tokenizer(tokenizer: Any, conversation: Conversation) -> str:
+    """What the template of a tokenizer of transformers writes."""
+    prompt = conversation.add_generation_prompt
+    return str(
+        tokenizer.apply_chat_template(
+            conversation.messages, tools=conversation.tools, tokenize=False, add_generation_prompt=prompt
+        )
+    )
 
 
 def special_texts(gguf: GgufFile) -> tuple[str, str]:

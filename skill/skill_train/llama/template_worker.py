@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
+from functools import partial
 from typing import Any
 
 import msgspec
 
 from skill_train.core.errors import NotInstalled
 from skill_train.core.worker import worker_main
-from skill_train.llama.template import Conversation, Rendered, TemplateJob, TemplateResult
+from skill_train.llama.template import Conversation, TemplateJob, TemplateResult, rendered_by
 
 _MEMORY_BYTES = 8 << 30  # limit of the address space, of which libraries use a part
 
@@ -24,7 +25,7 @@ def run(document: object) -> object:
     formatter = _formatter()  # imported before the limits are set, which are meant only for the template
     faulthandler.dump_traceback_later(job.seconds, exit=True)
     _limit_memory()
-    rendered = [_render(formatter, job, conversation) for conversation in job.conversations]
+    rendered = [rendered_by(partial(_text, formatter, job), conversation) for conversation in job.conversations]
     faulthandler.cancel_dump_traceback_later()
     return msgspec.to_builtins(TemplateResult(rendered))
 
@@ -39,18 +40,11 @@ def _formatter() -> Any:
     return Jinja2ChatFormatter
 
 
-def _render(formatter: Any, job: TemplateJob, conversation: Conversation) -> Rendered:
-    import jinja2
-
-    # The errors of a template: its own refusal, and Python's errors in its expressions.
-    errors = (jinja2.TemplateError, ArithmeticError, AttributeError, LookupError, MemoryError, RecursionError)
-    try:
-        prompt = conversation.add_generation_prompt
-        template = formatter(job.template, job.eos, job.bos, add_generation_prompt=prompt)
-        tools = {"tools": conversation.tools} if conversation.tools else {}
-        return Rendered(str(template(messages=conversation.messages, **tools).prompt))
-    except (*errors, TypeError, ValueError) as error:
-        return Rendered(refused=f"{type(error).__name__}: {error}"[:300])
+def _text(formatter: Any, job: TemplateJob, conversation: Conversation) -> str:
+    prompt = conversation.add_generation_prompt
+    template = formatter(job.template, job.eos, job.bos, add_generation_prompt=prompt)
+    tools = {"tools": conversation.tools} if conversation.tools else {}
+    return str(template(messages=conversation.messages, **tools).prompt)
 
 
 def _limit_memory() -> None:

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import msgspec
 
 from skill_train.core.errors import from_exit_code
 from skill_train.llama.gguf_header import GgufFile
-from skill_train.llama.template import SECONDS, Conversation, Rendered, render_with, special_texts
+from skill_train.llama.template import (
+    SECONDS,
+    Conversation,
+    Rendered,
+    by_tokenizer,
+    render_with,
+    rendered_by,
+    special_texts,
+)
 from skill_train.program.encode import endless_template, limited
 from skill_train.run.records import Verdict
 from skill_train.run.train_record import Row
@@ -133,19 +142,7 @@ def reads_clock(tokenizer: Any) -> bool:
 
 
 def _render(tokenizer: Any, conversation: Conversation) -> Rendered:
-    import jinja2
-
-    errors = (jinja2.TemplateError, ArithmeticError, AttributeError, LookupError, MemoryError, RecursionError)
-    try:
-        text = tokenizer.apply_chat_template(
-            conversation.messages,
-            tools=conversation.tools,
-            tokenize=False,
-            add_generation_prompt=conversation.add_generation_prompt,
-        )
-    except (*errors, TypeError, ValueError) as error:
-        return Rendered(refused=f"{type(error).__name__}: {error}"[:300])
-    return Rendered(text)
+    return rendered_by(partial(by_tokenizer, tokenizer), conversation)
 
 
 def first_difference(own: Rendered, reference: Rendered) -> str:
