@@ -105,9 +105,9 @@ class _Turn:
                 return None
             first = min(ahead, key=lambda claim: claim.rank)
             job = self._job_of(first)
-            if job is not None and self._will_do(job):
-                return job
             if job is not None:
+                if job.live or job.stage == "COMPLETED" or not self.of_plan:
+                    return job
                 settled.add(first.path)
                 continue
             if waited + (ours.moment - first.moment).total_seconds() > settled_after:
@@ -129,9 +129,6 @@ class _Turn:
         labels = {"run": claim.run_id, "attempt": str(claim.number)}
         matching = patiently(lambda: jobs.find(self.record.namespace, labels))
         return matching[-1] if matching else None
-
-    def _will_do(self, job: Job) -> bool:
-        return job.live or job.stage == "COMPLETED" or not self.of_plan
 
     def _listed(self) -> tuple[Claim | None, list[Claim]]:
         """Our own claim (None if the bucket gives it no date) and all claims.

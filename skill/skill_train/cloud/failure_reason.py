@@ -33,7 +33,7 @@ class Ending:
         stage, message: as the Hub states them.
         failure: `train.failed.json` from the folder of the run, unchecked; None if it does not exist.
         lines: the end of the log.
-        step, steps: the last step and the number of steps; None before the first step.
+        step: the last one; None before the first step.
         memory_bytes: the peak memory that the program measured, by kind (`cuda`, `rss`).
         trained: the complete result is in the bucket, however the job ended.
     """
@@ -45,7 +45,6 @@ class Ending:
     flavor: str | None = None
     timeout_seconds: int | None = None
     step: int | None = None
-    steps: int | None = None
     memory_bytes: dict[str, Number] = field(default_factory=dict)
     trained: bool = False
 

@@ -168,7 +168,8 @@ def _is_here(run: RunDir, file: StoredFile, earlier: dict[str, FileDigest]) -> b
     here = file_digest(path) if path.is_file() else None
     if here is not None and here == file.digest:
         return True
-    ours = here == earlier.get(file.name) or (file.name in _REWRITTEN and _cut_off(run))
+    was_killed = (run.path / _PART).is_dir()  # an earlier pull, before it could write its record
+    ours = here == earlier.get(file.name) or (file.name in _REWRITTEN and was_killed)
     if here is None or not ours:
         raise UsageError(
             f"{path} already exists with different content",
@@ -178,11 +179,6 @@ def _is_here(run: RunDir, file: StoredFile, earlier: dict[str, FileDigest]) -> b
             hint=f"move {shlex.quote(str(path))} away, or use another --run-dir",
         )
     return False
-
-
-def _cut_off(run: RunDir) -> bool:
-    """Whether an earlier pull was killed before it could write its record."""
-    return (run.path / _PART).is_dir()
 
 
 def _in_order(files: Iterable[StoredFile]) -> list[StoredFile]:

@@ -162,7 +162,6 @@ def _explained(cloud: CloudRun, measured: Speed | None, there: bucket.StoredReco
         flavor=now.flavor,
         timeout_seconds=cloud.job.timeout_seconds,
         step=measured.step if measured else None,
-        steps=measured.steps if measured else None,
         memory_bytes=measured.memory_bytes if measured else {},
         trained=(there.document(bucket.MARKER) or {}).get("state") == "done",
     )

@@ -92,11 +92,6 @@ class _Reading:
             self.found, self.check = found, checker(found, self.pictures)
 
 
-def _begin(recipe: Recipe, first: Row, pictures: RowPictures | None) -> _Reading:
-    found, names = find_format(recipe, first, pictures=pictures is not None), dict.fromkeys(first)
-    return _Reading(recipe, found, names, optional_names(found) - names.keys(), pictures)
-
-
 def _scan(recipe: Recipe, path: Path, pictures: RowPictures | None) -> DatasetFacts:
     digest = None if path.is_file() else hashlib.sha256()
     picture_files = PicturesDigest(folder_of(recipe))
@@ -108,7 +103,8 @@ def _scan(recipe: Recipe, path: Path, pictures: RowPictures | None) -> DatasetFa
             row.refusal.error["hint"] = keeps_rows or leave_out(recipe)
             raise row.refusal
         if reading is None:
-            reading = _begin(recipe, row, pictures)
+            found, names = find_format(recipe, row, pictures=pictures is not None), dict.fromkeys(row)
+            reading = _Reading(recipe, found, names, optional_names(found) - names.keys(), pictures)
         reading.meet(row)
         size, row_turns, trouble = reading.check(row)
         if trouble is not None and trouble.refused:

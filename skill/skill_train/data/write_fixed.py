@@ -97,7 +97,7 @@ def write_fixed(rows: Rows, out: Path) -> Fixed:
             raise UsageError(
                 f"{rows.recipe.data} has no usable row",
                 code="bad_row",
-                got=_counts_by_kind(left_out),
+                got=", ".join(f"{count} {kind}" for kind, count in sorted(left_out.items())),
                 hint="run the same command without --fix to see what is wrong with each row",
             )
         file.flush()
@@ -129,7 +129,3 @@ def _line(row: Row) -> bytes:
         return (json.dumps(row, ensure_ascii=False, default=str) + "\n").encode("utf-8")
     except UnicodeEncodeError:  # half a surrogate pair outside of the messages' texts
         return (json.dumps(row, default=str) + "\n").encode("ascii")
-
-
-def _counts_by_kind(left_out: Counter[str]) -> str:
-    return ", ".join(f"{count} {kind}" for kind, count in sorted(left_out.items()))

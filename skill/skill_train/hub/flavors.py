@@ -112,9 +112,7 @@ def _cached(hub_address: str) -> tuple[tuple[Flavor, ...], float]:
         whole = all(0 <= flavor.usd_per_hour < math.inf for flavor in flavors)
     except (OSError, UsageError, KeyError, TypeError, AttributeError, ArithmeticError, ValueError):  # also msgspec's
         return (), 0.0
-    if not whole:
-        return (), 0.0
-    return (flavors, age) if age >= 0 else ((), 0.0)  # the clock was set back, so the age is unknown
+    return (flavors, age) if whole and age >= 0 else ((), 0.0)  # below 0 the clock was set back
 
 
 def _keep(flavors: tuple[Flavor, ...], hub_address: str) -> None:
