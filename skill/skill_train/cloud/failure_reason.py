@@ -355,7 +355,6 @@ def _unknown(ending: Ending) -> Story:
 
 
 def _with_memory(story: Story, ending: Ending) -> Story:
-    """Adds the memory that was measured before the job ended."""
     kind = {"gpu": "cuda", "ram": "rss"}.get(story.remedy)
     used = ending.memory_bytes.get(kind) if kind else None
     if used is None or story.exit_code != 3:

@@ -123,7 +123,6 @@ def _write_end(run: RunDir, ended: CloudJob) -> None:
 
 
 def with_newest_job(cloud: CloudRun) -> CloudRun:
-    """The run with its newest job instead of the given one."""
     return replace(cloud, job=cloud.record.last_begun or cloud.job, now=None)
 
 
@@ -282,7 +281,6 @@ def deleted_job(cloud: CloudRun) -> Job:
 
 
 def _namespace() -> str:
-    """The namespace of the token."""
     from skill_train.cloud.preflight import signed_in_account  # late: `status` of a run directory does without it
 
     return signed_in_account().name

@@ -150,7 +150,6 @@ def require_private_places(place: str, data_repo: str | None, account: Account, 
 
 
 def local_model_error(folder: str, owner: str | None) -> UsageError:
-    """The error for a model that is only on this machine."""
     where = f"{owner or 'NAMESPACE'}/{Path(folder).resolve().name}"
     return UsageError(
         f"the model {folder} is on this machine only, and a job cannot read it",

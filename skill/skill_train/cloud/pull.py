@@ -132,7 +132,6 @@ def _written(run: RunDir, inputs: PullInputs, outputs: dict[str, FileDigest]) ->
 
 
 def nothing_kept(run: Path, why: str) -> UsageError:
-    """The error for a run without files to fetch."""
     word = shlex.quote(str(run))
     return UsageError(
         f"{run} has no files to fetch: {why}",

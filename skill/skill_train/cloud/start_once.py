@@ -140,7 +140,6 @@ def _cancel(job: Job, first: Job, say: Say) -> None:
 
 
 def specification(run: RunDir, plan: Plan, record: CloudRecord, job: CloudJob) -> JobSpec:
-    """The specification that a job of a run is started with."""
     timeout_seconds = job.timeout_seconds or plan.timeout_seconds
     assert timeout_seconds is not None  # an order has one
     return of_run(

@@ -123,7 +123,6 @@ def _sft(row: Row, detected: DetectedFormat | None, rows: Sequence[Row]) -> Verd
 
 
 def _sft_pictures(row: Row, found: DetectedFormat | None, rows: Sequence[Row]) -> Verdict:
-    """The verdict for a model that reads pictures."""
     marked = {name for name, value in row.items() if isinstance(value, str) and media_mark(value)}
     media = {name: value for name, value in row.items() if name not in marked and is_media(name, value)}
     read = set(found.columns.values()) if found is not None else set(PICTURE_COLUMNS)

@@ -116,7 +116,6 @@ class PictureFigures:
     traits: Counter[str] = field(default_factory=Counter)
 
     def add(self, headers: list[PictureHeader]) -> None:
-        """The pictures of one row."""
         self.rows += bool(headers)
         self.pictures += len(headers)
         self.most = max(self.most, len(headers))

@@ -367,7 +367,6 @@ def _texts(value: Any, depth: int = 4) -> list[str]:
 
 
 def unread_text_told(names: list[str], columns: dict[str, str]) -> str:
-    """The warning for such columns."""
     return (
         f"{', '.join(names[:4])} {'is' if len(names) == 1 else 'are'} not read: the model learns "
         f"{', '.join(columns.values())} alone. If the answers need it, put it into the question, or name the columns "

@@ -90,7 +90,6 @@ class PictureCounter:
         return self._known[size]
 
     def add(self, sizes: list[PictureSize]) -> None:
-        """The pictures of one row."""
         pictures = [self.of(size) for size in sizes]
         parts = sum(picture.parts for picture in pictures)
         fed = parts + sum(picture.around for picture in pictures)

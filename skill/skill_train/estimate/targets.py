@@ -83,7 +83,6 @@ class Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @cache
 def read_table() -> Table:
-    """The published devices."""
     return msgspec.json.decode(_TABLE.read_bytes(), type=Table)
 
 

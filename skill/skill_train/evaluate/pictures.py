@@ -50,7 +50,6 @@ class RunPictures:
 
 
 def pictures_of_run(run: RunDir, base: Path) -> RunPictures:
-    """The pictures of a run, as its recipe has them read."""
     recipe = plan_record.read(run.plan).recipe
     return RunPictures(run.path, base, recipe.preprocess, recipe.min_pixels, recipe.max_pixels)
 

@@ -247,7 +247,6 @@ def _warn(asked: list[Question], loss_on: str, warn: Warn) -> None:
 
 
 def _part(progress: Bar, number: int, models: list[Model]) -> Bar:
-    """The progress of one model as a part of the whole."""
     return lambda done, total, text: progress(number + done / total, len(models), text)
 
 

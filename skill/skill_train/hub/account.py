@@ -84,7 +84,6 @@ def account() -> Account:
 
 
 def no_answer(account: Account) -> Temporary:
-    """The error for an account that could not be checked."""
     offline = "HF_HUB_OFFLINE" in account.why
     return (KeptAway if offline else Temporary)(
         f"the token cannot be checked: {account.why}",

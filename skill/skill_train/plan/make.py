@@ -169,7 +169,6 @@ def _too_slow(chosen: Candidate | None, choices: Choices) -> list[Blocker]:
 
 
 def _placed(resolved: ResolvedRecipe, model: ModelFacts, place: Candidate, choices: Choices) -> list[Reason]:
-    """The reasons for the placement."""
     fit, reasons = place.fit, list[Reason]()
     step, effective = fit.step, resolved.effective_batch_size
     best = f"the best of {place.machine.chip}"

@@ -76,7 +76,6 @@ def _chosen(choices: Choices, where: str, overrode: str) -> Reason:
 
 
 def stays_here(got: str) -> DecisionNeeded:
-    """The error for sensitive data that would leave this machine."""
     return DecisionNeeded(
         "the recipe has sensitive: true, so its data and model may not leave this machine",
         code="sensitive",

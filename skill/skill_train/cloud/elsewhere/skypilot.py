@@ -153,7 +153,6 @@ def task(
     nodes: int,
     places: list[str],
 ) -> Task:
-    """The task of a plan."""
     need = plan.estimates.disk_bytes.high or 0
     words = ["skypilot_node.py", run.bucket, "--timeout", str(run.timeout_seconds)]
     words += ["--data", run.data] if run.data else []
