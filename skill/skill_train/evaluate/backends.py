@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from skill_train.core.console import Bar
-from skill_train.core.errors import NotInstalled, UsageError
+from skill_train.core.errors import UsageError
 from skill_train.core.worker import llama_cpp_folder, run_worker
 from skill_train.evaluate.pictures import (
     PictureTensors,
@@ -28,7 +28,7 @@ from skill_train.evaluate.pictures import (
     ServerPrompts,
     plain_generation,
 )
-from skill_train.evaluate.vllm_worker import VllmJob, VllmResult
+from skill_train.evaluate.vllm_worker import VllmJob, VllmResult, not_installed
 from skill_train.llama import inference
 from skill_train.llama.inference import Prompt, Scored
 from skill_train.llama.pictures import answers as picture_answers
@@ -122,8 +122,7 @@ def backend_of(model: Model, wanted: str) -> tuple[Ask, str]:
         llama_cpp_folder()
         return (ask_llama_cpp if model.pictures is None else ask_pair), "a GGUF file"
     if wanted == "vllm":
-        _require_text(model)
-        _require_vllm()
+        _require_vllm(model)
     if wanted == "transformers":
         return ask_transformers, "asked for"
     if model.adapter is not None:
@@ -224,26 +223,18 @@ def ask_vllm(model: Model, questions: list[Question], progress: Progress) -> Rep
     return _replies("vllm", "cuda", questions, msgspec.convert(answer, VllmResult))
 
 
-def _require_vllm() -> None:
-    if not _has_vllm():
-        raise NotInstalled("vllm is not installed", code="missing_package", hint="pip install vllm")
-    if not _has_cuda():
-        raise UsageError(
-            "vllm needs CUDA, which this machine does not have",
-            code="bad_usage",
-            expected="--backend auto or --backend transformers",
-            hint="run the same command without --backend",
-        )
-
-
-def _require_text(model: Model) -> None:
+def _require_vllm(model: Model) -> None:
     if model.pictures is not None:
-        raise UsageError(
-            "rows with pictures are not evaluated with vllm",
-            code="vision",
-            expected="--backend auto or --backend transformers",
-            hint="run the same command without --backend",
-        )
+        raise _not_vllm("rows with pictures are not evaluated with vllm", "vision")
+    if not _has_vllm():
+        raise not_installed()
+    if not _has_cuda():
+        raise _not_vllm("vllm needs CUDA, which this machine does not have", "bad_usage")
+
+
+def _not_vllm(message: str, code: str) -> UsageError:
+    expected, hint = "--backend auto or --backend transformers", "run the same command without --backend"
+    return UsageError(message, code=code, expected=expected, hint=hint)
 
 
 def _has_vllm() -> bool:

@@ -80,8 +80,12 @@ def _vllm() -> Any:
     try:
         import vllm
     except ImportError:
-        raise NotInstalled("vllm is not installed", code="missing_package", hint="pip install vllm") from None
+        raise not_installed() from None
     return vllm
+
+
+def not_installed() -> NotInstalled:
+    return NotInstalled("vllm is not installed", code="missing_package", hint="pip install vllm")
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from skill_train.evaluate.backends import Model, device_of
 from skill_train.evaluate.chat.prompts import FolderPrompts, GgufPrompts
 from skill_train.evaluate.pictures import PictureTensors, PictureTurns, plain_generation
 from skill_train.facts import JsonObject
-from skill_train.llama.chat import ChatAnswer, ChatJob, ChatRequest, LoadedChat, loaded_chat
+from skill_train.llama.chat import ChatAnswer, ChatJob, ChatRequest, LoadedChat, loaded_chat, most_tokens
 from skill_train.llama.gguf_header import GgufFile, read_gguf, read_model_file
 from skill_train.llama.pictures.compare import MARKER
 from skill_train.llama.sampling import Sampling, next_token
@@ -162,7 +162,8 @@ class _FolderAnswering:
 
         started, tokenizer = time.monotonic(), self.prompts.tokenizer
         prompt, pictures = self._prompt(messages, images)
-        most = _room(len(prompt), self.settings, context_length(read_config(self.model.path)))
+        wanted, trained = self.settings.context, context_length(read_config(self.model.path))
+        room = wanted if trained is None else min(wanted, trained)
         ids = torch.tensor([prompt], device=self.network.device)
         stops = stop_ids(self.model.path, tokenizer)
         choice = _Choice(self.settings.sampling, len(prompt), _Spoken(tokenizer, stops, on_text))
@@ -171,7 +172,7 @@ class _FolderAnswering:
                 input_ids=ids,
                 attention_mask=torch.ones_like(ids),
                 **({} if pictures is None else pictures(ids)),
-                max_new_tokens=most,
+                max_new_tokens=most_tokens(self.settings.most, len(prompt), room),
                 do_sample=False,
                 logits_processor=[choice],
                 eos_token_id=sorted(stops) or None,
@@ -284,17 +285,3 @@ class _Choice:
         chosen = torch.full_like(scores, -torch.inf)
         chosen[0, token] = 0.0
         return chosen
-
-
-def _room(prompt: int, settings: Settings, trained: int | None) -> int:
-    """The most tokens that an answer may have."""
-    room = settings.context if trained is None else min(settings.context, trained)
-    if prompt >= room:
-        raise UsageError(
-            "the prompt is longer than the context",
-            code="bad_usage",
-            expected=f"fewer than {room} tokens",
-            got=f"{prompt} tokens",
-            hint="ask for a longer context with --context, or ask anew",
-        )
-    return min(settings.most, room - prompt)
