@@ -132,10 +132,10 @@ def with_unrecorded_jobs(record: CloudRecord, say: Say) -> CloudRecord:
     listed = patiently(lambda: jobs.find(record.namespace, {"run": record.run_id}), say)
     live = {job.id for job in listed if job.live}
     for job in reversed(listed):  # the oldest first
-        entry = _as_record(job, None)
+        entry = _as_record(job)
         there = next((recorded for recorded in record.jobs if recorded.number == entry.number), None)
         if there is not None and there.job_id is None:
-            entry = _as_record(job, there)
+            entry = started_job(there, job)
         elif there is not None and (not job.live or there.job_id in live):
             if job.live and job.id != there.job_id:
                 say(f"another job of this run is {job.stage} and costs money; to stop it: skill-train cancel {job.id}")
@@ -242,17 +242,15 @@ def _by_id(name: str, namespace: str, job_id: str, say: Say) -> CloudRun:
             hint=f"hf jobs logs {namespace}/{job_id}",
         )
     others = patiently(lambda: jobs.find(namespace, {"run": run_id}), say)
-    jobs_by_id = {job.id: _as_record(job, None) for job in (*others, now)}
+    jobs_by_id = {job.id: _as_record(job) for job in (*others, now)}
     ordered = tuple(sorted(jobs_by_id.values(), key=lambda job: job.number))
     data = CloudData.of_mount(now.mounts[0]) if now.mounts else None
     record = CloudRecord(run_id, now.labels.get("plan", ""), namespace, "", data=data, jobs=ordered)
     return with_recorded_end(CloudRun(f"{namespace}/{job_id}", None, with_bucket(record, now), jobs_by_id[job_id], now))
 
 
-def _as_record(job: Job, asked: CloudJob | None) -> CloudJob:
+def _as_record(job: Job) -> CloudJob:
     """A job of the Hub in the form of the record."""
-    if asked is not None:
-        return started_job(asked, job)
     attempt = job.labels.get("attempt", "1")
     created = timestamp(job.created_at) if job.created_at else None
     return CloudJob(

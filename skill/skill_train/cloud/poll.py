@@ -158,7 +158,7 @@ def _log(namespace: str, job_id: str, run_id: str, say: Say, *, follow: bool) ->
         Temporary: also if one answer denies a job that the Hub has.
     """
     try:
-        yield from jobs.logs(namespace, job_id, follow=follow)
+        yield from jobs.followed_log(namespace, job_id) if follow else jobs.log_so_far(namespace, job_id, live=False)
     except UsageError as error:
         if error.code != "unknown_job":
             raise

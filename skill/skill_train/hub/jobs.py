@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from skill_train.core import waiting
+from skill_train.hub import account
 from skill_train.hub.client import api, ask, ask_here
 from skill_train.hub.errors import RequestSubject, StillAsking, not_signed_in, understood
 from skill_train.run.job_spec import IMAGE, KEPT, SECRETS, JobSpec, Mount, command
@@ -136,11 +137,8 @@ def cancel(namespace: str, job_id: str) -> None:
     ask(subject, lambda: api().cancel_job(job_id=job_id, namespace=namespace))
 
 
-def logs(namespace: str, job_id: str, *, follow: bool) -> Iterator[str]:
-    """The lines of a log. A broken stream ends early or raises, so the caller has to count the lines."""
-    if not follow:
-        yield from log_so_far(namespace, job_id, live=False)
-        return
+def followed_log(namespace: str, job_id: str) -> Iterator[str]:
+    """The lines of a log as they come. A broken stream ends early or raises, so the caller has to count the lines."""
     iterator = iter(api().fetch_job_logs(job_id=job_id, namespace=namespace, follow=True))
     while True:
         try:
@@ -215,9 +213,7 @@ def download(bucket: str, files: list[tuple[str, Path]]) -> None:
 
 
 def _token() -> str:
-    from huggingface_hub import get_token
-
-    token: str | None = get_token()
+    token = account.token()
     if token is None:
         raise not_signed_in()
     return token
