@@ -23,6 +23,7 @@ from skill_train.evaluate.backends import Model, Question, Replies, backend_of
 from skill_train.evaluate.figures import FEW_ROWS, ModelReplies, differences, figures
 from skill_train.evaluate.pictures import require_pictures, turns_of
 from skill_train.evaluate.scores import Reply, Scoring, exact, scores
+from skill_train.model.config import text_config
 from skill_train.model.folder import read_config
 from skill_train.model.sidecar_files import model_digests
 from skill_train.program.split import IGNORED
@@ -277,7 +278,7 @@ def blind(models: list[ModelFigures], base: Path) -> str:
     Blind guessing gives every token the same chance, so its perplexity is the size of the vocabulary.
     """
     config = read_config(base)
-    size = config.get("text_config", {}).get("vocab_size") or config.get("vocab_size")
+    size = text_config(config).get("vocab_size") or config.get("vocab_size")
     guess = math.log(size) if size else math.inf
     worse = [model for model in models if model.loss is not None and model.loss > guess]
     named = [f"{model.name} (loss {model.loss:.4g})" for model in worse]

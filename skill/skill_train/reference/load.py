@@ -16,6 +16,7 @@ from skill_train.core.errors import NotInstalled, SkillTrainError, UsageError, o
 from skill_train.core.memory import keep_freed
 from skill_train.facts import JsonObject
 from skill_train.machine.address_space import require_room_for_torch
+from skill_train.model.config import text_config
 from skill_train.model.foreign_files import block_hub_kernels, require_sound
 from skill_train.model.template_guard import require_ending
 from skill_train.program.model import config_with
@@ -157,7 +158,7 @@ def stop_ids(folder: Path, tokenizer: Any) -> set[int]:
 
 def context_length(config: JsonObject) -> int | None:
     """The most tokens that a model accepts, from its config.json; None if that does not say."""
-    text = {**config, **config.get("text_config", {})}
+    text = {**config, **text_config(config)}
     return next((int(text[key]) for key in _CONTEXT_KEYS if isinstance(text.get(key), int)), None)
 
 
