@@ -34,9 +34,7 @@ _ANSWERED = (
     "targets", "outputs", "tgt", "assistantmessage", "botresponse", "modelresponse", "modelanswer", "outputtext",
     "answertext", "finalanswer",
 )  # fmt: skip
-_QUESTIONS = (
-    "question", "query", "problem", "q", "user", "human", "request", "ask", "usermessage",
-)  # fmt: skip
+_QUESTIONS = ("question", "query", "problem", "q", "user", "human", "request", "ask", "usermessage")
 _QUESTION_MARKS = ("?", "？", "؟", "՞", "፧")  # without the Greek one, a semicolon, because code ends with it
 _FILE = re.compile(r"\S*[/\\]\S+[/\\.]\S*|\S+\.[A-Za-z]\w{1,4}")
 _ABOUT = ("context", "passage", "background", "evidence", "paragraph")
@@ -47,9 +45,7 @@ _CHOSEN = (
 _REJECTED = (
     "rejected", "dispreferred", "worse", "loser", "negative", "responserejected", "rejectedresponse", "lose", "bad",
 )  # fmt: skip
-_LABEL = (
-    "label", "preferred", "desirable", "thumbsup", "liked", "isgood",
-)  # fmt: skip
+_LABEL = ("label", "preferred", "desirable", "thumbsup", "liked", "isgood")
 
 
 @dataclass(frozen=True)

@@ -15,12 +15,13 @@ from skill_train.core.errors import UsageError, from_exit_code, nearest
 from skill_train.data import read_rows
 from skill_train.data.check_row import Check, checker, unread_media_in
 from skill_train.data.errors import empty, leave_out, media_error, pictures_error, refused_row, wrong_columns
-from skill_train.data.row_pictures import PROBLEMS, RowPictures, folder_of, listed_pictures
+from skill_train.data.row_pictures import PROBLEMS, ListedPictures, RowPictures, folder_of
 from skill_train.data.text_encoding import rewriting_command
 from skill_train.data.token_stats import PictureCounter
 from skill_train.facts import DatasetFacts, FirstPictures
 from skill_train.program.events import Refused
 from skill_train.program.examples import Row, is_media
+from skill_train.program.pictures.beside import hub_file
 from skill_train.program.pictures.decode import PicturesDigest
 from skill_train.program.pictures.find import lift_pictures
 from skill_train.recipe.fields import Recipe
@@ -289,7 +290,10 @@ def first_format(
     found = complete(recipe, find_format(recipe, first[0], pictures=pictures), names)
     later = {} if whole else dict.fromkeys([found.columns.get("images", "")])
     require_columns(recipe, found, names | later)
-    checked = RowPictures(folder_of(recipe)) if listed is None else listed_pictures(recipe, listed)
+    if listed is None or recipe.data_file is None:
+        checked = RowPictures(folder_of(recipe))
+    else:
+        checked = ListedPictures(hub_file(recipe.data, recipe.data_revision, recipe.data_file), listed)
     reading = _Reading(recipe, found, names, set(), checked if pictures else None)
     for line, row in zip(lines or range(1, len(first) + 1), first, strict=True):
         reading.meet(row)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from skill_train.core.errors import NotInstalled, UsageError
 from skill_train.evaluate.backends import Model, device_of
@@ -54,15 +54,6 @@ class Said:
 
     answer: ChatAnswer
     ids_equal: bool | None
-
-
-class Answering(Protocol):
-    """A loaded model. `device` is where: `cpu` or `gpu`."""
-
-    @property
-    def device(self) -> str: ...
-
-    def answer(self, messages: list[JsonObject], images: list[str], on_text: OnText) -> Said: ...
 
 
 @contextlib.contextmanager
@@ -203,6 +194,9 @@ class _FolderAnswering:
         fed, _ = reader.seen.expanded(text, sizes)
         turns = PictureTurns(messages, None, images, [picture_digest(image, folder) for image in images])
         return self.prompts.ids(fed), partial(reader.tensors, turns if images else None)
+
+
+Answering = _GgufAnswering | _FolderAnswering  # a loaded model; its `device` is `cpu` or `gpu`
 
 
 def _require_no_marks(messages: list[JsonObject], marks: tuple[str, ...]) -> None:
