@@ -10,7 +10,6 @@ import importlib.util
 import math
 import time
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -143,10 +142,7 @@ def ask_transformers(model: Model, questions: list[Question], progress: Progress
     if model.pictures is not None:
         inputs = PictureTensors(model.pictures, tokenizer)
         read = partial(read_model, task="ImageTextToText")
-    with (
-        reference_model(model.path, model.adapter, read) as network,
-        nullcontext() if inputs is None else plain_generation(network),
-    ):
+    with reference_model(model.path, model.adapter, read) as network, plain_generation(network):
         rows, highest = len(network.get_input_embeddings().weight), max(max(question.ids) for question in questions)
         if highest >= rows:
             return _unmeasured("transformers", f"it knows {rows} tokens, and the rows use number {highest}")
@@ -155,14 +151,11 @@ def ask_transformers(model: Model, questions: list[Question], progress: Progress
         sums = [
             _loss(network, question, device, inputs) for question in _told(questions, lambda share: progress(share / 2))
         ]
-        started = time.monotonic()
-        if inputs is not None:
-            answers = [
-                _generated(network, question, stops, device, inputs)
-                for question in _told(questions, lambda share: progress((1 + share) / 2))
-            ]
-        else:
-            answers = _answered(network, questions, stops, device, lambda share: progress((1 + share) / 2))
+        started, answers = time.monotonic(), [list[int]() for _ in questions]
+        for group in _told(_groups(questions, alone=inputs is not None), lambda share: progress((1 + share) / 2)):
+            replies = _answered(network, [questions[number] for number in group], stops, inputs)
+            for number, answer in zip(group, replies, strict=True):
+                answers[number] = answer
         seconds = time.monotonic() - started
     return Replies("transformers", device, sums, answers, _speed(answers, seconds))
 
@@ -273,21 +266,9 @@ def _loss(network: Any, question: Question, device: str, inputs: PictureTensors 
     return total if math.isfinite(total) else None
 
 
-def _answered(
-    network: Any, questions: list[Question], stops: set[int], device: str, progress: Progress
-) -> list[list[int]]:
-    """The greedy answers in the order of the questions. Prompts of one length are answered together: others would need
-    padding, which some architectures read."""
-    answers: list[list[int]] = [[] for _ in questions]
-    for group in _told(_groups(questions), progress):
-        replies = _greedy(network, [questions[number] for number in group], stops, device)
-        for number, answer in zip(group, replies, strict=True):
-            answers[number] = answer
-    return answers
-
-
-def _groups(questions: list[Question]) -> list[list[int]]:
-    """The numbers of the questions that are answered together."""
+def _groups(questions: list[Question], *, alone: bool) -> list[list[int]]:
+    """The numbers of the questions that are answered together: prompts of one length, because others would need
+    padding, which some architectures read. Each is answered alone where there are pictures."""
     alike: dict[int, list[int]] = {}
     for number, question in enumerate(questions):
         if question.prompt:
@@ -295,55 +276,43 @@ def _groups(questions: list[Question]) -> list[list[int]]:
     groups = []
     for length, numbers in alike.items():
         most = max(questions[number].most for number in numbers)
-        size = max(1, min(_ROWS_AT_ONCE, _TOKENS_AT_ONCE // (length + most)))
+        size = 1 if alone else max(1, min(_ROWS_AT_ONCE, _TOKENS_AT_ONCE // (length + most)))
         groups += [numbers[at : at + size] for at in range(0, len(numbers), size)]
     return groups
 
 
-def _greedy(network: Any, questions: list[Question], stops: set[int], device: str) -> list[list[int]]:
-    """The answers of the most likely tokens, to prompts of one length. `generate` would apply the penalties of
-    generation_config.json, which llama.cpp does not know."""
+def _answered(
+    network: Any, questions: list[Question], stops: set[int], inputs: PictureTensors | None
+) -> list[list[int]]:
+    """The greedy answers to prompts of one length."""
     import torch
 
-    answers: list[list[int]] = [[] for _ in questions]
-    past, input_ids = None, [question.prompt for question in questions]
-    selection = {"logits_to_keep": 1} if network._supports_logits_to_keep() else {}
-    with torch.no_grad():
-        for _ in range(max(question.most for question in questions)):
-            ids = torch.tensor(input_ids, device=device)
-            out = network(input_ids=ids, past_key_values=past, use_cache=True, **selection)
-            past, input_ids = out.past_key_values, out.logits[:, -1].argmax(dim=-1, keepdim=True).tolist()
-            for answer, (token,) in zip(answers, input_ids, strict=True):
-                answer.append(token)
-            if all(stops & set(answer) for answer in answers):
-                break
+    ids = torch.tensor([question.prompt for question in questions], device=network.device)
+    pictures = {} if inputs is None else inputs.tensors(questions[0].turns, ids)
+    found = generate(network, ids, max(question.most for question in questions), stops, **pictures)
+    answers: list[list[int]] = found[:, ids.shape[1] :].tolist()
     return [_until_stop(answer[: question.most], stops) for answer, question in zip(answers, questions, strict=True)]
+
+
+def generate(network: Any, ids: Any, most: int, stops: set[int], **more: Any) -> Any:
+    """The ids with at most so many after them, the most likely ones; padded behind the first stop. [rows, tokens]"""
+    import torch
+
+    with torch.no_grad():
+        return network.generate(
+            input_ids=ids,
+            attention_mask=torch.ones_like(ids),
+            max_new_tokens=most,
+            do_sample=False,
+            eos_token_id=sorted(stops) or None,
+            pad_token_id=min(stops, default=0),
+            **more,
+        )
 
 
 def _until_stop(answer: list[int], stops: set[int]) -> list[int]:
     """With the stop token, if there is one."""
     return answer[: next((at + 1 for at, token in enumerate(answer) if token in stops), len(answer))]
-
-
-def _generated(network: Any, question: Question, stops: set[int], device: str, inputs: PictureTensors) -> list[int]:
-    """As `_greedy`, by the model's own `generate`: where the tokens behind a picture stand is known there."""
-    import torch
-
-    if not question.prompt:
-        return []
-    ids = torch.tensor([question.prompt], device=device)
-    with torch.no_grad():
-        found = network.generate(
-            input_ids=ids,
-            attention_mask=torch.ones_like(ids),
-            **inputs.tensors(question.turns, ids),
-            max_new_tokens=question.most,
-            do_sample=False,
-            eos_token_id=sorted(stops) or None,
-            pad_token_id=min(stops, default=0),
-        )
-    answer: list[int] = found[0, len(question.prompt) :].tolist()
-    return answer
 
 
 def _context(questions: list[Question]) -> int:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from skill_train.core.errors import NotInstalled, UsageError
-from skill_train.evaluate.backends import Model, device_of
+from skill_train.evaluate.backends import Model, device_of, generate
 from skill_train.evaluate.chat.prompts import FolderPrompts, GgufPrompts
 from skill_train.evaluate.pictures import PictureTensors, PictureTurns, plain_generation
 from skill_train.facts import JsonObject
@@ -158,17 +158,8 @@ class _FolderAnswering:
         ids = torch.tensor([prompt], device=self.network.device)
         stops = stop_ids(self.model.path, tokenizer)
         choice = _Choice(self.settings.sampling, len(prompt), _Spoken(tokenizer, stops, on_text))
-        with torch.no_grad():
-            self.network.generate(
-                input_ids=ids,
-                attention_mask=torch.ones_like(ids),
-                **({} if pictures is None else pictures(ids)),
-                max_new_tokens=most_tokens(self.settings.most, len(prompt), room),
-                do_sample=False,
-                logits_processor=[choice],
-                eos_token_id=sorted(stops) or None,
-                pad_token_id=min(stops, default=0),
-            )
+        most, tensors = most_tokens(self.settings.most, len(prompt), room), {} if pictures is None else pictures(ids)
+        generate(self.network, ids, most, stops, logits_processor=[choice], **tensors)
         spoken = choice.spoken
         spoken.finish()
         answer = ChatAnswer(
