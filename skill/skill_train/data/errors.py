@@ -14,8 +14,11 @@ from skill_train.program.events import Refused
 from skill_train.program.examples import Row, media_in
 from skill_train.program.pictures.beside import rows_named
 from skill_train.program.pictures.decode import ADDRESS_HINT, HUB_HINT
+from skill_train.program.rows import numbered_lines
 from skill_train.recipe.fields import Recipe
 from skill_train.recipe.formats import PICTURED, DetectedFormat
+
+_MARKS = {b"\xff\xfe": "UTF-16", b"\xfe\xff": "UTF-16"}
 
 
 def empty(recipe: Recipe) -> UsageError:
@@ -130,3 +133,39 @@ def leave_out(recipe: Recipe) -> str:
         words = shlex.join([recipe.data, *split, "--fix", fixed])
         return f"leave such rows out, with the recipe that has the mapping: skill-train data --recipe RECIPE {words}"
     return shlex.join(["skill-train", "data", recipe.data, *split, "--fix", fixed])
+
+
+def rewriting_command(path: Path) -> str | None:
+    """The `iconv` command that converts the whole file to UTF-8; None if it would damage rows that already are UTF-8,
+    or if a line is too long for a row.
+
+    Nearly every file that is neither UTF-8 nor UTF-16 is Windows-1252, which includes Latin-1. If some other lines are
+    UTF-8 beyond ASCII, the file was joined from two files, and no single command repairs it.
+    """
+    if not path.is_file() or path.suffix == ".parquet":
+        return None
+    try:
+        encoding = _encoding(path)
+    except Refused:
+        return None
+    if encoding is None:
+        return None
+    new = path.with_name(f"{path.stem}.utf8{path.suffix}")
+    return f"iconv -f {encoding} -t UTF-8 {shlex.quote(str(path))} > {shlex.quote(str(new))}"
+
+
+def _encoding(path: Path) -> str | None:
+    with open(path, "rb") as file:
+        if (mark := _MARKS.get(file.read(2))) is not None:
+            return mark
+    utf8 = [_is(line, "utf-8") for _, line in numbered_lines(path) if not line.isascii()]
+    readable = all(_is(line, "windows-1252") for _, line in numbered_lines(path))
+    return "WINDOWS-1252" if utf8 and readable and not any(utf8) else None
+
+
+def _is(line: bytes, encoding: str) -> bool:
+    try:
+        line.decode(encoding)
+    except UnicodeDecodeError:
+        return False
+    return True

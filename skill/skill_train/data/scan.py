@@ -14,9 +14,16 @@ from skill_train.core.digests import file_digest
 from skill_train.core.errors import UsageError, from_exit_code, nearest
 from skill_train.data import read_rows
 from skill_train.data.check_row import Check, checker, unread_media_in
-from skill_train.data.errors import empty, leave_out, media_error, pictures_error, refused_row, wrong_columns
+from skill_train.data.errors import (
+    empty,
+    leave_out,
+    media_error,
+    pictures_error,
+    refused_row,
+    rewriting_command,
+    wrong_columns,
+)
 from skill_train.data.row_pictures import PROBLEMS, ListedPictures, RowPictures, folder_of
-from skill_train.data.text_encoding import rewriting_command
 from skill_train.data.token_stats import PictureCounter
 from skill_train.facts import DatasetFacts, FirstPictures
 from skill_train.program.events import Refused
