@@ -50,15 +50,6 @@ _VERSIONS = ("transformers", "torch", "peft", "llama-cpp-python", "vllm")
 
 
 @dataclass(frozen=True)
-class _EvaluationScope:
-    """What a measurement is valid for."""
-
-    inputs: EvaluationInputs
-    options: EvaluationOptions
-    versions: dict[str, str | None]
-
-
-@dataclass(frozen=True)
 class EvaluateRequest:
     """Models, the rows to ask them, and how replies are scored.
 
@@ -91,29 +82,31 @@ def evaluate(request: EvaluateRequest, *, progress: Bar, warn: Warn) -> StepResu
     """
     started = time.monotonic()
     rows = spread(_askable(request, warn), request.most_rows)
-    asked = questions(
-        rows, loss_on=request.loss_on, room=_room(request.scoring), context=_context(request.tokenizer_of)
-    )
+    scoring, context = request.scoring, context_length(read_config(request.tokenizer_of))
+    asked = questions(rows, loss_on=request.loss_on, room=_room(scoring), context=context)
     _warn(asked, request.loss_on, warn)
-    scope = _scope(request.models, rows, request.scoring, request.backend)
-    if (earlier := _earlier(request.record, scope)) is not None:
-        return StepResult(earlier, reused=True)
+    inputs, installed = _inputs(request.models, rows, scoring), versions(*_VERSIONS)
+    options = EvaluationOptions(score=scoring.name, pattern=scoring.pattern, backend=request.backend)
+    if request.record.is_file():
+        earlier = evaluate_record.read(request.record)
+        if (earlier.inputs, earlier.options, earlier.versions) == (inputs, options, installed):
+            return StepResult(earlier, reused=True)
     _require_able(request.models, request.backend, request.record)
     tokenizer = load_tokenizer(request.tokenizer_of)
-    _try_scorer(request.scoring, asked, tokenizer)
-    ask = partial(measure, tokenizer=tokenizer, scoring=request.scoring, backend=request.backend)
+    _try_scorer(scoring, asked, tokenizer)
+    ask = partial(measure, tokenizer=tokenizer, scoring=scoring, backend=request.backend)
     measured = [
         ask(model, asked, progress=_part(progress, n, request.models)) for n, model in enumerate(request.models)
     ]
     evaluation = Evaluation(
         step=request.record.stem,
-        inputs=scope.inputs,
-        options=scope.options,
-        versions=scope.versions,
+        inputs=inputs,
+        options=options,
+        versions=installed,
         rows=len(rows),
         asked=sum(bool(question.prompt) for question in asked),
         answer_tokens=sum(len(question.trained) for question in asked),
-        score=None if request.scoring.name == "exact" else request.scoring.name,
+        score=None if scoring.name == "exact" else scoring.name,
         models=[figures(judged, asked) for judged in measured],
         differences=differences(measured, asked),
         answers=_answers(rows, asked, measured, tokenizer),
@@ -199,10 +192,6 @@ def _room(scoring: Scoring) -> int:
     return ROOM if scoring.name == "exact" else 8 * ROOM
 
 
-def _context(folder: Path) -> int | None:
-    return context_length(read_config(folder))
-
-
 def _texts(asked: list[Question], replies: Replies, tokenizer: Any) -> list[Reply]:
     """The replies to the rows that ask; empty if the model was not measured."""
 
@@ -286,11 +275,6 @@ def blind(models: list[ModelFigures], base: Path) -> str:
     return f"{', '.join(named)}: {among}" if named else ""
 
 
-def _scope(models: list[Model], rows: list[Row], scoring: Scoring, backend: str) -> _EvaluationScope:
-    options = EvaluationOptions(score=scoring.name, pattern=scoring.pattern, backend=backend)
-    return _EvaluationScope(_inputs(models, rows, scoring), options, versions(*_VERSIONS))
-
-
 def _inputs(models: list[Model], rows: list[Row], scoring: Scoring) -> EvaluationInputs:
     folders = {model.path: model.name for model in reversed(models)}
     read: dict[str, ModelInputs] = {}
@@ -309,14 +293,6 @@ def _content(path: Path) -> dict[str, int | str | FileDigest]:
         return {**model_digests(path)}
     digest = file_digest(path)
     return {"bytes": digest["bytes"], "sha256": digest["sha256"]}
-
-
-def _earlier(record: Path, scope: _EvaluationScope) -> Evaluation | None:
-    if not record.is_file():
-        return None
-    earlier = evaluate_record.read(record)
-    same = (earlier.inputs, earlier.options, earlier.versions) == (scope.inputs, scope.options, scope.versions)
-    return earlier if same else None
 
 
 def require_rows(rows: list[Row], run: Path) -> None:
