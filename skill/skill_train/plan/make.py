@@ -68,19 +68,19 @@ def make_plan(
     here = places.local_candidate(workload, machine, choices, probe, calibrations or {})
     cloud = places.flavors(workload, offered, choices)
     counted = dataset.tokens is not None and dataset.tokens.counted
-    decision = rubric.decide(
+    where, fired = rubric.decide(
         resolved, sensitive=recipe.sensitive, model=model, here=here, choices=choices, counted=counted
     )
-    chosen = here if decision.where == "local" else _flavor(cloud, offered, choices)
+    chosen = here if where == "local" else _flavor(cloud, offered, choices)
     place = chosen or here
-    reasons = [*decision.fired, *reasons, *_placed(resolved, model, place, choices)]
+    reasons = [*fired, *reasons, *_placed(resolved, model, place, choices)]
     backend = "local" if place.flavor is None else "hf_jobs"
     placed = placement(resolved, place.machine, place.fit, backend, recipe.report_to)
     started = launch(placed, place.machine, four_bit=resolved.load_in_4bit)
     fingerprints = {"model": model.fingerprint, "data": dataset.fingerprint}
     offers = [] if recipe.sensitive else cloud
     return Plan(
-        where=decision.where,
+        where=where,
         recipe=resolved,
         recipe_hash=recipe_hash(resolved.as_dict(), fingerprints),
         fingerprints=fingerprints,
@@ -90,7 +90,7 @@ def make_plan(
         launch=started,
         flavor=place.flavor.name if place.flavor else None,
         timeout_seconds=places.timeout_seconds(place.seconds, choices.max_hours) if place.flavor else None,
-        blockers=_unread(model, resolved) + _blockers(decision.where, chosen, here, cloud) + _too_slow(chosen, choices),
+        blockers=_unread(model, resolved) + _blockers(where, chosen, here, cloud) + _too_slow(chosen, choices),
         estimates=estimates(model, machine, place, offers, context=resolved.max_length, plain=_is_plain(resolved)),
         facts=Facts(model, dataset, machine),
         reasons=reasons + started.reasons,

@@ -8,7 +8,6 @@ has no rule, the estimate decides. A CUDA workstation is judged by its memory. r
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from skill_train.core.errors import DecisionNeeded
 from skill_train.core.units import duration, gigabytes
@@ -27,15 +26,6 @@ FRAMEWORK = "Develop locally, deploy to the cloud: decision framework"
 GUIDE = "Hardware guide"
 
 
-@dataclass(frozen=True)
-class Decision:
-    """The place, and the rules that apply. The value of each is its answer: `local`, `cloud`, or `either`, which leaves
-    it to the others."""
-
-    where: str
-    fired: tuple[Reason, ...]
-
-
 def decide(
     recipe: ResolvedRecipe,
     *,
@@ -44,9 +34,10 @@ def decide(
     here: Candidate,
     choices: Choices,
     counted: bool,
-) -> Decision:
-    """The place to train: local unless a rule says cloud. The user's choice overrides the rules, and sensitive data
-    overrides both.
+) -> tuple[str, list[Reason]]:
+    """The place to train, and the rules that apply: local unless a rule says cloud. The user's choice overrides the
+    rules, and sensitive data overrides both. The value of a rule is its answer: `local`, `cloud`, or `either`, which
+    leaves it to the others.
 
     Args:
         counted: whether the rows' tokens were counted; else the longest row is a bound computed from its bytes.
@@ -54,18 +45,18 @@ def decide(
     Raises:
         DecisionNeeded: the user requested the cloud, and the data is sensitive.
     """
-    fired = tuple(rules(recipe, model, here, choices.max_hours, counted))
+    fired = list(rules(recipe, model, here, choices.max_hours, counted))
     advice = "cloud" if any(rule.value == "cloud" for rule in fired) else "local"
     if sensitive:
         if choices.where == "cloud":
             raise stays_here("--where cloud")
         stays = Reason("sensitive", "local", "sensitive: true: data, adapter and model stay on this machine", FRAMEWORK)
-        return Decision("local", (stays, *fired))
+        return "local", [stays, *fired]
     if choices.where is not None:
         against = [rule.rule for rule in fired if rule.value not in (choices.where, "either")]
         overrode = f", against {', '.join(against)}" if advice != choices.where else "; the rules say the same"
-        return Decision(choices.where, (_chosen(choices, choices.where, overrode), *fired))
-    return Decision(advice, fired)
+        return choices.where, [_chosen(choices, choices.where, overrode), *fired]
+    return advice, fired
 
 
 def _chosen(choices: Choices, where: str, overrode: str) -> Reason:
