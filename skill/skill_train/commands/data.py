@@ -258,7 +258,7 @@ def _fix(console: Console, subject: Inspection, counter: Counter | None, out: Pa
             return with_tags(row, ordered, subject.pictures.folder, out)
         return {wanted: row.get(column) for wanted, column in ordered.items()}
 
-    return write_fixed.write_fixed(write_fixed.Rows(subject.recipe, check, refuses, mapped), out)
+    return write_fixed.write_fixed(subject.recipe, check, refuses, mapped, out)
 
 
 def _refuses(subject: Inspection, counter: Counter) -> write_fixed.Refuses:
