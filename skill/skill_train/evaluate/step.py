@@ -22,7 +22,8 @@ from skill_train.core.memory import peak_memory_bytes
 from skill_train.evaluate.backends import Model, Question, Replies, backend_of
 from skill_train.evaluate.figures import FEW_ROWS, ModelReplies, differences, figures
 from skill_train.evaluate.pictures import require_pictures, turns_of
-from skill_train.evaluate.scores import Reply, Scoring, exact, scores
+from skill_train.evaluate.scorer_worker import Reply
+from skill_train.evaluate.scores import Scoring, exact, scores
 from skill_train.model.config import text_config
 from skill_train.model.folder import read_config
 from skill_train.model.sidecar_files import model_digests
@@ -134,7 +135,9 @@ def measure(
     replies = ask(model, asked, lambda share: progress(share, 1, model.name))
     texts = _texts(asked, replies, tokenizer)
     own = scores(scoring, texts) if scoring.name != "exact" and texts else []
-    return ModelReplies(model, why, replies, [exact(reply) for reply in texts], own, [reply.answer for reply in texts])
+    return ModelReplies(
+        model, why, replies, [exact(reply) for reply in texts], own, [reply["answer"] for reply in texts]
+    )
 
 
 def questions(rows: list[Row], *, loss_on: str, room: int, context: int | None) -> list[Question]:
@@ -199,7 +202,7 @@ def _texts(asked: list[Question], replies: Replies, tokenizer: Any) -> list[Repl
         return str(tokenizer.decode(ids, skip_special_tokens=True)).strip()
 
     return [
-        Reply(_asked_text(question, tokenizer), text(ids), text(question.wanted))
+        Reply(prompt=_asked_text(question, tokenizer), answer=text(ids), expected=text(question.wanted))
         for question, ids in zip(asked, replies.answers, strict=bool(replies.answers))
         if question.prompt
     ]
