@@ -25,6 +25,7 @@ from skill_train.facts import JsonObject
 from skill_train.hub import jobs
 from skill_train.hub.jobs import BucketFile
 from skill_train.program.cloud.push import MARKER as MARKER
+from skill_train.run.records import convert
 
 FOLDERS = ("adapter", "merged", "checkpoints", "images")
 FILES = (
@@ -172,16 +173,11 @@ def _stored_file(listed: dict[str, BucketFile], name: str, digest: FileDigest | 
 
 def _digests(value: Any) -> dict[str, FileDigest] | None:
     """The digests in a marker; None if the marker is incomplete or of another kind."""
-    if not isinstance(value, dict):
+    try:
+        digests = convert(value, dict[str, FileDigest], Path(MARKER))
+    except UsageError:
         return None
-    whole: dict[str, FileDigest] = {
-        name: {"bytes": d["bytes"], "sha256": d["sha256"]}
-        for name, d in value.items()
-        if isinstance(d, dict)
-        and isinstance(d.get("bytes"), int)
-        and re.fullmatch("[0-9a-f]{64}", str(d.get("sha256")))
-    }
-    return whole if len(whole) == len(value) else None
+    return digests if all(re.fullmatch("[0-9a-f]{64}", digest["sha256"]) for digest in digests.values()) else None
 
 
 def _read_json(bucket: str, files: list[BucketFile], say: Say) -> dict[str, JsonObject]:

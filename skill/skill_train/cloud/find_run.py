@@ -78,6 +78,12 @@ def find(name: str, say: Say) -> CloudRun:
     return cloud if newest in (None, cloud.job) else with_current_job(with_newest_job(cloud), say)
 
 
+def newest_job(record: CloudRecord, say: Say) -> Job | None:
+    """The newest job of the record as the Hub has it; None if there is none."""
+    job_id = record.last_begun.job_id if record.last_begun else None
+    return None if job_id is None else job_now(record.namespace, job_id, record.run_id, say)
+
+
 def with_current_job(cloud: CloudRun, say: Say) -> CloudRun:
     """The run with the current state of its job on the Hub. A job that the Hub does not have any more is DELETED."""
     now = job_now(cloud.record.namespace, cloud.job.job_id or "", cloud.record.run_id, say) or deleted_job(cloud)

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from skill_train.cloud import claim, find_run, start_once
-from skill_train.cloud.poll import Say, job_now
+from skill_train.cloud.poll import Say
 from skill_train.hub import jobs
-from skill_train.hub.jobs import Job
 from skill_train.run import cloud_record, plan_record, records
 from skill_train.run.cloud_record import CloudJob, CloudRecord
 from skill_train.run.folder import RunDir
@@ -26,7 +25,7 @@ def resume(
     """
     with locked(run, "resume"):
         record = _settled(run, cloud_record.submitted(run), say)
-        now = _now(record, say)
+        now = find_run.newest_job(record, say)
         if now is not None and record.last_begun is not None and record.folder is None:  # left out earlier
             record = start_once.record_started(run, record, record.last_begun, now)
         if now is not None and now.live:
@@ -61,12 +60,6 @@ def noted(run: RunDir, say: Say) -> CloudRecord:
     """The record with its missing jobs written to `cloud.json`."""
     with locked(run, "resume"):
         return _settled(run, cloud_record.submitted(run), say)
-
-
-def _now(record: CloudRecord, say: Say) -> Job | None:
-    """The newest job of the record as the Hub has it; None if there is none."""
-    job_id = record.last_begun.job_id if record.last_begun else None
-    return None if job_id is None else job_now(record.namespace, job_id, record.run_id, say)
 
 
 def _settled(run: RunDir, record: CloudRecord, say: Say) -> CloudRecord:

@@ -10,7 +10,7 @@ import msgspec
 
 from skill_train.cloud import claim, find_run, stage_data, start_once
 from skill_train.cloud.order import Order, Sent
-from skill_train.cloud.poll import Say, job_now
+from skill_train.cloud.poll import Say
 from skill_train.cloud.stage_data import Staged
 from skill_train.core.errors import SkillTrainError, UsageError
 from skill_train.core.files import write_text
@@ -145,9 +145,7 @@ def _of_record(run: RunDir, record: CloudRecord, say: Say) -> Sent | None:
 
 def _stage(record: CloudRecord, say: Say) -> str:
     """The stage of the newest job; DELETED if the Hub does not have it any more."""
-    last = record.last_begun
-    assert last is not None and last.job_id is not None
-    now = job_now(record.namespace, last.job_id, record.run_id, say)
+    now = find_run.newest_job(record, say)
     return now.stage if now else "DELETED"
 
 
