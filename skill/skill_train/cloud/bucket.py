@@ -25,6 +25,7 @@ from skill_train.facts import JsonObject
 from skill_train.hub import jobs
 from skill_train.hub.jobs import BucketFile
 from skill_train.program.cloud.push import MARKER as MARKER
+from skill_train.run.cloud_record import CloudRecord
 from skill_train.run.records import convert
 
 FOLDERS = ("adapter", "merged", "checkpoints", "images")
@@ -81,15 +82,15 @@ class StoredRecords:
 NOTHING = StoredRecords({}, 0)
 
 
-def stored_run(bucket: str, folder: str, say: Say) -> StoredRun | None:
-    """The files in a folder of a bucket; None if there are none, or if the bucket does not exist any more.
+def stored_run(record: CloudRecord, say: Say) -> StoredRun | None:
+    """The files in the folder of a run; None if there are none, or if the bucket does not exist any more.
 
     The digests of a failed run are not used, because the next job may rewrite its files.
 
     Raises:
         VerificationFailed: a marker names a path that leads out of the run directory.
     """
-    listed = {file.path: file for file in _listed(bucket, folder, say)}
+    listed, bucket = {file.path: file for file in _listed(record, say)}, record.bucket or ""
     markers_by_step = {int(m[1]): name for name in listed if (m := _CHECKPOINT.fullmatch(name))}
     newest_first = [markers_by_step[step] for step in sorted(markers_by_step, reverse=True)]
     markers = _read_json(bucket, [listed[name] for name in (MARKER, *newest_first) if name in listed], say)
@@ -122,21 +123,24 @@ def belongs_to_run(name: str) -> bool:
     return name in FILES or (name not in (".", "./") and path.parts[0] in FOLDERS and len(path.parts) > 1)
 
 
-def stored_records(bucket: str, folder: str, names: tuple[str, ...], say: Say) -> StoredRecords:
+def stored_records(record: CloudRecord, names: tuple[str, ...], say: Say) -> StoredRecords:
     """Reads small files in the folder of a run. Missing files are left out.
 
     Raises:
         AccessError: the token may not read the bucket.
     """
-    listed = _listed(bucket, folder, say)
+    listed = _listed(record, say)
     files = [file for file in listed if file.path in names]
-    texts = _fetch(bucket, [file.remote for file in files], say)
+    texts = _fetch(record.bucket or "", [file.remote for file in files], say)
     steps = [int(m[1]) for file in listed if (m := _CHECKPOINT.fullmatch(file.path))]
     dated_texts = {file.path: (texts[file.remote], file.uploaded_at) for file in files if file.remote in texts}
     return StoredRecords(dated_texts, max(steps, default=0))
 
 
-def _listed(bucket: str, folder: str, say: Say) -> list[BucketFile]:
+def _listed(record: CloudRecord, say: Say) -> list[BucketFile]:
+    bucket, folder = record.bucket, record.folder
+    if not (bucket and folder):  # no job has begun
+        return []
     try:
         return patiently(lambda: jobs.list_files(bucket, folder), say)
     except UsageError as error:

@@ -178,12 +178,7 @@ def with_run_dir(cloud: CloudRun, folder: Path | None, say: Say) -> CloudRun:
         record = _record_in(run, cloud.record.run_id) or cloud.record
     if run.plan.is_file():
         return replace(cloud, name=str(run.path), run=run, record=record)
-    bucket, bucket_folder = record.bucket, record.folder
-    there = (
-        stored_files.stored_records(bucket, bucket_folder, ("plan.json",), say)
-        if bucket and bucket_folder
-        else stored_files.NOTHING
-    )
+    there = stored_files.stored_records(record, ("plan.json",), say)
     plan = plan_of(cloud, there)
     if plan is None:
         raise UsageError(
