@@ -171,24 +171,22 @@ def with_text_of(
     facts: DatasetFacts,
     recipe: Recipe,
     first: tuple[Row, ...],
-    *,
-    pictures: bool = False,
-    tokens: PictureCounter | None = None,
-    found_pictures: FirstPictures | None = None,
+    pictures: FirstPictures | None,
+    tokens: PictureCounter | None,
 ) -> DatasetFacts:
     """The facts of a dataset that was not read completely: its first rows stand for the others.
 
     Args:
-        found_pictures: what all rows that were read say of the pictures; None where the first rows say it.
+        pictures: what all rows that were read say of them; None where the model reads text.
 
     Raises:
         UsageError: training refuses a picture that is read now.
     """
     found = DetectedFormat(facts.format, facts.columns, facts.reason)
-    counted = RowPictures(folder_of(recipe), tokens) if pictures else None
+    counted = None if pictures is None else RowPictures(folder_of(recipe), tokens)
     check = checker(found, counted)
     checked = [(row, check(row)) for row in first]
-    lines = (found_pictures.lines if found_pictures is not None else None) or ()
+    lines = () if pictures is None else pictures.lines or ()
     for line, (row, (_, _, trouble)) in zip(lines, checked, strict=False):
         if trouble is not None and trouble.kind in PROBLEMS:
             raise refused_row(recipe, (line, row), found, counted, trouble.kind)
@@ -203,14 +201,12 @@ def with_text_of(
         turns=round(share * sum(said for _, _, said in good)),
         longest_turns=max(said for _, _, said in good),
     )
-    if counted is None:
+    if pictures is None or counted is None:
         return measured
     for row, _, _ in good:
         counted.count(lift_pictures(row, found.columns)[1])
-    if found_pictures is None:
-        return with_pictures_of(measured, counted, share)
-    measured = with_pictures_of(measured, counted, found_pictures.count / max(1, counted.figures.pictures))
-    return dataclasses.replace(measured, images=found_pictures.count, most_images=found_pictures.most)
+    measured = with_pictures_of(measured, counted, pictures.count / max(1, counted.figures.pictures))
+    return dataclasses.replace(measured, images=pictures.count, most_images=pictures.most)
 
 
 def canonical(row: Row) -> bytes:
