@@ -50,36 +50,37 @@ def wrong_columns(recipe: Recipe, names: Collection[str], why: str) -> UsageErro
 
 
 def media_error(
-    recipe: Recipe, where: str, column: str, row: Row, detected: DetectedFormat | None = None
+    recipe: Recipe, where: str, column: str, row: Row, *, pictures: bool, detected: DetectedFormat | None = None
 ) -> UsageError:
-    """The error for a dataset of images, audio or video, whose text alone would teach something else.
+    """The error for a dataset of images, audio or video: its text alone would teach something else.
 
     Args:
+        pictures: the model reads them, but the columns do not make an example, or one more column has some.
         detected: how its text could be read; None when it is no example by itself.
     """
-    import yaml
+    what = f"{where} has an image, audio or video in the column {column!r}"
+    got = media_in(row[column]) or repr(row[column])[:80]
+    if pictures:
+        return UsageError(
+            f"{what}, which no format of pictures reads",
+            code="not_text",
+            expected=f"pictures in one column, such as `images`, beside the columns of {', '.join(PICTURED)}",
+            got=got,
+            hint=f"name the columns in a recipe, such as columns: {{question: …, answer: …, images: {column}}}",
+        )
+    hint = "use a dataset of text"
+    if detected is not None:
+        import yaml
 
-    columns = {} if detected is None else {"columns": detected.columns}
-    text = yaml.safe_dump(columns, default_flow_style=True, width=10**6, allow_unicode=True).strip()
+        columns = {"columns": detected.columns}
+        text = yaml.safe_dump(columns, default_flow_style=True, width=10**6, allow_unicode=True).strip()
+        hint = f"a recipe that names the columns trains on the text alone: format: {detected.format}, {text[1:-1]}"
     return UsageError(
-        f"{where} has an image, audio or video in the column {column!r}, and this version trains on text only",
+        f"{what}, and this version trains on text only",
         code="not_text",
         expected="a dataset of text",
-        got=media_in(row[column]) or repr(row[column])[:80],
-        hint="use a dataset of text"
-        if detected is None
-        else f"a recipe that names the columns trains on the text alone: format: {detected.format}, {text[1:-1]}",
-    )
-
-
-def pictures_error(where: str, column: str, row: Row) -> UsageError:
-    """The error for a dataset of pictures whose columns do not make an example, or that has them in one more column."""
-    return UsageError(
-        f"{where} has an image, audio or video in the column {column!r}, which no format of pictures reads",
-        code="not_text",
-        expected=f"pictures in one column, such as `images`, beside the columns of {', '.join(PICTURED)}",
-        got=media_in(row[column]) or repr(row[column])[:80],
-        hint=f"name the columns in a recipe, such as columns: {{question: …, answer: …, images: {column}}}",
+        got=got,
+        hint=hint,
     )
 
 
@@ -104,8 +105,7 @@ def refused_row(
             hint=leave_out(recipe),
         )
     if kind == "not_text" and (other := unread_media_in(values, found, pictures is not None)) is not None:
-        known = media_error(recipe, where, other, values, found)
-        return known if pictures is None else pictures_error(where, other, values)
+        return media_error(recipe, where, other, values, pictures=pictures is not None, detected=found)
     try:
         example_of(values, found, pictures)
     except Refused as refusal:

@@ -14,15 +14,7 @@ from skill_train.core.digests import file_digest
 from skill_train.core.errors import UsageError, from_exit_code, nearest
 from skill_train.data import read_rows
 from skill_train.data.check_row import Check, checker, unread_media_in
-from skill_train.data.errors import (
-    empty,
-    leave_out,
-    media_error,
-    pictures_error,
-    refused_row,
-    rewriting_command,
-    wrong_columns,
-)
+from skill_train.data.errors import empty, leave_out, media_error, refused_row, rewriting_command, wrong_columns
 from skill_train.data.row_pictures import PROBLEMS, ListedPictures, RowPictures, folder_of
 from skill_train.data.token_stats import PictureCounter
 from skill_train.facts import DatasetFacts, FirstPictures
@@ -239,7 +231,7 @@ def find_format(recipe: Recipe, row: Row, *, pictures: bool = False) -> Detected
     found = detect(row, pictures=pictures)
     media = next((column for column, value in row.items() if is_media(column, value)), None)
     if found is None and media is not None:
-        raise media_error(recipe, recipe.data, media, row) if not pictures else pictures_error(recipe.data, media, row)
+        raise media_error(recipe, recipe.data, media, row, pictures=pictures)
     if found is None:
         raise wrong_columns(recipe, row, "no known set of columns")
     return found
