@@ -93,7 +93,7 @@ def result_repository(account: Account, name: str) -> tuple[str, ...]:
     repository = patiently(lambda: repositories.find("model", name))
     if repository is None:
         return ()
-    patiently(lambda: repositories.check_writable("model", name))
+    patiently(lambda: repositories.check_access("model", name, write=True))
     if not repository.private:
         raise _public(f"the repository {name}", f"make it private, or --hub-model-id {owner}/ANOTHER-NAME")
     return tuple(file for file in repository.files if file not in _EMPTY)
@@ -105,9 +105,9 @@ def require_readable(plan: Plan) -> None:
     Raises:
         UsageError: one is unknown or private. AccessError: one is gated.
     """
-    patiently(lambda: repositories.check_readable("model", plan.recipe.model))
+    patiently(lambda: repositories.check_access("model", plan.recipe.model))
     if not local_data(plan):
-        patiently(lambda: repositories.check_readable("dataset", plan.recipe.data))
+        patiently(lambda: repositories.check_access("dataset", plan.recipe.data))
 
 
 def flavor(name: str) -> Flavor:
@@ -144,7 +144,7 @@ def require_private_places(place: str, data_repo: str | None, account: Account, 
     _require(account, "repo.write", data_repo)
     repository = patiently(lambda: repositories.find("dataset", data_repo))
     if repository is not None:
-        patiently(lambda: repositories.check_writable("dataset", data_repo))
+        patiently(lambda: repositories.check_access("dataset", data_repo, write=True))
         if not repository.private:
             raise _public(f"the dataset {data_repo}", "another --data-repo, or leave it out")
 

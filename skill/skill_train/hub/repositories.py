@@ -25,22 +25,14 @@ class Repository:
     files: tuple[str, ...]
 
 
-def check_readable(kind: str, name: str, *, seconds: float = QUESTION_SECONDS) -> None:
-    """Checks that the token can read the files of a model or dataset.
+def check_access(kind: str, name: str, *, write: bool = False, seconds: float = QUESTION_SECONDS) -> None:
+    """Checks that the token can read the files of a model or dataset, or write to it.
 
     Raises:
-        UsageError: it does not exist or is private. AccessError: it is gated. Temporary: the Hub does not answer.
+        UsageError: it does not exist or is private. AccessError: it is gated, or the token may not write. Temporary:
+            the Hub does not answer.
     """
-    ask(RequestSubject(kind, name), lambda: api().auth_check(name, repo_type=kind), seconds=seconds)
-
-
-def check_writable(kind: str, name: str) -> None:
-    """Checks that the token may write to an existing model or dataset.
-
-    Raises:
-        AccessError: the token may not write. Other errors: as `check_readable`.
-    """
-    ask(RequestSubject(kind, name), lambda: api().auth_check(name, repo_type=kind, write=True))
+    ask(RequestSubject(kind, name), lambda: api().auth_check(name, repo_type=kind, write=write), seconds=seconds)
 
 
 def find(kind: str, name: str) -> Repository | None:
@@ -116,7 +108,7 @@ def upload_dataset(folder: Path, name: str) -> str:
     """Uploads the files of a folder to a private dataset; returns the commit. Files that are already there are not sent
     again.
 
-    Raises: as `check_writable`.
+    Raises: as `check_access`.
     """
 
     def question() -> str:
