@@ -300,6 +300,7 @@ def _error_codes() -> Iterator[tuple[int | None, str]]:
                     yield from ((3, code) for code in _texts(node.args[0]))
     places = _read(ROOT / "skill" / "skill_train" / "plan" / "places.py")
     yield from ((3, code) for code in re.findall(r"\(\(\"(\w+)\", ", places))
+    yield from ((2, f"unknown_{kind}") for kind in ("model", "dataset", "bucket"))  # hub/errors.unknown
 
 
 def _exit_code(call: ast.Call, fields: dict[str | None, ast.expr]) -> int | None:

@@ -47,18 +47,8 @@ def find(kind: str, name: str) -> Repository | None:
 
 def bucket_is_private(name: str) -> bool | None:
     """Whether a bucket is private; None if it does not exist."""
-
-    def question() -> bool:
-        from huggingface_hub.errors import BucketNotFoundError
-
-        try:
-            return bool(api().bucket_info(name).private)
-        except BucketNotFoundError:
-            raise UsageError(
-                f"no bucket {name}", code="unknown_bucket", hint="check the name, and that the token may see it"
-            ) from None
-
-    return or_none("unknown_bucket", lambda: ask(RequestSubject("bucket", name), question))
+    subject = RequestSubject("bucket", name)
+    return or_none("unknown_bucket", lambda: ask(subject, lambda: bool(api().bucket_info(name).private)))
 
 
 def or_other_kind(error: UsageError, subject: RequestSubject) -> UsageError:
@@ -73,7 +63,7 @@ def or_other_kind(error: UsageError, subject: RequestSubject) -> UsageError:
         return error
     return UsageError(
         f"{name} is a {other} on the Hub, not a {kind}",
-        code="unknown_dataset" if kind == "dataset" else "unknown_model",
+        code=error.code,
         expected="the id of a dataset, or a file" if kind == "dataset" else "the id of a model",
         got=name,
         hint=f"use it as the {option}: --{option} {name}",
