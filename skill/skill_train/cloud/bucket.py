@@ -23,6 +23,7 @@ from skill_train.core.digests import FileDigest
 from skill_train.core.errors import UsageError, VerificationFailed
 from skill_train.facts import JsonObject
 from skill_train.hub import jobs
+from skill_train.hub.client import or_none
 from skill_train.hub.jobs import BucketFile
 from skill_train.program.cloud.push import MARKER as MARKER
 from skill_train.run.cloud_record import CloudRecord
@@ -141,12 +142,7 @@ def _listed(record: CloudRecord, say: Say) -> list[BucketFile]:
     bucket, folder = record.bucket, record.folder
     if not (bucket and folder):  # no job has begun
         return []
-    try:
-        return patiently(lambda: jobs.list_files(bucket, folder), say)
-    except UsageError as error:
-        if error.code == "unknown_bucket":
-            return []
-        raise
+    return or_none("unknown_bucket", lambda: patiently(lambda: jobs.list_files(bucket, folder), say)) or []
 
 
 def _newest_whole(

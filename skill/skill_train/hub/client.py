@@ -105,6 +105,16 @@ def patiently(question: Callable[[], Answer]) -> Answer:
     return question()
 
 
+def or_none(code: str, question: Callable[[], Answer]) -> Answer | None:
+    """The answer; None if the request fails with an error of this code, because there is no such thing."""
+    try:
+        return question()
+    except UsageError as error:
+        if error.code != code:
+            raise
+        return None
+
+
 def api() -> Any:
     """huggingface_hub's client, for a question that `ask` sends."""
     from huggingface_hub import HfApi

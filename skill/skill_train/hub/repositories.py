@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import io
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
 
 from skill_train.core.errors import SkillTrainError, UsageError
-from skill_train.hub.client import QUESTION_SECONDS, api, ask
+from skill_train.hub.client import QUESTION_SECONDS, api, ask, or_none
 from skill_train.hub.errors import RequestSubject
-
-Answer = TypeVar("Answer")
 
 
 @dataclass(frozen=True)
@@ -110,13 +106,3 @@ def upload_dataset(folder: Path, name: str) -> str:
 
     with contextlib.redirect_stdout(io.StringIO()):  # here: the thread of a question may be left behind
         return ask(RequestSubject("dataset", name), question, seconds=None)
-
-
-def or_none(code: str, question: Callable[[], Answer]) -> Answer | None:
-    """The answer; None if the request fails with an error of this code, because there is no such thing."""
-    try:
-        return question()
-    except UsageError as error:
-        if error.code != code:
-            raise
-        return None

@@ -10,9 +10,8 @@ from typing import Any, TypeVar
 
 from skill_train.core.errors import DecisionNeeded, SkillTrainError
 from skill_train.core.units import megabytes
-from skill_train.hub.client import QUESTION_SECONDS, api, ask, patiently
+from skill_train.hub.client import QUESTION_SECONDS, api, ask, or_none, patiently
 from skill_train.hub.errors import RequestSubject
-from skill_train.hub.repositories import or_none
 
 Answer = TypeVar("Answer")
 
