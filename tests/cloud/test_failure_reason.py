@@ -222,9 +222,7 @@ def test_the_last_words_are_not_an_event() -> None:
 
 
 def test_what_was_measured_is_told() -> None:
-    ending = Ending(
-        "ERROR", FAILED, lines=(CUDA_OOM,), step=12, steps=50, memory_bytes={"cuda": 23_100_000_000, "rss": 9}
-    )
+    ending = Ending("ERROR", FAILED, lines=(CUDA_OOM,), step=12, memory_bytes={"cuda": 23_100_000_000, "rss": 9})
     assert "23.1 GB were in use up to step 12" in explain(ending, run=RUN).message
 
 

@@ -16,6 +16,7 @@ import pytest
 import cloud_runs
 from cloud_runs import RUN_ID, Cloud
 from hub_emulator import ALWAYS, Fault, Hub, JobFault, faults
+from skill_train.hub import client
 
 pytestmark = pytest.mark.slow
 
@@ -67,6 +68,14 @@ def test_the_same_run_by_the_id_of_its_job(cloud: Cloud) -> None:
         data = cloud.call("status", name).data
         assert (data["job_id"], data["step"], data["run_dir"]) == (job.id, 4, None)
     assert data["cost_usd"]["per_hour"] == pytest.approx(0.4)  # by the table of prices
+
+
+def test_a_hub_that_cannot_say_whose_the_token_is(cloud: Cloud, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The token is not at fault, and to sign in again would not help."""
+    monkeypatch.setattr(client, "PAUSE_SECONDS", 0.0)
+    cloud.hub.faults.add("GET /api/whoami-v2", faults.SERVER_ERROR, times=ALWAYS)
+    answer = cloud.call("status", "0" * 24)
+    assert (answer.exit_code, answer.error["code"]) == (8, "hub_error")
 
 
 def test_a_person_reads_lines(cloud: Cloud) -> None:

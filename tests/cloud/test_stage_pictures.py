@@ -215,7 +215,7 @@ def test_pictures_of_rows_that_are_not_read_stay_here(tmp_path: Path) -> None:
 def test_what_lies_in_an_imagefolder_beside_the_pictures_stays_and_is_told(tmp_path: Path) -> None:
     folder = _image_folder(tmp_path)
     (folder / "id_rsa").write_text("a private key")
-    assert set(_staged(_plan(folder)).left_out) == {"id_rsa", "train/not named.png"}
+    assert set(_staged(_plan(folder)).listed.left_out) == {"id_rsa", "train/not named.png"}
 
 
 def test_a_program_that_follows_no_link_gets_files(tmp_path: Path) -> None:

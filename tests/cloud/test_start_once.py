@@ -14,8 +14,9 @@ import pytest
 from skill_train.cloud import find_run as cloud_run
 from skill_train.cloud import start_once as job_once
 from skill_train.core.errors import AccessError, SkillTrainError, Temporary
+from skill_train.hub import client as hub_client
 from skill_train.hub import jobs
-from skill_train.hub.client import StillAsking
+from skill_train.hub.errors import StillAsking
 from skill_train.run import cloud_record
 from skill_train.run.cloud_record import CloudJob, CloudRecord
 from skill_train.run.folder import RunDir
@@ -41,6 +42,7 @@ class Hub:
     def __init__(self, posts: list[Any], listings: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
         self.posts, self.listings, self.asked = posts, listings, list[str]()
         monkeypatch.setattr(job_once, "PAUSE_SECONDS", 0.0)
+        monkeypatch.setattr(hub_client, "PAUSE_SECONDS", 0.0)
         monkeypatch.setattr(jobs, "find", self._find)
 
     def post(self) -> jobs.Job:
@@ -141,10 +143,10 @@ def test_it_is_on_disk_before_it_is_asked_for(hub: Any, tmp_path: Path) -> None:
 
 def test_a_question_is_asked_again_and_not_for_ever(hub: Any) -> None:
     server = hub([FAILED, FAILED, FAILED, _job(1)], [])
-    assert job_once.patiently(server.post) == _job(1)
+    assert hub_client.patiently(server.post) == _job(1)
     endless = hub([FAILED] * 9, [])
     with pytest.raises(Temporary):
-        job_once.patiently(endless.post)
+        hub_client.patiently(endless.post)
     assert len(endless.asked) == 4
 
 

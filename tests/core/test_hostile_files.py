@@ -311,7 +311,7 @@ def test_a_dataset_that_its_reader_breaks_on(name: str, content: bytes, tmp_path
 
 def test_a_cell_of_a_table_on_the_hub_that_is_too_long() -> None:
     cell = b"x" * (CELL_CHARACTERS + 1)
-    assert refused(first_rows.parse, b"a,b\n" + cell + b",y\n", "x.csv", whole=True).code == "unreadable_dataset"
+    assert refused(first_rows.numbered, b"a,b\n" + cell + b",y\n", "x.csv", whole=True).code == "unreadable_dataset"
 
 
 # --- models and adapters ---

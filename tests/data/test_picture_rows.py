@@ -23,6 +23,7 @@ from skill_train.cli import main
 from skill_train.core.errors import UsageError
 from skill_train.data import scan as dataset
 from skill_train.data.row_pictures import RowPictures, problem_of
+from skill_train.facts import FirstPictures
 from skill_train.program.events import Refused
 from skill_train.program.examples import to_example
 from skill_train.program.pictures.decode import picture_digest
@@ -678,9 +679,8 @@ def test_what_the_first_rows_of_the_hub_show(folder: Path) -> None:
     found = dataset.first_format(recipe, rows, pictures=True)
     assert found.columns["images"] == "image"
     facts = dataset.scan(Recipe(data=_jsonl(folder)), pictures=True)
-    estimate = dataset.with_text_of(
-        dataset.dataclasses.replace(facts, rows=10, columns=found.columns), recipe, tuple(rows), pictures=True
-    )
+    of_ten = dataset.dataclasses.replace(facts, rows=10, columns=found.columns)
+    estimate = dataset.with_text_of(of_ten, recipe, tuple(rows), FirstPictures(10, 1), None)
     assert (estimate.images, estimate.image_bytes) == (10, 5 * (len(FILES["a.png"]) + len(FILES["b.png"])))
     with pytest.raises(UsageError, match=r"line 1 of me/pictures: a.png has no folder"):
         dataset.first_format(recipe, [_asks("a.png")], pictures=True)

@@ -13,8 +13,8 @@ from skill_train.commands import data as data_command
 from skill_train.core.errors import SkillTrainError
 from skill_train.data import inspect as data_subject
 from skill_train.data import scan as dataset
+from skill_train.data.errors import rewriting_command
 from skill_train.data.inspect_report import Counted
-from skill_train.data.text_encoding import rewriting_command
 from skill_train.recipe.fields import Recipe
 
 TEXTS = [f"Grün für {n}?" if n % 2 else f"Green for {n}?" for n in range(12)]

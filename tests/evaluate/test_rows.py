@@ -16,6 +16,8 @@ from skill_train.core.errors import NotInstalled, UsageError
 from skill_train.evaluate.backends import Model, Question, Replies, backend_of
 from skill_train.evaluate.figures import NOISE, ModelReplies, differences, figures
 from skill_train.evaluate.step import blind, end_of, questions, require_rows
+from skill_train.model.folder import read_config
+from skill_train.reference.load import context_length
 from skill_train.run.evaluate_record import spread
 
 NO = -100
@@ -152,6 +154,13 @@ def test_more_than_the_size_of_the_vocabulary_is_worse_than_guessing(tmp_path: P
     said = blind(models, tmp_path)  # ln 1000 = 6.908
     assert said.startswith("tuned (loss 6.92), b (loss 900): worse than blind guessing among 1,000 tokens")
     assert blind(models[:1], tmp_path) == ""
+
+
+def test_a_config_whose_text_part_is_null_is_read_as_one_without(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"text_config": null, "vocab_size": 3, "max_position_embeddings": 64}')
+    one = msgspec.structs.replace(figures(measured("base", [1.0, 1.0], []), ASKED), loss=1.2)  # ln 3 = 1.099
+    assert "among 3 tokens" in blind([one], tmp_path)
+    assert context_length(read_config(tmp_path)) == 64
 
 
 def test_a_prompt_that_is_cut_says_so() -> None:

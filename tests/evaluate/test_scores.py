@@ -10,12 +10,13 @@ import pytest
 import hostile
 from skill_train.core.errors import UsageError
 from skill_train.evaluate import scores as evaluate_score
-from skill_train.evaluate.scores import Reply, Scoring, exact, scores, scoring_of
+from skill_train.evaluate.scorer_worker import Reply
+from skill_train.evaluate.scores import Scoring, exact, scores, scoring_of
 from skill_train.run.plan_record import Policy
 
 
 def answer(text: str, expected: str = "so: 42") -> Reply:
-    return Reply("a question", text, expected)
+    return Reply(prompt="a question", answer=text, expected=expected)
 
 
 def test_exact_is_to_the_letter() -> None:

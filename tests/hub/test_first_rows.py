@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+from typing import Any
 
 import pytest
 
@@ -23,15 +24,19 @@ FILES = {
 }
 
 
+def parse(data: bytes, name: str, *, whole: bool) -> list[Any]:
+    return [row for _, row in first_rows.numbered(data, name, whole=whole)]
+
+
 @pytest.mark.parametrize("name", FILES)
 def test_a_whole_file(name: str) -> None:
-    assert first_rows.parse(FILES[name], name, whole=True) == ROWS
+    assert parse(FILES[name], name, whole=True) == ROWS
 
 
 @pytest.mark.parametrize("name", FILES)
 def test_a_cut_file_gives_its_whole_rows_wherever_it_is_cut(name: str) -> None:
     for cut in range(len(FILES[name]) // 2, len(FILES[name]) // 2 + 90):
-        rows = first_rows.parse(FILES[name][:cut], name, whole=False)
+        rows = parse(FILES[name][:cut], name, whole=False)
         assert rows == ROWS[: len(rows)]
         assert len(rows) >= 10
 
@@ -39,11 +44,11 @@ def test_a_cut_file_gives_its_whole_rows_wherever_it_is_cut(name: str) -> None:
 def test_a_long_cell_is_read_as_training_reads_it() -> None:
     csv.field_size_limit(131_072)  # as in a new process
     text = "word " * 40_000
-    assert first_rows.parse(f"text\n{text}\n".encode(), "a.csv", whole=True) == [{"text": text}]
+    assert parse(f"text\n{text}\n".encode(), "a.csv", whole=True) == [{"text": text}]
 
 
 def test_text_has_a_row_a_line() -> None:
-    assert first_rows.parse(b"one\ntwo\n", "a.txt", whole=True) == [{"text": "one"}, {"text": "two"}]
+    assert parse(b"one\ntwo\n", "a.txt", whole=True) == [{"text": "one"}, {"text": "two"}]
 
 
 @pytest.mark.parametrize(
@@ -60,6 +65,6 @@ def test_text_has_a_row_a_line() -> None:
 )
 def test_what_is_not_rows_is_refused(name: str, data: bytes, code: str, words: str) -> None:
     with pytest.raises(UsageError) as caught:
-        first_rows.parse(data, name, whole=True)
+        parse(data, name, whole=True)
     assert caught.value.code == code
     assert words in caught.value.message

@@ -363,7 +363,6 @@ def test_the_licence_of_a_model_folder(tmp_path: Path, card: bytes, licence: str
     [
         ({"id": 5}, {"id": "5"}),
         ({"labels": {"run": 7}}, {"labels": {"run": "7"}}),
-        ({"secrets": [3, "HF_TOKEN"]}, {"secret_names": ["3", "HF_TOKEN"]}),
         ({"id": {"x": 1}}, None),
         ({"id": None}, None),
         ({"labels": {"run": ["x"]}}, None),

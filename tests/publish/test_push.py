@@ -217,7 +217,7 @@ def test_a_server_that_fails_for_a_while_costs_only_time(hub: Hub, tmp_path: Pat
     hub.faults.add("POST /api/models/me/tickets/commit", Fault(412), call=3)  # somebody else's commit came between
     code, answer, words = _push(hub, tmp_path / "home", run, "--repo", "me/tickets")
     assert (code, answer["ok"]) == (0, True)
-    assert "trying again" in words
+    assert "asking again" in words
     assert "first-q8_0.gguf" in hub.repositories["model", "me/tickets"].at("main")
 
 

@@ -50,6 +50,7 @@ OWNERS: dict[str, set[str]] = {
     "httpx2": {"hub.errors", "hub.session"},
     "huggingface_hub": {
         "hub.account",
+        "hub.client",
         "hub.datasets",
         "hub.errors",
         "hub.jobs",
@@ -61,7 +62,6 @@ OWNERS: dict[str, set[str]] = {
     },
     "fastapi": set(),  # of llama_cpp.server
     "jinja2": {
-        "evaluate.chat.prompts",
         "llama.engines.python_server_worker",
         "llama.template",
         "model.template_guard_worker",
@@ -99,7 +99,7 @@ PRINTS = {"core.console", "core.worker"}  # the worker prints its progress lines
 PRINTING = {"print", "click.echo", "click.secho", "sys.stdout.write", "sys.stderr.write"}
 PURE = {
     "cloud.budget", "cloud.failure_reason", "core.units", "data.methods", "estimate.artifacts", "estimate.devices",
-    "estimate.memory", "estimate.modules", "estimate.optimizers", "estimate.published", "estimate.step",
+    "estimate.memory", "estimate.modules", "estimate.published", "estimate.step",
     "estimate.time", "estimate.trained", "facts", "hub.dataset_card", "hub.rows.first_rows", "model.config",
     "model.convertible.architectures", "model.convertible.from_config", "model.parameter_count", "plan.estimates",
     "plan.launch_args", "plan.make", "plan.pictures",

@@ -202,7 +202,7 @@ def test_the_rules_of_planning_are_those_of_the_program() -> None:
     """Every rule has its row, and every limit on the page is the one that is compared with."""
     page = re.sub(r"\s+", " ", _read(ROOT / "references" / "planning.md"))
     source = _read(ROOT / "skill" / "skill_train" / "plan" / "where.py")
-    named = set(re.findall(r"Fired\(\s*\"([\w\s-]+)\"", source)) - {"sensitive", "asked"}
+    named = set(re.findall(r"Reason\(\s*\"([\w\s-]+)\"", source)) - {"sensitive", "asked"}
     assert named >= {"memory", "time", "context"}
     for rule in named:
         assert f"| `{rule}`" in page, rule
@@ -300,6 +300,7 @@ def _error_codes() -> Iterator[tuple[int | None, str]]:
                     yield from ((3, code) for code in _texts(node.args[0]))
     places = _read(ROOT / "skill" / "skill_train" / "plan" / "places.py")
     yield from ((3, code) for code in re.findall(r"\(\(\"(\w+)\", ", places))
+    yield from ((2, f"unknown_{kind}") for kind in ("model", "dataset", "bucket"))  # hub/errors.unknown
 
 
 def _exit_code(call: ast.Call, fields: dict[str | None, ast.expr]) -> int | None:
@@ -310,7 +311,7 @@ def _exit_code(call: ast.Call, fields: dict[str | None, ast.expr]) -> int | None
     if isinstance(chosen, ast.Name):
         return int(getattr(events, chosen.id))
     name = call.func.id if isinstance(call.func, ast.Name) else ""
-    defaults = {"Refused": events.EXIT_USAGE, "Sign": 5, "Story": 5}
+    defaults = {"Refused": events.EXIT_USAGE, "Story": 5}
     kind = getattr(errors, name, None)
     return defaults[name] if name in defaults else getattr(kind, "exit_code", None)
 

@@ -98,7 +98,7 @@ def _main(arguments: list[str]) -> int:
     from skill_train.core import waiting
     from skill_train.hub import client as hub_client
 
-    job_once.PAUSE_SECONDS = PAUSE_SECONDS
+    job_once.PAUSE_SECONDS = hub_client.PAUSE_SECONDS = PAUSE_SECONDS
     settled = float(os.environ.get("TEST_SETTLED_SECONDS", SETTLED_SECONDS))
     job_once.SETTLED_LOOKS = round(settled / PAUSE_SECONDS)
     hub_client.REQUEST_SECONDS = float(os.environ.get("TEST_REQUEST_SECONDS", hub_client.REQUEST_SECONDS))

@@ -325,7 +325,7 @@ def _of_starts() -> list[Reader]:
         def read(folder: Path) -> None:
             content = read_foreign(folder / f"start.{suffix}", 1 << 20)
             for whole in (True, False):
-                first_rows.parse(content, f"start.{suffix}", whole=whole)
+                first_rows.numbered(content, f"start.{suffix}", whole=whole)
 
         return read
 

@@ -93,7 +93,7 @@ def start_of_rows(data: bytes, folder: Path) -> object:
             "dataset_info": {"config_name": "a", "splits": [{"name": "train", "num_examples": 5}]}}  # fmt: skip
 
     def call() -> None:
-        first_rows.parse(content, name, whole=content[:1] > b"a")
+        first_rows.numbered(content, name, whole=content[:1] > b"a")
         names = edited(["data/a.json", "data/b.json", "train.csv"], data[1:5])
         changed = edited(card, data[5:])
         if isinstance(changed, dict) and isinstance(names, list):

@@ -23,8 +23,11 @@ from skill_train.core.digests import FileDigest
 from skill_train.core.errors import UsageError, VerificationFailed
 from skill_train.facts import JsonObject
 from skill_train.hub import jobs
+from skill_train.hub.client import or_none
 from skill_train.hub.jobs import BucketFile
 from skill_train.program.cloud.push import MARKER as MARKER
+from skill_train.run.cloud_record import CloudRecord
+from skill_train.run.records import convert
 
 FOLDERS = ("adapter", "merged", "checkpoints", "images")
 FILES = (
@@ -74,25 +77,21 @@ class StoredRecords:
 
     def document(self, name: str) -> JsonObject | None:
         """The JSON object in a file; None if the file is missing or incomplete."""
-        try:
-            document = json.loads(self.texts[name][0])
-        except (KeyError, ValueError, RecursionError):
-            return None
-        return document if isinstance(document, dict) else None
+        return _document(self.texts[name][0]) if name in self.texts else None
 
 
 NOTHING = StoredRecords({}, 0)
 
 
-def stored_run(bucket: str, folder: str, say: Say) -> StoredRun | None:
-    """The files in a folder of a bucket; None if there are none, or if the bucket does not exist any more.
+def stored_run(record: CloudRecord, say: Say) -> StoredRun | None:
+    """The files in the folder of a run; None if there are none, or if the bucket does not exist any more.
 
     The digests of a failed run are not used, because the next job may rewrite its files.
 
     Raises:
         VerificationFailed: a marker names a path that leads out of the run directory.
     """
-    listed = {file.path: file for file in _listed(bucket, folder, say)}
+    listed, bucket = {file.path: file for file in _listed(record, say)}, record.bucket or ""
     markers_by_step = {int(m[1]): name for name in listed if (m := _CHECKPOINT.fullmatch(name))}
     newest_first = [markers_by_step[step] for step in sorted(markers_by_step, reverse=True)]
     markers = _read_json(bucket, [listed[name] for name in (MARKER, *newest_first) if name in listed], say)
@@ -125,27 +124,25 @@ def belongs_to_run(name: str) -> bool:
     return name in FILES or (name not in (".", "./") and path.parts[0] in FOLDERS and len(path.parts) > 1)
 
 
-def stored_records(bucket: str, folder: str, names: tuple[str, ...], say: Say) -> StoredRecords:
+def stored_records(record: CloudRecord, names: tuple[str, ...], say: Say) -> StoredRecords:
     """Reads small files in the folder of a run. Missing files are left out.
 
     Raises:
         AccessError: the token may not read the bucket.
     """
-    listed = _listed(bucket, folder, say)
+    listed = _listed(record, say)
     files = [file for file in listed if file.path in names]
-    texts = _fetch(bucket, [file.remote for file in files], say)
+    texts = _fetch(record.bucket or "", [file.remote for file in files], say)
     steps = [int(m[1]) for file in listed if (m := _CHECKPOINT.fullmatch(file.path))]
     dated_texts = {file.path: (texts[file.remote], file.uploaded_at) for file in files if file.remote in texts}
     return StoredRecords(dated_texts, max(steps, default=0))
 
 
-def _listed(bucket: str, folder: str, say: Say) -> list[BucketFile]:
-    try:
-        return patiently(lambda: jobs.list_files(bucket, folder), say)
-    except UsageError as error:
-        if error.code == "unknown_bucket":
-            return []
-        raise
+def _listed(record: CloudRecord, say: Say) -> list[BucketFile]:
+    bucket, folder = record.bucket, record.folder
+    if not (bucket and folder):  # no job has begun
+        return []
+    return or_none("unknown_bucket", lambda: patiently(lambda: jobs.list_files(bucket, folder), say)) or []
 
 
 def _newest_whole(
@@ -176,30 +173,26 @@ def _stored_file(listed: dict[str, BucketFile], name: str, digest: FileDigest | 
 
 def _digests(value: Any) -> dict[str, FileDigest] | None:
     """The digests in a marker; None if the marker is incomplete or of another kind."""
-    if not isinstance(value, dict):
+    try:
+        digests = convert(value, dict[str, FileDigest], Path(MARKER))
+    except UsageError:
         return None
-    whole: dict[str, FileDigest] = {
-        name: {"bytes": d["bytes"], "sha256": d["sha256"]}
-        for name, d in value.items()
-        if isinstance(d, dict)
-        and isinstance(d.get("bytes"), int)
-        and re.fullmatch("[0-9a-f]{64}", str(d.get("sha256")))
-    }
-    return whole if len(whole) == len(value) else None
+    return digests if all(re.fullmatch("[0-9a-f]{64}", digest["sha256"]) for digest in digests.values()) else None
 
 
 def _read_json(bucket: str, files: list[BucketFile], say: Say) -> dict[str, JsonObject]:
     """JSON documents by their path in the folder. Incomplete documents are left out."""
     texts = _fetch(bucket, [file.remote for file in files], say)
-    documents = {}
-    for file in files:
-        try:
-            document = json.loads(texts[file.remote])
-        except (KeyError, ValueError, RecursionError):
-            continue
-        if isinstance(document, dict):
-            documents[file.path] = document
-    return documents
+    documents = {file.path: _document(texts[file.remote]) for file in files if file.remote in texts}
+    return {name: document for name, document in documents.items() if document is not None}
+
+
+def _document(text: str) -> JsonObject | None:
+    try:
+        document = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    return document if isinstance(document, dict) else None
 
 
 def _fetch(bucket: str, remotes: list[str], say: Say) -> dict[str, str]:

@@ -44,7 +44,6 @@ class Budget:
 
     @property
     def tight(self) -> bool:
-        """Whether the upper estimate exceeds the timeout."""
         return self.seconds is not None and self.timeout_seconds < self.seconds[1]
 
     def as_dict(self) -> Cost:

@@ -10,13 +10,15 @@ import contextlib
 import re
 import secrets
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
 
 from skill_train.cloud import start_once
+from skill_train.cloud.poll import Say
 from skill_train.core.errors import SkillTrainError, Temporary
 from skill_train.hub import jobs
+from skill_train.hub.client import patiently
 from skill_train.hub.jobs import Job
 from skill_train.run.cloud_record import CloudRecord
 
@@ -41,7 +43,7 @@ class Claim:
 
 
 @contextlib.contextmanager
-def claimed(record: CloudRecord, number: int, say: Callable[[str], None], *, of_plan: bool) -> Iterator[Job | None]:
+def claimed(record: CloudRecord, number: int, say: Say, *, of_plan: bool) -> Iterator[Job | None]:
     """Claims the right to request a job. Gives the job of an earlier claim, or None if the caller may request one.
 
     If the Hub refuses the job, the claim is removed. After any other error the job may exist, and the claim stays until
@@ -58,19 +60,19 @@ def claimed(record: CloudRecord, number: int, say: Callable[[str], None], *, of_
     name = f"{record.run_id}.{number}.{secrets.token_hex(4)}"
     path = f"{_folder(record)}/{name}"
     try:
-        start_once.patiently(lambda: jobs.change_names(bucket, add=[path], delete=[]))
+        patiently(lambda: jobs.change_names(bucket, add=[path], delete=[]))
         theirs = _Turn(bucket, record, number, path, of_plan, say).job_before_ours()
     except BaseException:
-        _give_back(bucket, path)
+        _remove(bucket, [path])
         raise
     if theirs is not None:
-        _give_back(bucket, path)
+        _remove(bucket, [path])
     try:
         yield theirs
     except Temporary:
         raise
     except SkillTrainError:
-        _give_back(bucket, path)
+        _remove(bucket, [path])
         raise
 
 
@@ -83,7 +85,7 @@ class _Turn:
     number: int
     path: str
     of_plan: bool
-    say: Callable[[str], None]
+    say: Say
 
     def job_before_ours(self) -> Job | None:
         began, next_notice = time.monotonic(), 0.0
@@ -92,7 +94,9 @@ class _Turn:
             self.say("the bucket does not tell when a file came: a command elsewhere at this very moment is not seen")
             return None
         settled_after = start_once.settled_seconds()
-        self._remove([claim for claim in listed if (ours.moment - claim.moment).total_seconds() > settled_after])
+        old = [each.path for each in listed if (ours.moment - each.moment).total_seconds() > settled_after]
+        if old:
+            _remove(self.bucket, old)
         settled: set[str] = set()  # their jobs have ended without a result
         while True:
             waited = time.monotonic() - began
@@ -101,9 +105,9 @@ class _Turn:
                 return None
             first = min(ahead, key=lambda claim: claim.rank)
             job = self._job_of(first)
-            if job is not None and self._will_do(job):
-                return job
             if job is not None:
+                if job.live or job.stage == "COMPLETED" or not self.of_plan:
+                    return job
                 settled.add(first.path)
                 continue
             if waited + (ours.moment - first.moment).total_seconds() > settled_after:
@@ -123,11 +127,8 @@ class _Turn:
 
     def _job_of(self, claim: Claim) -> Job | None:
         labels = {"run": claim.run_id, "attempt": str(claim.number)}
-        matching = start_once.patiently(lambda: jobs.find(self.record.namespace, labels))
+        matching = patiently(lambda: jobs.find(self.record.namespace, labels))
         return matching[-1] if matching else None
-
-    def _will_do(self, job: Job) -> bool:
-        return job.live or job.stage == "COMPLETED" or not self.of_plan
 
     def _listed(self) -> tuple[Claim | None, list[Claim]]:
         """Our own claim (None if the bucket gives it no date) and all claims.
@@ -136,7 +137,7 @@ class _Turn:
             Temporary: our own claim is not listed.
         """
         for _ in range(LOOKS):
-            files = start_once.patiently(lambda: jobs.list_files(self.bucket, _folder(self.record)))
+            files = patiently(lambda: jobs.list_files(self.bucket, _folder(self.record)))
             claims = [claim for file in files if (claim := _read(file)) is not None]
             ours = next((claim for claim in claims if claim.path == self.path), None)
             if ours is not None or any(file.remote == self.path for file in files):
@@ -149,11 +150,6 @@ class _Turn:
             got="a listing without this file",
             hint="run the same command again in a few minutes",
         )
-
-    def _remove(self, old: list[Claim]) -> None:
-        if old:
-            with contextlib.suppress(SkillTrainError):  # only to keep the bucket tidy
-                jobs.change_names(self.bucket, add=[], delete=[claim.path for claim in old])
 
 
 def _folder(record: CloudRecord) -> str:
@@ -168,9 +164,9 @@ def _read(file: jobs.BucketFile) -> Claim | None:
     return Claim(file.remote, match["run_id"], int(match["number"]), file.uploaded_at)
 
 
-def _give_back(bucket: str, path: str) -> None:
+def _remove(bucket: str, paths: list[str]) -> None:
     with contextlib.suppress(SkillTrainError):  # an old claim is ignored anyway
-        jobs.change_names(bucket, add=[], delete=[path])
+        jobs.change_names(bucket, add=[], delete=paths)
 
 
 def _started_elsewhere(claim: Claim) -> Temporary:

@@ -33,7 +33,7 @@ class Ending:
         stage, message: as the Hub states them.
         failure: `train.failed.json` from the folder of the run, unchecked; None if it does not exist.
         lines: the end of the log.
-        step, steps: the last step and the number of steps; None before the first step.
+        step: the last one; None before the first step.
         memory_bytes: the peak memory that the program measured, by kind (`cuda`, `rss`).
         trained: the complete result is in the bucket, however the job ended.
     """
@@ -45,7 +45,6 @@ class Ending:
     flavor: str | None = None
     timeout_seconds: int | None = None
     step: int | None = None
-    steps: int | None = None
     memory_bytes: dict[str, Number] = field(default_factory=dict)
     trained: bool = False
 
@@ -77,116 +76,105 @@ class Story:
         return {"code": self.code, "message": self.message, "help": self.help, "got": self.got}
 
 
-@dataclass(frozen=True)
-class Sign:
-    """Words in a log, and their meaning."""
-
-    pattern: str
-    code: str
-    message: str
-    help: str
-    remedy: str
-    exit_code: int = 5
-
-
-# The first sign that matches counts. A comment at each sign names the source of its words.
-SIGNS = (
-    Sign(  # torch.OutOfMemoryError of torch 2.x: pytorch/pytorch#16417 (2024-03), lllyasviel/FramePack#369 (2025-04)
-        r"CUDA out of memory|torch\.(?:cuda\.)?OutOfMemoryError",
+# Words in a log, and their meaning. The first pattern that matches counts. A comment names the source of the words.
+SIGNS = {
+    # torch.OutOfMemoryError of torch 2.x: pytorch/pytorch#16417 (2024-03), lllyasviel/FramePack#369 (2025-04)
+    r"CUDA out of memory|torch\.(?:cuda\.)?OutOfMemoryError": Story(
         code="out_of_memory",
         message="the GPU ran out of memory",
         help="a flavor with more memory on each GPU, a smaller max_length, or load_in_4bit",
         remedy="gpu",
         exit_code=3,
     ),
-    Sign(
-        DIED_OF_MEMORY,
+    DIED_OF_MEMORY: Story(
         code="out_of_memory",
         message="the machine of the job ran out of memory (RAM, not the GPU's)",
         help="a flavor with more RAM, or a smaller model",
         remedy="ram",
         exit_code=3,
     ),
-    Sign(  # an H200 whose fabric manager was not ready: huggingface_hub#4134 (2026-04), #4128 (open)
-        r"Error 802|system not yet initialized|CUDA-capable device\(s\) is/are busy or unavailable",
+    # an H200 whose fabric manager was not ready: huggingface_hub#4134 (2026-04), #4128 (open)
+    r"Error 802|system not yet initialized|CUDA-capable device\(s\) is/are busy or unavailable": Story(
         code="bad_machine",
         message="the GPU of the job's machine does not work, so training never began",
         help="start the job again to get another machine, or use another flavor if it happens again",
-        remedy="again",
     ),
-    Sign(  # users' reports, 2026: the answer of POST /api/jobs
-        r"[Cc]redit balance is insufficient|402 (?:Client Error|Payment Required)",
+    # users' reports, 2026: the answer of POST /api/jobs
+    r"[Cc]redit balance is insufficient|402 (?:Client Error|Payment Required)": Story(
         code="no_credit",
         message="the account that pays for the job has no credit left",
         help=f"add credit at {BILLING}",
         remedy="credit",
         exit_code=4,
     ),
-    Sign(  # GatedRepoError of huggingface_hub 2.4; its text also names 401 or 403; datasets 5.2
+    # GatedRepoError of huggingface_hub 2.4; its text also names 401 or 403; datasets 5.2
+    (
         r"GatedRepoError|Cannot access gated repo|is restricted and you are not in the authorized list"
-        r"|is a gated dataset on the Hub",
+        r"|is a gated dataset on the Hub"
+    ): Story(
         code="gated",
         message="the job may not read a gated model or dataset",
         help="request access on its page, with the account that the job's token belongs to",
         remedy="token",
         exit_code=4,
     ),
-    Sign(  # huggingface_hub 2.4 with X-Error-Message; hf jobs: users' reports, 2026
-        r"403 (?:Forbidden|Client Error)|required permissions to complete this action",
+    # huggingface_hub 2.4 with X-Error-Message; hf jobs: users' reports, 2026
+    r"403 (?:Forbidden|Client Error)|required permissions to complete this action": Story(
         code="no_permission",
         message="the job's token lacks a permission",
         help="sign in with a token that may write to the model repository and run jobs",
         remedy="token",
         exit_code=4,
     ),
-    Sign(  # huggingface_hub 2.4 [ran]
-        r"401 (?:Unauthorized|Client Error)|Invalid user token|Invalid credentials in Authorization header",
+    # huggingface_hub 2.4 [ran]
+    r"401 (?:Unauthorized|Client Error)|Invalid user token|Invalid credentials in Authorization header": Story(
         code="bad_token",
         message="the Hub rejected the job's token; it may have been revoked while the job ran",
         help="sign in again",
         remedy="token",
         exit_code=4,
     ),
-    Sign(  # transformers 5.23 and huggingface_hub 2.4, at a Hub that was down, hung up or answered 429 or 5xx [ran]
+    # transformers 5.23 and huggingface_hub 2.4, at a Hub that was down, hung up or answered 429 or 5xx [ran]
+    (
         r"We couldn't connect to '|LocalEntryNotFoundError: |429 Too Many Requests|\[Retry 5/5\]"
-        r"|^httpx2?\.(?:Connect|Read|RemoteProtocol)\w+: |Couldn't reach '\S+' on the Hub",  # the last: datasets 5.2
+        r"|^httpx2?\.(?:Connect|Read|RemoteProtocol)\w+: |Couldn't reach '\S+' on the Hub"  # the last: datasets 5.2
+    ): Story(
         code="hub_unreachable",
         message="the job could not reach the Hub",
         help="start the job again; https://status.huggingface.co shows whether the Hub is down",
-        remedy="again",
         exit_code=8,
     ),
-    Sign(  # errno 28, as Linux says it
-        r"No space left on device",
+    # errno 28, as Linux says it
+    r"No space left on device": Story(
         code="no_disk",
         message="the job's disk was full",
         help="a flavor with a larger disk, or a smaller model",
-        remedy="again",
         exit_code=3,
     ),
-    Sign(  # TRL and datasets name it so, and a KeyError is what code without a check ends in
+    # TRL and datasets name it so, and a KeyError is what code without a check ends in
+    (
         r"KeyError: '(?:messages|prompt|completion|text|conversations|chosen|rejected|instruction|output)'"
-        r"|[Cc]olumn (?:name )?\S+ not in the dataset|has no column",
+        r"|[Cc]olumn (?:name )?\S+ not in the dataset|has no column"
+    ): Story(
         code="wrong_columns",
         message="the data lacks a column that the recipe needs",
         help="list the columns with `skill-train data`, and name them under columns in the recipe",
         remedy="data",
     ),
-    Sign(  # the Trainer of transformers prints {'loss': nan, …}
-        r"['\"]loss['\"]: *'?nan\b|\bloss is nan\b",
+    # the Trainer of transformers prints {'loss': nan, …}
+    r"['\"]loss['\"]: *'?nan\b|\bloss is nan\b": Story(
         code="bad_loss",
         message="the loss became NaN",
         help="halve the learning_rate, shorten max_length, or train in float32",
         remedy="recipe",
     ),
-    Sign(  # uv 0.9, which installs what the program's header names
-        r"No solution found when resolving|ModuleNotFoundError: No module named",
+    # uv 0.9, which installs what the program's header names
+    r"No solution found when resolving|ModuleNotFoundError: No module named": Story(
         code="missing_package",
         message="a package that training needs could not be installed in the job",
         help="start the job again if the package index was down; the header of train.py lists the versions",
-        remedy="again",
     ),
-)
+}
 
 # What the next job needs after each failure that the program (scripts/train.py) reports itself; after any other failure
 # the recipe or the data has to change.
@@ -350,11 +338,10 @@ def _of_log(lines: Sequence[str]) -> Story | None:
     """The explanation by words that libraries are known to log. Events of the program, such as notes on retries, do not
     count."""
     words_of_others = [line for line in reversed(lines) if not line.startswith('{"event"')]
-    for sign in SIGNS:
-        matching = next((line for line in words_of_others if re.search(sign.pattern, line)), None)
+    for pattern, story in SIGNS.items():
+        matching = next((line for line in words_of_others if re.search(pattern, line)), None)
         if matching is not None:
-            words = matching.strip()[:300]
-            return Story(sign.code, sign.message, sign.help, sign.remedy, sign.exit_code, words)
+            return replace(story, got=matching.strip()[:300])
     return None
 
 
@@ -368,7 +355,6 @@ def _unknown(ending: Ending) -> Story:
 
 
 def _with_memory(story: Story, ending: Ending) -> Story:
-    """Adds the memory that was measured before the job ended."""
     kind = {"gpu": "cuda", "ram": "rss"}.get(story.remedy)
     used = ending.memory_bytes.get(kind) if kind else None
     if used is None or story.exit_code != 3:

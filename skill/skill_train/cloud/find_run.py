@@ -12,16 +12,14 @@ import msgspec
 from skill_train.cloud import bucket as stored_files
 from skill_train.cloud.poll import Say, job_now, patiently
 from skill_train.cloud.start_once import started_job, timestamp
-from skill_train.core.errors import AccessError, UsageError
+from skill_train.core.errors import UsageError
 from skill_train.core.files import write_json, write_text
 from skill_train.hub import jobs
-from skill_train.hub.client import not_signed_in
 from skill_train.hub.jobs import Job
 from skill_train.recipe.fields import to_yaml
 from skill_train.run import cloud_record, plan_record
 from skill_train.run.cloud_record import CloudData, CloudJob, CloudRecord
 from skill_train.run.folder import RunDir, require_unused
-from skill_train.run.job_spec import Mount
 from skill_train.run.lock import locked
 from skill_train.run.plan_record import Plan
 from skill_train.run.progress import dollars
@@ -59,7 +57,7 @@ def find(name: str, say: Say) -> CloudRun:
 
     Raises:
         UsageError: this is neither a submitted run nor a job that skill-train started, or the job no longer exists.
-        AccessError: the token may not see the job.
+        AccessError: the token may not see the job, or there is none and an id has no namespace.
     """
     match = _JOB.fullmatch(name)
     if match and not Path(name).is_dir():
@@ -78,6 +76,12 @@ def find(name: str, say: Say) -> CloudRun:
     cloud = replace(cloud, record=with_unrecorded_jobs(cloud.record, say))
     newest = cloud.record.last_begun
     return cloud if newest in (None, cloud.job) else with_current_job(with_newest_job(cloud), say)
+
+
+def newest_job(record: CloudRecord, say: Say) -> Job | None:
+    """The newest job of the record as the Hub has it; None if there is none."""
+    job_id = record.last_begun.job_id if record.last_begun else None
+    return None if job_id is None else job_now(record.namespace, job_id, record.run_id, say)
 
 
 def with_current_job(cloud: CloudRun, say: Say) -> CloudRun:
@@ -125,7 +129,6 @@ def _write_end(run: RunDir, ended: CloudJob) -> None:
 
 
 def with_newest_job(cloud: CloudRun) -> CloudRun:
-    """The run with its newest job instead of the given one."""
     return replace(cloud, job=cloud.record.last_begun or cloud.job, now=None)
 
 
@@ -135,10 +138,10 @@ def with_unrecorded_jobs(record: CloudRecord, say: Say) -> CloudRecord:
     listed = patiently(lambda: jobs.find(record.namespace, {"run": record.run_id}), say)
     live = {job.id for job in listed if job.live}
     for job in reversed(listed):  # the oldest first
-        entry = _as_record(job, None)
+        entry = _as_record(job)
         there = next((recorded for recorded in record.jobs if recorded.number == entry.number), None)
         if there is not None and there.job_id is None:
-            entry = _as_record(job, there)
+            entry = started_job(there, job)
         elif there is not None and (not job.live or there.job_id in live):
             if job.live and job.id != there.job_id:
                 say(f"another job of this run is {job.stage} and costs money; to stop it: skill-train cancel {job.id}")
@@ -175,12 +178,7 @@ def with_run_dir(cloud: CloudRun, folder: Path | None, say: Say) -> CloudRun:
         record = _record_in(run, cloud.record.run_id) or cloud.record
     if run.plan.is_file():
         return replace(cloud, name=str(run.path), run=run, record=record)
-    bucket, bucket_folder = record.bucket, record.folder
-    there = (
-        stored_files.stored_records(bucket, bucket_folder, ("plan.json",), say)
-        if bucket and bucket_folder
-        else stored_files.NOTHING
-    )
+    there = stored_files.stored_records(record, ("plan.json",), say)
     plan = plan_of(cloud, there)
     if plan is None:
         raise UsageError(
@@ -221,13 +219,8 @@ def _record_in(run: RunDir, run_id: str) -> CloudRecord | None:
 
 
 def never_started(name: str) -> UsageError:
-    word = shlex.quote(name)
-    return UsageError(
-        f"{name} has never had a job",
-        code="missing_step",
-        expected="a run with a job",
-        hint=f"skill-train submit {word}",
-    )
+    hint = f"skill-train submit {shlex.quote(name)}"
+    return UsageError(f"{name} has never had a job", code="missing_step", expected="a run with a job", hint=hint)
 
 
 def with_bucket(record: CloudRecord, job: Job) -> CloudRecord:
@@ -250,23 +243,15 @@ def _by_id(name: str, namespace: str, job_id: str, say: Say) -> CloudRun:
             hint=f"hf jobs logs {namespace}/{job_id}",
         )
     others = patiently(lambda: jobs.find(namespace, {"run": run_id}), say)
-    jobs_by_id = {job.id: _as_record(job, None) for job in (*others, now)}
+    jobs_by_id = {job.id: _as_record(job) for job in (*others, now)}
     ordered = tuple(sorted(jobs_by_id.values(), key=lambda job: job.number))
-    data = _data_of(now.mounts[0]) if now.mounts else None
+    data = CloudData.of_mount(now.mounts[0]) if now.mounts else None
     record = CloudRecord(run_id, now.labels.get("plan", ""), namespace, "", data=data, jobs=ordered)
     return with_recorded_end(CloudRun(f"{namespace}/{job_id}", None, with_bucket(record, now), jobs_by_id[job_id], now))
 
 
-def _data_of(mount: Mount) -> CloudData:
-    if mount.kind == "dataset":
-        return CloudData(mount.mount_path, None, None, repository=mount.bucket, revision=mount.revision)
-    return CloudData(mount.mount_path, None, None, bucket=mount.bucket, folder=mount.folder)
-
-
-def _as_record(job: Job, asked: CloudJob | None) -> CloudJob:
+def _as_record(job: Job) -> CloudJob:
     """A job of the Hub in the form of the record."""
-    if asked is not None:
-        return started_job(asked, job)
     attempt = job.labels.get("attempt", "1")
     created = timestamp(job.created_at) if job.created_at else None
     return CloudJob(
@@ -291,28 +276,10 @@ def deleted_job(cloud: CloudRun) -> Job:
         message="the Hub has no such job, or your token may not see it",
         flavor=cloud.job.flavor,
         labels={},
-        bucket=None,
-        created_at=None,
-        started_at=None,
-        finished_at=None,
     )
 
 
 def _namespace() -> str:
-    """The namespace of the token."""
-    from skill_train.hub.account import account, no_answer
+    from skill_train.cloud.preflight import signed_in_account  # late: `status` of a run directory does without it
 
-    who = account()
-    if who.state == "unchecked" and who.status is None:
-        raise no_answer(who)
-    if who.state == "none":
-        raise not_signed_in("which is needed to find the namespace of a job id")
-    if who.state != "valid":
-        raise AccessError(
-            "a valid token is needed to find the namespace of a job id",
-            code="bad_token",
-            expected="a valid token, or NAMESPACE/ID",
-            got=who.why or who.state,
-            hint="hf auth login",
-        )
-    return who.name
+    return signed_in_account().name

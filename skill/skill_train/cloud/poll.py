@@ -15,7 +15,7 @@ from typing import TypeVar
 from skill_train.core import waiting
 from skill_train.core.errors import Temporary, UsageError
 from skill_train.hub import jobs
-from skill_train.hub.client import worth_asking_again
+from skill_train.hub.client import or_none, worth_asking_again
 from skill_train.hub.jobs import Job
 
 Answer = TypeVar("Answer")
@@ -86,11 +86,9 @@ def job_now(namespace: str, job_id: str, run_id: str, say: Say, *, seconds: floa
     A missing job counts as missing only if the list of jobs lacks it too, because a command that takes a running job
     for a lost one starts another.
     """
-    try:
-        return patiently(lambda: jobs.inspect(namespace, job_id), say, seconds=seconds)
-    except UsageError as error:
-        if error.code != "unknown_job":
-            raise
+    now = or_none("unknown_job", lambda: patiently(lambda: jobs.inspect(namespace, job_id), say, seconds=seconds))
+    if now is not None:
+        return now
     listed = patiently(lambda: jobs.find(namespace, {"run": run_id}), say, seconds=seconds)
     return next((job for job in listed if job.id == job_id), None)
 
@@ -102,7 +100,7 @@ def until_end(
 
     Args:
         seconds: None waits as long as it takes.
-        on_update: receives the job after each request.
+        seen: receives the job after each request.
 
     Raises:
         Temporary: the Hub did not answer for a quarter of an hour, or until the time was over.
@@ -158,7 +156,7 @@ def _log(namespace: str, job_id: str, run_id: str, say: Say, *, follow: bool) ->
         Temporary: also if one answer denies a job that the Hub has.
     """
     try:
-        yield from jobs.logs(namespace, job_id, follow=follow)
+        yield from jobs.followed_log(namespace, job_id) if follow else jobs.log_so_far(namespace, job_id, live=False)
     except UsageError as error:
         if error.code != "unknown_job":
             raise

@@ -7,13 +7,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from skill_train.cloud.start_once import patiently
 from skill_train.core.errors import AccessError, DecisionNeeded, Temporary, UsageError, nearest
 from skill_train.facts import Flavor
 from skill_train.hub import account as hub_account
 from skill_train.hub import models, repositories
 from skill_train.hub.account import Account
-from skill_train.hub.client import not_signed_in
+from skill_train.hub.client import patiently
+from skill_train.hub.errors import not_signed_in
 from skill_train.program.cloud.push import PROOF
 from skill_train.run.plan_record import Plan
 
@@ -93,7 +93,7 @@ def result_repository(account: Account, name: str) -> tuple[str, ...]:
     repository = patiently(lambda: repositories.find("model", name))
     if repository is None:
         return ()
-    patiently(lambda: repositories.check_writable("model", name))
+    patiently(lambda: repositories.check_access("model", name, write=True))
     if not repository.private:
         raise _public(f"the repository {name}", f"make it private, or --hub-model-id {owner}/ANOTHER-NAME")
     return tuple(file for file in repository.files if file not in _EMPTY)
@@ -105,9 +105,9 @@ def require_readable(plan: Plan) -> None:
     Raises:
         UsageError: one is unknown or private. AccessError: one is gated.
     """
-    patiently(lambda: repositories.check_readable("model", plan.recipe.model))
+    patiently(lambda: repositories.check_access("model", plan.recipe.model))
     if not local_data(plan):
-        patiently(lambda: repositories.check_readable("dataset", plan.recipe.data))
+        patiently(lambda: repositories.check_access("dataset", plan.recipe.data))
 
 
 def flavor(name: str) -> Flavor:
@@ -144,13 +144,12 @@ def require_private_places(place: str, data_repo: str | None, account: Account, 
     _require(account, "repo.write", data_repo)
     repository = patiently(lambda: repositories.find("dataset", data_repo))
     if repository is not None:
-        patiently(lambda: repositories.check_writable("dataset", data_repo))
+        patiently(lambda: repositories.check_access("dataset", data_repo, write=True))
         if not repository.private:
             raise _public(f"the dataset {data_repo}", "another --data-repo, or leave it out")
 
 
 def local_model_error(folder: str, owner: str | None) -> UsageError:
-    """The error for a model that is only on this machine."""
     where = f"{owner or 'NAMESPACE'}/{Path(folder).resolve().name}"
     return UsageError(
         f"the model {folder} is on this machine only, and a job cannot read it",

@@ -19,7 +19,7 @@ import msgspec
 from skill_train.cloud.bucket import BEFORE, FILES, StoredFile, StoredRun, belongs_to_run
 from skill_train.cloud.poll import Say, patiently
 from skill_train.core.console import Bar
-from skill_train.core.digests import FileDigest, file_digest
+from skill_train.core.digests import FileDigest, file_digest, is_file_of
 from skill_train.core.errors import UsageError, VerificationFailed
 from skill_train.hub import jobs
 from skill_train.program.cloud.push import without_rows
@@ -132,7 +132,6 @@ def _written(run: RunDir, inputs: PullInputs, outputs: dict[str, FileDigest]) ->
 
 
 def nothing_kept(run: Path, why: str) -> UsageError:
-    """The error for a run without files to fetch."""
     word = shlex.quote(str(run))
     return UsageError(
         f"{run} has no files to fetch: {why}",
@@ -168,7 +167,8 @@ def _is_here(run: RunDir, file: StoredFile, earlier: dict[str, FileDigest]) -> b
     here = file_digest(path) if path.is_file() else None
     if here is not None and here == file.digest:
         return True
-    ours = here == earlier.get(file.name) or (file.name in _REWRITTEN and _cut_off(run))
+    was_killed = (run.path / _PART).is_dir()  # an earlier pull, before it could write its record
+    ours = here == earlier.get(file.name) or (file.name in _REWRITTEN and was_killed)
     if here is None or not ours:
         raise UsageError(
             f"{path} already exists with different content",
@@ -178,11 +178,6 @@ def _is_here(run: RunDir, file: StoredFile, earlier: dict[str, FileDigest]) -> b
             hint=f"move {shlex.quote(str(path))} away, or use another --run-dir",
         )
     return False
-
-
-def _cut_off(run: RunDir) -> bool:
-    """Whether an earlier pull was killed before it could write its record."""
-    return (run.path / _PART).is_dir()
 
 
 def _in_order(files: Iterable[StoredFile]) -> list[StoredFile]:
@@ -205,13 +200,13 @@ def _groups(files: list[StoredFile]) -> list[list[StoredFile]]:
 def _fetch(run: RunDir, bucket: str, group: list[StoredFile], say: Say) -> dict[str, FileDigest]:
     """Fetches each incomplete file, and a second time if its content is wrong."""
     for _ in range(_TRIES):
-        missing = [file for file in group if not _is_whole(_part(run, file), file)]
+        missing = [file for file in group if not is_file_of(_part(run, file), file.digest)]
         for file in missing:
             _part(run, file).parent.mkdir(parents=True, exist_ok=True)
             _part(run, file).unlink(missing_ok=True)
         wanted = [(file.remote, _part(run, file)) for file in missing]
         patiently(partial(jobs.download, bucket, wanted), say)
-        if all(file.digest is None or _is_whole(_part(run, file), file) for file in missing):
+        if all(file.digest is None or is_file_of(_part(run, file), file.digest) for file in missing):
             break
     torn = [file for file in group if file.digest is None and _is_torn(_part(run, file))]
     for file in torn:
@@ -221,10 +216,6 @@ def _fetch(run: RunDir, bucket: str, group: list[StoredFile], say: Say) -> dict[
 
 def _part(run: RunDir, file: StoredFile) -> Path:
     return run.path / _PART / file.name
-
-
-def _is_whole(part: Path, file: StoredFile) -> bool:
-    return file.digest is not None and part.is_file() and file_digest(part) == file.digest
 
 
 def _placed(run: RunDir, file: StoredFile, source: str) -> FileDigest:

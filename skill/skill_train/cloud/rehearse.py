@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import os
-import re
 import shutil
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
 from typing import TypedDict
@@ -17,10 +15,12 @@ from typing import TypedDict
 from msgspec.structs import replace
 
 from skill_train.cloud import stage_data
+from skill_train.cloud.poll import Say
 from skill_train.cloud.stage_data import Staged
-from skill_train.core.digests import FileDigest, file_digest
+from skill_train.core.digests import is_file_of
 from skill_train.core.errors import SkillTrainError, TrainingFailed, from_exit_code
 from skill_train.core.program_events import Event, ProgramFailed, events
+from skill_train.core.resources import program_packages
 from skill_train.program.cloud.push import MARKER
 from skill_train.run import plan_record
 from skill_train.run.job_spec import KEPT, JobSpec, command, packages
@@ -52,7 +52,7 @@ class Rehearsal(StoredFigures):
     seconds: float
 
 
-def rehearse(plan: Plan, spec: JobSpec, staged: Staged | None, say: Callable[[str], None]) -> Rehearsal:
+def rehearse(plan: Plan, spec: JobSpec, staged: Staged | None, say: Say) -> Rehearsal:
     """Runs the rehearsal in a temporary folder; returns its figures.
 
     Args:
@@ -77,7 +77,7 @@ def rehearse(plan: Plan, spec: JobSpec, staged: Staged | None, say: Callable[[st
         return {"steps": STEPS, "seconds": round(time.monotonic() - started, 1), **_figures(mount)}
 
 
-def differences(plan: Plan, local_plan: Plan, program: Path) -> list[str]:
+def differences(plan: Plan, local_plan: Plan) -> list[str]:
     """What a rehearsal cannot show, and how it differed from the job."""
     job, this = plan.placement, local_plan.placement
     where = f"{job.num_processes} x {job.device} in {job.dtype}"
@@ -86,7 +86,7 @@ def differences(plan: Plan, local_plan: Plan, program: Path) -> list[str]:
         f"{this.dtype}. Its memory and speed stay estimates",
         f"{plan.recipe.max_steps} steps: these were {STEPS}",
         "the container: uv installs the program's packages there; these were the ones of this Python"
-        + _other_versions(program, packages(plan)),
+        + _other_versions(plan),
         "the bucket: a mounted volume there, a folder here",
         "the push: nothing was written to the Hub, and no right to write was proved",
     ]
@@ -95,7 +95,7 @@ def differences(plan: Plan, local_plan: Plan, program: Path) -> list[str]:
     return listed
 
 
-def _run(spec: JobSpec, mounts: dict[str, Path], root: Path, say: Callable[[str], None]) -> None:
+def _run(spec: JobSpec, mounts: dict[str, Path], root: Path, say: Say) -> None:
     """Runs the job's command with this Python instead of uv, and with local folders instead of its volumes."""
     line = command(spec)
     words = [sys.executable, *(_here(word, mounts) for word in line[line.index(f"{KEPT}/{spec.program.name}") :])]
@@ -132,7 +132,7 @@ def _here(word: str, mounts: dict[str, Path]) -> str:
     return word
 
 
-def _show(event: Event, say: Callable[[str], None]) -> None:
+def _show(event: Event, say: Say) -> None:
     if event["event"] == "stage" or event["event"] == "note":
         say(event["text"])
     elif event["event"] == "step":
@@ -156,7 +156,7 @@ def _figures(mount: Path) -> StoredFigures:
     """
     marker = read_json(mount / MARKER)
     checkpoints = sorted(path.parent.name for path in (mount / "checkpoints").glob(f"*/{MARKER}"))
-    torn = [name for name, digest in marker["files"].items() if not _is(mount / name, digest)]
+    torn = [name for name, digest in marker["files"].items() if not is_file_of(mount / name, digest)]
     trained = [name for name in marker["files"] if name.startswith(("adapter/", "merged/"))]
     if marker["state"] != "done" or torn or not checkpoints or not trained:
         raise TrainingFailed(
@@ -169,14 +169,9 @@ def _figures(mount: Path) -> StoredFigures:
     return {"kept_files": len(marker["files"]), "checkpoints": checkpoints}
 
 
-def _is(path: Path, digest: FileDigest) -> bool:
-    return path.is_file() and file_digest(path) == digest
-
-
-def _other_versions(program: Path, more: tuple[str, ...]) -> str:
-    """Packages that have another version here than in the header of the program, or than `more` names."""
-    pins = re.findall(r'^#\s+"([\w.-]+)==([\w.]+)",$', program.read_text(encoding="utf-8"), re.MULTILINE)
-    pins += [(name, version) for name, _, version in (package.partition("==") for package in more)]
+def _other_versions(plan: Plan) -> str:
+    """Packages that have another version here than in a job."""
+    pins = (package.split("==") for package in (*program_packages(), *packages(plan)))
     other = [f"{name} {here or 'missing'} for {pin}" for name, pin in pins if (here := _installed(name)) != pin]
     return f" ({', '.join(other)})" if other else ", in the same versions"
 

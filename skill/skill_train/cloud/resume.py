@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import shlex
-
 from skill_train.cloud import claim, find_run, start_once
-from skill_train.cloud.poll import Say, job_now
-from skill_train.core.errors import UsageError
+from skill_train.cloud.poll import Say
 from skill_train.hub import jobs
-from skill_train.hub.jobs import Job
-from skill_train.run import cloud_record, plan_record
+from skill_train.run import cloud_record, plan_record, records
 from skill_train.run.cloud_record import CloudJob, CloudRecord
 from skill_train.run.folder import RunDir
 from skill_train.run.lock import locked
@@ -29,21 +25,17 @@ def resume(
     """
     with locked(run, "resume"):
         record = _settled(run, cloud_record.submitted(run), say)
-        now = _now(record, say)
+        now = find_run.newest_job(record, say)
         if now is not None and record.last_begun is not None and record.folder is None:  # left out earlier
             record = start_once.record_started(run, record, record.last_begun, now)
         if now is not None and now.live:
             return record, True
         if record.bucket is None or record.folder is None:
-            raise UsageError(
-                f"{run.path} has never had a job",
-                code="missing_step",
-                expected="a run whose first job exists",
-                hint=f"skill-train submit {shlex.quote(str(run.path))}",
-            )
-        number = record.last.number if record.last and record.last.job_id is None else _next_number(record)
+            raise find_run.never_started(str(run.path))
+        last = record.last  # of a record that was made from a later job the earlier ones are missing
+        number = 1 if last is None else last.number + (last.job_id is not None)
         asked = CloudJob(
-            number, "starting", flavor, timeout_seconds, start_once.current_timestamp(), usd_per_hour, max_cost=max_cost
+            number, "starting", flavor, timeout_seconds, records.timestamp(), usd_per_hour, max_cost=max_cost
         )
         spec = start_once.specification(run, plan_record.read(run.plan), record, asked)
         folder = (record.bucket, record.folder)
@@ -64,21 +56,10 @@ def _with_remaining_job(run: RunDir, record: CloudRecord, asked: CloudJob, say: 
     return (record, False) if stays.id == ours.id else (start_once.record_started(run, record, asked, stays), True)
 
 
-def _next_number(record: CloudRecord) -> int:
-    """The number of the next job. A record that was made from a later job lacks the earlier ones."""
-    return record.last.number + 1 if record.last else 1
-
-
 def noted(run: RunDir, say: Say) -> CloudRecord:
     """The record with its missing jobs written to `cloud.json`."""
     with locked(run, "resume"):
         return _settled(run, cloud_record.submitted(run), say)
-
-
-def _now(record: CloudRecord, say: Say) -> Job | None:
-    """The newest job of the record as the Hub has it; None if there is none."""
-    job_id = record.last_begun.job_id if record.last_begun else None
-    return None if job_id is None else job_now(record.namespace, job_id, record.run_id, say)
 
 
 def _settled(run: RunDir, record: CloudRecord, say: Say) -> CloudRecord:

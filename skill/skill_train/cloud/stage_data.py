@@ -74,10 +74,6 @@ class Staged:
         return self.listed.pictures
 
     @property
-    def left_out(self) -> tuple[str, ...]:
-        return self.listed.left_out
-
-    @property
     def bytes(self) -> int:
         return self.listed.bytes_of(self.files)
 
@@ -137,8 +133,9 @@ def list_files(data: Path, recipe: ResolvedRecipe | None = None) -> Listed:
 
 def changed_files(staged: Staged) -> list[str]:
     """The files that are not what they were when they were prepared, so that something else may have been uploaded."""
-    touched = [name for name, path in staged.files.items() if _stamp(path) != staged.stamps[name]]
-    return [name for name in touched if not _has_digest(staged.files[name], staged.digests[name])]
+    touched = {name: path for name, path in staged.files.items() if _stamp(path) != staged.stamps[name]}
+    digests = {name: file_digest(path)["sha256"] for name, path in touched.items() if path.is_file()}
+    return [name for name in touched if digests.get(name) != staged.digests[name]]
 
 
 def changed(name: str) -> UsageError:
@@ -158,10 +155,6 @@ def _stamp(path: Path) -> tuple[int, int]:
     except OSError:
         return (-1, -1)
     return stat.st_size, stat.st_mtime_ns
-
-
-def _has_digest(path: Path, sha256: str) -> bool:
-    return path.is_file() and file_digest(path)["sha256"] == sha256
 
 
 def require_no_secrets(staged: Staged) -> None:
@@ -276,16 +269,12 @@ def folder_of(staged: Staged, *, links: bool = True) -> Iterator[Path]:
                 )
             if links:
                 place.symlink_to(path.resolve())
-            else:
-                _link_or_copy(path.resolve(), place)
+                continue
+            try:
+                os.link(path.resolve(), place)
+            except OSError:  # another disk
+                shutil.copyfile(path, place)
         yield Path(temporary)
-
-
-def _link_or_copy(path: Path, place: Path) -> None:
-    try:
-        os.link(path, place)
-    except OSError:  # another disk
-        shutil.copyfile(path, place)
 
 
 def mount_path(staged: Staged) -> str:

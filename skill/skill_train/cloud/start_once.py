@@ -11,35 +11,30 @@ import math
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
-from typing import TypeVar
 
 import msgspec
 
-from skill_train.core import waiting
+from skill_train.cloud.poll import Say
 from skill_train.core.errors import SkillTrainError, Temporary
 from skill_train.core.resources import train_program
 from skill_train.hub import jobs
-from skill_train.hub.client import StillAsking, worth_asking_again
+from skill_train.hub.client import patiently
+from skill_train.hub.errors import StillAsking
 from skill_train.hub.jobs import Job
-from skill_train.run import cloud_record
+from skill_train.run import cloud_record, records
 from skill_train.run.cloud_record import CloudJob, CloudRecord
 from skill_train.run.folder import RunDir
 from skill_train.run.job_spec import JobFiles, JobSpec, of_run
 from skill_train.run.plan_record import Plan
-
-Answer = TypeVar("Answer")
 
 TRIES = 3
 PAUSE_SECONDS = 2.0  # before each look, because a listing may lag behind
 LATE_LOOKS = 15  # half a minute, after an error of a server that may have passed the request on
 SETTLED_LOOKS = 60  # two minutes, after which a request without an answer creates no job any more
 NOTICE_LOOKS = 5  # ten seconds between two notices about the search
-READ_TRIES = 4  # for a request that changes nothing
 
 
-def start(
-    run: RunDir, record: CloudRecord, requested: CloudJob, post: Callable[[], Job], say: Callable[[str], None]
-) -> CloudRecord:
+def start(run: RunDir, record: CloudRecord, requested: CloudJob, post: Callable[[], Job], say: Say) -> CloudRecord:
     """Starts a job; returns the record with it.
 
     Args:
@@ -52,7 +47,7 @@ def start(
     """
     before, began, doubtful = record, time.monotonic(), False
     for attempt in range(1, TRIES + 1):
-        posted = msgspec.structs.replace(requested, asked_at=current_timestamp())
+        posted = msgspec.structs.replace(requested, asked_at=records.timestamp())
         record = before.with_job(posted)
         cloud_record.write(run, record)
         try:
@@ -83,9 +78,7 @@ def start(
     raise AssertionError("the last try returns or raises")
 
 
-def _watched(
-    run: RunDir, record: CloudRecord, asked: CloudJob, job: Job, began: float, say: Callable[[str], None]
-) -> CloudRecord:
+def _watched(run: RunDir, record: CloudRecord, asked: CloudJob, job: Job, began: float, say: Say) -> CloudRecord:
     """The record with the job that remains, once the earlier failed requests cannot create another."""
     end, next_notice = began + settled_seconds(), 0.0
     while (left := end - time.monotonic()) > 0:
@@ -102,7 +95,7 @@ def settled_seconds() -> float:
     return SETTLED_LOOKS * PAUSE_SECONDS
 
 
-def find_job_until_settled(record: CloudRecord, requested: CloudJob, say: Callable[[str], None]) -> Job | None:
+def find_job_until_settled(record: CloudRecord, requested: CloudJob, say: Say) -> Job | None:
     """Looks for a requested job for as long as it may appear.
 
     Raises:
@@ -114,7 +107,7 @@ def find_job_until_settled(record: CloudRecord, requested: CloudJob, say: Callab
     return find_job(record, requested.number, times=max(left, 2), say=say)
 
 
-def keep_the_oldest(record: CloudRecord, number: int, job: Job, say: Callable[[str], None], *, of_plan: bool) -> Job:
+def keep_the_oldest(record: CloudRecord, number: int, job: Job, say: Say, *, of_plan: bool) -> Job:
     """Keeps the oldest of the jobs that were started for the same purpose on any machine. Other jobs of this run are
     cancelled before they cost anything; a job of another run is cancelled by the command that started it.
 
@@ -138,7 +131,7 @@ def keep_the_oldest(record: CloudRecord, number: int, job: Job, say: Callable[[s
     return first
 
 
-def _cancel(job: Job, first: Job, say: Callable[[str], None]) -> None:
+def _cancel(job: Job, first: Job, say: Say) -> None:
     say(f"cancelling the job {job.id}: {first.id} was started before it, for the same")
     try:
         jobs.cancel(job.namespace, job.id)
@@ -147,7 +140,6 @@ def _cancel(job: Job, first: Job, say: Callable[[str], None]) -> None:
 
 
 def specification(run: RunDir, plan: Plan, record: CloudRecord, job: CloudJob) -> JobSpec:
-    """The specification that a job of a run is started with."""
     timeout_seconds = job.timeout_seconds or plan.timeout_seconds
     assert timeout_seconds is not None  # an order has one
     return of_run(
@@ -160,8 +152,8 @@ def specification(run: RunDir, plan: Plan, record: CloudRecord, job: CloudJob) -
     )
 
 
-def find_job(record: CloudRecord, number: int, times: int = 2, say: Callable[[str], None] | None = None) -> Job | None:
-    """The job with this number, if it exists. Looks at least twice, with a pause.
+def find_job(record: CloudRecord, number: int, *, times: int, say: Say) -> Job | None:
+    """The job with this number, if it exists. Looks so many times, each after a pause.
 
     Raises:
         Temporary: the Hub does not answer, so nobody knows.
@@ -172,7 +164,7 @@ def find_job(record: CloudRecord, number: int, times: int = 2, say: Callable[[st
         matching = patiently(lambda: jobs.find(record.namespace, wanted))
         if matching:
             return matching[-1]  # the oldest, should there ever be two
-        if say is not None and done % NOTICE_LOOKS == NOTICE_LOOKS - 1 and done + 1 < times:
+        if done % NOTICE_LOOKS == NOTICE_LOOKS - 1 and done + 1 < times:
             say(f"not there yet; looking for {(times - done - 1) * PAUSE_SECONDS:.0f} s more")
     return None
 
@@ -206,23 +198,6 @@ def started_job(requested: CloudJob, job: Job) -> CloudJob:
     return msgspec.structs.replace(started, flavor=job.flavor, timeout_seconds=None, usd_per_hour=None)
 
 
-def patiently(question: Callable[[], Answer]) -> Answer:
-    """The answer to a read request, repeated if the failure may pass."""
-    for attempt in range(1, READ_TRIES):
-        try:
-            return question()
-        except Temporary as error:
-            if not worth_asking_again(error):
-                raise
-            waiting.tell(f"{error.message} ({error.got}); asking again")
-            waiting.pause(PAUSE_SECONDS * attempt)
-    return question()
-
-
 def timestamp(moment: datetime) -> str:
     """A time in UTC, such as `2026-11-21T10:00:00Z`."""
     return moment.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-
-
-def current_timestamp() -> str:
-    return timestamp(datetime.now(UTC))

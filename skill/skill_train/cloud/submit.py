@@ -4,29 +4,27 @@ from __future__ import annotations
 
 import shlex
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
 
 from skill_train.cloud import claim, find_run, stage_data, start_once
 from skill_train.cloud.order import Order, Sent
-from skill_train.cloud.poll import job_now
+from skill_train.cloud.poll import Say
 from skill_train.cloud.stage_data import Staged
-from skill_train.cloud.start_once import patiently
 from skill_train.core.errors import SkillTrainError, UsageError
 from skill_train.core.files import write_text
 from skill_train.core.units import megabytes
 from skill_train.hub import flavors, jobs, repositories
+from skill_train.hub.client import patiently
 from skill_train.hub.jobs import LIVE, Job
 from skill_train.recipe.fields import to_yaml
-from skill_train.run import cloud_record, plan_record
+from skill_train.run import cloud_record, plan_record, records
 from skill_train.run.cloud_record import CloudData, CloudJob, CloudRecord
 from skill_train.run.folder import RunDir
+from skill_train.run.job_spec import Mount
 from skill_train.run.lock import locked
 from skill_train.run.plan_record import Plan
-
-Say = Callable[[str], None]
 
 
 def submit(run: RunDir, order: Order, say: Say, *, force_new: bool) -> Sent:
@@ -51,7 +49,7 @@ def submit(run: RunDir, order: Order, say: Say, *, force_new: bool) -> Sent:
             state="starting",
             flavor=order.plan.flavor or "",
             timeout_seconds=order.plan.timeout_seconds,
-            asked_at=start_once.current_timestamp(),
+            asked_at=records.timestamp(),
             usd_per_hour=order.usd_per_hour,
             max_cost=order.max_cost,
         )
@@ -147,9 +145,7 @@ def _of_record(run: RunDir, record: CloudRecord, say: Say) -> Sent | None:
 
 def _stage(record: CloudRecord, say: Say) -> str:
     """The stage of the newest job; DELETED if the Hub does not have it any more."""
-    last = record.last_begun
-    assert last is not None and last.job_id is not None
-    now = job_now(record.namespace, last.job_id, record.run_id, say)
+    now = find_run.newest_job(record, say)
     return now.stage if now else "DELETED"
 
 
@@ -167,13 +163,13 @@ def _adopt(run: RunDir, order: Order, job: Job, say: Say) -> Sent:
         f"the job {job.id} {'runs this plan already' if job.live else 'has done this plan; --force-new starts another'}"
     )
     theirs = _plan_of(job)
-    plan = theirs or order.plan
+    plan, staged = theirs or order.plan, order.staged
     record = CloudRecord(
         run_id=job.labels["run"],
         plan_hash=order.plan_hash,
         namespace=job.namespace,
         hub_model_id=plan.policy.hub_model_id or "",
-        data=_data_of(job, order),
+        data=None if staged is None or not job.mounts else _uploaded(staged, job.mounts[0]),
     )
     number, flavor = int(job.labels.get("attempt", "1")), job.flavor or plan.flavor or ""
     asked = CloudJob(
@@ -182,7 +178,7 @@ def _adopt(run: RunDir, order: Order, job: Job, say: Say) -> Sent:
         flavor,
         # The plan has the timeout of the first job; a later job may have another.
         timeout_seconds=theirs.timeout_seconds if theirs is not None and number == 1 else None,
-        asked_at=start_once.current_timestamp(),
+        asked_at=records.timestamp(),
         usd_per_hour=order.usd_per_hour if flavor == order.plan.flavor else flavors.usd_per_hour(flavor),
         max_cost=order.max_cost,
     )
@@ -205,20 +201,8 @@ def _plan_of(job: Job) -> Plan | None:
             return None
 
 
-def _data_of(job: Job, order: Order) -> CloudData | None:
-    if order.staged is None or not job.mounts:
-        return None
-    mount, staged = job.mounts[0], order.staged
-    in_bucket = mount.kind == "bucket"
-    return CloudData(
-        mount_path=mount.mount_path,
-        bytes=staged.bytes,
-        files=len(staged.files),
-        bucket=mount.bucket if in_bucket else None,
-        folder=mount.folder if in_bucket else None,
-        repository=None if in_bucket else mount.bucket,
-        revision=mount.revision,
-    )
+def _uploaded(staged: Staged, mount: Mount) -> CloudData:
+    return CloudData.of_mount(mount, staged.bytes, len(staged.files))
 
 
 def _new_record(run: RunDir, order: Order) -> CloudRecord:
@@ -253,14 +237,14 @@ def upload(staged: Staged, namespace: str, data_repo: str | None, say: Say) -> C
             commit = patiently(lambda: repositories.upload_dataset(folder, data_repo))
             if changed := stage_data.changed_files(staged):
                 raise stage_data.changed(changed[0])
-            return CloudData(where, staged.bytes, len(staged.files), repository=data_repo, revision=commit)
+            return _uploaded(staged, Mount(data_repo, "", where, read_only=True, kind="dataset", revision=commit))
         say(f"uploading the data to the bucket {namespace}/jobs-artifacts: {size}")
         mount = patiently(lambda: jobs.sync_data(folder, where, namespace, staged.name))
     if changed := stage_data.changed_files(staged):  # what lies there now is not what the folder's name says
         names = [f"{mount.folder}/{name}" for name in changed]
         patiently(lambda: jobs.change_names(mount.bucket, add=[], delete=names))
         raise stage_data.changed(changed[0])
-    return CloudData(where, staged.bytes, len(staged.files), bucket=mount.bucket, folder=mount.folder)
+    return _uploaded(staged, mount)
 
 
 def _require_free(run: RunDir, order: Order) -> None:

@@ -140,11 +140,8 @@ def snapshot(cloud: CloudRun, console: Console, *, in_time: bool = False) -> Sna
 
 def _peeked(cloud: CloudRun, console: Console, *, in_time: bool) -> bucket.StoredRecords:
     """The stored records. If the bucket cannot be read, the Hub's words are still shown."""
-    record = cloud.record
-    if record.bucket is None or record.folder is None:
-        return bucket.NOTHING
     try:
-        return bucket.stored_records(record.bucket, record.folder, _PEEKED, console.status)
+        return bucket.stored_records(cloud.record, _PEEKED, console.status)
     except (AccessError, Temporary) as error:
         if isinstance(error, Temporary) and not in_time:
             raise
@@ -162,7 +159,6 @@ def _explained(cloud: CloudRun, measured: Speed | None, there: bucket.StoredReco
         flavor=now.flavor,
         timeout_seconds=cloud.job.timeout_seconds,
         step=measured.step if measured else None,
-        steps=measured.steps if measured else None,
         memory_bytes=measured.memory_bytes if measured else {},
         trained=(there.document(bucket.MARKER) or {}).get("state") == "done",
     )

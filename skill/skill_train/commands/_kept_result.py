@@ -19,8 +19,7 @@ def is_live(cloud: CloudRun) -> bool:
 
 
 def in_bucket(cloud: CloudRun, console: Console) -> StoredRun | None:
-    record = cloud.record
-    return bucket.stored_run(record.bucket, record.folder, console.status) if record.bucket and record.folder else None
+    return bucket.stored_run(cloud.record, console.status)
 
 
 def why_not_pushed(cloud: CloudRun, run: RunDir, console: Console) -> str:

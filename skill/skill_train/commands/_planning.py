@@ -183,9 +183,7 @@ def _dataset_facts(console: Console, recipe: Recipe, about: ModelFacts, *, pictu
         first, facts, seen_pictures = inspected.first, inspected.facts, inspected.pictures
         if facts.data_file is not None:
             recipe = dataclasses.replace(recipe, data_file=facts.data_file, data_revision=facts.revision)
-        facts = scan.with_text_of(
-            facts, recipe, first, pictures=pictures, tokens=picture_tokens, found_pictures=seen_pictures
-        )
+        facts = scan.with_text_of(facts, recipe, first, seen_pictures, picture_tokens)
     if not recipe.columns and (unread := scan.unread_text(first, facts.columns)):
         console.warn("unread_text", scan.unread_text_told(unread, facts.columns))
     facts = for_model(facts, has_chat_template=about.has_chat_template)

@@ -22,7 +22,7 @@ from skill_train.core.console import Console, Result
 from skill_train.core.errors import DecisionNeeded, SkillTrainError
 from skill_train.core.units import dollars, megabytes
 from skill_train.hub.jobs import LIVE
-from skill_train.run import plan_record, progress
+from skill_train.run import plan_record, progress, records
 from skill_train.run.cloud_record import CloudData, CloudJob, CloudRecord
 from skill_train.run.folder import RunDir
 from skill_train.run.job_spec import KEPT, JobSpec, Mount, as_request
@@ -128,9 +128,7 @@ def specification(run: RunDir, order: Order, run_id: str) -> JobSpec:
     """The specification of the job that an order would start."""
     plan = order.plan
     record = CloudRecord(run_id, order.plan_hash, order.namespace, plan.policy.hub_model_id or "", data=_data(order))
-    job = CloudJob(
-        1, "starting", plan.flavor or "", plan.timeout_seconds or 0, start_once.current_timestamp(), order.usd_per_hour
-    )
+    job = CloudJob(1, "starting", plan.flavor or "", plan.timeout_seconds or 0, records.timestamp(), order.usd_per_hour)
     return start_once.specification(run, plan, record, job)
 
 

@@ -14,7 +14,6 @@ from skill_train.commands._submit_options import SubmitOptions, command_of
 from skill_train.commands._submit_plan import recipe_of, run_dir_of, with_repository
 from skill_train.core.console import Console, Result
 from skill_train.core.errors import DecisionNeeded
-from skill_train.core.resources import train_program
 from skill_train.plan.placement import HERE
 from skill_train.recipe.fields import Recipe
 from skill_train.run.folder import RunDir
@@ -37,7 +36,7 @@ def rehearsed(console: Console, options: SubmitOptions, plan: Plan) -> Result:
     staged = stage_data.stage_plan(plan)
     spec = specification(RunDir(run_dir_of(options, plan)), Order(plan, "me", None, staged, None), "rehearsal")
     figures = rehearse.rehearse(rehearse.shortened(plan, here), spec, staged, console.status)
-    data: Rehearsed = {"verdict": "pass", **figures, "not_rehearsed": rehearse.differences(plan, here, train_program())}
+    data: Rehearsed = {"verdict": "pass", **figures, "not_rehearsed": rehearse.differences(plan, here)}
     again = command_of(options, rehearse=False)
     return Result(data, human=lambda rich: _draw(rich, data), quiet=data["verdict"], next=[again])
 

@@ -60,7 +60,7 @@ def run(options: CancelOptions, console: Console) -> Result:
             got=now.stage,
             hint=f"skill-train cancel {cloud.word}",
         )
-    there = bucket.stored_run(record.bucket, record.folder, console.status) if record.bucket and record.folder else None
+    there = bucket.stored_run(record, console.status)
     data: Cancelled = {
         "job_id": now.id,
         "stage": now.stage,

@@ -21,13 +21,12 @@ from skill_train.core.digests import file_digest
 from skill_train.core.errors import NotInstalled, SkillTrainError, Temporary, UsageError, from_exit_code
 from skill_train.data import problems, read_rows, token_stats, write_fixed
 from skill_train.data.check_row import checker
-from skill_train.data.errors import wrong_columns
+from skill_train.data.errors import rewriting_command, wrong_columns
 from skill_train.data.inspect import Inspection
 from skill_train.data.inspect_report import ONLY_SFT, Counted, plain_example, report
 from skill_train.data.problems import PERSONAL, RefusedRows
 from skill_train.data.row_pictures import with_tags
 from skill_train.data.scan import unread_media, unread_text_told
-from skill_train.data.text_encoding import rewriting_command
 from skill_train.facts import DatasetFacts, ModelFacts
 from skill_train.model.folder import read_model
 from skill_train.model.tower import trains_on_pictures
@@ -259,7 +258,7 @@ def _fix(console: Console, subject: Inspection, counter: Counter | None, out: Pa
             return with_tags(row, ordered, subject.pictures.folder, out)
         return {wanted: row.get(column) for wanted, column in ordered.items()}
 
-    return write_fixed.write_fixed(write_fixed.Rows(subject.recipe, check, refuses, mapped), out)
+    return write_fixed.write_fixed(subject.recipe, check, refuses, mapped, out)
 
 
 def _refuses(subject: Inspection, counter: Counter) -> write_fixed.Refuses:

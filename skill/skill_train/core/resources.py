@@ -3,6 +3,7 @@ the repository."""
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 _PACKAGE = Path(__file__).resolve().parents[1]
@@ -13,6 +14,12 @@ def train_program() -> Path:
     """The path of `train.py`: inside the package in a wheel, in `scripts/` in a checkout. The bytes are the same."""
     shipped = _SHIPPED / "train.py"
     return shipped if shipped.is_file() else _PACKAGE.parents[1] / "scripts" / "train.py"
+
+
+def program_packages() -> list[str]:
+    """The packages in the header of the training program, each with its version."""
+    header = train_program().read_text(encoding="utf-8").split("# ///")[1]
+    return re.findall(r'^#\s+"([\w.-]+==[\w.]+)",$', header, re.MULTILINE)
 
 
 def node_program() -> Path:

@@ -219,7 +219,6 @@ def role_trouble(roles: tuple[str, ...]) -> str:
 
 
 def _marks_bytes(example: Example) -> int:
-    """UTF-8 bytes of the marks that stand for pictures."""
     return len(PICTURE.encode()) * sum(message["content"].count(PICTURE) for message in example.get("messages", ()))
 
 

@@ -14,8 +14,11 @@ from skill_train.program.events import Refused
 from skill_train.program.examples import Row, media_in
 from skill_train.program.pictures.beside import rows_named
 from skill_train.program.pictures.decode import ADDRESS_HINT, HUB_HINT
+from skill_train.program.rows import numbered_lines
 from skill_train.recipe.fields import Recipe
 from skill_train.recipe.formats import PICTURED, DetectedFormat
+
+_MARKS = {b"\xff\xfe": "UTF-16", b"\xfe\xff": "UTF-16"}
 
 
 def empty(recipe: Recipe) -> UsageError:
@@ -47,36 +50,37 @@ def wrong_columns(recipe: Recipe, names: Collection[str], why: str) -> UsageErro
 
 
 def media_error(
-    recipe: Recipe, where: str, column: str, row: Row, detected: DetectedFormat | None = None
+    recipe: Recipe, where: str, column: str, row: Row, *, pictures: bool, detected: DetectedFormat | None = None
 ) -> UsageError:
-    """The error for a dataset of images, audio or video, whose text alone would teach something else.
+    """The error for a dataset of images, audio or video: its text alone would teach something else.
 
     Args:
+        pictures: the model reads them, but the columns do not make an example, or one more column has some.
         detected: how its text could be read; None when it is no example by itself.
     """
-    import yaml
+    what = f"{where} has an image, audio or video in the column {column!r}"
+    got = media_in(row[column]) or repr(row[column])[:80]
+    if pictures:
+        return UsageError(
+            f"{what}, which no format of pictures reads",
+            code="not_text",
+            expected=f"pictures in one column, such as `images`, beside the columns of {', '.join(PICTURED)}",
+            got=got,
+            hint=f"name the columns in a recipe, such as columns: {{question: …, answer: …, images: {column}}}",
+        )
+    hint = "use a dataset of text"
+    if detected is not None:
+        import yaml
 
-    columns = {} if detected is None else {"columns": detected.columns}
-    text = yaml.safe_dump(columns, default_flow_style=True, width=10**6, allow_unicode=True).strip()
+        columns = {"columns": detected.columns}
+        text = yaml.safe_dump(columns, default_flow_style=True, width=10**6, allow_unicode=True).strip()
+        hint = f"a recipe that names the columns trains on the text alone: format: {detected.format}, {text[1:-1]}"
     return UsageError(
-        f"{where} has an image, audio or video in the column {column!r}, and this version trains on text only",
+        f"{what}, and this version trains on text only",
         code="not_text",
         expected="a dataset of text",
-        got=media_in(row[column]) or repr(row[column])[:80],
-        hint="use a dataset of text"
-        if detected is None
-        else f"a recipe that names the columns trains on the text alone: format: {detected.format}, {text[1:-1]}",
-    )
-
-
-def pictures_error(where: str, column: str, row: Row) -> UsageError:
-    """The error for a dataset of pictures whose columns do not make an example, or that has them in one more column."""
-    return UsageError(
-        f"{where} has an image, audio or video in the column {column!r}, which no format of pictures reads",
-        code="not_text",
-        expected=f"pictures in one column, such as `images`, beside the columns of {', '.join(PICTURED)}",
-        got=media_in(row[column]) or repr(row[column])[:80],
-        hint=f"name the columns in a recipe, such as columns: {{question: …, answer: …, images: {column}}}",
+        got=got,
+        hint=hint,
     )
 
 
@@ -101,8 +105,7 @@ def refused_row(
             hint=leave_out(recipe),
         )
     if kind == "not_text" and (other := unread_media_in(values, found, pictures is not None)) is not None:
-        known = media_error(recipe, where, other, values, found)
-        return known if pictures is None else pictures_error(where, other, values)
+        return media_error(recipe, where, other, values, pictures=pictures is not None, detected=found)
     try:
         example_of(values, found, pictures)
     except Refused as refusal:
@@ -130,3 +133,39 @@ def leave_out(recipe: Recipe) -> str:
         words = shlex.join([recipe.data, *split, "--fix", fixed])
         return f"leave such rows out, with the recipe that has the mapping: skill-train data --recipe RECIPE {words}"
     return shlex.join(["skill-train", "data", recipe.data, *split, "--fix", fixed])
+
+
+def rewriting_command(path: Path) -> str | None:
+    """The `iconv` command that converts the whole file to UTF-8; None if it would damage rows that already are UTF-8,
+    or if a line is too long for a row.
+
+    Nearly every file that is neither UTF-8 nor UTF-16 is Windows-1252, which includes Latin-1. If some other lines are
+    UTF-8 beyond ASCII, the file was joined from two files, and no single command repairs it.
+    """
+    if not path.is_file() or path.suffix == ".parquet":
+        return None
+    try:
+        encoding = _encoding(path)
+    except Refused:
+        return None
+    if encoding is None:
+        return None
+    new = path.with_name(f"{path.stem}.utf8{path.suffix}")
+    return f"iconv -f {encoding} -t UTF-8 {shlex.quote(str(path))} > {shlex.quote(str(new))}"
+
+
+def _encoding(path: Path) -> str | None:
+    with open(path, "rb") as file:
+        if (mark := _MARKS.get(file.read(2))) is not None:
+            return mark
+    utf8 = [_is(line, "utf-8") for _, line in numbered_lines(path) if not line.isascii()]
+    readable = all(_is(line, "windows-1252") for _, line in numbered_lines(path))
+    return "WINDOWS-1252" if utf8 and readable and not any(utf8) else None
+
+
+def _is(line: bytes, encoding: str) -> bool:
+    try:
+        line.decode(encoding)
+    except UnicodeDecodeError:
+        return False
+    return True

@@ -248,8 +248,9 @@ def _token_report(subject: Inspection, counted: Counted) -> TokenReport | None:
         found = _rounded(token_stats.token_range(*sizes, limit, seen.turns, seen.longest_turns))
         pictures = subject.pictures is not None and subject.pictures.figures.pictures
         return msgspec.structs.replace(found, basis=f"{found.basis}, without the pictures") if pictures else found
-    found, spread = _rounded(token_stats.token_facts(counted.lengths, limit)), token_stats.distribution(counted.lengths)
-    return msgspec.structs.replace(found, p50=spread.p50, p90=spread.p90, p99=spread.p99, histogram=spread.histogram)
+    found = _rounded(token_stats.token_facts(counted.lengths, limit))
+    (p50, p90, p99), histogram = token_stats.distribution(counted.lengths)
+    return msgspec.structs.replace(found, p50=p50, p90=p90, p99=p99, histogram=histogram)
 
 
 def _rounded(facts: TokenFacts) -> TokenReport:

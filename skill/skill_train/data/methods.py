@@ -34,9 +34,7 @@ _ANSWERED = (
     "targets", "outputs", "tgt", "assistantmessage", "botresponse", "modelresponse", "modelanswer", "outputtext",
     "answertext", "finalanswer",
 )  # fmt: skip
-_QUESTIONS = (
-    "question", "query", "problem", "q", "user", "human", "request", "ask", "usermessage",
-)  # fmt: skip
+_QUESTIONS = ("question", "query", "problem", "q", "user", "human", "request", "ask", "usermessage")
 _QUESTION_MARKS = ("?", "？", "؟", "՞", "፧")  # without the Greek one, a semicolon, because code ends with it
 _FILE = re.compile(r"\S*[/\\]\S+[/\\.]\S*|\S+\.[A-Za-z]\w{1,4}")
 _ABOUT = ("context", "passage", "background", "evidence", "paragraph")
@@ -47,9 +45,7 @@ _CHOSEN = (
 _REJECTED = (
     "rejected", "dispreferred", "worse", "loser", "negative", "responserejected", "rejectedresponse", "lose", "bad",
 )  # fmt: skip
-_LABEL = (
-    "label", "preferred", "desirable", "thumbsup", "liked", "isgood",
-)  # fmt: skip
+_LABEL = ("label", "preferred", "desirable", "thumbsup", "liked", "isgood")
 
 
 @dataclass(frozen=True)
@@ -123,7 +119,6 @@ def _sft(row: Row, detected: DetectedFormat | None, rows: Sequence[Row]) -> Verd
 
 
 def _sft_pictures(row: Row, found: DetectedFormat | None, rows: Sequence[Row]) -> Verdict:
-    """The verdict for a model that reads pictures."""
     marked = {name for name, value in row.items() if isinstance(value, str) and media_mark(value)}
     media = {name: value for name, value in row.items() if name not in marked and is_media(name, value)}
     read = set(found.columns.values()) if found is not None else set(PICTURE_COLUMNS)

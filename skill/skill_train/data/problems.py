@@ -12,7 +12,7 @@ from skill_train.data import read_rows
 from skill_train.data.check_row import Check, Checked, Trouble
 from skill_train.data.repeats import Repeats
 from skill_train.data.row_pictures import PROBLEMS, REPEATED, RowPictures, problem_of
-from skill_train.data.scan import canonical, first_of
+from skill_train.data.scan import canonical
 from skill_train.program.events import Refused
 from skill_train.program.examples import Row
 from skill_train.program.pictures.find import lift_pictures
@@ -72,11 +72,6 @@ class Survey:
     @property
     def refused(self) -> int:
         return sum(count.refused for count in self.problems.values())
-
-
-def peek(recipe: Recipe) -> list[Row]:
-    """The first complete rows; fewer where they hold large pictures."""
-    return first_of(row for _, row, _ in read_rows.read(recipe) if isinstance(row, dict))
 
 
 def typical(peeked: list[Row]) -> Row:

@@ -219,14 +219,11 @@ def _csv(path: Path, delimiter: str) -> Iterator[Line]:
         elif names is None:
             names = cells
             require_distinct(names, path)
+        elif cells and len(cells) == len(names):
+            yield reader.line_num, dict(zip(names, cells, strict=True)), None
         elif cells:
-            yield reader.line_num, _table_row(names, cells, f"line {reader.line_num} of {path}"), None
-
-
-def _table_row(names: list[str], cells: list[str], where: str) -> Row | Broken:
-    if len(cells) == len(names):
-        return dict(zip(names, cells, strict=True))
-    return Broken("broken_json", other_columns(where, names))
+            refusal = other_columns(f"line {reader.line_num} of {path}", names)
+            yield reader.line_num, Broken("broken_json", refusal), None
 
 
 def _text_lines(path: Path, wrong_bytes: list[tuple[int, bytes]]) -> Iterator[str]:

@@ -23,7 +23,7 @@ from skill_train.data.repeats import Repeats
 from skill_train.data.token_stats import PictureCounter
 from skill_train.program.events import ErrorWords, Refused
 from skill_train.program.examples import Row
-from skill_train.program.pictures.beside import HubFile, hub_cache_of, hub_file, picture_folder
+from skill_train.program.pictures.beside import HubFile, hub_cache_of, picture_folder
 from skill_train.program.pictures.decode import (
     PictureSize,
     PictureSource,
@@ -116,7 +116,6 @@ class PictureFigures:
     traits: Counter[str] = field(default_factory=Counter)
 
     def add(self, headers: list[PictureHeader]) -> None:
-        """The pictures of one row."""
         self.rows += bool(headers)
         self.pictures += len(headers)
         self.most = max(self.most, len(headers))
@@ -227,16 +226,6 @@ class ListedPictures(RowPictures):
 def folder_of(recipe: Recipe) -> Path:
     """The folder where the paths of the pictures of a dataset begin."""
     return picture_folder(recipe.data, recipe.data_file, recipe.data_revision)
-
-
-def listed_pictures(recipe: Recipe, names: Container[str]) -> ListedPictures:
-    """Checks the pictures of the rows of `data_file`.
-
-    Args:
-        names: of the files in the repository.
-    """
-    assert recipe.data_file is not None
-    return ListedPictures(hub_file(recipe.data, recipe.data_revision, recipe.data_file), names)
 
 
 def _key(source: PictureSource) -> bytes:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-from collections.abc import Collection, Container, Iterable, Sequence
+from collections.abc import Collection, Container, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,13 +14,13 @@ from skill_train.core.digests import file_digest
 from skill_train.core.errors import UsageError, from_exit_code, nearest
 from skill_train.data import read_rows
 from skill_train.data.check_row import Check, checker, unread_media_in
-from skill_train.data.errors import empty, leave_out, media_error, pictures_error, refused_row, wrong_columns
-from skill_train.data.row_pictures import PROBLEMS, RowPictures, folder_of, listed_pictures
-from skill_train.data.text_encoding import rewriting_command
+from skill_train.data.errors import empty, leave_out, media_error, refused_row, rewriting_command, wrong_columns
+from skill_train.data.row_pictures import PROBLEMS, ListedPictures, RowPictures, folder_of
 from skill_train.data.token_stats import PictureCounter
 from skill_train.facts import DatasetFacts, FirstPictures
 from skill_train.program.events import Refused
 from skill_train.program.examples import Row, is_media
+from skill_train.program.pictures.beside import hub_file
 from skill_train.program.pictures.decode import PicturesDigest
 from skill_train.program.pictures.find import lift_pictures
 from skill_train.recipe.fields import Recipe
@@ -92,11 +92,6 @@ class _Reading:
             self.found, self.check = found, checker(found, self.pictures)
 
 
-def _begin(recipe: Recipe, first: Row, pictures: RowPictures | None) -> _Reading:
-    found, names = find_format(recipe, first, pictures=pictures is not None), dict.fromkeys(first)
-    return _Reading(recipe, found, names, optional_names(found) - names.keys(), pictures)
-
-
 def _scan(recipe: Recipe, path: Path, pictures: RowPictures | None) -> DatasetFacts:
     digest = None if path.is_file() else hashlib.sha256()
     picture_files = PicturesDigest(folder_of(recipe))
@@ -108,7 +103,8 @@ def _scan(recipe: Recipe, path: Path, pictures: RowPictures | None) -> DatasetFa
             row.refusal.error["hint"] = keeps_rows or leave_out(recipe)
             raise row.refusal
         if reading is None:
-            reading = _begin(recipe, row, pictures)
+            found, names = find_format(recipe, row, pictures=pictures is not None), dict.fromkeys(row)
+            reading = _Reading(recipe, found, names, optional_names(found) - names.keys(), pictures)
         reading.meet(row)
         size, row_turns, trouble = reading.check(row)
         if trouble is not None and trouble.refused:
@@ -167,24 +163,22 @@ def with_text_of(
     facts: DatasetFacts,
     recipe: Recipe,
     first: tuple[Row, ...],
-    *,
-    pictures: bool = False,
-    tokens: PictureCounter | None = None,
-    found_pictures: FirstPictures | None = None,
+    pictures: FirstPictures | None,
+    tokens: PictureCounter | None,
 ) -> DatasetFacts:
     """The facts of a dataset that was not read completely: its first rows stand for the others.
 
     Args:
-        found_pictures: what all rows that were read say of the pictures; None where the first rows say it.
+        pictures: what all rows that were read say of them; None where the model reads text.
 
     Raises:
         UsageError: training refuses a picture that is read now.
     """
     found = DetectedFormat(facts.format, facts.columns, facts.reason)
-    counted = RowPictures(folder_of(recipe), tokens) if pictures else None
+    counted = None if pictures is None else RowPictures(folder_of(recipe), tokens)
     check = checker(found, counted)
     checked = [(row, check(row)) for row in first]
-    lines = (found_pictures.lines if found_pictures is not None else None) or ()
+    lines = () if pictures is None else pictures.lines or ()
     for line, (row, (_, _, trouble)) in zip(lines, checked, strict=False):
         if trouble is not None and trouble.kind in PROBLEMS:
             raise refused_row(recipe, (line, row), found, counted, trouble.kind)
@@ -199,14 +193,12 @@ def with_text_of(
         turns=round(share * sum(said for _, _, said in good)),
         longest_turns=max(said for _, _, said in good),
     )
-    if counted is None:
+    if pictures is None or counted is None:
         return measured
     for row, _, _ in good:
         counted.count(lift_pictures(row, found.columns)[1])
-    if found_pictures is None:
-        return with_pictures_of(measured, counted, share)
-    measured = with_pictures_of(measured, counted, found_pictures.count / max(1, counted.figures.pictures))
-    return dataclasses.replace(measured, images=found_pictures.count, most_images=found_pictures.most)
+    measured = with_pictures_of(measured, counted, pictures.count / max(1, counted.figures.pictures))
+    return dataclasses.replace(measured, images=pictures.count, most_images=pictures.most)
 
 
 def canonical(row: Row) -> bytes:
@@ -239,7 +231,7 @@ def find_format(recipe: Recipe, row: Row, *, pictures: bool = False) -> Detected
     found = detect(row, pictures=pictures)
     media = next((column for column, value in row.items() if is_media(column, value)), None)
     if found is None and media is not None:
-        raise media_error(recipe, recipe.data, media, row) if not pictures else pictures_error(recipe.data, media, row)
+        raise media_error(recipe, recipe.data, media, row, pictures=pictures)
     if found is None:
         raise wrong_columns(recipe, row, "no known set of columns")
     return found
@@ -293,7 +285,10 @@ def first_format(
     found = complete(recipe, find_format(recipe, first[0], pictures=pictures), names)
     later = {} if whole else dict.fromkeys([found.columns.get("images", "")])
     require_columns(recipe, found, names | later)
-    checked = RowPictures(folder_of(recipe)) if listed is None else listed_pictures(recipe, listed)
+    if listed is None or recipe.data_file is None:
+        checked = RowPictures(folder_of(recipe))
+    else:
+        checked = ListedPictures(hub_file(recipe.data, recipe.data_revision, recipe.data_file), listed)
     reading = _Reading(recipe, found, names, set(), checked if pictures else None)
     for line, row in zip(lines or range(1, len(first) + 1), first, strict=True):
         reading.meet(row)
@@ -317,12 +312,8 @@ def unread_media(recipe: Recipe, columns: dict[str, str]) -> str | None:
 
 def first_rows_of(recipe: Recipe) -> list[Row]:
     """The first complete rows; fewer where they hold large pictures."""
-    return first_of(row for _, row, _ in read_rows.read(recipe) if isinstance(row, dict))
-
-
-def first_of(rows: Iterable[Row]) -> list[Row]:
     first, size = list[Row](), 0
-    for row in rows:
+    for row in (row for _, row, _ in read_rows.read(recipe) if isinstance(row, dict)):
         first.append(row)
         size += sum(map(_held_bytes, row.values()))
         if len(first) == _FIRST or size > _FIRST_BYTES:
@@ -375,7 +366,6 @@ def _texts(value: Any, depth: int = 4) -> list[str]:
 
 
 def unread_text_told(names: list[str], columns: dict[str, str]) -> str:
-    """The warning for such columns."""
     return (
         f"{', '.join(names[:4])} {'is' if len(names) == 1 else 'are'} not read: the model learns "
         f"{', '.join(columns.values())} alone. If the answers need it, put it into the question, or name the columns "

@@ -85,7 +85,6 @@ class PictureCounter:
         return self._known[size]
 
     def add(self, sizes: list[PictureSize]) -> None:
-        """The pictures of one row."""
         pictures = [self.of(size) for size in sizes]
         parts = sum(picture.parts for picture in pictures)
         fed = parts + sum(picture.around for picture in pictures)
@@ -178,17 +177,8 @@ class Bucket:
     rows: int
 
 
-@dataclass(frozen=True)
-class Distribution:
-    """Percentiles (nearest rank) and a histogram."""
-
-    p50: int
-    p90: int
-    p99: int
-    histogram: list[Bucket]
-
-
-def distribution(lengths: Lengths) -> Distribution:
+def distribution(lengths: Lengths) -> tuple[tuple[int, int, int], list[Bucket]]:
+    """The percentiles 50, 90 and 99 (nearest rank), and a histogram."""
     sizes = sorted(size for size, _, _ in lengths.counted)
     p50, p90, p99 = (sizes[max(0, -(-p * len(sizes) // 100) - 1)] for p in (50, 90, 99))
     histogram, edge, done = list[Bucket](), 16, 0
@@ -197,7 +187,7 @@ def distribution(lengths: Lengths) -> Distribution:
         if below:
             histogram.append(Bucket(edge, below - done))
         done, edge = below, edge * 2
-    return Distribution(p50, p90, p99, histogram)
+    return (p50, p90, p99), histogram
 
 
 def known_tokens(

@@ -8,7 +8,6 @@ import shlex
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import NamedTuple
 
 import msgspec
 
@@ -55,37 +54,28 @@ class Fixed(msgspec.Struct, frozen=True):
     left_out: dict[str, int]
 
 
-class Rows(NamedTuple):
-    """The rows to write.
-
-    Attributes:
-        check: rows that it refuses are left out.
-        refuses: of those that are left, the same.
-        mapped: a row with the standard columns of its format.
-    """
-
-    recipe: Recipe
-    check: Check
-    refuses: Refuses | None
-    mapped: Callable[[Row], Row]
-
-
-def write_fixed(rows: Rows, out: Path) -> Fixed:
+def write_fixed(
+    recipe: Recipe, check: Check, refuses: Refuses | None, mapped: Callable[[Row], Row], out: Path
+) -> Fixed:
     """Writes `out`; returns what it contains and what was left out, by kind.
 
     Broken rows, rows that training refuses and all but the first of equal rows are left out.
+
+    Args:
+        check, refuses: rows that one of them refuses are left out.
+        mapped: gives a row with the standard columns of its format.
 
     Raises:
         UsageError: `out` exists, or no row is usable.
     """
     check_out(out)
     repeats, left_out, written = Repeats(), Counter[str](), 0
-    for place, line in _lines(rows._replace(refuses=None), Counter()):
+    for place, line in _lines(recipe, check, None, mapped, Counter()):
         repeats.add(line, place)
     repeated = repeats.places()
     next_repeated = next(repeated, None)
     with whole_file(out) as part, open(part, "wb") as file:
-        for place, line in _lines(rows, left_out):
+        for place, line in _lines(recipe, check, refuses, mapped, left_out):
             while next_repeated is not None and next_repeated < place:
                 next_repeated = next(repeated, None)
             if place == next_repeated:
@@ -95,9 +85,9 @@ def write_fixed(rows: Rows, out: Path) -> Fixed:
             written += 1
         if not written:
             raise UsageError(
-                f"{rows.recipe.data} has no usable row",
+                f"{recipe.data} has no usable row",
                 code="bad_row",
-                got=_counts_by_kind(left_out),
+                got=", ".join(f"{count} {kind}" for kind, count in sorted(left_out.items())),
                 hint="run the same command without --fix to see what is wrong with each row",
             )
         file.flush()
@@ -106,17 +96,19 @@ def write_fixed(rows: Rows, out: Path) -> Fixed:
     return Fixed(str(out), written, digest["bytes"], digest["sha256"], dict(left_out))
 
 
-def _lines(rows: Rows, left_out: Counter[str]) -> Iterator[tuple[int, bytes]]:
+def _lines(
+    recipe: Recipe, check: Check, refuses: Refuses | None, mapped: Callable[[Row], Row], left_out: Counter[str]
+) -> Iterator[tuple[int, bytes]]:
     """The rows to write, each with its place. The other rows are counted in `left_out`."""
-    for place, (number, row, _) in enumerate(read_rows.read(rows.recipe)):
+    for place, (number, row, _) in enumerate(read_rows.read(recipe)):
         if isinstance(row, read_rows.Broken):
             left_out[row.kind] += 1
             continue
-        why = _trouble(rows.check, row) or (rows.refuses(number, row) if rows.refuses is not None else None)
+        why = _trouble(check, row) or (refuses(number, row) if refuses is not None else None)
         if why is not None:
             left_out[why] += 1
         else:
-            yield place, _line(rows.mapped(row))
+            yield place, _line(mapped(row))
 
 
 def _trouble(check: Check, row: Row) -> str | None:
@@ -129,7 +121,3 @@ def _line(row: Row) -> bytes:
         return (json.dumps(row, ensure_ascii=False, default=str) + "\n").encode("utf-8")
     except UnicodeEncodeError:  # half a surrogate pair outside of the messages' texts
         return (json.dumps(row, default=str) + "\n").encode("ascii")
-
-
-def _counts_by_kind(left_out: Counter[str]) -> str:
-    return ", ".join(f"{count} {kind}" for kind, count in sorted(left_out.items()))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import json
 import re
 from dataclasses import dataclass
 from functools import cache
@@ -13,7 +12,7 @@ import msgspec
 
 from skill_train.core.errors import UsageError
 from skill_train.estimate.devices import device_speed
-from skill_train.facts import MachineFacts, MeasuredReading
+from skill_train.facts import MachineFacts
 
 _TABLE = Path(__file__).with_name("targets.json")
 _GIB = 1 << 30  # memory is sold in powers of two
@@ -84,8 +83,7 @@ class Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @cache
 def read_table() -> Table:
-    """The published devices."""
-    return msgspec.convert(json.loads(_TABLE.read_text(encoding="utf-8")), Table)
+    return msgspec.json.decode(_TABLE.read_bytes(), type=Table)
 
 
 def find_target(name: str | None, memory: str | None, bandwidth: str | None) -> TargetDevice:
@@ -111,7 +109,9 @@ def find_target(name: str | None, memory: str | None, bandwidth: str | None) -> 
             )
         reasons = ["memory: --memory", "usable: judged, not measured: the system takes 10 to 25 %"]
         reasons.append("bandwidth: " + ("not known; --bandwidth sets it" if speed is None else "--bandwidth"))
-        return TargetDevice(_stated_name(stated, speed), UNKNOWN_FAMILY, stated, _shares(stated), speed, tuple(reasons))
+        usable = (_STATED_USABLE[0] * stated, _STATED_USABLE[1] * stated)
+        shown = f"a device of {stated / 1e9:g} GB" + ("" if speed is None else f" and {speed:g} GB/s")
+        return TargetDevice(shown, UNKNOWN_FAMILY, stated, usable, speed, tuple(reasons))
     rows, size = _find_rows(name)
     memory_bytes = stated or (size * _GIB if size else None)
     return _of_row(_with_memory(rows, memory_bytes), memory_bytes, speed)
@@ -119,30 +119,15 @@ def find_target(name: str | None, memory: str | None, bandwidth: str | None) -> 
 
 def of_machine(machine: MachineFacts) -> TargetDevice:
     """This machine. The bandwidth is known of the GPUs and the Apple chips of `devices`, and of no other processor."""
-    device = device_speed(machine)
+    device, reading = device_speed(machine), machine.reading
     speed = None if device is None else device.gigabytes_per_second
-    reading = machine.reading
-    reasons = (
-        "memory: of this machine",
-        "usable: what is free now, up to all of it",
-        _bandwidth_reason(speed, reading),
-    )
-    usable = float(machine.available_bytes or machine.memory_bytes or 0), float(machine.memory_bytes or 0)
-    return TargetDevice(
-        machine.chip,
-        family_of(machine),
-        usable[1],
-        usable,
-        speed,
-        reasons,
-        reading.gigabytes_per_second if reading else None,
-    )
-
-
-def _bandwidth_reason(speed: float | None, reading: MeasuredReading | None) -> str:
+    reached = None if reading is None else reading.gigabytes_per_second
+    bandwidth = "not known of this processor; bench measures it" if speed is None else "table of devices"
     if reading is not None:
-        return f"bandwidth: {reading.gigabytes_per_second:.1f} GB/s were reached here ({reading.basis})"
-    return "bandwidth: " + ("not known of this processor; bench measures it" if speed is None else "table of devices")
+        bandwidth = f"{reading.gigabytes_per_second:.1f} GB/s were reached here ({reading.basis})"
+    reasons = ("memory: of this machine", "usable: what is free now, up to all of it", f"bandwidth: {bandwidth}")
+    usable = float(machine.available_bytes or machine.memory_bytes or 0), float(machine.memory_bytes or 0)
+    return TargetDevice(machine.chip, family_of(machine), usable[1], usable, speed, reasons, reached)
 
 
 def family_of(machine: MachineFacts) -> str:
@@ -236,12 +221,3 @@ def _of_row(row: TableRow, memory: float | None, speed: float | None) -> TargetD
     )
     shares = (usable.share[0] * total, usable.share[1] * total)
     return TargetDevice(row.name, row.family, total, shares, speed or row.gigabytes_per_second, reasons)
-
-
-def _stated_name(memory: float, speed: float | None) -> str:
-    return f"a device of {memory / 1e9:g} GB" + ("" if speed is None else f" and {speed:g} GB/s")
-
-
-def _shares(memory: float) -> tuple[float, float]:
-    least, most = _STATED_USABLE
-    return least * memory, most * memory

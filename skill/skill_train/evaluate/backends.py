@@ -10,16 +10,16 @@ import importlib.util
 import math
 import time
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
+import msgspec
+
 from skill_train.core.console import Bar
-from skill_train.core.errors import NotInstalled, UsageError
-from skill_train.core.worker import llama_cpp_folder
-from skill_train.evaluate import vllm_job
+from skill_train.core.errors import UsageError
+from skill_train.core.worker import llama_cpp_folder, run_worker
 from skill_train.evaluate.pictures import (
     PictureTensors,
     PictureTurns,
@@ -27,10 +27,12 @@ from skill_train.evaluate.pictures import (
     ServerPrompts,
     plain_generation,
 )
+from skill_train.evaluate.vllm_worker import VllmJob, VllmResult, not_installed
 from skill_train.llama import inference
 from skill_train.llama.inference import Prompt, Scored
 from skill_train.llama.pictures import answers as picture_answers
 from skill_train.llama.pictures.compare import MARKER
+from skill_train.machine.read import physical_cores
 from skill_train.model.foreign_files import require_sound
 from skill_train.reference.load import load_tokenizer, read_model, reference_model, stop_ids
 
@@ -119,8 +121,7 @@ def backend_of(model: Model, wanted: str) -> tuple[Ask, str]:
         llama_cpp_folder()
         return (ask_llama_cpp if model.pictures is None else ask_pair), "a GGUF file"
     if wanted == "vllm":
-        _require_text(model)
-        _require_vllm()
+        _require_vllm(model)
     if wanted == "transformers":
         return ask_transformers, "asked for"
     if model.adapter is not None:
@@ -141,10 +142,7 @@ def ask_transformers(model: Model, questions: list[Question], progress: Progress
     if model.pictures is not None:
         inputs = PictureTensors(model.pictures, tokenizer)
         read = partial(read_model, task="ImageTextToText")
-    with (
-        reference_model(model.path, model.adapter, read) as network,
-        nullcontext() if inputs is None else plain_generation(network),
-    ):
+    with reference_model(model.path, model.adapter, read) as network, plain_generation(network):
         rows, highest = len(network.get_input_embeddings().weight), max(max(question.ids) for question in questions)
         if highest >= rows:
             return _unmeasured("transformers", f"it knows {rows} tokens, and the rows use number {highest}")
@@ -153,40 +151,30 @@ def ask_transformers(model: Model, questions: list[Question], progress: Progress
         sums = [
             _loss(network, question, device, inputs) for question in _told(questions, lambda share: progress(share / 2))
         ]
-        started = time.monotonic()
-        if inputs is not None:
-            answers = [
-                _generated(network, question, stops, device, inputs)
-                for question in _told(questions, lambda share: progress((1 + share) / 2))
-            ]
-        else:
-            answers = _answered(network, questions, stops, device, lambda share: progress((1 + share) / 2))
+        started, answers = time.monotonic(), [list[int]() for _ in questions]
+        for group in _told(_groups(questions, alone=inputs is not None), lambda share: progress((1 + share) / 2)):
+            replies = _answered(network, [questions[number] for number in group], stops, inputs)
+            for number, answer in zip(group, replies, strict=True):
+                answers[number] = answer
         seconds = time.monotonic() - started
     return Replies("transformers", device, sums, answers, _speed(answers, seconds))
 
 
 def ask_llama_cpp(model: Model, questions: list[Question], progress: Progress) -> Replies:
     """Asks a GGUF file through llama.cpp on the CPU, in a child process, one row at a time."""
-    from skill_train.machine.read import physical_cores
-
-    longest = max(max(len(question.ids), len(question.prompt) + question.most) for question in questions)
     job = inference.InferenceJob(
         gguf=str(model.path),
-        context_tokens=longest + 8,
+        context_tokens=_context(questions),
         threads=physical_cores(),
         scored=_scored(questions),
         prompts=_prompts(questions),
     )
-    result = inference.ask(job, progress=_halves(progress))
-    speed = _speed(result.answers, result.answer_seconds)
-    return Replies("llama.cpp", "cpu", result.losses, _in_place(questions, result.answers), speed)
+    return _replies("llama.cpp", "cpu", questions, inference.ask(job, progress=_halves(progress)))
 
 
 def ask_pair(model: Model, questions: list[Question], progress: Progress) -> Replies:
     """Asks a GGUF file and its projector through llama.cpp, as its server is asked: it resizes the pictures in its own
     way, and the chat template writes the prompt. The rows without pictures are asked as for any other file."""
-    from skill_train.machine.read import physical_cores
-
     if model.projector is None:
         return _unmeasured("llama.cpp", "it has no projector, so it would answer without the pictures")
     assert model.pictures is not None
@@ -223,33 +211,23 @@ def ask_pair(model: Model, questions: list[Question], progress: Progress) -> Rep
 def ask_vllm(model: Model, questions: list[Question], progress: Progress) -> Replies:
     """Asks a folder through vLLM in fp32, all rows at once, in a child process that gives the GPU's memory back."""
     require_sound(model.path)
-    longest = max(max(len(question.ids), len(question.prompt) + question.most) for question in questions)
-    job = vllm_job.VllmJob(str(model.path), longest + 8, _scored(questions), _prompts(questions))
-    result = vllm_job.ask(job, progress=_halves(progress))
-    speed = _speed(result.answers, result.answer_seconds)
-    return Replies("vllm", "cuda", result.losses, _in_place(questions, result.answers), speed)
+    job = VllmJob(str(model.path), _context(questions), _scored(questions), _prompts(questions))
+    answer = run_worker("skill_train.evaluate.vllm_worker", msgspec.to_builtins(job), progress=_halves(progress))
+    return _replies("vllm", "cuda", questions, msgspec.convert(answer, VllmResult))
 
 
-def _require_vllm() -> None:
-    if not _has_vllm():
-        raise NotInstalled("vllm is not installed", code="missing_package", hint="pip install vllm")
-    if not _has_cuda():
-        raise UsageError(
-            "vllm needs CUDA, which this machine does not have",
-            code="bad_usage",
-            expected="--backend auto or --backend transformers",
-            hint="run the same command without --backend",
-        )
-
-
-def _require_text(model: Model) -> None:
+def _require_vllm(model: Model) -> None:
     if model.pictures is not None:
-        raise UsageError(
-            "rows with pictures are not evaluated with vllm",
-            code="vision",
-            expected="--backend auto or --backend transformers",
-            hint="run the same command without --backend",
-        )
+        raise _not_vllm("rows with pictures are not evaluated with vllm", "vision")
+    if not _has_vllm():
+        raise not_installed()
+    if not _has_cuda():
+        raise _not_vllm("vllm needs CUDA, which this machine does not have", "bad_usage")
+
+
+def _not_vllm(message: str, code: str) -> UsageError:
+    expected, hint = "--backend auto or --backend transformers", "run the same command without --backend"
+    return UsageError(message, code=code, expected=expected, hint=hint)
 
 
 def _has_vllm() -> bool:
@@ -288,21 +266,9 @@ def _loss(network: Any, question: Question, device: str, inputs: PictureTensors 
     return total if math.isfinite(total) else None
 
 
-def _answered(
-    network: Any, questions: list[Question], stops: set[int], device: str, progress: Progress
-) -> list[list[int]]:
-    """The greedy answers in the order of the questions. Prompts of one length are answered together: others would need
-    padding, which some architectures read."""
-    answers: list[list[int]] = [[] for _ in questions]
-    for group in _told(_groups(questions), progress):
-        replies = _greedy(network, [questions[number] for number in group], stops, device)
-        for number, answer in zip(group, replies, strict=True):
-            answers[number] = answer
-    return answers
-
-
-def _groups(questions: list[Question]) -> list[list[int]]:
-    """The numbers of the questions that are answered together."""
+def _groups(questions: list[Question], *, alone: bool) -> list[list[int]]:
+    """The numbers of the questions that are answered together: prompts of one length, because others would need
+    padding, which some architectures read. Each is answered alone where there are pictures."""
     alike: dict[int, list[int]] = {}
     for number, question in enumerate(questions):
         if question.prompt:
@@ -310,29 +276,38 @@ def _groups(questions: list[Question]) -> list[list[int]]:
     groups = []
     for length, numbers in alike.items():
         most = max(questions[number].most for number in numbers)
-        size = max(1, min(_ROWS_AT_ONCE, _TOKENS_AT_ONCE // (length + most)))
+        size = 1 if alone else max(1, min(_ROWS_AT_ONCE, _TOKENS_AT_ONCE // (length + most)))
         groups += [numbers[at : at + size] for at in range(0, len(numbers), size)]
     return groups
 
 
-def _greedy(network: Any, questions: list[Question], stops: set[int], device: str) -> list[list[int]]:
-    """The answers of the most likely tokens, to prompts of one length. `generate` would apply the penalties of
-    generation_config.json, which llama.cpp does not know."""
+def _answered(
+    network: Any, questions: list[Question], stops: set[int], inputs: PictureTensors | None
+) -> list[list[int]]:
+    """The greedy answers to prompts of one length."""
     import torch
 
-    answers: list[list[int]] = [[] for _ in questions]
-    past, input_ids = None, [question.prompt for question in questions]
-    selection = {"logits_to_keep": 1} if network._supports_logits_to_keep() else {}
-    with torch.no_grad():
-        for _ in range(max(question.most for question in questions)):
-            ids = torch.tensor(input_ids, device=device)
-            out = network(input_ids=ids, past_key_values=past, use_cache=True, **selection)
-            past, input_ids = out.past_key_values, out.logits[:, -1].argmax(dim=-1, keepdim=True).tolist()
-            for answer, (token,) in zip(answers, input_ids, strict=True):
-                answer.append(token)
-            if all(stops & set(answer) for answer in answers):
-                break
+    ids = torch.tensor([question.prompt for question in questions], device=network.device)
+    pictures = {} if inputs is None else inputs.tensors(questions[0].turns, ids)
+    found = generate(network, ids, max(question.most for question in questions), stops, **pictures)
+    answers: list[list[int]] = found[:, ids.shape[1] :].tolist()
     return [_until_stop(answer[: question.most], stops) for answer, question in zip(answers, questions, strict=True)]
+
+
+def generate(network: Any, ids: Any, most: int, stops: set[int], **more: Any) -> Any:
+    """The ids with at most so many after them, the most likely ones; padded behind the first stop. [rows, tokens]"""
+    import torch
+
+    with torch.no_grad():
+        return network.generate(
+            input_ids=ids,
+            attention_mask=torch.ones_like(ids),
+            max_new_tokens=most,
+            do_sample=False,
+            eos_token_id=sorted(stops) or None,
+            pad_token_id=min(stops, default=0),
+            **more,
+        )
 
 
 def _until_stop(answer: list[int], stops: set[int]) -> list[int]:
@@ -340,25 +315,8 @@ def _until_stop(answer: list[int], stops: set[int]) -> list[int]:
     return answer[: next((at + 1 for at, token in enumerate(answer) if token in stops), len(answer))]
 
 
-def _generated(network: Any, question: Question, stops: set[int], device: str, inputs: PictureTensors) -> list[int]:
-    """As `_greedy`, by the model's own `generate`: where the tokens behind a picture stand is known there."""
-    import torch
-
-    if not question.prompt:
-        return []
-    ids = torch.tensor([question.prompt], device=device)
-    with torch.no_grad():
-        found = network.generate(
-            input_ids=ids,
-            attention_mask=torch.ones_like(ids),
-            **inputs.tensors(question.turns, ids),
-            max_new_tokens=question.most,
-            do_sample=False,
-            eos_token_id=sorted(stops) or None,
-            pad_token_id=min(stops, default=0),
-        )
-    answer: list[int] = found[0, len(question.prompt) :].tolist()
-    return answer
+def _context(questions: list[Question]) -> int:
+    return max(max(len(question.ids), len(question.prompt) + question.most) for question in questions) + 8
 
 
 def _scored(questions: list[Question]) -> list[Scored]:
@@ -369,10 +327,13 @@ def _prompts(questions: list[Question]) -> list[Prompt]:
     return [Prompt(question.prompt, question.most) for question in questions if question.prompt]
 
 
-def _in_place(questions: list[Question], answers: list[list[int]]) -> list[list[int]]:
-    """The answers in the order of the questions, with an empty one for each row that asks nothing."""
-    remaining = iter(answers)
-    return [next(remaining) if question.prompt else [] for question in questions]
+def _replies(
+    backend: str, device: str, questions: list[Question], result: inference.InferenceResult | VllmResult
+) -> Replies:
+    """The replies of a worker, with an empty answer for each row that asks nothing."""
+    remaining = iter(result.answers)
+    answers = [next(remaining) if question.prompt else [] for question in questions]
+    return Replies(backend, device, result.losses, answers, _speed(result.answers, result.answer_seconds))
 
 
 def _halves(progress: Progress) -> Bar:

@@ -10,6 +10,7 @@ from typing import Any
 
 from skill_train.core.errors import UsageError
 from skill_train.facts import JsonObject
+from skill_train.llama.template import Conversation, by_tokenizer
 from skill_train.program.events import Refused
 from skill_train.program.pictures.decode import PictureSize, picture_digest, picture_size
 from skill_train.program.pictures.find import picture_parts
@@ -49,7 +50,6 @@ class RunPictures:
 
 
 def pictures_of_run(run: RunDir, base: Path) -> RunPictures:
-    """The pictures of a run, as its recipe has them read."""
     recipe = plan_record.read(run.plan).recipe
     return RunPictures(run.path, base, recipe.preprocess, recipe.min_pixels, recipe.max_pixels)
 
@@ -138,16 +138,14 @@ class ServerPrompts:
         self.seen = pictures.read_by(tokenizer)
 
     def text(self, turns: PictureTurns) -> str:
-        return self._rendered(with_markers(turns.messages, self.marker), turns.tools)
+        return self._rendered(turns, self.marker)
 
     def is_asked_alike(self, turns: PictureTurns, prompt: list[int]) -> bool:
         """Whether the chat template asks the row's own question: the same ids as the row has before its answer."""
         sizes: list[PictureSize] = [picture_size(image, self.folder) for image in turns.images]
-        messages = turns.messages if self.seen.engine is None else with_markers(turns.messages, self.seen.mark)
-        text, _ = self.seen.expanded(self._rendered(messages, turns.tools), sizes)
+        text, _ = self.seen.expanded(self._rendered(turns, None if self.seen.engine is None else self.seen.mark), sizes)
         return list(self.tokenizer(text, add_special_tokens=False)["input_ids"]) == prompt
 
-    def _rendered(self, messages: list[JsonObject], tools: list[Any] | None) -> str:
-        return str(
-            self.tokenizer.apply_chat_template(messages, tools=tools, tokenize=False, add_generation_prompt=True)
-        )
+    def _rendered(self, turns: PictureTurns, marker: str | None) -> str:
+        messages = turns.messages if marker is None else with_markers(turns.messages, marker)
+        return by_tokenizer(self.tokenizer, Conversation(messages, turns.tools, True))

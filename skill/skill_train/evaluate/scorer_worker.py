@@ -21,7 +21,9 @@ from skill_train.core.worker import worker_main
 EXPECTED = "a Python file with score(prompt: str, answer: str, expected: str) -> float"
 
 
-class AnswerToScore(TypedDict):
+class Reply(TypedDict):
+    """Three texts. `prompt` is as the model was fed it, with template marks. The others have no special tokens."""
+
     prompt: str
     answer: str
     expected: str
@@ -29,7 +31,7 @@ class AnswerToScore(TypedDict):
 
 class ScoreJob(TypedDict):
     file: str
-    rows: list[AnswerToScore]
+    rows: list[Reply]
 
 
 class Scores(TypedDict):
@@ -58,7 +60,7 @@ def _load(file: Path) -> Callable[..., Any]:
     return score  # type: ignore[no-any-return]
 
 
-def _score(score: Callable[..., Any], row: AnswerToScore, number: int, file: str) -> float:
+def _score(score: Callable[..., Any], row: Reply, number: int, file: str) -> float:
     try:
         value = score(row["prompt"], row["answer"], row["expected"])
     except (Exception, SystemExit) as error:

@@ -12,7 +12,7 @@ import msgspec
 
 from skill_train.core.errors import NativeCrash, UsageError
 from skill_train.core.worker import run_worker
-from skill_train.evaluate.scorer_worker import ScoreJob, Scores
+from skill_train.evaluate.scorer_worker import Reply, ScoreJob, Scores
 from skill_train.program.encode import limited
 from skill_train.run.plan_record import Policy
 
@@ -34,15 +34,6 @@ class Scoring:
     name: str = "exact"
     pattern: str | None = None
     scorer: Path | None = None
-
-
-@dataclass(frozen=True)
-class Reply:
-    """Three texts. `prompt` is as the model was fed it, with template marks. The others have no special tokens."""
-
-    prompt: str
-    answer: str
-    expected: str
 
 
 def scoring_of(policy: Policy, score: str | None, pattern: str | None, scorer: Path | None) -> Scoring:
@@ -91,7 +82,7 @@ def checked_pattern(pattern: str | None) -> str:
 
 
 def exact(reply: Reply) -> float:
-    return float(reply.answer == reply.expected)
+    return float(reply["answer"] == reply["expected"])
 
 
 def scores(scoring: Scoring, answers: list[Reply]) -> list[float | None]:
@@ -104,7 +95,7 @@ def scores(scoring: Scoring, answers: list[Reply]) -> list[float | None]:
         return _own(scoring.scorer, answers)
     if scoring.pattern is not None:
         return _by_patterns(scoring.pattern, answers)
-    return [_is_json(reply.answer) if scoring.name == "json" else exact(reply) for reply in answers]
+    return [_is_json(reply["answer"]) if scoring.name == "json" else exact(reply) for reply in answers]
 
 
 def _by_patterns(pattern: str, answers: list[Reply]) -> list[float | None]:
@@ -117,7 +108,7 @@ def _by_patterns(pattern: str, answers: list[Reply]) -> list[float | None]:
             f"the pattern {pattern!r} takes too long",
             code="bad_scorer",
             expected=f"all answers searched in {_PATTERN_SECONDS:g} s",
-            got=f"{len(answers)} answers of up to {max(len(reply.answer) for reply in answers)} characters",
+            got=f"{len(answers)} answers of up to {max(len(reply['answer']) for reply in answers)} characters",
             hint="avoid a repetition inside another repetition",
         ) from None
 
@@ -125,7 +116,7 @@ def _by_patterns(pattern: str, answers: list[Reply]) -> list[float | None]:
 def _by_pattern(pattern: re.Pattern[str], reply: Reply) -> float | None:
     """1 if the first match is the same in both, or else 0."""
     group = 1 if pattern.groups else 0
-    wanted, match = pattern.search(reply.expected), pattern.search(reply.answer)
+    wanted, match = pattern.search(reply["expected"]), pattern.search(reply["answer"])
     if wanted is None or wanted[group] is None:
         return None
     return float(match is not None and match[group] == wanted[group])
@@ -145,10 +136,7 @@ def _refuse(constant: str) -> None:
 
 
 def _own(file: Path, answers: list[Reply]) -> list[float | None]:
-    job: ScoreJob = {
-        "file": str(file),
-        "rows": [{"prompt": reply.prompt, "answer": reply.answer, "expected": reply.expected} for reply in answers],
-    }
+    job: ScoreJob = {"file": str(file), "rows": answers}
     limit = _START_SECONDS + _ANSWER_SECONDS * len(answers)
     try:
         scores = run_worker("skill_train.evaluate.scorer_worker", job, most_seconds=limit)

@@ -22,7 +22,8 @@ from skill_train.core.memory import peak_memory_bytes
 from skill_train.evaluate.backends import Model, Question, Replies, backend_of
 from skill_train.evaluate.figures import FEW_ROWS, ModelReplies, differences, figures
 from skill_train.evaluate.pictures import require_pictures, turns_of
-from skill_train.evaluate.scores import Reply, Scoring, exact, scores
+from skill_train.evaluate.scorer_worker import Reply
+from skill_train.evaluate.scores import Scoring, exact, scores
 from skill_train.model.config import text_config
 from skill_train.model.folder import read_config
 from skill_train.model.sidecar_files import model_digests
@@ -47,15 +48,6 @@ Warn = Callable[[str, str], None]
 ROOM = 8  # tokens that an answer may be longer than the expected one
 _LONGEST_TEXT = 1000  # characters of a text that the record keeps
 _VERSIONS = ("transformers", "torch", "peft", "llama-cpp-python", "vllm")
-
-
-@dataclass(frozen=True)
-class _EvaluationScope:
-    """What a measurement is valid for."""
-
-    inputs: EvaluationInputs
-    options: EvaluationOptions
-    versions: dict[str, str | None]
 
 
 @dataclass(frozen=True)
@@ -91,29 +83,31 @@ def evaluate(request: EvaluateRequest, *, progress: Bar, warn: Warn) -> StepResu
     """
     started = time.monotonic()
     rows = spread(_askable(request, warn), request.most_rows)
-    asked = questions(
-        rows, loss_on=request.loss_on, room=_room(request.scoring), context=_context(request.tokenizer_of)
-    )
+    scoring, context = request.scoring, context_length(read_config(request.tokenizer_of))
+    asked = questions(rows, loss_on=request.loss_on, room=_room(scoring), context=context)
     _warn(asked, request.loss_on, warn)
-    scope = _scope(request.models, rows, request.scoring, request.backend)
-    if (earlier := _earlier(request.record, scope)) is not None:
-        return StepResult(earlier, reused=True)
+    inputs, installed = _inputs(request.models, rows, scoring), versions(*_VERSIONS)
+    options = EvaluationOptions(score=scoring.name, pattern=scoring.pattern, backend=request.backend)
+    if request.record.is_file():
+        earlier = evaluate_record.read(request.record)
+        if (earlier.inputs, earlier.options, earlier.versions) == (inputs, options, installed):
+            return StepResult(earlier, reused=True)
     _require_able(request.models, request.backend, request.record)
     tokenizer = load_tokenizer(request.tokenizer_of)
-    _try_scorer(request.scoring, asked, tokenizer)
-    ask = partial(measure, tokenizer=tokenizer, scoring=request.scoring, backend=request.backend)
+    _try_scorer(scoring, asked, tokenizer)
+    ask = partial(measure, tokenizer=tokenizer, scoring=scoring, backend=request.backend)
     measured = [
         ask(model, asked, progress=_part(progress, n, request.models)) for n, model in enumerate(request.models)
     ]
     evaluation = Evaluation(
         step=request.record.stem,
-        inputs=scope.inputs,
-        options=scope.options,
-        versions=scope.versions,
+        inputs=inputs,
+        options=options,
+        versions=installed,
         rows=len(rows),
         asked=sum(bool(question.prompt) for question in asked),
         answer_tokens=sum(len(question.trained) for question in asked),
-        score=None if request.scoring.name == "exact" else request.scoring.name,
+        score=None if scoring.name == "exact" else scoring.name,
         models=[figures(judged, asked) for judged in measured],
         differences=differences(measured, asked),
         answers=_answers(rows, asked, measured, tokenizer),
@@ -141,7 +135,9 @@ def measure(
     replies = ask(model, asked, lambda share: progress(share, 1, model.name))
     texts = _texts(asked, replies, tokenizer)
     own = scores(scoring, texts) if scoring.name != "exact" and texts else []
-    return ModelReplies(model, why, replies, [exact(reply) for reply in texts], own, [reply.answer for reply in texts])
+    return ModelReplies(
+        model, why, replies, [exact(reply) for reply in texts], own, [reply["answer"] for reply in texts]
+    )
 
 
 def questions(rows: list[Row], *, loss_on: str, room: int, context: int | None) -> list[Question]:
@@ -199,10 +195,6 @@ def _room(scoring: Scoring) -> int:
     return ROOM if scoring.name == "exact" else 8 * ROOM
 
 
-def _context(folder: Path) -> int | None:
-    return context_length(read_config(folder))
-
-
 def _texts(asked: list[Question], replies: Replies, tokenizer: Any) -> list[Reply]:
     """The replies to the rows that ask; empty if the model was not measured."""
 
@@ -210,7 +202,7 @@ def _texts(asked: list[Question], replies: Replies, tokenizer: Any) -> list[Repl
         return str(tokenizer.decode(ids, skip_special_tokens=True)).strip()
 
     return [
-        Reply(_asked_text(question, tokenizer), text(ids), text(question.wanted))
+        Reply(prompt=_asked_text(question, tokenizer), answer=text(ids), expected=text(question.wanted))
         for question, ids in zip(asked, replies.answers, strict=bool(replies.answers))
         if question.prompt
     ]
@@ -248,7 +240,6 @@ def _warn(asked: list[Question], loss_on: str, warn: Warn) -> None:
 
 
 def _part(progress: Bar, number: int, models: list[Model]) -> Bar:
-    """The progress of one model as a part of the whole."""
     return lambda done, total, text: progress(number + done / total, len(models), text)
 
 
@@ -287,11 +278,6 @@ def blind(models: list[ModelFigures], base: Path) -> str:
     return f"{', '.join(named)}: {among}" if named else ""
 
 
-def _scope(models: list[Model], rows: list[Row], scoring: Scoring, backend: str) -> _EvaluationScope:
-    options = EvaluationOptions(score=scoring.name, pattern=scoring.pattern, backend=backend)
-    return _EvaluationScope(_inputs(models, rows, scoring), options, versions(*_VERSIONS))
-
-
 def _inputs(models: list[Model], rows: list[Row], scoring: Scoring) -> EvaluationInputs:
     folders = {model.path: model.name for model in reversed(models)}
     read: dict[str, ModelInputs] = {}
@@ -310,14 +296,6 @@ def _content(path: Path) -> dict[str, int | str | FileDigest]:
         return {**model_digests(path)}
     digest = file_digest(path)
     return {"bytes": digest["bytes"], "sha256": digest["sha256"]}
-
-
-def _earlier(record: Path, scope: _EvaluationScope) -> Evaluation | None:
-    if not record.is_file():
-        return None
-    earlier = evaluate_record.read(record)
-    same = (earlier.inputs, earlier.options, earlier.versions) == (scope.inputs, scope.options, scope.versions)
-    return earlier if same else None
 
 
 def require_rows(rows: list[Row], run: Path) -> None:

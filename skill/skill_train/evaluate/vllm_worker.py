@@ -15,8 +15,28 @@ import msgspec
 
 from skill_train.core.errors import NotInstalled
 from skill_train.core.worker import report_progress, worker_main
-from skill_train.evaluate.vllm_job import VllmJob, VllmResult
 from skill_train.llama.inference import Prompt, Scored
+
+
+class VllmJob(msgspec.Struct, frozen=True):
+    """Rows whose losses are measured, and prompts to answer."""
+
+    folder: str
+    context_tokens: int
+    scored: list[Scored]
+    prompts: list[Prompt]
+
+
+class VllmResult(msgspec.Struct, frozen=True):
+    """The losses and answers, in the order of the job.
+
+    Attributes:
+        losses: the sum of -log p in nats over each row's trained tokens; None where it is not finite.
+    """
+
+    losses: list[float | None]
+    answers: list[list[int]]
+    answer_seconds: float
 
 
 def run(document: object) -> object:
@@ -60,8 +80,12 @@ def _vllm() -> Any:
     try:
         import vllm
     except ImportError:
-        raise NotInstalled("vllm is not installed", code="missing_package", hint="pip install vllm") from None
+        raise not_installed() from None
     return vllm
+
+
+def not_installed() -> NotInstalled:
+    return NotInstalled("vllm is not installed", code="missing_package", hint="pip install vllm")
 
 
 if __name__ == "__main__":

@@ -7,7 +7,8 @@ from typing import Any
 
 from skill_train.core.errors import SkillTrainError, Temporary
 from skill_train.facts import JsonObject
-from skill_train.hub.client import GARBLED, KeptAway, RequestSubject, ask, prepare, understood
+from skill_train.hub.client import ask, prepare
+from skill_train.hub.errors import GARBLED, KeptAway, RequestSubject, understood
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,7 @@ class Account:
         return any(permission in permissions for name, permissions in self.scopes if name in places)
 
 
-def account(seconds: float = 4.0) -> Account:
+def account() -> Account:
     """Asks the Hub once who the token belongs to. Never raises, and the answer contains no part of the token."""
     prepare()
     from huggingface_hub import constants
@@ -62,12 +63,12 @@ def account(seconds: float = 4.0) -> Account:
     def question() -> Any:
         url = f"{constants.ENDPOINT}/api/whoami-v2"
         try:
-            return get_session().get(url, headers=build_hf_headers(token=token), timeout=seconds)
+            return get_session().get(url, headers=build_hf_headers(token=token), timeout=4.0)
         except HfHubHTTPError as error:  # the Hub asks for a long pause
             return error.response
 
     try:
-        answer = ask(RequestSubject("token"), question, seconds=2 * seconds)
+        answer = ask(RequestSubject("token"), question, seconds=8.0)
         if answer.status_code == 401:
             return Account("invalid")
         if answer.status_code != 200:
@@ -83,7 +84,6 @@ def account(seconds: float = 4.0) -> Account:
 
 
 def no_answer(account: Account) -> Temporary:
-    """The error for an account that could not be checked."""
     offline = "HF_HUB_OFFLINE" in account.why
     return (KeptAway if offline else Temporary)(
         f"the token cannot be checked: {account.why}",

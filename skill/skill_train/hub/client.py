@@ -14,31 +14,15 @@ from skill_train.core.errors import SkillTrainError, Temporary, UsageError
 from skill_train.core.units import megabytes
 from skill_train.hub import session
 from skill_train.hub.errors import (
-    GARBLED,
     UNREAD,
     KeptAway,
     RequestSubject,
     StillAsking,
     in_client,
-    not_signed_in,
     not_understood,
     translated,
-    understood,
     unreachable,
-)
-
-__all__ = [
-    "GARBLED",
-    "KeptAway",
-    "RequestSubject",
-    "StillAsking",
-    "ask",
-    "ask_here",
-    "not_signed_in",
-    "prepare",
-    "understood",
-    "worth_asking_again",
-]  # fmt: skip
+)  # fmt: skip
 
 Answer = TypeVar("Answer")
 
@@ -47,6 +31,7 @@ QUESTION_SECONDS = 20.0  # for all requests of one question, even if a server se
 STALLED_SECONDS = 60.0  # a transfer stops if it moves fewer bytes in this time than `session.AN_ANSWER`
 AT_WORK = 0.25  # a process that computes for this share of that time, such as a digest, is not stalled
 BLIND_SECONDS = 1800.0  # the same limit if hf_xet does not report its bytes
+TRIES, PAUSE_SECONDS = 4, 2.0  # of `patiently`; the pauses grow
 _FILES = ("/api/resolve-cache/",)  # the Hub's path for small files of repositories
 
 
@@ -104,6 +89,37 @@ def ask_here(subject: RequestSubject, question: Callable[[], Answer]) -> Answer:
     """
     prepare()
     return _understandably(subject, question)
+
+
+def patiently(question: Callable[[], Answer]) -> Answer:
+    """The answer to a request that may be sent again, repeated if its failure may pass. huggingface_hub 2.4 repeats
+    some requests itself, but not all."""
+    for attempt in range(1, TRIES):
+        try:
+            return question()
+        except Temporary as error:
+            if not worth_asking_again(error):
+                raise
+            waiting.tell(f"{error.message} ({error.got}); asking again")
+            waiting.pause(PAUSE_SECONDS * attempt)
+    return question()
+
+
+def or_none(code: str, question: Callable[[], Answer]) -> Answer | None:
+    """The answer; None if the request fails with an error of this code, because there is no such thing."""
+    try:
+        return question()
+    except UsageError as error:
+        if error.code != code:
+            raise
+        return None
+
+
+def api() -> Any:
+    """huggingface_hub's client, for a question that `ask` sends."""
+    from huggingface_hub import HfApi
+
+    return HfApi()
 
 
 def worth_asking_again(trouble: Temporary) -> bool:

@@ -188,23 +188,16 @@ def _splits(files: list[str]) -> dict[str, list[str]]:
         match = _SHARD.fullmatch(file)
         if match:
             shards.setdefault(match["split"], []).append(file)
-    named = shards or _by_word(files, _folders) or _by_word(files, _file_name)
+    named = shards or _by_word(files, slice(-1)) or _by_word(files, slice(-1, None))
     return named or ({"train": files} if files else {})
 
 
-def _by_word(files: list[str], part_of: Any) -> dict[str, list[str]]:
+def _by_word(files: list[str], where: slice) -> dict[str, list[str]]:
+    """The files by the words in these parts of their paths."""
     splits: dict[str, list[str]] = {}
     for split, words in _WORDS.items():
         pattern = re.compile(rf"(^|[-._ 0-9])({'|'.join(words)})($|[-._ 0-9])")
-        matching = [file for file in files if any(pattern.search(part) for part in part_of(file))]
+        matching = [file for file in files if any(map(pattern.search, PurePosixPath(file).parts[where]))]
         if matching:
             splits[split] = matching
     return splits
-
-
-def _folders(file: str) -> tuple[str, ...]:
-    return PurePosixPath(file).parts[:-1]
-
-
-def _file_name(file: str) -> tuple[str, ...]:
-    return PurePosixPath(file).parts[-1:]

@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from skill_train.core.errors import SkillTrainError, Temporary, UsageError
-from skill_train.hub.client import RequestSubject, ask
-from skill_train.hub.errors import gated, no_revision, translated, unknown
-from skill_train.hub.repositories import check_readable
+from skill_train.hub.client import ask
+from skill_train.hub.errors import RequestSubject, gated, no_revision, translated, unknown
+from skill_train.hub.repositories import check_access
 from skill_train.hub.session import offline
 
 SECONDS = 4.0  # for the one question of `promptly`
@@ -46,7 +46,7 @@ def promptly(name: str) -> Iterator[None]:
         Temporary: the Hub does not answer, and the cache does not have the dataset.
     """
     try:
-        check_readable("dataset", name, seconds=SECONDS)
+        check_access("dataset", name, seconds=SECONDS)
     except Temporary as trouble:
         with _cache_alone(), within_limits(name):
             try:

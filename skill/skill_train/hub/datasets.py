@@ -6,11 +6,13 @@ from collections.abc import Container, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from skill_train.core.errors import SkillTrainError, UsageError
+from skill_train.core.errors import UsageError
 from skill_train.facts import DatasetFacts, FirstPictures
 from skill_train.hub import dataset_card
-from skill_train.hub.client import REQUEST_SECONDS, RequestSubject, ask, understood
+from skill_train.hub.client import REQUEST_SECONDS, api, ask
 from skill_train.hub.dataset_card import Configuration
+from skill_train.hub.errors import RequestSubject, understood
+from skill_train.hub.repositories import or_other_kind
 from skill_train.hub.rows import first_rows, row_file
 from skill_train.hub.rows.read import ReadRows, first_of, of_image_folder
 from skill_train.hub.rows.remote import SplitFiles
@@ -42,13 +44,11 @@ class HubDataset:
 
     Attributes:
         first: rows from the start of the split, in which tokens are counted.
-        rows_basis: how the number of rows was determined.
         pictures: those of the rows; None where the model reads text.
     """
 
     facts: DatasetFacts
     first: tuple[Row, ...]
-    rows_basis: str
     pictures: FirstPictures | None = None
 
 
@@ -72,7 +72,7 @@ def inspect_dataset(recipe: Recipe, find_format: FindFormat, *, pictures: bool =
         file = _row_file_of(recipe, files, configuration) if pictures or recipe.data_file else None
         read = _read(recipe, files, configuration, file)
     except UsageError as error:
-        raise _or_model(error, recipe.data) from None
+        raise or_other_kind(error, subject) from None
     rows = read.total if file is not None else dataset_card.sliced(recipe.split, read.total)
     if not read.rows or not rows:
         raise UsageError(
@@ -111,7 +111,7 @@ def inspect_dataset(recipe: Recipe, find_format: FindFormat, *, pictures: bool =
         counts = [len(row_file.pictures_of(row, detected.columns)) for row in read.rows]
         shown_lines = None if file is None else tuple(line for line, _ in shown)
         found = FirstPictures(round(sum(counts) * rows / len(counts)), max(counts), shown_lines)
-    return HubDataset(facts, tuple(row for _, row in shown), read.basis, found)
+    return HubDataset(facts, tuple(row for _, row in shown), found)
 
 
 def find_row_file(recipe: Recipe) -> tuple[str, str] | None:
@@ -146,11 +146,7 @@ def _read(recipe: Recipe, files: SplitFiles, configuration: Configuration, file:
 
 def _files(recipe: Recipe) -> tuple[SplitFiles, Configuration]:
     """The files of the split: the repository's own, or else the Hub's Parquet copy."""
-    from huggingface_hub import HfApi
-
-    info = HfApi().dataset_info(
-        recipe.data, revision=recipe.data_revision, files_metadata=True, timeout=REQUEST_SECONDS
-    )
+    info = api().dataset_info(recipe.data, revision=recipe.data_revision, files_metadata=True, timeout=REQUEST_SECONDS)
     with understood(RequestSubject("dataset", recipe.data)):
         card = info.card_data.to_dict() if info.card_data else {}
         sizes = {str(file.rfilename): int(file.size or 0) for file in info.siblings or []}
@@ -192,30 +188,10 @@ def _require_file(name: str, sizes: Container[str], dataset: str) -> None:
 
 
 def _converted(dataset: str, config: str, split: str) -> dict[str, int]:
-    from huggingface_hub import HfApi
     from huggingface_hub.errors import EntryNotFoundError, RevisionNotFoundError
 
     try:
-        listed = list(HfApi().list_repo_tree(dataset, f"{config}/{split}", repo_type="dataset", revision=_CONVERTED))
+        listed = list(api().list_repo_tree(dataset, f"{config}/{split}", repo_type="dataset", revision=_CONVERTED))
     except (EntryNotFoundError, RevisionNotFoundError):
         return {}
     return {file.path: int(file.size) for file in listed if file.path.endswith(".parquet")}
-
-
-def _or_model(error: UsageError, name: str) -> UsageError:
-    """The error for an unknown dataset, or a better one if the id is that of a model."""
-    if error.code != "unknown_dataset":
-        return error
-    from huggingface_hub import HfApi
-
-    try:
-        ask(RequestSubject("model", name), lambda: HfApi().model_info(name, timeout=5), seconds=5)
-    except SkillTrainError:  # the request would only improve the message
-        return error
-    return UsageError(
-        f"{name} is a model on the Hub, not a dataset",
-        code="unknown_dataset",
-        expected="the id of a dataset, or a file",
-        got=name,
-        hint=f"use it as the model: --model {name}",
-    )

@@ -94,7 +94,7 @@ def translated(error: Exception, subject: RequestSubject) -> Exception:
         return _of_repository(error, subject) or _of_status(error.response, subject)
     if isinstance(error, httpx2.ReadTimeout):
         return unreachable(subject, _reason(error), StillAsking)
-    if isinstance(error, (RuntimeError, ConnectionError)) and _of_xet(error):
+    if isinstance(error, (RuntimeError, ConnectionError)) and (_STORE.search(str(error)) or _OWN.match(str(error))):
         return _of_store(error, subject)
     if isinstance(error, (httpx2.HTTPError, ConnectionError, TimeoutError, errors.LocalEntryNotFoundError)):
         return unreachable(subject, _reason(cause or error))
@@ -269,10 +269,6 @@ def _of_disk(error: OSError, subject: RequestSubject) -> SkillTrainError:
         got=str(error),
         hint="set HF_HOME to a writable folder",
     )
-
-
-def _of_xet(error: Exception) -> bool:
-    return bool(_STORE.search(str(error)) or _OWN.match(str(error)))
 
 
 def _not_the_hub(error: Exception, subject: RequestSubject) -> Temporary:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import hashlib
+import json
 import math
 import time
 from pathlib import Path
@@ -13,7 +14,7 @@ import msgspec
 
 from skill_train.core.errors import SkillTrainError, UsageError
 from skill_train.core.files import write_json
-from skill_train.facts import Flavor
+from skill_train.facts import Flavor, JsonObject
 from skill_train.hub.address import endpoint
 from skill_train.machine.read import cache_dir
 from skill_train.run.records import read_json
@@ -23,29 +24,10 @@ _DAY = 24 * 3600.0
 _GB = 1_000_000_000
 
 
-class _Row(msgspec.Struct):
-    """One flavor of the shipped table; sizes in GB."""
-
-    name: str
-    gpu: str | None
-    gpus: int
-    gpu_memory_gb: int | None
-    cores: int
-    ram_gb: int
-    disk_gb: int
-    usd_per_hour: float
-
-
-class _Table(msgspec.Struct):
-    read_at: str
-    source: str
-    flavors: list[_Row]
-
-
 def shipped() -> tuple[Flavor, ...]:
     """The table that is shipped with the package; `read_at` of each flavor gives its date."""
-    table = msgspec.json.decode(_TABLE.read_bytes(), type=_Table)
-    return tuple(_from_row(row, table) for row in table.flavors)
+    table: JsonObject = json.loads(_TABLE.read_bytes())
+    return tuple(Flavor(**_in_bytes(row), read_at=table["read_at"], source=table["source"]) for row in table["flavors"])
 
 
 def usd_per_hour(name: str | None) -> float | None:
@@ -86,19 +68,12 @@ def current(live: bool, max_age: float = _DAY) -> tuple[tuple[Flavor, ...], str]
     return table, f"the table of huggingface.co shipped with skill-train, of {table[0].read_at}: {why}"
 
 
-def _from_row(row: _Row, table: _Table) -> Flavor:
-    return Flavor(
-        name=row.name,
-        gpu=row.gpu,
-        gpus=row.gpus,
-        gpu_memory_bytes=row.gpu_memory_gb * _GB if row.gpu_memory_gb is not None else None,
-        cores=row.cores,
-        ram_bytes=row.ram_gb * _GB,
-        disk_bytes=row.disk_gb * _GB,
-        usd_per_hour=row.usd_per_hour,
-        read_at=table.read_at,
-        source=table.source,
-    )
+def _in_bytes(row: JsonObject) -> JsonObject:
+    """A row of the shipped table, whose sizes are in GB."""
+    return {
+        name.replace("_gb", "_bytes"): value * _GB if name.endswith("_gb") and value is not None else value
+        for name, value in row.items()
+    }
 
 
 def _cached(hub_address: str) -> tuple[tuple[Flavor, ...], float]:
@@ -112,9 +87,7 @@ def _cached(hub_address: str) -> tuple[tuple[Flavor, ...], float]:
         whole = all(0 <= flavor.usd_per_hour < math.inf for flavor in flavors)
     except (OSError, UsageError, KeyError, TypeError, AttributeError, ArithmeticError, ValueError):  # also msgspec's
         return (), 0.0
-    if not whole:
-        return (), 0.0
-    return (flavors, age) if age >= 0 else ((), 0.0)  # the clock was set back, so the age is unknown
+    return (flavors, age) if whole and age >= 0 else ((), 0.0)  # below 0 the clock was set back
 
 
 def _keep(flavors: tuple[Flavor, ...], hub_address: str) -> None:

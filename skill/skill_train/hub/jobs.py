@@ -9,13 +9,15 @@ import contextlib
 import io
 import secrets
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from skill_train.core import waiting
-from skill_train.hub.client import RequestSubject, StillAsking, ask, ask_here, not_signed_in, understood
+from skill_train.hub import account
+from skill_train.hub.client import api, ask, ask_here
+from skill_train.hub.errors import RequestSubject, StillAsking, not_signed_in, understood
 from skill_train.run.job_spec import IMAGE, KEPT, SECRETS, JobSpec, Mount, command
 
 LIVE = ("SCHEDULING", "RUNNING", "UPDATING")  # stages in huggingface_hub 2.4; a job in any other stage has ended
@@ -30,7 +32,6 @@ class Job:
         stage: one of `LIVE`, or COMPLETED, CANCELED, ERROR, DELETED.
         message: the Hub's sentence about the end of the job; only it contains the exit code.
         bucket: `(bucket id, folder)` mounted beside the program; None for a job that skill-train did not start.
-        secret_names: the names of its secrets, never their values.
         mounts: its other volumes.
     """
 
@@ -41,12 +42,11 @@ class Job:
     message: str | None
     flavor: str | None
     labels: dict[str, str]
-    bucket: tuple[str, str] | None
-    created_at: datetime | None
-    started_at: datetime | None
-    finished_at: datetime | None
-    secret_names: tuple[str, ...] = field(default=())
-    mounts: tuple[Mount, ...] = field(default=())
+    bucket: tuple[str, str] | None = None
+    created_at: datetime | None = None
+    started_at: datetime | None = None
+    finished_at: datetime | None = None
+    mounts: tuple[Mount, ...] = ()
 
     @property
     def live(self) -> bool:
@@ -79,8 +79,8 @@ def upload(spec: JobSpec) -> tuple[str, str]:
     files = [(path, f"{folder}/{path.name}") for path in (spec.program, spec.plan)]
 
     def question() -> None:
-        _api().create_bucket(bucket, exist_ok=True, private=True)
-        _api().batch_bucket_files(bucket, add=files)
+        api().create_bucket(bucket, exist_ok=True, private=True)
+        api().batch_bucket_files(bucket, add=files)
 
     ask(RequestSubject("bucket", bucket), question, seconds=None)
     return bucket, folder
@@ -98,7 +98,7 @@ def start(spec: JobSpec, place: tuple[str, str]) -> Job:
     token, mount = _token(), Mount(*place, KEPT, read_only=False)
 
     def question() -> Any:
-        return _api().run_job(
+        return api().run_job(
             image=IMAGE,
             command=command(spec),
             env=dict(spec.environment),
@@ -121,12 +121,12 @@ def inspect(namespace: str, job_id: str) -> Job:
         UsageError: there is no such job.
     """
     subject = RequestSubject("job", f"{namespace}/{job_id}")
-    return _job(ask(subject, lambda: _api().inspect_job(job_id=job_id, namespace=namespace)), namespace)
+    return _job(ask(subject, lambda: api().inspect_job(job_id=job_id, namespace=namespace)), namespace)
 
 
 def find(namespace: str, labels: dict[str, str]) -> list[Job]:
     """The jobs with all these labels, the newest first."""
-    listed = ask(_job_of(namespace), lambda: list(_api().list_jobs(namespace=namespace, labels=labels)))
+    listed = ask(_job_of(namespace), lambda: list(api().list_jobs(namespace=namespace, labels=labels)))
     jobs = [_job(each, namespace) for each in listed]
     jobs = [job for job in jobs if labels.items() <= job.labels.items()]  # in case the server ignores the filter
     return sorted(jobs, key=lambda job: job.age_key, reverse=True)
@@ -134,15 +134,12 @@ def find(namespace: str, labels: dict[str, str]) -> list[Job]:
 
 def cancel(namespace: str, job_id: str) -> None:
     subject = RequestSubject("job", f"{namespace}/{job_id}")
-    ask(subject, lambda: _api().cancel_job(job_id=job_id, namespace=namespace))
+    ask(subject, lambda: api().cancel_job(job_id=job_id, namespace=namespace))
 
 
-def logs(namespace: str, job_id: str, *, follow: bool) -> Iterator[str]:
-    """The lines of a log. A broken stream ends early or raises, so the caller has to count the lines."""
-    if not follow:
-        yield from log_so_far(namespace, job_id, live=False)
-        return
-    iterator = iter(_api().fetch_job_logs(job_id=job_id, namespace=namespace, follow=True))
+def followed_log(namespace: str, job_id: str) -> Iterator[str]:
+    """The lines of a log as they come. A broken stream ends early or raises, so the caller has to count the lines."""
+    iterator = iter(api().fetch_job_logs(job_id=job_id, namespace=namespace, follow=True))
     while True:
         try:
             yield ask_here(RequestSubject("job", f"{namespace}/{job_id}"), lambda: next(iterator))
@@ -160,7 +157,7 @@ def log_so_far(namespace: str, job_id: str, *, live: bool, tail: int | None = No
     lines: list[str] = []
 
     def question() -> None:
-        for line in _api().fetch_job_logs(job_id=job_id, namespace=namespace, follow=False, tail=tail):
+        for line in api().fetch_job_logs(job_id=job_id, namespace=namespace, follow=False, tail=tail):
             lines.append(line)
 
     try:
@@ -183,7 +180,7 @@ def sync_data(folder: Path, mount_path: str, namespace: str, name: str | None = 
     _token()
 
     def question() -> Any:
-        return _api().sync_job_volume(folder, mount_path, remote_name=name, namespace=namespace)
+        return api().sync_job_volume(folder, mount_path, remote_name=name, namespace=namespace)
 
     with contextlib.redirect_stdout(io.StringIO()):  # here: the thread of a question may be left behind
         volume = ask(RequestSubject("bucket", _bucket_of(namespace)), question, seconds=None)
@@ -193,7 +190,7 @@ def sync_data(folder: Path, mount_path: str, namespace: str, name: str | None = 
 def list_files(bucket: str, folder: str) -> list[BucketFile]:
     """All files below a folder of a bucket."""
     subject, prefix = RequestSubject("bucket", bucket), f"{folder.strip('/')}/"
-    tree = ask(subject, lambda: list(_api().list_bucket_tree(bucket, prefix=folder.strip("/"), recursive=True)))
+    tree = ask(subject, lambda: list(api().list_bucket_tree(bucket, prefix=folder.strip("/"), recursive=True)))
     with understood(subject):
         files = [entry for entry in tree if entry.type == "file" and entry.path.startswith(prefix)]
         return [BucketFile(f.path.removeprefix(prefix), f.path, int(f.size), f.uploaded_at) for f in files]
@@ -205,26 +202,18 @@ def change_names(bucket: str, *, add: list[str], delete: list[str]) -> None:
     Raises: as `start`.
     """
     empty = [(b"", name) for name in add]
-    ask(RequestSubject("bucket", bucket), lambda: _api().batch_bucket_files(bucket, add=empty, delete=delete))
+    ask(RequestSubject("bucket", bucket), lambda: api().batch_bucket_files(bucket, add=empty, delete=delete))
 
 
 def download(bucket: str, files: list[tuple[str, Path]]) -> None:
     """Fetches pairs of `(path in the bucket, local file)`. Missing files are left out."""
     if files:
         subject = RequestSubject("bucket", bucket)
-        ask(subject, lambda: _api().download_bucket_files(bucket, list(files)), seconds=None)
-
-
-def _api() -> Any:
-    from huggingface_hub import HfApi
-
-    return HfApi()
+        ask(subject, lambda: api().download_bucket_files(bucket, list(files)), seconds=None)
 
 
 def _token() -> str:
-    from huggingface_hub import get_token
-
-    token: str | None = get_token()
+    token = account.token()
     if token is None:
         raise not_signed_in()
     return token
@@ -272,7 +261,6 @@ def _job(info: Any, namespace: str) -> Job:
             created_at=info.created_at,
             started_at=info.started_at,
             finished_at=info.finished_at,
-            secret_names=tuple(sorted(map(_text, info.secrets or ()))),
             mounts=tuple(mount for mount in volumes if mount != bucket),
         )
 

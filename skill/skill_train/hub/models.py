@@ -14,7 +14,9 @@ from typing import Any
 from skill_train.core.errors import SkillTrainError, Temporary, UsageError
 from skill_train.facts import Flavor, ModelFacts
 from skill_train.hub.address import endpoint
-from skill_train.hub.client import REQUEST_SECONDS, RequestSubject, ask, understood
+from skill_train.hub.client import REQUEST_SECONDS, api, ask
+from skill_train.hub.errors import RequestSubject, understood
+from skill_train.hub.repositories import or_other_kind
 from skill_train.model import config as model_config
 from skill_train.model.config import Origin, StoredWeights
 from skill_train.model.folder import processor_files, read_config, read_model, used_weights
@@ -45,10 +47,11 @@ def model_folder(model: str, revision: str | None, files: tuple[str, ...] = ()) 
     if path.is_dir():
         return path, None
     check_id(model)
+    subject = RequestSubject("model", model)
     try:
-        folder = ask(RequestSubject("model", model), lambda: _download(model, revision, files), seconds=None)
+        folder = ask(subject, lambda: _download(model, revision, files), seconds=None)
     except UsageError as error:
-        raise _or_dataset(error, model) from None
+        raise or_other_kind(error, subject) from None
     return folder, folder.name
 
 
@@ -72,7 +75,7 @@ def model_facts(model: str, revision: str | None = None) -> ModelFacts:
             raise
         return cached
     except UsageError as error:
-        raise _or_dataset(error, model) from None
+        raise or_other_kind(error, subject) from None
 
 
 def tensor_shapes(model: str, revision: str | None) -> dict[str, tuple[int, ...]]:
@@ -84,9 +87,7 @@ def tensor_shapes(model: str, revision: str | None) -> dict[str, tuple[int, ...]
     """
 
     def question() -> dict[str, tuple[int, ...]]:
-        from huggingface_hub import HfApi
-
-        metadata = HfApi().get_safetensors_metadata(model, revision=revision)
+        metadata = api().get_safetensors_metadata(model, revision=revision)
         with understood(RequestSubject("model", model)):
             files = metadata.files_metadata.values()
             return {name: tuple(tensor.shape) for file in files for name, tensor in file.tensors.items()}
@@ -106,20 +107,14 @@ def model_file(model: str, name: str) -> Path:
     return ask(RequestSubject("model", model), lambda: _file(model, name, None))
 
 
-def live_flavors(*, seconds: float = 3.0) -> tuple[Flavor, ...]:
+def live_flavors() -> tuple[Flavor, ...]:
     """The machines of Hugging Face Jobs with their current prices.
 
     Raises:
         Temporary: there is no answer in time, or it cannot be understood.
     """
     subject = RequestSubject("prices of Hugging Face Jobs")
-
-    def question() -> list[Any]:
-        from huggingface_hub import HfApi
-
-        return list(HfApi().list_jobs_hardware())
-
-    hardware = ask(subject, question, seconds=seconds)
+    hardware = ask(subject, lambda: list(api().list_jobs_hardware()), seconds=3.0)
     with understood(subject):
         read = [flavor for flavor in map(_flavor, hardware) if flavor is not None]
     if not read:
@@ -153,9 +148,7 @@ def _download(model: str, revision: str | None, files: tuple[str, ...]) -> Path:
 
 
 def _ask_model(model: str, revision: str | None) -> ModelFacts:
-    from huggingface_hub import HfApi
-
-    info = HfApi().model_info(model, revision=revision, files_metadata=True, timeout=REQUEST_SECONDS)
+    info = api().model_info(model, revision=revision, files_metadata=True, timeout=REQUEST_SECONDS)
     with understood(RequestSubject("model", model)):
         sizes = {str(file.rfilename): file.size for file in info.siblings or []}
         _check_files(model, set(sizes))
@@ -219,8 +212,6 @@ def _file(model: str, name: str, revision: str | None) -> Path:
 
 def _stored(model: str, info: Any, sizes: dict[str, int | None], *, quantized: bool) -> StoredWeights:
     """The contents of the weight files: as the Hub counted them, or else from the headers of a few files."""
-    from huggingface_hub import HfApi
-
     used = used_weights(name for name in sizes if name.endswith(".safetensors") and "/" not in name)
     known_sizes = [size for size in (sizes[name] for name in used) if size is not None]
     total = sum(known_sizes) if len(known_sizes) == len(used) else None
@@ -228,7 +219,7 @@ def _stored(model: str, info: Any, sizes: dict[str, int | None], *, quantized: b
     elements: Counter[str] = Counter(info.safetensors.parameters if info.safetensors else {})
     if not elements and len(used) <= _FEW_SHARDS:
         for name in used:
-            elements.update(HfApi().parse_safetensors_file_metadata(model, name, revision=info.sha).parameter_count)
+            elements.update(api().parse_safetensors_file_metadata(model, name, revision=info.sha).parameter_count)
     return StoredWeights(dict(elements), total, unknown)
 
 
@@ -275,25 +266,6 @@ def _snapshot(model: str, revision: str | None) -> Path | None:
     except LocalEntryNotFoundError:
         return None
     return folder if (folder / "config.json").is_file() else None
-
-
-def _or_dataset(error: UsageError, model: str) -> UsageError:
-    """The error for an unknown model, or a better one if the id is that of a dataset."""
-    if error.code != "unknown_model":
-        return error
-    from huggingface_hub import HfApi
-
-    try:
-        ask(RequestSubject("dataset", model), lambda: HfApi().dataset_info(model, timeout=5), seconds=5)
-    except SkillTrainError:  # the request would only improve the message
-        return error
-    return UsageError(
-        f"{model} is a dataset on the Hub, not a model",
-        code="unknown_model",
-        expected="the id of a model",
-        got=model,
-        hint=f"use it as the data: --data {model}",
-    )
 
 
 def _flavor(hardware: Any) -> Flavor | None:

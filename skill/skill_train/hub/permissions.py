@@ -39,7 +39,7 @@ def check_push_access(
         there = repositories.find("model", repo)
         access["repository"] = "new" if there is None else "private" if there.private else "public"
         if there is not None:
-            repositories.check_writable("model", repo)
+            repositories.check_access("model", repo, write=True)
             access["may_write"] = True
         else:
             access["may_write"] = _may_create(who, repo)

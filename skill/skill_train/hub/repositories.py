@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import io
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
 
-from skill_train.core.errors import UsageError
-from skill_train.hub.client import QUESTION_SECONDS, RequestSubject, ask
-
-Answer = TypeVar("Answer")
+from skill_train.core.errors import SkillTrainError, UsageError
+from skill_train.hub.client import QUESTION_SECONDS, api, ask, or_none
+from skill_train.hub.errors import RequestSubject
 
 
 @dataclass(frozen=True)
@@ -24,48 +21,49 @@ class Repository:
     files: tuple[str, ...]
 
 
-def check_readable(kind: str, name: str, *, seconds: float = QUESTION_SECONDS) -> None:
-    """Checks that the token can read the files of a model or dataset.
+def check_access(kind: str, name: str, *, write: bool = False, seconds: float = QUESTION_SECONDS) -> None:
+    """Checks that the token can read the files of a model or dataset, or write to it.
 
     Raises:
-        UsageError: it does not exist or is private. AccessError: it is gated. Temporary: the Hub does not answer.
+        UsageError: it does not exist or is private. AccessError: it is gated, or the token may not write. Temporary:
+            the Hub does not answer.
     """
-    ask(RequestSubject(kind, name), lambda: _api().auth_check(name, repo_type=kind), seconds=seconds)
-
-
-def check_writable(kind: str, name: str) -> None:
-    """Checks that the token may write to an existing model or dataset.
-
-    Raises:
-        AccessError: the token may not write. Other errors: as `check_readable`.
-    """
-    ask(RequestSubject(kind, name), lambda: _api().auth_check(name, repo_type=kind, write=True))
+    ask(RequestSubject(kind, name), lambda: api().auth_check(name, repo_type=kind, write=write), seconds=seconds)
 
 
 def find(kind: str, name: str) -> Repository | None:
     """A model or dataset that the token can see; None if there is none."""
 
     def question() -> Repository:
-        info = _api().repo_info(name, repo_type=kind)
+        info = api().repo_info(name, repo_type=kind)
         return Repository(name, bool(info.private), tuple(file.rfilename for file in info.siblings or ()))
 
-    return _or_none(f"unknown_{kind}", lambda: ask(RequestSubject(kind, name), question))
+    return or_none(f"unknown_{kind}", lambda: ask(RequestSubject(kind, name), question))
 
 
 def bucket_is_private(name: str) -> bool | None:
     """Whether a bucket is private; None if it does not exist."""
+    subject = RequestSubject("bucket", name)
+    return or_none("unknown_bucket", lambda: ask(subject, lambda: bool(api().bucket_info(name).private)))
 
-    def question() -> bool:
-        from huggingface_hub.errors import BucketNotFoundError
 
-        try:
-            return bool(_api().bucket_info(name).private)
-        except BucketNotFoundError:
-            raise UsageError(
-                f"no bucket {name}", code="unknown_bucket", hint="check the name, and that the token may see it"
-            ) from None
-
-    return _or_none("unknown_bucket", lambda: ask(RequestSubject("bucket", name), question))
+def or_other_kind(error: UsageError, subject: RequestSubject) -> UsageError:
+    """The error for an unknown model or dataset, or a better one if the id is that of the other kind."""
+    kind, name = subject.kind, subject.name
+    if error.code != f"unknown_{kind}":
+        return error
+    other, option = ("model", "model") if kind == "dataset" else ("dataset", "data")
+    try:
+        ask(RequestSubject(other, name), lambda: api().repo_info(name, repo_type=other, timeout=5), seconds=5)
+    except SkillTrainError:  # the request would only improve the message
+        return error
+    return UsageError(
+        f"{name} is a {other} on the Hub, not a {kind}",
+        code=error.code,
+        expected="the id of a dataset, or a file" if kind == "dataset" else "the id of a model",
+        got=name,
+        hint=f"use it as the {option}: --{option} {name}",
+    )
 
 
 def check_name(name: str) -> None:
@@ -96,30 +94,15 @@ def upload_dataset(folder: Path, name: str) -> str:
     """Uploads the files of a folder to a private dataset; returns the commit. Files that are already there are not sent
     again.
 
-    Raises: as `check_writable`.
+    Raises: as `check_access`.
     """
 
     def question() -> str:
-        _api().create_repo(name, repo_type="dataset", private=True, exist_ok=True)
-        commit = _api().upload_folder(
+        api().create_repo(name, repo_type="dataset", private=True, exist_ok=True)
+        commit = api().upload_folder(
             repo_id=name, repo_type="dataset", folder_path=folder, commit_message="Data of a training run"
         )
         return str(commit.oid)
 
     with contextlib.redirect_stdout(io.StringIO()):  # here: the thread of a question may be left behind
         return ask(RequestSubject("dataset", name), question, seconds=None)
-
-
-def _or_none(code: str, question: Callable[[], Answer]) -> Answer | None:
-    try:
-        return question()
-    except UsageError as error:
-        if error.code != code:
-            raise
-        return None
-
-
-def _api() -> Any:
-    from huggingface_hub import HfApi
-
-    return HfApi()

@@ -6,15 +6,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from skill_train.core import waiting
-from skill_train.core.errors import DecisionNeeded, SkillTrainError, Temporary
+from skill_train.core.errors import DecisionNeeded, SkillTrainError
 from skill_train.core.units import megabytes
-from skill_train.hub.client import QUESTION_SECONDS, RequestSubject, ask, worth_asking_again
+from skill_train.hub.client import QUESTION_SECONDS, api, ask, or_none, patiently
+from skill_train.hub.errors import RequestSubject
 
-TRIES = 4  # for each request that changes something; huggingface_hub 2.4 does not retry the commit
-PAUSE_SECONDS = 2.0
+Answer = TypeVar("Answer")
+
 _CARD_BYTES = 300_000  # limit of a README.md: YAML is parsed at 100 kB a second, and the longest cards have 200 kB
 _ANNOUNCED_BYTES = 1_000_000  # a smaller file is uploaded before one could read about it
 
@@ -56,14 +56,8 @@ class Uploaded:
 
 def licence_of(model: str) -> str | None:
     """The licence in the card of a Hub model; None if the card names none or cannot be read."""
-
-    def question() -> Any:
-        from huggingface_hub import HfApi
-
-        return HfApi().model_info(model, timeout=8.0).card_data
-
     try:
-        card = ask(RequestSubject("model", model), question)
+        card = ask(RequestSubject("model", model), lambda: api().model_info(model, timeout=8.0).card_data)
     except SkillTrainError:
         return None
     named = card.get("license") if card else None
@@ -99,22 +93,25 @@ def upload(repo: str, files: list[PushFile], *, private: bool, message: str, say
         Temporary: there was no answer after several tries.
     """
     subject = RequestSubject("model", repo)
-    created = not _again(lambda: _exists(repo), subject, say)
-    before = None if created else _again(lambda: _info(repo), subject, say)
+
+    def again(question: Callable[[], Answer], *, seconds: float | None = QUESTION_SECONDS) -> Answer:
+        return patiently(lambda: ask(subject, question, seconds=seconds))
+
+    before = or_none("unknown_model", lambda: again(lambda: api().model_info(repo, timeout=8.0)))
     if private and before is not None and not before.private:
         raise public_refusal(repo)
-    _again(lambda: _create(repo, private), subject, say)
+    again(lambda: api().create_repo(repo, private=private, exist_ok=True))
     operations = [_operation(file) for file in files]
     say(f"{len(files)} files, {megabytes(sum(file.size for file in files))}; files on the Hub are not sent again")
     for operation, file in zip(operations, files, strict=True):
-        _again(partial(_preupload, repo, operation), subject, say, seconds=None)
+        again(partial(api().preupload_lfs_files, repo, [operation], free_memory=False), seconds=None)
         if file.size >= _ANNOUNCED_BYTES and not _is_there(operation):
             say(f"{file.path}, {megabytes(file.size)}: sent")
-    info = _again(lambda: _commit(repo, operations, message), subject, say, seconds=None)
+    info = again(lambda: api().create_commit(repo, operations, commit_message=message), seconds=None)
     reused = before is not None and before.sha == info.oid
     say("nothing has changed, so there is no new commit" if reused else f"committed {len(files)} files")
     hidden = private if before is None else bool(before.private)
-    return Uploaded(str(info.repo_url), info.oid, created, reused, hidden)
+    return Uploaded(str(info.repo_url), info.oid, before is None, reused, hidden)
 
 
 def public_refusal(repo: str) -> DecisionNeeded:
@@ -132,58 +129,8 @@ def _is_there(operation: Any) -> bool:
     return remote is not None and remote == getattr(operation, "_local_oid", None)
 
 
-def _again(
-    question: Callable[[], Any],
-    subject: RequestSubject,
-    say: Callable[[str], None],
-    *,
-    seconds: float | None = QUESTION_SECONDS,
-) -> Any:
-    """Repeats a request until it succeeds, which is safe for each of these requests. `seconds`: as in `ask`."""
-    for attempt in range(1, TRIES + 1):
-        try:
-            return ask(subject, question, seconds=seconds)
-        except Temporary as error:
-            if attempt == TRIES or not worth_asking_again(error):
-                raise
-            pause = PAUSE_SECONDS * 2 ** (attempt - 1)
-            say(f"{error.message} ({error.got}); trying again in {pause:g} s")
-            waiting.pause(pause)
-    raise AssertionError
-
-
-def _exists(repo: str) -> bool:
-    from huggingface_hub import HfApi
-
-    return bool(HfApi().repo_exists(repo))
-
-
-def _info(repo: str) -> Any:
-    from huggingface_hub import HfApi
-
-    return HfApi().model_info(repo, timeout=8.0)
-
-
-def _create(repo: str, private: bool) -> Any:
-    from huggingface_hub import HfApi
-
-    return HfApi().create_repo(repo, private=private, exist_ok=True)
-
-
 def _operation(file: PushFile) -> Any:
     from huggingface_hub import CommitOperationAdd
 
     content = file.content if file.content is not None else str(file.source)
     return CommitOperationAdd(path_in_repo=file.path, path_or_fileobj=content)
-
-
-def _preupload(repo: str, operation: Any) -> None:
-    from huggingface_hub import HfApi
-
-    HfApi().preupload_lfs_files(repo, [operation], free_memory=False)
-
-
-def _commit(repo: str, operations: list[Any], message: str) -> Any:
-    from huggingface_hub import HfApi
-
-    return HfApi().create_commit(repo, operations, commit_message=message)

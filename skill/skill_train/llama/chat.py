@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from skill_train.core.errors import UsageError
 from skill_train.core.live_worker import LiveWorker, live_worker
 from skill_train.llama.sampling import Sampling
 
@@ -65,6 +66,23 @@ class ChatAnswer(msgspec.Struct, frozen=True, kw_only=True):
     tokens: int
     stopped: bool
     seconds: float
+
+
+def most_tokens(most: int, prompt: int, room: int) -> int:
+    """The most tokens of an answer, which shares the room of the context with its prompt.
+
+    Raises:
+        UsageError: the prompt leaves none.
+    """
+    if prompt >= room:
+        raise UsageError(
+            "the prompt is longer than the context",
+            code="bad_usage",
+            expected=f"fewer than {room} tokens",
+            got=f"{prompt} tokens",
+            hint="ask for a longer context with --context, or ask anew",
+        )
+    return min(most, room - prompt)
 
 
 @dataclass

@@ -18,7 +18,7 @@ import msgspec
 
 from skill_train.core.errors import UsageError
 from skill_train.core.live_worker import Send, live_worker_main
-from skill_train.llama.chat import ChatAnswer, ChatJob, ChatRequest
+from skill_train.llama.chat import ChatAnswer, ChatJob, ChatRequest, most_tokens
 from skill_train.llama.llama_cpp import Llama, in_context, loaded_model, uses_gpu
 from skill_train.llama.pictures.mtmd import Chunk, Projector, projector
 from skill_train.llama.sampling import next_token
@@ -67,15 +67,7 @@ class _Chat:
 
         started, random = time.monotonic(), np.random.default_rng(request.sampling.seed)
         prompt, tokens, chunks = self._prompt(request)
-        if tokens >= self.room:
-            raise UsageError(
-                "the prompt is longer than the context",
-                code="bad_usage",
-                expected=f"fewer than {self.room} tokens",
-                got=f"{tokens} tokens",
-                hint="ask for a longer context with --context, or ask anew",
-            )
-        request = msgspec.structs.replace(request, most=min(request.most, self.room - tokens))
+        request = msgspec.structs.replace(request, most=most_tokens(request.most, tokens, self.room))
         decoder, ids, text = codecs.getincrementaldecoder("utf-8")(errors="replace"), list[int](), ""
         stopped = False
         for token in self._tokens(request, prompt, chunks, random):

@@ -4,6 +4,7 @@ the tokenizer of the reference, whose template was tried when it was loaded."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -80,19 +81,9 @@ def render_reference(tokenizer: Any, conversations: list[Conversation], *, secon
     Raises:
         UsageError: its template does not come to an end.
     """
-
-    def render(conversation: Conversation) -> str:
-        text: str = tokenizer.apply_chat_template(
-            conversation.messages,
-            tools=conversation.tools,
-            tokenize=False,
-            add_generation_prompt=conversation.add_generation_prompt,
-        )
-        return text
-
     try:
         with limited(seconds):
-            return [rendered_by(render, conversation) for conversation in conversations]
+            return [rendered_by(partial(by_tokenizer, tokenizer), conversation) for conversation in conversations]
     except TimeoutError:
         refusal = endless_template(tokenizer.name_or_path)
         raise from_exit_code(refusal.exit_code, refusal.error) from None
@@ -107,6 +98,16 @@ def rendered_by(render: Callable[[Conversation], str], conversation: Conversatio
         return Rendered(render(conversation))
     except (*errors, TypeError, ValueError) as error:
         return Rendered(refused=f"{type(error).__name__}: {error}"[:300])
+
+
+def by_tokenizer(tokenizer: Any, conversation: Conversation) -> str:
+    """What the template of a tokenizer of transformers writes."""
+    prompt = conversation.add_generation_prompt
+    return str(
+        tokenizer.apply_chat_template(
+            conversation.messages, tools=conversation.tools, tokenize=False, add_generation_prompt=prompt
+        )
+    )
 
 
 def special_texts(gguf: GgufFile) -> tuple[str, str]:

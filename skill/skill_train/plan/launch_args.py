@@ -5,8 +5,6 @@ A single process is started without both. Versions: accelerate 1.15, torch 2.13,
 
 from __future__ import annotations
 
-from typing import Any
-
 from skill_train.core.errors import DecisionNeeded
 from skill_train.facts import MachineFacts
 from skill_train.run.plan_record import Launch, Placement, Reason
@@ -63,12 +61,12 @@ def _common(placement: Placement, machine: MachineFacts, reasons: list[Reason]) 
     processes = placement.num_processes
     threads = placement.threads or max(1, machine.cores // processes)
     why = "each GPU" if placement.device == "cuda" else "each share of the cores"
-    _because(reasons, "processes", processes, f"one for {why}", "machine")
-    _because(
-        reasons, "mixed_precision", "no", "the training program sets bf16 or fp16 itself, as the plan says", "plan"
-    )
-    _because(reasons, "main_process_port", 0, "a free port: two runs on one machine do not meet", "accelerate launch")
-    _because(reasons, "threads", threads, f"{machine.cores} cores shared by {processes} processes", "machine")
+    reasons += [
+        Reason("processes", str(processes), f"one for {why}", "machine"),
+        Reason("mixed_precision", "no", "the training program sets bf16 or fp16 itself, as the plan says", "plan"),
+        Reason("main_process_port", "0", "a free port: two runs on one machine do not meet", "accelerate launch"),
+        Reason("threads", str(threads), f"{machine.cores} cores shared by {processes} processes", "machine"),
+    ]
     values = {
         "num_processes": processes,
         "num_machines": 1,
@@ -107,13 +105,14 @@ def _fsdp(placement: Placement, four_bit: bool, reasons: list[Reason]) -> list[s
         version = (
             "what transformers documents; it shares each weight out by itself, so LoRA and base may differ in dtype"
         )
-    _because(reasons, "fsdp_version", values["fsdp_version"], version, "transformers docs, FSDP2")
-    _because(reasons, "fsdp_state_dict_type", "FULL_STATE_DICT", "one whole adapter instead of a part a GPU", _GUIDE)
-    _because(
-        reasons, "fsdp_cpu_ram_efficient_loading", "true", "only one process reads the weights into RAM", "PEFT docs"
-    )
+    reasons += [
+        Reason("fsdp_version", str(values["fsdp_version"]), version, "transformers docs, FSDP2"),
+        Reason("fsdp_state_dict_type", "FULL_STATE_DICT", "one whole adapter instead of a part a GPU", _GUIDE),
+        Reason("fsdp_cpu_ram_efficient_loading", "true", "only one process reads the weights into RAM", "PEFT docs"),
+    ]
     if placement.offload:
-        _because(reasons, "fsdp_offload_params", "true", "nothing else fits: weights wait in RAM, slower", "plan")
+        why = "nothing else fits: weights wait in RAM, slower"
+        reasons.append(Reason("fsdp_offload_params", "true", why, "plan"))
     return ["--use_fsdp", *(text for name, value in values.items() for text in (f"--{name}", str(value)))]
 
 
@@ -137,9 +136,5 @@ def _environment(placement: Placement, machine: MachineFacts, reasons: list[Reas
             if not any("RTX 40" in gpu.name for gpu in machine.gpus):
                 values["NCCL_P2P_DISABLE"], why["NCCL_P2P_DISABLE"] = "0", "GPUs read from each other where they can"
     for name, value in values.items():
-        _because(reasons, name, value, why[name], _GUIDE if name.startswith("NCCL") else "torchrun")
+        reasons.append(Reason(name, value, why[name], _GUIDE if name.startswith("NCCL") else "torchrun"))
     return values
-
-
-def _because(reasons: list[Reason], rule: str, value: Any, why: str, source: str) -> None:
-    reasons.append(Reason(rule, str(value), why, source))

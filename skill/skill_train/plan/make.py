@@ -68,19 +68,19 @@ def make_plan(
     here = places.local_candidate(workload, machine, choices, probe, calibrations or {})
     cloud = places.flavors(workload, offered, choices)
     counted = dataset.tokens is not None and dataset.tokens.counted
-    decision = rubric.decide(
+    where, fired = rubric.decide(
         resolved, sensitive=recipe.sensitive, model=model, here=here, choices=choices, counted=counted
     )
-    chosen = here if decision.where == "local" else _flavor(cloud, offered, choices)
+    chosen = here if where == "local" else _flavor(cloud, offered, choices)
     place = chosen or here
-    reasons = [rule.as_reason() for rule in decision.fired] + reasons + _placed(resolved, model, place, choices)
+    reasons = [*fired, *reasons, *_placed(resolved, model, place, choices)]
     backend = "local" if place.flavor is None else "hf_jobs"
     placed = placement(resolved, place.machine, place.fit, backend, recipe.report_to)
     started = launch(placed, place.machine, four_bit=resolved.load_in_4bit)
     fingerprints = {"model": model.fingerprint, "data": dataset.fingerprint}
     offers = [] if recipe.sensitive else cloud
     return Plan(
-        where=decision.where,
+        where=where,
         recipe=resolved,
         recipe_hash=recipe_hash(resolved.as_dict(), fingerprints),
         fingerprints=fingerprints,
@@ -90,7 +90,7 @@ def make_plan(
         launch=started,
         flavor=place.flavor.name if place.flavor else None,
         timeout_seconds=places.timeout_seconds(place.seconds, choices.max_hours) if place.flavor else None,
-        blockers=_unread(model, resolved) + _blockers(decision.where, chosen, here, cloud) + _too_slow(chosen, choices),
+        blockers=_unread(model, resolved) + _blockers(where, chosen, here, cloud) + _too_slow(chosen, choices),
         estimates=estimates(model, machine, place, offers, context=resolved.max_length, plain=_is_plain(resolved)),
         facts=Facts(model, dataset, machine),
         reasons=reasons + started.reasons,
@@ -169,7 +169,6 @@ def _too_slow(chosen: Candidate | None, choices: Choices) -> list[Blocker]:
 
 
 def _placed(resolved: ResolvedRecipe, model: ModelFacts, place: Candidate, choices: Choices) -> list[Reason]:
-    """The reasons for the placement."""
     fit, reasons = place.fit, list[Reason]()
     step, effective = fit.step, resolved.effective_batch_size
     best = f"the best of {place.machine.chip}"
@@ -226,7 +225,7 @@ def _resolve(recipe: Recipe, model: ModelFacts, dataset: DatasetFacts, reasons: 
     values |= pictures_of(recipe, model, dataset, reasons)
     values["loss_on"] = recipe.loss_on or _loss_on(dataset.format, reasons)
     values |= _tuning(recipe, model, reasons)
-    rows = dataset.rows - _held_out(dataset.rows, recipe)
+    rows = dataset.rows - held_out_count(dataset.rows, recipe.held_out_fraction)
     if recipe.max_steps is None:
         passes, passes_text, source = _epochs(recipe, dataset.rows)
         values["max_steps"] = max(1, math.ceil(round(rows * passes, 6) / recipe.effective_batch_size))
@@ -348,10 +347,6 @@ def _targets(model: ModelFacts, reasons: list[Reason]) -> list[str]:
         )
     _because(reasons, "target_modules", targets, why, source)
     return list(targets)
-
-
-def _held_out(rows: int, recipe: Recipe) -> int:
-    return held_out_count(rows, recipe.held_out_fraction)
 
 
 def _because(reasons: list[Reason], rule: str, value: Any, why: str, source: str) -> None:

@@ -307,7 +307,6 @@ def _ways(
 
 
 def trains_part(part: str, recipe: ResolvedRecipe) -> bool:
-    """Whether a part of a vision model is trained on pictures."""
     return recipe.images and (recipe.is_full or part in (recipe.lora_parts or ()))
 
 

@@ -102,7 +102,6 @@ def flavors(workload: Workload, offered: tuple[Flavor, ...], choices: Choices) -
 
 
 def machine_of(flavor: Flavor) -> MachineFacts:
-    """The machine facts of a flavor."""
     name = f"NVIDIA {flavor.gpu}" if flavor.gpu else CLOUD_PROCESSOR
     capability = next((value for key, value in _CAPABILITY.items() if key in (flavor.gpu or "").split()), None)
     memory = flavor.gpu_memory_bytes or 0
@@ -135,7 +134,6 @@ def cheapest(candidates: list[Candidate], max_hours: float) -> Candidate | None:
 
 
 def in_hours(candidate: Candidate, max_hours: float) -> bool:
-    """Whether the upper estimate of a place is within the limit."""
     return candidate.seconds is not None and candidate.seconds.high <= max_hours * 3600
 
 

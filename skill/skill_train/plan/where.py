@@ -8,7 +8,6 @@ has no rule, the estimate decides. A CUDA workstation is judged by its memory. r
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from skill_train.core.errors import DecisionNeeded
 from skill_train.core.units import duration, gigabytes
@@ -27,26 +26,6 @@ FRAMEWORK = "Develop locally, deploy to the cloud: decision framework"
 GUIDE = "Hardware guide"
 
 
-@dataclass(frozen=True)
-class Fired:
-    """A rule that applies: what it compared and its answer (`local`, `cloud`, or `either`, which leaves it to the
-    others)."""
-
-    rule: str
-    says: str
-    because: str
-    source: str
-
-    def as_reason(self) -> Reason:
-        return Reason(self.rule, self.says, self.because, self.source)
-
-
-@dataclass(frozen=True)
-class Decision:
-    where: str
-    fired: tuple[Fired, ...]
-
-
 def decide(
     recipe: ResolvedRecipe,
     *,
@@ -55,9 +34,10 @@ def decide(
     here: Candidate,
     choices: Choices,
     counted: bool,
-) -> Decision:
-    """The place to train: local unless a rule says cloud. The user's choice overrides the rules, and sensitive data
-    overrides both.
+) -> tuple[str, list[Reason]]:
+    """The place to train, and the rules that apply: local unless a rule says cloud. The user's choice overrides the
+    rules, and sensitive data overrides both. The value of a rule is its answer: `local`, `cloud`, or `either`, which
+    leaves it to the others.
 
     Args:
         counted: whether the rows' tokens were counted; else the longest row is a bound computed from its bytes.
@@ -65,29 +45,28 @@ def decide(
     Raises:
         DecisionNeeded: the user requested the cloud, and the data is sensitive.
     """
-    fired = tuple(rules(recipe, model, here, choices.max_hours, counted))
-    advice = "cloud" if any(rule.says == "cloud" for rule in fired) else "local"
+    fired = list(rules(recipe, model, here, choices.max_hours, counted))
+    advice = "cloud" if any(rule.value == "cloud" for rule in fired) else "local"
     if sensitive:
         if choices.where == "cloud":
             raise stays_here("--where cloud")
-        stays = Fired("sensitive", "local", "sensitive: true: data, adapter and model stay on this machine", FRAMEWORK)
-        return Decision("local", (stays, *fired))
+        stays = Reason("sensitive", "local", "sensitive: true: data, adapter and model stay on this machine", FRAMEWORK)
+        return "local", [stays, *fired]
     if choices.where is not None:
-        against = [rule.rule for rule in fired if rule.says not in (choices.where, "either")]
+        against = [rule.rule for rule in fired if rule.value not in (choices.where, "either")]
         overrode = f", against {', '.join(against)}" if advice != choices.where else "; the rules say the same"
-        return Decision(choices.where, (_chosen(choices, choices.where, overrode), *fired))
-    return Decision(advice, fired)
+        return choices.where, [_chosen(choices, choices.where, overrode), *fired]
+    return advice, fired
 
 
-def _chosen(choices: Choices, where: str, overrode: str) -> Fired:
+def _chosen(choices: Choices, where: str, overrode: str) -> Reason:
     """The rule for a choice of the user. Only an option counts as `asked`."""
     reason = choices.where_because or f"--where {where}"
     option = reason.startswith("--")
-    return Fired("asked" if option else "command", where, reason + overrode, "user" if option else "command line")
+    return Reason("asked" if option else "command", where, reason + overrode, "user" if option else "command line")
 
 
 def stays_here(got: str) -> DecisionNeeded:
-    """The error for sensitive data that would leave this machine."""
     return DecisionNeeded(
         "the recipe has sensitive: true, so its data and model may not leave this machine",
         code="sensitive",
@@ -99,46 +78,46 @@ def stays_here(got: str) -> DecisionNeeded:
 
 def rules(
     recipe: ResolvedRecipe, model: ModelFacts, local: Candidate, max_hours: float, counted: bool
-) -> Iterator[Fired]:
+) -> Iterator[Reason]:
     """All rules that apply, in a natural reading order."""
     machine = local.machine
     if machine.intel_mac:
-        yield Fired("intel mac", "cloud", "no MPS on an Intel Mac, and training on its processor takes days", SEED)
+        yield Reason("intel mac", "cloud", "no MPS on an Intel Mac, and training on its processor takes days", SEED)
     if machine.rosetta:
-        yield Fired(
+        yield Reason(
             "rosetta", "either", "this Python runs under Rosetta and cannot use MPS; install an arm64 Python", GUIDE
         )
     if recipe.load_in_4bit and local.fit.step.device != "cuda":
-        yield Fired("4-bit", "cloud", "QLoRA needs CUDA (bitsandbytes)", SEED)
+        yield Reason("4-bit", "cloud", "QLoRA needs CUDA (bitsandbytes)", SEED)
     if model.vision:
         yield _vision(recipe, model)
     if local.fit.step.device != "cuda":
         yield _size(model, machine)
         yield _length(recipe.max_length, local, counted)
         if recipe.is_full:
-            yield Fired("full fine-tuning", "cloud", "every weight trains, with gradients and AdamW's moments", SEED)
+            yield Reason("full fine-tuning", "cloud", "every weight trains, with gradients and AdamW's moments", SEED)
     yield _memory(local)
     yield _time(local, max_hours)
 
 
-def _vision(recipe: ResolvedRecipe, model: ModelFacts) -> Fired:
+def _vision(recipe: ResolvedRecipe, model: ModelFacts) -> Reason:
     """The seed's rule for vision models. It was written before there were some of 256 million parameters."""
     if recipe.images and model.parameters is not None and model.parameters <= SMALL_VISION:
         small = f"{model.architecture} with {model.parameters / 1e9:.2f}B parameters is small enough to train here"
-        return Fired("vision", "local", small, GUIDE)
-    return Fired("vision", "cloud", f"{model.architecture} reads images too", SEED)
+        return Reason("vision", "local", small, GUIDE)
+    return Reason("vision", "cloud", f"{model.architecture} reads images too", SEED)
 
 
-def _size(model: ModelFacts, machine: MachineFacts) -> Fired:
+def _size(model: ModelFacts, machine: MachineFacts) -> Reason:
     if model.parameters is None:
-        return Fired("model size", "either", "; ".join(model.unknown.values()) or "unknown", "config.json")
+        return Reason("model size", "either", "; ".join(model.unknown.values()) or "unknown", "config.json")
     billions = f"{model.parameters / 1e9:.2f}B parameters"
     if model.parameters <= SMALL:
-        return Fired("model size", "local", f"{billions}, up to 3B is small enough", SEED)
+        return Reason("model size", "local", f"{billions}, up to 3B is small enough", SEED)
     if model.parameters >= LARGE and _portable(machine):
-        return Fired("model size", "cloud", f"{billions}, 7B and more is too slow on a laptop without CUDA", SEED)
+        return Reason("model size", "cloud", f"{billions}, 7B and more is too slow on a laptop without CUDA", SEED)
     which = "between 3B and 7B" if model.parameters < LARGE else "on no laptop"
-    return Fired("model size", "either", f"{billions}, {which}: memory and time decide", GUIDE)
+    return Reason("model size", "either", f"{billions}, {which}: memory and time decide", GUIDE)
 
 
 def _portable(machine: MachineFacts) -> bool:
@@ -146,37 +125,37 @@ def _portable(machine: MachineFacts) -> bool:
     return machine.system == "Darwin" if machine.laptop is None else machine.laptop
 
 
-def _length(limit: int, here: Candidate, counted: bool) -> Fired:
+def _length(limit: int, here: Candidate, counted: bool) -> Reason:
     """The rule for the row length, by the real rows if their lengths are known."""
     length = min(limit, here.fit.step.length)
     how = " (estimated from bytes)" if length < limit and not counted else ""
     if length <= SHORT:
-        return Fired("context", "local", f"rows of at most {length} tokens{how}, {SHORT} is short", SEED)
+        return Reason("context", "local", f"rows of at most {length} tokens{how}, {SHORT} is short", SEED)
     if length > LONG:
-        return Fired("context", "cloud", f"rows of up to {length} tokens{how}, more than {LONG} is long", SEED)
-    return Fired("context", "either", f"rows of up to {length} tokens{how}: memory and time decide", "estimate")
+        return Reason("context", "cloud", f"rows of up to {length} tokens{how}, more than {LONG} is long", SEED)
+    return Reason("context", "either", f"rows of up to {length} tokens{how}: memory and time decide", "estimate")
 
 
-def _memory(here: Candidate) -> Fired:
+def _memory(here: Candidate) -> Reason:
     fit = here.fit
     if fit.memory is None:
-        return Fired("memory", "either", "the memory it needs is unknown", "estimate")
+        return Reason("memory", "either", "the memory it needs is unknown", "estimate")
     need = f"needs {fit.memory.low / 1e9:.1f} to {gigabytes(fit.memory.high)}"
     if not has_device(here.machine, fit.step.device):
-        return Fired("memory", "either", f"{need}; no {fit.step.device} device was found here to compare", "estimate")
+        return Reason("memory", "either", f"{need}; no {fit.step.device} device was found here to compare", "estimate")
     if fit.usable_bytes is None:
-        return Fired("memory", "either", f"{need}; what {here.machine.chip} has is unknown", "estimate")
+        return Reason("memory", "either", f"{need}; what {here.machine.chip} has is unknown", "estimate")
     have = f"{gigabytes(fit.usable_bytes)} can be used on {here.machine.chip}"
     proof = f"; {fit.proof}" if fit.proof else ""
-    return Fired("memory", "local" if fit.fits else "cloud", f"{need}, {have}{proof}", "estimate")
+    return Reason("memory", "local" if fit.fits else "cloud", f"{need}, {have}{proof}", "estimate")
 
 
-def _time(here: Candidate, max_hours: float) -> Fired:
+def _time(here: Candidate, max_hours: float) -> Reason:
     if here.seconds is None:
-        return Fired("time", "either", here.unknown.get("seconds", "unknown"), "estimate")
+        return Reason("time", "either", here.unknown.get("seconds", "unknown"), "estimate")
     limit = f"{duration(max_hours * 3600, estimated=True)} (--max-hours)"
     low, high = (duration(seconds, estimated=True) for seconds in (here.seconds.low, here.seconds.high))
     hours = f"{low} to {high}"
     if here.seconds.middle > max_hours * 3600:
-        return Fired("time", "cloud", f"{hours} here, the middle above {limit}: a production run", SEED)
-    return Fired("time", "local", f"{hours} here, the middle within {limit}", "estimate")
+        return Reason("time", "cloud", f"{hours} here, the middle above {limit}: a production run", SEED)
+    return Reason("time", "local", f"{hours} here, the middle within {limit}", "estimate")

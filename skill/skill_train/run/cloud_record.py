@@ -77,6 +77,13 @@ class CloudData(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     repository: str | None = None
     revision: str | None = None
 
+    @classmethod
+    def of_mount(cls, mount: Mount, size: int | None = None, files: int | None = None) -> CloudData:
+        """The data that a job sees with this mount; `size` in bytes."""
+        if mount.kind == "dataset":
+            return cls(mount.mount_path, size, files, repository=mount.bucket, revision=mount.revision)
+        return cls(mount.mount_path, size, files, bucket=mount.bucket, folder=mount.folder)
+
     @property
     def mount(self) -> Mount:
         """The mount with which a job sees the data."""

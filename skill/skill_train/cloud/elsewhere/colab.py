@@ -16,6 +16,7 @@ from skill_train.core.files import write_text
 from skill_train.core.resources import template, train_program
 from skill_train.core.units import megabytes
 from skill_train.facts import Flavor
+from skill_train.run.job_spec import ENVIRONMENT
 
 # The GPUs of Colab that a flavor has too (colab.research.google.com, Change runtime type; 2026-11-21).
 GPUS = {"T4": "T4", "L4": "L4", "A100": "A100"}
@@ -90,11 +91,10 @@ def write_notebook(
                 hint="upload the dataset to the Hub and pass its id as --data",
             )
     settings = {
-        "run": f"{run_id}",
+        "run": run_id,
         "data": f"data/{next(iter(data)).split('/')[0]}" if data else None,
         "packages": list(packages),
-        "environment": {"PYTHONUNBUFFERED": "1", "HF_HUB_DISABLE_TELEMETRY": "1", "DO_NOT_TRACK": "1"}
-        | {"SKILL_TRAIN_RUN": run_id},
+        "environment": ENVIRONMENT | {"SKILL_TRAIN_RUN": run_id},
     }
     notebook: _Notebook = json.loads(template("colab.ipynb").read_text(encoding="utf-8"))
     notebook["metadata"]["colab"]["gpuType"] = gpu

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import os
-import re
 import shlex
 import shutil
 import subprocess
@@ -18,10 +17,11 @@ from typing import NamedTuple, TypedDict
 from msgspec.structs import replace
 
 from skill_train.core.errors import AccessError, NotInstalled, TrainingFailed, UsageError
-from skill_train.core.resources import node_program, train_program
+from skill_train.core.resources import node_program, program_packages, train_program
 from skill_train.facts import Flavor
 from skill_train.plan import launch_args
 from skill_train.plan.places import machine_of
+from skill_train.run.job_spec import ENVIRONMENT
 from skill_train.run.plan_record import Plan
 
 VERSION = "0.14.1"
@@ -153,7 +153,6 @@ def task(
     nodes: int,
     places: list[str],
 ) -> Task:
-    """The task of a plan."""
     need = plan.estimates.disk_bytes.high or 0
     words = ["skypilot_node.py", run.bucket, "--timeout", str(run.timeout_seconds)]
     words += ["--data", run.data] if run.data else []
@@ -167,12 +166,7 @@ def task(
             "autostop": {"idle_minutes": IDLE_MINUTES, "down": True},
         },
         "workdir": ".",
-        "envs": {
-            "SKILL_TRAIN_RUN": run.id,
-            "PYTHONUNBUFFERED": "1",
-            "HF_HUB_DISABLE_TELEMETRY": "1",
-            "DO_NOT_TRACK": "1",
-        },
+        "envs": {"SKILL_TRAIN_RUN": run.id} | ENVIRONMENT,
         "secrets": {"HF_TOKEN": None},  # by its name: `sky launch --secret HF_TOKEN` takes it from the environment
         "setup": _SETUP,
         "run": f"{_VENV}/bin/python {shlex.join(words)}\n",
@@ -214,16 +208,10 @@ def write_task(folder: Path, task: Task, plan: Path, data: dict[str, Path], pack
     for name, source in data.items():
         (folder / "data" / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(source, folder / "data" / name)
-    (folder / "requirements.txt").write_text("\n".join([*pins(), *packages]) + "\n", encoding="utf-8")
+    (folder / "requirements.txt").write_text("\n".join([*program_packages(), *packages]) + "\n", encoding="utf-8")
     first = f"# Launch it from this folder: {' '.join(command('sky', task['name']))}\n"
     text = yaml.safe_dump(task, sort_keys=False, allow_unicode=True, width=120)
     (folder / "task.yaml").write_text(first + text, encoding="utf-8")
-
-
-def pins() -> list[str]:
-    """The packages in the header of the training program, each with its version."""
-    header = train_program().read_text(encoding="utf-8").split("# ///")[1]
-    return re.findall(r'^#\s+"([\w.-]+==[\w.]+)",$', header, re.MULTILINE)
 
 
 def command(sky: str, name: str) -> list[str]:

@@ -8,17 +8,18 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from skill_train.core.errors import NotInstalled, UsageError
-from skill_train.evaluate.backends import Model, device_of
+from skill_train.evaluate.backends import Model, device_of, generate
 from skill_train.evaluate.chat.prompts import FolderPrompts, GgufPrompts
 from skill_train.evaluate.pictures import PictureTensors, PictureTurns, plain_generation
 from skill_train.facts import JsonObject
-from skill_train.llama.chat import ChatAnswer, ChatJob, ChatRequest, LoadedChat, loaded_chat
+from skill_train.llama.chat import ChatAnswer, ChatJob, ChatRequest, LoadedChat, loaded_chat, most_tokens
 from skill_train.llama.gguf_header import GgufFile, read_gguf, read_model_file
 from skill_train.llama.pictures.compare import MARKER
 from skill_train.llama.sampling import Sampling, next_token
+from skill_train.machine.read import physical_cores
 from skill_train.model.folder import read_config
 from skill_train.program.pictures.decode import PictureSize, picture_digest, picture_size
 from skill_train.reference.load import context_length, load_tokenizer, read_model, reference_model, stop_ids
@@ -55,15 +56,6 @@ class Said:
     ids_equal: bool | None
 
 
-class Answering(Protocol):
-    """A loaded model. `device` is where: `cpu` or `gpu`."""
-
-    @property
-    def device(self) -> str: ...
-
-    def answer(self, messages: list[JsonObject], images: list[str], on_text: OnText) -> Said: ...
-
-
 @contextlib.contextmanager
 def answering(model: Model, settings: Settings) -> Iterator[Answering]:
     """The model, loaded for the length of the block.
@@ -83,8 +75,6 @@ def answering(model: Model, settings: Settings) -> Iterator[Answering]:
 
 @contextlib.contextmanager
 def _gguf(model: Model, settings: Settings) -> Iterator[Answering]:
-    from skill_train.machine.read import physical_cores
-
     gguf = read_model_file(model.path)
     if model.projector is not None:
         read_gguf(model.projector)
@@ -163,21 +153,13 @@ class _FolderAnswering:
 
         started, tokenizer = time.monotonic(), self.prompts.tokenizer
         prompt, pictures = self._prompt(messages, images)
-        most = _room(len(prompt), self.settings, context_length(read_config(self.model.path)))
+        wanted, trained = self.settings.context, context_length(read_config(self.model.path))
+        room = wanted if trained is None else min(wanted, trained)
         ids = torch.tensor([prompt], device=self.network.device)
         stops = stop_ids(self.model.path, tokenizer)
         choice = _Choice(self.settings.sampling, len(prompt), _Spoken(tokenizer, stops, on_text))
-        with torch.no_grad():
-            self.network.generate(
-                input_ids=ids,
-                attention_mask=torch.ones_like(ids),
-                **({} if pictures is None else pictures(ids)),
-                max_new_tokens=most,
-                do_sample=False,
-                logits_processor=[choice],
-                eos_token_id=sorted(stops) or None,
-                pad_token_id=min(stops, default=0),
-            )
+        most, tensors = most_tokens(self.settings.most, len(prompt), room), {} if pictures is None else pictures(ids)
+        generate(self.network, ids, most, stops, logits_processor=[choice], **tensors)
         spoken = choice.spoken
         spoken.finish()
         answer = ChatAnswer(
@@ -203,6 +185,9 @@ class _FolderAnswering:
         fed, _ = reader.seen.expanded(text, sizes)
         turns = PictureTurns(messages, None, images, [picture_digest(image, folder) for image in images])
         return self.prompts.ids(fed), partial(reader.tensors, turns if images else None)
+
+
+Answering = _GgufAnswering | _FolderAnswering  # a loaded model; its `device` is `cpu` or `gpu`
 
 
 def _require_no_marks(messages: list[JsonObject], marks: tuple[str, ...]) -> None:
@@ -285,17 +270,3 @@ class _Choice:
         chosen = torch.full_like(scores, -torch.inf)
         chosen[0, token] = 0.0
         return chosen
-
-
-def _room(prompt: int, settings: Settings, trained: int | None) -> int:
-    """The most tokens that an answer may have."""
-    room = settings.context if trained is None else min(settings.context, trained)
-    if prompt >= room:
-        raise UsageError(
-            "the prompt is longer than the context",
-            code="bad_usage",
-            expected=f"fewer than {room} tokens",
-            got=f"{prompt} tokens",
-            hint="ask for a longer context with --context, or ask anew",
-        )
-    return min(settings.most, room - prompt)

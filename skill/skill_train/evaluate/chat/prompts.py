@@ -7,14 +7,13 @@ conversation, because another prompt than the model was trained on is an answer 
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Callable
 from functools import partial
-from typing import Any, NoReturn
+from typing import Any
 
 from skill_train.core.errors import UsageError, VerificationFailed
 from skill_train.facts import JsonObject
 from skill_train.llama.gguf_header import GgufFile
-from skill_train.llama.template import Conversation, Rendered, render_with, special_texts
+from skill_train.llama.template import Conversation, Rendered, by_tokenizer, render_with, rendered_by, special_texts
 from skill_train.model.template_guard import require_ending
 
 _AROUND = 30  # characters shown of a difference
@@ -31,10 +30,7 @@ class FolderPrompts:
     def text(self, messages: list[JsonObject]) -> str:
         if self.raw:
             return str(messages[-1]["content"])
-        rendered = rendered_by(partial(by_tokenizer, self.tokenizer), Conversation(messages, None, True))
-        if rendered.text is None:
-            _refused(rendered.refused)
-        return rendered.text
+        return _text(rendered_by(partial(by_tokenizer, self.tokenizer), Conversation(messages, None, True)))
 
     def ids(self, text: str) -> list[int]:
         return ids_of(self.tokenizer, text, raw=self.raw)
@@ -64,10 +60,8 @@ class GgufPrompts:
         """
         if self.raw:
             return str(messages[-1]["content"])
-        rendered = self.alike([Conversation(messages, None, True)])[0]
-        if rendered.text is None:
-            _refused(rendered.refused)
-        return unicodedata.normalize("NFC", rendered.text) if self.composes else rendered.text
+        text = _text(self.alike([Conversation(messages, None, True)])[0])
+        return unicodedata.normalize("NFC", text) if self.composes else text
 
     @property
     def composes(self) -> bool:
@@ -82,9 +76,9 @@ class GgufPrompts:
         """
         own = render_with(self.template, self.gguf, conversations)
         if isinstance(own, str):
-            _refused(own)
+            raise _refused(own)
         for conversation, rendered in zip(conversations, own, strict=True):
-            expected = self._by_transformers(conversation)
+            expected = rendered_by(self._render, conversation)
             if rendered.text != expected.text:
                 raise _differs(self.gguf, rendered, expected)
         return own
@@ -92,9 +86,6 @@ class GgufPrompts:
     def ids(self, text: str) -> list[int] | None:
         """What the model's tokenizer makes of a prompt; None where nobody knows it."""
         return None if self.tokenizer is None else ids_of(self.tokenizer, text, raw=self.raw)
-
-    def _by_transformers(self, asked: Conversation) -> Rendered:
-        return rendered_by(self._render, asked)
 
     def _render(self, asked: Conversation) -> str:
         if self.tokenizer is not None:
@@ -128,33 +119,6 @@ def ids_of(tokenizer: Any, text: str, *, raw: bool) -> list[int]:
     return ids[:-1] if added_end else ids
 
 
-def by_tokenizer(tokenizer: Any, asked: Conversation) -> str:
-    return str(
-        tokenizer.apply_chat_template(
-            asked.messages, tools=asked.tools, tokenize=False, add_generation_prompt=asked.add_generation_prompt
-        )
-    )
-
-
-def rendered_by(render: Callable[[Conversation], str], asked: Conversation) -> Rendered:
-    """What a template writes, or why it refuses the conversation."""
-    import jinja2
-
-    of_templates = (
-        jinja2.TemplateError,
-        ArithmeticError,
-        AttributeError,
-        LookupError,
-        RecursionError,
-        TypeError,
-        ValueError,
-    )
-    try:
-        return Rendered(render(asked))
-    except of_templates as error:
-        return Rendered(refused=f"{type(error).__name__}: {error}"[:300])
-
-
 def _differs(gguf: GgufFile, own: Rendered, expected: Rendered) -> VerificationFailed:
     both = (own.text or "", expected.text or "")
     return VerificationFailed(
@@ -166,8 +130,14 @@ def _differs(gguf: GgufFile, own: Rendered, expected: Rendered) -> VerificationF
     )
 
 
-def _refused(why: str) -> NoReturn:
-    raise UsageError(
+def _text(rendered: Rendered) -> str:
+    if rendered.text is None:
+        raise _refused(rendered.refused)
+    return rendered.text
+
+
+def _refused(why: str) -> UsageError:
+    return UsageError(
         "the chat template refuses the conversation",
         code="template_mismatch",
         expected="roles and contents that the template takes",

@@ -20,11 +20,6 @@ from skill_train.program.rows import CELL_CHARACTERS
 _ENDINGS = {"file_name": "image", "file_names": "images"}  # and the column's name where it is no more than that
 
 
-def parse(data: bytes, name: str, *, whole: bool) -> list[Row]:
-    """The rows in these bytes, as `numbered` reads them."""
-    return [row for _, row in numbered(data, name, whole=whole)]
-
-
 def numbered(data: bytes, name: str, *, whole: bool) -> list[tuple[int, Row]]:
     """The rows in these bytes, each behind its line in the file, or behind its number where rows are not lines.
 
