@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 
 import picture_pairs
 import tiny_vision
-from skill_train.commands.chat import ChatOptions, run
+from skill_train.commands.chat import ChatOptions, chat
 from skill_train.core.console import Console
 from skill_train.core.errors import UsageError
 from skill_train.evaluate.backends import Model
@@ -26,6 +27,7 @@ from skill_train.reference.pictures import with_markers
 pytestmark = pytest.mark.slow
 
 KIND, MOST = "qwen2-vl", 6
+run = inspect.unwrap(chat.callback)
 QUESTION = "What is the colour of the sky here?"
 
 

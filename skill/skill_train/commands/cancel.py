@@ -45,8 +45,14 @@ class Cancelled(TypedDict):
     run_dir: str | None
 
 
-def run(options: CancelOptions, console: Console) -> Result:
-    """Cancels the job. A job that has already ended is not changed."""
+@command(
+    "cancel",
+    CancelOptions,
+    examples=("skill-train cancel runs/tickets-cloud", "skill-train cancel runs/tickets-cloud --format json"),
+)
+@click.argument("run", type=RUN)
+def cancel(options: CancelOptions, console: Console) -> Result:
+    """Cancel a job. Its checkpoints are kept; a job that has already ended is not changed."""
     cloud = find_run.find(options.run, console.status)
     was_live = cloud.now is not None and cloud.now.live
     if was_live:
@@ -102,14 +108,3 @@ def _draw(rich: Any, data: Cancelled) -> None:
     step = "" if not there or there["checkpoint"] is None else f"a checkpoint of step {there['checkpoint']}"
     stored = "the whole result" if there and there["state"] == "done" else step or "nothing"
     draw_text(rich, f"{data['job_id']}: {data['stage']}; kept: {stored}")
-
-
-@command(
-    "cancel",
-    CancelOptions,
-    examples=("skill-train cancel runs/tickets-cloud", "skill-train cancel runs/tickets-cloud --format json"),
-)
-@click.argument("run", type=RUN)
-def cancel(options: CancelOptions, console: Console) -> Result:
-    """Cancel a job. Its checkpoints are kept; a job that has already ended is not changed."""
-    return run(options, console)

@@ -94,8 +94,48 @@ class _Speaker:
         return all(message["role"] == "system" for message in self.messages)
 
 
-def run(options: ChatOptions, console: Console) -> Result:
-    """One answer, or a conversation with a person in a terminal."""
+@command(
+    "chat",
+    ChatOptions,
+    examples=(
+        'skill-train chat runs/first --prompt "Where is my parcel?"',
+        'skill-train chat runs/first --prompt "Where is my parcel?" --file q4_k_m --compare base',
+    ),
+)
+@click.argument("model", type=PATH, metavar="RUN|FILE.gguf")
+@click.option("--prompt", help="Ask once and end.  [default: a conversation in the terminal]")
+@click.option(
+    "--file",
+    help="base, adapter, merged, or a GGUF file by its type (q4_k_m) or name.  [default: the file of the Modelfile]",
+)
+@click.option("--compare", help="Second model, side by side: as --file, or another run or GGUF file.")
+@click.option("--image", type=PATH, multiple=True, help="Picture for the first question; repeat for more.")
+@click.option("--mmproj", type=PATH, help="File of the projector, for a GGUF file without a run.")
+@click.option("--system", help="System message.")
+@click.option(
+    "--temperature",
+    type=Number(min=0, max=10),
+    help="0 takes the most likely token.  [default: with the rest of the sampling, from generation_config.json]",
+)
+@click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Of the random numbers.")
+@click.option(
+    "--max-tokens",
+    type=click.IntRange(1, 100_000),
+    default=TOKENS,
+    show_default=True,
+    help="Longest answer, in tokens.",
+)
+@click.option(
+    "--context",
+    type=click.IntRange(16, 1_000_000),
+    default=CONTEXT,
+    show_default=True,
+    help="Longest prompt with its answer, in tokens; at most what the model takes.",
+)
+@engine_device_option
+@click.option("--raw", is_flag=True, help="Continue the text as it stands, without a chat template.")
+def chat(options: ChatOptions, console: Console) -> Result:
+    """Talk to a model of a run or a GGUF file, in a terminal or once with --prompt; compare two side by side."""
     if options.prompt is None and not console.is_conversation:
         raise UsageError(
             "there is nobody in a terminal to chat with",
@@ -302,51 +342,3 @@ def _side_by_side(answers: list[ShownAnswer]) -> Callable[[Any], None]:
         rich.print(table)
 
     return draw
-
-
-# --- The command ---
-
-
-@command(
-    "chat",
-    ChatOptions,
-    examples=(
-        'skill-train chat runs/first --prompt "Where is my parcel?"',
-        'skill-train chat runs/first --prompt "Where is my parcel?" --file q4_k_m --compare base',
-    ),
-)
-@click.argument("model", type=PATH, metavar="RUN|FILE.gguf")
-@click.option("--prompt", help="Ask once and end.  [default: a conversation in the terminal]")
-@click.option(
-    "--file",
-    help="base, adapter, merged, or a GGUF file by its type (q4_k_m) or name.  [default: the file of the Modelfile]",
-)
-@click.option("--compare", help="Second model, side by side: as --file, or another run or GGUF file.")
-@click.option("--image", type=PATH, multiple=True, help="Picture for the first question; repeat for more.")
-@click.option("--mmproj", type=PATH, help="File of the projector, for a GGUF file without a run.")
-@click.option("--system", help="System message.")
-@click.option(
-    "--temperature",
-    type=Number(min=0, max=10),
-    help="0 takes the most likely token.  [default: with the rest of the sampling, from generation_config.json]",
-)
-@click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Of the random numbers.")
-@click.option(
-    "--max-tokens",
-    type=click.IntRange(1, 100_000),
-    default=TOKENS,
-    show_default=True,
-    help="Longest answer, in tokens.",
-)
-@click.option(
-    "--context",
-    type=click.IntRange(16, 1_000_000),
-    default=CONTEXT,
-    show_default=True,
-    help="Longest prompt with its answer, in tokens; at most what the model takes.",
-)
-@engine_device_option
-@click.option("--raw", is_flag=True, help="Continue the text as it stands, without a chat template.")
-def chat(options: ChatOptions, console: Console) -> Result:
-    """Talk to a model of a run or a GGUF file, in a terminal or once with --prompt; compare two side by side."""
-    return run(options, console)

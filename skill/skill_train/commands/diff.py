@@ -55,8 +55,15 @@ class Compared(TypedDict):
     not_compared: list[str]
 
 
-def run(options: DiffOptions, console: Console) -> Result:
-    """Compares two run directories; exit 6 if their recipes differ."""
+@command(
+    "diff",
+    DiffOptions,
+    examples=("skill-train diff runs/first runs/first-cloud", "skill-train diff runs/a runs/b --format json"),
+)
+@click.argument("run_a", type=PATH)
+@click.argument("run_b", type=PATH)
+def diff(options: DiffOptions, console: Console) -> Result:
+    """Compare two runs: the recipes must be equal, the machines may differ."""
     a, b = (_read(_opened(path)) for path in (options.run_a, options.run_b))
     comparison = compare(a, b)
     for reason in comparison.not_compared:
@@ -174,18 +181,3 @@ def _draw(rich: Any, data: Compared) -> None:
         rich.print(f"losses of {losses['steps']} steps: {'equal' if losses['equal'] else far}")
     if data["same_weights"] is not None:
         rich.print(f"trained weights: {'the same bytes' if data['same_weights'] else 'other bytes'}")
-
-
-# --- The command ---
-
-
-@command(
-    "diff",
-    DiffOptions,
-    examples=("skill-train diff runs/first runs/first-cloud", "skill-train diff runs/a runs/b --format json"),
-)
-@click.argument("run_a", type=PATH)
-@click.argument("run_b", type=PATH)
-def diff(options: DiffOptions, console: Console) -> Result:
-    """Compare two runs: the recipes must be equal, the machines may differ."""
-    return run(options, console)

@@ -49,8 +49,10 @@ class Health(TypedDict):
     checks: NotRequired[list[dict[str, str]]]
 
 
-def run(options: DoctorOptions, console: Console) -> Result:
-    """Runs every check; with `self_test` also all steps on the embedded model."""
+@command("doctor", DoctorOptions, examples=("skill-train doctor", "skill-train doctor --self-test --format json"))
+@click.option("--self-test", is_flag=True, help="Also run all steps on the embedded model, offline: about a minute.")
+def doctor(options: DoctorOptions, console: Console) -> Result:
+    """Check this installation and say how to fix each problem: versions, accelerator, memory, disk, token."""
     requirements = {group: _group(group) for group in ("base", "train", "gguf")}
     if options.self_test:
         _require(requirements)
@@ -235,13 +237,3 @@ def _draw_self_test(rich: Any, figures: SelfTest) -> None:
         table.add_row(stage["stage"], stage["verdict"], str(stage.get("seconds", "")), style=STYLE[stage["verdict"]])
     rich.print(table)
     rich.print(f"{figures['seconds']} s in all")
-
-
-# --- The command ---
-
-
-@command("doctor", DoctorOptions, examples=("skill-train doctor", "skill-train doctor --self-test --format json"))
-@click.option("--self-test", is_flag=True, help="Also run all steps on the embedded model, offline: about a minute.")
-def doctor(options: DoctorOptions, console: Console) -> Result:
-    """Check this installation and say how to fix each problem: versions, accelerator, memory, disk, token."""
-    return run(options, console)

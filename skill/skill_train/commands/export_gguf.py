@@ -103,8 +103,55 @@ class _Export:
         return [kind for kind in self.types if kind in UNQUANTIZED]
 
 
-def run(options: ExportOptions, console: Console) -> Result:
-    """Finds the converter, then exports a run, its adapter alone, or a model folder."""
+@command(
+    "export-gguf",
+    ExportOptions,
+    examples=(
+        "skill-train export-gguf runs/first --quant q8_0,q4_k_m",
+        "skill-train export-gguf merged-model-folder --out gguf --quant q6_k",
+    ),
+)
+@click.argument("run", type=PATH, required=False)
+@click.option(
+    "--quant",
+    help="Types, separated by commas; f16, bf16 or f32 sets the type of the unquantized file. auto measures a type for "
+    f"each matrix, under --max-size or --bits.  [default: {DEFAULT_TYPES}; with --for {','.join(CANDIDATES)}, and up "
+    "to two i-quants]",
+)
+@click.option("--out", type=PATH, help="Folder for the files.  [default: RUN/gguf; for a model folder FOLDER-gguf]")
+@click.option("--lora", is_flag=True, help="Export only the adapter, for use with a GGUF file of its base model.")
+@click.option(
+    "--mmproj",
+    type=click.Choice(CHOICES),
+    help="Type of the second file of a vision model, its tower and projector; none for text only.  [default: f16; none "
+    "for a run of a model that is also trained for its text alone, such as Gemma 3]",
+)
+@click.option(
+    "--modelfile",
+    help="Type of the file that the Modelfile names.  [default: the one that it names; at first the last of --quant]",
+)
+@click.option(
+    "--imatrix",
+    metavar="auto|none|FILE",
+    help="Importance matrix for types below q6: auto computes it of the training rows of RUN and uses it where that is "
+    "measured to help, FILE is one of llama-imatrix.  [default: auto for RUN, none for a model folder]",
+)
+@for_device_options
+@click.option(
+    "--max-kl", type=DIVERGENCE, help="Largest divergence from the unquantized file, in nats a token, for --for."
+)
+@click.option("--bits", type=BITS, help="Bits a weight of --quant auto, in place of a size.")
+@click.option(
+    "--mix",
+    type=PATH,
+    help="File with the types of --quant auto, such as quantize.json of another run; none is measured.",
+)
+@click.option(
+    "--llama-cpp", type=PATH, help="llama.cpp checkout with the converter.  [default: downloaded once and cached]"
+)
+@click.option("--fetch", is_flag=True, help="Download the converter into the cache; without RUN, do nothing else.")
+def export_gguf(options: ExportOptions, console: Console) -> Result:
+    """Convert a run, or a model folder, to GGUF and quantize it. Merges first when that is not done."""
     from skill_train.llama import get_converter
 
     if options.run is None:
@@ -343,58 +390,3 @@ def _quantize(console: Console, task: _Export, source: Path) -> Quantized | None
     i_quants = task.question.i_quants if task.question else ()
     order = QuantizeOrder(source, task.out, task.records, task.name, rest, task.matrix, task.mix, i_quants)
     return quantize_files(order, console)
-
-
-# --- The command ---
-
-
-@command(
-    "export-gguf",
-    ExportOptions,
-    examples=(
-        "skill-train export-gguf runs/first --quant q8_0,q4_k_m",
-        "skill-train export-gguf merged-model-folder --out gguf --quant q6_k",
-    ),
-)
-@click.argument("run", type=PATH, required=False)
-@click.option(
-    "--quant",
-    help="Types, separated by commas; f16, bf16 or f32 sets the type of the unquantized file. auto measures a type for "
-    f"each matrix, under --max-size or --bits.  [default: {DEFAULT_TYPES}; with --for {','.join(CANDIDATES)}, and up "
-    "to two i-quants]",
-)
-@click.option("--out", type=PATH, help="Folder for the files.  [default: RUN/gguf; for a model folder FOLDER-gguf]")
-@click.option("--lora", is_flag=True, help="Export only the adapter, for use with a GGUF file of its base model.")
-@click.option(
-    "--mmproj",
-    type=click.Choice(CHOICES),
-    help="Type of the second file of a vision model, its tower and projector; none for text only.  [default: f16; none "
-    "for a run of a model that is also trained for its text alone, such as Gemma 3]",
-)
-@click.option(
-    "--modelfile",
-    help="Type of the file that the Modelfile names.  [default: the one that it names; at first the last of --quant]",
-)
-@click.option(
-    "--imatrix",
-    metavar="auto|none|FILE",
-    help="Importance matrix for types below q6: auto computes it of the training rows of RUN and uses it where that is "
-    "measured to help, FILE is one of llama-imatrix.  [default: auto for RUN, none for a model folder]",
-)
-@for_device_options
-@click.option(
-    "--max-kl", type=DIVERGENCE, help="Largest divergence from the unquantized file, in nats a token, for --for."
-)
-@click.option("--bits", type=BITS, help="Bits a weight of --quant auto, in place of a size.")
-@click.option(
-    "--mix",
-    type=PATH,
-    help="File with the types of --quant auto, such as quantize.json of another run; none is measured.",
-)
-@click.option(
-    "--llama-cpp", type=PATH, help="llama.cpp checkout with the converter.  [default: downloaded once and cached]"
-)
-@click.option("--fetch", is_flag=True, help="Download the converter into the cache; without RUN, do nothing else.")
-def export_gguf(options: ExportOptions, console: Console) -> Result:
-    """Convert a run, or a model folder, to GGUF and quantize it. Merges first when that is not done."""
-    return run(options, console)

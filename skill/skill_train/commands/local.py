@@ -61,8 +61,24 @@ class LocalOptions:
         return self.resume and self.run_dir is not None and not self.names_a_recipe
 
 
-def run(options: LocalOptions, console: Console) -> Result:
-    """Reads the facts, plans, trains, and gives the smoke verdict."""
+@command(
+    "local",
+    LocalOptions,
+    examples=(
+        "skill-train local --model Qwen/Qwen2.5-0.5B-Instruct --data tickets.jsonl --max-steps 50 --run-dir runs/first",
+        "skill-train local recipe.yaml",
+    ),
+)
+@click.argument("recipe", type=PATH, required=False)
+@recipe_options
+@device_option
+@click.option(
+    "--force", is_flag=True, help="Train in spite of a known risk: a --dtype that may end in NaN, or too little memory."
+)
+@click.option("--run-dir", type=PATH, help="Folder of the run.  [default: runs/<data>-<recipe hash>]")
+@click.option("--resume", is_flag=True, help="Continue the run in --run-dir from its newest complete checkpoint.")
+def local(options: LocalOptions, console: Console) -> Result:
+    """Train a LoRA adapter on this machine and end with a smoke verdict. RECIPE is a recipe file or a plan."""
     if options.resume and options.run_dir is None and not options.names_a_recipe:
         raise UsageError(
             "--resume needs a run to continue",
@@ -259,27 +275,3 @@ def draw_checks(rich: Any, title: str, checks: list[SmokeCheck]) -> None:
     for check in checks:
         add_row(table, check.name, check.verdict, figure(check.figure), check.detail, style=STYLE[check.verdict])
     rich.print(table)
-
-
-# --- The command ---
-
-
-@command(
-    "local",
-    LocalOptions,
-    examples=(
-        "skill-train local --model Qwen/Qwen2.5-0.5B-Instruct --data tickets.jsonl --max-steps 50 --run-dir runs/first",
-        "skill-train local recipe.yaml",
-    ),
-)
-@click.argument("recipe", type=PATH, required=False)
-@recipe_options
-@device_option
-@click.option(
-    "--force", is_flag=True, help="Train in spite of a known risk: a --dtype that may end in NaN, or too little memory."
-)
-@click.option("--run-dir", type=PATH, help="Folder of the run.  [default: runs/<data>-<recipe hash>]")
-@click.option("--resume", is_flag=True, help="Continue the run in --run-dir from its newest complete checkpoint.")
-def local(options: LocalOptions, console: Console) -> Result:
-    """Train a LoRA adapter on this machine and end with a smoke verdict. RECIPE is a recipe file or a plan."""
-    return run(options, console)

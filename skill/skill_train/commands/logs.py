@@ -27,8 +27,18 @@ class LogsOptions:
     tail: int | None = None
 
 
-def run(options: LogsOptions, console: Console) -> Result:
-    """Prints the lines as they come, or gives the last ones in the answer."""
+@command(
+    "logs",
+    LogsOptions,
+    examples=("skill-train logs runs/tickets-cloud --tail 50", "skill-train logs runs/tickets-cloud --follow"),
+)
+@click.argument("run", type=RUN)
+@click.option("--follow", is_flag=True, help="Keep printing until the job has ended.")
+@click.option(
+    "--tail", type=click.IntRange(1, MOST_COUNTED), help="Number of lines to show, from the end.  [default: all]"
+)
+def logs(options: LogsOptions, console: Console) -> Result:
+    """Show the log of a job, and reconnect when the connection breaks. JSON holds the last lines that fit."""
     cloud = find_run.find(options.run, console.status)
     tail = options.tail
     where, run_id, say = (cloud.record.namespace, job_of(cloud).id), cloud.record.run_id, console.status
@@ -66,18 +76,3 @@ def _that_fit(lines: Iterable[str]) -> list[str]:
             break
         kept_lines.append(line)
     return kept_lines[::-1]
-
-
-@command(
-    "logs",
-    LogsOptions,
-    examples=("skill-train logs runs/tickets-cloud --tail 50", "skill-train logs runs/tickets-cloud --follow"),
-)
-@click.argument("run", type=RUN)
-@click.option("--follow", is_flag=True, help="Keep printing until the job has ended.")
-@click.option(
-    "--tail", type=click.IntRange(1, MOST_COUNTED), help="Number of lines to show, from the end.  [default: all]"
-)
-def logs(options: LogsOptions, console: Console) -> Result:
-    """Show the log of a job, and reconnect when the connection breaks. JSON holds the last lines that fit."""
-    return run(options, console)

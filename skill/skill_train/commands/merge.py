@@ -30,8 +30,31 @@ class MergeOptions:
     gate: str = "auto"
 
 
-def run(options: MergeOptions, console: Console) -> Result:
-    """Merges the adapter of a run, or of a folder."""
+@command(
+    "merge",
+    MergeOptions,
+    examples=(
+        "skill-train merge runs/first",
+        "skill-train merge --base Qwen2.5-0.5B-Instruct --adapter my-adapter --out merged",
+    ),
+)
+@click.argument("run", type=PATH, required=False)
+@click.option("--base", help="Base model: folder or Hub id. Without RUN.")
+@click.option("--adapter", type=PATH, help="Folder of a PEFT LoRA adapter. Without RUN.")
+@click.option("--out", type=PATH, help="Folder for the merged model. Without RUN.  [default with RUN: RUN/merged]")
+@click.option(
+    "--dtype", type=click.Choice(("float32", "bfloat16", "float16")), help="Stored type.  [default: the base's]"
+)
+@click.option(
+    "--gate",
+    type=click.Choice(("auto", "weights", "answers")),
+    default="auto",
+    show_default=True,
+    help="What to compare with base + adapter: weights only, or logits too, which runs the model. Auto: logits "
+    "up to 250M weights, and of adapters that are more than A and B.",
+)
+def merge(options: MergeOptions, console: Console) -> Result:
+    """Merge an adapter into its base, tensor by tensor, and check the result against base + adapter."""
     if options.run is None:
         return _merge_folders(options, console)
     require_only_run("merge", {"--base": options.base, "--adapter": options.adapter, "--out": options.out})
@@ -74,31 +97,3 @@ def _result(merged: StepResult[MergeRecord], folder: Path, *, exported: Path) ->
         next=[f"skill-train export-gguf {quoted(exported)}"],
         human=lambda rich: rich.print_json(data=data),
     )
-
-
-@command(
-    "merge",
-    MergeOptions,
-    examples=(
-        "skill-train merge runs/first",
-        "skill-train merge --base Qwen2.5-0.5B-Instruct --adapter my-adapter --out merged",
-    ),
-)
-@click.argument("run", type=PATH, required=False)
-@click.option("--base", help="Base model: folder or Hub id. Without RUN.")
-@click.option("--adapter", type=PATH, help="Folder of a PEFT LoRA adapter. Without RUN.")
-@click.option("--out", type=PATH, help="Folder for the merged model. Without RUN.  [default with RUN: RUN/merged]")
-@click.option(
-    "--dtype", type=click.Choice(("float32", "bfloat16", "float16")), help="Stored type.  [default: the base's]"
-)
-@click.option(
-    "--gate",
-    type=click.Choice(("auto", "weights", "answers")),
-    default="auto",
-    show_default=True,
-    help="What to compare with base + adapter: weights only, or logits too, which runs the model. Auto: logits "
-    "up to 250M weights, and of adapters that are more than A and B.",
-)
-def merge(options: MergeOptions, console: Console) -> Result:
-    """Merge an adapter into its base, tensor by tensor, and check the result against base + adapter."""
-    return run(options, console)

@@ -77,8 +77,38 @@ class PlanOptions(DeviceOptions):
     out: Path | None = None
 
 
-def run(options: PlanOptions, console: Console) -> Result:
-    """Makes the plan, and writes it with `--out`. For a run directory, compares estimates and measurements."""
+@command(
+    "plan",
+    PlanOptions,
+    examples=(
+        "skill-train plan --model Qwen/Qwen2.5-7B-Instruct --data tickets.jsonl",
+        "skill-train plan recipe.yaml --where cloud --max-hours 2 --out plan.json",
+        'skill-train plan --model Qwen/Qwen2.5-0.5B-Instruct --data tickets.jsonl --for "iPhone 15"',
+    ),
+)
+@click.argument("recipe", type=PATH, required=False)
+@recipe_options
+@device_option
+@click.option("--where", type=click.Choice(("local", "cloud")), help="Override the rules.  [default: the rules decide]")
+@flavor_option
+@click.option(
+    "--max-hours",
+    type=HOURS,
+    default=DEFAULT_HOURS,
+    show_default=True,
+    help="Longest acceptable run, in hours; a longer one is planned for the cloud.",
+)
+@for_device_options
+@click.option(
+    "--quant",
+    help=f"Types of file for --for, separated by commas.  [default: {','.join(CANDIDATES)}, and up to two i-quants]",
+)
+@click.option("--out", type=PATH, help="File for the plan; `skill-train local PLAN` runs it.")
+def plan(options: PlanOptions, console: Console) -> Result:
+    """Decide whether to train here or in the cloud, and estimate memory, time and cost; spends nothing.
+
+    RECIPE is a recipe file, or the folder of a run, whose estimates are then shown beside what was measured.
+    """
     if options.recipe is not None and options.recipe.is_dir():
         return _of_run(options.recipe, options)
     if options.flavor is not None and options.where == "local":
@@ -359,41 +389,3 @@ def _time(seconds: float) -> str:
         if seconds >= 90
         else f"{seconds:.0f} s"
     )
-
-
-# --- The command ---
-
-
-@command(
-    "plan",
-    PlanOptions,
-    examples=(
-        "skill-train plan --model Qwen/Qwen2.5-7B-Instruct --data tickets.jsonl",
-        "skill-train plan recipe.yaml --where cloud --max-hours 2 --out plan.json",
-        'skill-train plan --model Qwen/Qwen2.5-0.5B-Instruct --data tickets.jsonl --for "iPhone 15"',
-    ),
-)
-@click.argument("recipe", type=PATH, required=False)
-@recipe_options
-@device_option
-@click.option("--where", type=click.Choice(("local", "cloud")), help="Override the rules.  [default: the rules decide]")
-@flavor_option
-@click.option(
-    "--max-hours",
-    type=HOURS,
-    default=DEFAULT_HOURS,
-    show_default=True,
-    help="Longest acceptable run, in hours; a longer one is planned for the cloud.",
-)
-@for_device_options
-@click.option(
-    "--quant",
-    help=f"Types of file for --for, separated by commas.  [default: {','.join(CANDIDATES)}, and up to two i-quants]",
-)
-@click.option("--out", type=PATH, help="File for the plan; `skill-train local PLAN` runs it.")
-def plan(options: PlanOptions, console: Console) -> Result:
-    """Decide whether to train here or in the cloud, and estimate memory, time and cost; spends nothing.
-
-    RECIPE is a recipe file, or the folder of a run, whose estimates are then shown beside what was measured.
-    """
-    return run(options, console)

@@ -40,8 +40,29 @@ class ResumeOptions:
     yes: bool = False
 
 
-def run(options: ResumeOptions, console: Console) -> Result:
-    """Starts a new job from the newest checkpoint, once its cost is accepted."""
+@command(
+    "resume",
+    ResumeOptions,
+    examples=(
+        "skill-train resume runs/tickets-cloud",
+        "skill-train resume runs/tickets-cloud --flavor a100-large --max-cost 5 --yes",
+    ),
+)
+@click.argument("run", type=RUN)
+@click.option("--run-dir", type=PATH, help="Folder of the run.  [default: RUN; runs/<run id> for a job's id]")
+@click.option("--flavor", help="Another machine with the same number of GPUs.  [default: that of the last job]")
+@click.option(
+    "--timeout", help="Time limit, such as 30m, 2h or 5400 (seconds).  [default: as before; longer after a timeout]"
+)
+@click.option("--max-cost", type=DOLLARS, help="Most dollars that all jobs of the plan together may cost.")
+@click.option(
+    "--yes", is_flag=True, help="Start the job. Without this option the cost is shown and nothing is started."
+)
+def resume(options: ResumeOptions, console: Console) -> Result:
+    """Start a new job that continues from the newest checkpoint, with the same recipe.
+
+    A run on this machine goes on with `skill-train local --resume --run-dir RUN`.
+    """
     from skill_train.cloud import resume
 
     cloud = find_run.find(options.run, console.status)
@@ -253,29 +274,3 @@ def _there(cloud: CloudRun, job: CloudJob, *, reused: bool, budget: Budget | Non
         quiet=job.job_id or "",
         next=[f"skill-train {command} {cloud.word}" for command in ("wait", "logs", "pull")],
     )
-
-
-@command(
-    "resume",
-    ResumeOptions,
-    examples=(
-        "skill-train resume runs/tickets-cloud",
-        "skill-train resume runs/tickets-cloud --flavor a100-large --max-cost 5 --yes",
-    ),
-)
-@click.argument("run", type=RUN)
-@click.option("--run-dir", type=PATH, help="Folder of the run.  [default: RUN; runs/<run id> for a job's id]")
-@click.option("--flavor", help="Another machine with the same number of GPUs.  [default: that of the last job]")
-@click.option(
-    "--timeout", help="Time limit, such as 30m, 2h or 5400 (seconds).  [default: as before; longer after a timeout]"
-)
-@click.option("--max-cost", type=DOLLARS, help="Most dollars that all jobs of the plan together may cost.")
-@click.option(
-    "--yes", is_flag=True, help="Start the job. Without this option the cost is shown and nothing is started."
-)
-def resume(options: ResumeOptions, console: Console) -> Result:
-    """Start a new job that continues from the newest checkpoint, with the same recipe.
-
-    A run on this machine goes on with `skill-train local --resume --run-dir RUN`.
-    """
-    return run(options, console)

@@ -39,8 +39,35 @@ class ServeOptions:
     device: str | None = None
 
 
-def run(options: ServeOptions, console: Console) -> Result:
-    """Serves until Ctrl-C."""
+@command(
+    "serve",
+    ServeOptions,
+    examples=(
+        "skill-train serve runs/first --quant q4_k_m",
+        "skill-train serve runs/first --host 0.0.0.0 --api-key env:SERVE_KEY",
+    ),
+)
+@click.argument("model", type=PATH, metavar="RUN|FILE.gguf")
+@click.option("--quant", help="GGUF file by its type (q4_k_m) or name.  [default: the file of the Modelfile]")
+@click.option(
+    "--host", default=LOOPBACK, show_default=True, help="Address to listen at. Another than this machine's needs a key."
+)
+@click.option(
+    "--port", type=click.IntRange(0, 65535), default=PORT, show_default=True, help="Port; 0 takes a free one."
+)
+@click.option(
+    "--api-key", help="Where the key of the clients is: env:NAME for a variable, or a file. Never the key itself."
+)
+@click.option(
+    "--context",
+    type=click.IntRange(16, 1_000_000),
+    default=CONTEXT,
+    show_default=True,
+    help="Longest prompt with its answer, in tokens; at most what the model takes.",
+)
+@engine_device_option
+def serve(options: ServeOptions, console: Console) -> Result:
+    """Serve a GGUF file on this machine with OpenAI's protocol, its own template and the model's sampling."""
     _require_key(options)
     key = None if options.api_key is None else read_key(options.api_key)
     require_server()
@@ -149,38 +176,3 @@ def _reads_pictures(asked: Chosen) -> UsageError:
         got="a pair of a language model and a projector",
         hint=f"serve the pair with llama.cpp's own server: llama-server -m {quoted(text)} --mmproj {quoted(projector)}",
     )
-
-
-# --- The command ---
-
-
-@command(
-    "serve",
-    ServeOptions,
-    examples=(
-        "skill-train serve runs/first --quant q4_k_m",
-        "skill-train serve runs/first --host 0.0.0.0 --api-key env:SERVE_KEY",
-    ),
-)
-@click.argument("model", type=PATH, metavar="RUN|FILE.gguf")
-@click.option("--quant", help="GGUF file by its type (q4_k_m) or name.  [default: the file of the Modelfile]")
-@click.option(
-    "--host", default=LOOPBACK, show_default=True, help="Address to listen at. Another than this machine's needs a key."
-)
-@click.option(
-    "--port", type=click.IntRange(0, 65535), default=PORT, show_default=True, help="Port; 0 takes a free one."
-)
-@click.option(
-    "--api-key", help="Where the key of the clients is: env:NAME for a variable, or a file. Never the key itself."
-)
-@click.option(
-    "--context",
-    type=click.IntRange(16, 1_000_000),
-    default=CONTEXT,
-    show_default=True,
-    help="Longest prompt with its answer, in tokens; at most what the model takes.",
-)
-@engine_device_option
-def serve(options: ServeOptions, console: Console) -> Result:
-    """Serve a GGUF file on this machine with OpenAI's protocol, its own template and the model's sampling."""
-    return run(options, console)

@@ -36,8 +36,31 @@ class CheckOptions:
     scope: str | None = None
 
 
-def run_install(options: InstallOptions, console: Console) -> Result:
-    """Installs the skill, and for `agents` the link that Claude Code needs. Refuses before it writes anything."""
+_SCOPE = click.option(
+    "--scope",
+    type=click.Choice(("project", "global")),
+    help="project: the current folder; global: the user's home.  [default: project; both for check]",
+)
+
+
+@command(
+    "skills install",
+    InstallOptions,
+    examples=("skill-train skills install", "skill-train skills install --target claude --scope global"),
+)
+@click.option(
+    "--target",
+    default="agents",
+    show_default=True,
+    metavar="agents|claude|PATH",
+    help="agents: .agents/skills and a link in .claude/skills; claude: .claude/skills; PATH: a folder of skills.",
+)
+@_SCOPE
+@click.option(
+    "--force", is_flag=True, help="Also replace edited files, and files with the same names from other sources."
+)
+def install_command(options: InstallOptions, console: Console) -> Result:
+    """Copy the skill (instructions, references, templates, programs) to the folders that agents read."""
     skill = _skill()
     main, linked = _places(options.target, options.scope)
     if not options.force:
@@ -60,12 +83,15 @@ def run_install(options: InstallOptions, console: Console) -> Result:
     )
 
 
-def run_check(options: CheckOptions, console: Console) -> Result:
-    """Compares every copy that agents on this machine may read with this package.
-
-    Raises:
-        NotInstalled: there is none.
-    """
+@command(
+    "skills check",
+    CheckOptions,
+    examples=("skill-train skills check", "skill-train skills check --scope global --format json"),
+)
+@click.option("--target", metavar="agents|claude|PATH", help="Place to check.  [default: all known places]")
+@_SCOPE
+def check_command(options: CheckOptions, console: Console) -> Result:
+    """Compare each installed copy of the skill with this package: current, older, newer, edited or different."""
     skill = _skill()
     folders = dict.fromkeys(_unlinked(place) for place in _all_places(options.target, options.scope))
     copies = [copy for folder in folders if (copy := install.read_copy(skill, folder))]
@@ -205,49 +231,6 @@ def _options(folder: Path) -> list[str]:
                 named = {"--target": target, "--scope": scope}
                 return [word for option, value in named.items() if value not in _DEFAULTS for word in (option, value)]
     return ["--target", str(folder.parent)]
-
-
-# --- The commands ---
-
-
-_SCOPE = click.option(
-    "--scope",
-    type=click.Choice(("project", "global")),
-    help="project: the current folder; global: the user's home.  [default: project; both for check]",
-)
-
-
-@command(
-    "skills install",
-    InstallOptions,
-    examples=("skill-train skills install", "skill-train skills install --target claude --scope global"),
-)
-@click.option(
-    "--target",
-    default="agents",
-    show_default=True,
-    metavar="agents|claude|PATH",
-    help="agents: .agents/skills and a link in .claude/skills; claude: .claude/skills; PATH: a folder of skills.",
-)
-@_SCOPE
-@click.option(
-    "--force", is_flag=True, help="Also replace edited files, and files with the same names from other sources."
-)
-def install_command(options: InstallOptions, console: Console) -> Result:
-    """Copy the skill (instructions, references, templates, programs) to the folders that agents read."""
-    return run_install(options, console)
-
-
-@command(
-    "skills check",
-    CheckOptions,
-    examples=("skill-train skills check", "skill-train skills check --scope global --format json"),
-)
-@click.option("--target", metavar="agents|claude|PATH", help="Place to check.  [default: all known places]")
-@_SCOPE
-def check_command(options: CheckOptions, console: Console) -> Result:
-    """Compare each installed copy of the skill with this package: current, older, newer, edited or different."""
-    return run_check(options, console)
 
 
 @click.group("skills", cls=Commands)

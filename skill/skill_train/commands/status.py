@@ -33,8 +33,18 @@ class StatusOptions:
     run: str
 
 
-def run(options: StatusOptions, console: Console) -> Result:
-    """Shows progress, cost and the next command. Asks once, or repeatedly on a terminal."""
+@command(
+    "status",
+    StatusOptions,
+    examples=("skill-train status runs/tickets-cloud", "skill-train status me/0123456789abcdef01234567"),
+)
+@click.argument("run", type=RUN)
+def status(options: StatusOptions, console: Console) -> Result:
+    """Show a run's progress, its cost so far, the time it still needs, and why it failed.
+
+    On a terminal it looks again and again until the run has ended; Ctrl-C stops looking. Else it asks once.
+    RUN is a run directory, or the id of a job: NAMESPACE/ID or ID.
+    """
     here = RunDir(Path(options.run))
     if RunDir.is_one(here.path) and not cloud_record.record_path(here).is_file():
         return console.watch(_local_state(here), pause_seconds=_HERE_SECONDS)
@@ -107,18 +117,3 @@ def _fresh(metrics: Path) -> bool:
     """Whether a step was written recently. Used where no lock shows that a process is running."""
     seconds = age(datetime.fromtimestamp(metrics.stat().st_mtime, UTC)) if metrics.is_file() else None
     return seconds is not None and seconds < _LATELY_SECONDS
-
-
-@command(
-    "status",
-    StatusOptions,
-    examples=("skill-train status runs/tickets-cloud", "skill-train status me/0123456789abcdef01234567"),
-)
-@click.argument("run", type=RUN)
-def status(options: StatusOptions, console: Console) -> Result:
-    """Show a run's progress, its cost so far, the time it still needs, and why it failed.
-
-    On a terminal it looks again and again until the run has ended; Ctrl-C stops looking. Else it asks once.
-    RUN is a run directory, or the id of a job: NAMESPACE/ID or ID.
-    """
-    return run(options, console)

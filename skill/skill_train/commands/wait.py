@@ -29,11 +29,20 @@ class WaitOptions:
     timeout: float | None = None
 
 
-def run(options: WaitOptions, console: Console) -> Result:
-    """Waits until the job has ended or the time is over. Facts that the Hub has not given by then are left out."""
+@command(
+    "wait",
+    WaitOptions,
+    examples=("skill-train wait runs/tickets-cloud", "skill-train wait runs/tickets-cloud --timeout 3600"),
+)
+@click.argument("run", type=RUN)
+@click.option(
+    "--timeout", type=Number(0, MOST_HOURS * 3600), help="Seconds to wait; the job continues.  [default: no limit]"
+)
+def wait(options: WaitOptions, console: Console) -> Result:
+    """Wait until a job has ended; exit 0 if it completed, otherwise explain why it failed. Waits through outages."""
     timeout = options.timeout
     end = math.inf if timeout is None else time.monotonic() + timeout
-    with waiting.until(end + _LAST_SNAPSHOT_SECONDS):
+    with waiting.until(end + _LAST_SNAPSHOT_SECONDS):  # what the Hub has not told by then is left out
         cloud = find_run.find(options.run, console.status)
         if cloud.now is not None and cloud.now.live:
             seconds = None if timeout is None else max(end - time.monotonic(), 0.0)
@@ -69,17 +78,3 @@ def _not_well(seen: Snapshot, timeout: float | None) -> SkillTrainError | None:
         "hint": story.next[0] if story.next else "",
     }
     return from_exit_code(story.exit_code, error_words)
-
-
-@command(
-    "wait",
-    WaitOptions,
-    examples=("skill-train wait runs/tickets-cloud", "skill-train wait runs/tickets-cloud --timeout 3600"),
-)
-@click.argument("run", type=RUN)
-@click.option(
-    "--timeout", type=Number(0, MOST_HOURS * 3600), help="Seconds to wait; the job continues.  [default: no limit]"
-)
-def wait(options: WaitOptions, console: Console) -> Result:
-    """Wait until a job has ended; exit 0 if it completed, otherwise explain why it failed. Waits through outages."""
-    return run(options, console)
