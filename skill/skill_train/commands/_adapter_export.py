@@ -9,8 +9,7 @@ import msgspec
 
 from skill_train.commands._base_model import base_of
 from skill_train.commands._drawing import draw_line
-from skill_train.commands._exported_files import files_table, listed
-from skill_train.commands._outputs import slug
+from skill_train.commands._outputs import draw_files, listed, slug
 from skill_train.commands._projector import refuse_adapter_alone
 from skill_train.commands._shell import quoted
 from skill_train.core.console import Console, Result
@@ -68,7 +67,7 @@ def export_adapter(console: Console, run: RunDir, tools: Toolchain) -> Result:
     data |= {"modelfile": str(modelfile), "ollama": f"ollama create {quoted(adapter.stem)} -f {quoted(modelfile)}"}
 
     def draw(rich: Any) -> None:
-        files_table(files)(rich)
+        draw_files(rich, files)
         draw_line(rich, f"for Ollama, when {base} is there: {data['ollama']}")
 
     return Result(data, quiet=files[0]["path"], human=draw, next=_next(run, adapter, base))

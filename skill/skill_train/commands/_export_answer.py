@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from skill_train.commands._drawing import draw_line
-from skill_train.commands._exported_files import ListedFile, files_table
 from skill_train.commands._for_device import DeviceAnswer, draw_answer
+from skill_train.commands._outputs import ListedFile, draw_files
 from skill_train.commands._projector import server
 from skill_train.commands._shell import quoted
 from skill_train.core.console import Result
@@ -61,7 +61,7 @@ def result_of(
         last = next((file["path"] for file in done.outputs if file["quant"] == answer["recommended"]), last)
 
     def draw(rich: Any) -> None:
-        files_table(files)(rich)
+        draw_files(rich, files)
         draw_line(rich, f"for Ollama: {data['ollama']}")
         draw_line(rich, f"Modelfile, chat and serve use {done.named}: {done.because}")
         if answer is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from skill_train.commands._exported_files import ListedFile
+from skill_train.commands._outputs import ListedFile
 from skill_train.commands._shell import quoted
 from skill_train.core.errors import UsageError
 from skill_train.gguf.export_files import model_of

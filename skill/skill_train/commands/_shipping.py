@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from skill_train.commands._exported_files import ListedFile
 from skill_train.commands._for_device import (
     CANDIDATES,
     DeviceAnswer,
@@ -18,6 +17,7 @@ from skill_train.commands._for_device import (
     with_i_quants,
 )
 from skill_train.commands._mixing import AUTO, target_of
+from skill_train.commands._outputs import ListedFile
 from skill_train.core.console import Console
 from skill_train.core.errors import DecisionNeeded
 from skill_train.estimate.decode import is_looked_up

@@ -14,14 +14,13 @@ import msgspec
 from skill_train.commands._adapter_export import export_adapter
 from skill_train.commands._base_model import base_of
 from skill_train.commands._export_answer import ExportedFiles, hints_with, result_of
-from skill_train.commands._exported_files import listed
 from skill_train.commands._for_device import CANDIDATES, DeviceQuestion
 from skill_train.commands._frame import command
 from skill_train.commands._importance import MatrixOrder, matrix_answers, require_possible
 from skill_train.commands._merging import merge_choices, merge_locked
 from skill_train.commands._modelfile_choice import WantedModelfile, file_of
 from skill_train.commands._options import BITS, DIVERGENCE, PATH, for_device_options, require_only_run
-from skill_train.commands._outputs import beside, put_aside, slug
+from skill_train.commands._outputs import beside, listed, put_aside, slug
 from skill_train.commands._projector import CHOICES, from_line, projector_type
 from skill_train.commands._quantizing import QuantizeOrder, quantize_files
 from skill_train.commands._run_warnings import warn_of_part

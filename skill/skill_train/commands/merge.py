@@ -11,7 +11,6 @@ from skill_train.commands._base_model import base_folder
 from skill_train.commands._frame import command
 from skill_train.commands._merging import MergeTask, merge_folders, merge_run
 from skill_train.commands._options import PATH, require_only_run
-from skill_train.commands._outputs import outputs_of
 from skill_train.commands._shell import quoted
 from skill_train.core.console import Console, Result
 from skill_train.core.errors import UsageError
@@ -80,7 +79,7 @@ def _merge_folders(options: MergeOptions, console: Console) -> Result:
 def _result(merged: StepResult[MergeRecord], folder: Path, *, exported: Path) -> Result:
     """The answer, with the run or the folder that can be exported."""
     record = merged.record
-    listed = [file for file in outputs_of(record.outputs, folder.parent) if file["path"].endswith(".safetensors")]
+    weights = {name: digest for name, digest in record.outputs.items() if name.endswith(".safetensors")}
     data = {
         "out": str(folder),
         "how": record.how,
@@ -88,7 +87,7 @@ def _result(merged: StepResult[MergeRecord], folder: Path, *, exported: Path) ->
         "changes": record.changes,
         "gate": record.gate,
         "seconds": record.seconds,
-        "files": [file | {"quant": None} for file in listed],
+        "files": [{"path": str(folder.parent / name), **digest, "quant": None} for name, digest in weights.items()],
         "reused": merged.reused,
     }
     return Result(
