@@ -9,12 +9,13 @@ import click
 
 from skill_train.commands._base_model import base_folder
 from skill_train.commands._frame import command
-from skill_train.commands._merging import MergeTask, merge_folders, merge_run
+from skill_train.commands._merging import merge_folders, merge_run
 from skill_train.commands._options import PATH, require_only_run
+from skill_train.commands._outputs import beside
 from skill_train.commands._shell import quoted
 from skill_train.core.console import Console, Result
 from skill_train.core.errors import UsageError
-from skill_train.run.folder import StepResult, open_run
+from skill_train.run.folder import RunDir, StepResult, open_run
 from skill_train.run.lock import locked_out
 from skill_train.run.merge_record import MergeRecord
 
@@ -69,11 +70,23 @@ def _merge_folders(options: MergeOptions, console: Console) -> Result:
             expected="skill-train merge RUN, or --base, --adapter and --out",
             hint="skill-train merge --help",
         )
-    with locked_out(options.out, "merge"):
+    out = options.out
+    with locked_out(out, "merge"):
         base = base_folder(options.base)
-        task = MergeTask(base, options.adapter, options.out, dtype=options.dtype, gate=options.gate)
-        merged = merge_folders(console, task)
-    return _result(merged, options.out, exported=options.out)
+        from skill_train.merge.step import MergeRequest
+
+        request = MergeRequest(
+            base=base,
+            adapter=options.adapter,
+            out=out,
+            record=RunDir(out.parent).record("merge") if out.name == "merged" else beside(out, ".merge.json"),
+            rows=(),
+            dtype=options.dtype,
+            threshold=None,
+            gate=options.gate,
+        )
+        merged = merge_folders(console, request)
+    return _result(merged, out, exported=out)
 
 
 def _result(merged: StepResult[MergeRecord], folder: Path, *, exported: Path) -> Result:
