@@ -36,13 +36,11 @@ class Checked:
     """The findings of the checks.
 
     Attributes:
-        there: files that the repository of the result holds already.
         unchecked: what the Hub did not answer; only a dry run goes on then.
     """
 
     order: Order
     budget: Budget
-    there: tuple[str, ...]
     unchecked: list[str]
 
 

@@ -8,12 +8,12 @@ from typing import Any, TypedDict
 
 import click
 
-from skill_train.cloud import bucket, find_run, poll
+from skill_train.cloud import find_run, poll
 from skill_train.cloud.find_run import CloudRun
 from skill_train.commands._drawing import draw_text
 from skill_train.commands._frame import command
-from skill_train.commands._job_end import until_end
-from skill_train.commands._job_snapshot import job_of
+from skill_train.commands._job_snapshot import job_of, until_end
+from skill_train.commands._kept_result import in_bucket, is_live
 from skill_train.commands._options import RUN
 from skill_train.core.console import Console, Result
 from skill_train.core.errors import Temporary, UsageError
@@ -54,10 +54,10 @@ class Cancelled(TypedDict):
 def cancel(options: CancelOptions, console: Console) -> Result:
     """Cancel a job. Its checkpoints are kept; a job that has already ended is not changed."""
     cloud = find_run.find(options.run, console.status)
-    was_live = cloud.now is not None and cloud.now.live
+    was_live = is_live(cloud)
     if was_live:
         cloud = find_run.with_recorded_end(dataclasses.replace(cloud, now=_cancelled(cloud, console)))
-    now, record = job_of(cloud), cloud.record
+    now = job_of(cloud)
     if now.live:
         raise Temporary(
             f"the job is still {now.stage} {CANCEL_SECONDS:.0f} seconds after it was cancelled",
@@ -66,7 +66,7 @@ def cancel(options: CancelOptions, console: Console) -> Result:
             got=now.stage,
             hint=f"skill-train cancel {cloud.word}",
         )
-    there = bucket.stored_run(record.bucket, record.folder, console.status) if record.bucket and record.folder else None
+    there = in_bucket(cloud, console)
     data: Cancelled = {
         "job_id": now.id,
         "stage": now.stage,

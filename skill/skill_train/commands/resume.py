@@ -105,10 +105,10 @@ def _budget(options: ResumeOptions, console: Console, seen: Snapshot) -> tuple[B
     Raises:
         DecisionNeeded: it may cost more than was allowed.
     """
-    cloud = seen.cloud
+    cloud, record = seen.cloud, seen.cloud.record
     flavor = options.flavor or cloud.job.flavor
-    max_cost = _ceiling(options, cloud.record)
-    before = 0.0 if max_cost is None else _spent(cloud, console)
+    max_cost = _ceiling(options, record)
+    before = 0.0 if max_cost is None else spent_by_jobs(record.namespace, record.plan_hash, record, console.status)
     command = _command(cloud, flavor, max_cost)
     budget = cloud_budget.budget(
         _rest(seen, flavor),
@@ -126,11 +126,6 @@ def _ceiling(options: ResumeOptions, record: CloudRecord) -> float | None:
     if options.max_cost is not None:
         return options.max_cost
     return next((job.max_cost for job in reversed(record.jobs) if job.max_cost is not None), None)
-
-
-def _spent(cloud: CloudRun, console: Console) -> float:
-    record = cloud.record
-    return spent_by_jobs(record.namespace, record.plan_hash, record, console.status)
 
 
 def _ended(cloud: CloudRun, console: Console) -> Snapshot:

@@ -11,8 +11,7 @@ import click
 
 from skill_train.cloud import find_run
 from skill_train.commands._frame import command
-from skill_train.commands._job_end import until_end
-from skill_train.commands._job_snapshot import Snapshot, job_of, snapshot
+from skill_train.commands._job_snapshot import Snapshot, job_of, snapshot, until_end
 from skill_train.commands._options import MOST_HOURS, RUN, Number
 from skill_train.commands._status_view import draw_status
 from skill_train.core import waiting
