@@ -14,7 +14,6 @@ from skill_train.cloud import budget as cloud_budget
 from skill_train.cloud import stage_data, start_once
 from skill_train.cloud.budget import Budget, Cost, Need, Price
 from skill_train.cloud.order import Order, Sent, Upload, uploads
-from skill_train.commands._cost import cost_in_words
 from skill_train.commands._drawing import draw_line, draw_text
 from skill_train.commands._shell import quoted
 from skill_train.commands._submit_options import SubmitOptions, command_of
@@ -97,7 +96,7 @@ def decision(options: SubmitOptions, checked: Checked) -> Result:
     data = _shown(checked)
     again = command_of(options, yes=True)
     error = DecisionNeeded(
-        f"this costs money: {cost_in_words(checked.budget)}",
+        f"this costs money: {checked.budget.in_words}",
         code="confirm_cost",
         expected="--yes, once the user has agreed to the cost and the uploads",
         got=f"{data['flavor']}, stopped after {data['timeout_seconds']} s",
@@ -109,7 +108,7 @@ def decision(options: SubmitOptions, checked: Checked) -> Result:
 def not_allowed(budget: Budget, error: SkillTrainError) -> Result:
     """The answer when access is missing: the estimated cost and the error. No other check is possible before."""
     data = {"flavor": budget.flavor, "timeout_seconds": budget.timeout_seconds, "cost_usd": budget.as_dict()}
-    summary = f"{budget.flavor}: {cost_in_words(budget)}"
+    summary = f"{budget.flavor}: {budget.in_words}"
     return Result(data, human=lambda rich: draw_text(rich, summary), quiet="", error=error)
 
 

@@ -14,7 +14,6 @@ from skill_train.cloud import find_run
 from skill_train.cloud.budget import Budget, Need, Price
 from skill_train.cloud.failure_reason import Story, larger
 from skill_train.cloud.find_run import CloudRun
-from skill_train.commands._cost import cost_in_words
 from skill_train.commands._drawing import draw_line
 from skill_train.commands._frame import command
 from skill_train.commands._job_snapshot import Snapshot, snapshot
@@ -222,7 +221,7 @@ def _agreement(seen: Snapshot, budget: Budget, command: str) -> Result:
     """The answer without --yes: the new job, its cost, and the command that starts it."""
     cloud, cost = seen.cloud, budget.as_dict()
     error = DecisionNeeded(
-        f"a new job on {budget.flavor} would continue from step {seen.kept_step}: {cost_in_words(budget)}",
+        f"a new job on {budget.flavor} would continue from step {seen.kept_step}: {budget.in_words}",
         code="confirm_cost",
         expected="--yes",
         got=f"{budget.flavor}, stopped after {budget.timeout_seconds} s",
