@@ -1,4 +1,4 @@
-"""The answer of `export-gguf`: the files, which one to ship, and what comes next."""
+"""The answer of `export-gguf`: the files, which one to ship, which one the Modelfile names, and what comes next."""
 
 from __future__ import annotations
 
@@ -10,11 +10,13 @@ from typing import Any
 
 from skill_train.commands._drawing import draw_line
 from skill_train.commands._for_device import DeviceAnswer, draw_answer
+from skill_train.commands._mixing import is_mix
 from skill_train.commands._outputs import ListedFile, draw_files
 from skill_train.commands._projector import server
 from skill_train.commands._shell import quoted
 from skill_train.core.console import Result
-from skill_train.core.errors import DecisionNeeded, SkillTrainError
+from skill_train.core.errors import DecisionNeeded, SkillTrainError, UsageError
+from skill_train.gguf.export_files import model_of
 from skill_train.run.folder import RunDir
 
 
@@ -82,13 +84,45 @@ def _next(done: ExportedFiles, last: str) -> list[str]:
     if not (is_run and done.newest):
         return [f"skill-train verify {target}", *pair, chat]
     chosen = f"skill-train export-gguf {quoted(run)} --quant {quoted(done.newest)} --modelfile {quoted(done.newest)}"
-    others = [] if _is_mix(done.newest) else [chosen]
+    others = [] if is_mix(done.newest) else [chosen]  # `--quant` has no word for a mix
     return [f"skill-train verify {target}", *pair, f"{chat} --file {quoted(done.newest)}", *others]
 
 
-def _is_mix(quant: str) -> bool:
-    """`--quant` has no word for it."""
-    return quant.startswith(("auto-", "mix-"))
+def modelfile_of(
+    out: Path, name: str, types: list[str], asked: str | None, outputs: list[ListedFile], unquantized: str
+) -> tuple[str, str]:
+    """The name of the file that the Modelfile names, and why.
+
+    Whoever made an Ollama model of one file would serve another without knowing. So the file of an earlier export stays
+    until another type is asked for, or the file is gone.
+
+    Args:
+        out: the folder of the files.
+        name: of the files, before their types.
+        types: that the export makes, in the order of the user.
+        asked: the type that the Modelfile shall name; None for nothing.
+        unquantized: the name of the file that all others are made of.
+
+    Raises:
+        UsageError: there is no file of the type that was asked for.
+    """
+    names = {output["quant"]: Path(output["path"]).name for output in outputs}
+    if asked is not None:
+        chosen = names.get(asked, f"{name}-{asked}.gguf")
+        if not (out / chosen).is_file():
+            raise UsageError(
+                f"there is no file of type {asked} for the Modelfile",
+                code="bad_usage",
+                expected=", ".join(sorted(names)),
+                got=asked,
+                hint=f"name the type in --quant too: --quant {quoted(asked)}",
+            )
+        return chosen, "asked for with --modelfile"
+    earlier = out / (model_of(out / "Modelfile") or "")
+    if earlier.is_file() and earlier.parent == out:
+        return earlier.name, "an earlier export chose it; --modelfile TYPE names another"
+    last = next((names[quant] for quant in reversed(types) if quant in names), "")
+    return (last, "the last of the types that were asked for") if last else (unquantized, "the only file")
 
 
 @contextlib.contextmanager

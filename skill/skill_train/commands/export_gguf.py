@@ -13,12 +13,11 @@ import msgspec
 
 from skill_train.commands._adapter_export import export_adapter
 from skill_train.commands._base_model import base_of
-from skill_train.commands._export_answer import ExportedFiles, hints_with, result_of
+from skill_train.commands._export_answer import ExportedFiles, hints_with, modelfile_of, result_of
 from skill_train.commands._for_device import CANDIDATES, DeviceQuestion
 from skill_train.commands._frame import command
 from skill_train.commands._importance import MatrixOrder, matrix_answers, require_possible
 from skill_train.commands._merging import merge_choices, merge_locked
-from skill_train.commands._modelfile_choice import WantedModelfile, file_of
 from skill_train.commands._options import BITS, DIVERGENCE, PATH, for_device_options, require_only_run
 from skill_train.commands._outputs import beside, listed, put_aside, slug
 from skill_train.commands._projector import CHOICES, from_line, projector_type
@@ -319,8 +318,8 @@ def _export(console: Console, task: _Export, tools: Any, ready: Any = None) -> R
     modelfile = task.out / "Modelfile"
     before = model_of(modelfile)
     best = answer["recommended"] if answer else None
-    wanted = WantedModelfile(task.out, task.name, task.types, task.modelfile or best)
-    chosen, because = file_of(wanted, outputs, source.name)
+    asked = task.modelfile or best
+    chosen, because = modelfile_of(task.out, task.name, task.types, asked, outputs, source.name)
     now = f"./{chosen}"
     beside = Path(projector["path"]).name if projector else None
     write_text(modelfile, ollama_modelfile.modelfile(chosen, parameters, beside))
