@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -109,17 +108,9 @@ def _file_alone(file: Path, word: str | None) -> Chosen:
             got=f"--file {word}",
             hint=f"skill-train chat {quoted(file)}",
         )
-    if not file.is_file():
+    if not file.is_file() or file.suffix != ".gguf":
         raise UsageError(
-            f"{file} does not exist",
-            code="missing_file",
-            expected="a run, or a file that ends in .gguf",
-            got=str(file),
-            hint="skill-train export-gguf RUN",
-        )
-    if file.suffix != ".gguf":
-        raise UsageError(
-            f"{file} is not a GGUF file by its name",
+            f"{file} is not a GGUF file by its name" if file.is_file() else f"{file} does not exist",
             code="missing_file",
             expected="a run, or a file that ends in .gguf",
             got=str(file),
@@ -140,14 +131,12 @@ def _shipped(run: RunDir) -> str:
 
 
 def _model(run: RunDir, base: Path, word: str) -> Model:
-    found = {
-        "base": lambda: Model("base", base),
-        "merged": lambda: Model("merged", _merged(run)),
-        "adapter": lambda: _adapter(run, base),
-    }
-    if word in found:
-        make: Callable[[], Model] = found[word]
-        return make()
+    if word == "base":
+        return Model("base", base)
+    if word == "merged":
+        return Model("merged", _merged(run))
+    if word == "adapter":
+        return _adapter(run, base)
     files = {path.name: path for path in run.ggufs}
     by_type = {name: path for name, path in files.items() if name.removesuffix(".gguf").endswith(f"-{word}")}
     if word in files or len(by_type) == 1:

@@ -27,8 +27,6 @@ from skill_train.facts import MachineFacts, ModelFacts
 
 CANDIDATES = ("q8_0", "q6_k", "q5_k_m", "q4_k_m", "q3_k_m", "q2_k")
 I_QUANTS = ("iq4_xs", "iq3_m", "iq3_xxs", "iq2_m", "iq2_xxs")
-_ASKED = {"context": "--context", "max_size": "--max-size", "max_kl": "--max-kl", "min_speed": "--min-speed"}
-_DESCRIBED = {"for_device": "--for", "memory": "--memory", "bandwidth": "--bandwidth"}
 
 
 @dataclass(frozen=True)
@@ -91,10 +89,14 @@ def asked_of(
     Raises:
         UsageError: no such device, a value that is no size, or a limit without a device.
     """
-    described = [getattr(options, name) for name in _DESCRIBED]
-    limits = {name: getattr(options, name, None) for name in _ASKED} | {"max_kl": max_kl}
-    if all(value is None for value in described):
-        alone = next((option for name, option in _ASKED.items() if limits[name] is not None), None)
+    if options.for_device is None and options.memory is None and options.bandwidth is None:
+        limits = (
+            ("--context", options.context),
+            ("--max-size", options.max_size),
+            ("--max-kl", max_kl),
+            ("--min-speed", options.min_speed),
+        )
+        alone = next((option for option, value in limits if value is not None), None)
         if alone is not None:
             expected = "--for with the name of a device, or --memory"
             hint = "skill-train plan --help"
@@ -176,11 +178,9 @@ def answer_of(asked: DeviceQuestion, candidates: Sequence[DeviceFile]) -> tuple[
         "recommended": choice.candidate.quant if choice.candidate else None,
         "because": choice.because,
     }
-    return answer, None if choice.candidate else _nothing(choice)
-
-
-def _nothing(choice: FileToShip) -> DecisionNeeded:
-    return DecisionNeeded(
+    if choice.candidate:
+        return answer, None
+    return answer, DecisionNeeded(
         choice.because,
         code="no_memory",
         expected="a file that fits the device and keeps the limits",
