@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NotRequired, TypedDict
+from typing import Any
 
 import click
 
@@ -74,7 +75,7 @@ def install_command(options: InstallOptions, console: Console) -> Result:
         if place.kept:
             named = ", ".join(place.kept)
             console.warn("edited_files", f"{place.path}: edited files were kept: {named}; --force replaces them")
-    places = [_done(place) for place in done]
+    places = [_shown(place) for place in done]
     return Result(
         {"version": skill.version, "files": len(skill.files), "places": places},
         human=lambda rich: _draw(rich, places),
@@ -102,7 +103,7 @@ def check_command(options: CheckOptions, console: Console) -> Result:
             expected=", ".join(str(folder) for folder in folders),
             hint="skill-train skills install",
         )
-    places = [_installed_place(copy) for copy in copies]
+    places = [_shown(copy) for copy in copies]
     wrong = [copy for copy in copies if copy.state != "current"]
     return Result(
         {"version": skill.version, "places": places},
@@ -155,43 +156,13 @@ def _unlinked(place: Path) -> Path:
     return place.resolve() if place.is_dir() else place
 
 
-class InstalledPlace(TypedDict):
+def _shown(place: Done | Copy) -> dict[str, object]:
     """A place in the answer. Lists of files are left out where they are empty."""
-
-    path: str
-    state: str
-    version: NotRequired[str | None]
-    kept: NotRequired[list[str]]
-    removed: NotRequired[list[str]]
-    edited: NotRequired[list[str]]
-    missing: NotRequired[list[str]]
-    old: NotRequired[list[str]]
-    link_to: NotRequired[str]
+    values = dataclasses.asdict(place) | {"path": str(place.path)}
+    return {key: value for key, value in values.items() if value or key == "version"}
 
 
-def _done(done: Done) -> InstalledPlace:
-    place: InstalledPlace = {"path": str(done.path), "state": done.state}
-    if done.kept:
-        place["kept"] = done.kept
-    if done.removed:
-        place["removed"] = done.removed
-    if done.link_to is not None:
-        place["link_to"] = done.link_to
-    return place
-
-
-def _installed_place(copy: Copy) -> InstalledPlace:
-    place: InstalledPlace = {"path": str(copy.path), "state": copy.state, "version": copy.version}
-    if copy.edited:
-        place["edited"] = copy.edited
-    if copy.missing:
-        place["missing"] = copy.missing
-    if copy.old:
-        place["old"] = copy.old
-    return place
-
-
-def _draw(rich: Any, places: list[InstalledPlace]) -> None:
+def _draw(rich: Any, places: list[dict[str, object]]) -> None:
     for place in places:
         rest = [f"{key}: {', '.join(value)}" for key, value in place.items() if isinstance(value, list)]
         end = f" -> {place['link_to']}" if "link_to" in place else ""
