@@ -14,7 +14,7 @@ import msgspec
 import pytest
 
 from skill_train.commands import diff as diff_command
-from skill_train.commands.diff import DiffOptions, _read
+from skill_train.commands.diff import DiffOptions
 from skill_train.core.console import MAX_JSON_BYTES, Console
 from skill_train.core.errors import UsageError
 from skill_train.run import compare_runs as diff
@@ -27,7 +27,7 @@ RECORDED = Path(__file__).resolve().parent.parent / "support" / "data" / "runs" 
 
 
 def recorded() -> diff.ComparedRun:
-    return _read(RunDir(RECORDED))
+    return diff.read_run(RunDir(RECORDED))
 
 
 def changed(part: str, *path: str | int, to: Any) -> diff.ComparedRun:

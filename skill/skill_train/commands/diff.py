@@ -17,8 +17,7 @@ from skill_train.commands._options import PATH
 from skill_train.commands._shell import quoted
 from skill_train.core.console import Console, Result
 from skill_train.core.errors import UsageError, VerificationFailed
-from skill_train.run import export_record, plan_record, train_record
-from skill_train.run.compare_runs import ComparedRun, Comparison, Losses, RunDifference, compare
+from skill_train.run.compare_runs import Comparison, Losses, RunDifference, compare, read_run
 from skill_train.run.folder import RunDir, open_run
 
 _NAMES = {"model": "recipe.revision", "data": "recipe.data_revision"}
@@ -64,7 +63,7 @@ class Compared(TypedDict):
 @click.argument("run_b", type=PATH)
 def diff(options: DiffOptions, console: Console) -> Result:
     """Compare two runs: the recipes must be equal, the machines may differ."""
-    a, b = (_read(_opened(path)) for path in (options.run_a, options.run_b))
+    a, b = (read_run(_opened(path)) for path in (options.run_a, options.run_b))
     comparison = compare(a, b)
     for reason in comparison.not_compared:
         console.warn("not_compared", reason)
@@ -146,18 +145,6 @@ def _opened(path: Path) -> RunDir:
             hint=f"skill-train pull {quoted(path)}",
         )
     return open_run(path)
-
-
-def _read(run: RunDir) -> ComparedRun:
-    quantize = run.record("quantize")
-    return ComparedRun(
-        plan=plan_record.read(run.plan),
-        environment=train_record.read_environment(run.record("environment")),
-        train=train_record.read(run.record("train")) if run.record("train").is_file() else None,
-        metrics=train_record.read_steps(run.metrics),
-        samples=train_record.read_fed_rows(run.samples),
-        quantized=list(export_record.read(quantize).outputs.values()) if quantize.is_file() else [],
-    )
 
 
 # --- The drawing ---

@@ -191,23 +191,13 @@ def _documents(run: RunDir) -> dict[str, Mapping[str, object]]:
 def _same(runs: list[RunDir], names: list[str]) -> list[SameView]:
     """The first run compared with each other run. The comparison uses the files as they are; the result has no paths of
     this machine."""
-    read = [_to_compare(run) for run in runs]
+    read = [diff.read_run(run) for run in runs]
     views = [
         same(names[0], name, diff.compare(read[0], other)) for name, other in zip(names[1:], read[1:], strict=True)
     ]
     places = [place for run, other in zip(runs, read, strict=True) for place in _places(run, other.plan.recipe)]
     placeless_views: list[SameView] = placeless(views, places)
     return placeless_views
-
-
-def _to_compare(run: RunDir) -> diff.ComparedRun:
-    return diff.ComparedRun(
-        plan=plan_record.read(run.plan),
-        environment=train_record.read_environment(run.record("environment")),
-        train=train_record.read(run.record("train")) if run.record("train").is_file() else None,
-        metrics=train_record.read_steps(run.metrics),
-        samples=train_record.read_fed_rows(run.samples),
-    )
 
 
 def _places(run: RunDir, recipe: ResolvedRecipe) -> list[str]:
