@@ -217,14 +217,19 @@ def _curves(runs: list[ReportedRun]) -> list[ChartView]:
 
     def series(name: str, kind: str = "", *, scale: float = 1.0, dashed: bool = False) -> list[Series]:
         points = [curve(run.metrics, name, kind) for run in runs]
-        return _apart([_series(number, xs, ys, scale, dashed) for number, (xs, ys) in enumerate(points)])
+        curves_of_runs = []
+        for number, (xs, ys) in enumerate(points):
+            scaled = [None if y is None else y * scale for y in ys]
+            curves_of_runs.append(Series(number, xs, scaled, dashed or number >= COLOURS))
+        return _apart(curves_of_runs)
 
     kinds = dict.fromkeys(kind for run in runs for line in run.metrics for kind in line.memory_bytes or {})
     several = len(kinds) > 1  # the process's own memory beside that of a device
     memory = [s for kind in kinds for s in series("memory_bytes", kind, scale=1e-9, dashed=several and kind == "rss")]
     aside = ", that of the process dashed" if several else ""
+    loss = [Panel("loss", series("loss"), "log"), Panel("rate", series("learning_rate"), "free")]
     drawn = (
-        ("loss", "Loss, and the learning rate below it", _loss(series("loss"), series("learning_rate"))),
+        ("loss", "Loss, and the learning rate below it", loss),
         ("gradient", "Gradient norm", [Panel("norm", series("grad_norm"), "log")]),
         ("speed", "Training speed", [Panel("tokens/s", series("tokens_per_second"))]),
         ("memory", f"Memory in use{aside}", [Panel("GB", memory)]),
@@ -232,24 +237,13 @@ def _curves(runs: list[ReportedRun]) -> list[ChartView]:
     return _charts((name, title, curves(name, title, panels)) for name, title, panels in drawn)
 
 
-def _loss(loss: list[Series], rate: list[Series]) -> list[Panel]:
-    return [Panel("loss", loss, "log"), Panel("rate", rate, "free")]
-
-
-def _series(number: int, xs: list[int], ys: list[float | None], scale: float, dashed: bool) -> Series:
-    return Series(number, xs, [None if y is None else y * scale for y in ys], dashed or number >= COLOURS)
-
-
 def _apart(series: list[Series]) -> list[Series]:
     """The curves; one that lies on an earlier curve is dashed, so that both can be seen."""
-    return [
-        dataclasses.replace(line, dashed=True) if any(_coincide(line, earlier) for earlier in series[:place]) else line
-        for place, line in enumerate(series)
-    ]
-
-
-def _coincide(line: Series, other: Series) -> bool:
-    return bool(line.xs) and (line.xs, line.ys) == (other.xs, other.ys)
+    drawn: list[Series] = []
+    for line in series:
+        coincides = bool(line.xs) and any((line.xs, line.ys) == (earlier.xs, earlier.ys) for earlier in drawn)
+        drawn.append(dataclasses.replace(line, dashed=True) if coincides else line)
+    return drawn
 
 
 def _comparison(views: list[RunView]) -> list[ChartView]:
