@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, TypedDict
+from typing import TYPE_CHECKING
 
 from skill_train.commands._base_model import base_of
 from skill_train.commands._outputs import put_aside
@@ -74,13 +74,8 @@ def merge_folders(console: Console, request: MergeRequest) -> StepResult[MergeRe
         return merge(request, progress=progress, warn=console.warn)
 
 
-class MergeChoices(TypedDict):
-    dtype: str | None
-    gate: str
-
-
-def merge_choices(run: RunDir) -> MergeChoices:
-    """The options of an existing merge, so that it can be reused."""
+def merge_choices(run: RunDir) -> tuple[str | None, str]:
+    """The dtype and the gate of an existing merge, so that it can be reused."""
     record = run.record("merge")
     asked = merge_record.read(record).options if record.is_file() else MergeSettings()
-    return {"dtype": asked.dtype, "gate": asked.gate or "auto"}
+    return asked.dtype, asked.gate or "auto"

@@ -53,7 +53,10 @@ class Health(TypedDict):
 @click.option("--self-test", is_flag=True, help="Also run all steps on the embedded model, offline: about a minute.")
 def doctor(options: DoctorOptions, console: Console) -> Result:
     """Check this installation and say how to fix each problem: versions, accelerator, memory, disk, token."""
-    requirements = {group: _group(group) for group in ("base", "train", "gguf")}
+    packages = _doctor_packages.packages()
+    requirements = {
+        group: [package for package in packages if package.group == group] for group in ("base", "train", "gguf")
+    }
     if options.self_test:
         _require(requirements)
     done, account = _checks(requirements)
@@ -78,10 +81,6 @@ def doctor(options: DoctorOptions, console: Console) -> Result:
     )
 
 
-def _group(group: str) -> list[Package]:
-    return [package for package in _doctor_packages.packages() if package.group == group]
-
-
 def _checks(requirements: dict[str, list[Package]]) -> tuple[list[DoctorCheck], Account]:
     """All checks in the order of the steps. Slow ones (torch, the Hub) run in parallel."""
     from skill_train.hub import account as hub_account
@@ -100,12 +99,7 @@ def _checks(requirements: dict[str, list[Package]]) -> tuple[list[DoctorCheck], 
         ]
         vision = _doctor_packages.torchvision()
         done += [checks.torchvision(vision)] if vision is not None else []
-        done += [
-            checks.accelerator(facts),
-            checks.memory(facts),
-            checks.disk(facts),
-            checks.cache(cache_dir()),
-        ]
+        done += [checks.accelerator(facts), checks.memory(facts), checks.disk(facts), checks.cache(cache_dir())]
         done.append(checks.converter(get_converter.find, gguf_ready=_has(requirements, "gguf", "llama-cpp-python")))
         if not _has(requirements, "gguf", "llama-cpp-python"):
             done.append(checks.compiler(probe.has, probe.system))

@@ -232,7 +232,7 @@ def export_run(console: Console, run: RunDir, options: ExportOptions, tools: Any
         with waits as ready:  # it imports torch while the adapter is merged
             if not run.is_full:
                 _say_room(console, run, type_names(names) + more, mix)
-                merge_locked(console, run, **merge_choices(run))
+                merge_locked(console, run, *merge_choices(run))
             task = replace(
                 _of_run(console, run, wanted + more, matrix),
                 mmproj=mmproj,

@@ -59,10 +59,7 @@ def _job_state(cloud: CloudRun, console: Console) -> Callable[[], tuple[Result, 
         waiting.well()  # what the last question waited in vain does not count
         seen = snapshot(first_seen or find_run.with_current_job(cloud, console.status), console)
         first_seen = None
-        data = seen.data()
-        result = Result(data, human=lambda rich: draw_status(rich, data), quiet=str(data["stage"]))
-        result.next = list(seen.next())
-        return result, seen.now.live
+        return _result(seen.data(), list(seen.next())), seen.now.live
 
     return state_now
 
@@ -70,17 +67,14 @@ def _job_state(cloud: CloudRun, console: Console) -> Callable[[], tuple[Result, 
 def _local_state(run: RunDir) -> Callable[[], tuple[Result, bool]]:
     def state_now() -> tuple[Result, bool]:
         data = _here(run)
-        result = Result(data, human=lambda rich: draw_status(rich, data), quiet=str(data["stage"]))
-        word = quoted(run.path)
-        result.next = [
-            {
-                "COMPLETED": f"skill-train export-gguf {word}",
-                "RUNNING": f"skill-train status {word}",
-            }.get(data["stage"], f"skill-train local --resume --run-dir {word}")
-        ]
-        return result, data["stage"] == "RUNNING"
+        words = {"COMPLETED": "export-gguf", "RUNNING": "status"}.get(data["stage"], "local --resume --run-dir")
+        return _result(data, [f"skill-train {words} {quoted(run.path)}"]), data["stage"] == "RUNNING"
 
     return state_now
+
+
+def _result(data: State, following: list[str]) -> Result:
+    return Result(data, human=lambda rich: draw_status(rich, data), quiet=data["stage"], next=following)
 
 
 def _here(run: RunDir) -> State:

@@ -99,7 +99,8 @@ def _front(facts: CardFacts) -> dict[str, object]:
         front["base_model_relation"] = _relation(facts)
     front["library_name"] = {"adapter": "peft", "merged": "transformers", "gguf": "gguf"}[facts.parts[0]]
     front["pipeline_tag"] = "image-text-to-text" if _reads_pictures(facts) else "text-generation"
-    front["tags"] = ["skill-train", "sft", *(["lora"] if "adapter" in facts.parts else []), *_tag_gguf(facts)]
+    tags = ["lora"] * ("adapter" in facts.parts) + ["gguf"] * ("gguf" in facts.parts)
+    front["tags"] = ["skill-train", "sft", *tags]
     if facts.data_on_hub:
         front["datasets"] = [facts.data]
     return front
@@ -116,10 +117,6 @@ def _relation(facts: CardFacts) -> str:
     if "merged" in facts.parts:
         return "finetune"
     return "quantized" if "gguf" in facts.parts else "adapter"
-
-
-def _tag_gguf(facts: CardFacts) -> list[str]:
-    return ["gguf"] if "gguf" in facts.parts else []
 
 
 def _about(facts: CardFacts) -> str:
