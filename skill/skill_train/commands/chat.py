@@ -16,7 +16,7 @@ import msgspec
 from skill_train.commands._chosen_model import Chosen, chosen, other
 from skill_train.commands._drawing import add_row, draw_text, rich_table
 from skill_train.commands._frame import command
-from skill_train.commands._options import PATH, Number, engine_device_option
+from skill_train.commands._options import DEFAULT_CONTEXT, PATH, Number, context_option, engine_device_option
 from skill_train.commands._shell import quoted
 from skill_train.core.console import Console, Result
 from skill_train.core.errors import UsageError
@@ -25,7 +25,7 @@ from skill_train.evaluate.pictures import RunPictures
 from skill_train.facts import JsonObject
 from skill_train.llama.sampling import Sampling, sampling_of, sampling_of_gguf
 
-TOKENS, CONTEXT = 512, 4096
+TOKENS = 512
 _SIGN = "> "
 
 
@@ -41,7 +41,7 @@ class ChatOptions:
     temperature: float | None = None
     seed: int = 0
     max_tokens: int = TOKENS
-    context: int = CONTEXT
+    context: int = DEFAULT_CONTEXT
     raw: bool = False
     device: str | None = None
 
@@ -125,13 +125,7 @@ class _Speaker:
     show_default=True,
     help="Longest answer, in tokens.",
 )
-@click.option(
-    "--context",
-    type=click.IntRange(16, 1_000_000),
-    default=CONTEXT,
-    show_default=True,
-    help="Longest prompt with its answer, in tokens; at most what the model takes.",
-)
+@context_option
 @engine_device_option
 @click.option("--raw", is_flag=True, help="Continue the text as it stands, without a chat template.")
 def chat(options: ChatOptions, console: Console) -> Result:

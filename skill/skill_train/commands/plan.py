@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shlex
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,7 @@ from msgspec.structs import replace
 
 from skill_train.commands._blockers import blocked, warn_of_export
 from skill_train.commands._drawing import add_row, draw_line, rich_table
+from skill_train.commands._ended_training import MeasuredFigure, measured_beside_estimates
 from skill_train.commands._for_device import (
     CANDIDATES,
     DeviceAnswer,
@@ -27,7 +29,6 @@ from skill_train.commands._for_device import (
     with_i_quants,
 )
 from skill_train.commands._frame import command
-from skill_train.commands._measured import MeasuredFigure, measured_beside_estimates
 from skill_train.commands._options import (
     DEFAULT_HOURS,
     HOURS,
@@ -38,6 +39,7 @@ from skill_train.commands._options import (
     for_device_options,
     recipe_options,
     set_options,
+    words_of,
 )
 from skill_train.commands._planning import load_recipe, plan_from_metadata
 from skill_train.commands._shell import quoted
@@ -265,14 +267,13 @@ def _next(plan: Plan, options: PlanOptions) -> list[str]:
     """The command that runs this plan, or the same recipe if no plan was written."""
     if _is_out_of_reach(plan):
         return []
-    command = "skill-train local" if plan.where == "local" else "skill-train submit"
+    command = "local" if plan.where == "local" else "submit"
     if options.out is not None:
-        return [f"{command} {quoted(options.out)}"]
-    words = set_options(options, (*RECIPE_OPTIONS, "device", "dtype"))
+        return [f"skill-train {command} {quoted(options.out)}"]
+    values = set_options(options, (*RECIPE_OPTIONS, "device", "dtype"))
     if plan.where == "cloud":  # the machine of the plan, and nothing of this one
-        words = {key: value for key, value in words.items() if key != "device"} | {"flavor": plan.flavor}
-    shown = [f"--{key.replace('_', '-')} {quoted(value)}" for key, value in words.items()]
-    return [" ".join([command, *([quoted(options.recipe)] if options.recipe else []), *shown])]
+        values = {key: value for key, value in values.items() if key != "device"} | {"flavor": plan.flavor}
+    return [shlex.join(words_of(command, options.recipe, values))]
 
 
 def _summary(plan: Plan) -> dict[str, object]:

@@ -13,11 +13,11 @@ from skill_train.cloud.bucket import StoredRun
 from skill_train.cloud.find_run import CloudRun
 from skill_train.cloud.pull import Pull
 from skill_train.commands._drawing import draw_line
+from skill_train.commands._ended_training import smoke_failure
 from skill_train.commands._frame import command
 from skill_train.commands._kept_result import in_bucket, is_live, why_not_pushed
 from skill_train.commands._options import PATH, RUN
 from skill_train.commands._shell import quoted
-from skill_train.commands._smoke import smoke_failure
 from skill_train.core.console import Console, Result
 from skill_train.core.errors import AccessError, VerificationFailed
 from skill_train.core.units import megabytes

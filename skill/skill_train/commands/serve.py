@@ -14,7 +14,7 @@ import msgspec
 from skill_train.commands._chosen_model import Chosen, gguf_of
 from skill_train.commands._drawing import draw_text
 from skill_train.commands._frame import command
-from skill_train.commands._options import PATH, engine_device_option
+from skill_train.commands._options import DEFAULT_CONTEXT, PATH, context_option, engine_device_option
 from skill_train.commands._shell import quoted
 from skill_train.core.console import Console, Result
 from skill_train.core.errors import UsageError
@@ -25,7 +25,7 @@ from skill_train.llama.gguf_header import GgufFile, read_model_file
 from skill_train.llama.sampling import sampling_of, sampling_of_gguf
 from skill_train.llama.template import Conversation, special_texts
 
-PORT, CONTEXT = 8000, 4096
+PORT = 8000
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class ServeOptions:
     host: str = LOOPBACK
     port: int = PORT
     api_key: str | None = None
-    context: int = CONTEXT
+    context: int = DEFAULT_CONTEXT
     device: str | None = None
 
 
@@ -58,13 +58,7 @@ class ServeOptions:
 @click.option(
     "--api-key", help="Where the key of the clients is: env:NAME for a variable, or a file. Never the key itself."
 )
-@click.option(
-    "--context",
-    type=click.IntRange(16, 1_000_000),
-    default=CONTEXT,
-    show_default=True,
-    help="Longest prompt with its answer, in tokens; at most what the model takes.",
-)
+@context_option
 @engine_device_option
 def serve(options: ServeOptions, console: Console) -> Result:
     """Serve a GGUF file on this machine with OpenAI's protocol, its own template and the model's sampling."""
