@@ -142,7 +142,6 @@ def with_i_quants(asked: DeviceQuestion, model: ModelFacts, *, matrix: bool) -> 
 
 
 def estimated(asked: DeviceQuestion, model: ModelFacts, quant: str) -> DeviceFile:
-    """A file on the device, before it is made."""
     return estimated_file(model, asked.target, quant, asked.context)
 
 

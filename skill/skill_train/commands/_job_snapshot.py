@@ -24,8 +24,6 @@ _TAIL_LINES = 60  # of a log, in which the reason of a failure is looked for
 
 @dataclass(frozen=True)
 class Snapshot:
-    """The current state of a job."""
-
     cloud: CloudRun
     now: Job
     plan: Plan | None

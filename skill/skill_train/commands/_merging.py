@@ -67,7 +67,6 @@ def merge_locked(console: Console, run: RunDir, dtype: str | None, gate: str) ->
 
 
 def merge_folders(console: Console, request: MergeRequest) -> StepResult[MergeRecord]:
-    """Merges an adapter in a folder into a base in a folder."""
     from skill_train.merge.step import merge
 
     with console.progress("merging") as progress:

@@ -72,5 +72,4 @@ def from_line(projector: ListedFile) -> dict[str, str]:
 
 
 def server(text: str, projector: ListedFile) -> str:
-    """The command that serves the pair."""
     return f"llama-server -m {quoted(Path(text))} --mmproj {quoted(Path(projector['path']))}"

@@ -70,7 +70,6 @@ class State(TypedDict):
 
 
 def draw_status(rich: Any, data: State) -> None:
-    """Draws the state of a run: one line for each fact."""
     step, steps = data["step"], data["steps"]
     for name, value in _status_lines(data):
         if value:

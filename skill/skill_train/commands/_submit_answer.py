@@ -122,7 +122,6 @@ def dry_run(run: RunDir, checked: Checked) -> Result:
 
 
 def specification(run: RunDir, order: Order, run_id: str) -> JobSpec:
-    """The specification of the job that an order would start."""
     plan = order.plan
     record = CloudRecord(run_id, order.plan_hash, order.namespace, plan.policy.hub_model_id or "", data=_data(order))
     job = CloudJob(
@@ -246,7 +245,6 @@ def _next(run: RunDir, sent: Sent) -> list[str]:
 
 
 def _draw(rich: Any, data: JobShown) -> None:
-    """Draws the job: where it runs, its cost, and what leaves this machine."""
     cost = data["cost_usd"]
     low, high = cost["low"], cost["high"]
     estimate = "not known" if low is None or high is None else f"{dollars(low)} to {dollars(high)}"

@@ -189,7 +189,6 @@ def _data(order: Order) -> dict[str, Path]:
 
 
 def _draw(rich: Any, run: RunDir, plan: Plan, lines: list[str], how: str) -> None:
-    """Draws a task or a notebook, of which `lines` tell, and the next command."""
     result = f"result: the repository {plan.policy.hub_model_id}"
     for line in (f"run directory: {run.path}", *lines, result, how):
         draw_line(rich, line)

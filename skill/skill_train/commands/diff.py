@@ -151,7 +151,6 @@ def _opened(path: Path) -> RunDir:
 
 
 def _draw(rich: Any, data: Compared) -> None:
-    """Draws the differences of recipe, placement and quantized files, and the distance of the results."""
     table = folding_table("group", "fact", "run A", "run B", title=f"two runs: {data['verdict']}")
     groups = (("recipe", data["recipe"], "red"), ("placement", data["placement"], ""), ("export", data["exports"], ""))
     for group, listed, style in groups:

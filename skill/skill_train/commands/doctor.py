@@ -208,7 +208,6 @@ def _require(requirements: dict[str, list[Package]]) -> None:
 
 
 def _draw(rich: Any, data: Health) -> None:
-    """Draws the checks, the fix for each problem, the available commands, and the stages of the self-test."""
     table = rich_table("check", "verdict", "found", title=f"this installation: {data['verdict']}")
     for check in data.get("checks", []):
         add_row(table, check["name"], check["verdict"], check["found"], style=STYLE[check["verdict"]])

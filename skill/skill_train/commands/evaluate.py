@@ -294,7 +294,6 @@ def _short(record: msgspec.Struct, dropped: tuple[str, ...] = ()) -> dict[str, o
 
 
 def draw_evaluation(rich: Any, data: ShownEvaluation) -> None:
-    """Figures of each model, their differences with intervals, and a few answers side by side."""
     summary = f"{data['rows']} held-out rows, {data['answer_tokens']:,} trained tokens, {data['asked']} questions"
     draw_text(rich, summary)
     models = rich_table()

@@ -194,7 +194,6 @@ def _is_finished(run: RunDir, plan: Plan) -> bool:
 
 
 def plan_of(console: Console, recipe: Path) -> Plan:
-    """The plan of a recipe file for this machine."""
     return plan_with_files(console, load_recipe(recipe, {}), HERE)
 
 
@@ -251,7 +250,6 @@ def _result(run: RunDir, plan: Plan, trained: StepResult[TrainRecord], epochs: f
 
 
 def _draw(rich: Any, record: TrainRecord) -> None:
-    """Draws the smoke verdict, one row as the model saw it, and one prompt answered before and after."""
     draw_checks(rich, f"smoke test: {record.verdict}", record.checks)
     if record.example is not None:
         draw_text(rich, "one row as it was fed, ⟦trained parts⟧ marked:\n" + record.example[:600])

@@ -175,7 +175,6 @@ def _choices(options: PlanOptions) -> Choices:
 
 
 def _of_run(folder: Path, options: PlanOptions) -> Result:
-    """The plan of a run, with its measurements."""
     run = open_run(folder)
     others = set_options(options, (*RECIPE_OPTIONS, "device", "dtype", "where", "flavor", "out", *_OF_A_DEVICE))
     if others:
@@ -259,7 +258,7 @@ def _warn_of_few(console: Console, recipe: ResolvedRecipe, rows: int) -> None:
 
 
 def _is_out_of_reach(plan: Plan) -> bool:
-    """Warns that a job cannot read a local model folder."""
+    """Whether a job would need a model folder of this machine."""
     return plan.where == "cloud" and plan.fingerprints["model"] is not None
 
 

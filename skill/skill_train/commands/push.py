@@ -238,7 +238,6 @@ def card_file(push: _Push, half: str) -> PushFile:
 
 
 def _matrices(run: RunDir) -> dict[str, str]:
-    """The importance matrix of each file, by its name."""
     files = export_record.outputs(run.path)
     uses = {Path(name).name: file["imatrix"] for name, file in files.items() if "imatrix" in file}
     return {name: f"{use['file']}, of {use['data']}" for name, use in uses.items()}

@@ -187,7 +187,6 @@ def _outdated(copy: Copy, skill: Skill) -> DecisionNeeded:
 
 
 def _renew(copy: Copy) -> str:
-    """The command that updates a copy."""
     if copy.state == "newer":
         return "pip install --upgrade skill-train"
     force = ["--force"] if copy.state in ("edited", "unmanaged") else []

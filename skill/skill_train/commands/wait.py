@@ -58,7 +58,6 @@ def wait(options: WaitOptions, console: Console) -> Result:
 
 
 def _not_well(seen: Snapshot, timeout: float | None) -> SkillTrainError | None:
-    """The error that `wait` ends with; None after success."""
     hint, waited = f"skill-train wait {seen.cloud.word}", f"after {timeout or 0:g} seconds of waiting"
     if seen.now.stage == "SCHEDULING":
         message = f"the job has no machine yet {waited}"

@@ -71,7 +71,6 @@ class Console:
         self.warnings: list[dict[str, str]] = []
 
     def status(self, text: str) -> None:
-        """One line of progress on stderr."""
         if self.mode != "quiet":
             _say(text)
 
@@ -165,7 +164,6 @@ class Console:
         return result.error.exit_code if result.error else 0
 
     def error(self, error: SkillTrainError) -> int:
-        """Prints one error and returns its exit code."""
         if self.mode == "json":
             try:
                 with _reader_may_go():

@@ -62,7 +62,6 @@ class SkillTrainError(Exception):
         self.hint = hint
 
     def as_dict(self) -> ErrorWords:
-        """The `error` object of the JSON envelope."""
         return {
             "code": self.code,
             "message": self.message,

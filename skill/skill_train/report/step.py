@@ -117,7 +117,6 @@ def report(runs: list[RunDir], *, out: Path, progress: Bar) -> Report:
 
 
 def _require_ours(out: Path) -> None:
-    """Refuses to replace anything but a report."""
     if out.is_dir():
         raise UsageError(
             f"{out} is a folder",
@@ -176,7 +175,6 @@ def _record(path: Path, kind: type[Record]) -> Record | None:
 
 
 def _placeless(record: Record | None, places: list[str]) -> Record | None:
-    """The record without paths of this machine."""
     return record and msgspec.convert(placeless(msgspec.to_builtins(record), places), type(record))
 
 

@@ -21,7 +21,6 @@ _MARKED = re.compile(r"⟦(.*?)⟧", re.DOTALL)
 
 
 def size(count: float) -> str:
-    """A number of bytes in units of 1000."""
     for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if count >= scale:
             return f"{count / scale:.3g} {unit}" if count < 999.5 * scale else f"{count / scale:,.0f} {unit}"
