@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from skill_train.commands._drawing import draw_line
+from skill_train.commands._export import Export
 from skill_train.commands._for_device import DeviceAnswer, draw_answer
 from skill_train.commands._mixing import is_mix
 from skill_train.commands._outputs import ListedFile, draw_files
@@ -22,16 +23,13 @@ from skill_train.run.folder import RunDir
 
 @dataclass(frozen=True)
 class ExportedFiles:
-    """What an export made: `out` holds the files of `model`.
+    """What an export made.
 
     Attributes:
-        types: that were asked for.
         named: the file that the Modelfile names, and `chat` and `serve` of a run take; and why.
     """
 
-    model: Path
-    out: Path
-    types: list[str]
+    export: Export
     outputs: list[ListedFile]
     projector: ListedFile | None
     named: str
@@ -40,12 +38,9 @@ class ExportedFiles:
     @property
     def newest(self) -> str | None:
         """The last type that was asked for, where the Modelfile names none of those; None where it does."""
-        asked = {file["quant"]: Path(file["path"]).name for file in self.outputs if file["quant"] in self.types}
-        return (
-            None
-            if self.named in asked.values()
-            else next((kind for kind in reversed(self.types) if kind in asked), None)
-        )
+        types = self.export.types
+        asked = {file["quant"]: Path(file["path"]).name for file in self.outputs if file["quant"] in types}
+        return None if self.named in asked.values() else next((kind for kind in reversed(types) if kind in asked), None)
 
 
 def result_of(
@@ -75,10 +70,10 @@ def result_of(
 
 def _next(done: ExportedFiles, last: str) -> list[str]:
     """The proof, the server for a pair, a conversation, and how the Modelfile gets a type that it does not name."""
-    run = done.out.parent
+    run = done.export.out.parent
     named = " ".join(f"--gguf {quoted(output['path'])}" for output in done.outputs)
     is_run = RunDir.is_one(run)
-    target = quoted(run) if is_run else f"--reference {quoted(done.model)} {named}"
+    target = quoted(run) if is_run else f"--reference {quoted(done.export.model)} {named}"
     pair = [server(last, done.projector)] if done.projector else []
     chat = f"skill-train chat {quoted(run if is_run else last)}"
     if not (is_run and done.newest):
@@ -88,27 +83,22 @@ def _next(done: ExportedFiles, last: str) -> list[str]:
     return [f"skill-train verify {target}", *pair, f"{chat} --file {quoted(done.newest)}", *others]
 
 
-def modelfile_of(
-    out: Path, name: str, types: list[str], asked: str | None, outputs: list[ListedFile], unquantized: str
-) -> tuple[str, str]:
+def modelfile_of(export: Export, asked: str | None, outputs: list[ListedFile], unquantized: str) -> tuple[str, str]:
     """The name of the file that the Modelfile names, and why.
 
     Whoever made an Ollama model of one file would serve another without knowing. So the file of an earlier export stays
     until another type is asked for, or the file is gone.
 
     Args:
-        out: the folder of the files.
-        name: of the files, before their types.
-        types: that the export makes, in the order of the user.
         asked: the type that the Modelfile shall name; None for nothing.
         unquantized: the name of the file that all others are made of.
 
     Raises:
         UsageError: there is no file of the type that was asked for.
     """
-    names = {output["quant"]: Path(output["path"]).name for output in outputs}
+    out, names = export.out, {output["quant"]: Path(output["path"]).name for output in outputs}
     if asked is not None:
-        chosen = names.get(asked, f"{name}-{asked}.gguf")
+        chosen = names.get(asked, f"{export.name}-{asked}.gguf")
         if not (out / chosen).is_file():
             raise UsageError(
                 f"there is no file of type {asked} for the Modelfile",
@@ -121,7 +111,7 @@ def modelfile_of(
     earlier = out / (model_of(out / "Modelfile") or "")
     if earlier.is_file() and earlier.parent == out:
         return earlier.name, "an earlier export chose it; --modelfile TYPE names another"
-    last = next((names[quant] for quant in reversed(types) if quant in names), "")
+    last = next((names[quant] for quant in reversed(export.types) if quant in names), "")
     return (last, "the last of the types that were asked for") if last else (unquantized, "the only file")
 
 

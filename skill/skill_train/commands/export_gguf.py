@@ -13,21 +13,21 @@ import msgspec
 
 from skill_train.commands._adapter_export import export_adapter
 from skill_train.commands._base_model import base_of
+from skill_train.commands._export import UNQUANTIZED, Export
 from skill_train.commands._export_answer import ExportedFiles, hints_with, modelfile_of, result_of
-from skill_train.commands._for_device import CANDIDATES, DeviceQuestion
+from skill_train.commands._for_device import CANDIDATES
 from skill_train.commands._frame import command
 from skill_train.commands._importance import MatrixOrder, matrix_answers, require_possible
 from skill_train.commands._merging import merge_choices, merge_locked
 from skill_train.commands._options import BITS, DIVERGENCE, PATH, for_device_options, require_only_run
 from skill_train.commands._outputs import beside, listed, put_aside, slug
 from skill_train.commands._projector import CHOICES, from_line, projector_type
-from skill_train.commands._quantizing import QuantizeOrder, quantize_files
+from skill_train.commands._quantizing import quantize_files
 from skill_train.commands._run_warnings import warn_of_part
 from skill_train.commands._shell import quoted
 from skill_train.commands._shipping import (
     DEFAULT_TYPES,
     FileOptions,
-    FinishedExport,
     question_of,
     shipped,
     wanted_types,
@@ -49,9 +49,6 @@ from skill_train.run.lock import locked, locked_out
 if TYPE_CHECKING:
     from skill_train.gguf.mix import MixTarget
     from skill_train.gguf.mix_file import MixFile
-    from skill_train.gguf.quantize import Quantized
-
-UNQUANTIZED = ("f16", "bf16", "f32")
 
 
 @dataclass(frozen=True)
@@ -64,41 +61,6 @@ class ExportOptions(FileOptions):
     imatrix: str | None = None
     llama_cpp: Path | None = None
     fetch: bool = False
-
-
-@dataclass(frozen=True)
-class _Export:
-    """What is converted, and where its files and records go.
-
-    Attributes:
-        types: that are wanted, in the order of the user.
-        trained_length: tokens of the longest row of the training; None when nobody knows.
-        bare: trained without the template of the base.
-        mmproj: the type of the projector's file; None where there is none.
-        modelfile: the type that the Modelfile shall name; None leaves the one that it names.
-        matrix: the importance matrix that was asked for.
-        mix: what a mix of types may weigh, or its types; None where none was asked for.
-        question: the device that the files are for; None for none.
-        run: None for a model folder.
-    """
-
-    model: Path
-    out: Path
-    records: Path
-    name: str
-    types: list[str]
-    matrix: MatrixOrder
-    trained_length: int | None = None
-    bare: bool = False
-    mmproj: str | None = None
-    modelfile: str | None = None
-    mix: MixTarget | MixFile | None = None
-    question: DeviceQuestion | None = None
-    run: RunDir | None = None
-
-    @property
-    def unquantized(self) -> list[str]:
-        return [kind for kind in self.types if kind in UNQUANTIZED]
 
 
 @command(
@@ -204,8 +166,8 @@ def _export_folder(options: ExportOptions, model: Path, console: Console, tools:
     with locked_out(out, "export-gguf"):
         question = question_of(options, model, matrix=matrix.is_possible)
         types += question.i_quants if question else ()
-        task = _Export(model, out, out, slug(model), types, matrix, mmproj=mmproj, modelfile=options.modelfile)
-        return _export(console, replace(task, question=question), tools)
+        task = Export(model, out, out, slug(model), types, matrix, options.modelfile, mmproj, question)
+        return _export(console, task, tools)
 
 
 def export_run(console: Console, run: RunDir, options: ExportOptions, tools: Any) -> Result:
@@ -224,8 +186,8 @@ def export_run(console: Console, run: RunDir, options: ExportOptions, tools: Any
         require_possible(matrix, mix=mix is not None)
         question = question_of(options, model, matrix=matrix.is_possible)
         more = list(question.i_quants) if question else []
-        text_run = not plan_record.read(run.plan).recipe.images
-        mmproj = projector_type(model, options.mmproj, run.record("mmproj"), text_run=text_run)
+        recipe = plan_record.read(run.plan).recipe
+        mmproj = projector_type(model, options.mmproj, run.record("mmproj"), text_run=not recipe.images)
         if mmproj is not None:
             require_projector(model, tools)
         waits = contextlib.nullcontext() if run.record("convert").is_file() else run_converter.ready(tools)
@@ -233,34 +195,22 @@ def export_run(console: Console, run: RunDir, options: ExportOptions, tools: Any
             if not run.is_full:
                 _say_room(console, run, type_names(names) + more, mix)
                 merge_locked(console, run, *merge_choices(run))
-            task = replace(
-                _of_run(console, run, wanted + more, matrix),
-                mmproj=mmproj,
-                mix=mix,
-                modelfile=options.modelfile,
-                question=question,
-                run=run,
-            )
-            return _export(console, task, tools, ready)
+            name, types = _name(run), wanted + more
+            _put_unrecorded_aside(console, run, name, types)
+            task = Export(run.merged, run.gguf, run.path, name, types, matrix, options.modelfile, mmproj, question)
+            of_run = replace(task, run=run, mix=mix, trained_length=recipe.max_length, bare=recipe.format in BARE)
+            return _export(console, of_run, tools, ready)
 
 
-def _of_run(console: Console, run: RunDir, types: list[str], matrix: MatrixOrder) -> _Export:
-    """What is exported of a run. Files that no record describes are put aside."""
-    recipe, name = plan_record.read(run.plan).recipe, _name(run)
+def _put_unrecorded_aside(console: Console, run: RunDir, name: str, types: list[str]) -> None:
+    """Puts files aside that no record describes. A kill may also come between one of several files and their record,
+    which then names the others alone."""
     for kind in CHOICES:
         put_aside(console, run.gguf / f"mmproj-{name}-{kind}.gguf", run.record("mmproj"))
     for kind in UNQUANTIZED:
         put_aside(console, run.gguf / f"{name}-{kind}.gguf", run.record("convert"))
-    _put_unrecorded_aside(console, run, [run.gguf / f"{name}-{kind}.gguf" for kind in types])
-    bare = recipe.format in BARE
-    trained_length = recipe.max_length
-    return _Export(run.merged, run.gguf, run.path, name, types, matrix, trained_length, bare=bare)
-
-
-def _put_unrecorded_aside(console: Console, run: RunDir, files: list[Path]) -> None:
-    """A kill may come between one of several files and the record, which then names the others alone."""
     recorded_files = recorded(run)
-    for file in files:
+    for file in [run.gguf / f"{name}-{kind}.gguf" for kind in types]:
         if file.is_file() and file not in recorded_files:
             aside = renamed_aside(file)
             console.warn(
@@ -290,7 +240,7 @@ def _say_room(console: Console, run: RunDir, types: list[str], mix: MixTarget | 
         progress(0, 1, export_room.require_room(sizes, run.path))
 
 
-def _export(console: Console, task: _Export, tools: Any, ready: Any = None) -> Result:
+def _export(console: Console, task: Export, tools: Any, ready: Any = None) -> Result:
     """Converts, quantizes, and writes the Modelfile.
 
     Args:
@@ -303,7 +253,7 @@ def _export(console: Console, task: _Export, tools: Any, ready: Any = None) -> R
         task.model, task.trained_length, bare=task.bare, tokenizer=tokenizer
     )
     source = convert.output_of(converted.record, task.records)
-    quantized = _quantize(console, task, source)
+    quantized = quantize_files(task, source, console)
     recorded_files = converted.record.outputs | (quantized.record.outputs if quantized else {})
     outputs = listed(recorded_files, task.records)
     projector = listed(projected.record.outputs, task.records)[0] if projected else None
@@ -313,13 +263,12 @@ def _export(console: Console, task: _Export, tools: Any, ready: Any = None) -> R
     answer, nothing_fits = None, None
     if task.question is not None:
         files = [file for file in outputs if file["quant"] in task.types]
-        finished = FinishedExport(task.model, files, source, task.run, projector["bytes"] if projector else 0)
-        answer, nothing_fits = shipped(task.question, finished, console)
+        beside_each = projector["bytes"] if projector else 0
+        answer, nothing_fits = shipped(task, task.question, files, source, beside_each, console)
     modelfile = task.out / "Modelfile"
     before = model_of(modelfile)
     best = answer["recommended"] if answer else None
-    asked = task.modelfile or best
-    chosen, because = modelfile_of(task.out, task.name, task.types, asked, outputs, source.name)
+    chosen, because = modelfile_of(task, task.modelfile or best, outputs, source.name)
     now = f"./{chosen}"
     beside = Path(projector["path"]).name if projector else None
     write_text(modelfile, ollama_modelfile.modelfile(chosen, parameters, beside))
@@ -338,12 +287,12 @@ def _export(console: Console, task: _Export, tools: Any, ready: Any = None) -> R
         "reused": all(step.reused for step in (converted, quantized, projected) if step is not None),
         **({"imatrix": matrices} if (matrices := matrix_answers(by_name)) else {}),
     }
-    done = ExportedFiles(task.model, task.out, task.types, outputs, projector, chosen, because)
+    done = ExportedFiles(task, outputs, projector, chosen, because)
     return result_of(done, data, answer, nothing_fits)
 
 
 def _convert(
-    console: Console, task: _Export, tools: Any, ready: Any
+    console: Console, task: Export, tools: Any, ready: Any
 ) -> tuple[StepResult[ExportRecord], Any, StepResult[ExportRecord] | None]:
     """The unquantized file, the tokenizer, which is read meanwhile (both use one core), and the projector's file. That
     is made before the language model has its name, and llama.cpp loads both."""
@@ -377,14 +326,3 @@ def _convert(
         if converted.reused:
             project(convert.output_of(converted.record, task.records), is_new=False)
     return converted, reading[0].result() if reading else None, pairs[0] if pairs else None
-
-
-def _quantize(console: Console, task: _Export, source: Path) -> Quantized | None:
-    """The types that the unquantized file is not of; None where there are none."""
-    done = task.unquantized[:1]
-    rest = [kind for kind in task.types if kind not in done and not source.name.endswith(f"-{kind}.gguf")]
-    if not rest:
-        return None
-    i_quants = task.question.i_quants if task.question else ()
-    order = QuantizeOrder(source, task.out, task.records, task.name, rest, task.matrix, task.mix, i_quants)
-    return quantize_files(order, console)
