@@ -54,13 +54,25 @@ def with_backend(options: SubmitOptions) -> SubmitOptions:
 
 def write_elsewhere(console: Console, options: SubmitOptions, order: Order, folder: Path) -> Result:
     """Writes the task or the notebook to the run directory; with --yes launches the task."""
-    plan = order.plan
-    flavor = next(each for each in flavors.current(live=False)[0] if each.name == plan.flavor)
+    flavor = _flavor(order.plan.flavor)
     run = RunDir(folder)
     with locked(run, "submit"):
         if options.backend == "colab":
             return _notebook(run, order, flavor)
         return _task(console, options, run, order, flavor)
+
+
+def _flavor(name: str | None) -> Flavor:
+    offered = {each.name: each for each in flavors.current(live=False)[0]}
+    if name not in offered:  # the plan was made where the Hub offered it
+        raise UsageError(
+            f"nothing is known here of the machine {name} that the plan names",
+            code="unknown_flavor",
+            expected=", ".join(offered),
+            got=str(name),
+            hint="plan again, with one of these as --flavor",
+        )
+    return offered[name]
 
 
 def _notebook(run: RunDir, order: Order, flavor: Flavor) -> Result:
