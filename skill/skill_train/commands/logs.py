@@ -44,18 +44,25 @@ def logs(options: LogsOptions, console: Console) -> Result:
     where, run_id, say = (cloud.record.namespace, job_of(cloud).id), cloud.record.run_id, console.status
     live = options.follow and job_of(cloud).live
     there = [] if live and tail is None else poll.log_so_far(job_of(cloud), say, tail=None if live else tail)
-    last: deque[str] = deque(maxlen=tail or 1000)
-    for line in there[-tail:] if tail else there:
+    there_asked = there[-tail:] if tail else there
+    last, count = deque[str](maxlen=tail or 1000), len(there_asked)
+    for line in there_asked:
         last.append(line)
         console.line(line, now=options.follow)
     if live:
         with waiting.for_hours():
             for line in poll.lines(*where, run_id, say=say, skip=len(there)):
                 last.append(line)
+                count += 1
                 console.line(line, now=True)
         cloud = find_run.with_current_job(cloud, say)
     shown = _that_fit(last)
-    data = {"job_id": where[1], "stage": job_of(cloud).stage, "lines": shown, "left_out": len(last) - len(shown)}
+    data = {
+        "job_id": where[1],
+        "stage": job_of(cloud).stage,
+        "lines": shown,
+        "left_out": min(count, tail or count) - len(shown),
+    }
     return Result(data, next=_next(cloud, console))
 
 
