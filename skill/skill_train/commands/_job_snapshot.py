@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
-from skill_train.cloud import bucket, failure_reason, find_run, poll
+from skill_train.cloud import bucket, failure_reason, find_run, poll, start_once
 from skill_train.cloud.failure_reason import Ending, Story
 from skill_train.cloud.find_run import CloudRun
 from skill_train.commands._status_view import Ends, State
@@ -205,7 +205,10 @@ def job_of(cloud: CloudRun) -> Job:
 def _moment(start: datetime | None, seconds: float | None) -> str | None:
     if start is None or seconds is None:
         return None
-    return (start + timedelta(seconds=seconds)).astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    try:
+        return start_once.timestamp(start + timedelta(seconds=seconds))
+    except OverflowError:  # a timeout that somebody wrote into the record
+        return None
 
 
 def age(written: datetime | None) -> float | None:
