@@ -82,6 +82,7 @@ class _Speaker:
         """The next turn. A model that continues text has no turns before it."""
         turn = {"role": "user", "content": _content(text, len(images) if self._is_first else 0, self.pictured)}
         if self.settings.raw:
+            images = images if self._is_first else []
             self.messages.clear()
         self.messages.append(turn)
         said = self.loaded.answer(self.messages, images, on_text)
