@@ -101,7 +101,7 @@ def check_command(options: CheckOptions, console: Console) -> Result:
             "the skill is not installed for any agent here",
             code="skill_missing",
             expected=", ".join(str(folder) for folder in folders),
-            hint="skill-train skills install",
+            hint=_install_command(next(iter(folders))),
         )
     places = [_shown(copy) for copy in copies]
     wrong = [copy for copy in copies if copy.state != "current"]
@@ -190,7 +190,11 @@ def _renew(copy: Copy) -> str:
     if copy.state == "newer":
         return "pip install --upgrade skill-train"
     force = ["--force"] if copy.state in ("edited", "unmanaged") else []
-    return shlex.join(["skill-train", "skills", "install", *_options(copy.path), *force])
+    return " ".join([_install_command(copy.path), *force])
+
+
+def _install_command(folder: Path) -> str:
+    return shlex.join(["skill-train", "skills", "install", *_options(folder)])
 
 
 def _options(folder: Path) -> list[str]:
