@@ -37,7 +37,7 @@ KNOWN: dict[str, set[str]] = {
     "commands.logs": {"'wait' if cloud.now and cloud.now.live else 'status'", "cloud.word"},
     "commands.pull": {"'wait' if is_live(cloud) else 'resume'", "word"},
     "commands.resume": {"bigger.name", "cloud.word", "command", "now.name"},
-    "commands.status": {"word"},
+    "commands.status": {"words"},
     "commands.verify": {"step"},
     "commands.wait": {"seen.cloud.word", "timeout or 0"},
     "cloud.budget": {"command", "enough"},

@@ -268,7 +268,7 @@ def _next(plan: Plan, options: PlanOptions) -> list[str]:
         return []
     command = "local" if plan.where == "local" else "submit"
     if options.out is not None:
-        return [f"skill-train {command} {quoted(options.out)}"]
+        return [shlex.join(["skill-train", command, str(options.out)])]
     values = set_options(options, (*RECIPE_OPTIONS, "device", "dtype"))
     if plan.where == "cloud":  # the machine of the plan, and nothing of this one
         values = {key: value for key, value in values.items() if key != "device"} | {"flavor": plan.flavor}
