@@ -16,7 +16,7 @@ from skill_train.commands._frame import command
 from skill_train.commands._job_snapshot import age, rounded, snapshot
 from skill_train.commands._options import RUN
 from skill_train.commands._shell import quoted
-from skill_train.commands._status_view import State, draw_status
+from skill_train.commands._status_view import State, state_result
 from skill_train.core import waiting
 from skill_train.core.console import Console, Result
 from skill_train.run import cloud_record, lock, plan_record, progress
@@ -59,7 +59,7 @@ def _job_state(cloud: CloudRun, console: Console) -> Callable[[], tuple[Result, 
         waiting.well()  # what the last question waited in vain does not count
         seen = snapshot(first_seen or find_run.with_current_job(cloud, console.status), console)
         first_seen = None
-        return _result(seen.data(), list(seen.next())), seen.now.live
+        return state_result(seen.data(), seen.next()), seen.now.live
 
     return state_now
 
@@ -68,13 +68,9 @@ def _local_state(run: RunDir) -> Callable[[], tuple[Result, bool]]:
     def state_now() -> tuple[Result, bool]:
         data = _here(run)
         words = {"COMPLETED": "export-gguf", "RUNNING": "status"}.get(data["stage"], "local --resume --run-dir")
-        return _result(data, [f"skill-train {words} {quoted(run.path)}"]), data["stage"] == "RUNNING"
+        return state_result(data, [f"skill-train {words} {quoted(run.path)}"]), data["stage"] == "RUNNING"
 
     return state_now
-
-
-def _result(data: State, following: list[str]) -> Result:
-    return Result(data, human=lambda rich: draw_status(rich, data), quiet=data["stage"], next=following)
 
 
 def _here(run: RunDir) -> State:

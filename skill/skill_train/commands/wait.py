@@ -13,7 +13,7 @@ from skill_train.cloud import find_run
 from skill_train.commands._frame import command
 from skill_train.commands._job_snapshot import Snapshot, job_of, snapshot, until_end
 from skill_train.commands._options import MOST_HOURS, RUN, Number
-from skill_train.commands._status_view import draw_status
+from skill_train.commands._status_view import state_result
 from skill_train.core import waiting
 from skill_train.core.console import Console, Result
 from skill_train.core.errors import SkillTrainError, Temporary, from_exit_code
@@ -47,14 +47,7 @@ def wait(options: WaitOptions, console: Console) -> Result:
             seconds = None if timeout is None else max(end - time.monotonic(), 0.0)
             cloud = find_run.with_recorded_end(dataclasses.replace(cloud, now=until_end(cloud, console, seconds)))
         seen = snapshot(cloud, console, in_time=timeout is not None and job_of(cloud).live)
-    data = seen.data()
-    return Result(
-        data,
-        human=lambda rich: draw_status(rich, data),
-        quiet=seen.now.stage,
-        next=list(seen.next()),
-        error=_not_well(seen, timeout),
-    )
+    return state_result(seen.data(), seen.next(), _not_well(seen, timeout))
 
 
 def _not_well(seen: Snapshot, timeout: float | None) -> SkillTrainError | None:
