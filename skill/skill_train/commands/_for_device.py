@@ -13,14 +13,7 @@ from skill_train.core.console import clean
 from skill_train.core.errors import DecisionNeeded, UsageError, nearest
 from skill_train.core.units import gigabytes, megabytes
 from skill_train.estimate.artifacts import BITS
-from skill_train.estimate.fit import (
-    DeviceFile,
-    FileToShip,
-    ShipLimits,
-    choose,
-    estimated_file,
-    i_quants_to_try,
-)
+from skill_train.estimate.fit import DeviceFile, FileToShip, ShipLimits, choose, estimated_file, i_quants_to_try
 from skill_train.estimate.step import Range
 from skill_train.estimate.targets import TargetDevice, find_target, of_machine, parse_bytes
 from skill_train.facts import MachineFacts, ModelFacts

@@ -25,13 +25,7 @@ from skill_train.commands._projector import CHOICES, from_line, projector_type
 from skill_train.commands._quantizing import quantize_files
 from skill_train.commands._run_warnings import warn_of_part
 from skill_train.commands._shell import quoted
-from skill_train.commands._shipping import (
-    DEFAULT_TYPES,
-    FileOptions,
-    question_of,
-    shipped,
-    wanted_types,
-)
+from skill_train.commands._shipping import DEFAULT_TYPES, FileOptions, question_of, shipped, wanted_types
 from skill_train.core.console import Console, Result
 from skill_train.core.errors import UsageError
 from skill_train.core.files import remove_leftovers, write_text
