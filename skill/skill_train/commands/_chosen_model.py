@@ -25,18 +25,14 @@ class Chosen:
 
     Attributes:
         where: the run or the file, as the user named it.
-        reads_pictures: its rows had pictures.
         raw: it was trained on text without a chat template, which `asked_raw` may also be told.
-        tokenizer_of: the folder that a GGUF file is held against; None where nobody knows it.
-        sampling_of: the folder whose generation_config.json holds; None for a GGUF file alone.
+        folder: whose tokenizer and generation_config.json are the model's; None for a GGUF file alone.
     """
 
     where: Path
     model: Model
-    reads_pictures: bool = False
     raw: bool = False
-    tokenizer_of: Path | None = None
-    sampling_of: Path | None = None
+    folder: Path | None = None
 
 
 def chosen(where: Path, word: str | None) -> Chosen:
@@ -55,13 +51,11 @@ def chosen(where: Path, word: str | None) -> Chosen:
     run = open_run(where)
     trained(run)
     recipe, base = plan_record.read(run.plan).recipe, base_of(run)
-    raw = recipe.format in BARE
-    pictures = pictures_of_run(run, base) if recipe.images else None
     model = _model(run, base, word or _shipped(run))
-    if pictures is not None:
-        model = replace(model, pictures=pictures, projector=projector_of(run) if model.is_gguf else None)
-    template = run.merged if run.is_full else base
-    return Chosen(where, model, bool(recipe.images), raw, template, template)
+    if recipe.images:
+        projector = projector_of(run) if model.is_gguf else None
+        model = replace(model, pictures=pictures_of_run(run, base), projector=projector)
+    return Chosen(where, model, recipe.format in BARE, run.merged if run.is_full else base)
 
 
 def other(first: Chosen, word: str) -> Chosen:

@@ -211,7 +211,7 @@ def _speaker(options: ChatOptions, asked: Chosen) -> Iterator[_Speaker]:
         most=options.max_tokens,
         context=options.context,
         raw=asked.raw or options.raw,
-        tokenizer_of=asked.tokenizer_of,
+        tokenizer_of=asked.folder,
         device=options.device,
     )
     if settings.raw and options.system is not None:
@@ -231,8 +231,8 @@ def _speaker(options: ChatOptions, asked: Chosen) -> Iterator[_Speaker]:
 def _sampling_of(asked: Chosen) -> tuple[Sampling, str]:
     from skill_train.llama.gguf_header import read_gguf
 
-    if asked.sampling_of is not None:
-        return sampling_of(asked.sampling_of)
+    if asked.folder is not None:
+        return sampling_of(asked.folder)
     return sampling_of_gguf(read_gguf(asked.model.path).metadata, asked.model.path)
 
 
@@ -262,10 +262,10 @@ def _kept(images: tuple[Path, ...], folder: Path) -> list[str]:
 
 def _with_pictures(options: ChatOptions, asked: Chosen, folder: Path, has_images: bool) -> Chosen:
     """The model, ready for pictures where it reads them. A projector is loaded only for a picture."""
-    if not (has_images or asked.reads_pictures):
+    of_run, is_alone = asked.model.pictures, asked.folder is None
+    if not (has_images or of_run):
         return asked
-    is_alone = asked.tokenizer_of is None
-    if not (asked.reads_pictures or is_alone):
+    if not (of_run or is_alone):
         raise UsageError(
             f"{asked.model.name} reads no pictures",
             code="vision",
@@ -281,7 +281,6 @@ def _with_pictures(options: ChatOptions, asked: Chosen, folder: Path, has_images
             expected="the file of the projector beside the language model",
             hint="give it with --mmproj" if is_alone else f"skill-train export-gguf {quoted(asked.where)}",
         )
-    of_run = asked.model.pictures
     pictures = replace(of_run, folder=folder) if of_run else RunPictures(folder, asked.model.path.parent)
     return replace(asked, model=replace(asked.model, pictures=pictures, projector=projector))
 

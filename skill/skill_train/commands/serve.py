@@ -66,7 +66,7 @@ def serve(options: ServeOptions, console: Console) -> Result:
     key = None if options.api_key is None else read_key(options.api_key)
     require_server()
     asked = gguf_of(options.model, options.quant)
-    if asked.reads_pictures:
+    if asked.model.pictures is not None:
         raise _reads_pictures(asked)
     gguf = read_model_file(asked.model.path)
     job = _job(options, asked, gguf, key)
@@ -94,8 +94,7 @@ def _engine(server: Any) -> str:
 def _job(options: ServeOptions, asked: Chosen, gguf: GgufFile, key: str | None) -> ServerJob:
     from skill_train.machine.read import physical_cores
 
-    folder = asked.sampling_of
-    sampling, _ = sampling_of(folder) if folder else sampling_of_gguf(gguf.metadata, gguf.path)
+    sampling, _ = sampling_of(asked.folder) if asked.folder else sampling_of_gguf(gguf.metadata, gguf.path)
     trained = gguf.count("context_length")
     bos, eos = special_texts(gguf)
     prompts = None if asked.raw else _prompts(asked, gguf)
@@ -127,7 +126,7 @@ def _prompts(asked: Chosen, gguf: GgufFile) -> GgufPrompts:
     from skill_train.verify.check_template import CONVERSATIONS
     from skill_train.verify.template_branches import BRANCHES
 
-    tokenizer = None if asked.tokenizer_of is None else load_tokenizer(asked.tokenizer_of)
+    tokenizer = None if asked.folder is None else load_tokenizer(asked.folder)
     prompts = GgufPrompts(gguf, tokenizer, raw=False)
     tried: list[Conversation] = [*CONVERSATIONS, *BRANCHES]
     written = prompts.alike(tried)
