@@ -25,7 +25,7 @@ def _exported(run: Path, types: list[str], named: str) -> ExportedFiles:
         {"path": str(run / "gguf" / f"run-{quant}.gguf"), "bytes": 1, "sha256": "a", "quant": quant}
         for quant in ("f16", "q8_0", "q4_k_m", "auto-4bpw")
     ]
-    export = Export(run / "merged", run / "gguf", run, "run", types, MatrixOrder(None, None, run), None, None, None)
+    export = Export(run / "merged", run / "gguf", run, "run", types, MatrixOrder(None, None), None, None, None)
     return ExportedFiles(export, outputs, None, f"run-{named}.gguf", "it was chosen")
 
 

@@ -84,7 +84,7 @@ def test_rows_with_pictures_are_left_out_and_it_is_said(tmp_path: Path) -> None:
 
 
 def test_a_matrix_that_is_not_made_for_want_of_rows_is_said(tmp_path: Path) -> None:
-    order, console = MatrixOrder(None, RunDir(tmp_path), tmp_path), Console("quiet", "export-gguf")
+    order, console = MatrixOrder(None, RunDir(tmp_path)), Console("quiet", "export-gguf")
     texts = RunTexts([], [], "", "0 tokens of 0 training rows, all that the run keeps", lacking="rows have pictures")
     assert matrix_for(order, tmp_path / "f16.gguf", texts, ["q8_0"], console) is None and console.warnings == []
     assert matrix_for(order, tmp_path / "f16.gguf", texts, ["q4_k_m"], console) is None

@@ -17,8 +17,7 @@ OUTPUTS: list[Any] = [{"quant": quant, "path": f"gguf/run-{quant}.gguf"} for qua
 
 
 def chosen(folder: Path, outputs: list[Any], *types: str, asked: str | None = None) -> str:
-    matrix = MatrixOrder(None, None, folder)
-    export = Export(folder, folder, folder, "run", list(types), matrix, None, None, None)
+    export = Export(folder, folder, folder, "run", list(types), MatrixOrder(None, None), None, None, None)
     return modelfile_of(export, asked, outputs, "run-f16.gguf")[0]
 
 

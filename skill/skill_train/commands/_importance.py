@@ -36,12 +36,10 @@ class MatrixOrder:
     Attributes:
         asked: `auto`, `none` or a file; None leaves it to the measurement, where there is text.
         run: whose rows are used; None for a model folder.
-        records: the folder for `imatrix.json`.
     """
 
     asked: str | None
     run: RunDir | None
-    records: Path
 
     @property
     def file(self) -> Path | None:
@@ -109,8 +107,8 @@ def matrix_for(order: MatrixOrder, source: Path, texts: RunTexts, types: list[st
         request = importance.MatrixRequest(
             source=source,
             texts=texts,
-            file=order.records / importance.FILE,
-            record=order.records / "imatrix.json",
+            file=order.run.path / importance.FILE,
+            record=order.run.record("imatrix"),
         )
         made = importance.compute_matrix(request, progress=progress).record
     if made.unused_experts:

@@ -152,7 +152,7 @@ def _export_folder(options: ExportOptions, model: Path, console: Console, tools:
         )
     out = options.out or beside(model, "-gguf")
     require_no_run(out, f"skill-train export-gguf {quoted(model)}")
-    matrix = MatrixOrder(options.imatrix, None, out)
+    matrix = MatrixOrder(options.imatrix, None)
     names, mix = wanted_types(options)
     require_possible(matrix, mix=mix is not None)
     types = type_names(names)
@@ -176,7 +176,7 @@ def export_run(console: Console, run: RunDir, options: ExportOptions, tools: Any
         warn_of_part(console, run)
         model = run.merged if run.merged.is_dir() else base_of(run)
         run_converter.require_convertible(model, tools)
-        matrix = MatrixOrder(options.imatrix, run, run.path)
+        matrix = MatrixOrder(options.imatrix, run)
         require_possible(matrix, mix=mix is not None)
         question = question_of(options, model, matrix=matrix.is_possible)
         more = list(question.i_quants) if question else []
