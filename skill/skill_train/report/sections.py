@@ -163,7 +163,7 @@ def training(run: ReportedRun) -> TrainingView | None:
         }
         for i, check in train.items("checks")
     ]
-    return {"verdict": train.get("verdict"), "checks": checks, "finished_at": train.get("finished_at")}
+    return {"verdict": train.get("verdict"), "checks": checks}
 
 
 def estimates(run: ReportedRun) -> EstimatesView:
