@@ -19,7 +19,6 @@ import pytest
 import training
 from hub_emulator import Hub
 from skill_train.cloud.elsewhere import colab
-from skill_train.commands.diff import _read
 from skill_train.core.resources import node_program, train_program
 from skill_train.run import compare_runs as diff
 from skill_train.run.folder import RunDir
@@ -54,7 +53,7 @@ def planned(folder: Path, **values: Any) -> Path:
 
 
 def compared(a: Path, b: Path) -> diff.Comparison:
-    return diff.compare(_read(RunDir(a)), _read(RunDir(b)))
+    return diff.compare(diff.read_run(RunDir(a)), diff.read_run(RunDir(b)))
 
 
 # --- Colab ---

@@ -129,6 +129,15 @@ def test_what_a_backend_cannot_do_is_refused(call: Any, tmp_path: Path, words: A
     assert not list(tmp_path.rglob("task.yaml")) and not list(tmp_path.rglob("*.ipynb"))
 
 
+def test_a_plan_for_a_machine_that_is_not_known_here(call: Any, tmp_path: Path) -> None:
+    """It was made where the Hub offered another one."""
+    run = call(*SAID, "--backend", "skypilot").answer["data"]["run_dir"]
+    plan = json.loads((tmp_path / run / "plan.json").read_text())
+    (tmp_path / "plan.json").write_text(json.dumps(plan | {"flavor": "h900x1"}))
+    refused = call("plan.json", "--run-dir", "other", "--backend", "skypilot")
+    assert refused.error == (2, "unknown_flavor") and "h900x1" in refused.answer["error"]["message"]
+
+
 @pytest.mark.parametrize("backend", ["colab", "skypilot"])
 def test_a_recipe_of_the_users_in_the_run_directory_is_kept(call: Any, tmp_path: Path, backend: str) -> None:
     (tmp_path / "recipe.yaml").write_text(f"model: {MODEL}\ndata: rows.jsonl\nmax_steps: 20\n")

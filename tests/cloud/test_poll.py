@@ -241,6 +241,13 @@ def test_a_long_log_keeps_its_end_in_an_answer(cloud: Cloud) -> None:
     assert answer.data["left_out"] == 500 - len(answer.data["lines"])
 
 
+@pytest.mark.parametrize(("options", "counted"), [((), 1500), (("--tail", "1200"), 1200)])
+def test_every_line_that_an_answer_leaves_out_is_counted(cloud: Cloud, options: tuple[str, ...], counted: int) -> None:
+    _ended(cloud, cloud.start("for n in range(1500): print('x' * 40, n)"))
+    data = cloud.on("logs", *options).data
+    assert (data["lines"][-1], data["left_out"]) == ("x" * 40 + " 1499", counted - len(data["lines"]))
+
+
 # --- wait ---
 
 

@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 
 import gguf_bytes
+from skill_train.commands._export import Export
 from skill_train.commands._export_answer import ExportedFiles, hints_with, result_of
+from skill_train.commands._importance import MatrixOrder
 from skill_train.commands._shipping import _sizes
 from skill_train.core.errors import UsageError
 from skill_train.run.folder import RunDir
@@ -23,7 +25,8 @@ def _exported(run: Path, types: list[str], named: str) -> ExportedFiles:
         {"path": str(run / "gguf" / f"run-{quant}.gguf"), "bytes": 1, "sha256": "a", "quant": quant}
         for quant in ("f16", "q8_0", "q4_k_m", "auto-4bpw")
     ]
-    return ExportedFiles(run / "merged", run / "gguf", types, outputs, None, f"run-{named}.gguf", "it was chosen")
+    export = Export(run / "merged", run / "gguf", run, "run", types, MatrixOrder(None, None), None, None, None)
+    return ExportedFiles(export, outputs, None, f"run-{named}.gguf", "it was chosen")
 
 
 @pytest.mark.parametrize(

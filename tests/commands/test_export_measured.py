@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import shutil
 from pathlib import Path
@@ -20,10 +21,12 @@ from skill_train.gguf.quality.texts import RunTexts, texts_of
 from skill_train.llama.gguf_header import GgufFile, Tensor, read_gguf
 from skill_train.run.folder import RunDir, open_run
 
+export = inspect.unwrap(export_gguf.export_gguf.callback)
+
 
 def exported(run: Path, **options: Any) -> tuple[dict[str, Any], list[str]]:
     console = Console("quiet", "export-gguf")
-    result = export_gguf.run(export_gguf.ExportOptions(run=run, **options), console)
+    result = export(export_gguf.ExportOptions(run=run, **options), console)
     return dict(result.data), [warning["code"] for warning in console.warnings]
 
 
@@ -81,7 +84,7 @@ def test_rows_with_pictures_are_left_out_and_it_is_said(tmp_path: Path) -> None:
 
 
 def test_a_matrix_that_is_not_made_for_want_of_rows_is_said(tmp_path: Path) -> None:
-    order, console = MatrixOrder(None, RunDir(tmp_path), tmp_path), Console("quiet", "export-gguf")
+    order, console = MatrixOrder(None, RunDir(tmp_path)), Console("quiet", "export-gguf")
     texts = RunTexts([], [], "", "0 tokens of 0 training rows, all that the run keeps", lacking="rows have pictures")
     assert matrix_for(order, tmp_path / "f16.gguf", texts, ["q8_0"], console) is None and console.warnings == []
     assert matrix_for(order, tmp_path / "f16.gguf", texts, ["q4_k_m"], console) is None
@@ -172,7 +175,7 @@ def test_where_the_data_has_changed_the_answer_and_the_record_say_so(run: Path) 
     data.write_text("\n".join([*rows[1:], rows[0]]) + "\n")  # the same rows in another order
     (run / "plan.json").write_text(json.dumps(plan | {"recipe": {**plan["recipe"], "data": str(data)}}))
     console = Console("quiet", "export-gguf")
-    answer = export_gguf.run(export_gguf.ExportOptions(run=run, quant="q5_k_m"), console).data
+    answer = export(export_gguf.ExportOptions(run=run, quant="q5_k_m"), console).data
     why = "rows.jsonl has changed since the training"
     record = json.loads((run / "imatrix.json").read_text())
     said = [warning["message"] for warning in console.warnings if warning["code"] == "imatrix"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 
 import picture_pairs
 import tiny_vision
-from skill_train.commands.chat import ChatOptions, run
+from skill_train.commands.chat import ChatOptions, _Speaker, chat
 from skill_train.core.console import Console
 from skill_train.core.errors import UsageError
 from skill_train.evaluate.backends import Model
@@ -26,6 +27,7 @@ from skill_train.reference.pictures import with_markers
 pytestmark = pytest.mark.slow
 
 KIND, MOST = "qwen2-vl", 6
+run = inspect.unwrap(chat.callback)
 QUESTION = "What is the colour of the sky here?"
 
 
@@ -71,6 +73,34 @@ def test_a_pair_answers_as_evaluate_asks_it(folder: Path) -> None:
         assert answer["prompt_tokens"] > 20  # with those of the picture
         found.append(answer["answer"])
     assert found[0] != found[1]  # it sees the picture
+
+
+def test_a_text_is_continued_as_it_stands(folder: Path) -> None:
+    """By hand: the ids of the text alone, with those of the picture before them."""
+    pair, base = picture_pairs.pair(KIND), tiny_vision.cached(KIND)
+    asked = [{"role": "user", "content": [{"type": "text", "text": QUESTION}]}]
+    ids = list(load_tokenizer(base)(QUESTION)["input_ids"])
+    settings = Settings(sampling=Sampling(), most=MOST, context=4096, raw=True, tokenizer_of=base)
+    for path in (pair.text, base):
+        model = Model("m", path, pictures=RunPictures(folder, base))
+        with answering(model, settings) as loaded:
+            assert loaded.answer(asked, [], lambda _: None).answer.prompt_ids == ids
+    assert chatted(pair.text, raw=True)["prompt_tokens"] == len(ids)
+    seen = chatted(pair.text, folder / "1.png", mmproj=pair.projector, raw=True)
+    assert seen["prompt_tokens"] - len(ids) == 14  # 4 x 3 of 28 x 28 pixels, between two marks
+
+
+def test_the_picture_stands_before_the_first_text_alone(folder: Path) -> None:
+    """A model that continues text has no turns before the second one, and so no picture."""
+    pair, base = picture_pairs.pair(KIND), tiny_vision.cached(KIND)
+    ids = list(load_tokenizer(base)(QUESTION)["input_ids"])
+    settings = Settings(sampling=Sampling(), most=MOST, context=4096, raw=True, tokenizer_of=base)
+    for path, own in ((pair.text, 14), (base, 12)):  # llama.cpp writes the marks around a picture too
+        model = Model("m", path, pictures=RunPictures(folder, base), projector=pair.projector if own == 14 else None)
+        with answering(model, settings) as loaded:
+            speaker = _Speaker("m", loaded, settings, "", True, [])
+            tokens = [speaker.ask(QUESTION, ["1.png"], lambda _: None)["prompt_tokens"] for _ in range(2)]
+        assert tokens == [own + len(ids), len(ids)]
 
 
 def test_what_reads_no_picture_says_so(folder: Path) -> None:

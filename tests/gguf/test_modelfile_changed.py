@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import shlex
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,7 +21,7 @@ pytestmark = pytest.mark.slow
 def exported(model: Path, out: Path, quant: str, modelfile: str | None = None) -> Any:
     console = Console("quiet", "export-gguf")
     options = export_gguf.ExportOptions(run=model, quant=quant, out=out, modelfile=modelfile)
-    result = export_gguf.run(options, console)
+    result = inspect.unwrap(export_gguf.export_gguf.callback)(options, console)
     said = {warning["code"]: warning["message"] for warning in console.warnings}
     rules = [each["rule"] for each in result.data["modelfile_reasons"]]
     written = [line for line in (out / "Modelfile").read_text().splitlines() if line.startswith("FROM ")]

@@ -8,14 +8,17 @@ from typing import Any
 
 import pytest
 
-from skill_train.commands._modelfile_choice import WantedModelfile, file_of
+from skill_train.commands._export import Export
+from skill_train.commands._export_answer import modelfile_of
+from skill_train.commands._importance import MatrixOrder
 from skill_train.gguf.export_files import model_of
 
 OUTPUTS: list[Any] = [{"quant": quant, "path": f"gguf/run-{quant}.gguf"} for quant in ("f16", "q8_0", "q4_k_m")]
 
 
 def chosen(folder: Path, outputs: list[Any], *types: str, asked: str | None = None) -> str:
-    return file_of(WantedModelfile(folder, "run", list(types), asked), outputs, "run-f16.gguf")[0]
+    export = Export(folder, folder, folder, "run", list(types), MatrixOrder(None, None), None, None, None)
+    return modelfile_of(export, asked, outputs, "run-f16.gguf")[0]
 
 
 def test_the_last_type_that_was_asked_for_whatever_the_order_of_the_record(tmp_path: Path) -> None:

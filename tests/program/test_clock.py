@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from skill_train.commands._job_snapshot import age
+from skill_train.commands._job_snapshot import _moment, age
 from skill_train.program.watch import Watch, is_complete
 
 AN_HOUR = 3600
@@ -41,3 +41,8 @@ def test_no_age_is_below_zero(seconds: int, known: bool) -> None:
     assert (found is not None) is known
     assert found is None or found == pytest.approx(seconds, abs=60)
     assert age(None) is None
+
+
+def test_an_end_that_no_calendar_has_is_not_known() -> None:
+    assert _moment(datetime(2026, 11, 27, tzinfo=UTC), 90.0) == "2026-11-27T00:01:30Z"
+    assert _moment(datetime(2026, 11, 27, tzinfo=UTC), 2**62) is None

@@ -242,6 +242,12 @@ def test_an_estimate_without_a_measurement_is_neither_right_nor_wrong() -> None:
     assert outside["within"] is False
 
 
+def test_the_cost_of_a_run_whose_first_request_made_no_job() -> None:
+    begun = {"state": "started", "job_id": "a" * 24, "cost_usd": 0.4}
+    cost = estimates(run(plan={"where": "cloud"}, cloud=whole_records.cloud({}, begun)))["rows"][2]["actual"]
+    assert (cost.text, cost.at) == ("$0.40", "first/cloud.json#/jobs/1/cost_usd")
+
+
 def test_runs_differ_in_what_is_another_and_in_nothing_else() -> None:
     one, other = ({"recipe": {"seed": 42, "lora_r": r}, "placement": {"device": "cpu"}} for r in (8, 16))
     other["placement"] |= {"offload": True}

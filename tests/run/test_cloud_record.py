@@ -65,6 +65,8 @@ def test_a_job_that_started_takes_the_place_of_the_one_that_was_asked_for() -> N
         {"run_id": 5},
         {"jobs": [{"number": 1}]},
         {"jobs": [msgspec.to_builtins(JOB) | {"state": "started"}]},
+        {"jobs": [msgspec.to_builtins(JOB) | {"asked_at": "yesterday"}]},
+        {"jobs": [msgspec.to_builtins(JOB) | {"created_at": "2026-99-21T10:00:00Z"}]},
         {"more": 1},
         {"jobs": {}},
         {"hub_model_id": None},

@@ -4,6 +4,7 @@ recorded 2026-11-21 with the program of that day and transformers 5.23, trl 1.16
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import json
 import shutil
 from pathlib import Path
@@ -12,7 +13,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from skill_train.commands.diff import DiffOptions, _read, run
+from skill_train.commands import diff as diff_command
+from skill_train.commands.diff import DiffOptions
 from skill_train.core.console import MAX_JSON_BYTES, Console
 from skill_train.core.errors import UsageError
 from skill_train.run import compare_runs as diff
@@ -20,11 +22,12 @@ from skill_train.run.export_record import ExportedFile, MatrixChoice, MatrixUse
 from skill_train.run.folder import RunDir
 from skill_train.run.train_record import StepLine, read_steps
 
+run = inspect.unwrap(diff_command.diff.callback)
 RECORDED = Path(__file__).resolve().parent.parent / "support" / "data" / "runs" / "tiny"
 
 
 def recorded() -> diff.ComparedRun:
-    return _read(RunDir(RECORDED))
+    return diff.read_run(RunDir(RECORDED))
 
 
 def changed(part: str, *path: str | int, to: Any) -> diff.ComparedRun:

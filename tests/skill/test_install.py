@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -54,6 +55,14 @@ def test_a_project_gets_the_skill_once_and_a_link(skills: Call) -> None:
     assert os.readlink(CLAUDE) == "../../.agents/skills/skill-train"
     assert (CLAUDE / "SKILL.md").samefile(AGENTS / "SKILL.md")
     assert _leftovers() == []
+
+
+@pytest.mark.parametrize("options", [(), ("--target", "claude"), ("--scope", "global"), ("--target", "{}/mine")])
+def test_what_was_not_found_is_installed_by_the_hint(skills: Call, tmp_path: Path, options: tuple[str, ...]) -> None:
+    asked = [option.format(tmp_path) for option in options]
+    [command] = skills("skills", "check", *asked, code=7)["next"]
+    skills(*shlex.split(command)[1:])
+    assert skills("skills", "check", *asked)["ok"]
 
 
 def test_a_second_time_writes_nothing(skills: Call) -> None:

@@ -46,6 +46,14 @@ class Budget:
     def tight(self) -> bool:
         return self.seconds is not None and self.timeout_seconds < self.seconds[1]
 
+    @property
+    def in_words(self) -> str:
+        """The estimated cost and the maximum."""
+        if self.most_usd is None:
+            return self.basis
+        most = f"{dollars(self.most_usd)} at most, when it runs until its timeout"
+        return most if self.cost_usd is None else f"{dollars(self.cost_usd[0])} to {dollars(self.cost_usd[1])}; {most}"
+
     def as_dict(self) -> Cost:
         low, high = (None, None) if self.cost_usd is None else (round(end, 6) for end in self.cost_usd)
         most = None if self.most_usd is None else round(self.most_usd, 6)

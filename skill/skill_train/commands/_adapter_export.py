@@ -9,8 +9,7 @@ import msgspec
 
 from skill_train.commands._base_model import base_of
 from skill_train.commands._drawing import draw_line
-from skill_train.commands._exported_files import files_table, listed
-from skill_train.commands._outputs import slug
+from skill_train.commands._outputs import draw_files, listed, slug
 from skill_train.commands._projector import refuse_adapter_alone
 from skill_train.commands._shell import quoted
 from skill_train.core.console import Console, Result
@@ -31,8 +30,9 @@ def export_adapter(console: Console, run: RunDir, tools: Toolchain) -> Result:
     from skill_train.gguf.convert_adapter import AdapterExportRequest, export_lora
 
     trained(run)
-    run_converter.require_convertible(base_of(run), tools)
-    refuse_adapter_alone(base_of(run))
+    base = base_of(run)
+    run_converter.require_convertible(base, tools)
+    refuse_adapter_alone(base)
     if run.is_full:
         raise UsageError(
             f"{run.path} has no adapter: every weight was trained",
@@ -44,7 +44,7 @@ def export_adapter(console: Console, run: RunDir, tools: Toolchain) -> Result:
     with console.progress("converting the adapter") as progress:
         exported = export_lora(
             AdapterExportRequest(
-                base=base_of(run),
+                base=base,
                 adapter=run.adapter,
                 out=run.gguf,
                 record=run.record("lora_gguf"),
@@ -63,37 +63,33 @@ def export_adapter(console: Console, run: RunDir, tools: Toolchain) -> Result:
         "reasons": msgspec.to_builtins(record.reasons or []),
         "reused": exported.reused,
     }
-    adapter, base = Path(files[0]["path"]), _base_file(run)
-    modelfile = _write_modelfile(run, adapter, base)
+    adapter = Path(files[0]["path"])
+    base_file = run.path / "base-gguf" / f"{slug(base)}-{_BASE_TYPE}.gguf"  # as the command of `next` writes it
+    modelfile = _write_modelfile(run, base, adapter, base_file)
     data |= {"modelfile": str(modelfile), "ollama": f"ollama create {quoted(adapter.stem)} -f {quoted(modelfile)}"}
 
     def draw(rich: Any) -> None:
-        files_table(files)(rich)
-        draw_line(rich, f"for Ollama, when {base} is there: {data['ollama']}")
+        draw_files(rich, files)
+        draw_line(rich, f"for Ollama, when {base_file} is there: {data['ollama']}")
 
-    return Result(data, quiet=files[0]["path"], human=draw, next=_next(run, adapter, base))
-
-
-def _base_file(run: RunDir) -> Path:
-    """Where the base model's own GGUF file is written by the command of `next`."""
-    return run.path / "base-gguf" / f"{slug(base_of(run))}-{_BASE_TYPE}.gguf"
+    return Result(data, quiet=files[0]["path"], human=draw, next=_next(run, base, adapter, base_file))
 
 
-def _write_modelfile(run: RunDir, adapter: Path, base: Path) -> Path:
+def _write_modelfile(run: RunDir, base: Path, adapter: Path, base_file: Path) -> Path:
     """The Modelfile of the base with the adapter. The template is that of the base's own file."""
     from skill_train.gguf.ollama_modelfile import modelfile, parameters_of
 
     recipe = plan_record.read(run.plan).recipe
-    parameters, _ = parameters_of(base_of(run), recipe.max_length, bare=recipe.format in BARE)
+    parameters, _ = parameters_of(base, recipe.max_length, bare=recipe.format in BARE)
     path = run.gguf / "Modelfile-lora"
-    write_text(path, modelfile(f"../{base.parent.name}/{base.name}", parameters, adapter=adapter.name))
+    write_text(path, modelfile(f"../{base_file.parent.name}/{base_file.name}", parameters, adapter=adapter.name))
     return path
 
 
-def _next(run: RunDir, adapter: Path, base: Path) -> list[str]:
+def _next(run: RunDir, base: Path, adapter: Path, base_file: Path) -> list[str]:
     """The proof of the adapter, a file of the base, and both in llama.cpp."""
     return [
         f"skill-train verify {quoted(run.path)}",
-        f"skill-train export-gguf {quoted(base_of(run))} --out {quoted(base.parent)} --quant {quoted(_BASE_TYPE)}",
-        f"llama-server -m {quoted(base)} --lora {quoted(adapter)}",
+        f"skill-train export-gguf {quoted(base)} --out {quoted(base_file.parent)} --quant {quoted(_BASE_TYPE)}",
+        f"llama-server -m {quoted(base_file)} --lora {quoted(adapter)}",
     ]

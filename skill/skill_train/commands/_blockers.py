@@ -19,22 +19,17 @@ def require_room(console: Console, plan: Plan, *, force: bool) -> None:
         DecisionNeeded: it does not fit, or needs what this machine lacks.
     """
     memory, usable = plan.estimates.memory_bytes, plan.estimates.usable_bytes
-    tight = False
+    later = {"unknown_memory", "device_unavailable"}  # torch itself will tell
     if memory.low is not None and memory.high is not None and usable is not None and memory.low <= usable < memory.high:
-        tight = True
+        later.add("no_memory")
         console.warn("little_memory", f"the run may need {gigabytes(memory.high)}; {gigabytes(usable)} can be used")
-    later = {"unknown_memory", "device_unavailable"} | ({"no_memory"} if tight else set())  # torch itself will tell
     stopping = [blocker for blocker in plan.blockers if blocker.code not in later]
     if stopping and not force:
         raise blocked(replace(plan, blockers=stopping))
 
 
 def require_no_blockers(plan: Plan) -> None:
-    """Refuses a plan that has blockers, as `plan` does.
-
-    Raises:
-        DecisionNeeded: it has blockers.
-    """
+    """Refuses a plan that has blockers, as `plan` does."""
     if plan.blockers:
         raise blocked(plan)
 

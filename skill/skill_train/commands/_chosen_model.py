@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -26,18 +25,14 @@ class Chosen:
 
     Attributes:
         where: the run or the file, as the user named it.
-        reads_pictures: its rows had pictures.
         raw: it was trained on text without a chat template, which `asked_raw` may also be told.
-        tokenizer_of: the folder that a GGUF file is held against; None where nobody knows it.
-        sampling_of: the folder whose generation_config.json holds; None for a GGUF file alone.
+        folder: whose tokenizer and generation_config.json are the model's; None for a GGUF file alone.
     """
 
     where: Path
     model: Model
-    reads_pictures: bool = False
     raw: bool = False
-    tokenizer_of: Path | None = None
-    sampling_of: Path | None = None
+    folder: Path | None = None
 
 
 def chosen(where: Path, word: str | None) -> Chosen:
@@ -56,13 +51,11 @@ def chosen(where: Path, word: str | None) -> Chosen:
     run = open_run(where)
     trained(run)
     recipe, base = plan_record.read(run.plan).recipe, base_of(run)
-    raw = recipe.format in BARE
-    pictures = pictures_of_run(run, base) if recipe.images else None
     model = _model(run, base, word or _shipped(run))
-    if pictures is not None:
-        model = replace(model, pictures=pictures, projector=projector_of(run) if model.is_gguf else None)
-    template = run.merged if run.is_full else base
-    return Chosen(where, model, bool(recipe.images), raw, template, template)
+    if recipe.images:
+        projector = projector_of(run) if model.is_gguf else None
+        model = replace(model, pictures=pictures_of_run(run, base), projector=projector)
+    return Chosen(where, model, recipe.format in BARE, run.merged if run.is_full else base)
 
 
 def other(first: Chosen, word: str) -> Chosen:
@@ -109,17 +102,9 @@ def _file_alone(file: Path, word: str | None) -> Chosen:
             got=f"--file {word}",
             hint=f"skill-train chat {quoted(file)}",
         )
-    if not file.is_file():
+    if not file.is_file() or file.suffix != ".gguf":
         raise UsageError(
-            f"{file} does not exist",
-            code="missing_file",
-            expected="a run, or a file that ends in .gguf",
-            got=str(file),
-            hint="skill-train export-gguf RUN",
-        )
-    if file.suffix != ".gguf":
-        raise UsageError(
-            f"{file} is not a GGUF file by its name",
+            f"{file} is not a GGUF file by its name" if file.is_file() else f"{file} does not exist",
             code="missing_file",
             expected="a run, or a file that ends in .gguf",
             got=str(file),
@@ -140,14 +125,12 @@ def _shipped(run: RunDir) -> str:
 
 
 def _model(run: RunDir, base: Path, word: str) -> Model:
-    found = {
-        "base": lambda: Model("base", base),
-        "merged": lambda: Model("merged", _merged(run)),
-        "adapter": lambda: _adapter(run, base),
-    }
-    if word in found:
-        make: Callable[[], Model] = found[word]
-        return make()
+    if word == "base":
+        return Model("base", base)
+    if word == "merged":
+        return Model("merged", _merged(run))
+    if word == "adapter":
+        return _adapter(run, base)
     files = {path.name: path for path in run.ggufs}
     by_type = {name: path for name, path in files.items() if name.removesuffix(".gguf").endswith(f"-{word}")}
     if word in files or len(by_type) == 1:

@@ -12,7 +12,6 @@ from skill_train.data.inspect_report import DataReport, PictureReport, TokenRepo
 
 
 def draw_data(rich: Any, data: DataReport) -> None:
-    """Draws the answer of `data`: format, methods, problems, row lengths and an example."""
     summary = f"{data.rows:,} rows, columns {', '.join(f'{name} ({kind})' for name, kind in data.columns.items())}"
     draw_text(rich, f"{data.path}: {summary}")
     verdicts = rich_table("method", "verdict", "because", "recipe lines")

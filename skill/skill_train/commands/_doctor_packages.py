@@ -55,16 +55,11 @@ class Torchvision:
 
 def torchvision() -> Torchvision | None:
     """None where it is not installed."""
-    try:
-        version, lines = metadata.version("torchvision"), metadata.requires("torchvision") or []
-    except metadata.PackageNotFoundError:
+    version = _installed("torchvision")
+    if version is None:
         return None
-    found = (re.match(r"torch\s*\(?([<>=!][^;)]*)", line) for line in lines)
-    try:
-        torch = metadata.version("torch")
-    except metadata.PackageNotFoundError:
-        torch = None
-    return Torchvision(version, next((match[1].strip() for match in found if match), None), torch)
+    found = (re.match(r"torch\s*\(?([<>=!][^;)]*)", line) for line in metadata.requires("torchvision") or [])
+    return Torchvision(version, next((match[1].strip() for match in found if match), None), _installed("torch"))
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,9 +95,7 @@ def within(version: str, wanted: str) -> bool:
     has = _release(version)
     for clause in filter(None, map(str.strip, wanted.split(","))):
         sign, limit = re.fullmatch(r"([<>=!]+)\s*(\S+)", clause).groups()  # type: ignore[union-attr]
-        bound = _release(limit)
-        length = max(len(has), len(bound))
-        if not _OPERATORS[sign](_padded(has, length), _padded(bound, length)):
+        if not _OPERATORS[sign](has, _release(limit)):
             return False
     return True
 
@@ -122,9 +115,6 @@ def _installed(name: str) -> str | None:
 
 
 def _release(version: str) -> tuple[int, ...]:
+    """The numbers of a release. Zeros at the end are left out, because 2.0 is 2."""
     match = re.match(r"\d+(?:\.\d+)*", version)
-    return tuple(int(part) for part in match[0].split(".")) if match else ()
-
-
-def _padded(numbers: tuple[int, ...], length: int) -> tuple[int, ...]:
-    return numbers + (0,) * (length - len(numbers))
+    return tuple(int(part) for part in re.sub(r"(\.0+)+$", "", match[0]).split(".")) if match else ()

@@ -61,7 +61,6 @@ def self_test(console: Console) -> tuple[SelfTest, SkillTrainError | None]:
 
 
 def _chain(console: Console, folder: Path, stages: list[TestedStage]) -> None:
-
     from skill_train.commands import export_gguf, local
     from skill_train.llama import get_converter
 
@@ -97,7 +96,6 @@ def _recipe(folder: Path) -> Path:
 
 
 def _trained(console: Console, run: RunDir, plan: Plan) -> None:
-
     from skill_train.commands import local
 
     record = local.train_run(console, run, plan, resume=False).record
@@ -113,7 +111,6 @@ def _trained(console: Console, run: RunDir, plan: Plan) -> None:
 
 
 def _verified(console: Console, run: RunDir) -> None:
-
     from skill_train.commands import verify
 
     result = verify.verify_run(console, run, _TOKENS)

@@ -42,7 +42,6 @@ def draw_text(rich: Any, text: str) -> None:
 
 
 def draw_bar(rich: Any, done: int, total: int, *, indent: int) -> None:
-    """Draws a progress bar."""
     from rich.padding import Padding
     from rich.progress_bar import ProgressBar
 

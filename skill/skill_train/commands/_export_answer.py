@@ -1,4 +1,4 @@
-"""The answer of `export-gguf`: the files, which one to ship, and what comes next."""
+"""The answer of `export-gguf`: the files, which one to ship, which one the Modelfile names, and what comes next."""
 
 from __future__ import annotations
 
@@ -9,27 +9,27 @@ from pathlib import Path
 from typing import Any
 
 from skill_train.commands._drawing import draw_line
-from skill_train.commands._exported_files import ListedFile, files_table
+from skill_train.commands._export import Export
 from skill_train.commands._for_device import DeviceAnswer, draw_answer
+from skill_train.commands._mixing import is_mix
+from skill_train.commands._outputs import ListedFile, draw_files
 from skill_train.commands._projector import server
 from skill_train.commands._shell import quoted
 from skill_train.core.console import Result
-from skill_train.core.errors import DecisionNeeded, SkillTrainError
+from skill_train.core.errors import DecisionNeeded, SkillTrainError, UsageError
+from skill_train.gguf.export_files import model_of
 from skill_train.run.folder import RunDir
 
 
 @dataclass(frozen=True)
 class ExportedFiles:
-    """What an export made: `out` holds the files of `model`.
+    """What an export made.
 
     Attributes:
-        types: that were asked for.
         named: the file that the Modelfile names, and `chat` and `serve` of a run take; and why.
     """
 
-    model: Path
-    out: Path
-    types: list[str]
+    export: Export
     outputs: list[ListedFile]
     projector: ListedFile | None
     named: str
@@ -38,12 +38,9 @@ class ExportedFiles:
     @property
     def newest(self) -> str | None:
         """The last type that was asked for, where the Modelfile names none of those; None where it does."""
-        asked = {file["quant"]: Path(file["path"]).name for file in self.outputs if file["quant"] in self.types}
-        return (
-            None
-            if self.named in asked.values()
-            else next((kind for kind in reversed(self.types) if kind in asked), None)
-        )
+        types = self.export.types
+        asked = {file["quant"]: Path(file["path"]).name for file in self.outputs if file["quant"] in types}
+        return None if self.named in asked.values() else next((kind for kind in reversed(types) if kind in asked), None)
 
 
 def result_of(
@@ -61,7 +58,7 @@ def result_of(
         last = next((file["path"] for file in done.outputs if file["quant"] == answer["recommended"]), last)
 
     def draw(rich: Any) -> None:
-        files_table(files)(rich)
+        draw_files(rich, files)
         draw_line(rich, f"for Ollama: {data['ollama']}")
         draw_line(rich, f"Modelfile, chat and serve use {done.named}: {done.because}")
         if answer is not None:
@@ -73,22 +70,49 @@ def result_of(
 
 def _next(done: ExportedFiles, last: str) -> list[str]:
     """The proof, the server for a pair, a conversation, and how the Modelfile gets a type that it does not name."""
-    run = done.out.parent
+    run = done.export.out.parent
     named = " ".join(f"--gguf {quoted(output['path'])}" for output in done.outputs)
     is_run = RunDir.is_one(run)
-    target = quoted(run) if is_run else f"--reference {quoted(done.model)} {named}"
+    target = quoted(run) if is_run else f"--reference {quoted(done.export.model)} {named}"
     pair = [server(last, done.projector)] if done.projector else []
     chat = f"skill-train chat {quoted(run if is_run else last)}"
     if not (is_run and done.newest):
         return [f"skill-train verify {target}", *pair, chat]
     chosen = f"skill-train export-gguf {quoted(run)} --quant {quoted(done.newest)} --modelfile {quoted(done.newest)}"
-    others = [] if _is_mix(done.newest) else [chosen]
+    others = [] if is_mix(done.newest) else [chosen]  # `--quant` has no word for a mix
     return [f"skill-train verify {target}", *pair, f"{chat} --file {quoted(done.newest)}", *others]
 
 
-def _is_mix(quant: str) -> bool:
-    """`--quant` has no word for it."""
-    return quant.startswith(("auto-", "mix-"))
+def modelfile_of(export: Export, asked: str | None, outputs: list[ListedFile], unquantized: str) -> tuple[str, str]:
+    """The name of the file that the Modelfile names, and why.
+
+    Whoever made an Ollama model of one file would serve another without knowing. So the file of an earlier export stays
+    until another type is asked for, or the file is gone.
+
+    Args:
+        asked: the type that the Modelfile shall name; None for nothing.
+        unquantized: the name of the file that all others are made of.
+
+    Raises:
+        UsageError: there is no file of the type that was asked for.
+    """
+    out, names = export.out, {output["quant"]: Path(output["path"]).name for output in outputs}
+    if asked is not None:
+        chosen = names.get(asked, f"{export.name}-{asked}.gguf")
+        if not (out / chosen).is_file():
+            raise UsageError(
+                f"there is no file of type {asked} for the Modelfile",
+                code="bad_usage",
+                expected=", ".join(sorted(names)),
+                got=asked,
+                hint=f"name the type in --quant too: --quant {quoted(asked)}",
+            )
+        return chosen, "asked for with --modelfile"
+    earlier = out / (model_of(out / "Modelfile") or "")
+    if earlier.is_file() and earlier.parent == out:
+        return earlier.name, "an earlier export chose it; --modelfile TYPE names another"
+    last = next((names[quant] for quant in reversed(export.types) if quant in names), "")
+    return (last, "the last of the types that were asked for") if last else (unquantized, "the only file")
 
 
 @contextlib.contextmanager

@@ -13,22 +13,13 @@ from skill_train.core.console import clean
 from skill_train.core.errors import DecisionNeeded, UsageError, nearest
 from skill_train.core.units import gigabytes, megabytes
 from skill_train.estimate.artifacts import BITS
-from skill_train.estimate.fit import (
-    DeviceFile,
-    FileToShip,
-    ShipLimits,
-    choose,
-    estimated_file,
-    i_quants_to_try,
-)
+from skill_train.estimate.fit import DeviceFile, FileToShip, ShipLimits, choose, estimated_file, i_quants_to_try
 from skill_train.estimate.step import Range
 from skill_train.estimate.targets import TargetDevice, find_target, of_machine, parse_bytes
 from skill_train.facts import MachineFacts, ModelFacts
 
 CANDIDATES = ("q8_0", "q6_k", "q5_k_m", "q4_k_m", "q3_k_m", "q2_k")
 I_QUANTS = ("iq4_xs", "iq3_m", "iq3_xxs", "iq2_m", "iq2_xxs")
-_ASKED = {"context": "--context", "max_size": "--max-size", "max_kl": "--max-kl", "min_speed": "--min-speed"}
-_DESCRIBED = {"for_device": "--for", "memory": "--memory", "bandwidth": "--bandwidth"}
 
 
 @dataclass(frozen=True)
@@ -91,10 +82,14 @@ def asked_of(
     Raises:
         UsageError: no such device, a value that is no size, or a limit without a device.
     """
-    described = [getattr(options, name) for name in _DESCRIBED]
-    limits = {name: getattr(options, name, None) for name in _ASKED} | {"max_kl": max_kl}
-    if all(value is None for value in described):
-        alone = next((option for name, option in _ASKED.items() if limits[name] is not None), None)
+    if options.for_device is None and options.memory is None and options.bandwidth is None:
+        limits = (
+            ("--context", options.context),
+            ("--max-size", options.max_size),
+            ("--max-kl", max_kl),
+            ("--min-speed", options.min_speed),
+        )
+        alone = next((option for option, value in limits if value is not None), None)
         if alone is not None:
             expected = "--for with the name of a device, or --memory"
             hint = "skill-train plan --help"
@@ -140,7 +135,6 @@ def with_i_quants(asked: DeviceQuestion, model: ModelFacts, *, matrix: bool) -> 
 
 
 def estimated(asked: DeviceQuestion, model: ModelFacts, quant: str) -> DeviceFile:
-    """A file on the device, before it is made."""
     return estimated_file(model, asked.target, quant, asked.context)
 
 
@@ -176,11 +170,9 @@ def answer_of(asked: DeviceQuestion, candidates: Sequence[DeviceFile]) -> tuple[
         "recommended": choice.candidate.quant if choice.candidate else None,
         "because": choice.because,
     }
-    return answer, None if choice.candidate else _nothing(choice)
-
-
-def _nothing(choice: FileToShip) -> DecisionNeeded:
-    return DecisionNeeded(
+    if choice.candidate:
+        return answer, None
+    return answer, DecisionNeeded(
         choice.because,
         code="no_memory",
         expected="a file that fits the device and keeps the limits",

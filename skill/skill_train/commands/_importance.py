@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TypedDict
 
+from skill_train.commands._mixing import AUTO, is_mix
 from skill_train.core.console import Console
 from skill_train.core.errors import UsageError
 from skill_train.run.export_record import ExportedFile
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from skill_train.gguf.importance import Matrix
     from skill_train.gguf.quality.texts import RunTexts
 
-AUTO, NONE = "auto", "none"
+NONE = "none"
 
 
 class MatrixAnswer(TypedDict, total=False):
@@ -35,12 +36,10 @@ class MatrixOrder:
     Attributes:
         asked: `auto`, `none` or a file; None leaves it to the measurement, where there is text.
         run: whose rows are used; None for a model folder.
-        records: the folder for `imatrix.json`.
     """
 
     asked: str | None
     run: RunDir | None
-    records: Path
 
     @property
     def file(self) -> Path | None:
@@ -77,7 +76,7 @@ def texts_for(order: MatrixOrder, source: Path, types: list[str], console: Conso
     from skill_train.llama.gguf_header import read_gguf
 
     by_matrix = order.asked in (None, AUTO) and any(map(_uses_matrix, types))
-    if order.run is None or not (by_matrix or any(map(_is_mix, types))):
+    if order.run is None or not (by_matrix or any(map(is_mix, types))):
         return RunTexts([], [], "", "nothing is measured")
     with console.progress("importance matrix") as progress:
         progress(0, 1, "reading the training rows")
@@ -108,8 +107,8 @@ def matrix_for(order: MatrixOrder, source: Path, texts: RunTexts, types: list[st
         request = importance.MatrixRequest(
             source=source,
             texts=texts,
-            file=order.records / importance.FILE,
-            record=order.records / "imatrix.json",
+            file=order.run.path / importance.FILE,
+            record=order.run.record("imatrix"),
         )
         made = importance.compute_matrix(request, progress=progress).record
     if made.unused_experts:
@@ -121,14 +120,10 @@ def matrix_for(order: MatrixOrder, source: Path, texts: RunTexts, types: list[st
 
 
 def _uses_matrix(quant: str) -> bool:
-    """Whether a type looks at a matrix. So does a mix, which `gguf.mix` and `gguf.mix_file` name."""
+    """Whether a type looks at a matrix. So does a mix."""
     from skill_train.gguf.importance import takes_matrix
 
-    return takes_matrix(quant) or _is_mix(quant)
-
-
-def _is_mix(quant: str) -> bool:
-    return quant.startswith(("auto-", "mix-"))
+    return takes_matrix(quant) or is_mix(quant)
 
 
 def matrix_answers(files: Mapping[str, ExportedFile]) -> dict[str, MatrixAnswer]:

@@ -1,14 +1,15 @@
-"""The current state of a job: the Hub's words, the program's figures, and the reason of a failure."""
+"""The current state of a job: the Hub's words, the program's figures, and the reason of a failure; and its end."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
-from skill_train.cloud import bucket, failure_reason, find_run, poll
+from skill_train.cloud import bucket, failure_reason, find_run, poll, start_once
 from skill_train.cloud.failure_reason import Ending, Story
 from skill_train.cloud.find_run import CloudRun
 from skill_train.commands._status_view import Ends, State
+from skill_train.core import waiting
 from skill_train.core.console import Console
 from skill_train.core.errors import AccessError, SkillTrainError, Temporary
 from skill_train.hub import flavors
@@ -23,8 +24,6 @@ _TAIL_LINES = 60  # of a log, in which the reason of a failure is looked for
 
 @dataclass(frozen=True)
 class Snapshot:
-    """The current state of a job."""
-
     cloud: CloudRun
     now: Job
     plan: Plan | None
@@ -43,6 +42,7 @@ class Snapshot:
 
     def data(self) -> State:
         job, record, measured = self.cloud.job, self.cloud.record, self.speed
+        planned = self.plan.recipe.max_steps if self.plan else None
         ran = self.ran_seconds
         left = measured.left_seconds if measured and self.now.live else None
         limit = job.timeout_seconds
@@ -57,7 +57,7 @@ class Snapshot:
             "attempt": job.number,
             "flavor": job.flavor,
             "step": measured.step if measured else None,
-            "steps": measured.steps if measured else self._planned_steps(),
+            "steps": measured.steps if measured else planned,
             "loss": measured.loss if measured else None,
             "tokens_per_second": measured.tokens_per_second if measured else None,
             "memory_bytes": measured.memory_bytes if measured else None,
@@ -78,7 +78,7 @@ class Snapshot:
                 "per_hour": price,
                 "all_jobs": self._of_all_jobs(so_far),
             },
-            "waiting": self._waiting() or None,
+            "waiting": _queue(self.now) or None,
             "why": self.story.as_dict() if self.story else None,
             "hub_model_id": record.hub_model_id or None,
         }
@@ -91,19 +91,11 @@ class Snapshot:
 
     def next(self) -> tuple[str, ...]:
         word = self.cloud.word
-        if self.now.live and self._waiting():
+        if self.now.live and _queue(self.now):
             return (f"skill-train cancel {word}", f"skill-train wait {word}")
         if self.now.live:
             return (f"skill-train wait {word}", f"skill-train logs {word} --follow")
         return self.story.next if self.story else (f"skill-train pull {word}",)
-
-    def _waiting(self) -> str:
-        since = self.now.created_at
-        seconds = (datetime.now(UTC) - since).total_seconds() if since else 0.0
-        return failure_reason.waiting(self.now.stage, seconds, self.now.flavor)
-
-    def _planned_steps(self) -> int | None:
-        return self.plan.recipe.max_steps if self.plan else None
 
     def _estimated(self, key: str) -> Ends | None:
         if self.plan is None:
@@ -136,6 +128,33 @@ def snapshot(cloud: CloudRun, console: Console, *, in_time: bool = False) -> Sna
         kept_step=there.checkpoint,
         story=_explained(cloud, measured, there, lines) if failed else None,
     )
+
+
+def until_end(cloud: CloudRun, console: Console, seconds: float | None) -> Job:
+    """The job after its end, or after the time limit. Reports each new stage, and a long queue once."""
+    stage, queue_reported = "", False
+
+    def seen(job: Job) -> None:
+        nonlocal stage, queue_reported
+        if job.stage != stage:
+            console.status(f"job {job.id}: {job.stage}")
+            stage = job.stage
+        queue = _queue(job)
+        if queue and not queue_reported:
+            console.warn("long_queue", queue)
+            queue_reported = True
+
+    namespace, job_id, run_id = cloud.record.namespace, job_of(cloud).id, cloud.record.run_id
+    with waiting.for_hours():
+        ended = poll.until_end(namespace, job_id, run_id, seconds=seconds, seen=seen, say=console.status)
+    return ended or find_run.deleted_job(cloud)
+
+
+def _queue(job: Job) -> str:
+    """What is said of a job that waits for a machine; empty for another."""
+    since = job.created_at
+    seconds = (datetime.now(UTC) - since).total_seconds() if since else 0.0
+    return failure_reason.waiting(job.stage, seconds, job.flavor)
 
 
 def _peeked(cloud: CloudRun, console: Console, *, in_time: bool) -> bucket.StoredRecords:
@@ -182,7 +201,10 @@ def job_of(cloud: CloudRun) -> Job:
 def _moment(start: datetime | None, seconds: float | None) -> str | None:
     if start is None or seconds is None:
         return None
-    return (start + timedelta(seconds=seconds)).astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    try:
+        return start_once.timestamp(start + timedelta(seconds=seconds))
+    except OverflowError:  # a timeout that somebody wrote into the record
+        return None
 
 
 def age(written: datetime | None) -> float | None:

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from typing import TypedDict
+from typing import TYPE_CHECKING
 
 from skill_train.commands._base_model import base_of
-from skill_train.commands._outputs import beside, put_aside
+from skill_train.commands._outputs import put_aside
 from skill_train.commands._shell import quoted
 from skill_train.core.console import Console
 from skill_train.core.errors import UsageError, VerificationFailed
@@ -18,26 +15,10 @@ from skill_train.run.begun import trained
 from skill_train.run.folder import RunDir, StepResult
 from skill_train.run.lock import locked
 from skill_train.run.merge_record import MergeRecord, MergeSettings
-from skill_train.run.train_record import FedRow, read_fed_rows
+from skill_train.run.train_record import read_fed_rows
 
-
-@dataclass(frozen=True)
-class MergeTask:
-    """The inputs and the output of a merge.
-
-    Attributes:
-        rows: on which the logits of the result are compared.
-        dtype: of the stored weights; None for that of the base.
-        limits: of the size of a picture in the training.
-    """
-
-    base: Path
-    adapter: Path
-    out: Path
-    rows: Sequence[FedRow] = ()
-    dtype: str | None = None
-    gate: str = "auto"
-    limits: PixelLimits = PixelLimits(None, None)
+if TYPE_CHECKING:
+    from skill_train.merge.step import MergeRequest
 
 
 def merge_run(console: Console, run: RunDir, dtype: str | None = None, gate: str = "auto") -> StepResult[MergeRecord]:
@@ -64,45 +45,35 @@ def merge_locked(console: Console, run: RunDir, dtype: str | None, gate: str) ->
     rows = read_fed_rows(run.held_out) or read_fed_rows(run.samples)
     put_aside(console, run.merged, run.record("merge"))
     try:
-        recipe = plan_record.read(run.plan).recipe
-        limits = PixelLimits(recipe.min_pixels, recipe.max_pixels)
-        return merge_folders(console, MergeTask(base_of(run), run.adapter, run.merged, rows, dtype, gate, limits))
+        recipe, base = plan_record.read(run.plan).recipe, base_of(run)
+        from skill_train.merge.step import MergeRequest  # numpy, once it is known that there is something to merge
+
+        request = MergeRequest(
+            base=base,
+            adapter=run.adapter,
+            out=run.merged,
+            record=run.record("merge"),
+            rows=rows,
+            dtype=dtype,
+            gate=gate,
+            limits=PixelLimits(recipe.min_pixels, recipe.max_pixels),
+        )
+        return merge_folders(console, request)
     except VerificationFailed as failure:
         if failure.code == "merge_gate" and dtype != "float32":
             failure.hint = f"skill-train merge {quoted(run.path)} --dtype float32"
         raise
 
 
-def merge_folders(console: Console, task: MergeTask) -> StepResult[MergeRecord]:
-    """Merges an adapter in a folder into a base in a folder."""
-    from skill_train.merge.step import MergeRequest, merge
+def merge_folders(console: Console, request: MergeRequest) -> StepResult[MergeRecord]:
+    from skill_train.merge.step import merge
 
-    out = task.out
-    record = RunDir(out.parent).record("merge") if out.name == "merged" else beside(out, ".merge.json")
     with console.progress("merging") as progress:
-        return merge(
-            MergeRequest(
-                base=task.base,
-                adapter=task.adapter,
-                out=out,
-                record=record,
-                rows=task.rows,
-                dtype=task.dtype,
-                gate=task.gate,
-                limits=task.limits,
-            ),
-            progress=progress,
-            warn=console.warn,
-        )
+        return merge(request, progress=progress, warn=console.warn)
 
 
-class MergeChoices(TypedDict):
-    dtype: str | None
-    gate: str
-
-
-def merge_choices(run: RunDir) -> MergeChoices:
-    """The options of an existing merge, so that it can be reused."""
+def merge_choices(run: RunDir) -> tuple[str | None, str]:
+    """The dtype and the gate of an existing merge, so that it can be reused."""
     record = run.record("merge")
     asked = merge_record.read(record).options if record.is_file() else MergeSettings()
-    return {"dtype": asked.dtype, "gate": asked.gate or "auto"}
+    return asked.dtype, asked.gate or "auto"

@@ -50,6 +50,11 @@ def target_of(
     return others, target if mix is None else read_mix(mix, target)
 
 
+def is_mix(quant: str) -> bool:
+    """Whether a type is a mix, which `gguf.mix` and `gguf.mix_file` name."""
+    return quant.startswith(("auto-", "mix-"))
+
+
 @dataclass(frozen=True)
 class MixBasis:
     """What the types of a mix are measured with, and the folder for the records."""

@@ -75,13 +75,22 @@ engine_device_option = click.option(
     "--device", type=click.Choice(("cpu", "gpu")), help="Where to run.  [default: the GPU if llama.cpp has one]"
 )
 
+DEFAULT_CONTEXT = 4096  # tokens
+
+context_option = click.option(
+    "--context",
+    type=click.IntRange(16, 1_000_000),
+    default=DEFAULT_CONTEXT,
+    show_default=True,
+    help="Longest prompt with its answer, in tokens; at most what the model takes.",
+)
+
 flavor_option = click.option(
     "--flavor", help="Machine of Hugging Face Jobs.  [default: the cheapest that fits and is fast enough]"
 )
 
 
 HERE = "here"  # this machine, for --for
-DEFAULT_CONTEXT = 4096
 _MOST_CONTEXT = 1 << 24
 
 
@@ -109,6 +118,14 @@ def for_device_options(function: Callable[..., Result]) -> Callable[..., Result]
 def set_options(options: object, names: tuple[str, ...]) -> dict[str, object]:
     """The options of these names that the user set, by name."""
     return {name: value for name in names if (value := getattr(options, name)) is not None}
+
+
+def words_of(command: str, recipe: Path | None, values: Mapping[str, object]) -> list[str]:
+    """A command with the options that the user set."""
+    words = ["skill-train", command, *([str(recipe)] if recipe is not None else [])]
+    for key, value in values.items():
+        words += [f"--{key.replace('_', '-')}", str(value)] if value is not None else []
+    return words
 
 
 def require_only_run(command: str, others: Mapping[str, object]) -> None:

@@ -1,28 +1,39 @@
-"""The output files of a step: their places and names."""
+"""The output files of a step: their places and names, and GGUF files in an answer."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
+from skill_train.commands._drawing import rich_table
 from skill_train.core.console import Console
 from skill_train.core.digests import FileDigest
+from skill_train.run.export_record import ExportedFile
 from skill_train.run.folder import set_aside
 
 
-class OutputFile(FileDigest):
-    """A file in an answer, with the whole path."""
+class ListedFile(FileDigest):
+    """A GGUF file in an answer, with the whole path."""
 
     path: str
+    quant: str
 
 
-def outputs_of(outputs: Mapping[str, FileDigest], root: Path) -> list[OutputFile]:
-    """For an answer: what a record names."""
+def listed(outputs: Mapping[str, ExportedFile], root: Path) -> list[ListedFile]:
+    """The GGUF files that a record names."""
     return [
-        {"path": str(root / name), "bytes": digest["bytes"], "sha256": digest["sha256"]}
-        for name, digest in outputs.items()
+        {"path": str(root / name), "bytes": made["bytes"], "sha256": made["sha256"], "quant": made["quant"]}
+        for name, made in outputs.items()
     ]
+
+
+def draw_files(rich: Any, files: list[ListedFile]) -> None:
+    table = rich_table("file", "type", "bytes", "sha256")
+    for file in files:
+        table.add_row(file["path"], file["quant"], f"{file['bytes']:,}", file["sha256"][:12])
+    rich.print(table)
 
 
 def put_aside(console: Console, result: Path, record: Path) -> None:

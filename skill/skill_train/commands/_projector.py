@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from skill_train.commands._exported_files import ListedFile
+from skill_train.commands._outputs import ListedFile
 from skill_train.commands._shell import quoted
 from skill_train.core.errors import UsageError
 from skill_train.model.config import TEXT_OF_VISION, is_vision
@@ -72,5 +72,4 @@ def from_line(projector: ListedFile) -> dict[str, str]:
 
 
 def server(text: str, projector: ListedFile) -> str:
-    """The command that serves the pair."""
     return f"llama-server -m {quoted(Path(text))} --mmproj {quoted(Path(projector['path']))}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from msgspec import UNSET
 
-from skill_train.commands._measured import MeasuredFigure
+from skill_train.commands._ended_training import MeasuredFigure
 from skill_train.core.console import Console
 from skill_train.core.units import duration
 from skill_train.plan.make import few_steps

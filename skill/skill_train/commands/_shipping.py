@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from skill_train.commands._exported_files import ListedFile
+from skill_train.commands._export import Export
 from skill_train.commands._for_device import (
     CANDIDATES,
     DeviceAnswer,
@@ -18,6 +18,7 @@ from skill_train.commands._for_device import (
     with_i_quants,
 )
 from skill_train.commands._mixing import AUTO, target_of
+from skill_train.commands._outputs import ListedFile
 from skill_train.core.console import Console
 from skill_train.core.errors import DecisionNeeded
 from skill_train.estimate.decode import is_looked_up
@@ -80,35 +81,26 @@ def question_of(options: FileOptions, model: Path, *, matrix: bool) -> DeviceQue
     return with_i_quants(question, facts, matrix=matrix) if question is not None and usual else question
 
 
-@dataclass(frozen=True)
-class FinishedExport:
-    """The files of an export.
+def shipped(
+    export: Export,
+    question: DeviceQuestion,
+    files: list[ListedFile],
+    source: Path,
+    projector_bytes: int,
+    console: Console,
+) -> tuple[DeviceAnswer, DecisionNeeded | None]:
+    """What is said of each file on the device, and the error where none fits.
 
-    Attributes:
-        model: the folder that they were made of.
-        files: those that were asked for.
-        source: the unquantized file that all are made of.
-        run: whose rows the files are compared on; None for a model folder.
+    Args:
+        files: those that were asked for, each made of `source`.
         projector_bytes: of the second file of a vision model, 0 where there is none.
     """
-
-    model: Path
-    files: list[ListedFile]
-    source: Path
-    run: RunDir | None
-    projector_bytes: int
-
-
-def shipped(
-    question: DeviceQuestion, export: FinishedExport, console: Console
-) -> tuple[DeviceAnswer, DecisionNeeded | None]:
-    """What is said of each file on the device, and the error where none fits."""
     from skill_train.model.folder import read_model
 
-    model, measured = read_model(export.model, weights_needed=False), _measured(export, console)
+    model, measured = read_model(export.model, weights_needed=False), _measured(export.run, source, files, console)
     candidates = []
-    for file in export.files:
-        sizes = _sizes(file, export.projector_bytes)
+    for file in files:
+        sizes = _sizes(file, projector_bytes)
         candidate = exported_file(model, question.target, file["quant"], question.context, sizes)
         if figures := measured.get(file["path"]):
             candidate = dataclasses.replace(candidate, kl=figures["mean_kl"], same_top1=figures["same_top1"])
@@ -132,21 +124,21 @@ def _sizes(file: ListedFile, projector_bytes: int) -> FileSizes:
     return FileSizes(file["bytes"], unread, projector_bytes, looked_up / read if read else 0.0)
 
 
-def _measured(export: FinishedExport, console: Console) -> dict[str, Measured]:
+def _measured(run: RunDir | None, source: Path, files: list[ListedFile], console: Console) -> dict[str, Measured]:
     """The distance of each file from the unquantized one, by path; nothing where a run keeps too few rows for it."""
     from skill_train.gguf.quality.distance import distance, judging
     from skill_train.gguf.quality.texts import FEWEST, texts_of
     from skill_train.llama.gguf_header import read_gguf
 
-    if export.run is None:
+    if run is None:
         return {}
-    header = read_gguf(export.source)
-    texts = texts_of(export.run, header).compared
+    header = read_gguf(source)
+    texts = texts_of(run, header).compared
     if sum(map(len, texts)) < FEWEST:
         return {}
     vocabulary = len(header.strings("tokenizer.ggml.tokens"))
     with (
         console.progress("measuring the files") as progress,
-        judging(export.source, texts, vocabulary, progress) as judge,
+        judging(source, texts, vocabulary, progress) as judge,
     ):
-        return {file["path"]: distance(judge, Path(file["path"]), progress) for file in export.files}
+        return {file["path"]: distance(judge, Path(file["path"]), progress) for file in files}

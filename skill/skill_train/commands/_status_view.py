@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any, NotRequired, TypedDict
 
 from skill_train.commands._drawing import draw_bar, draw_line
+from skill_train.core.console import Result
+from skill_train.core.errors import SkillTrainError
 from skill_train.core.units import dollars, duration
 from skill_train.run.records import Number
 
@@ -69,8 +72,13 @@ class State(TypedDict):
     hub_model_id: NotRequired[str | None]
 
 
-def draw_status(rich: Any, data: State) -> None:
-    """Draws the state of a run: one line for each fact."""
+def state_result(data: State, following: Sequence[str], error: SkillTrainError | None = None) -> Result:
+    """The answer with the state of a run, and the commands to run next."""
+    draw = partial(_draw, data=data)
+    return Result(data, human=draw, quiet=data["stage"], next=list(following), error=error)
+
+
+def _draw(rich: Any, data: State) -> None:
     step, steps = data["step"], data["steps"]
     for name, value in _status_lines(data):
         if value:

@@ -14,7 +14,6 @@ from skill_train.cloud import budget as cloud_budget
 from skill_train.cloud import stage_data, start_once
 from skill_train.cloud.budget import Budget, Cost, Need, Price
 from skill_train.cloud.order import Order, Sent, Upload, uploads
-from skill_train.commands._cost import cost_in_words
 from skill_train.commands._drawing import draw_line, draw_text
 from skill_train.commands._shell import quoted
 from skill_train.commands._submit_options import SubmitOptions, command_of
@@ -36,13 +35,11 @@ class Checked:
     """The findings of the checks.
 
     Attributes:
-        there: files that the repository of the result holds already.
         unchecked: what the Hub did not answer; only a dry run goes on then.
     """
 
     order: Order
     budget: Budget
-    there: tuple[str, ...]
     unchecked: list[str]
 
 
@@ -99,7 +96,7 @@ def decision(options: SubmitOptions, checked: Checked) -> Result:
     data = _shown(checked)
     again = command_of(options, yes=True)
     error = DecisionNeeded(
-        f"this costs money: {cost_in_words(checked.budget)}",
+        f"this costs money: {checked.budget.in_words}",
         code="confirm_cost",
         expected="--yes, once the user has agreed to the cost and the uploads",
         got=f"{data['flavor']}, stopped after {data['timeout_seconds']} s",
@@ -111,7 +108,7 @@ def decision(options: SubmitOptions, checked: Checked) -> Result:
 def not_allowed(budget: Budget, error: SkillTrainError) -> Result:
     """The answer when access is missing: the estimated cost and the error. No other check is possible before."""
     data = {"flavor": budget.flavor, "timeout_seconds": budget.timeout_seconds, "cost_usd": budget.as_dict()}
-    summary = f"{budget.flavor}: {cost_in_words(budget)}"
+    summary = f"{budget.flavor}: {budget.in_words}"
     return Result(data, human=lambda rich: draw_text(rich, summary), quiet="", error=error)
 
 
@@ -125,7 +122,6 @@ def dry_run(run: RunDir, checked: Checked) -> Result:
 
 
 def specification(run: RunDir, order: Order, run_id: str) -> JobSpec:
-    """The specification of the job that an order would start."""
     plan = order.plan
     record = CloudRecord(run_id, order.plan_hash, order.namespace, plan.policy.hub_model_id or "", data=_data(order))
     job = CloudJob(1, "starting", plan.flavor or "", plan.timeout_seconds or 0, records.timestamp(), order.usd_per_hour)
@@ -247,7 +243,6 @@ def _next(run: RunDir, sent: Sent) -> list[str]:
 
 
 def _draw(rich: Any, data: JobShown) -> None:
-    """Draws the job: where it runs, its cost, and what leaves this machine."""
     cost = data["cost_usd"]
     low, high = cost["low"], cost["high"]
     estimate = "not known" if low is None or high is None else f"{dollars(low)} to {dollars(high)}"

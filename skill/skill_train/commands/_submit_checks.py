@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from functools import partial
 from typing import Any
 
 from msgspec.structs import replace
@@ -52,17 +53,12 @@ def check_order(
     offer = ask("flavor and price", lambda: preflight.flavor(plan.flavor or "")) or stored_flavor(plan.flavor)
     spent = 0.0
     if options.max_cost is not None and account.state == "valid":
-        spent = ask("cost of earlier jobs", lambda: _spent(console, order)) or 0.0
+        jobs = partial(spent_by_jobs, order.namespace, order.plan_hash, None, console.status)
+        spent = ask("cost of earlier jobs", jobs) or 0.0
     job_budget = budget_of(options, plan, offer, timeout, spent)
     _warn(console, order, job_budget, there)
     sent = replace(plan, timeout_seconds=job_budget.timeout_seconds)
-    return Checked(
-        dataclasses.replace(order, plan=sent, usd_per_hour=job_budget.usd_per_hour), job_budget, there, unchecked
-    )
-
-
-def _spent(console: Console, order: Order) -> float:
-    return spent_by_jobs(order.namespace, order.plan_hash, None, console.status)
+    return Checked(dataclasses.replace(order, plan=sent, usd_per_hour=job_budget.usd_per_hour), job_budget, unchecked)
 
 
 def budget_of(

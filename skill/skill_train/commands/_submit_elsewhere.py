@@ -54,13 +54,25 @@ def with_backend(options: SubmitOptions) -> SubmitOptions:
 
 def write_elsewhere(console: Console, options: SubmitOptions, order: Order, folder: Path) -> Result:
     """Writes the task or the notebook to the run directory; with --yes launches the task."""
-    plan = order.plan
-    flavor = next(each for each in flavors.current(live=False)[0] if each.name == plan.flavor)
+    flavor = _flavor(order.plan.flavor)
     run = RunDir(folder)
     with locked(run, "submit"):
         if options.backend == "colab":
             return _notebook(run, order, flavor)
         return _task(console, options, run, order, flavor)
+
+
+def _flavor(name: str | None) -> Flavor:
+    offered = {each.name: each for each in flavors.current(live=False)[0]}
+    if name not in offered:  # the plan was made where the Hub offered it
+        raise UsageError(
+            f"nothing is known here of the machine {name} that the plan names",
+            code="unknown_flavor",
+            expected=", ".join(offered),
+            got=str(name),
+            hint="plan again, with one of these as --flavor",
+        )
+    return offered[name]
 
 
 def _notebook(run: RunDir, order: Order, flavor: Flavor) -> Result:
@@ -189,7 +201,6 @@ def _data(order: Order) -> dict[str, Path]:
 
 
 def _draw(rich: Any, run: RunDir, plan: Plan, lines: list[str], how: str) -> None:
-    """Draws a task or a notebook, of which `lines` tell, and the next command."""
     result = f"result: the repository {plan.policy.hub_model_id}"
     for line in (f"run directory: {run.path}", *lines, result, how):
         draw_line(rich, line)

@@ -42,7 +42,6 @@ class SubmitOptions:
 
 
 def command_of(options: SubmitOptions, **more: Any) -> str:
-    """The command line with these options."""
     words = ["skill-train submit"]
     for field in dataclasses.fields(options):
         value = more.get(field.name, getattr(options, field.name))

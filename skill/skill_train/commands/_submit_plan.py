@@ -114,7 +114,6 @@ def stored_flavor(name: str | None) -> Flavor | None:
 
 
 def with_repository(plan: Plan, options: SubmitOptions, place: str) -> Plan:
-    """The plan with the repository for its result."""
     repository = options.hub_model_id or plan.policy.hub_model_id
     return replace(plan, policy=replace(plan.policy, hub_model_id=repository or _repository(plan, place)))
 

@@ -63,12 +63,39 @@ class BenchedFile(TypedDict):
     reached_gigabytes_per_second: float | None
 
 
-def run(options: BenchOptions, console: Console) -> Result:
-    """Measures each file in a process of its own, one after the other."""
+@command(
+    "bench",
+    BenchOptions,
+    examples=("skill-train bench runs/first", "skill-train bench model-q4_k_m.gguf --prompt-tokens 256 --rounds 3"),
+)
+@click.argument("files", metavar="RUN|FILE...", type=PATH, nargs=-1, required=True)
+@engine_device_option
+@click.option(
+    "--prompt-tokens",
+    type=click.IntRange(min=1, max=_MOST_TOKENS),
+    help=f"Tokens that are read at once.  [default: {_PROMPT}, or what the model has]",
+)
+@click.option(
+    "--answer-tokens",
+    type=click.IntRange(min=1, max=_MOST_TOKENS),
+    help=f"Tokens that are written one after the other.  [default: {_ANSWER}, or what the model has]",
+)
+@click.option(
+    "--rounds",
+    type=click.IntRange(min=1, max=_MOST_ROUNDS),
+    default=5,
+    show_default=True,
+    help="Runs of each; the median counts.",
+)
+def bench(options: BenchOptions, console: Console) -> Result:
+    """Measure how many tokens a second GGUF files read and write here; `plan` and `--for here` then use it.
+
+    The file runs as users run it, with llama.cpp's own defaults. A figure is withheld while others use the processor.
+    """
     files, machine = _files(options.files), read_machine()
     measured = list[BenchedFile]()
     with console.progress("measuring") as progress:
-        for number, file in enumerate(files):
+        for number, file in enumerate(files):  # each in a process of its own, one after the other
             measured.append(_measure(file, options, machine, _part(progress, number, len(files))))
     if any(file[phase]["busy"] for file in measured for phase in ("prompt", "answer")):
         console.warn("busy", "other programs took the processor meanwhile, so there is no figure where `busy` is true")
@@ -182,38 +209,3 @@ def _rate(phase: Phase) -> str:
         return f"the machine was busy ({1 - phase['share']:.0%} for others)"
     rates = sorted(phase["tokens"] / seconds for seconds in phase["seconds"] if seconds)
     return f"{rate:,.1f} ({rates[0]:,.1f} to {rates[-1]:,.1f})" if rates else f"{rate:,.1f}"
-
-
-# --- The command ---
-
-
-@command(
-    "bench",
-    BenchOptions,
-    examples=("skill-train bench runs/first", "skill-train bench model-q4_k_m.gguf --prompt-tokens 256 --rounds 3"),
-)
-@click.argument("files", metavar="RUN|FILE...", type=PATH, nargs=-1, required=True)
-@engine_device_option
-@click.option(
-    "--prompt-tokens",
-    type=click.IntRange(min=1, max=_MOST_TOKENS),
-    help=f"Tokens that are read at once.  [default: {_PROMPT}, or what the model has]",
-)
-@click.option(
-    "--answer-tokens",
-    type=click.IntRange(min=1, max=_MOST_TOKENS),
-    help=f"Tokens that are written one after the other.  [default: {_ANSWER}, or what the model has]",
-)
-@click.option(
-    "--rounds",
-    type=click.IntRange(min=1, max=_MOST_ROUNDS),
-    default=5,
-    show_default=True,
-    help="Runs of each; the median counts.",
-)
-def bench(options: BenchOptions, console: Console) -> Result:
-    """Measure how many tokens a second GGUF files read and write here; `plan` and `--for here` then use it.
-
-    The file runs as users run it, with llama.cpp's own defaults. A figure is withheld while others use the processor.
-    """
-    return run(options, console)

@@ -8,12 +8,12 @@ from typing import Any, TypedDict
 
 import click
 
-from skill_train.cloud import bucket, find_run, poll
+from skill_train.cloud import find_run, poll
 from skill_train.cloud.find_run import CloudRun
 from skill_train.commands._drawing import draw_text
 from skill_train.commands._frame import command
-from skill_train.commands._job_end import until_end
-from skill_train.commands._job_snapshot import job_of
+from skill_train.commands._job_snapshot import job_of, until_end
+from skill_train.commands._kept_result import in_bucket, is_live
 from skill_train.commands._options import RUN
 from skill_train.core.console import Console, Result
 from skill_train.core.errors import Temporary, UsageError
@@ -45,13 +45,19 @@ class Cancelled(TypedDict):
     run_dir: str | None
 
 
-def run(options: CancelOptions, console: Console) -> Result:
-    """Cancels the job. A job that has already ended is not changed."""
+@command(
+    "cancel",
+    CancelOptions,
+    examples=("skill-train cancel runs/tickets-cloud", "skill-train cancel runs/tickets-cloud --format json"),
+)
+@click.argument("run", type=RUN)
+def cancel(options: CancelOptions, console: Console) -> Result:
+    """Cancel a job. Its checkpoints are kept; a job that has already ended is not changed."""
     cloud = find_run.find(options.run, console.status)
-    was_live = cloud.now is not None and cloud.now.live
+    was_live = is_live(cloud)
     if was_live:
         cloud = find_run.with_recorded_end(dataclasses.replace(cloud, now=_cancelled(cloud, console)))
-    now, record = job_of(cloud), cloud.record
+    now = job_of(cloud)
     if now.live:
         raise Temporary(
             f"the job is still {now.stage} {CANCEL_SECONDS:.0f} seconds after it was cancelled",
@@ -60,7 +66,7 @@ def run(options: CancelOptions, console: Console) -> Result:
             got=now.stage,
             hint=f"skill-train cancel {cloud.word}",
         )
-    there = bucket.stored_run(record, console.status)
+    there = in_bucket(cloud, console)
     data: Cancelled = {
         "job_id": now.id,
         "stage": now.stage,
@@ -102,14 +108,3 @@ def _draw(rich: Any, data: Cancelled) -> None:
     step = "" if not there or there["checkpoint"] is None else f"a checkpoint of step {there['checkpoint']}"
     stored = "the whole result" if there and there["state"] == "done" else step or "nothing"
     draw_text(rich, f"{data['job_id']}: {data['stage']}; kept: {stored}")
-
-
-@command(
-    "cancel",
-    CancelOptions,
-    examples=("skill-train cancel runs/tickets-cloud", "skill-train cancel runs/tickets-cloud --format json"),
-)
-@click.argument("run", type=RUN)
-def cancel(options: CancelOptions, console: Console) -> Result:
-    """Cancel a job. Its checkpoints are kept; a job that has already ended is not changed."""
-    return run(options, console)

@@ -16,7 +16,7 @@ import msgspec
 from skill_train.commands._chosen_model import Chosen, chosen, other
 from skill_train.commands._drawing import add_row, draw_text, rich_table
 from skill_train.commands._frame import command
-from skill_train.commands._options import PATH, Number, engine_device_option
+from skill_train.commands._options import DEFAULT_CONTEXT, PATH, Number, context_option, engine_device_option
 from skill_train.commands._shell import quoted
 from skill_train.core.console import Console, Result
 from skill_train.core.errors import UsageError
@@ -25,7 +25,7 @@ from skill_train.evaluate.pictures import RunPictures
 from skill_train.facts import JsonObject
 from skill_train.llama.sampling import Sampling, sampling_of, sampling_of_gguf
 
-TOKENS, CONTEXT = 512, 4096
+TOKENS = 512
 _SIGN = "> "
 
 
@@ -41,7 +41,7 @@ class ChatOptions:
     temperature: float | None = None
     seed: int = 0
     max_tokens: int = TOKENS
-    context: int = CONTEXT
+    context: int = DEFAULT_CONTEXT
     raw: bool = False
     device: str | None = None
 
@@ -82,6 +82,7 @@ class _Speaker:
         """The next turn. A model that continues text has no turns before it."""
         turn = {"role": "user", "content": _content(text, len(images) if self._is_first else 0, self.pictured)}
         if self.settings.raw:
+            images = images if self._is_first else []
             self.messages.clear()
         self.messages.append(turn)
         said = self.loaded.answer(self.messages, images, on_text)
@@ -94,8 +95,42 @@ class _Speaker:
         return all(message["role"] == "system" for message in self.messages)
 
 
-def run(options: ChatOptions, console: Console) -> Result:
-    """One answer, or a conversation with a person in a terminal."""
+@command(
+    "chat",
+    ChatOptions,
+    examples=(
+        'skill-train chat runs/first --prompt "Where is my parcel?"',
+        'skill-train chat runs/first --prompt "Where is my parcel?" --file q4_k_m --compare base',
+    ),
+)
+@click.argument("model", type=PATH, metavar="RUN|FILE.gguf")
+@click.option("--prompt", help="Ask once and end.  [default: a conversation in the terminal]")
+@click.option(
+    "--file",
+    help="base, adapter, merged, or a GGUF file by its type (q4_k_m) or name.  [default: the file of the Modelfile]",
+)
+@click.option("--compare", help="Second model, side by side: as --file, or another run or GGUF file.")
+@click.option("--image", type=PATH, multiple=True, help="Picture for the first question; repeat for more.")
+@click.option("--mmproj", type=PATH, help="File of the projector, for a GGUF file without a run.")
+@click.option("--system", help="System message.")
+@click.option(
+    "--temperature",
+    type=Number(min=0, max=10),
+    help="0 takes the most likely token.  [default: with the rest of the sampling, from generation_config.json]",
+)
+@click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Of the random numbers.")
+@click.option(
+    "--max-tokens",
+    type=click.IntRange(1, 100_000),
+    default=TOKENS,
+    show_default=True,
+    help="Longest answer, in tokens.",
+)
+@context_option
+@engine_device_option
+@click.option("--raw", is_flag=True, help="Continue the text as it stands, without a chat template.")
+def chat(options: ChatOptions, console: Console) -> Result:
+    """Talk to a model of a run or a GGUF file, in a terminal or once with --prompt; compare two side by side."""
     if options.prompt is None and not console.is_conversation:
         raise UsageError(
             "there is nobody in a terminal to chat with",
@@ -176,7 +211,7 @@ def _speaker(options: ChatOptions, asked: Chosen) -> Iterator[_Speaker]:
         most=options.max_tokens,
         context=options.context,
         raw=asked.raw or options.raw,
-        tokenizer_of=asked.tokenizer_of,
+        tokenizer_of=asked.folder,
         device=options.device,
     )
     if settings.raw and options.system is not None:
@@ -196,8 +231,8 @@ def _speaker(options: ChatOptions, asked: Chosen) -> Iterator[_Speaker]:
 def _sampling_of(asked: Chosen) -> tuple[Sampling, str]:
     from skill_train.llama.gguf_header import read_gguf
 
-    if asked.sampling_of is not None:
-        return sampling_of(asked.sampling_of)
+    if asked.folder is not None:
+        return sampling_of(asked.folder)
     return sampling_of_gguf(read_gguf(asked.model.path).metadata, asked.model.path)
 
 
@@ -227,10 +262,10 @@ def _kept(images: tuple[Path, ...], folder: Path) -> list[str]:
 
 def _with_pictures(options: ChatOptions, asked: Chosen, folder: Path, has_images: bool) -> Chosen:
     """The model, ready for pictures where it reads them. A projector is loaded only for a picture."""
-    if not (has_images or asked.reads_pictures):
+    of_run, is_alone = asked.model.pictures, asked.folder is None
+    if not (has_images or of_run):
         return asked
-    is_alone = asked.tokenizer_of is None
-    if not (asked.reads_pictures or is_alone):
+    if not (of_run or is_alone):
         raise UsageError(
             f"{asked.model.name} reads no pictures",
             code="vision",
@@ -246,7 +281,6 @@ def _with_pictures(options: ChatOptions, asked: Chosen, folder: Path, has_images
             expected="the file of the projector beside the language model",
             hint="give it with --mmproj" if is_alone else f"skill-train export-gguf {quoted(asked.where)}",
         )
-    of_run = asked.model.pictures
     pictures = replace(of_run, folder=folder) if of_run else RunPictures(folder, asked.model.path.parent)
     return replace(asked, model=replace(asked.model, pictures=pictures, projector=projector))
 
@@ -302,51 +336,3 @@ def _side_by_side(answers: list[ShownAnswer]) -> Callable[[Any], None]:
         rich.print(table)
 
     return draw
-
-
-# --- The command ---
-
-
-@command(
-    "chat",
-    ChatOptions,
-    examples=(
-        'skill-train chat runs/first --prompt "Where is my parcel?"',
-        'skill-train chat runs/first --prompt "Where is my parcel?" --file q4_k_m --compare base',
-    ),
-)
-@click.argument("model", type=PATH, metavar="RUN|FILE.gguf")
-@click.option("--prompt", help="Ask once and end.  [default: a conversation in the terminal]")
-@click.option(
-    "--file",
-    help="base, adapter, merged, or a GGUF file by its type (q4_k_m) or name.  [default: the file of the Modelfile]",
-)
-@click.option("--compare", help="Second model, side by side: as --file, or another run or GGUF file.")
-@click.option("--image", type=PATH, multiple=True, help="Picture for the first question; repeat for more.")
-@click.option("--mmproj", type=PATH, help="File of the projector, for a GGUF file without a run.")
-@click.option("--system", help="System message.")
-@click.option(
-    "--temperature",
-    type=Number(min=0, max=10),
-    help="0 takes the most likely token.  [default: with the rest of the sampling, from generation_config.json]",
-)
-@click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Of the random numbers.")
-@click.option(
-    "--max-tokens",
-    type=click.IntRange(1, 100_000),
-    default=TOKENS,
-    show_default=True,
-    help="Longest answer, in tokens.",
-)
-@click.option(
-    "--context",
-    type=click.IntRange(16, 1_000_000),
-    default=CONTEXT,
-    show_default=True,
-    help="Longest prompt with its answer, in tokens; at most what the model takes.",
-)
-@engine_device_option
-@click.option("--raw", is_flag=True, help="Continue the text as it stands, without a chat template.")
-def chat(options: ChatOptions, console: Console) -> Result:
-    """Talk to a model of a run or a GGUF file, in a terminal or once with --prompt; compare two side by side."""
-    return run(options, console)

@@ -56,8 +56,29 @@ class DataOptions:
     fix: Path | None = None
 
 
-def run(options: DataOptions, console: Console) -> Result:
-    """Inspects the dataset, counts tokens, and writes the usable rows with `--fix`."""
+@command(
+    "data",
+    DataOptions,
+    examples=(
+        "skill-train data tickets.jsonl",
+        "skill-train data tickets.csv --model Qwen/Qwen2.5-0.5B-Instruct --fix tickets.fixed.jsonl",
+    ),
+)
+@click.argument("dataset", required=False)
+@click.option("--recipe", type=PATH, help="Recipe with the mapping to use (format, columns); replaces DATASET.")
+@click.option("--model", help="Model whose tokenizer and chat template count the tokens: folder or Hub id.")
+@click.option(
+    "--method",
+    type=click.Choice(("sft", "dpo", "kto", "grpo", "reward")),
+    default="sft",
+    show_default=True,
+    help="Method to check the dataset for; only sft can be trained here.",
+)
+@click.option("--split", help="Part of the dataset, such as train[:500].  [default: train]")
+@click.option("--max-length", type=click.IntRange(min=2), help="Longest row, in tokens.  [default: 1024]")
+@click.option("--fix", type=PATH, help="New .jsonl file for the usable rows, mapped. The dataset is not changed.")
+def data(options: DataOptions, console: Console) -> Result:
+    """Show the format of a dataset, the methods that can use it, and the rows that training would reject."""
     named = {"data": options.dataset} if options.dataset is not None else {}
     asked = _recipe(options.recipe, named | set_options(options, ("model", "split", "max_length")))
     if options.fix is not None:
@@ -350,32 +371,3 @@ def _flags(asked: Recipe) -> list[str]:
     flags = ["--model", asked.model] if asked.model else []
     flags += ["--split", asked.split] if asked.split != Recipe.split else []
     return flags + (["--max-length", str(asked.max_length)] if asked.max_length != Recipe.max_length else [])
-
-
-# --- The command ---
-
-
-@command(
-    "data",
-    DataOptions,
-    examples=(
-        "skill-train data tickets.jsonl",
-        "skill-train data tickets.csv --model Qwen/Qwen2.5-0.5B-Instruct --fix tickets.fixed.jsonl",
-    ),
-)
-@click.argument("dataset", required=False)
-@click.option("--recipe", type=PATH, help="Recipe with the mapping to use (format, columns); replaces DATASET.")
-@click.option("--model", help="Model whose tokenizer and chat template count the tokens: folder or Hub id.")
-@click.option(
-    "--method",
-    type=click.Choice(("sft", "dpo", "kto", "grpo", "reward")),
-    default="sft",
-    show_default=True,
-    help="Method to check the dataset for; only sft can be trained here.",
-)
-@click.option("--split", help="Part of the dataset, such as train[:500].  [default: train]")
-@click.option("--max-length", type=click.IntRange(min=2), help="Longest row, in tokens.  [default: 1024]")
-@click.option("--fix", type=PATH, help="New .jsonl file for the usable rows, mapped. The dataset is not changed.")
-def data(options: DataOptions, console: Console) -> Result:
-    """Show the format of a dataset, the methods that can use it, and the rows that training would reject."""
-    return run(options, console)

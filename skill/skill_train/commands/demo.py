@@ -74,8 +74,25 @@ class _Chain:
     proof: Proof
 
 
-def run(options: DemoOptions, console: Console) -> Result:
-    """Runs all steps in `run_dir`; reuses what an earlier call finished."""
+@command(
+    "demo",
+    DemoOptions,
+    examples=(
+        "skill-train demo",
+        "skill-train demo --method vision",
+        "skill-train demo --run-dir runs/demo --format json",
+    ),
+)
+@click.option(
+    "--method",
+    type=click.Choice(METHODS),
+    default=DemoOptions.method,
+    show_default=True,
+    help="What is learned: letters to a shop as JSON, or drawn squares in words, by a vision model.",
+)
+@click.option("--run-dir", type=PATH, help="Folder of the run.  [default: runs/demo; for vision runs/demo-vision]")
+def demo(options: DemoOptions, console: Console) -> Result:
+    """Run the whole chain on an embedded model and dataset, offline, and show each stage with its proof."""
     folder = RunDir(options.folder)
     chain = _chain(console, folder, options.method)
     table = _recorded(folder) or _table(console, folder, chain)
@@ -222,28 +239,3 @@ def draw_stages(rich: Any, table: list[Stage]) -> None:
         cells = (row.stage, megabytes(row.bytes, 2), f"{row.exact_match:.1%}", kl, speed)
         drawn.add_row(*cells, row.verdict or "")
     rich.print(drawn)
-
-
-# --- The command ---
-
-
-@command(
-    "demo",
-    DemoOptions,
-    examples=(
-        "skill-train demo",
-        "skill-train demo --method vision",
-        "skill-train demo --run-dir runs/demo --format json",
-    ),
-)
-@click.option(
-    "--method",
-    type=click.Choice(METHODS),
-    default=DemoOptions.method,
-    show_default=True,
-    help="What is learned: letters to a shop as JSON, or drawn squares in words, by a vision model.",
-)
-@click.option("--run-dir", type=PATH, help="Folder of the run.  [default: runs/demo; for vision runs/demo-vision]")
-def demo(options: DemoOptions, console: Console) -> Result:
-    """Run the whole chain on an embedded model and dataset, offline, and show each stage with its proof."""
-    return run(options, console)

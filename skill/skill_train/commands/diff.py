@@ -17,8 +17,7 @@ from skill_train.commands._options import PATH
 from skill_train.commands._shell import quoted
 from skill_train.core.console import Console, Result
 from skill_train.core.errors import UsageError, VerificationFailed
-from skill_train.run import export_record, plan_record, train_record
-from skill_train.run.compare_runs import ComparedRun, Comparison, Losses, RunDifference, compare
+from skill_train.run.compare_runs import Comparison, Losses, RunDifference, compare, read_run
 from skill_train.run.folder import RunDir, open_run
 
 _NAMES = {"model": "recipe.revision", "data": "recipe.data_revision"}
@@ -55,9 +54,16 @@ class Compared(TypedDict):
     not_compared: list[str]
 
 
-def run(options: DiffOptions, console: Console) -> Result:
-    """Compares two run directories; exit 6 if their recipes differ."""
-    a, b = (_read(_opened(path)) for path in (options.run_a, options.run_b))
+@command(
+    "diff",
+    DiffOptions,
+    examples=("skill-train diff runs/first runs/first-cloud", "skill-train diff runs/a runs/b --format json"),
+)
+@click.argument("run_a", type=PATH)
+@click.argument("run_b", type=PATH)
+def diff(options: DiffOptions, console: Console) -> Result:
+    """Compare two runs: the recipes must be equal, the machines may differ."""
+    a, b = (read_run(_opened(path)) for path in (options.run_a, options.run_b))
     comparison = compare(a, b)
     for reason in comparison.not_compared:
         console.warn("not_compared", reason)
@@ -141,23 +147,10 @@ def _opened(path: Path) -> RunDir:
     return open_run(path)
 
 
-def _read(run: RunDir) -> ComparedRun:
-    quantize = run.record("quantize")
-    return ComparedRun(
-        plan=plan_record.read(run.plan),
-        environment=train_record.read_environment(run.record("environment")),
-        train=train_record.read(run.record("train")) if run.record("train").is_file() else None,
-        metrics=train_record.read_steps(run.metrics),
-        samples=train_record.read_fed_rows(run.samples),
-        quantized=list(export_record.read(quantize).outputs.values()) if quantize.is_file() else [],
-    )
-
-
 # --- The drawing ---
 
 
 def _draw(rich: Any, data: Compared) -> None:
-    """Draws the differences of recipe, placement and quantized files, and the distance of the results."""
     table = folding_table("group", "fact", "run A", "run B", title=f"two runs: {data['verdict']}")
     groups = (("recipe", data["recipe"], "red"), ("placement", data["placement"], ""), ("export", data["exports"], ""))
     for group, listed, style in groups:
@@ -174,18 +167,3 @@ def _draw(rich: Any, data: Compared) -> None:
         rich.print(f"losses of {losses['steps']} steps: {'equal' if losses['equal'] else far}")
     if data["same_weights"] is not None:
         rich.print(f"trained weights: {'the same bytes' if data['same_weights'] else 'other bytes'}")
-
-
-# --- The command ---
-
-
-@command(
-    "diff",
-    DiffOptions,
-    examples=("skill-train diff runs/first runs/first-cloud", "skill-train diff runs/a runs/b --format json"),
-)
-@click.argument("run_a", type=PATH)
-@click.argument("run_b", type=PATH)
-def diff(options: DiffOptions, console: Console) -> Result:
-    """Compare two runs: the recipes must be equal, the machines may differ."""
-    return run(options, console)

@@ -49,9 +49,14 @@ class Health(TypedDict):
     checks: NotRequired[list[dict[str, str]]]
 
 
-def run(options: DoctorOptions, console: Console) -> Result:
-    """Runs every check; with `self_test` also all steps on the embedded model."""
-    requirements = {group: _group(group) for group in ("base", "train", "gguf")}
+@command("doctor", DoctorOptions, examples=("skill-train doctor", "skill-train doctor --self-test --format json"))
+@click.option("--self-test", is_flag=True, help="Also run all steps on the embedded model, offline: about a minute.")
+def doctor(options: DoctorOptions, console: Console) -> Result:
+    """Check this installation and say how to fix each problem: versions, accelerator, memory, disk, token."""
+    packages = _doctor_packages.packages()
+    requirements = {
+        group: [package for package in packages if package.group == group] for group in ("base", "train", "gguf")
+    }
     if options.self_test:
         _require(requirements)
     done, account = _checks(requirements)
@@ -76,10 +81,6 @@ def run(options: DoctorOptions, console: Console) -> Result:
     )
 
 
-def _group(group: str) -> list[Package]:
-    return [package for package in _doctor_packages.packages() if package.group == group]
-
-
 def _checks(requirements: dict[str, list[Package]]) -> tuple[list[DoctorCheck], Account]:
     """All checks in the order of the steps. Slow ones (torch, the Hub) run in parallel."""
     from skill_train.hub import account as hub_account
@@ -98,12 +99,7 @@ def _checks(requirements: dict[str, list[Package]]) -> tuple[list[DoctorCheck], 
         ]
         vision = _doctor_packages.torchvision()
         done += [checks.torchvision(vision)] if vision is not None else []
-        done += [
-            checks.accelerator(facts),
-            checks.memory(facts),
-            checks.disk(facts),
-            checks.cache(cache_dir()),
-        ]
+        done += [checks.accelerator(facts), checks.memory(facts), checks.disk(facts), checks.cache(cache_dir())]
         done.append(checks.converter(get_converter.find, gguf_ready=_has(requirements, "gguf", "llama-cpp-python")))
         if not _has(requirements, "gguf", "llama-cpp-python"):
             done.append(checks.compiler(probe.has, probe.system))
@@ -212,7 +208,6 @@ def _require(requirements: dict[str, list[Package]]) -> None:
 
 
 def _draw(rich: Any, data: Health) -> None:
-    """Draws the checks, the fix for each problem, the available commands, and the stages of the self-test."""
     table = rich_table("check", "verdict", "found", title=f"this installation: {data['verdict']}")
     for check in data.get("checks", []):
         add_row(table, check["name"], check["verdict"], check["found"], style=STYLE[check["verdict"]])
@@ -235,13 +230,3 @@ def _draw_self_test(rich: Any, figures: SelfTest) -> None:
         table.add_row(stage["stage"], stage["verdict"], str(stage.get("seconds", "")), style=STYLE[stage["verdict"]])
     rich.print(table)
     rich.print(f"{figures['seconds']} s in all")
-
-
-# --- The command ---
-
-
-@command("doctor", DoctorOptions, examples=("skill-train doctor", "skill-train doctor --self-test --format json"))
-@click.option("--self-test", is_flag=True, help="Also run all steps on the embedded model, offline: about a minute.")
-def doctor(options: DoctorOptions, console: Console) -> Result:
-    """Check this installation and say how to fix each problem: versions, accelerator, memory, disk, token."""
-    return run(options, console)

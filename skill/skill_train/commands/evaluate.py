@@ -48,7 +48,41 @@ class EvaluateOptions:
     backend: str = "auto"
 
 
-def run(options: EvaluateOptions, console: Console) -> Result:
+@command(
+    "evaluate",
+    EvaluateOptions,
+    examples=(
+        "skill-train evaluate runs/first",
+        "skill-train evaluate runs/first --rows 50 --scorer my_scorer.py",
+    ),
+)
+@click.argument("run", type=PATH)
+@click.option("--gguf", type=PATH, multiple=True, help="GGUF file; repeat for more.  [default: all in RUN/gguf]")
+@click.option(
+    "--rows",
+    type=click.IntRange(1, MOST_COUNTED),
+    default=ROWS,
+    show_default=True,
+    help="Maximum number of held-out rows, spread evenly over the file.",
+)
+@click.option(
+    "--score",
+    type=click.Choice(("exact", "regex", "json")),
+    help="Score to add to exact match: equal matches of --pattern, or valid JSON.  [default: the recipe's]",
+)
+@click.option("--pattern", help="Regular expression for --score regex; compares its first group, or the whole match.")
+@click.option(
+    "--scorer", type=PATH, help="Your own score: a Python file with score(prompt, answer, expected) -> float."
+)
+@click.option(
+    "--backend",
+    type=click.Choice(("auto", "transformers", "vllm")),
+    default="auto",
+    show_default=True,
+    help="Backend for model folders; auto uses vllm if it is installed and there is a CUDA GPU.",
+)
+def evaluate(options: EvaluateOptions, console: Console) -> Result:
+    """Measure the base model, the tuned model and GGUF files on held-out rows, with confidence intervals."""
     opened = open_run(options.run)
     plan = plan_record.read(opened.plan)
     scoring = scoring_of(plan.policy, options.score, options.pattern, options.scorer)
@@ -260,7 +294,6 @@ def _short(record: msgspec.Struct, dropped: tuple[str, ...] = ()) -> dict[str, o
 
 
 def draw_evaluation(rich: Any, data: ShownEvaluation) -> None:
-    """Figures of each model, their differences with intervals, and a few answers side by side."""
     summary = f"{data['rows']} held-out rows, {data['answer_tokens']:,} trained tokens, {data['asked']} questions"
     draw_text(rich, summary)
     models = rich_table()
@@ -297,44 +330,3 @@ def _draw_differences(rich: Any, differences: list[ShownDifference]) -> None:
 
 def _share(value: float | None) -> str:
     return "" if value is None else f"{value:.1%}"
-
-
-# --- The command ---
-
-
-@command(
-    "evaluate",
-    EvaluateOptions,
-    examples=(
-        "skill-train evaluate runs/first",
-        "skill-train evaluate runs/first --rows 50 --scorer my_scorer.py",
-    ),
-)
-@click.argument("run", type=PATH)
-@click.option("--gguf", type=PATH, multiple=True, help="GGUF file; repeat for more.  [default: all in RUN/gguf]")
-@click.option(
-    "--rows",
-    type=click.IntRange(1, MOST_COUNTED),
-    default=ROWS,
-    show_default=True,
-    help="Maximum number of held-out rows, spread evenly over the file.",
-)
-@click.option(
-    "--score",
-    type=click.Choice(("exact", "regex", "json")),
-    help="Score to add to exact match: equal matches of --pattern, or valid JSON.  [default: the recipe's]",
-)
-@click.option("--pattern", help="Regular expression for --score regex; compares its first group, or the whole match.")
-@click.option(
-    "--scorer", type=PATH, help="Your own score: a Python file with score(prompt, answer, expected) -> float."
-)
-@click.option(
-    "--backend",
-    type=click.Choice(("auto", "transformers", "vllm")),
-    default="auto",
-    show_default=True,
-    help="Backend for model folders; auto uses vllm if it is installed and there is a CUDA GPU.",
-)
-def evaluate(options: EvaluateOptions, console: Console) -> Result:
-    """Measure the base model, the tuned model and GGUF files on held-out rows, with confidence intervals."""
-    return run(options, console)

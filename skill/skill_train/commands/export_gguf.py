@@ -13,27 +13,19 @@ import msgspec
 
 from skill_train.commands._adapter_export import export_adapter
 from skill_train.commands._base_model import base_of
-from skill_train.commands._export_answer import ExportedFiles, hints_with, result_of
-from skill_train.commands._exported_files import listed
-from skill_train.commands._for_device import CANDIDATES, DeviceQuestion
+from skill_train.commands._export import UNQUANTIZED, Export
+from skill_train.commands._export_answer import ExportedFiles, hints_with, modelfile_of, result_of
+from skill_train.commands._for_device import CANDIDATES
 from skill_train.commands._frame import command
 from skill_train.commands._importance import MatrixOrder, matrix_answers, require_possible
 from skill_train.commands._merging import merge_choices, merge_locked
-from skill_train.commands._modelfile_choice import WantedModelfile, file_of
 from skill_train.commands._options import BITS, DIVERGENCE, PATH, for_device_options, require_only_run
-from skill_train.commands._outputs import beside, put_aside, slug
+from skill_train.commands._outputs import beside, listed, put_aside, slug
 from skill_train.commands._projector import CHOICES, from_line, projector_type
-from skill_train.commands._quantizing import QuantizeOrder, quantize_files
+from skill_train.commands._quantizing import quantize_files
 from skill_train.commands._run_warnings import warn_of_part
 from skill_train.commands._shell import quoted
-from skill_train.commands._shipping import (
-    DEFAULT_TYPES,
-    FileOptions,
-    FinishedExport,
-    question_of,
-    shipped,
-    wanted_types,
-)
+from skill_train.commands._shipping import DEFAULT_TYPES, FileOptions, question_of, shipped, wanted_types
 from skill_train.core.console import Console, Result
 from skill_train.core.errors import UsageError
 from skill_train.core.files import remove_leftovers, write_text
@@ -52,8 +44,6 @@ if TYPE_CHECKING:
     from skill_train.gguf.mix import MixTarget
     from skill_train.gguf.mix_file import MixFile
 
-UNQUANTIZED = ("f16", "bf16", "f32")
-
 
 @dataclass(frozen=True)
 class ExportOptions(FileOptions):
@@ -65,286 +55,6 @@ class ExportOptions(FileOptions):
     imatrix: str | None = None
     llama_cpp: Path | None = None
     fetch: bool = False
-
-
-@dataclass(frozen=True)
-class _Export:
-    """What is converted, and where its files and records go.
-
-    Attributes:
-        types: that are wanted, in the order of the user.
-        trained_length: tokens of the longest row of the training; None when nobody knows.
-        bare: trained without the template of the base.
-        mmproj: the type of the projector's file; None where there is none.
-        modelfile: the type that the Modelfile shall name; None leaves the one that it names.
-        matrix: the importance matrix that was asked for.
-        mix: what a mix of types may weigh, or its types; None where none was asked for.
-        question: the device that the files are for; None for none.
-        run: None for a model folder.
-    """
-
-    model: Path
-    out: Path
-    records: Path
-    name: str
-    types: list[str]
-    matrix: MatrixOrder
-    trained_length: int | None = None
-    bare: bool = False
-    mmproj: str | None = None
-    modelfile: str | None = None
-    mix: MixTarget | MixFile | None = None
-    question: DeviceQuestion | None = None
-    run: RunDir | None = None
-
-    @property
-    def unquantized(self) -> list[str]:
-        return [kind for kind in self.types if kind in UNQUANTIZED]
-
-
-def run(options: ExportOptions, console: Console) -> Result:
-    """Finds the converter, then exports a run, its adapter alone, or a model folder."""
-    from skill_train.llama import get_converter
-
-    if options.run is None:
-        return _fetch_converter(options, console)
-    with console.progress("finding the converter") as progress:
-        tools = get_converter.find_or_fetch(options.llama_cpp, progress=progress)
-    if not RunDir.is_one(options.run):
-        return _export_folder(options, options.run, console, tools)
-    require_only_run("export-gguf", {"--out": options.out})
-    opened = open_run(options.run)
-    with hints_with(opened):
-        if not options.lora:
-            return export_run(console, opened, options, tools)
-        with locked(opened, "export-gguf"):
-            return export_adapter(console, opened, tools)
-
-
-def _fetch_converter(options: ExportOptions, console: Console) -> Result:
-    from skill_train.llama import get_converter
-
-    if not options.fetch:
-        raise UsageError(
-            "export-gguf needs a run or a model folder",
-            code="bad_usage",
-            expected="skill-train export-gguf RUN",
-            hint="skill-train export-gguf --help",
-        )
-    with console.progress("fetching the converter") as progress:
-        toolchain = get_converter.fetch(progress=progress)
-    return Result({"converter": str(toolchain.folder)}, quiet=str(toolchain.folder))
-
-
-def _export_folder(options: ExportOptions, model: Path, console: Console, tools: Any) -> Result:
-    from skill_train.gguf.quant_types import type_names
-
-    if not (model / "config.json").is_file():
-        open_run(model)  # says what is missing
-    if options.lora:
-        raise UsageError(
-            f"--lora converts the adapter of a run, and {model} is a model folder",
-            code="bad_usage",
-            expected="skill-train export-gguf RUN --lora",
-            hint=f"skill-train export-gguf {quoted(model)}",
-        )
-    out = options.out or beside(model, "-gguf")
-    require_no_run(out, f"skill-train export-gguf {quoted(model)}")
-    matrix = MatrixOrder(options.imatrix, None, out)
-    names, mix = wanted_types(options)
-    require_possible(matrix, mix=mix is not None)
-    types = type_names(names)
-    mmproj = projector_type(model, options.mmproj, out / "mmproj.json", text_run=False)
-    with locked_out(out, "export-gguf"):
-        question = question_of(options, model, matrix=matrix.is_possible)
-        types += question.i_quants if question else ()
-        task = _Export(model, out, out, slug(model), types, matrix, mmproj=mmproj, modelfile=options.modelfile)
-        return _export(console, replace(task, question=question), tools)
-
-
-def export_run(console: Console, run: RunDir, options: ExportOptions, tools: Any) -> Result:
-    """Merges an adapter when that is not done, then converts and quantizes into `gguf/`."""
-    from skill_train.gguf.convert_projector import require_projector
-    from skill_train.gguf.quant_types import type_names
-
-    names, mix = wanted_types(options)
-    wanted = type_names(names) + ([mix.name] if mix else [])  # a wrong name is refused before anything runs
-    with locked(run, "export-gguf"):
-        trained(run)
-        warn_of_part(console, run)
-        model = run.merged if run.merged.is_dir() else base_of(run)
-        run_converter.require_convertible(model, tools)
-        matrix = MatrixOrder(options.imatrix, run, run.path)
-        require_possible(matrix, mix=mix is not None)
-        question = question_of(options, model, matrix=matrix.is_possible)
-        more = list(question.i_quants) if question else []
-        text_run = not plan_record.read(run.plan).recipe.images
-        mmproj = projector_type(model, options.mmproj, run.record("mmproj"), text_run=text_run)
-        if mmproj is not None:
-            require_projector(model, tools)
-        waits = contextlib.nullcontext() if run.record("convert").is_file() else run_converter.ready(tools)
-        with waits as ready:  # it imports torch while the adapter is merged
-            if not run.is_full:
-                _say_room(console, run, type_names(names) + more, mix)
-                merge_locked(console, run, **merge_choices(run))
-            task = replace(
-                _of_run(console, run, wanted + more, matrix),
-                mmproj=mmproj,
-                mix=mix,
-                modelfile=options.modelfile,
-                question=question,
-                run=run,
-            )
-            return _export(console, task, tools, ready)
-
-
-def _of_run(console: Console, run: RunDir, types: list[str], matrix: MatrixOrder) -> _Export:
-    """What is exported of a run. Files that no record describes are put aside."""
-    recipe, name = plan_record.read(run.plan).recipe, _name(run)
-    for kind in CHOICES:
-        put_aside(console, run.gguf / f"mmproj-{name}-{kind}.gguf", run.record("mmproj"))
-    for kind in UNQUANTIZED:
-        put_aside(console, run.gguf / f"{name}-{kind}.gguf", run.record("convert"))
-    _put_unrecorded_aside(console, run, [run.gguf / f"{name}-{kind}.gguf" for kind in types])
-    bare = recipe.format in BARE
-    trained_length = recipe.max_length
-    return _Export(run.merged, run.gguf, run.path, name, types, matrix, trained_length, bare=bare)
-
-
-def _put_unrecorded_aside(console: Console, run: RunDir, files: list[Path]) -> None:
-    """A kill may come between one of several files and the record, which then names the others alone."""
-    recorded_files = recorded(run)
-    for file in files:
-        if file.is_file() and file not in recorded_files:
-            aside = renamed_aside(file)
-            console.warn(
-                "set_aside", f"no record describes {file}; it was renamed to {aside.name}, and is exported again"
-            )
-
-
-def _name(run: RunDir) -> str:
-    """Of the files: that of the folder, or the one that it had when they were made."""
-    record = run.record("convert")
-    earlier = export_record.read(record).options.get("name") if record.is_file() else None
-    return earlier or slug(run.path)
-
-
-def _say_room(console: Console, run: RunDir, types: list[str], mix: MixTarget | MixFile | None) -> None:
-    """Says what will be on disk before anything is written.
-
-    Raises:
-        DecisionNeeded: not enough disk for all of it.
-    """
-    from skill_train.model.folder import read_model
-
-    if run.record("merge").is_file():
-        return  # the steps that are left each ask for their own
-    with console.progress("exporting") as progress:
-        sizes = export_room.room(read_model(base_of(run)), types, mix)
-        progress(0, 1, export_room.require_room(sizes, run.path))
-
-
-def _export(console: Console, task: _Export, tools: Any, ready: Any = None) -> Result:
-    """Converts, quantizes, and writes the Modelfile.
-
-    Args:
-        ready: a converter that waits for its model.
-    """
-    from skill_train.gguf import convert, ollama_modelfile
-
-    converted, tokenizer, projected = _convert(console, task, tools, ready)
-    parameters, reasons = ollama_modelfile.parameters_of(
-        task.model, task.trained_length, bare=task.bare, tokenizer=tokenizer
-    )
-    source = convert.output_of(converted.record, task.records)
-    quantized = _quantize(console, task, source)
-    recorded_files = converted.record.outputs | (quantized.record.outputs if quantized else {})
-    outputs = listed(recorded_files, task.records)
-    projector = listed(projected.record.outputs, task.records)[0] if projected else None
-    # A converter whose command was killed may have begun its part after the next command looked.
-    for output in [*outputs, *([projector] if projector else [])]:
-        remove_leftovers(Path(output["path"]))
-    answer, nothing_fits = None, None
-    if task.question is not None:
-        files = [file for file in outputs if file["quant"] in task.types]
-        finished = FinishedExport(task.model, files, source, task.run, projector["bytes"] if projector else 0)
-        answer, nothing_fits = shipped(task.question, finished, console)
-    modelfile = task.out / "Modelfile"
-    before = model_of(modelfile)
-    best = answer["recommended"] if answer else None
-    wanted = WantedModelfile(task.out, task.name, task.types, task.modelfile or best)
-    chosen, because = file_of(wanted, outputs, source.name)
-    now = f"./{chosen}"
-    beside = Path(projector["path"]).name if projector else None
-    write_text(modelfile, ollama_modelfile.modelfile(chosen, parameters, beside))
-    if before not in (None, now):
-        console.warn("modelfile_changed", f"{modelfile}: FROM was changed from {before} to {now}")
-    second = [from_line(projector)] if projector else []
-    reasons = [{"rule": f"FROM {now}", "because": because, "source": "--quant"}, *second, *reasons]
-    by_name = {Path(name).name: file for name, file in recorded_files.items()}
-    data = {
-        "files": outputs,
-        "modelfile": str(modelfile),
-        "ollama": f"ollama create {quoted(task.name)} -f {quoted(modelfile)}",
-        "modelfile_reasons": reasons,
-        "fallbacks": {name: len(tensors) for name, file in by_name.items() if (tensors := file.get("fallbacks"))},
-        "reasons": msgspec.to_builtins(converted.record.reasons or []),
-        "reused": all(step.reused for step in (converted, quantized, projected) if step is not None),
-        **({"imatrix": matrices} if (matrices := matrix_answers(by_name)) else {}),
-    }
-    done = ExportedFiles(task.model, task.out, task.types, outputs, projector, chosen, because)
-    return result_of(done, data, answer, nothing_fits)
-
-
-def _convert(
-    console: Console, task: _Export, tools: Any, ready: Any
-) -> tuple[StepResult[ExportRecord], Any, StepResult[ExportRecord] | None]:
-    """The unquantized file, the tokenizer, which is read meanwhile (both use one core), and the projector's file. That
-    is made before the language model has its name, and llama.cpp loads both."""
-    from skill_train.gguf import convert, ollama_modelfile
-    from skill_train.gguf.convert_projector import ProjectorRequest, convert_projector
-
-    reading: list[Future[Any]] = []
-    pairs: list[StepResult[ExportRecord]] = []
-
-    def project(text: Path, *, is_new: bool = True) -> None:
-        if task.mmproj is not None:
-            asked = ProjectorRequest(task.model, task.out, task.records / "mmproj.json", task.name, task.mmproj, tools)
-            pairs.append(convert_projector(asked, text, text_is_new=is_new, progress=progress))
-
-    with ending(ThreadPoolExecutor(1)) as thread, console.progress("converting") as progress:
-        converted = convert.convert(
-            convert.ConvertRequest(
-                model=task.model,
-                out=task.out,
-                record=task.records / "convert.json",
-                name=task.name,
-                outtype=outtype(task.records / "convert.json", task.unquantized),
-                toolchain=tools,
-            ),
-            ready=ready,
-            meanwhile=lambda: reading.append(thread.submit(ollama_modelfile.load_tokenizer, task.model)),
-            check=project,
-            progress=progress,
-            warn=console.warn,
-        )
-        if converted.reused:
-            project(convert.output_of(converted.record, task.records), is_new=False)
-    return converted, reading[0].result() if reading else None, pairs[0] if pairs else None
-
-
-def _quantize(console: Console, task: _Export, source: Path) -> StepResult[ExportRecord] | None:
-    """The types that the unquantized file is not of; None where there are none."""
-    done = task.unquantized[:1]
-    rest = [kind for kind in task.types if kind not in done and not source.name.endswith(f"-{kind}.gguf")]
-    if not rest:
-        return None
-    i_quants = task.question.i_quants if task.question else ()
-    order = QuantizeOrder(source, task.out, task.records, task.name, rest, task.matrix, task.mix, i_quants)
-    return quantize_files(order, console)
-
-
-# --- The command ---
 
 
 @command(
@@ -396,4 +106,217 @@ def _quantize(console: Console, task: _Export, source: Path) -> StepResult[Expor
 @click.option("--fetch", is_flag=True, help="Download the converter into the cache; without RUN, do nothing else.")
 def export_gguf(options: ExportOptions, console: Console) -> Result:
     """Convert a run, or a model folder, to GGUF and quantize it. Merges first when that is not done."""
-    return run(options, console)
+    from skill_train.llama import get_converter
+
+    if options.run is None:
+        return _fetch_converter(options, console)
+    with console.progress("finding the converter") as progress:
+        tools = get_converter.find_or_fetch(options.llama_cpp, progress=progress)
+    if not RunDir.is_one(options.run):
+        return _export_folder(options, options.run, console, tools)
+    require_only_run("export-gguf", {"--out": options.out})
+    opened = open_run(options.run)
+    with hints_with(opened):
+        if not options.lora:
+            return export_run(console, opened, options, tools)
+        with locked(opened, "export-gguf"):
+            return export_adapter(console, opened, tools)
+
+
+def _fetch_converter(options: ExportOptions, console: Console) -> Result:
+    from skill_train.llama import get_converter
+
+    if not options.fetch:
+        raise UsageError(
+            "export-gguf needs a run or a model folder",
+            code="bad_usage",
+            expected="skill-train export-gguf RUN",
+            hint="skill-train export-gguf --help",
+        )
+    with console.progress("fetching the converter") as progress:
+        toolchain = get_converter.fetch(progress=progress)
+    return Result({"converter": str(toolchain.folder)}, quiet=str(toolchain.folder))
+
+
+def _export_folder(options: ExportOptions, model: Path, console: Console, tools: Any) -> Result:
+    from skill_train.gguf.quant_types import type_names
+
+    if not (model / "config.json").is_file():
+        open_run(model)  # says what is missing
+    if options.lora:
+        raise UsageError(
+            f"--lora converts the adapter of a run, and {model} is a model folder",
+            code="bad_usage",
+            expected="skill-train export-gguf RUN --lora",
+            hint=f"skill-train export-gguf {quoted(model)}",
+        )
+    out = options.out or beside(model, "-gguf")
+    require_no_run(out, f"skill-train export-gguf {quoted(model)}")
+    matrix = MatrixOrder(options.imatrix, None)
+    names, mix = wanted_types(options)
+    require_possible(matrix, mix=mix is not None)
+    types = type_names(names)
+    mmproj = projector_type(model, options.mmproj, out / "mmproj.json", text_run=False)
+    with locked_out(out, "export-gguf"):
+        question = question_of(options, model, matrix=matrix.is_possible)
+        types += question.i_quants if question else ()
+        task = Export(model, out, out, slug(model), types, matrix, options.modelfile, mmproj, question)
+        return _export(console, task, tools)
+
+
+def export_run(console: Console, run: RunDir, options: ExportOptions, tools: Any) -> Result:
+    """Merges an adapter when that is not done, then converts and quantizes into `gguf/`."""
+    from skill_train.gguf.convert_projector import require_projector
+    from skill_train.gguf.quant_types import type_names
+
+    names, mix = wanted_types(options)
+    wanted = type_names(names) + ([mix.name] if mix else [])  # a wrong name is refused before anything runs
+    with locked(run, "export-gguf"):
+        trained(run)
+        warn_of_part(console, run)
+        model = run.merged if run.merged.is_dir() else base_of(run)
+        run_converter.require_convertible(model, tools)
+        matrix = MatrixOrder(options.imatrix, run)
+        require_possible(matrix, mix=mix is not None)
+        question = question_of(options, model, matrix=matrix.is_possible)
+        more = list(question.i_quants) if question else []
+        recipe = plan_record.read(run.plan).recipe
+        mmproj = projector_type(model, options.mmproj, run.record("mmproj"), text_run=not recipe.images)
+        if mmproj is not None:
+            require_projector(model, tools)
+        waits = contextlib.nullcontext() if run.record("convert").is_file() else run_converter.ready(tools)
+        with waits as ready:  # it imports torch while the adapter is merged
+            if not run.is_full:
+                _say_room(console, run, type_names(names) + more, mix)
+                merge_locked(console, run, *merge_choices(run))
+            name, types = _name(run), wanted + more
+            _put_unrecorded_aside(console, run, name, types)
+            task = Export(run.merged, run.gguf, run.path, name, types, matrix, options.modelfile, mmproj, question)
+            of_run = replace(task, run=run, mix=mix, trained_length=recipe.max_length, bare=recipe.format in BARE)
+            return _export(console, of_run, tools, ready)
+
+
+def _put_unrecorded_aside(console: Console, run: RunDir, name: str, types: list[str]) -> None:
+    """Puts files aside that no record describes. A kill may also come between one of several files and their record,
+    which then names the others alone."""
+    for kind in CHOICES:
+        put_aside(console, run.gguf / f"mmproj-{name}-{kind}.gguf", run.record("mmproj"))
+    for kind in UNQUANTIZED:
+        put_aside(console, run.gguf / f"{name}-{kind}.gguf", run.record("convert"))
+    recorded_files = recorded(run)
+    for file in [run.gguf / f"{name}-{kind}.gguf" for kind in types]:
+        if file.is_file() and file not in recorded_files:
+            aside = renamed_aside(file)
+            console.warn(
+                "set_aside", f"no record describes {file}; it was renamed to {aside.name}, and is exported again"
+            )
+
+
+def _name(run: RunDir) -> str:
+    """Of the files: that of the folder, or the one that it had when they were made."""
+    record = run.record("convert")
+    earlier = export_record.read(record).options.get("name") if record.is_file() else None
+    return earlier or slug(run.path)
+
+
+def _say_room(console: Console, run: RunDir, types: list[str], mix: MixTarget | MixFile | None) -> None:
+    """Says what will be on disk before anything is written.
+
+    Raises:
+        DecisionNeeded: not enough disk for all of it.
+    """
+    from skill_train.model.folder import read_model
+
+    if run.record("merge").is_file():
+        return  # the steps that are left each ask for their own
+    with console.progress("exporting") as progress:
+        sizes = export_room.room(read_model(base_of(run)), types, mix)
+        progress(0, 1, export_room.require_room(sizes, run.path))
+
+
+def _export(console: Console, task: Export, tools: Any, ready: Any = None) -> Result:
+    """Converts, quantizes, and writes the Modelfile.
+
+    Args:
+        ready: a converter that waits for its model.
+    """
+    from skill_train.gguf import convert, ollama_modelfile
+
+    converted, tokenizer, projected = _convert(console, task, tools, ready)
+    parameters, reasons = ollama_modelfile.parameters_of(
+        task.model, task.trained_length, bare=task.bare, tokenizer=tokenizer
+    )
+    source = convert.output_of(converted.record, task.records)
+    quantized = quantize_files(task, source, console)
+    recorded_files = converted.record.outputs | (quantized.record.outputs if quantized else {})
+    outputs = listed(recorded_files, task.records)
+    projector = listed(projected.record.outputs, task.records)[0] if projected else None
+    # A converter whose command was killed may have begun its part after the next command looked.
+    for output in [*outputs, *([projector] if projector else [])]:
+        remove_leftovers(Path(output["path"]))
+    answer, nothing_fits = None, None
+    if task.question is not None:
+        files = [file for file in outputs if file["quant"] in task.types]
+        beside_each = projector["bytes"] if projector else 0
+        answer, nothing_fits = shipped(task, task.question, files, source, beside_each, console)
+    modelfile = task.out / "Modelfile"
+    before = model_of(modelfile)
+    best = answer["recommended"] if answer else None
+    chosen, because = modelfile_of(task, task.modelfile or best, outputs, source.name)
+    now = f"./{chosen}"
+    beside = Path(projector["path"]).name if projector else None
+    write_text(modelfile, ollama_modelfile.modelfile(chosen, parameters, beside))
+    if before not in (None, now):
+        console.warn("modelfile_changed", f"{modelfile}: FROM was changed from {before} to {now}")
+    second = [from_line(projector)] if projector else []
+    reasons = [{"rule": f"FROM {now}", "because": because, "source": "--quant"}, *second, *reasons]
+    by_name = {Path(name).name: file for name, file in recorded_files.items()}
+    data = {
+        "files": outputs,
+        "modelfile": str(modelfile),
+        "ollama": f"ollama create {quoted(task.name)} -f {quoted(modelfile)}",
+        "modelfile_reasons": reasons,
+        "fallbacks": {name: len(tensors) for name, file in by_name.items() if (tensors := file.get("fallbacks"))},
+        "reasons": msgspec.to_builtins(converted.record.reasons or []),
+        "reused": all(step.reused for step in (converted, quantized, projected) if step is not None),
+        **({"imatrix": matrices} if (matrices := matrix_answers(by_name)) else {}),
+    }
+    done = ExportedFiles(task, outputs, projector, chosen, because)
+    return result_of(done, data, answer, nothing_fits)
+
+
+def _convert(
+    console: Console, task: Export, tools: Any, ready: Any
+) -> tuple[StepResult[ExportRecord], Any, StepResult[ExportRecord] | None]:
+    """The unquantized file, the tokenizer, which is read meanwhile (both use one core), and the projector's file. That
+    is made before the language model has its name, and llama.cpp loads both."""
+    from skill_train.gguf import convert, ollama_modelfile
+    from skill_train.gguf.convert_projector import ProjectorRequest, convert_projector
+
+    reading: list[Future[Any]] = []
+    pairs: list[StepResult[ExportRecord]] = []
+
+    def project(text: Path, *, is_new: bool = True) -> None:
+        if task.mmproj is not None:
+            asked = ProjectorRequest(task.model, task.out, task.records / "mmproj.json", task.name, task.mmproj, tools)
+            pairs.append(convert_projector(asked, text, text_is_new=is_new, progress=progress))
+
+    with ending(ThreadPoolExecutor(1)) as thread, console.progress("converting") as progress:
+        converted = convert.convert(
+            convert.ConvertRequest(
+                model=task.model,
+                out=task.out,
+                record=task.records / "convert.json",
+                name=task.name,
+                outtype=outtype(task.records / "convert.json", task.unquantized),
+                toolchain=tools,
+            ),
+            ready=ready,
+            meanwhile=lambda: reading.append(thread.submit(ollama_modelfile.load_tokenizer, task.model)),
+            check=project,
+            progress=progress,
+            warn=console.warn,
+        )
+        if converted.reused:
+            project(convert.output_of(converted.record, task.records), is_new=False)
+    return converted, reading[0].result() if reading else None, pairs[0] if pairs else None

@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import re
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,13 +16,12 @@ import msgspec
 
 from skill_train.commands._blockers import require_room, warn_of_export
 from skill_train.commands._drawing import STYLE, add_row, draw_text, figure, folding_table
+from skill_train.commands._ended_training import measured_beside_estimates, smoke_failure
 from skill_train.commands._frame import command
-from skill_train.commands._measured import measured_beside_estimates
-from skill_train.commands._options import PATH, RECIPE_OPTIONS, device_option, recipe_options, set_options
+from skill_train.commands._options import PATH, RECIPE_OPTIONS, device_option, recipe_options, set_options, words_of
 from skill_train.commands._planning import load_recipe, plan_with_files
 from skill_train.commands._run_warnings import warn_of_run
 from skill_train.commands._shell import quoted
-from skill_train.commands._smoke import smoke_failure
 from skill_train.core.console import Console, Result
 from skill_train.core.errors import UsageError
 from skill_train.plan.file import is_plan, read_unchanged_plan, require_same_inputs, require_same_recipe
@@ -61,8 +60,24 @@ class LocalOptions:
         return self.resume and self.run_dir is not None and not self.names_a_recipe
 
 
-def run(options: LocalOptions, console: Console) -> Result:
-    """Reads the facts, plans, trains, and gives the smoke verdict."""
+@command(
+    "local",
+    LocalOptions,
+    examples=(
+        "skill-train local --model Qwen/Qwen2.5-0.5B-Instruct --data tickets.jsonl --max-steps 50 --run-dir runs/first",
+        "skill-train local recipe.yaml",
+    ),
+)
+@click.argument("recipe", type=PATH, required=False)
+@recipe_options
+@device_option
+@click.option(
+    "--force", is_flag=True, help="Train in spite of a known risk: a --dtype that may end in NaN, or too little memory."
+)
+@click.option("--run-dir", type=PATH, help="Folder of the run.  [default: runs/<data>-<recipe hash>]")
+@click.option("--resume", is_flag=True, help="Continue the run in --run-dir from its newest complete checkpoint.")
+def local(options: LocalOptions, console: Console) -> Result:
+    """Train a LoRA adapter on this machine and end with a smoke verdict. RECIPE is a recipe file or a plan."""
     if options.resume and options.run_dir is None and not options.names_a_recipe:
         raise UsageError(
             "--resume needs a run to continue",
@@ -93,7 +108,7 @@ def _plan(options: LocalOptions, console: Console) -> Plan:
 
 
 def _train(options: LocalOptions, console: Console, folder: RunDir, plan: Plan) -> StepResult[TrainRecord]:
-    words = _words("local", options.recipe, set_options(options, (*RECIPE_OPTIONS, "device", "dtype")))
+    words = words_of("local", options.recipe, set_options(options, (*RECIPE_OPTIONS, "device", "dtype")))
     words += ["--force"] * options.force
     place = ["--run-dir", str(options.run_dir)] if options.run_dir is not None else []
     with _elsewhere(folder, words):
@@ -126,14 +141,6 @@ def _run_at(path: Path) -> RunDir:
             hint="another --run-dir",
         )
     return RunDir(path)
-
-
-def _words(command: str, recipe: Path | None, options: Mapping[str, object]) -> list[str]:
-    """A command with the options that the user gave."""
-    words = ["skill-train", command, *([str(recipe)] if recipe is not None else [])]
-    for key, value in options.items():
-        words += [f"--{key.replace('_', '-')}", str(value)] if value is not None else []
-    return words
 
 
 @contextlib.contextmanager
@@ -177,7 +184,7 @@ def _whole_training(options: LocalOptions) -> list[str]:
     if options.max_steps is None:
         return []
     rest = tuple(name for name in RECIPE_OPTIONS if name != "max_steps")
-    return [shlex.join(_words("plan", options.recipe, set_options(options, rest)))]
+    return [shlex.join(words_of("plan", options.recipe, set_options(options, rest)))]
 
 
 def _is_finished(run: RunDir, plan: Plan) -> bool:
@@ -187,7 +194,6 @@ def _is_finished(run: RunDir, plan: Plan) -> bool:
 
 
 def plan_of(console: Console, recipe: Path) -> Plan:
-    """The plan of a recipe file for this machine."""
     return plan_with_files(console, load_recipe(recipe, {}), HERE)
 
 
@@ -244,7 +250,6 @@ def _result(run: RunDir, plan: Plan, trained: StepResult[TrainRecord], epochs: f
 
 
 def _draw(rich: Any, record: TrainRecord) -> None:
-    """Draws the smoke verdict, one row as the model saw it, and one prompt answered before and after."""
     draw_checks(rich, f"smoke test: {record.verdict}", record.checks)
     if record.example is not None:
         draw_text(rich, "one row as it was fed, ⟦trained parts⟧ marked:\n" + record.example[:600])
@@ -259,27 +264,3 @@ def draw_checks(rich: Any, title: str, checks: list[SmokeCheck]) -> None:
     for check in checks:
         add_row(table, check.name, check.verdict, figure(check.figure), check.detail, style=STYLE[check.verdict])
     rich.print(table)
-
-
-# --- The command ---
-
-
-@command(
-    "local",
-    LocalOptions,
-    examples=(
-        "skill-train local --model Qwen/Qwen2.5-0.5B-Instruct --data tickets.jsonl --max-steps 50 --run-dir runs/first",
-        "skill-train local recipe.yaml",
-    ),
-)
-@click.argument("recipe", type=PATH, required=False)
-@recipe_options
-@device_option
-@click.option(
-    "--force", is_flag=True, help="Train in spite of a known risk: a --dtype that may end in NaN, or too little memory."
-)
-@click.option("--run-dir", type=PATH, help="Folder of the run.  [default: runs/<data>-<recipe hash>]")
-@click.option("--resume", is_flag=True, help="Continue the run in --run-dir from its newest complete checkpoint.")
-def local(options: LocalOptions, console: Console) -> Result:
-    """Train a LoRA adapter on this machine and end with a smoke verdict. RECIPE is a recipe file or a plan."""
-    return run(options, console)

@@ -27,25 +27,42 @@ class LogsOptions:
     tail: int | None = None
 
 
-def run(options: LogsOptions, console: Console) -> Result:
-    """Prints the lines as they come, or gives the last ones in the answer."""
+@command(
+    "logs",
+    LogsOptions,
+    examples=("skill-train logs runs/tickets-cloud --tail 50", "skill-train logs runs/tickets-cloud --follow"),
+)
+@click.argument("run", type=RUN)
+@click.option("--follow", is_flag=True, help="Keep printing until the job has ended.")
+@click.option(
+    "--tail", type=click.IntRange(1, MOST_COUNTED), help="Number of lines to show, from the end.  [default: all]"
+)
+def logs(options: LogsOptions, console: Console) -> Result:
+    """Show the log of a job, and reconnect when the connection breaks. JSON holds the last lines that fit."""
     cloud = find_run.find(options.run, console.status)
     tail = options.tail
     where, run_id, say = (cloud.record.namespace, job_of(cloud).id), cloud.record.run_id, console.status
     live = options.follow and job_of(cloud).live
     there = [] if live and tail is None else poll.log_so_far(job_of(cloud), say, tail=None if live else tail)
-    last: deque[str] = deque(maxlen=tail or 1000)
-    for line in there[-tail:] if tail else there:
+    there_asked = there[-tail:] if tail else there
+    last, count = deque[str](maxlen=tail or 1000), len(there_asked)
+    for line in there_asked:
         last.append(line)
         console.line(line, now=options.follow)
     if live:
         with waiting.for_hours():
             for line in poll.lines(*where, run_id, say=say, skip=len(there)):
                 last.append(line)
+                count += 1
                 console.line(line, now=True)
         cloud = find_run.with_current_job(cloud, say)
     shown = _that_fit(last)
-    data = {"job_id": where[1], "stage": job_of(cloud).stage, "lines": shown, "left_out": len(last) - len(shown)}
+    data = {
+        "job_id": where[1],
+        "stage": job_of(cloud).stage,
+        "lines": shown,
+        "left_out": min(count, tail or count) - len(shown),
+    }
     return Result(data, next=_next(cloud, console))
 
 
@@ -66,18 +83,3 @@ def _that_fit(lines: Iterable[str]) -> list[str]:
             break
         kept_lines.append(line)
     return kept_lines[::-1]
-
-
-@command(
-    "logs",
-    LogsOptions,
-    examples=("skill-train logs runs/tickets-cloud --tail 50", "skill-train logs runs/tickets-cloud --follow"),
-)
-@click.argument("run", type=RUN)
-@click.option("--follow", is_flag=True, help="Keep printing until the job has ended.")
-@click.option(
-    "--tail", type=click.IntRange(1, MOST_COUNTED), help="Number of lines to show, from the end.  [default: all]"
-)
-def logs(options: LogsOptions, console: Console) -> Result:
-    """Show the log of a job, and reconnect when the connection breaks. JSON holds the last lines that fit."""
-    return run(options, console)

@@ -9,13 +9,13 @@ import click
 
 from skill_train.commands._base_model import base_folder
 from skill_train.commands._frame import command
-from skill_train.commands._merging import MergeTask, merge_folders, merge_run
+from skill_train.commands._merging import merge_folders, merge_run
 from skill_train.commands._options import PATH, require_only_run
-from skill_train.commands._outputs import outputs_of
+from skill_train.commands._outputs import beside
 from skill_train.commands._shell import quoted
 from skill_train.core.console import Console, Result
 from skill_train.core.errors import UsageError
-from skill_train.run.folder import StepResult, open_run
+from skill_train.run.folder import RunDir, StepResult, open_run
 from skill_train.run.lock import locked_out
 from skill_train.run.merge_record import MergeRecord
 
@@ -28,52 +28,6 @@ class MergeOptions:
     out: Path | None = None
     dtype: str | None = None
     gate: str = "auto"
-
-
-def run(options: MergeOptions, console: Console) -> Result:
-    """Merges the adapter of a run, or of a folder."""
-    if options.run is None:
-        return _merge_folders(options, console)
-    require_only_run("merge", {"--base": options.base, "--adapter": options.adapter, "--out": options.out})
-    merged = merge_run(console, open_run(options.run), options.dtype, options.gate)
-    return _result(merged, options.run / "merged", exported=options.run)
-
-
-def _merge_folders(options: MergeOptions, console: Console) -> Result:
-    if options.base is None or options.adapter is None or options.out is None:
-        raise UsageError(
-            "merge needs a run, or the options --base, --adapter and --out",
-            code="bad_usage",
-            expected="skill-train merge RUN, or --base, --adapter and --out",
-            hint="skill-train merge --help",
-        )
-    with locked_out(options.out, "merge"):
-        base = base_folder(options.base)
-        task = MergeTask(base, options.adapter, options.out, dtype=options.dtype, gate=options.gate)
-        merged = merge_folders(console, task)
-    return _result(merged, options.out, exported=options.out)
-
-
-def _result(merged: StepResult[MergeRecord], folder: Path, *, exported: Path) -> Result:
-    """The answer, with the run or the folder that can be exported."""
-    record = merged.record
-    listed = [file for file in outputs_of(record.outputs, folder.parent) if file["path"].endswith(".safetensors")]
-    data = {
-        "out": str(folder),
-        "how": record.how,
-        "reasons": record.reasons,
-        "changes": record.changes,
-        "gate": record.gate,
-        "seconds": record.seconds,
-        "files": [file | {"quant": None} for file in listed],
-        "reused": merged.reused,
-    }
-    return Result(
-        data,
-        quiet=str(folder),
-        next=[f"skill-train export-gguf {quoted(exported)}"],
-        human=lambda rich: rich.print_json(data=data),
-    )
 
 
 @command(
@@ -101,4 +55,56 @@ def _result(merged: StepResult[MergeRecord], folder: Path, *, exported: Path) ->
 )
 def merge(options: MergeOptions, console: Console) -> Result:
     """Merge an adapter into its base, tensor by tensor, and check the result against base + adapter."""
-    return run(options, console)
+    if options.run is None:
+        return _merge_folders(options, console)
+    require_only_run("merge", {"--base": options.base, "--adapter": options.adapter, "--out": options.out})
+    merged = merge_run(console, open_run(options.run), options.dtype, options.gate)
+    return _result(merged, options.run / "merged", exported=options.run)
+
+
+def _merge_folders(options: MergeOptions, console: Console) -> Result:
+    if options.base is None or options.adapter is None or options.out is None:
+        raise UsageError(
+            "merge needs a run, or the options --base, --adapter and --out",
+            code="bad_usage",
+            expected="skill-train merge RUN, or --base, --adapter and --out",
+            hint="skill-train merge --help",
+        )
+    out = options.out
+    with locked_out(out, "merge"):
+        base = base_folder(options.base)
+        from skill_train.merge.step import MergeRequest
+
+        request = MergeRequest(
+            base=base,
+            adapter=options.adapter,
+            out=out,
+            record=RunDir(out.parent).record("merge") if out.name == "merged" else beside(out, ".merge.json"),
+            rows=(),
+            dtype=options.dtype,
+            gate=options.gate,
+        )
+        merged = merge_folders(console, request)
+    return _result(merged, out, exported=out)
+
+
+def _result(merged: StepResult[MergeRecord], folder: Path, *, exported: Path) -> Result:
+    """The answer, with the run or the folder that can be exported."""
+    record = merged.record
+    weights = {name: digest for name, digest in record.outputs.items() if name.endswith(".safetensors")}
+    data = {
+        "out": str(folder),
+        "how": record.how,
+        "reasons": record.reasons,
+        "changes": record.changes,
+        "gate": record.gate,
+        "seconds": record.seconds,
+        "files": [{"path": str(folder.parent / name), **digest, "quant": None} for name, digest in weights.items()],
+        "reused": merged.reused,
+    }
+    return Result(
+        data,
+        quiet=str(folder),
+        next=[f"skill-train export-gguf {quoted(exported)}"],
+        human=lambda rich: rich.print_json(data=data),
+    )

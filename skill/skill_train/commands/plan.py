@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shlex
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,7 @@ from msgspec.structs import replace
 
 from skill_train.commands._blockers import blocked, warn_of_export
 from skill_train.commands._drawing import add_row, draw_line, rich_table
+from skill_train.commands._ended_training import MeasuredFigure, measured_beside_estimates
 from skill_train.commands._for_device import (
     CANDIDATES,
     DeviceAnswer,
@@ -27,7 +29,6 @@ from skill_train.commands._for_device import (
     with_i_quants,
 )
 from skill_train.commands._frame import command
-from skill_train.commands._measured import MeasuredFigure, measured_beside_estimates
 from skill_train.commands._options import (
     DEFAULT_HOURS,
     HOURS,
@@ -38,6 +39,7 @@ from skill_train.commands._options import (
     for_device_options,
     recipe_options,
     set_options,
+    words_of,
 )
 from skill_train.commands._planning import load_recipe, plan_from_metadata
 from skill_train.commands._shell import quoted
@@ -77,8 +79,38 @@ class PlanOptions(DeviceOptions):
     out: Path | None = None
 
 
-def run(options: PlanOptions, console: Console) -> Result:
-    """Makes the plan, and writes it with `--out`. For a run directory, compares estimates and measurements."""
+@command(
+    "plan",
+    PlanOptions,
+    examples=(
+        "skill-train plan --model Qwen/Qwen2.5-7B-Instruct --data tickets.jsonl",
+        "skill-train plan recipe.yaml --where cloud --max-hours 2 --out plan.json",
+        'skill-train plan --model Qwen/Qwen2.5-0.5B-Instruct --data tickets.jsonl --for "iPhone 15"',
+    ),
+)
+@click.argument("recipe", type=PATH, required=False)
+@recipe_options
+@device_option
+@click.option("--where", type=click.Choice(("local", "cloud")), help="Override the rules.  [default: the rules decide]")
+@flavor_option
+@click.option(
+    "--max-hours",
+    type=HOURS,
+    default=DEFAULT_HOURS,
+    show_default=True,
+    help="Longest acceptable run, in hours; a longer one is planned for the cloud.",
+)
+@for_device_options
+@click.option(
+    "--quant",
+    help=f"Types of file for --for, separated by commas.  [default: {','.join(CANDIDATES)}, and up to two i-quants]",
+)
+@click.option("--out", type=PATH, help="File for the plan; `skill-train local PLAN` runs it.")
+def plan(options: PlanOptions, console: Console) -> Result:
+    """Decide whether to train here or in the cloud, and estimate memory, time and cost; spends nothing.
+
+    RECIPE is a recipe file, or the folder of a run, whose estimates are then shown beside what was measured.
+    """
     if options.recipe is not None and options.recipe.is_dir():
         return _of_run(options.recipe, options)
     if options.flavor is not None and options.where == "local":
@@ -143,7 +175,6 @@ def _choices(options: PlanOptions) -> Choices:
 
 
 def _of_run(folder: Path, options: PlanOptions) -> Result:
-    """The plan of a run, with its measurements."""
     run = open_run(folder)
     others = set_options(options, (*RECIPE_OPTIONS, "device", "dtype", "where", "flavor", "out", *_OF_A_DEVICE))
     if others:
@@ -227,7 +258,7 @@ def _warn_of_few(console: Console, recipe: ResolvedRecipe, rows: int) -> None:
 
 
 def _is_out_of_reach(plan: Plan) -> bool:
-    """Warns that a job cannot read a local model folder."""
+    """Whether a job would need a model folder of this machine."""
     return plan.where == "cloud" and plan.fingerprints["model"] is not None
 
 
@@ -235,14 +266,13 @@ def _next(plan: Plan, options: PlanOptions) -> list[str]:
     """The command that runs this plan, or the same recipe if no plan was written."""
     if _is_out_of_reach(plan):
         return []
-    command = "skill-train local" if plan.where == "local" else "skill-train submit"
+    command = "local" if plan.where == "local" else "submit"
     if options.out is not None:
-        return [f"{command} {quoted(options.out)}"]
-    words = set_options(options, (*RECIPE_OPTIONS, "device", "dtype"))
+        return [shlex.join(["skill-train", command, str(options.out)])]
+    values = set_options(options, (*RECIPE_OPTIONS, "device", "dtype"))
     if plan.where == "cloud":  # the machine of the plan, and nothing of this one
-        words = {key: value for key, value in words.items() if key != "device"} | {"flavor": plan.flavor}
-    shown = [f"--{key.replace('_', '-')} {quoted(value)}" for key, value in words.items()]
-    return [" ".join([command, *([quoted(options.recipe)] if options.recipe else []), *shown])]
+        values = {key: value for key, value in values.items() if key != "device"} | {"flavor": plan.flavor}
+    return [shlex.join(words_of(command, options.recipe, values))]
 
 
 def _summary(plan: Plan) -> dict[str, object]:
@@ -359,41 +389,3 @@ def _time(seconds: float) -> str:
         if seconds >= 90
         else f"{seconds:.0f} s"
     )
-
-
-# --- The command ---
-
-
-@command(
-    "plan",
-    PlanOptions,
-    examples=(
-        "skill-train plan --model Qwen/Qwen2.5-7B-Instruct --data tickets.jsonl",
-        "skill-train plan recipe.yaml --where cloud --max-hours 2 --out plan.json",
-        'skill-train plan --model Qwen/Qwen2.5-0.5B-Instruct --data tickets.jsonl --for "iPhone 15"',
-    ),
-)
-@click.argument("recipe", type=PATH, required=False)
-@recipe_options
-@device_option
-@click.option("--where", type=click.Choice(("local", "cloud")), help="Override the rules.  [default: the rules decide]")
-@flavor_option
-@click.option(
-    "--max-hours",
-    type=HOURS,
-    default=DEFAULT_HOURS,
-    show_default=True,
-    help="Longest acceptable run, in hours; a longer one is planned for the cloud.",
-)
-@for_device_options
-@click.option(
-    "--quant",
-    help=f"Types of file for --for, separated by commas.  [default: {','.join(CANDIDATES)}, and up to two i-quants]",
-)
-@click.option("--out", type=PATH, help="File for the plan; `skill-train local PLAN` runs it.")
-def plan(options: PlanOptions, console: Console) -> Result:
-    """Decide whether to train here or in the cloud, and estimate memory, time and cost; spends nothing.
-
-    RECIPE is a recipe file, or the folder of a run, whose estimates are then shown beside what was measured.
-    """
-    return run(options, console)

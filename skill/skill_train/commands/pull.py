@@ -13,11 +13,11 @@ from skill_train.cloud.bucket import StoredRun
 from skill_train.cloud.find_run import CloudRun
 from skill_train.cloud.pull import Pull
 from skill_train.commands._drawing import draw_line
+from skill_train.commands._ended_training import smoke_failure
 from skill_train.commands._frame import command
 from skill_train.commands._kept_result import in_bucket, is_live, why_not_pushed
 from skill_train.commands._options import PATH, RUN
 from skill_train.commands._shell import quoted
-from skill_train.commands._smoke import smoke_failure
 from skill_train.core.console import Console, Result
 from skill_train.core.errors import AccessError, VerificationFailed
 from skill_train.core.units import megabytes
@@ -32,8 +32,22 @@ class PullOptions:
     run_dir: Path | None = None
 
 
-def run(options: PullOptions, console: Console) -> Result:
-    """Fetches all stored files, from the model repository if the bucket has no result."""
+@command(
+    "pull",
+    PullOptions,
+    examples=(
+        "skill-train pull runs/tickets-cloud",
+        "skill-train pull me/0123456789abcdef01234567 --run-dir runs/tickets-cloud",
+    ),
+)
+@click.argument("run", type=RUN)
+@click.option("--run-dir", type=PATH, help="Folder of the run.  [default: RUN; runs/<run id> for a job's id]")
+def pull(options: PullOptions, console: Console) -> Result:
+    """Fetch the adapter and the records of a job, with their digests checked, for merge and export.
+
+    A result that the bucket lacks comes from the repository that it was pushed to. A run that has not finished brings
+    its records and its newest checkpoint. Run it again after an interruption.
+    """
     cloud = find_run.with_run_dir(find_run.find(options.run, console.status), options.run_dir, console.status)
     here = cloud.run
     assert here is not None  # in_folder gave it one
@@ -117,22 +131,3 @@ def _draw(rich: Any, here: RunDir, record: Pull, new: int) -> None:
     state = "trained" if source.state == "done" else f"unfinished, checkpoint {source.checkpoint}"
     size = sum(file["bytes"] for file in files)
     draw_line(rich, f"{here.path}: {state}; {len(files)} files, {megabytes(size)}, {new} of them new")
-
-
-@command(
-    "pull",
-    PullOptions,
-    examples=(
-        "skill-train pull runs/tickets-cloud",
-        "skill-train pull me/0123456789abcdef01234567 --run-dir runs/tickets-cloud",
-    ),
-)
-@click.argument("run", type=RUN)
-@click.option("--run-dir", type=PATH, help="Folder of the run.  [default: RUN; runs/<run id> for a job's id]")
-def pull(options: PullOptions, console: Console) -> Result:
-    """Fetch the adapter and the records of a job, with their digests checked, for merge and export.
-
-    A result that the bucket lacks comes from the repository that it was pushed to. A run that has not finished brings
-    its records and its newest checkpoint. Run it again after an interruption.
-    """
-    return run(options, console)

@@ -91,8 +91,31 @@ class _Push:
         return [PushedFile(file.path, file.size, file.changed) for file in self.files]
 
 
-def run(options: PushOptions, console: Console) -> Result:
-    """Lists the files, or pushes them."""
+@command(
+    "push",
+    PushOptions,
+    examples=(
+        "skill-train push runs/first --repo me/tickets-0.5b --dry-run",
+        "skill-train push runs/first --repo me/tickets-0.5b --part gguf --public",
+    ),
+)
+@click.argument("run", type=PATH)
+@click.option("--repo", help="Repository on the Hub, NAMESPACE/NAME.  [default: the recipe's hub_model_id]")
+@click.option(
+    "--part",
+    type=click.Choice(("gguf", "adapter", "merged")),
+    multiple=True,
+    help="Part to push; repeat for more.  [default: the GGUF files and the adapter]",
+)
+@click.option(
+    "--include",
+    multiple=True,
+    help="Another file to push that is left out by default, such as a program.",
+)
+@click.option("--public", is_flag=True, help="Make a new repository public.  [default: private]")
+@click.option("--dry-run", is_flag=True, help="List files and sizes; send nothing.")
+def push(options: PushOptions, console: Console) -> Result:
+    """Push a run's adapter, merged model or GGUF files to the Hub, with a model card that contains the proof."""
     push = gathered(options, console)
     if "gguf" in push.parts and push.proof is None:
         again = f"skill-train verify {quoted(options.run)}"
@@ -215,7 +238,6 @@ def card_file(push: _Push, half: str) -> PushFile:
 
 
 def _matrices(run: RunDir) -> dict[str, str]:
-    """The importance matrix of each file, by its name."""
     files = export_record.outputs(run.path)
     uses = {Path(name).name: file["imatrix"] for name, file in files.items() if "imatrix" in file}
     return {name: f"{use['file']}, of {use['data']}" for name, use in uses.items()}
@@ -248,31 +270,3 @@ def _record(push: _Push, sent: Uploaded) -> None:
         finished_at=records.timestamp(),
     )
     records.write(push.run.record("push"), record)
-
-
-@command(
-    "push",
-    PushOptions,
-    examples=(
-        "skill-train push runs/first --repo me/tickets-0.5b --dry-run",
-        "skill-train push runs/first --repo me/tickets-0.5b --part gguf --public",
-    ),
-)
-@click.argument("run", type=PATH)
-@click.option("--repo", help="Repository on the Hub, NAMESPACE/NAME.  [default: the recipe's hub_model_id]")
-@click.option(
-    "--part",
-    type=click.Choice(("gguf", "adapter", "merged")),
-    multiple=True,
-    help="Part to push; repeat for more.  [default: the GGUF files and the adapter]",
-)
-@click.option(
-    "--include",
-    multiple=True,
-    help="Another file to push that is left out by default, such as a program.",
-)
-@click.option("--public", is_flag=True, help="Make a new repository public.  [default: private]")
-@click.option("--dry-run", is_flag=True, help="List files and sizes; send nothing.")
-def push(options: PushOptions, console: Console) -> Result:
-    """Push a run's adapter, merged model or GGUF files to the Hub, with a model card that contains the proof."""
-    return run(options, console)

@@ -24,8 +24,15 @@ class ReportOptions:
     out: Path | None = None
 
 
-def run(options: ReportOptions, console: Console) -> Result:
-    """Writes one page about all the runs, beside the records of the first."""
+@command(
+    "report",
+    ReportOptions,
+    examples=("skill-train report runs/first", "skill-train report runs/first runs/second --out compared.html"),
+)
+@click.argument("runs", type=PATH, nargs=-1, required=True)
+@click.option("--out", type=PATH, help="File for the page.  [default: report.html in the first run]")
+def report(options: ReportOptions, console: Console) -> Result:
+    """Write an HTML page about one run, or about several runs side by side. The page loads nothing from the network."""
     from skill_train.report import step
 
     opened = [open_run(path) for path in options.runs]
@@ -41,15 +48,3 @@ def _draw(rich: Any, data: Report) -> None:
     for pair in data["same"]:
         draw_line(rich, f"{pair['b']} and {pair['a']}: {pair['headline']}")
     draw_line(rich, data["report"])
-
-
-@command(
-    "report",
-    ReportOptions,
-    examples=("skill-train report runs/first", "skill-train report runs/first runs/second --out compared.html"),
-)
-@click.argument("runs", type=PATH, nargs=-1, required=True)
-@click.option("--out", type=PATH, help="File for the page.  [default: report.html in the first run]")
-def report(options: ReportOptions, console: Console) -> Result:
-    """Write an HTML page about one run, or about several runs side by side. The page loads nothing from the network."""
-    return run(options, console)

@@ -14,7 +14,6 @@ from skill_train.cloud import find_run
 from skill_train.cloud.budget import Budget, Need, Price
 from skill_train.cloud.failure_reason import Story, larger
 from skill_train.cloud.find_run import CloudRun
-from skill_train.commands._cost import cost_in_words
 from skill_train.commands._drawing import draw_line
 from skill_train.commands._frame import command
 from skill_train.commands._job_snapshot import Snapshot, snapshot
@@ -40,8 +39,29 @@ class ResumeOptions:
     yes: bool = False
 
 
-def run(options: ResumeOptions, console: Console) -> Result:
-    """Starts a new job from the newest checkpoint, once its cost is accepted."""
+@command(
+    "resume",
+    ResumeOptions,
+    examples=(
+        "skill-train resume runs/tickets-cloud",
+        "skill-train resume runs/tickets-cloud --flavor a100-large --max-cost 5 --yes",
+    ),
+)
+@click.argument("run", type=RUN)
+@click.option("--run-dir", type=PATH, help="Folder of the run.  [default: RUN; runs/<run id> for a job's id]")
+@click.option("--flavor", help="Another machine with the same number of GPUs.  [default: that of the last job]")
+@click.option(
+    "--timeout", help="Time limit, such as 30m, 2h or 5400 (seconds).  [default: as before; longer after a timeout]"
+)
+@click.option("--max-cost", type=DOLLARS, help="Most dollars that all jobs of the plan together may cost.")
+@click.option(
+    "--yes", is_flag=True, help="Start the job. Without this option the cost is shown and nothing is started."
+)
+def resume(options: ResumeOptions, console: Console) -> Result:
+    """Start a new job that continues from the newest checkpoint, with the same recipe.
+
+    A run on this machine goes on with `skill-train local --resume --run-dir RUN`.
+    """
     from skill_train.cloud import resume
 
     cloud = find_run.find(options.run, console.status)
@@ -84,10 +104,10 @@ def _budget(options: ResumeOptions, console: Console, seen: Snapshot) -> tuple[B
     Raises:
         DecisionNeeded: it may cost more than was allowed.
     """
-    cloud = seen.cloud
+    cloud, record = seen.cloud, seen.cloud.record
     flavor = options.flavor or cloud.job.flavor
-    max_cost = _ceiling(options, cloud.record)
-    before = 0.0 if max_cost is None else _spent(cloud, console)
+    max_cost = _ceiling(options, record)
+    before = 0.0 if max_cost is None else spent_by_jobs(record.namespace, record.plan_hash, record, console.status)
     command = _command(cloud, flavor, max_cost)
     budget = cloud_budget.budget(
         _rest(seen, flavor),
@@ -105,11 +125,6 @@ def _ceiling(options: ResumeOptions, record: CloudRecord) -> float | None:
     if options.max_cost is not None:
         return options.max_cost
     return next((job.max_cost for job in reversed(record.jobs) if job.max_cost is not None), None)
-
-
-def _spent(cloud: CloudRun, console: Console) -> float:
-    record = cloud.record
-    return spent_by_jobs(record.namespace, record.plan_hash, record, console.status)
 
 
 def _ended(cloud: CloudRun, console: Console) -> Snapshot:
@@ -206,7 +221,7 @@ def _agreement(seen: Snapshot, budget: Budget, command: str) -> Result:
     """The answer without --yes: the new job, its cost, and the command that starts it."""
     cloud, cost = seen.cloud, budget.as_dict()
     error = DecisionNeeded(
-        f"a new job on {budget.flavor} would continue from step {seen.kept_step}: {cost_in_words(budget)}",
+        f"a new job on {budget.flavor} would continue from step {seen.kept_step}: {budget.in_words}",
         code="confirm_cost",
         expected="--yes",
         got=f"{budget.flavor}, stopped after {budget.timeout_seconds} s",
@@ -253,29 +268,3 @@ def _there(cloud: CloudRun, job: CloudJob, *, reused: bool, budget: Budget | Non
         quiet=job.job_id or "",
         next=[f"skill-train {command} {cloud.word}" for command in ("wait", "logs", "pull")],
     )
-
-
-@command(
-    "resume",
-    ResumeOptions,
-    examples=(
-        "skill-train resume runs/tickets-cloud",
-        "skill-train resume runs/tickets-cloud --flavor a100-large --max-cost 5 --yes",
-    ),
-)
-@click.argument("run", type=RUN)
-@click.option("--run-dir", type=PATH, help="Folder of the run.  [default: RUN; runs/<run id> for a job's id]")
-@click.option("--flavor", help="Another machine with the same number of GPUs.  [default: that of the last job]")
-@click.option(
-    "--timeout", help="Time limit, such as 30m, 2h or 5400 (seconds).  [default: as before; longer after a timeout]"
-)
-@click.option("--max-cost", type=DOLLARS, help="Most dollars that all jobs of the plan together may cost.")
-@click.option(
-    "--yes", is_flag=True, help="Start the job. Without this option the cost is shown and nothing is started."
-)
-def resume(options: ResumeOptions, console: Console) -> Result:
-    """Start a new job that continues from the newest checkpoint, with the same recipe.
-
-    A run on this machine goes on with `skill-train local --resume --run-dir RUN`.
-    """
-    return run(options, console)

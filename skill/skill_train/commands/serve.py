@@ -14,7 +14,7 @@ import msgspec
 from skill_train.commands._chosen_model import Chosen, gguf_of
 from skill_train.commands._drawing import draw_text
 from skill_train.commands._frame import command
-from skill_train.commands._options import PATH, engine_device_option
+from skill_train.commands._options import DEFAULT_CONTEXT, PATH, context_option, engine_device_option
 from skill_train.commands._shell import quoted
 from skill_train.core.console import Console, Result
 from skill_train.core.errors import UsageError
@@ -25,7 +25,7 @@ from skill_train.llama.gguf_header import GgufFile, read_model_file
 from skill_train.llama.sampling import sampling_of, sampling_of_gguf
 from skill_train.llama.template import Conversation, special_texts
 
-PORT, CONTEXT = 8000, 4096
+PORT = 8000
 
 
 @dataclass(frozen=True)
@@ -35,17 +35,38 @@ class ServeOptions:
     host: str = LOOPBACK
     port: int = PORT
     api_key: str | None = None
-    context: int = CONTEXT
+    context: int = DEFAULT_CONTEXT
     device: str | None = None
 
 
-def run(options: ServeOptions, console: Console) -> Result:
-    """Serves until Ctrl-C."""
+@command(
+    "serve",
+    ServeOptions,
+    examples=(
+        "skill-train serve runs/first --quant q4_k_m",
+        "skill-train serve runs/first --host 0.0.0.0 --api-key env:SERVE_KEY",
+    ),
+)
+@click.argument("model", type=PATH, metavar="RUN|FILE.gguf")
+@click.option("--quant", help="GGUF file by its type (q4_k_m) or name.  [default: the file of the Modelfile]")
+@click.option(
+    "--host", default=LOOPBACK, show_default=True, help="Address to listen at. Another than this machine's needs a key."
+)
+@click.option(
+    "--port", type=click.IntRange(0, 65535), default=PORT, show_default=True, help="Port; 0 takes a free one."
+)
+@click.option(
+    "--api-key", help="Where the key of the clients is: env:NAME for a variable, or a file. Never the key itself."
+)
+@context_option
+@engine_device_option
+def serve(options: ServeOptions, console: Console) -> Result:
+    """Serve a GGUF file on this machine with OpenAI's protocol, its own template and the model's sampling."""
     _require_key(options)
     key = None if options.api_key is None else read_key(options.api_key)
     require_server()
     asked = gguf_of(options.model, options.quant)
-    if asked.reads_pictures:
+    if asked.model.pictures is not None:
         raise _reads_pictures(asked)
     gguf = read_model_file(asked.model.path)
     job = _job(options, asked, gguf, key)
@@ -73,8 +94,7 @@ def _engine(server: Any) -> str:
 def _job(options: ServeOptions, asked: Chosen, gguf: GgufFile, key: str | None) -> ServerJob:
     from skill_train.machine.read import physical_cores
 
-    folder = asked.sampling_of
-    sampling, _ = sampling_of(folder) if folder else sampling_of_gguf(gguf.metadata, gguf.path)
+    sampling, _ = sampling_of(asked.folder) if asked.folder else sampling_of_gguf(gguf.metadata, gguf.path)
     trained = gguf.count("context_length")
     bos, eos = special_texts(gguf)
     prompts = None if asked.raw else _prompts(asked, gguf)
@@ -106,7 +126,7 @@ def _prompts(asked: Chosen, gguf: GgufFile) -> GgufPrompts:
     from skill_train.verify.check_template import CONVERSATIONS
     from skill_train.verify.template_branches import BRANCHES
 
-    tokenizer = None if asked.tokenizer_of is None else load_tokenizer(asked.tokenizer_of)
+    tokenizer = None if asked.folder is None else load_tokenizer(asked.folder)
     prompts = GgufPrompts(gguf, tokenizer, raw=False)
     tried: list[Conversation] = [*CONVERSATIONS, *BRANCHES]
     written = prompts.alike(tried)
@@ -149,38 +169,3 @@ def _reads_pictures(asked: Chosen) -> UsageError:
         got="a pair of a language model and a projector",
         hint=f"serve the pair with llama.cpp's own server: llama-server -m {quoted(text)} --mmproj {quoted(projector)}",
     )
-
-
-# --- The command ---
-
-
-@command(
-    "serve",
-    ServeOptions,
-    examples=(
-        "skill-train serve runs/first --quant q4_k_m",
-        "skill-train serve runs/first --host 0.0.0.0 --api-key env:SERVE_KEY",
-    ),
-)
-@click.argument("model", type=PATH, metavar="RUN|FILE.gguf")
-@click.option("--quant", help="GGUF file by its type (q4_k_m) or name.  [default: the file of the Modelfile]")
-@click.option(
-    "--host", default=LOOPBACK, show_default=True, help="Address to listen at. Another than this machine's needs a key."
-)
-@click.option(
-    "--port", type=click.IntRange(0, 65535), default=PORT, show_default=True, help="Port; 0 takes a free one."
-)
-@click.option(
-    "--api-key", help="Where the key of the clients is: env:NAME for a variable, or a file. Never the key itself."
-)
-@click.option(
-    "--context",
-    type=click.IntRange(16, 1_000_000),
-    default=CONTEXT,
-    show_default=True,
-    help="Longest prompt with its answer, in tokens; at most what the model takes.",
-)
-@engine_device_option
-def serve(options: ServeOptions, console: Console) -> Result:
-    """Serve a GGUF file on this machine with OpenAI's protocol, its own template and the model's sampling."""
-    return run(options, console)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NotRequired, TypedDict
+from typing import Any
 
 import click
 
@@ -36,8 +37,31 @@ class CheckOptions:
     scope: str | None = None
 
 
-def run_install(options: InstallOptions, console: Console) -> Result:
-    """Installs the skill, and for `agents` the link that Claude Code needs. Refuses before it writes anything."""
+_SCOPE = click.option(
+    "--scope",
+    type=click.Choice(("project", "global")),
+    help="project: the current folder; global: the user's home.  [default: project; both for check]",
+)
+
+
+@command(
+    "skills install",
+    InstallOptions,
+    examples=("skill-train skills install", "skill-train skills install --target claude --scope global"),
+)
+@click.option(
+    "--target",
+    default="agents",
+    show_default=True,
+    metavar="agents|claude|PATH",
+    help="agents: .agents/skills and a link in .claude/skills; claude: .claude/skills; PATH: a folder of skills.",
+)
+@_SCOPE
+@click.option(
+    "--force", is_flag=True, help="Also replace edited files, and files with the same names from other sources."
+)
+def install_command(options: InstallOptions, console: Console) -> Result:
+    """Copy the skill (instructions, references, templates, programs) to the folders that agents read."""
     skill = _skill()
     main, linked = _places(options.target, options.scope)
     if not options.force:
@@ -51,7 +75,7 @@ def run_install(options: InstallOptions, console: Console) -> Result:
         if place.kept:
             named = ", ".join(place.kept)
             console.warn("edited_files", f"{place.path}: edited files were kept: {named}; --force replaces them")
-    places = [_done(place) for place in done]
+    places = [_shown(place) for place in done]
     return Result(
         {"version": skill.version, "files": len(skill.files), "places": places},
         human=lambda rich: _draw(rich, places),
@@ -60,12 +84,15 @@ def run_install(options: InstallOptions, console: Console) -> Result:
     )
 
 
-def run_check(options: CheckOptions, console: Console) -> Result:
-    """Compares every copy that agents on this machine may read with this package.
-
-    Raises:
-        NotInstalled: there is none.
-    """
+@command(
+    "skills check",
+    CheckOptions,
+    examples=("skill-train skills check", "skill-train skills check --scope global --format json"),
+)
+@click.option("--target", metavar="agents|claude|PATH", help="Place to check.  [default: all known places]")
+@_SCOPE
+def check_command(options: CheckOptions, console: Console) -> Result:
+    """Compare each installed copy of the skill with this package: current, older, newer, edited or different."""
     skill = _skill()
     folders = dict.fromkeys(_unlinked(place) for place in _all_places(options.target, options.scope))
     copies = [copy for folder in folders if (copy := install.read_copy(skill, folder))]
@@ -74,9 +101,9 @@ def run_check(options: CheckOptions, console: Console) -> Result:
             "the skill is not installed for any agent here",
             code="skill_missing",
             expected=", ".join(str(folder) for folder in folders),
-            hint="skill-train skills install",
+            hint=_install_command(next(iter(folders))),
         )
-    places = [_installed_place(copy) for copy in copies]
+    places = [_shown(copy) for copy in copies]
     wrong = [copy for copy in copies if copy.state != "current"]
     return Result(
         {"version": skill.version, "places": places},
@@ -129,43 +156,13 @@ def _unlinked(place: Path) -> Path:
     return place.resolve() if place.is_dir() else place
 
 
-class InstalledPlace(TypedDict):
+def _shown(place: Done | Copy) -> dict[str, object]:
     """A place in the answer. Lists of files are left out where they are empty."""
-
-    path: str
-    state: str
-    version: NotRequired[str | None]
-    kept: NotRequired[list[str]]
-    removed: NotRequired[list[str]]
-    edited: NotRequired[list[str]]
-    missing: NotRequired[list[str]]
-    old: NotRequired[list[str]]
-    link_to: NotRequired[str]
+    values = dataclasses.asdict(place) | {"path": str(place.path)}
+    return {key: value for key, value in values.items() if value or key == "version"}
 
 
-def _done(done: Done) -> InstalledPlace:
-    place: InstalledPlace = {"path": str(done.path), "state": done.state}
-    if done.kept:
-        place["kept"] = done.kept
-    if done.removed:
-        place["removed"] = done.removed
-    if done.link_to is not None:
-        place["link_to"] = done.link_to
-    return place
-
-
-def _installed_place(copy: Copy) -> InstalledPlace:
-    place: InstalledPlace = {"path": str(copy.path), "state": copy.state, "version": copy.version}
-    if copy.edited:
-        place["edited"] = copy.edited
-    if copy.missing:
-        place["missing"] = copy.missing
-    if copy.old:
-        place["old"] = copy.old
-    return place
-
-
-def _draw(rich: Any, places: list[InstalledPlace]) -> None:
+def _draw(rich: Any, places: list[dict[str, object]]) -> None:
     for place in places:
         rest = [f"{key}: {', '.join(value)}" for key, value in place.items() if isinstance(value, list)]
         end = f" -> {place['link_to']}" if "link_to" in place else ""
@@ -190,11 +187,14 @@ def _outdated(copy: Copy, skill: Skill) -> DecisionNeeded:
 
 
 def _renew(copy: Copy) -> str:
-    """The command that updates a copy."""
     if copy.state == "newer":
         return "pip install --upgrade skill-train"
     force = ["--force"] if copy.state in ("edited", "unmanaged") else []
-    return shlex.join(["skill-train", "skills", "install", *_options(copy.path), *force])
+    return " ".join([_install_command(copy.path), *force])
+
+
+def _install_command(folder: Path) -> str:
+    return shlex.join(["skill-train", "skills", "install", *_options(folder)])
 
 
 def _options(folder: Path) -> list[str]:
@@ -205,49 +205,6 @@ def _options(folder: Path) -> list[str]:
                 named = {"--target": target, "--scope": scope}
                 return [word for option, value in named.items() if value not in _DEFAULTS for word in (option, value)]
     return ["--target", str(folder.parent)]
-
-
-# --- The commands ---
-
-
-_SCOPE = click.option(
-    "--scope",
-    type=click.Choice(("project", "global")),
-    help="project: the current folder; global: the user's home.  [default: project; both for check]",
-)
-
-
-@command(
-    "skills install",
-    InstallOptions,
-    examples=("skill-train skills install", "skill-train skills install --target claude --scope global"),
-)
-@click.option(
-    "--target",
-    default="agents",
-    show_default=True,
-    metavar="agents|claude|PATH",
-    help="agents: .agents/skills and a link in .claude/skills; claude: .claude/skills; PATH: a folder of skills.",
-)
-@_SCOPE
-@click.option(
-    "--force", is_flag=True, help="Also replace edited files, and files with the same names from other sources."
-)
-def install_command(options: InstallOptions, console: Console) -> Result:
-    """Copy the skill (instructions, references, templates, programs) to the folders that agents read."""
-    return run_install(options, console)
-
-
-@command(
-    "skills check",
-    CheckOptions,
-    examples=("skill-train skills check", "skill-train skills check --scope global --format json"),
-)
-@click.option("--target", metavar="agents|claude|PATH", help="Place to check.  [default: all known places]")
-@_SCOPE
-def check_command(options: CheckOptions, console: Console) -> Result:
-    """Compare each installed copy of the skill with this package: current, older, newer, edited or different."""
-    return run_check(options, console)
 
 
 @click.group("skills", cls=Commands)

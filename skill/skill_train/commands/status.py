@@ -16,7 +16,7 @@ from skill_train.commands._frame import command
 from skill_train.commands._job_snapshot import age, rounded, snapshot
 from skill_train.commands._options import RUN
 from skill_train.commands._shell import quoted
-from skill_train.commands._status_view import State, draw_status
+from skill_train.commands._status_view import State, state_result
 from skill_train.core import waiting
 from skill_train.core.console import Console, Result
 from skill_train.run import cloud_record, lock, plan_record, progress
@@ -33,8 +33,18 @@ class StatusOptions:
     run: str
 
 
-def run(options: StatusOptions, console: Console) -> Result:
-    """Shows progress, cost and the next command. Asks once, or repeatedly on a terminal."""
+@command(
+    "status",
+    StatusOptions,
+    examples=("skill-train status runs/tickets-cloud", "skill-train status me/0123456789abcdef01234567"),
+)
+@click.argument("run", type=RUN)
+def status(options: StatusOptions, console: Console) -> Result:
+    """Show a run's progress, its cost so far, the time it still needs, and why it failed.
+
+    On a terminal it looks again and again until the run has ended; Ctrl-C stops looking. Else it asks once.
+    RUN is a run directory, or the id of a job: NAMESPACE/ID or ID.
+    """
     here = RunDir(Path(options.run))
     if RunDir.is_one(here.path) and not cloud_record.record_path(here).is_file():
         return console.watch(_local_state(here), pause_seconds=_HERE_SECONDS)
@@ -49,10 +59,7 @@ def _job_state(cloud: CloudRun, console: Console) -> Callable[[], tuple[Result, 
         waiting.well()  # what the last question waited in vain does not count
         seen = snapshot(first_seen or find_run.with_current_job(cloud, console.status), console)
         first_seen = None
-        data = seen.data()
-        result = Result(data, human=lambda rich: draw_status(rich, data), quiet=str(data["stage"]))
-        result.next = list(seen.next())
-        return result, seen.now.live
+        return state_result(seen.data(), seen.next()), seen.now.live
 
     return state_now
 
@@ -60,15 +67,8 @@ def _job_state(cloud: CloudRun, console: Console) -> Callable[[], tuple[Result, 
 def _local_state(run: RunDir) -> Callable[[], tuple[Result, bool]]:
     def state_now() -> tuple[Result, bool]:
         data = _here(run)
-        result = Result(data, human=lambda rich: draw_status(rich, data), quiet=str(data["stage"]))
-        word = quoted(run.path)
-        result.next = [
-            {
-                "COMPLETED": f"skill-train export-gguf {word}",
-                "RUNNING": f"skill-train status {word}",
-            }.get(data["stage"], f"skill-train local --resume --run-dir {word}")
-        ]
-        return result, data["stage"] == "RUNNING"
+        words = {"COMPLETED": "export-gguf", "RUNNING": "status"}.get(data["stage"], "local --resume --run-dir")
+        return state_result(data, [f"skill-train {words} {quoted(run.path)}"]), data["stage"] == "RUNNING"
 
     return state_now
 
@@ -107,18 +107,3 @@ def _fresh(metrics: Path) -> bool:
     """Whether a step was written recently. Used where no lock shows that a process is running."""
     seconds = age(datetime.fromtimestamp(metrics.stat().st_mtime, UTC)) if metrics.is_file() else None
     return seconds is not None and seconds < _LATELY_SECONDS
-
-
-@command(
-    "status",
-    StatusOptions,
-    examples=("skill-train status runs/tickets-cloud", "skill-train status me/0123456789abcdef01234567"),
-)
-@click.argument("run", type=RUN)
-def status(options: StatusOptions, console: Console) -> Result:
-    """Show a run's progress, its cost so far, the time it still needs, and why it failed.
-
-    On a terminal it looks again and again until the run has ended; Ctrl-C stops looking. Else it asks once.
-    RUN is a run directory, or the id of a job: NAMESPACE/ID or ID.
-    """
-    return run(options, console)

@@ -26,8 +26,55 @@ from skill_train.run import cloud_record
 from skill_train.run.folder import RunDir, require_unused
 
 
-def run(options: SubmitOptions, console: Console) -> Result:
-    """Answers with the new job, the existing job, or the decision that is needed."""
+@command(
+    "submit",
+    SubmitOptions,
+    examples=(
+        "skill-train submit runs/first --max-cost 5",
+        "skill-train submit recipe.yaml --flavor a10g-large --timeout 2h --yes",
+    ),
+)
+@click.argument("source", metavar="[RECIPE|PLAN|RUN]", type=PATH, required=False)
+@recipe_options
+@flavor_option
+@click.option("--timeout", help="Time limit of the job: 90m, 2h, or seconds.  [default: above the estimate]")
+@click.option(
+    "--max-cost",
+    type=DOLLARS,
+    help="Most dollars that all jobs of the plan together may cost.  [default: none; --yes accepts the shown cost]",
+)
+@click.option(
+    "--max-hours",
+    type=HOURS,
+    default=DEFAULT_HOURS,
+    show_default=True,
+    help="Longest acceptable run, in hours, when the flavor is chosen.",
+)
+@click.option("--namespace", help="User or organisation that runs and pays for the job.  [default: you]")
+@click.option("--hub-model-id", help="Repository for the result.  [default: NAMESPACE/<model>-<data>-<recipe hash>]")
+@click.option("--data-repo", help="Private dataset repository for local data.  [default: the bucket of the jobs]")
+@click.option("--run-dir", type=PATH, help="Folder of the run.  [default: runs/<data>-<recipe hash>-cloud]")
+@click.option("--dry-run", is_flag=True, help="Check everything and print the job; send nothing.")
+@click.option(
+    "--rehearse", is_flag=True, help="Run two steps of the job on this machine, in a temporary folder; send nothing."
+)
+@click.option("--force-new", is_flag=True, help="Start another job even if one of this plan is running or done.")
+@click.option(
+    "--backend",
+    type=click.Choice(("hf_jobs", "skypilot", "colab")),
+    default="hf_jobs",
+    show_default=True,
+    help="Hugging Face Jobs, a SkyPilot task for other clouds, or a notebook for Google Colab.",
+)
+@click.option(
+    "--nodes", type=click.IntRange(1, 1000), default=1, show_default=True, help="Number of machines; skypilot only."
+)
+@click.option(
+    "--infra", help="Clouds to look for machines, separated by commas; skypilot only.  [default: all suitable ones]"
+)
+@click.option("--yes", is_flag=True, help="Accept the shown cost and uploads, and start the job.")
+def submit(options: SubmitOptions, console: Console) -> Result:
+    """Run a recipe, a plan or a local run as a Hugging Face job; without --yes only show cost and uploads."""
     timeout = None if options.timeout is None else seconds_of(options.timeout)
     options = _submit_elsewhere.with_backend(options)
     plan = cloud_plan(console, options)
@@ -92,55 +139,3 @@ def _spent_before(console: Console, order: Order, sent: Sent) -> float:
     record, last = sent.record, sent.record.last_begun
     but = last.job_id if last is not None else None
     return spent_by_jobs(record.namespace, order.plan_hash, record, console.status, but=but)
-
-
-@command(
-    "submit",
-    SubmitOptions,
-    examples=(
-        "skill-train submit runs/first --max-cost 5",
-        "skill-train submit recipe.yaml --flavor a10g-large --timeout 2h --yes",
-    ),
-)
-@click.argument("source", metavar="[RECIPE|PLAN|RUN]", type=PATH, required=False)
-@recipe_options
-@flavor_option
-@click.option("--timeout", help="Time limit of the job: 90m, 2h, or seconds.  [default: above the estimate]")
-@click.option(
-    "--max-cost",
-    type=DOLLARS,
-    help="Most dollars that all jobs of the plan together may cost.  [default: none; --yes accepts the shown cost]",
-)
-@click.option(
-    "--max-hours",
-    type=HOURS,
-    default=DEFAULT_HOURS,
-    show_default=True,
-    help="Longest acceptable run, in hours, when the flavor is chosen.",
-)
-@click.option("--namespace", help="User or organisation that runs and pays for the job.  [default: you]")
-@click.option("--hub-model-id", help="Repository for the result.  [default: NAMESPACE/<model>-<data>-<recipe hash>]")
-@click.option("--data-repo", help="Private dataset repository for local data.  [default: the bucket of the jobs]")
-@click.option("--run-dir", type=PATH, help="Folder of the run.  [default: runs/<data>-<recipe hash>-cloud]")
-@click.option("--dry-run", is_flag=True, help="Check everything and print the job; send nothing.")
-@click.option(
-    "--rehearse", is_flag=True, help="Run two steps of the job on this machine, in a temporary folder; send nothing."
-)
-@click.option("--force-new", is_flag=True, help="Start another job even if one of this plan is running or done.")
-@click.option(
-    "--backend",
-    type=click.Choice(("hf_jobs", "skypilot", "colab")),
-    default="hf_jobs",
-    show_default=True,
-    help="Hugging Face Jobs, a SkyPilot task for other clouds, or a notebook for Google Colab.",
-)
-@click.option(
-    "--nodes", type=click.IntRange(1, 1000), default=1, show_default=True, help="Number of machines; skypilot only."
-)
-@click.option(
-    "--infra", help="Clouds to look for machines, separated by commas; skypilot only.  [default: all suitable ones]"
-)
-@click.option("--yes", is_flag=True, help="Accept the shown cost and uploads, and start the job.")
-def submit(options: SubmitOptions, console: Console) -> Result:
-    """Run a recipe, a plan or a local run as a Hugging Face job; without --yes only show cost and uploads."""
-    return run(options, console)

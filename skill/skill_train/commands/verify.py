@@ -36,8 +36,32 @@ class VerifyOptions:
     engine: tuple[str, ...] = ()
 
 
-def run(options: VerifyOptions, console: Console) -> Result:
-    """Verifies the files of a run, or given files against a reference."""
+@command(
+    "verify",
+    VerifyOptions,
+    examples=(
+        "skill-train verify runs/first",
+        "skill-train verify --reference merged-model-folder --gguf model-q4_k_m.gguf",
+    ),
+)
+@click.argument("run", type=PATH, required=False)
+@click.option("--reference", help="Model that the files are compared with: folder or Hub id. Without RUN.")
+@click.option("--base", help="Base model, to check that the file is the tuned model and not the base. Without RUN.")
+@click.option("--gguf", type=PATH, multiple=True, help="File to check; repeat for more. Without RUN.")
+@click.option(
+    "--tokens",
+    type=click.IntRange(16, MOST_COUNTED),
+    help="Maximum number of tokens to compare.  [default: 2048; 256 above 250M weights]",
+)
+@click.option(
+    "--engine",
+    multiple=True,
+    type=click.Choice((*ENGINES, ALL)),
+    help="Program to ask the files in as well, on this machine; repeat for more, or all for those that are here.",
+)
+@click.option("--out", type=PATH, help="File for the proof.  [default: RUN/verify.json, or beside the first GGUF]")
+def verify(options: VerifyOptions, console: Console) -> Result:
+    """Check each GGUF file against the trained model: file, tokens, template, logits and answers."""
     if options.run is not None:
         others = {"--reference": options.reference, "--base": options.base, "--gguf": options.gguf}
         require_only_run("verify", others)
@@ -197,35 +221,3 @@ def _draw(rich: Any, proof: Proof) -> None:
     for check in proof.checks:
         if check.verdict != "pass":
             draw_text(rich, f"{check.file} {check.name}: {check.detail}")
-
-
-# --- The command ---
-
-
-@command(
-    "verify",
-    VerifyOptions,
-    examples=(
-        "skill-train verify runs/first",
-        "skill-train verify --reference merged-model-folder --gguf model-q4_k_m.gguf",
-    ),
-)
-@click.argument("run", type=PATH, required=False)
-@click.option("--reference", help="Model that the files are compared with: folder or Hub id. Without RUN.")
-@click.option("--base", help="Base model, to check that the file is the tuned model and not the base. Without RUN.")
-@click.option("--gguf", type=PATH, multiple=True, help="File to check; repeat for more. Without RUN.")
-@click.option(
-    "--tokens",
-    type=click.IntRange(16, MOST_COUNTED),
-    help="Maximum number of tokens to compare.  [default: 2048; 256 above 250M weights]",
-)
-@click.option(
-    "--engine",
-    multiple=True,
-    type=click.Choice((*ENGINES, ALL)),
-    help="Program to ask the files in as well, on this machine; repeat for more, or all for those that are here.",
-)
-@click.option("--out", type=PATH, help="File for the proof.  [default: RUN/verify.json, or beside the first GGUF]")
-def verify(options: VerifyOptions, console: Console) -> Result:
-    """Check each GGUF file against the trained model: file, tokens, template, logits and answers."""
-    return run(options, console)

@@ -11,10 +11,9 @@ import click
 
 from skill_train.cloud import find_run
 from skill_train.commands._frame import command
-from skill_train.commands._job_end import until_end
-from skill_train.commands._job_snapshot import Snapshot, job_of, snapshot
+from skill_train.commands._job_snapshot import Snapshot, job_of, snapshot, until_end
 from skill_train.commands._options import MOST_HOURS, RUN, Number
-from skill_train.commands._status_view import draw_status
+from skill_train.commands._status_view import state_result
 from skill_train.core import waiting
 from skill_train.core.console import Console, Result
 from skill_train.core.errors import SkillTrainError, Temporary, from_exit_code
@@ -29,28 +28,29 @@ class WaitOptions:
     timeout: float | None = None
 
 
-def run(options: WaitOptions, console: Console) -> Result:
-    """Waits until the job has ended or the time is over. Facts that the Hub has not given by then are left out."""
+@command(
+    "wait",
+    WaitOptions,
+    examples=("skill-train wait runs/tickets-cloud", "skill-train wait runs/tickets-cloud --timeout 3600"),
+)
+@click.argument("run", type=RUN)
+@click.option(
+    "--timeout", type=Number(0, MOST_HOURS * 3600), help="Seconds to wait; the job continues.  [default: no limit]"
+)
+def wait(options: WaitOptions, console: Console) -> Result:
+    """Wait until a job has ended; exit 0 if it completed, otherwise explain why it failed. Waits through outages."""
     timeout = options.timeout
     end = math.inf if timeout is None else time.monotonic() + timeout
-    with waiting.until(end + _LAST_SNAPSHOT_SECONDS):
+    with waiting.until(end + _LAST_SNAPSHOT_SECONDS):  # what the Hub has not told by then is left out
         cloud = find_run.find(options.run, console.status)
         if cloud.now is not None and cloud.now.live:
             seconds = None if timeout is None else max(end - time.monotonic(), 0.0)
             cloud = find_run.with_recorded_end(dataclasses.replace(cloud, now=until_end(cloud, console, seconds)))
         seen = snapshot(cloud, console, in_time=timeout is not None and job_of(cloud).live)
-    data = seen.data()
-    return Result(
-        data,
-        human=lambda rich: draw_status(rich, data),
-        quiet=seen.now.stage,
-        next=list(seen.next()),
-        error=_not_well(seen, timeout),
-    )
+    return state_result(seen.data(), seen.next(), _not_well(seen, timeout))
 
 
 def _not_well(seen: Snapshot, timeout: float | None) -> SkillTrainError | None:
-    """The error that `wait` ends with; None after success."""
     hint, waited = f"skill-train wait {seen.cloud.word}", f"after {timeout or 0:g} seconds of waiting"
     if seen.now.stage == "SCHEDULING":
         message = f"the job has no machine yet {waited}"
@@ -69,17 +69,3 @@ def _not_well(seen: Snapshot, timeout: float | None) -> SkillTrainError | None:
         "hint": story.next[0] if story.next else "",
     }
     return from_exit_code(story.exit_code, error_words)
-
-
-@command(
-    "wait",
-    WaitOptions,
-    examples=("skill-train wait runs/tickets-cloud", "skill-train wait runs/tickets-cloud --timeout 3600"),
-)
-@click.argument("run", type=RUN)
-@click.option(
-    "--timeout", type=Number(0, MOST_HOURS * 3600), help="Seconds to wait; the job continues.  [default: no limit]"
-)
-def wait(options: WaitOptions, console: Console) -> Result:
-    """Wait until a job has ended; exit 0 if it completed, otherwise explain why it failed. Waits through outages."""
-    return run(options, console)

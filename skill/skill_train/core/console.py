@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol, TextIO
+from typing import Any, Literal, TextIO
 
 from skill_train.core.envelope import MAX_JSON_BYTES as MAX_JSON_BYTES
 from skill_train.core.envelope import SCHEMA, Envelope, bounded, cleaned
@@ -23,14 +23,9 @@ from skill_train.core.envelope import clean as clean
 from skill_train.core.errors import SkillTrainError, Temporary
 
 Format = Literal["auto", "human", "json", "quiet"]
+Bar = Callable[[float, float, str], None]  # shows the progress of a step: done, the total in the same unit, a few words
 
 _FILLED_IN = re.compile(r"[A-Z][A-Z_]+(?:/[A-Z][A-Z_]+)?")  # RUN, NAMESPACE/ID
-
-
-class Bar(Protocol):
-    """Shows the progress of a step: `done` of `total` in any unit, and a few words."""
-
-    def __call__(self, done: float, total: float, text: str) -> None: ...
 
 
 @dataclass
@@ -71,7 +66,6 @@ class Console:
         self.warnings: list[dict[str, str]] = []
 
     def status(self, text: str) -> None:
-        """One line of progress on stderr."""
         if self.mode != "quiet":
             _say(text)
 
@@ -165,7 +159,6 @@ class Console:
         return result.error.exit_code if result.error else 0
 
     def error(self, error: SkillTrainError) -> int:
-        """Prints one error and returns its exit code."""
         if self.mode == "json":
             try:
                 with _reader_may_go():

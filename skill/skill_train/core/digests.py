@@ -18,8 +18,6 @@ _BLOCK_BYTES = 1 << 24
 
 
 class FileDigest(TypedDict):
-    """Size and hash of one file, as records hold them."""
-
     bytes: Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
     sha256: str
 

@@ -20,7 +20,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from skill_train.program.events import ErrorWords, lacks_memory
+from skill_train.program.events import ErrorWords, Failure, lacks_memory
 
 EXIT_CODES: dict[int, str] = {
     0: "done",
@@ -62,7 +62,6 @@ class SkillTrainError(Exception):
         self.hint = hint
 
     def as_dict(self) -> ErrorWords:
-        """The `error` object of the JSON envelope."""
         return {
             "code": self.code,
             "message": self.message,
@@ -140,6 +139,12 @@ def out_of_memory(error: BaseException) -> DecisionNeeded | None:
         expected="enough memory for the files that this step reads",
         hint="close other programs and run the same command again, or use a machine with more memory",
     )
+
+
+def failure_of(error: Exception) -> Failure | None:
+    """An error as a child program reports it; None for a bug."""
+    known = error if isinstance(error, SkillTrainError) else out_of_memory(error)
+    return None if known is None else {"error": known.as_dict(), "exit_code": known.exit_code}
 
 
 def died_of_memory(words: str) -> bool:

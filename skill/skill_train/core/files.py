@@ -52,7 +52,7 @@ def whole_folder(final: Path) -> Iterator[Path]:
         )
     final.parent.mkdir(parents=True, exist_ok=True)
     remove_leftovers(final)
-    part = final.with_name(f".{final.name}.{owner()}.{secrets.token_hex(4)}.part")
+    part = _part_of(final)
     part.mkdir()
     try:
         yield part
@@ -67,7 +67,7 @@ def whole_folder(final: Path) -> Iterator[Path]:
 def scratch_file(final: Path) -> Iterator[Path]:
     """A temporary file name beside `final`, which is removed when the block ends. What a killed process leaves of it is
     removed with the other parts of `final`."""
-    part = final.with_name(f".{final.name}.{owner()}.{secrets.token_hex(4)}.part")
+    part = _part_of(final)
     try:
         yield part
     finally:
@@ -80,12 +80,13 @@ def whole_file(final: Path) -> Iterator[Path]:
     fails."""
     final.parent.mkdir(parents=True, exist_ok=True)
     remove_leftovers(final)
-    part = final.with_name(f".{final.name}.{owner()}.{secrets.token_hex(4)}.part")
-    try:
+    with scratch_file(final) as part:
         yield part
         os.replace(part, final)
-    finally:
-        part.unlink(missing_ok=True)
+
+
+def _part_of(final: Path) -> Path:
+    return final.with_name(f".{final.name}.{owner()}.{secrets.token_hex(4)}.part")
 
 
 def write_text(path: Path, text: str) -> None:
@@ -160,5 +161,5 @@ def is_alive(pid: int) -> bool:
     except ProcessLookupError:
         return False
     except PermissionError:
-        return True
+        pass
     return True

@@ -20,9 +20,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from skill_train.core.errors import NativeCrash, SkillTrainError, from_exit_code, out_of_memory
-from skill_train.core.memory import keep_freed, seek_cycles_seldom, watch_memory
-from skill_train.core.worker import QUIET, ended_without_result, file_of
+from skill_train.core.errors import NativeCrash, SkillTrainError, failure_of, from_exit_code
+from skill_train.core.memory import keep_freed, seek_cycles_seldom
+from skill_train.core.worker import ended_without_result, file_of, started
 
 Send = Callable[[object], None]
 
@@ -92,30 +92,18 @@ class LiveWorker:
 @contextlib.contextmanager
 def live_worker(module: str, job: object) -> Iterator[LiveWorker]:
     """A worker with its job, which is ended with the block."""
-    environment = QUIET | dict(os.environ, PYTHONUNBUFFERED="1", HF_HUB_DISABLE_TELEMETRY="1")
-    command = [sys.executable, "-m", module]
     with tempfile.TemporaryDirectory(prefix="skill-train-") as folder:
         log = Path(folder) / "log.txt"
-        with (
-            open(log, "w", encoding="utf-8") as log_file,
-            subprocess.Popen(
-                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log_file, text=True, env=environment
-            ) as process,
-        ):
-            watch_memory(process.pid)
+        with started(log, module) as process:
             worker = LiveWorker(module, process, log, file_of(job))
             try:
                 worker.send(job)
                 yield worker
             finally:
                 process.kill()
+                assert process.stdin is not None
                 with contextlib.suppress(BrokenPipeError):  # a request that it never read
-                    _close(process.stdin)
-
-
-def _close(stream: IO[str] | None) -> None:
-    if stream is not None:
-        stream.close()
+                    process.stdin.close()
 
 
 def live_worker_main(work: Callable[[Any, Callable[[], Any], Send], None]) -> None:
@@ -138,13 +126,10 @@ def live_worker_main(work: Callable[[Any, Callable[[], Any], Send], None]) -> No
 
     try:
         work(receive(), receive, send)
-    except SkillTrainError as error:
-        send({"error": error.as_dict(), "exit_code": error.exit_code})
     except Exception as error:
-        explained = out_of_memory(error)
-        if explained is None:
+        if (failure := failure_of(error)) is None:
             raise
-        send({"error": explained.as_dict(), "exit_code": explained.exit_code})
+        send(failure)
 
 
 def _read(stream: IO[str], requests: queue.Queue[str]) -> None:

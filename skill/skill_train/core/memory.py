@@ -50,7 +50,6 @@ def watch_memory(pid: int) -> None:
 
 
 def note_memory(peak: int) -> None:
-    """Records the peak memory that a child reported."""
     _CHILDREN[:] = [max(peak, *_CHILDREN)] if _CHILDREN else [peak]
 
 

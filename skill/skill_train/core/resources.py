@@ -38,7 +38,6 @@ def report() -> Path:
 
 
 def template(name: str) -> Path:
-    """One of the files in `templates/`."""
     return skill() / "templates" / name
 
 

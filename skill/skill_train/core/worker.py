@@ -24,7 +24,14 @@ from pathlib import Path
 from typing import Any
 
 from skill_train.core.console import Bar
-from skill_train.core.errors import DecisionNeeded, NativeCrash, died_of_memory, from_exit_code, not_installed
+from skill_train.core.errors import (
+    DecisionNeeded,
+    NativeCrash,
+    died_of_memory,
+    failure_of,
+    from_exit_code,
+    not_installed,
+)
 from skill_train.core.files import write_json
 from skill_train.core.memory import keep_freed, note_memory, peak_memory_bytes, seek_cycles_seldom, watch_memory
 
@@ -120,8 +127,6 @@ def report_progress(done: float, total: float, text: str) -> None:
 
 def worker_main(run: Callable[[Any], object]) -> None:
     """Reads the job, calls `run(job)`, and writes its result or its error. For workers."""
-    from skill_train.core.errors import SkillTrainError, out_of_memory
-
     threading.Thread(target=_end_with_the_command, daemon=True).start()
     keep_freed()
     seek_cycles_seldom()
@@ -129,13 +134,10 @@ def worker_main(run: Callable[[Any], object]) -> None:
     job, result_file = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8")), Path(sys.argv[2])
     try:
         result = run(job)
-    except SkillTrainError as error:
-        result = {"error": error.as_dict(), "exit_code": error.exit_code}
     except Exception as error:
-        explained = out_of_memory(error)
-        if explained is None:
+        if (failure := failure_of(error)) is None:
             raise
-        result = {"error": explained.as_dict(), "exit_code": explained.exit_code}
+        result = failure
     write_json(result_file, result)
     if peak := peak_memory_bytes():
         print(f"\n{PEAK}{peak}", flush=True)  # on a line of its own, whatever native code has printed
@@ -166,17 +168,24 @@ def ending(pool: ThreadPoolExecutor) -> Iterator[ThreadPoolExecutor]:
         _ENDING.clear()
 
 
-def _run(module: str, job: Path, result: Path, log: Path, progress: Bar | None, most_seconds: float | None) -> int:
+@contextlib.contextmanager
+def started(log: Path, module: str, *arguments: str) -> Iterator[subprocess.Popen[str]]:
+    """A worker with pipes for its input and its output. What it says besides goes to `log`."""
     environment = QUIET | dict(os.environ, PYTHONUNBUFFERED="1", HF_HUB_DISABLE_TELEMETRY="1")
-    command = [sys.executable, "-m", module, str(job), str(result)]
+    command = [sys.executable, "-m", module, *arguments]
     with (
         open(log, "w", encoding="utf-8") as log_file,
         subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log_file, text=True, env=environment
         ) as process,
     ):
-        _AT_WORK.add(process)
         watch_memory(process.pid)
+        yield process
+
+
+def _run(module: str, job: Path, result: Path, log: Path, progress: Bar | None, most_seconds: float | None) -> int:
+    with started(log, module, str(job), str(result)) as process:
+        _AT_WORK.add(process)
         if _ENDING.is_set():
             process.kill()
         limit = threading.Timer(most_seconds or 0, process.kill)

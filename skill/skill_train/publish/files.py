@@ -137,12 +137,8 @@ def proof_of(run: RunDir, files: list[PushFile]) -> Proof | None:
             expected="files that passed",
             hint=f"skill-train verify {shlex.quote(str(run.path))}",
         )
-    return proof if _projectors_in(proof) <= pushed.keys() else None
-
-
-def _projectors_in(proof: Proof) -> set[str]:
-    """The names of the projectors that the proof judged."""
-    return {check.file for check in proof.checks if check.name == "projector"} & proof.inputs.ggufs.keys()
+    projectors = {check.file for check in proof.checks if check.name == "projector"} & verified.keys()
+    return proof if projectors <= pushed.keys() else None
 
 
 def _is_of_adapter(verified: dict[str, FileDigest], run: RunDir, files: list[PushFile]) -> bool:

@@ -41,14 +41,12 @@ class CardFacts:
         licence: the licence of the base; None if it is unknown, with the reason.
         data: the id of the dataset on the Hub, or the name of a file; `data_on_hub` says which.
         recipe: the recipe as the plan resolved it.
-        training: the content of `train.json`.
         proof: None if nothing was verified.
         ggufs: the name and the bytes of each file that contains a whole model.
         matrices: the importance matrix that a file was made with, in words, by the name of the file.
         projector: the name of the file that reads pictures for each of them; None without one.
         half_of_a_pair: what is missing of a vision model's two files; empty if nothing is.
         evaluation: the evaluation of these files; None if there is none.
-        private: whether the repository is private.
     """
 
     repo: str
@@ -99,7 +97,8 @@ def _front(facts: CardFacts) -> dict[str, object]:
         front["base_model_relation"] = _relation(facts)
     front["library_name"] = {"adapter": "peft", "merged": "transformers", "gguf": "gguf"}[facts.parts[0]]
     front["pipeline_tag"] = "image-text-to-text" if _reads_pictures(facts) else "text-generation"
-    front["tags"] = ["skill-train", "sft", *(["lora"] if "adapter" in facts.parts else []), *_tag_gguf(facts)]
+    tags = ["lora"] * ("adapter" in facts.parts) + ["gguf"] * ("gguf" in facts.parts)
+    front["tags"] = ["skill-train", "sft", *tags]
     if facts.data_on_hub:
         front["datasets"] = [facts.data]
     return front
@@ -116,10 +115,6 @@ def _relation(facts: CardFacts) -> str:
     if "merged" in facts.parts:
         return "finetune"
     return "quantized" if "gguf" in facts.parts else "adapter"
-
-
-def _tag_gguf(facts: CardFacts) -> list[str]:
-    return ["gguf"] if "gguf" in facts.parts else []
 
 
 def _about(facts: CardFacts) -> str:

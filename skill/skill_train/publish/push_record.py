@@ -37,7 +37,6 @@ class Push(msgspec.Struct, frozen=True, kw_only=True):
         commit: the id of the commit on the Hub.
         created: the repository is new.
         reused: the repository already had all files.
-        private: the repository is private.
     """
 
     schema: StepSchema = "skill-train/step/1"

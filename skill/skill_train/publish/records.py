@@ -4,7 +4,6 @@ one, such as the text or the ids in a failed check. Pure: only the keys that are
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +25,7 @@ _PUBLISHED = {
 CHECKS_WITH_DETAIL = ("digest", "file", "logits", "projector_weights", "tensors", "tuned", "types", "weights")
 
 
-def published(step: str, record: TrainRecord | Proof | Evaluation) -> dict[str, object]:
+def published(step: str, record: TrainRecord | Proof | Evaluation) -> Any:
     """The public part of a record: `train`, `verify` or `evaluate`."""
     whole = msgspec.to_builtins(record)
     public = {key: whole[key] for key in _PUBLISHED[step] if key in whole}
@@ -35,11 +34,6 @@ def published(step: str, record: TrainRecord | Proof | Evaluation) -> dict[str, 
     if isinstance(record, Proof):
         public["not_checked"] = [{"name": row.name, "file": row.file} for row in record.not_checked]
     return without_paths(public)
-
-
-def without_paths(document: Mapping[str, object]) -> dict[str, object]:
-    """The recipe or record with file names instead of paths of this machine."""
-    return {key: _without_paths(value) for key, value in document.items()}
 
 
 def _check(check: SmokeCheck | Check) -> dict[str, object]:
@@ -65,12 +59,12 @@ def _is_figure(value: Any) -> bool:
     return value is None or isinstance(value, (int, float))
 
 
-def _without_paths(value: Any) -> Any:
-    """The value with each absolute path replaced by its last part."""
+def without_paths(value: Any) -> Any:
+    """The recipe or record with file names instead of paths of this machine."""
     if isinstance(value, dict):
-        return {key: _without_paths(item) for key, item in value.items()}
+        return {key: without_paths(item) for key, item in value.items()}
     if isinstance(value, list):
-        return [_without_paths(item) for item in value]
+        return [without_paths(item) for item in value]
     if isinstance(value, str) and "\n" not in value and Path(value).is_absolute():
         return Path(value).name
     return value

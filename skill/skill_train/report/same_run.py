@@ -33,7 +33,7 @@ def same(a: str, b: str, comparison: Comparison) -> SameView:
         "placement_facts": len(comparison.placement),
         "losses": comparison.losses,
         "same_weights": comparison.same_weights,
-        "lines": [_facts(comparison), *_named(comparison.recipe), *_results(comparison), *_unknown(comparison)],
+        "lines": [_facts(comparison), *_named(comparison.recipe), *_results(comparison)],
     }
 
 
@@ -56,11 +56,7 @@ def _results(comparison: Comparison) -> list[str]:
         lines.append(f"the losses of {losses['steps']} steps {equal if losses['equal'] else far}")
     if comparison.same_weights is not None:
         lines.append(f"the trained weights are {'the same bytes' if comparison.same_weights else 'other bytes'}")
-    return lines
-
-
-def _unknown(comparison: Comparison) -> list[str]:
-    return [f"not compared: {reason}" for reason in comparison.not_compared]
+    return lines + [f"not compared: {reason}" for reason in comparison.not_compared]
 
 
 def _text(value: Any) -> str:

@@ -163,7 +163,7 @@ def training(run: ReportedRun) -> TrainingView | None:
         }
         for i, check in train.items("checks")
     ]
-    return {"verdict": train.get("verdict"), "checks": checks, "finished_at": train.get("finished_at")}
+    return {"verdict": train.get("verdict"), "checks": checks}
 
 
 def estimates(run: ReportedRun) -> EstimatesView:
@@ -205,10 +205,10 @@ def _cost(run: ReportedRun) -> Figure:
     seconds = run["train"].get("seconds")
     if run.cloud is None:
         return Figure("no rent", 0) if run["plan"].get("where") == "local" else Figure("not known")
-    begun = [job for job in run.cloud.jobs if job.job_id]
-    costs = [job.cost_usd for job in begun if job.cost_usd is not None]
+    begun = [(i, job) for i, job in enumerate(run.cloud.jobs) if job.job_id]
+    costs = [job.cost_usd for _, job in begun if job.cost_usd is not None]
     if len(begun) == len(costs) == 1:
-        return run["cloud"].figure(dollars, "jobs", 0, "cost_usd")
+        return run["cloud"].figure(dollars, "jobs", begun[0][0], "cost_usd")
     if costs and len(costs) == len(begun):
         return Figure(f"{dollars(sum(costs))} for {len(costs)} jobs", sum(costs))
     price = run.cloud.jobs[0].usd_per_hour if len(run.cloud.jobs) == 1 else None

@@ -117,7 +117,6 @@ def report(runs: list[RunDir], *, out: Path, progress: Bar) -> Report:
 
 
 def _require_ours(out: Path) -> None:
-    """Refuses to replace anything but a report."""
     if out.is_dir():
         raise UsageError(
             f"{out} is a folder",
@@ -176,7 +175,6 @@ def _record(path: Path, kind: type[Record]) -> Record | None:
 
 
 def _placeless(record: Record | None, places: list[str]) -> Record | None:
-    """The record without paths of this machine."""
     return record and msgspec.convert(placeless(msgspec.to_builtins(record), places), type(record))
 
 
@@ -191,23 +189,13 @@ def _documents(run: RunDir) -> dict[str, Mapping[str, object]]:
 def _same(runs: list[RunDir], names: list[str]) -> list[SameView]:
     """The first run compared with each other run. The comparison uses the files as they are; the result has no paths of
     this machine."""
-    read = [_to_compare(run) for run in runs]
+    read = [diff.read_run(run) for run in runs]
     views = [
         same(names[0], name, diff.compare(read[0], other)) for name, other in zip(names[1:], read[1:], strict=True)
     ]
     places = [place for run, other in zip(runs, read, strict=True) for place in _places(run, other.plan.recipe)]
     placeless_views: list[SameView] = placeless(views, places)
     return placeless_views
-
-
-def _to_compare(run: RunDir) -> diff.ComparedRun:
-    return diff.ComparedRun(
-        plan=plan_record.read(run.plan),
-        environment=train_record.read_environment(run.record("environment")),
-        train=train_record.read(run.record("train")) if run.record("train").is_file() else None,
-        metrics=train_record.read_steps(run.metrics),
-        samples=train_record.read_fed_rows(run.samples),
-    )
 
 
 def _places(run: RunDir, recipe: ResolvedRecipe) -> list[str]:
@@ -227,14 +215,19 @@ def _curves(runs: list[ReportedRun]) -> list[ChartView]:
 
     def series(name: str, kind: str = "", *, scale: float = 1.0, dashed: bool = False) -> list[Series]:
         points = [curve(run.metrics, name, kind) for run in runs]
-        return _apart([_series(number, xs, ys, scale, dashed) for number, (xs, ys) in enumerate(points)])
+        curves_of_runs = []
+        for number, (xs, ys) in enumerate(points):
+            scaled = [None if y is None else y * scale for y in ys]
+            curves_of_runs.append(Series(number, xs, scaled, dashed or number >= COLOURS))
+        return _apart(curves_of_runs)
 
     kinds = dict.fromkeys(kind for run in runs for line in run.metrics for kind in line.memory_bytes or {})
     several = len(kinds) > 1  # the process's own memory beside that of a device
     memory = [s for kind in kinds for s in series("memory_bytes", kind, scale=1e-9, dashed=several and kind == "rss")]
     aside = ", that of the process dashed" if several else ""
+    loss = [Panel("loss", series("loss"), "log"), Panel("rate", series("learning_rate"), "free")]
     drawn = (
-        ("loss", "Loss, and the learning rate below it", _loss(series("loss"), series("learning_rate"))),
+        ("loss", "Loss, and the learning rate below it", loss),
         ("gradient", "Gradient norm", [Panel("norm", series("grad_norm"), "log")]),
         ("speed", "Training speed", [Panel("tokens/s", series("tokens_per_second"))]),
         ("memory", f"Memory in use{aside}", [Panel("GB", memory)]),
@@ -242,24 +235,13 @@ def _curves(runs: list[ReportedRun]) -> list[ChartView]:
     return _charts((name, title, curves(name, title, panels)) for name, title, panels in drawn)
 
 
-def _loss(loss: list[Series], rate: list[Series]) -> list[Panel]:
-    return [Panel("loss", loss, "log"), Panel("rate", rate, "free")]
-
-
-def _series(number: int, xs: list[int], ys: list[float | None], scale: float, dashed: bool) -> Series:
-    return Series(number, xs, [None if y is None else y * scale for y in ys], dashed or number >= COLOURS)
-
-
 def _apart(series: list[Series]) -> list[Series]:
     """The curves; one that lies on an earlier curve is dashed, so that both can be seen."""
-    return [
-        dataclasses.replace(line, dashed=True) if any(_coincide(line, earlier) for earlier in series[:place]) else line
-        for place, line in enumerate(series)
-    ]
-
-
-def _coincide(line: Series, other: Series) -> bool:
-    return bool(line.xs) and (line.xs, line.ys) == (other.xs, other.ys)
+    drawn: list[Series] = []
+    for line in series:
+        coincides = bool(line.xs) and any((line.xs, line.ys) == (earlier.xs, earlier.ys) for earlier in drawn)
+        drawn.append(dataclasses.replace(line, dashed=True) if coincides else line)
+    return drawn
 
 
 def _comparison(views: list[RunView]) -> list[ChartView]:

@@ -36,7 +36,6 @@ class SmokeCheckView(TypedDict):
 class TrainingView(TypedDict):
     verdict: str
     checks: list[SmokeCheckView]
-    finished_at: str | None
 
 
 class EstimateRow(TypedDict):

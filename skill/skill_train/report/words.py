@@ -21,7 +21,6 @@ _MARKED = re.compile(r"⟦(.*?)⟧", re.DOTALL)
 
 
 def size(count: float) -> str:
-    """A number of bytes in units of 1000."""
     for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if count >= scale:
             return f"{count / scale:.3g} {unit}" if count < 999.5 * scale else f"{count / scale:,.0f} {unit}"
@@ -56,23 +55,23 @@ def nats(value: float) -> str:
     return "0" if value == 0 else f"{value:.2g}"
 
 
-def placeless(value: Any, places: Iterable[str], *, is_content: bool = False) -> Any:
+def placeless(value: Any, places: Iterable[str]) -> Any:
     """The document without tokens, without `places` (paths of this machine), and without other absolute paths.
 
-    A path keeps its last name: `…/tickets.jsonl`. Text of the model or the data (`is_content`) keeps its other paths.
+    A path keeps its last name: `…/tickets.jsonl`. Text of the model or the data keeps its other paths.
     """
     longest_first = sorted({place.rstrip("/") for place in places} - {""}, key=len, reverse=True)
-    return _placeless(value, longest_first, is_content)
+    return _placeless(value, longest_first, is_content=False)
 
 
-def _placeless(value: Any, places: list[str], is_content: bool) -> Any:
+def _placeless(value: Any, places: list[str], *, is_content: bool) -> Any:
     if isinstance(value, dict):
         return {
-            _text(key, places, is_content): _placeless(item, places, is_content or key in CONTENT_KEYS)
+            _text(key, places, is_content): _placeless(item, places, is_content=is_content or key in CONTENT_KEYS)
             for key, item in value.items()
         }
     if isinstance(value, list):
-        return [_placeless(item, places, is_content) for item in value]
+        return [_placeless(item, places, is_content=is_content) for item in value]
     return _text(value, places, is_content) if isinstance(value, str) else value
 
 

@@ -12,6 +12,7 @@ import hashlib
 import json
 import secrets
 import shlex
+from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Final, Literal
 
@@ -176,7 +177,17 @@ def read(run: RunDir) -> CloudRecord | None:
     for job in record.jobs:
         if (job.state == "started") != (job.job_id is not None):
             raise _broken(path, f"job {job.number} is {job.state!r}, with the id {job.job_id}")
+        for moment in filter(None, (job.asked_at, job.created_at)):  # nobody knows when an unknown job was asked for
+            if not _is_moment(moment):
+                raise _broken(path, f"job {job.number} has {moment!r} in place of a time")
     return record
+
+
+def _is_moment(text: str) -> bool:
+    try:
+        return bool(datetime.strptime(text, "%Y-%m-%dT%H:%M:%SZ"))
+    except ValueError:
+        return False
 
 
 def _broken(path: Path, got: str) -> UsageError:

@@ -1,4 +1,4 @@
-"""Compares two runs fact by fact: the recipe, which must be equal, and the placement, which may differ. Pure.
+"""Compares two runs fact by fact: the recipe, which must be equal, and the placement, which may differ.
 
 A fact is a value under a dotted name, such as `trainer.learning_rate`. Only the facts that are listed here as placement
 may differ. Every other name belongs to the recipe, also an unknown one, so that no difference is overlooked.
@@ -13,7 +13,9 @@ from typing import Any, TypedDict
 
 from msgspec import UNSET, structs
 
+from skill_train.run import export_record, plan_record, train_record
 from skill_train.run.export_record import ExportedFile
+from skill_train.run.folder import RunDir
 from skill_train.run.plan_record import Plan
 from skill_train.run.train_record import Environment, FedData, FedRow, StepLine, TrainRecord
 
@@ -115,6 +117,23 @@ class Comparison:
         """Whether the weights differ although nothing differs that could change a number."""
         sections = {each.fact.split(".")[0] for each in self.placement}
         return self.same_weights is False and not self.recipe and sections <= {"recipe", "trainer", "policy", "launch"}
+
+
+def read_run(run: RunDir) -> ComparedRun:
+    """The files of a run directory.
+
+    Raises:
+        UsageError: one is not as its step wrote it.
+    """
+    train, quantize = run.record("train"), run.record("quantize")
+    return ComparedRun(
+        plan=plan_record.read(run.plan),
+        environment=train_record.read_environment(run.record("environment")),
+        train=train_record.read(train) if train.is_file() else None,
+        metrics=train_record.read_steps(run.metrics),
+        samples=train_record.read_fed_rows(run.samples),
+        quantized=list(export_record.read(quantize).outputs.values()) if quantize.is_file() else [],
+    )
 
 
 def compare(a: ComparedRun, b: ComparedRun) -> Comparison:

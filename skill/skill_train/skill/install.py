@@ -6,7 +6,6 @@ reported, from an old one, which is replaced. A folder without the marker belong
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import re
@@ -17,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, TypedDict
 
+from skill_train.core.digests import file_digest
 from skill_train.core.errors import UsageError
 from skill_train.core.files import whole_file, whole_folder, write_json
 from skill_train.skill.files import sha256
@@ -191,8 +191,7 @@ def _digests(folder: Path) -> dict[str, str]:
         if path.is_symlink():
             digests[name] = f"link to {os.readlink(path)}"
         elif path.is_file() and name != MARKER:
-            with open(path, "rb") as file:
-                digests[name] = hashlib.file_digest(file, "sha256").hexdigest()
+            digests[name] = file_digest(path)["sha256"]
     return digests
 
 

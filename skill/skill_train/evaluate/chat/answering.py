@@ -179,7 +179,8 @@ class _FolderAnswering:
         folder = self.model.pictures.folder
         reader = PictureTensors(self.model.pictures, self.prompts.tokenizer)
         _require_no_marks(messages, (reader.seen.mark, *reader.seen.places))
-        marked = messages if reader.seen.engine is None else with_markers(messages, reader.seen.mark)
+        by_template = reader.seen.engine is None and not self.settings.raw  # it writes the mark of each picture
+        marked = messages if by_template else with_markers(messages, reader.seen.mark)
         text = self.prompts.text(marked)
         sizes: list[PictureSize] = [picture_size(image, folder) for image in images]
         fed, _ = reader.seen.expanded(text, sizes)

@@ -29,7 +29,7 @@ class FolderPrompts:
 
     def text(self, messages: list[JsonObject]) -> str:
         if self.raw:
-            return str(messages[-1]["content"])
+            return _as_it_stands(messages[-1]["content"])
         return _text(rendered_by(partial(by_tokenizer, self.tokenizer), Conversation(messages, None, True)))
 
     def ids(self, text: str) -> list[int]:
@@ -59,7 +59,7 @@ class GgufPrompts:
             VerificationFailed: llama-cpp-python and transformers render it in two ways.
         """
         if self.raw:
-            return str(messages[-1]["content"])
+            return _as_it_stands(messages[-1]["content"])
         text = _text(self.alike([Conversation(messages, None, True)])[0])
         return unicodedata.normalize("NFC", text) if self.composes else text
 
@@ -155,6 +155,11 @@ def _no_template(where: object, found: object = None) -> UsageError:
         got=f"tokenizer.chat_template is {kind}: other programs put a template of their own in its place",
         hint="add --raw to let the model continue your text as it stands",
     )
+
+
+def _as_it_stands(content: str | list[JsonObject]) -> str:
+    """The text of a message, whose parts are texts where the model reads pictures. Their marks stand in the texts."""
+    return content if isinstance(content, str) else "".join(str(part.get("text", "")) for part in content)
 
 
 def _end(text: str, other: str) -> str:
