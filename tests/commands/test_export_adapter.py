@@ -32,6 +32,18 @@ def test_the_adapter_runs_beside_its_base(capsys: pytest.CaptureFixture[str], tm
     assert not any(line.startswith("TEMPLATE") for line in lines)
 
 
+@pytest.mark.parametrize(
+    "option",
+    ["--quant q8_0", "--for 'iPhone 15'", "--max-size 1GB", "--imatrix none", "--modelfile q8_0", "--mmproj none"],
+)
+def test_what_an_adapter_alone_would_ignore_is_refused(option: str, capsys: pytest.CaptureFixture[str]) -> None:
+    words = shlex.split(option)
+    with pytest.raises(SystemExit) as ended:
+        main(["export-gguf", str(shared_runs.chain().run), "--lora", *words, "--format", "json"])
+    error = json.loads(capsys.readouterr().out)["error"]
+    assert (ended.value.code, error["code"], error["got"]) == (2, "bad_usage", words[0])
+
+
 def _call(capsys: pytest.CaptureFixture[str], *words: str) -> Any:
     with pytest.raises(SystemExit) as ended:
         main([*words, "--format", "json"])

@@ -119,8 +119,24 @@ def export_gguf(options: ExportOptions, console: Console) -> Result:
     with hints_with(opened):
         if not options.lora:
             return export_run(console, opened, options, tools)
+        _refuse_file_options(options)
         with locked(opened, "export-gguf"):
             return export_adapter(console, opened, tools)
+
+
+def _refuse_file_options(options: ExportOptions) -> None:
+    """Refuses options that an adapter alone would ignore: it is one file, of one type."""
+    allowed = ("run", "lora", "llama_cpp", "fetch")
+    ignored = [name for name, value in vars(options).items() if name not in allowed and value is not None]
+    if ignored:
+        option = "--for" if ignored[0] == "for_device" else "--" + ignored[0].replace("_", "-")
+        raise UsageError(
+            f"--lora and {option} cannot be used together",
+            code="bad_usage",
+            expected="--lora alone, which makes one file",
+            got=option,
+            hint="leave one of the two out",
+        )
 
 
 def _fetch_converter(options: ExportOptions, console: Console) -> Result:
