@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import signal
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +51,8 @@ def test_another_adapter_in_its_place_is_noticed(run: RunDir, content: bytes | N
     with pytest.raises(UsageError) as caught:
         begun.trained(run)
     assert caught.value.code == "output_changed"
-    assert caught.value.got == ("missing" if content is None else "another content")
+    there = "missing" if content is None else f"{len(content)} bytes, sha256 {sha256(content).hexdigest()[:12]}…"
+    assert caught.value.got == there
 
 
 def test_only_a_finished_run_of_the_same_recipe_needs_no_memory(run: RunDir) -> None:

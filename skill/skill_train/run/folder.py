@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
 
-from skill_train.core.digests import FileDigest, is_file_of
+from skill_train.core.digests import FileDigest, file_digest, is_file_of
 from skill_train.core.errors import DecisionNeeded, UsageError
 from skill_train.core.units import gigabytes
 from skill_train.run import export_record, plan_record, records
@@ -281,10 +281,14 @@ def require_unchanged(file: Path, digest: FileDigest, record: Path, hint: str) -
         raise UsageError(
             f"{file} is not the file that {record.name} describes",
             code="output_changed",
-            expected=f"{digest['bytes']} bytes, sha256 {digest['sha256'][:12]}…",
-            got="missing" if not file.is_file() else "another content",
+            expected=_in_words(digest),
+            got=_in_words(file_digest(file)) if file.is_file() else "missing",
             hint=hint,
         )
+
+
+def _in_words(digest: FileDigest) -> str:
+    return f"{digest['bytes']} bytes, sha256 {digest['sha256'][:12]}…"
 
 
 def _is_still(file: Path, digest: FileDigest) -> bool:
