@@ -121,7 +121,12 @@ def test_the_key_of_a_tokenizer_changes_with_its_files(tmp_path: Path) -> None:
     with open(tmp_path / "tokenizer.json", "wb") as file:
         file.seek(6 << 20)
         file.write(b"}")
-    assert tokens.tokenizer_key(str(tmp_path), None) not in (key, changed)
+    large = tokens.tokenizer_key(str(tmp_path), None)
+    assert large not in (key, changed)
+    with open(tmp_path / "tokenizer.json", "r+b") as file:  # a token in the middle, with no other size
+        file.seek(9 << 19)
+        file.write(b"x")
+    assert tokens.tokenizer_key(str(tmp_path), None) not in (key, changed, large)
 
 
 def test_a_folder_without_a_tokenizer_has_no_key(tmp_path: Path) -> None:

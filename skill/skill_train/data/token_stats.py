@@ -219,7 +219,7 @@ def keep(dataset: DatasetFacts, tokenizer: str | None, lengths: Lengths, *, spli
 
 def tokenizer_key(model: str, revision: str | None) -> str | None:
     """A key that changes with the tokenizer or its template; None if a change cannot be detected. For a large file it
-    uses the size and both ends.
+    uses the size, the time of the last change and both ends.
 
     Args:
         model: a folder or a Hub id.
@@ -238,6 +238,7 @@ def tokenizer_key(model: str, revision: str | None) -> str | None:
             with open(path, "rb") as file:
                 sha256.update(file.read(_WHOLE_FILE_BYTES))
                 if size > _WHOLE_FILE_BYTES:
+                    sha256.update(f"{path.stat().st_mtime_ns}\0".encode())
                     file.seek(-(1 << 20), 2)
                     sha256.update(file.read())
     return sha256.hexdigest()
