@@ -12,7 +12,7 @@ from skill_train.model.families import ANSWERS_UP_TO, KEPT_IN_16_BITS, ROWS_AT_O
 # tools/quantize/README.md of that version has the same figures, where it has any; iq3_xxs is from there.
 BITS = {
     "q1_0": 1.48, "iq1_s": 2.00, "iq1_m": 2.15, "tq1_0": 2.19, "iq2_xxs": 2.38, "tq2_0": 2.52, "iq2_xs": 2.59,
-    "q2_0": 2.68, "iq2_s": 2.74, "iq2_m": 2.93, "q2_k_s": 2.97, "q2_k": 3.16, "iq3_xxs": 3.25, "iq3_xs": 3.50,
+    "iq2_s": 2.74, "iq2_m": 2.93, "q2_k_s": 2.97, "q2_k": 3.16, "iq3_xxs": 3.25, "iq3_xs": 3.50,
     "q3_k_s": 3.64, "iq3_s": 3.66, "iq3_m": 3.76, "q3_k_m": 4.00, "q3_k_l": 4.30, "iq4_xs": 4.46, "q4_0": 4.64,
     "q4_k_s": 4.67, "iq4_nl": 4.68, "q4_k_m": 4.89, "q4_1": 5.10, "q5_0": 5.57, "q5_k_s": 5.57, "q5_k_m": 5.70,
     "q5_1": 6.04, "q6_k": 6.56, "mxfp4_moe": 8.50, "q8_0": 8.50, "f16": 16.0, "bf16": 16.0, "f32": 32.0,
@@ -22,7 +22,7 @@ _LAYERS, _EMBEDDING = 6_979_588_096, 525_336_576  # weights of that model: its l
 _INPUT_BITS = {
     "q1_0": 1.125, "iq1_s": 2.625, "iq1_m": 2.625, "iq2_xxs": 2.625, "iq2_xs": 2.625, "q2_k_s": 2.625, "q2_k": 2.625,
     "iq2_s": 3.4375, "iq2_m": 3.4375, "iq3_xxs": 3.4375, "iq3_xs": 3.4375, "iq3_s": 3.4375, "iq3_m": 3.4375,
-    "q3_k_s": 3.4375, "q3_k_m": 3.4375, "q3_k_l": 3.4375, "iq4_xs": 4.25, "tq1_0": 4.5, "tq2_0": 4.5, "q2_0": 4.5,
+    "q3_k_s": 3.4375, "q3_k_m": 3.4375, "q3_k_l": 3.4375, "iq4_xs": 4.25, "tq1_0": 4.5, "tq2_0": 4.5,
     "q4_0": 4.5, "q4_k_s": 4.5, "q4_k_m": 4.5, "iq4_nl": 4.5, "q4_1": 5.0, "q5_0": 5.5, "q5_k_s": 5.5, "q5_k_m": 5.5,
     "q5_1": 6.0, "q6_k": 6.5625,
 }  # fmt: skip
@@ -31,7 +31,7 @@ _HEAD_BITS, _LOW_HEAD_BITS = 6.5625, 5.5
 _LOW_HEAD = ("iq1_s", "iq1_m", "iq2_xxs", "iq2_xs", "iq2_s", "iq2_m", "iq3_xxs")
 # Rows that are not divisible by 256 are stored in another block: those of the head as q8_0; elsewhere q4_0 or iq4_nl
 # for types up to 4 bits, q5_0 for q4_k, q5_1 for q5_k, q8_0 for q6_k. The blocks of these types are small enough.
-_SMALL_BLOCKS = ("q1_0", "q2_0", "q4_0", "iq4_nl", "q4_1", "q5_0", "q5_1", "mxfp4_moe", "q8_0", "f16", "bf16", "f32")
+_SMALL_BLOCKS = ("q1_0", "q4_0", "iq4_nl", "q4_1", "q5_0", "q5_1", "mxfp4_moe", "q8_0", "f16", "bf16", "f32")
 _FALLS_TO = {"q4_k_s": 5.5, "q4_k_m": 5.5, "q5_k_s": 6.0, "q5_k_m": 6.0, "q6_k": 8.5}
 _LOWEST_FALLBACK, _MOST_OF_LOW_TYPES, _FALLBACK = 4.5, 4.9, 1.3
 _EXPERT_BITS = 4.25  # of mxfp4_moe; its other matrices have 8.5

@@ -50,7 +50,7 @@ def type_names(quants: list[str]) -> list[str]:
         plain = _ALIASES.get(plain, plain)
         if plain not in types:
             raise UsageError(
-                f"{quant!r} is not a type that the installed llama.cpp can make{nearest(plain, types)}",
+                f"{quant!r} is not a type that llama.cpp can make and gguf can read here{nearest(plain, types)}",
                 code="cannot_quantize",
                 expected=", ".join(sorted(types)),
                 got=quant,

@@ -45,7 +45,7 @@ class Account:
         return any(permission in permissions for name, permissions in self.scopes if name in places)
 
 
-def account() -> Account:
+def account(seconds: float = 4.0) -> Account:
     """Asks the Hub once who the token belongs to. Never raises, and the answer contains no part of the token."""
     prepare()
     from huggingface_hub import constants
@@ -63,12 +63,12 @@ def account() -> Account:
     def question() -> Any:
         url = f"{constants.ENDPOINT}/api/whoami-v2"
         try:
-            return get_session().get(url, headers=build_hf_headers(token=token), timeout=4.0)
+            return get_session().get(url, headers=build_hf_headers(token=token), timeout=seconds)
         except HfHubHTTPError as error:  # the Hub asks for a long pause
             return error.response
 
     try:
-        answer = ask(RequestSubject("token"), question, seconds=8.0)
+        answer = ask(RequestSubject("token"), question, seconds=2 * seconds)
         if answer.status_code == 401:
             return Account("invalid")
         if answer.status_code != 200:
