@@ -43,15 +43,17 @@ def test_a_finished_run_is_found(run: RunDir) -> None:
     assert begun.trained(run).outputs.keys() == {"adapter/adapter_model.safetensors"}
 
 
-@pytest.mark.parametrize("content", [b"43", b"4", None])
-def test_another_adapter_in_its_place_is_noticed(run: RunDir, content: bytes | None) -> None:
+@pytest.mark.parametrize(
+    ("content", "there"),
+    [(b"43", f"2 bytes, sha256 {sha256(b'43').hexdigest()[:12]}…"), (b"4", "1 bytes"), (None, "missing")],
+)
+def test_another_adapter_in_its_place_is_noticed(run: RunDir, content: bytes | None, there: str) -> None:
     """Else the adapter of another run would be merged, exported and proven as this one's."""
     file = run.adapter / "adapter_model.safetensors"
     file.unlink() if content is None else file.write_bytes(content)
     with pytest.raises(UsageError) as caught:
         begun.trained(run)
     assert caught.value.code == "output_changed"
-    there = "missing" if content is None else f"{len(content)} bytes, sha256 {sha256(content).hexdigest()[:12]}…"
     assert caught.value.got == there
 
 

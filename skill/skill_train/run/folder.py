@@ -282,9 +282,16 @@ def require_unchanged(file: Path, digest: FileDigest, record: Path, hint: str) -
             f"{file} is not the file that {record.name} describes",
             code="output_changed",
             expected=_in_words(digest),
-            got=_in_words(file_digest(file)) if file.is_file() else "missing",
+            got=_there(file, digest),
             hint=hint,
         )
+
+
+def _there(file: Path, digest: FileDigest) -> str:
+    if not file.is_file():
+        return "missing"
+    size = file.stat().st_size  # one of another size may be too large to be read
+    return f"{size} bytes" if size != digest["bytes"] else _in_words(file_digest(file))
 
 
 def _in_words(digest: FileDigest) -> str:
