@@ -88,6 +88,20 @@ def test_an_engine_that_gives_no_answer_has_written_the_prompt(name: str, monkey
     assert found["answers"].verdict == "fail" and "gives no answer to" in found["answers"].detail
 
 
+@pytest.mark.parametrize("name", ["ollama", "llama-server"])
+@pytest.mark.parametrize(
+    ("fault", "says"),
+    [("odd", "an answer of another form"), ("dies", "does not serve the file: {} ended while it was")],
+)
+def test_an_engine_that_answers_otherwise_or_ends_is_a_failed_check(
+    name: str, fault: str, says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STAND_IN_FAULT", fault)
+    prompts = checked(name)["prompts"]
+    assert prompts.verdict == "fail" and says.format(name) in prompts.detail
+    assert stand_ins_left() == []
+
+
 def test_ollama_gets_the_file_of_a_relative_path(monkeypatch: pytest.MonkeyPatch) -> None:
     """Seen with Ollama 0.9.3: it took run/gguf/NAME for a model's name, and asked the host `run` for it."""
     folder = gguf_maker.exported("qwen2").file("f16").parent

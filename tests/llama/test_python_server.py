@@ -96,7 +96,7 @@ def test_a_stream_is_the_answer_in_pieces(server: Served) -> None:
 
 def test_the_models_own_sampling_is_the_default(made: tuple[Path, Path], server: Served) -> None:
     """The server's own class of a request has a penalty of 1.1 and a temperature of 0.8."""
-    schemas = get(server.url.removesuffix("/v1") + "/openapi.json")["components"]["schemas"]
+    schemas = get(server.url.removesuffix("/v1") + "/openapi.json", dict)["components"]["schemas"]
     for name in ("CreateChatCompletionRequest", "CreateCompletionRequest"):
         fields = schemas[name]["properties"]
         defaults = {field: fields[field]["default"] for field in ("temperature", "top_k", "top_p", "min_p")}
@@ -105,7 +105,7 @@ def test_the_models_own_sampling_is_the_default(made: tuple[Path, Path], server:
     repeated = {"messages": [serving.user("again " * 40)], "max_tokens": 12}
     texts = []
     for options in ({}, {"repeat_penalty": 1.0}, {"repeat_penalty": 4.0}):
-        answer = post(f"{server.url}/chat/completions", repeated | options)
+        answer = post(f"{server.url}/chat/completions", repeated | options, dict)
         texts.append(answer["choices"][0]["message"]["content"])
         server.report()
     assert texts[0] == texts[1] != texts[2]

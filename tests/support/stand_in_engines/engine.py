@@ -5,7 +5,8 @@ Ollama's of 2026-08-21 (server/routes.go, api/types.go), llama.cpp's as in llama
 changes what it says: `chatml` writes another template than the file's, `ends` never ends an answer, `old` shows no
 prompts as Ollama before 0.11.5, `crash` is what Ollama says when its runner ended, `silent` what both say when their
 parser does not take an answer (Ollama 0.33.0-rc2, llama-server b10454), `blind` leaves pictures out, `grey` shows grey
-ones, `larger` shows them twice as wide and high.
+ones, `larger` shows them twice as wide and high, `odd` answers with documents of another form, `dies` ends when it is
+asked.
 """
 
 from __future__ import annotations
@@ -125,6 +126,8 @@ def ollama(path: str, asked: Any) -> Any:
         return {"version": "0.0.1-stand-in"}
     if path == "/stand-in/create":
         return load(*asked["files"])
+    if FAULT == "odd":
+        return {"_debug_info": ["a", "b"]}
     if FAULT == "crash":
         raise RuntimeError("llama runner process has terminated: exit status 2")
     pictures: list[bytes] = []
@@ -149,6 +152,8 @@ def llama_server(path: str, asked: Any) -> Any:
         return {"status": "ok"}
     if path == "/props":
         return {"build_info": "b0-stand-in", "media_marker": MARKERS["llama-server"]}
+    if FAULT == "odd":
+        return {"text": "Hi"}
     if path == "/tokenize":
         return {"tokens": tokens(asked["content"])}
     pictures: list[bytes] = []
@@ -176,6 +181,8 @@ def serve(port: int, answer: Any) -> None:
             self._say(answer(self.path, {}))
 
         def do_POST(self) -> None:
+            if FAULT == "dies" and "create" not in self.path:
+                os._exit(3)
             asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
             try:
                 self._say(answer(self.path, asked))

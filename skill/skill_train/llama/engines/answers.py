@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Annotated
+
+import msgspec
 
 from skill_train.llama.template import Conversation
 
@@ -63,3 +66,35 @@ class EngineRun:
     version: str
     answers: list[EngineAnswer]
     figures: dict[str, str] = field(default_factory=dict)
+
+
+class ToldToken(msgspec.Struct, frozen=True):
+    """A token of an answer. `id` and `bytes` are told by llama-server alone."""
+
+    id: int | None = None
+    bytes: list[int] | None = None
+
+
+class ToldTokens(msgspec.Struct, frozen=True):
+    content: list[ToldToken] | None = None
+
+
+class WrittenMessage(msgspec.Struct, frozen=True):
+    content: str | None = None
+
+
+class Choice(msgspec.Struct, frozen=True):
+    message: WrittenMessage
+    finish_reason: str | None = None
+    logprobs: ToldTokens | None = None
+
+
+class Usage(msgspec.Struct, frozen=True):
+    prompt_tokens: int
+
+
+class Completion(msgspec.Struct, frozen=True):
+    """The answer of a server that speaks OpenAI's protocol, as far as it is read here."""
+
+    choices: Annotated[list[Choice], msgspec.Meta(min_length=1)]
+    usage: Usage

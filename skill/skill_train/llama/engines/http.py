@@ -2,41 +2,66 @@
 
 from __future__ import annotations
 
+import contextlib
+import http.client
 import json
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import TypeVar
+
+import msgspec
 
 from skill_train.core.errors import NativeCrash
+
+Answer = TypeVar("Answer")
 
 _SECONDS = 600.0  # a long answer on a slow machine
 _PAUSE_SECONDS = 0.1
 
 
 class HttpRefusal(Exception):
-    """The program answered with an error; the text is its own."""
+    """The program answered with an error, whose text is its own, or with a document of another form."""
 
 
-def post(url: str, document: object) -> Any:
+def post(url: str, document: object, kind: type[Answer]) -> Answer:
     """The answer to a JSON document.
 
     Raises:
-        HttpRefusal: the program refuses it.
-        OSError: there is no answer.
+        HttpRefusal: the program refuses it, or its answer is not of this kind.
+        OSError, HTTPException: there is no answer.
     """
     data = json.dumps(document).encode()
-    return _sent(urllib.request.Request(url, data=data, headers={"Content-Type": "application/json"}))  # noqa: S310
+    return _sent(urllib.request.Request(url, data=data, headers={"Content-Type": "application/json"}), kind)  # noqa: S310
 
 
-def get(url: str) -> Any:
+def get(url: str, kind: type[Answer]) -> Answer:
     """Raises what `post` raises."""
-    return _sent(urllib.request.Request(url))  # noqa: S310
+    return _sent(urllib.request.Request(url), kind)  # noqa: S310
 
 
-def wait_for(url: str, is_alive: Callable[[], bool], *, program: str, seconds: float = _SECONDS) -> Any:
-    """The first good answer of a program that was just started.
+@contextlib.contextmanager
+def asking(program: str) -> Iterator[None]:
+    """In the block, a program that ends while it is asked is an error of this program.
+
+    Raises:
+        NativeCrash: there was no answer.
+    """
+    try:
+        yield
+    except (OSError, http.client.HTTPException) as error:
+        raise NativeCrash(
+            f"{program} ended while it was asked, or did not answer in {_SECONDS:g} s",
+            code="program_failed",
+            expected="an answer to each question",
+            got=f"{type(error).__name__}: {error}",
+            hint="run the program by hand on the same file, and read what it says",
+        ) from None
+
+
+def wait_for(url: str, is_alive: Callable[[], bool], *, program: str, seconds: float = _SECONDS) -> None:
+    """Until a program that was just started answers.
 
     Raises:
         NativeCrash: it ended, or did not answer in time.
@@ -44,8 +69,9 @@ def wait_for(url: str, is_alive: Callable[[], bool], *, program: str, seconds: f
     end = time.monotonic() + seconds
     while is_alive() and time.monotonic() < end:
         try:
-            return get(url)
-        except (HttpRefusal, OSError):
+            get(url, object)
+            return
+        except (HttpRefusal, OSError, http.client.HTTPException):
             time.sleep(_PAUSE_SECONDS)
     raise NativeCrash(
         f"{program} does not answer",
@@ -56,12 +82,14 @@ def wait_for(url: str, is_alive: Callable[[], bool], *, program: str, seconds: f
     )
 
 
-def _sent(request: urllib.request.Request) -> Any:
+def _sent(request: urllib.request.Request, kind: type[Answer]) -> Answer:
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
         with opener.open(request, timeout=_SECONDS) as response:
-            return json.loads(response.read())
+            return msgspec.convert(json.loads(response.read()), kind)
     except urllib.error.HTTPError as error:
         raise HttpRefusal(f"HTTP {error.code}: {error.read().decode(errors='replace')[:400]}") from None
-    except ValueError as error:
+    except msgspec.ValidationError as error:
+        raise HttpRefusal(f"an answer of another form than is known here: {error}") from None
+    except (ValueError, RecursionError) as error:
         raise HttpRefusal(f"an answer that is not JSON: {error}") from None

@@ -14,11 +14,26 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from skill_train.core.errors import VerificationFailed
-from skill_train.llama.engines.answers import LLAMA_SERVER, EngineAnswer, EngineQuestion, EngineRun
-from skill_train.llama.engines.http import HttpRefusal, get, post, wait_for
+from skill_train.llama.engines.answers import LLAMA_SERVER, Choice, Completion, EngineAnswer, EngineQuestion, EngineRun
+from skill_train.llama.engines.http import HttpRefusal, asking, get, post, wait_for
 from skill_train.llama.engines.programs import free_port, started
 from skill_train.llama.pictures.compare import MARKER
+
+
+class _Properties(msgspec.Struct):
+    build_info: str = "unknown"
+    media_marker: str | None = None
+
+
+class _Template(msgspec.Struct):
+    prompt: str
+
+
+class _Tokens(msgspec.Struct):
+    tokens: list[int]
 
 
 def ask(
@@ -36,6 +51,7 @@ def ask(
 
     Raises:
         VerificationFailed: it does not serve the file.
+        NativeCrash: it ended.
     """
     port = free_port()
     url = f"http://127.0.0.1:{port}"
@@ -45,17 +61,21 @@ def ask(
         log = Path(folder) / "log.txt"
         with started(words, {}, log) as process:
             wait_for(f"{url}/health", lambda: process.poll() is None, program=LLAMA_SERVER)
-            try:
-                properties = get(f"{url}/props")
-            except HttpRefusal as refusal:
-                raise VerificationFailed(
-                    f"llama-server does not say what it serves: {refusal}",
-                    code="bad_gguf",
-                    hint="install a current llama.cpp, or verify without --engine llama-server",
-                ) from None
-            marker = str(properties.get("media_marker") or MARKER)
-            answers = [_asked(url, question, marker) for question in questions]
-            return EngineRun(LLAMA_SERVER, str(properties.get("build_info", "unknown")), answers)
+            with asking(LLAMA_SERVER):
+                properties = _properties(url)
+                answers = [_asked(url, question, properties.media_marker or MARKER) for question in questions]
+            return EngineRun(LLAMA_SERVER, properties.build_info, answers)
+
+
+def _properties(url: str) -> _Properties:
+    try:
+        return get(f"{url}/props", _Properties)
+    except HttpRefusal as refusal:
+        raise VerificationFailed(
+            f"llama-server does not say what it serves: {refusal}",
+            code="bad_gguf",
+            hint="install a current llama.cpp, or verify without --engine llama-server",
+        ) from None
 
 
 def _asked(url: str, question: EngineQuestion, marker: str) -> EngineAnswer:
@@ -64,24 +84,24 @@ def _asked(url: str, question: EngineQuestion, marker: str) -> EngineAnswer:
     if conversation.tools:
         request["tools"] = conversation.tools
     try:
-        prompt = str(post(f"{url}/apply-template", request)["prompt"]).replace(marker, MARKER)
+        prompt = post(f"{url}/apply-template", request, _Template).prompt.replace(marker, MARKER)
         ids = None if question.pictures else _ids(url, prompt)
     except HttpRefusal as refusal:
         return EngineAnswer(refused=str(refusal))
     greedy = {"temperature": 0, "max_tokens": question.most, "reasoning_format": "none", "cache_prompt": False}
     try:
-        answer = post(f"{url}/v1/chat/completions", request | greedy | {"logprobs": True})
+        answer = post(f"{url}/v1/chat/completions", request | greedy | {"logprobs": True}, Completion)
     except HttpRefusal as refusal:
         return EngineAnswer(prompt=prompt, ids=ids, no_answer=str(refusal))
-    choice = answer["choices"][0]
+    choice = answer.choices[0]
     return EngineAnswer(
         prompt=prompt,
         ids=ids,
-        prompt_tokens=answer["usage"]["prompt_tokens"],
-        text=choice["message"].get("content") or "",
+        prompt_tokens=answer.usage.prompt_tokens,
+        text=choice.message.content or "",
         tokens=_tokens(choice),
         whole_characters=True,  # tools/server/server-context.cpp, `process_token`: an incomplete text is not told
-        stopped=choice["finish_reason"] != "length",
+        stopped=choice.finish_reason != "length",
     )
 
 
@@ -103,14 +123,13 @@ def _part(part: Any, pictures: Iterator[bytes]) -> Any:
 
 def _ids(url: str, prompt: str) -> list[int]:
     """Raises what `post` raises."""
-    tokens = post(f"{url}/tokenize", {"content": prompt, "add_special": True, "parse_special": True})["tokens"]
-    return [int(token) for token in tokens]
+    return post(f"{url}/tokenize", {"content": prompt, "add_special": True, "parse_special": True}, _Tokens).tokens
 
 
-def _tokens(choice: Any) -> list[int] | None:
+def _tokens(choice: Choice) -> list[int] | None:
     """The ids of an answer, without the one that ends it, which has no text."""
-    told = (choice.get("logprobs") or {}).get("content")
-    if not told or any("id" not in each for each in told):
+    told = (choice.logprobs and choice.logprobs.content) or []
+    ids = [each.id for each in told if each.id is not None]
+    if not told or len(ids) < len(told):
         return None
-    ended = choice["finish_reason"] != "length" and not told[-1].get("bytes")
-    return [int(each["id"]) for each in (told[:-1] if ended else told)]
+    return ids[:-1] if choice.finish_reason != "length" and not told[-1].bytes else ids

@@ -17,9 +17,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from skill_train.core.errors import NotInstalled, VerificationFailed
-from skill_train.llama.engines.answers import OLLAMA, EngineAnswer, EngineQuestion, EngineRun
-from skill_train.llama.engines.http import HttpRefusal, post, wait_for
+from skill_train.llama.engines.answers import OLLAMA, EngineAnswer, EngineQuestion, EngineRun, ToldToken, WrittenMessage
+from skill_train.llama.engines.http import HttpRefusal, asking, get, post, wait_for
 from skill_train.llama.engines.programs import free_port, run_once, started
 from skill_train.llama.pictures.compare import MARKER
 
@@ -27,6 +29,25 @@ _MODEL = "skill-train-verify"
 # For a picture in a prompt: of Ollama's own templates, and where its llama-server renders (llm/llama_server.go).
 _MARKERS = re.compile(r"\[img-\d+\]|<__ollama_media_\w+__>")
 _CRASHED = "runner process has terminated"  # llm/server.go
+
+
+class _Version(msgspec.Struct):
+    version: str
+
+
+class _Prompt(msgspec.Struct):
+    rendered_template: str
+
+
+class _Shown(msgspec.Struct):
+    prompt: _Prompt | None = msgspec.field(default=None, name="_debug_info")
+
+
+class _Answer(msgspec.Struct):
+    message: WrittenMessage
+    prompt_eval_count: int | None = None
+    logprobs: list[ToldToken] | None = None
+    done_reason: str | None = None
 
 
 def ask(
@@ -39,6 +60,7 @@ def ask(
 
     Raises:
         VerificationFailed: Ollama makes no model of the file, or crashes on it.
+        NativeCrash: Ollama itself ended.
         NotInstalled: this Ollama does not show its prompts.
     """
     with tempfile.TemporaryDirectory(prefix="skill-train-") as name:
@@ -48,7 +70,7 @@ def ask(
         host = f"127.0.0.1:{port}"
         environment = {"OLLAMA_HOST": host, "OLLAMA_MODELS": str(folder / "models"), "HOME": str(folder)}
         with started([OLLAMA, "serve"], environment, log) as process:
-            version = wait_for(f"http://{host}/api/version", lambda: process.poll() is None, program=OLLAMA)
+            wait_for(f"http://{host}/api/version", lambda: process.poll() is None, program=OLLAMA)
             if run_once([OLLAMA, "create", _MODEL, "-f", str(recipe)], environment, log) != 0:
                 raise VerificationFailed(
                     f"Ollama makes no model of {gguf.name}",
@@ -56,8 +78,17 @@ def ask(
                     got=log.read_text(encoding="utf-8", errors="replace")[-400:],
                     hint="ollama create NAME -f Modelfile, and read what it says",
                 )
-            answers = [_asked(f"http://{host}/api/chat", question, context_tokens) for question in questions]
-            return EngineRun(OLLAMA, str(version.get("version", "unknown")), answers)
+            with asking(OLLAMA):
+                version = _version(f"http://{host}/api/version")
+                answers = [_asked(f"http://{host}/api/chat", question, context_tokens) for question in questions]
+            return EngineRun(OLLAMA, version, answers)
+
+
+def _version(url: str) -> str:
+    try:
+        return get(url, _Version).version
+    except HttpRefusal:
+        return "unknown"
 
 
 def _modelfile(gguf: Path, projector: Path | None) -> str:
@@ -78,7 +109,7 @@ def _asked(url: str, question: EngineQuestion, context_tokens: int) -> EngineAns
     greedy = {"temperature": 0, "repeat_penalty": 1.0, "num_predict": question.most, "num_ctx": context_tokens}
     request["options"] = greedy
     try:
-        shown = post(url, request | {"_debug_render_only": True}).get("_debug_info")
+        shown = post(url, request | {"_debug_render_only": True}, _Shown).prompt
     except HttpRefusal as refusal:
         return EngineAnswer(refused=_refusal(refusal))
     if shown is None:
@@ -88,19 +119,19 @@ def _asked(url: str, question: EngineQuestion, context_tokens: int) -> EngineAns
             expected="Ollama 0.11.5 or newer",
             hint="install a newer Ollama",
         )
-    prompt = str(shown["rendered_template"])
+    prompt = shown.rendered_template
     if question.pictures:
         prompt = _MARKERS.sub(MARKER, prompt)
     try:
-        answer = post(url, request | {"logprobs": True})
+        answer = post(url, request | {"logprobs": True}, _Answer)
     except HttpRefusal as refusal:
         return EngineAnswer(prompt=prompt, no_answer=_refusal(refusal))
     return EngineAnswer(
         prompt=prompt,
-        prompt_tokens=answer.get("prompt_eval_count"),
-        text=str(answer["message"].get("content") or ""),
-        pieces=[bytes(each.get("bytes") or []) for each in answer.get("logprobs") or []] or None,
-        stopped=answer.get("done_reason") != "length",
+        prompt_tokens=answer.prompt_eval_count,
+        text=answer.message.content or "",
+        pieces=[bytes(each.bytes or []) for each in answer.logprobs or []] or None,
+        stopped=answer.done_reason != "length",
     )
 
 

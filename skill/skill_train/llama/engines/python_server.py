@@ -12,8 +12,8 @@ import msgspec
 
 from skill_train.core.errors import NotInstalled
 from skill_train.core.live_worker import LiveWorker, live_worker
-from skill_train.llama.engines.answers import PYTHON_SERVER, EngineAnswer, EngineQuestion, EngineRun
-from skill_train.llama.engines.http import HttpRefusal, post
+from skill_train.llama.engines.answers import PYTHON_SERVER, Completion, EngineAnswer, EngineQuestion, EngineRun
+from skill_train.llama.engines.http import HttpRefusal, asking, post
 from skill_train.llama.sampling import Sampling
 
 WORKER = "skill_train.llama.engines.python_server_worker"
@@ -133,7 +133,8 @@ def ask(gguf: Path, questions: list[EngineQuestion], *, context_tokens: int, thr
         gguf=str(gguf), name=gguf.name, context_tokens=context_tokens, threads=threads, stock=True, reports=True
     )
     with served(job) as server:
-        answers = [_asked(server, question) for question in questions]
+        with asking(PYTHON_SERVER):
+            answers = [_asked(server, question) for question in questions]
         return EngineRun(PYTHON_SERVER, server.version, answers, {"chat_format": server.chat_format})
 
 
@@ -146,14 +147,14 @@ def _asked(server: Served, question: EngineQuestion) -> EngineAnswer:
         "repeat_penalty": 1.0,  # its own default is 1.1
     }
     try:
-        answer = post(f"{server.url}/chat/completions", request)
+        answer = post(f"{server.url}/chat/completions", request, Completion)
     except HttpRefusal as refusal:
         return EngineAnswer(refused=str(refusal))
-    report, choice = server.report(), answer["choices"][0]
+    report, choice = server.report(), answer.choices[0]
     return EngineAnswer(
         ids=report.prompt_ids,
         tokens=report.answer_ids,
-        prompt_tokens=answer["usage"]["prompt_tokens"],
-        text=choice["message"]["content"] or "",
-        stopped=choice["finish_reason"] != "length",
+        prompt_tokens=answer.usage.prompt_tokens,
+        text=choice.message.content or "",
+        stopped=choice.finish_reason != "length",
     )
