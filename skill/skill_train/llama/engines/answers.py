@@ -83,7 +83,7 @@ class WrittenMessage(msgspec.Struct, frozen=True):
     content: str | None = None
 
 
-class Choice(msgspec.Struct, frozen=True):
+class WrittenChoice(msgspec.Struct, frozen=True):
     message: WrittenMessage
     finish_reason: str | None = None
     logprobs: ToldTokens | None = None
@@ -96,5 +96,5 @@ class Usage(msgspec.Struct, frozen=True):
 class Completion(msgspec.Struct, frozen=True):
     """The answer of a server that speaks OpenAI's protocol, as far as it is read here."""
 
-    choices: Annotated[list[Choice], msgspec.Meta(min_length=1)]
+    choices: Annotated[list[WrittenChoice], msgspec.Meta(min_length=1)]
     usage: Usage

@@ -17,7 +17,14 @@ from typing import Any
 import msgspec
 
 from skill_train.core.errors import VerificationFailed
-from skill_train.llama.engines.answers import LLAMA_SERVER, Choice, Completion, EngineAnswer, EngineQuestion, EngineRun
+from skill_train.llama.engines.answers import (
+    LLAMA_SERVER,
+    Completion,
+    EngineAnswer,
+    EngineQuestion,
+    EngineRun,
+    WrittenChoice,
+)
 from skill_train.llama.engines.http import HttpRefusal, asking, get, post, wait_for
 from skill_train.llama.engines.programs import free_port, started
 from skill_train.llama.pictures.compare import MARKER
@@ -126,7 +133,7 @@ def _ids(url: str, prompt: str) -> list[int]:
     return post(f"{url}/tokenize", {"content": prompt, "add_special": True, "parse_special": True}, _Tokens).tokens
 
 
-def _tokens(choice: Choice) -> list[int] | None:
+def _tokens(choice: WrittenChoice) -> list[int] | None:
     """The ids of an answer, without the one that ends it, which has no text."""
     told = (choice.logprobs and choice.logprobs.content) or []
     ids = [each.id for each in told if each.id is not None]
