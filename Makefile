@@ -14,7 +14,7 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python; do \
 
 help:
 	@echo "make demo   train, merge, export and verify a small model, offline, and print the table"
-	@echo "make check  before each commit: lint, types, the fast tests, one chain of a tiny model; 80 to 110 s"
+	@echo "make check  before each commit: lint, types, the fast tests, one chain of a tiny model; 1 to 2 minutes"
 	@echo "make test   all tests that need no network"
 	@echo "make torture  kills, faults and hostile input: seeded, bounded, with their counts; SKILL_TRAIN_SEED=n for others"
 	@echo "make walks  every family, kill point and setting, where \`make test\` has a few of a kind"
