@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
 from gguf.constants import LlamaFileType
 
-from skill_train.core.errors import UsageError
+from skill_train.core.errors import NotInstalled, UsageError
 from skill_train.gguf.quant_types import fallbacks_of, quantization_types, type_names
 from skill_train.gguf.quantize_worker import _Log, _refused
 from skill_train.llama.gguf_header import GgufFile, Tensor
@@ -22,6 +23,12 @@ def test_every_type_of_the_installed_llama_cpp_is_known_by_its_number() -> None:
     assert len(known) >= 34
     assert set(known.values()) <= set(map(int, LlamaFileType))  # a file of another could not be read back
     assert not {"guessed", "nvfp4"} & set(known)
+
+
+def test_without_gguf_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "gguf.constants", None)
+    with pytest.raises(NotInstalled, match="gguf is not installed"):
+        quantization_types()
 
 
 def test_names_are_understood_in_any_usual_spelling_and_kept_once() -> None:

@@ -199,6 +199,12 @@ def test_an_error_inside_the_callback_ends_the_command(llama: Path) -> None:
     assert "ValueError" in done.stderr and "broadcast" in done.stderr
 
 
+def test_a_dataset_whose_name_is_no_utf8_is_named_in_the_file(tmp_path: Path) -> None:
+    entries = {"blk.0.attn_q.weight": Entry(np.ones(32, np.float32), np.array([4.0]))}
+    write_matrix(tmp_path / "m.gguf", ImportanceMatrix(entries, ["caf\udce9.jsonl"], 1, 512))
+    assert read_matrix(tmp_path / "m.gguf").datasets == ["caf\udce9.jsonl"]
+
+
 def changed(matrix: Path, out: Path, change: Callable[[dict[str, Entry]], None]) -> Path:
     read = read_matrix(matrix)
     entries = {name: Entry(entry.sums.copy(), entry.counts.copy()) for name, entry in read.entries.items()}

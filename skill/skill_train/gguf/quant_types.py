@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from skill_train.core.errors import UsageError, nearest
+from skill_train.core.errors import UsageError, nearest, not_installed
 from skill_train.core.worker import llama_cpp_folder
 from skill_train.llama.gguf_header import GgufFile
 from skill_train.run.export_record import Fallback
@@ -23,10 +23,12 @@ def quantization_types() -> dict[str, int]:
     are read from the text of the bindings, because importing these would load the native library.
 
     Raises:
-        NotInstalled: llama-cpp-python is missing.
+        NotInstalled: llama-cpp-python or gguf is missing.
     """
-    from gguf.constants import LlamaFileType
-
+    try:
+        from gguf.constants import LlamaFileType
+    except ImportError:
+        raise not_installed("gguf", "gguf") from None
     known = {int(kind) for kind in LlamaFileType}
     text = (llama_cpp_folder() / "llama_cpp.py").read_text(encoding="utf-8")
     types = re.findall(r"^LLAMA_FTYPE_(?:MOSTLY_|ALL_)?(\w+) = (\d+)", text, re.MULTILINE)

@@ -47,6 +47,7 @@ from skill_train.recipe.fields import to_yaml
 from skill_train.run import cloud_record, plan_record, train_record
 from skill_train.run.begun import already_there, forget, has_begun
 from skill_train.run.folder import RunDir, StepResult
+from skill_train.run.job_spec import ENVIRONMENT
 from skill_train.run.lock import locked
 from skill_train.run.plan_record import Launch, Plan
 from skill_train.run.records import timestamp
@@ -172,7 +173,6 @@ class _child:
     """
 
     def __init__(self, command: list[str], launch: Launch, log: Any, lock: TextIO | None) -> None:
-        quiet = {"PYTHONUNBUFFERED": "1", "HF_HUB_DISABLE_TELEMETRY": "1", "DO_NOT_TRACK": "1"}
         self.process = subprocess.Popen(
             command,
             stdin=subprocess.PIPE,
@@ -180,7 +180,7 @@ class _child:
             stderr=log,
             text=True,
             errors="replace",
-            env=os.environ | quiet | launch.environment,
+            env=os.environ | ENVIRONMENT | launch.environment,
             process_group=0,
             pass_fds=(lock.fileno(),) if lock else (),  # if this process is killed, the child still has the lock
         )

@@ -24,7 +24,7 @@ MOST_SECONDS = 1200.0  # of measuring in one call
 _WORK_BYTES = 700_000_000
 
 
-class Basis(msgspec.Struct, frozen=True):
+class Basis(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What the figures are of: the sha256 of the GGUF file, of the importance matrix and of the token ids."""
 
     model: str

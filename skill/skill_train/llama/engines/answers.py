@@ -69,7 +69,7 @@ class EngineRun:
 
 
 class ToldToken(msgspec.Struct, frozen=True):
-    """A token of an answer. `id` and `bytes` are told by llama-server alone."""
+    """A token of an answer. Ollama tells no `id`."""
 
     id: int | None = None
     bytes: list[int] | None = None

@@ -104,7 +104,8 @@ def write_matrix(path: Path, matrix: ImportanceMatrix) -> None:
     writer = GGUFWriter(str(path), "")
     writer.kv_data[0].clear()  # a matrix has no architecture
     writer.add_type("imatrix")
-    writer.add_array("imatrix.datasets", matrix.datasets)
+    # As bytes: a name of a file may be no UTF-8.
+    writer.add_array("imatrix.datasets", [name.encode("utf-8", "surrogateescape") for name in matrix.datasets])
     writer.add_uint32("imatrix.chunk_count", matrix.chunk_count)
     writer.add_uint32("imatrix.chunk_size", matrix.chunk_size)
     for key, value in ((_MODEL_KEY, matrix.model), (_DATA_KEY, matrix.data)):
