@@ -22,14 +22,16 @@ from command_child import Commands
 from warm_start import WarmStart
 
 _TOKENS = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HUGGINGFACEHUB_API_TOKEN", "HF_TOKEN_PATH", "HF_ENDPOINT")
+_WARM_PYTHON = "SKILL_TRAIN_WARM_PYTHON"  # of the process that started the others with `-n`
 _LOOPBACK = ("127.0.0.1", "::1", "localhost")
 _temporary: tempfile.TemporaryDirectory[str] | None = None
 _shared = Path()  # the user's cache
+_warm: WarmStart | None = None
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """Before anything imports huggingface_hub, which reads its environment once."""
-    global _shared, _temporary
+    global _shared, _temporary, _warm
     _keep_to_one_core()
     sys.dont_write_bytecode = False  # pytest keeps what it compiles: half the time of collecting
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell starts what runs in the background
@@ -46,6 +48,13 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ.setdefault(shared_runs.FOLDER, str(Path(_temporary.name) / "shared"))  # the first process says it to all
     for name in _TOKENS:
         os.environ.pop(name, None)
+    if getattr(config.option, "tx", None) and _can_start_warm() and "not slow" not in config.option.markexpr:
+        _warm = WarmStart({min(os.sched_getaffinity(0))})
+        os.environ[_WARM_PYTHON] = str(_warm.python)
+
+
+def _can_start_warm() -> bool:
+    return sys.platform == "linux" and sys.prefix != sys.base_prefix
 
 
 def _compile_modules() -> None:
@@ -79,6 +88,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_unconfigure() -> None:
+    if _warm is not None:
+        _warm.close()
     if _temporary is not None:
         _share_converter(Path(_temporary.name) / "skill-train", _shared)
         _temporary.cleanup()
@@ -128,8 +139,11 @@ def _libraries_stay() -> None:
 
 @pytest.fixture(scope="session")
 def warm_python() -> Iterator[Path]:
-    """Stands for Python, and starts the training program in a fraction of a second."""
-    started = WarmStart()
+    """Stands for Python, and starts the training program in a fraction of a second. All processes share one."""
+    if shared := os.environ.get(_WARM_PYTHON):
+        yield Path(shared)
+        return
+    started = WarmStart(os.sched_getaffinity(0))
     yield started.python
     started.close()
 
@@ -140,7 +154,7 @@ def _starts_warm(request: pytest.FixtureRequest) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         slow = any(item.get_closest_marker("slow") for item in request.session.items if item.path == request.path)
         real = request.node.get_closest_marker("real_python")
-        if slow and not real and sys.platform == "linux" and sys.prefix != sys.base_prefix:
+        if slow and not real and _can_start_warm():
             patch.setattr(sys, "executable", str(request.getfixturevalue("warm_python")))
         yield
 

@@ -39,6 +39,7 @@ standard = [(file.fileno(), file.encoding, file.errors, file.line_buffering) for
 files = sorted(map(int, os.listdir("/proc/self/fd")))[:-1]
 shown = [sys.argv, sys.path, sys.prefix, sys.dont_write_bytecode, dict(os.environ), os.getcwd(), mask]
 shown += [signals, standard, files, __name__, __file__, threading.active_count(), sys.getrecursionlimit()]
+shown += [sorted(os.sched_getaffinity(0))]
 threading.Thread(target=lambda: print(end=" ")).start()
 atexit.register(print, '"at the end"]')
 print("[", json.dumps(shown), ",")
@@ -94,6 +95,40 @@ def test_the_libraries_read_the_environment_of_the_start(start: Start) -> None:
     for port in (1, 2, 3, 4, 1):
         process = start(program, HF_ENDPOINT=f"http://127.0.0.1:{port}")
         assert process.communicate()[0] == f"http://127.0.0.1:{port} True\n"
+
+
+LOOK_FOR = """
+import gc, linecache, re, sys
+from pathlib import PurePath
+from urllib.parse import urlsplit
+from huggingface_hub import constants
+words, found = sys.argv[1].split(","), set()
+urlsplit.cache_clear()
+linecache.clearcache()
+gc.unfreeze()  # what is frozen is not listed
+for one in gc.get_objects():
+    values = [*one, *one.values()] if type(one) is dict else one if type(one) in (set, frozenset) else ()
+    for value in values:
+        text = value.pattern if type(value) is re.Pattern else value
+        if issubclass(type(text), (str, PurePath)) and any(word in str(text) for word in words):
+            found.add(str(text))
+print(constants.ENDPOINT, constants.HF_HOME, len(found), "torch" in sys.modules)
+print(found, file=sys.stderr)
+"""
+
+
+def test_nothing_of_another_start_is_left(start: Start, tmp_path: Path) -> None:
+    """What the libraries made of addresses and folders when they were imported is made of those of the start."""
+    stand_ins = ",".join(text for _, text in warm_start.STAND_INS.values())
+    other = {name: str(tmp_path / "other" / name) for name in warm_start.STAND_INS} | {
+        "HF_ENDPOINT": "http://127.0.0.1:5"
+    }
+    for own in (other, other | {"HF_HOME": str(tmp_path / "own"), "HF_ENDPOINT": "http://127.0.0.1:6"}):
+        process = start(LOOK_FOR, stand_ins, **own)
+        shown, found = process.communicate()
+        assert shown == f"{own['HF_ENDPOINT']} {own['HF_HOME']} 0 True\n", found
+    process = start(LOOK_FOR, str(tmp_path / "own"), **own)
+    assert int(process.communicate()[0].split()[2]) > 10  # it finds what is there
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-TRAINING = ("train.py", "converter_child.py")
+TRAINING = ("train.py", "converter_child.py", "command_child.py")
+OF_THE_HUB = "hub_child.py"
 OURS = "skill_train."  # the workers, which are started as modules
 COMMAND, MAIN = "skill-train", "from skill_train.cli import main; main()"  # the console script, and what it does
 OF_TORCH = ("chat", "demo", "evaluate", "export-gguf", "merge", "verify")  # commands that import what a training does
@@ -52,6 +53,10 @@ def _kind(program: list[str]) -> str | None:
     name = os.path.basename(program[0]) if program else ""
     if name == COMMAND:
         return _kind_of_command(program[1:])
+    if name == OF_THE_HUB:
+        return "command"
+    if name == "command_child.py" and program[1:]:
+        return _kind_of_command(program[1:])
     return "training" if name in TRAINING and "--job" not in program else None
 
 
@@ -72,7 +77,7 @@ def _stays_here(number: int) -> bool:
 
 def _starts_alike(known: dict[str, Any], kind: str | None) -> bool:
     """Whether torch would read the environment that it was imported in, and find the same packages, with the same
-    limits."""
+    limits and as many cores."""
     may_differ = MAY_DIFFER if kind == "training" else (*MAY_DIFFER, "PATH")  # llama.cpp looks for no program
     own, theirs = (
         {name: text for name, text in environment.items() if not name.startswith(may_differ)}
@@ -80,7 +85,8 @@ def _starts_alike(known: dict[str, Any], kind: str | None) -> bool:
     )
     packages = os.environ.get("PYTHONPATH", "").split(os.pathsep)  # another's could replace a library, or start code
     limits = {kind: list(resource.getrlimit(int(kind))) for kind in known["limits"]}
-    return bool(own == theirs and limits == known["limits"] and {*packages} <= {"", *known["packages"]})
+    alike = limits == known["limits"] and len(os.sched_getaffinity(0)) == known["cores"]
+    return bool(own == theirs and alike and {*packages} <= {"", *known["packages"]})
 
 
 def _connected(path: str) -> socket.socket | None:
@@ -106,7 +112,7 @@ def _stand_for(connection: socket.socket, program: list[str], beside: bool) -> N
         "executable": os.path.abspath(sys.argv[0]), "arguments": program, "beside": beside,
         "files": numbers, "umask": mask, "folder": os.getcwd(),
         "file_limit": resource.getrlimit(resource.RLIMIT_FSIZE), "environment": dict(os.environ),
-        "ignored": ignored,
+        "ignored": ignored, "cores": sorted(os.sched_getaffinity(0)),
     }  # fmt: skip
     socket.send_fds(connection, [json.dumps(request).encode()], numbers)
     answers = connection.makefile()

@@ -6,6 +6,9 @@ The training program, the converter and the commands that read models import tor
 meets. The fork imports the rest in that environment, and forks for each start. The workers import llama.cpp, without
 torch, and the other commands little: two more processes do so for them.
 
+Each Hub of a test has an address and a home of its own, which huggingface_hub, datasets and transformers read when they
+are imported. So they are imported with stand-ins, and each start finds its own in their place.
+
 `warm_shim.py` stands where commands expect Python, and hands over arguments, environment and open files. What cannot be
 started alike (other modules and scripts, limits, an environment that torch would read) it leaves to Python.
 """
@@ -18,6 +21,7 @@ import importlib
 import io
 import json
 import os
+import re
 import resource
 import runpy
 import select
@@ -31,7 +35,8 @@ import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
+from pathlib import Path, PurePath
+from types import ModuleType
 from typing import Any
 
 SOURCE = str(Path(__file__).resolve().parents[2] / "skill")
@@ -61,16 +66,31 @@ FIRST = {
         "subprocess", "tempfile", "unicodedata", "urllib.request", "uuid", "zoneinfo",
     ),
 }  # fmt: skip
-THEN = {"training": ("datasets", "peft", "transformers", "trl"), "worker": (), "command": ("huggingface_hub",)}
+THEN = {
+    "training": ("datasets", "peft", "transformers", "trl"),
+    "worker": (),
+    "command": ("huggingface_hub.hf_api", "huggingface_hub.hf_file_system"),
+}
+# What libraries read when they are imported: the texts that can stand aside until a start, and what stands for them.
+# The host stays, because a library keeps it by itself.
+STAND_INS = {
+    "HF_ENDPOINT": (re.compile(r"http://127\.0\.0\.1:\d+"), "http://127.0.0.1:65001"),
+    "HF_HOME": (re.compile(r"/[^~$]*[^~$/]"), "/stand-in/hf-home"),
+    "HOME": (re.compile(r"/[^~$]*[^~$/]"), "/stand-in/home"),
+    "XDG_CACHE_HOME": (re.compile(r"/[^~$]*[^~$/]"), "/stand-in/xdg-cache-home"),
+}
 LIMITS = (resource.RLIMIT_AS, resource.RLIMIT_DATA, resource.RLIMIT_NOFILE, resource.RLIMIT_NPROC)
 SET_AT_IMPORT: dict[str, str] = {}  # in the environment, by the libraries
 ENVIRONMENTS = 3  # at most so many processes that have imported everything; each keeps 0.3 GB
 
 
 class WarmStart:
-    """The processes that have imported. `python` is the file to start programs with, in a copy of this environment."""
+    """The processes that have imported. `python` is the file to start programs with, in a copy of this environment.
 
-    def __init__(self) -> None:
+    On as many cores as each process of the tests has, because torch counts them when it is imported.
+    """
+
+    def __init__(self, cores: set[int]) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="warm-")
         self.python = _environment_of_links(Path(self._folder.name))
         environment = dict(os.environ) | OF_CHILDREN
@@ -81,8 +101,11 @@ class WarmStart:
             )
             for kind, path in sockets.items()
         ]
+        for server in self._servers:
+            os.sched_setaffinity(server.pid, cores)
         limits = {kind: resource.getrlimit(kind) for kind in LIMITS}
         known = {"sockets": sockets, "python": sys.executable, "environment": environment, "limits": limits}
+        known["cores"] = len(cores)
         known["packages"] = [*_packages(environment.get("PYTHONPATH")), SOURCE]
         self.python.with_name("warm.json").write_text(json.dumps(known))
 
@@ -120,7 +143,7 @@ class _Environments:
     """One process for each environment that was met, the last ones."""
 
     kind: str
-    sockets: dict[str, socket.socket] = field(default_factory=dict)
+    sockets: dict[frozenset[tuple[str, str]], socket.socket] = field(default_factory=dict)
 
     def hand_over(self, connection: socket.socket) -> None:
         text, files, _, _ = socket.recv_fds(connection, 1 << 20, 64)
@@ -132,7 +155,8 @@ class _Environments:
 
     def _of(self, environment: dict[str, str]) -> socket.socket:
         kept = {name: text for name, text in environment.items() if not name.startswith(READ_BY_NO_LIBRARY)}
-        key = json.dumps(kept, sort_keys=True)
+        kept |= _stand_ins(environment)
+        key = frozenset(kept.items())
         if key in self.sockets:
             self.sockets[key] = self.sockets.pop(key)  # the last one that was asked for
             return self.sockets[key]
@@ -182,8 +206,9 @@ def _import(names: tuple[str, ...]) -> None:
 def _start_in(environment: dict[str, str], kind: str, requests: socket.socket) -> None:
     """Starts programs in this environment until nobody can ask any more."""
     os.environ.clear()
-    os.environ.update(SET_AT_IMPORT | environment)
+    os.environ.update(SET_AT_IMPORT | environment | _stand_ins(environment))
     _import(THEN[kind])
+    kept = _kept_of_stand_ins()
     while True:
         text, files, _, _ = socket.recv_fds(requests, 1 << 20, 64)
         if not text:
@@ -191,9 +216,38 @@ def _start_in(environment: dict[str, str], kind: str, requests: socket.socket) -
         if os.fork() == 0:
             requests.close()
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            _keep(json.loads(text), socket.socket(fileno=files[0]), files[1:])
+            request = json.loads(text)
+            _put_in_place(kept, request["environment"])
+            _keep(request, socket.socket(fileno=files[0]), files[1:])
         for file in files:
             os.close(file)
+
+
+def _stand_ins(environment: dict[str, str]) -> dict[str, str]:
+    return {name: text for name, (form, text) in STAND_INS.items() if form.fullmatch(environment.get(name, ""))}
+
+
+def _kept_of_stand_ins() -> list[tuple[dict[str, Any], str, Any]]:
+    """Where modules keep a stand-in, or what they made of one: their names, one of them, and its value."""
+    texts = [text for _, text in STAND_INS.values()]
+    modules = [vars(module) for module in list(sys.modules.values()) if isinstance(module, ModuleType)]
+    return [
+        (names, name, value)
+        for names in [*modules, SET_AT_IMPORT]
+        for name, value in list(names.items())
+        if issubclass(type(value), str | PurePath)
+        if any(text in str(value) for text in texts)
+    ]
+
+
+def _put_in_place(kept: list[tuple[dict[str, Any], str, Any]], environment: dict[str, str]) -> None:
+    own = {text: environment[name] for name, text in _stand_ins(environment).items()}
+    for names, name, value in kept:
+        changed = str(value)
+        for stand_in, text in own.items():
+            changed = changed.replace(stand_in, text)
+        names[name] = type(value)(changed)
+    kept.clear()
 
 
 def _keep(request: dict[str, Any], connection: socket.socket, files: list[int]) -> None:
@@ -228,6 +282,7 @@ def _run(request: dict[str, Any], files: list[int]) -> None:
     for number in request["ignored"]:
         signal.signal(number, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, request["file_limit"])
+    os.sched_setaffinity(0, request["cores"])
     os.setpgid(0, 0)
     os.chdir(request["folder"])
     os.umask(request["umask"])
