@@ -10,7 +10,7 @@ import subprocess
 import sys
 import textwrap
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -39,7 +39,6 @@ standard = [(file.fileno(), file.encoding, file.errors, file.line_buffering) for
 files = sorted(map(int, os.listdir("/proc/self/fd")))[:-1]
 shown = [sys.argv, sys.path, sys.prefix, sys.dont_write_bytecode, dict(os.environ), os.getcwd(), mask]
 shown += [signals, standard, files, __name__, __file__, threading.active_count(), sys.getrecursionlimit()]
-shown += [sorted(os.sched_getaffinity(0))]
 threading.Thread(target=lambda: print(end=" ")).start()
 atexit.register(print, '"at the end"]')
 print("[", json.dumps(shown), ",")
@@ -149,6 +148,32 @@ def test_another_environment_than_it_has_is_left_to_python(start: Start, changed
 def test_what_torch_does_not_read_may_differ(start: Start, changed: dict[str, str]) -> None:
     process = start("import sys; print('torch' in sys.modules)", **changed)
     assert process.communicate()[0] == "True\n"
+
+
+@pytest.fixture
+def all_cores() -> Iterator[list[int]]:
+    """Those that this process may choose from."""
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, range(os.cpu_count() or 1))
+    yield sorted(os.sched_getaffinity(0))
+    os.sched_setaffinity(0, before)
+
+
+def test_it_runs_on_the_cores_of_its_start(start: Start, all_cores: list[int]) -> None:
+    """With a thread of torch for each, whatever core the libraries were imported on."""
+    program = "import os, torch; print(*os.sched_getaffinity(0), torch.get_num_threads())"
+    for core in all_cores:
+        os.sched_setaffinity(0, {core})
+        assert start(program).communicate()[0] == f"{core} 1\n"
+
+
+def test_another_number_of_cores_is_left_to_python(start: Start, warm_python: Path, all_cores: list[int]) -> None:
+    """torch has counted them."""
+    cores = json.loads(warm_python.with_name("warm.json").read_text())["cores"]
+    for number in range(1, len(all_cores) + 1):
+        os.sched_setaffinity(0, all_cores[:number])
+        process = start("import sys; print('torch' in sys.modules)")
+        assert process.communicate()[0] == f"{number == cores}\n"
 
 
 def test_a_limit_of_memory_is_left_to_python(start: Start) -> None:
