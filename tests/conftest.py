@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import compileall
+import contextlib
 import gc
 import os
 import re
@@ -48,7 +49,10 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ.setdefault(shared_runs.FOLDER, str(Path(_temporary.name) / "shared"))  # the first process says it to all
     for name in _TOKENS:
         os.environ.pop(name, None)
-    if getattr(config.option, "tx", None) and _can_start_warm() and "not slow" not in config.option.markexpr:
+    starts_others = bool(getattr(config.option, "tx", None))
+    if starts_others:
+        _download_converter(Path(_temporary.name) / "skill-train")
+    if starts_others and _can_start_warm() and "not slow" not in config.option.markexpr:
         _warm = WarmStart({min(os.sched_getaffinity(0))})
         os.environ[_WARM_PYTHON] = str(_warm.python)
 
@@ -106,6 +110,16 @@ def _own_cache(cache: Path, shared: Path) -> Path:
     return cache
 
 
+def _download_converter(cache: Path) -> None:
+    """Once for all processes, before they start. Tests that need it say what is wrong if this fails."""
+    from skill_train.core.errors import SkillTrainError
+    from skill_train.llama.get_converter import find_or_fetch
+
+    with contextlib.suppress(SkillTrainError):
+        find_or_fetch()
+    _share_converter(cache, _shared)
+
+
 def _share_converter(cache: Path, shared: Path) -> None:
     """One that the tests had to download serves the next time."""
     for converter in cache.glob("llama.cpp-*"):
@@ -135,6 +149,14 @@ def _libraries_stay() -> None:
     took a third of a second each among the objects of torch and transformers."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture(scope="session")
+def converter() -> None:
+    """What a command downloads once, for tests of commands that reach no network."""
+    from skill_train.llama.get_converter import find_or_fetch
+
+    find_or_fetch()
 
 
 @pytest.fixture(scope="session")

@@ -24,7 +24,7 @@ TOKEN = "hf_" + 34 * "x"  # in the environment of the demo; none of the Hub's
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def made(converter: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("demo")
     answer = _run(folder, "demo", "--format", "json", HF_TOKEN=TOKEN)
     assert answer.returncode == 0, answer.stderr

@@ -31,7 +31,7 @@ DEAD = dict.fromkeys(("HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy"),
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+def made(converter: None, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
     """The folder of the run, and what the command answered."""
     folder = tmp_path_factory.mktemp("demo")
     command = [str(Path(sys.executable).with_name("skill-train")), "demo", "--method", "vision", "--format", "json"]
