@@ -1,12 +1,12 @@
-"""Stands where a command expects Python: see `warm_start.py`. Imports as little as it can."""
+"""Stands where a command expects Python: see `warm_start.py`. Imports as little as it can: json, signal and socket
+would take a third of its time."""
 
 from __future__ import annotations
 
-import json
+import _signal
+import _socket
 import os
 import resource
-import signal
-import socket
 import sys
 import time
 
@@ -27,12 +27,11 @@ MAY_DIFFER = (
     "HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy",
     "COLUMNS", "LINES",  # which readline sets for the children of whoever imports it
 )  # fmt: skip
-PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+PASSED_ON = (_signal.SIGINT, _signal.SIGTERM, _signal.SIGHUP)
 
 
-def main() -> None:
-    with open(os.path.join(os.path.dirname(os.path.abspath(sys.argv[0])), "warm.json")) as file:
-        known = json.load(file)
+def main(known: dict[str, Any]) -> None:
+    """With what is known of the warm processes."""
     words = sys.argv[1:]
     beside = words[:1] != ["-P"]
     program = words if beside else words[1:]
@@ -84,16 +83,16 @@ def _starts_alike(known: dict[str, Any], kind: str | None) -> bool:
         for environment in (os.environ, known["environment"])
     )
     packages = os.environ.get("PYTHONPATH", "").split(os.pathsep)  # another's could replace a library, or start code
-    limits = {kind: list(resource.getrlimit(int(kind))) for kind in known["limits"]}
+    limits = {kind: resource.getrlimit(kind) for kind in known["limits"]}
     alike = limits == known["limits"] and len(os.sched_getaffinity(0)) == known["cores"]
     return bool(own == theirs and alike and {*packages} <= {"", *known["packages"]})
 
 
-def _connected(path: str) -> socket.socket | None:
+def _connected(path: str) -> _socket.socket | None:
     """The warm process may not listen yet."""
     end = time.monotonic() + 60
     while time.monotonic() < end:
-        connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        connection = _socket.socket(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
         try:
             connection.connect(path)
             return connection
@@ -103,39 +102,35 @@ def _connected(path: str) -> socket.socket | None:
     return None
 
 
-def _stand_for(connection: socket.socket, program: list[str], beside: bool) -> None:
+def _stand_for(connection: _socket.socket, program: list[str], beside: bool) -> None:
     numbers = [number for number in sorted(map(int, os.listdir("/proc/self/fd"))) if _is_handed_on(number, connection)]
     mask = os.umask(0)
     os.umask(mask)
-    ignored = [number for number in PASSED_ON if signal.getsignal(number) is signal.SIG_IGN]
+    ignored = [number for number in PASSED_ON if _signal.getsignal(number) is _signal.SIG_IGN]
     request = {
         "executable": os.path.abspath(sys.argv[0]), "arguments": program, "beside": beside,
         "files": numbers, "umask": mask, "folder": os.getcwd(),
         "file_limit": resource.getrlimit(resource.RLIMIT_FSIZE), "environment": dict(os.environ),
         "ignored": ignored, "cores": sorted(os.sched_getaffinity(0)),
     }  # fmt: skip
-    socket.send_fds(connection, [json.dumps(request).encode()], numbers)
-    answers = connection.makefile()
-    process = int(answers.readline())
+    files = b"".join(number.to_bytes(4, sys.byteorder) for number in numbers)
+    connection.sendmsg([repr(request).encode()], [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, files)])
+    process = int(connection.recv(64))
     for number in PASSED_ON:
         if number not in ignored:
-            signal.signal(number, lambda signum, _: os.kill(process, signum))
+            _signal.signal(number, lambda signum, _: os.kill(process, signum))
     os.closerange(0, 2)
-    code = int(answers.readline() or -signal.SIGKILL)
+    code = int(connection.recv(64) or -_signal.SIGKILL)
     if code < 0:  # as the program ended
-        if -code != signal.SIGKILL:
-            signal.signal(-code, signal.SIG_DFL)
+        if -code != _signal.SIGKILL:
+            _signal.signal(-code, _signal.SIG_DFL)
         os.kill(os.getpid(), -code)
-        signal.pause()
+        _signal.pause()
     os._exit(code)
 
 
-def _is_handed_on(number: int, connection: socket.socket) -> bool:
+def _is_handed_on(number: int, connection: _socket.socket) -> bool:
     try:
         return number != connection.fileno() and os.get_inheritable(number)
     except OSError:
         return False
-
-
-if __name__ == "__main__":
-    main()

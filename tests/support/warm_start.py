@@ -15,11 +15,13 @@ started alike (other modules and scripts, limits, an environment that torch woul
 
 from __future__ import annotations
 
+import ast
 import atexit
+import contextlib
+import ctypes
 import gc
 import importlib
 import io
-import json
 import os
 import re
 import resource
@@ -32,6 +34,7 @@ import sys
 import tempfile
 import threading
 import traceback
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -40,7 +43,6 @@ from types import ModuleType
 from typing import Any
 
 SOURCE = str(Path(__file__).resolve().parents[2] / "skill")
-SHIM = Path(__file__).with_name("warm_shim.py")
 # What `local` and the converter set for their children.
 OF_LLAMA_CPP = {"GGML_NO_BACKTRACE": "1"}  # which may read it when it is loaded
 OF_CHILDREN = {"PYTHONUNBUFFERED": "1", "HF_HUB_DISABLE_TELEMETRY": "1", "DO_NOT_TRACK": "1"}
@@ -107,7 +109,9 @@ class WarmStart:
         known = {"sockets": sockets, "python": sys.executable, "environment": environment, "limits": limits}
         known["cores"] = len(cores)
         known["packages"] = [*_packages(environment.get("PYTHONPATH")), SOURCE]
-        self.python.with_name("warm.json").write_text(json.dumps(known))
+        found = f"sys.path.append({str(Path(__file__).parent)!r})"  # compiled, once
+        text = f"#!{sys.executable} -ES\nimport sys\n{found}\nimport warm_shim\nwarm_shim.main({known})\n"
+        self.python.write_text(text, encoding="utf-8")
 
     def close(self) -> None:
         for server in self._servers:
@@ -127,8 +131,7 @@ def _environment_of_links(folder: Path) -> Path:
     for name in ("lib", "pyvenv.cfg"):
         (folder / name).symlink_to(real.parent / name)
     python = folder / "bin" / "python"
-    python.write_text(f"#!{sys.executable} -ES\n{SHIM.read_text(encoding='utf-8')}")
-    python.chmod(0o755)
+    python.touch(0o755)
     command = folder / "bin" / "skill-train"
     if command.is_symlink():
         _, code = command.read_text(encoding="utf-8").split("\n", 1)
@@ -148,7 +151,7 @@ class _Environments:
     def hand_over(self, connection: socket.socket) -> None:
         text, files, _, _ = socket.recv_fds(connection, 1 << 20, 64)
         if text:
-            pair = self._of(json.loads(text)["environment"])
+            pair = self._of(ast.literal_eval(text.decode())["environment"])
             socket.send_fds(pair, [text], [connection.fileno(), *files])
         for file in files:
             os.close(file)
@@ -204,23 +207,74 @@ def _import(names: tuple[str, ...]) -> None:
 
 
 def _start_in(environment: dict[str, str], kind: str, requests: socket.socket) -> None:
-    """Starts programs in this environment until nobody can ask any more."""
+    """Starts programs in this environment until nobody can ask any more, and waits for the last of them."""
     os.environ.clear()
     os.environ.update(SET_AT_IMPORT | environment | _stand_ins(environment))
     _import(THEN[kind])
+    _leave_libraries_as_they_are()
+    _use_huge_pages()
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     kept = _kept_of_stand_ins()
-    while True:
-        text, files, _, _ = socket.recv_fds(requests, 1 << 20, 64)
-        if not text:
-            os._exit(0)
-        if os.fork() == 0:
-            requests.close()
-            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            request = json.loads(text)
+    asked = [requests]
+    programs: list[_Program] = []
+    while asked or programs:
+        ready, _, _ = select.select([*asked, *(file for program in programs for file in program.files)], [], [])
+        for program in [program for program in programs if not program.files.isdisjoint(ready)]:
+            program.end()
+            programs.remove(program)
+        if requests in ready:
+            text, files, _, _ = socket.recv_fds(requests, 1 << 20, 64)
+            if text:
+                programs.append(_Program(ast.literal_eval(text.decode()), files, kept))
+            else:
+                asked.clear()
+    os._exit(0)
+
+
+def _leave_libraries_as_they_are() -> None:
+    """At the end of a program torch takes out each of its operators, which costs half of a start. They end with it."""
+    for undone in list(weakref.finalize._registry):  # type: ignore[attr-defined]
+        undone.atexit = False
+
+
+def _use_huge_pages() -> None:
+    """A fork copies the table of all pages, and then takes a quarter of the time. Older kernels keep the small ones."""
+    size, collapse = 1 << 21, 25  # MADV_COLLAPSE, since Linux 6.1
+    madvise = ctypes.CDLL(None).madvise
+    madvise.argtypes = (ctypes.c_size_t, ctypes.c_size_t, ctypes.c_int)
+    for first, last in re.findall(r"(?m)^(\w+)-(\w+) rw-p \w+ 00:00 0 ", Path("/proc/self/maps").read_text()):
+        first, last = -(-int(first, 16) // size) * size, int(last, 16) // size * size
+        if first < last:
+            madvise(first, last - first, collapse)
+
+
+class _Program:
+    """A fork of this process that runs what was asked for. Tells its number and, at its end, how it ended."""
+
+    def __init__(self, request: dict[str, Any], files: list[int], kept: list[tuple[dict[str, Any], str, Any]]) -> None:
+        self.number = os.fork()
+        if self.number == 0:
             _put_in_place(kept, request["environment"])
-            _keep(request, socket.socket(fileno=files[0]), files[1:])
-        for file in files:
+            _run(request, files[1:])
+        for file in files[1:]:  # theirs to close
             os.close(file)
+        self.asker = socket.socket(fileno=files[0])
+        self.gone = os.pidfd_open(self.number)
+        self.files: set[socket.socket | int] = {self.asker, self.gone}
+        self._tell(self.number)
+
+    def end(self) -> None:
+        """It is gone, or nobody waits for it any more and it is killed."""
+        if self.gone not in select.select([self.gone], [], [], 0)[0]:
+            os.kill(self.number, signal.SIGKILL)
+        _, status = os.waitpid(self.number, 0)
+        os.close(self.gone)
+        self._tell(os.waitstatus_to_exitcode(status))
+        self.asker.close()
+
+    def _tell(self, number: int) -> None:
+        with contextlib.suppress(OSError):  # it does not listen any more
+            self.asker.sendall(f"{number}\n".encode())
 
 
 def _stand_ins(environment: dict[str, str]) -> dict[str, str]:
@@ -248,25 +302,6 @@ def _put_in_place(kept: list[tuple[dict[str, Any], str, Any]], environment: dict
             changed = changed.replace(stand_in, text)
         names[name] = type(value)(changed)
     kept.clear()
-
-
-def _keep(request: dict[str, Any], connection: socket.socket, files: list[int]) -> None:
-    """Forks the program, tells its number and, at its end, how it ended. Kills it when nobody waits for it any more."""
-    process = os.fork()
-    if process == 0:
-        _run(request, files)
-    for file in {0, 1, 2, *files}:  # theirs to close
-        os.close(file)
-    connection.sendall(f"{process}\n".encode())
-    gone = os.pidfd_open(process)
-    ready, _, _ = select.select([gone, connection.fileno()], [], [])
-    if gone not in ready:
-        os.kill(process, signal.SIGKILL)
-    _, status = os.waitpid(process, 0)
-    try:
-        connection.sendall(f"{os.waitstatus_to_exitcode(status)}\n".encode())
-    finally:
-        os._exit(0)
 
 
 def _run(request: dict[str, Any], files: list[int]) -> None:
