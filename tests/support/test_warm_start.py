@@ -120,9 +120,11 @@ def test_nothing_of_another_start_is_left(start: Start, tmp_path: Path) -> None:
     """What the libraries made of addresses and folders when they were imported is made of those of the start."""
     stand_ins = ",".join(text for _, text in warm_start.STAND_INS.values())
     other = {name: str(tmp_path / "other" / name) for name in warm_start.STAND_INS} | {
-        "HF_ENDPOINT": "http://127.0.0.1:5"
+        "HF_ENDPOINT": "http://127.0.0.1:5",
+        "HF_TOKEN": "hf_other",
     }
-    for own in (other, other | {"HF_HOME": str(tmp_path / "own"), "HF_ENDPOINT": "http://127.0.0.1:6"}):
+    changed = {"HF_HOME": str(tmp_path / "own"), "HF_ENDPOINT": "http://127.0.0.1:6", "HF_TOKEN": "hf_own"}
+    for own in (other, other | changed):
         process = start(LOOK_FOR, stand_ins, **own)
         shown, found = process.communicate()
         assert shown == f"{own['HF_ENDPOINT']} {own['HF_HOME']} 0 True\n", found
@@ -271,6 +273,15 @@ def test_a_signal_reaches_the_program(start: Start, number: int) -> None:
     while other.exists() and time.monotonic() < end:
         time.sleep(0.05)
     assert not other.exists()
+
+
+def test_a_program_ends_while_another_runs(start: Start) -> None:
+    longer = start(SLEEP)
+    assert longer.stdout is not None and longer.stdout.readline()
+    assert start("print('short')").communicate(timeout=20)[0] == "short\n"
+    assert longer.poll() is None
+    longer.kill()
+    longer.wait(20)
 
 
 def test_an_error_keeps_its_traceback(start: Start) -> None:

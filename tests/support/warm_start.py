@@ -80,6 +80,7 @@ STAND_INS = {
     "HF_HOME": (re.compile(r"/[^~$]*[^~$/]"), "/stand-in/hf-home"),
     "HOME": (re.compile(r"/[^~$]*[^~$/]"), "/stand-in/home"),
     "XDG_CACHE_HOME": (re.compile(r"/[^~$]*[^~$/]"), "/stand-in/xdg-cache-home"),
+    "HF_TOKEN": (re.compile(r"hf_\w+"), "hf_standsInForAToken"),
 }
 LIMITS = (resource.RLIMIT_AS, resource.RLIMIT_DATA, resource.RLIMIT_NOFILE, resource.RLIMIT_NPROC)
 SET_AT_IMPORT: dict[str, str] = {}  # in the environment, by the libraries
