@@ -219,6 +219,9 @@ def _environment(root: Path) -> dict[str, str]:
         "HF_HUB_OFFLINE": "1",
         "HF_HUB_DISABLE_TELEMETRY": "1",
         "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+        "HF_HUB_DISABLE_UPDATE_CHECK": "1",
+        "HF_HUB_DISABLE_EXPERIMENTAL_WARNING": "1",
+        "HF_XET_TELEMETRY_ENABLED": "0",
         "TOKENIZERS_PARALLELISM": "false",
         "OMP_WAIT_POLICY": "PASSIVE",  # threads that spin take the processor from the other worker: twice the time
         "NO_COLOR": "1",

@@ -68,12 +68,12 @@ def test_a_modelfile_in_another_encoding_is_handed_over(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["ollama", "llama-server"])
 def test_what_an_engine_gets_wrong_is_named(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("STAND_IN_FAULT", "chatml")
+    monkeypatch.setenv("TEST_STAND_IN_FAULT", "chatml")
     found = checked(name)
     assert found["prompts"].verdict == "fail" and "it writes" in found["prompts"].detail
     if name == "ollama":
         assert "nearest of its own templates" in found["prompts"].detail
-    monkeypatch.setenv("STAND_IN_FAULT", "ends")
+    monkeypatch.setenv("TEST_STAND_IN_FAULT", "ends")
     found = checked(name)
     assert found["prompts"].verdict == "pass"
     assert "fail" in {found["answers"].verdict, found["stops"].verdict}
@@ -81,7 +81,7 @@ def test_what_an_engine_gets_wrong_is_named(name: str, monkeypatch: pytest.Monke
 
 @pytest.mark.parametrize("name", ["ollama", "llama-server"])
 def test_an_engine_that_gives_no_answer_has_written_the_prompt(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("STAND_IN_FAULT", "silent")
+    monkeypatch.setenv("TEST_STAND_IN_FAULT", "silent")
     found = checked(name)
     assert [*found] == ["prompts", "answers"]
     assert found["prompts"].verdict == "pass"
@@ -96,7 +96,7 @@ def test_an_engine_that_gives_no_answer_has_written_the_prompt(name: str, monkey
 def test_an_engine_that_answers_otherwise_or_ends_is_a_failed_check(
     name: str, fault: str, says: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("STAND_IN_FAULT", fault)
+    monkeypatch.setenv("TEST_STAND_IN_FAULT", fault)
     prompts = checked(name)["prompts"]
     assert prompts.verdict == "fail" and says.format(name) in prompts.detail
     assert stand_ins_left() == []
@@ -120,7 +120,7 @@ def test_an_ollama_that_cannot_be_judged_says_nothing_of_the_template(
     fault: str, says: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Seen with Ollama 0.5.4, which ended `verify` with a KeyError, and with 0.9.3 without its GPU."""
-    monkeypatch.setenv("STAND_IN_FAULT", fault)
+    monkeypatch.setenv("TEST_STAND_IN_FAULT", fault)
     found = checked("ollama")
     assert [*found] == ["prompts"] and found["prompts"].verdict == "fail"
     assert says in found["prompts"].detail and "template" not in found["prompts"].detail

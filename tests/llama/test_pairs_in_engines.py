@@ -89,7 +89,7 @@ def test_ollama_puts_pictures_behind_the_words() -> None:
 )
 def test_what_an_engine_shows_otherwise_is_named(fault: str, says: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """`larger` is what Ollama does to pictures of Qwen-VL: the same picture, of more tokens."""
-    monkeypatch.setenv("STAND_IN_FAULT", fault)
+    monkeypatch.setenv("TEST_STAND_IN_FAULT", fault)
     found = named("llama-server", questions(), "qwen2-vl" if fault == "larger" else "gemma3")
     assert found.verdict == "fail" and says in found.detail, found
 

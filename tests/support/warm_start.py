@@ -46,10 +46,12 @@ SOURCE = str(Path(__file__).resolve().parents[2] / "skill")
 # What `local` and the converter set for their children.
 OF_LLAMA_CPP = {"GGML_NO_BACKTRACE": "1"}  # which may read it when it is loaded
 OF_CHILDREN = {"PYTHONUNBUFFERED": "1", "HF_HUB_DISABLE_TELEMETRY": "1", "DO_NOT_TRACK": "1"}
-# At an import. Commands of several kinds set the last four, and telemetry is off with or without two of them.
+# At an import, for which they are left out. Telemetry is off with or without two of them. Proxies and the settings of
+# hf_xet are read when something is first asked for.
 READ_BY_NO_LIBRARY = (
     "PYTEST_", "TEST_", "SKILL_TRAIN_", "PWD", "OLDPWD", "_", "SHLVL", "COLUMNS", "LINES",
-    "DISABLE_TELEMETRY", "DO_NOT_TRACK", "TORCHINDUCTOR_CACHE_DIR", "THP_MEM_ALLOC_ENABLE",
+    "DISABLE_TELEMETRY", "DO_NOT_TRACK", "TORCHINDUCTOR_CACHE_DIR", "THP_MEM_ALLOC_ENABLE", "PYTHONUTF8",
+    "HF_XET_CLIENT_", "NO_PROXY", "HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy",
 )  # fmt: skip
 FIRST = {
     "training": (
@@ -170,7 +172,7 @@ class _Environments:
         if os.fork() == 0:
             low = os.dup2(theirs.fileno(), 511)
             os.closerange(3, low)
-            _start_in(environment, self.kind, socket.socket(fileno=low))
+            _start_in(kept, self.kind, socket.socket(fileno=low))
         theirs.close()
         self.sockets[key] = ours
         return ours
@@ -188,7 +190,9 @@ def _serve(kind: str, path: str) -> None:
         if 0 in ready:
             os._exit(0)
         connection, _ = listening.accept()
-        _import(FIRST[kind])
+        if not environments.sockets:
+            _import(FIRST[kind])
+            _use_huge_pages()
         assert not {"huggingface_hub", "gguf", *THEN["training"]} & set(sys.modules)
         environments.hand_over(connection)
         connection.close()
@@ -210,10 +214,9 @@ def _import(names: tuple[str, ...]) -> None:
 def _start_in(environment: dict[str, str], kind: str, requests: socket.socket) -> None:
     """Starts programs in this environment until nobody can ask any more, and waits for the last of them."""
     os.environ.clear()
-    os.environ.update(SET_AT_IMPORT | environment | _stand_ins(environment))
+    os.environ.update(SET_AT_IMPORT | environment)
     _import(THEN[kind])
     _leave_libraries_as_they_are()
-    _use_huge_pages()
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     kept = _kept_of_stand_ins()
     asked = [requests]
@@ -239,7 +242,7 @@ def _leave_libraries_as_they_are() -> None:
 
 
 def _use_huge_pages() -> None:
-    """A fork copies the table of all pages, and then takes a quarter of the time. Older kernels keep the small ones."""
+    """A fork copies the table of all pages, and then takes half of the time. Older kernels keep the small ones."""
     size, collapse = 1 << 21, 25  # MADV_COLLAPSE, since Linux 6.1
     madvise = ctypes.CDLL(None).madvise
     madvise.argtypes = (ctypes.c_size_t, ctypes.c_size_t, ctypes.c_int)

@@ -25,7 +25,7 @@ from typing import Any
 import llama_cpp
 from llama_cpp.llama_chat_format import Jinja2ChatFormatter
 
-FAULT = os.environ.get("STAND_IN_FAULT", "")
+FAULT = os.environ.get("TEST_STAND_IN_FAULT", "")
 CHATML = (
     "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}{% endfor %}"
     "{{ '<|im_start|>assistant\n' }}"
