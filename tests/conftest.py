@@ -113,10 +113,10 @@ def _own_cache(cache: Path, shared: Path) -> Path:
 def _download_converter(cache: Path) -> None:
     """Once for all processes, before they start. Tests that need it say what is wrong if this fails."""
     from skill_train.core.errors import SkillTrainError
-    from skill_train.llama.get_converter import find_or_fetch
+    from skill_train.llama.get_converter import fetch
 
     with contextlib.suppress(SkillTrainError):
-        find_or_fetch()
+        fetch()
     _share_converter(cache, _shared)
 
 
