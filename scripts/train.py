@@ -438,7 +438,7 @@ def check_model(folder: Path) -> None:
 
     Raises:
         Refused: a file is a device, a pipe, a link to elsewhere, too large, or no valid JSON; the index names files
-            that are no safetensors files of this folder; or the config claims far more than these hold.
+            that are not safetensors files of this folder; or the config claims far more than these hold.
     """
     check_files(folder)
     check_claims(folder, stored_shapes(weight_files(folder)))
@@ -641,7 +641,7 @@ def broken_weights(path: Path, why: str) -> Refused:
 
 
 def values_in(document: Any) -> Iterator[tuple[str, Any]]:
-    """Every value that is no list and no object, with its key or the key of its list."""
+    """Every value that is neither a list nor an object, with its key or the key of its list."""
     waiting: list[tuple[str, Any]] = [("", document)]
     while waiting:
         key, value = waiting.pop()
@@ -1828,7 +1828,7 @@ def row_groups(raw: IO[bytes], size: int) -> list[Group]:
 def chunk_of(fields: dict[int, Any]) -> Chunk:
     chunk = Chunk(fields[1], fields[4], fields[5], fields[6], fields[7], fields[9], fields.get(11, 0))
     if any(type(number) is not int or number < 0 for number in chunk):
-        raise ValueError("its footer has a number that is none")
+        raise ValueError("its footer has a number that cannot be read")
     return chunk
 
 
@@ -1884,7 +1884,7 @@ def pages(raw: IO[bytes], chunk: Chunk) -> Iterator[Page]:
         values, encoding = inner.get(1, 0), inner.get(4 if 8 in header else 2, 0)
         page = Page(header.get(1, -1), at + length, header.get(3, -1), header.get(2, -1), values, encoding)
         if any(type(part) is not int or part < 0 for part in page):
-            raise ValueError("the header of a page has no such number")
+            raise ValueError("the header of a page lacks a number")
         yield page
         seen += values if page.kind != DICTIONARY_PAGE else 0
         at = page.at + page.packed
@@ -1947,7 +1947,7 @@ def thrift_value(data: bytes, at: int, kind: int) -> tuple[Any, int]:
         return thrift_list(data, at)
     if kind == 12:
         return thrift_struct(data, at)
-    raise ValueError("a description in it is none")
+    raise ValueError("a description in it cannot be read")
 
 
 def thrift_list(data: bytes, at: int) -> tuple[list[Any], int]:
@@ -2221,7 +2221,7 @@ def hub_file(dataset: str, commit: str | None, name: str) -> HubFile:
     """
     if commit is None or not COMMIT.fullmatch(commit) or not is_inside(name):
         raise Refused(
-            f"{name[:200]} is no file of a commit of {dataset}",
+            f"{name[:200]} is not a file of a commit of {dataset}",
             code="bad_plan",
             expected="a path in the repository, and the commit as data_revision",
             got=f"data_file {name[:200]}, data_revision {commit}",
@@ -2451,7 +2451,7 @@ PictureSource = str | bytes | dict[str, Any]
 PICTURE_BYTES = 100_000_000  # of one file; a photograph has 3 to 20 million
 PICTURE_PIXELS = 100_000_000  # decoded, 300 MB; a larger one is a bomb or a map
 PICTURE_RATIO = 200  # of the longer side to the shorter one: what Qwen's processor still takes
-# What Pillow may open. Of others some are no pictures: it gives PostScript to another program to run.
+# What Pillow may open. Some others are not pictures: it gives PostScript to another program to run.
 FORMATS = ("PNG", "JPEG", "MPO", "WEBP", "GIF", "BMP", "DIB", "TIFF", "PPM", "JPEG2000", "ICO", "AVIF")
 PICTURE_HINT = "repair or remove the row: skill-train data FILE lists all of them"
 ADDRESS_HINT = "download the pictures beside the rows and name the files; what is at an address can change or go"
@@ -2786,7 +2786,7 @@ def pictures_of_column(value: Any) -> list[PictureSource]:
     for each in values:
         if not isinstance(each, (str, bytes, dict)):
             raise Refused(
-                "a row has something else in the place of a picture",
+                "a row has something else in place of a picture",
                 code="bad_picture",
                 expected="the path of a file, a data URI, or bytes",
                 got=repr(each)[:80],
@@ -2796,7 +2796,7 @@ def pictures_of_column(value: Any) -> list[PictureSource]:
 
 
 def lifted_value(value: Any, waiting: list[PictureSource], found: list[PictureSource]) -> Any:
-    """A text or a list of messages with `PICTURE` in the place of each picture. Takes those of tags from `waiting`, and
+    """A text or a list of messages with `PICTURE` in place of each picture. Takes those of tags from `waiting`, and
     appends each to `found`."""
     if isinstance(value, str):
         return lifted_text(value, waiting, found)
@@ -2970,7 +2970,7 @@ def require_engine(recipe: Mapping[str, object], kind: str) -> None:
     limit = ignored_limit(recipe, kind)
     if limit is not None:
         raise Refused(
-            f"{limit} and preprocess: engine exclude each other: llama.cpp ignores the limit",
+            f"{limit} and preprocess: engine cannot be used together: llama.cpp ignores the limit",
             code="bad_recipe",
             expected="one of the two",
             got=f"{limit}: {recipe.get(limit)}",
@@ -3378,7 +3378,7 @@ def _squares(processor: ImageProcessor, size: PictureSize) -> TileGrid:
 
 def _tiles(processor: ImageProcessor, size: PictureSize) -> TileGrid:
     """As `_preprocess` of both processors resizes and divides. Their `get_number_of_image_patches` rounds one side
-    from the size before the other was rounded, and counts fewer tiles where `size` is no multiple of a tile."""
+    from the size before the other was rounded, and counts fewer tiles where `size` is not a multiple of a tile."""
     if not processor.do_image_splitting or processor.max_image_size is None:
         return TileGrid(0, 0)
     tile = processor.max_image_size["longest_edge"]
@@ -3951,7 +3951,7 @@ def iter_parquet(path: Path) -> Iterator[tuple[int, Row]]:
             yield number, row
     except RepeatedKey as error:
         raise repeated_key(f"row {number + 1} of {path}", str(error)) from None
-    # Text that is not UTF-8, a year 99999, JSON that is none.
+    # Text that is not UTF-8, a year 99999, text that is not JSON.
     except (pyarrow.ArrowException, OSError, ValueError, OverflowError, RecursionError) as error:
         why = str(error).splitlines()[0] if str(error) else type(error).__name__
         message = f"{path} cannot be read as Parquet: {why}"
@@ -4181,7 +4181,7 @@ def saved_parts(folder: Path) -> list[Path]:
     document = saved_json(folder / SPLITS)
     names = document.get("splits")
     if not isinstance(names, list) or any(not is_name_of_folder(name) for name in names):
-        raise broken_arrow(folder / SPLITS, ValueError("its splits are no names of folders beside it"))
+        raise broken_arrow(folder / SPLITS, ValueError("its splits are not names of folders beside it"))
     return [folder / name for name in names]
 
 
@@ -4634,7 +4634,7 @@ def without_words(document: JsonObject) -> Any:
 
 def splitting(backend: Any) -> list[Any]:
     """The settings, beside vocabulary and merges, that decide which ids a text gets. An empty prefix or suffix of
-    pieces, which Qwen's class sets, is none."""
+    pieces, which Qwen's class sets, counts as none."""
     steps = [step and step.__getstate__() for step in (backend.normalizer, backend.pre_tokenizer)]
     return [type(backend.model), *steps, *(getattr(backend.model, name, None) or None for name in FLAGS)]
 
@@ -5233,7 +5233,7 @@ def load_model(recipe: Recipe, placement: Placement) -> Any:
             trust_remote_code=False,
             use_safetensors=True,
         )
-    model.config.use_cache = False  # a cache and gradient checkpointing exclude each other
+    model.config.use_cache = False  # a cache and gradient checkpointing cannot be used together
     return model
 
 
@@ -6359,7 +6359,7 @@ class Checks:
 
     def picture_loss(self, *, grey: bool) -> float | None:
         """Mean loss of the fixed rows that have pictures; None where no row has. With `grey`, a grey picture of the
-        same size is in the place of each, so that the tokens are the same."""
+        same size is in place of each, so that the tokens are the same."""
         rows = [row for row in self.rows if row.get("images")]
         if self.pictures is None or not rows:
             return None

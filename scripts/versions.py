@@ -47,7 +47,7 @@ _VERSIONS = (
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--venv", type=Path, help="made there and kept; one that is there is used as it is")
-    parser.add_argument("--override", action="append", default=[], help="a requirement in the place of the lowest one")
+    parser.add_argument("--override", action="append", default=[], help="a requirement in place of the lowest one")
     parser.add_argument("--record", action="store_true", help="write the versions into tested.json when all passes")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="skill-train-versions-") as folder:
@@ -83,7 +83,7 @@ def release(version: str) -> str:
 
 
 def record(by: str, versions: dict[str, str]) -> None:
-    """In the place of the set that the same command recorded before."""
+    """In place of the set that the same command recorded before."""
     sets = json.loads(TESTED.read_text(encoding="utf-8")) if TESTED.is_file() else []
     made = {"by": by, "date": time.strftime("%Y-%m-%d", time.gmtime()), "packages": versions}
     kept = [made if one["by"] == by else one for one in sets]

@@ -146,7 +146,7 @@ def _run(configuration: Configuration, models: Path, out: Path) -> None:
 
 
 def _keep(line: dict[str, Any], out: Path) -> dict[str, Any]:
-    """The line in the place of an earlier one of the same configuration, with the faster of both times."""
+    """The line in place of an earlier one of the same configuration, with the faster of both times."""
     texts = out.read_text(encoding="utf-8").splitlines() if out.is_file() else []
     known = [json.loads(text) for text in texts]
     earlier = next((one for one in known if one["name"] == line["name"]), None)

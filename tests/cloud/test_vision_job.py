@@ -137,7 +137,7 @@ def _planned(hub: Hub, tmp_path: Path, data: object, run: str) -> Path:
     ],
 )
 def test_a_dataset_on_the_hub_gives_the_bytes_of_a_file_here(write: Any, prefix: str, hub: Hub, tmp_path: Path) -> None:
-    """The same recipe, with an id in the place of a path. Nothing is uploaded; the job reads the commit of the plan."""
+    """The same recipe, with an id in place of a path. Nothing is uploaded; the job reads the commit of the plan."""
     data = write(tmp_path / "rows")
     local = _planned(hub, tmp_path, data, "local")
     trained = subprocess.run([sys.executable, str(train_program()), str(local / "plan.json")], capture_output=True)

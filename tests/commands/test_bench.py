@@ -95,7 +95,7 @@ def test_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     # It ran on the processor, and was called the speed of a GPU.
     code, answer = _answer(capsys, gguf_maker.exported("qwen2").file("q8_0"), "--device", "gpu")
     assert (code, answer["error"]["code"]) == (7, "device_unavailable")
-    assert _answer(capsys, tmp_path)[0] == 2  # a folder that is no run
+    assert _answer(capsys, tmp_path)[0] == 2  # a folder that is not a run
     assert _answer(capsys, tmp_path / "absent.gguf")[0] != 0
 
 

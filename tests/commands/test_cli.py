@@ -154,7 +154,7 @@ def test_an_export_of_a_model_writes_into_no_run(run: Path, tmp_path: Path) -> N
 
 
 def test_a_proof_takes_the_place_of_a_proof_alone(run: Path, tmp_path: Path) -> None:
-    """A user wrote one over the plan of her run, which was no run then."""
+    """A user wrote one over the plan of her run, which was not a run then."""
     (tmp_path / "mine.json").write_text('{"my": 1}')
     (tmp_path / "list.json").write_text("[]")
     os.mkfifo(tmp_path / "pipe")

@@ -78,7 +78,7 @@ def test_rows_with_pictures_are_left_out_and_it_is_said(tmp_path: Path) -> None:
     assert not [ids for ids in [*texts.computed, *texts.compared] if 99 in ids]
     assert texts.tokens == 9 * 40
     assert texts.lacking == (
-        "rows with pictures are not read: the tokens in the place of a picture are no text; 20 of 32 rows of "
+        "rows with pictures are not read: the tokens in place of a picture are not text; 20 of 32 rows of "
         "samples.jsonl have some"
     )
 

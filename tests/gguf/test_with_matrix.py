@@ -135,7 +135,7 @@ def test_a_matrix_that_misleads_is_measured_and_left_out(root: Path, tmp_path: P
 
 @pytest.mark.parametrize("size", [1e35, 1e-38])
 def test_a_matrix_of_any_size_makes_as_near_a_file(root: Path, tmp_path: Path, size: float) -> None:
-    """With such numbers the quantizer rounded all weights to nearly 0: 1.7 nats in the place of 0.07."""
+    """With such numbers the quantizer rounded all weights to nearly 0: 1.7 nats in place of 0.07."""
     from skill_train.llama.importance.file import Entry, ImportanceMatrix, read_matrix, write_matrix
 
     run = copied(root, tmp_path / "run")

@@ -371,7 +371,7 @@ def test_a_picture_that_a_repository_lacks_is_named_with_its_row(name: str, said
 
 @pytest.mark.parametrize("columns", [("file_name", "image"), ("image", "file_name"), ("x_file_name", "x")])
 def test_two_columns_of_one_name_are_refused(columns: tuple[str, str], hub: Hub, home: Path) -> None:
-    """`datasets` 5.2 keeps the text of the last, and its column is no picture: tried with a folder, 2026-11-27."""
+    """`datasets` 5.2 keeps the text of the last, and its column is not a picture: tried with a folder, 2026-11-27."""
     row = dict.fromkeys(columns, "0.png") | json.loads(_metadata(["0.png"], "name"))
     hub.add("dataset", DATA, {"train/0.png": _png(0), "train/metadata.jsonl": json.dumps(row).encode() + b"\n"})
     error = _look(hub, home, pictures=True)["error"]

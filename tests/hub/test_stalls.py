@@ -32,7 +32,7 @@ pytestmark = pytest.mark.slow
 
 pytest.importorskip("huggingface_hub")
 
-VAIN = 2.0  # in the place of 60 s
+VAIN = 2.0  # in place of 60 s
 HANGS = Fault(seconds=300)
 DRIPS = Fault(body=b": keep-alive\n\n" * 100, drop_seconds=0.3)
 SLEEP = "import time; print('begun', flush=True); time.sleep(60)"

@@ -429,7 +429,7 @@ def test_full_fine_tuning_has_nothing_to_merge() -> None:
 def test_pure_bf16_says_the_precision_too() -> None:
     pure = {"finetuning_type": "full", "pure_bf16": True}
     assert _plan(machine=CPU, **pure)["placement"]["dtype"] == "bfloat16"
-    with pytest.raises(UsageError, match="exclude each other"):
+    with pytest.raises(UsageError, match="cannot be used together"):
         _plan(machine=CPU, choices=Choices(dtype="float32"), **pure)
 
 

@@ -66,7 +66,7 @@ def _said_of(recipe: Recipe) -> tuple[dict[str, object], str]:
 
 def test_columns_without_pictures_do_not_agree_with_images() -> None:
     """Later rows on the Hub may have pictures, in a column that is left out: their text alone would be trained."""
-    with pytest.raises(UsageError, match="its columns name none of pictures") as caught:
+    with pytest.raises(UsageError, match="its columns name no pictures") as caught:
         _said_of(Recipe(model="m", data="me/d", format="question_answer", columns=COLUMNS, images=True))
     assert caught.value.code == "bad_recipe" and caught.value.exit_code == 2
     named = COLUMNS | {"images": "image"}

@@ -294,7 +294,7 @@ def test_one_picture_may_be_given_twice(part: dict[str, Any], source: Any) -> No
         (_row([{"type": "image", "image": "a.png", "path": "b.png"}], None), "several pictures"),
         (_row([{"type": "image", "bytes": b"x", "url": "b.png"}], None), "several pictures"),
         (_row("a\ufffcb", ["a.png"]), "U\\+FFFC"),
-        (_row("What?", [7]), "something else in the place"),
+        (_row("What?", [7]), "something else in place"),
     ],
 )
 def test_places_and_pictures_that_do_not_agree_are_refused(row: dict[str, Any], fault: str) -> None:

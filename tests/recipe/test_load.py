@@ -55,7 +55,7 @@ def test_null_in_the_file_is_left_out(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("values", "word"),
     [
-        ({"finetuning_type": "full", "load_in_4bit": True}, "exclude each other"),
+        ({"finetuning_type": "full", "load_in_4bit": True}, "cannot be used together"),
         ({"pure_bf16": True}, "applies to full fine-tuning only"),
         ({"finetuning_type": "ful"}, "did you mean 'full'"),
     ],
@@ -300,7 +300,7 @@ def test_templates_load_as_they_are(template: Path) -> None:
 
 
 def test_metrics_of_sensitive_data_go_nowhere() -> None:
-    with pytest.raises(UsageError, match="report_to: trackio exclude"):
+    with pytest.raises(UsageError, match="report_to: trackio cannot be used together"):
         recipes.from_dict({"model": "m", "data": "d.jsonl", "sensitive": True, "report_to": "trackio"})
     assert recipes.from_dict({"model": "m", "data": "d.jsonl", "report_to": "trackio"}).report_to == "trackio"
 

@@ -30,7 +30,7 @@ def test_without_a_choice_it_is_what_llama_cpp_shows_where_that_is_known(family:
 def test_a_limit_that_llama_cpp_ignores_decides(limit: str) -> None:
     chosen = preprocess_of(_recipe(**{limit: 50_000}), "qwen2_vl")
     assert chosen.value == "model" and f"llama.cpp ignores {limit}" in chosen.because
-    with pytest.raises(UsageError, match=f"{limit} and preprocess: engine exclude each other"):
+    with pytest.raises(UsageError, match=f"{limit} and preprocess: engine cannot be used together"):
         preprocess_of(_recipe(preprocess="engine", **{limit: 50_000}), "qwen2_vl")
 
 

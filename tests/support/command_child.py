@@ -18,9 +18,9 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-PAUSE_SECONDS = 0.05  # in the place of the 2 s between two looks for a job
+PAUSE_SECONDS = 0.05  # in place of the 2 s between two looks for a job
 IN_VAIN_SECONDS = 60.0  # as it is
-SETTLED_SECONDS = 3.0  # in the place of the 120 s in which a job may come that nobody heard of
+SETTLED_SECONDS = 3.0  # in place of the 120 s in which a job may come that nobody heard of
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""What a file may be in the place of the one that was meant: no file at all, no text, no end, or another document.
+"""What a file may be in place of the one that was meant: no file at all, no text, no end, or another document.
 
     for form in FORMS: form.put(path, whole, dice)
 
@@ -189,7 +189,7 @@ def _mutated(kind: str) -> Put:
 
 
 def _placed(kind: str, text: str) -> Put:
-    """A value that Python writes in no other way, in the place of any in a document."""
+    """A value that Python writes in no other way, in place of any in a document."""
 
     def put(path: Path, whole: bytes, dice: random.Random) -> None:
         found: list[Any] = documents(kind, whole)

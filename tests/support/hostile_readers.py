@@ -1,6 +1,6 @@
 """Who reads files that somebody else made: each reader with the file that it reads, whole, and how it is called.
 
-The campaign in `torture/test_foreign_files.py` puts each form of `hostile_forms` in the place of each of these files.
+The campaign in `torture/test_foreign_files.py` puts each form of `hostile_forms` in place of each of these files.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a job runs in the place of `train.py` where only its files matter: it keeps what that keeps, in the same order,
+"""What a job runs in place of `train.py` where only its files matter: it keeps what that keeps, in the same order,
 in a tenth of a second, and ends with the same bytes however often it was stopped.
 
     python stand_in.py PLAN --job [--data PATH]

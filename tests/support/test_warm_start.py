@@ -248,7 +248,7 @@ def test_a_worker_has_llama_cpp_and_no_torch(warm_python: Path, tmp_path: Path) 
 def test_a_command_is_started_as_python_starts_it(
     warm_python: Path, tmp_path: Path, words: list[str], libraries: list[str]
 ) -> None:
-    """With a package of this folder in the place of ours. The console script goes the same way."""
+    """With a package of this folder in place of ours. The console script goes the same way."""
     (tmp_path / "skill_train").mkdir()
     (tmp_path / "skill_train" / "__init__.py").touch()
     shown = SHOW_ALL.replace("__file__, ", "").replace("import numpy", f"here = {{*{libraries}}} <= {{*sys.modules}}")

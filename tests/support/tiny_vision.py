@@ -80,7 +80,7 @@ def build(kind: str, folder: Path, *, vocab_folder: Path, seed: int = 0) -> Path
 
 
 def _write_tokenizer(kind: str, folder: Path, vocab_folder: Path) -> dict[str, Any]:
-    """The ids that config.json needs, with those of the tokens around and in the place of a picture."""
+    """The ids that config.json needs, with those of the tokens around and in place of a picture."""
     if kind.startswith("qwen"):
         ids = tiny_vocab.write_qwen(folder, vocab_folder, thinking=False, template=tiny_templates.QWEN_VL)
         places = {"vision_start_token_id": 151652, "vision_end_token_id": 151653}

@@ -181,7 +181,7 @@ def write_phi3(folder: Path, vocab_folder: Path) -> dict[str, Any]:
 
 def write_gemma(folder: Path, *, pictures: bool = False) -> dict[str, Any]:
     """A small sentencepiece vocabulary with Gemma's shape: no space before the first word, bytes, turn marks. With
-    `pictures` also the three tokens around and in the place of a picture."""
+    `pictures` also the three tokens around and in place of a picture."""
     around = ["<start_of_image>", "<end_of_image>", "<image_soft_token>"] if pictures else []
     (folder / "tokenizer.model").write_bytes(_train_gemma(around))
     config = {

@@ -37,7 +37,7 @@ def config_of(folder: Path) -> dict[str, Any]:
 
 
 def others(value: Any) -> list[Any]:
-    """Wrong values in the place of a right one."""
+    """Wrong values in place of a right one."""
     if isinstance(value, bool):
         return [not value]
     if isinstance(value, list):

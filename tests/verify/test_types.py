@@ -15,7 +15,7 @@ from skill_train.verify.run_checks import Findings
 from skill_train.verify.sample_texts import sample_of
 
 Q4_K_M = 15  # LLAMA_FTYPE_MOSTLY_Q4_K_M, llama.h
-# Qwen2.5-0.5B: 24 layers of width 896, which is no multiple of 256; only the down projections' rows (4864) fit. Its
+# Qwen2.5-0.5B: 24 layers of width 896, which is not a multiple of 256; only the down projections' rows (4864) fit. Its
 # published q4_k_m file stores half of those as Q6_K (use_more_bits in llama.cpp's src/llama-quant.cpp), the rest as
 # Q4_K, and falls back to Q5_0 and Q8_0 elsewhere: seen in the file that llama.cpp makes of that shape, 2026-11-21.
 LAYERS, WIDTH, INNER = 24, 896, 4864

@@ -128,7 +128,7 @@ def seconds_of(text: str) -> int:
     """The seconds of a duration such as `90`, `90s`, `30m`, `1.5h` or `1d`.
 
     Raises:
-        UsageError: the text is no duration, or it is above a year or below a minute, in which no job starts.
+        UsageError: the text is not a duration, or it is above a year or below a minute, in which no job starts.
     """
     match = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]{1,9})?)([smhd]?)", text.strip())
     seconds = int(float(match[1]) * _UNITS[match[2] or "s"]) if match else 0

@@ -77,7 +77,7 @@ def gguf_of(where: Path, word: str | None) -> Chosen:
     found = chosen(where, word)
     if not found.model.is_gguf:
         raise UsageError(
-            f"{where} has no GGUF file yet" if word is None else f"{word} is no GGUF file",
+            f"{where} has no GGUF file yet" if word is None else f"{word} is not a GGUF file",
             code="missing_step",
             expected="a file in gguf/",
             got=found.model.name,

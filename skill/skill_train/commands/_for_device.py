@@ -80,7 +80,7 @@ def asked_of(
         here: this machine, which is meant by `--for here`.
 
     Raises:
-        UsageError: no such device, a value that is no size, or a limit without a device.
+        UsageError: no such device, a value that is not a size, or a limit without a device.
     """
     if options.for_device is None and options.memory is None and options.bandwidth is None:
         limits = (
@@ -149,7 +149,7 @@ def _target(options: DeviceOptions, here: MachineFacts) -> TargetDevice:
 
 
 def _context(asked: int | None, trained: int | None) -> tuple[int, str]:
-    """The tokens of context, and why so many. More than the model was made for no program gives it."""
+    """The tokens of context, and why so many. No program gives a model more than it was made for."""
     wanted = asked or DEFAULT_CONTEXT
     if trained is not None and wanted > trained:
         return trained, f"context: {trained} tokens, all that the model was made for; {wanted} were asked for"

@@ -52,7 +52,7 @@ class MatrixOrder:
 
 
 def require_possible(order: MatrixOrder, *, mix: bool) -> None:
-    """Refuses what needs the rows of a run, and a file that is no importance matrix, before anything is made.
+    """Refuses what needs the rows of a run, and a file that is not an importance matrix, before anything is made.
 
     Args:
         mix: a mix of types is wanted too.
@@ -90,7 +90,7 @@ def matrix_for(order: MatrixOrder, source: Path, texts: RunTexts, types: list[st
     """The matrix for these types, which are still to be made; None where none is used.
 
     Raises:
-        UsageError: the file is no importance matrix, or not of this model.
+        UsageError: the file is not an importance matrix, or not of this model.
     """
     from skill_train.gguf import importance
     from skill_train.gguf.quality.texts import FEWEST

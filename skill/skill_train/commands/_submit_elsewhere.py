@@ -66,7 +66,7 @@ def _flavor(name: str | None) -> Flavor:
     offered = {each.name: each for each in flavors.current(live=False)[0]}
     if name not in offered:  # the plan was made where the Hub offered it
         raise UsageError(
-            f"nothing is known here of the machine {name} that the plan names",
+            f"the plan names the machine {name}, which is unknown here",
             code="unknown_flavor",
             expected=", ".join(offered),
             got=str(name),

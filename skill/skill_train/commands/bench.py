@@ -109,7 +109,7 @@ def _files(paths: Sequence[Path]) -> list[Path]:
     """The files that are named, and those of the runs that are named.
 
     Raises:
-        UsageError: a folder is no run, or a run has no GGUF file.
+        UsageError: a folder is not a run, or a run has no GGUF file.
     """
     found = list[Path]()
     for path in paths:

@@ -133,7 +133,7 @@ def chat(options: ChatOptions, console: Console) -> Result:
     """Talk to a model of a run or a GGUF file, in a terminal or once with --prompt; compare two side by side."""
     if options.prompt is None and not console.is_conversation:
         raise UsageError(
-            "there is nobody in a terminal to chat with",
+            "chat needs a terminal, or a prompt",
             code="bad_usage",
             expected="--prompt TEXT, which asks once",
             got="no terminal, or an answer that is not for a person",

@@ -56,7 +56,7 @@ def media_error(
 
     Args:
         pictures: the model reads them, but the columns do not make an example, or one more column has some.
-        detected: how its text could be read; None when it is no example by itself.
+        detected: how its text could be read; None when it is not an example by itself.
     """
     what = f"{where} has an image, audio or video in the column {column!r}"
     got = media_in(row[column]) or repr(row[column])[:80]

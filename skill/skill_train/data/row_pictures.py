@@ -265,7 +265,7 @@ def traits_of(image: Any) -> Iterator[str]:
 
 
 def with_tags(row: Row, columns: dict[str, str], folder: Path | None, out: Path) -> Row:
-    """A row with the standard columns of its format, a tag in the place of each picture, and its pictures in `images`:
+    """A row with the standard columns of its format, a tag in place of each picture, and its pictures in `images`:
     as a path that begins at the folder of `out`, or as a data URI.
 
     Raises:
@@ -356,7 +356,7 @@ def _file(path: str, root: Path, where: str) -> Path:
     if name != path and (root / name).resolve() != file:  # `link/../a.png`, where the link leads to another folder
         raise _unsent(where, f"the picture {path[:200]!r} is another file where there are no links", path)
     if not file.is_relative_to(root) or not file.is_file():
-        raise _unsent(where, f"the picture {path[:200]!r} is no file in the folder of the data", path)
+        raise _unsent(where, f"the picture {path[:200]!r} is not a file in the folder of the data", path)
     return file
 
 

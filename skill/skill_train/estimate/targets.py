@@ -95,7 +95,7 @@ def find_target(name: str | None, memory: str | None, bandwidth: str | None) -> 
         bandwidth: such as `68GB/s`; likewise.
 
     Raises:
-        UsageError: no such device, or a value that is no size.
+        UsageError: no such device, or a value that is not a size.
     """
     stated = None if memory is None else parse_bytes(memory, "--memory")
     speed = None if bandwidth is None else _parse_bandwidth(bandwidth)

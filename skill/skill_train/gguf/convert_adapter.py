@@ -62,7 +62,7 @@ def export_lora(
     """Writes `out/<name>-lora-<type>.gguf`.
 
     Raises:
-        UsageError: this is no adapter, or llama.cpp cannot apply it exactly; the message names the part.
+        UsageError: this is not an adapter, or llama.cpp cannot apply it exactly; the message names the part.
     """
     started = time.monotonic()
     read = read_adapter(request.adapter)

@@ -23,7 +23,7 @@ from skill_train.run.export_record import ExportRecord, MixSource
 
 _SHOWN = 5  # mixes in a message
 _UNROUNDED = ("f16", "bf16")
-_LEAST_BLOCK = 32  # a matrix whose rows are no multiple of it fits no type, and stays as it is where it is not named
+_LEAST_BLOCK = 32  # a matrix whose rows are not a multiple of it fits no type, and stays as it is where it is not named
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ def require_fit(mix: MixFile, source: Path) -> None:
     """Checks the names and the lengths of rows.
 
     Raises:
-        UsageError: the model has other matrices, or rows that are no whole blocks of their type.
+        UsageError: the model has other matrices, or rows that are not whole blocks of their type.
     """
     gguf = read_gguf(source)
     matrices = quantizable(gguf)
@@ -120,7 +120,7 @@ def _document(path: Path, content: bytes) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise _no_mix(path, f"it is not JSON: {error}") from None
     if not isinstance(document, dict):
-        raise _no_mix(path, "it is no object of names and types")
+        raise _no_mix(path, "it is not an object of names and types")
     return document
 
 
@@ -157,7 +157,7 @@ def _listed(path: Path, document: dict[str, Any]) -> dict[str, str]:
 
 def _type_of(path: Path, name: str, kind: str) -> str:
     if kind.lower() not in BITS:
-        why = f"{records.shortened(name)} is to be {records.shortened(kind)}, which is no type of a matrix"
+        why = f"{records.shortened(name)} is to be {records.shortened(kind)}, which is not a type of a matrix"
         raise _no_mix(path, why + nearest(kind.lower()[:60], BITS))
     return kind.lower()
 

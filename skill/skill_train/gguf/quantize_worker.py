@@ -195,7 +195,7 @@ def _use_types(api: Any, parameters: Any, types: dict[str, str]) -> Any:
     odd = [name for name in types if not _PLAIN_NAME.fullmatch(name)]
     if odd:
         raise UsageError(
-            f"{odd[0]!r} is no name of a matrix that can be given a type of its own",
+            f"{odd[0]!r} is not a name of a matrix that can be given a type of its own",
             code="cannot_quantize",
             expected="names of letters, digits, dots and lines",
             hint="skill-train export-gguf RUN --quant q4_k_m",

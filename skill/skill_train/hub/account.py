@@ -19,7 +19,7 @@ class Account:
         state: `valid`, `invalid`, `none` (no token) or `unchecked` (the Hub was not asked, or did not answer).
         name, role: set for a valid token. The role is the Hub's word, such as `write` or `fineGrained`.
         can_write, can_run_jobs: whether the token has the permission anywhere; None if that is unknown.
-        why: the reason for `unchecked`, or for a text that is no token; `status`: the status of the Hub's answer, if
+        why: the reason for `unchecked`, or for a text that is not a token; `status`: the status of the Hub's answer, if
             any.
         orgs: names of the organisations of the owner.
         scopes: for a fine-grained token, `(user, organisation or repository, permissions)`; an empty name means

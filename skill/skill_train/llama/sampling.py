@@ -90,7 +90,7 @@ def require_numbers(logits: np.ndarray, of: str = "the model") -> None:
     """Refuses the scores of a model whose weights or settings are damaged: any token would be the most likely one.
 
     Raises:
-        VerificationFailed: they are no numbers, or not finite.
+        VerificationFailed: they are not numbers, or not finite.
     """
     if not math.isfinite(largest := float(logits.max())):  # of numbers with nan it is nan
         raise VerificationFailed(

@@ -84,7 +84,7 @@ def _limits(probe: Probe) -> Iterator[tuple[int, int]]:
 
 
 def _limit(limit: str | None, used: str | None, reclaimable: int) -> Iterator[tuple[int, int]]:
-    if limit is not None and limit.strip().isdigit():  # `max` is none
+    if limit is not None and limit.strip().isdigit():  # `max` means no limit
         used_bytes = int(used) if used is not None and used.strip().isdigit() else 0
         yield int(limit), max(0, used_bytes - reclaimable)
 
@@ -102,7 +102,7 @@ def _quotas(probe: Probe) -> Iterator[float]:
             yield int(words[0]) / int(words[1])
     for folder in _folders(probe, "cpu", f"{_GROUPS}/cpu"):
         quota, period = probe.read(f"{folder}/cpu.cfs_quota_us"), probe.read(f"{folder}/cpu.cfs_period_us")
-        if quota and period and int(quota) > 0:  # -1 is none
+        if quota and period and int(quota) > 0:  # -1 means no limit
             yield int(quota) / int(period)
 
 

@@ -85,7 +85,7 @@ def read_adapter(folder: Path) -> Adapter:
     """The adapter in `folder`.
 
     Raises:
-        UsageError: the folder is no adapter, is unreadable, or has a kind that cannot be merged into weights.
+        UsageError: the folder is not an adapter, is unreadable, or has a kind that cannot be merged into weights.
     """
     config = _read_config(folder)
     _require_mergeable(folder, config)

@@ -113,7 +113,7 @@ def _flavor(cloud: list[Candidate], offered: tuple[Flavor, ...], choices: Choice
     if chosen is None:
         names = [flavor.name for flavor in offered]  # includes flavors without a GPU, which the user can name
         exists = choices.flavor in names
-        reason = "cannot train in the requested precision" if exists else "is no flavor"
+        reason = "cannot train in the requested precision" if exists else "is not a flavor"
         raise UsageError(
             f"{choices.flavor} {reason}{'' if exists else nearest(choices.flavor, names)}",
             code="unknown_flavor",

@@ -38,7 +38,7 @@ def pictures_of(recipe: Recipe, model: ModelFacts, dataset: DatasetFacts, reason
         )
     if not dataset.images and recipe.columns and "images" not in recipe.columns:
         raise UsageError(
-            f"the recipe says images: true, its columns name none of pictures, and the first {dataset.rows_read} rows "
+            f"the recipe says images: true, but its columns name no pictures, and the first {dataset.rows_read} rows "
             "have none",
             code="bad_recipe",
             expected="columns with images, or no columns",

@@ -86,7 +86,7 @@ def with_precision(choices: Choices, *, pure_bf16: bool) -> Choices:
         return choices
     if choices.dtype is not None:
         raise UsageError(
-            f"pure_bf16: true of the recipe and --dtype {choices.dtype} exclude each other",
+            f"pure_bf16: true of the recipe and --dtype {choices.dtype} cannot be used together",
             code="bad_usage",
             expected="--dtype bfloat16, or none",
             got=choices.dtype,

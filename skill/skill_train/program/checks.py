@@ -120,7 +120,7 @@ class Checks:
 
     def picture_loss(self, *, grey: bool) -> float | None:
         """Mean loss of the fixed rows that have pictures; None where no row has. With `grey`, a grey picture of the
-        same size is in the place of each, so that the tokens are the same."""
+        same size is in place of each, so that the tokens are the same."""
         rows = [row for row in self.rows if row.get("images")]
         if self.pictures is None or not rows:
             return None

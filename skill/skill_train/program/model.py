@@ -258,7 +258,7 @@ def load_model(recipe: Recipe, placement: Placement) -> Any:
             trust_remote_code=False,
             use_safetensors=True,
         )
-    model.config.use_cache = False  # a cache and gradient checkpointing exclude each other
+    model.config.use_cache = False  # a cache and gradient checkpointing cannot be used together
     return model
 
 

@@ -80,7 +80,7 @@ def check_model(folder: Path) -> None:
 
     Raises:
         Refused: a file is a device, a pipe, a link to elsewhere, too large, or no valid JSON; the index names files
-            that are no safetensors files of this folder; or the config claims far more than these hold.
+            that are not safetensors files of this folder; or the config claims far more than these hold.
     """
     check_files(folder)
     check_claims(folder, stored_shapes(weight_files(folder)))
@@ -283,7 +283,7 @@ def broken_weights(path: Path, why: str) -> Refused:
 
 
 def values_in(document: Any) -> Iterator[tuple[str, Any]]:
-    """Every value that is no list and no object, with its key or the key of its list."""
+    """Every value that is neither a list nor an object, with its key or the key of its list."""
     waiting: list[tuple[str, Any]] = [("", document)]
     while waiting:
         key, value = waiting.pop()

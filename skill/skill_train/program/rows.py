@@ -181,7 +181,7 @@ def iter_parquet(path: Path) -> Iterator[tuple[int, Row]]:
             yield number, row
     except RepeatedKey as error:
         raise repeated_key(f"row {number + 1} of {path}", str(error)) from None
-    # Text that is not UTF-8, a year 99999, JSON that is none.
+    # Text that is not UTF-8, a year 99999, text that is not JSON.
     except (pyarrow.ArrowException, OSError, ValueError, OverflowError, RecursionError) as error:
         why = str(error).splitlines()[0] if str(error) else type(error).__name__
         message = f"{path} cannot be read as Parquet: {why}"
@@ -411,7 +411,7 @@ def saved_parts(folder: Path) -> list[Path]:
     document = saved_json(folder / SPLITS)
     names = document.get("splits")
     if not isinstance(names, list) or any(not is_name_of_folder(name) for name in names):
-        raise broken_arrow(folder / SPLITS, ValueError("its splits are no names of folders beside it"))
+        raise broken_arrow(folder / SPLITS, ValueError("its splits are not names of folders beside it"))
     return [folder / name for name in names]
 
 

@@ -174,7 +174,7 @@ def without_words(document: JsonObject) -> Any:
 
 def splitting(backend: Any) -> list[Any]:
     """The settings, beside vocabulary and merges, that decide which ids a text gets. An empty prefix or suffix of
-    pieces, which Qwen's class sets, is none."""
+    pieces, which Qwen's class sets, counts as none."""
     steps = [step and step.__getstate__() for step in (backend.normalizer, backend.pre_tokenizer)]
     return [type(backend.model), *steps, *(getattr(backend.model, name, None) or None for name in FLAGS)]
 

@@ -283,7 +283,7 @@ def _check_values(recipe: Recipe) -> None:
         _at_least(recipe, key, 0, below=1)
     if recipe.sensitive and recipe.report_to != "none":
         raise bad_recipe(
-            f"sensitive: true and report_to: {recipe.report_to} exclude each other",
+            f"sensitive: true and report_to: {recipe.report_to} cannot be used together",
             expected="report_to: none, because the metrics would leave this machine",
             got=f"report_to {recipe.report_to}",
             hint="remove report_to from the recipe",
@@ -333,7 +333,7 @@ def _check_tuning(recipe: Recipe) -> None:
     full = recipe.finetuning_type == "full"
     if full and recipe.load_in_4bit:
         raise bad_recipe(
-            "finetuning_type: full and load_in_4bit: true exclude each other",
+            "finetuning_type: full and load_in_4bit: true cannot be used together",
             expected="full with weights that can be trained, or lora with load_in_4bit (QLoRA)",
             got="finetuning_type full, load_in_4bit true",
             hint="remove load_in_4bit from the recipe; pure_bf16: true halves the memory of full fine-tuning",

@@ -26,8 +26,8 @@ Record = TypeVar("Record")
 
 StepSchema = Literal["skill-train/step/1"]
 Verdict = Literal["pass", "warn", "fail"]
-# Numbers that no figure of a run reaches would break arithmetic: 10**400 is no float, and 1e300 s is no date. No step
-# writes NaN, which JSON does not have.
+# Numbers that no figure of a run reaches would break arithmetic: 10**400 is not a float, and 1e300 s is not a date. No
+# step writes NaN, which JSON does not have.
 Whole = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 _LARGEST = 1e300
 Number = Whole | Annotated[float, msgspec.Meta(ge=-_LARGEST, le=_LARGEST)]

@@ -37,7 +37,7 @@ from skill_train.verify.thresholds import limits, of_this_model
 from skill_train.verify.weights.adapter import check_lora_weights
 
 _RUNNING = ("logits", "tuned", "answers")
-_FLOATS = {"F32", "F16"}  # a file of any type may hold these too, for rows that are no multiple of a block
+_FLOATS = {"F32", "F16"}  # a file of any type may hold these too, for rows that are not a multiple of a block
 
 
 class Kinds(NamedTuple):

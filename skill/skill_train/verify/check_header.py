@@ -17,7 +17,7 @@ from skill_train.run.verify_record import Check, NotChecked
 _TYPE_IN_NAME = re.compile(r"[-._]((?:f16|bf16|f32|i?q\d\w*|tq\d\w*|mxfp4\w*|nvfp4))\.gguf$", re.IGNORECASE)
 # Types that store most weights in another type than their name begins with (llama.cpp, src/llama-quant.cpp).
 _STORED_AS = {"IQ2_M": "IQ2_S", "IQ2_S": "IQ2_XS", "IQ3_M": "IQ3_S", "IQ3_XS": "IQ3_S"}
-# A row length that is no multiple of 256 makes llama.cpp fall back (tensor_type_fallback in the same file).
+# A row length that is not a multiple of 256 makes llama.cpp fall back (tensor_type_fallback in the same file).
 _FALLBACKS = {"Q4_K": "Q5_0", "Q5_K": "Q5_1", "Q6_K": "Q8_0", "TQ1_0": "Q4_0", "TQ2_0": "Q4_0"}
 _DEFAULT_FALLBACK = "IQ4_NL"
 _PLAIN = ("F32", "F16", "BF16")
@@ -69,7 +69,7 @@ def check_types(gguf: GgufFile, mix: Mapping[str, str] | None = None) -> Check:
 
     Args:
         mix: the type of each matrix as the export recorded it, for a mix of types. The type that the metadata of such a
-            file states is none that llama.cpp makes, so it is not compared.
+            file states is not one that llama.cpp makes, so it is not compared.
     """
     if mix is not None or MIX_KEY in gguf.metadata:
         return _check_mix(gguf, mix)
@@ -82,8 +82,8 @@ def check_types(gguf: GgufFile, mix: Mapping[str, str] | None = None) -> Check:
         return Check("types", name, "fail", stated, named, f"the name says {named}, its metadata {stated}", figures)
     verdict: Verdict = "fail"
     wanted, fallback = main, _FALLBACKS.get(main, _DEFAULT_FALLBACK)
-    # A mixture such as q4_k_m stores half of the down projections in a finer type. In models whose width is no multiple
-    # of 256 (Qwen2.5-0.5B: 896) the down projections are the only rows that fit.
+    # A mixture such as q4_k_m stores half of the down projections in a finer type. In models whose width is not a
+    # multiple of 256 (Qwen2.5-0.5B: 896) the down projections are the only rows that fit.
     if fitting and 3 * fitting[main] < fitting.total():
         why = f"a {stated} file holds {main}; most matrices are {most}"
     elif not fitting and most not in (main, fallback):

@@ -147,7 +147,7 @@ class Jobs:
         lag_seconds: between the end of a log and the end of its job; on the Hub 1.3 s (huggingface_hub's own comment).
         sync_seconds: how often what a running job has written is brought into its buckets; None for at its end only.
         listed_after_seconds: how far the list of jobs is behind.
-        stand_in: a program that is run in the place of `uv run …/train.py`, with its arguments.
+        stand_in: a program that is run in place of `uv run …/train.py`, with its arguments.
     """
 
     def __init__(self, hub: Any) -> None:

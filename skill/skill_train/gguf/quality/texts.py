@@ -155,7 +155,7 @@ class _Draw:
         return self.computed.full and self.compared.full
 
     def _turned(self, ids: list[int]) -> list[tuple[int, ...]]:
-        """The windows of a row. Which one is the first moves on with each row; it is no short end of a long one."""
+        """The windows of a row. Which one is the first moves on with each row; it is not a short end of a long one."""
         all_of_it = [tuple(window) for window in windows(ids, self._first_token)]
         choice = len(all_of_it) - (len(all_of_it[-1]) < _END)
         start = int(self.read * GOLDEN % 1 * choice)

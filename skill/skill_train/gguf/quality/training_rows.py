@@ -75,7 +75,7 @@ def spread(count: int, most: int) -> list[int]:
 def _require_unchanged_data(plan: Plan) -> None:
     recipe = plan.recipe
     if recipe.images:
-        raise RowsNotHere("rows with pictures are not read: the tokens in the place of a picture are no text")
+        raise RowsNotHere("rows with pictures are not read: the tokens in place of a picture are not text")
     if recipe.method != "sft":
         raise RowsNotHere(f"rows of the method {recipe.method} are not fed as they stand")
     if _is_on_hub(plan):

@@ -73,7 +73,7 @@ def _require_answer(file: Path, llama: Any) -> None:
     """Asks the model once: of damaged weights the server would serve any token as an answer.
 
     Raises:
-        VerificationFailed: llama.cpp cannot run the model, or its scores are no numbers.
+        VerificationFailed: llama.cpp cannot run the model, or its scores are not numbers.
     """
     import numpy as np
 
@@ -150,7 +150,7 @@ def _is_loopback(host: str) -> bool:
 
 
 def _own_requests(job: ServerJob) -> None:
-    """Puts classes of our own in the place of the server's, before its routes are made of them: the model's defaults,
+    """Puts classes of our own in place of the server's, before its routes are made of them: the model's defaults,
     and messages and tools as they were sent."""
     from llama_cpp.server import types
     from pydantic import create_model

@@ -125,7 +125,7 @@ def read_matrix(path: Path) -> ImportanceMatrix:
     """The checked content of a file.
 
     Raises:
-        UsageError: it is no importance matrix, is damaged, or holds numbers that cannot be sums of squares.
+        UsageError: it is not an importance matrix, is damaged, or holds numbers that cannot be sums of squares.
     """
     if not path.is_file():
         raise _no_matrix(path, "no such file" if not path.exists() else "it is not a file")
@@ -173,7 +173,7 @@ def require_fit(path: Path, matrix: ImportanceMatrix, model: GgufFile) -> list[s
     for name, entry in matrix.entries.items():
         tensor = model.tensors.get(name)
         if tensor is None or len(tensor.shape) < 2:
-            raise _other_model(path, model, f"{name} is no matrix of the model")
+            raise _other_model(path, model, f"{name} is not a matrix of the model")
         count, columns = shape_of(tensor)
         if entry.sums.size != count * columns or len(entry.counts) not in (1, count):
             shape = f"{len(entry.counts)} x {entry.sums.size // len(entry.counts)}"

@@ -1,7 +1,7 @@
 """What `verify` asks of a pair of GGUF files, a language model and its projector, and what they answer about pictures.
 
 llama.cpp runs in a child process. Arrays travel in files of a temporary folder, so that numpy's own format keeps their
-shapes and types: in a message between the two, the name of its file stands in the place of an array.
+shapes and types: in a message between the two, the name of its file stands in place of an array.
 """
 
 from __future__ import annotations

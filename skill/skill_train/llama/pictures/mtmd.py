@@ -261,8 +261,8 @@ def with_line_ends(embeddings: np.ndarray, line_end: np.ndarray, lines: int, col
     """The embeddings of a picture [tokens, width], with a number wherever the end of a line has none.
 
     There llama.cpp 0.3.36 adds the embedding of [IMG_BREAK] to memory that it never set and multiplied by 0
-    (clip_graph_pixtral in tools/mtmd/models/pixtral.cpp). What was no number stays one; here it is the embedding. No
-    other token is touched: one that is no number is a fault of the file.
+    (clip_graph_pixtral in tools/mtmd/models/pixtral.cpp). What was not a number stays one; here it is the embedding. No
+    other token is touched: one that is not a number is a fault of the file.
     """
     import numpy as np
 

@@ -69,7 +69,7 @@ def hub_file(dataset: str, commit: str | None, name: str) -> HubFile:
     """
     if commit is None or not COMMIT.fullmatch(commit) or not is_inside(name):
         raise Refused(
-            f"{name[:200]} is no file of a commit of {dataset}",
+            f"{name[:200]} is not a file of a commit of {dataset}",
             code="bad_plan",
             expected="a path in the repository, and the commit as data_revision",
             got=f"data_file {name[:200]}, data_revision {commit}",

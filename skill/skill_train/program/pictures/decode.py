@@ -26,7 +26,7 @@ PictureSource = str | bytes | dict[str, Any]
 PICTURE_BYTES = 100_000_000  # of one file; a photograph has 3 to 20 million
 PICTURE_PIXELS = 100_000_000  # decoded, 300 MB; a larger one is a bomb or a map
 PICTURE_RATIO = 200  # of the longer side to the shorter one: what Qwen's processor still takes
-# What Pillow may open. Of others some are no pictures: it gives PostScript to another program to run.
+# What Pillow may open. Some others are not pictures: it gives PostScript to another program to run.
 FORMATS = ("PNG", "JPEG", "MPO", "WEBP", "GIF", "BMP", "DIB", "TIFF", "PPM", "JPEG2000", "ICO", "AVIF")
 PICTURE_HINT = "repair or remove the row: skill-train data FILE lists all of them"
 ADDRESS_HINT = "download the pictures beside the rows and name the files; what is at an address can change or go"

@@ -52,7 +52,7 @@ def require_engine(recipe: Mapping[str, object], kind: str) -> None:
     limit = ignored_limit(recipe, kind)
     if limit is not None:
         raise Refused(
-            f"{limit} and preprocess: engine exclude each other: llama.cpp ignores the limit",
+            f"{limit} and preprocess: engine cannot be used together: llama.cpp ignores the limit",
             code="bad_recipe",
             expected="one of the two",
             got=f"{limit}: {recipe.get(limit)}",

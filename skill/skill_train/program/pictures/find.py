@@ -68,7 +68,7 @@ def pictures_of_column(value: Any) -> list[PictureSource]:
     for each in values:
         if not isinstance(each, (str, bytes, dict)):
             raise Refused(
-                "a row has something else in the place of a picture",
+                "a row has something else in place of a picture",
                 code="bad_picture",
                 expected="the path of a file, a data URI, or bytes",
                 got=repr(each)[:80],
@@ -78,7 +78,7 @@ def pictures_of_column(value: Any) -> list[PictureSource]:
 
 
 def lifted_value(value: Any, waiting: list[PictureSource], found: list[PictureSource]) -> Any:
-    """A text or a list of messages with `PICTURE` in the place of each picture. Takes those of tags from `waiting`, and
+    """A text or a list of messages with `PICTURE` in place of each picture. Takes those of tags from `waiting`, and
     appends each to `found`."""
     if isinstance(value, str):
         return lifted_text(value, waiting, found)

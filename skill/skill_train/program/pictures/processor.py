@@ -240,7 +240,7 @@ def _squares(processor: ImageProcessor, size: PictureSize) -> TileGrid:
 
 def _tiles(processor: ImageProcessor, size: PictureSize) -> TileGrid:
     """As `_preprocess` of both processors resizes and divides. Their `get_number_of_image_patches` rounds one side
-    from the size before the other was rounded, and counts fewer tiles where `size` is no multiple of a tile."""
+    from the size before the other was rounded, and counts fewer tiles where `size` is not a multiple of a tile."""
     if not processor.do_image_splitting or processor.max_image_size is None:
         return TileGrid(0, 0)
     tile = processor.max_image_size["longest_edge"]

@@ -154,7 +154,7 @@ def _by_text(answer: EngineAnswer, own: list[int], expected: Expected, words: Vo
     before = words.text(own[:at])
     if not theirs[len(before) :]:
         return None, f"it ends after {theirs[-_AROUND:]!r}, where the file goes on"
-    for place in range(at, -1, -1):  # its token may begin before the text differs: `There` in the place of `The`
+    for place in range(at, -1, -1):  # its token may begin before the text differs: `There` in place of `The`
         other = _token_at(words.text(own[:place]), theirs, answer.pieces or [], words)
         if other is not None:
             return Parting([*expected.ids, *own[:place]], own[place], other), ""

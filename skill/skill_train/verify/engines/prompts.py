@@ -59,7 +59,7 @@ def _named(own: str, expected: str, tokenizer: Any) -> str:
     if bos and own == bos + expected:
         return f"it puts {bos!r} in front of the prompt once more"
     if "[INST]" in own and "[INST]" not in expected:
-        return "it writes llama-2's prompt in the place of the model's own template"
+        return "it writes llama-2's prompt in place of the model's own template"
     if own.endswith(expected):
         return f"it puts {own[: -len(expected)][:_AROUND]!r} in front of the prompt"
     at = parting_place(own, expected)

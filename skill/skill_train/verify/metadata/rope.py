@@ -70,7 +70,7 @@ def _compared(gguf: GgufFile, name: str, wanted: list[float] | None, kind: str) 
     if len(factors) != len(wanted):
         return [f"{name} has {len(factors)} rope factors, config.json gives {len(wanted)}"]
     for number, (factor, other) in enumerate(zip(factors, wanted, strict=True)):
-        if not abs(factor - other) <= _TOLERANCE * abs(other):  # a NaN is no number either
+        if not abs(factor - other) <= _TOLERANCE * abs(other):  # a NaN is not a number either
             return [f"{name}: rope factor {number} is {factor:.6g}, config.json gives {other:.6g}"]
     return []
 

@@ -105,7 +105,7 @@ def _kind_faults(gguf: GgufFile) -> list[str]:
     for name, (kind, words) in _KINDS.items():
         values = gguf.metadata.get(f"tokenizer.ggml.{name}")
         if values is not None and not (isinstance(values, list) and all(type(each) is kind for each in values[:1])):
-            faults.append(f"tokenizer.ggml.{name} is no list of {words}")
+            faults.append(f"tokenizer.ggml.{name} is not a list of {words}")
     return faults
 
 

@@ -132,7 +132,7 @@ class _ComparedTensor:
     """A tensor beside the model's weight.
 
     Attributes:
-        matrix: it is no norm and no bias.
+        matrix: it is neither a norm nor a bias.
         error: of the worst row, relative to its length.
         fault: what is wrong; empty for nothing.
         of_base: it is the base's weight, which is another.
