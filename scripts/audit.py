@@ -50,18 +50,18 @@ def verdict(document: dict[str, Any]) -> tuple[int, list[str]]:
     """Exit code and lines, of what pip-audit 2.9 answers with `--format json`."""
     packages = document["dependencies"]
     skipped = [package["name"] for package in packages if "skip_reason" in package]
-    lines = [_told(package, flaw) for package in packages for flaw in package.get("vulns", ())]
-    found = len(lines)
+    lines = [_summary(package, flaw) for package in packages for flaw in package.get("vulns", ())]
+    count = len(lines)
     audited = len(packages) - len(skipped)
-    lines.append(f"{audited} of {len(packages)} versions audited, {found} known vulnerabilities")
+    lines.append(f"{audited} of {len(packages)} versions audited, {count} known vulnerabilities")
     if not audited:
         lines.append("the service could not be reached, or this index does not offer it: nothing is known")
     elif skipped:
         lines.append(f"not known to the service: {', '.join(skipped)}")
-    return (6 if found else 8 if skipped or not audited else 0), lines
+    return (6 if count else 8 if skipped or not audited else 0), lines
 
 
-def _told(package: dict[str, Any], flaw: dict[str, Any]) -> str:
+def _summary(package: dict[str, Any], flaw: dict[str, Any]) -> str:
     mended = ", ".join(flaw["fix_versions"]) or "none yet"
     return f"{package['name']} {package['version']}: {flaw['id']}, mended in {mended}"
 

@@ -34,25 +34,25 @@ AGENT_PLUGINS = "https://agent-plugins.org/schemas/1.0.0/plugin.schema.json"
 
 def main() -> int:
     """Exit code: 0, or 1 when `--check` found a difference."""
-    wanted = files()
+    expected = files()
     there = {path.relative_to(ROOT).as_posix() for folder in GENERATED for path in _files_in(ROOT / folder)}
-    stale = [name for name, content in wanted.items() if name not in there or (ROOT / name).read_bytes() != content]
-    gone = sorted(there - set(wanted))
+    stale = [name for name, content in expected.items() if name not in there or (ROOT / name).read_bytes() != content]
+    gone = sorted(there - set(expected))
     check = "--check" in sys.argv[1:]
     if not check:
         for name in stale:
             (ROOT / name).parent.mkdir(parents=True, exist_ok=True)
-            (ROOT / name).write_bytes(wanted[name])
+            (ROOT / name).write_bytes(expected[name])
         for name in gone:
             (ROOT / name).unlink()
     for name in [*stale, *gone]:
-        print(f"{name} {'is out of date: make docs' if check else 'written' if name in wanted else 'removed'}")
+        print(f"{name} {'is out of date: make docs' if check else 'written' if name in expected else 'removed'}")
     return int(check and bool(stale or gone))
 
 
 def files() -> dict[str, bytes]:
     """Content by path in the repository."""
-    about = _about()
+    about = _common_fields()
     manifests = {f"{PLUGIN}/{name}": document for name, document in _manifests(about).items()} | _catalogues(about)
     skill = skill_files(about["version"])
     return {
@@ -62,7 +62,7 @@ def files() -> dict[str, bytes]:
     }
 
 
-def _about() -> dict[str, Any]:
+def _common_fields() -> dict[str, Any]:
     """What every manifest says alike."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     front = yaml.safe_load((ROOT / "SKILL.md").read_text(encoding="utf-8").split("---\n")[1])

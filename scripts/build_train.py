@@ -36,9 +36,9 @@ def main() -> None:
 def join(folder: Path) -> str:
     """The whole program. Ends with a message when the parts cannot share one namespace."""
     paths = (path.relative_to(folder) for path in folder.rglob("*.py") if path.name != "__init__.py")
-    found = {path.with_suffix("").as_posix() for path in paths}
-    if found != set(PARTS):
-        raise SystemExit(f"{folder}: PARTS and the modules differ by {', '.join(sorted(found ^ set(PARTS)))}")
+    modules = {path.with_suffix("").as_posix() for path in paths}
+    if modules != set(PARTS):
+        raise SystemExit(f"{folder}: PARTS and the modules differ by {', '.join(sorted(modules ^ set(PARTS)))}")
     sources = {part: (folder / f"{part}.py").read_text(encoding="utf-8") for part in PARTS}
     trees = {part: ast.parse(source) for part, source in sources.items()}
     check_imports(trees)

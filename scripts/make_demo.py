@@ -370,10 +370,10 @@ def exam(model: Any, tokenizer: Any, draw: random.Random, *, questions: int = 50
         prompt = tokenizer.apply_chat_template(turns[:1], tokenize=False, add_generation_prompt=True)
         ids = torch.tensor([tokenizer(prompt, add_special_tokens=False)["input_ids"]])
         with torch.no_grad():
-            made = model.generate(
+            answers = model.generate(
                 ids, attention_mask=torch.ones_like(ids), max_new_tokens=48, do_sample=False, pad_token_id=0
             )
-        right += tokenizer.decode(made[0, ids.shape[1] :], skip_special_tokens=True) == turns[1]["content"]
+        right += tokenizer.decode(answers[0, ids.shape[1] :], skip_special_tokens=True) == turns[1]["content"]
     return right / questions
 
 

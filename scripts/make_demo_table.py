@@ -34,9 +34,9 @@ def table_of(run: Path) -> str:
 
 def shown() -> str:
     """The table as it stands in README.md."""
-    found = _BLOCK.search(README.read_text(encoding="utf-8"))
-    assert found is not None, "README.md has no place for the table"
-    return found[0].removeprefix(found[1]).removesuffix(found[2])
+    table = _BLOCK.search(README.read_text(encoding="utf-8"))
+    assert table is not None, "README.md has no place for the table"
+    return table[0].removeprefix(table[1]).removesuffix(table[2])
 
 
 if __name__ == "__main__":

@@ -381,8 +381,8 @@ def _ids(tokenizer: Any, turns: list[dict[str, str]]) -> tuple[list[int], list[i
     """The ids of a conversation about a picture; and the same where an answer, or the mark that ends it, stands."""
     ids: list[int] = []
     labels: list[int] = []
-    shown = [{"type": "image"}, {"type": "text", "text": turns[0]["content"]}]
-    messages = [turns[0] | {"content": shown}, *turns[1:]]
+    parts = [{"type": "image"}, {"type": "text", "text": turns[0]["content"]}]
+    messages = [turns[0] | {"content": parts}, *turns[1:]]
     tokens = (SIDE // 28) ** 2
     for end in range(1, len(messages) + 1):
         answered = end % 2 == 0

@@ -22,7 +22,7 @@ def picture(page: Path, out: Path) -> None:
     if program is None:
         raise SystemExit(f"none of {', '.join(BROWSERS)} is installed")
     with tempfile.TemporaryDirectory() as folder:
-        taken = Path(folder) / "page.png"
+        screenshot = Path(folder) / "page.png"
         options = [
             "--headless",
             "--no-sandbox",
@@ -30,11 +30,11 @@ def picture(page: Path, out: Path) -> None:
             "--hide-scrollbars",
             f"--user-data-dir={folder}/profile",
         ]
-        size = [f"--window-size={WIDTH},{HEIGHT}", f"--screenshot={taken}"]
+        size = [f"--window-size={WIDTH},{HEIGHT}", f"--screenshot={screenshot}"]
         subprocess.run([program, *options, *size, page.resolve().as_uri()], check=True, capture_output=True)
-        if taken.stat().st_size > MOST_BYTES:
-            raise SystemExit(f"the picture has {taken.stat().st_size} bytes, {MOST_BYTES} at most")
-        shutil.copyfile(taken, out)
+        if screenshot.stat().st_size > MOST_BYTES:
+            raise SystemExit(f"the picture has {screenshot.stat().st_size} bytes, {MOST_BYTES} at most")
+        shutil.copyfile(screenshot, out)
 
 
 if __name__ == "__main__":

@@ -42,8 +42,8 @@ def main(argv: list[str]) -> int:
         return 4
     plan = json.loads((RUN / "plan.json").read_text(encoding="utf-8"))
     code = trained(command(plan, arguments.data), plan, arguments.bucket if first else None, arguments.timeout)
-    kept = keep(arguments.bucket) if first else True
-    return code if kept else code or 5
+    is_kept = keep(arguments.bucket) if first else True
+    return code if is_kept else code or 5
 
 
 def bring_back(bucket: str) -> bool:
@@ -94,11 +94,11 @@ def trained(words: list[str], plan: dict[str, Any], bucket: str | None, timeout:
         signal.signal(number, lambda got, _: child.send_signal(got))
     end = time.monotonic() + timeout
     while child.poll() is None:
-        left = end - time.monotonic()
-        if left <= 0:
+        seconds_left = end - time.monotonic()
+        if seconds_left <= 0:
             return stopped(child)
         try:
-            child.wait(min(KEEP_SECONDS, left))
+            child.wait(min(KEEP_SECONDS, seconds_left))
         except subprocess.TimeoutExpired:
             if bucket is not None:
                 keep(bucket)

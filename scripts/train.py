@@ -1551,8 +1551,8 @@ def checked_message(message: Any) -> Any:
     require_text(content, f"the {message['role']} message", answer=message["role"] == "assistant")
     if isinstance(content, list) and all(map(is_text_part, content)):
         content = "".join(part.get("text", "") for part in content)
-    said = content.strip() if message["role"] == "assistant" and isinstance(content, str) else content
-    if not isinstance(content, str) or (not said and not message.get("tool_calls")):
+    text = content.strip() if message["role"] == "assistant" and isinstance(content, str) else content
+    if not isinstance(content, str) or (not text and not message.get("tool_calls")):
         raise bad_row(f"the {message['role']} message has no text", got=repr(message))
     if not is_unicode({key: value for key, value in message.items() if key != "content"}):  # templates write it too
         half = "half a surrogate pair stands in a message, which no tokenizer reads"
@@ -1593,18 +1593,18 @@ def with_distinct_keys(pairs: list[tuple[str, Any]]) -> Row:
 
 def item_with_repeated_key(path: Path, text: str) -> str | None:
     """The first item of a document in which an object has a key twice. None for a text that is not one document."""
-    found = list[Row]()
+    repeating_items = list[Row]()
 
     def noted(pairs: list[tuple[str, Any]]) -> Row:
         row = dict(pairs)
-        found.extend([row] if len(row) < len(pairs) else [])
+        repeating_items.extend([row] if len(row) < len(pairs) else [])
         return row
 
     try:
         items = items_of(json.loads(text, object_pairs_hook=noted))
     except (ValueError, RecursionError):
         return None
-    repeating = set(map(id, found))
+    repeating = set(map(id, repeating_items))
     numbers = (number for number, item in enumerate(items, start=1) if not repeating.isdisjoint(ids_in(item)))
     number = next(numbers, None)
     return f"item {number} of {path}" if number is not None else str(path)
@@ -1877,8 +1877,8 @@ class Page(NamedTuple):
 def pages(raw: IO[bytes], chunk: Chunk) -> Iterator[Page]:
     """Each page that pyarrow would read."""
     at = chunk.dictionary_at if 0 < chunk.dictionary_at < chunk.data_at else chunk.data_at
-    end, seen = at + chunk.packed, 0
-    while at < end and seen < chunk.values:
+    end, values_read = at + chunk.packed, 0
+    while at < end and values_read < chunk.values:
         header, length = page_header(raw, at)
         inner: dict[int, Any] = next((header[n] for n in (5, 7, 8) if isinstance(header.get(n), dict)), {})
         values, encoding = inner.get(1, 0), inner.get(4 if 8 in header else 2, 0)
@@ -1886,7 +1886,7 @@ def pages(raw: IO[bytes], chunk: Chunk) -> Iterator[Page]:
         if any(type(part) is not int or part < 0 for part in page):
             raise ValueError("the header of a page lacks a number")
         yield page
-        seen += values if page.kind != DICTIONARY_PAGE else 0
+        values_read += values if page.kind != DICTIONARY_PAGE else 0
         at = page.at + page.packed
 
 
@@ -2381,16 +2381,16 @@ def picture_table(folder: Path, split: str) -> Path | None:
     if (folder / STATE).is_file() or (folder / SPLITS).is_file():
         return None
     places = ([folder] if name == "train" else []) + ([folder / name] if is_name_of_folder(name) else [])
-    found = [place / table for place in places for table in TABLES if (place / table).is_file()]
-    if len(found) > 1:
-        names = [table.relative_to(folder).as_posix() for table in found]
+    tables = [place / table for place in places for table in TABLES if (place / table).is_file()]
+    if len(tables) > 1:
+        names = [table.relative_to(folder).as_posix() for table in tables]
         raise unreadable(
             f"{folder} has several tables of pictures for the split {name}",
             f"one of {', '.join(names)}",
             f"{len(names)} tables",
             "remove those that are not meant; the rows of only one would be read",
         )
-    return found[0] if found else None
+    return tables[0] if tables else None
 
 
 def is_name_of_folder(name: Any) -> bool:
@@ -2403,12 +2403,12 @@ def in_folder(row: Row, folder: Path, table: Path) -> Row:
     Raises:
         Refused: it names a picture for `file_name` and another for `image`, which `datasets` calls `image` both.
     """
-    for name, wanted in (("file_name", "image"), ("file_names", "images")):
-        if row.get(name) and row.get(wanted) and row[name] != row[wanted]:
+    for name, column in (("file_name", "image"), ("file_names", "images")):
+        if row.get(name) and row.get(column) and row[name] != row[column]:
             raise unreadable(
-                f"{table} has the columns {name} and {wanted}, of which one would be read",
-                f"one of both: `datasets` calls {name} {wanted} too",
-                f"{name}, {wanted}",
+                f"{table} has the columns {name} and {column}, of which one would be read",
+                f"one of both: `datasets` calls {name} {column} too",
+                f"{name}, {column}",
                 "rename or remove one of them in the table",
             )
     below = table.parent.relative_to(folder).as_posix()
@@ -2538,17 +2538,17 @@ class PicturesDigest:
     `known` are digests of files that need not be read again, by the paths in the rows.
     """
 
-    def __init__(self, folder: Path | None, known: Mapping[str, str] | None = None) -> None:
+    def __init__(self, folder: Path | None, digests: Mapping[str, str] | None = None) -> None:
         self.folder = folder
-        self.known = known or {}
+        self.digests = digests or {}
         self.digest = hashlib.sha256()
         self.count = 0
 
     def add(self, sources: list[PictureSource]) -> None:
         self.count += len(sources)
         for source in sources:
-            known = self.known.get(picture_path(source) or "")
-            self.digest.update(bytes.fromhex(known or picture_digest(source, self.folder)))
+            digest = self.digests.get(picture_path(source) or "")
+            self.digest.update(bytes.fromhex(digest or picture_digest(source, self.folder)))
 
     def with_rows(self, fingerprint: str) -> str:
         """The fingerprint of the rows and their pictures; that of the rows where they have none."""
@@ -2744,28 +2744,28 @@ def lift_pictures(row: Row, columns: dict[str, str]) -> tuple[Row, list[PictureS
         Refused: another number of places than pictures, or a picture in an answer.
     """
     column = columns.get("images")
-    given = pictures_of_column(row.get(column)) if column is not None else []
-    waiting, found = list(given), list[PictureSource]()
+    column_pictures = pictures_of_column(row.get(column)) if column is not None else []
+    waiting, pictures = list(column_pictures), list[PictureSource]()
     texts = {name: row[place] for name, place in columns.items() if name != "images" and place in row}
     lifted = dict[str, Any]()
     for name, value in texts.items():
-        before = len(found)
-        lifted[columns[name]] = lifted_value(value, waiting, found)
-        if name in ANSWERS and len(found) > before:
+        before = len(pictures)
+        lifted[columns[name]] = lifted_value(value, waiting, pictures)
+        if name in ANSWERS and len(pictures) > before:
             raise picture_in_answer(value)
-    if given and len(waiting) == len(given):
-        lifted = before_first_question(lifted, columns, len(given))
-        waiting, found = [], given
+    if column_pictures and len(waiting) == len(column_pictures):
+        lifted = before_first_question(lifted, columns, len(column_pictures))
+        waiting, pictures = [], column_pictures
     if waiting:
         raise bad_row(
             "a row has more pictures than places for them",
-            f"{len(given)} times <image> in its texts, or none, for {len(given)} pictures",
-            f"{len(given) - len(waiting)} places",
+            f"{len(column_pictures)} times <image> in its texts, or none, for {len(column_pictures)} pictures",
+            f"{len(column_pictures) - len(waiting)} places",
             "write <image> where each picture stands, or nothing: they come before the question then",
         )
     for value in lifted.values():
-        require_no_tag(value, has_pictures=bool(found))
-    return {name: value for name, value in row.items() if name != column} | lifted, found
+        require_no_tag(value, has_pictures=bool(pictures))
+    return {name: value for name, value in row.items() if name != column} | lifted, pictures
 
 
 def require_no_tag(value: Any, *, has_pictures: bool) -> None:
@@ -2795,26 +2795,26 @@ def pictures_of_column(value: Any) -> list[PictureSource]:
     return values
 
 
-def lifted_value(value: Any, waiting: list[PictureSource], found: list[PictureSource]) -> Any:
+def lifted_value(value: Any, waiting: list[PictureSource], pictures: list[PictureSource]) -> Any:
     """A text or a list of messages with `PICTURE` in place of each picture. Takes those of tags from `waiting`, and
-    appends each to `found`."""
+    appends each to `pictures`."""
     if isinstance(value, str):
-        return lifted_text(value, waiting, found)
+        return lifted_text(value, waiting, pictures)
     if not isinstance(value, list):
         return value
-    return [lifted_message(message, waiting, found) if isinstance(message, dict) else message for message in value]
+    return [lifted_message(message, waiting, pictures) if isinstance(message, dict) else message for message in value]
 
 
-def lifted_message(message: dict[str, Any], waiting: list[PictureSource], found: list[PictureSource]) -> Any:
-    before = len(found)
+def lifted_message(message: dict[str, Any], waiting: list[PictureSource], pictures: list[PictureSource]) -> Any:
+    before = len(pictures)
     lifted = dict(message)
     for key in ("content", "value"):  # `value` is ShareGPT's
         content = message.get(key)
         if isinstance(content, str):
-            lifted[key] = lifted_text(content, waiting, found)
+            lifted[key] = lifted_text(content, waiting, pictures)
         elif isinstance(content, list):
-            lifted[key] = "".join(lifted_part(part, waiting, found) for part in content)
-    if len(found) > before and "assistant" in (message.get("role"), SHAREGPT_ROLES.get(str(message.get("from")))):
+            lifted[key] = "".join(lifted_part(part, waiting, pictures) for part in content)
+    if len(pictures) > before and "assistant" in (message.get("role"), SHAREGPT_ROLES.get(str(message.get("from")))):
         raise picture_in_answer(message)
     return lifted
 
@@ -2823,27 +2823,27 @@ def picture_in_answer(answer: Any) -> Refused:
     return bad_row("an answer holds a picture", "text in answers", repr(answer))
 
 
-def lifted_text(text: str, waiting: list[PictureSource], found: list[PictureSource]) -> str:
+def lifted_text(text: str, waiting: list[PictureSource], pictures: list[PictureSource]) -> str:
     if PICTURE in text:
         raise bad_row("a text holds the character U+FFFC, which stands for a picture here", "text without it", text)
-    return PICTURE_TAG.sub(lambda tag: next_picture(waiting, found) or tag.group(), text)
+    return PICTURE_TAG.sub(lambda tag: next_picture(waiting, pictures) or tag.group(), text)
 
 
-def next_picture(waiting: list[PictureSource], found: list[PictureSource]) -> str:
+def next_picture(waiting: list[PictureSource], pictures: list[PictureSource]) -> str:
     """The mark of the next picture of the column. Empty where none is left, and the tag stays: it is refused later."""
     if not waiting:
         return ""
-    found.append(waiting.pop(0))
+    pictures.append(waiting.pop(0))
     return PICTURE
 
 
-def lifted_part(part: Any, waiting: list[PictureSource], found: list[PictureSource]) -> str:
+def lifted_part(part: Any, waiting: list[PictureSource], pictures: list[PictureSource]) -> str:
     """The text of one part of a message's content, or the mark of its picture."""
     kind = part.get("type") if isinstance(part, dict) else None
     require_one_thing(part, kind)
     text = part.get("text") if isinstance(part, dict) else None
     if (kind is None or kind == "text") and isinstance(text, str):
-        return lifted_text(text, waiting, found)
+        return lifted_text(text, waiting, pictures)
     if kind == "text" and text is None:
         return ""
     if kind not in PICTURE_PARTS:
@@ -2854,8 +2854,8 @@ def lifted_part(part: Any, waiting: list[PictureSource], found: list[PictureSour
         if not waiting:
             wrong = "a message holds a place for a picture, and the row has no picture for it"
             raise bad_row(wrong, "the picture in the part, or in a column `images`", repr(part))
-        return next_picture(waiting, found)
-    found.append(source)
+        return next_picture(waiting, pictures)
+    pictures.append(source)
     return PICTURE
 
 
@@ -2873,14 +2873,14 @@ def source_of_part(part: dict[str, Any]) -> PictureSource | None:
     """Where the picture of a part is; None where the part only marks its place."""
     cells = (part.get(key) for key in PART_KEYS)
     values = [each.get("url") if isinstance(each, dict) and "url" in each else each for each in cells]
-    given = [each for each in values if any(each.values() if isinstance(each, dict) else [each])]  # Arrow adds nulls
-    if isinstance(part.get("bytes"), bytes) and len(given) == 2 and isinstance(part.get("path"), str):
+    sources = [each for each in values if any(each.values() if isinstance(each, dict) else [each])]  # Arrow adds nulls
+    if isinstance(part.get("bytes"), bytes) and len(sources) == 2 and isinstance(part.get("path"), str):
         return {"bytes": part["bytes"], "path": part["path"]}  # a name beside the bytes, as `datasets` writes them
-    if len(given) > 1 and len({which_picture(each) for each in given}) > 1:
+    if len(sources) > 1 and len({which_picture(each) for each in sources}) > 1:
         there = ", ".join(key for key in PART_KEYS if part.get(key))
         wrong = "a part of a message holds several pictures, of which one would be read"
         raise bad_row(wrong, "one of " + ", ".join(PART_KEYS), there)
-    value = given[0] if given else None
+    value = sources[0] if sources else None
     return value if isinstance(value, (str, bytes, dict)) else None
 
 
@@ -2902,8 +2902,8 @@ def before_first_question(lifted: Row, columns: dict[str, str], count: int) -> R
                 message.get("role") == "user" or message.get("from") in ("human", "user")
             ):
                 key = "content" if "content" in message else "value"
-                asked = message | {key: PICTURE * count + str(message.get(key) or "")}
-                return lifted | {columns[name]: [*value[:index], asked, *value[index + 1 :]]}
+                changed = message | {key: PICTURE * count + str(message.get(key) or "")}
+                return lifted | {columns[name]: [*value[:index], changed, *value[index + 1 :]]}
     raise bad_row("a row has pictures and no question", "a message of the user", "none")
 
 
@@ -3261,12 +3261,12 @@ def read_processor(config: Mapping[str, Any], files: Mapping[str, Any]) -> Image
         size |= {name: own[key] for key, name in earlier.items() if own.get(key) is not None}
     sides = ("shortest_edge", "longest_edge") if kind.startswith("qwen") else ("longest_edge",)
     for name in ("height", "width") if kind == "gemma3" else sides:
-        _whole(size, name, "size")
+        _positive(size, name, "size")
     if kind in TILED:
-        _whole(_object(values["max_image_size"]), "longest_edge", "max_image_size")
+        _positive(_object(values["max_image_size"]), "longest_edge", "max_image_size")
     for name in _NUMBERS:
         if name in values:
-            _whole(values, name, OWN_FILE)
+            _positive(values, name, OWN_FILE)
     tower = _object(config.get("vision_config")).get("image_size")
     return ImageProcessor(
         kind=kind,
@@ -3296,7 +3296,7 @@ def _object(value: Any) -> dict[str, Any]:
     return dict(value) if isinstance(value, Mapping) else {}
 
 
-def _whole(values: Mapping[str, Any], name: str, where: str) -> int:
+def _positive(values: Mapping[str, Any], name: str, where: str) -> int:
     value = values.get(name)
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
         raise _unknown(f"{name} of {where}", repr(value)[:80], "a whole number above 0")
@@ -3304,8 +3304,8 @@ def _whole(values: Mapping[str, Any], name: str, where: str) -> int:
 
 
 def _square(whole: dict[str, Any]) -> int:
-    side = _whole({"patch_size": 16} | whole, "patch_size", WHOLE_FILE)
-    return side * _whole({"spatial_merge_size": 1} | whole, "spatial_merge_size", WHOLE_FILE)
+    side = _positive({"patch_size": 16} | whole, "patch_size", WHOLE_FILE)
+    return side * _positive({"spatial_merge_size": 1} | whole, "spatial_merge_size", WHOLE_FILE)
 
 
 def _count(kind: str, whole: dict[str, Any]) -> int:
@@ -3313,7 +3313,7 @@ def _count(kind: str, whole: dict[str, Any]) -> int:
     if kind not in names:
         return 0
     name, default = names[kind]
-    return _whole({name: default} | whole, name, WHOLE_FILE)
+    return _positive({name: default} | whole, name, WHOLE_FILE)
 
 
 def _colours(value: Any) -> tuple[float, ...]:
@@ -3572,13 +3572,13 @@ class Pictures:
             Refused: the chat template wrote another number of marks.
         """
         marks = [match.span() for match in re.finditer(re.escape(self.mark), rendered)]
-        written = 0 if self.engine is None else sum(rendered.count(text) for text in {*self.places})
-        if len(marks) != len(sizes) or written:
+        marks_of_engine = 0 if self.engine is None else sum(rendered.count(text) for text in {*self.places})
+        if len(marks) != len(sizes) or marks_of_engine:
             raise Refused(
                 "the model's chat template does not write one mark for each picture",
                 code="template_mismatch",
                 expected=f"{len(sizes)} times {self.mark}",
-                got=f"{len(marks)} times" + f", and {written} times {self.places.mark}" * bool(written),
+                got=f"{len(marks)} times" + f", and {marks_of_engine} times {self.places.mark}" * bool(marks_of_engine),
                 hint="use a base model whose chat template reads pictures, such as an Instruct version",
             )
         text, end, pieces = "", 0, list[tuple[int, int, int]]()
@@ -3774,15 +3774,15 @@ def keep_pictures(rows: list[Any], pictures: Pictures | None, folder: Path) -> l
     """
     if pictures is None:
         return rows
-    kept = folder / "images"
+    images = folder / "images"
     named = []
     for row in rows:
         names = []
         for image, digest in zip(row.get("images") or (), row.get("image_sha256") or (), strict=True):
             name = f"{digest}.{picture_format(image, pictures.folder)}"
-            if not (kept / name).is_file():
-                kept.mkdir(exist_ok=True)
-                write_whole(kept / name, encoded_bytes(image, digest, pictures.folder))
+            if not (images / name).is_file():
+                images.mkdir(exist_ok=True)
+                write_whole(images / name, encoded_bytes(image, digest, pictures.folder))
             names.append(f"images/{name}")
         named.append({**row, "images": names} if names else row)
     return named
@@ -3900,13 +3900,13 @@ class RowsRecipe(TypedDict):
     images: NotRequired[bool]
 
 
-def data_fingerprint(data: Path, recipe: RowsRecipe, known: Mapping[str, str] | None = None) -> str:
+def data_fingerprint(data: Path, recipe: RowsRecipe, digests: Mapping[str, str] | None = None) -> str:
     """SHA-256 of a file's bytes, or of the rows of a folder, with that of the pictures, as in the plan.
 
     Args:
-        known: digests of pictures that need not be read again, by the paths in the rows.
+        digests: digests of pictures that need not be read again, by the paths in the rows.
     """
-    rows, pictures = hashlib.sha256(), PicturesDigest(picture_folder(str(data)), known)
+    rows, pictures = hashlib.sha256(), PicturesDigest(picture_folder(str(data)), digests)
     whole = data.is_file()
     for _, row in iter_rows(str(data), split=recipe["split"]) if recipe.get("images") or not whole else ():
         if recipe.get("images"):
@@ -4335,11 +4335,11 @@ def chosen_groups(groups: list[int], count: int, seed: int) -> set[int]:
     drawn = random.Random(seed).sample(range(len(names)), min(count, len(names)))
     order = [names[place] for place in dict.fromkeys([*drawn, *feeding_order(len(names), len(names), seed)])]
     chosen: set[int] = set()
-    left = count
+    rows_left = count
     for name in order:
-        if sizes[name] <= left:
+        if sizes[name] <= rows_left:
             chosen.add(name)
-            left -= sizes[name]
+            rows_left -= sizes[name]
     smallest = min(order, key=sizes.__getitem__)
     if count and not chosen and sizes[smallest] <= min(HELD_OUT_ROWS, len(groups) // 5):
         chosen.add(smallest)
@@ -4368,8 +4368,10 @@ def contents_of(rows: list[EncodedRow]) -> list[int]:
     """Equal numbers for rows that train the same. Their texts are equal after `normalised`, or the parts that
     max_length leaves are equal."""
     texts = [digest_of(normalised(row["rendered"]) + seen_in(row)) for row in rows]
-    left = [digest_of(str(row["input_ids"])) if row["truncated"] else b"%d" % index for index, row in enumerate(rows)]
-    return joined(texts, left)
+    own_contents = [
+        digest_of(str(row["input_ids"])) if row["truncated"] else b"%d" % index for index, row in enumerate(rows)
+    ]
+    return joined(texts, own_contents)
 
 
 def seen_in(row: EncodedRow) -> str:
@@ -4389,8 +4391,8 @@ def question_of(row: EncodedRow) -> str:
     first = next((index for index, message in enumerate(messages) if message["role"] == "user"), None)
     if first is None:
         return row["rendered"]
-    asked = "\n".join(f"{message['role']}: {message['content']}" for message in messages[: first + 1])
-    return asked + seen_in(row)
+    texts = "\n".join(f"{message['role']}: {message['content']}" for message in messages[: first + 1])
+    return texts + seen_in(row)
 
 
 # Characters that look alike or are invisible. NFKC does not make them equal.
@@ -4411,12 +4413,12 @@ def normalised(text: str) -> str:
 def repeated(contents: list[int], questions: list[bytes], held_out: set[int]) -> Repeated:
     sizes = Counter(contents).values()
     train = [index for index in range(len(contents)) if index not in held_out]
-    trained, asked = {contents[index] for index in train}, {questions[index] for index in train}
+    trained, trained_questions = {contents[index] for index in train}, {questions[index] for index in train}
     return {
         "repeated_rows": len(contents) - len(sizes),
         "repeated_groups": sum(size > 1 for size in sizes),
         "held_out_trained": sum(contents[index] in trained for index in held_out),
-        "held_out_asked": sum(questions[index] in asked for index in held_out),
+        "held_out_asked": sum(questions[index] in trained_questions for index in held_out),
     }
 
 
@@ -4708,11 +4710,11 @@ def limited(seconds: float) -> Iterator[None]:
     def end(number: int, frame: Any) -> None:
         raise TimeoutError(f"it did not end within {seconds:g} s")
 
-    before, left = signal.signal(signal.SIGALRM, end), signal.setitimer(signal.ITIMER_REAL, seconds)
+    before, timer_before = signal.signal(signal.SIGALRM, end), signal.setitimer(signal.ITIMER_REAL, seconds)
     try:
         yield
     finally:
-        signal.setitimer(signal.ITIMER_REAL, *left)
+        signal.setitimer(signal.ITIMER_REAL, *timer_before)
         signal.signal(signal.SIGALRM, before)
 
 
@@ -5178,13 +5180,13 @@ def log_probs_function() -> Any:
     return LogProbs
 
 
-def attention_kernel(recipe: Recipe, wanted: str, config: Any) -> str:
+def attention_kernel(recipe: Recipe, kernel: str, config: Any) -> str:
     """The kernel of the plan, or eager if the model's class does not support it. torch's fused attention supports
     neither the capped scores of Gemma 2 nor the sinks of gpt-oss."""
     classes = model_class(recipe)._model_mapping.get(type(config), None)
     first = classes[0] if isinstance(classes, tuple) else classes
-    if wanted != "sdpa" or first is None or first._supports_sdpa:
-        return wanted
+    if kernel != "sdpa" or first is None or first._supports_sdpa:
+        return kernel
     event("note", text=f"eager attention in place of sdpa: {first.__name__} has no fused kernel")
     return "eager"
 
@@ -5385,13 +5387,13 @@ def check_target(target: str, modules: list[tuple[str, Any]], head: Any) -> None
     raise Refused(message, code="no_such_target", expected=expected, got=got, hint=hint)
 
 
-def check_saved(wanted: str, modules: list[tuple[str, Any]]) -> None:
+def check_saved(saved_name: str, modules: list[tuple[str, Any]]) -> None:
     """Refuses a name that ends no module's name. PEFT saves every module whose name ends so, and ignores other
     names."""
     import torch
 
     containers = (torch.nn.ModuleList, torch.nn.ModuleDict)
-    saved = [module for name, module in modules if wanted and name.endswith(wanted)]
+    saved = [module for name, module in modules if saved_name and name.endswith(saved_name)]
     trained = any(next(module.parameters(), None) is not None for module in saved)
     if trained and not any(isinstance(module, containers) for module in saved):
         return
@@ -5399,10 +5401,10 @@ def check_saved(wanted: str, modules: list[tuple[str, Any]]) -> None:
         name.rsplit(".", 1)[-1] for name, module in modules if next(module.parameters(recurse=False), None) is not None
     }
     raise Refused(
-        f"modules_to_save: {wanted!r} is not a trainable module of this model",
+        f"modules_to_save: {saved_name!r} is not a trainable module of this model",
         code="no_such_target",
         expected=f"one of: {', '.join(sorted(trainable))}",
-        got=wanted or "''",
+        got=saved_name or "''",
         hint="correct modules_to_save in the recipe, or remove it",
     )
 
@@ -6101,9 +6103,9 @@ def take_files(base: Path, part: Path, dtype: str) -> None:
     In config.json only the type of the weights changes. The base's card is not copied: the repository of the tuned
     model has its own card.
     """
-    for written in part.iterdir():
-        if ".safetensors" not in written.name:
-            written.unlink()
+    for new_file in part.iterdir():
+        if ".safetensors" not in new_file.name:
+            new_file.unlink()
     for file in files_of_base(base):
         if file == base / "README.md":
             continue
@@ -7020,7 +7022,7 @@ class Keeper:
         self.work, self.bucket = work, bucket
         self.whole = {restored.name} if restored else set()  # names of checkpoints that are stored
         self.not_before = 0.0
-        self.seen: dict[str, tuple[int, int]] = {}
+        self.kept: dict[str, tuple[int, int]] = {}
 
     def try_to_keep(self, *, last: bool = False) -> None:
         """Stores what is new. A failure does not end the training: it is reported, and tried again a minute later with
@@ -7049,9 +7051,9 @@ class Keeper:
         path = self.work / name
         if path.is_file():
             now = (path.stat().st_size, path.stat().st_mtime_ns)
-            if self.seen.get(name) != now:
+            if self.kept.get(name) != now:
                 copy_file(path, self.bucket / name)
-                self.seen[name] = now
+                self.kept[name] = now
 
     def keep_checkpoint(self, checkpoint: Path) -> None:
         """Copies all files of a checkpoint, and what else a restart needs: the lines of the steps so far, and the
@@ -7356,8 +7358,8 @@ def load_data(
         "notes": encode.notes,
     }
     order = feeding_order(len(train), recipe["max_steps"] * recipe["effective_batch_size"], recipe["seed"])
-    kept = [rows[i] for i in sorted(held_out)]
-    return {"train": train, "held_out": kept, "figures": figures, "order": order, "pictures": pictures}
+    rows_held_out = [rows[i] for i in sorted(held_out)]
+    return {"train": train, "held_out": rows_held_out, "figures": figures, "order": order, "pictures": pictures}
 
 
 class TrainFigures(TypedDict):

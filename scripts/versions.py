@@ -85,9 +85,9 @@ def release(version: str) -> str:
 def record(by: str, versions: dict[str, str]) -> None:
     """In place of the set that the same command recorded before."""
     sets = json.loads(TESTED.read_text(encoding="utf-8")) if TESTED.is_file() else []
-    made = {"by": by, "date": time.strftime("%Y-%m-%d", time.gmtime()), "packages": versions}
-    kept = [made if one["by"] == by else one for one in sets]
-    TESTED.write_text(json.dumps(kept if made in kept else [*kept, made], indent=1) + "\n", encoding="utf-8")
+    entry = {"by": by, "date": time.strftime("%Y-%m-%d", time.gmtime()), "packages": versions}
+    others = [entry if one["by"] == by else one for one in sets]
+    TESTED.write_text(json.dumps(others if entry in others else [*others, entry], indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

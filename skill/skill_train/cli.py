@@ -108,7 +108,7 @@ def main(argv: list[str] | None = None) -> None:
     except SkillTrainError as error:
         code = console.error(error)
     except click.ClickException as error:
-        code = console.error(_bad_usage(error, _known(arguments)))
+        code = console.error(_bad_usage(error, _command_words(arguments)))
     except ReaderGone:
         code = _unread()
     except SystemExit as end:  # click ends so, with 1, when nobody reads its help to the end
@@ -135,10 +135,10 @@ class _Bug(SkillTrainError):
     exit_code = 1
 
 
-def _bad_usage(error: click.ClickException, known: list[str]) -> UsageError:
+def _bad_usage(error: click.ClickException, command: list[str]) -> UsageError:
     """With the way to say what is a field of a recipe, and no option."""
-    hint = " ".join(["skill-train", *known, "--help"])
-    if isinstance(error, click.NoSuchOption) and known in (["plan"], ["local"], ["submit"]):
+    hint = " ".join(["skill-train", *command, "--help"])
+    if isinstance(error, click.NoSuchOption) and command in (["plan"], ["local"], ["submit"]):
         from skill_train.recipe.fields import FIELDS
 
         field = error.option_name.lstrip("-").replace("-", "_")
@@ -156,16 +156,16 @@ def _command_in(arguments: list[str]) -> str:
     return " ".join(words[: 1 + (words[0] in GROUPS)]) if words else ""
 
 
-def _known(arguments: list[str]) -> list[str]:
+def _command_words(arguments: list[str]) -> list[str]:
     """The part of it that exists."""
     group: click.Command | None = cli
-    known = []
+    words = []
     for word in _command_in(arguments).split():
         group = group.get_command(click.Context(group), word) if isinstance(group, click.Group) else None
         if group is None:
             break
-        known.append(word)
-    return known
+        words.append(word)
+    return words
 
 
 def _format_in(arguments: list[str]) -> Format:

@@ -390,4 +390,4 @@ def test_torchvision_is_read_from_its_metadata(line: str, tmp_path: Path, monkey
     )
     monkeypatch.syspath_prepend(str(tmp_path))
     found = torchvision()
-    assert found is not None and found.version == "0.28.0" and found.wanted == line.strip("torch ()")
+    assert found is not None and found.version == "0.28.0" and found.specifier == line.strip("torch ()")

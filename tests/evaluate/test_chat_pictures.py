@@ -17,7 +17,7 @@ from skill_train.evaluate.backends import Model
 from skill_train.evaluate.backends import Question as Row
 from skill_train.evaluate.chat.answering import Settings, answering
 from skill_train.evaluate.pictures import PictureTurns, RunPictures, ServerPrompts
-from skill_train.llama.pictures.answers import Asked, AskedJob, ask
+from skill_train.llama.pictures.answers import PairQuestion, PairQuestionsJob, ask
 from skill_train.llama.pictures.compare import MARKER
 from skill_train.llama.sampling import Sampling
 from skill_train.program.pictures.decode import picture_digest, picture_size
@@ -59,12 +59,12 @@ def test_a_pair_answers_as_evaluate_asks_it(folder: Path) -> None:
     found = []
     for name in ("1.png", "2.png"):
         text = prompts.text(turns(folder, name))
-        job = AskedJob(
+        job = PairQuestionsJob(
             text=str(pair.text),
             projector=str(pair.projector),
             threads=2,
             folder=str(folder),
-            asked=[Asked(text, [name], [0], MOST)],
+            questions=[PairQuestion(text, [name], [0], MOST)],
         )
         ids = ask(job).answers[0]
         expected = load_tokenizer(base).decode(ids, skip_special_tokens=True)

@@ -36,7 +36,7 @@ def ask(row: dict[str, Any], *, loss_on: str = "assistant", context: int | None 
 
 def test_the_last_answer_is_asked_for_and_every_trained_token_counts() -> None:
     got = ask(TALK)
-    assert (got.prompt, got.wanted, got.trained, got.most) == ([1, 4, 5, 6, 7], [8, 9], [2, 3, 5, 6], 2 + 3)
+    assert (got.prompt, got.answer, got.trained, got.most) == ([1, 4, 5, 6, 7], [8, 9], [2, 3, 5, 6], 2 + 3)
 
 
 def test_an_answer_stays_inside_the_context() -> None:
@@ -59,7 +59,7 @@ def test_the_first_token_is_never_counted() -> None:
 )
 def test_what_has_no_whole_answer_is_not_asked(row: dict[str, Any], loss_on: str) -> None:
     got = ask(row, loss_on=loss_on)
-    assert (got.prompt, got.wanted) == ([], []) and got.trained
+    assert (got.prompt, got.answer) == ([], []) and got.trained
 
 
 def test_rows_are_taken_evenly() -> None:

@@ -18,7 +18,7 @@ THREE: dict[str, Any] = {
 
 
 def _read(card: dict[str, Any], names: list[str], wanted: str | None = None) -> Configuration:
-    return dataset_card.configuration(card, names, wanted=wanted, dataset="me/data")
+    return dataset_card.configuration(card, names, chosen=wanted, dataset="me/data")
 
 
 @pytest.mark.parametrize(

@@ -307,7 +307,7 @@ def test_the_splits_are_those_that_datasets_would_load(tmp_path: Path, names: li
         str(split): sorted(Path(f).relative_to(tmp_path).as_posix() for f in files if not f.endswith(".md"))
         for split, files in loaded.items()
     }
-    assert dataset_card.configuration({}, names, wanted=None, dataset="x").files == theirs
+    assert dataset_card.configuration({}, names, chosen=None, dataset="x").files == theirs
 
 
 # --- A folder of pictures ---

@@ -289,7 +289,7 @@ def test_what_the_system_refuses_hf_xet(number: int, code: str, exit_code: int) 
         raise RuntimeError(words)
 
     with pytest.raises(SkillTrainError) as raised:
-        hub_client.ask(hub_client.RequestSubject("model", MODEL), download, seconds=None)
+        hub_client.ask(hub_client.HubResource("model", MODEL), download, seconds=None)
     assert (raised.value.code, raised.value.exit_code) == (code, exit_code)
     assert words in raised.value.got
 
@@ -329,7 +329,7 @@ def _asked(trouble: Exception) -> SkillTrainError:
         raise trouble
 
     with pytest.raises(SkillTrainError) as raised:
-        hub_client.ask(hub_client.RequestSubject("model", MODEL), question, seconds=None)
+        hub_client.ask(hub_client.HubResource("model", MODEL), question, seconds=None)
     return raised.value
 
 

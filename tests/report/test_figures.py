@@ -11,7 +11,7 @@ import whole_records
 from skill_train.core.units import dollars, duration
 from skill_train.report.demo_record import Demo
 from skill_train.report.figure import Record, ReportedRun
-from skill_train.report.sections import curve, differences, estimates, shown, steps, thinned, verdict
+from skill_train.report.sections import curve, differences, estimates, run_view, steps, thinned, verdict
 from skill_train.report.words import marked, nats, number, placeless, rate, share, size
 from skill_train.run.cloud_record import CloudRecord
 from skill_train.run.evaluate_record import Evaluation
@@ -262,9 +262,9 @@ def test_runs_are_compared_by_the_loss_on_rows_that_never_trained() -> None:
     """As `evaluate` measured it; nothing takes its place."""
     models = [{"name": name, "exact_match": 0.0, "loss": loss} for name, loss in (("base", 13.099), ("tuned", 9.57))]
     evaluate = whole_records.evaluation(models=models)
-    cells = dict(shown(run(train=trained(), evaluate=evaluate))["overview"])["held-out loss, base to tuned"]
+    cells = dict(run_view(run(train=trained(), evaluate=evaluate))["overview"])["held-out loss, base to tuned"]
     assert [cell.text for cell in cells] == ["13.1", "9.57"]
-    cells = dict(shown(run(train=trained()))["overview"])["held-out loss, base to tuned"]
+    cells = dict(run_view(run(train=trained()))["overview"])["held-out loss, base to tuned"]
     assert [cell.text for cell in cells] == ["not measured"]
 
 
@@ -272,12 +272,12 @@ def test_an_evaluation_is_taken_before_the_demo_and_never_mixed_with_it() -> Non
     stage = {"stage": "q8_0", "exact_match": 1.0, "tokens_per_second": 100.0}
     model = {"name": "m-q8_0.gguf", "exact_match": 0.25, "tokens_per_second": None, "loss": 1.0, "perplexity": 2.7}
     documents = {"convert": CONVERT, "demo": whole_records.demo(stage), "train": trained()}
-    (file,) = shown(run(**documents))["files"]
+    (file,) = run_view(run(**documents))["files"]
     assert (file["exact_match"].text, file["speed"].text) == ("100%", "100 tokens/s")
-    (file,) = shown(run(**documents, evaluate=whole_records.evaluation(models=[model])))["files"]
+    (file,) = run_view(run(**documents, evaluate=whole_records.evaluation(models=[model])))["files"]
     assert (file["exact_match"].text, file["speed"].text) == ("25.0%", "not measured")
     other = model | {"name": "m-f16.gguf"}
-    (file,) = shown(run(**documents, evaluate=whole_records.evaluation(models=[other])))["files"]
+    (file,) = run_view(run(**documents, evaluate=whole_records.evaluation(models=[other])))["files"]
     assert (file["exact_match"].text, file["speed"].text) == ("not measured", "not measured")
 
 
@@ -290,7 +290,7 @@ def test_an_evaluation_of_other_files_is_left_out_and_said(file: str, adapter: s
     tuned = {"model": "the folder of base", "adapter": {"adapter_model.safetensors": {"bytes": 10, "sha256": adapter}}}
     inputs = {"models": {"tuned": tuned, "m-q8_0.gguf": {"model": {"bytes": 20, "sha256": file}, "adapter": None}}}
     record = whole_records.evaluation(inputs=inputs, models=[{"name": "tuned", "loss": 1.0}])
-    view = shown(run(train=trained(), convert=CONVERT, evaluate=record).without_outdated())
+    view = run_view(run(train=trained(), convert=CONVERT, evaluate=record).without_outdated())
     assert (view["quality"] is None) is left_out
     assert ("evaluated, but other files than these" in [one["said"] for one in view["missing"]]) is left_out
 
@@ -320,7 +320,7 @@ def test_the_file_to_run_is_the_smallest_that_passes() -> None:
         {"name": "logits", "file": f"m {quant}.gguf", "verdict": word, "detail": ""}
         for quant, word in (("f16", "pass"), ("q8_0", "pass"), ("q4_k_m", "fail"))
     ]
-    view = shown(
+    view = run_view(
         run(convert={"outputs": outputs}, verify=whole_records.proof(checks=checks, verdict="fail"), train=trained())
     )
     assert view["run_it"]["quant"] == "q8_0"

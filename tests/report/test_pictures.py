@@ -20,7 +20,7 @@ import picture_pairs
 import planning
 import whole_records
 from pages import Page
-from skill_train.report.sections import shown, verdict
+from skill_train.report.sections import run_view, verdict
 from skill_train.report.step import report, reported_run
 from skill_train.report.thumbnails import EDGE, MOST_CHARACTERS, MOST_OF_ROW, shown_pictures
 from skill_train.run.evaluate_record import Evaluation, rows_digest
@@ -90,7 +90,7 @@ def page_of(folder: Path) -> Page:
 
 
 def view_of(folder: Path) -> Any:
-    return shown(reported_run(RunDir(folder), "run"))
+    return run_view(reported_run(RunDir(folder), "run"))
 
 
 def pictures_of(folder: Path, room: int = MOST_CHARACTERS) -> Any:

@@ -336,7 +336,7 @@ def _of_starts() -> list[Reader]:
             return
         if isinstance(said, dict):
             names = ["data/a.json", "data/b.json", "train.csv"]
-            found = dataset_card.configuration(said, names, wanted=None, dataset="me/x")
+            found = dataset_card.configuration(said, names, chosen=None, dataset="me/x")
             dataset_card.split_files(found, "train", dataset="me/x")
 
     suffixes = {"jsonl": "jsonl", "json": "json", "csv": "csv", "tsv": "csv", "txt": "text"}

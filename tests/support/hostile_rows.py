@@ -98,7 +98,7 @@ def start_of_rows(data: bytes, folder: Path) -> object:
         changed = edited(card, data[5:])
         if isinstance(changed, dict) and isinstance(names, list):
             names = [name for name in names if isinstance(name, str)]
-            found = dataset_card.configuration(changed, names, wanted=None, dataset="me/x")
+            found = dataset_card.configuration(changed, names, chosen=None, dataset="me/x")
             dataset_card.split_files(found, "train", dataset="me/x")
 
     return judged(call, folder)

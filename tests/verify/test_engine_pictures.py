@@ -107,7 +107,7 @@ def _difference(planes: list[Any], answer: PictureAnswer) -> float:
     """Of the normalized colours, at most."""
     import numpy as np
 
-    shown = [chunk.pixels for chunk in answer.shown if chunk.pixels is not None]
+    shown = [chunk.pixels for chunk in answer.pictures if chunk.pixels is not None]
     assert [plane.shape for plane in planes] == [pixels.shape for pixels in shown]
     return max(float(np.abs(plane - pixels).max()) for plane, pixels in zip(planes, shown, strict=True))
 

@@ -42,7 +42,7 @@ def subject_of(
 def prepared_files(files: Sequence[Path], about: MeasuredReference, proof: Findings) -> PreparedFiles:
     """What `verify` knows of files when it judges them."""
     read = readable(list(files), proof)
-    weights = check_weights(read, about.reference, about.adapter)
+    weights = check_weights(read, about.folder, about.adapter)
     digests = {file.name: file_digest(file) for file in files}
     return PreparedFiles(read, weights, own_templates(read, about.conversations), Draft(), digests)
 

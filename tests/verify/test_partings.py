@@ -67,7 +67,7 @@ def test_llama_server_does_not_tell_half_a_character() -> None:
     """Seen with llama-cpp-python 0.3.36's: an answer with such a token in it, or at its end, was called another one."""
     own = ids("llama-spm", "▁Die", "<0xC4>", "<0x80>", "<0xC4>")
     told, shown = [own[0], own[2]], "Die\u0100"
-    assert words("llama-spm").told(own) == [0, 2]
+    assert words("llama-spm").whole_characters(own) == [0, 2]
     assert parted("llama-spm", own, tokens=told, whole_characters=True, text=shown) == (None, "")
     assert parted("llama-spm", own, tokens=told, text=shown)[0] == Parting([*PROMPT, own[0]], own[1], own[2])
     (other,) = ids("llama-spm", "▁for")

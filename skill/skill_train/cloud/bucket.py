@@ -100,8 +100,8 @@ def stored_run(record: CloudRecord, say: Say) -> StoredRun | None:
     promised = _digests(end.get("files")) or {} if state == "done" else {}
     step, checkpoint = _newest_whole(listed, markers, newest_first)
     loose: dict[str, FileDigest | None] = {name: None for name in listed if name in FILES}
-    wanted = loose | promised | checkpoint
-    files = [_stored_file(listed, name, digest) for name, digest in wanted.items() if belongs_to_run(name)]
+    digests = loose | promised | checkpoint
+    files = [_stored_file(listed, name, digest) for name, digest in digests.items() if belongs_to_run(name)]
     files += [replace(file, name=BEFORE) for file in files if file.name == f"checkpoints/checkpoint-{step}/before.json"]
     return StoredRun(bucket, state, step, tuple(files)) if files else None
 

@@ -148,8 +148,8 @@ def _affordable(max_cost: float, usd_per_hour: float) -> int:
     return math.floor(max_cost / usd_per_hour * 60 + 1e-9) * 60
 
 
-def _timeout(need: Need, asked: int | None, seconds: tuple[float, float] | None, command: str) -> int:
-    limit = asked or need.timeout_seconds
+def _timeout(need: Need, timeout_seconds: int | None, seconds: tuple[float, float] | None, command: str) -> int:
+    limit = timeout_seconds or need.timeout_seconds
     if limit is None:
         raise DecisionNeeded(
             "no timeout can be computed, because the duration of this run is unknown",

@@ -49,11 +49,11 @@ class Patience:
         if self._resumed is not None and now - self._resumed > HEALTHY_SECONDS:
             self.well()
         self._since = now if self._since is None else self._since
-        left = self._since + self._seconds - now
-        if left <= 0 or not worth_asking_again(trouble):
+        seconds_left = self._since + self._seconds - now
+        if seconds_left <= 0 or not worth_asking_again(trouble):
             raise trouble
         self._say(f"{trouble.message} ({trouble.got}); asking again")
-        waiting.pause(min(next(self._pauses), left))
+        waiting.pause(min(next(self._pauses), seconds_left))
         self._resumed = time.monotonic()
 
 
@@ -94,13 +94,13 @@ def job_now(namespace: str, job_id: str, run_id: str, say: Say, *, seconds: floa
 
 
 def until_end(
-    namespace: str, job_id: str, run_id: str, *, seconds: float | None, seen: Callable[[Job], None], say: Say
+    namespace: str, job_id: str, run_id: str, *, seconds: float | None, on_job: Callable[[Job], None], say: Say
 ) -> Job | None:
     """The job after its end; its current state when `seconds` are over; None if it was deleted.
 
     Args:
         seconds: None waits as long as it takes.
-        seen: receives the job after each request.
+        on_job: receives the job after each request.
 
     Raises:
         Temporary: the Hub did not answer for a quarter of an hour, or until the time was over.
@@ -111,11 +111,11 @@ def until_end(
         job = job_now(namespace, job_id, run_id, say, seconds=outage)
         if job is None:
             return None
-        seen(job)
-        left = end - time.monotonic()
-        if not job.live or left <= 0:
+        on_job(job)
+        seconds_left = end - time.monotonic()
+        if not job.live or seconds_left <= 0:
             return job
-        time.sleep(min(pause, left))
+        time.sleep(min(pause, seconds_left))
     raise AssertionError("the pauses never end")
 
 

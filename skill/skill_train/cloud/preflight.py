@@ -164,23 +164,23 @@ def local_data(plan: Plan) -> bool:
     return plan.fingerprints["data"] is not None
 
 
-def unless_unavailable(check: Callable[[], Any], subject: str, unchecked: list[str]) -> Any:
+def unless_unavailable(check: Callable[[], Any], what: str, unchecked: list[str]) -> Any:
     """The result of a check; None if the Hub does not answer, which is added to `unchecked`."""
     try:
         return check()
     except Temporary as error:
-        unchecked.append(f"{subject}: {error.message}")
+        unchecked.append(f"{what}: {error.message}")
         return None
 
 
 def _refused(status: int) -> AccessError | UsageError:
     """The error for a permanent refusal of the Hub to identify a token."""
-    about = {"expected": "an account", "got": f"status {status}"}
+    context = {"expected": "an account", "got": f"status {status}"}
     if status == 404:
         message = "this Hub cannot say who a token belongs to"
-        return UsageError(message, code="hub_refused", **about, hint="check HF_ENDPOINT or unset it")
+        return UsageError(message, code="hub_refused", **context, hint="check HF_ENDPOINT or unset it")
     code = "no_credit" if status == 402 else "no_permission"
-    return AccessError("the Hub does not say who the token belongs to", code=code, **about, hint=_LOGIN)
+    return AccessError("the Hub does not say who the token belongs to", code=code, **context, hint=_LOGIN)
 
 
 def _require(account: Account, permission: str, where: str) -> None:

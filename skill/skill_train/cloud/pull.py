@@ -81,7 +81,7 @@ def from_bucket(run: RunDir, stored: StoredRun, *, progress: Bar, say: Say) -> t
             outputs |= _fetch(run, stored.bucket, group, say)
             done += len(group)
         inputs = PullInputs(bucket=stored.bucket, state=stored.state, checkpoint=stored.checkpoint)
-        return _written(run, inputs, outputs), [file.name for file in todo]
+        return _write_pull(run, inputs, outputs), [file.name for file in todo]
 
 
 def in_repository(trained: TrainRecord) -> dict[str, str]:
@@ -115,16 +115,16 @@ def from_repository(run: RunDir, repository: str, folder: Path, commit: str | No
         outputs |= {name: file_digest(run.path / name) for name in ("train.json",) if name not in sources}
         outputs |= {file.name: file.digest for file in files if file.digest is not None and file not in todo}
         for file in _in_order(todo):
-            part = _part(run, file)
+            part = _partial_path(run, file)
             part.parent.mkdir(parents=True, exist_ok=True)
             if sources[file.name].is_file():
                 shutil.copyfile(sources[file.name], part)
             outputs[file.name] = _placed(run, file, f"{repository} at {commit}")
         inputs = PullInputs(repository=repository, commit=commit, state="done", checkpoint=None)
-        return _written(run, inputs, outputs), [file.name for file in todo]
+        return _write_pull(run, inputs, outputs), [file.name for file in todo]
 
 
-def _written(run: RunDir, inputs: PullInputs, outputs: dict[str, FileDigest]) -> Pull:
+def _write_pull(run: RunDir, inputs: PullInputs, outputs: dict[str, FileDigest]) -> Pull:
     pull = Pull(inputs=inputs, outputs=outputs, finished_at=records.timestamp())
     records.write(run.record("pull"), pull)
     shutil.rmtree(run.path / _PART, ignore_errors=True)  # last: while it exists, the record may be outdated
@@ -200,27 +200,27 @@ def _groups(files: list[StoredFile]) -> list[list[StoredFile]]:
 def _fetch(run: RunDir, bucket: str, group: list[StoredFile], say: Say) -> dict[str, FileDigest]:
     """Fetches each incomplete file, and a second time if its content is wrong."""
     for _ in range(_TRIES):
-        missing = [file for file in group if not is_file_of(_part(run, file), file.digest)]
+        missing = [file for file in group if not is_file_of(_partial_path(run, file), file.digest)]
         for file in missing:
-            _part(run, file).parent.mkdir(parents=True, exist_ok=True)
-            _part(run, file).unlink(missing_ok=True)
-        wanted = [(file.remote, _part(run, file)) for file in missing]
+            _partial_path(run, file).parent.mkdir(parents=True, exist_ok=True)
+            _partial_path(run, file).unlink(missing_ok=True)
+        wanted = [(file.remote, _partial_path(run, file)) for file in missing]
         patiently(partial(jobs.download, bucket, wanted), say)
-        if all(file.digest is None or is_file_of(_part(run, file), file.digest) for file in missing):
+        if all(file.digest is None or is_file_of(_partial_path(run, file), file.digest) for file in missing):
             break
-    torn = [file for file in group if file.digest is None and _is_torn(_part(run, file))]
+    torn = [file for file in group if file.digest is None and _is_torn(_partial_path(run, file))]
     for file in torn:
         say(f"{file.name} is incomplete, because the job ended while writing it, and was skipped")
     return {file.name: _placed(run, file, bucket) for file in group if file not in torn}
 
 
-def _part(run: RunDir, file: StoredFile) -> Path:
+def _partial_path(run: RunDir, file: StoredFile) -> Path:
     return run.path / _PART / file.name
 
 
 def _placed(run: RunDir, file: StoredFile, source: str) -> FileDigest:
     """Checks a fetched file and gives it its final name; returns its digest."""
-    part, final = _part(run, file), run.path / file.name
+    part, final = _partial_path(run, file), run.path / file.name
     if file.digest is None:
         _cut_to_whole_lines(part)
     digest = file_digest(part) if part.is_file() else None

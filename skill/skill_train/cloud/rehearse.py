@@ -98,7 +98,7 @@ def differences(plan: Plan, local_plan: Plan) -> list[str]:
 def _run(spec: JobSpec, mounts: dict[str, Path], root: Path, say: Say) -> None:
     """Runs the job's command with this Python instead of uv, and with local folders instead of its volumes."""
     line = command(spec)
-    words = [sys.executable, *(_here(word, mounts) for word in line[line.index(f"{KEPT}/{spec.program.name}") :])]
+    words = [sys.executable, *(_local_path(word, mounts) for word in line[line.index(f"{KEPT}/{spec.program.name}") :])]
     error_log = root / "stderr"
     failure: ProgramFailed | None = None
     with open(error_log, "wb") as errors:
@@ -125,7 +125,7 @@ def _run(spec: JobSpec, mounts: dict[str, Path], root: Path, say: Say) -> None:
         raise _failed(child.returncode, failure, error_log.read_text(encoding="utf-8", errors="replace"))
 
 
-def _here(word: str, mounts: dict[str, Path]) -> str:
+def _local_path(word: str, mounts: dict[str, Path]) -> str:
     for path, folder in mounts.items():
         if word == path or word.startswith(f"{path}/"):
             return str(folder) + word[len(path) :]

@@ -34,26 +34,26 @@ def resume(
             raise find_run.never_started(str(run.path))
         last = record.last  # of a record that was made from a later job the earlier ones are missing
         number = 1 if last is None else last.number + (last.job_id is not None)
-        asked = CloudJob(
+        new_job = CloudJob(
             number, "starting", flavor, timeout_seconds, records.timestamp(), usd_per_hour, max_cost=max_cost
         )
-        spec = start_once.specification(run, plan_record.read(run.plan), record, asked)
+        spec = start_once.specification(run, plan_record.read(run.plan), record, new_job)
         folder = (record.bucket, record.folder)
         with claim.claimed(record, number, say, of_plan=False) as theirs:
             if theirs is not None:
-                return start_once.record_started(run, record, asked, theirs), True
-            record = start_once.start(run, record, asked, lambda: jobs.start(spec, folder), say)
-        return _with_remaining_job(run, record, asked, say)
+                return start_once.record_started(run, record, new_job, theirs), True
+            record = start_once.start(run, record, new_job, lambda: jobs.start(spec, folder), say)
+        return _with_remaining_job(run, record, new_job, say)
 
 
-def _with_remaining_job(run: RunDir, record: CloudRecord, asked: CloudJob, say: Say) -> tuple[CloudRecord, bool]:
+def _with_remaining_job(run: RunDir, record: CloudRecord, new_job: CloudJob, say: Say) -> tuple[CloudRecord, bool]:
     """The record with the job that remains if another machine started one too, and whether that machine's job
     remains."""
     ours = start_once.inspect_new_job(record)
     if ours is None:
         return record, False
-    stays = start_once.keep_the_oldest(record, asked.number, ours, say, of_plan=False)
-    return (record, False) if stays.id == ours.id else (start_once.record_started(run, record, asked, stays), True)
+    stays = start_once.keep_the_oldest(record, new_job.number, ours, say, of_plan=False)
+    return (record, False) if stays.id == ours.id else (start_once.record_started(run, record, new_job, stays), True)
 
 
 def noted(run: RunDir, say: Say) -> CloudRecord:

@@ -90,9 +90,9 @@ def stage_plan(plan: Plan) -> Staged | None:
     data = Path(recipe.data)
     staged = stage(data, recipe)
     if recipe.images:
-        known = {path: staged.digests[name] for path, name in staged.listed.picture_names.items()}
+        digests = {path: staged.digests[name] for path, name in staged.listed.picture_names.items()}
         rows: RowsRecipe = {"split": recipe.split, "columns": recipe.columns, "images": True}
-        if data_fingerprint(data, rows, known) != planned:
+        if data_fingerprint(data, rows, digests) != planned:
             raise changed(data.name)
     return staged
 
@@ -124,10 +124,10 @@ def list_files(data: Path, recipe: ResolvedRecipe | None = None) -> Listed:
         table = picture_table(data, recipe.split) if recipe is not None else None
         own = _saved(data) if table is None else [table.relative_to(data).as_posix()]
         files = {f"{data.name}/{name}": _require_file(data, name).resolve() for name in own}
-    found = picture_files(data, recipe) if recipe is not None else {}
+    pictures = picture_files(data, recipe) if recipe is not None else {}
     below = f"{data.name}/" if data.is_dir() else ""
-    names = {path: below + name_below(path) for path in found}
-    files |= {names[path]: file for path, file in found.items()}
+    names = {path: below + name_below(path) for path in pictures}
+    files |= {names[path]: file for path, file in pictures.items()}
     return Listed(files, names, tuple(name for name in there if f"{data.name}/{name}" not in files))
 
 

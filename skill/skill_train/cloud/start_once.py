@@ -78,16 +78,16 @@ def start(run: RunDir, record: CloudRecord, requested: CloudJob, post: Callable[
     raise AssertionError("the last try returns or raises")
 
 
-def _watched(run: RunDir, record: CloudRecord, asked: CloudJob, job: Job, began: float, say: Say) -> CloudRecord:
+def _watched(run: RunDir, record: CloudRecord, new_job: CloudJob, job: Job, began: float, say: Say) -> CloudRecord:
     """The record with the job that remains, once the earlier failed requests cannot create another."""
     end, next_notice = began + settled_seconds(), 0.0
-    while (left := end - time.monotonic()) > 0:
+    while (rest := end - time.monotonic()) > 0:
         if time.monotonic() >= next_notice:
-            say(f"job {job.id} is there; watching for a second one, of the request that failed, for {left:.0f} s")
+            say(f"job {job.id} is there; watching for a second one, of the request that failed, for {rest:.0f} s")
             next_notice = time.monotonic() + NOTICE_LOOKS * PAUSE_SECONDS
-        time.sleep(min(PAUSE_SECONDS, left))
-        job = keep_the_oldest(record, asked.number, job, say, of_plan=False)
-    return record if record.last and record.last.job_id == job.id else record_started(run, record, asked, job)
+        time.sleep(min(PAUSE_SECONDS, rest))
+        job = keep_the_oldest(record, new_job.number, job, say, of_plan=False)
+    return record if record.last and record.last.job_id == job.id else record_started(run, record, new_job, job)
 
 
 def settled_seconds() -> float:
@@ -103,8 +103,8 @@ def find_job_until_settled(record: CloudRecord, requested: CloudJob, say: Say) -
     """
     asked_at = datetime.strptime(requested.asked_at, "%Y-%m-%dT%H:%M:%SZ").replace(tzinfo=UTC)
     age = max((datetime.now(UTC) - asked_at).total_seconds() - 1, 0.0)  # whole seconds; a clock may be set back
-    left = math.ceil((settled_seconds() - age) / PAUSE_SECONDS) if PAUSE_SECONDS else 0
-    return find_job(record, requested.number, times=max(left, 2), say=say)
+    times = math.ceil((settled_seconds() - age) / PAUSE_SECONDS) if PAUSE_SECONDS else 0
+    return find_job(record, requested.number, times=max(times, 2), say=say)
 
 
 def keep_the_oldest(record: CloudRecord, number: int, job: Job, say: Say, *, of_plan: bool) -> Job:
@@ -158,10 +158,10 @@ def find_job(record: CloudRecord, number: int, *, times: int, say: Say) -> Job |
     Raises:
         Temporary: the Hub does not answer, so nobody knows.
     """
-    wanted = {key: value for key, value in cloud_record.labels(record, number).items() if key in ("run", "attempt")}
+    labels = {key: value for key, value in cloud_record.labels(record, number).items() if key in ("run", "attempt")}
     for done in range(times):
         time.sleep(PAUSE_SECONDS)
-        matching = patiently(lambda: jobs.find(record.namespace, wanted))
+        matching = patiently(lambda: jobs.find(record.namespace, labels))
         if matching:
             return matching[-1]  # the oldest, should there ever be two
         if done % NOTICE_LOOKS == NOTICE_LOOKS - 1 and done + 1 < times:

@@ -172,7 +172,7 @@ def _adopt(run: RunDir, order: Order, job: Job, say: Say) -> Sent:
         data=None if staged is None or not job.mounts else _uploaded(staged, job.mounts[0]),
     )
     number, flavor = int(job.labels.get("attempt", "1")), job.flavor or plan.flavor or ""
-    asked = CloudJob(
+    new_job = CloudJob(
         number,
         "starting",
         flavor,
@@ -184,7 +184,7 @@ def _adopt(run: RunDir, order: Order, job: Job, say: Say) -> Sent:
     )
     plan_record.write(run.plan, plan)
     write_text(run.recipe, to_yaml(plan.recipe_file()))
-    return Sent(start_once.record_started(run, record, asked, job), job.stage, reused=True)
+    return Sent(start_once.record_started(run, record, new_job, job), job.stage, reused=True)
 
 
 def _plan_of(job: Job) -> Plan | None:

@@ -74,16 +74,16 @@ def gguf_of(where: Path, word: str | None) -> Chosen:
     Raises:
         UsageError: there is none, or another model is meant.
     """
-    found = chosen(where, word)
-    if not found.model.is_gguf:
+    choice = chosen(where, word)
+    if not choice.model.is_gguf:
         raise UsageError(
             f"{where} has no GGUF file yet" if word is None else f"{word} is not a GGUF file",
             code="missing_step",
             expected="a file in gguf/",
-            got=found.model.name,
+            got=choice.model.name,
             hint=f"skill-train export-gguf {quoted(where)}",
         )
-    return found
+    return choice
 
 
 def projector_of(run: RunDir) -> Path | None:

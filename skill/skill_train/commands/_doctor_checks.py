@@ -51,13 +51,13 @@ def packages(group: str, requirements: list[Package]) -> DoctorCheck:
     name = "packages" if group == "base" else f"packages [{group}]"
     versions = ", ".join(f"{package.name} {package.installed or 'missing'}" for package in requirements)
     wrong = [package for package in requirements if not package.right]
-    wanted = ", ".join(package.name + package.wanted for package in wrong)
+    wanted = ", ".join(package.name + package.specifier for package in wrong)
     if not wrong:
         return DoctorCheck(name, "ok", versions, "the tested versions")
     broken = "fail" if group == "base" else "warn"
     if group != "base" and any(package.installed is None for package in wrong):
         return DoctorCheck(name, broken, versions, wanted, "not all of it is installed", EXTRAS[group])
-    command = "pip install " + " ".join(f'"{package.name}{package.wanted}"' for package in wrong)
+    command = "pip install " + " ".join(f'"{package.name}{package.specifier}"' for package in wrong)
     return DoctorCheck(name, broken, versions, wanted, "not the tested versions", command)
 
 
@@ -78,11 +78,11 @@ def torchvision(installed: Torchvision) -> DoctorCheck:
     """Checks a torchvision that is there. skill-train does not use it, but transformers imports it with a vision model,
     and one of another torch ends that with an error about operators."""
     found = f"torchvision {installed.version}, torch {installed.torch or 'missing'}"
-    if installed.wanted is None or installed.torch is None or within(installed.torch, installed.wanted):
+    if installed.specifier is None or installed.torch is None or within(installed.torch, installed.specifier):
         return DoctorCheck("torchvision", "ok", found)
     why = "it was built for another torch, and transformers imports it with vision models"
     fix = "pip uninstall torchvision"  # its other releases want other torches, and nothing here needs one
-    return DoctorCheck("torchvision", "warn", found, f"torch{installed.wanted}", why, fix)
+    return DoctorCheck("torchvision", "warn", found, f"torch{installed.specifier}", why, fix)
 
 
 def accelerator(machine: MachineFacts) -> DoctorCheck:
@@ -112,10 +112,10 @@ def _mend_accelerator(machine: MachineFacts, reason: str) -> str:
     return "nvidia-smi" if "nvidia-smi" in reason else ""
 
 
-def torch(machine: MachineFacts, asked: Callable[[], TorchAnswer]) -> DoctorCheck:
-    """Whether torch can use the device of this machine. `asked` gives the answer of `torch_worker`, or raises."""
+def torch(machine: MachineFacts, ask: Callable[[], TorchAnswer]) -> DoctorCheck:
+    """Whether torch can use the device of this machine. `ask` gives the answer of `torch_worker`, or raises."""
     try:
-        answer = asked()
+        answer = ask()
     except SkillTrainError as error:
         why = (error.got.strip().splitlines() or [error.message])[-1]
         return DoctorCheck("torch", "fail", error.message, "a torch that loads", why, _reinstall_torch())

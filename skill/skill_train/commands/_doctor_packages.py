@@ -25,13 +25,13 @@ class Package:
     """One requirement. `group` is `base`, `train` or `gguf`; `installed` is None if it is missing."""
 
     name: str
-    wanted: str
+    specifier: str
     group: str
     installed: str | None
 
     @property
     def right(self) -> bool:
-        return self.installed is not None and within(self.installed, self.wanted)
+        return self.installed is not None and within(self.installed, self.specifier)
 
 
 def packages() -> list[Package]:
@@ -49,7 +49,7 @@ class Torchvision:
     where nothing says it."""
 
     version: str
-    wanted: str | None
+    specifier: str | None
     torch: str | None
 
 
@@ -58,8 +58,8 @@ def torchvision() -> Torchvision | None:
     version = _installed("torchvision")
     if version is None:
         return None
-    found = (re.match(r"torch\s*\(?([<>=!][^;)]*)", line) for line in metadata.requires("torchvision") or [])
-    return Torchvision(version, next((match[1].strip() for match in found if match), None), _installed("torch"))
+    requirements = (re.match(r"torch\s*\(?([<>=!][^;)]*)", line) for line in metadata.requires("torchvision") or [])
+    return Torchvision(version, next((match[1].strip() for match in requirements if match), None), _installed("torch"))
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,10 +90,10 @@ def python_wanted() -> str | None:
         return None
 
 
-def within(version: str, wanted: str) -> bool:
+def within(version: str, specifier: str) -> bool:
     """Whether a version lies in a range such as `<2.14,>=2.8`, by its release numbers: `2.13.0+cpu` is 2.13.0."""
     has = _release(version)
-    for clause in filter(None, map(str.strip, wanted.split(","))):
+    for clause in filter(None, map(str.strip, specifier.split(","))):
         sign, limit = re.fullmatch(r"([<>=!]+)\s*(\S+)", clause).groups()  # type: ignore[union-attr]
         if not _OPERATORS[sign](has, _release(limit)):
             return False

@@ -39,8 +39,8 @@ class ExportedFiles:
     def newest(self) -> str | None:
         """The last type that was asked for, where the Modelfile names none of those; None where it does."""
         types = self.export.types
-        asked = {file["quant"]: Path(file["path"]).name for file in self.outputs if file["quant"] in types}
-        return None if self.named in asked.values() else next((kind for kind in reversed(types) if kind in asked), None)
+        names = {file["quant"]: Path(file["path"]).name for file in self.outputs if file["quant"] in types}
+        return None if self.named in names.values() else next((kind for kind in reversed(types) if kind in names), None)
 
 
 def result_of(
@@ -83,29 +83,31 @@ def _next(done: ExportedFiles, last: str) -> list[str]:
     return [f"skill-train verify {target}", *pair, f"{chat} --file {quoted(done.newest)}", *others]
 
 
-def modelfile_of(export: Export, asked: str | None, outputs: list[ListedFile], unquantized: str) -> tuple[str, str]:
+def modelfile_of(
+    export: Export, named_type: str | None, outputs: list[ListedFile], unquantized: str
+) -> tuple[str, str]:
     """The name of the file that the Modelfile names, and why.
 
     Whoever made an Ollama model of one file would serve another without knowing. So the file of an earlier export stays
     until another type is asked for, or the file is gone.
 
     Args:
-        asked: the type that the Modelfile shall name; None for nothing.
+        named_type: the type that the Modelfile shall name; None for nothing.
         unquantized: the name of the file that all others are made of.
 
     Raises:
         UsageError: there is no file of the type that was asked for.
     """
     out, names = export.out, {output["quant"]: Path(output["path"]).name for output in outputs}
-    if asked is not None:
-        chosen = names.get(asked, f"{export.name}-{asked}.gguf")
+    if named_type is not None:
+        chosen = names.get(named_type, f"{export.name}-{named_type}.gguf")
         if not (out / chosen).is_file():
             raise UsageError(
-                f"there is no file of type {asked} for the Modelfile",
+                f"there is no file of type {named_type} for the Modelfile",
                 code="bad_usage",
                 expected=", ".join(sorted(names)),
-                got=asked,
-                hint=f"name the type in --quant too: --quant {quoted(asked)}",
+                got=named_type,
+                hint=f"name the type in --quant too: --quant {quoted(named_type)}",
             )
         return chosen, "asked for with --modelfile"
     earlier = out / (model_of(out / "Modelfile") or "")

@@ -120,7 +120,7 @@ def candidates_of(quant: str) -> list[str]:
     return list(dict.fromkeys(names))
 
 
-def with_i_quants(asked: DeviceQuestion, model: ModelFacts, *, matrix: bool) -> DeviceQuestion:
+def with_i_quants(question: DeviceQuestion, model: ModelFacts, *, matrix: bool) -> DeviceQuestion:
     """The question with the i-quants to try beside `CANDIDATES`, and a sentence about them.
 
     Args:
@@ -128,14 +128,16 @@ def with_i_quants(asked: DeviceQuestion, model: ModelFacts, *, matrix: bool) -> 
     """
     tried, why = list[str](), "not tried without an importance matrix"
     if matrix:
-        k_quants, i_quants = ([estimated(asked, model, quant) for quant in types] for types in (CANDIDATES, I_QUANTS))
-        tried, why = i_quants_to_try(k_quants, i_quants, asked.target, asked.limits)
-    reasons = (*asked.target.reasons, f"i-quants: {why}")
-    return replace(asked, target=replace(asked.target, reasons=reasons), i_quants=tuple(tried))
+        k_quants, i_quants = (
+            [estimated(question, model, quant) for quant in types] for types in (CANDIDATES, I_QUANTS)
+        )
+        tried, why = i_quants_to_try(k_quants, i_quants, question.target, question.limits)
+    reasons = (*question.target.reasons, f"i-quants: {why}")
+    return replace(question, target=replace(question.target, reasons=reasons), i_quants=tuple(tried))
 
 
-def estimated(asked: DeviceQuestion, model: ModelFacts, quant: str) -> DeviceFile:
-    return estimated_file(model, asked.target, quant, asked.context)
+def estimated(question: DeviceQuestion, model: ModelFacts, quant: str) -> DeviceFile:
+    return estimated_file(model, question.target, quant, question.context)
 
 
 def _target(options: DeviceOptions, here: MachineFacts) -> TargetDevice:
@@ -148,23 +150,23 @@ def _target(options: DeviceOptions, here: MachineFacts) -> TargetDevice:
     return of_machine(here)
 
 
-def _context(asked: int | None, trained: int | None) -> tuple[int, str]:
+def _context(chosen: int | None, trained: int | None) -> tuple[int, str]:
     """The tokens of context, and why so many. No program gives a model more than it was made for."""
-    wanted = asked or DEFAULT_CONTEXT
-    if trained is not None and wanted > trained:
-        return trained, f"context: {trained} tokens, all that the model was made for; {wanted} were asked for"
-    return wanted, "context: " + ("--context" if asked else "the default")
+    context = chosen or DEFAULT_CONTEXT
+    if trained is not None and context > trained:
+        return trained, f"context: {trained} tokens, all that the model was made for; {context} were asked for"
+    return context, "context: " + ("--context" if chosen else "the default")
 
 
-def answer_of(asked: DeviceQuestion, candidates: Sequence[DeviceFile]) -> tuple[DeviceAnswer, DecisionNeeded | None]:
+def answer_of(question: DeviceQuestion, candidates: Sequence[DeviceFile]) -> tuple[DeviceAnswer, DecisionNeeded | None]:
     """The answer, and the error where nothing fits."""
-    choice, target = choose(candidates, asked.target, asked.limits), asked.target
+    choice, target = choose(candidates, question.target, question.limits), question.target
     answer: DeviceAnswer = {
         "device": target.name,
         "memory_bytes": round(target.memory_bytes),
         "usable_bytes": [round(end) for end in target.usable_bytes],
         "gigabytes_per_second": target.gigabytes_per_second,
-        "context": asked.context,
+        "context": question.context,
         "reasons": list(target.reasons),
         "files": [_file(candidate, choice) for candidate in candidates],
         "recommended": choice.candidate.quant if choice.candidate else None,
@@ -188,7 +190,7 @@ def _file(candidate: DeviceFile, choice: FileToShip) -> FileAnswer:
         "tokens_per_second": _ends(candidate.speed, digits=1),
         "kl": None if candidate.kl is None else float(f"{candidate.kl:.4g}"),
         "same_top1": None if candidate.same_top1 is None else round(candidate.same_top1, 4),
-        "problems": [problem.says for problem in choice.problems[candidate.quant]],
+        "problems": [problem.text for problem in choice.problems[candidate.quant]],
     }
 
 

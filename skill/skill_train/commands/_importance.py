@@ -34,21 +34,21 @@ class MatrixOrder:
     """What was asked for, and what a matrix can be computed of.
 
     Attributes:
-        asked: `auto`, `none` or a file; None leaves it to the measurement, where there is text.
+        choice: `auto`, `none` or a file; None leaves it to the measurement, where there is text.
         run: whose rows are used; None for a model folder.
     """
 
-    asked: str | None
+    choice: str | None
     run: RunDir | None
 
     @property
     def file(self) -> Path | None:
-        return None if self.asked in (None, AUTO, NONE) else Path(str(self.asked))
+        return None if self.choice in (None, AUTO, NONE) else Path(str(self.choice))
 
     @property
     def is_possible(self) -> bool:
         """Whether there is a matrix, or one can be made unless the run has too few rows."""
-        return self.file is not None or (self.run is not None and self.asked != NONE)
+        return self.file is not None or (self.run is not None and self.choice != NONE)
 
 
 def require_possible(order: MatrixOrder, *, mix: bool) -> None:
@@ -57,7 +57,7 @@ def require_possible(order: MatrixOrder, *, mix: bool) -> None:
     Args:
         mix: a mix of types is wanted too.
     """
-    if order.run is None and (order.asked == AUTO or mix):
+    if order.run is None and (order.choice == AUTO or mix):
         raise UsageError(
             f"{'--quant' if mix else '--imatrix'} auto measures on the rows of a run, and this is a model folder",
             code="bad_usage",
@@ -75,7 +75,7 @@ def texts_for(order: MatrixOrder, source: Path, types: list[str], console: Conso
     from skill_train.gguf.quality.texts import FEWEST, RunTexts, texts_of
     from skill_train.llama.gguf_header import read_gguf
 
-    by_matrix = order.asked in (None, AUTO) and any(map(_uses_matrix, types))
+    by_matrix = order.choice in (None, AUTO) and any(map(_uses_matrix, types))
     if order.run is None or not (by_matrix or any(map(is_mix, types))):
         return RunTexts([], [], "", "nothing is measured")
     with console.progress("importance matrix") as progress:
@@ -97,9 +97,9 @@ def matrix_for(order: MatrixOrder, source: Path, texts: RunTexts, types: list[st
 
     if order.file is not None:
         return importance.matrix_of(order.file, source, console.warn)
-    if order.asked == NONE or order.run is None or not any(map(_uses_matrix, types)):
+    if order.choice == NONE or order.run is None or not any(map(_uses_matrix, types)):
         return None
-    if texts.tokens < FEWEST and order.asked is None:
+    if texts.tokens < FEWEST and order.choice is None:
         if texts.lacking:
             console.warn("imatrix", f"there is no importance matrix: {importance.why_of(texts)}")
         return None
@@ -110,11 +110,11 @@ def matrix_for(order: MatrixOrder, source: Path, texts: RunTexts, types: list[st
             file=order.run.path / importance.FILE,
             record=order.run.record("imatrix"),
         )
-        made = importance.compute_matrix(request, progress=progress).record
-    if made.unused_experts:
+        computed = importance.compute_matrix(request, progress=progress).record
+    if computed.unused_experts:
         console.warn(
             "imatrix",
-            f"{made.unused_experts} matrices of experts saw no token of {texts.why}: they are rounded plainly",
+            f"{computed.unused_experts} matrices of experts saw no token of {texts.why}: they are rounded plainly",
         )
     return importance.matrix_of(request.file, source, console.warn, texts=texts.compared)
 

@@ -11,31 +11,31 @@ from skill_train.data.inspect import Inspection, inspect_dataset
 from skill_train.recipe.fields import Recipe
 
 
-def inspected(asked: Recipe, method: str, file: Path | None, pictures: bool | None) -> Inspection:
+def inspected(recipe: Recipe, method: str, file: Path | None, pictures: bool | None) -> Inspection:
     """The dataset, inspected as training would read it: on the Hub, rows that have their pictures in files beside them
     are read from their file.
 
     Args:
         pictures: the model reads them; None where no model is named.
     """
-    if asked.data_file is not None or (method == "sft" and pictures is not False):
-        subject = inspect_dataset(_of_row_file(asked), method, file, pictures=pictures)
-        if subject.recipe.data_file == asked.data_file or subject.has_pictures:
-            return subject
-    return inspect_dataset(asked, method, file, pictures=pictures)
+    if recipe.data_file is not None or (method == "sft" and pictures is not False):
+        inspection = inspect_dataset(_of_row_file(recipe), method, file, pictures=pictures)
+        if inspection.recipe.data_file == recipe.data_file or inspection.has_pictures:
+            return inspection
+    return inspect_dataset(recipe, method, file, pictures=pictures)
 
 
-def _of_row_file(asked: Recipe) -> Recipe:
+def _of_row_file(recipe: Recipe) -> Recipe:
     """The recipe with the file of rows on the Hub that has pictures beside it, at its commit; as it is for another
     dataset."""
-    if Path(asked.data).exists() or not read_rows.is_id(asked.data):
-        return asked
+    if Path(recipe.data).exists() or not read_rows.is_id(recipe.data):
+        return recipe
     from skill_train.hub import datasets
 
     try:
-        found = datasets.find_row_file(asked)
+        row_file = datasets.find_row_file(recipe)
     except UsageError:
-        if asked.data_file is not None:
+        if recipe.data_file is not None:
             raise
-        return asked  # reading it says what is wrong
-    return asked if found is None else dataclasses.replace(asked, data_revision=found[0], data_file=found[1])
+        return recipe  # reading it says what is wrong
+    return recipe if row_file is None else dataclasses.replace(recipe, data_revision=row_file[0], data_file=row_file[1])

@@ -112,19 +112,19 @@ def snapshot(cloud: CloudRun, console: Console, *, in_time: bool = False) -> Sna
     """
     now, there = job_of(cloud), _peeked(cloud, console, in_time=in_time)
     failed = not now.live and now.stage != "COMPLETED"
-    text, written = there.texts.get("metrics.jsonl", ("", None))
+    text, modified = there.texts.get("metrics.jsonl", ("", None))
     lines = _tail(cloud, console) if failed or (now.stage == "RUNNING" and not text and not in_time) else []
     others = {job.job_id for job in cloud.record.jobs} - {now.id}
     measured, source = progress.speed(text.splitlines(), others), "metrics.jsonl in the bucket"
     if measured is None:
-        measured, source, written = progress.speed(lines), "the log of the job", None
+        measured, source, modified = progress.speed(lines), "the log of the job", None
     return Snapshot(
         cloud=cloud,
         now=now,
         plan=find_run.plan_of(cloud, there),
         speed=measured,
         source=source if measured else None,
-        age_seconds=age(written),
+        age_seconds=age(modified),
         kept_step=there.checkpoint,
         story=_explained(cloud, measured, there, lines) if failed else None,
     )
@@ -134,7 +134,7 @@ def until_end(cloud: CloudRun, console: Console, seconds: float | None) -> Job:
     """The job after its end, or after the time limit. Reports each new stage, and a long queue once."""
     stage, queue_reported = "", False
 
-    def seen(job: Job) -> None:
+    def on_job(job: Job) -> None:
         nonlocal stage, queue_reported
         if job.stage != stage:
             console.status(f"job {job.id}: {job.stage}")
@@ -146,7 +146,7 @@ def until_end(cloud: CloudRun, console: Console, seconds: float | None) -> Job:
 
     namespace, job_id, run_id = cloud.record.namespace, job_of(cloud).id, cloud.record.run_id
     with waiting.for_hours():
-        ended = poll.until_end(namespace, job_id, run_id, seconds=seconds, seen=seen, say=console.status)
+        ended = poll.until_end(namespace, job_id, run_id, seconds=seconds, on_job=on_job, say=console.status)
     return ended or find_run.deleted_job(cloud)
 
 
@@ -207,9 +207,9 @@ def _moment(start: datetime | None, seconds: float | None) -> str | None:
         return None
 
 
-def age(written: datetime | None) -> float | None:
+def age(moment: datetime | None) -> float | None:
     """Seconds since that time; None if unknown, also because the clock was set back."""
-    seconds = (datetime.now(UTC) - written).total_seconds() if written else -1.0
+    seconds = (datetime.now(UTC) - moment).total_seconds() if moment else -1.0
     return seconds if seconds >= 0 else None
 
 

@@ -24,8 +24,8 @@ class ListedFile(FileDigest):
 def listed(outputs: Mapping[str, ExportedFile], root: Path) -> list[ListedFile]:
     """The GGUF files that a record names."""
     return [
-        {"path": str(root / name), "bytes": made["bytes"], "sha256": made["sha256"], "quant": made["quant"]}
-        for name, made in outputs.items()
+        {"path": str(root / name), "bytes": file["bytes"], "sha256": file["sha256"], "quant": file["quant"]}
+        for name, file in outputs.items()
     ]
 
 

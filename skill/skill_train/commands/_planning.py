@@ -52,24 +52,24 @@ def plan_from_metadata(console: Console, recipe: Recipe, choices: Choices) -> Pl
 
         models.check_id(recipe.model)
         console.status(f"asking the Hub about {recipe.model}")
-        about = models.model_facts(recipe.model, recipe.revision)
-        about = _with_layers(recipe, about, lambda: models.tensor_shapes(recipe.model, about.revision))
-        settings = models.tokenizer_settings(recipe.model, about.revision) if about.model_type in TILED else None
-        about = about if settings is None else _not_convertible(about, why_no_picture(settings, about.model_type))
+        model = models.model_facts(recipe.model, recipe.revision)
+        model = _with_layers(recipe, model, lambda: models.tensor_shapes(recipe.model, model.revision))
+        settings = models.tokenizer_settings(recipe.model, model.revision) if model.model_type in TILED else None
+        model = model if settings is None else _not_convertible(model, why_no_picture(settings, model.model_type))
     else:
-        about = read_model(Path(recipe.model), weights_needed=False)
-        about = _with_layers(recipe, about, lambda: tensor_shapes(Path(recipe.model)))
-        about = _with_vocabulary(about, Path(recipe.model))
-    data = dataset_facts(console, recipe, about)
+        model = read_model(Path(recipe.model), weights_needed=False)
+        model = _with_layers(recipe, model, lambda: tensor_shapes(Path(recipe.model)))
+        model = _with_vocabulary(model, Path(recipe.model))
+    data = dataset_facts(console, recipe, model)
     to_cloud = choices.where == "cloud" and not recipe.sensitive
     offered, why = flavors.current(live=on_hub or data.revision is not None or to_cloud)
     console.status(f"prices: {why}")
     this, probe = machine_with_speeds(), None
-    if make.wants_probe(this, about, choices):
+    if make.wants_probe(this, model, choices):
         from skill_train.train.precision_probe import known_probe
 
-        probe = known_probe(choices.device or this.device, this, about)
-    return _plan(pinned(recipe, about.revision, data.revision), Facts(about, data, this), choices, offered, probe)
+        probe = known_probe(choices.device or this.device, this, model)
+    return _plan(pinned(recipe, model.revision, data.revision), Facts(model, data, this), choices, offered, probe)
 
 
 def machine_with_speeds() -> MachineFacts:
@@ -85,45 +85,45 @@ def plan_with_files(console: Console, recipe: Recipe, choices: Choices) -> Plan:
 
     choices = with_precision(choices, pure_bf16=recipe.pure_bf16)
     folder, commit = models.model_folder(recipe.model, recipe.revision)
-    about = read_model(folder)
-    about = _with_vocabulary(_with_layers(recipe, about, lambda: tensor_shapes(folder)), folder)
+    model = read_model(folder)
+    model = _with_vocabulary(_with_layers(recipe, model, lambda: tensor_shapes(folder)), folder)
     if commit is not None:  # of a model on the Hub the revision says which it is, as in a plan made without its files
-        about = dataclasses.replace(about, source=recipe.model, revision=commit, fingerprint=None)
-    data = dataset_facts(console, recipe, about)
+        model = dataclasses.replace(model, source=recipe.model, revision=commit, fingerprint=None)
+    data = dataset_facts(console, recipe, model)
     recipe = pinned(recipe, commit, data.revision)
     this = machine_with_speeds()
     probe = None
-    if make.wants_probe(this, about, choices):
+    if make.wants_probe(this, model, choices):
         console.status("timing bf16 on this machine (once for this model)")
-        safe = _plan(recipe, Facts(about, data, this), dataclasses.replace(choices, dtype="float32"), ())
-        probe = local.probe_precision(safe, this, about)
-    return _plan(recipe, Facts(about, data, this), choices, (), probe)
+        safe = _plan(recipe, Facts(model, data, this), dataclasses.replace(choices, dtype="float32"), ())
+        probe = local.probe_precision(safe, this, model)
+    return _plan(recipe, Facts(model, data, this), choices, (), probe)
 
 
-def _with_layers(recipe: Recipe, about: ModelFacts, shapes: Callable[[], Mapping[str, Sequence[int]]]) -> ModelFacts:
+def _with_layers(recipe: Recipe, model: ModelFacts, shapes: Callable[[], Mapping[str, Sequence[int]]]) -> ModelFacts:
     """Adds the linear layers of a family without a list of LoRA targets, if transformers can run it."""
-    if recipe.target_modules or recipe.finetuning_type == "full" or about.model_type in TARGETS:
-        return about
+    if recipe.target_modules or recipe.finetuning_type == "full" or model.model_type in TARGETS:
+        return model
     types = causal_model_types()
-    if types is not None and about.model_type not in types:
-        return about
-    layers = linear_layers(shapes(), vocab_size=about.vocab_size, experts=about.experts)
-    return dataclasses.replace(about, linear_layers=tuple(layers) or None)
+    if types is not None and model.model_type not in types:
+        return model
+    layers = linear_layers(shapes(), vocab_size=model.vocab_size, experts=model.experts)
+    return dataclasses.replace(model, linear_layers=tuple(layers) or None)
 
 
-def _with_vocabulary(about: ModelFacts, folder: Path) -> ModelFacts:
+def _with_vocabulary(model: ModelFacts, folder: Path) -> ModelFacts:
     """Adds the reason if llama.cpp's converter cannot convert the tokenizer, or llama.cpp reads no picture with it."""
-    if not about.convertible:
-        return about
-    why = why_no_vocabulary(folder, about.architecture) or why_no_picture(folder, about.model_type)
-    return _not_convertible(about, why)
+    if not model.convertible:
+        return model
+    why = why_no_vocabulary(folder, model.architecture) or why_no_picture(folder, model.model_type)
+    return _not_convertible(model, why)
 
 
-def _not_convertible(about: ModelFacts, why: str | None) -> ModelFacts:
+def _not_convertible(model: ModelFacts, why: str | None) -> ModelFacts:
     """The facts with a reason, unless there is none, or another one."""
-    if why is None or not about.convertible:
-        return about
-    return dataclasses.replace(about, convertible=False, not_convertible=why)
+    if why is None or not model.convertible:
+        return model
+    return dataclasses.replace(model, convertible=False, not_convertible=why)
 
 
 def _plan(
@@ -150,17 +150,17 @@ def pinned(recipe: Recipe, model_commit: str | None, data_commit: str | None) ->
     )
 
 
-def dataset_facts(console: Console, recipe: Recipe, about: ModelFacts) -> DatasetFacts:
+def dataset_facts(console: Console, recipe: Recipe, model: ModelFacts) -> DatasetFacts:
     """The facts of a dataset: from every row of a file, from metadata and first rows on the Hub. Token counts come from
     `skill-train data`, or else are a range."""
-    pictures = trains_on_pictures(about) and recipe.images is not False
+    pictures = trains_on_pictures(model) and recipe.images is not False
     try:
-        return _dataset_facts(console, recipe, about, pictures=pictures)
+        return _dataset_facts(console, recipe, model, pictures=pictures)
     except UsageError as error:
-        if error.code != "not_text" or not about.vision or trains_on_pictures(about):
+        if error.code != "not_text" or not model.vision or trains_on_pictures(model):
             raise
         raise UsageError(
-            unread_pictures(about),
+            unread_pictures(model),
             code="vision",
             expected="a base model of one of these families, or rows of text",
             got=error.message,
@@ -168,8 +168,8 @@ def dataset_facts(console: Console, recipe: Recipe, about: ModelFacts) -> Datase
         ) from None
 
 
-def _dataset_facts(console: Console, recipe: Recipe, about: ModelFacts, *, pictures: bool) -> DatasetFacts:
-    picture_tokens = _counter(recipe, about) if pictures else None
+def _dataset_facts(console: Console, recipe: Recipe, model: ModelFacts, *, pictures: bool) -> DatasetFacts:
+    picture_tokens = _counter(recipe, model) if pictures else None
     if Path(recipe.data).exists() or not read_rows.is_id(recipe.data):
         facts = scan.scan(recipe, pictures=pictures, tokens=picture_tokens)
         if (media := scan.unread_media(recipe, facts.columns)) is not None:
@@ -186,27 +186,27 @@ def _dataset_facts(console: Console, recipe: Recipe, about: ModelFacts, *, pictu
         facts = scan.with_text_of(facts, recipe, first, seen_pictures, picture_tokens)
     if not recipe.columns and (unread := scan.unread_text(first, facts.columns)):
         console.warn("unread_text", scan.unread_text_told(unread, facts.columns))
-    facts = for_model(facts, has_chat_template=about.has_chat_template)
-    key = token_stats.tokenizer_key(recipe.model, about.revision)
+    facts = for_model(facts, has_chat_template=model.has_chat_template)
+    key = token_stats.tokenizer_key(recipe.model, model.revision)
     if key is None and Path(recipe.model).is_dir():
         console.warn("no_tokenizer", f"{recipe.model} has no tokenizer, so it can be planned but not trained")
     counted = token_stats.known_tokens(
         facts, key, split=recipe.split, loss_on=recipe.loss_on, max_length=recipe.max_length
     )
-    seen = facts.picture_tokens
-    if counted is None and facts.text_bytes is not None and not (facts.images and seen is None):
+    pictures_taken = facts.picture_tokens
+    if counted is None and facts.text_bytes is not None and not (facts.images and pictures_taken is None):
         sizes = (facts.rows, facts.text_bytes, facts.longest_text_bytes or facts.text_bytes)
         counted = token_stats.token_range(*sizes, recipe.max_length, facts.turns or 0, facts.longest_turns or 0)
-        counted = counted if seen is None else token_stats.with_pictures(counted, seen)
-    if seen is not None and seen.longest_fed > recipe.max_length:
-        many = f"the pictures of a row take {seen.longest_fed} tokens, and max_length is {recipe.max_length}"
+        counted = counted if pictures_taken is None else token_stats.with_pictures(counted, pictures_taken)
+    if pictures_taken is not None and pictures_taken.longest_fed > recipe.max_length:
+        many = f"the pictures of a row take {pictures_taken.longest_fed} tokens, and max_length is {recipe.max_length}"
         console.warn("picture_cut", f"{many}: the training refuses the row; skill-train data --model lists such rows")
     return dataclasses.replace(facts, tokens=counted)
 
 
-def _counter(recipe: Recipe, about: ModelFacts) -> PictureCounter | None:
+def _counter(recipe: Recipe, model: ModelFacts) -> PictureCounter | None:
     """None also for a recipe that the plan refuses once it is known that the rows have pictures."""
     try:
-        return counter_of(recipe, about)
+        return counter_of(recipe, model)
     except (Refused, UsageError):
         return None

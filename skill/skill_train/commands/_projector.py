@@ -18,36 +18,36 @@ CHOICES = ("f16", "q8_0", "bf16", "f32", NONE)
 _OLLAMA = "Ollama server/create.go isProjectorGGUF, 2026-08-21"
 
 
-def projector_type(model: Path, asked: str | None, record: Path, *, text_run: bool) -> str | None:
+def projector_type(model: Path, mmproj: str | None, record: Path, *, text_run: bool) -> str | None:
     """The type of the projector's file; None where the language model alone is exported.
 
     An earlier choice holds, and f16 is the first one. A run of text, if its model can be trained for text alone, gets a
     projector only when that is asked for. A folder of such a model gets one if llama.cpp can read its pictures.
 
     Args:
-        asked: one of `CHOICES`.
+        mmproj: one of `CHOICES`.
         record: `mmproj.json`, which need not be there.
         text_run: the model is that of a run without pictures.
 
     Raises:
         UsageError: a type was asked for, and the model reads no pictures.
     """
-    if asked == NONE:
+    if mmproj == NONE:
         return None
-    if asked is None and record.is_file():
+    if mmproj is None and record.is_file():
         return export_record.read(record).options["outtype"]
     config = read_config(model)
     if is_vision(config):
         can = (model / PROCESSOR).is_file() and from_config.why_no_projector(config) is None
         text_alone = config.get("model_type") in TEXT_OF_VISION and (text_run or not can)
-        return asked or (None if text_alone else "f16")
-    if asked is None:
+        return mmproj or (None if text_alone else "f16")
+    if mmproj is None:
         return None
     raise UsageError(
         f"{model} reads no pictures, so it has no projector",
         code="bad_usage",
         expected="a vision model",
-        got=f"--mmproj {asked} and model type {config.get('model_type')}",
+        got=f"--mmproj {mmproj} and model type {config.get('model_type')}",
         hint=f"skill-train export-gguf {quoted(model)}",
     )
 

@@ -28,8 +28,8 @@ def quantize_files(export: Export, source: Path, console: Console) -> StepResult
     if not types:
         return None
     record = export.records / "quantize.json"
-    made = export_record.read(record).outputs if record.is_file() else {}
-    here = {entry["quant"] for name, entry in made.items() if (export.records / name).is_file()}
+    outputs = export_record.read(record).outputs if record.is_file() else {}
+    here = {entry["quant"] for name, entry in outputs.items() if (export.records / name).is_file()}
     pending = [kind for kind in types if kind not in here]
     replayed = mix if isinstance(mix, MixFile) and mix.name in pending else None
     if replayed is not None:
@@ -43,7 +43,7 @@ def quantize_files(export: Export, source: Path, console: Console) -> StepResult
     left_out = [kind for kind in unable if kind in pending]
     mixes = {}
     if mix is not None:
-        earlier = next((entry for entry in made.values() if entry["quant"] == mix.name), None)
+        earlier = next((entry for entry in outputs.values() if entry["quant"] == mix.name), None)
         mixes[mix.name] = mix_for(mix, MixBasis(source, matrix, texts, export.records), earlier, console)
     with console.progress("quantizing") as progress:
         return quantize.quantize(
@@ -54,7 +54,7 @@ def quantize_files(export: Export, source: Path, console: Console) -> StepResult
                 name=export.name,
                 quants=[kind for kind in types if kind not in mixes and kind not in left_out],
                 matrix=matrix,
-                without_matrix=export.matrix.asked == NONE,
+                without_matrix=export.matrix.choice == NONE,
                 mixes=mixes,
             ),
             progress=progress,

@@ -58,16 +58,16 @@ def warn_of_repeats(console: Console, data: TrainedData) -> None:
         console.warn("repeated_rows", f"{groups}; each group is trained whole or held out whole")
     warn_of_seen(console, data)
     if data.held_out_asked:
-        asked = f"{data.held_out_asked} of {data.held_out_rows} held-out rows ask what trained rows ask too"
-        console.warn("held_out_asked", f"{asked} with another answer, because too few rows have a unique question")
+        repeated = f"{data.held_out_asked} of {data.held_out_rows} held-out rows ask what trained rows ask too"
+        console.warn("held_out_asked", f"{repeated} with another answer, because too few rows have a unique question")
 
 
 def warn_of_seen(console: Console, data: TrainedData) -> None:
     """Warns about held-out rows that were trained, in a run of an earlier version."""
     if data.held_out_trained:
-        seen = f"{data.held_out_trained} of {data.held_out_rows} held-out rows were trained too"
+        repeated = f"{data.held_out_trained} of {data.held_out_rows} held-out rows were trained too"
         anew = "train in a new --run-dir for a fair evaluation"
-        console.warn("held_out_trained", f"{seen}: this run was split by an earlier version; {anew}")
+        console.warn("held_out_trained", f"{repeated}: this run was split by an earlier version; {anew}")
     elif data.held_out_trained is UNSET:
         why = "an earlier version trained this run, and did not keep rows that repeat together"
         console.warn("held_out_unknown", f"{why}: held-out rows may have been trained")

@@ -74,9 +74,11 @@ def question_of(options: FileOptions, model: Path, *, matrix: bool) -> DeviceQue
     from skill_train.commands._planning import machine_with_speeds
     from skill_train.model.folder import read_model
 
-    asked = options if options.is_for_device else dataclasses.replace(options, max_size=None)  # the size of a mix
+    device_options = (
+        options if options.is_for_device else dataclasses.replace(options, max_size=None)
+    )  # the size of a mix
     facts = read_model(model, weights_needed=False)
-    question = asked_of(asked, facts, machine_with_speeds(), max_kl=options.max_kl)
+    question = asked_of(device_options, facts, machine_with_speeds(), max_kl=options.max_kl)
     usual = question is not None and options.quant is None and options.mix is None
     return with_i_quants(question, facts, matrix=matrix) if question is not None and usual else question
 
@@ -105,9 +107,9 @@ def shipped(
         if figures := measured.get(file["path"]):
             candidate = dataclasses.replace(candidate, kl=figures["mean_kl"], same_top1=figures["same_top1"])
         candidates.append(candidate)
-    made = {candidate.quant for candidate in candidates}
-    if left := [quant for quant in question.i_quants if quant not in made]:
-        why = f"i-quants: {', '.join(left)} need an importance matrix, and there were too few rows to make one of"
+    sizes_known = {candidate.quant for candidate in candidates}
+    if untried := [quant for quant in question.i_quants if quant not in sizes_known]:
+        why = f"i-quants: {', '.join(untried)} need an importance matrix, and there were too few rows to make one of"
         target = dataclasses.replace(question.target, reasons=(*question.target.reasons, why))
         question = dataclasses.replace(question, target=target)
     return answer_of(question, candidates)

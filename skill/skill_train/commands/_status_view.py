@@ -97,13 +97,13 @@ def _status_lines(data: State) -> Iterator[tuple[str, str]]:
     yield "step", "" if data["step"] is None else f"{data['step']} of {data['steps']}{loss}{speed}"
     age = progress["age_seconds"]
     yield "from", (progress["source"] or "") + ("" if age is None else f", {duration(age, estimated=True)} old")
-    yield "time", _of(seconds.get("ran"), seconds.get("expected"), seconds.get("estimated"), duration)
+    yield "time", _progress_of(seconds.get("ran"), seconds.get("expected"), seconds.get("estimated"), duration)
     left = seconds.get("left")
     yield "left", "" if left is None else f"about {duration(left, estimated=True)}"
     if cost is not None:
         in_all = cost["all_jobs"] if data.get("attempt", 1) > 1 else None
         before = "" if in_all is None else f"; {dollars(in_all)} with the jobs before it"
-        yield "cost", _of(cost["so_far"], cost["expected"], cost["estimated"], dollars) + before
+        yield "cost", _progress_of(cost["so_far"], cost["expected"], cost["estimated"], dollars) + before
     yield "ends by", data.get("ends_by") or ""
     yield "waiting", data.get("waiting") or ""
     why = data["why"] or {}
@@ -111,7 +111,9 @@ def _status_lines(data: State) -> Iterator[tuple[str, str]]:
     yield "helps", why.get("help", "")
 
 
-def _of(so_far: float | None, expected: float | None, estimated: Ends | None, words: Callable[[float], str]) -> str:
+def _progress_of(
+    so_far: float | None, expected: float | None, estimated: Ends | None, words: Callable[[float], str]
+) -> str:
     """A measured value beside the estimated one."""
     if so_far is None:
         return ""

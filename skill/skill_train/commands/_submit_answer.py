@@ -77,7 +77,7 @@ class JobShown(TypedDict):
     plan_hash: NotRequired[str]
 
 
-def _shown(checked: Checked) -> JobShown:
+def _job_shown(checked: Checked) -> JobShown:
     order = checked.order
     return {
         "flavor": order.plan.flavor,
@@ -93,7 +93,7 @@ def _shown(checked: Checked) -> JobShown:
 
 def decision(options: SubmitOptions, checked: Checked) -> Result:
     """The answer without --yes: nothing is sent."""
-    data = _shown(checked)
+    data = _job_shown(checked)
     again = command_of(options, yes=True)
     error = DecisionNeeded(
         f"this costs money: {checked.budget.in_words}",
@@ -117,7 +117,7 @@ def dry_run(run: RunDir, checked: Checked) -> Result:
     order = checked.order
     spec = specification(run, order, _AT_START)
     request = as_request(spec, Mount(f"{order.namespace}/jobs-artifacts", _AT_START, KEPT, read_only=False))
-    data = {"job": request, "not_checked": checked.unchecked, "run_dir": str(run.path), **_shown(checked)}
+    data = {"job": request, "not_checked": checked.unchecked, "run_dir": str(run.path), **_job_shown(checked)}
     return Result(data, human=lambda rich: rich.print_json(data=data), quiet=json.dumps(request))
 
 
@@ -176,9 +176,9 @@ def result(console: Console, run: RunDir, sent: Sent, order: Order) -> Result:
     record, plan = sent.record, plan_record.read(run.plan)
     last = record.last_begun
     assert last is not None
-    wanted = order.plan.policy.hub_model_id
-    if record.hub_model_id != wanted:
-        console.warn("another_repository", f"the job pushes to {record.hub_model_id} instead of {wanted}")
+    repository = order.plan.policy.hub_model_id
+    if record.hub_model_id != repository:
+        console.warn("another_repository", f"the job pushes to {record.hub_model_id} instead of {repository}")
     budget = _budget_of(plan, last)
     data: JobShown = {
         "run_dir": str(run.path),

@@ -85,7 +85,7 @@ def _notebook(run: RunDir, order: Order, flavor: Flavor) -> Result:
         path, run.plan, gpu=gpu, run_id=_run_id(order), data=_data(order), packages=packages(plan)
     )
     how = "open the notebook in Colab (File, Upload notebook), then Runtime, Run all; once more after a disconnect"
-    data = _answer(run, order) | {"notebook": str(path), "gpu": gpu, "files": files, "launched": False, "how": how}
+    data = _order_facts(run, order) | {"notebook": str(path), "gpu": gpu, "files": files, "launched": False, "how": how}
     lines = [f"notebook: {path}, for a {gpu}"]
     return Result(data, human=lambda rich: _draw(rich, run, plan, lines, how), quiet=str(path))
 
@@ -106,7 +106,7 @@ def _task(console: Console, options: SubmitOptions, run: RunDir, order: Order, f
         console.warn("not_pushed", f"a run on several machines does not push its result, which stays in {bucket}")
     if options.yes:
         skypilot.run_sky(folder, task["name"], account.token())
-    data = _answer(run, order) | {
+    data = _order_facts(run, order) | {
         "task": str(folder / "task.yaml"),
         "cluster": task["name"],
         "kept_in": bucket,
@@ -117,10 +117,10 @@ def _task(console: Console, options: SubmitOptions, run: RunDir, order: Order, f
     }
     back = f"hf buckets sync {bucket} {quoted(run.path)}"
     data["how"] = how = f"sky queue, sky logs {task['name']}; what it keeps: {back}"
-    asked = task["resources"]
+    resources = task["resources"]
     lines = [
-        f"task: {folder / 'task.yaml'}, {options.nodes} x {asked['accelerators']}",
-        f"machines of: {', '.join(place['infra'] for place in asked['any_of'])}",
+        f"task: {folder / 'task.yaml'}, {options.nodes} x {resources['accelerators']}",
+        f"machines of: {', '.join(place['infra'] for place in resources['any_of'])}",
         f"training is ended after {_timeout(options, plan) / 3600:.2f} h; all is kept in {bucket}",
     ]
     return Result(
@@ -142,7 +142,7 @@ def _confirm(options: SubmitOptions, task: skypilot.Task) -> DecisionNeeded:
     )
 
 
-def _answer(run: RunDir, order: Order) -> dict[str, object]:
+def _order_facts(run: RunDir, order: Order) -> dict[str, object]:
     plan = order.plan
     return {
         "run_dir": str(run.path),

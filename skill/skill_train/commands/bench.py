@@ -96,7 +96,7 @@ def bench(options: BenchOptions, console: Console) -> Result:
     measured = list[BenchedFile]()
     with console.progress("measuring") as progress:
         for number, file in enumerate(files):  # each in a process of its own, one after the other
-            measured.append(_measure(file, options, machine, _part(progress, number, len(files))))
+            measured.append(_measure(file, options, machine, _file_progress(progress, number, len(files))))
     if any(file[phase]["busy"] for file in measured for phase in ("prompt", "answer")):
         console.warn("busy", "other programs took the processor meanwhile, so there is no figure where `busy` is true")
     rates = [file["answer"]["tokens_per_second"] for file in measured]
@@ -111,20 +111,20 @@ def _files(paths: Sequence[Path]) -> list[Path]:
     Raises:
         UsageError: a folder is not a run, or a run has no GGUF file.
     """
-    found = list[Path]()
+    files = list[Path]()
     for path in paths:
         if path.is_dir():
             run = open_run(path)
             if not run.ggufs:
                 hint = f"skill-train export-gguf {quoted(path)}"
                 raise UsageError(f"{path} has no GGUF file", code="missing_file", expected="an exported run", hint=hint)
-            found += run.ggufs
+            files += run.ggufs
         else:
-            found.append(path)
-    return found
+            files.append(path)
+    return files
 
 
-def _part(progress: Bar, number: int, count: int) -> Bar:
+def _file_progress(progress: Bar, number: int, count: int) -> Bar:
     """The progress of one of several files."""
     return lambda done, total, text: progress(number + done / max(total, 1), count, text)
 

@@ -20,7 +20,7 @@ from skill_train.commands._options import DEFAULT_CONTEXT, PATH, Number, context
 from skill_train.commands._shell import quoted
 from skill_train.core.console import Console, Result
 from skill_train.core.errors import UsageError
-from skill_train.evaluate.chat.answering import Answering, Said, Settings, answering
+from skill_train.evaluate.chat.answering import Answering, CheckedAnswer, Settings, answering
 from skill_train.evaluate.pictures import RunPictures
 from skill_train.facts import JsonObject
 from skill_train.llama.sampling import Sampling, sampling_of, sampling_of_gguf
@@ -85,10 +85,10 @@ class _Speaker:
             images = images if self._is_first else []
             self.messages.clear()
         self.messages.append(turn)
-        said = self.loaded.answer(self.messages, images, on_text)
-        answer = _content(said.answer.text, 0, self.pictured)
+        reply = self.loaded.answer(self.messages, images, on_text)
+        answer = _content(reply.answer.text, 0, self.pictured)
         self.messages.append({"role": "assistant", "content": answer})
-        return _shown(self, said)
+        return _shown_answer(self, reply)
 
     @property
     def _is_first(self) -> bool:
@@ -142,7 +142,7 @@ def chat(options: ChatOptions, console: Console) -> Result:
     first = chosen(options.model, options.file)
     models = [first] if options.compare is None else [first, other(first, options.compare)]
     with tempfile.TemporaryDirectory(prefix="skill-train-") as pictures, contextlib.ExitStack() as stack:
-        images = _kept(options.image, Path(pictures))
+        images = _copied_images(options.image, Path(pictures))
         models = [_with_pictures(options, model, Path(pictures), bool(images)) for model in models]
         with console.progress("loading") as progress:
             speakers = []
@@ -199,8 +199,8 @@ def _answers(console: Console, speakers: list[_Speaker], prompt: str, images: li
 
 
 @contextlib.contextmanager
-def _speaker(options: ChatOptions, asked: Chosen) -> Iterator[_Speaker]:
-    sampling, source = _sampling_of(asked)
+def _speaker(options: ChatOptions, chosen: Chosen) -> Iterator[_Speaker]:
+    sampling, source = _sampling_of(chosen)
     if options.temperature is not None:
         sampling, source = (
             msgspec.structs.replace(sampling, temperature=options.temperature),
@@ -210,8 +210,8 @@ def _speaker(options: ChatOptions, asked: Chosen) -> Iterator[_Speaker]:
         sampling=msgspec.structs.replace(sampling, seed=options.seed),
         most=options.max_tokens,
         context=options.context,
-        raw=asked.raw or options.raw,
-        tokenizer_of=asked.folder,
+        raw=chosen.raw or options.raw,
+        tokenizer_of=chosen.folder,
         device=options.device,
     )
     if settings.raw and options.system is not None:
@@ -222,28 +222,28 @@ def _speaker(options: ChatOptions, asked: Chosen) -> Iterator[_Speaker]:
             got="--system",
             hint="write the whole text into --prompt",
         )
-    pictured = asked.model.pictures is not None
+    pictured = chosen.model.pictures is not None
     system = [{"role": "system", "content": _content(options.system, 0, pictured)}] if options.system else []
-    with answering(asked.model, settings) as loaded:
-        yield _Speaker(_name(asked), loaded, settings, source, pictured, system)
+    with answering(chosen.model, settings) as loaded:
+        yield _Speaker(_name(chosen), loaded, settings, source, pictured, system)
 
 
-def _sampling_of(asked: Chosen) -> tuple[Sampling, str]:
+def _sampling_of(chosen: Chosen) -> tuple[Sampling, str]:
     from skill_train.llama.gguf_header import read_gguf
 
-    if asked.folder is not None:
-        return sampling_of(asked.folder)
-    return sampling_of_gguf(read_gguf(asked.model.path).metadata, asked.model.path)
+    if chosen.folder is not None:
+        return sampling_of(chosen.folder)
+    return sampling_of_gguf(read_gguf(chosen.model.path).metadata, chosen.model.path)
 
 
-def _name(asked: Chosen) -> str:
-    return asked.model.name if asked.model.is_gguf else f"{asked.where}: {asked.model.name}"
+def _name(chosen: Chosen) -> str:
+    return chosen.model.name if chosen.model.is_gguf else f"{chosen.where}: {chosen.model.name}"
 
 
 # --- Pictures ---
 
 
-def _kept(images: tuple[Path, ...], folder: Path) -> list[str]:
+def _copied_images(images: tuple[Path, ...], folder: Path) -> list[str]:
     """Copies of the pictures, under names of their own."""
     names = []
     for number, image in enumerate(images):
@@ -260,29 +260,29 @@ def _kept(images: tuple[Path, ...], folder: Path) -> list[str]:
     return names
 
 
-def _with_pictures(options: ChatOptions, asked: Chosen, folder: Path, has_images: bool) -> Chosen:
+def _with_pictures(options: ChatOptions, chosen: Chosen, folder: Path, has_images: bool) -> Chosen:
     """The model, ready for pictures where it reads them. A projector is loaded only for a picture."""
-    of_run, is_alone = asked.model.pictures, asked.folder is None
+    of_run, is_alone = chosen.model.pictures, chosen.folder is None
     if not (has_images or of_run):
-        return asked
+        return chosen
     if not (of_run or is_alone):
         raise UsageError(
-            f"{asked.model.name} reads no pictures",
+            f"{chosen.model.name} reads no pictures",
             code="vision",
             expected="a run that was trained with pictures, or a GGUF file with --mmproj",
             got="--image",
             hint="ask without --image",
         )
-    projector = (options.mmproj or asked.model.projector) if has_images else None
-    if has_images and asked.model.is_gguf and projector is None:
+    projector = (options.mmproj or chosen.model.projector) if has_images else None
+    if has_images and chosen.model.is_gguf and projector is None:
         raise UsageError(
-            f"{asked.model.name} has no projector, so it would answer without the picture",
+            f"{chosen.model.name} has no projector, so it would answer without the picture",
             code="vision",
             expected="the file of the projector beside the language model",
-            hint="give it with --mmproj" if is_alone else f"skill-train export-gguf {quoted(asked.where)}",
+            hint="give it with --mmproj" if is_alone else f"skill-train export-gguf {quoted(chosen.where)}",
         )
-    pictures = replace(of_run, folder=folder) if of_run else RunPictures(folder, asked.model.path.parent)
-    return replace(asked, model=replace(asked.model, pictures=pictures, projector=projector))
+    pictures = replace(of_run, folder=folder) if of_run else RunPictures(folder, chosen.model.path.parent)
+    return replace(chosen, model=replace(chosen.model, pictures=pictures, projector=projector))
 
 
 def _content(text: str | None, images: int, pictured: bool) -> Any:
@@ -295,15 +295,15 @@ def _content(text: str | None, images: int, pictured: bool) -> Any:
 # --- The drawing ---
 
 
-def _shown(speaker: _Speaker, said: Said) -> ShownAnswer:
+def _shown_answer(speaker: _Speaker, reply: CheckedAnswer) -> ShownAnswer:
     return {
         "model": speaker.name,
-        "answer": said.answer.text,
-        "stopped": said.answer.stopped,
-        "prompt_tokens": said.answer.prompt_tokens,
-        "answer_tokens": said.answer.tokens,
-        "prompt_ids_equal": said.ids_equal,
-        "seconds": round(said.answer.seconds, 2),
+        "answer": reply.answer.text,
+        "stopped": reply.answer.stopped,
+        "prompt_tokens": reply.answer.prompt_tokens,
+        "answer_tokens": reply.answer.tokens,
+        "prompt_ids_equal": reply.ids_equal,
+        "seconds": round(reply.answer.seconds, 2),
         "device": speaker.loaded.device,
         "sampling": _sampling(speaker.settings.sampling),
         "sampling_from": speaker.source,

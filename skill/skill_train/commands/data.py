@@ -80,12 +80,12 @@ class DataOptions:
 def data(options: DataOptions, console: Console) -> Result:
     """Show the format of a dataset, the methods that can use it, and the rows that training would reject."""
     named = {"data": options.dataset} if options.dataset is not None else {}
-    asked = _recipe(options.recipe, named | set_options(options, ("model", "split", "max_length")))
+    recipe = _recipe(options.recipe, named | set_options(options, ("model", "split", "max_length")))
     if options.fix is not None:
         write_fixed.check_out(options.fix)
     try:
-        with _hub_within_limits(asked.data):
-            return _answer(console, asked, options)
+        with _hub_within_limits(recipe.data):
+            return _answer(console, recipe, options)
     except Refused as refusal:
         raise from_exit_code(refusal.exit_code, refusal.error) from None
 
@@ -98,29 +98,29 @@ def _hub_within_limits(name: str) -> AbstractContextManager[None]:
     return dataset_library.within_limits(name)
 
 
-def _answer(console: Console, asked: Recipe, options: DataOptions) -> Result:
+def _answer(console: Console, recipe: Recipe, options: DataOptions) -> Result:
     fix = options.fix
-    model = _base_model(asked) if options.method == "sft" else _BaseModel()
-    console.status(f"reading {asked.data}")
-    reads_pictures = model.images if asked.model else None
-    subject = inspected(asked, options.method, options.recipe, reads_pictures)
-    counted = _tokens(console, subject, model)
-    answer = report(subject, counted)
-    _warn(console, subject)
-    if fix is None and subject.method == "sft" and subject.verdict.verdict == "needs_mapping":
+    model = _base_model(recipe) if options.method == "sft" else _BaseModel()
+    console.status(f"reading {recipe.data}")
+    reads_pictures = model.images if recipe.model else None
+    inspection = inspected(recipe, options.method, options.recipe, reads_pictures)
+    counted = _tokens(console, inspection, model)
+    answer = report(inspection, counted)
+    _warn(console, inspection)
+    if fix is None and inspection.method == "sft" and inspection.verdict.verdict == "needs_mapping":
         console.warn("needs_mapping", _UNMAPPED)
-    if fix is not None and subject.check is not None and counted.error is None:
-        fixed = _fix(console, subject, counted.counter, fix)
+    if fix is not None and inspection.check is not None and counted.error is None:
+        fixed = _fix(console, inspection, counted.counter, fix)
         answer = msgspec.structs.replace(answer, fix=fixed)
         console.status(f"{fix}: {fixed.rows} rows; {sum(fixed.left_out.values())} left out")
-        following, error = [_after(subject, fix)], None
+        following, error = [_next_with_fixed(inspection, fix)], None
     else:
-        error = counted.error or _refusal(subject, counted)
-        following = _next(subject) if error is None else []
+        error = counted.error or _refusal(inspection, counted)
+        following = _next(inspection) if error is None else []
     return Result(
         msgspec.to_builtins(answer),
         human=lambda rich: draw_data(rich, answer),
-        quiet=answer.fix.path if answer.fix else subject.verdict.verdict,
+        quiet=answer.fix.path if answer.fix else inspection.verdict.verdict,
         next=following,
         error=error,
     )
@@ -156,50 +156,50 @@ class _BaseModel:
     error: SkillTrainError | None = None
 
 
-def _base_model(asked: Recipe) -> _BaseModel:
+def _base_model(recipe: Recipe) -> _BaseModel:
     """Asked of the Hub within time limits, because the tokenizer's own requests are repeated for a minute."""
-    if not asked.model:
+    if not recipe.model:
         return _BaseModel()
     try:
-        about = _facts_of(asked)
+        facts = _facts_of(recipe)
     except SkillTrainError as error:
-        return _BaseModel(asked.revision, error=None if Path(asked.model).exists() else error)
-    return _BaseModel(about.revision or asked.revision, trains_on_pictures(about))
+        return _BaseModel(recipe.revision, error=None if Path(recipe.model).exists() else error)
+    return _BaseModel(facts.revision or recipe.revision, trains_on_pictures(facts))
 
 
-def _facts_of(asked: Recipe) -> ModelFacts:
-    if Path(asked.model).exists():
-        return read_model(Path(asked.model), weights_needed=False)
+def _facts_of(recipe: Recipe) -> ModelFacts:
+    if Path(recipe.model).exists():
+        return read_model(Path(recipe.model), weights_needed=False)
     from skill_train.hub import models
 
-    return models.model_facts(asked.model, asked.revision)
+    return models.model_facts(recipe.model, recipe.revision)
 
 
-def _tokens(console: Console, subject: Inspection, model: _BaseModel) -> Counted:
+def _tokens(console: Console, inspection: Inspection, model: _BaseModel) -> Counted:
     nothing: dict[str, RefusedRows | None] = {"truncated": None, "fully_masked": None, "template": None}
-    plain = plain_example(subject)
-    if subject.method != "sft" or subject.found is None or not subject.seen.usable:
+    plain = plain_example(inspection)
+    if inspection.method != "sft" or inspection.detected is None or not inspection.survey.usable:
         return Counted(nothing, plain, why_not="no row that sft could train on")
-    if not subject.recipe.model:
+    if not inspection.recipe.model:
         return Counted(nothing, plain, why_not="no --model: its tokenizer and template make the tokens")
     from skill_train.data import count_tokens
 
-    console.status(f"counting tokens with the tokenizer of {subject.recipe.model}")
+    console.status(f"counting tokens with the tokenizer of {inspection.recipe.model}")
     try:
         if model.error is not None:
             raise model.error
-        subject.recipe = dataclasses.replace(subject.recipe, revision=model.revision)
+        inspection.recipe = dataclasses.replace(inspection.recipe, revision=model.revision)
         counter = count_tokens.Counter(
-            subject.recipe, subject.found, images=model.images and subject.pictures is not None
+            inspection.recipe, inspection.detected, images=model.images and inspection.pictures is not None
         )
-        subject.found = counter.found
+        inspection.detected = counter.detected
     except (NotInstalled, Temporary) as error:  # what the dataset is does not depend on it
         console.warn(error.code, f"{error.message}; token counts are estimates, and the chat template was not tried")
         return Counted(nothing, plain, why_not=error.message)
     except UsageError as error:  # the model's fault: the report of the dataset stands
         return Counted(nothing, plain, why_not=error.message, error=error)
-    usable = problems.usable(subject.recipe, checker(subject.found, subject.pictures))
-    total, longest_row = subject.seen.usable, subject.seen.longest_row
+    usable = problems.usable(inspection.recipe, checker(inspection.detected, inspection.pictures))
+    total, longest_row = inspection.survey.usable, inspection.survey.longest_row
     try:
         lengths, refused, example = count_tokens.count_rows(counter, usable, total, longest_row)
     except UsageError as error:  # the model's fault, not a row's: the report of the dataset stands
@@ -207,46 +207,53 @@ def _tokens(console: Console, subject: Inspection, model: _BaseModel) -> Counted
     for note in counter.notes:
         console.warn("template", note)
     if lengths is not None:
-        _keep(subject, lengths)
+        _keep(inspection, lengths)
     why_not = "" if lengths else "the template refuses every row"
     return Counted({**refused}, example or plain, lengths, why_not, counter=counter)
 
 
-def _keep(subject: Inspection, lengths: token_stats.Lengths) -> None:
-    recipe = subject.recipe
-    if not subject.seen.refused and subject.pictures is None:  # the key does not tell how pictures are resized
+def _keep(inspection: Inspection, lengths: token_stats.Lengths) -> None:
+    recipe = inspection.recipe
+    if not inspection.survey.refused and inspection.pictures is None:  # the key does not tell how pictures are resized
         key = token_stats.tokenizer_key(recipe.model, recipe.revision)
-        token_stats.keep(_facts(subject), key, lengths, split=recipe.split, loss_on=recipe.loss_on)
+        token_stats.keep(_dataset_facts(inspection), key, lengths, split=recipe.split, loss_on=recipe.loss_on)
 
 
-def _facts(subject: Inspection) -> DatasetFacts:
-    path, seen = Path(subject.recipe.data), subject.seen
-    assert subject.found is not None
+def _dataset_facts(inspection: Inspection) -> DatasetFacts:
+    path, survey = Path(inspection.recipe.data), inspection.survey
+    assert inspection.detected is not None
     return DatasetFacts(
-        source=subject.recipe.data,
+        source=inspection.recipe.data,
         fingerprint=file_digest(path)["sha256"] if path.is_file() else None,
-        rows=seen.usable,
-        column_names=tuple(seen.columns),
-        format=subject.found.format,
-        columns=subject.found.columns,
+        rows=survey.usable,
+        column_names=tuple(survey.columns),
+        format=inspection.detected.format,
+        columns=inspection.detected.columns,
         bytes=path.stat().st_size if path.is_file() else None,
-        reason=subject.found.reason,
-        revision=subject.recipe.data_revision,
+        reason=inspection.detected.reason,
+        revision=inspection.recipe.data_revision,
     )
 
 
-def _warn(console: Console, subject: Inspection) -> None:
-    if subject.verdict.guessed:
-        console.warn("guessed_mapping", subject.verdict.because)
-    if subject.unread and subject.found is not None:
-        console.warn("unread_text", unread_text_told(list(subject.unread), subject.found.columns))
-    if subject.found is not None and (unread := unread_media(subject.recipe, subject.found.columns)) is not None:
+def _warn(console: Console, inspection: Inspection) -> None:
+    if inspection.verdict.guessed:
+        console.warn("guessed_mapping", inspection.verdict.because)
+    if inspection.unread and inspection.detected is not None:
+        console.warn("unread_text", unread_text_told(list(inspection.unread), inspection.detected.columns))
+    if (
+        inspection.detected is not None
+        and (unread := unread_media(inspection.recipe, inspection.detected.columns)) is not None
+    ):
         console.warn("pictures", unread)
-    if subject.pictures is not None and not subject.recipe.model and (count := subject.pictures.figures.pictures):
+    if (
+        inspection.pictures is not None
+        and not inspection.recipe.model
+        and (count := inspection.pictures.figures.pictures)
+    ):
         console.warn("needs_vision_model", f"{count} pictures; needs a vision model")
-    if subject.method != "sft":
+    if inspection.method != "sft":
         console.warn("not_trained_here", ONLY_SFT)
-    personal = subject.seen.problems["personal_data"]
+    personal = inspection.survey.problems["personal_data"]
     if personal.rows:
         lines = ", ".join(map(str, personal.lines)) + (" …" if personal.rows > len(personal.lines) else "")
         seem, line, them = ("row seems", "line", "it") if personal.rows == 1 else ("rows seem", "lines", "them")
@@ -255,7 +262,7 @@ def _warn(console: Console, subject: Inspection) -> None:
             f"{personal.rows} {seem} to contain {PERSONAL} ({line} {lines}), which a tuned model can repeat. Remove "
             f"{them}, or set sensitive: true in a recipe, and nothing leaves this machine",
         )
-    repeated = subject.seen.problems.get("duplicate")
+    repeated = inspection.survey.problems.get("duplicate")
     if repeated is not None and repeated.rows:
         console.warn(
             "duplicates",
@@ -265,24 +272,24 @@ def _warn(console: Console, subject: Inspection) -> None:
         )
 
 
-def _fix(console: Console, subject: Inspection, counter: Counter | None, out: Path) -> write_fixed.Fixed:
-    check = subject.check
+def _fix(console: Console, inspection: Inspection, counter: Counter | None, out: Path) -> write_fixed.Fixed:
+    check = inspection.check
     assert check is not None
-    refuses = _refuses(subject, counter) if counter is not None else None
-    columns = subject.verdict.columns
+    refuses = _refuses(inspection, counter) if counter is not None else None
+    columns = inspection.verdict.columns
     console.status(f"writing {out}")
-    names = [name for name in columns if name in COLUMNS.get(subject.verdict.format or "", {})]
+    names = [name for name in columns if name in COLUMNS.get(inspection.verdict.format or "", {})]
     ordered = {name: columns[name] for name in [*names, *columns]}
 
     def mapped(row: Row) -> Row:
-        if subject.pictures is not None:
-            return with_tags(row, ordered, subject.pictures.folder, out)
-        return {wanted: row.get(column) for wanted, column in ordered.items()}
+        if inspection.pictures is not None:
+            return with_tags(row, ordered, inspection.pictures.folder, out)
+        return {name: row.get(column) for name, column in ordered.items()}
 
-    return write_fixed.write_fixed(subject.recipe, check, refuses, mapped, out)
+    return write_fixed.write_fixed(inspection.recipe, check, refuses, mapped, out)
 
 
-def _refuses(subject: Inspection, counter: Counter) -> write_fixed.Refuses:
+def _refuses(inspection: Inspection, counter: Counter) -> write_fixed.Refuses:
     """Encodes every row: exactly the rows that training would reject are left out."""
 
     def refuses(line: int, row: Row) -> str | None:
@@ -290,84 +297,84 @@ def _refuses(subject: Inspection, counter: Counter) -> write_fixed.Refuses:
         if encoded is None:
             return "template"
         why = counter.refusal(encoded)
-        return None if why == "fully_masked" and subject.recipe.skip_untrained_rows else why
+        return None if why == "fully_masked" and inspection.recipe.skip_untrained_rows else why
 
     return refuses
 
 
-def _refusal(subject: Inspection, counted: Counted) -> SkillTrainError | None:
+def _refusal(inspection: Inspection, counted: Counted) -> SkillTrainError | None:
     """The error with which training would end; None if it would not."""
-    if subject.verdict.verdict == "impossible" and (subject.row or not subject.seen.refused):
-        return _impossible(subject)
+    if inspection.verdict.verdict == "impossible" and (inspection.row or not inspection.survey.refused):
+        return _impossible(inspection)
 
-    counts = subject.seen.problems | {name: count for name, count in counted.problems.items() if count is not None}
+    counts = inspection.survey.problems | {name: count for name, count in counted.problems.items() if count is not None}
     refused = {name: count for name, count in counts.items() if count.refused}
     if not refused:
         return None
     total = sum(count.refused for count in refused.values())
     name, first = min(refused.items(), key=lambda item: item[1].lines[0])
-    of_file = "" if subject.recipe.data_file is None else f" of {subject.recipe.data_file}"
+    of_file = "" if inspection.recipe.data_file is None else f" of {inspection.recipe.data_file}"
     where = first.why if first.why.startswith("line ") else f"line {first.lines[0]}{of_file}: {first.why}"
     return UsageError(
-        f"training would reject {total} of {subject.seen.rows} rows; the first: {where}",
+        f"training would reject {total} of {inspection.survey.rows} rows; the first: {where}",
         code="bad_row",
         expected="complete rows, each with something to train on",
         got=", ".join(f"{count.refused} {name}" for name, count in refused.items()),
-        hint=_mend(subject, counted, f"mend line {first.lines[0]} ({name})"),
+        hint=_fix_hint(inspection, counted, f"mend line {first.lines[0]} ({name})"),
     )
 
 
-def _mend(subject: Inspection, counted: Counted, otherwise: str) -> str:
+def _fix_hint(inspection: Inspection, counted: Counted, otherwise: str) -> str:
     """The command that leaves out the rejected rows, unless no row would remain."""
     masked, lengths = counted.problems["fully_masked"], counted.lengths
     if masked is not None and lengths is not None and masked.refused == len(lengths.counted):
         return f"raise --max-length: the longest row has {lengths.longest} tokens"
-    if subject.seen.problems["not_utf8"].refused and (command := rewriting_command(Path(subject.recipe.data))):
+    if inspection.survey.problems["not_utf8"].refused and (command := rewriting_command(Path(inspection.recipe.data))):
         return command
-    return _fix_command(subject) if subject.check is not None and subject.seen.usable else otherwise
+    return _fix_command(inspection) if inspection.check is not None and inspection.survey.usable else otherwise
 
 
-def _impossible(subject: Inspection) -> UsageError:
-    error = wrong_columns(subject.recipe, subject.row, "")
-    error.message = f"{subject.recipe.data} cannot be used for {subject.method}: {subject.verdict.because}"
-    others = [name for name, verdict in subject.verdicts.items() if verdict.verdict != "impossible"]
-    if subject.method != "sft":
+def _impossible(inspection: Inspection) -> UsageError:
+    error = wrong_columns(inspection.recipe, inspection.row, "")
+    error.message = f"{inspection.recipe.data} cannot be used for {inspection.method}: {inspection.verdict.because}"
+    others = [name for name, verdict in inspection.verdicts.items() if verdict.verdict != "impossible"]
+    if inspection.method != "sft":
         error.expected = "the columns of that method, as references/datasets.md has them"
     if "sft" in others:
-        error.hint = shlex.join(["skill-train", "data", subject.recipe.data, "--method", "sft"])
+        error.hint = shlex.join(["skill-train", "data", inspection.recipe.data, "--method", "sft"])
     elif others:
         error.hint = f"another dataset; this one is for {', '.join(others)}, and {ONLY_SFT.partition(';')[0]}"
     return error
 
 
-def _next(subject: Inspection) -> list[str]:
+def _next(inspection: Inspection) -> list[str]:
     """The next command after a good answer: write the mapped file if needed, or else plan if the model is known."""
-    if subject.verdict.verdict == "needs_mapping":
-        return [_fix_command(subject)]
-    if subject.method != "sft" or not subject.recipe.model:
+    if inspection.verdict.verdict == "needs_mapping":
+        return [_fix_command(inspection)]
+    if inspection.method != "sft" or not inspection.recipe.model:
         return []
-    file = [str(subject.file)] if subject.file else []
-    return [shlex.join(["skill-train", "plan", *file, "--data", subject.recipe.data, *_flags(subject.recipe)])]
+    file = [str(inspection.file)] if inspection.file else []
+    return [shlex.join(["skill-train", "plan", *file, "--data", inspection.recipe.data, *_flags(inspection.recipe)])]
 
 
-def _after(subject: Inspection, fixed: Path) -> str:
+def _next_with_fixed(inspection: Inspection, fixed: Path) -> str:
     """The next command for the written file, which is mapped and has one split."""
-    asked = dataclasses.replace(subject.recipe, split=Recipe.split)
-    if subject.method != "sft" or not asked.model:
-        method = ["--method", subject.method] if subject.method != "sft" else []
-        return shlex.join(["skill-train", "data", str(fixed), *method, *_flags(asked)])
-    return shlex.join(["skill-train", "plan", "--data", str(fixed), *_flags(asked)])
+    recipe = dataclasses.replace(inspection.recipe, split=Recipe.split)
+    if inspection.method != "sft" or not recipe.model:
+        method = ["--method", inspection.method] if inspection.method != "sft" else []
+        return shlex.join(["skill-train", "data", str(fixed), *method, *_flags(recipe)])
+    return shlex.join(["skill-train", "plan", "--data", str(fixed), *_flags(recipe)])
 
 
-def _fix_command(subject: Inspection) -> str:
-    words = ["skill-train", "data", subject.recipe.data]
-    words += ["--recipe", str(subject.file)] if subject.file else []
-    words += ["--method", subject.method] if subject.method != "sft" else []
-    return shlex.join([*words, *_flags(subject.recipe), "--fix", read_rows.free_name(Path(subject.recipe.data))])
+def _fix_command(inspection: Inspection) -> str:
+    words = ["skill-train", "data", inspection.recipe.data]
+    words += ["--recipe", str(inspection.file)] if inspection.file else []
+    words += ["--method", inspection.method] if inspection.method != "sft" else []
+    return shlex.join([*words, *_flags(inspection.recipe), "--fix", read_rows.free_name(Path(inspection.recipe.data))])
 
 
-def _flags(asked: Recipe) -> list[str]:
+def _flags(recipe: Recipe) -> list[str]:
     """The options that `data` and `plan` share, if they differ from the defaults."""
-    flags = ["--model", asked.model] if asked.model else []
-    flags += ["--split", asked.split] if asked.split != Recipe.split else []
-    return flags + (["--max-length", str(asked.max_length)] if asked.max_length != Recipe.max_length else [])
+    flags = ["--model", recipe.model] if recipe.model else []
+    flags += ["--split", recipe.split] if recipe.split != Recipe.split else []
+    return flags + (["--max-length", str(recipe.max_length)] if recipe.max_length != Recipe.max_length else [])

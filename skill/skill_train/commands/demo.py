@@ -161,14 +161,14 @@ def _table(console: Console, run: RunDir, chain: _Chain) -> list[Stage]:
 def _adapter(console: Console, run: RunDir, base: Path) -> ModelFigures:
     """The figures of base + adapter, which `evaluate` leaves out after the merge."""
     rows = spread(read_rows(run.held_out), evaluate.ROWS)
-    asked = questions(rows, loss_on="assistant", room=ROOM, context=None)
+    row_questions = questions(rows, loss_on="assistant", room=ROOM, context=None)
     pictures = evaluate.pictures_of(rows, run, base)
     tuned, tokenizer = Model("adapter", base, run.adapter, pictures=pictures), load_tokenizer(base)
     with console.progress("asking the adapter") as progress:
         measured = measure(
-            tuned, asked, tokenizer=tokenizer, scoring=Scoring(), backend="transformers", progress=progress
+            tuned, row_questions, tokenizer=tokenizer, scoring=Scoring(), backend="transformers", progress=progress
         )
-    return figures(measured, asked)
+    return figures(measured, row_questions)
 
 
 def _row(stage: str, size: int, model_figures: ModelFigures, kl: float | None, verdict: Verdict | None) -> Stage:

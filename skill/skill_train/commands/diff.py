@@ -74,9 +74,9 @@ def diff(options: DiffOptions, console: Console) -> Result:
         "run_a": str(options.run_a),
         "run_b": str(options.run_b),
         "recipe_hash": [a.plan.recipe_hash, b.plan.recipe_hash],
-        "recipe": [_shown(each) for each in comparison.recipe],
-        "placement": [_shown(each) for each in comparison.placement],
-        "exports": [_shown(each) for each in comparison.exports],
+        "recipe": [_shown_difference(each) for each in comparison.recipe],
+        "placement": [_shown_difference(each) for each in comparison.placement],
+        "exports": [_shown_difference(each) for each in comparison.exports],
         "counts": {
             "compared": comparison.compared,
             "recipe": len(comparison.recipe),
@@ -123,7 +123,7 @@ def _hint(comparison: Comparison) -> str:
     return "make both runs of one recipe file and the same data, with the versions of requirements.lock"
 
 
-def _shown(difference: RunDifference) -> Shown:
+def _shown_difference(difference: RunDifference) -> Shown:
     return {"fact": difference.fact, "a": _text(difference.a), "b": _text(difference.b)}
 
 

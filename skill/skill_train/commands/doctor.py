@@ -91,7 +91,7 @@ def _checks(requirements: dict[str, list[Package]]) -> tuple[list[DoctorCheck], 
     has_torch = _has(requirements, "train", "torch")
     with ThreadPoolExecutor(2) as beside:
         torch = beside.submit(_ask_torch, facts.device) if has_torch else None
-        asked = beside.submit(hub_account.account) if _has(requirements, "base", "huggingface-hub") else None
+        pending = beside.submit(hub_account.account) if _has(requirements, "base", "huggingface-hub") else None
         done = [
             checks.python(sys.version.split()[0]),
             *(checks.packages(group, packages) for group, packages in requirements.items() if packages),
@@ -104,7 +104,7 @@ def _checks(requirements: dict[str, list[Package]]) -> tuple[list[DoctorCheck], 
         if not _has(requirements, "gguf", "llama-cpp-python"):
             done.append(checks.compiler(probe.has, probe.system))
         done.append(checks.agents(Path.home(), Path.cwd()))
-        account = asked.result() if asked else Account("unchecked", why="huggingface_hub is not installed")
+        account = pending.result() if pending else Account("unchecked", why="huggingface_hub is not installed")
         done.append(checks.token(account))
         if torch is not None:
             done.append(checks.torch(facts, torch.result))

@@ -262,7 +262,7 @@ def _data(run: RunDir, result: StepResult[Evaluation]) -> ShownEvaluation:
         "score": evaluation.score,
         "models": [msgspec.convert(_short(model, dropped), ShownModel) for model in evaluation.models],
         "differences": [msgspec.convert(_short(difference), ShownDifference) for difference in evaluation.differences],
-        "answers": [_shown(row) for row in _telling(evaluation.answers)],
+        "answers": [_shown_answers(row) for row in _telling(evaluation.answers)],
         "record": str(run.record("evaluate")),
         "reused": result.reused,
     }
@@ -273,7 +273,7 @@ def _telling(answers: list[AnsweredRow]) -> list[AnsweredRow]:
     return sorted(answers, key=lambda row: -row.different_answers)[:_SHOWN]
 
 
-def _shown(row: AnsweredRow) -> ShownAnswers:
+def _shown_answers(row: AnsweredRow) -> ShownAnswers:
     from skill_train.evaluate.step import end_of
 
     most = _SHOWN_CHARACTERS // (2 + len(row.answers))

@@ -186,7 +186,7 @@ def export_run(console: Console, run: RunDir, options: ExportOptions, tools: Any
     from skill_train.gguf.quant_types import type_names
 
     names, mix = wanted_types(options)
-    wanted = type_names(names) + ([mix.name] if mix else [])  # a wrong name is refused before anything runs
+    chosen_types = type_names(names) + ([mix.name] if mix else [])  # a wrong name is refused before anything runs
     with locked(run, "export-gguf"):
         trained(run)
         warn_of_part(console, run)
@@ -205,7 +205,7 @@ def export_run(console: Console, run: RunDir, options: ExportOptions, tools: Any
             if not run.is_full:
                 _say_room(console, run, type_names(names) + more, mix)
                 merge_locked(console, run, *merge_choices(run))
-            name, types = _name(run), wanted + more
+            name, types = _name(run), chosen_types + more
             _put_unrecorded_aside(console, run, name, types)
             task = Export(run.merged, run.gguf, run.path, name, types, matrix, options.modelfile, mmproj, question)
             of_run = replace(task, run=run, mix=mix, trained_length=recipe.max_length, bare=recipe.format in BARE)
@@ -314,8 +314,10 @@ def _convert(
 
     def project(text: Path, *, is_new: bool = True) -> None:
         if task.mmproj is not None:
-            asked = ProjectorRequest(task.model, task.out, task.records / "mmproj.json", task.name, task.mmproj, tools)
-            pairs.append(convert_projector(asked, text, text_is_new=is_new, progress=progress))
+            request = ProjectorRequest(
+                task.model, task.out, task.records / "mmproj.json", task.name, task.mmproj, tools
+            )
+            pairs.append(convert_projector(request, text, text_is_new=is_new, progress=progress))
 
     with ending(ThreadPoolExecutor(1)) as thread, console.progress("converting") as progress:
         converted = convert.convert(

@@ -125,14 +125,14 @@ def plan(options: PlanOptions, console: Console) -> Result:
         require_free(options.out)
     recipe = load_recipe(options.recipe, set_options(options, RECIPE_OPTIONS))
     plan, sent = _with_pictures(plan_from_metadata(console, recipe, _choices(options)))
-    asked = asked_of(options, plan.facts.model, plan.facts.machine)
-    if asked is None and options.quant is not None:
+    question = asked_of(options, plan.facts.model, plan.facts.machine)
+    if question is None and options.quant is not None:
         hint = "skill-train plan --help"
         raise UsageError("--quant needs a device", code="bad_usage", expected="--for, or --memory", hint=hint)
     if options.out is not None:
         plan_record.write(options.out, plan)
     _warn(console, plan)
-    return _result(plan, options, sent, _on_device(asked, plan, types))
+    return _result(plan, options, sent, _on_device(question, plan, types))
 
 
 class SentRows(TypedDict):
@@ -190,16 +190,16 @@ def _of_run(folder: Path, options: PlanOptions) -> Result:
 
 
 def _on_device(
-    asked: DeviceQuestion | None, plan: Plan, types: list[str] | None
+    question: DeviceQuestion | None, plan: Plan, types: list[str] | None
 ) -> tuple[DeviceAnswer, DecisionNeeded | None] | None:
     """Each file that could be exported, on the device that it is for; None when no device was named."""
-    if asked is None:
+    if question is None:
         return None
     model = plan.facts.model
     if types is None:
-        asked = with_i_quants(asked, model, matrix=True)  # of the rows that are trained on
-        types = [*CANDIDATES, *asked.i_quants]
-    return answer_of(asked, [estimated(asked, model, quant) for quant in types])
+        question = with_i_quants(question, model, matrix=True)  # of the rows that are trained on
+        types = [*CANDIDATES, *question.i_quants]
+    return answer_of(question, [estimated(question, model, quant) for quant in types])
 
 
 def _result(
@@ -338,8 +338,8 @@ def _estimates_table(estimates: Estimates) -> Any:
         add_row(table, part.name, size(part.low), size(part.high), part.because)
     add_row(table, "memory", *_ends(estimates.memory_bytes, size), style="bold", end_section=True)
     for part in estimates.seconds_parts:
-        add_row(table, part.name, _time(part.low), _time(part.high), part.because)
-    add_row(table, "time", *_ends(estimates.seconds, _time), style="bold", end_section=True)
+        add_row(table, part.name, _duration(part.low), _duration(part.high), part.because)
+    add_row(table, "time", *_ends(estimates.seconds, _duration), style="bold", end_section=True)
     add_row(table, "cost", *_ends(estimates.cost_usd, dollars), end_section=True)
     add_row(table, "merge memory", *_ends(estimates.merge_bytes, size))
     add_row(table, "convert memory", *_ends(estimates.convert_bytes, size))
@@ -356,32 +356,32 @@ def _flavors_table(offers: list[Offer], prices: Prices | None) -> Any:
     whose = clean(f"prices of {prices.source}, {prices.read_at}") if prices else None
     table = rich_table("in the cloud", "time", "cost", caption=whose, caption_justify="left")
     for offer in offers:
-        add_row(table, offer.flavor, _range(offer.seconds, _time), _range(offer.cost_usd, dollars))
+        add_row(table, offer.flavor, _range(offer.seconds, _duration), _range(offer.cost_usd, dollars))
     return table
 
 
-def _range(ends: list[Number | None], shown: Callable[[float], str]) -> str:
-    return " to ".join("unknown" if end is None else shown(end) for end in ends)
+def _range(ends: list[Number | None], text_of: Callable[[float], str]) -> str:
+    return " to ".join("unknown" if end is None else text_of(end) for end in ends)
 
 
 def _measured_table(figures: dict[str, MeasuredFigure]) -> Any:
     table = rich_table("finished run", "estimated", "measured", "inside the range")
     for name, both in figures.items():
-        shown, word = (size, "memory") if name == "memory_bytes" else (_time, "time")
+        text_of, word = (size, "memory") if name == "memory_bytes" else (_duration, "time")
         ends = [end for end in (both["low"], both["high"]) if end is not None]
-        estimated = "unknown" if len(ends) < 2 else " to ".join(map(shown, ends))
-        measured = "unknown" if both["actual"] is None else shown(both["actual"])
+        estimated = "unknown" if len(ends) < 2 else " to ".join(map(text_of, ends))
+        measured = "unknown" if both["actual"] is None else text_of(both["actual"])
         add_row(table, word, estimated, measured, {True: "yes", False: "no", None: "unknown"}[both["within"]])
     return table
 
 
-def _ends(value: Estimate, shown: Callable[[float], str]) -> tuple[str, str, str]:
+def _ends(value: Estimate, text_of: Callable[[float], str]) -> tuple[str, str, str]:
     if value.low is None or value.high is None:
         return "unknown", "unknown", value.basis
-    return shown(value.low), shown(value.high), value.basis
+    return text_of(value.low), text_of(value.high), value.basis
 
 
-def _time(seconds: float) -> str:
+def _duration(seconds: float) -> str:
     return (
         f"{seconds / 3600:.1f} h"
         if seconds >= 5400

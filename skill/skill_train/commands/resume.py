@@ -71,19 +71,19 @@ def resume(options: ResumeOptions, console: Console) -> Result:
     if cloud.now is not None and cloud.now.live:
         if cloud.run is not None:
             resume.noted(cloud.run, console.status)
-        return _there(cloud, cloud.job, reused=True)
+        return _running_job(cloud, cloud.job, reused=True)
     cloud = find_run.with_run_dir(cloud, options.run_dir, console.status)
-    seen = _ended(cloud, console)
-    if seen.story is None:
+    ended = _ended_job(cloud, console)
+    if ended.story is None:
         return _finished(cloud)
-    _check_flavor(seen, options.flavor)
-    budget, command = _budget(options, console, seen)
-    console.status(f"the last job: {seen.story.message}")
-    if seen.story.remedy in ("recipe", "data"):
-        console.warn("same_again", f"the same recipe may fail in the same way: {seen.story.help}")
+    _check_flavor(ended, options.flavor)
+    budget, command = _budget(options, console, ended)
+    console.status(f"the last job: {ended.story.message}")
+    if ended.story.remedy in ("recipe", "data"):
+        console.warn("same_again", f"the same recipe may fail in the same way: {ended.story.help}")
     if not options.yes:
         return _agreement(
-            seen, budget, f"{command} --timeout {options.timeout} --yes" if options.timeout else f"{command} --yes"
+            ended, budget, f"{command} --timeout {options.timeout} --yes" if options.timeout else f"{command} --yes"
         )
     assert cloud.run is not None  # in_folder gave it one
     record, reused = resume.resume(
@@ -95,22 +95,22 @@ def resume(options: ResumeOptions, console: Console) -> Result:
         say=console.status,
     )
     assert record.last_begun is not None  # a job was started
-    return _there(cloud, record.last_begun, reused=reused, budget=None if reused else budget)
+    return _running_job(cloud, record.last_begun, reused=reused, budget=None if reused else budget)
 
 
-def _budget(options: ResumeOptions, console: Console, seen: Snapshot) -> tuple[Budget, str]:
+def _budget(options: ResumeOptions, console: Console, ended: Snapshot) -> tuple[Budget, str]:
     """The budget of the new job, and the command that starts it, without a timeout.
 
     Raises:
         DecisionNeeded: it may cost more than was allowed.
     """
-    cloud, record = seen.cloud, seen.cloud.record
+    cloud, record = ended.cloud, ended.cloud.record
     flavor = options.flavor or cloud.job.flavor
     max_cost = _ceiling(options, record)
     before = 0.0 if max_cost is None else spent_by_jobs(record.namespace, record.plan_hash, record, console.status)
     command = _command(cloud, flavor, max_cost)
     budget = cloud_budget.budget(
-        _rest(seen, flavor),
+        _remaining(ended, flavor),
         price=_price(flavor),
         timeout=cloud_budget.seconds_of(options.timeout) if options.timeout else None,
         max_cost=max_cost,
@@ -127,17 +127,17 @@ def _ceiling(options: ResumeOptions, record: CloudRecord) -> float | None:
     return next((job.max_cost for job in reversed(record.jobs) if job.max_cost is not None), None)
 
 
-def _ended(cloud: CloudRun, console: Console) -> Snapshot:
+def _ended_job(cloud: CloudRun, console: Console) -> Snapshot:
     """The state of the run. A completed job without a result gets an explanation too: the run is not finished."""
-    seen = snapshot(cloud, console)
-    if seen.story is not None or _has_result(cloud, console):
-        return seen
+    ended = snapshot(cloud, console)
+    if ended.story is not None or _has_result(cloud, console):
+        return ended
     story = Story(
         code="nothing_kept",
         message="the job completed, but its result is neither in its bucket nor in its repository",
         help="start another job, which continues from the newest checkpoint",
     )
-    return dataclasses.replace(seen, story=story)
+    return dataclasses.replace(ended, story=story)
 
 
 def _has_result(cloud: CloudRun, console: Console) -> bool:
@@ -153,32 +153,32 @@ def _has_result(cloud: CloudRun, console: Console) -> bool:
     return not why_not_pushed(cloud, cloud.run, console)
 
 
-def _rest(seen: Snapshot, flavor: str) -> Need:
+def _remaining(ended: Snapshot, flavor: str) -> Need:
     """The remaining time of the run by its measured speed, and a timeout for it."""
-    measured, from_step = seen.speed, seen.kept_step
-    before = seen.cloud.job.timeout_seconds or (seen.plan.timeout_seconds if seen.plan else None)
-    same = flavor == seen.cloud.job.flavor
+    measured, from_step = ended.speed, ended.kept_step
+    before = ended.cloud.job.timeout_seconds or (ended.plan.timeout_seconds if ended.plan else None)
+    same = flavor == ended.cloud.job.flavor
     if measured is not None and measured.seconds_per_step is not None and same:
         low = (measured.steps - from_step) * measured.seconds_per_step
         timed = f"{measured.seconds_per_step:.3g} s a step measured, {measured.steps - from_step} steps to go"
         estimate = Estimate(low, low * progress.MARGIN + progress.SAVING_SECONDS, timed)
     else:
-        why = "no step was timed" if same else f"the steps were timed on {seen.cloud.job.flavor}"
+        why = "no step was timed" if same else f"the steps were timed on {ended.cloud.job.flavor}"
         estimate = Estimate(None, None, why)
-    if before is not None and seen.story is not None and seen.story.remedy == "time":
-        ran, first = seen.ran_seconds or 0.0, seen.cloud.job.number == 1
+    if before is not None and ended.story is not None and ended.story.remedy == "time":
+        ran, first = ended.ran_seconds or 0.0, ended.cloud.job.number == 1
         before = progress.longer_timeout(measured, kept_step=from_step, ran_seconds=ran, before=before, first=first)
     return Need(flavor, estimate, before)
 
 
-def _check_flavor(seen: Snapshot, flavor: str | None) -> None:
+def _check_flavor(ended: Snapshot, flavor: str | None) -> None:
     """Refuses a flavor that does not exist, and the same flavor after memory ran out.
 
     Raises:
         DecisionNeeded: another flavor must be named.
         UsageError: there is no such flavor.
     """
-    story, cloud = seen.story, seen.cloud
+    story, cloud = ended.story, ended.cloud
     offered = flavors.current(live=False)[0]
     if story is not None and story.remedy in ("gpu", "ram") and flavor is None:
         bigger = larger(offered, cloud.job.flavor, story.remedy)
@@ -217,11 +217,11 @@ def _command(cloud: CloudRun, flavor: str, max_cost: float | None) -> str:
     return " ".join(words)
 
 
-def _agreement(seen: Snapshot, budget: Budget, command: str) -> Result:
+def _agreement(ended: Snapshot, budget: Budget, command: str) -> Result:
     """The answer without --yes: the new job, its cost, and the command that starts it."""
-    cloud, cost = seen.cloud, budget.as_dict()
+    cloud, cost = ended.cloud, budget.as_dict()
     error = DecisionNeeded(
-        f"a new job on {budget.flavor} would continue from step {seen.kept_step}: {budget.in_words}",
+        f"a new job on {budget.flavor} would continue from step {ended.kept_step}: {budget.in_words}",
         code="confirm_cost",
         expected="--yes",
         got=f"{budget.flavor}, stopped after {budget.timeout_seconds} s",
@@ -229,11 +229,11 @@ def _agreement(seen: Snapshot, budget: Budget, command: str) -> Result:
     )
     data = {
         "run_dir": str(cloud.run.path) if cloud.run else None,
-        "from_step": seen.kept_step,
+        "from_step": ended.kept_step,
         "flavor": budget.flavor,
         "timeout_seconds": budget.timeout_seconds,
         "cost_usd": cost,
-        "why": seen.story.as_dict() if seen.story else None,
+        "why": ended.story.as_dict() if ended.story else None,
     }
     return Result(data, human=lambda rich: None, quiet=command, error=error)
 
@@ -248,7 +248,7 @@ def _finished(cloud: CloudRun) -> Result:
     )
 
 
-def _there(cloud: CloudRun, job: CloudJob, *, reused: bool, budget: Budget | None = None) -> Result:
+def _running_job(cloud: CloudRun, job: CloudJob, *, reused: bool, budget: Budget | None = None) -> Result:
     """The answer with a job that is already running."""
     data = {
         "run_dir": str(cloud.run.path) if cloud.run else None,

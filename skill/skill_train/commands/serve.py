@@ -65,19 +65,19 @@ def serve(options: ServeOptions, console: Console) -> Result:
     _require_key(options)
     key = None if options.api_key is None else read_key(options.api_key)
     require_server()
-    asked = gguf_of(options.model, options.quant)
-    if asked.model.pictures is not None:
-        raise _reads_pictures(asked)
-    gguf = read_model_file(asked.model.path)
-    job = _job(options, asked, gguf, key)
+    chosen = gguf_of(options.model, options.quant)
+    if chosen.model.pictures is not None:
+        raise _reads_pictures(chosen)
+    gguf = read_model_file(chosen.model.path)
+    job = _job(options, chosen, gguf, key)
     with console.progress("loading") as progress:
-        progress(0, 1, asked.model.name)
+        progress(0, 1, chosen.model.name)
         with served(job) as server:
-            progress(1, 1, asked.model.name)
+            progress(1, 1, chosen.model.name)
             answer = {
                 "model": job.name,
                 "url": server.url,
-                "file": str(asked.model.path),
+                "file": str(chosen.model.path),
                 "engine": _engine(server),
                 "device": server.device,
             }
@@ -91,13 +91,13 @@ def _engine(server: Any) -> str:
     return f"llama_cpp.server {server.version}"
 
 
-def _job(options: ServeOptions, asked: Chosen, gguf: GgufFile, key: str | None) -> ServerJob:
+def _job(options: ServeOptions, chosen: Chosen, gguf: GgufFile, key: str | None) -> ServerJob:
     from skill_train.machine.read import physical_cores
 
-    sampling, _ = sampling_of(asked.folder) if asked.folder else sampling_of_gguf(gguf.metadata, gguf.path)
+    sampling, _ = sampling_of(chosen.folder) if chosen.folder else sampling_of_gguf(gguf.metadata, gguf.path)
     trained = gguf.count("context_length")
     bos, eos = special_texts(gguf)
-    prompts = None if asked.raw else _prompts(asked, gguf)
+    prompts = None if chosen.raw else _prompts(chosen, gguf)
     return ServerJob(
         gguf=str(gguf.path),
         name=gguf.path.stem,
@@ -115,7 +115,7 @@ def _job(options: ServeOptions, asked: Chosen, gguf: GgufFile, key: str | None) 
     )
 
 
-def _prompts(asked: Chosen, gguf: GgufFile) -> GgufPrompts:
+def _prompts(chosen: Chosen, gguf: GgufFile) -> GgufPrompts:
     """The file's own template, which writes the prompts that transformers writes: tried on many conversations.
 
     Raises:
@@ -126,16 +126,16 @@ def _prompts(asked: Chosen, gguf: GgufFile) -> GgufPrompts:
     from skill_train.verify.check_template import CONVERSATIONS
     from skill_train.verify.template_branches import BRANCHES
 
-    tokenizer = None if asked.folder is None else load_tokenizer(asked.folder)
+    tokenizer = None if chosen.folder is None else load_tokenizer(chosen.folder)
     prompts = GgufPrompts(gguf, tokenizer, raw=False)
     tried: list[Conversation] = [*CONVERSATIONS, *BRANCHES]
-    written = prompts.alike(tried)
-    if all(each.text is None for each in written):
+    answers = prompts.alike(tried)
+    if all(each.text is None for each in answers):
         raise UsageError(
             f"the chat template of {gguf.path.name} refuses every conversation",
             code="template_mismatch",
             expected="a template that writes a prompt",
-            got=written[0].refused,
+            got=answers[0].refused,
             hint="export the file again: skill-train export-gguf RUN",
         )
     return prompts
@@ -160,10 +160,10 @@ def _is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-def _reads_pictures(asked: Chosen) -> UsageError:
-    text, projector = asked.model.path, asked.model.projector or Path("MMPROJ.gguf")
+def _reads_pictures(chosen: Chosen) -> UsageError:
+    text, projector = chosen.model.path, chosen.model.projector or Path("MMPROJ.gguf")
     return UsageError(
-        f"{asked.model.name} reads pictures, and llama_cpp.server has no chat format that follows its template",
+        f"{chosen.model.name} reads pictures, and llama_cpp.server has no chat format that follows its template",
         code="vision",
         expected="a model of text",
         got="a pair of a language model and a projector",

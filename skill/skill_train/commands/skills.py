@@ -75,7 +75,7 @@ def install_command(options: InstallOptions, console: Console) -> Result:
         if place.kept:
             named = ", ".join(place.kept)
             console.warn("edited_files", f"{place.path}: edited files were kept: {named}; --force replaces them")
-    places = [_shown(place) for place in done]
+    places = [_shown_place(place) for place in done]
     return Result(
         {"version": skill.version, "files": len(skill.files), "places": places},
         human=lambda rich: _draw(rich, places),
@@ -103,7 +103,7 @@ def check_command(options: CheckOptions, console: Console) -> Result:
             expected=", ".join(str(folder) for folder in folders),
             hint=_install_command(next(iter(folders))),
         )
-    places = [_shown(copy) for copy in copies]
+    places = [_shown_place(copy) for copy in copies]
     wrong = [copy for copy in copies if copy.state != "current"]
     return Result(
         {"version": skill.version, "places": places},
@@ -156,7 +156,7 @@ def _unlinked(place: Path) -> Path:
     return place.resolve() if place.is_dir() else place
 
 
-def _shown(place: Done | Copy) -> dict[str, object]:
+def _shown_place(place: Done | Copy) -> dict[str, object]:
     """A place in the answer. Lists of files are left out where they are empty."""
     values = dataclasses.asdict(place) | {"path": str(place.path)}
     return {key: value for key, value in values.items() if value or key == "version"}

@@ -57,23 +57,23 @@ def _job_state(cloud: CloudRun, console: Console) -> Callable[[], tuple[Result, 
     def state_now() -> tuple[Result, bool]:
         nonlocal first_seen
         waiting.well()  # what the last question waited in vain does not count
-        seen = snapshot(first_seen or find_run.with_current_job(cloud, console.status), console)
+        state = snapshot(first_seen or find_run.with_current_job(cloud, console.status), console)
         first_seen = None
-        return state_result(seen.data(), seen.next()), seen.now.live
+        return state_result(state.data(), state.next()), state.now.live
 
     return state_now
 
 
 def _local_state(run: RunDir) -> Callable[[], tuple[Result, bool]]:
     def state_now() -> tuple[Result, bool]:
-        data = _here(run)
+        data = _state_of(run)
         words = {"COMPLETED": "export-gguf", "RUNNING": "status"}.get(data["stage"], "local --resume --run-dir")
         return state_result(data, [f"skill-train {words} {quoted(run.path)}"]), data["stage"] == "RUNNING"
 
     return state_now
 
 
-def _here(run: RunDir) -> State:
+def _state_of(run: RunDir) -> State:
     """The state of a local run, from its files."""
     locked = lock.is_locked(run)  # before the records are read: what ends in between has written them
     plan, done = plan_record.read(run.plan), run.record("train").is_file()
@@ -82,7 +82,7 @@ def _here(run: RunDir) -> State:
     busy = locked if locked is not None else _fresh(run.metrics)
     failed = run.record("train.failed")
     error = read_failure(failed).error if failed.is_file() and not done and not busy else None
-    written = datetime.fromtimestamp(run.metrics.stat().st_mtime, UTC) if measured else None
+    modified = datetime.fromtimestamp(run.metrics.stat().st_mtime, UTC) if measured else None
     stage = "COMPLETED" if done else "RUNNING" if busy else "ERROR" if error else "STOPPED"
     return {
         "run_dir": str(run.path),
@@ -96,7 +96,7 @@ def _here(run: RunDir) -> State:
         "memory_bytes": measured.memory_bytes if measured else None,
         "progress": {
             "source": "metrics.jsonl" if measured else None,
-            "age_seconds": rounded(age(written)),
+            "age_seconds": rounded(age(modified)),
         },
         "seconds": {"left": rounded(measured.left_seconds) if measured and not done else None},
         "why": msgspec.to_builtins(error),

@@ -73,7 +73,7 @@ def verify(options: VerifyOptions, console: Console) -> Result:
             expected="skill-train verify RUN, or --reference and --gguf",
             hint="skill-train verify --help",
         )
-    from skill_train.verify.step import PictureSubject
+    from skill_train.verify.step import PictureContext
 
     reference = base_folder(options.reference)
     return _verify(
@@ -87,7 +87,7 @@ def verify(options: VerifyOptions, console: Console) -> Result:
         record=options.out or options.gguf[0].parent / "verify.json",
         tokens=options.tokens,
         following=[],
-        pictures=PictureSubject(folder=reference, images=Path()),
+        pictures=PictureContext(folder=reference, images=Path()),
         engines=options.engine,
     )
 
@@ -137,13 +137,13 @@ def _verify_locked(
 
 def _pictures(run: RunDir) -> Any:
     """What the projector of a vision model is judged by; None for a run of text."""
-    from skill_train.verify.step import PictureSubject
+    from skill_train.verify.step import PictureContext
 
     recipe = plan_record.read(run.plan).recipe
     if not recipe.images:
         return None
     there = (run.merged / "config.json").is_file()
-    return PictureSubject(
+    return PictureContext(
         folder=run.merged if there else None,
         images=run.path,
         why_not="" if there else f"the merged model that it was made of is gone: skill-train merge {quoted(run.path)}",

@@ -46,21 +46,21 @@ def wait(options: WaitOptions, console: Console) -> Result:
         if cloud.now is not None and cloud.now.live:
             seconds = None if timeout is None else max(end - time.monotonic(), 0.0)
             cloud = find_run.with_recorded_end(dataclasses.replace(cloud, now=until_end(cloud, console, seconds)))
-        seen = snapshot(cloud, console, in_time=timeout is not None and job_of(cloud).live)
-    return state_result(seen.data(), seen.next(), _not_well(seen, timeout))
+        state = snapshot(cloud, console, in_time=timeout is not None and job_of(cloud).live)
+    return state_result(state.data(), state.next(), _not_well(state, timeout))
 
 
-def _not_well(seen: Snapshot, timeout: float | None) -> SkillTrainError | None:
-    hint, waited = f"skill-train wait {seen.cloud.word}", f"after {timeout or 0:g} seconds of waiting"
-    if seen.now.stage == "SCHEDULING":
+def _not_well(state: Snapshot, timeout: float | None) -> SkillTrainError | None:
+    hint, waited = f"skill-train wait {state.cloud.word}", f"after {timeout or 0:g} seconds of waiting"
+    if state.now.stage == "SCHEDULING":
         message = f"the job has no machine yet {waited}"
-        return Temporary(message, code="not_started", expected="RUNNING", got=seen.now.stage, hint=hint)
-    if seen.now.live:
+        return Temporary(message, code="not_started", expected="RUNNING", got=state.now.stage, hint=hint)
+    if state.now.live:
         message = f"the job still runs {waited}; it goes on"
-        return Temporary(message, code="still_running", expected="COMPLETED", got=seen.now.stage, hint=hint)
-    if seen.story is None:
+        return Temporary(message, code="still_running", expected="COMPLETED", got=state.now.stage, hint=hint)
+    if state.story is None:
         return None
-    story = seen.story
+    story = state.story
     error_words: ErrorWords = {
         "code": story.code,
         "message": story.message,

@@ -143,8 +143,8 @@ def out_of_memory(error: BaseException) -> DecisionNeeded | None:
 
 def failure_of(error: Exception) -> Failure | None:
     """An error as a child program reports it; None for a bug."""
-    known = error if isinstance(error, SkillTrainError) else out_of_memory(error)
-    return None if known is None else {"error": known.as_dict(), "exit_code": known.exit_code}
+    understood = error if isinstance(error, SkillTrainError) else out_of_memory(error)
+    return None if understood is None else {"error": understood.as_dict(), "exit_code": understood.exit_code}
 
 
 def died_of_memory(words: str) -> bool:

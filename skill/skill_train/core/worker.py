@@ -227,8 +227,8 @@ def _crash(module: str, number: int, log: str, file: str) -> NativeCrash:
             "make the file again: skill-train export-gguf RUN; skill-train demo tells whether others work",
         )
     crashed = f"llama.cpp crashed with {signal.Signals(number).name}"
-    wanted = _WANTED.search(log)
-    why = f": it expects {wanted[1][:_SHOWN]}" if wanted else ""
+    expectation = _WANTED.search(log)
+    why = f": it expects {expectation[1][:_SHOWN]}" if expectation else ""
     return NativeCrash(
         f"{crashed} {'on' if file else 'in'} {where}{why}", code="native_crash", got=_tail(log), hint=hint
     )

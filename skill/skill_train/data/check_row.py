@@ -55,7 +55,7 @@ def checker(detected: DetectedFormat, pictures: RowPictures | None = None) -> Ch
                     return _refusal("empty", "a row without columns")
                 missing = min(required - row.keys())
                 return _refusal(
-                    "missing_column", f"no column {missing!r}{_written(missing, frozenset(row.keys() - required))}"
+                    "missing_column", f"no column {missing!r}{_near_name(missing, frozenset(row.keys() - required))}"
                 )
             example = example_of(row, detected, pictures)
             size, turns = measure(example)
@@ -120,9 +120,9 @@ def column_checker(columns: dict[str, str]) -> Check:
     def check(row: Row) -> Checked:
         missing = [column for column in columns.values() if column not in row]
         if missing:
-            written = _written(missing[0], frozenset(row.keys() - set(columns.values())))
-            return _refusal("missing_column" if row else "empty", f"no column {missing[0]!r}{written}")
-        values = {wanted: row[column] for wanted, column in columns.items()}
+            near = _near_name(missing[0], frozenset(row.keys() - set(columns.values())))
+            return _refusal("missing_column" if row else "empty", f"no column {missing[0]!r}{near}")
+        values = {key: row[column] for key, column in columns.items()}
         empty = next((name for name, value in values.items() if _is_empty(value)), None)
         if empty is not None:
             return _refusal("empty", f"{empty} is empty")
@@ -254,7 +254,7 @@ def _says_nothing(message: Any) -> bool:
 
 
 @lru_cache(maxsize=256)  # rows of one file mostly lack the same column
-def _written(wanted: str, there: frozenset[str]) -> str:
-    """` (here: 'mesages')` for a column of the row with almost the wanted name."""
-    close = difflib.get_close_matches(wanted, there, n=1, cutoff=0.8)
+def _near_name(column: str, there: frozenset[str]) -> str:
+    """` (here: 'mesages')` for a column of the row with almost that name."""
+    close = difflib.get_close_matches(column, there, n=1, cutoff=0.8)
     return f" (here: {close[0]!r})" if close else ""

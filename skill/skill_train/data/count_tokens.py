@@ -43,12 +43,12 @@ class Counter:
     def __init__(self, recipe: Recipe, detected: DetectedFormat, *, images: bool = False) -> None:
         self.recipe = recipe
         self.tokenizer = _tokenizer(recipe)
-        self.found = as_turns(detected) if self.tokenizer.chat_template else detected
+        self.detected = as_turns(detected) if self.tokenizer.chat_template else detected
         feeding: Feeding = {
             "data": recipe.data,
-            "format": self.found.format,
-            "columns": self.found.columns,
-            "loss_on": recipe.loss_on or ("all" if self.found.format == "text" else "assistant"),
+            "format": self.detected.format,
+            "columns": self.detected.columns,
+            "loss_on": recipe.loss_on or ("all" if self.detected.format == "text" else "assistant"),
             "max_length": _UNCUT,
             "data_file": recipe.data_file,
         }

@@ -85,29 +85,29 @@ def media_error(
 
 
 def refused_row(
-    recipe: Recipe, row: tuple[int, Row], found: DetectedFormat, pictures: RowPictures | None, kind: str
+    recipe: Recipe, row: tuple[int, Row], detected: DetectedFormat, pictures: RowPictures | None, kind: str
 ) -> SkillTrainError:
     """The error for a row that training rejects.
 
     Args:
         row: behind its line.
-        found: how the rows are read; `pictures`: what checks those of a row.
+        detected: how the rows are read; `pictures`: what checks those of a row.
         kind: of the problem.
     """
     line, values = row
     where = f"line {line} of {rows_named(recipe.data, recipe.data_file)}"
     if kind == "missing_column":
         return UsageError(
-            f"{where} has no column {min(found.required - values.keys())!r}",
+            f"{where} has no column {min(detected.required - values.keys())!r}",
             code="wrong_columns",
-            expected=", ".join(found.columns.values()),
+            expected=", ".join(detected.columns.values()),
             got=", ".join(map(str, values)),
             hint=leave_out(recipe),
         )
-    if kind == "not_text" and (other := unread_media_in(values, found, pictures is not None)) is not None:
-        return media_error(recipe, where, other, values, pictures=pictures is not None, detected=found)
+    if kind == "not_text" and (other := unread_media_in(values, detected, pictures is not None)) is not None:
+        return media_error(recipe, where, other, values, pictures=pictures is not None, detected=detected)
     try:
-        example_of(values, found, pictures)
+        example_of(values, detected, pictures)
     except Refused as refusal:
         refusal.error["message"] = f"{where}: {refusal.error['message']}"
         own = refusal.error["hint"]
@@ -158,12 +158,12 @@ def _encoding(path: Path) -> str | None:
     with open(path, "rb") as file:
         if (mark := _MARKS.get(file.read(2))) is not None:
             return mark
-    utf8 = [_is(line, "utf-8") for _, line in numbered_lines(path) if not line.isascii()]
-    readable = all(_is(line, "windows-1252") for _, line in numbered_lines(path))
+    utf8 = [_decodes(line, "utf-8") for _, line in numbered_lines(path) if not line.isascii()]
+    readable = all(_decodes(line, "windows-1252") for _, line in numbered_lines(path))
     return "WINDOWS-1252" if utf8 and readable and not any(utf8) else None
 
 
-def _is(line: bytes, encoding: str) -> bool:
+def _decodes(line: bytes, encoding: str) -> bool:
     try:
         line.decode(encoding)
     except UnicodeDecodeError:

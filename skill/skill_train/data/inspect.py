@@ -35,8 +35,8 @@ class Inspection:
     method: str
     row: Row
     verdicts: dict[str, methods.Verdict]
-    found: DetectedFormat | None
-    seen: Survey
+    detected: DetectedFormat | None
+    survey: Survey
     file: Path | None = None
     unread: tuple[str, ...] = ()
     pictures: RowPictures | None = None
@@ -49,11 +49,13 @@ class Inspection:
     def has_pictures(self) -> bool:
         """Whether a row has some, also one that is refused for them."""
         counted = self.pictures is not None and self.pictures.figures.pictures
-        return bool(counted) or any(self.seen.problems[name].rows for name in PROBLEMS if name in self.seen.problems)
+        return bool(counted) or any(
+            self.survey.problems[name].rows for name in PROBLEMS if name in self.survey.problems
+        )
 
     @property
     def check(self) -> Check | None:
-        return check_for(self.method, self.verdict, self.found, self.pictures)
+        return check_for(self.method, self.verdict, self.detected, self.pictures)
 
 
 def inspect_dataset(recipe: Recipe, method: str, file: Path | None, *, pictures: bool | None = False) -> Inspection:
@@ -65,40 +67,44 @@ def inspect_dataset(recipe: Recipe, method: str, file: Path | None, *, pictures:
     """
     peeked = first_rows_of(recipe)
     if not peeked:
-        seen = problems.survey(recipe, None)
-        if not seen.rows:
+        survey = problems.survey(recipe, None)
+        if not survey.rows:
             raise empty(recipe)
-        return Inspection(recipe, method, {}, methods.judge({}, None), None, seen, file)
+        return Inspection(recipe, method, {}, methods.judge({}, None), None, survey, file)
     undecided = method == "sft" and pictures is None
     if method != "sft" or pictures is None:
         pictures = method == "sft" and any(map(has_pictures, peeked))
     row = problems.typical(peeked)
     by_recipe = bool(recipe.format or recipe.columns)
-    found = find_format(recipe, row, pictures=pictures) if by_recipe else _usual_format(peeked[0], row, pictures)
-    verdicts = methods.judge(row, found, peeked, pictures=pictures)
+    detected = find_format(recipe, row, pictures=pictures) if by_recipe else _usual_format(peeked[0], row, pictures)
+    verdicts = methods.judge(row, detected, peeked, pictures=pictures)
     while True:
         verdict = verdicts["sft"]
         if verdict.format is not None:
-            found = DetectedFormat(verdict.format, verdict.columns, verdict.because, explicit=bool(recipe.columns))
+            detected = DetectedFormat(verdict.format, verdict.columns, verdict.because, explicit=bool(recipe.columns))
         images = RowPictures(folder_of(recipe)) if pictures else None
-        seen = problems.survey(recipe, check_for(method, verdicts[method], found, images), found, images)
-        if undecided and not pictures and seen.problems.get("not_text", _NONE).rows:  # the first one comes late
+        survey = problems.survey(recipe, check_for(method, verdicts[method], detected, images), detected, images)
+        if undecided and not pictures and survey.problems.get("not_text", _NONE).rows:  # the first one comes late
             return inspect_dataset(recipe, method, file, pictures=True)
-        whole = complete(recipe, seen.detected, seen.columns) if seen.detected is not None else None
-        if whole is None or whole == found:
-            if found is not None and recipe.columns:
-                require_columns(recipe, found, seen.columns)
-            leaves = unread_text(peeked, found.columns) if found is not None and not recipe.columns else []
-            return Inspection(recipe, method, row, verdicts, found, seen, file, tuple(leaves), images)
+        whole = complete(recipe, survey.detected, survey.columns) if survey.detected is not None else None
+        if whole is None or whole == detected:
+            if detected is not None and recipe.columns:
+                require_columns(recipe, detected, survey.columns)
+            leaves = unread_text(peeked, detected.columns) if detected is not None and not recipe.columns else []
+            return Inspection(recipe, method, row, verdicts, detected, survey, file, tuple(leaves), images)
         verdicts["sft"] = dataclasses.replace(verdict, columns=whole.columns, because=whole.reason)
 
 
 def _usual_format(first: Row, row: Row, pictures: bool) -> DetectedFormat | None:
     """The format that training would detect from the first row, unless that row differs from the others."""
-    found = detect(row, pictures=pictures)
+    detected = detect(row, pictures=pictures)
     same = detect(first, pictures=pictures)
-    alike = found is not None and same is not None and (same.format, same.required) == (found.format, found.required)
-    return found if alike else None
+    alike = (
+        detected is not None
+        and same is not None
+        and (same.format, same.required) == (detected.format, detected.required)
+    )
+    return detected if alike else None
 
 
 def check_for(

@@ -11,8 +11,7 @@ from msgspec import UNSET, UnsetType
 
 from skill_train.core.digests import file_digest
 from skill_train.core.errors import SkillTrainError
-from skill_train.data import problems as survey
-from skill_train.data import token_stats
+from skill_train.data import problems, token_stats
 from skill_train.data.inspect import Inspection
 from skill_train.data.methods import Verdict
 from skill_train.data.problems import RefusedRows, Survey
@@ -148,39 +147,39 @@ class DataReport(msgspec.Struct, frozen=True, kw_only=True):
     fix: Fixed | UnsetType = UNSET
 
 
-def report(subject: Inspection, counted: Counted) -> DataReport:
-    path, seen = Path(subject.recipe.data), subject.seen
+def report(inspection: Inspection, counted: Counted) -> DataReport:
+    path, survey = Path(inspection.recipe.data), inspection.survey
     digest = file_digest(path) if path.is_file() else None
-    used = set(subject.verdict.columns.values())
-    counts = {**seen.problems, **{name: count for name, count in counted.problems.items() if count is not None}}
+    used = set(inspection.verdict.columns.values())
+    counts = {**survey.problems, **{name: count for name, count in counted.problems.items() if count is not None}}
     refused = sum(count.refused for count in counts.values())
     return DataReport(
-        path=subject.recipe.data,
+        path=inspection.recipe.data,
         bytes=digest and digest["bytes"],
         sha256=digest and digest["sha256"],
-        rows=seen.rows,
-        usable_rows=seen.usable if subject.check else None,
-        columns={name: " or ".join(kinds) for name, kinds in list(seen.columns.items())[:40]},
-        not_read=[name for name in seen.columns if name not in used][:20],
-        format=None if subject.found is None else _mapping(subject.found, subject.recipe.model),
-        method=subject.method,
+        rows=survey.rows,
+        usable_rows=survey.usable if inspection.check else None,
+        columns={name: " or ".join(kinds) for name, kinds in list(survey.columns.items())[:40]},
+        not_read=[name for name in survey.columns if name not in used][:20],
+        format=None if inspection.detected is None else _mapping(inspection.detected, inspection.recipe.model),
+        method=inspection.method,
         methods={
-            name: _verdict(verdict, refused if name == subject.method else 0)
-            for name, verdict in subject.verdicts.items()
+            name: _verdict(verdict, refused if name == inspection.method else 0)
+            for name, verdict in inspection.verdicts.items()
         },
         note=ONLY_SFT,
-        problems=_problems(seen, counted),
-        unknown=_unknown(subject, counted),
-        tokens=_token_report(subject, counted),
+        problems=_problems(survey, counted),
+        unknown=_unknown(inspection, counted),
+        tokens=_token_report(inspection, counted),
         example=_short(counted.example),
-        pictures=_pictures(subject, counted),
+        pictures=_pictures(inspection, counted),
     )
 
 
-def _pictures(subject: Inspection, counted: Counted) -> PictureReport | UnsetType:
-    if subject.pictures is None or not subject.pictures.figures.pictures:
+def _pictures(inspection: Inspection, counted: Counted) -> PictureReport | UnsetType:
+    if inspection.pictures is None or not inspection.pictures.figures.pictures:
         return UNSET
-    figures, tokens = subject.pictures.figures, counted.counter.pictures_of_rows if counted.counter else []
+    figures, tokens = inspection.pictures.figures, counted.counter.pictures_of_rows if counted.counter else []
     return PictureReport(
         count=figures.pictures,
         rows=figures.rows,
@@ -207,13 +206,13 @@ def _verdict(verdict: Verdict, refused: int) -> MethodReport:
     return MethodReport(verdict.verdict, verdict.because + (rows if refused else ""), verdict.lines)
 
 
-def _problems(seen: Survey, counted: Counted) -> dict[str, ProblemReport | None]:
-    names = survey.READING + survey.MAPPED
-    named: dict[str, RefusedRows | None] = {name: seen.problems.get(name) for name in names} | {
-        name: count for name, count in seen.problems.items() if name not in names and count.rows
+def _problems(survey: Survey, counted: Counted) -> dict[str, ProblemReport | None]:
+    names = problems.READING + problems.MAPPED
+    named: dict[str, RefusedRows | None] = {name: survey.problems.get(name) for name in names} | {
+        name: count for name, count in survey.problems.items() if name not in names and count.rows
     }
-    looked_at = len(counted.lengths.counted) if counted.lengths is not None else seen.usable
-    sampled = (*survey.LENGTHS, "template") if looked_at < seen.usable else ()
+    looked_at = len(counted.lengths.counted) if counted.lengths is not None else survey.usable
+    sampled = (*problems.LENGTHS, "template") if looked_at < survey.usable else ()
     return {
         name: _count(count, looked_at if name in sampled else UNSET)
         for name, count in (named | counted.problems).items()
@@ -229,28 +228,28 @@ def _count(count: RefusedRows | None, of_rows: int | UnsetType) -> ProblemReport
     return ProblemReport(rows=count.rows, refused=count.refused, lines=count.lines, first=first, of_rows=of_rows)
 
 
-def _unknown(subject: Inspection, counted: Counted) -> dict[str, str]:
+def _unknown(inspection: Inspection, counted: Counted) -> dict[str, str]:
     """The reasons for problems and figures that are null."""
     unknown: dict[str, str] = {}
-    if subject.check is None:
-        unknown |= dict.fromkeys(survey.MAPPED, f"no mapping for {subject.method}")
+    if inspection.check is None:
+        unknown |= dict.fromkeys(problems.MAPPED, f"no mapping for {inspection.method}")
     if counted.lengths is None:
         unknown |= dict.fromkeys(("truncated", "fully_masked", "template"), counted.why_not)
     return unknown
 
 
-def _token_report(subject: Inspection, counted: Counted) -> TokenReport | None:
-    seen, limit = subject.seen, subject.recipe.max_length
-    if not seen.usable:
+def _token_report(inspection: Inspection, counted: Counted) -> TokenReport | None:
+    survey, limit = inspection.survey, inspection.recipe.max_length
+    if not survey.usable:
         return None
     if counted.lengths is None:
-        sizes = (seen.usable, seen.text_bytes, seen.longest_text_bytes)
-        found = _rounded(token_stats.token_range(*sizes, limit, seen.turns, seen.longest_turns))
-        pictures = subject.pictures is not None and subject.pictures.figures.pictures
-        return msgspec.structs.replace(found, basis=f"{found.basis}, without the pictures") if pictures else found
-    found = _rounded(token_stats.token_facts(counted.lengths, limit))
+        sizes = (survey.usable, survey.text_bytes, survey.longest_text_bytes)
+        tokens = _rounded(token_stats.token_range(*sizes, limit, survey.turns, survey.longest_turns))
+        pictures = inspection.pictures is not None and inspection.pictures.figures.pictures
+        return msgspec.structs.replace(tokens, basis=f"{tokens.basis}, without the pictures") if pictures else tokens
+    tokens = _rounded(token_stats.token_facts(counted.lengths, limit))
     (p50, p90, p99), histogram = token_stats.distribution(counted.lengths)
-    return msgspec.structs.replace(found, p50=p50, p90=p90, p99=p99, histogram=histogram)
+    return msgspec.structs.replace(tokens, p50=p50, p90=p90, p99=p99, histogram=histogram)
 
 
 def _rounded(facts: TokenFacts) -> TokenReport:
@@ -272,18 +271,18 @@ def _rounded(facts: TokenFacts) -> TokenReport:
     )
 
 
-def plain_example(subject: Inspection) -> str:
+def plain_example(inspection: Inspection) -> str:
     """The first usable row without a template: speakers by name, trained parts marked as far as possible."""
-    check = subject.check
-    row = next((row for _, row in survey.usable(subject.recipe, check)), None) if check is not None else None
+    check = inspection.check
+    row = next((row for _, row in problems.usable(inspection.recipe, check)), None) if check is not None else None
     if row is None:
         return ""
-    if subject.method != "sft" or subject.found is None:
-        return "\n".join(f"{name}: {row[column]}" for name, column in subject.verdict.columns.items())
-    if subject.pictures is None:
-        return marked(row, subject.found, subject.recipe.loss_on)
-    row = lift_pictures(row, subject.found.columns)[0]
-    return marked(row, subject.found, subject.recipe.loss_on).replace(PICTURE, "<image>")
+    if inspection.method != "sft" or inspection.detected is None:
+        return "\n".join(f"{name}: {row[column]}" for name, column in inspection.verdict.columns.items())
+    if inspection.pictures is None:
+        return marked(row, inspection.detected, inspection.recipe.loss_on)
+    row = lift_pictures(row, inspection.detected.columns)[0]
+    return marked(row, inspection.detected, inspection.recipe.loss_on).replace(PICTURE, "<image>")
 
 
 def marked(row: Row, detected: DetectedFormat, loss_on: str | None) -> str:

@@ -111,23 +111,23 @@ def _sft(row: Row, detected: DetectedFormat | None, rows: Sequence[Row]) -> Verd
             return verdict
     if (verdict := _two_texts(row, rows)) is not None:
         return verdict
-    asked = _column(row, _ASKED)
-    why = f"{asked} has no answer beside it" if asked else "no column holds conversations, answers or plain text"
-    if any(kind(value) == "text" for value in row.values()) and not asked:
+    question = _column(row, _ASKED)
+    why = f"{question} has no answer beside it" if question else "no column holds conversations, answers or plain text"
+    if any(kind(value) == "text" for value in row.values()) and not question:
         why = "several text columns, and no name says which is asked and which is answered: say it in a recipe"
     return Verdict("impossible", why)
 
 
-def _sft_pictures(row: Row, found: DetectedFormat | None, rows: Sequence[Row]) -> Verdict:
+def _sft_pictures(row: Row, detected: DetectedFormat | None, rows: Sequence[Row]) -> Verdict:
     marked = {name for name, value in row.items() if isinstance(value, str) and media_mark(value)}
     media = {name: value for name, value in row.items() if name not in marked and is_media(name, value)}
-    read = set(found.columns.values()) if found is not None else set(PICTURE_COLUMNS)
+    read = set(detected.columns.values()) if detected is not None else set(PICTURE_COLUMNS)
     beside = [name for name in media if name not in read]
-    if found is None or "images" in found.columns:
+    if detected is None or "images" in detected.columns:
         beside = [name for name in beside if not tells_which_picture(name, media[name])]
-    if found is not None:
-        if not beside or found.explicit:
-            return Verdict("ready", found.reason, found.columns, found.format)
+    if detected is not None:
+        if not beside or detected.explicit:
+            return Verdict("ready", detected.reason, detected.columns, detected.format)
         why = "one column of pictures beside turns is read; say in a recipe which"
         return Verdict("impossible", f"{', '.join(beside)} contains images, audio or video: {why}")
     column = next((name for name in PICTURE_COLUMNS if name in media), next(iter(beside), None))
@@ -165,23 +165,23 @@ def _chosen_answers(row: Row) -> Verdict | None:
 def _odd_names(row: Row) -> Verdict | None:
     """The verdict for two columns with known names in another spelling or combination."""
     texts = {name: value for name, value in row.items() if kind(value) in ("text", "messages")}
-    asked, answered = _column(texts, _ASKED), _column(texts, _ANSWERED)
-    if asked is None or answered is None:
+    question, answer = _column(texts, _ASKED), _column(texts, _ANSWERED)
+    if question is None or answer is None:
         return None
-    return _pairs(row, asked, answered, f"{asked} is asked and {answered} answers, by their names")
+    return _pairs(row, question, answer, f"{question} is asked and {answer} answers, by their names")
 
 
 def _single_column(row: Row) -> Verdict | None:
     """The verdict for a single column that can only have one meaning."""
-    for wanted, data_format, name in (
+    for kind_wanted, data_format, name in (
         ("messages", "messages", "messages"),
         ("turns", "sharegpt", "conversations"),
         ("text", "text", "text"),
     ):
-        columns = [column for column, value in row.items() if kind(value) == wanted]
-        only_asks = wanted != "turns" and columns[:1] == [_column(row, _ASKED)]
+        columns = [column for column, value in row.items() if kind(value) == kind_wanted]
+        only_asks = kind_wanted != "turns" and columns[:1] == [_column(row, _ASKED)]
         if len(columns) == 1 and not only_asks:
-            because = f"{columns[0]} is the only column of {wanted}"
+            because = f"{columns[0]} is the only column of {kind_wanted}"
             return Verdict("needs_mapping", because, {name: columns[0]}, data_format)
     return None
 
@@ -205,8 +205,8 @@ def _two_texts(row: Row, rows: Sequence[Row]) -> Verdict | None:
 def _no_answer(row: Row, texts: list[str]) -> str | None:
     """Why neither of two columns can be the answer: it is not text, or it is the subject of the other."""
     answers = [column for column in row if column not in texts and _plain(column).rstrip("s") in _ANSWERED]
-    if answers and (asked := _column(row, _ASKED)) is not None:
-        return f"{answers[0]} holds {kind(row[answers[0]])}, and the answer to {asked} must be text"
+    if answers and (question := _column(row, _ASKED)) is not None:
+        return f"{answers[0]} holds {kind(row[answers[0]])}, and the answer to {question} must be text"
     about = next((column for column in texts if _plain(column) in _ABOUT), None)
     return None if about is None else f"{about} is what a text is about by its name, and no answer is beside it"
 
@@ -223,20 +223,20 @@ def _names_files(column: str, rows: Sequence[Row]) -> bool:
     return bool(texts) and 10 * sum(_FILE.fullmatch(text) is not None for text in texts) >= 9 * len(texts)
 
 
-def _pairs(row: Row, asked: str, answered: str, because: str, *, guessed: bool = False) -> Verdict:
+def _pairs(row: Row, question: str, answer: str, because: str, *, guessed: bool = False) -> Verdict:
     """The verdict for a column of questions and one of answers. A question or an instruction is rendered as a chat turn
     together with its context. A prompt is used unchanged."""
-    columns, data_format = {"prompt": asked, "completion": answered}, "prompt_completion"
-    if kind(row[asked]) == kind(row[answered]) == "text":
-        if _plain(asked) in _QUESTIONS:
-            columns, data_format = {"question": asked, "answer": answered}, "question_answer"
-        elif _plain(asked) == "instruction":
-            columns, data_format = {"instruction": asked, "output": answered}, "instruction"
+    columns, data_format = {"prompt": question, "completion": answer}, "prompt_completion"
+    if kind(row[question]) == kind(row[answer]) == "text":
+        if _plain(question) in _QUESTIONS:
+            columns, data_format = {"question": question, "answer": answer}, "question_answer"
+        elif _plain(question) == "instruction":
+            columns, data_format = {"instruction": question, "output": answer}, "instruction"
     if data_format != "prompt_completion":
         because += "; rendered as a chat (for a model without a chat template: format completion)"
-        for wanted, names in OPTIONAL[data_format].items():
+        for key, names in OPTIONAL[data_format].items():
             column = _column(row, tuple(map(_plain, names)))
-            columns |= {wanted: column} if column not in (None, asked, answered) else {}
+            columns |= {key: column} if column not in (None, question, answer) else {}
     return Verdict("needs_mapping", because, columns, data_format, guessed=guessed)
 
 
@@ -276,7 +276,7 @@ def _grpo(row: Row) -> Verdict:
 
 
 def _mapped(row: Row, columns: dict[str, str], because: str) -> Verdict:
-    ready = all(wanted == column for wanted, column in columns.items())
+    ready = all(key == column for key, column in columns.items())
     return Verdict("ready" if ready else "needs_mapping", because, columns)
 
 

@@ -90,33 +90,33 @@ def survey(
         pictures: decodes those of each row, which is read as `detected`.
     """
     names = READING + (MAPPED if check else ()) + (PROBLEMS if check and pictures else ())
-    seen = Survey(problems={name: RefusedRows() for name in names}, detected=detected)
+    result = Survey(problems={name: RefusedRows() for name in names}, detected=detected)
     repeats, shapes = Repeats(), set[tuple[Any, ...]]()
     for line, row, raw in read_rows.read(recipe):
-        seen.rows += 1
+        result.rows += 1
         if type(row) is not dict:
             assert isinstance(row, read_rows.Broken)
-            seen.problems[row.kind].add(line, row.refusal.error["message"], refused=True)
+            result.problems[row.kind].add(line, row.refusal.error["message"], refused=True)
             continue
         shape = (*row, *map(type, row.values()))
-        if shape not in shapes and (len(shapes) < _SHAPES or _has_new(seen.columns, row)):
+        if shape not in shapes and (len(shapes) < _SHAPES or _has_new(result.columns, row)):
             shapes.add(shape)
-            _note_columns(seen.columns, row)
-        written = content(row, raw)
-        repeats.add(written, line)
-        if holds_personal(written if pictures is None or detected is None else _texts(row, detected)):
-            seen.problems["personal_data"].add(line, PERSONAL, refused=False)
+            _note_columns(result.columns, row)
+        text = content(row, raw)
+        repeats.add(text, line)
+        if holds_personal(text if pictures is None or detected is None else _texts(row, detected)):
+            result.problems["personal_data"].add(line, PERSONAL, refused=False)
         if check is not None:
             checked = check(row)
-            if pictures is not None and seen.detected is not None:
-                seen.detected = with_pictures(seen.detected, row)
-                checked = _decoded(line, row, checked, seen.detected, pictures)
-            _count(seen, line, checked)
+            if pictures is not None and result.detected is not None:
+                result.detected = with_pictures(result.detected, row)
+                checked = _decoded(line, row, checked, result.detected, pictures)
+            _count(result, line, checked)
     for line in repeats.places():
-        seen.problems["duplicate"].add(line, "the same row as an earlier one", refused=False)
+        result.problems["duplicate"].add(line, "the same row as an earlier one", refused=False)
     for line in pictures.repeated() if check and pictures else ():
-        seen.problems["repeated_picture"].add(line, REPEATED, refused=False)
-    return seen
+        result.problems["repeated_picture"].add(line, REPEATED, refused=False)
+    return result
 
 
 def _texts(row: Row, detected: DetectedFormat) -> bytes:
@@ -154,19 +154,19 @@ def content(row: Row, raw: bytes | None) -> bytes:
     return canonical(row) if raw is None else raw.strip()
 
 
-def _count(seen: Survey, line: int, checked: Checked) -> None:
+def _count(survey: Survey, line: int, checked: Checked) -> None:
     size, turns, trouble = checked
     if trouble is not None:
-        seen.problems[trouble.kind].add(line, trouble.why, refused=trouble.refused)
+        survey.problems[trouble.kind].add(line, trouble.why, refused=trouble.refused)
         if trouble.refused:
             return
-    if size > seen.longest_text_bytes:
-        seen.longest_text_bytes, seen.longest_row = size, seen.usable
-    seen.usable += 1
-    seen.text_bytes += size
-    seen.turns += turns
-    if turns > seen.longest_turns:
-        seen.longest_turns = turns
+    if size > survey.longest_text_bytes:
+        survey.longest_text_bytes, survey.longest_row = size, survey.usable
+    survey.usable += 1
+    survey.text_bytes += size
+    survey.turns += turns
+    if turns > survey.longest_turns:
+        survey.longest_turns = turns
 
 
 def _has_new(columns: dict[str, list[str]], row: Row) -> bool:

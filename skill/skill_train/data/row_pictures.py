@@ -272,8 +272,8 @@ def with_tags(row: Row, columns: dict[str, str], folder: Path | None, out: Path)
         UsageError: `out` lies where such a path would leave its folder.
     """
     lifted, sources = lift_pictures(row, columns)
-    texts = {wanted: _tagged(lifted.get(column)) for wanted, column in columns.items() if wanted != "images"}
-    return texts | ({"images": [_written(source, folder, out) for source in sources]} if sources else {})
+    texts = {key: _tagged(lifted.get(column)) for key, column in columns.items() if key != "images"}
+    return texts | ({"images": [_portable(source, folder, out) for source in sources]} if sources else {})
 
 
 def _tagged(value: Any) -> Any:
@@ -285,7 +285,7 @@ def _tagged(value: Any) -> Any:
     return value.replace(PICTURE, "\n<image>\n") if isinstance(value, str) else value
 
 
-def _written(source: PictureSource, folder: Path | None, out: Path) -> str:
+def _portable(source: PictureSource, folder: Path | None, out: Path) -> str:
     if isinstance(source, dict) and source.get("bytes") is None:
         source = str(source.get("path"))
     if isinstance(source, str) and source[:5].lower() == "data:":
@@ -312,22 +312,22 @@ def picture_files(data: Path, recipe: ResolvedRecipe) -> dict[str, Path]:
     Raises:
         UsageError: a row cannot be read, a path means something else on another machine, or there are too many files.
     """
-    found: dict[str, Path] = {}
+    files: dict[str, Path] = {}
     folder = picture_folder(str(data)) if recipe.images else None
     if folder is None:
-        return found
+        return files
     root = folder.resolve()
     try:
         for line, row in iter_rows(str(data), split=recipe.split):
             for source in lift_pictures(row, recipe.columns)[1]:
                 path = picture_path(source)
-                if path is not None and path not in found:
-                    found[path] = _file(path, root, f"line {line} of {data}")
-                    if len(found) > MOST_FILES:
+                if path is not None and path not in files:
+                    files[path] = _file(path, root, f"line {line} of {data}")
+                    if len(files) > MOST_FILES:
                         raise _too_many(data, f"more than {MOST_FILES:,} files", f"at most {MOST_FILES:,} files")
     except Refused as refusal:
         raise from_exit_code(refusal.exit_code, refusal.error) from None
-    return found
+    return files
 
 
 def name_below(path: str) -> str:

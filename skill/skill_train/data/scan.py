@@ -69,27 +69,27 @@ class _Reading:
     """
 
     recipe: Recipe
-    found: DetectedFormat
+    detected: DetectedFormat
     names: dict[str, None]
     awaited: set[str]
     pictures: RowPictures | None
     check: Check = field(init=False)
 
     def __post_init__(self) -> None:
-        self.check = checker(self.found, self.pictures)
+        self.check = checker(self.detected, self.pictures)
 
     def meet(self, row: Row) -> None:
         """Completes the mapping with the columns of this row."""
-        found = self.found
+        detected = self.detected
         if not self.awaited.isdisjoint(row):
             self.names |= dict.fromkeys(name for name in row if name in self.awaited)
             self.awaited -= self.names.keys()
-            found = complete(self.recipe, found, self.names)
+            detected = complete(self.recipe, detected, self.names)
         if self.pictures is not None:
-            found = with_pictures(found, row)
-            self.names |= dict.fromkeys([found.columns["images"]] if found.columns.get("images") in row else [])
-        if found is not self.found:
-            self.found, self.check = found, checker(found, self.pictures)
+            detected = with_pictures(detected, row)
+            self.names |= dict.fromkeys([detected.columns["images"]] if detected.columns.get("images") in row else [])
+        if detected is not self.detected:
+            self.detected, self.check = detected, checker(detected, self.pictures)
 
 
 def _scan(recipe: Recipe, path: Path, pictures: RowPictures | None) -> DatasetFacts:
@@ -103,14 +103,14 @@ def _scan(recipe: Recipe, path: Path, pictures: RowPictures | None) -> DatasetFa
             row.refusal.error["hint"] = keeps_rows or leave_out(recipe)
             raise row.refusal
         if reading is None:
-            found, names = find_format(recipe, row, pictures=pictures is not None), dict.fromkeys(row)
-            reading = _Reading(recipe, found, names, optional_names(found) - names.keys(), pictures)
+            detected, names = find_format(recipe, row, pictures=pictures is not None), dict.fromkeys(row)
+            reading = _Reading(recipe, detected, names, optional_names(detected) - names.keys(), pictures)
         reading.meet(row)
         size, row_turns, trouble = reading.check(row)
         if trouble is not None and trouble.refused:
-            raise refused_row(recipe, (line, row), reading.found, reading.pictures, trouble.kind)
+            raise refused_row(recipe, (line, row), reading.detected, reading.pictures, trouble.kind)
         if pictures is not None:
-            sources = lift_pictures(row, reading.found.columns)[1]
+            sources = lift_pictures(row, reading.detected.columns)[1]
             pictures.count(sources)
             picture_files.add(sources)
         count += 1
@@ -123,16 +123,16 @@ def _scan(recipe: Recipe, path: Path, pictures: RowPictures | None) -> DatasetFa
             digest.update(canonical(row))
     if reading is None:
         raise empty(recipe)
-    require_columns(recipe, reading.found, reading.names)
+    require_columns(recipe, reading.detected, reading.names)
     facts = DatasetFacts(
         source=recipe.data,
         fingerprint=picture_files.with_rows(file_digest(path)["sha256"] if digest is None else digest.hexdigest()),
         rows=count,
         column_names=tuple(reading.names),
-        format=reading.found.format,
-        columns=reading.found.columns,
+        format=reading.detected.format,
+        columns=reading.detected.columns,
         bytes=path.stat().st_size if path.is_file() else None,
-        reason=reading.found.reason,
+        reason=reading.detected.reason,
         text_bytes=text_bytes,
         longest_text_bytes=longest,
         turns=turns,
@@ -174,15 +174,15 @@ def with_text_of(
     Raises:
         UsageError: training refuses a picture that is read now.
     """
-    found = DetectedFormat(facts.format, facts.columns, facts.reason)
+    detected = DetectedFormat(facts.format, facts.columns, facts.reason)
     counted = None if pictures is None else RowPictures(folder_of(recipe), tokens)
-    check = checker(found, counted)
+    check = checker(detected, counted)
     checked = [(row, check(row)) for row in first]
     lines = () if pictures is None else pictures.lines or ()
     for line, (row, (_, _, trouble)) in zip(lines, checked, strict=False):
         if trouble is not None and trouble.kind in PROBLEMS:
-            raise refused_row(recipe, (line, row), found, counted, trouble.kind)
-    good = [(row, size, said) for row, (size, said, trouble) in checked if trouble is None or not trouble.refused]
+            raise refused_row(recipe, (line, row), detected, counted, trouble.kind)
+    good = [(row, size, turns) for row, (size, turns, trouble) in checked if trouble is None or not trouble.refused]
     if not good:
         return facts
     share = facts.rows / len(good)
@@ -190,13 +190,13 @@ def with_text_of(
         facts,
         text_bytes=round(share * sum(size for _, size, _ in good)),
         longest_text_bytes=max(size for _, size, _ in good),
-        turns=round(share * sum(said for _, _, said in good)),
-        longest_turns=max(said for _, _, said in good),
+        turns=round(share * sum(turns for _, _, turns in good)),
+        longest_turns=max(turns for _, _, turns in good),
     )
     if pictures is None or counted is None:
         return measured
     for row, _, _ in good:
-        counted.count(lift_pictures(row, found.columns)[1])
+        counted.count(lift_pictures(row, detected.columns)[1])
     measured = with_pictures_of(measured, counted, pictures.count / max(1, counted.figures.pictures))
     return dataclasses.replace(measured, images=pictures.count, most_images=pictures.most)
 
@@ -228,13 +228,13 @@ def find_format(recipe: Recipe, row: Row, *, pictures: bool = False) -> Detected
             got="columns only",
             hint=f"one of the formats {', '.join(COLUMNS)} as format: … in the recipe",
         )
-    found = detect(row, pictures=pictures)
+    detected = detect(row, pictures=pictures)
     media = next((column for column, value in row.items() if is_media(column, value)), None)
-    if found is None and media is not None:
+    if detected is None and media is not None:
         raise media_error(recipe, recipe.data, media, row, pictures=pictures)
-    if found is None:
+    if detected is None:
         raise wrong_columns(recipe, row, "no known set of columns")
-    return found
+    return detected
 
 
 def _check_mapping(data_format: str, columns: dict[str, str], optional: list[str]) -> None:
@@ -282,20 +282,20 @@ def first_format(
         UsageError: the rows have no known format, or a column is missing.
     """
     names = dict.fromkeys(name for row in first for name in row)
-    found = complete(recipe, find_format(recipe, first[0], pictures=pictures), names)
-    later = {} if whole else dict.fromkeys([found.columns.get("images", "")])
-    require_columns(recipe, found, names | later)
+    detected = complete(recipe, find_format(recipe, first[0], pictures=pictures), names)
+    later = {} if whole else dict.fromkeys([detected.columns.get("images", "")])
+    require_columns(recipe, detected, names | later)
     if listed is None or recipe.data_file is None:
         checked = RowPictures(folder_of(recipe))
     else:
         checked = ListedPictures(hub_file(recipe.data, recipe.data_revision, recipe.data_file), listed)
-    reading = _Reading(recipe, found, names, set(), checked if pictures else None)
+    reading = _Reading(recipe, detected, names, set(), checked if pictures else None)
     for line, row in zip(lines or range(1, len(first) + 1), first, strict=True):
         reading.meet(row)
         trouble = reading.check(row)[2]
         if trouble is not None and trouble.kind in ("not_text", *PROBLEMS):
-            raise refused_row(recipe, (line, row), reading.found, reading.pictures, trouble.kind)
-    return reading.found
+            raise refused_row(recipe, (line, row), reading.detected, reading.pictures, trouble.kind)
+    return reading.detected
 
 
 def unread_media(recipe: Recipe, columns: dict[str, str]) -> str | None:
@@ -306,8 +306,8 @@ def unread_media(recipe: Recipe, columns: dict[str, str]) -> str | None:
     column = next((name for row in first_rows_of(recipe) if (name := unread_media_in(row, detected)) is not None), None)
     if column is None:
         return None
-    left = f"the column {column!r} contains images, audio or video, which are not read"
-    return f"{left}: the recipe names the columns of the text, and the model learns that alone"
+    what = f"the column {column!r} contains images, audio or video, which are not read"
+    return f"{what}: the recipe names the columns of the text, and the model learns that alone"
 
 
 def first_rows_of(recipe: Recipe) -> list[Row]:

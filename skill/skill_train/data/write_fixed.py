@@ -69,7 +69,7 @@ def write_fixed(
         UsageError: `out` exists, or no row is usable.
     """
     check_out(out)
-    repeats, left_out, written = Repeats(), Counter[str](), 0
+    repeats, left_out, rows = Repeats(), Counter[str](), 0
     for place, line in _lines(recipe, check, None, mapped, Counter()):
         repeats.add(line, place)
     repeated = repeats.places()
@@ -82,8 +82,8 @@ def write_fixed(
                 left_out["duplicate"] += 1
                 continue
             file.write(line)
-            written += 1
-        if not written:
+            rows += 1
+        if not rows:
             raise UsageError(
                 f"{recipe.data} has no usable row",
                 code="bad_row",
@@ -93,7 +93,7 @@ def write_fixed(
         file.flush()
         os.fsync(file.fileno())
     digest = file_digest(out)
-    return Fixed(str(out), written, digest["bytes"], digest["sha256"], dict(left_out))
+    return Fixed(str(out), rows, digest["bytes"], digest["sha256"], dict(left_out))
 
 
 def _lines(

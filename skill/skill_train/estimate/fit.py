@@ -56,7 +56,7 @@ class Problem:
     """Why a file is not shipped. `excess` is how far it is from the limit: 1.2 is a fifth too much, or too slow; None
     when that is not known."""
 
-    says: str
+    text: str
     excess: float | None
 
 
@@ -131,38 +131,38 @@ def i_quants_to_try(
 ) -> tuple[list[str], str]:
     """The i-quants that may be the better file, and what is said of them: the largest that fit, of those that are
     smaller than a k-quant that does not fit. Before there are files no divergence is known, so it is no limit."""
-    known = replace(limits, max_kl=None)
+    measurable = replace(limits, max_kl=None)
 
     def fits(file: DeviceFile) -> bool:
-        return not problems_of(file, target, known)
+        return not problems_of(file, target, measurable)
 
     best = max((_bits(file) for file in k_quants if fits(file)), default=0.0)
     if best >= BITS[ENOUGH]:
         return [], f"not tried, because {ENOUGH} or a larger type fits"
     below = min(bits for bits in map(_bits, k_quants) if bits > best)
     tried = [file.quant for file in i_quants if _bits(file) < below and fits(file)][:_MOST_TRIED]
-    left = ", ".join(file.quant for file in i_quants if file.quant not in tried)
+    untried = ", ".join(file.quant for file in i_quants if file.quant not in tried)
     if not tried:
         return [], "not tried, because none of them fits"
-    return tried, f"{' and '.join(tried)} too, because {ENOUGH} does not fit; {left} were not tried"
+    return tried, f"{' and '.join(tried)} too, because {ENOUGH} does not fit; {untried} were not tried"
 
 
 def problems_of(candidate: DeviceFile, target: TargetDevice, limits: ShipLimits) -> list[Problem]:
     """What speaks against a file. The most that it may need must fit into the least that the device gives, and the
     slowest speed must be enough. What is unknown speaks against it too."""
-    found, room = list[Problem](), target.usable_bytes[0]
+    problems, room = list[Problem](), target.usable_bytes[0]
     if candidate.memory is None:
-        found.append(Problem("its memory is unknown, because the model's shape is", None))
+        problems.append(Problem("its memory is unknown, because the model's shape is", None))
     elif candidate.memory.high > room:
         needs = f"needs up to {shown(candidate.memory.high)} of {shown(room)} that can be used"
-        found.append(Problem(needs, candidate.memory.high / room if room else None))
+        problems.append(Problem(needs, candidate.memory.high / room if room else None))
     if limits.max_bytes is not None and _high(candidate.bytes) > limits.max_bytes:
-        found.append(_too_large(candidate.bytes, limits.max_bytes))
+        problems.append(_too_large(candidate.bytes, limits.max_bytes))
     if limits.max_kl is not None and (candidate.kl is None or not candidate.kl <= limits.max_kl):
-        found.append(_divergence(candidate.kl, limits.max_kl))
+        problems.append(_divergence(candidate.kl, limits.max_kl))
     if limits.min_speed is not None:
-        found += _too_slow(candidate.speed, limits.min_speed)
-    return found
+        problems += _too_slow(candidate.speed, limits.min_speed)
+    return problems
 
 
 def _too_large(size: Range | None, most: float) -> Problem:
@@ -193,7 +193,7 @@ def _nearest(problems: dict[str, list[Problem]], target: TargetDevice) -> str:
         return max(problem.excess if problem.excess is not None else float("inf") for problem in problems[quant])
 
     nearest = min(problems, key=miss)
-    reasons = "; ".join(problem.says for problem in problems[nearest])
+    reasons = "; ".join(problem.text for problem in problems[nearest])
     return f"nothing fits {target.name}; the nearest is {nearest}: it {reasons}"
 
 

@@ -242,10 +242,10 @@ def _attention_scores(model: ModelFacts, step: MicroStep) -> Part:
         return _written_out(model, step)
     if step.device != "mps":
         return Part("attention scores", 0, 0, "the fused kernel keeps none")
-    seen = step.length
-    each = step.rows * (model.heads or 1) * step.length * seen * BYTES[step.dtype]
+    attended = step.length
+    each = step.rows * (model.heads or 1) * step.length * attended * BYTES[step.dtype]
     layers = 1 if step.checkpointing else model.layers or 1
-    because = f"{layers} layers x {step.rows} x {model.heads} heads x {step.length} x {seen} tokens, once or twice"
+    because = f"{layers} layers x {step.rows} x {model.heads} heads x {step.length} x {attended} tokens, once or twice"
     return Part("attention scores", layers * each, 2 * layers * each, because)
 
 

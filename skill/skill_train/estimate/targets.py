@@ -110,8 +110,8 @@ def find_target(name: str | None, memory: str | None, bandwidth: str | None) -> 
         reasons = ["memory: --memory", "usable: judged, not measured: the system takes 10 to 25 %"]
         reasons.append("bandwidth: " + ("not known; --bandwidth sets it" if speed is None else "--bandwidth"))
         usable = (_STATED_USABLE[0] * stated, _STATED_USABLE[1] * stated)
-        shown = f"a device of {stated / 1e9:g} GB" + ("" if speed is None else f" and {speed:g} GB/s")
-        return TargetDevice(shown, UNKNOWN_FAMILY, stated, usable, speed, tuple(reasons))
+        name_of_size = f"a device of {stated / 1e9:g} GB" + ("" if speed is None else f" and {speed:g} GB/s")
+        return TargetDevice(name_of_size, UNKNOWN_FAMILY, stated, usable, speed, tuple(reasons))
     rows, size = _find_rows(name)
     memory_bytes = stated or (size * _GIB if size else None)
     return _of_row(_with_memory(rows, memory_bytes), memory_bytes, speed)
@@ -166,16 +166,16 @@ def _parse_bandwidth(text: str) -> float:
 
 def _find_rows(name: str) -> tuple[list[TableRow], int | None]:
     """The rows of a name, and the size of memory in GiB that stands in the name."""
-    sizes, wanted = _SIZE.findall(name), _plain(_SIZE.sub(" ", name))
+    sizes, plain_name = _SIZE.findall(name), _plain(_SIZE.sub(" ", name))
     rows: dict[str, list[TableRow]] = {}
     names: dict[str, str] = {}
     for row in read_table().devices:
-        for known in (row.name, *row.names):
-            rows.setdefault(_plain(known), []).append(row)
-            names[_plain(known)] = known
-    found = rows.get(wanted)
-    if found is None or len(sizes) > 1:
-        near = difflib.get_close_matches(wanted, rows, n=3, cutoff=0.5)
+        for alias in (row.name, *row.names):
+            rows.setdefault(_plain(alias), []).append(row)
+            names[_plain(alias)] = alias
+    same_name = rows.get(plain_name)
+    if same_name is None or len(sizes) > 1:
+        near = difflib.get_close_matches(plain_name, rows, n=3, cutoff=0.5)
         raise UsageError(
             f"no device {name[:_SHOWN]!r} is in the table",
             code="bad_usage",
@@ -183,16 +183,16 @@ def _find_rows(name: str) -> tuple[list[TableRow], int | None]:
             hint="state it: --memory 8GB --bandwidth 51GB/s; references/devices.md lists those that have a name",
         )
     size = int(sizes[0]) if sizes else None
-    sold = sorted({size for row in found for size in row.memory_gb})
+    sold = sorted({size for row in same_name for size in row.memory_gb})
     if size is not None and size not in sold:  # phones are sold by their storage
         raise UsageError(
-            f"{found[0].name} is not sold with {size} GB of memory",
+            f"{same_name[0].name} is not sold with {size} GB of memory",
             code="bad_usage",
             expected=f"{', '.join(map(str, sold))} GB, or no size",
             got=name,
             hint="a size in the name is that of the memory, and not of the storage; --memory states another",
         )
-    return found, size
+    return same_name, size
 
 
 def _with_memory(rows: list[TableRow], memory: float | None) -> TableRow:

@@ -89,8 +89,8 @@ def micro_step_flops(model: ModelFacts, step: MicroStep) -> float | None:
     linear = 2 * body * step.tokens * (forward + 1 + step.full)
     adapter = 2 * adapter_parameters(model, step.target_modules, step.lora_r) * step.tokens * (forward + 2)
     queries = (model.heads or 1) * (model.head_dim or model.hidden_size // (model.heads or 1))
-    seen = min(step.length, model.sliding_window or step.length)
-    attention = 2 * queries * seen * step.tokens * model.layers * (forward + 2.5)
+    attended = min(step.length, model.sliding_window or step.length)
+    attention = 2 * queries * attended * step.tokens * model.layers * (forward + 2.5)
     trained = step.tokens * step.trained_share
     head_passes = 4 if step.full else 3 if step.device == "cuda" else 2
     language = linear + adapter * (not step.full) + attention + 2 * head * trained * head_passes
@@ -104,12 +104,12 @@ def picture_flops(model: ModelFacts, step: MicroStep) -> float:
     computes its output. Attention compares all patches of a picture or tile, or those of a window: 2 matmuls of
     2 x hidden size for each pair. The few operations of adapters on the tower are left out.
     """
-    tower, seen = model.tower, step.pictures
-    if not step.images or tower is None or seen is None:
+    tower, pictures = model.tower, step.pictures
+    if not step.images or tower is None or pictures is None:
         return 0.0
-    tokens = step.rows * seen.mean
+    tokens = step.rows * pictures.mean
     patches = tokens * tower.patches_per_token
-    pairs = patches**2 if tower.attends_all else step.rows * seen.mean_squares * tower.patches_per_token**2
+    pairs = patches**2 if tower.attends_all else step.rows * pictures.mean_squares * tower.patches_per_token**2
     near = min(pairs, patches * tower.window)
     seen_pairs = (tower.layers - tower.windowed_layers) * pairs + tower.windowed_layers * near
     forward = 2 if step.checkpointing and step.tower_trains else 1

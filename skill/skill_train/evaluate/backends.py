@@ -73,7 +73,7 @@ class Question:
         ids: the whole row, as the trainer would have been fed it.
         trained: positions in `ids` whose token the trainer would have been taught; never 0.
         prompt: ids before the row's last answer; empty when the row asks nothing.
-        wanted: ids of that answer.
+        answer: ids of that answer.
         most: tokens that an answer may have.
         turns: what is asked about pictures; None for a row of text.
     """
@@ -81,7 +81,7 @@ class Question:
     ids: list[int]
     trained: list[int]
     prompt: list[int]
-    wanted: list[int]
+    answer: list[int]
     most: int
     turns: PictureTurns | None = None
 
@@ -108,8 +108,8 @@ class Replies:
 Ask = Callable[[Model, list[Question], Progress], Replies]
 
 
-def backend_of(model: Model, wanted: str) -> tuple[Ask, str]:
-    """The function that asks a model, and the reason for it. `wanted` is auto, transformers or vllm.
+def backend_of(model: Model, name: str) -> tuple[Ask, str]:
+    """The function that asks a model, and the reason for it. `name` is auto, transformers or vllm.
 
     A GGUF file is always read by llama.cpp.
 
@@ -120,15 +120,15 @@ def backend_of(model: Model, wanted: str) -> tuple[Ask, str]:
     if model.is_gguf:
         llama_cpp_folder()
         return (ask_llama_cpp if model.pictures is None else ask_pair), "a GGUF file"
-    if wanted == "vllm":
+    if name == "vllm":
         _require_vllm(model)
-    if wanted == "transformers":
+    if name == "transformers":
         return ask_transformers, "asked for"
     if model.adapter is not None:
         return ask_transformers, "an adapter that is not merged yet"
     if model.pictures is not None:
         return ask_transformers, "rows with pictures"
-    if wanted == "vllm":
+    if name == "vllm":
         return ask_vllm, "asked for"
     if _has_vllm() and _has_cuda():
         return ask_vllm, "CUDA is here and vllm is installed"
@@ -149,10 +149,13 @@ def ask_transformers(model: Model, questions: list[Question], progress: Progress
         device = device_of(network)
         network.to(device)
         sums = [
-            _loss(network, question, device, inputs) for question in _told(questions, lambda share: progress(share / 2))
+            _loss(network, question, device, inputs)
+            for question in _with_progress(questions, lambda share: progress(share / 2))
         ]
         started, answers = time.monotonic(), [list[int]() for _ in questions]
-        for group in _told(_groups(questions, alone=inputs is not None), lambda share: progress((1 + share) / 2)):
+        for group in _with_progress(
+            _groups(questions, alone=inputs is not None), lambda share: progress((1 + share) / 2)
+        ):
             replies = _answered(network, [questions[number] for number in group], stops, inputs)
             for number, answer in zip(group, replies, strict=True):
                 answers[number] = answer
@@ -178,21 +181,23 @@ def ask_pair(model: Model, questions: list[Question], progress: Progress) -> Rep
     if model.projector is None:
         return _unmeasured("llama.cpp", "it has no projector, so it would answer without the pictures")
     assert model.pictures is not None
-    seen = [question for question in questions if question.turns is not None]
+    with_pictures = [question for question in questions if question.turns is not None]
     prompts = ServerPrompts(model.pictures, load_tokenizer(model.pictures.model), MARKER)
-    asked = []
-    for question in seen:
+    picture_questions = []
+    for question in with_pictures:
         assert question.turns is not None
         if not prompts.is_asked_alike(question.turns, question.prompt):
             return _unmeasured("llama.cpp", "the chat template does not end a prompt as the rows of the training do")
         text = prompts.text(question.turns)
-        asked.append(picture_answers.Asked(text, question.turns.images, question.wanted, question.most))
-    job = picture_answers.AskedJob(
+        picture_questions.append(
+            picture_answers.PairQuestion(text, question.turns.images, question.answer, question.most)
+        )
+    job = picture_answers.PairQuestionsJob(
         text=str(model.path),
         projector=str(model.projector),
         threads=physical_cores(),
         folder=str(model.pictures.folder),
-        asked=asked,
+        questions=picture_questions,
     )
     result = picture_answers.ask(job, progress=lambda done, total, _: progress(done / total))
     others = [question for question in questions if question.turns is None]
@@ -289,8 +294,8 @@ def _answered(
 
     ids = torch.tensor([question.prompt for question in questions], device=network.device)
     pictures = {} if inputs is None else inputs.tensors(questions[0].turns, ids)
-    found = generate(network, ids, max(question.most for question in questions), stops, **pictures)
-    answers: list[list[int]] = found[:, ids.shape[1] :].tolist()
+    generated = generate(network, ids, max(question.most for question in questions), stops, **pictures)
+    answers: list[list[int]] = generated[:, ids.shape[1] :].tolist()
     return [_until_stop(answer[: question.most], stops) for answer, question in zip(answers, questions, strict=True)]
 
 
@@ -341,7 +346,7 @@ def _halves(progress: Progress) -> Bar:
     return lambda done, total, text: progress(done / total / 2 + (0.5 if text == "answering" else 0.0))
 
 
-def _told(items: list[_Item], progress: Progress) -> Iterator[_Item]:
+def _with_progress(items: list[_Item], progress: Progress) -> Iterator[_Item]:
     """The items, with the share of them that is done."""
     for number, item in enumerate(items):
         progress(number / len(items))

@@ -36,9 +36,9 @@ class ModelReplies:
     texts: list[str]
 
 
-def figures(judged: ModelReplies, asked: list[Question]) -> ModelFigures:
+def figures(judged: ModelReplies, questions: list[Question]) -> ModelFigures:
     """The figures of one model for the tables. If there is no loss, there is a reason."""
-    loss = _loss(judged, asked)
+    loss = _loss(judged, questions)
     scored = [score for score in judged.scores if score is not None]
     speed = judged.replies.tokens_per_second
     return ModelFigures(
@@ -57,15 +57,15 @@ def figures(judged: ModelReplies, asked: list[Question]) -> ModelFigures:
     )
 
 
-def differences(measured: list[ModelReplies], asked: list[Question]) -> list[FigureDifference]:
+def differences(measured: list[ModelReplies], questions: list[Question]) -> list[FigureDifference]:
     """Tuned minus base, and each file minus tuned, in every figure that both have."""
     compared = []
     for judged, other in _pairs(measured):
-        intervals = {"loss": _losses(judged, other, asked), "exact_match": _paired(judged.exact, other.exact)}
+        intervals = {"loss": _losses(judged, other, questions), "exact_match": _paired(judged.exact, other.exact)}
         intervals["score"] = _scores(judged, other)
         for measure, interval in intervals.items():
             if interval is not None:
-                rows = len(asked) if measure == "loss" else len(judged.exact)
+                rows = len(questions) if measure == "loss" else len(judged.exact)
                 smallest = _smallest(measure, judged, other)
                 compared.append(_difference(judged.model.name, other.model.name, measure, interval, rows, smallest))
     return compared
@@ -108,12 +108,12 @@ def _difference(
     )
 
 
-def _losses(judged: ModelReplies, other: ModelReplies, asked: list[Question]) -> Interval | None:
+def _losses(judged: ModelReplies, other: ModelReplies, questions: list[Question]) -> Interval | None:
     """The difference in nats a token. Rows are drawn whole, so a row counts for as many tokens as it has."""
     ours, theirs = _all_finite(judged.replies.losses), _all_finite(other.replies.losses)
     if ours is None or theirs is None:
         return None
-    return paired(ours, theirs, [len(question.trained) for question in asked])
+    return paired(ours, theirs, [len(question.trained) for question in questions])
 
 
 def _scores(judged: ModelReplies, other: ModelReplies) -> Interval | None:
@@ -125,9 +125,9 @@ def _paired(ours: list[float], theirs: list[float]) -> Interval | None:
     return paired(ours, theirs) if ours and len(ours) == len(theirs) else None
 
 
-def _loss(judged: ModelReplies, asked: list[Question]) -> float | None:
+def _loss(judged: ModelReplies, questions: list[Question]) -> float | None:
     sums = _all_finite(judged.replies.losses)
-    return None if sums is None else sum(sums) / sum(len(question.trained) for question in asked)
+    return None if sums is None else sum(sums) / sum(len(question.trained) for question in questions)
 
 
 def _all_finite(sums: list[float | None]) -> list[float] | None:

@@ -87,17 +87,17 @@ def require_pictures(rows: list[Row], folder: Path) -> None:
         UsageError: a picture is missing, or is another one.
     """
     for row in rows:
-        for image, wanted in zip(row.get("images") or (), row.get("image_sha256") or (), strict=True):
+        for image, expected in zip(row.get("images") or (), row.get("image_sha256") or (), strict=True):
             try:
-                found = picture_digest(image, folder)
+                digest = picture_digest(image, folder)
             except (Refused, OSError):
-                found = "no such file"
-            if found != wanted:
+                digest = "no such file"
+            if digest != expected:
                 raise UsageError(
                     f"line {row['line']} of the held-out rows has a picture that was changed: {image}",
-                    code="missing_file" if found == "no such file" else "bad_picture",
-                    expected=f"the file whose SHA-256 is {wanted}",
-                    got=found,
+                    code="missing_file" if digest == "no such file" else "bad_picture",
+                    expected=f"the file whose SHA-256 is {expected}",
+                    got=digest,
                     hint="train again in a new folder with --run-dir, or put the picture back",
                 )
 
@@ -106,15 +106,17 @@ class PictureTensors:
     """What a model of transformers takes beside the ids of a row."""
 
     def __init__(self, pictures: RunPictures, tokenizer: Any) -> None:
-        self.seen = pictures.read_by(tokenizer)
+        self.pictures = pictures.read_by(tokenizer)
 
     def tensors(self, turns: PictureTurns | None, ids: Any) -> dict[str, Any]:
         """By the names of the model's inputs. ids: [1, tokens]; a tensor on the device of the model."""
         images = (
-            self.seen.read({"images": turns.images, "image_sha256": turns.image_sha256}) if turns is not None else []
+            self.pictures.read({"images": turns.images, "image_sha256": turns.image_sha256})
+            if turns is not None
+            else []
         )
-        tensors = {name: value.to(ids.device) for name, value in self.seen.tensors([images]).items()}
-        return tensors | self.seen.token_types(ids)
+        tensors = {name: value.to(ids.device) for name, value in self.pictures.tensors([images]).items()}
+        return tensors | self.pictures.token_types(ids)
 
 
 @contextmanager
@@ -135,7 +137,7 @@ class ServerPrompts:
 
     def __init__(self, pictures: RunPictures, tokenizer: Any, marker: str) -> None:
         self.folder, self.tokenizer, self.marker = pictures.folder, tokenizer, marker
-        self.seen = pictures.read_by(tokenizer)
+        self.pictures = pictures.read_by(tokenizer)
 
     def text(self, turns: PictureTurns) -> str:
         return self._rendered(turns, self.marker)
@@ -143,7 +145,9 @@ class ServerPrompts:
     def is_asked_alike(self, turns: PictureTurns, prompt: list[int]) -> bool:
         """Whether the chat template asks the row's own question: the same ids as the row has before its answer."""
         sizes: list[PictureSize] = [picture_size(image, self.folder) for image in turns.images]
-        text, _ = self.seen.expanded(self._rendered(turns, None if self.seen.engine is None else self.seen.mark), sizes)
+        text, _ = self.pictures.expanded(
+            self._rendered(turns, None if self.pictures.engine is None else self.pictures.mark), sizes
+        )
         return list(self.tokenizer(text, add_special_tokens=False)["input_ids"]) == prompt
 
     def _rendered(self, turns: PictureTurns, marker: str | None) -> str:

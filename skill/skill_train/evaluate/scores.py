@@ -92,7 +92,7 @@ def scores(scoring: Scoring, answers: list[Reply]) -> list[float | None]:
         UsageError: the user's scorer fails, returns no number or takes too long; the pattern takes too long.
     """
     if scoring.scorer is not None:
-        return _own(scoring.scorer, answers)
+        return _by_scorer(scoring.scorer, answers)
     if scoring.pattern is not None:
         return _by_patterns(scoring.pattern, answers)
     return [_is_json(reply["answer"]) if scoring.name == "json" else exact(reply) for reply in answers]
@@ -116,10 +116,10 @@ def _by_patterns(pattern: str, answers: list[Reply]) -> list[float | None]:
 def _by_pattern(pattern: re.Pattern[str], reply: Reply) -> float | None:
     """1 if the first match is the same in both, or else 0."""
     group = 1 if pattern.groups else 0
-    wanted, match = pattern.search(reply["expected"]), pattern.search(reply["answer"])
-    if wanted is None or wanted[group] is None:
+    expected, match = pattern.search(reply["expected"]), pattern.search(reply["answer"])
+    if expected is None or expected[group] is None:
         return None
-    return float(match is not None and match[group] == wanted[group])
+    return float(match is not None and match[group] == expected[group])
 
 
 def _is_json(text: str) -> float:
@@ -135,7 +135,7 @@ def _refuse(constant: str) -> None:
     raise ValueError(f"{constant} is not JSON")
 
 
-def _own(file: Path, answers: list[Reply]) -> list[float | None]:
+def _by_scorer(file: Path, answers: list[Reply]) -> list[float | None]:
     job: ScoreJob = {"file": str(file), "rows": answers}
     limit = _START_SECONDS + _ANSWER_SECONDS * len(answers)
     try:

@@ -84,8 +84,8 @@ def evaluate(request: EvaluateRequest, *, progress: Bar, warn: Warn) -> StepResu
     started = time.monotonic()
     rows = spread(_askable(request, warn), request.most_rows)
     scoring, context = request.scoring, context_length(read_config(request.tokenizer_of))
-    asked = questions(rows, loss_on=request.loss_on, room=_room(scoring), context=context)
-    _warn(asked, request.loss_on, warn)
+    row_questions = questions(rows, loss_on=request.loss_on, room=_room(scoring), context=context)
+    _warn(row_questions, request.loss_on, warn)
     inputs, installed = _inputs(request.models, rows, scoring), versions(*_VERSIONS)
     options = EvaluationOptions(score=scoring.name, pattern=scoring.pattern, backend=request.backend)
     if request.record.is_file():
@@ -94,10 +94,11 @@ def evaluate(request: EvaluateRequest, *, progress: Bar, warn: Warn) -> StepResu
             return StepResult(earlier, reused=True)
     _require_able(request.models, request.backend, request.record)
     tokenizer = load_tokenizer(request.tokenizer_of)
-    _try_scorer(scoring, asked, tokenizer)
+    _try_scorer(scoring, row_questions, tokenizer)
     ask = partial(measure, tokenizer=tokenizer, scoring=scoring, backend=request.backend)
     measured = [
-        ask(model, asked, progress=_part(progress, n, request.models)) for n, model in enumerate(request.models)
+        ask(model, row_questions, progress=_model_progress(progress, n, request.models))
+        for n, model in enumerate(request.models)
     ]
     evaluation = Evaluation(
         step=request.record.stem,
@@ -105,12 +106,12 @@ def evaluate(request: EvaluateRequest, *, progress: Bar, warn: Warn) -> StepResu
         options=options,
         versions=installed,
         rows=len(rows),
-        asked=sum(bool(question.prompt) for question in asked),
-        answer_tokens=sum(len(question.trained) for question in asked),
+        asked=sum(bool(question.prompt) for question in row_questions),
+        answer_tokens=sum(len(question.trained) for question in row_questions),
         score=None if scoring.name == "exact" else scoring.name,
-        models=[figures(judged, asked) for judged in measured],
-        differences=differences(measured, asked),
-        answers=_answers(rows, asked, measured, tokenizer),
+        models=[figures(judged, row_questions) for judged in measured],
+        differences=differences(measured, row_questions),
+        answers=_answers(rows, row_questions, measured, tokenizer),
         seconds=round(time.monotonic() - started, 2),
         peak_memory_bytes=peak_memory_bytes(),
         peak_memory_children_bytes=peak_memory_bytes(children=True),
@@ -128,12 +129,12 @@ def _require_able(models: list[Model], backend: str, record: Path) -> None:
 
 
 def measure(
-    model: Model, asked: list[Question], *, tokenizer: Any, scoring: Scoring, backend: str, progress: Bar
+    model: Model, questions: list[Question], *, tokenizer: Any, scoring: Scoring, backend: str, progress: Bar
 ) -> ModelReplies:
     """One model's replies, with the scores of its answers."""
     ask, why = backend_of(model, backend)
-    replies = ask(model, asked, lambda share: progress(share, 1, model.name))
-    texts = _texts(asked, replies, tokenizer)
+    replies = ask(model, questions, lambda share: progress(share, 1, model.name))
+    texts = _texts(questions, replies, tokenizer)
     own = scores(scoring, texts) if scoring.name != "exact" and texts else []
     return ModelReplies(
         model, why, replies, [exact(reply) for reply in texts], own, [reply["answer"] for reply in texts]
@@ -195,15 +196,15 @@ def _room(scoring: Scoring) -> int:
     return ROOM if scoring.name == "exact" else 8 * ROOM
 
 
-def _texts(asked: list[Question], replies: Replies, tokenizer: Any) -> list[Reply]:
+def _texts(questions: list[Question], replies: Replies, tokenizer: Any) -> list[Reply]:
     """The replies to the rows that ask; empty if the model was not measured."""
 
     def text(ids: list[int]) -> str:
         return str(tokenizer.decode(ids, skip_special_tokens=True)).strip()
 
     return [
-        Reply(prompt=_asked_text(question, tokenizer), answer=text(ids), expected=text(question.wanted))
-        for question, ids in zip(asked, replies.answers, strict=bool(replies.answers))
+        Reply(prompt=_asked_text(question, tokenizer), answer=text(ids), expected=text(question.answer))
+        for question, ids in zip(questions, replies.answers, strict=bool(replies.answers))
         if question.prompt
     ]
 
@@ -216,41 +217,44 @@ def _asked_text(question: Question, tokenizer: Any) -> str:
     return str(tokenizer.decode(ids))
 
 
-def _try_scorer(scoring: Scoring, asked: list[Question], tokenizer: Any) -> None:
+def _try_scorer(scoring: Scoring, questions: list[Question], tokenizer: Any) -> None:
     """Tries the user's file on one right answer, before minutes are spent on the models."""
-    first = next((question for question in asked if question.prompt), None)
+    first = next((question for question in questions if question.prompt), None)
     if scoring.scorer is not None and first is not None:
-        scores(scoring, _texts([first], Replies("", "", [], [first.wanted], None), tokenizer))
+        scores(scoring, _texts([first], Replies("", "", [], [first.answer], None), tokenizer))
 
 
-def _warn(asked: list[Question], loss_on: str, warn: Warn) -> None:
-    able = sum(bool(question.prompt) for question in asked)
+def _warn(questions: list[Question], loss_on: str, warn: Warn) -> None:
+    able = sum(bool(question.prompt) for question in questions)
     if not able:
         why = "the recipe trains on whole texts" if loss_on == "all" else "every held-out row is a text, or was cut"
         warn("no_questions", f"{why}, so no answers are compared: loss and perplexity only")
-    elif able < len(asked):
+    elif able < len(questions):
         warn(
-            "not_asked", f"{len(asked) - able} of {len(asked)} rows are texts or were cut: they count for the loss only"
+            "not_asked",
+            f"{len(questions) - able} of {len(questions)} rows are texts or were cut: they count for the loss only",
         )
-    if len(asked) < FEW_ROWS:
+    if len(questions) < FEW_ROWS:
         warn(
             "few_rows",
-            f"{len(asked)} rows: below {FEW_ROWS} the intervals are too narrow; trust only large differences",
+            f"{len(questions)} rows: below {FEW_ROWS} the intervals are too narrow; trust only large differences",
         )
 
 
-def _part(progress: Bar, number: int, models: list[Model]) -> Bar:
+def _model_progress(progress: Bar, number: int, models: list[Model]) -> Bar:
     return lambda done, total, text: progress(number + done / total, len(models), text)
 
 
-def _answers(rows: list[Row], asked: list[Question], measured: list[ModelReplies], tokenizer: Any) -> list[AnsweredRow]:
+def _answers(
+    rows: list[Row], questions: list[Question], measured: list[ModelReplies], tokenizer: Any
+) -> list[AnsweredRow]:
     """The answers of all models, for every row that asks."""
-    able = [(row["line"], question) for row, question in zip(rows, asked, strict=True) if question.prompt]
+    able = [(row["line"], question) for row, question in zip(rows, questions, strict=True) if question.prompt]
     return [
         AnsweredRow(
             line=line,
             prompt=end_of(_asked_text(question, tokenizer), _LONGEST_TEXT),
-            expected=str(tokenizer.decode(question.wanted, skip_special_tokens=True)).strip()[:_LONGEST_TEXT],
+            expected=str(tokenizer.decode(question.answer, skip_special_tokens=True)).strip()[:_LONGEST_TEXT],
             answers={judged.model.name: judged.texts[place][:_LONGEST_TEXT] for judged in measured if judged.texts},
             exact={judged.model.name: bool(judged.exact[place]) for judged in measured if judged.texts},
             scores={judged.model.name: judged.scores[place] for judged in measured if judged.scores},

@@ -58,8 +58,8 @@ def run(document: object) -> object:
 
 def _losses(vllm: Any, model: Any, scored: list[Scored]) -> list[float | None]:
     """For each sequence, the sum of -log p in nats over its trained tokens."""
-    asked = vllm.SamplingParams(temperature=0.0, max_tokens=1, prompt_logprobs=0, detokenize=False)
-    outputs = model.generate([{"prompt_token_ids": row.ids} for row in scored], asked, use_tqdm=False)
+    sampling = vllm.SamplingParams(temperature=0.0, max_tokens=1, prompt_logprobs=0, detokenize=False)
+    outputs = model.generate([{"prompt_token_ids": row.ids} for row in scored], sampling, use_tqdm=False)
     sums = []
     for row, output in zip(scored, outputs, strict=True):
         of_prompt = output.prompt_logprobs
@@ -71,8 +71,8 @@ def _losses(vllm: Any, model: Any, scored: list[Scored]) -> list[float | None]:
 def _answers(vllm: Any, model: Any, prompts: list[Prompt]) -> list[list[int]]:
     if not prompts:
         return []
-    asked = [vllm.SamplingParams(temperature=0.0, max_tokens=prompt.most, detokenize=False) for prompt in prompts]
-    outputs = model.generate([{"prompt_token_ids": prompt.ids} for prompt in prompts], asked, use_tqdm=False)
+    sampling = [vllm.SamplingParams(temperature=0.0, max_tokens=prompt.most, detokenize=False) for prompt in prompts]
+    outputs = model.generate([{"prompt_token_ids": prompt.ids} for prompt in prompts], sampling, use_tqdm=False)
     return [list(output.outputs[0].token_ids) for output in outputs]
 
 

@@ -221,9 +221,9 @@ def _check_files(model: Path, outtype: str) -> None:
 def _check_room(weights: dict[str, StoredTensor], model: Path, out: Path, outtype: str) -> None:
     width = BYTES_PER_WEIGHT.get(outtype, BYTES_PER_WEIGHT["f16"])
     counts = {name: stored.elements for name, stored in weights.items()}
-    written = sum(count * (width if len(weights[name].shape) > 1 else 4) for name, count in counts.items())
+    size = sum(count * (width if len(weights[name].shape) > 1 else 4) for name, count in counts.items())
     vocabulary = sum((model / name).stat().st_size for name in _TOKENIZER_FILES if (model / name).is_file())
-    require_space(out, int(written) + vocabulary, "the GGUF file")
+    require_space(out, int(size) + vocabulary, "the GGUF file")
     largest = max(_written_together(counts).values(), default=0)
     require_memory(_CONVERTER_BYTES + _BYTES_PER_WEIGHT_IN_WORK * largest, "converting the largest tensor")
 

@@ -104,7 +104,7 @@ def convert_projector(
         progress(1, 1, "llama.cpp loads the pair")
         require_pair(request.model, text, part)
         kinds = Counter(tensor.kind.lower() for tensor in read_gguf(part).tensors.values())
-        made = ExportRecord(
+        record = ExportRecord(
             step=request.record.stem,
             inputs=inputs,
             options=options,
@@ -118,9 +118,9 @@ def convert_projector(
             peak_memory_bytes=peak_memory_bytes(children=True),
             finished_at=records.timestamp(),
         )
-        records.write(note_of(file, request.record), made)
+        records.write(note_of(file, request.record), record)
     os.replace(note_of(file, request.record), request.record)
-    return StepResult(made)
+    return StepResult(record)
 
 
 def require_pair(model: Path, text: Path, projector: Path) -> None:

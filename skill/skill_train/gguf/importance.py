@@ -37,14 +37,14 @@ class Matrix:
 
     Attributes:
         texts: other text, token ids, to compare files with and without it on. Empty: nothing is compared.
-        wanted: it is used by every type that takes one, and not only where it helps or is needed.
+        is_explicit: it is used by every type that takes one, and not only where it helps or is needed.
         missing: matrices of the model that it says nothing about.
     """
 
     file: Path
     use: MatrixUse
     texts: list[list[int]] = field(default_factory=list)
-    wanted: bool = False
+    is_explicit: bool = False
     missing: list[str] = field(default_factory=list)
 
 
@@ -95,16 +95,16 @@ def compute_matrix(request: MatrixRequest, *, progress: Bar) -> StepResult[Matri
             model=sha256,
             data=request.texts.sha256,
         )
-        seen = collect.collect(job, progress)
+        collected = collect.collect(job, progress)
         record = MatrixRecord(
             inputs=inputs,
             options=options,
             outputs={str(request.file.relative_to(request.record.parent)): file_digest(part)},
-            tokens=seen.tokens,
+            tokens=collected.tokens,
             rows=request.texts.rows,
-            entries=seen.entries,
-            unused_experts=seen.unused_experts,
-            unseen=seen.unseen,
+            entries=collected.entries,
+            unused_experts=collected.unused_experts,
+            unseen=collected.unseen,
             reasons=_reasons(request.texts),
             versions=versions("llama-cpp-python", "gguf"),
             seconds=round(time.monotonic() - started, 3),
@@ -172,7 +172,7 @@ def matrix_of(file: Path, source: Path, warn: Warn, texts: list[list[int]] | Non
     data = ", ".join(matrix.datasets) or "not stated"
     use = MatrixUse(file=file.name, sha256=file_digest(file)["sha256"], model=matrix.model, data=data)
     compared = texts if texts and sum(map(len, texts)) >= FEWEST else []
-    return Matrix(file, use, compared, wanted=texts is None, missing=missing)
+    return Matrix(file, use, compared, is_explicit=texts is None, missing=missing)
 
 
 def require_same_matrix(file: Path, entry: ExportedFile, matrix: Matrix | None, *, without: bool) -> None:
@@ -183,13 +183,13 @@ def require_same_matrix(file: Path, entry: ExportedFile, matrix: Matrix | None, 
     """
     made_with = entry.get("imatrix")
     other = without and made_with is not None
-    asked = "without one"
-    if matrix is not None and matrix.wanted and (takes_matrix(entry["quant"]) or "tensor_types" in entry):
+    requested = "without one"
+    if matrix is not None and matrix.is_explicit and (takes_matrix(entry["quant"]) or "tensor_types" in entry):
         other = made_with is None or made_with["sha256"] != matrix.use["sha256"]
-        asked = f"with {matrix.use['file']}"
+        requested = f"with {matrix.use['file']}"
     if other:
         raise UsageError(
-            f"{file} was made {_made_with(made_with)}, and is asked for {asked}",
+            f"{file} was made {_made_with(made_with)}, and is asked for {requested}",
             code="output_exists",
             expected="the same importance matrix, or a new place for the file",
             got=_made_with(made_with),

@@ -113,10 +113,10 @@ def choose_mix(request: MixRequest, progress: Bar) -> Mix:
         )
     room = _room(gguf, matrices, request.target)
     bits = 8 * room / sum(matrices.values())
-    wanted = _wanted(gguf, matrices, bits, request.matrix)
-    stays = sum(gguf.tensors[name].n_bytes for name in matrices if name not in wanted)
-    elements = {name: matrices[name] for name in wanted}
-    least = sum(min(mixing.bytes_of(elements[name], kind) for kind in kinds) for name, kinds in wanted.items())
+    kinds_by_tensor = _kinds_to_try(gguf, matrices, bits, request.matrix)
+    stays = sum(gguf.tensors[name].n_bytes for name in matrices if name not in kinds_by_tensor)
+    elements = {name: matrices[name] for name in kinds_by_tensor}
+    least = sum(min(mixing.bytes_of(elements[name], kind) for kind in kinds) for name, kinds in kinds_by_tensor.items())
     if least + stays > room:  # before it measures for minutes
         raise UsageError(
             f"no mix is that small: the matrices need {megabytes(least + stays)}, and may take {megabytes(room)}",
@@ -125,18 +125,18 @@ def choose_mix(request: MixRequest, progress: Bar) -> Mix:
             got=f"{bits:.2f} bits a weight",
             hint="ask for a larger size, or train a smaller base",
         )
-    known = measured(_measurement(request, wanted, sum(matrices.values())), progress)
-    chosen = mixing.choose(elements, mixing.completed(known, wanted), room - stays)
+    divergences = measured(_measurement(request, kinds_by_tensor, sum(matrices.values())), progress)
+    chosen = mixing.choose(elements, mixing.completed(divergences, kinds_by_tensor), room - stays)
     figures: MixFigures = {
         "target": request.target.name,
         "estimated_kl": chosen.kl,
-        "measured_pairs": len(known),
-        "pairs": sum(map(len, wanted.values())),
+        "measured_pairs": len(divergences),
+        "pairs": sum(map(len, kinds_by_tensor.values())),
     }
     return _mix(gguf, chosen.types, request.target.most_bytes, request.texts, {"mix": figures})
 
 
-def _wanted(gguf: GgufFile, matrices: dict[str, int], bits: float, matrix: Matrix | None) -> dict[str, list[str]]:
+def _kinds_to_try(gguf: GgufFile, matrices: dict[str, int], bits: float, matrix: Matrix | None) -> dict[str, list[str]]:
     """The types to measure of each matrix. One whose rows fit no type is left out, and stays as it is."""
     without_entry = set(matrices) if matrix is None else set(matrix.missing)
     wanted: dict[str, list[str]] = {}
@@ -147,7 +147,7 @@ def _wanted(gguf: GgufFile, matrices: dict[str, int], bits: float, matrix: Matri
     return wanted
 
 
-def _measurement(request: MixRequest, wanted: dict[str, list[str]], weights: int) -> SensitivityRequest:
+def _measurement(request: MixRequest, kinds_by_tensor: dict[str, list[str]], weights: int) -> SensitivityRequest:
     basis = Basis(
         model=file_digest(request.source)["sha256"],
         matrix=request.matrix.use["sha256"] if request.matrix else "",
@@ -158,7 +158,7 @@ def _measurement(request: MixRequest, wanted: dict[str, list[str]], weights: int
         matrix=request.matrix.file if request.matrix else None,
         texts=_shortened(request.texts.computed, int(_WORK / weights)),
         basis=basis,
-        wanted=wanted,
+        kinds_by_tensor=kinds_by_tensor,
         file=request.file,
     )
 

@@ -80,10 +80,10 @@ def require_fit(mix: MixFile, source: Path) -> None:
     gguf = read_gguf(source)
     matrices = quantizable(gguf)
     if unknown := [name for name in mix.types if name not in matrices]:
-        raise _other_model(mix, source, f"the model has no matrix {_named(unknown)} that can be rounded")
+        raise _other_model(mix, source, f"the model has no matrix {_first_of(unknown)} that can be rounded")
     lacking = [name for name in matrices if name not in mix.types and gguf.tensors[name].shape[0] % _LEAST_BLOCK == 0]
     if lacking:
-        raise _other_model(mix, source, f"it has no type for {_named(lacking)}")
+        raise _other_model(mix, source, f"it has no type for {_first_of(lacking)}")
     for name, kind in mix.types.items():
         if gguf.tensors[name].shape[0] % block_of(kind):
             rows = f"rows of {gguf.tensors[name].shape[0]} weights are not divisible by {block_of(kind)}"
@@ -96,14 +96,14 @@ def require_matrix(mix: MixFile, matrix: Matrix | None, source: Path) -> None:
     Raises:
         UsageError: a type needs it for a matrix that it says nothing about.
     """
-    known = set() if matrix is None else {name for name in mix.types if name.startswith("blk.")} - {*matrix.missing}
-    lacking = [name for name, kind in mix.types.items() if kind in NEED_MATRIX and name not in known]
+    covered = set() if matrix is None else {name for name in mix.types if name.startswith("blk.")} - {*matrix.missing}
+    lacking = [name for name, kind in mix.types.items() if kind in NEED_MATRIX and name not in covered]
     if lacking:
         none = "there is none" if matrix is None else f"{matrix.file.name} says nothing about it"
         raise _other_model(
             mix,
             source,
-            f"{_named(lacking)} cannot be {mix.types[lacking[0]]} without an importance matrix, and {none}",
+            f"{_first_of(lacking)} cannot be {mix.types[lacking[0]]} without an importance matrix, and {none}",
         )
 
 
@@ -126,12 +126,12 @@ def _document(path: Path, content: bytes) -> dict[str, Any]:
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """An object whose keys stand once. Of a name that stands twice nobody knows which type is meant."""
-    found: dict[str, Any] = {}
+    entries: dict[str, Any] = {}
     for name, value in pairs:
-        if name in found:
+        if name in entries:
             raise ValueError(f"{records.shortened(name)} stands twice")
-        found[name] = value
-    return found
+        entries[name] = value
+    return entries
 
 
 def _recorded(path: Path, record: ExportRecord, target: MixTarget | None) -> tuple[str, dict[str, str]]:
@@ -162,7 +162,7 @@ def _type_of(path: Path, name: str, kind: str) -> str:
     return kind.lower()
 
 
-def _named(names: list[str]) -> str:
+def _first_of(names: list[str]) -> str:
     """The first of some names, and how many more there are."""
     first, *others = names
     return records.shortened(first) + (f" and {len(others)} more" if others else "")

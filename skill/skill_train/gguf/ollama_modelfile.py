@@ -60,7 +60,7 @@ def modelfile(gguf: str, parameters: list[str], projector: str | None = None, *,
     """
     template = Template(resources.template("Modelfile").read_text(encoding="utf-8"))
     files = [gguf] if projector is None else [gguf, projector]
-    lines = "\nFROM ".join(map(_named, files)) + (f"\nADAPTER {_named(adapter)}" if adapter else "")
+    lines = "\nFROM ".join(map(_file_reference, files)) + (f"\nADAPTER {_file_reference(adapter)}" if adapter else "")
     of_pictures = _PICTURES if projector is not None else ()
     text = template.substitute(gguf=lines, parameters="\n".join([*of_pictures, *parameters]))
     if BARE_TEMPLATE in parameters:  # the frame explains the missing TEMPLATE
@@ -68,7 +68,7 @@ def modelfile(gguf: str, parameters: list[str], projector: str | None = None, *,
     return text
 
 
-def _named(file: str) -> str:
+def _file_reference(file: str) -> str:
     if not file.isprintable() or not file:
         raise UsageError(
             f"the file name {file!r} cannot be written into a Modelfile", code="bad_usage", hint="rename the file"

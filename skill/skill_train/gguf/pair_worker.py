@@ -29,9 +29,9 @@ def run(job: PairJob) -> dict[str, bool]:
     with (
         loaded_model(Path(job["text"])) as file,
         in_context(file, context_tokens=_TOKENS, threads=1),
-        projector(file, Path(job["projector"]), threads=1, any_size=False) as seen,
+        projector(file, Path(job["projector"]), threads=1, any_size=False) as encoder,
     ):
-        return {"pictures": bool(seen.api.mtmd_support_vision(seen.context))}
+        return {"pictures": bool(encoder.api.mtmd_support_vision(encoder.context))}
 
 
 if __name__ == "__main__":

@@ -29,13 +29,13 @@ def quantization_types() -> dict[str, int]:
         from gguf.constants import LlamaFileType
     except ImportError:
         raise not_installed("gguf", "gguf") from None
-    known = {int(kind) for kind in LlamaFileType}
+    numbers = {int(kind) for kind in LlamaFileType}
     text = (llama_cpp_folder() / "llama_cpp.py").read_text(encoding="utf-8")
     types = re.findall(r"^LLAMA_FTYPE_(?:MOSTLY_|ALL_)?(\w+) = (\d+)", text, re.MULTILINE)
     return {
         kind.lower(): int(number)
         for kind, number in types
-        if kind.lower() not in _NOT_MADE_BY_QUANTIZING and int(number) in known
+        if kind.lower() not in _NOT_MADE_BY_QUANTIZING and int(number) in numbers
     }
 
 

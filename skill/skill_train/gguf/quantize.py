@@ -197,7 +197,7 @@ def _matrix_for(request: QuantizeRequest, quant: str, needed: bool, judge: Judge
     matrix = request.matrix
     if matrix is None or not (takes_matrix(quant) or quant in request.mixes):
         return None, False
-    is_sure = needed or matrix.wanted or quant in request.mixes
+    is_sure = needed or matrix.is_explicit or quant in request.mixes
     return (matrix, not is_sure) if is_sure or judge is not None else (None, False)
 
 
@@ -220,7 +220,7 @@ class _ToMake:
 
 
 def _make_all(
-    wanted: list[_ToMake],
+    tasks: list[_ToMake],
     *,
     at_once: int,
     progress: Bar,
@@ -228,7 +228,7 @@ def _make_all(
     note: Callable[[str, ExportedFile], Any],
     keep: Callable[[dict[str, ExportedFile]], Any],
 ) -> dict[str, ExportedFile]:
-    """Makes the files, several at once. Returns their entries for the record, in the order of `wanted`.
+    """Makes the files, several at once. Returns their entries for the record, in the order of `tasks`.
 
     Args:
         note: called with the entry of a file before the file gets its final name.
@@ -236,13 +236,13 @@ def _make_all(
             nothing.
     """
     done: dict[str, ExportedFile] = {}
-    bars = _parts_of(progress, len(wanted))
+    bars = _parts_of(progress, len(tasks))
     with ending(ThreadPoolExecutor(at_once)) as pool:
-        pending = {pool.submit(_make, task, bars(task.quant), warn, note): task.quant for task in wanted}
+        pending = {pool.submit(_quantize, task, bars(task.quant), warn, note): task.quant for task in tasks}
         for future in as_completed(pending):
             if future.exception() is None:
                 done[pending[future]] = future.result()
-                done = {task.quant: done[task.quant] for task in wanted if task.quant in done}
+                done = {task.quant: done[task.quant] for task in tasks if task.quant in done}
                 keep(done)
     for future in pending:
         future.result()  # raises the error of a failed file
@@ -260,26 +260,26 @@ def _worker_bytes(source_bytes: int) -> int:
     return min(_WORKER_BYTES, 4 * source_bytes)
 
 
-def _make(
-    wanted: _ToMake,
+def _quantize(
+    task: _ToMake,
     progress: Bar,
     warn: Callable[[str, str], None],
     note: Callable[[str, ExportedFile], Any],
 ) -> ExportedFile:
     """Quantizes one file and returns its entry in the record."""
-    started, quant = time.monotonic(), wanted.quant
-    made: QuantizedFile = {}
-    with whole_file(wanted.file) as part:
-        if wanted.matrix is not None:
-            made = _make_with(wanted.matrix, wanted, part, progress)
+    started, quant = time.monotonic(), task.quant
+    quantized: QuantizedFile = {}
+    with whole_file(task.file) as part:
+        if task.matrix is not None:
+            quantized = _make_with(task.matrix, task, part, progress)
         else:
-            run_worker(WORKER, {**wanted.job, "out": str(part)}, progress=progress)
+            run_worker(WORKER, {**task.job, "out": str(part)}, progress=progress)
         progress(1, 1, "written, reading it back")
         gguf = read_gguf(part)
-        fallbacks = fallbacks_of(gguf, wanted.plan["fallbacks"], quant)
+        fallbacks = fallbacks_of(gguf, task.plan["fallbacks"], quant)
         mixed: QuantizedFile = {}
-        if wanted.mix is not None and wanted.judge is not None:
-            mixed = entry_of(wanted.mix, gguf, wanted.judge, progress)
+        if task.mix is not None and task.judge is not None:
+            mixed = entry_of(task.mix, gguf, task.judge, progress)
         entry: ExportedFile = {
             **file_digest(part),
             "quant": quant,
@@ -287,7 +287,7 @@ def _make(
             "fallbacks": fallbacks,
             "bits_per_weight": round(gguf.bits_per_weight, 3),
             "seconds": round(time.monotonic() - started, 3),
-            **made,
+            **quantized,
             **mixed,
         }
         note(quant, entry)
@@ -295,20 +295,20 @@ def _make(
         stored_as = ", ".join(sorted({fallback["got"] for fallback in fallbacks}))
         warn(
             "quant_fallback",
-            f"{wanted.file.name}: {len(fallbacks)} of {len(gguf.matrices)} matrices are stored as {stored_as}, which "
+            f"{task.file.name}: {len(fallbacks)} of {len(gguf.matrices)} matrices are stored as {stored_as}, which "
             f"is larger, because {fallbacks[0]['why']}",
         )
     return entry
 
 
-def _make_with(matrix: Matrix, wanted: _ToMake, part: Path, progress: Bar) -> QuantizedFile:
+def _make_with(matrix: Matrix, task: _ToMake, part: Path, progress: Bar) -> QuantizedFile:
     """Quantizes with an importance matrix. Returns what is recorded of the matrix."""
-    run_worker(WORKER, {**wanted.job, "out": str(part), "matrix": str(matrix.file)}, progress=progress)
-    if not wanted.compares or wanted.judge is None:
+    run_worker(WORKER, {**task.job, "out": str(part), "matrix": str(matrix.file)}, progress=progress)
+    if not task.compares or task.judge is None:
         return {"imatrix": matrix.use}
-    with scratch_file(wanted.file) as plain:
-        run_worker(WORKER, {**wanted.job, "out": str(plain)}, progress=progress)
-        near, plainly = distance(wanted.judge, part, progress), distance(wanted.judge, plain, progress)
+    with scratch_file(task.file) as plain:
+        run_worker(WORKER, {**task.job, "out": str(plain)}, progress=progress)
+        near, plainly = distance(task.judge, part, progress), distance(task.judge, plain, progress)
         choice = MatrixChoice(with_matrix=near, without_matrix=plainly)
         if near["mean_kl"] < plainly["mean_kl"]:
             return {"imatrix": matrix.use, "choice": choice}

@@ -231,11 +231,11 @@ def _refused(why: str, job: QuantizeJob, name: str) -> SkillTrainError:
         code="cannot_quantize",
         expected="an unquantized GGUF file (f16, bf16 or f32) and a type that llama.cpp can make",
         got=why,
-        hint=f"quantize from the f16 file; choose {_others(name)}, or use the f16 file itself",
+        hint=f"quantize from the f16 file; choose {_other_types(name)}, or use the f16 file itself",
     )
 
 
-def _others(refused: str) -> str:
+def _other_types(refused: str) -> str:
     return " or ".join(name for name in ("q8_0", "q4_k_m", "q5_k_m") if name != refused.lower())
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from skill_train.core.errors import SkillTrainError, Temporary
 from skill_train.facts import JsonObject
 from skill_train.hub.client import ask, prepare
-from skill_train.hub.errors import GARBLED, KeptAway, RequestSubject, understood
+from skill_train.hub.errors import GARBLED, HubResource, KeptAway, understood
 
 
 @dataclass(frozen=True)
@@ -68,13 +68,13 @@ def account(seconds: float = 4.0) -> Account:
             return error.response
 
     try:
-        answer = ask(RequestSubject("token"), question, seconds=2 * seconds)
+        answer = ask(HubResource("token"), question, seconds=2 * seconds)
         if answer.status_code == 401:
             return Account("invalid")
         if answer.status_code != 200:
             status = answer.status_code
             return Account("unchecked", why=f"the Hub answered {status}", status=status)
-        with understood(RequestSubject("token")):
+        with understood(HubResource("token")):
             return _account(answer.json())
     except Temporary as error:
         reason = f"the Hub cannot be reached ({error.got.partition(':')[0]})"

@@ -15,8 +15,8 @@ from skill_train.core.units import megabytes
 from skill_train.hub import session
 from skill_train.hub.errors import (
     UNREAD,
+    HubResource,
     KeptAway,
-    RequestSubject,
     StillAsking,
     in_client,
     not_understood,
@@ -35,7 +35,7 @@ TRIES, PAUSE_SECONDS = 4, 2.0  # of `patiently`; the pauses grow
 _FILES = ("/api/resolve-cache/",)  # the Hub's path for small files of repositories
 
 
-def ask(subject: RequestSubject, question: Callable[[], Answer], *, seconds: float | None = QUESTION_SECONDS) -> Answer:
+def ask(resource: HubResource, question: Callable[[], Answer], *, seconds: float | None = QUESTION_SECONDS) -> Answer:
     """The answer to a request. Tells the user every ten seconds what it waits for.
 
     Args:
@@ -50,14 +50,14 @@ def ask(subject: RequestSubject, question: Callable[[], Answer], *, seconds: flo
     """
     prepare()
     try:
-        return _understandably(subject, lambda: _in_time(seconds, subject, question))
+        return _understandably(resource, lambda: _in_time(seconds, resource, question))
     except Temporary as error:
         if isinstance(error, StillAsking) or waiting.seconds_left() <= 0:
             error.hint = waiting.again() or error.hint
         raise
 
 
-def _understandably(subject: RequestSubject, question: Callable[[], Answer]) -> Answer:
+def _understandably(resource: HubResource, question: Callable[[], Answer]) -> Answer:
     """The answer. Raises every failure as one of our errors, and counts the time of a temporary failure as waited in
     vain."""
     started = time.monotonic()
@@ -71,9 +71,9 @@ def _understandably(subject: RequestSubject, question: Callable[[], Answer]) -> 
     except SkillTrainError:
         raise
     except Exception as error:
-        ours = translated(error, subject)
+        ours = translated(error, resource)
         if ours is error and isinstance(error, UNREAD) and in_client(error):
-            ours = not_understood(subject, error)
+            ours = not_understood(resource, error)
         if ours is error:
             raise
         if isinstance(ours, Temporary):
@@ -81,14 +81,14 @@ def _understandably(subject: RequestSubject, question: Callable[[], Answer]) -> 
         raise ours from None
 
 
-def ask_here(subject: RequestSubject, question: Callable[[], Answer]) -> Answer:
+def ask_here(resource: HubResource, question: Callable[[], Answer]) -> Answer:
     """The answer to a request on this thread, such as the next line of a log, which may be silent for hours. Each of
     its requests has its own limit.
 
     Raises: as `ask`.
     """
     prepare()
-    return _understandably(subject, question)
+    return _understandably(resource, question)
 
 
 def patiently(question: Callable[[], Answer]) -> Answer:
@@ -127,7 +127,7 @@ def worth_asking_again(trouble: Temporary) -> bool:
     return not isinstance(trouble, KeptAway) and waiting.seconds_left() > 0
 
 
-def _in_time(seconds: float | None, subject: RequestSubject, question: Callable[[], Answer]) -> Answer:
+def _in_time(seconds: float | None, resource: HubResource, question: Callable[[], Answer]) -> Answer:
     """The answer from another thread, which is abandoned when the time is up."""
     answer: Future[Answer] = Future()
 
@@ -138,34 +138,34 @@ def _in_time(seconds: float | None, subject: RequestSubject, question: Callable[
             answer.set_exception(error)
 
     if waiting.seconds_left() <= 0:
-        raise unreachable(subject, "the command ran out of time before this request")
+        raise unreachable(resource, "the command ran out of time before this request")
     thread = threading.Thread(target=run, daemon=True)
     thread.start()
     try:
         if seconds is None:
-            _while_it_moves(thread, subject)
+            _while_it_moves(thread, resource)
         else:
-            _until_over(thread, subject, min(seconds, waiting.seconds_left()))
+            _until_over(thread, resource, min(seconds, waiting.seconds_left()))
     except BaseException:  # no answer, or Ctrl-C
         session.abort()
         raise
     return answer.result()
 
 
-def _until_over(thread: threading.Thread, subject: RequestSubject, seconds: float) -> None:
+def _until_over(thread: threading.Thread, resource: HubResource, seconds: float) -> None:
     started, next_notice = time.monotonic(), waiting.NOTICE_SECONDS
     while thread.is_alive():
         passed = time.monotonic() - started
         if passed >= seconds:
             waiting.in_vain(passed)
-            raise unreachable(subject, f"no answer within {seconds:.3g} seconds", StillAsking)
+            raise unreachable(resource, f"no answer within {seconds:.3g} seconds", StillAsking)
         if passed >= next_notice:
-            waiting.tell(f"waiting for the Hub, for {subject}: {passed:.0f} s")
+            waiting.tell(f"waiting for the Hub, for {resource}: {passed:.0f} s")
             next_notice += waiting.NOTICE_SECONDS
         thread.join(min(next_notice, seconds) - passed)
 
 
-def _while_it_moves(thread: threading.Thread, subject: RequestSubject) -> None:
+def _while_it_moves(thread: threading.Thread, resource: HubResource) -> None:
     """Gives up a transfer that has stopped, but not one that is slow."""
     traffic = session.TRAFFIC
     first = before = traffic.moved
@@ -183,9 +183,9 @@ def _while_it_moves(thread: threading.Thread, subject: RequestSubject) -> None:
         still, so_far = now - since, f"{megabytes(moved - first)} have moved"
         if thread.is_alive() and still >= min(limit, waiting.seconds_left()):
             waiting.in_vain(still)
-            raise unreachable(subject, f"nothing has moved for {still:.0f} seconds; {so_far}", StillAsking)
+            raise unreachable(resource, f"nothing has moved for {still:.0f} seconds; {so_far}", StillAsking)
         if now - started >= next_notice:
-            waiting.tell(f"the files of {subject}: {so_far}, the last {still:.0f} s ago")
+            waiting.tell(f"the files of {resource}: {so_far}, the last {still:.0f} s ago")
             next_notice += waiting.NOTICE_SECONDS
 
 

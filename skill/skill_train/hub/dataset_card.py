@@ -43,7 +43,7 @@ class Configuration:
     rows: Mapping[str, int]
 
 
-def configuration(card: Mapping[str, Any], names: Iterable[str], *, wanted: str | None, dataset: str) -> Configuration:
+def configuration(card: Mapping[str, Any], names: Iterable[str], *, chosen: str | None, dataset: str) -> Configuration:
     """The configuration that the recipe names, or the only one, or the default of the card.
 
     Raises:
@@ -52,7 +52,7 @@ def configuration(card: Mapping[str, Any], names: Iterable[str], *, wanted: str 
     stated = {str(c["config_name"]): c for c in _dicts(card.get("configs")) if c.get("config_name")}
     infos = {str(i.get("config_name", "default")): i for i in _dicts(card.get("dataset_info"))}
     available = list(stated or infos)
-    name = wanted or _default(stated, available)
+    name = chosen or _default(stated, available)
     if (name is None or name not in available) and available:
         raise UsageError(
             f"{dataset} has {len(available)} configurations"
@@ -169,8 +169,8 @@ def _stated_splits(entry: Mapping[str, Any], files: list[str]) -> dict[str, list
         stated = {"train": stated}
     splits = {}
     for split, patterns in stated.items():
-        wanted = [_glob(p) for p in (patterns if isinstance(patterns, list) else [patterns]) if isinstance(p, str)]
-        splits[str(split)] = [f for f in files if any(pattern.fullmatch(f) for pattern in wanted)]
+        globs = [_glob(p) for p in (patterns if isinstance(patterns, list) else [patterns]) if isinstance(p, str)]
+        splits[str(split)] = [f for f in files if any(pattern.fullmatch(f) for pattern in globs)]
     return {split: names for split, names in splits.items() if names}
 
 

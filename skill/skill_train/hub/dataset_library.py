@@ -9,7 +9,7 @@ from typing import Any
 
 from skill_train.core.errors import SkillTrainError, Temporary, UsageError
 from skill_train.hub.client import ask
-from skill_train.hub.errors import RequestSubject, gated, no_revision, translated, unknown
+from skill_train.hub.errors import HubResource, gated, no_revision, translated, unknown
 from skill_train.hub.repositories import check_access
 from skill_train.hub.session import offline
 
@@ -25,10 +25,10 @@ def within_limits(name: str) -> Iterator[None]:
     except ImportError:  # the code that needs the library reports that it is missing
         yield
         return
-    subject, load = RequestSubject("dataset", name), datasets.load_dataset
+    resource, load = HubResource("dataset", name), datasets.load_dataset
 
     def limited(*which: Any, **how: Any) -> Any:
-        return ask(subject, lambda: _explained(subject, lambda: load(*which, **how)), seconds=None)
+        return ask(resource, lambda: _explained(resource, lambda: load(*which, **how)), seconds=None)
 
     datasets.load_dataset = limited
     try:
@@ -74,7 +74,7 @@ def _cache_alone() -> Iterator[None]:
         datasets.config.HF_HUB_OFFLINE = before
 
 
-def _explained(subject: RequestSubject, question: Callable[[], Any]) -> Any:
+def _explained(resource: HubResource, question: Callable[[], Any]) -> Any:
     """The answer. Raises an error of the library as the error that caused it, or in our words."""
     from datasets.exceptions import DatasetNotFoundError, DatasetsError
 
@@ -83,39 +83,39 @@ def _explained(subject: RequestSubject, question: Callable[[], Any]) -> Any:
     except SkillTrainError:
         raise
     except Exception as error:
-        if (cause := _cause(error, subject)) is not None:
+        if (cause := _cause(error, resource)) is not None:
             raise cause from None
         if isinstance(error, DatasetNotFoundError):
-            raise _not_found(subject, str(error)) from None
+            raise _not_found(resource, str(error)) from None
         if isinstance(error, DatasetsError):
-            raise _unreadable(subject, error) from None
+            raise _unreadable(resource, error) from None
         if isinstance(error, ValueError) and str(error).startswith(("Unknown split", "BuilderConfig", "Config name")):
-            raise _no_such_part(subject, error) from None
+            raise _no_such_part(resource, error) from None
         raise
 
 
-def _cause(error: BaseException, subject: RequestSubject) -> BaseException | None:
+def _cause(error: BaseException, resource: HubResource) -> BaseException | None:
     """The first Hub error among the causes of this error, as one of ours. A file that is missing from the cache is not
     a cause."""
     cause = error.__cause__ or error.__context__
     while isinstance(cause, Exception):
-        ours = translated(cause, subject)
+        ours = translated(cause, resource)
         if isinstance(ours, SkillTrainError) and not isinstance(cause, FileNotFoundError):
             return ours
         cause = cause.__cause__ or cause.__context__
     return None
 
 
-def _not_found(subject: RequestSubject, words: str) -> SkillTrainError:
+def _not_found(resource: HubResource, words: str) -> SkillTrainError:
     """Recognises a missing split or configuration by the words of datasets 5.2, which hides the Hub's answer."""
     if "gated dataset" in words:
-        return gated(subject)
-    return no_revision(subject) if words.startswith("Revision") else unknown(subject)
+        return gated(resource)
+    return no_revision(resource) if words.startswith("Revision") else unknown(resource)
 
 
-def _unreadable(subject: RequestSubject, error: Exception) -> UsageError:
+def _unreadable(resource: HubResource, error: Exception) -> UsageError:
     return UsageError(
-        f"{subject} cannot be read",
+        f"{resource} cannot be read",
         code="unreadable_dataset",
         expected="files of rows, such as JSON Lines or Parquet",
         got=_line(error),
@@ -123,12 +123,12 @@ def _unreadable(subject: RequestSubject, error: Exception) -> UsageError:
     )
 
 
-def _no_such_part(subject: RequestSubject, error: Exception) -> UsageError:
+def _no_such_part(resource: HubResource, error: Exception) -> UsageError:
     return UsageError(
-        f"{subject} has no such split or configuration",
+        f"{resource} has no such split or configuration",
         code="bad_split",
         got=_line(error),
-        hint=f"see {subject.page}, then set --split, or data_config in a recipe",
+        hint=f"see {resource.page}, then set --split, or data_config in a recipe",
     )
 
 

@@ -11,7 +11,7 @@ from skill_train.facts import DatasetFacts, FirstPictures
 from skill_train.hub import dataset_card
 from skill_train.hub.client import REQUEST_SECONDS, api, ask
 from skill_train.hub.dataset_card import Configuration
-from skill_train.hub.errors import RequestSubject, understood
+from skill_train.hub.errors import HubResource, understood
 from skill_train.hub.repositories import or_other_kind
 from skill_train.hub.rows import first_rows, row_file
 from skill_train.hub.rows.read import ReadRows, first_of, of_image_folder
@@ -66,13 +66,13 @@ def inspect_dataset(recipe: Recipe, find_format: FindFormat, *, pictures: bool =
         Temporary: the Hub cannot be reached.
         NotInstalled: the dataset is in Parquet and pyarrow is missing.
     """
-    subject = RequestSubject("dataset", recipe.data)
+    resource = HubResource("dataset", recipe.data)
     try:
-        files, configuration = ask(subject, lambda: _files(recipe))
+        files, configuration = ask(resource, lambda: _files(recipe))
         file = _row_file_of(recipe, files, configuration) if pictures or recipe.data_file else None
         read = _read(recipe, files, configuration, file)
     except UsageError as error:
-        raise or_other_kind(error, subject) from None
+        raise or_other_kind(error, resource) from None
     rows = read.total if file is not None else dataset_card.sliced(recipe.split, read.total)
     if not read.rows or not rows:
         raise UsageError(
@@ -90,9 +90,9 @@ def inspect_dataset(recipe: Recipe, find_format: FindFormat, *, pictures: bool =
         if file is None:
             _name_row_files(error, files)
         raise
-    shown = row_file.shown(read, detected.columns, files, file)
+    shown = row_file.rows_to_show(read, detected.columns, files, file)
     if file is not None:
-        ask(subject, lambda: row_file.bring_pictures(shown, detected.columns, file), seconds=None)
+        ask(resource, lambda: row_file.bring_pictures(shown, detected.columns, file), seconds=None)
     facts = DatasetFacts(
         source=recipe.data,
         fingerprint=None,
@@ -120,7 +120,7 @@ def find_row_file(recipe: Recipe) -> tuple[str, str] | None:
     Raises:
         As `inspect_dataset`.
     """
-    files, configuration = ask(RequestSubject("dataset", recipe.data), lambda: _files(recipe))
+    files, configuration = ask(HubResource("dataset", recipe.data), lambda: _files(recipe))
     file = _row_file_of(recipe, files, configuration)
     return None if file is None else (file.commit, file.name)
 
@@ -129,25 +129,25 @@ def _row_file_of(recipe: Recipe, files: SplitFiles, configuration: Configuration
     file = row_file.chosen(recipe, files)
     if file is None or recipe.data_file is not None or not first_rows.is_picture_table(files.names):
         return file
-    read = ask(RequestSubject("dataset", recipe.data), lambda: first_of(recipe, files, configuration))
+    read = ask(HubResource("dataset", recipe.data), lambda: first_of(recipe, files, configuration))
     return None if row_file.is_image_folder(files, read) else file
 
 
 def _read(recipe: Recipe, files: SplitFiles, configuration: Configuration, file: HubFile | None) -> ReadRows:
-    subject = RequestSubject("dataset", recipe.data)
+    resource = HubResource("dataset", recipe.data)
     if file is not None:
-        return ask(subject, lambda: row_file.read_file(recipe, file, files, configuration), seconds=None)
-    read = ask(subject, lambda: first_of(recipe, files, configuration))
+        return ask(resource, lambda: row_file.read_file(recipe, file, files, configuration), seconds=None)
+    read = ask(resource, lambda: first_of(recipe, files, configuration))
     if not row_file.is_image_folder(files, read):
         return read
-    rows = ask(subject, lambda: of_image_folder(recipe, files, configuration))
+    rows = ask(resource, lambda: of_image_folder(recipe, files, configuration))
     return read._replace(numbered=list(enumerate(rows, start=1)), whole=len(rows) >= read.total)
 
 
 def _files(recipe: Recipe) -> tuple[SplitFiles, Configuration]:
     """The files of the split: the repository's own, or else the Hub's Parquet copy."""
     info = api().dataset_info(recipe.data, revision=recipe.data_revision, files_metadata=True, timeout=REQUEST_SECONDS)
-    with understood(RequestSubject("dataset", recipe.data)):
+    with understood(HubResource("dataset", recipe.data)):
         card = info.card_data.to_dict() if info.card_data else {}
         sizes = {str(file.rfilename): int(file.size or 0) for file in info.siblings or []}
         if recipe.data_file is not None:
@@ -155,7 +155,7 @@ def _files(recipe: Recipe) -> tuple[SplitFiles, Configuration]:
             return SplitFiles(recipe.data, info.sha, info.sha, [recipe.data_file], sizes), Configuration(
                 "default", {}, {}
             )
-        configuration = dataset_card.configuration(card, sizes, wanted=recipe.data_config, dataset=recipe.data)
+        configuration = dataset_card.configuration(card, sizes, chosen=recipe.data_config, dataset=recipe.data)
         split = dataset_card.parts(recipe.split)[0]
         if not configuration.files and recipe.data_revision is None:  # the copy is made from the newest commit
             copy = _converted(recipe.data, configuration.name, split)

@@ -31,7 +31,7 @@ class KeptAway(Temporary):
 
 
 @dataclass(frozen=True)
-class RequestSubject:
+class HubResource:
     """What a request is about, for its messages.
 
     Attributes:
@@ -53,7 +53,7 @@ class RequestSubject:
 
 
 @contextlib.contextmanager
-def understood(subject: RequestSubject) -> Iterator[None]:
+def understood(resource: HubResource) -> Iterator[None]:
     """Wraps the lines that read an answer: a missing part is the Hub's fault, not ours.
 
     Raises:
@@ -62,12 +62,12 @@ def understood(subject: RequestSubject) -> Iterator[None]:
     try:
         yield
     except UNREAD as error:
-        raise not_understood(subject, error) from None
+        raise not_understood(resource, error) from None
 
 
-def not_understood(subject: RequestSubject, error: BaseException) -> Temporary:
+def not_understood(resource: HubResource, error: BaseException) -> Temporary:
     return Temporary(
-        f"the Hub's answer for {subject} cannot be understood",
+        f"the Hub's answer for {resource} cannot be understood",
         code="hub_error",
         expected="an answer as huggingface_hub documents it",
         got=_reason(error),
@@ -81,7 +81,7 @@ def in_client(error: BaseException) -> bool:
     return any(name.startswith(("huggingface_hub.", "datasets.", "fsspec.")) for name in names)
 
 
-def translated(error: Exception, subject: RequestSubject) -> Exception:
+def translated(error: Exception, resource: HubResource) -> Exception:
     """Our error for an error of huggingface_hub or its HTTP client; any other error unchanged."""
     import httpx2
     from huggingface_hub import errors, get_token
@@ -91,26 +91,26 @@ def translated(error: Exception, subject: RequestSubject) -> Exception:
         error = cause  # the download failed, and the cache has no copy
     error = _of_system(error)
     if isinstance(error, errors.HfHubHTTPError):
-        return _of_repository(error, subject) or _of_status(error.response, subject)
+        return _of_repository(error, resource) or _of_status(error.response, resource)
     if isinstance(error, httpx2.ReadTimeout):
-        return unreachable(subject, _reason(error), StillAsking)
+        return unreachable(resource, _reason(error), StillAsking)
     if isinstance(error, (RuntimeError, ConnectionError)) and (_STORE.search(str(error)) or _OWN.match(str(error))):
-        return _of_store(error, subject)
+        return _of_store(error, resource)
     if isinstance(error, (httpx2.HTTPError, ConnectionError, TimeoutError, errors.LocalEntryNotFoundError)):
-        return unreachable(subject, _reason(cause or error))
+        return unreachable(resource, _reason(cause or error))
     if isinstance(error, (json.JSONDecodeError, httpx2.InvalidURL, errors.FileMetadataError)):
-        return _not_the_hub(error, subject)
+        return _not_the_hub(error, resource)
     if isinstance(error, OSError):
-        return _of_disk(error, subject)
+        return _of_disk(error, resource)
     if isinstance(error, errors.SafetensorsParsingError):
         return UsageError(
-            f"{subject} has a broken safetensors file",
+            f"{resource} has a broken safetensors file",
             code="broken_model",
             got=_reason(error),
             hint="another revision, or another model",
         )
     if isinstance(error, UnicodeEncodeError) and not (get_token() or "").isascii():
-        return _refused(subject)
+        return _refused(resource)
     return error
 
 
@@ -120,92 +120,92 @@ def _of_system(error: Exception) -> Exception:
     return OSError(int(system[1]), str(error)) if system else error
 
 
-def _of_repository(error: BaseException, subject: RequestSubject) -> SkillTrainError | None:
+def _of_repository(error: BaseException, resource: HubResource) -> SkillTrainError | None:
     from huggingface_hub import errors
 
     if isinstance(error, errors.JobNotFoundError):
         return UsageError(
-            f"there is no {subject.kind} {subject.name} on the Hub, or your token may not see it",
+            f"there is no {resource.kind} {resource.name} on the Hub, or your token may not see it",
             code="unknown_job",
             expected="NAMESPACE/JOB_ID or a run directory that was submitted",
-            got=subject.name,
+            got=resource.name,
             hint="check the id; hf jobs ps -a lists them",
         )
     if isinstance(error, errors.GatedRepoError):
-        return gated(subject)
+        return gated(resource)
     if isinstance(error, (errors.RepositoryNotFoundError, errors.BucketNotFoundError)):
-        return unknown(subject)
+        return unknown(resource)
     if isinstance(error, errors.RevisionNotFoundError):
-        return no_revision(subject)
+        return no_revision(resource)
     return None
 
 
-def gated(subject: RequestSubject) -> AccessError:
+def gated(resource: HubResource) -> AccessError:
     return AccessError(
-        f"{subject} is gated",
+        f"{resource} is gated",
         code="gated",
-        expected=f"access granted to your account on {subject.page}",
-        hint=f"request access on {subject.page}, then: hf auth login",
+        expected=f"access granted to your account on {resource.page}",
+        hint=f"request access on {resource.page}, then: hf auth login",
     )
 
 
-def unknown(subject: RequestSubject) -> UsageError:
+def unknown(resource: HubResource) -> UsageError:
     return UsageError(
-        f"there is no {subject.kind} {subject.name} on the Hub, or it is private",
-        code=f"unknown_{subject.kind}",
-        expected=f"a {subject.kind} that your token can read",
-        got=subject.name,
+        f"there is no {resource.kind} {resource.name} on the Hub, or it is private",
+        code=f"unknown_{resource.kind}",
+        expected=f"a {resource.kind} that your token can read",
+        got=resource.name,
         hint="check the name; for a private one: hf auth login",
     )
 
 
-def no_revision(subject: RequestSubject) -> UsageError:
+def no_revision(resource: HubResource) -> UsageError:
     return UsageError(
-        f"{subject} has no such revision", code="unknown_revision", hint=f"see {subject.page}/commits/main"
+        f"{resource} has no such revision", code="unknown_revision", hint=f"see {resource.page}/commits/main"
     )
 
 
-def _of_status(response: Any, subject: RequestSubject) -> SkillTrainError:
+def _of_status(response: Any, resource: HubResource) -> SkillTrainError:
     status = response.status_code
     got = f"status {status}"
     if status == 401:
-        return _refused(subject)
+        return _refused(resource)
     if status == 402:
         return AccessError(
-            f"no credit is left for {subject}",
+            f"no credit is left for {resource}",
             code="no_credit",
             expected="a positive balance of pre-paid credits",
             got=_server_message(response) or got,
             hint="add credit on https://huggingface.co/settings/billing, then run the same command again",
         )
     if status == 403:
-        return _forbidden(subject, _server_message(response))
+        return _forbidden(resource, _server_message(response))
     if status == 429:
         wait = str(response.headers.get("Retry-After"))
         pause = f"in {wait} seconds" if wait.isdigit() else "in five minutes"
         return Temporary(
-            f"the Hub received too many requests for {subject}", code="rate_limit", got=got, hint=f"try again {pause}"
+            f"the Hub received too many requests for {resource}", code="rate_limit", got=got, hint=f"try again {pause}"
         )
     if status == 408 or status >= 500:
         again = "try again in a few minutes; https://status.huggingface.co tells whether the Hub is down"
-        return Temporary(f"the Hub failed to answer for {subject}", code="hub_error", got=got, hint=again)
+        return Temporary(f"the Hub failed to answer for {resource}", code="hub_error", got=got, hint=again)
     got = ": ".join(filter(None, (got, _server_message(response))))
     if status in (409, 412):
-        message = f"something else changed {subject} at the same time"
+        message = f"something else changed {resource} at the same time"
         return Temporary(message, code="conflict", got=got, hint="run the same command again")
-    hint = subject.page or "read the Hub's reason in `got`; if it makes no sense: pip install -U huggingface_hub"
-    return UsageError(f"the Hub rejected the request for {subject}", code="hub_refused", got=got, hint=hint)
+    hint = resource.page or "read the Hub's reason in `got`; if it makes no sense: pip install -U huggingface_hub"
+    return UsageError(f"the Hub rejected the request for {resource}", code="hub_refused", got=got, hint=hint)
 
 
-def _refused(subject: RequestSubject) -> AccessError:
+def _refused(resource: HubResource) -> AccessError:
     """The error for status 401, which the Hub sends both for a wrong token and for none."""
     from huggingface_hub import get_token
 
     token = get_token()
     if token is None:
-        return not_signed_in(f"for {subject}")
+        return not_signed_in(f"for {resource}")
     got = "status 401" if token.isascii() else GARBLED
-    return AccessError(f"the Hub rejected your token for {subject}", code="bad_token", got=got, hint="hf auth login")
+    return AccessError(f"the Hub rejected your token for {resource}", code="bad_token", got=got, hint="hf auth login")
 
 
 def not_signed_in(why: str = "") -> AccessError:
@@ -218,12 +218,12 @@ def not_signed_in(why: str = "") -> AccessError:
     )
 
 
-def _forbidden(subject: RequestSubject, message: str) -> AccessError:
+def _forbidden(resource: HubResource, message: str) -> AccessError:
     """The error for status 403, with the missing permission if the Hub names it."""
     missing = re.search(r"missing permissions: ([\w., ]+)", message)
     right = missing[1].strip(" .") if missing else ""
     return AccessError(
-        f"your token has no access to {subject}",
+        f"your token has no access to {resource}",
         code="no_permission",
         expected=f"a token with the permission {right}" if right else "a token with the permission to use it",
         got=message or "status 403",
@@ -242,23 +242,23 @@ def _server_message(response: Any) -> str:
     return " ".join(str(words).split())[:200]
 
 
-def _of_disk(error: OSError, subject: RequestSubject) -> SkillTrainError:
+def _of_disk(error: OSError, resource: HubResource) -> SkillTrainError:
     """The error for a full disk or an unusable cache. Other failures of a request have other classes, and files of a
     bucket are written elsewhere."""
     if str(error).startswith("Consistency check failed"):  # the client's own words
         return Temporary(
-            f"a file of {subject} arrived incomplete",
+            f"a file of {resource} arrived incomplete",
             code="hub_error",
             expected="the number of bytes that the Hub announced",
             got=_reason(error),
             hint="run the same command again; if it fails again, check HF_ENDPOINT and the proxy",
         )
     if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-        place = "give a --run-dir" if subject.kind == "bucket" else "set HF_HOME to a folder"
+        place = "give a --run-dir" if resource.kind == "bucket" else "set HF_HOME to a folder"
         return DecisionNeeded(
             "the disk is full, or the file size limit is reached",
             code="no_disk",
-            expected=f"room for the files of {subject}",
+            expected=f"room for the files of {resource}",
             got=str(error),
             hint=f"free some space, or {place} on another disk; the same command goes on",
         )
@@ -271,28 +271,28 @@ def _of_disk(error: OSError, subject: RequestSubject) -> SkillTrainError:
     )
 
 
-def _not_the_hub(error: Exception, subject: RequestSubject) -> Temporary:
+def _not_the_hub(error: Exception, resource: HubResource) -> Temporary:
     """The error for an answer that cannot come from the Hub: no JSON, no metadata of the file, or a name that makes no
     address."""
     return Temporary(
-        f"the answer for {subject} did not come from the Hub",
+        f"the answer for {resource} did not come from the Hub",
         code="hub_error",
         got=_reason(error),
         hint="check HF_ENDPOINT and the proxy, then run the same command again",
     )
 
 
-def _of_store(error: Exception, subject: RequestSubject) -> SkillTrainError:
+def _of_store(error: Exception, resource: HubResource) -> SkillTrainError:
     """Errors of hf_xet, which asks the Hub for a pass and then the file storage for bytes. A refusal by the Hub is
     translated as such; a storage that rejects a valid pass has failed."""
     import httpx2
 
     refused = re.search(r"HTTP status client error \((\d+)[^)]*\), domain: \S+/xet-\w+-token", str(error))
     if refused:
-        return _of_status(httpx2.Response(int(refused[1])), subject)
+        return _of_status(httpx2.Response(int(refused[1])), resource)
     trouble = "sent the wrong bytes" if _BROKEN.search(str(error)) else "failed to answer"
     return Temporary(
-        f"the Hub's file storage {trouble}, for {subject}",
+        f"the Hub's file storage {trouble}, for {resource}",
         code="hub_error",
         expected="the bytes of the file",
         got=_reason(error),
@@ -300,10 +300,14 @@ def _of_store(error: Exception, subject: RequestSubject) -> SkillTrainError:
     )
 
 
-def unreachable(subject: RequestSubject, reason: str, kind: type[Temporary] = Temporary) -> Temporary:
-    message, again = f"the Hub cannot be reached for {subject}", "try again when the Hub can be reached"
+def unreachable(resource: HubResource, reason: str, kind: type[Temporary] = Temporary) -> Temporary:
+    message, again = f"the Hub cannot be reached for {resource}", "try again when the Hub can be reached"
     if "OfflineModeIsEnabled" in reason or "HF_HUB_OFFLINE" in reason:  # the client's own words
-        message, again, kind = f"HF_HUB_OFFLINE is set, so {subject} is not requested", "unset HF_HUB_OFFLINE", KeptAway
+        message, again, kind = (
+            f"HF_HUB_OFFLINE is set, so {resource} is not requested",
+            "unset HF_HUB_OFFLINE",
+            KeptAway,
+        )
     return kind(
         message,
         code="hub_unreachable",

@@ -102,7 +102,7 @@ def _cache_file(hub_address: str) -> Path:
 
 
 def _ago(seconds: float) -> str:
-    asked = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(time.time() - seconds))
+    moment = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(time.time() - seconds))
     if seconds < _DAY:
-        return f"{seconds / 3600:.1f} hours ago ({asked})"
-    return f"{seconds / _DAY:.1f} days ago ({asked})"
+        return f"{seconds / 3600:.1f} hours ago ({moment})"
+    return f"{seconds / _DAY:.1f} days ago ({moment})"

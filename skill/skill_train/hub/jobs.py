@@ -17,7 +17,7 @@ from typing import Any
 from skill_train.core import waiting
 from skill_train.hub import account
 from skill_train.hub.client import api, ask, ask_here
-from skill_train.hub.errors import RequestSubject, StillAsking, not_signed_in, understood
+from skill_train.hub.errors import HubResource, StillAsking, not_signed_in, understood
 from skill_train.run.job_spec import IMAGE, KEPT, SECRETS, JobSpec, Mount, command
 
 LIVE = ("SCHEDULING", "RUNNING", "UPDATING")  # stages in huggingface_hub 2.4; a job in any other stage has ended
@@ -82,7 +82,7 @@ def upload(spec: JobSpec) -> tuple[str, str]:
         api().create_bucket(bucket, exist_ok=True, private=True)
         api().batch_bucket_files(bucket, add=files)
 
-    ask(RequestSubject("bucket", bucket), question, seconds=None)
+    ask(HubResource("bucket", bucket), question, seconds=None)
     return bucket, folder
 
 
@@ -120,8 +120,8 @@ def inspect(namespace: str, job_id: str) -> Job:
     Raises:
         UsageError: there is no such job.
     """
-    subject = RequestSubject("job", f"{namespace}/{job_id}")
-    return _job(ask(subject, lambda: api().inspect_job(job_id=job_id, namespace=namespace)), namespace)
+    resource = HubResource("job", f"{namespace}/{job_id}")
+    return _job(ask(resource, lambda: api().inspect_job(job_id=job_id, namespace=namespace)), namespace)
 
 
 def find(namespace: str, labels: dict[str, str]) -> list[Job]:
@@ -133,8 +133,8 @@ def find(namespace: str, labels: dict[str, str]) -> list[Job]:
 
 
 def cancel(namespace: str, job_id: str) -> None:
-    subject = RequestSubject("job", f"{namespace}/{job_id}")
-    ask(subject, lambda: api().cancel_job(job_id=job_id, namespace=namespace))
+    resource = HubResource("job", f"{namespace}/{job_id}")
+    ask(resource, lambda: api().cancel_job(job_id=job_id, namespace=namespace))
 
 
 def followed_log(namespace: str, job_id: str) -> Iterator[str]:
@@ -142,7 +142,7 @@ def followed_log(namespace: str, job_id: str) -> Iterator[str]:
     iterator = iter(api().fetch_job_logs(job_id=job_id, namespace=namespace, follow=True))
     while True:
         try:
-            yield ask_here(RequestSubject("job", f"{namespace}/{job_id}"), lambda: next(iterator))
+            yield ask_here(HubResource("job", f"{namespace}/{job_id}"), lambda: next(iterator))
         except StopIteration:
             return
 
@@ -161,7 +161,7 @@ def log_so_far(namespace: str, job_id: str, *, live: bool, tail: int | None = No
             lines.append(line)
 
     try:
-        ask(RequestSubject("job", f"{namespace}/{job_id}"), question, seconds=None)
+        ask(HubResource("job", f"{namespace}/{job_id}"), question, seconds=None)
     except StillAsking:
         if not live:
             raise
@@ -183,15 +183,15 @@ def sync_data(folder: Path, mount_path: str, namespace: str, name: str | None = 
         return api().sync_job_volume(folder, mount_path, remote_name=name, namespace=namespace)
 
     with contextlib.redirect_stdout(io.StringIO()):  # here: the thread of a question may be left behind
-        volume = ask(RequestSubject("bucket", _bucket_of(namespace)), question, seconds=None)
+        volume = ask(HubResource("bucket", _bucket_of(namespace)), question, seconds=None)
     return Mount(volume.source, volume.path or "", mount_path, read_only=True)
 
 
 def list_files(bucket: str, folder: str) -> list[BucketFile]:
     """All files below a folder of a bucket."""
-    subject, prefix = RequestSubject("bucket", bucket), f"{folder.strip('/')}/"
-    tree = ask(subject, lambda: list(api().list_bucket_tree(bucket, prefix=folder.strip("/"), recursive=True)))
-    with understood(subject):
+    resource, prefix = HubResource("bucket", bucket), f"{folder.strip('/')}/"
+    tree = ask(resource, lambda: list(api().list_bucket_tree(bucket, prefix=folder.strip("/"), recursive=True)))
+    with understood(resource):
         files = [entry for entry in tree if entry.type == "file" and entry.path.startswith(prefix)]
         return [BucketFile(f.path.removeprefix(prefix), f.path, int(f.size), f.uploaded_at) for f in files]
 
@@ -202,14 +202,14 @@ def change_names(bucket: str, *, add: list[str], delete: list[str]) -> None:
     Raises: as `start`.
     """
     empty = [(b"", name) for name in add]
-    ask(RequestSubject("bucket", bucket), lambda: api().batch_bucket_files(bucket, add=empty, delete=delete))
+    ask(HubResource("bucket", bucket), lambda: api().batch_bucket_files(bucket, add=empty, delete=delete))
 
 
 def download(bucket: str, files: list[tuple[str, Path]]) -> None:
     """Fetches pairs of `(path in the bucket, local file)`. Missing files are left out."""
     if files:
-        subject = RequestSubject("bucket", bucket)
-        ask(subject, lambda: api().download_bucket_files(bucket, list(files)), seconds=None)
+        resource = HubResource("bucket", bucket)
+        ask(resource, lambda: api().download_bucket_files(bucket, list(files)), seconds=None)
 
 
 def _token() -> str:
@@ -240,8 +240,8 @@ def _volumes(mounts: tuple[Mount, ...]) -> list[Any] | None:
     return volumes or None
 
 
-def _job_of(namespace: str) -> RequestSubject:
-    return RequestSubject("job", f"of {namespace}")
+def _job_of(namespace: str) -> HubResource:
+    return HubResource("job", f"of {namespace}")
 
 
 def _job(info: Any, namespace: str) -> Job:

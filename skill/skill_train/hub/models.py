@@ -15,7 +15,7 @@ from skill_train.core.errors import SkillTrainError, Temporary, UsageError
 from skill_train.facts import Flavor, ModelFacts
 from skill_train.hub.address import endpoint
 from skill_train.hub.client import REQUEST_SECONDS, api, ask
-from skill_train.hub.errors import RequestSubject, understood
+from skill_train.hub.errors import HubResource, understood
 from skill_train.hub.repositories import or_other_kind
 from skill_train.model import config as model_config
 from skill_train.model.config import Origin, StoredWeights
@@ -47,11 +47,11 @@ def model_folder(model: str, revision: str | None, files: tuple[str, ...] = ()) 
     if path.is_dir():
         return path, None
     check_id(model)
-    subject = RequestSubject("model", model)
+    resource = HubResource("model", model)
     try:
-        folder = ask(subject, lambda: _download(model, revision, files), seconds=None)
+        folder = ask(resource, lambda: _download(model, revision, files), seconds=None)
     except UsageError as error:
-        raise or_other_kind(error, subject) from None
+        raise or_other_kind(error, resource) from None
     return folder, folder.name
 
 
@@ -66,16 +66,16 @@ def model_facts(model: str, revision: str | None = None) -> ModelFacts:
         Temporary: the Hub cannot be reached and the cache has no copy.
     """
     check_id(model)
-    subject = RequestSubject("model", model)
+    resource = HubResource("model", model)
     try:
-        return ask(subject, lambda: _ask_model(model, revision))
+        return ask(resource, lambda: _ask_model(model, revision))
     except Temporary:
         cached = _cached(model, revision)
         if cached is None:
             raise
         return cached
     except UsageError as error:
-        raise or_other_kind(error, subject) from None
+        raise or_other_kind(error, resource) from None
 
 
 def tensor_shapes(model: str, revision: str | None) -> dict[str, tuple[int, ...]]:
@@ -88,12 +88,12 @@ def tensor_shapes(model: str, revision: str | None) -> dict[str, tuple[int, ...]
 
     def question() -> dict[str, tuple[int, ...]]:
         metadata = api().get_safetensors_metadata(model, revision=revision)
-        with understood(RequestSubject("model", model)):
+        with understood(HubResource("model", model)):
             files = metadata.files_metadata.values()
             return {name: tuple(tensor.shape) for file in files for name, tensor in file.tensors.items()}
 
     try:
-        return ask(RequestSubject("model", model), question)
+        return ask(HubResource("model", model), question)
     except Temporary:
         folder = _snapshot(model, revision)
         return {} if folder is None else tensor_shapes_in(folder)
@@ -104,7 +104,7 @@ def model_file(model: str, name: str) -> Path:
 
     Raises: as `model_folder`.
     """
-    return ask(RequestSubject("model", model), lambda: _file(model, name, None))
+    return ask(HubResource("model", model), lambda: _file(model, name, None))
 
 
 def live_flavors() -> tuple[Flavor, ...]:
@@ -113,9 +113,9 @@ def live_flavors() -> tuple[Flavor, ...]:
     Raises:
         Temporary: there is no answer in time, or it cannot be understood.
     """
-    subject = RequestSubject("prices of Hugging Face Jobs")
-    hardware = ask(subject, lambda: list(api().list_jobs_hardware()), seconds=3.0)
-    with understood(subject):
+    resource = HubResource("prices of Hugging Face Jobs")
+    hardware = ask(resource, lambda: list(api().list_jobs_hardware()), seconds=3.0)
+    with understood(resource):
         read = [flavor for flavor in map(_flavor, hardware) if flavor is not None]
     if not read:
         raise Temporary(
@@ -149,7 +149,7 @@ def _download(model: str, revision: str | None, files: tuple[str, ...]) -> Path:
 
 def _ask_model(model: str, revision: str | None) -> ModelFacts:
     info = api().model_info(model, revision=revision, files_metadata=True, timeout=REQUEST_SECONDS)
-    with understood(RequestSubject("model", model)):
+    with understood(HubResource("model", model)):
         sizes = {str(file.rfilename): file.size for file in info.siblings or []}
         _check_files(model, set(sizes))
         config = read_config(_config_folder(model, revision, info.sha))
@@ -242,7 +242,7 @@ def _has_chat_template(model: str, info: Any, names: set[str]) -> bool:
 def tokenizer_settings(model: str, revision: str | None) -> Path | None:
     """The folder in the Hub's cache with `tokenizer_config.json`; None where it cannot be read."""
     try:
-        return ask(RequestSubject("model", model), lambda: _file(model, "tokenizer_config.json", revision)).parent
+        return ask(HubResource("model", model), lambda: _file(model, "tokenizer_config.json", revision)).parent
     except SkillTrainError:  # the training itself will need the file, and says what is wrong
         return None
 

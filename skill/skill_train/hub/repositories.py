@@ -9,7 +9,7 @@ from pathlib import Path
 
 from skill_train.core.errors import SkillTrainError, UsageError
 from skill_train.hub.client import QUESTION_SECONDS, api, ask, or_none
-from skill_train.hub.errors import RequestSubject
+from skill_train.hub.errors import HubResource
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ def check_access(kind: str, name: str, *, write: bool = False, seconds: float = 
         UsageError: it does not exist or is private. AccessError: it is gated, or the token may not write. Temporary:
             the Hub does not answer.
     """
-    ask(RequestSubject(kind, name), lambda: api().auth_check(name, repo_type=kind, write=write), seconds=seconds)
+    ask(HubResource(kind, name), lambda: api().auth_check(name, repo_type=kind, write=write), seconds=seconds)
 
 
 def find(kind: str, name: str) -> Repository | None:
@@ -38,23 +38,23 @@ def find(kind: str, name: str) -> Repository | None:
         info = api().repo_info(name, repo_type=kind)
         return Repository(name, bool(info.private), tuple(file.rfilename for file in info.siblings or ()))
 
-    return or_none(f"unknown_{kind}", lambda: ask(RequestSubject(kind, name), question))
+    return or_none(f"unknown_{kind}", lambda: ask(HubResource(kind, name), question))
 
 
 def bucket_is_private(name: str) -> bool | None:
     """Whether a bucket is private; None if it does not exist."""
-    subject = RequestSubject("bucket", name)
-    return or_none("unknown_bucket", lambda: ask(subject, lambda: bool(api().bucket_info(name).private)))
+    resource = HubResource("bucket", name)
+    return or_none("unknown_bucket", lambda: ask(resource, lambda: bool(api().bucket_info(name).private)))
 
 
-def or_other_kind(error: UsageError, subject: RequestSubject) -> UsageError:
+def or_other_kind(error: UsageError, resource: HubResource) -> UsageError:
     """The error for an unknown model or dataset, or a better one if the id is that of the other kind."""
-    kind, name = subject.kind, subject.name
+    kind, name = resource.kind, resource.name
     if error.code != f"unknown_{kind}":
         return error
     other, option = ("model", "model") if kind == "dataset" else ("dataset", "data")
     try:
-        ask(RequestSubject(other, name), lambda: api().repo_info(name, repo_type=other, timeout=5), seconds=5)
+        ask(HubResource(other, name), lambda: api().repo_info(name, repo_type=other, timeout=5), seconds=5)
     except SkillTrainError:  # the request would only improve the message
         return error
     return UsageError(
@@ -105,4 +105,4 @@ def upload_dataset(folder: Path, name: str) -> str:
         return str(commit.oid)
 
     with contextlib.redirect_stdout(io.StringIO()):  # here: the thread of a question may be left behind
-        return ask(RequestSubject("dataset", name), question, seconds=None)
+        return ask(HubResource("dataset", name), question, seconds=None)

@@ -162,7 +162,7 @@ class _ConsoleHandler(logging.Handler):
 def _speak_through_us() -> None:
     logger = logging.getLogger("huggingface_hub")
     logger.handlers[:] = [_ConsoleHandler()]
-    shown = warnings.showwarning
+    show_before = warnings.showwarning
 
     def show(
         message: Warning | str, category: type[Warning], filename: str, lineno: int, file: Any = None, line: Any = None
@@ -170,7 +170,7 @@ def _speak_through_us() -> None:
         if f"{os.sep}huggingface_hub{os.sep}" in filename:
             waiting.tell(" ".join(str(message).split()))
         else:
-            shown(message, category, filename, lineno, file, line)
+            show_before(message, category, filename, lineno, file, line)
 
     warnings.showwarning = show
 
@@ -205,16 +205,16 @@ class _Watched:
 
 
 def _counting(how: dict[str, object]) -> dict[str, object]:
-    shown, seen = how.get("progress_callback"), 0
+    callback, before = how.get("progress_callback"), 0
 
     def count(group: Any, items: Any = None) -> None:
-        nonlocal seen
+        nonlocal before
         shard = getattr(group, "shard", None)
         now = sum(getattr(group, name, 0) for name in _PROGRESS)
         now += AN_ANSWER * sum(getattr(shard, name, 0) for name in _SHARDS)
-        TRAFFIC.moved += max(now - seen, 0)
-        seen = max(seen, now)
-        if callable(shown):
-            shown(group, items)
+        TRAFFIC.moved += max(now - before, 0)
+        before = max(before, now)
+        if callable(callback):
+            callback(group, items)
 
     return how | {"progress_callback": count}

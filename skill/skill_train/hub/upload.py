@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from skill_train.core.errors import DecisionNeeded, SkillTrainError
 from skill_train.core.units import megabytes
 from skill_train.hub.client import QUESTION_SECONDS, api, ask, or_none, patiently
-from skill_train.hub.errors import RequestSubject
+from skill_train.hub.errors import HubResource
 
 Answer = TypeVar("Answer")
 
@@ -57,7 +57,7 @@ class Uploaded:
 def licence_of(model: str) -> str | None:
     """The licence in the card of a Hub model; None if the card names none or cannot be read."""
     try:
-        card = ask(RequestSubject("model", model), lambda: api().model_info(model, timeout=8.0).card_data)
+        card = ask(HubResource("model", model), lambda: api().model_info(model, timeout=8.0).card_data)
     except SkillTrainError:
         return None
     named = card.get("license") if card else None
@@ -92,10 +92,10 @@ def upload(repo: str, files: list[PushFile], *, private: bool, message: str, say
         AccessError: there is no token, or it may not write there.
         Temporary: there was no answer after several tries.
     """
-    subject = RequestSubject("model", repo)
+    resource = HubResource("model", repo)
 
     def again(question: Callable[[], Answer], *, seconds: float | None = QUESTION_SECONDS) -> Answer:
-        return patiently(lambda: ask(subject, question, seconds=seconds))
+        return patiently(lambda: ask(resource, question, seconds=seconds))
 
     before = or_none("unknown_model", lambda: again(lambda: api().model_info(repo, timeout=8.0)))
     if private and before is not None and not before.private:

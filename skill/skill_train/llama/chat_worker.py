@@ -37,16 +37,16 @@ def work(document: object, receive: Callable[[], Any], send: Send) -> None:
     with contextlib.ExitStack() as stack:
         gpu = uses_gpu(job.device)
         file = stack.enter_context(loaded_model(Path(job.gguf), gpu=gpu))
-        seen, step = None, _STEP
+        encoder, step = None, _STEP
         if job.projector is not None:
-            seen = stack.enter_context(projector(file, Path(job.projector), threads=job.threads, any_size=False))
-            step = _MOST_OF_A_PICTURE if seen.looks_both_ways else _STEP
+            encoder = stack.enter_context(projector(file, Path(job.projector), threads=job.threads, any_size=False))
+            step = _MOST_OF_A_PICTURE if encoder.looks_both_ways else _STEP
         room = max(job.context_tokens, step)
         llama = stack.enter_context(
             in_context(file, context_tokens=room, threads=job.threads, at_once=step, exact=False)
         )
         send({"device": "gpu" if gpu else "cpu"})
-        chat = _Chat(llama, seen, step, job.context_tokens)
+        chat = _Chat(llama, encoder, step, job.context_tokens)
         while True:
             request = msgspec.convert(receive(), ChatRequest)
             answer = chat.answer(request, lambda text: send({"text": text}))
@@ -58,7 +58,7 @@ class _Chat:
     """A loaded file. `step` is the number of tokens that are read at once, `room` of a prompt and its answer."""
 
     llama: Llama
-    seen: Projector | None
+    encoder: Projector | None
     step: int
     room: int
 
@@ -95,8 +95,8 @@ class _Chat:
         if not request.pictures:
             ids = self.llama.tokenize(request.text, add_special=request.add_special)
             return ids, len(ids), []
-        assert self.seen is not None
-        chunks = self.seen.tokenize(request.text, [_pixels(name, request.folder) for name in request.pictures])
+        assert self.encoder is not None
+        chunks = self.encoder.tokenize(request.text, [_pixels(name, request.folder) for name in request.pictures])
         ids = [token for chunk in chunks for token in chunk.ids or ()]
         return ids, sum(chunk.tokens for chunk in chunks), chunks
 
@@ -105,8 +105,8 @@ class _Chat:
     ) -> Iterator[int]:
         """The tokens of the answer, without end: whoever takes them stops. At most `most` of them."""
         if chunks:
-            assert self.seen is not None
-            row, position = self.seen.read_prompt(self.llama, chunks, self.step)
+            assert self.encoder is not None
+            row, position = self.encoder.read_prompt(self.llama, chunks, self.step)
         else:
             row, position = self._read(prompt), len(prompt)
         answer: list[int] = []

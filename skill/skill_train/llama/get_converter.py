@@ -96,7 +96,7 @@ def find(llama_cpp: Path | None = None) -> Toolchain:
         NotInstalled: there is no converter; the hint fetches it.
     """
     if llama_cpp is not None:
-        return _named(llama_cpp)
+        return _named_toolchain(llama_cpp)
     toolchain = _cached() or _on_path()
     if toolchain is None:
         raise NotInstalled(
@@ -200,7 +200,7 @@ def _missing(folder: Path) -> list[str]:
     return [name for name in _NEEDED if not (folder / name).is_file()]
 
 
-def _named(folder: Path) -> Toolchain:
+def _named_toolchain(folder: Path) -> Toolchain:
     if missing := _missing(folder):
         raise UsageError(
             f"{folder} is not a llama.cpp source folder with a converter",

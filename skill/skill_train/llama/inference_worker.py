@@ -82,10 +82,10 @@ def _losses(llama: Llama, scored: list[Scored]) -> list[float | None]:
 
 
 def _loss(llama: Llama, ids: list[int], trained: list[int]) -> float | None:
-    total, wanted = 0.0, set(trained)
+    total, scored = 0.0, set(trained)
     for start, logits in llama.logits(ids):
         # The row at position p predicts the token at p + 1.
-        here = [row for row in range(len(logits)) if start + row + 1 in wanted]
+        here = [row for row in range(len(logits)) if start + row + 1 in scored]
         total += float(losses(logits[here], [ids[start + row + 1] for row in here]).sum())
     return finite(total)
 

@@ -102,8 +102,8 @@ class Llama:
         rows, first = [], len(ids) - count
         for start in range(0, len(ids), _CHUNK):
             chunk = ids[start : start + _CHUNK]
-            wanted = min(len(chunk), max(0, start + len(chunk) - first))
-            rows.append(self.decode(chunk, start, last=wanted).copy())
+            last = min(len(chunk), max(0, start + len(chunk) - first))
+            rows.append(self.decode(chunk, start, last=last).copy())
         return np.concatenate(rows)
 
     def forget(self) -> None:

@@ -169,9 +169,9 @@ def run(
             process.stdin.flush()
         try:
             for line in process.stdout or ():  # a bar's carriage returns count as line ends
-                written = _WRITING.search(line)
-                if written:
-                    on_percent(int(written[1]))
+                percent = _WRITING.search(line)
+                if percent:
+                    on_percent(int(percent[1]))
                 elif line.strip():
                     lines = [*lines[-_KEPT_LINES:], line.rstrip()]
             with contextlib.suppress(BrokenPipeError):  # open until here: a closed input ends the converter

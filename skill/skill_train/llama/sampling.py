@@ -57,14 +57,14 @@ def sampling_of(folder: Path) -> tuple[Sampling, str]:
     samples = stated.get("do_sample")
     if not samples and (samples is False or "temperature" not in stated):
         return _checked(Sampling(repetition_penalty=penalty), file), f"{FILE}: greedy"
-    found = Sampling(
+    sampling = Sampling(
         temperature=_number(stated, "temperature", _TEMPERATURE),
         top_k=_count(stated, "top_k", _TOP_K),
         top_p=_number(stated, "top_p", 1.0),
         min_p=_number(stated, "min_p", 0.0),
         repetition_penalty=penalty,
     )
-    return _checked(found, file), FILE
+    return _checked(sampling, file), FILE
 
 
 def sampling_of_gguf(metadata: Mapping[str, object], file: Path) -> tuple[Sampling, str]:
@@ -76,14 +76,14 @@ def sampling_of_gguf(metadata: Mapping[str, object], file: Path) -> tuple[Sampli
     keys = {name: value for name, value in metadata.items() if name.startswith("general.sampling.")}
     if "general.sampling.temp" not in keys:
         return Sampling(), "the file names no sampling: greedy"
-    found = Sampling(
+    sampling = Sampling(
         temperature=_number(keys, "general.sampling.temp", _TEMPERATURE),
         top_k=_count(keys, "general.sampling.top_k", 0),
         top_p=_number(keys, "general.sampling.top_p", 1.0),
         min_p=_number(keys, "general.sampling.min_p", 0.0),
         repetition_penalty=_number(keys, "general.sampling.penalty_repeat", 1.0),
     )
-    return _checked(found, file), "general.sampling of the file"
+    return _checked(sampling, file), "general.sampling of the file"
 
 
 def require_numbers(logits: np.ndarray, of: str = "the model") -> None:
@@ -124,9 +124,9 @@ def _penalized(logits: np.ndarray, sampling: Sampling, context: Sequence[int]) -
 
     row: np.ndarray = np.array(logits, dtype=np.float64)
     if sampling.repetition_penalty != 1.0:
-        seen = sorted({token for token in context if 0 <= token < len(row)})
-        rows = row[seen]
-        row[seen] = np.where(rows < 0, rows * sampling.repetition_penalty, rows / sampling.repetition_penalty)
+        tokens = sorted({token for token in context if 0 <= token < len(row)})
+        rows = row[tokens]
+        row[tokens] = np.where(rows < 0, rows * sampling.repetition_penalty, rows / sampling.repetition_penalty)
     return row
 
 

@@ -121,12 +121,12 @@ def read_battery(probe: Probe) -> tuple[bool | None, bool | None]:
     """`(laptop, on_battery)`; None if the system does not report it."""
     root = "/sys/class/power_supply"
     supplies = probe.names(root)
-    own = [name for name in supplies if _word(probe, f"{root}/{name}/type") == "Battery"]
-    own = [name for name in own if _word(probe, f"{root}/{name}/scope") != "Device"]  # a mouse has one too
+    own = [name for name in supplies if _file_text(probe, f"{root}/{name}/type") == "Battery"]
+    own = [name for name in own if _file_text(probe, f"{root}/{name}/scope") != "Device"]  # a mouse has one too
     if not own:
         return (False if supplies else None), None
-    return True, any(_word(probe, f"{root}/{name}/status") == "Discharging" for name in own)
+    return True, any(_file_text(probe, f"{root}/{name}/status") == "Discharging" for name in own)
 
 
-def _word(probe: Probe, path: str) -> str:
+def _file_text(probe: Probe, path: str) -> str:
     return (probe.read(path) or "").strip()

@@ -44,10 +44,10 @@ def read_gpus(probe: Probe, ram_bytes: int | None, ram_available_bytes: int | No
     rows = [row for line in answer.text.splitlines() if (row := _row(line, ram_bytes, ram_available_bytes))]
     if not rows:
         return _none(f"nvidia-smi lists no GPU with its memory: {answer.text.strip()[:200] or 'nothing'}")
-    seen = _visible(rows, probe.environment.get("CUDA_VISIBLE_DEVICES"))
-    if not seen:
+    visible = _visible(rows, probe.environment.get("CUDA_VISIBLE_DEVICES"))
+    if not visible:
         return _none(f"CUDA_VISIBLE_DEVICES={probe.environment['CUDA_VISIBLE_DEVICES']} hides the GPUs")
-    best, unknown = _equal_best(seen)
+    best, unknown = _equal_best(visible)
     return _gpus_of(probe, best, unknown)
 
 
@@ -66,23 +66,23 @@ def _row(line: str, ram: int | None, ram_available: int | None) -> _GpuRow | Non
     index, uuid, name, total, free, capability, mig = (*values, "", "")[:7]
     compute = float(capability) if re.fullmatch(r"\d+\.\d+", capability) else None
     if total.isdigit():
-        size, left = int(total) << 20, int(free) << 20 if free.isdigit() else None
-        return _GpuRow(int(index), uuid, Gpu(name, size, left, compute), mig == "Enabled")
+        size, free_bytes = int(total) << 20, int(free) << 20 if free.isdigit() else None
+        return _GpuRow(int(index), uuid, Gpu(name, size, free_bytes, compute), mig == "Enabled")
     # GB10 and Thor have no memory of their own (docs.nvidia.com/dgx/dgx-spark/known-issues.html, 2025-12).
     if total in _NO_VALUE and compute is not None and ram is not None:
         return _GpuRow(int(index), uuid, Gpu(name, ram, ram_available, compute), False, unified=True)
     return None
 
 
-def _visible(rows: list[_GpuRow], wanted: str | None) -> list[_GpuRow]:
+def _visible(rows: list[_GpuRow], visible: str | None) -> list[_GpuRow]:
     """The GPUs that CUDA_VISIBLE_DEVICES selects, as CUDA reads it: numbers or prefixes of UUIDs, up to the first that
     does not exist."""
-    if wanted is None:
+    if visible is None:
         return rows
-    if wanted.strip().startswith("MIG-"):
+    if visible.strip().startswith("MIG-"):
         return [row for row in rows if row.mig]
     seen: list[_GpuRow] = []
-    for name in map(str.strip, wanted.split(",")):
+    for name in map(str.strip, visible.split(",")):
         matching = [
             row for row in rows if str(row.index) == name or (name.startswith("GPU-") and row.uuid.startswith(name))
         ]
@@ -126,9 +126,9 @@ def _slice(probe: Probe, row: _GpuRow, unknown: dict[str, str]) -> Gpus:
     """The first MIG slice, because one process can use only one. Its profile states the size (`3g.40gb`). Counted as
     10^9 bytes for each GB it is a lower bound: 40 are 39.25 GiB (NVIDIA MIG user guide, profiles of the A100)."""
     listed = probe.ask("nvidia-smi", "-L")
-    wanted = probe.environment.get("CUDA_VISIBLE_DEVICES", "").strip()
+    visible = probe.environment.get("CUDA_VISIBLE_DEVICES", "").strip()
     shares = re.findall(r"^\s+MIG (\S*?(\d+)gb\S*).*UUID: (\S+?)\)", listed.text if listed else "", re.MULTILINE)
-    share = next((s for s in shares if not wanted.startswith("MIG-") or s[2] == wanted.split(",")[0]), None)
+    share = next((s for s in shares if not visible.startswith("MIG-") or s[2] == visible.split(",")[0]), None)
     if share is None:
         return _none(f"MIG is on for {row.gpu.name}, and nvidia-smi -L lists no share of it")
     gpu = Gpu(f"{row.gpu.name} MIG {share[0]}", int(share[1]) * 10**9, None, row.gpu.compute_capability)

@@ -79,8 +79,8 @@ class Texts:
 
     def logits(self, model: Any, number: int) -> Any:
         """Of one sequence. The picture stands in the first."""
-        seen = self.picture.inputs if self.picture and not number else {}
-        return reference.logits(model, self.ids[number], **seen)
+        inputs = self.picture.inputs if self.picture and not number else {}
+        return reference.logits(model, self.ids[number], **inputs)
 
     @property
     def tokens(self) -> int:
@@ -132,9 +132,9 @@ def gate(
     rounds = stored in merge_rounded.KINDS
     with _Scratch(request.merged) as scratch:
         with frugal_model(request.base, request.adapter, request.task) as model:
-            seen = picture_inputs(request.base, model, texts.ids[0]) if request.pictures else None
-            if isinstance(seen, PictureInputs):
-                texts = replace(texts, ids=[seen.ids, *texts.ids], picture=seen)
+            picture = picture_inputs(request.base, model, texts.ids[0]) if request.pictures else None
+            if isinstance(picture, PictureInputs):
+                texts = replace(texts, ids=[picture.ids, *texts.ids], picture=picture)
             _write_reference(model, request, texts, scratch, stored if rounds else None, bar)
             del model
         compared = _compare_merged(request, texts, scratch, bar)
@@ -151,8 +151,8 @@ def gate(
         "failures": failures,
         "verdict": "fail" if failures else "pass",
     }
-    if seen is not None:
-        outcome["pictures"] = "one picture" if texts.picture else f"not compared: {seen}"
+    if picture is not None:
+        outcome["pictures"] = "one picture" if texts.picture else f"not compared: {picture}"
     return outcome
 
 
@@ -261,7 +261,7 @@ def _compare_merged(request: GateRequest, texts: Texts, scratch: _Scratch, bar: 
 
     tuned, base = scratch.read(scratch.tuned), scratch.read(scratch.base)
     rounded = scratch.read(scratch.rounded) if scratch.rounded.is_file() else None
-    seen = _LogitFigures()
+    figures = _LogitFigures()
     start = 0
     with frugal_model(request.merged, task=request.task) as model:
         for number, ids in enumerate(texts.ids):
@@ -270,10 +270,12 @@ def _compare_merged(request: GateRequest, texts: Texts, scratch: _Scratch, bar: 
                 raise _other_vocabulary(scratch.vocabulary, logits.shape[1])
             rows = slice(start, start + len(ids) - 1)  # no token follows the last one
             before = base[rows] if number < scratch.base_rows else None
-            seen.add(tuned[rows], None if rounded is None else rounded[rows], before, logits[:-1], np.asarray(ids[1:]))
+            figures.add(
+                tuned[rows], None if rounded is None else rounded[rows], before, logits[:-1], np.asarray(ids[1:])
+            )
             start += len(ids)
             bar(2 * len(texts.ids) + number + 1, 3 * len(texts.ids), "gate: merged model")
-    return seen.summary()
+    return figures.summary()
 
 
 class _Compared(TypedDict):
@@ -345,11 +347,11 @@ def _failures(compared: _Compared, limits: dict[str, float], kept_share: float |
     if share is None or abs(share - limits["share"]) - width > limits["share_tolerance"]:
         expected = f"{limits['share']:.3f} ± {limits['share_tolerance']:.3f}"
         failures.append(f"{_number(share)} of the adapter is in the merged model, expected {expected}")
-    left = kept_share
+    remaining = kept_share
     if kept_share is None and effect["share"] is not None:
-        left = effect["share"] + (effect["share_half_width"] or 0)
-    if left is not None and left < _LOST:
-        failures.append(f"rounding leaves only {left:.2f} of the adapter in the stored weights")
+        remaining = effect["share"] + (effect["share_half_width"] or 0)
+    if remaining is not None and remaining < _LOST:
+        failures.append(f"rounding leaves only {remaining:.2f} of the adapter in the stored weights")
     return failures
 
 

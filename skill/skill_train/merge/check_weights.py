@@ -131,7 +131,7 @@ def _compare(
     elif scale is not None:
         b, a = (adapter.tensor(parts[kind]).float() for kind in ("b", "a"))
         _compare_changed(name, stored, new, (b * scale, a), comparison)
-    elif not _same(stored, new):
+    elif not _same_values(stored, new):
         comparison.failures.append(f"{name} is not the base's, and the adapter has nothing for it")
     return comparison
 
@@ -272,7 +272,7 @@ def _row_squares(b: Any, a: Any) -> Any:
     return ((b @ (a @ a.T)) * b).sum(dim=1)
 
 
-def _same(stored: StoredTensor, new: StoredTensor) -> bool:
+def _same_values(stored: StoredTensor, new: StoredTensor) -> bool:
     """Whether the tensor has the base's values, in its dtype or rounded to the new one."""
     import torch
 

@@ -80,11 +80,15 @@ def plan_merge(base: Base, adapter: Adapter) -> MergePlan:
     """
     tensors = base.tensors
     tie = _find_tie(base, tensors)
-    wanted = wanted_parameters(adapter)
-    free = {name for name in wanted if tie and not tie.stored and _last_module(name) in _HEADS}
-    matches = match_names(list(wanted), set(tensors), free)
+    parameters = wanted_parameters(adapter)
+    free = {name for name in parameters if tie and not tie.stored and _last_module(name) in _HEADS}
+    matches = match_names(list(parameters), set(tensors), free)
     if len(matches) != 1:
-        missing = {} if matches else {name: wanted[name] for name in wanted if name not in tensors and name not in free}
+        missing = (
+            {}
+            if matches
+            else {name: parameters[name] for name in parameters if name not in tensors and name not in free}
+        )
         return MergePlan(unmatched=missing, ambiguous=len(matches) > 1)
     names = matches[0]
     if free:
@@ -100,12 +104,13 @@ def plan_merge(base: Base, adapter: Adapter) -> MergePlan:
     return plan
 
 
-def match_names(wanted: list[str], stored: set[str], free: set[str]) -> list[dict[str, str]]:
-    """Every consistent way to match the wanted names with the checkpoint: unchanged, or with one prefix replaced."""
+def match_names(parameters: list[str], stored: set[str], free: set[str]) -> list[dict[str, str]]:
+    """Every consistent way to match parameters with the checkpoint: unchanged, or with one prefix replaced."""
     matches: list[dict[str, str]] = []
-    for strip, add in [("", ""), *_prefixes(wanted, stored, free)]:
-        names = {name: _renamed(name, strip, add, stored) for name in wanted}
-        if not all(new in stored or new in free for new in names.values()) or len(set(names.values())) != len(wanted):
+    for strip, add in [("", ""), *_prefixes(parameters, stored, free)]:
+        names = {name: _renamed(name, strip, add, stored) for name in parameters}
+        is_whole = all(new in stored or new in free for new in names.values())
+        if not is_whole or len(set(names.values())) != len(parameters):
             continue
         if not strip and not add:
             return [names]
@@ -139,14 +144,14 @@ def _find_tie(base: Base, tensors: dict[str, StoredTensor]) -> _Tie | None:
 
 def wanted_parameters(adapter: Adapter) -> dict[str, str]:
     """The base parameters that the adapter needs, and one of its own tensors for each, for messages."""
-    wanted = {f"{module}.weight": next(iter(parts.values())) for module, parts in adapter.modules.items()}
-    wanted |= {f"{module}.bias": parts["b_bias"] for module, parts in adapter.modules.items() if "b_bias" in parts}
-    return wanted | adapter.replaced
+    parameters = {f"{module}.weight": next(iter(parts.values())) for module, parts in adapter.modules.items()}
+    parameters |= {f"{module}.bias": parts["b_bias"] for module, parts in adapter.modules.items() if "b_bias" in parts}
+    return parameters | adapter.replaced
 
 
-def _prefixes(wanted: list[str], stored: set[str], free: set[str]) -> Iterator[tuple[str, str]]:
+def _prefixes(parameters: list[str], stored: set[str], free: set[str]) -> Iterator[tuple[str, str]]:
     """Pairs of prefixes to remove and to add, derived from the first name that is not stored."""
-    missing = next((name for name in wanted if name not in stored and name not in free), None)
+    missing = next((name for name in parameters if name not in stored and name not in free), None)
     if missing is None:
         return
     parts = missing.split(".")

@@ -111,7 +111,7 @@ def merge(request: MergeRequest, *, progress: Bar, warn: Callable[[str, str], No
             changes, comparison = _write(planned, part, request.dtype, progress, warn, weights=ways.weights)
             if limited := write_limits(part, str(read_config(part).get("model_type")), request.limits):
                 changes["processor"] = limited
-            asked = merge_gate.GateRequest(
+            gate_request = merge_gate.GateRequest(
                 base=request.base,
                 adapter=request.adapter,
                 merged=part,
@@ -127,7 +127,7 @@ def merge(request: MergeRequest, *, progress: Bar, warn: Callable[[str, str], No
                 how="peft" if planned.reasons else "streamed",
                 reasons=planned.reasons,
                 changes=changes,
-                gate=_gate(ways, comparison, changes, partial(merge_gate.gate, asked, bar=progress)),
+                gate=_gate(ways, comparison, changes, partial(merge_gate.gate, gate_request, bar=progress)),
                 versions=versions("torch", "transformers", "peft", "safetensors"),
                 seconds=round(time.monotonic() - started, 2),
                 peak_memory_bytes=peak_memory_bytes(),

@@ -48,9 +48,9 @@ def merge_with_peft(base: Path, adapter: Path, part: Path, dtype: str, task: str
     changed: dict[str, object] = {"tie_word_embeddings": False} if untied else {}
     text = stored if "vocab_size" in stored else stored.get("text_config", {})
     changed |= {"vocab_size": text["vocab_size"]} if "vocab_size" in text else {}
-    for written in part.iterdir():  # removes files that transformers rewrote, because the base's own are better
-        if not written.name.endswith((".safetensors", ".safetensors.index.json")):
-            written.unlink()
+    for file in part.iterdir():  # removes files that transformers rewrote, because the base's own are better
+        if not file.name.endswith((".safetensors", ".safetensors.index.json")):
+            file.unlink()
     read_folder(part)
     return changed
 

@@ -124,13 +124,13 @@ def write_shards(
     target: Target,
     bar: Bar,
     pool: ThreadPoolExecutor,
-    written: Callable[[Shard, Path, list[str]], None] = lambda shard, file, names: None,
+    on_written: Callable[[Shard, Path, list[str]], None] = lambda shard, file, names: None,
 ) -> Tally:
     """Writes all shards and the index into the folder of `target`.
 
     Args:
         pool: the threads of `computing_threads`.
-        written: called with a shard of the base, the new file, and the names of neighbouring tensors that were just
+        on_written: called with a shard of the base, the new file, and the names of neighbouring tensors that were just
             written there, while they are in the system's cache.
 
     Raises:
@@ -151,7 +151,7 @@ def write_shards(
                 tally.add(part_tally)
                 done += places[name].size
                 bar(done / max(1, total), 1, name)
-            written(shard, target.folder / shard.name, names)
+            on_written(shard, target.folder / shard.name, names)
     _write_index(base, layout, target.folder)
     return tally
 

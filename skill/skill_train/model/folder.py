@@ -83,7 +83,7 @@ def weight_files(folder: Path) -> list[Path]:
     Raises:
         UsageError: there are none, or a part is missing.
     """
-    used = _used(folder)
+    used = _used_files(folder)
     if not used:
         pickled = sorted(path.name for pattern in ("*.bin", "*.pt", "*.pth") for path in folder.glob(pattern))
         raise UsageError(
@@ -127,7 +127,7 @@ def used_weights(names: Iterable[str]) -> list[str]:
     return [name for name in ordered if _SHARD.fullmatch(name)] or ordered
 
 
-def _used(folder: Path) -> list[Path]:
+def _used_files(folder: Path) -> list[Path]:
     """The files that the folder's index names, or else all that exist."""
     if (folder / INDEX).is_file():
         return foreign_files.weight_files(folder)
@@ -136,7 +136,7 @@ def _used(folder: Path) -> list[Path]:
 
 def _lacking(folder: Path) -> str | None:
     """Why the weights cannot be counted; None if they can."""
-    used = _used(folder)
+    used = _used_files(folder)
     return _missing(used) if used else "the folder holds no safetensors"
 
 

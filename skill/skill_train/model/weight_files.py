@@ -181,13 +181,13 @@ def same_bytes(tensor: StoredTensor, other: StoredTensor) -> bool:
 def _pieces(stored: StoredTensor) -> Iterator[bytes]:
     with open(stored.file, "rb") as file:
         file.seek(stored.start)
-        left = stored.size
-        while left:
-            block = file.read(min(left, _COPIED_BYTES))
+        bytes_left = stored.size
+        while bytes_left:
+            block = file.read(min(bytes_left, _COPIED_BYTES))
             if not block:
                 raise UsageError(f"{stored.file} is incomplete", code="broken_model", hint="download the file again")
             yield block
-            left -= len(block)
+            bytes_left -= len(block)
 
 
 def new_shard(

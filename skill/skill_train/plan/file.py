@@ -75,14 +75,14 @@ def require_same_recipe(run: RunDir, plan: Plan, hint: str) -> None:
     """
     if not run.recipe.is_file():
         return
-    written, planned = _yaml(run.recipe.read_text(encoding="utf-8")), _yaml(fields.to_yaml(plan.recipe_file()))
-    edited = [key for key, value in written.items() if value != planned.get(key)]
+    in_run, planned = _yaml(run.recipe.read_text(encoding="utf-8")), _yaml(fields.to_yaml(plan.recipe_file()))
+    edited = [key for key, value in in_run.items() if value != planned.get(key)]
     if edited:
         raise UsageError(
             f"{run.recipe} was edited after the run began, and a run goes on with the recipe that it began with",
             code="another_run",
             expected=f"{edited[0]}: {planned.get(edited[0])}",
-            got=f"{edited[0]}: {written[edited[0]]}",
+            got=f"{edited[0]}: {in_run[edited[0]]}",
             hint=hint,
         )
 

@@ -35,14 +35,14 @@ def launch(placement: Placement, machine: MachineFacts, *, four_bit: bool = Fals
 
 
 def _check_devices(placement: Placement, machine: MachineFacts) -> None:
-    device, wanted = placement.device, placement.num_processes
+    device, processes = placement.device, placement.num_processes
     there = {"cuda": len(machine.gpus), "cpu": machine.cores}.get(device, 1)
     unit = {"cuda": "GPUs", "cpu": "cores"}.get(device, f"{device} devices")
-    if wanted > there:
+    if processes > there:
         raise DecisionNeeded(
-            f"{wanted} processes were requested, but {machine.chip} has fewer {unit}",
+            f"{processes} processes were requested, but {machine.chip} has fewer {unit}",
             code="device_unavailable",
-            expected=f"at least {wanted} {unit}, one a process",
+            expected=f"at least {processes} {unit}, one a process",
             got=str(there),
             hint=f"use at most {there} processes, or a machine with more {unit}",
         )

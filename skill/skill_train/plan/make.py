@@ -84,7 +84,7 @@ def make_plan(
         recipe=resolved,
         recipe_hash=recipe_hash(resolved.as_dict(), fingerprints),
         fingerprints=fingerprints,
-        asked=_asked(recipe, resolved.as_dict()),
+        asked=_asked_choices(recipe, resolved.as_dict()),
         policy=Policy(**{key: getattr(recipe, key) for key in POLICY}),
         placement=placed,
         launch=started,
@@ -276,7 +276,7 @@ def few_steps(recipe: ResolvedRecipe, steps: int) -> str | None:
     return f"{too_few}; more epochs, or a smaller effective_batch_size"
 
 
-def _asked(recipe: Recipe, resolved: Mapping[str, object]) -> dict[str, object]:
+def _asked_choices(recipe: Recipe, resolved: Mapping[str, object]) -> dict[str, object]:
     """The user's original values of fields that were resolved, so that they can be resolved again for other data or
     another model."""
     values = {key: value for key, value in dataclasses.asdict(recipe).items() if key not in POLICY}

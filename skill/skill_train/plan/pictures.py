@@ -80,9 +80,11 @@ def _tokens(recipe: Recipe, model: ModelFacts, dataset: DatasetFacts) -> Reason:
         limited_processor(model.image_processor, recipe.min_pixels, recipe.max_pixels)
     except Refused as refusal:
         raise from_exit_code(refusal.exit_code, refusal.error) from None
-    found = dataset.picture_tokens
-    if found is None:
+    tokens = dataset.picture_tokens
+    if tokens is None:
         return Reason("picture tokens", "unknown", "no picture was looked at", source)
-    value = f"{found.least}" if found.least == found.most else f"{found.least} to {found.most}"
-    why = f"by the sizes of the pictures; those of a row have {found.mean:.0f} in the mean, and {found.longest} at most"
+    value = f"{tokens.least}" if tokens.least == tokens.most else f"{tokens.least} to {tokens.most}"
+    why = (
+        f"by the sizes of the pictures; those of a row have {tokens.mean:.0f} in the mean, and {tokens.longest} at most"
+    )
     return Reason("picture tokens", value, why, source)

@@ -103,10 +103,10 @@ def precision(
     Raises:
         DecisionNeeded: float16 on MPS or on a CPU, which ends in NaN; bfloat16 on MPS without a good probe.
     """
-    asked = choices.dtype
-    if asked == "bfloat16" and device == "mps" and not choices.force:
-        return asked, _mps_bf16(probe)
-    if asked == "float16" and device != "cuda" and not choices.force:
+    dtype = choices.dtype
+    if dtype == "bfloat16" and device == "mps" and not choices.force:
+        return dtype, _mps_bf16(probe)
+    if dtype == "float16" and device != "cuda" and not choices.force:
         raise DecisionNeeded(
             f"float16 training on {device} often ends with a NaN loss, because gradient scaling is not reliable there",
             code="unsafe_precision",
@@ -114,8 +114,8 @@ def precision(
             got="float16",
             hint="skill-train local --dtype float32, or --force to take the risk",
         )
-    if asked is not None:
-        return asked, "asked for" + (", against the advice" if choices.force else "")
+    if dtype is not None:
+        return dtype, "asked for" + (", against the advice" if choices.force else "")
     if device == "cuda":
         capability = machine.compute_capability
         if capability is None:
@@ -359,11 +359,11 @@ def rows_at_once(most: int, device: str, machine: MachineFacts, model: ModelFact
     """The most rows at a time, a divisor of `most`, from 1 at 8 to 16 GB to 16 at 80 GB. On CPUs small models take 8
     rows, because overhead dominates. Large models take 1 row, because padding would cost time."""
     if device == "cpu":
-        wanted = 8 if (model.parameters or PROBE_FROM_PARAMETERS) < PROBE_FROM_PARAMETERS else 1
+        rows_wanted = 8 if (model.parameters or PROBE_FROM_PARAMETERS) < PROBE_FROM_PARAMETERS else 1
     else:
         gigabytes = (machine.memory_bytes or 0) / 1e9
-        wanted = next(rows for limit, rows in _ROWS_AT_ONCE[device] if gigabytes < limit)
-    return max(n for n in range(1, min(wanted, most) + 1) if most % n == 0)
+        rows_wanted = next(rows for limit, rows in _ROWS_AT_ONCE[device] if gigabytes < limit)
+    return max(n for n in range(1, min(rows_wanted, most) + 1) if most % n == 0)
 
 
 def placement(recipe: ResolvedRecipe, machine: MachineFacts, chosen: Fit, backend: str, report_to: str) -> Placement:

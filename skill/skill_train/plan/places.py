@@ -93,8 +93,8 @@ def flavors(workload: Workload, offered: tuple[Flavor, ...], choices: Choices) -
         if flavor.gpu is not None and workload.recipe.pure_bf16 and (machine.compute_capability or 0) < 8.0:
             continue  # a GPU older than Ampere has no bf16
         try:
-            asked = Choices(dtype=choices.dtype, force=choices.force)
-            kind = precision(machine.device, machine, asked, None, workload.model)
+            without_device = Choices(dtype=choices.dtype, force=choices.force)
+            kind = precision(machine.device, machine, without_device, None, workload.model)
         except DecisionNeeded:
             continue
         candidates.append(_candidate(workload, machine, flavor, machine.device, kind, None))

@@ -52,11 +52,11 @@ def limited(seconds: float) -> Iterator[None]:
     def end(number: int, frame: Any) -> None:
         raise TimeoutError(f"it did not end within {seconds:g} s")
 
-    before, left = signal.signal(signal.SIGALRM, end), signal.setitimer(signal.ITIMER_REAL, seconds)
+    before, timer_before = signal.signal(signal.SIGALRM, end), signal.setitimer(signal.ITIMER_REAL, seconds)
     try:
         yield
     finally:
-        signal.setitimer(signal.ITIMER_REAL, *left)
+        signal.setitimer(signal.ITIMER_REAL, *timer_before)
         signal.signal(signal.SIGALRM, before)
 
 

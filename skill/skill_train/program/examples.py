@@ -314,8 +314,8 @@ def checked_message(message: Any) -> Any:
     require_text(content, f"the {message['role']} message", answer=message["role"] == "assistant")
     if isinstance(content, list) and all(map(is_text_part, content)):
         content = "".join(part.get("text", "") for part in content)
-    said = content.strip() if message["role"] == "assistant" and isinstance(content, str) else content
-    if not isinstance(content, str) or (not said and not message.get("tool_calls")):
+    text = content.strip() if message["role"] == "assistant" and isinstance(content, str) else content
+    if not isinstance(content, str) or (not text and not message.get("tool_calls")):
         raise bad_row(f"the {message['role']} message has no text", got=repr(message))
     if not is_unicode({key: value for key, value in message.items() if key != "content"}):  # templates write it too
         half = "half a surrogate pair stands in a message, which no tokenizer reads"
@@ -356,18 +356,18 @@ def with_distinct_keys(pairs: list[tuple[str, Any]]) -> Row:
 
 def item_with_repeated_key(path: Path, text: str) -> str | None:
     """The first item of a document in which an object has a key twice. None for a text that is not one document."""
-    found = list[Row]()
+    repeating_items = list[Row]()
 
     def noted(pairs: list[tuple[str, Any]]) -> Row:
         row = dict(pairs)
-        found.extend([row] if len(row) < len(pairs) else [])
+        repeating_items.extend([row] if len(row) < len(pairs) else [])
         return row
 
     try:
         items = items_of(json.loads(text, object_pairs_hook=noted))
     except (ValueError, RecursionError):
         return None
-    repeating = set(map(id, found))
+    repeating = set(map(id, repeating_items))
     numbers = (number for number, item in enumerate(items, start=1) if not repeating.isdisjoint(ids_in(item)))
     number = next(numbers, None)
     return f"item {number} of {path}" if number is not None else str(path)

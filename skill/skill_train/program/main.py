@@ -258,8 +258,8 @@ def load_data(
         "notes": encode.notes,
     }
     order = feeding_order(len(train), recipe["max_steps"] * recipe["effective_batch_size"], recipe["seed"])
-    kept = [rows[i] for i in sorted(held_out)]
-    return {"train": train, "held_out": kept, "figures": figures, "order": order, "pictures": pictures}
+    rows_held_out = [rows[i] for i in sorted(held_out)]
+    return {"train": train, "held_out": rows_held_out, "figures": figures, "order": order, "pictures": pictures}
 
 
 class TrainFigures(TypedDict):

@@ -203,13 +203,13 @@ def log_probs_function() -> Any:
     return LogProbs
 
 
-def attention_kernel(recipe: Recipe, wanted: str, config: Any) -> str:
+def attention_kernel(recipe: Recipe, kernel: str, config: Any) -> str:
     """The kernel of the plan, or eager if the model's class does not support it. torch's fused attention supports
     neither the capped scores of Gemma 2 nor the sinks of gpt-oss."""
     classes = model_class(recipe)._model_mapping.get(type(config), None)
     first = classes[0] if isinstance(classes, tuple) else classes
-    if wanted != "sdpa" or first is None or first._supports_sdpa:
-        return wanted
+    if kernel != "sdpa" or first is None or first._supports_sdpa:
+        return kernel
     event("note", text=f"eager attention in place of sdpa: {first.__name__} has no fused kernel")
     return "eager"
 
@@ -410,13 +410,13 @@ def check_target(target: str, modules: list[tuple[str, Any]], head: Any) -> None
     raise Refused(message, code="no_such_target", expected=expected, got=got, hint=hint)
 
 
-def check_saved(wanted: str, modules: list[tuple[str, Any]]) -> None:
+def check_saved(saved_name: str, modules: list[tuple[str, Any]]) -> None:
     """Refuses a name that ends no module's name. PEFT saves every module whose name ends so, and ignores other
     names."""
     import torch
 
     containers = (torch.nn.ModuleList, torch.nn.ModuleDict)
-    saved = [module for name, module in modules if wanted and name.endswith(wanted)]
+    saved = [module for name, module in modules if saved_name and name.endswith(saved_name)]
     trained = any(next(module.parameters(), None) is not None for module in saved)
     if trained and not any(isinstance(module, containers) for module in saved):
         return
@@ -424,10 +424,10 @@ def check_saved(wanted: str, modules: list[tuple[str, Any]]) -> None:
         name.rsplit(".", 1)[-1] for name, module in modules if next(module.parameters(recurse=False), None) is not None
     }
     raise Refused(
-        f"modules_to_save: {wanted!r} is not a trainable module of this model",
+        f"modules_to_save: {saved_name!r} is not a trainable module of this model",
         code="no_such_target",
         expected=f"one of: {', '.join(sorted(trainable))}",
-        got=wanted or "''",
+        got=saved_name or "''",
         hint="correct modules_to_save in the recipe, or remove it",
     )
 

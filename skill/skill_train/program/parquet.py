@@ -178,8 +178,8 @@ class Page(NamedTuple):
 def pages(raw: IO[bytes], chunk: Chunk) -> Iterator[Page]:
     """Each page that pyarrow would read."""
     at = chunk.dictionary_at if 0 < chunk.dictionary_at < chunk.data_at else chunk.data_at
-    end, seen = at + chunk.packed, 0
-    while at < end and seen < chunk.values:
+    end, values_read = at + chunk.packed, 0
+    while at < end and values_read < chunk.values:
         header, length = page_header(raw, at)
         inner: dict[int, Any] = next((header[n] for n in (5, 7, 8) if isinstance(header.get(n), dict)), {})
         values, encoding = inner.get(1, 0), inner.get(4 if 8 in header else 2, 0)
@@ -187,7 +187,7 @@ def pages(raw: IO[bytes], chunk: Chunk) -> Iterator[Page]:
         if any(type(part) is not int or part < 0 for part in page):
             raise ValueError("the header of a page lacks a number")
         yield page
-        seen += values if page.kind != DICTIONARY_PAGE else 0
+        values_read += values if page.kind != DICTIONARY_PAGE else 0
         at = page.at + page.packed
 
 

@@ -130,13 +130,13 @@ class RowsRecipe(TypedDict):
     images: NotRequired[bool]
 
 
-def data_fingerprint(data: Path, recipe: RowsRecipe, known: Mapping[str, str] | None = None) -> str:
+def data_fingerprint(data: Path, recipe: RowsRecipe, digests: Mapping[str, str] | None = None) -> str:
     """SHA-256 of a file's bytes, or of the rows of a folder, with that of the pictures, as in the plan.
 
     Args:
-        known: digests of pictures that need not be read again, by the paths in the rows.
+        digests: digests of pictures that need not be read again, by the paths in the rows.
     """
-    rows, pictures = hashlib.sha256(), PicturesDigest(picture_folder(str(data)), known)
+    rows, pictures = hashlib.sha256(), PicturesDigest(picture_folder(str(data)), digests)
     whole = data.is_file()
     for _, row in iter_rows(str(data), split=recipe["split"]) if recipe.get("images") or not whole else ():
         if recipe.get("images"):

@@ -132,11 +132,11 @@ def chosen_groups(groups: list[int], count: int, seed: int) -> set[int]:
     drawn = random.Random(seed).sample(range(len(names)), min(count, len(names)))
     order = [names[place] for place in dict.fromkeys([*drawn, *feeding_order(len(names), len(names), seed)])]
     chosen: set[int] = set()
-    left = count
+    rows_left = count
     for name in order:
-        if sizes[name] <= left:
+        if sizes[name] <= rows_left:
             chosen.add(name)
-            left -= sizes[name]
+            rows_left -= sizes[name]
     smallest = min(order, key=sizes.__getitem__)
     if count and not chosen and sizes[smallest] <= min(HELD_OUT_ROWS, len(groups) // 5):
         chosen.add(smallest)
@@ -165,8 +165,10 @@ def contents_of(rows: list[EncodedRow]) -> list[int]:
     """Equal numbers for rows that train the same. Their texts are equal after `normalised`, or the parts that
     max_length leaves are equal."""
     texts = [digest_of(normalised(row["rendered"]) + seen_in(row)) for row in rows]
-    left = [digest_of(str(row["input_ids"])) if row["truncated"] else b"%d" % index for index, row in enumerate(rows)]
-    return joined(texts, left)
+    own_contents = [
+        digest_of(str(row["input_ids"])) if row["truncated"] else b"%d" % index for index, row in enumerate(rows)
+    ]
+    return joined(texts, own_contents)
 
 
 def seen_in(row: EncodedRow) -> str:
@@ -186,8 +188,8 @@ def question_of(row: EncodedRow) -> str:
     first = next((index for index, message in enumerate(messages) if message["role"] == "user"), None)
     if first is None:
         return row["rendered"]
-    asked = "\n".join(f"{message['role']}: {message['content']}" for message in messages[: first + 1])
-    return asked + seen_in(row)
+    texts = "\n".join(f"{message['role']}: {message['content']}" for message in messages[: first + 1])
+    return texts + seen_in(row)
 
 
 # Characters that look alike or are invisible. NFKC does not make them equal.
@@ -208,12 +210,12 @@ def normalised(text: str) -> str:
 def repeated(contents: list[int], questions: list[bytes], held_out: set[int]) -> Repeated:
     sizes = Counter(contents).values()
     train = [index for index in range(len(contents)) if index not in held_out]
-    trained, asked = {contents[index] for index in train}, {questions[index] for index in train}
+    trained, trained_questions = {contents[index] for index in train}, {questions[index] for index in train}
     return {
         "repeated_rows": len(contents) - len(sizes),
         "repeated_groups": sum(size > 1 for size in sizes),
         "held_out_trained": sum(contents[index] in trained for index in held_out),
-        "held_out_asked": sum(questions[index] in asked for index in held_out),
+        "held_out_asked": sum(questions[index] in trained_questions for index in held_out),
     }
 
 

@@ -260,9 +260,9 @@ def take_files(base: Path, part: Path, dtype: str) -> None:
     In config.json only the type of the weights changes. The base's card is not copied: the repository of the tuned
     model has its own card.
     """
-    for written in part.iterdir():
-        if ".safetensors" not in written.name:
-            written.unlink()
+    for new_file in part.iterdir():
+        if ".safetensors" not in new_file.name:
+            new_file.unlink()
     for file in files_of_base(base):
         if file == base / "README.md":
             continue

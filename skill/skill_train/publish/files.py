@@ -30,14 +30,14 @@ _KINDS = {".safetensors", ".gguf", ".json", ".jinja", ".txt", ".md", ".yaml", ".
 _STATEMENTS = {"LICENSE", "LICENCE", "NOTICE", "COPYING", "USE_POLICY"}
 
 
-def chosen_parts(run: RunDir, asked: tuple[str, ...]) -> tuple[str, ...]:
+def chosen_parts(run: RunDir, parts: tuple[str, ...]) -> tuple[str, ...]:
     """The parts to push: the requested parts, else the GGUF files, if there are any, and the adapter.
 
     Raises:
         UsageError: the run has no such part.
     """
     there = {"gguf": any(run.gguf.glob("*.gguf")), "adapter": run.adapter.is_dir(), "merged": run.merged.is_dir()}
-    missing = [part for part in asked if not there[part]]
+    missing = [part for part in parts if not there[part]]
     if missing:
         step = {"gguf": "export-gguf", "merged": "merge"}.get(missing[0])
         raise UsageError(
@@ -46,8 +46,8 @@ def chosen_parts(run: RunDir, asked: tuple[str, ...]) -> tuple[str, ...]:
             expected=", ".join(part for part in PARTS if there[part]) or "a trained run",
             hint=f"skill-train {step} {shlex.quote(str(run.path))}" if step else cloud_record.way_on(run),
         )
-    wanted = asked or tuple(part for part in ("gguf", "adapter") if there[part]) or ("merged",)
-    return tuple(part for part in PARTS if part in wanted)
+    chosen = parts or tuple(part for part in ("gguf", "adapter") if there[part]) or ("merged",)
+    return tuple(part for part in PARTS if part in chosen)
 
 
 def files_of(run: RunDir, parts: tuple[str, ...], base: str) -> list[PushFile]:
@@ -97,8 +97,8 @@ def whole_models(run: RunDir, files: list[PushFile]) -> dict[str, Path]:
 def projectors_of(run: RunDir, files: list[PushFile]) -> dict[str, Path]:
     """The GGUF files that read pictures for the language models, by their names in the repository."""
     record = run.record("mmproj")
-    made = {run.path / name for name in export_record.read(record).outputs} if record.is_file() else set()
-    return {file.path: file.source for file in files if file.source in made}
+    exported = {run.path / name for name in export_record.read(record).outputs} if record.is_file() else set()
+    return {file.path: file.source for file in files if file.source in exported}
 
 
 def half_of_a_pair(run: RunDir, files: list[PushFile]) -> str:
@@ -211,8 +211,8 @@ def without_others(files: list[PushFile], include: tuple[str, ...]) -> tuple[lis
             got=unknown[0],
             hint="use its path inside the pushed part, or omit --include",
         )
-    left = [name for name in others if name not in include]
-    return [file for file in files if file.path not in left], left
+    without = [name for name in others if name not in include]
+    return [file for file in files if file.path not in without], without
 
 
 def _files(folder: Path) -> list[Path]:

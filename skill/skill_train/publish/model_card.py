@@ -76,8 +76,8 @@ def card(facts: CardFacts, template: str) -> str:
     page = Template(template).substitute(
         front=yaml.safe_dump(_front(facts), sort_keys=False, allow_unicode=True).strip(),
         name=facts.repo.split("/")[-1],
-        about=_about(facts),
-        use=_use(facts),
+        about=_introduction(facts),
+        use=_how_to_use(facts),
         measured=_matrices(facts) + _measured(facts),
         proof=_proof(facts),
         made=_training(facts),
@@ -117,14 +117,14 @@ def _relation(facts: CardFacts) -> str:
     return "quantized" if "gguf" in facts.parts else "adapter"
 
 
-def _about(facts: CardFacts) -> str:
+def _introduction(facts: CardFacts) -> str:
     how = "All weights" if facts.recipe.get("finetuning_type") == "full" else "A LoRA"
     base = (
-        f"`{_word(facts.base)}`" if facts.base_on_hub else f"`{_word(facts.base)}` (a folder, not a model on the Hub)"
+        f"`{_safe(facts.base)}`" if facts.base_on_hub else f"`{_safe(facts.base)}` (a folder, not a model on the Hub)"
     )
     data = facts.training.data
-    notes = "".join(f" Note: {_word(note)}." for note in data.notes)
-    trained = f"{how} of {base}, fine-tuned on {data.train_rows} rows of `{_word(facts.data)}` with skill-train."
+    notes = "".join(f" Note: {_safe(note)}." for note in data.notes)
+    trained = f"{how} of {base}, fine-tuned on {data.train_rows} rows of `{_safe(facts.data)}` with skill-train."
     half = f" **Not whole:** {facts.half_of_a_pair}." if facts.half_of_a_pair else ""
     return f"{trained}{notes} {_verdict(facts)}".rstrip() + half
 
@@ -137,7 +137,7 @@ def _verdict(facts: CardFacts) -> str:
     return f"Each file in the table below was compared with the model that was trained: **{facts.proof.verdict}**."
 
 
-def _use(facts: CardFacts) -> str:
+def _how_to_use(facts: CardFacts) -> str:
     ggufs = sorted(facts.ggufs, key=lambda name: facts.ggufs[name])  # the smallest first, the unquantized one last
     lines = _use_of_pairs(facts, ggufs, facts.projector) if facts.projector and ggufs else _use_of_files(facts, ggufs)
     lines += ["", *_private(facts)] if facts.private else []
@@ -165,7 +165,7 @@ def _use_of_pairs(facts: CardFacts, ggufs: list[str], projector: str) -> list[st
     second by itself."""
     folder, other = facts.repo.split("/")[-1], shlex.quote(projector)
     both = [f"-m {shlex.quote(name)} --mmproj {other}" for name in ggufs]
-    rows = [f"| {_word(name)} | {_word(projector)} |" for name in ggufs]
+    rows = [f"| {_safe(name)} | {_safe(projector)} |" for name in ggufs]
     return [
         "Two files belong together. Without the projector the language model reads text only.",
         *("", "| language model | projector |", "| --- | --- |", *rows, ""),
@@ -173,7 +173,7 @@ def _use_of_pairs(facts: CardFacts, ggufs: list[str], projector: str) -> list[st
         *(f"llama-server {files}" for files in both),
         *(f"llama-mtmd-cli {both[0]} --image FILE -p QUESTION", "```", ""),
         "LM Studio: put both files into one folder, `~/.lmstudio/models/PUBLISHER/MODEL/`. Ollama: a Modelfile with "
-        f"the lines `FROM ./{_word(ggufs[0])}` and `FROM ./{_word(projector)}`, then `ollama create NAME -f Modelfile`;"
+        f"the lines `FROM ./{_safe(ggufs[0])}` and `FROM ./{_safe(projector)}`, then `ollama create NAME -f Modelfile`;"
         " whether it then reads pictures depends on family and version.",
     ]
 
@@ -189,8 +189,8 @@ def _private(facts: CardFacts) -> list[str]:
 
 def _matrices(facts: CardFacts) -> str:
     """Which importance matrix each quantized file was made with."""
-    said = [f"- `{_word(name)}`: {_word(words)}" for name, words in facts.matrices.items() if name in facts.ggufs]
-    return "Made with an importance matrix:\n\n" + "\n".join(said) + "\n\n" if said else ""
+    lines = [f"- `{_safe(name)}`: {_safe(words)}" for name, words in facts.matrices.items() if name in facts.ggufs]
+    return "Made with an importance matrix:\n\n" + "\n".join(lines) + "\n\n" if lines else ""
 
 
 def _measured(facts: CardFacts) -> str:
@@ -201,7 +201,7 @@ def _measured(facts: CardFacts) -> str:
     loss = {row.model: row for row in evaluation.differences if row.measure == "loss"}
     rows = [row for row in evaluation.models if not row.name.endswith(".gguf") or row.name in facts.ggufs]
     table = [
-        f"| {_word(row.name)} | {_digits(row.loss)} | {_exact(row)} | {_against(loss.get(row.name))} |" for row in rows
+        f"| {_safe(row.name)} | {_digits(row.loss)} | {_exact(row)} | {_against(loss.get(row.name))} |" for row in rows
     ]
     basis = f"By `skill-train evaluate`, on {evaluation.rows} rows that never trained. The interval is of 95 %."
     head = f"## Measured\n\n{basis}\n\n"
@@ -220,7 +220,7 @@ def _against(difference: FigureDifference | None) -> str:
     if difference is None:
         return ""
     interval = f"{difference.difference:+.3g} ({difference.low:+.3g} to {difference.high:+.3g})"
-    return f"{interval} against {_word(difference.against)}: {_word(difference.says)}"
+    return f"{interval} against {_safe(difference.against)}: {_safe(difference.says)}"
 
 
 def _proof(facts: CardFacts) -> str:
@@ -228,7 +228,7 @@ def _proof(facts: CardFacts) -> str:
     if facts.proof is None:
         return ""
     rows = [check for check in facts.proof.checks if check.name in _PROOF]
-    table = [f"| {_word(check.file)} | {check.name} | {check.verdict} | {_cell(check)} |" for check in rows]
+    table = [f"| {_safe(check.file)} | {check.name} | {check.verdict} | {_cell(check)} |" for check in rows]
     tokens = facts.proof.samples.get("tokens")
     head = (
         f"## Proof\n\nBy `skill-train verify`, on {tokens} tokens. All checks: `skill-train/verify.json`. It proves "
@@ -240,7 +240,7 @@ def _proof(facts: CardFacts) -> str:
 def _cell(check: Check) -> str:
     """The sentence of a check; only its numbers if the sentence can quote texts."""
     if check.name in CHECKS_WITH_DETAIL:
-        return _word(check.detail)
+        return _safe(check.detail)
     return f"{_number(check.figure)} (limit {_number(check.threshold)})"
 
 
@@ -256,11 +256,11 @@ def _training(facts: CardFacts) -> str:
     rows += [("first loss", _round(figures.first_loss)), ("last loss", _round(figures.last_loss))]
     table = "\n".join(f"| {key} | {_plain(value)} |" for key, value in rows)
     revision = facts.recipe.get("revision")
-    pinned = f" at revision `{_word(revision)}`" if revision else ""
+    pinned = f" at revision `{_safe(revision)}`" if revision else ""
     data_revision = facts.recipe.get("data_revision")
-    data_pinned = f" at revision `{_word(data_revision)}`" if data_revision else ""
+    data_pinned = f" at revision `{_safe(data_revision)}`" if data_revision else ""
     return (
-        f"Base `{_word(facts.base)}`{pinned}; data `{_word(facts.data)}`{data_pinned}; recipe hash "
+        f"Base `{_safe(facts.base)}`{pinned}; data `{_safe(facts.data)}`{data_pinned}; recipe hash "
         f"`{facts.recipe_hash}`. The whole recipe: `skill-train/recipe.yaml`.\n\n| | |\n| --- | --- |\n{table}"
     )
 
@@ -270,10 +270,10 @@ def _round(value: Any) -> Any:
 
 
 def _plain(value: Any) -> str:
-    return _word(", ".join(map(str, value)) if isinstance(value, list) else value)
+    return _safe(", ".join(map(str, value)) if isinstance(value, list) else value)
 
 
-def _word(value: Any) -> str:
+def _safe(value: Any) -> str:
     """A name in a line of Markdown: it ends no table cell, no code span and no line, and opens no tag."""
     text = "".join(sign if sign.isprintable() else " " for sign in str(value))
     return text.replace("|", "/").replace("`", "'").replace("<", "‹")
@@ -282,4 +282,4 @@ def _word(value: Any) -> str:
 def _licence(facts: CardFacts) -> str:
     if facts.licence is None:
         return f"Not known: {facts.licence_reason}. Look at the base before you pass this model on."
-    return f"`{_word(facts.licence)}`, that of the base ({facts.licence_reason})."
+    return f"`{_safe(facts.licence)}`, that of the base ({facts.licence_reason})."

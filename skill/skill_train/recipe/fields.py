@@ -164,7 +164,10 @@ def load(path: Path) -> Recipe:
             hint=_WRITE,
         )
     return from_dict(
-        {key: _beside(path, value) if key in ("model", "data") else value for key, value in document.items()}
+        {
+            key: _from_recipe_folder(path, value) if key in ("model", "data") else value
+            for key, value in document.items()
+        }
     )
 
 
@@ -210,7 +213,7 @@ def recipe_hash(resolved: Mapping[str, object], fingerprints: dict[str, str | No
     return hashlib.sha256(canonical.encode("utf-8", "surrogatepass")).hexdigest()
 
 
-def _beside(recipe_file: Path, value: Any) -> Any:
+def _from_recipe_folder(recipe_file: Path, value: Any) -> Any:
     relative = isinstance(value, str) and not Path(value).is_absolute()
     return str(recipe_file.parent / value) if relative and _exists(recipe_file.parent / value) else value
 
@@ -224,18 +227,20 @@ def _exists(path: Path) -> bool:
 
 def _typed(key: str, value: Any) -> Any:
     """The value in the type of the field. YAML reads 2e-4 as text, so a number in text is converted."""
-    wanted = str(_TYPES[key]).replace("<class '", "").replace("'>", "").removesuffix(" | None")
-    if wanted in ("float", "int") and not isinstance(value, bool):
+    type_name = str(_TYPES[key]).replace("<class '", "").replace("'>", "").removesuffix(" | None")
+    if type_name in ("float", "int") and not isinstance(value, bool):
         number = _number(value)
-        if number is not None and (wanted == "float" or number == int(number)):
-            return number if wanted == "float" else int(number)
+        if number is not None and (type_name == "float" or number == int(number)):
+            return number if type_name == "float" else int(number)
     kinds = {"str": str, "bool": bool, "list[str]": list, "dict[str, str]": dict}
-    kind = kinds.get(wanted)
+    kind = kinds.get(type_name)
     if kind is not None and isinstance(value, kind) and all(isinstance(item, str) for item in _items(value)):
         return value
     raise bad_recipe(
         f"{key} has the wrong type",
-        expected=f"{wanted}, finite and below 1e18" if wanted in ("float", "int") and _is_beyond(value) else wanted,
+        expected=f"{type_name}, finite and below 1e18"
+        if type_name in ("float", "int") and _is_beyond(value)
+        else type_name,
         got=f"{reprlib.repr(value)[:200]} ({type(value).__name__})",
         hint="references/recipe.md lists the type of each key",
     )

@@ -72,18 +72,18 @@ def detect(row: Row, *, pictures: bool = False) -> DetectedFormat | None:
     for name in COLUMNS:
         columns = match(name, row, pictures=pictures) if name not in ASKED_FOR else None
         if columns is not None:
-            return DetectedFormat(name, columns, _named(columns))
+            return DetectedFormat(name, columns, _reason(columns))
     return None
 
 
 def match(name: str, row: Row, *, pictures: bool = False) -> dict[str, str] | None:
     """The mapping of one format onto this row, or None."""
     columns = {}
-    for wanted, candidates in COLUMNS[name].items():
+    for key, candidates in COLUMNS[name].items():
         column = next((c for c in candidates if c in row), None)
         if column is None:
             return None
-        columns[wanted] = column
+        columns[key] = column
     if name in ("messages", "sharegpt") and not _speaks(row[next(iter(columns.values()))], name):
         return None
     columns |= _optional(name, columns, row)
@@ -108,7 +108,9 @@ def with_pictures(detected: DetectedFormat, row: Row) -> DetectedFormat:
     if column is None:
         return detected
     columns = detected.columns | {"images": column}
-    return detected._replace(columns=columns, reason=detected.reason.replace(_named(detected.columns), _named(columns)))
+    return detected._replace(
+        columns=columns, reason=detected.reason.replace(_reason(detected.columns), _reason(columns))
+    )
 
 
 def has_pictures(row: Row) -> bool:
@@ -134,7 +136,9 @@ def with_optional(detected: DetectedFormat, dataset_columns: Container[str]) -> 
     columns = {name: column for name, column in detected.columns.items() if name in COLUMNS[detected.format]}
     columns |= _optional(detected.format, columns, dataset_columns)
     columns |= {name: column for name, column in detected.columns.items() if name == "images"}
-    return detected._replace(columns=columns, reason=detected.reason.replace(_named(detected.columns), _named(columns)))
+    return detected._replace(
+        columns=columns, reason=detected.reason.replace(_reason(detected.columns), _reason(columns))
+    )
 
 
 def as_turns(detected: DetectedFormat) -> DetectedFormat:
@@ -180,14 +184,14 @@ def kind(value: Any) -> str:
 
 def _optional(name: str, columns: dict[str, str], there: Container[str]) -> dict[str, str]:
     optional = {}
-    for wanted, candidates in OPTIONAL[name].items():
+    for key, candidates in OPTIONAL[name].items():
         column = next((c for c in candidates if c in there and c not in columns.values()), None)
         if column is not None:
-            optional[wanted] = column
+            optional[key] = column
     return optional
 
 
-def _named(columns: dict[str, str]) -> str:
+def _reason(columns: dict[str, str]) -> str:
     return f"found from the columns {', '.join(columns.values())}"
 
 

@@ -56,8 +56,8 @@ def empty_model(base: Path, task: str) -> Any:
 
 def unknown_parameters(model: Any, parameters: Iterable[str]) -> list[str]:
     """Those of the names that the model does not have."""
-    known = {name for name, _ in model.named_parameters(remove_duplicate=False)}
-    return [name for name in parameters if name not in known]
+    names = {name for name, _ in model.named_parameters(remove_duplicate=False)}
+    return [name for name in parameters if name not in names]
 
 
 def stored_names(model: Any, tensors: Iterable[str]) -> dict[str, str]:
@@ -74,12 +74,12 @@ def stored_names(model: Any, tensors: Iterable[str]) -> dict[str, str]:
     transforms = get_model_conversion_mapping(model)
     renamings = [one for one in transforms if isinstance(one, WeightRenaming)]
     converters = [one for one in transforms if isinstance(one, WeightConverter)]
-    prefix, known = model.base_model_prefix, model.state_dict()
-    found: dict[str, str] = {}
+    prefix, state = model.base_model_prefix, model.state_dict()
+    names: dict[str, str] = {}
     for tensor in tensors:  # as `convert_and_load_state_dict_in_model` does
-        name, converted = rename_source_key(tensor, renamings, converters, prefix, known)
-        if name not in known and tensor in known:
-            name, converted = rename_source_key(tensor, [], [], prefix, known)
-        if name in known and converted is None:
-            found[name] = tensor
-    return found
+        name, converted = rename_source_key(tensor, renamings, converters, prefix, state)
+        if name not in state and tensor in state:
+            name, converted = rename_source_key(tensor, [], [], prefix, state)
+        if name in state and converted is None:
+            names[name] = tensor
+    return names

@@ -72,7 +72,7 @@ def merged_weights(model: Any, adapter: Path | None) -> Iterator[tuple[str, part
     if adapter is None or not is_plain(adapter):
         whole = model if adapter is None else model.merge_and_unload()
         weights = whole.state_dict().items()
-        yield from ((name, partial(_same, weight)) for name, weight in weights if vision_part(name) == "language")
+        yield from ((name, partial(_unchanged, weight)) for name, weight in weights if vision_part(name) == "language")
         return
     base = model.get_base_model()
     layers = {f"{name}.base_layer.weight": module for name, module in base.named_modules() if hasattr(module, "lora_A")}
@@ -80,11 +80,11 @@ def merged_weights(model: Any, adapter: Path | None) -> Iterator[tuple[str, part
         if ".lora_" in name or vision_part(name) != "language":
             continue
         layer = layers.get(name)
-        make = partial(_same, weight) if layer is None else partial(_changed, weight, layer)
+        make = partial(_unchanged, weight) if layer is None else partial(_changed, weight, layer)
         yield name.replace(".base_layer.", "."), make
 
 
-def _same(weight: Any) -> Any:
+def _unchanged(weight: Any) -> Any:
     return weight
 
 

@@ -38,9 +38,9 @@ def picture_inputs(folder: Path, model: Any, ids: list[int]) -> PictureInputs | 
     if token is None or features is None:
         return f"{type(inner).__name__} has no inputs for pictures"
     try:
-        seen = _processed(folder)
+        processed = _processed(folder)
         takes = inspect.signature(inner.forward).parameters
-        inputs = {name: value for name, value in seen.items() if name in takes}
+        inputs = {name: value for name, value in processed.items() if name in takes}
         places = _places(features(**inputs))
     except Exception as error:  # noqa: BLE001 - each family's code has another class of error
         return f"{type(error).__name__}: {' '.join(str(error).split())}"[:300]
@@ -74,5 +74,5 @@ def _picture() -> Any:
 
 def _places(output: Any) -> int:
     """How many tokens a picture takes: one for each of its features."""
-    found = getattr(output, "pooler_output", output)
-    return sum(part.reshape(-1, part.shape[-1]).shape[0] for part in found)
+    embeddings = getattr(output, "pooler_output", output)
+    return sum(part.reshape(-1, part.shape[-1]).shape[0] for part in embeddings)

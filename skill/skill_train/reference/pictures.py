@@ -125,11 +125,11 @@ class PictureModel:
                 got=self.kind,
                 hint="use a base model of one of these families",
             )
-        self.seen = Pictures(image, self.tokenizer)
+        self.pictures = Pictures(image, self.tokenizer)
 
     @property
     def picture_token(self) -> int:
-        return self.seen.token_id
+        return self.pictures.token_id
 
     @property
     def line_end(self) -> int | None:
@@ -139,7 +139,7 @@ class PictureModel:
     def written_tokens(self) -> dict[int, str]:
         """Tokens that stand for a picture or around one, by id: those of the chat template, and those that llama.cpp
         looks up by their text."""
-        texts = {*self.seen.places, *_LOOKED_UP.get(self.kind, ())}
+        texts = {*self.pictures.places, *_LOOKED_UP.get(self.kind, ())}
         vocabulary = self.tokenizer.get_vocab()
         if self.kind in TILED:
             texts |= {text for text in vocabulary if _TILE.fullmatch(text)}
@@ -149,19 +149,19 @@ class PictureModel:
         from PIL import Image
 
         as_asked = self._rendered(with_markers(question.messages, self.marker))
-        rendered = self._rendered(question.messages) if self.seen.engine is None else as_asked
-        mark = self.seen.mark if self.seen.engine is None else self.marker
-        expansions = [self.seen.expansion(PictureSize(*picture.size)) for picture in question.pictures]
-        fed = list(self.tokenizer(_put(rendered, mark, expansions), add_special_tokens=False)["input_ids"])
+        rendered = self._rendered(question.messages) if self.pictures.engine is None else as_asked
+        mark = self.pictures.mark if self.pictures.engine is None else self.marker
+        expansions = [self.pictures.expansion(PictureSize(*picture.size)) for picture in question.pictures]
+        fed = list(self.tokenizer(_with_texts(rendered, mark, expansions), add_special_tokens=False)["input_ids"])
         ids = [self.picture_token if token == self.line_end else token for token in fed]
         behind = ids[::-1].index(self.picture_token)
-        inputs = self.seen.tensors([question.pictures])
-        grey = self.seen.tensors([[Image.new("RGB", picture.size, GREY) for picture in question.pictures]])
+        inputs = self.pictures.tensors([question.pictures])
+        grey = self.pictures.tensors([[Image.new("RGB", picture.size, GREY) for picture in question.pictures]])
         pixels = list(self._pixels(inputs))
         return PictureReference(
             ids=ids,
             following=ids[len(ids) - behind :],
-            text=as_asked if self.seen.engine is not None else self._for_llama_cpp(rendered, expansions),
+            text=as_asked if self.pictures.engine is not None else self._for_llama_cpp(rendered, expansions),
             as_asked=as_asked,
             pictures=self._copied(pixels, [PictureSize(*picture.size) for picture in question.pictures]),
             parts=[ReferencePart(*one) for one in zip(pixels, self._embeddings(inputs, len(pixels)), strict=True)],
@@ -174,14 +174,14 @@ class PictureModel:
 
     def _for_llama_cpp(self, rendered: str, expansions: list[str]) -> str:
         """The text without what llama.cpp writes around a picture by itself."""
-        mark = self.seen.places.mark
+        mark = self.pictures.places.mark
         if self.kind in _PATCHED:
             return rendered.replace(f"<|vision_start|>{mark}<|vision_end|>", self.marker)
         if self.kind in (*TILED, *LINED):
             return rendered.replace(mark, self.marker)
         begin, end = self.tokenizer.boi_token, self.tokenizer.eoi_token
         outside = [one[: one.index(begin)] + self.marker + one[one.rindex(end) + len(end) :] for one in expansions]
-        return _put(rendered, mark, outside)
+        return _with_texts(rendered, mark, outside)
 
     def _pixels(self, inputs: dict[str, Any]) -> Iterator[np.ndarray]:
         """What the tower reads of each part, [3, height, width]."""
@@ -192,7 +192,7 @@ class PictureModel:
         if self.kind not in _PATCHED:
             yield from values.reshape(-1, *values.shape[-3:])
             return
-        processor, rows = self.seen.settings, iter(values)
+        processor, rows = self.pictures.settings, iter(values)
         merge, size = processor.merge_size, processor.patch_size
         for _, high, wide in inputs["image_grid_thw"].tolist():
             import numpy as np
@@ -205,12 +205,12 @@ class PictureModel:
         whole = [self._whole_numbers(one) for one in pixels]
         if any(one is None for one in whole):
             return None
-        found = [one for one in whole if one is not None]
+        pictures_made = [one for one in whole if one is not None]
         if self.kind not in TILED:
-            return [WholePicture(one) for one in found]
-        parts, pictures = iter(found), []
+            return [WholePicture(one) for one in pictures_made]
+        parts, pictures = iter(pictures_made), []
         for size in sizes:
-            rows, columns = self.seen.grid(size)
+            rows, columns = self.pictures.grid(size)
             if not rows:  # llama.cpp divides every picture
                 return None
             tiles = list(islice(parts, rows * columns))
@@ -221,7 +221,9 @@ class PictureModel:
         """The picture before it was normalized, uint8 [height, width, 3]."""
         import numpy as np
 
-        mean, std = (np.array(getattr(self.seen.settings, name))[:, None, None] for name in ("image_mean", "image_std"))
+        mean, std = (
+            np.array(getattr(self.pictures.settings, name))[:, None, None] for name in ("image_mean", "image_std")
+        )
         values = (pixels * std + mean) * _WHITE
         whole = np.rint(values)
         if np.abs(values - whole).max() > _NEAR:
@@ -235,13 +237,15 @@ class PictureModel:
 
         with torch.no_grad():
             output = self.model.get_image_features(**inputs)
-        found = list(output.pooler_output)
+        embeddings = list(output.pooler_output)
         if self.kind in TILED:
-            found = [tile for row in found for tile in row.chunk(parts // len(found))]
+            embeddings = [tile for row in embeddings for tile in row.chunk(parts // len(embeddings))]
         if self.kind in LINED:
-            found = [self._with_line_ends(*one) for one in zip(found, inputs["image_sizes"].tolist(), strict=True)]
+            embeddings = [
+                self._with_line_ends(*one) for one in zip(embeddings, inputs["image_sizes"].tolist(), strict=True)
+            ]
         layers = getattr(output, "deepstack_features", None) or []
-        for number, one in enumerate(found):
+        for number, one in enumerate(embeddings):
             yield torch.cat([one, *(layer[number] for layer in layers)], dim=-1).float().numpy()
 
     def _with_line_ends(self, embeddings: Any, size: list[int]) -> Any:
@@ -249,7 +253,7 @@ class PictureModel:
         width]."""
         import torch
 
-        columns = size[1] // self.seen.settings.square
+        columns = size[1] // self.pictures.settings.square
         end = self.model.get_input_embeddings().weight[self.line_end].detach()
         lines = embeddings.reshape(-1, columns, embeddings.shape[-1])
         ended = torch.cat([lines, end.expand(len(lines), 1, -1)], dim=1)
@@ -264,7 +268,7 @@ class PictureModel:
             output = self.model(
                 input_ids=tokens,
                 **inputs,
-                **self.seen.token_types(tokens),
+                **self.pictures.token_types(tokens),
                 logits_to_keep=count,
                 use_cache=False,
             )
@@ -295,7 +299,7 @@ def _one_text(parts: list[JsonObject], marker: str) -> JsonObject:
     return {"type": "text", "text": "".join(texts)}
 
 
-def _put(text: str, mark: str, texts: list[str]) -> str:
+def _with_texts(text: str, mark: str, texts: list[str]) -> str:
     """The text with one of `texts` in place of each mark."""
     parts = text.split(mark)
     return parts[0] + "".join(put + part for put, part in zip(texts, parts[1:], strict=True))

@@ -105,8 +105,8 @@ def _file(run: ReportedRun, file: str, step: str, name: str) -> FileView:
     logits = next((i for i, check in own if check.name == "logits"), "none")
     quant = quant_of(run, file)
 
-    def compared(key: str, shown: Shown) -> Figure:
-        return verify.figure(shown, "checks", logits, "figures", key, unknown="not verified")
+    def compared(key: str, text_of: Shown) -> Figure:
+        return verify.figure(text_of, "checks", logits, "figures", key, unknown="not verified")
 
     return {
         "file": file,
@@ -122,25 +122,25 @@ def _file(run: ReportedRun, file: str, step: str, name: str) -> FileView:
         "exact_match": measured(run, file, "exact_match", stage=quant),
         "speed": measured(run, file, "tokens_per_second", stage=quant),
         "fallbacks": len(run[step].get("outputs", name, "fallbacks", default=[])),
-        "made": _made(run[step].get("outputs", name, default={})),
+        "made": _how_made(run[step].get("outputs", name, default={})),
     }
 
 
-def _made(exported: ExportedFile) -> list[str]:
+def _how_made(exported: ExportedFile) -> list[str]:
     """How a file was quantized: with which importance matrix, and in which mix of types."""
-    said = []
+    sentences = []
     if use := exported.get("imatrix"):
-        said.append(f"with the importance matrix {use['file']} of {use['data']}")
+        sentences.append(f"with the importance matrix {use['file']} of {use['data']}")
     if choice := exported.get("choice"):
         kls = [choice[each]["mean_kl"] for each in ("with_matrix", "without_matrix")]
-        said.append(f"KL to the unquantized file {nats(kls[0])} with the matrix, {nats(kls[1])} without")
+        sentences.append(f"KL to the unquantized file {nats(kls[0])} with the matrix, {nats(kls[1])} without")
     if measured := exported.get("measured"):
         kinds = Counter(exported.get("tensor_types", {}).values()).most_common()
         mixed = ", ".join(f"{count} {kind}" for kind, count in kinds)
-        said.append(f"a mix of {mixed}; KL to the unquantized file {nats(measured['mean_kl'])}")
+        sentences.append(f"a mix of {mixed}; KL to the unquantized file {nats(measured['mean_kl'])}")
     if source := exported.get("replayed"):
-        said.append(f"the types of the mix are those of {source['mix'] or 'a list'} in {source['file']}")
-    return said
+        sentences.append(f"the types of the mix are those of {source['mix'] or 'a list'} in {source['file']}")
+    return sentences
 
 
 def _to_trained(checks: list[Check]) -> str:

@@ -176,10 +176,10 @@ def _svg(figure: Any, name: str, title: str) -> str:
     """The figure as an element for a page: without declaration and metadata, with unique ids and colours by name."""
     from matplotlib import rc_context
 
-    written = io.StringIO()
+    file = io.StringIO()
     with rc_context({"svg.hashsalt": name}):  # the same numbers give the same bytes
-        figure.savefig(written, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
-    text = written.getvalue()
+        figure.savefig(file, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
+    text = file.getvalue()
     text = text[text.index("<svg") :]
     text = re.sub(r"<metadata>.*?</metadata>|<!--.*?-->|<style[^>]*>.*?</style>", "", text, flags=re.DOTALL)
     text = re.sub(r'(\bid="|url\(#|xlink:href="#)', rf"\g<1>{name}-", text).replace("xlink:href", "href")

@@ -58,12 +58,12 @@ class Record:
                 return default
         return default if value is None else value
 
-    def figure(self, shown: Callable[[Any], str], *keys: str | int, unknown: str = NOT_KNOWN) -> Figure:
+    def figure(self, text_of: Callable[[Any], str], *keys: str | int, unknown: str = NOT_KNOWN) -> Figure:
         value = self.get(*keys)
         if value is None:
             return Figure(unknown)
         pointer = "".join("/" + str(key).replace("~", "~0").replace("/", "~1") for key in keys)
-        return Figure(shown(value), value, f"{self.run}/{self.file}#{pointer}")
+        return Figure(text_of(value), value, f"{self.run}/{self.file}#{pointer}")
 
     def items(self, *keys: str | int) -> Iterator[tuple[str | int, Any]]:
         """Keys and values of the object or list at these keys."""

@@ -14,7 +14,7 @@ def page(runs: list[RunView], shared: SharedView) -> str:
     """One HTML document that loads nothing.
 
     Args:
-        runs: the result of `sections.shown` for each run.
+        runs: the result of `sections.run_view` for each run.
         shared: what is on the page once. The `svg` of a chart is inserted unchanged.
 
     Raises:

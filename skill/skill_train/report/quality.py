@@ -32,15 +32,15 @@ def measured(run: ReportedRun, model: str, key: str, *, stage: str = "") -> Figu
     Args:
         stage: its name in the demo's table, which is used if there is no evaluation.
     """
-    shown = _MEASURES[key]
+    text_of = _MEASURES[key]
     if run.evaluation is not None:
         names = [evaluated.name for evaluated in run.evaluation.models]
         at = ("models", names.index(model), key) if model in names else ()
-        return run["evaluate"].figure(shown, *at, unknown=NOT_MEASURED) if at else Figure(NOT_MEASURED)
+        return run["evaluate"].figure(text_of, *at, unknown=NOT_MEASURED) if at else Figure(NOT_MEASURED)
     stages = [row.stage for row in run.demo.figures.stages] if run.demo is not None else []
     if (stage or model) not in stages:
         return Figure(NOT_MEASURED)
-    return run["demo"].figure(shown, "figures", "stages", stages.index(stage or model), key, unknown=NOT_MEASURED)
+    return run["demo"].figure(text_of, "figures", "stages", stages.index(stage or model), key, unknown=NOT_MEASURED)
 
 
 def quality(run: ReportedRun) -> QualityView | None:
@@ -88,10 +88,10 @@ def answers(run: ReportedRun) -> AnswersView | None:
 
     Without an evaluation, it is the one prompt that the training asked.
     """
-    asked = run.evaluation.answers if run.evaluation is not None else []
-    if asked:
-        shown = [_answered(row, run.pictures.by_line.get(row.line, [])) for row in telling(asked)]
-        return {"rows": shown, "of": len(asked), "source": "evaluate.json", "note": run.pictures.note}
+    evaluated = run.evaluation.answers if run.evaluation is not None else []
+    if evaluated:
+        rows_shown = [_answered(row, run.pictures.by_line.get(row.line, [])) for row in telling(evaluated)]
+        return {"rows": rows_shown, "of": len(evaluated), "source": "evaluate.json", "note": run.pictures.note}
     answer = run["train"].get("answer")
     if answer is None:
         return None
@@ -104,9 +104,9 @@ def answers(run: ReportedRun) -> AnswersView | None:
 _WHEN = (("base", "before"), ("tuned", "after"))
 
 
-def telling(asked: list[AnsweredRow]) -> list[AnsweredRow]:
+def telling(rows: list[AnsweredRow]) -> list[AnsweredRow]:
     """The rows to show: those with most different answers."""
-    return sorted(asked, key=lambda row: -row.different_answers)[:MOST_ANSWERS]
+    return sorted(rows, key=lambda row: -row.different_answers)[:MOST_ANSWERS]
 
 
 def _answered(row: AnsweredRow, pictures: list[PictureView]) -> PromptView:

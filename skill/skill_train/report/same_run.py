@@ -33,16 +33,16 @@ def same(a: str, b: str, comparison: Comparison) -> SameView:
         "placement_facts": len(comparison.placement),
         "losses": comparison.losses,
         "same_weights": comparison.same_weights,
-        "lines": [_facts(comparison), *_named(comparison.recipe), *_results(comparison)],
+        "lines": [_count_of_facts(comparison), *_listed(comparison.recipe), *_results(comparison)],
     }
 
 
-def _facts(comparison: Comparison) -> str:
+def _count_of_facts(comparison: Comparison) -> str:
     recipe, placement = len(comparison.recipe) or "none", len(comparison.placement) or "none"
     return f"{comparison.compared} facts compared: {recipe} of the recipe differ, {placement} of the placement"
 
 
-def _named(differences: Sequence[RunDifference]) -> list[str]:
+def _listed(differences: Sequence[RunDifference]) -> list[str]:
     named = [f"{each.fact}: {_text(each.a)} → {_text(each.b)}" for each in differences[:_NAMED]]
     rest = len(differences) - len(named)
     return named + ([f"and {rest} more, which skill-train diff lists"] if rest else [])

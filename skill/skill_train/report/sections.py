@@ -34,7 +34,7 @@ MOST_POINTS = 600  # of one curve, about one a pixel
 MOST_ROWS = 200  # of the table of steps
 
 
-def shown(run: ReportedRun) -> RunView:
+def run_view(run: ReportedRun) -> RunView:
     """Everything about one run, as the page needs it. A part without a record is None."""
     return {
         "name": run.name,
@@ -177,18 +177,18 @@ def estimates(run: ReportedRun) -> EstimatesView:
     parts: list[EstimatePartView] = [
         {
             "what": f"{quantity}: {part['name']}",
-            "low": plan.figure(shown, "estimates", key, i, "low"),
-            "high": plan.figure(shown, "estimates", key, i, "high"),
+            "low": plan.figure(text_of, "estimates", key, i, "low"),
+            "high": plan.figure(text_of, "estimates", key, i, "high"),
             "because": part["because"],
         }
-        for quantity, key, shown in (("memory", "memory_parts", size), ("time", "seconds_parts", duration))
+        for quantity, key, text_of in (("memory", "memory_parts", size), ("time", "seconds_parts", duration))
         for i, part in plan.items("estimates", key)
     ]
     return {"rows": rows, "parts": parts}
 
 
-def _estimate(plan: Record, quantity: str, key: str, shown: Callable[[Any], str], actual: Figure) -> EstimateRow:
-    low, high = (plan.figure(shown, "estimates", key, end) for end in ("low", "high"))
+def _estimate(plan: Record, quantity: str, key: str, text_of: Callable[[Any], str], actual: Figure) -> EstimateRow:
+    low, high = (plan.figure(text_of, "estimates", key, end) for end in ("low", "high"))
     complete = None not in (low.value, high.value, actual.value)
     return {
         "what": quantity,
@@ -292,12 +292,12 @@ def steps(metrics: list[StepLine]) -> StepsView:
     lines = [line for i, line in enumerate(metrics) if i % every == 0 or i == len(metrics) - 1]
     keys = ("loss", "grad_norm", "learning_rate", "tokens_per_second")
     rows: list[list[int | str]] = [
-        [line.step, *(_cell(getattr(line, key)) for key in keys), _cell(_most(line.memory_bytes))] for line in lines
+        [line.step, *(_cell(getattr(line, key)) for key in keys), _cell(_largest(line.memory_bytes))] for line in lines
     ]
     return {"every": every, "rows": rows, "steps": len(metrics)}
 
 
-def _most(memory: dict[str, Number | None] | None) -> Number | None:
+def _largest(memory: dict[str, Number | None] | None) -> Number | None:
     return max((used for used in (memory or {}).values() if used is not None), default=None)
 
 

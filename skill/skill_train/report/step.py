@@ -24,7 +24,7 @@ from skill_train.report.demo_record import Demo
 from skill_train.report.figure import Figure, ReportedRun
 from skill_train.report.page import page
 from skill_train.report.same_run import same
-from skill_train.report.sections import curve, differences, overview, shown
+from skill_train.report.sections import curve, differences, overview, run_view
 from skill_train.report.thumbnails import MOST_CHARACTERS, shown_pictures
 from skill_train.report.views import ChartView, MissingPart, Overview, RunView, SameView, SharedView
 from skill_train.report.words import placeless
@@ -82,14 +82,14 @@ def report(runs: list[RunDir], *, out: Path, progress: Bar) -> Report:
         read = [run.without_outdated() for run in read]
         room = MOST_CHARACTERS // len(runs)
         read = [
-            dataclasses.replace(known, pictures=shown_pictures(run, known.evaluation, room))
-            for run, known in zip(runs, read, strict=True)
+            dataclasses.replace(reported, pictures=shown_pictures(run, reported.evaluation, room))
+            for run, reported in zip(runs, read, strict=True)
         ]
-        views = [shown(run) for run in read]
+        views = [run_view(run) for run in read]
         shared: SharedView = {
-            "overview": _beside([overview(run) for run in read]),
+            "overview": _columns_of([overview(run) for run in read]),
             "differences": differences(read),
-            "same": _same(runs, [run.name for run in read]),
+            "same": _same_run_views(runs, [run.name for run in read]),
             "curves": _curves(read),
             "comparison": _comparison(views),
         }
@@ -186,7 +186,7 @@ def _documents(run: RunDir) -> dict[str, Mapping[str, object]]:
     return documents | {"plan": plan_record.read(run.plan).as_dict()}
 
 
-def _same(runs: list[RunDir], names: list[str]) -> list[SameView]:
+def _same_run_views(runs: list[RunDir], names: list[str]) -> list[SameView]:
     """The first run compared with each other run. The comparison uses the files as they are; the result has no paths of
     this machine."""
     read = [diff.read_run(run) for run in runs]
@@ -206,7 +206,7 @@ def _places(run: RunDir, recipe: ResolvedRecipe) -> list[str]:
     return [str(place) for path in absolute for place in (path, *path.parents) if len(place.parts) > _SHALLOW]
 
 
-def _beside(overviews: list[Overview]) -> list[tuple[str, list[list[Figure]]]]:
+def _columns_of(overviews: list[Overview]) -> list[tuple[str, list[list[Figure]]]]:
     return [(rows[0][0], [figures for _, figures in rows]) for rows in zip(*overviews, strict=True)]
 
 

@@ -43,7 +43,7 @@ def shown_pictures(run: RunDir, evaluation: Evaluation | None, room: int) -> Sho
     rows = spread(held_out, evaluation.rows)
     if rows_digest(rows) != evaluation.inputs.rows:
         return ShownPictures({}, "Pictures are not shown: held_out.jsonl has other rows than those that were asked.")
-    by_line, left = dict[int, list[PictureView]](), room
+    by_line, bytes_left = dict[int, list[PictureView]](), room
     often = Counter(row["line"] for row in rows)
     of_line = {row["line"]: row for row in rows}
     for answered in telling(evaluation.answers):
@@ -51,9 +51,11 @@ def shown_pictures(run: RunDir, evaluation: Evaluation | None, room: int) -> Sho
         if row is None or not row.get("images"):
             continue
         views = (
-            [_none("not shown: several rows have this line")] if often[answered.line] > 1 else _of_row(row, run, left)
+            [_none("not shown: several rows have this line")]
+            if often[answered.line] > 1
+            else _of_row(row, run, bytes_left)
         )
-        left -= sum(len(view["thumbnail"] or "") for view in views)
+        bytes_left -= sum(len(view["thumbnail"] or "") for view in views)
         by_line[answered.line] = views
     return ShownPictures(by_line)
 
@@ -70,12 +72,12 @@ def _of_row(row: Row, run: RunDir, room: int) -> list[PictureView]:
     return [*views, _none(f"and {more} more")] if more > 0 else views
 
 
-def _view(image: object, wanted: str, run: RunDir) -> PictureView:
+def _view(image: object, digest: str, run: RunDir) -> PictureView:
     try:
         content = picture_bytes(image, run.path) if isinstance(image, str) else b""
     except (Refused, OSError):
         return _none("not shown: the picture is missing")
-    if hashlib.sha256(content).hexdigest() != wanted:
+    if hashlib.sha256(content).hexdigest() != digest:
         return _none("not shown: the picture was changed since the training")
     try:
         return _copy(content)

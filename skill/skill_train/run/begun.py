@@ -131,9 +131,9 @@ def forget(run: RunDir, there: set[Path]) -> None:
     """
     if has_begun(run):
         return
-    written = {run.plan, run.recipe, run.samples, run.held_out, run.metrics, run.log, run.path / ".lock"}
-    written |= {run.record("environment"), run.record("train.failed")}
-    for path in written - there:
+    files = {run.plan, run.recipe, run.samples, run.held_out, run.metrics, run.log, run.path / ".lock"}
+    files |= {run.record("environment"), run.record("train.failed")}
+    for path in files - there:
         path.unlink(missing_ok=True)
     if run.checkpoints not in there:
         shutil.rmtree(run.checkpoints, ignore_errors=True)

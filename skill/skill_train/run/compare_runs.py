@@ -178,20 +178,20 @@ def is_placement(fact: str) -> bool:
 
 def _sections(run: ComparedRun, other: ComparedRun) -> dict[str, dict[str, object] | None]:
     """The facts by section, in reading order; None for a section without a record."""
-    seen, plan = run.environment or Environment(), run.plan
-    machine = {name: getattr(seen, name) for name in _MACHINE}
+    environment, plan = run.environment or Environment(), run.plan
+    machine = {name: getattr(environment, name) for name in _MACHINE}
     recorded: dict[str, Mapping[str, object] | None] = {
         "recipe": _recipe(plan, other.plan),
-        "program": seen.program,
-        "versions": _versions(seen.versions),
-        "data": _data(seen.data),
-        "trainer": seen.trainer,
-        "lora": None if seen.lora is UNSET else seen.lora or {},  # null says that there is none
-        "optimizer": seen.optimizer,
-        "schedule": seen.schedule,
-        "model": seen.model,
-        "base_weights": seen.base_weights,
-        "processes": seen.processes,
+        "program": environment.program,
+        "versions": _versions(environment.versions),
+        "data": _data(environment.data),
+        "trainer": environment.trainer,
+        "lora": None if environment.lora is UNSET else environment.lora or {},  # null says that there is none
+        "optimizer": environment.optimizer,
+        "schedule": environment.schedule,
+        "model": environment.model,
+        "base_weights": environment.base_weights,
+        "processes": environment.processes,
         "placement": structs.asdict(plan.placement),
         "launch": {
             "flavor": plan.flavor,
@@ -316,8 +316,8 @@ def _exports(a: ComparedRun, b: ComparedRun) -> list[RunDifference]:
     differences = []
     for quant in left | right:
         if quant not in left or quant not in right:
-            made = [f"{files[quant]['bytes']} bytes" if quant in files else ABSENT for files in (left, right)]
-            differences.append(RunDifference(f"export.{quant}", *made))
+            sizes = [f"{files[quant]['bytes']} bytes" if quant in files else ABSENT for files in (left, right)]
+            differences.append(RunDifference(f"export.{quant}", *sizes))
             continue
         here, there = _export_facts(left[quant]), _export_facts(right[quant])
         pairs = [(name, here.get(name, ABSENT), there.get(name, ABSENT)) for name in here | there]

@@ -282,12 +282,12 @@ def require_unchanged(file: Path, digest: FileDigest, record: Path, hint: str) -
             f"{file} is not the file that {record.name} describes",
             code="output_changed",
             expected=_in_words(digest),
-            got=_there(file, digest),
+            got=_found_digest(file, digest),
             hint=hint,
         )
 
 
-def _there(file: Path, digest: FileDigest) -> str:
+def _found_digest(file: Path, digest: FileDigest) -> str:
     if not file.is_file():
         return "missing"
     size = file.stat().st_size  # one of another size may be too large to be read

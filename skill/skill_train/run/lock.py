@@ -62,10 +62,10 @@ def locked_out(out: Path, command: str) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _locked(lock: Path, subject: Path, otherwise: str, command: str) -> Iterator[TextIO | None]:
+def _locked(lock: Path, folder: Path, otherwise: str, command: str) -> Iterator[TextIO | None]:
     import socket
 
-    file = None if importlib.util.find_spec("fcntl") is None else _acquired(lock, subject, otherwise)
+    file = None if importlib.util.find_spec("fcntl") is None else _acquired(lock, folder, otherwise)
     if file is None:
         yield None
         return
@@ -99,19 +99,19 @@ def _at_once(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_NONBLOCK)
 
 
-def _acquired(lock: Path, subject: Path, otherwise: str) -> TextIO | None:
+def _acquired(lock: Path, folder: Path, otherwise: str) -> TextIO | None:
     """Takes the lock, or raises that it is in use.
 
     The process that held it before may have removed the file and the folder. A lock on a removed file would keep nobody
     out, so it is tried again.
     """
-    for left in reversed(range(_TRIES)):
+    for tries_left in reversed(range(_TRIES)):
         lock.parent.mkdir(parents=True, exist_ok=True)
         file = _lock_file(lock)
         if file is not None and not _took_lock(file):
             with file:
-                raise _in_use(subject, otherwise, file)
-        if left == 0 or (lock.parent.is_dir() if file is None else _has_name(file, lock)):
+                raise _in_use(folder, otherwise, file)
+        if tries_left == 0 or (lock.parent.is_dir() if file is None else _has_name(file, lock)):
             return file
         if file is not None:
             file.close()
@@ -158,15 +158,15 @@ def _was_left(where: str, holder: str) -> bool:
     return match is not None and where == place() and not is_alive(int(match[1]))
 
 
-def _in_use(subject: Path, otherwise: str, lock: TextIO) -> UsageError:
+def _in_use(folder: Path, otherwise: str, lock: TextIO) -> UsageError:
     lock.seek(0)
     where, _, holder = lock.read().partition("\n")
-    left = "a command was killed, and its training is saving a checkpoint: run the same command again in a moment"
+    killed = "a command was killed, and its training is saving a checkpoint: run the same command again in a moment"
     elsewhere = "" if where == place() else ", in another container or on another machine"
     return UsageError(
-        f"{subject} is in use by {holder or 'another process'}{elsewhere}",
+        f"{folder} is in use by {holder or 'another process'}{elsewhere}",
         code="run_in_use",
         expected="one process for each folder",
         got=holder or "another process",
-        hint=left if _was_left(where, holder) else f"wait for it to end, or use {otherwise}",
+        hint=killed if _was_left(where, holder) else f"wait for it to end, or use {otherwise}",
     )

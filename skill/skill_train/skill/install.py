@@ -101,17 +101,17 @@ def install(skill: Skill, folder: Path, *, force: bool) -> Done:
     if folder.is_symlink() and force:
         folder.unlink()
     before, recorded = _digests(folder), _recorded(folder)
-    wanted = skill.marker["files"]
-    edited = [name for name in wanted if before.get(name, wanted[name]) not in (wanted[name], recorded.get(name))]
+    digests = skill.marker["files"]
+    edited = [name for name in digests if before.get(name, digests[name]) not in (digests[name], recorded.get(name))]
     preserved = [] if force else edited
     ours = {name for name, digest in recorded.items() if before.get(name) == digest}
-    removed = sorted(ours - set(wanted))
-    left = {name: content for name, content in skill.files.items() if name not in preserved}
-    if _marker(folder) == skill.marker and all(before.get(name) == wanted[name] for name in left):
+    removed = sorted(ours - set(digests))
+    files = {name: content for name, content in skill.files.items() if name not in preserved}
+    if _marker(folder) == skill.marker and all(before.get(name) == digests[name] for name in files):
         return Done(folder, "current", preserved)
-    foreign = [name for name in before if name not in left and name not in removed]
+    foreign = [name for name in before if name not in files and name not in removed]
     with _replaced(folder) as stage:
-        for name, content in left.items():
+        for name, content in files.items():
             _target(stage, name).write_bytes(content)
         for name in foreign:
             shutil.copy2(folder / name, _target(stage, name), follow_symlinks=False)
@@ -140,16 +140,16 @@ def read_copy(skill: Skill, folder: Path) -> Copy | None:
     """The installed copy in the folder, compared with the package; None if there is no skill in it."""
     if not (folder / "SKILL.md").is_file() and not (folder / MARKER).is_file():
         return None
-    before, recorded, wanted = _digests(folder), _recorded(folder), skill.marker["files"]
+    before, recorded, digests = _digests(folder), _recorded(folder), skill.marker["files"]
     version = str(_marker(folder).get("version")) if recorded else None
-    missing = sorted(name for name in wanted if name not in before)
-    old = sorted(n for n in wanted if n in before and before[n] != wanted[n] and before[n] == recorded.get(n))
-    edited = sorted(n for n in wanted if n in before and before[n] not in (wanted[n], recorded.get(n)))
+    missing = sorted(name for name in digests if name not in before)
+    old = sorted(n for n in digests if n in before and before[n] != digests[n] and before[n] == recorded.get(n))
+    edited = sorted(n for n in digests if n in before and before[n] not in (digests[n], recorded.get(n)))
     state: Found = "current"
     if version is None and (missing or edited):
         return Copy(folder, "unmanaged", None, missing=missing)
     if version is not None and version != skill.version:
-        state = _which(version, skill.version)
+        state = _by_version(version, skill.version)
     elif missing or old:
         state = "different"
     elif edited:
@@ -157,7 +157,7 @@ def read_copy(skill: Skill, folder: Path) -> Copy | None:
     return Copy(folder, state, version, edited, missing, old)
 
 
-def _which(installed: str, ours: str) -> Found:
+def _by_version(installed: str, ours: str) -> Found:
     """Compares release numbers. Versions that differ only after the numbers cannot be ordered here."""
     first, second = ([int(n) for n in re.findall(r"\d+", re.split(r"[^\d.]", v)[0])] for v in (installed, ours))
     return "different" if first == second else "older" if first < second else "newer"

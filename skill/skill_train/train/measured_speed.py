@@ -152,8 +152,8 @@ def read_seconds(
     seconds = max(_without_memory(model, machine, seconds, steps) - beside, seconds / 5)
     if seconds <= math.hypot(most, computing) * SPREAD:
         slowest = computing * SPREAD
-    left = math.sqrt(max(0.0, seconds**2 - (most * SPREAD) ** 2))  # launches take no longer than is assumed
-    ends = (min(seconds, slowest), min(seconds, max(computing / SPREAD, left)))
+    computing_only = math.sqrt(max(0.0, seconds**2 - (most * SPREAD) ** 2))  # launches take no longer than is assumed
+    ends = (min(seconds, slowest), min(seconds, max(computing / SPREAD, computing_only)))
     return tuple(Reading(sum(flops) / end, math.sqrt(max(0.0, seconds**2 - end**2)) / most) for end in ends)
 
 

@@ -65,7 +65,7 @@ def of_kind(files: list[GgufFile], unread: tuple[tuple[str, str], ...], findings
 
 def judge_adapters(
     adapters: list[GgufFile],
-    subject: MeasuredReference,
+    reference: MeasuredReference,
     findings: Findings,
     run: Path,
     digests: dict[str, FileDigest],
@@ -79,10 +79,10 @@ def judge_adapters(
     base: GgufFile | SkillTrainError | None = None
     for gguf in adapters:
         name = gguf.path.name
-        if subject.adapter is None:
+        if reference.adapter is None:
             findings.leave_out(name, "it is an adapter alone, and there is none to compare it with")
             continue
-        base = base or _base_file(subject.reference, folder)
+        base = base or _base_file(reference.folder, folder)
         findings.add(
             verify_file.check_file(gguf),
             verify_file.check_digest(gguf, digests[name], verify_judge.export_records(run).get(name)),
@@ -90,8 +90,8 @@ def judge_adapters(
             _check_metadata(gguf, base.architecture if isinstance(base, GgufFile) else None),
         )
         if isinstance(base, GgufFile):
-            findings.add(check_lora_weights(gguf, base, subject.reference, subject.adapter))
-            _judge_running(gguf, base, subject, findings)
+            findings.add(check_lora_weights(gguf, base, reference.folder, reference.adapter))
+            _judge_running(gguf, base, reference, findings)
         else:
             reason = f"no GGUF file of the base could be made: {base.message}"
             findings.add(
@@ -149,12 +149,12 @@ def _check_metadata(gguf: GgufFile, architecture: str | None) -> Check:
     return problems("metadata", gguf.path.name, faults, looked_at=4, good=good)
 
 
-def _judge_running(gguf: GgufFile, base: GgufFile, subject: MeasuredReference, findings: Findings) -> None:
+def _judge_running(gguf: GgufFile, base: GgufFile, reference: MeasuredReference, findings: Findings) -> None:
     """Compares what llama.cpp answers with the adapter beside the base with base + adapter through PEFT."""
-    file, measured = gguf.path.name, subject.measured
-    asked = verify_judge.job_of(base, subject, [], threads=physical_cores())
+    file, measured = gguf.path.name, reference.measured
+    job_of_base = verify_judge.job_of(base, reference, [], threads=physical_cores())
     # The base was not rounded on its way into its file, and nothing was merged.
-    job = msgspec.structs.replace(asked, lora=str(gguf.path), plain=[], special=[], tuned=str(measured.tuned))
+    job = msgspec.structs.replace(job_of_base, lora=str(gguf.path), plain=[], special=[], tuned=str(measured.tuned))
     try:
         result = inference.ask(job)
     except (VerificationFailed, NativeCrash) as error:
@@ -166,5 +166,5 @@ def _judge_running(gguf: GgufFile, base: GgufFile, subject: MeasuredReference, f
         Check("loads", file, "pass", "runs", "runs", "llama.cpp loads it beside the base"),
         verify_logits.check_logits(file, result.figures, bounds, result.trained_kl),
         verify_logits.check_tuned(file, result.change, bounds, measured.why_no_base),
-        verify_answers.check_answers(file, measured.answers, result.answers, bounds, subject.tokenizer),
+        verify_answers.check_answers(file, measured.answers, result.answers, bounds, reference.tokenizer),
     )

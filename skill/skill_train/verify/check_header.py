@@ -50,13 +50,13 @@ def check_file(gguf: GgufFile) -> Check:
     if not whole:
         detail = f"{gguf.size_bytes - end} bytes follow the last tensor: the file is not what its header says"
     kind = gguf.metadata.get("general.type", "model")
-    known = kind in _KINDS
-    if not known:
+    has_known_type = kind in _KINDS
+    if not has_known_type:
         detail = f"general.type is {str(kind)[:40]!r}, and {', '.join(_KINDS)} are the kinds of file that can be run"
     return Check(
         "file",
         gguf.path.name,
-        "pass" if whole and known else "fail",
+        "pass" if whole and has_known_type else "fail",
         gguf.size_bytes,
         end,
         detail,
@@ -81,18 +81,18 @@ def check_types(gguf: GgufFile, mix: Mapping[str, str] | None = None) -> Check:
     if named not in (None, stated):
         return Check("types", name, "fail", stated, named, f"the name says {named}, its metadata {stated}", figures)
     verdict: Verdict = "fail"
-    wanted, fallback = main, _FALLBACKS.get(main, _DEFAULT_FALLBACK)
+    expected, fallback = main, _FALLBACKS.get(main, _DEFAULT_FALLBACK)
     # A mixture such as q4_k_m stores half of the down projections in a finer type. In models whose width is not a
     # multiple of 256 (Qwen2.5-0.5B: 896) the down projections are the only rows that fit.
     if fitting and 3 * fitting[main] < fitting.total():
         why = f"a {stated} file holds {main}; most matrices are {most}"
     elif not fitting and most not in (main, fallback):
-        wanted, why = fallback, f"most matrices are {most}, not {main} or {fallback}"
+        expected, why = fallback, f"most matrices are {most}, not {main} or {fallback}"
     elif not fitting and most != main:
         verdict, why = "warn", f"no row length is divisible by 256, so llama.cpp took {fallback} in place of {main}"
     else:
         verdict, why = "pass", f"{stored[main]} of {stored.total()} matrices are {main}"
-    return Check("types", name, verdict, most, wanted, why, figures)
+    return Check("types", name, verdict, most, expected, why, figures)
 
 
 def _check_mix(gguf: GgufFile, mix: Mapping[str, str] | None) -> Check:

@@ -26,6 +26,7 @@ class Questions:
     """What is asked about one reference. Nothing here needs its weights.
 
     Attributes:
+        folder: the model; `adapter` is put on top of it.
         stops: ids that end an answer.
         rows: the first rows as the trainer was fed them.
         texts: strings whose tokens are compared.
@@ -35,7 +36,7 @@ class Questions:
         sample: how much is asked.
     """
 
-    reference: Path
+    folder: Path
     adapter: Path | None
     config: JsonObject
     tokenizer: Any
@@ -67,7 +68,7 @@ class MeasuredReference(Questions):
     @cached_property
     def files(self) -> Files:
         """The reference's tokenizer files."""
-        return read_files(self.reference)
+        return read_files(self.folder)
 
     @property
     def samples(self) -> dict[str, int]:

@@ -101,7 +101,7 @@ class PreparedFiles:
 
 
 def judge(
-    subject: MeasuredReference, findings: Findings, run: Path, prepared: PreparedFiles, warn: Warn, progress: Bar
+    reference: MeasuredReference, findings: Findings, run: Path, prepared: PreparedFiles, warn: Warn, progress: Bar
 ) -> None:
     """Adds the checks of every file to `findings`.
 
@@ -113,7 +113,7 @@ def judge(
     largest = sorted(files, key=lambda gguf: gguf.size_bytes)[-_AT_ONCE:]
     at_once = _AT_ONCE if len(largest) == _AT_ONCE and have_room(largest) else 1
     with ending(ThreadPoolExecutor(at_once)) as pool:
-        runs = [_started(pool, gguf, subject, prepared, warn, at_once) for gguf in files]
+        runs = [_started(pool, gguf, reference, prepared, warn, at_once) for gguf in files]
         for number, (gguf, started) in enumerate(zip(files, runs, strict=True)):
             name = gguf.path.name
             progress(number + 1, count + 1, name)
@@ -125,8 +125,8 @@ def judge(
                 _types(gguf, exported.get("tensor_types") if exported else None),
             )
             confirmed = all(_all_confirmed(prepared.weights[each.path.name], each) for each in (gguf, plain or gguf))
-            _judge_static(gguf, plain if plain is not gguf else None, subject, findings, confirmed)
-            _judge_running(gguf, subject, started, findings, _limits(gguf, subject, run, exported))
+            _judge_static(gguf, plain if plain is not gguf else None, reference, findings, confirmed)
+            _judge_running(gguf, reference, started, findings, _limits(gguf, reference, run, exported))
     progress(count + 1, count + 1, "done")
 
 
@@ -189,15 +189,15 @@ class _Run:
 def _started(
     pool: ThreadPoolExecutor,
     gguf: GgufFile,
-    subject: MeasuredReference,
+    reference: MeasuredReference,
     prepared: PreparedFiles,
     warn: Warn,
     at_once: int,
 ) -> _Run:
     own = prepared.own_templates[template.identity(gguf)]
-    shipped = _shipped_texts(own, subject, warn)
+    shipped = _shipped_texts(own, reference, warn)
     more = 1 if at_once > 1 else 0  # while the other run is in a part that uses one core
-    job = job_of(gguf, subject, shipped, threads=max(1, physical_cores() // at_once) + more)
+    job = job_of(gguf, reference, shipped, threads=max(1, physical_cores() // at_once) + more)
     drafted = prepared.draft.answers if gguf is prepared.draft.gguf else []
     if drafted:
         job = msgspec.structs.replace(job, prompts=[])
@@ -230,25 +230,25 @@ def export_records(run: Path) -> dict[str, ExportedFile]:
 
 
 def _judge_static(
-    gguf: GgufFile, unquantized: GgufFile | None, subject: MeasuredReference, findings: Findings, confirmed: bool
+    gguf: GgufFile, unquantized: GgufFile | None, reference: MeasuredReference, findings: Findings, confirmed: bool
 ) -> None:
-    output = verify_tensors.output_of_its_own(subject.reference, subject.adapter)
-    findings.add(verify_metadata.check_metadata(gguf, subject.config))
-    if (window := verify_metadata.check_window(gguf.path.name, subject.config)) is not None:
+    output = verify_tensors.output_of_its_own(reference.folder, reference.adapter)
+    findings.add(verify_metadata.check_metadata(gguf, reference.config))
+    if (window := verify_metadata.check_window(gguf.path.name, reference.config)) is not None:
         findings.add(window)
-    own = subject.vocabulary
-    findings.add(verify_vocabulary.check_vocabulary(gguf, subject.tokenizer, own, subject.files, subject.config))
+    own = reference.vocabulary
+    findings.add(verify_vocabulary.check_vocabulary(gguf, reference.tokenizer, own, reference.files, reference.config))
     findings.add(
         verify_tensors.check_tensors(
-            gguf, unquantized=unquantized, needs_output=output, reference=subject.reference, confirmed=confirmed
+            gguf, unquantized=unquantized, needs_output=output, reference=reference.folder, confirmed=confirmed
         )
     )
 
 
-def _judge_running(gguf: GgufFile, subject: MeasuredReference, run: _Run, findings: Findings, bounds: Limits) -> None:
-    file, measured = gguf.path.name, subject.measured
-    text = verify_branches.text_difference(gguf, subject.tokenizer)
-    findings.add(template.check_chat_template(file, own=run.own, reference=subject.rendered, text=text))
+def _judge_running(gguf: GgufFile, reference: MeasuredReference, run: _Run, findings: Findings, bounds: Limits) -> None:
+    file, measured = gguf.path.name, reference.measured
+    text = verify_branches.text_difference(gguf, reference.tokenizer)
+    findings.add(template.check_chat_template(file, own=run.own, reference=reference.rendered, text=text))
     try:
         result = run.result.result()
     except (VerificationFailed, NativeCrash) as error:
@@ -259,10 +259,10 @@ def _judge_running(gguf: GgufFile, subject: MeasuredReference, run: _Run, findin
     file_answers = run.drafted or result.answers
     findings.add(
         Check("loads", file, "pass", "runs", "runs", f"llama.cpp loads it, {result.facts.tokens} tokens"),
-        *_answered(gguf, result, subject, run.shipped),
-        verify_logits.with_unread_epsilon(logits, from_config.unread_epsilon(subject.config)),
+        *_answered(gguf, result, reference, run.shipped),
+        verify_logits.with_unread_epsilon(logits, from_config.unread_epsilon(reference.config)),
         verify_logits.check_tuned(file, result.change, bounds, measured.why_no_base, measured.stored, cost),
-        verify_answers.check_answers(file, measured.answers, file_answers, bounds, subject.tokenizer),
+        verify_answers.check_answers(file, measured.answers, file_answers, bounds, reference.tokenizer),
     )
 
 
@@ -272,50 +272,50 @@ def _types(gguf: GgufFile, mix: dict[str, str] | None) -> Check:
     return msgspec.structs.replace(check, detail=check.detail + verify_file.matrix_note(gguf))
 
 
-def _limits(gguf: GgufFile, subject: MeasuredReference, run: Path, exported: ExportedFile | None) -> Limits:
+def _limits(gguf: GgufFile, reference: MeasuredReference, run: Path, exported: ExportedFile | None) -> Limits:
     """The limits for one file. They depend on the type that the merge stored, or without its record on that of the
     base. A mix is held to what was measured of it, and not to the type that its metadata states."""
     record = run / "merge.json"
     merged = merge_record.read(record).changes["stored_dtype"] if record.is_file() else None
-    stored = merged or subject.config.get("dtype") or subject.config.get("torch_dtype")
+    stored = merged or reference.config.get("dtype") or reference.config.get("torch_dtype")
     # Where the cost of rounding was measured, it is part of the reference already.
-    cost_is_measured = subject.measured.rounded is not None
-    rounded = subject.adapter is not None and stored in ("BF16", "bfloat16") and not cost_is_measured
+    cost_is_measured = reference.measured.rounded is not None
+    rounded = reference.adapter is not None and stored in ("BF16", "bfloat16") and not cost_is_measured
     if exported is not None and "measured" in exported and "tensor_types" in exported:
         bounds = mix_limits(exported["bits_per_weight"], exported["measured"]["mean_kl"])
     elif MIX_KEY in gguf.metadata:
         bounds = mix_limits(gguf.bits_per_weight, None)
     else:
         bounds = limits(verify_file.file_type(gguf), merged_in_bf16=rounded)
-    return of_this_model(bounds, subject.measured.cost, verify_file.file_type(gguf), subject.measured.noise)
+    return of_this_model(bounds, reference.measured.cost, verify_file.file_type(gguf), reference.measured.noise)
 
 
 def _answered(
-    gguf: GgufFile, result: InferenceResult, subject: MeasuredReference, shipped: list[Shipped]
+    gguf: GgufFile, result: InferenceResult, reference: MeasuredReference, shipped: list[Shipped]
 ) -> list[Check | NotChecked]:
     """The checks of tokens. They use the worker's answers in the order in which `job_of` asked."""
-    file, count, tokenizer = gguf.path.name, len(subject.texts), subject.tokenizer
+    file, count, tokenizer = gguf.path.name, len(reference.texts), reference.tokenizer
     turn_end = template.turn_end(tokenizer)
-    ends = {*subject.stops, tokenizer.eos_token_id, turn_end} - {None}
+    ends = {*reference.stops, tokenizer.eos_token_id, turn_end} - {None}
     plain = list(zip(_PLAIN, result.special, strict=False))
     chats, others = iter(result.plain[count:]), iter(result.special[len(_PLAIN) :])
     ids: list[list[int] | str] = [
         row.refused if row.text is None else next(chats if row.chat else others) for row in shipped
     ]
     return [
-        verify_tokens.check_tokens(file, subject.texts, result.plain[:count], tokenizer),
+        verify_tokens.check_tokens(file, reference.texts, result.plain[:count], tokenizer),
         verify_tokens.check_special_tokens(
             file,
             result.facts,
             tokenizer=tokenizer,
-            stops=subject.stops - template.openers(tokenizer),
+            stops=reference.stops - template.openers(tokenizer),
             turn_end=turn_end,
             plain=plain,
         ),
         verify_vocabulary.check_stops(gguf, result.facts.end_of_generation, ends),
         verify_tokens.check_trained(
             file,
-            subject.rows,
+            reference.rows,
             ids,
             tokenizer.eos_token_id,
             chat_template=bool(tokenizer.chat_template),
@@ -324,17 +324,17 @@ def _answered(
     ]
 
 
-def _shipped_texts(own: Own, subject: MeasuredReference, warn: Warn) -> list[Shipped]:
+def _shipped_texts(own: Own, reference: MeasuredReference, warn: Warn) -> list[Shipped]:
     """For each row, the text that a user of the file would send."""
     first, why = len(template.CONVERSATIONS), own if isinstance(own, str) else "it has no chat template"
-    rendered = iter(zip(own[first:], (subject.rendered or own)[first:], strict=True) if isinstance(own, list) else [])
+    rendered = iter(zip(own[first:], (reference.rendered or own)[first:], strict=True) if isinstance(own, list) else [])
     shipped: list[Shipped] = []
-    for row in subject.rows:
+    for row in reference.rows:
         if row["kind"] != "chat":
             shipped.append(Shipped(False, row["rendered"]))
             continue
         by_file, by_reference = next(rendered, (Rendered(refused=why), Rendered(refused=why)))
-        if by_file == by_reference and template.reads_clock(subject.tokenizer):
+        if by_file == by_reference and template.reads_clock(reference.tokenizer):
             warn(
                 "date_in_template",
                 "the chat template writes the date, so prompts differ from those of the training day",
@@ -344,13 +344,13 @@ def _shipped_texts(own: Own, subject: MeasuredReference, warn: Warn) -> list[Shi
     return shipped
 
 
-def job_of(gguf: GgufFile, subject: MeasuredReference, shipped: list[Shipped], threads: int) -> InferenceJob:
+def job_of(gguf: GgufFile, reference: MeasuredReference, shipped: list[Shipped], threads: int) -> InferenceJob:
     """What the worker is asked about one file.
 
     Args:
         shipped: the result of `_shipped_texts`.
     """
-    measured = subject.measured
+    measured = reference.measured
     coarse = verify_file.file_type(gguf) not in _UNQUANTIZED
     tokens = measured.sample.quantized_tokens if coarse else measured.sample.tokens
     return InferenceJob(
@@ -358,7 +358,7 @@ def job_of(gguf: GgufFile, subject: MeasuredReference, shipped: list[Shipped], t
         context_tokens=measured.longest + _ROOM,
         threads=threads,
         vocabulary=measured.vocabulary,
-        plain=[*subject.texts, *(row.text for row in shipped if row.chat and row.text is not None)],
+        plain=[*reference.texts, *(row.text for row in shipped if row.chat and row.text is not None)],
         special=[*_PLAIN, *(row.text for row in shipped if not row.chat and row.text is not None)],
         sequences=first_of(measured.sequences, tokens),
         tuned=str(measured.made_of),

@@ -72,8 +72,12 @@ def prompts(rows: list[Row], *, tokenizer: Any, config: JsonObject, sample: Samp
 def _chats(tokenizer: Any, *, generation_prompt: bool) -> list[list[int]]:
     if not tokenizer.chat_template:
         return []
-    wanted = [conversation for conversation in CONVERSATIONS if conversation.add_generation_prompt is generation_prompt]
-    rendered = [rendering.text for rendering in render_reference(tokenizer, wanted) if rendering.text is not None]
+    conversations = [
+        conversation for conversation in CONVERSATIONS if conversation.add_generation_prompt is generation_prompt
+    ]
+    rendered = [
+        rendering.text for rendering in render_reference(tokenizer, conversations) if rendering.text is not None
+    ]
     return [tokenizer(text, add_special_tokens=False).input_ids for text in rendered]
 
 

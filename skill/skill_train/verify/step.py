@@ -69,7 +69,7 @@ class _ProofScope:
 
 
 @dataclass(frozen=True)
-class PictureSubject:
+class PictureContext:
     """What the answers to pictures are judged by.
 
     Attributes:
@@ -113,7 +113,7 @@ class VerifyRequest:
     record: Path
     tokens: int | None = None
     unread: tuple[tuple[str, str], ...] = ()
-    pictures: PictureSubject | None = None
+    pictures: PictureContext | None = None
     engines: tuple[str, ...] = ()
 
 
@@ -144,29 +144,33 @@ def verify(request: VerifyRequest, *, progress: Bar, warn: Warn) -> StepResult[P
         _require_judged([*files, *(adapters if request.adapter else [])], request.ggufs, findings)
         progress(0, len(request.ggufs) + 1, "reference")
         rows, held_out = _of_text(request.rows), _of_text(request.held_out or request.rows)
-        asked = questions_of(request.reference, adapter=request.adapter, rows=rows, held_out=held_out, sample=sample)
+        questions = questions_of(
+            request.reference, adapter=request.adapter, rows=rows, held_out=held_out, sample=sample
+        )
         busy = peak_bytes(request.reference, request.adapter) + compared_bytes(request.adapter)
-        drafting = beside.submit(draft_of, files, asked.prompts, sample.answer_tokens, busy)
-        rendering = beside.submit(own_templates, files, asked.conversations)
+        drafting = beside.submit(draft_of, files, questions.prompts, sample.answer_tokens, busy)
+        rendering = beside.submit(own_templates, files, questions.conversations)
         with tempfile.TemporaryDirectory(prefix="skill-train-verify-") as scratch:
             rounding = (
                 rounding_of(request.record.parent / "merge.json", request.reference)
                 if request.adapter and files
                 else None
             )
-            measured, compared = _measure(asked, request.base, files, Path(scratch), drafting, rounding)
-            subject = MeasuredReference(**vars(asked), measured=measured)
+            measured, compared = _measure(questions, request.base, files, Path(scratch), drafting, rounding)
+            reference = MeasuredReference(**vars(questions), measured=measured)
             scope = scoping.result()
             prepared = PreparedFiles(files, compared, rendering.result(), drafting.result(), scope.inputs.ggufs)
-            judge(subject, findings, request.record.parent, prepared, warn, progress)
-            judge_adapters(adapters, subject, findings, request.record.parent, scope.inputs.ggufs, Path(scratch))
-        questions = judge_projectors(projectors, files, request, findings, progress)
-        judge_in_engines(InEngines(engines, subject, held_out, files, projectors, questions), findings, progress)
-    return StepResult(_written(request.record, scope, findings, subject.samples, time.monotonic() - started))
+            judge(reference, findings, request.record.parent, prepared, warn, progress)
+            judge_adapters(adapters, reference, findings, request.record.parent, scope.inputs.ggufs, Path(scratch))
+        picture_questions = judge_projectors(projectors, files, request, findings, progress)
+        judge_in_engines(
+            InEngines(engines, reference, held_out, files, projectors, picture_questions), findings, progress
+        )
+    return StepResult(_write_proof(request.record, scope, findings, reference.samples, time.monotonic() - started))
 
 
 def _measure(
-    asked: Questions,
+    questions: Questions,
     base: Path | None,
     files: list[GgufFile],
     folder: Path,
@@ -174,19 +178,21 @@ def _measure(
     rounding: Rounding | None = None,
 ) -> tuple[ReferenceMeasurements, Weights]:
     """Measures the reference and the base, and compares the weights of each file while the reference is in memory."""
-    plain = asked.adapter is None or is_plain(asked.adapter)
-    with frugal_model(asked.reference, asked.adapter) as model:
-        weights = compare_weights(files, model, asked.adapter) if plain else {}  # while a draft is made
+    plain = questions.adapter is None or is_plain(questions.adapter)
+    with frugal_model(questions.folder, questions.adapter) as model:
+        weights = compare_weights(files, model, questions.adapter) if plain else {}  # while a draft is made
         measured = measure(
             model,
-            MeasureRequest(texts=asked.sequences, prompts=asked.prompts, stops=asked.stops, sample=asked.sample),
+            MeasureRequest(
+                texts=questions.sequences, prompts=questions.prompts, stops=questions.stops, sample=questions.sample
+            ),
             folder=folder,
-            switches_off=base == asked.reference and asked.adapter is not None and plain,
+            switches_off=base == questions.folder and questions.adapter is not None and plain,
             drafts=lambda: drafting.result().answers,
         )
         if not plain:  # it is merged into the model, which is then no longer base and adapter
-            weights = compare_weights(files, model, asked.adapter)
-        measured = measure_rounded(model, asked.adapter, rounding, measured, folder)
+            weights = compare_weights(files, model, questions.adapter)
+        measured = measure_rounded(model, questions.adapter, rounding, measured, folder)
     del model  # before another one is read
     if base is not None and measured.base is None:
         measured = measure_base(base, measured, folder)
@@ -210,23 +216,23 @@ def judge_projectors(
         if request.pictures is not None and request.pictures.expected:
             findings.add(Check("projector", "mmproj", "warn", "missing", "a projector", request.pictures.expected))
         return []
-    subject = request.pictures
-    if subject is None or subject.folder is None or not models:
-        why = "there is no language model beside it" if subject is None or not subject.why_not else subject.why_not
+    pictures = request.pictures
+    if pictures is None or pictures.folder is None or not models:
+        why = "there is no language model beside it" if pictures is None or not pictures.why_not else pictures.why_not
         return _unjudged(projectors, findings, why)
     try:
         require_pillow()
     except Refused as refusal:
         return _unjudged(projectors, findings, refusal.error["message"])
-    questions = row_questions(request.held_out or request.rows, subject.images) or drawn_questions()
+    questions = row_questions(request.held_out or request.rows, pictures.images) or drawn_questions()
     pairs = PairsRequest(
         pairs=[Pair(model.path, projector.path) for projector in projectors for model in models],
-        reference=subject.folder,
+        reference=pictures.folder,
         questions=questions,
         base=request.base,
-        preprocess=subject.preprocess,
-        min_pixels=subject.min_pixels,
-        max_pixels=subject.max_pixels,
+        preprocess=pictures.preprocess,
+        min_pixels=pictures.min_pixels,
+        max_pixels=pictures.max_pixels,
     )
     try:
         checked = check_pairs(pairs, progress)
@@ -244,7 +250,9 @@ def _unjudged(projectors: list[GgufFile], findings: Findings, why: str) -> list[
     return []
 
 
-def _written(record: Path, scope: _ProofScope, findings: Findings, samples: dict[str, int], seconds: float) -> Proof:
+def _write_proof(
+    record: Path, scope: _ProofScope, findings: Findings, samples: dict[str, int], seconds: float
+) -> Proof:
     proof = Proof(
         step=record.stem,
         inputs=scope.inputs,
@@ -289,7 +297,7 @@ def _require(ggufs: list[Path], reference: Path, adapter: Path | None, base: Pat
         require_sound_files(adapter)
 
 
-def _require_judged(compared: list[GgufFile], given: list[Path], findings: Findings) -> None:
+def _require_judged(compared: list[GgufFile], named: list[Path], findings: Findings) -> None:
     """A proof in which no file is compared with anything would end well."""
     if compared or any(check.verdict == "fail" for check in findings.checks):
         return
@@ -297,7 +305,7 @@ def _require_judged(compared: list[GgufFile], given: list[Path], findings: Findi
         "none of the files can be compared with the reference",
         code="missing_file",
         expected="the file of a language model; that of an adapter is compared in its run alone",
-        got=", ".join(path.name for path in given),
+        got=", ".join(path.name for path in named),
         hint="skill-train verify RUN, or --gguf with the file of a language model too",
     )
 

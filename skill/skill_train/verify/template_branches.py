@@ -76,7 +76,7 @@ BRANCHES = _conversations()
 
 def text_difference(gguf: GgufFile, tokenizer: Any) -> tuple[Verdict, str]:
     """`pass` when the file's templates are the reference's, byte for byte; else what differs."""
-    reference = _named(tokenizer.chat_template)
+    reference = _named_templates(tokenizer.chat_template)
     of_names, default = f"{_KEY}.", gguf.metadata.get(_KEY)
     own: dict[str, Value | None] = {
         key.removeprefix(of_names): text for key, text in gguf.metadata.items() if key.startswith(of_names)
@@ -100,7 +100,7 @@ def _rendered_difference(gguf: GgufFile, own: str, reference: str) -> tuple[Verd
     return "warn", f"{where}; {len(BRANCHES)} conversations render alike, others may not"
 
 
-def _named(template: Any) -> dict[str, str]:
+def _named_templates(template: Any) -> dict[str, str]:
     """The templates by the name that a file gives them; the default template under the empty name."""
     if isinstance(template, dict):
         texts = {

@@ -86,7 +86,7 @@ def marker(name: str) -> str:
 
 def seen(text: str, pictures: list[bytes], most: int) -> tuple[list[int], str, int]:
     """The greedy answer of the pair to a prompt, without the token that ends it."""
-    from skill_train.llama.pictures.answers import Asked, AskedJob, ask
+    from skill_train.llama.pictures.answers import PairQuestion, PairQuestionsJob, ask
 
     for name in MARKERS.values():
         text = text.replace(name, "<__media__>")
@@ -94,9 +94,9 @@ def seen(text: str, pictures: list[bytes], most: int) -> tuple[list[int], str, i
         names = [f"{number}.png" for number in range(len(pictures))]
         for name, picture in zip(names, pictures, strict=True):
             shown(picture).save(Path(folder) / name)
-        asked = Asked(text, names, [], most)
+        asked = PairQuestion(text, names, [], most)
         pair = {"text": loaded[0].model_path, "projector": str(projectors[0])}
-        result = ask(AskedJob(**pair, threads=1, folder=folder, asked=[asked]))
+        result = ask(PairQuestionsJob(**pair, threads=1, folder=folder, questions=[asked]))
     (ids,), (ended,), (count,) = result.answers, result.stopped, result.prompt_tokens
     return (ids[:-1], "stop", count) if ended else (ids, "length", count)
 

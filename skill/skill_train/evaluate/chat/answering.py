@@ -48,7 +48,7 @@ class Settings:
 
 
 @dataclass(frozen=True)
-class Said:
+class CheckedAnswer:
     """An answer, and whether llama.cpp made the ids of the prompt that the model's tokenizer makes; None where that is
     not known."""
 
@@ -91,8 +91,8 @@ def _gguf(model: Model, settings: Settings) -> Iterator[Answering]:
         yield _GgufAnswering(model, settings, prompts, chat)
 
 
-def _context(gguf: GgufFile, wanted: int) -> int:
-    return min(wanted, gguf.count("context_length") or wanted)
+def _context(gguf: GgufFile, context: int) -> int:
+    return min(context, gguf.count("context_length") or context)
 
 
 @dataclass(frozen=True)
@@ -106,11 +106,11 @@ class _GgufAnswering:
     def device(self) -> str:
         return self.chat.device
 
-    def answer(self, messages: list[JsonObject], images: list[str], on_text: OnText) -> Said:
+    def answer(self, messages: list[JsonObject], images: list[str], on_text: OnText) -> CheckedAnswer:
         if self.model.pictures is not None:
             _require_no_marks(messages, (MARKER,))
-        shown = messages if self.model.pictures is None else with_markers(messages, MARKER)
-        text = self.prompts.text(shown)
+        with_marks = messages if self.model.pictures is None else with_markers(messages, MARKER)
+        text = self.prompts.text(with_marks)
         request = ChatRequest(
             text=text,
             add_special=self.settings.raw,
@@ -121,7 +121,7 @@ class _GgufAnswering:
         )
         answer = self.chat.answer(request, on_text)
         expected = None if images else self.prompts.ids(text)
-        return Said(answer, None if expected is None else expected == answer.prompt_ids)
+        return CheckedAnswer(answer, None if expected is None else expected == answer.prompt_ids)
 
 
 # --- Model folders ---
@@ -148,13 +148,13 @@ class _FolderAnswering:
     def device(self) -> str:
         return "gpu" if self.network.device.type == "cuda" else "cpu"
 
-    def answer(self, messages: list[JsonObject], images: list[str], on_text: OnText) -> Said:
+    def answer(self, messages: list[JsonObject], images: list[str], on_text: OnText) -> CheckedAnswer:
         import torch
 
         started, tokenizer = time.monotonic(), self.prompts.tokenizer
         prompt, pictures = self._prompt(messages, images)
-        wanted, trained = self.settings.context, context_length(read_config(self.model.path))
-        room = wanted if trained is None else min(wanted, trained)
+        context, trained = self.settings.context, context_length(read_config(self.model.path))
+        room = context if trained is None else min(context, trained)
         ids = torch.tensor([prompt], device=self.network.device)
         stops = stop_ids(self.model.path, tokenizer)
         choice = _Choice(self.settings.sampling, len(prompt), _Spoken(tokenizer, stops, on_text))
@@ -170,7 +170,7 @@ class _FolderAnswering:
             stopped=bool(spoken.ids) and spoken.ids[-1] in stops,
             seconds=time.monotonic() - started,
         )
-        return Said(answer, None)
+        return CheckedAnswer(answer, None)
 
     def _prompt(self, messages: list[JsonObject], images: list[str]) -> tuple[list[int], Any]:
         """The ids, and a function from them to what the model takes of the pictures."""
@@ -178,12 +178,12 @@ class _FolderAnswering:
             return self.prompts.ids(self.prompts.text(messages)), None
         folder = self.model.pictures.folder
         reader = PictureTensors(self.model.pictures, self.prompts.tokenizer)
-        _require_no_marks(messages, (reader.seen.mark, *reader.seen.places))
-        by_template = reader.seen.engine is None and not self.settings.raw  # it writes the mark of each picture
-        marked = messages if by_template else with_markers(messages, reader.seen.mark)
+        _require_no_marks(messages, (reader.pictures.mark, *reader.pictures.places))
+        by_template = reader.pictures.engine is None and not self.settings.raw  # it writes the mark of each picture
+        marked = messages if by_template else with_markers(messages, reader.pictures.mark)
         text = self.prompts.text(marked)
         sizes: list[PictureSize] = [picture_size(image, folder) for image in images]
-        fed, _ = reader.seen.expanded(text, sizes)
+        fed, _ = reader.pictures.expanded(text, sizes)
         turns = PictureTurns(messages, None, images, [picture_digest(image, folder) for image in images])
         return self.prompts.ids(fed), partial(reader.tensors, turns if images else None)
 
@@ -209,20 +209,20 @@ def _require_no_marks(messages: list[JsonObject], marks: tuple[str, ...]) -> Non
         )
 
 
-def _torch_device(network: Any, wanted: str | None) -> str:
+def _torch_device(network: Any, device: str | None) -> str:
     """torch's name of the device. Without a wish it is CUDA where the weights fit."""
     import torch
 
-    if wanted == "gpu" and not torch.cuda.is_available():
+    if device == "gpu" and not torch.cuda.is_available():
         raise NotInstalled(
             "torch has no GPU here: none is in this machine, or torch was installed without CUDA",
             code="device_unavailable",
             expected="a GPU, and the CUDA build of torch",
             hint="leave --device out",
         )
-    if wanted is None:
+    if device is None:
         return device_of(network)
-    return "cuda" if wanted == "gpu" else "cpu"
+    return "cuda" if device == "gpu" else "cpu"
 
 
 class _Spoken:

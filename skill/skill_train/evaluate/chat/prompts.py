@@ -87,17 +87,17 @@ class GgufPrompts:
         """What the model's tokenizer makes of a prompt; None where nobody knows it."""
         return None if self.tokenizer is None else ids_of(self.tokenizer, text, raw=self.raw)
 
-    def _render(self, asked: Conversation) -> str:
+    def _render(self, conversation: Conversation) -> str:
         if self.tokenizer is not None:
-            return by_tokenizer(self.tokenizer, asked)
+            return by_tokenizer(self.tokenizer, conversation)
         from transformers.utils.chat_template_utils import render_jinja_template
 
         bos, eos = special_texts(self.gguf)
         texts, _ = render_jinja_template(
-            [asked.messages],
-            tools=asked.tools,
+            [conversation.messages],
+            tools=conversation.tools,
             chat_template=self.template,
-            add_generation_prompt=asked.add_generation_prompt,
+            add_generation_prompt=conversation.add_generation_prompt,
             bos_token=bos,
             eos_token=eos,
         )
@@ -146,8 +146,8 @@ def _refused(why: str) -> UsageError:
     )
 
 
-def _no_template(where: object, found: object = None) -> UsageError:
-    kind = "missing" if found is None else "empty" if isinstance(found, str) else f"no text but {found!r}"[:80]
+def _no_template(where: object, template: object = None) -> UsageError:
+    kind = "missing" if template is None else "empty" if isinstance(template, str) else f"no text but {template!r}"[:80]
     return UsageError(
         f"{where} has no chat template",
         code="no_chat_template",

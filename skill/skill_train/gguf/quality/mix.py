@@ -67,35 +67,37 @@ def bytes_of(elements: int, kind: str) -> int:
 
 
 def completed(
-    measured: Mapping[tuple[str, str], float], wanted: Mapping[str, list[str]]
+    measured: Mapping[tuple[str, str], float], kinds_by_tensor: Mapping[str, list[str]]
 ) -> dict[tuple[str, str], float]:
     """Every wanted divergence: the measured ones, and estimates for those that there was no time for.
 
     A type's divergence grows with that of another type of the same matrix, by the factor that other matrices show. A
     matrix without any measurement minds each type as much as the most sensitive quarter of the others.
     """
-    known = {pair: max(kl, 0.0) for pair, kl in measured.items()}
-    kinds = sorted({kind for kinds in wanted.values() for kind in kinds}, key=lambda kind: BITS[kind])
+    at_least_0 = {pair: max(kl, 0.0) for pair, kl in measured.items()}
+    kinds = sorted({kind for kinds in kinds_by_tensor.values() for kind in kinds}, key=lambda kind: BITS[kind])
     complete: dict[tuple[str, str], float] = {}
-    for tensor, types in wanted.items():
-        own = [kind for kind in kinds if (tensor, kind) in known]
+    for tensor, types in kinds_by_tensor.items():
+        own = [kind for kind in kinds if (tensor, kind) in at_least_0]
         for kind in types:
-            if (tensor, kind) in known:
-                complete[tensor, kind] = known[tensor, kind]
+            if (tensor, kind) in at_least_0:
+                complete[tensor, kind] = at_least_0[tensor, kind]
             elif own:
                 near = min(own, key=lambda other: abs(BITS[other] - BITS[kind]))
-                complete[tensor, kind] = known[tensor, near] * _ratio(known, kind, near)
+                complete[tensor, kind] = at_least_0[tensor, near] * _ratio(at_least_0, kind, near)
             else:
-                of_others = sorted(kl for (_, other), kl in known.items() if other == kind)
+                of_others = sorted(kl for (_, other), kl in at_least_0.items() if other == kind)
                 complete[tensor, kind] = of_others[len(of_others) * 3 // 4] if of_others else 4.0 ** -BITS[kind]
     return complete
 
 
-def _ratio(known: Mapping[tuple[str, str], float], kind: str, other: str) -> float:
+def _ratio(divergences: Mapping[tuple[str, str], float], kind: str, other: str) -> float:
     """The divergence of one type relative to that of another, in the middle of the matrices that were measured with
     both; by their bits when there is none."""
     both = [
-        kl / known[tensor, other] for (tensor, its), kl in known.items() if its == kind and known.get((tensor, other))
+        kl / divergences[tensor, other]
+        for (tensor, its), kl in divergences.items()
+        if its == kind and divergences.get((tensor, other))
     ]
     return median(both) if both else _MORE_BITS ** (BITS[other] - BITS[kind])
 

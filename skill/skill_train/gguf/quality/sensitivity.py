@@ -38,14 +38,14 @@ class SensitivityRequest:
 
     Attributes:
         matrix: the file of an importance matrix; None for none.
-        wanted: the types to measure, by matrix.
+        kinds_by_tensor: the types to measure, by matrix.
     """
 
     source: Path
     matrix: Path | None
     texts: list[list[int]]
     basis: Basis
-    wanted: dict[str, list[str]]
+    kinds_by_tensor: dict[str, list[str]]
     file: Path
     most_seconds: float = MOST_SECONDS
 
@@ -57,8 +57,8 @@ def measured(request: SensitivityRequest, progress: Bar) -> dict[tuple[str, str]
         NativeCrash, VerificationFailed: llama.cpp crashed, or refuses the file.
         DecisionNeeded: there was not enough memory.
     """
-    known = _known(request)
-    trials = [trial for trial in _in_order(request.wanted) if (trial.tensor, trial.kind) not in known]
+    divergences = _read_measured(request)
+    trials = [trial for trial in _in_order(request.kinds_by_tensor) if (trial.tensor, trial.kind) not in divergences]
     if trials:
         require_memory(request.source.stat().st_size + _WORK_BYTES, "measuring the types of each matrix")
         job = SensitivityJob(
@@ -71,15 +71,15 @@ def measured(request: SensitivityRequest, progress: Bar) -> dict[tuple[str, str]
             most_seconds=request.most_seconds,
         )
         sensitivity.measure(job, progress)
-        known = _known(request)
-    return known
+        divergences = _read_measured(request)
+    return divergences
 
 
-def _in_order(wanted: dict[str, list[str]]) -> list[TypeTrial]:
+def _in_order(kinds_by_tensor: dict[str, list[str]]) -> list[TypeTrial]:
     """One type of every matrix, then the next one: where the time ends, each has its share of the figures. The first
     one is in the middle, from which the others can be estimated."""
     trials: list[TypeTrial] = []
-    turns = {tensor: _from_the_middle(kinds) for tensor, kinds in wanted.items()}
+    turns = {tensor: _from_the_middle(kinds) for tensor, kinds in kinds_by_tensor.items()}
     for place in range(max(map(len, turns.values()), default=0)):
         trials += [TypeTrial(tensor, kinds[place]) for tensor, kinds in turns.items() if place < len(kinds)]
     return trials
@@ -90,7 +90,7 @@ def _from_the_middle(kinds: list[str]) -> list[str]:
     return [kinds[at] for at in sorted(range(len(kinds)), key=lambda at: abs(at - middle))]
 
 
-def _known(request: SensitivityRequest) -> dict[tuple[str, str], float]:
+def _read_measured(request: SensitivityRequest) -> dict[tuple[str, str], float]:
     """The figures in the file. A file of something else, or none, is replaced by one without figures. A half line of a
     call that was killed is taken out, so that what comes next begins a line."""
     text = request.file.read_text(encoding="utf-8", errors="replace") if request.file.is_file() else ""
@@ -104,7 +104,7 @@ def _known(request: SensitivityRequest) -> dict[tuple[str, str], float]:
     return {
         (outcome.tensor, outcome.kind): outcome.kl
         for outcome in outcomes.values()
-        if outcome.kind in request.wanted.get(outcome.tensor, ())
+        if outcome.kind in request.kinds_by_tensor.get(outcome.tensor, ())
     }
 
 

@@ -73,10 +73,10 @@ def texts_of(run: RunDir, model: GgufFile) -> RunTexts:
     try:
         drawn, source, lacking = draw(training_rows(run)), TRAINING, ""
     except RowsNotHere as reason:
-        kept = _kept(run, held_out)
-        pictured = sum(bool(row.get("images")) for row in kept)
-        drawn, source = draw(row["input_ids"] for row in kept if not row.get("images")), SAMPLES
-        lacking = f"{reason}; {pictured} of {len(kept)} rows of {SAMPLES} have some" if pictured else str(reason)
+        samples = _sample_rows(run, held_out)
+        pictured = sum(bool(row.get("images")) for row in samples)
+        drawn, source = draw(row["input_ids"] for row in samples if not row.get("images")), SAMPLES
+        lacking = f"{reason}; {pictured} of {len(samples)} rows of {SAMPLES} have some" if pictured else str(reason)
     computed = drawn.computed
     if computed.full:
         because = f"at most {most} for a model of {weights / 1e6:.0f} million weights"
@@ -95,7 +95,7 @@ def _first_token(model: GgufFile) -> int | None:
     return token if isinstance(token, int) else None
 
 
-def _kept(run: RunDir, held_out: list[FedRow]) -> list[Row]:
+def _sample_rows(run: RunDir, held_out: list[FedRow]) -> list[Row]:
     numbers = {row["row"] for row in held_out}
     return [row for row in read_rows(run.samples) if row["row"] not in numbers]
 

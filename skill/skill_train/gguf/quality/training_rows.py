@@ -119,13 +119,13 @@ def _count(run: RunDir) -> int:
     return data.rows + (data.skipped_rows or 0)
 
 
-def _read(plan: Plan, wanted: set[int]) -> dict[int, tuple[int, Row]]:
+def _read(plan: Plan, numbers: set[int]) -> dict[int, tuple[int, Row]]:
     """These rows by their number, with their line."""
     rows = _from_hub(plan.recipe) if _is_on_hub(plan) else iter_rows(plan.recipe.data, split=plan.recipe.split)
-    found = {number: row for number, row in enumerate(rows) if number in wanted}
-    if found.keys() != wanted:
+    taken = {number: row for number, row in enumerate(rows) if number in numbers}
+    if taken.keys() != numbers:
         raise RowsNotHere(f"{Path(plan.recipe.data).name} has fewer rows than the training read")
-    return found
+    return taken
 
 
 def _from_hub(recipe: ResolvedRecipe) -> Iterator[tuple[int, Row]]:

@@ -162,23 +162,23 @@ def with_bytes(row: Row, table: str, where: str, read: Callable[[str], bytes]) -
     def picture(name: Any) -> Row:
         return {"bytes": read(_in_repository(str(name), table, where)), "path": str(name)}
 
-    made: Row = {}
+    changed: Row = {}
     for column, value in row.items():
-        wanted = _column(column)
-        if wanted in made:
-            raise _two_columns(where, column, wanted)
+        column_name = _column(column)
+        if column_name in changed:
+            raise _two_columns(where, column, column_name)
         if not FILE_NAME.fullmatch(column):
-            made[wanted] = value
+            changed[column_name] = value
         elif isinstance(value, list):
-            made[wanted] = [picture(name) for name in value]
+            changed[column_name] = [picture(name) for name in value]
         else:
-            made[wanted] = picture(value) if value else None
-    return made
+            changed[column_name] = picture(value) if value else None
+    return changed
 
 
-def _two_columns(where: str, column: str, wanted: str) -> UsageError:
+def _two_columns(where: str, column: str, name: str) -> UsageError:
     return UsageError(
-        f"{where} has two columns that `datasets` calls {wanted[:80]}, and keeps one of them",
+        f"{where} has two columns that `datasets` calls {name[:80]}, and keeps one of them",
         code="unreadable_dataset",
         expected="one column of that name once file_name has become image, and x_file_name x",
         got=column[:80],

@@ -81,7 +81,7 @@ def of_image_folder(recipe: Recipe, files: SplitFiles, configuration: Configurat
     Raises:
         UsageError: a picture that a row of the first table names is not in the repository.
     """
-    table, budget, shown = files.names[0], ByteBudget(_MOST_PICTURE_BYTES), list[Row]()
+    table, budget, rows = files.names[0], ByteBudget(_MOST_PICTURE_BYTES), list[Row]()
     for number, row in enumerate(first_of(recipe, replace(files, names=[table]), configuration).rows, start=1):
         where = f"row {number} of {table} in {files.dataset}"
         for name in first_rows.picture_names(row, table, where):
@@ -93,9 +93,9 @@ def of_image_folder(recipe: Recipe, files: SplitFiles, configuration: Configurat
                     got=name[:200],
                     hint="upload the picture, or leave the row out",
                 )
-        if len(shown) < PICTURE_ROWS and budget.read_bytes < PICTURE_ROWS_BYTES:
-            shown.append(first_rows.with_bytes(row, table, where, lambda name: budget.read(files, name)))
-    return shown
+        if len(rows) < PICTURE_ROWS and budget.read_bytes < PICTURE_ROWS_BYTES:
+            rows.append(first_rows.with_bytes(row, table, where, lambda name: budget.read(files, name)))
+    return rows
 
 
 def _parquet_rows(

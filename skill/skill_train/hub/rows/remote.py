@@ -46,8 +46,8 @@ class ByteBudget:
         Raises:
             UsageError: the rows are so large that reading the first ones takes too many bytes.
         """
-        wanted = files.sizes[name] - start if length is None else length
-        self.read_bytes += wanted
+        size = files.sizes[name] - start if length is None else length
+        self.read_bytes += size
         if self.read_bytes > self.most:
             raise UsageError(
                 f"the first rows of {files.dataset} are too large to inspect",
@@ -55,10 +55,10 @@ class ByteBudget:
                 expected=f"complete rows within the first {self.most // 10**6} MB",
                 hint="download the dataset and use the local file",
             )
-        return _part(files, name, start, wanted) if wanted > 0 else b""
+        return _range_of(files, name, start, size) if size > 0 else b""
 
 
-def _part(files: SplitFiles, name: str, start: int, length: int) -> bytes:
+def _range_of(files: SplitFiles, name: str, start: int, length: int) -> bytes:
     """One range of a file. If a server sends the whole file instead, only the range is read."""
     from huggingface_hub import get_session, hf_hub_url
     from huggingface_hub.utils import build_hf_headers, hf_raise_for_status

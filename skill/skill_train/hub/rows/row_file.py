@@ -66,23 +66,25 @@ def _rows_of_slice(split: str, rows: int) -> int:
     return max(0, min(last, rows) - first)
 
 
-def shown(read: ReadRows, columns: dict[str, str], files: SplitFiles, file: HubFile | None) -> list[tuple[int, Row]]:
+def rows_to_show(
+    read: ReadRows, columns: dict[str, str], files: SplitFiles, file: HubFile | None
+) -> list[tuple[int, Row]]:
     """The rows in which text and pictures are measured: the first ones, and the first ones with pictures. Pictures
     beside a file of rows are requests, so only a few of those rows are taken.
 
     Args:
         columns: of the format, with that of the pictures.
     """
-    taken, pictures, size = list[tuple[int, Row]](), 0, 0
+    rows, pictures, size = list[tuple[int, Row]](), 0, 0
     for number, (line, row) in enumerate(read.numbered):
         names = [] if file is None else names_of(row, columns, file)
         size_of_row = sum(files.sizes.get(name, 0) for name in names)
         within = pictures < PICTURE_ROWS and (not pictures or size + size_of_row <= PICTURE_ROWS_BYTES)
         has_some = bool(pictures_of(row, columns))
         if within if names else number < FIRST_ROWS or (has_some and within):
-            taken.append((line, row))
+            rows.append((line, row))
             pictures, size = pictures + has_some, size + size_of_row
-    return taken
+    return rows
 
 
 def bring_pictures(numbered: list[tuple[int, Row]], columns: dict[str, str], file: HubFile) -> None:

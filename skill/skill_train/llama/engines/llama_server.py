@@ -70,7 +70,7 @@ def ask(
             wait_for(f"{url}/health", lambda: process.poll() is None, program=LLAMA_SERVER)
             with asking(LLAMA_SERVER):
                 properties = _properties(url)
-                answers = [_asked(url, question, properties.media_marker or MARKER) for question in questions]
+                answers = [_ask_server(url, question, properties.media_marker or MARKER) for question in questions]
             return EngineRun(LLAMA_SERVER, properties.build_info, answers)
 
 
@@ -85,7 +85,7 @@ def _properties(url: str) -> _Properties:
         ) from None
 
 
-def _asked(url: str, question: EngineQuestion, marker: str) -> EngineAnswer:
+def _ask_server(url: str, question: EngineQuestion, marker: str) -> EngineAnswer:
     conversation = question.conversation
     request: dict[str, Any] = {"messages": _messages(question)}
     if conversation.tools:
@@ -116,12 +116,14 @@ def _messages(question: EngineQuestion) -> list[Any]:
     """As OpenAI's clients send them, with each picture where it stands."""
     pictures = iter(question.pictures)
     return [
-        {**message, "content": [_part(part, pictures) for part in message["content"]]} if question.pictures else message
+        {**message, "content": [_openai_part(part, pictures) for part in message["content"]]}
+        if question.pictures
+        else message
         for message in question.conversation.messages
     ]
 
 
-def _part(part: Any, pictures: Iterator[bytes]) -> Any:
+def _openai_part(part: Any, pictures: Iterator[bytes]) -> Any:
     if part["type"] != "image":
         return part
     content = base64.b64encode(next(pictures)).decode()
@@ -135,8 +137,8 @@ def _ids(url: str, prompt: str) -> list[int]:
 
 def _tokens(choice: WrittenChoice) -> list[int] | None:
     """The ids of an answer, without the one that ends it, which has no text."""
-    told = (choice.logprobs and choice.logprobs.content) or []
-    ids = [each.id for each in told if each.id is not None]
-    if not told or len(ids) < len(told):
+    tokens = (choice.logprobs and choice.logprobs.content) or []
+    ids = [each.id for each in tokens if each.id is not None]
+    if not tokens or len(ids) < len(tokens):
         return None
-    return ids[:-1] if choice.finish_reason != "length" and not told[-1].bytes else ids
+    return ids[:-1] if choice.finish_reason != "length" and not tokens[-1].bytes else ids

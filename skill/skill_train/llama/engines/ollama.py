@@ -80,7 +80,7 @@ def ask(
                 )
             with asking(OLLAMA):
                 version = _version(f"http://{host}/api/version")
-                answers = [_asked(f"http://{host}/api/chat", question, context_tokens) for question in questions]
+                answers = [_ask_server(f"http://{host}/api/chat", question, context_tokens) for question in questions]
             return EngineRun(OLLAMA, version, answers)
 
 
@@ -96,12 +96,12 @@ def _modelfile(gguf: Path, projector: Path | None) -> str:
     from where the Modelfile lies for a model's name, and asks the host that the name begins with."""
     beside = gguf.parent / "Modelfile"
     lines = beside.read_text(encoding="utf-8", errors="surrogateescape").splitlines() if beside.is_file() else []
-    kept = [line for line in lines if not line.upper().startswith("FROM ")]
+    own_lines = [line for line in lines if not line.upper().startswith("FROM ")]
     files = [gguf] if projector is None else [gguf, projector]
-    return "\n".join([*(f"FROM {file.resolve()}" for file in files), *kept]) + "\n"
+    return "\n".join([*(f"FROM {file.resolve()}" for file in files), *own_lines]) + "\n"
 
 
-def _asked(url: str, question: EngineQuestion, context_tokens: int) -> EngineAnswer:
+def _ask_server(url: str, question: EngineQuestion, context_tokens: int) -> EngineAnswer:
     conversation = question.conversation
     request: dict[str, Any] = {"model": _MODEL, "messages": _messages(question), "stream": False}
     if conversation.tools:
@@ -109,17 +109,17 @@ def _asked(url: str, question: EngineQuestion, context_tokens: int) -> EngineAns
     greedy = {"temperature": 0, "repeat_penalty": 1.0, "num_predict": question.most, "num_ctx": context_tokens}
     request["options"] = greedy
     try:
-        shown = post(url, request | {"_debug_render_only": True}, _Shown).prompt
+        rendered = post(url, request | {"_debug_render_only": True}, _Shown).prompt
     except HttpRefusal as refusal:
         return EngineAnswer(refused=_refusal(refusal))
-    if shown is None:
+    if rendered is None:
         raise NotInstalled(
             "this Ollama does not show the prompts that it makes",
             code="missing_package",
             expected="Ollama 0.11.5 or newer",
             hint="install a newer Ollama",
         )
-    prompt = shown.rendered_template
+    prompt = rendered.rendered_template
     if question.pictures:
         prompt = _MARKERS.sub(MARKER, prompt)
     try:
@@ -138,10 +138,13 @@ def _asked(url: str, question: EngineQuestion, context_tokens: int) -> EngineAns
 def _messages(question: EngineQuestion) -> list[Any]:
     """With the pictures beside the text of their message: where they stand in it cannot be said."""
     pictures = iter(question.pictures)
-    return [_beside(message, pictures) if question.pictures else message for message in question.conversation.messages]
+    return [
+        _ollama_message(message, pictures) if question.pictures else message
+        for message in question.conversation.messages
+    ]
 
 
-def _beside(message: Any, pictures: Iterator[bytes]) -> Any:
+def _ollama_message(message: Any, pictures: Iterator[bytes]) -> Any:
     text = "".join(part["text"] for part in message["content"] if part["type"] == "text")
     images = [base64.b64encode(next(pictures)).decode() for part in message["content"] if part["type"] == "image"]
     return {**message, "content": text, **({"images": images} if images else {})}

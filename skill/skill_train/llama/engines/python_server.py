@@ -134,11 +134,11 @@ def ask(gguf: Path, questions: list[EngineQuestion], *, context_tokens: int, thr
     )
     with served(job) as server:
         with asking(PYTHON_SERVER):
-            answers = [_asked(server, question) for question in questions]
+            answers = [_ask_server(server, question) for question in questions]
         return EngineRun(PYTHON_SERVER, server.version, answers, {"chat_format": server.chat_format})
 
 
-def _asked(server: Served, question: EngineQuestion) -> EngineAnswer:
+def _ask_server(server: Served, question: EngineQuestion) -> EngineAnswer:
     request = {
         "messages": question.conversation.messages,
         **({"tools": question.conversation.tools} if question.conversation.tools else {}),

@@ -196,9 +196,9 @@ def _own_template(job: ServerJob, llama: Any) -> None:
         return
     formatter = Jinja2ChatFormatter(job.template, job.eos, job.bos, stop_token_ids=[llama.token_eos()])
 
-    def composed(**asked: Any) -> Any:
-        written = formatter(**asked)
-        return dataclasses.replace(written, prompt=unicodedata.normalize("NFC", written.prompt))
+    def composed(**arguments: Any) -> Any:
+        response = formatter(**arguments)
+        return dataclasses.replace(response, prompt=unicodedata.normalize("NFC", response.prompt))
 
     llama.chat_handler = chat_formatter_to_chat_completion_handler(composed if job.composes else formatter)
 
@@ -230,9 +230,9 @@ def _switch_off(defaults: str, field: str) -> None:
     default = getattr(low, defaults)
 
     def switched_off() -> Any:
-        found = default()
-        setattr(found, field, False)
-        return found
+        settings = default()
+        setattr(settings, field, False)
+        return settings
 
     setattr(low, defaults, switched_off)
 

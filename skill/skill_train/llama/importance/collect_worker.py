@@ -99,8 +99,8 @@ class Sums:
 
 def run(document: object) -> object:
     job = msgspec.convert(document, CollectJob)
-    wanted = wanted_matrices(read_gguf(Path(job.gguf)))
-    sums = summed(job, {name: shape_of(tensor) for name, tensor in wanted.items()})
+    matrices = wanted_matrices(read_gguf(Path(job.gguf)))
+    sums = summed(job, {name: shape_of(tensor) for name, tensor in matrices.items()})
     entries = {name: _entry(name, sums.squares[name], sums.counts[name]) for name in sums.squares}
     tokens = sum(map(len, job.sequences))
     chunks = max(1, round(tokens / CONTEXT))
@@ -109,7 +109,7 @@ def run(document: object) -> object:
         tokens=tokens,
         entries=len(entries),
         unused_experts=sum(int((entry.counts == 0).sum()) for entry in entries.values()),
-        unseen=[name for name in wanted if name not in entries],
+        unseen=[name for name in matrices if name not in entries],
     )
     return msgspec.to_builtins(collected)
 

@@ -56,8 +56,8 @@ class Entry:
         import numpy as np
 
         counts = np.broadcast_to(self.counts[:, None], (len(self.sums), 1))
-        seen = (counts > 0) & self.sums.any(axis=1, keepdims=True)
-        means = np.where(seen, self.sums / np.maximum(counts, 1), 1.0)
+        counted = (counts > 0) & self.sums.any(axis=1, keepdims=True)
+        means = np.where(counted, self.sums / np.maximum(counts, 1), 1.0)
         centres = means.mean(axis=1, keepdims=True, dtype=np.float64)
         usual = (centres > 1 / _USUAL) & (centres < _USUAL)
         means = (means * np.where(usual, 1.0, np.exp2(-np.round(np.log2(centres))))).astype(np.float32)
@@ -147,8 +147,8 @@ def read_matrix(path: Path) -> ImportanceMatrix:
     if not all(isinstance(number, int) and 0 <= number < 2**31 for number in numbers):
         raise _no_matrix(path, "imatrix.chunk_count or imatrix.chunk_size is missing")
     names = {tensor.removesuffix(_SUMS) for tensor in gguf.tensors if tensor.endswith(_SUMS)}
-    known = {name + part for name in names for part in (_SUMS, _COUNTS, _MEANS)}
-    odd = [tensor for tensor in gguf.tensors if tensor not in known]
+    expected = {name + part for name in names for part in (_SUMS, _COUNTS, _MEANS)}
+    odd = [tensor for tensor in gguf.tensors if tensor not in expected]
     odd += [name + _COUNTS for name in names if name + _COUNTS not in gguf.tensors]
     if odd or not names:
         raise _no_matrix(path, f"{odd[0]} has no partner" if odd else "it has no entry")
@@ -169,7 +169,7 @@ def require_fit(path: Path, matrix: ImportanceMatrix, model: GgufFile) -> list[s
     Raises:
         UsageError: a name or a width is another model's.
     """
-    wanted = wanted_matrices(model)
+    matrices = wanted_matrices(model)
     for name, entry in matrix.entries.items():
         tensor = model.tensors.get(name)
         if tensor is None or len(tensor.shape) < 2:
@@ -178,8 +178,8 @@ def require_fit(path: Path, matrix: ImportanceMatrix, model: GgufFile) -> list[s
         if entry.sums.size != count * columns or len(entry.counts) not in (1, count):
             shape = f"{len(entry.counts)} x {entry.sums.size // len(entry.counts)}"
             raise _other_model(path, model, f"{name} has {count} x {columns} columns, and the entry {shape}")
-    missing = [name for name in wanted if name not in matrix.entries]
-    if len(missing) == len(wanted):
+    missing = [name for name in matrices if name not in matrix.entries]
+    if len(missing) == len(matrices):
         raise _other_model(path, model, "it has an entry for no matrix of a layer")
     return missing
 

@@ -162,14 +162,14 @@ def _measure(
     tensor = gguf.tensors[trial.tensor]
     stored = _stored(gguf.path, tensor)
     rounded = rounder.rounded(trial.tensor, _floats(stored, tensor), trial.kind)
-    _put(nodes, pointer, _as_stored(rounded, tensor.kind))
+    _write_values(nodes, pointer, _as_stored(rounded, tensor.kind))
     try:
         return reference.distance()
     finally:
-        _put(nodes, pointer, stored)
+        _write_values(nodes, pointer, stored)
 
 
-def _put(nodes: Nodes, pointer: int, values: np.ndarray) -> None:
+def _write_values(nodes: Nodes, pointer: int, values: np.ndarray) -> None:
     nodes.ggml.ggml_backend_tensor_set(pointer, values.ctypes.data, 0, values.nbytes)
 
 

@@ -10,33 +10,33 @@ from skill_train.core.worker import run_worker
 WORKER = "skill_train.llama.pictures.answers_worker"
 
 
-class Asked(msgspec.Struct, frozen=True):
+class PairQuestion(msgspec.Struct, frozen=True):
     """One question.
 
     Attributes:
         text: the prompt, with llama.cpp's marker in place of each picture.
         pictures: files in the folder of the job.
-        wanted: the right answer, as tokens; may be empty.
+        answer: the right answer, as tokens; may be empty.
         most: tokens that an answer may have.
     """
 
     text: str
     pictures: list[str]
-    wanted: list[int]
+    answer: list[int]
     most: int
 
 
-class AskedJob(msgspec.Struct, frozen=True, kw_only=True):
+class PairQuestionsJob(msgspec.Struct, frozen=True, kw_only=True):
     """All questions for one load of the pair. `folder` holds the pictures."""
 
     text: str
     projector: str
     threads: int
     folder: str
-    asked: list[Asked]
+    questions: list[PairQuestion]
 
 
-class AskedResult(msgspec.Struct, frozen=True, kw_only=True):
+class PairAnswers(msgspec.Struct, frozen=True, kw_only=True):
     """In the order of the questions.
 
     Attributes:
@@ -54,7 +54,7 @@ class AskedResult(msgspec.Struct, frozen=True, kw_only=True):
     answer_seconds: float
 
 
-def ask(job: AskedJob, progress: Bar | None = None) -> AskedResult:
+def ask(job: PairQuestionsJob, progress: Bar | None = None) -> PairAnswers:
     """The result of one job, from a child process. llama.cpp resizes the pictures by itself.
 
     Raises:
@@ -62,4 +62,4 @@ def ask(job: AskedJob, progress: Bar | None = None) -> AskedResult:
         VerificationFailed: it refuses one of the files, or a prompt.
         DecisionNeeded: there was not enough memory.
     """
-    return msgspec.convert(run_worker(WORKER, msgspec.to_builtins(job), progress=progress), AskedResult)
+    return msgspec.convert(run_worker(WORKER, msgspec.to_builtins(job), progress=progress), PairAnswers)

@@ -11,30 +11,30 @@ import msgspec
 from skill_train.core.worker import report_progress, worker_main
 from skill_train.llama.llama_cpp import Llama, in_context, loaded_model
 from skill_train.llama.logit_distance import finite, losses
-from skill_train.llama.pictures.answers import Asked, AskedJob, AskedResult
+from skill_train.llama.pictures.answers import PairAnswers, PairQuestion, PairQuestionsJob
 from skill_train.llama.pictures.mtmd import Chunk, Projector, projector
 from skill_train.program.pictures.decode import read_picture
 
 
 def run(document: object) -> object:
-    job = msgspec.convert(document, AskedJob)
+    job = msgspec.convert(document, PairQuestionsJob)
     with (
         loaded_model(Path(job.text)) as file,
-        projector(file, Path(job.projector), threads=job.threads, any_size=False) as seen,
+        projector(file, Path(job.projector), threads=job.threads, any_size=False) as encoder,
     ):
-        prompts = [_chunks(seen, asked, Path(job.folder)) for asked in job.asked]
-        step = seen.step_of(prompts)
-        rooms = [max(len(asked.wanted), asked.most) for asked in job.asked]
+        prompts = [_chunks(encoder, question, Path(job.folder)) for question in job.questions]
+        step = encoder.step_of(prompts)
+        rooms = [max(len(question.answer), question.most) for question in job.questions]
         longest = max(sum(chunk.tokens for chunk in chunks) + room for chunks, room in zip(prompts, rooms, strict=True))
         with in_context(file, context_tokens=longest + step, threads=job.threads, at_once=step) as llama:
-            result = _Answerer(llama, seen, step).result(job.asked, prompts)
+            result = _Answerer(llama, encoder, step).result(job.questions, prompts)
     return msgspec.to_builtins(result)
 
 
-def _chunks(seen: Projector, asked: Asked, folder: Path) -> list[Chunk]:
+def _chunks(encoder: Projector, question: PairQuestion, folder: Path) -> list[Chunk]:
     import numpy as np
 
-    return seen.tokenize(asked.text, [np.asarray(read_picture(picture, folder)) for picture in asked.pictures])
+    return encoder.tokenize(question.text, [np.asarray(read_picture(picture, folder)) for picture in question.pictures])
 
 
 @dataclass
@@ -42,19 +42,19 @@ class _Answerer:
     """The language model and the projector. `step` is the number of tokens that are read at once."""
 
     llama: Llama
-    seen: Projector
+    encoder: Projector
     step: int
 
-    def result(self, questions: list[Asked], prompts: list[list[Chunk]]) -> AskedResult:
+    def result(self, questions: list[PairQuestion], prompts: list[list[Chunk]]) -> PairAnswers:
         sums, answers, seconds = list[float | None](), list[list[int]](), 0.0
-        for number, (asked, chunks) in enumerate(zip(questions, prompts, strict=True)):
+        for number, (question, chunks) in enumerate(zip(questions, prompts, strict=True)):
             report_progress(number, len(questions), "reading pictures")
             started = time.monotonic()
-            following, position = self.seen.read_prompt(self.llama, chunks, self.step)
-            answers.append(self.llama.greedy_after(following, position, most=asked.most))
+            following, position = self.encoder.read_prompt(self.llama, chunks, self.step)
+            answers.append(self.llama.greedy_after(following, position, most=question.most))
             seconds += time.monotonic() - started
-            sums.append(self.loss(chunks, asked.wanted) if asked.wanted else 0.0)
-        return AskedResult(
+            sums.append(self.loss(chunks, question.answer) if question.answer else 0.0)
+        return PairAnswers(
             losses=sums,
             answers=answers,
             stopped=[bool(answer) and self.llama.ends(answer[-1]) for answer in answers],
@@ -62,15 +62,15 @@ class _Answerer:
             answer_seconds=seconds,
         )
 
-    def loss(self, chunks: list[Chunk], wanted: list[int]) -> float | None:
+    def loss(self, chunks: list[Chunk], answer: list[int]) -> float | None:
         import numpy as np
 
-        first, position = self.seen.read_prompt(self.llama, chunks, self.step)
+        first, position = self.encoder.read_prompt(self.llama, chunks, self.step)
         rows = [first[None]]
-        for start in range(0, len(wanted) - 1, self.step):
-            ids = wanted[start : start + self.step][: len(wanted) - 1 - start]
+        for start in range(0, len(answer) - 1, self.step):
+            ids = answer[start : start + self.step][: len(answer) - 1 - start]
             rows.append(self.llama.decode(ids, position + start, last=len(ids)).copy())
-        return finite(losses(np.concatenate(rows), wanted).sum())
+        return finite(losses(np.concatenate(rows), answer).sum())
 
 
 if __name__ == "__main__":

@@ -82,17 +82,17 @@ class PictureChunk(msgspec.Struct, frozen=True):
 class PictureAnswer(msgspec.Struct, frozen=True):
     """Attributes:
     logits: after each token of the text behind the last picture, float32 [tokens, vocabulary].
-    given: the same with the given embeddings; None without any.
+    logits_of_given: the same with the given embeddings; None without any.
     unread: why the pixels of some chunk are None; empty when all were read.
     """
 
     chunks: list[PictureChunk]
     logits: Array
-    given: Array
+    logits_of_given: Array
     unread: str
 
     @property
-    def shown(self) -> list[PictureChunk]:
+    def pictures(self) -> list[PictureChunk]:
         """The pictures, or the tiles of them."""
         return [chunk for chunk in self.chunks if chunk.ids is None]
 
@@ -159,4 +159,6 @@ def _read(answer: PictureAnswer) -> PictureAnswer:
         msgspec.structs.replace(chunk, pixels=array(chunk.pixels), embeddings=array(chunk.embeddings))
         for chunk in answer.chunks
     ]
-    return msgspec.structs.replace(answer, chunks=chunks, logits=array(answer.logits), given=array(answer.given))
+    return msgspec.structs.replace(
+        answer, chunks=chunks, logits=array(answer.logits), logits_of_given=array(answer.logits_of_given)
+    )

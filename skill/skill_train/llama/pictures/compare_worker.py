@@ -29,13 +29,13 @@ def run(document: object) -> object:
     job = msgspec.convert(document, PictureJob)
     with (
         loaded_model(Path(job.text)) as file,
-        projector(file, Path(job.projector), threads=job.threads, any_size=job.any_size) as seen,
+        projector(file, Path(job.projector), threads=job.threads, any_size=job.any_size) as encoder,
     ):
-        prompts = [_chunks(seen, prompt) for prompt in job.prompts]
-        step = seen.step_of(prompts)
+        prompts = [_chunks(encoder, prompt) for prompt in job.prompts]
+        step = encoder.step_of(prompts)
         longest = max(sum(chunk.tokens for chunk in chunks) for chunks in prompts)
         with in_context(file, context_tokens=longest + step, threads=job.threads, at_once=step) as llama:
-            reader = _Reader(llama, seen, step)
+            reader = _Reader(llama, encoder, step)
             answers = []
             for number, (prompt, chunks) in enumerate(zip(job.prompts, prompts, strict=True)):
                 report_progress(number, len(prompts), "reading pictures")
@@ -43,30 +43,30 @@ def run(document: object) -> object:
     return answers
 
 
-def _chunks(seen: Projector, prompt: PicturePrompt) -> list[Chunk]:
+def _chunks(encoder: Projector, prompt: PicturePrompt) -> list[Chunk]:
     """llama.cpp's chunks, and in place of an overview the given one where there is one."""
     import numpy as np
 
-    chunks = seen.tokenize(prompt.text, [np.load(picture.pixels) for picture in prompt.pictures])
-    for place, chunk in _overviews(seen, chunks, prompt.pictures):
+    chunks = encoder.tokenize(prompt.text, [np.load(picture.pixels) for picture in prompt.pictures])
+    for place, chunk in _overviews(encoder, chunks, prompt.pictures):
         chunks[place] = chunk
     return chunks
 
 
-def _overviews(seen: Projector, chunks: list[Chunk], pictures: list[Picture]) -> list[tuple[int, Chunk]]:
+def _overviews(encoder: Projector, chunks: list[Chunk], pictures: list[Picture]) -> list[tuple[int, Chunk]]:
     """Places in `chunks`, and the chunk to put there. A picture's overview comes last; llama.cpp copies one that has
     the size of a tile already."""
     import numpy as np
 
-    shown, end, found = [place for place, chunk in enumerate(chunks) if chunk.ids is None], 0, []
+    picture_places, end, overviews = [place for place, chunk in enumerate(chunks) if chunk.ids is None], 0, []
     for picture in pictures:
         if picture.overview is None:
             continue
-        tiles = [chunk for chunk in seen.tokenize(MARKER, [np.load(picture.pixels)]) if chunk.ids is None]
-        small = [chunk for chunk in seen.tokenize(MARKER, [np.load(picture.overview)]) if chunk.ids is None]
+        tiles = [chunk for chunk in encoder.tokenize(MARKER, [np.load(picture.pixels)]) if chunk.ids is None]
+        small = [chunk for chunk in encoder.tokenize(MARKER, [np.load(picture.overview)]) if chunk.ids is None]
         end += len(tiles)
-        found.append((shown[end - 1], small[-1]))
-    return found
+        overviews.append((picture_places[end - 1], small[-1]))
+    return overviews
 
 
 @dataclass
@@ -78,26 +78,26 @@ class _Reader:
     """
 
     llama: Llama
-    seen: Projector
+    encoder: Projector
     step: int
 
     def answer(self, prompt: PicturePrompt, chunks: list[Chunk]) -> PictureAnswer:
         import numpy as np
 
-        told, own, unread = [], [], ""
+        parts, own, unread = [], [], ""
         for chunk in chunks:
             if chunk.ids is not None:
-                told.append(PictureChunk(chunk.ids, chunk.tokens, chunk.positions))
+                parts.append(PictureChunk(chunk.ids, chunk.tokens, chunk.positions))
                 continue
-            embeddings, pixels = self.seen.encode(chunk)
+            embeddings, pixels = self.encoder.encode(chunk)
             own.append(embeddings)
-            unread = unread or (self.seen.watch.why_not if pixels is None else "")
-            told.append(PictureChunk(None, chunk.tokens, chunk.positions, pixels, embeddings))
-        logits, given = self._logits(chunks, own), None
+            unread = unread or (self.encoder.watch.why_not if pixels is None else "")
+            parts.append(PictureChunk(None, chunk.tokens, chunk.positions, pixels, embeddings))
+        logits, with_given = self._logits(chunks, own), None
         others = [np.load(file) for file in prompt.embeddings]
         if others and [one.shape for one in others] == [one.shape for one in own]:
-            given = self._logits(chunks, others)
-        return PictureAnswer(told, logits, given, unread)
+            with_given = self._logits(chunks, others)
+        return PictureAnswer(parts, logits, with_given, unread)
 
     def _logits(self, chunks: list[Chunk], embeddings: list[np.ndarray]) -> np.ndarray:
         """After each token behind the last picture [tokens, vocabulary]."""
@@ -109,12 +109,12 @@ class _Reader:
         rows = [np.empty((0, self.llama.tokens), dtype=np.float32)]
         for place, chunk in enumerate(chunks):
             if chunk.ids is None:
-                self.seen.decode(self.llama, chunk, next(pictures), position, self.step)
+                self.encoder.decode(self.llama, chunk, next(pictures), position, self.step)
             else:
                 for start in range(0, len(chunk.ids), self.step):
                     ids = chunk.ids[start : start + self.step]
-                    wanted = len(ids) if place > last else 0
-                    rows.append(self.llama.decode(ids, position + start, last=wanted).copy())
+                    last_rows = len(ids) if place > last else 0
+                    rows.append(self.llama.decode(ids, position + start, last=last_rows).copy())
             position += chunk.positions
         return np.concatenate(rows)
 

@@ -39,12 +39,12 @@ class _Watch:
     pixels: np.ndarray | None = None
     why_not: str = "no step of the vision graph reads a tensor of that name"
 
-    def __call__(self, pointer: int, asked: bool, _: int) -> bool:
-        if asked and self.pixels is None:
-            self._look(pointer)
+    def __call__(self, pointer: int, ask: bool, _: int) -> bool:
+        if ask and self.pixels is None:
+            self._find_pixels(pointer)
         return False
 
-    def _look(self, pointer: int) -> None:
+    def _find_pixels(self, pointer: int) -> None:
         step = GgmlTensor.from_address(pointer)
         if self.name_of(pointer) != step.name:
             self.why_not = "this llama.cpp lays out its tensors in another way"
@@ -108,8 +108,8 @@ class Projector:
 
     def step_of(self, prompts: list[list[Chunk]]) -> int:
         """How many tokens to read at once. Those of a picture that look at each other are read in one step."""
-        shown = [chunk.tokens for chunks in prompts for chunk in chunks if chunk.ids is None]
-        return max([_LEAST_STEP, *shown]) if self.looks_both_ways else _LEAST_STEP
+        sizes = [chunk.tokens for chunks in prompts for chunk in chunks if chunk.ids is None]
+        return max([_LEAST_STEP, *sizes]) if self.looks_both_ways else _LEAST_STEP
 
     def tokenize(self, text: str, pictures: list[np.ndarray]) -> list[Chunk]:
         """The chunks of a text with a marker for each picture, uint8 [height, width, 3].
@@ -121,15 +121,15 @@ class Projector:
         bitmaps = [self._bitmap(picture) for picture in pictures]
         chunks = api.mtmd_input_chunks_init()
         self._owned.callback(api.mtmd_input_chunks_free, chunks)
-        asked = api.mtmd_input_text(text=data, text_len=len(data), add_special=False, parse_special=True)
+        input_text = api.mtmd_input_text(text=data, text_len=len(data), add_special=False, parse_special=True)
         pointers = (ctypes.c_void_p * len(bitmaps))(*bitmaps)
-        status = api.mtmd_tokenize(self.context, chunks, ctypes.byref(asked), pointers, len(bitmaps))
+        status = api.mtmd_tokenize(self.context, chunks, ctypes.byref(input_text), pointers, len(bitmaps))
         for bitmap in bitmaps:
             api.mtmd_bitmap_free(bitmap)
         if status != 0:
             raise _cannot(f"divide a prompt with {len(pictures)} pictures", status)
-        found = (api.mtmd_input_chunks_get(chunks, number) for number in range(api.mtmd_input_chunks_size(chunks)))
-        return [self._chunk(pointer) for pointer in found]
+        made = (api.mtmd_input_chunks_get(chunks, number) for number in range(api.mtmd_input_chunks_size(chunks)))
+        return [self._chunk(pointer) for pointer in made]
 
     def encode(self, chunk: Chunk) -> tuple[np.ndarray, np.ndarray | None]:
         """The embeddings of a picture [tokens, width], and the pixels that the tower read.
@@ -142,8 +142,8 @@ class Projector:
         status = self.api.mtmd_encode_chunk(self.context, chunk.pointer)
         if status != 0:
             raise _cannot("encode a picture", status)
-        found = self.api.mtmd_get_output_embd(self.context)
-        embeddings = np.ctypeslib.as_array(found, shape=(chunk.tokens, self.width)).copy()
+        pointer = self.api.mtmd_get_output_embd(self.context)
+        embeddings = np.ctypeslib.as_array(pointer, shape=(chunk.tokens, self.width)).copy()
         if self.line_end is not None and self.watch.pixels is not None:
             _, height, width = self.watch.pixels.shape
             lines, columns = height // self.line_end.token_edge, width // self.line_end.token_edge
@@ -227,12 +227,12 @@ def projector(file: LoadedFile, path: Path, *, threads: int, any_size: bool) -> 
 
     watch = _Watch(name_of)
     log = file.api.llama_log_callback(lambda level, text, _: file.lines.append((level, text.decode(errors="replace"))))
-    seen = file.api.ggml_backend_sched_eval_callback(watch)
+    callback = file.api.ggml_backend_sched_eval_callback(watch)
     mtmd_cpp.mtmd_helper_log_set(log, None)  # that of mtmd too
-    _kept_alive.extend((log, seen))
+    _kept_alive.extend((log, callback))
     parameters = mtmd_cpp.mtmd_context_params_default()
     parameters.use_gpu = parameters.print_timings = parameters.warmup = False
-    parameters.n_threads, parameters.cb_eval = threads, seen
+    parameters.n_threads, parameters.cb_eval = threads, callback
     if any_size:
         parameters.image_min_tokens, parameters.image_max_tokens = 1, _MOST_TOKENS
     file.lines.clear()  # what follows is said of the projector

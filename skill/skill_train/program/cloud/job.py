@@ -261,7 +261,7 @@ class Keeper:
         self.work, self.bucket = work, bucket
         self.whole = {restored.name} if restored else set()  # names of checkpoints that are stored
         self.not_before = 0.0
-        self.seen: dict[str, tuple[int, int]] = {}
+        self.kept: dict[str, tuple[int, int]] = {}
 
     def try_to_keep(self, *, last: bool = False) -> None:
         """Stores what is new. A failure does not end the training: it is reported, and tried again a minute later with
@@ -290,9 +290,9 @@ class Keeper:
         path = self.work / name
         if path.is_file():
             now = (path.stat().st_size, path.stat().st_mtime_ns)
-            if self.seen.get(name) != now:
+            if self.kept.get(name) != now:
                 copy_file(path, self.bucket / name)
-                self.seen[name] = now
+                self.kept[name] = now
 
     def keep_checkpoint(self, checkpoint: Path) -> None:
         """Copies all files of a checkpoint, and what else a restart needs: the lines of the steps so far, and the

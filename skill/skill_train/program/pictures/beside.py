@@ -229,16 +229,16 @@ def picture_table(folder: Path, split: str) -> Path | None:
     if (folder / STATE).is_file() or (folder / SPLITS).is_file():
         return None
     places = ([folder] if name == "train" else []) + ([folder / name] if is_name_of_folder(name) else [])
-    found = [place / table for place in places for table in TABLES if (place / table).is_file()]
-    if len(found) > 1:
-        names = [table.relative_to(folder).as_posix() for table in found]
+    tables = [place / table for place in places for table in TABLES if (place / table).is_file()]
+    if len(tables) > 1:
+        names = [table.relative_to(folder).as_posix() for table in tables]
         raise unreadable(
             f"{folder} has several tables of pictures for the split {name}",
             f"one of {', '.join(names)}",
             f"{len(names)} tables",
             "remove those that are not meant; the rows of only one would be read",
         )
-    return found[0] if found else None
+    return tables[0] if tables else None
 
 
 def is_name_of_folder(name: Any) -> bool:
@@ -251,12 +251,12 @@ def in_folder(row: Row, folder: Path, table: Path) -> Row:
     Raises:
         Refused: it names a picture for `file_name` and another for `image`, which `datasets` calls `image` both.
     """
-    for name, wanted in (("file_name", "image"), ("file_names", "images")):
-        if row.get(name) and row.get(wanted) and row[name] != row[wanted]:
+    for name, column in (("file_name", "image"), ("file_names", "images")):
+        if row.get(name) and row.get(column) and row[name] != row[column]:
             raise unreadable(
-                f"{table} has the columns {name} and {wanted}, of which one would be read",
-                f"one of both: `datasets` calls {name} {wanted} too",
-                f"{name}, {wanted}",
+                f"{table} has the columns {name} and {column}, of which one would be read",
+                f"one of both: `datasets` calls {name} {column} too",
+                f"{name}, {column}",
                 "rename or remove one of them in the table",
             )
     below = table.parent.relative_to(folder).as_posix()

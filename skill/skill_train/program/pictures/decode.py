@@ -113,17 +113,17 @@ class PicturesDigest:
     `known` are digests of files that need not be read again, by the paths in the rows.
     """
 
-    def __init__(self, folder: Path | None, known: Mapping[str, str] | None = None) -> None:
+    def __init__(self, folder: Path | None, digests: Mapping[str, str] | None = None) -> None:
         self.folder = folder
-        self.known = known or {}
+        self.digests = digests or {}
         self.digest = hashlib.sha256()
         self.count = 0
 
     def add(self, sources: list[PictureSource]) -> None:
         self.count += len(sources)
         for source in sources:
-            known = self.known.get(picture_path(source) or "")
-            self.digest.update(bytes.fromhex(known or picture_digest(source, self.folder)))
+            digest = self.digests.get(picture_path(source) or "")
+            self.digest.update(bytes.fromhex(digest or picture_digest(source, self.folder)))
 
     def with_rows(self, fingerprint: str) -> str:
         """The fingerprint of the rows and their pictures; that of the rows where they have none."""

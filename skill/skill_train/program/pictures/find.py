@@ -26,28 +26,28 @@ def lift_pictures(row: Row, columns: dict[str, str]) -> tuple[Row, list[PictureS
         Refused: another number of places than pictures, or a picture in an answer.
     """
     column = columns.get("images")
-    given = pictures_of_column(row.get(column)) if column is not None else []
-    waiting, found = list(given), list[PictureSource]()
+    column_pictures = pictures_of_column(row.get(column)) if column is not None else []
+    waiting, pictures = list(column_pictures), list[PictureSource]()
     texts = {name: row[place] for name, place in columns.items() if name != "images" and place in row}
     lifted = dict[str, Any]()
     for name, value in texts.items():
-        before = len(found)
-        lifted[columns[name]] = lifted_value(value, waiting, found)
-        if name in ANSWERS and len(found) > before:
+        before = len(pictures)
+        lifted[columns[name]] = lifted_value(value, waiting, pictures)
+        if name in ANSWERS and len(pictures) > before:
             raise picture_in_answer(value)
-    if given and len(waiting) == len(given):
-        lifted = before_first_question(lifted, columns, len(given))
-        waiting, found = [], given
+    if column_pictures and len(waiting) == len(column_pictures):
+        lifted = before_first_question(lifted, columns, len(column_pictures))
+        waiting, pictures = [], column_pictures
     if waiting:
         raise bad_row(
             "a row has more pictures than places for them",
-            f"{len(given)} times <image> in its texts, or none, for {len(given)} pictures",
-            f"{len(given) - len(waiting)} places",
+            f"{len(column_pictures)} times <image> in its texts, or none, for {len(column_pictures)} pictures",
+            f"{len(column_pictures) - len(waiting)} places",
             "write <image> where each picture stands, or nothing: they come before the question then",
         )
     for value in lifted.values():
-        require_no_tag(value, has_pictures=bool(found))
-    return {name: value for name, value in row.items() if name != column} | lifted, found
+        require_no_tag(value, has_pictures=bool(pictures))
+    return {name: value for name, value in row.items() if name != column} | lifted, pictures
 
 
 def require_no_tag(value: Any, *, has_pictures: bool) -> None:
@@ -77,26 +77,26 @@ def pictures_of_column(value: Any) -> list[PictureSource]:
     return values
 
 
-def lifted_value(value: Any, waiting: list[PictureSource], found: list[PictureSource]) -> Any:
+def lifted_value(value: Any, waiting: list[PictureSource], pictures: list[PictureSource]) -> Any:
     """A text or a list of messages with `PICTURE` in place of each picture. Takes those of tags from `waiting`, and
-    appends each to `found`."""
+    appends each to `pictures`."""
     if isinstance(value, str):
-        return lifted_text(value, waiting, found)
+        return lifted_text(value, waiting, pictures)
     if not isinstance(value, list):
         return value
-    return [lifted_message(message, waiting, found) if isinstance(message, dict) else message for message in value]
+    return [lifted_message(message, waiting, pictures) if isinstance(message, dict) else message for message in value]
 
 
-def lifted_message(message: dict[str, Any], waiting: list[PictureSource], found: list[PictureSource]) -> Any:
-    before = len(found)
+def lifted_message(message: dict[str, Any], waiting: list[PictureSource], pictures: list[PictureSource]) -> Any:
+    before = len(pictures)
     lifted = dict(message)
     for key in ("content", "value"):  # `value` is ShareGPT's
         content = message.get(key)
         if isinstance(content, str):
-            lifted[key] = lifted_text(content, waiting, found)
+            lifted[key] = lifted_text(content, waiting, pictures)
         elif isinstance(content, list):
-            lifted[key] = "".join(lifted_part(part, waiting, found) for part in content)
-    if len(found) > before and "assistant" in (message.get("role"), SHAREGPT_ROLES.get(str(message.get("from")))):
+            lifted[key] = "".join(lifted_part(part, waiting, pictures) for part in content)
+    if len(pictures) > before and "assistant" in (message.get("role"), SHAREGPT_ROLES.get(str(message.get("from")))):
         raise picture_in_answer(message)
     return lifted
 
@@ -105,27 +105,27 @@ def picture_in_answer(answer: Any) -> Refused:
     return bad_row("an answer holds a picture", "text in answers", repr(answer))
 
 
-def lifted_text(text: str, waiting: list[PictureSource], found: list[PictureSource]) -> str:
+def lifted_text(text: str, waiting: list[PictureSource], pictures: list[PictureSource]) -> str:
     if PICTURE in text:
         raise bad_row("a text holds the character U+FFFC, which stands for a picture here", "text without it", text)
-    return PICTURE_TAG.sub(lambda tag: next_picture(waiting, found) or tag.group(), text)
+    return PICTURE_TAG.sub(lambda tag: next_picture(waiting, pictures) or tag.group(), text)
 
 
-def next_picture(waiting: list[PictureSource], found: list[PictureSource]) -> str:
+def next_picture(waiting: list[PictureSource], pictures: list[PictureSource]) -> str:
     """The mark of the next picture of the column. Empty where none is left, and the tag stays: it is refused later."""
     if not waiting:
         return ""
-    found.append(waiting.pop(0))
+    pictures.append(waiting.pop(0))
     return PICTURE
 
 
-def lifted_part(part: Any, waiting: list[PictureSource], found: list[PictureSource]) -> str:
+def lifted_part(part: Any, waiting: list[PictureSource], pictures: list[PictureSource]) -> str:
     """The text of one part of a message's content, or the mark of its picture."""
     kind = part.get("type") if isinstance(part, dict) else None
     require_one_thing(part, kind)
     text = part.get("text") if isinstance(part, dict) else None
     if (kind is None or kind == "text") and isinstance(text, str):
-        return lifted_text(text, waiting, found)
+        return lifted_text(text, waiting, pictures)
     if kind == "text" and text is None:
         return ""
     if kind not in PICTURE_PARTS:
@@ -136,8 +136,8 @@ def lifted_part(part: Any, waiting: list[PictureSource], found: list[PictureSour
         if not waiting:
             wrong = "a message holds a place for a picture, and the row has no picture for it"
             raise bad_row(wrong, "the picture in the part, or in a column `images`", repr(part))
-        return next_picture(waiting, found)
-    found.append(source)
+        return next_picture(waiting, pictures)
+    pictures.append(source)
     return PICTURE
 
 
@@ -155,14 +155,14 @@ def source_of_part(part: dict[str, Any]) -> PictureSource | None:
     """Where the picture of a part is; None where the part only marks its place."""
     cells = (part.get(key) for key in PART_KEYS)
     values = [each.get("url") if isinstance(each, dict) and "url" in each else each for each in cells]
-    given = [each for each in values if any(each.values() if isinstance(each, dict) else [each])]  # Arrow adds nulls
-    if isinstance(part.get("bytes"), bytes) and len(given) == 2 and isinstance(part.get("path"), str):
+    sources = [each for each in values if any(each.values() if isinstance(each, dict) else [each])]  # Arrow adds nulls
+    if isinstance(part.get("bytes"), bytes) and len(sources) == 2 and isinstance(part.get("path"), str):
         return {"bytes": part["bytes"], "path": part["path"]}  # a name beside the bytes, as `datasets` writes them
-    if len(given) > 1 and len({which_picture(each) for each in given}) > 1:
+    if len(sources) > 1 and len({which_picture(each) for each in sources}) > 1:
         there = ", ".join(key for key in PART_KEYS if part.get(key))
         wrong = "a part of a message holds several pictures, of which one would be read"
         raise bad_row(wrong, "one of " + ", ".join(PART_KEYS), there)
-    value = given[0] if given else None
+    value = sources[0] if sources else None
     return value if isinstance(value, (str, bytes, dict)) else None
 
 
@@ -184,8 +184,8 @@ def before_first_question(lifted: Row, columns: dict[str, str], count: int) -> R
                 message.get("role") == "user" or message.get("from") in ("human", "user")
             ):
                 key = "content" if "content" in message else "value"
-                asked = message | {key: PICTURE * count + str(message.get(key) or "")}
-                return lifted | {columns[name]: [*value[:index], asked, *value[index + 1 :]]}
+                changed = message | {key: PICTURE * count + str(message.get(key) or "")}
+                return lifted | {columns[name]: [*value[:index], changed, *value[index + 1 :]]}
     raise bad_row("a row has pictures and no question", "a message of the user", "none")
 
 

@@ -123,12 +123,12 @@ def read_processor(config: Mapping[str, Any], files: Mapping[str, Any]) -> Image
         size |= {name: own[key] for key, name in earlier.items() if own.get(key) is not None}
     sides = ("shortest_edge", "longest_edge") if kind.startswith("qwen") else ("longest_edge",)
     for name in ("height", "width") if kind == "gemma3" else sides:
-        _whole(size, name, "size")
+        _positive(size, name, "size")
     if kind in TILED:
-        _whole(_object(values["max_image_size"]), "longest_edge", "max_image_size")
+        _positive(_object(values["max_image_size"]), "longest_edge", "max_image_size")
     for name in _NUMBERS:
         if name in values:
-            _whole(values, name, OWN_FILE)
+            _positive(values, name, OWN_FILE)
     tower = _object(config.get("vision_config")).get("image_size")
     return ImageProcessor(
         kind=kind,
@@ -158,7 +158,7 @@ def _object(value: Any) -> dict[str, Any]:
     return dict(value) if isinstance(value, Mapping) else {}
 
 
-def _whole(values: Mapping[str, Any], name: str, where: str) -> int:
+def _positive(values: Mapping[str, Any], name: str, where: str) -> int:
     value = values.get(name)
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
         raise _unknown(f"{name} of {where}", repr(value)[:80], "a whole number above 0")
@@ -166,8 +166,8 @@ def _whole(values: Mapping[str, Any], name: str, where: str) -> int:
 
 
 def _square(whole: dict[str, Any]) -> int:
-    side = _whole({"patch_size": 16} | whole, "patch_size", WHOLE_FILE)
-    return side * _whole({"spatial_merge_size": 1} | whole, "spatial_merge_size", WHOLE_FILE)
+    side = _positive({"patch_size": 16} | whole, "patch_size", WHOLE_FILE)
+    return side * _positive({"spatial_merge_size": 1} | whole, "spatial_merge_size", WHOLE_FILE)
 
 
 def _count(kind: str, whole: dict[str, Any]) -> int:
@@ -175,7 +175,7 @@ def _count(kind: str, whole: dict[str, Any]) -> int:
     if kind not in names:
         return 0
     name, default = names[kind]
-    return _whole({name: default} | whole, name, WHOLE_FILE)
+    return _positive({name: default} | whole, name, WHOLE_FILE)
 
 
 def _colours(value: Any) -> tuple[float, ...]:

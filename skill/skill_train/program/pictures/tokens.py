@@ -156,13 +156,13 @@ class Pictures:
             Refused: the chat template wrote another number of marks.
         """
         marks = [match.span() for match in re.finditer(re.escape(self.mark), rendered)]
-        written = 0 if self.engine is None else sum(rendered.count(text) for text in {*self.places})
-        if len(marks) != len(sizes) or written:
+        marks_of_engine = 0 if self.engine is None else sum(rendered.count(text) for text in {*self.places})
+        if len(marks) != len(sizes) or marks_of_engine:
             raise Refused(
                 "the model's chat template does not write one mark for each picture",
                 code="template_mismatch",
                 expected=f"{len(sizes)} times {self.mark}",
-                got=f"{len(marks)} times" + f", and {written} times {self.places.mark}" * bool(written),
+                got=f"{len(marks)} times" + f", and {marks_of_engine} times {self.places.mark}" * bool(marks_of_engine),
                 hint="use a base model whose chat template reads pictures, such as an Instruct version",
             )
         text, end, pieces = "", 0, list[tuple[int, int, int]]()
@@ -358,15 +358,15 @@ def keep_pictures(rows: list[Any], pictures: Pictures | None, folder: Path) -> l
     """
     if pictures is None:
         return rows
-    kept = folder / "images"
+    images = folder / "images"
     named = []
     for row in rows:
         names = []
         for image, digest in zip(row.get("images") or (), row.get("image_sha256") or (), strict=True):
             name = f"{digest}.{picture_format(image, pictures.folder)}"
-            if not (kept / name).is_file():
-                kept.mkdir(exist_ok=True)
-                write_whole(kept / name, encoded_bytes(image, digest, pictures.folder))
+            if not (images / name).is_file():
+                images.mkdir(exist_ok=True)
+                write_whole(images / name, encoded_bytes(image, digest, pictures.folder))
             names.append(f"images/{name}")
         named.append({**row, "images": names} if names else row)
     return named

@@ -46,16 +46,16 @@ class EngineRequest:
     tokenizer: Any
 
 
-def engine_versions(wanted: tuple[str, ...]) -> dict[str, str]:
-    """The version of each engine that is wanted; empty for one that is not here, where all were wanted.
+def engine_versions(chosen: tuple[str, ...]) -> dict[str, str]:
+    """The version of each engine that was chosen; empty for one that is not here, where all were chosen.
 
     Raises:
         NotInstalled: one that was named is not here.
     """
-    names = ENGINES if ALL in wanted else tuple(dict.fromkeys(wanted))
+    names = ENGINES if ALL in chosen else tuple(dict.fromkeys(chosen))
     versions = {name: _version(name) for name in names}
     missing = [name for name, version in versions.items() if not version]
-    if missing and ALL not in wanted:
+    if missing and ALL not in chosen:
         raise _not_here(missing[0])
     return versions
 
@@ -67,13 +67,13 @@ def check_engines(files: list[GgufFile], request: EngineRequest, progress: Bar) 
         return [
             NotChecked("engine_prompts", gguf.path.name, f"{name}: {why}") for name in request.engines for gguf in files
         ]
-    found: list[Check | NotChecked] = []
+    checks: list[Check | NotChecked] = []
     for number, gguf in enumerate(files):
         own = _own_answers(gguf, request.expected)
         for name in request.engines:
             progress(number, len(files), f"{name}: {gguf.path.name}")
-            found += _checked(name, gguf, own, request)
-    return found
+            checks += _checked(name, gguf, own, request)
+    return checks
 
 
 def _version(name: str) -> str:
@@ -102,7 +102,7 @@ def _not_here(name: str) -> NotInstalled:
 def _checked(name: str, gguf: GgufFile, own: list[list[int]], request: EngineRequest) -> list[Check | NotChecked]:
     file = gguf.path.name
     try:
-        run = _asked(name, gguf.path, request)
+        run = _run_engine(name, gguf.path, request)
     except SkillTrainError as error:
         return [unanswered("engine_prompts", file, name, error)]
     pairs = zip(run.answers, request.expected, strict=True)
@@ -111,7 +111,7 @@ def _checked(name: str, gguf: GgufFile, own: list[list[int]], request: EngineReq
     return [_check_prompts(run, file, differences), *_check_answers(run, gguf, own, right, request)]
 
 
-def _asked(name: str, gguf: Path, request: EngineRequest) -> EngineRun:
+def _run_engine(name: str, gguf: Path, request: EngineRequest) -> EngineRun:
     questions = [expected.question for expected in request.expected]
     context, threads = _context(request.expected), physical_cores()
     if name == PYTHON_SERVER:

@@ -29,7 +29,7 @@ class InEngines:
     """
 
     engines: dict[str, str]
-    subject: Questions
+    questions: Questions
     rows: list[Row]
     files: list[GgufFile]
     projectors: list[GgufFile]
@@ -49,7 +49,7 @@ def judge_in_engines(request: InEngines, findings: Findings, progress: Bar) -> N
         return
     broken = {check.file for check in findings.checks if check.name == "loads" and check.verdict == "fail"}
     files = [gguf for gguf in request.files if gguf.path.name not in broken]
-    tokenizer, most = request.subject.tokenizer, request.subject.sample.answer_tokens
+    tokenizer, most = request.questions.tokenizer, request.questions.sample.answer_tokens
     expected = engine_questions(tokenizer, request.rows, most) if tokenizer.chat_template else []
     asked = EngineRequest(request.here, expected, tokenizer)
     findings.add(*check_engines(files, asked, progress))
@@ -62,6 +62,6 @@ def _judge_pair(pair: Pair, request: InEngines, findings: Findings, progress: Ba
         why = "the pair was not judged, so there is nothing to hold an engine to"
         findings.add(*(NotChecked("engine_pictures", pair.text.name, f"{name}: {why}") for name in request.here))
         return
-    tokenizer, most = request.subject.tokenizer, request.subject.sample.answer_tokens
+    tokenizer, most = request.questions.tokenizer, request.questions.sample.answer_tokens
     asked = PairInEngines(request.here, pair, request.pictures, tokenizer, most)
     findings.add(*check_pair_in_engines(asked, progress))

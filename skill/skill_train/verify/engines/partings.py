@@ -53,7 +53,7 @@ class Vocabulary:
             return int(encoded["input_ids"][starts.index(len(before))])
         return int(self.tokenizer(rest, add_special_tokens=False).input_ids[0])
 
-    def told(self, ids: list[int]) -> list[int]:
+    def whole_characters(self, ids: list[int]) -> list[int]:
         """The places of the tokens behind which the text of an answer ends with a whole character."""
         places, text = list[int](), b""
         for place, token in enumerate(ids):
@@ -110,12 +110,12 @@ def _by_tokens(
     answer: EngineAnswer, theirs: list[int], own: list[int], expected: Expected, words: Vocabulary
 ) -> tuple[Parting | None, str]:
     theirs = theirs[: expected.question.most]  # llama_cpp.server writes more, rather than half a character
-    places = words.told(own) if answer.whole_characters else list(range(len(own)))
+    places = words.whole_characters(own) if answer.whole_characters else list(range(len(own)))
     pairs = enumerate(zip(places, theirs, strict=False))
     equal = next((at for at, (place, other) in pairs if own[place] != other), min(len(places), len(theirs)))
     if equal == len(places) == len(theirs):
         text = words.text(own)
-        return None, _shown(answer, own, text, expected) or _end(answer, own, text, expected)
+        return None, _other_text(answer, own, text, expected) or _end(answer, own, text, expected)
     at = places[equal] if equal < len(places) else places[-1] + 1 if places else 0
     before = words.text(own[:at])
     if equal == len(theirs):
@@ -134,14 +134,14 @@ def _ends_inside(text: bytes) -> bool:
     return False
 
 
-def _shown(answer: EngineAnswer, own: list[int], text: str, expected: Expected) -> str:
+def _other_text(answer: EngineAnswer, own: list[int], text: str, expected: Expected) -> str:
     """How the text of equal tokens differs, as where a parser takes a part of an answer for something else. Of half
     characters engines show what they like."""
-    shown, text = answer.text.strip(), text.strip()
-    longer = len(own) == expected.question.most and shown.startswith(text)
-    if shown == text or longer or "\ufffd" in shown + text:
+    theirs, text = answer.text.strip(), text.strip()
+    longer = len(own) == expected.question.most and theirs.startswith(text)
+    if theirs == text or longer or "\ufffd" in theirs + text:
         return ""
-    return f"it shows {shown[:_AROUND]!r} of the answer {text[:_AROUND]!r}"
+    return f"it shows {theirs[:_AROUND]!r} of the answer {text[:_AROUND]!r}"
 
 
 def _by_text(answer: EngineAnswer, own: list[int], expected: Expected, words: Vocabulary) -> tuple[Parting | None, str]:
@@ -164,13 +164,13 @@ def _by_text(answer: EngineAnswer, own: list[int], expected: Expected, words: Vo
 def _token_at(before: str, theirs: str, pieces: list[bytes], words: Vocabulary) -> int | None:
     """The engine's token behind a text, by the bytes of its tokens. None if it does not tell, or tells others than
     those of its answer: Ollama leaves out tokens without text."""
-    if _written(pieces) != theirs:
+    if _as_text(pieces) != theirs:
         return None
-    written = [_written(pieces[:number]) for number in range(len(pieces))]
-    return words.token(pieces[written.index(before)]) if before in written else None
+    texts = [_as_text(pieces[:number]) for number in range(len(pieces))]
+    return words.token(pieces[texts.index(before)]) if before in texts else None
 
 
-def _written(pieces: list[bytes]) -> str:
+def _as_text(pieces: list[bytes]) -> str:
     return b"".join(pieces).decode("utf-8", "replace").lstrip()
 
 

@@ -25,7 +25,7 @@ from skill_train.llama.engines.answers import (
     EngineRun,
 )
 from skill_train.llama.gguf_header import read_gguf
-from skill_train.llama.pictures.answers import Asked, AskedJob, AskedResult, ask
+from skill_train.llama.pictures.answers import PairAnswers, PairQuestion, PairQuestionsJob, ask
 from skill_train.llama.pictures.compare import MARKER, Pair
 from skill_train.llama.template import Conversation, before_last_answer
 from skill_train.machine.read import physical_cores
@@ -91,19 +91,19 @@ def check_pair_in_engines(request: PairInEngines, progress: Bar) -> list[Check |
         why = "no picture can be asked about: there is no chat template, or no question before an answer"
         return [NotChecked(_NAME, name, f"{engine}: {why}") for engine in request.engines]
     asked = [engine for engine in request.engines if engine != PYTHON_SERVER]
-    found = [NotChecked(_NAME, name, _OWN_PROMPTS) for engine in request.engines if engine == PYTHON_SERVER]
+    not_checked = [NotChecked(_NAME, name, _OWN_PROMPTS) for engine in request.engines if engine == PYTHON_SERVER]
     if not asked:
-        return [*found]
+        return [*not_checked]
     try:
         own = _own_answers(request.pair, expected)
     except (VerificationFailed, NativeCrash) as error:
         why = f"llama.cpp cannot run the pair: {error.message}"
-        return [*found, *(NotChecked(_NAME, name, f"{engine}: {why}") for engine in asked)]
+        return [*not_checked, *(NotChecked(_NAME, name, f"{engine}: {why}") for engine in asked)]
     checks = list[Check | NotChecked]()
     for number, engine in enumerate(asked):
         progress(number, len(asked), f"{engine}: {name} with pictures")
         checks.append(_checked(engine, own, expected, request))
-    return [*found, *checks]
+    return [*not_checked, *checks]
 
 
 def picture_questions(request: PairInEngines) -> list[Expected]:
@@ -155,25 +155,25 @@ def _gaps(pair: Pair, partings: list[tuple[Expected, Parting]]) -> list[float]:
     """By how many nats the pair prefers its own token at each parting."""
     if not partings:
         return []
-    wanted = [[*parting.before, token] for _, parting in partings for token in (parting.own, parting.other)]
-    return gaps(_ask(pair, [expected for expected, _ in partings for _ in range(2)], wanted).losses)
+    answers = [[*parting.before, token] for _, parting in partings for token in (parting.own, parting.other)]
+    return gaps(_ask(pair, [expected for expected, _ in partings for _ in range(2)], answers).losses)
 
 
-def _ask(pair: Pair, expected: list[Expected], wanted: list[list[int]]) -> AskedResult:
+def _ask(pair: Pair, expected: list[Expected], answers: list[list[int]]) -> PairAnswers:
     with tempfile.TemporaryDirectory(prefix="skill-train-") as folder:
         asked = []
-        for number, (each, tokens) in enumerate(zip(expected, wanted, strict=True)):
+        for number, (each, tokens) in enumerate(zip(expected, answers, strict=True)):
             names = [f"{number}-{place}.png" for place in range(len(each.question.pictures))]
             for name, content in zip(names, each.question.pictures, strict=True):
                 (Path(folder) / name).write_bytes(content)
-            asked.append(Asked(each.text, names, tokens, 1 if tokens else each.question.most))
+            asked.append(PairQuestion(each.text, names, tokens, 1 if tokens else each.question.most))
         return ask(
-            AskedJob(
+            PairQuestionsJob(
                 text=str(pair.text),
                 projector=str(pair.projector),
                 threads=physical_cores(),
                 folder=folder,
-                asked=asked,
+                questions=asked,
             )
         )
 
@@ -184,13 +184,13 @@ def _ask(pair: Pair, expected: list[Expected], wanted: list[list[int]]) -> Asked
 def _checked(engine: str, own: _Own, expected: list[Expected], request: PairInEngines) -> Check | NotChecked:
     name = request.pair.text.name
     try:
-        run = _asked(engine, own, expected, request)
+        run = _run_engine(engine, own, expected, request)
     except SkillTrainError as error:
         return unanswered(_NAME, name, engine, error)
     return _judged(run, own, expected, request)
 
 
-def _asked(engine: str, own: _Own, expected: list[Expected], request: PairInEngines) -> EngineRun:
+def _run_engine(engine: str, own: _Own, expected: list[Expected], request: PairInEngines) -> EngineRun:
     pair, questions = request.pair, [each.question for each in expected]
     context = 2 * (max(own.prompt_tokens) + request.answer_tokens) + _ROOM
     if engine == LLAMA_SERVER:

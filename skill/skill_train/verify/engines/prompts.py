@@ -21,7 +21,7 @@ def difference(answer: EngineAnswer, expected: Expected, tokenizer: Any) -> str:
     if answer.ids is not None:
         if answer.ids == expected.ids:
             return ""
-        return _named(str(tokenizer.decode(answer.ids)), str(tokenizer.decode(expected.ids)), tokenizer)
+        return _described(str(tokenizer.decode(answer.ids)), str(tokenizer.decode(expected.ids)), tokenizer)
     if why := difference_of_texts(answer.prompt, expected.text, tokenizer):
         return why
     return difference_of_lengths(answer, len(expected.ids))
@@ -33,7 +33,7 @@ def difference_of_texts(own: str | None, expected: str, tokenizer: Any) -> str:
     if own is not None and own.removeprefix(bos) == expected.removeprefix(bos):
         return ""
     own = own or ""
-    return _named(bos + own if expected.startswith(bos) and not own.startswith(bos) else own, expected, tokenizer)
+    return _described(bos + own if expected.startswith(bos) and not own.startswith(bos) else own, expected, tokenizer)
 
 
 def difference_of_lengths(answer: EngineAnswer, expected: int) -> str:
@@ -44,16 +44,16 @@ def difference_of_lengths(answer: EngineAnswer, expected: int) -> str:
 
 def unanswered(check: str, file: str, engine: str, error: SkillTrainError) -> Check:
     """A failed check of an engine that could not be asked, or did not serve the file."""
-    detail, wanted = f"{engine} does not serve the file: {error.message} ({error.got[-200:]})", "serves it"
+    detail, expected = f"{engine} does not serve the file: {error.message} ({error.got[-200:]})", "serves it"
     if isinstance(error, NotInstalled):
-        detail, wanted = (
+        detail, expected = (
             f"{engine} cannot be asked: {error.message}; it takes {error.expected or error.hint}",
             "an answer",
         )
-    return Check(check, file, "fail", error.code, wanted, detail, {"engine": engine})
+    return Check(check, file, "fail", error.code, expected, detail, {"engine": engine})
 
 
-def _named(own: str, expected: str, tokenizer: Any) -> str:
+def _described(own: str, expected: str, tokenizer: Any) -> str:
     """The difference, and its name where it is a known one."""
     bos = tokenizer.bos_token or ""
     if bos and own == bos + expected:
@@ -63,10 +63,10 @@ def _named(own: str, expected: str, tokenizer: Any) -> str:
     if own.endswith(expected):
         return f"it puts {own[: -len(expected)][:_AROUND]!r} in front of the prompt"
     at = parting_place(own, expected)
-    shown = slice(max(0, at - 20), at + _AROUND)
-    written = f"at character {at} it writes {own[shown]!r}, and the trained model read {expected[shown]!r}"
+    around = slice(max(0, at - 20), at + _AROUND)
+    difference = f"at character {at} it writes {own[around]!r}, and the trained model read {expected[around]!r}"
     if own.count(MARKER) < expected.count(MARKER):
-        return f"it leaves out a picture: {written}"
+        return f"it leaves out a picture: {difference}"
     if MARKER in own and own.replace(MARKER, "") == expected.replace(MARKER, ""):
-        return f"it puts a picture in another place: {written}"
-    return written
+        return f"it puts a picture in another place: {difference}"
+    return difference

@@ -29,15 +29,15 @@ def engine_questions(tokenizer: Any, rows: list[Row], answer_tokens: int) -> lis
     return with_prompts(tokenizer, [EngineQuestion(each, answer_tokens) for each in asked], asked)
 
 
-def with_prompts(tokenizer: Any, questions: list[EngineQuestion], written: list[Conversation]) -> list[Expected]:
+def with_prompts(tokenizer: Any, questions: list[EngineQuestion], conversations: list[Conversation]) -> list[Expected]:
     """The questions with their prompts, where the template takes them.
 
     Args:
-        written: each as the template gets it. A prompt with pictures has no ids.
+        conversations: each as the template gets it. A prompt with pictures has no ids.
     """
     return [
         Expected(question, text.text, [] if question.pictures else _ids(tokenizer, text.text))
-        for question, text in zip(questions, render_reference(tokenizer, written), strict=True)
+        for question, text in zip(questions, render_reference(tokenizer, conversations), strict=True)
         if text.text is not None and unicodedata.is_normalized("NFC", text.text)  # llama.cpp composes no letters
     ]
 

@@ -45,14 +45,14 @@ def check_metadata(gguf: GgufFile, config: JsonObject) -> Check:
         key = name.removeprefix(prefix)
         if key == name or (isinstance(value, str) and key not in EXPECTED):
             continue
-        wanted = expected(key, values, gguf)
-        if wanted is None:
+        in_config = expected(key, values, gguf)
+        if in_config is None:
             unknown.append(key)
-        elif same(value, wanted):
+        elif same(value, in_config):
             equal.append(key)
         else:
             constant = _CONSTANTS.get((gguf.architecture, key)) == value
-            (harmless if constant else faults).append(f"{key} is {_short(value)}, config.json has {_short(wanted)}")
+            (harmless if constant else faults).append(f"{key} is {_short(value)}, config.json has {_short(in_config)}")
     faults += _missing(gguf, values) + table_faults(gguf, values.rope) + _vocabulary_size(gguf, values)
     return _verdict(gguf, faults, equal, unknown, harmless)
 
@@ -72,11 +72,11 @@ def check_window(file: str, config: JsonObject) -> Check | None:
 
 def _verdict(gguf: GgufFile, faults: list[str], equal: list[str], unknown: list[str], harmless: list[str]) -> Check:
     good = "equal to config.json: " + ", ".join(equal)
-    left = f"; not compared, because config.json does not state it: {', '.join(unknown)}" if unknown else ""
-    left += f"; {', '.join(harmless)}, and llama.cpp computes the same" if harmless else ""
+    notes = f"; not compared, because config.json does not state it: {', '.join(unknown)}" if unknown else ""
+    notes += f"; {', '.join(harmless)}, and llama.cpp computes the same" if harmless else ""
     verdict: Verdict = "fail" if faults else "warn" if unknown or harmless else "pass"
     figures = {"looked_at": len(equal) + len(faults), "not_compared": unknown}
-    return Check("metadata", gguf.path.name, verdict, len(faults), 0, some(faults) or good + left, figures)
+    return Check("metadata", gguf.path.name, verdict, len(faults), 0, some(faults) or good + notes, figures)
 
 
 def same(value: Any, expected: Any) -> bool:
@@ -148,12 +148,12 @@ def _missing(gguf: GgufFile, config: Stated) -> list[str]:
         unread = (key.startswith("rope.") and not _rotates(config)) or (key.startswith("rope.scaling.") and not scaled)
         if gguf.of_architecture(key) is not None or unread:
             continue
-        wanted = expected(key, config, gguf)
-        if wanted is None:
+        in_config = expected(key, config, gguf)
+        if in_config is None:
             continue
         assumed = without(config, gguf)
-        if not same(assumed, wanted):
-            faults.append(f"{key} is {'missing' if assumed is None else assumed}, config.json has {_short(wanted)}")
+        if not same(assumed, in_config):
+            faults.append(f"{key} is {'missing' if assumed is None else assumed}, config.json has {_short(in_config)}")
     return faults
 
 

@@ -52,24 +52,24 @@ def scaling_of(name: str, rope: JsonObject, context: int | None) -> Any:
 def table_faults(gguf: GgufFile, rope: JsonObject) -> list[str]:
     """Faults of scaled positions: they must be in the file, as metadata or as the table of factors of config.json."""
     kind = kind_of(rope)
-    wanted = _wanted(rope)
+    expected = _expected_tables(rope)
     stated = any(key.startswith(f"{gguf.architecture}.rope.scaling.") for key in gguf.metadata)
     tables = {name for name in _TABLES if name in gguf.tensors}
     if kind not in ("default", "mrope") and not stated and not tables:
         return [f"rope scaling is missing, config.json has {kind}"]
-    faults = [f"{name} is missing, config.json has {kind} rope scaling" for name in wanted if name not in tables]
+    faults = [f"{name} is missing, config.json has {kind} rope scaling" for name in expected if name not in tables]
     for name in sorted(tables):
-        faults += _compared(gguf, name, wanted.get(name), kind)
+        faults += _compared(gguf, name, expected.get(name), kind)
     return faults
 
 
-def _compared(gguf: GgufFile, name: str, wanted: list[float] | None, kind: str) -> list[str]:
-    if wanted is None:
+def _compared(gguf: GgufFile, name: str, expected: list[float] | None, kind: str) -> list[str]:
+    if expected is None:
         return [f"{name} changes the rope frequencies, config.json has {kind} rope"] if kind == "default" else []
     factors = _floats(gguf, name)
-    if len(factors) != len(wanted):
-        return [f"{name} has {len(factors)} rope factors, config.json gives {len(wanted)}"]
-    for number, (factor, other) in enumerate(zip(factors, wanted, strict=True)):
+    if len(factors) != len(expected):
+        return [f"{name} has {len(factors)} rope factors, config.json gives {len(expected)}"]
+    for number, (factor, other) in enumerate(zip(factors, expected, strict=True)):
         if not abs(factor - other) <= _TOLERANCE * abs(other):  # a NaN is not a number either
             return [f"{name}: rope factor {number} is {factor:.6g}, config.json gives {other:.6g}"]
     return []
@@ -86,7 +86,7 @@ def _floats(gguf: GgufFile, name: str) -> list[float]:
     return [float(value) for value in values]
 
 
-def _wanted(rope: JsonObject) -> dict[str, list[float]]:
+def _expected_tables(rope: JsonObject) -> dict[str, list[float]]:
     kind = kind_of(rope)
     if kind == "llama3" and rope.get("head"):
         return {"rope_freqs.weight": _llama3(rope)}

@@ -64,7 +64,7 @@ def check_as_used(
     kl = float(np.concatenate(common).mean())
     shares = [share for reference, answer in both for share in _differing(reference, answer)]
     tokens = [
-        (sum(chunk.tokens for chunk in answer.shown), reference.ids.count(measured.picture_token))
+        (sum(chunk.tokens for chunk in answer.pictures), reference.ids.count(measured.picture_token))
         for reference, answer in both
     ]
     most = (_TRAINED if measured.engine else _UNHEARD) + (0 if same else limits(text_type).kl[0])
@@ -81,7 +81,7 @@ def check_as_used(
     }
     if not math.isfinite(kl):
         return Check("pictures_as_used", file, "fail", None, most, "the logits are not finite", figures)
-    detail = f"{_seen(figures, tokens)}; mean KL {kl:.2g} nats, of a grey picture {blank:.2g}"
+    detail = f"{_differences(figures, tokens)}; mean KL {kl:.2g} nats, of a grey picture {blank:.2g}"
     differs = any(figures[name] for name in ("differing_pixels", "other_sizes", "texts_differ"))
     verdict: Verdict = "warn"
     if measured.engine and (differs or kl > most):
@@ -96,20 +96,20 @@ def check_as_used(
     return Check("pictures_as_used", file, verdict, kl, most, detail, figures)
 
 
-def _seen(figures: dict[str, object], tokens: list[tuple[int, int]]) -> str:
+def _differences(figures: dict[str, object], tokens: list[tuple[int, int]]) -> str:
     others = [pair for pair in tokens if pair[0] != pair[1]]
-    said = []
+    parts = []
     if figures["differing_pixels"] is not None:
         alone = ", where the size is the same," if figures["other_sizes"] else ""
-        said.append(f"with llama.cpp's own resizing{alone} {figures['differing_pixels']:.0%} of the pixels differ")
+        parts.append(f"with llama.cpp's own resizing{alone} {figures['differing_pixels']:.0%} of the pixels differ")
     if figures["other_sizes"]:
-        said.append(f"pictures of {figures['other_sizes']} of {len(tokens)} questions get another size")
+        parts.append(f"pictures of {figures['other_sizes']} of {len(tokens)} questions get another size")
     if others:
-        got, wanted = max(others, key=lambda pair: abs(pair[0] - pair[1]))
-        said.append(f"up to {got} tokens in place of {wanted}")
+        got, expected = max(others, key=lambda pair: abs(pair[0] - pair[1]))
+        parts.append(f"up to {got} tokens in place of {expected}")
     if figures["texts_differ"]:
-        said.append("its server writes the text around a picture in another way")
-    return ", ".join(said) or "llama.cpp's own resizing makes the same pixels"
+        parts.append("its server writes the text around a picture in another way")
+    return ", ".join(parts) or "llama.cpp's own resizing makes the same pixels"
 
 
 def _divergences(
@@ -130,19 +130,19 @@ def _differing(reference: PictureReference, answer: PictureAnswer) -> list[float
     """Share of the pixels that differ, of each part of the same size."""
     import numpy as np
 
-    if len(reference.parts) != len(answer.shown):
+    if len(reference.parts) != len(answer.pictures):
         return []
-    pairs = [(one.pixels, seen.pixels) for one, seen in zip(reference.parts, answer.shown, strict=True)]
+    pairs = [(one.pixels, other.pixels) for one, other in zip(reference.parts, answer.pictures, strict=True)]
     return [
-        float((np.abs(one - seen) > _SAME).any(axis=0).mean())
-        for one, seen in pairs
-        if seen is not None and one.shape == seen.shape
+        float((np.abs(one - other) > _SAME).any(axis=0).mean())
+        for one, other in pairs
+        if other is not None and one.shape == other.shape
     ]
 
 
 def _same_sizes(reference: PictureReference, answer: PictureAnswer) -> bool:
-    wanted = [one.embeddings.shape[0] for one in reference.parts]
-    return wanted == [chunk.tokens for chunk in answer.shown]
+    sizes = [one.embeddings.shape[0] for one in reference.parts]
+    return sizes == [chunk.tokens for chunk in answer.pictures]
 
 
 def _texts_differ(measured: MeasuredPictures, reference: PictureReference, answer: PictureAnswer) -> bool:

@@ -64,12 +64,12 @@ def check_pairs(request: PairsRequest, progress: Bar | None = None) -> list[Chec
         "max_pixels": request.max_pixels,
     }
     measured = measure(image, request.questions)
-    found: list[Check | NotChecked] = []
+    checks: list[Check | NotChecked] = []
     for number, pair in enumerate(request.pairs):
         checked = _checked(pair, request, measured, progress)
         earlier = {each.projector for each in request.pairs[:number]}
-        found += [check for check in checked if pair.projector not in earlier or check.file != pair.projector.name]
-    return found
+        checks += [check for check in checked if pair.projector not in earlier or check.file != pair.projector.name]
+    return checks
 
 
 def _checked(
@@ -82,26 +82,28 @@ def _checked(
         size = pair.projector.stat().st_size
         rest = NotChecked("everything else", name, "a file of the pair is damaged")
         return [Check("file", name, "fail", size, "whole", error.message), rest]
-    found: list[Check | NotChecked] = [
+    checks: list[Check | NotChecked] = [
         check_file(projector),
         check_projector(projector, text, request.reference),
         check_projector_weights(projector, request.reference, request.base),
         check_picture_tokens(text, measured, request.reference),
     ]
     try:
-        return found + _asked(pair, PairTypes(file_type(text), file_type(projector)), request, measured, progress)
+        return checks + _checks_with_llama_cpp(
+            pair, PairTypes(file_type(text), file_type(projector)), request, measured, progress
+        )
     except (VerificationFailed, NativeCrash) as error:
         detail = f"{error.message} ({error.got[-200:]})"
         rest = NotChecked("pictures", pair.text.name, "llama.cpp cannot run the pair")
-        return [*found, Check("loads_projector", pair.text.name, "fail", error.code, "runs", detail), rest]
+        return [*checks, Check("loads_projector", pair.text.name, "fail", error.code, "runs", detail), rest]
 
 
-def _asked(
+def _checks_with_llama_cpp(
     pair: Pair, types: PairTypes, request: PairsRequest, measured: MeasuredPictures, progress: Bar | None
 ) -> list[Check | NotChecked]:
     import numpy as np
 
-    name, found = pair.text.name, list[Check | NotChecked]()
+    name, checks = pair.text.name, list[Check | NotChecked]()
     pictures = [
         PicturePrompt(one.as_asked, [Picture(np.asarray(picture)) for picture in question.pictures])
         for one, question in zip(measured.answers, measured.questions, strict=True)
@@ -111,7 +113,7 @@ def _asked(
     detail = f"llama.cpp loads {pair.projector.name} with it"
     lined = measured.kind in LINED
     detail += f"; but {LINE_ENDS_TOLD}" if lined else ""
-    found.append(Check("loads_projector", name, "warn" if lined else "pass", "runs", "runs", detail))
+    checks.append(Check("loads_projector", name, "warn" if lined else "pass", "runs", "runs", detail))
     prompts = [
         PicturePrompt(
             one.text,
@@ -124,11 +126,11 @@ def _asked(
     same = None
     if len(prompts) == len(measured.answers):
         same = ask_pictures(pair, prompts, any_size=True, threads=threads, progress=progress)
-        found.append(check_same_pixels(name, types, measured, same))
+        checks.append(check_same_pixels(name, types, measured, same))
     else:
         why = "llama.cpp cannot be given the pixels that the model's image processor makes: it rounds or divides them"
-        found.append(NotChecked("pictures", name, why))
-    return [*found, check_as_used(name, types.text, measured, used, same)]
+        checks.append(NotChecked("pictures", name, why))
+    return [*checks, check_as_used(name, types.text, measured, used, same)]
 
 
 def check_picture_tokens(text: GgufFile, measured: MeasuredPictures, reference: Path) -> Check:
@@ -136,12 +138,14 @@ def check_picture_tokens(text: GgufFile, measured: MeasuredPictures, reference: 
     tokens, kinds = text.strings("tokenizer.ggml.tokens"), text.integers("tokenizer.ggml.token_type")
     missing = why_no_picture(reference, measured.kind)
     faults = [] if missing is None else [missing]
-    for token, wanted in measured.written.items():
+    for token, text_expected in measured.token_texts.items():
         got = tokens[token] if token < len(tokens) else None
-        if got != wanted:
-            faults.append(f"token {token} is {got!r}, and the model's is {wanted!r}: a picture token was renamed")
+        if got != text_expected:
+            faults.append(
+                f"token {token} is {got!r}, and the model's is {text_expected!r}: a picture token was renamed"
+            )
         elif token < len(kinds) and kinds[token] not in _SPECIAL:
-            faults.append(f"token {token}, {wanted!r}, is an ordinary one: llama.cpp does not find it in a text")
-    count = len(measured.written)
+            faults.append(f"token {token}, {text_expected!r}, is an ordinary one: llama.cpp does not find it in a text")
+    count = len(measured.token_texts)
     good = f"{count} tokens of and around pictures are those of the tokenizer"
     return problems("picture_tokens", text.path.name, faults, looked_at=count, good=good)

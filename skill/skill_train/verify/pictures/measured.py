@@ -20,7 +20,7 @@ class MeasuredPictures:
     kind: `model_type` of config.json.
     engine: the model was trained on the pixels of llama.cpp, and is asked with them.
     picture_token: the id that stands for a part of a picture.
-    written: tokens of and around pictures, by id.
+    token_texts: tokens of and around pictures, by id.
     texts: of all tokens, by id.
     vocabulary: number of tokens that the model answers with.
     mean, std: of the colours, as the model's processor normalizes them.
@@ -29,7 +29,7 @@ class MeasuredPictures:
     kind: str
     engine: bool
     picture_token: int
-    written: dict[int, str]
+    token_texts: dict[int, str]
     texts: list[str]
     vocabulary: int
     mean: list[float]
@@ -49,13 +49,13 @@ def measure(image: ImageModel, questions: list[PictureQuestion]) -> MeasuredPict
         tokenizer = model.tokenizer
         return MeasuredPictures(
             kind=model.kind,
-            engine=model.seen.engine is not None,
+            engine=model.pictures.engine is not None,
             picture_token=model.picture_token,
-            written=model.written_tokens(),
+            token_texts=model.written_tokens(),
             texts=[str(one) for one in tokenizer.convert_ids_to_tokens(range(len(tokenizer)))],
             vocabulary=vocabulary,
-            mean=list(model.seen.settings.image_mean),
-            std=list(model.seen.settings.image_std),
+            mean=list(model.pictures.settings.image_mean),
+            std=list(model.pictures.settings.image_std),
             questions=questions,
             answers=[model.answer(question) for question in questions],
         )

@@ -85,44 +85,46 @@ def part_of(source: str) -> Part:
     return "projector" if _PROJECTOR.search(source) or is_embedding(source) else "tower"
 
 
-def places(sources: list[str], shape: TowerShape, held: set[str]) -> Iterator[ProjectorPlace]:
+def places(sources: list[str], shape: TowerShape, tensors: set[str]) -> Iterator[ProjectorPlace]:
     """Of each weight of the model, the tensors that it becomes; none where none is known.
 
     Args:
-        held: names of the tensors of the file.
+        tensors: names of the tensors of the file.
     """
     from gguf.constants import MODEL_ARCH
     from gguf.tensor_mapping import get_tensor_name_map
 
     names = get_tensor_name_map(MODEL_ARCH.MMPROJ, shape.layers)
     for source in sources:
-        for tensor, arrange in _targets(source, shape, names, held):
+        for tensor, arrange in _targets(source, shape, names, tensors):
             yield ProjectorPlace(tensor, source, part_of(source), arrange)
 
 
-def _targets(source: str, shape: TowerShape, names: Any, held: set[str]) -> Iterator[tuple[str, Callable[[Any], Any]]]:
-    known, block = _known(source), _BLOCK.search(source)
+def _targets(
+    source: str, shape: TowerShape, names: Any, tensors: set[str]
+) -> Iterator[tuple[str, Callable[[Any], Any]]]:
+    name, block = _common_name(source), _BLOCK.search(source)
     if inner := _DEEPSTACK.search(source):
         yield f"v.deepstack.{shape.deepstack[int(inner[1])]}.{inner[2].removeprefix('linear_')}.{inner[3]}", as_it_is
     elif shape.line_end is not None and is_embedding(source):
         yield _LINE_END, itemgetter(shape.line_end)
-    elif ".qkv." in known and block and f"v.blk.{block[1]}.attn_q.weight" in held:
-        end = known.rpartition(".")[2]
+    elif ".qkv." in name and block and f"v.blk.{block[1]}.attn_q.weight" in tensors:
+        end = name.rpartition(".")[2]
         for number, letter in enumerate("qkv"):
             yield f"v.blk.{block[1]}.attn_{letter}.{end}", partial(_third, number=number)
-    elif known.endswith("patch_embed.proj.weight"):
+    elif name.endswith("patch_embed.proj.weight"):
         yield _PATCHES, partial(_moment, number=0)
         yield f"{_PATCHES}.1", partial(_moment, number=1)
-    elif _OWN_NAME.match(known):
-        yield known, as_it_is
+    elif _OWN_NAME.match(name):
+        yield name, as_it_is
     else:
-        tensor = names.get_name(known, try_suffixes=(".weight", ".bias"))
+        tensor = names.get_name(name, try_suffixes=(".weight", ".bias"))
         if tensor is not None:
-            arrange: Callable[[Any], Any] = one_more if known.endswith("soft_emb_norm.weight") else as_it_is
-            yield tensor, partial(permuted, heads=shape.heads) if _TURNED.match(known) else arrange
+            arrange: Callable[[Any], Any] = one_more if name.endswith("soft_emb_norm.weight") else as_it_is
+            yield tensor, partial(permuted, heads=shape.heads) if _TURNED.match(name) else arrange
 
 
-def _known(source: str) -> str:
+def _common_name(source: str) -> str:
     for pattern, put in _KNOWN:
         source = re.sub(pattern, put, source)
     return source

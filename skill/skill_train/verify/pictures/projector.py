@@ -47,16 +47,16 @@ _TYPES = {
 def check_projector(gguf: GgufFile, text: GgufFile, folder: Path) -> Check:
     """What the file states is what config.json and preprocessor_config.json say, and the two files fit each other."""
     config, processor = read_config(folder), _processor(folder)
-    wanted = dict(_stated(config, processor))
-    found = [_told(key, gguf.metadata.get(key), value) for key, value in wanted.items()]
-    faults = [fault for fault in found if fault]
+    expected = dict(_stated(config, processor))
+    compared = [_fault(key, gguf.metadata.get(key), value) for key, value in expected.items()]
+    faults = [fault for fault in compared if fault]
     width = text.of_architecture("embedding_length")
     if gguf.metadata.get("clip.vision.projection_dim") != width:
-        made = gguf.metadata.get("clip.vision.projection_dim")
-        faults.append(f"it makes embeddings of {made} numbers, and {text.path.name} reads {width}")
+        width_made = gguf.metadata.get("clip.vision.projection_dim")
+        faults.append(f"it makes embeddings of {width_made} numbers, and {text.path.name} reads {width}")
     faults += _deepstack_faults(gguf, text, config)
-    good = f"{len(wanted)} values are those of config.json and preprocessor_config.json"
-    return problems("projector", gguf.path.name, faults, looked_at=len(wanted), good=good)
+    good = f"{len(expected)} values are those of config.json and preprocessor_config.json"
+    return problems("projector", gguf.path.name, faults, looked_at=len(expected), good=good)
 
 
 def _processor(folder: Path) -> JsonObject:
@@ -93,13 +93,13 @@ def _stated(config: JsonObject, processor: JsonObject) -> Iterator[tuple[str, Va
     yield from ((f"clip.vision.{key}", value) for key, value in lengths.items() if value is not None)
 
 
-def _told(key: str, got: Value | None, wanted: Value) -> str:
-    if got is not None and same(got, wanted):
+def _fault(key: str, got: Value | None, expected: Value) -> str:
+    if got is not None and same(got, expected):
         return ""
     if key == "clip.projector_type":
-        return f"it is of another model: a projector of the type {got}, and the model has {wanted}"
+        return f"it is of another model: a projector of the type {got}, and the model has {expected}"
     colours = " (the model would see other colours)" if key.endswith(("image_mean", "image_std")) else ""
-    return f"{key} is {_short(got)}, and the model has {_short(wanted)}{colours}"
+    return f"{key} is {_short(got)}, and the model has {_short(expected)}{colours}"
 
 
 def _short(value: Value | None) -> str:
@@ -165,28 +165,28 @@ def check_projector_weights(gguf: GgufFile, folder: Path, base: Path | None = No
     Args:
         base: what it was trained from; with it, a part that was left as it was is told for sure.
     """
-    found = _compare(gguf, folder, base)
-    wrong = [one for one in found.compared if one.fault]
-    count, file = len(found.compared), gguf.path.name
+    comparison = _compare(gguf, folder, base)
+    wrong = [one for one in comparison.compared if one.fault]
+    count, file = len(comparison.compared), gguf.path.name
     figures = {
         "looked_at": count,
         "different": len(wrong),
-        "missing": len(found.missing),
+        "missing": len(comparison.missing),
         "of_the_base": sum(one.of_base for one in wrong),
     }
-    if said := _named(found, wrong, base is not None):
-        names = [one.tensor for one in found.missing] + [one.fault for one in wrong]
-        return Check("projector_weights", file, "fail", len(names), 0, f"{said}: {some(names, _TOLD)}", figures)
-    worst = max((one.error for one in found.compared), default=0.0)
-    verdict: Verdict = "warn" if found.unknown or not count else "pass"
+    if what := _whole_fault(comparison, wrong, base is not None):
+        names = [one.tensor for one in comparison.missing] + [one.fault for one in wrong]
+        return Check("projector_weights", file, "fail", len(names), 0, f"{what}: {some(names, _TOLD)}", figures)
+    worst = max((one.error for one in comparison.compared), default=0.0)
+    verdict: Verdict = "warn" if comparison.unknown or not count else "pass"
     detail = f"{count} of {len(gguf.tensors)} tensors are those of the trained model, the worst row {worst:.2g} off"
-    detail += f"; not compared: {some(found.unknown, _TOLD)}" * bool(found.unknown)
-    return Check("projector_weights", file, verdict, len(found.unknown), 0, detail, figures)
+    detail += f"; not compared: {some(comparison.unknown, _TOLD)}" * bool(comparison.unknown)
+    return Check("projector_weights", file, verdict, len(comparison.unknown), 0, detail, figures)
 
 
-def _named(found: _Comparison, wrong: list[_ComparedTensor], with_base: bool) -> str:
+def _whole_fault(comparison: _Comparison, wrong: list[_ComparedTensor], with_base: bool) -> str:
     """What is wrong as a whole; empty for nothing."""
-    parts = {one.part for one in found.missing}
+    parts = {one.part for one in comparison.missing}
     if parts:
         return "deepstack was dropped" if parts == {"deepstack"} else "weights of the model are missing"
     if not wrong:
@@ -195,41 +195,41 @@ def _named(found: _Comparison, wrong: list[_ComparedTensor], with_base: bool) ->
         return "the colours are exchanged: the patches are read from blue to red"
     parts = {one.place.part for one in wrong}
     part = "tower" if parts == {"tower"} else "projector" if parts <= {"projector", "deepstack"} else ""
-    share = f"{len(wrong)} of {len(found.compared)} tensors"
+    share = f"{len(wrong)} of {len(comparison.compared)} tensors"
     if all(one.of_base for one in wrong):
         what = f"the {part} was" if part else "tower and projector were"
         return f"{what} trained and not exported: {share} are the base's"
-    if len(wrong) > _MOST_ARE_OTHERS * len(found.compared):
+    if len(wrong) > _MOST_ARE_OTHERS * len(comparison.compared):
         return f"it is of another model: {share} are not the model's"
-    if part and not with_base and _whole(part, found, wrong):
+    if part and not with_base and _most_differ(part, comparison, wrong):
         rest = "projector" if part == "tower" else "tower"
         what = f"the {part} was trained and not exported, or is another's"
         return f"{what}: the {rest} is the model's, and {share} are not"
     return f"{share} are not the model's"
 
 
-def _whole(part: str, found: _Comparison, wrong: list[_ComparedTensor]) -> bool:
+def _most_differ(part: str, comparison: _Comparison, wrong: list[_ComparedTensor]) -> bool:
     """Most matrices of this part are others."""
-    of_part = [one for one in found.compared if (one.place.part == "tower") == (part == "tower")]
+    of_part = [one for one in comparison.compared if (one.place.part == "tower") == (part == "tower")]
     matrices = [one for one in of_part if one.matrix]
     return 2 * len([one for one in matrices if one in wrong]) > len(matrices)
 
 
 def _compare(gguf: GgufFile, folder: Path, base: Path | None) -> _Comparison:
-    config, found = read_config(folder), _Comparison()
+    config, comparison = read_config(folder), _Comparison()
     shape = _shape(config, folder)
     weights = _weights(folder, shape)
     others = _weights(base, shape) if base is not None else {}
-    known = list(places(list(weights), shape, set(gguf.tensors)))
-    for place in known:
+    compared = list(places(list(weights), shape, set(gguf.tensors)))
+    for place in compared:
         stored = weights[place.source]
         if place.tensor in gguf.tensors:
-            found.compared.append(_compared(gguf, place, stored, others.get(place.source)))
+            comparison.compared.append(_compared(gguf, place, stored, others.get(place.source)))
         elif not place.source.endswith("bias") or read_tensor(stored).any():
-            found.missing.append(place)
-    sources, tensors = {place.source for place in known}, {place.tensor for place in known}
-    found.unknown += [name for name in (*weights, *gguf.tensors) if name not in sources | tensors]
-    return found
+            comparison.missing.append(place)
+    sources, tensors = {place.source for place in compared}, {place.tensor for place in compared}
+    comparison.unknown += [name for name in (*weights, *gguf.tensors) if name not in sources | tensors]
+    return comparison
 
 
 def _shape(config: JsonObject, folder: Path) -> TowerShape:
@@ -276,8 +276,8 @@ def _difference(gguf: GgufFile, place: ProjectorPlace, weight: Any) -> tuple[flo
         return float("inf"), f"{tensor.name} has shape {list(tensor.shape)}, {place.source} {list(weight.shape)[::-1]}"
     expected, read, worst = weight.reshape(-1, width), weights_of(gguf, tensor), 0.0
     for rows in row_chunks(len(expected), width):
-        wanted = expected[rows.start : rows.stop].float().numpy()
-        off, wrong = errors(tensor.kind, read(rows), wanted, tuned=False, computed=place.arrange is not as_it_is)
+        values = expected[rows.start : rows.stop].float().numpy()
+        off, wrong = errors(tensor.kind, read(rows), values, tuned=False, computed=place.arrange is not as_it_is)
         worst = max(worst, float(off.max()))
         if wrong.any():
             return worst, f"{tensor.name} is not {place.source}"

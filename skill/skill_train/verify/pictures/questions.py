@@ -46,9 +46,11 @@ def row_questions(rows: list[Any], folder: Path) -> list[PictureQuestion]:
 def decoded_otherwise(source: PictureSource, folder: Path | None) -> list[str]:
     """Why llama.cpp's server makes another picture of the file than the training; empty where it does not."""
     with opened_picture(source, folder) as (image, _):
-        found = [_SHOWN_OTHERWISE[trait] for trait in traits_of(image) if trait in _SHOWN_OTHERWISE]
+        reasons = [_SHOWN_OTHERWISE[trait] for trait in traits_of(image) if trait in _SHOWN_OTHERWISE]
         return (
-            found if image.format in _OPENED else [*found, f"{image.format}, which it opens with ffmpeg or not at all"]
+            reasons
+            if image.format in _OPENED
+            else [*reasons, f"{image.format}, which it opens with ffmpeg or not at all"]
         )
 
 

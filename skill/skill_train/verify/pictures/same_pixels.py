@@ -55,24 +55,28 @@ def check_same_pixels(
     faults = [fault for reference, answer in both if (fault := _token_fault(measured, reference, answer))]
     if faults:
         return Check("pictures", file, "fail", len(faults), 0, f"the tokens are others: {faults[0]}", figures)
-    parts = [pair for reference, answer in both for pair in zip(reference.parts, answer.shown, strict=True)]
-    read = [(one, seen.pixels) for one, seen in parts if seen.pixels is not None]
+    parts = [pair for reference, answer in both for pair in zip(reference.parts, answer.pictures, strict=True)]
+    read = [(one, part.pixels) for one, part in parts if part.pixels is not None]
     shares = [_differing(one.pixels, pixels) for one, pixels in read]
     figures |= {"differing_pixels": max(shares, default=None), "pixels_unread": unread or None}
     if any(shares):
         share = max(shares)
         reason = _colours(*read[shares.index(share)], measured)
         return Check("pictures", file, "fail", share, 0, f"{share:.1%} of the pixels are others: {reason}", figures)
-    error = max(_error(one, seen.embeddings) for one, seen in parts)
+    error = max(_error(one, part.embeddings) for one, part in parts)
     kl = _mean(divergences(one.logits, answer.logits, measured.vocabulary) for one, answer in both)
-    given = _mean(
-        divergences(one.logits, answer.given, measured.vocabulary) for one, answer in both if answer.given is not None
+    to_given = _mean(
+        divergences(one.logits, answer.logits_of_given, measured.vocabulary)
+        for one, answer in both
+        if answer.logits_of_given is not None
     )
     own = _mean(
-        divergences(answer.given, answer.logits, measured.vocabulary) for _, answer in both if answer.given is not None
+        divergences(answer.logits_of_given, answer.logits, measured.vocabulary)
+        for _, answer in both
+        if answer.logits_of_given is not None
     )
     blank = _mean(divergences(one.logits, one.blank, measured.vocabulary) for one, _ in both)
-    distances = Distances(error, kl, given, own, blank)
+    distances = Distances(error, kl, to_given, own, blank)
     tokens = sum(len(one.following) for one, _ in both)
     figures |= distances.figures() | {"tokens": tokens}
     return _judged(file, types, distances, figures, unread)
@@ -107,40 +111,40 @@ class Distances:
 
 
 def _judged(
-    file: str, types: PairTypes, found: Distances, figures: dict[str, object], unread: str
+    file: str, types: PairTypes, distances: Distances, figures: dict[str, object], unread: str
 ) -> Check | NotChecked:
     of_text, of_projector = limits(types.text).kl, limits(types.projector).kl
     most = _EMBEDDING_ERROR.get(types.projector, _WIDEST_EMBEDDING_ERROR)
-    if not all(map(math.isfinite, (found.error, found.kl, found.given, found.own))):
+    if not all(map(math.isfinite, (distances.error, distances.kl, distances.given, distances.own))):
         return Check("pictures", file, "fail", None, of_text[0], "embeddings or logits are not finite", figures)
-    if found.error > most[1]:
-        detail = f"the pixels are the same, and the embeddings {found.error:.2g} of their length off: "
+    if distances.error > most[1]:
+        detail = f"the pixels are the same, and the embeddings {distances.error:.2g} of their length off: "
         detail += "tower or projector are not the model's"
-        return Check("pictures", file, "fail", found.error, most[1], detail, figures)
+        return Check("pictures", file, "fail", distances.error, most[1], detail, figures)
     # A quantized language model rounds what it reads, so a hair between two embeddings can become a step.
     verdicts = {
         "the language model reads the model's own embeddings in another way: positions, attention or weights": (
-            judged(found.given, of_text)
+            judged(distances.given, of_text)
         ),
-        "the projector's embeddings change the text": judged(found.own, max(of_text, of_projector)),
-        "the projector's embeddings are farther off than rounding puts them": judged(found.error, most),
-        "": judged(found.kl, (of_text[0] + of_projector[0], of_text[1] + of_projector[1])),
+        "the projector's embeddings change the text": judged(distances.own, max(of_text, of_projector)),
+        "the projector's embeddings are farther off than rounding puts them": judged(distances.error, most),
+        "": judged(distances.kl, (of_text[0] + of_projector[0], of_text[1] + of_projector[1])),
     }
     verdict = worst(verdicts.values())
     pixels = f"pixels not read ({unread})" if unread else "no pixel differs"
-    power = max(found.own, found.kl) if types.text in ("f32", "f16") else found.own
+    power = max(distances.own, distances.kl) if types.text in ("f32", "f16") else distances.own
     detail = (
-        f"{pixels}, the same tokens, embeddings {found.error:.1g} off, mean KL of the text behind the picture "
-        f"{found.kl:.2g} nats ({found.own:.2g} by the projector), of a grey picture {found.blank:.2g}"
+        f"{pixels}, the same tokens, embeddings {distances.error:.1g} off, mean KL of the text behind the picture "
+        f"{distances.kl:.2g} nats ({distances.own:.2g} by the projector), of a grey picture {distances.blank:.2g}"
     )
-    if verdict != "fail" and power > _BLANK_SHARE * found.blank:
-        why = f"cannot be judged: a grey picture changes the text by {found.blank:.2g} nats only, and the files by "
+    if verdict != "fail" and power > _BLANK_SHARE * distances.blank:
+        why = f"cannot be judged: a grey picture changes the text by {distances.blank:.2g} nats only, and the files by "
         return NotChecked("pictures", file, f"{why}{power:.2g}; ask questions whose answers depend on the picture")
     if verdict != "pass":
         reason = next((why for why, one in verdicts.items() if one == verdict and why), "")
         detail = f"{reason}; {detail}" if reason else detail
     bound = of_text[0] + of_projector[0]
-    return Check("pictures", file, verdict, found.kl, min(bound, _BLANK_SHARE * found.blank), detail, figures)
+    return Check("pictures", file, verdict, distances.kl, min(bound, _BLANK_SHARE * distances.blank), detail, figures)
 
 
 def _token_fault(measured: MeasuredPictures, reference: PictureReference, answer: PictureAnswer) -> str:
@@ -148,30 +152,30 @@ def _token_fault(measured: MeasuredPictures, reference: PictureReference, answer
     ids, parts = reference.ids, len(reference.parts)
     got = answer.tokens(measured.picture_token)
     if got == ids:
-        return "" if len(answer.shown) == parts else f"llama.cpp has {len(answer.shown)} parts, the model {parts}"
+        return "" if len(answer.pictures) == parts else f"llama.cpp has {len(answer.pictures)} parts, the model {parts}"
     place = parting_place(ids, got)
-    wanted, found = (measured.text(one[place : place + 4]) or "nothing" for one in (ids, got))
-    return f"at {place} of {len(ids)} the model reads {wanted!r}, llama.cpp {found!r}"
+    own, theirs = (measured.text(one[place : place + 4]) or "nothing" for one in (ids, got))
+    return f"at {place} of {len(ids)} the model reads {own!r}, llama.cpp {theirs!r}"
 
 
-def _differing(wanted: np.ndarray, got: np.ndarray) -> float:
+def _differing(expected: np.ndarray, got: np.ndarray) -> float:
     """Share of the pixels of which a colour differs; all of another size."""
     import numpy as np
 
-    if wanted.shape != got.shape:
+    if expected.shape != got.shape:
         return 1.0
-    return float((~(np.abs(wanted - got) <= _SAME)).any(axis=0).mean())
+    return float((~(np.abs(expected - got) <= _SAME)).any(axis=0).mean())
 
 
 def _colours(part: ReferencePart, got: np.ndarray, measured: MeasuredPictures) -> str:
     """Why the pixels differ."""
     import numpy as np
 
-    wanted = part.pixels
-    if wanted.shape != got.shape:
-        return f"{got.shape[2]}x{got.shape[1]} in place of {wanted.shape[2]}x{wanted.shape[1]}"
+    pixels = part.pixels
+    if pixels.shape != got.shape:
+        return f"{got.shape[2]}x{got.shape[1]} in place of {pixels.shape[2]}x{pixels.shape[1]}"
     mean, std = (np.array(one)[:, None, None] for one in (measured.mean, measured.std))
-    whole = wanted * std + mean  # 0 to 1, before it was normalized
+    whole = pixels * std + mean  # 0 to 1, before it was normalized
     reverse = (whole[::-1] - mean) / std
     if np.abs(reverse - got).max() <= _SAME:
         return "the colours are exchanged, blue for red"
@@ -195,5 +199,5 @@ def _error(part: ReferencePart, got: np.ndarray | None) -> float:
 def _mean(parts: Iterable[np.ndarray]) -> float:
     import numpy as np
 
-    found = list(parts)
-    return float(np.concatenate(found).mean()) if found else math.nan
+    arrays = list(parts)
+    return float(np.concatenate(arrays).mean()) if arrays else math.nan

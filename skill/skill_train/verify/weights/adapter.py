@@ -119,8 +119,10 @@ def _compare(sides: _Sides, module: str, target: Tensor, weight: StoredTensor, c
 def _compare_scale(lora: GgufFile, rank: int, tuned: Adapter, module: str, comparison: _ModuleComparison) -> None:
     """llama.cpp multiplies by alpha / rank (https://github.com/ggml-org/llama.cpp, src/llama-adapter.h)."""
     config, alpha = tuned.config, lora.metadata.get("adapter.lora.alpha")
-    wanted = pattern_value(config["alpha_pattern"], module, config["lora_alpha"])
-    scale = scaling(wanted, pattern_value(config["rank_pattern"], module, config["r"]), bool(config.get("use_rslora")))
+    lora_alpha = pattern_value(config["alpha_pattern"], module, config["lora_alpha"])
+    scale = scaling(
+        lora_alpha, pattern_value(config["rank_pattern"], module, config["r"]), bool(config.get("use_rslora"))
+    )
     if not isinstance(alpha, float) or not math.isclose(alpha / rank, scale, rel_tol=_SCALE):
         comparison.faults.append(f"alpha is {alpha}, and {module} needs {scale * rank:g}")
 

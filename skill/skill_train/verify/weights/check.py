@@ -100,7 +100,7 @@ class _FileComparison:
 
     def __init__(self, gguf: GgufFile, places: Places, tuned: bool) -> None:
         self.gguf, self.places, self.tuned = gguf, places, tuned
-        self.seen: list[_ComparedWeight] = []  # appended to by several threads
+        self.compared: list[_ComparedWeight] = []  # appended to by several threads
         self.of_source: dict[str, list[Place]] = {}
         for place in places.placed:
             self.of_source.setdefault(place.source, []).append(place)
@@ -111,7 +111,7 @@ class _FileComparison:
             arranged = place.arrange(weight)
         except (RuntimeError, ZeroDivisionError):
             fault = f"{place.tensor} is not {place.source}, whose shape {list(weight.shape)} is of another architecture"
-            self.seen.append(_ComparedWeight(place.tensor, 0, float("inf"), fault))
+            self.compared.append(_ComparedWeight(place.tensor, 0, float("inf"), fault))
             return
         self.compare(place, arranged)
 
@@ -122,10 +122,10 @@ class _FileComparison:
         room = tensor.elements // width - place.start
         if weight.numel() % width or (weight.numel() > room * width and tensor.name not in VOCABULARY):
             fault = f"{tensor.name} has shape {list(tensor.shape)}, and {place.source} {list(weight.shape)[::-1]}"
-            self.seen.append(_ComparedWeight(tensor.name, 0, float("inf"), fault))
+            self.compared.append(_ComparedWeight(tensor.name, 0, float("inf"), fault))
             return
         expected = weight.reshape(-1, width)[:room]
-        self.seen.append(self._seen(tensor, place, expected))
+        self.compared.append(self._compared_weight(tensor, place, expected))
         beyond = place.start + len(expected)
         if tensor.name in VOCABULARY and beyond < tensor.elements // width:
             self._beyond(tensor, beyond)
@@ -135,7 +135,7 @@ class _FileComparison:
         if name in self.gguf.tensors:
             self.compare(Place(name, "config.json", 0, as_it_is), values)
         else:
-            self.seen.append(_ComparedWeight(name, 0, 0.0, f"{name} is missing, which config.json asks for"))
+            self.compared.append(_ComparedWeight(name, 0, 0.0, f"{name} is missing, which config.json asks for"))
 
     def compare_metadata(self, makers: dict[str, partial[Any]]) -> None:
         """Compares weights of one number, which the file holds as metadata."""
@@ -146,10 +146,10 @@ class _FileComparison:
             if number >= len(stated):
                 continue
             self.places.unplaced.remove(source)
-            wanted = makers[source]().float().reshape(1, 1).numpy()
-            off, wrong = errors("F32", wanted * 0 + stated[number], wanted, tuned=self.tuned, computed=False)
-            fault = f"{key} has {stated[number]:.6g} as number {number}, and {source} is {wanted[0, 0]:.6g}"
-            self.seen.append(_ComparedWeight(key, 0, float(off[0]), fault if wrong[0] else ""))
+            value = makers[source]().float().reshape(1, 1).numpy()
+            off, wrong = errors("F32", value * 0 + stated[number], value, tuned=self.tuned, computed=False)
+            fault = f"{key} has {stated[number]:.6g} as number {number}, and {source} is {value[0, 0]:.6g}"
+            self.compared.append(_ComparedWeight(key, 0, float(off[0]), fault if wrong[0] else ""))
 
     def absent(self, source: str, tensor: str, makers: dict[str, partial[Any]]) -> None:
         """Judges a weight whose tensor the file lacks. The output layer may be the embedding, and a bias may be
@@ -160,16 +160,18 @@ class _FileComparison:
             if makers[embedding[0].source]().data_ptr() != weight.data_ptr():
                 self.compare(Place(EMBEDDING, source, 0, as_it_is), weight)
         elif not source.endswith("bias") or weight.any():
-            self.seen.append(_ComparedWeight(tensor, 0, 0.0, f"{tensor} is missing, which is {source} of the model"))
+            self.compared.append(
+                _ComparedWeight(tensor, 0, 0.0, f"{tensor} is missing, which is {source} of the model")
+            )
 
-    def _seen(self, tensor: Tensor, place: Place, expected: Any) -> _ComparedWeight:
+    def _compared_weight(self, tensor: Tensor, place: Place, expected: Any) -> _ComparedWeight:
         read, worst, fault = weights_of(self.gguf, tensor), 0.0, ""
         computed = place.arrange in (one_more, minus_exp)
         for rows in row_chunks(len(expected), tensor.shape[0]):
-            wanted = expected[rows.start : rows.stop].float().numpy()
+            values = expected[rows.start : rows.stop].float().numpy()
             first = place.start + rows.start
-            stored = read(slice(first, first + len(wanted)))
-            off, wrong = errors(tensor.kind, stored, wanted, tuned=self.tuned, computed=computed)
+            stored = read(slice(first, first + len(values)))
+            off, wrong = errors(tensor.kind, stored, values, tuned=self.tuned, computed=computed)
             worst = max(worst, float(off.max()))
             if not fault and wrong.any():
                 row = int(wrong.argmax())
@@ -182,21 +184,21 @@ class _FileComparison:
         last = tensor.elements // tensor.shape[0]
         full = weights_of(self.gguf, tensor)(slice(first, last)).any()
         fault = f"{tensor.name} has {last} rows, the model {first}, and the others are not zero" if full else ""
-        self.seen.append(_ComparedWeight(tensor.name, last - first, 0.0, fault))
+        self.compared.append(_ComparedWeight(tensor.name, last - first, 0.0, fault))
 
     def checks(self) -> list[Check | NotChecked]:
         file, tensors = self.gguf.path.name, self.gguf.tensors
         rows: dict[str, int] = {}
-        for weight in self.seen:
+        for weight in self.compared:
             rows[weight.tensor] = rows.get(weight.tensor, 0) + weight.rows
         arch = self.gguf.metadata.get("general.architecture")
-        faults = {weight.tensor: weight.fault for weight in self.seen if weight.fault}
+        faults = {weight.tensor: weight.fault for weight in self.compared if weight.fault}
         unknown = [name for name, tensor in tensors.items() if rows.get(name, 0) < tensor.elements // tensor.shape[0]]
         unknown = [name for name in unknown if name not in faults] + self.places.unplaced
         if arch not in TRIED:  # a difference may be an arrangement
             unknown, faults = [*faults, *unknown], {}
         looked_at = len(tensors.keys() & rows.keys() - set(unknown))
-        worst = max((weight.error for weight in self.seen if weight.tensor not in unknown), default=0.0)
+        worst = max((weight.error for weight in self.compared if weight.tensor not in unknown), default=0.0)
         fault_lines = [faults[name] for name in (*tensors, *faults.keys() - tensors.keys()) if name in faults]
         why = f"where the weights of {arch} models lie, or how they are arranged, is not known"
         good = f"{looked_at} of {len(tensors)} tensors are those of the trained model, the worst row {worst:.2g} off"
