@@ -6605,7 +6605,7 @@ def commit(plan: Plan, files: Mapping[str, Path | bytes], message: str) -> str:
             changes.append(CommitOperationDelete(PROOF))
         return str(api.create_commit(repo, changes, commit_message=message).oid)
 
-    return str(asked(attempt, repo))
+    return str(ask_hub(attempt, repo))
 
 
 def hub_repository(plan: Plan) -> str | None:
@@ -6657,7 +6657,7 @@ def stay_here(response: Any) -> None:
         )
 
 
-def asked(question: Callable[[], Any], repo: str) -> Any:
+def ask_hub(question: Callable[[], Any], repo: str) -> Any:
     """The Hub's answer. Waits while trouble may pass: too many requests, errors of the Hub, and lost connections."""
     import httpx2
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError

@@ -197,7 +197,9 @@ def test_a_call_that_was_ended_goes_on_where_it_was(root: Path, tmp_path: Path) 
     shutil.copytree(root, run)
     request = request_in(run, mix.MixTarget(bits=5.0))
     gguf, matrices = read_gguf(request.source), mix.quantizable(read_gguf(request.source))
-    measurement = mix._measurement(request, mix._kinds_to_try(gguf, matrices, 5.0, request.matrix), sum(matrices.values()))
+    measurement = mix._measurement(
+        request, mix._kinds_to_try(gguf, matrices, 5.0, request.matrix), sum(matrices.values())
+    )
     (run / mix.FILE).unlink(missing_ok=True)
     none = sensitivity.SensitivityRequest(**{**vars(measurement), "most_seconds": 0.0})
     assert sensitivity.measured(none, quiet) == {}

@@ -204,8 +204,8 @@ def _fetch(run: RunDir, bucket: str, group: list[StoredFile], say: Say) -> dict[
         for file in missing:
             _partial_path(run, file).parent.mkdir(parents=True, exist_ok=True)
             _partial_path(run, file).unlink(missing_ok=True)
-        wanted = [(file.remote, _partial_path(run, file)) for file in missing]
-        patiently(partial(jobs.download, bucket, wanted), say)
+        pairs = [(file.remote, _partial_path(run, file)) for file in missing]
+        patiently(partial(jobs.download, bucket, pairs), say)
         if all(file.digest is None or is_file_of(_partial_path(run, file), file.digest) for file in missing):
             break
     torn = [file for file in group if file.digest is None and _is_torn(_partial_path(run, file))]

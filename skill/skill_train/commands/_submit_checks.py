@@ -37,8 +37,8 @@ def check_order(
     """Runs every check before the first upload. Each has its own error."""
     unchecked = [f"token: {account.why}"] if account.state == "unchecked" else []
 
-    def ask(subject: str, check: Any) -> Any:
-        return preflight.unless_unavailable(check, subject, unchecked) if options.dry_run else check()
+    def ask(what: str, check: Any) -> Any:
+        return preflight.unless_unavailable(check, what, unchecked) if options.dry_run else check()
 
     plan, repository = order.plan, order.plan.policy.hub_model_id or ""
     there = ()

@@ -27,8 +27,8 @@ def room(model: ModelFacts, types: list[str], mix: MixTarget | MixFile | None = 
         mix: of types, which is made too.
     """
     plain = [kind for kind in types if BITS.get(kind, 0.0) >= BITS["f16"]]
-    made = types if plain else ["f16", *types]
-    sizes = {kind: file_bytes(model, kind) for kind in made}
+    kinds = types if plain else ["f16", *types]
+    sizes = {kind: file_bytes(model, kind) for kind in kinds}
     merged = {"merged": model.weight_bytes or (2 * model.parameters if model.parameters else None)}
     files = {kind: None if size is None else round(size.high) for kind, size in sizes.items()}
     return merged | files | ({mix.name: _most_of(mix, model)} if mix is not None else {})

@@ -97,9 +97,11 @@ class _Log:
     def _read(self, line: str) -> None:
         fallback, falls_to, size = _FALLBACK.search(line), _FALLS_TO.search(line), _SIZE.search(line)
         if fallback and falls_to:
-            name, columns, needed, wanted = fallback.groups()
+            name, columns, needed, wanted_type = fallback.groups()
             why = f"rows of {columns} weights are not divisible by {needed}"
-            self.fallbacks.append({"tensor": name, "wanted": wanted.lower(), "got": falls_to[1].lower(), "why": why})
+            self.fallbacks.append(
+                {"tensor": name, "wanted": wanted_type.lower(), "got": falls_to[1].lower(), "why": why}
+            )
         if _CHANGED.search(line):
             self.changed += 1
         if target := _TARGET.match(line):

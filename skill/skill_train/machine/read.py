@@ -17,8 +17,8 @@ from skill_train.machine.probe import Probe, this_machine
 
 def read_machine(probe: Probe | None = None) -> MachineFacts:
     """The facts of a machine for training: this one, or a recorded one."""
-    asked = probe or this_machine()
-    return read_mac(asked) if asked.system == "Darwin" else _linux(asked)
+    probe = probe or this_machine()
+    return read_mac(probe) if probe.system == "Darwin" else _linux(probe)
 
 
 def available_memory_bytes() -> int | None:

@@ -124,14 +124,14 @@ def measure(
     chosen = first_of(sequences, request.sample.base_tokens) if switches_off else []
     require_space(folder, 4 * vocabulary * (_tokens(sequences) + request.sample.base_tokens), "the reference's logits")
     guessed = _guessed(drafts(), request.prompts, vocabulary, request.sample.answer_tokens)
-    asked = list(zip(request.prompts, guessed, strict=True))
-    after = _write(model, sequences, tuned_file, [(ids + draft, len(ids) - 1) for ids, draft in asked])
+    pairs = list(zip(request.prompts, guessed, strict=True))
+    after = _write(model, sequences, tuned_file, [(ids + draft, len(ids) - 1) for ids, draft in pairs])
     if chosen:
         with model.disable_adapter():
             _write(model, chosen, base_file)
     answers = [
         _answer(model, *prompt_and_draft, rows, request.stops, request.sample.answer_tokens)
-        for prompt_and_draft, rows in zip(asked, after, strict=True)
+        for prompt_and_draft, rows in zip(pairs, after, strict=True)
     ]
     why = "" if switches_off else "there is no base to compare with"
     files = (tuned_file, base_file if chosen else None)

@@ -128,8 +128,10 @@ class Projector:
             api.mtmd_bitmap_free(bitmap)
         if status != 0:
             raise _cannot(f"divide a prompt with {len(pictures)} pictures", status)
-        made = (api.mtmd_input_chunks_get(chunks, number) for number in range(api.mtmd_input_chunks_size(chunks)))
-        return [self._chunk(pointer) for pointer in made]
+        chunk_pointers = (
+            api.mtmd_input_chunks_get(chunks, number) for number in range(api.mtmd_input_chunks_size(chunks))
+        )
+        return [self._chunk(pointer) for pointer in chunk_pointers]
 
     def encode(self, chunk: Chunk) -> tuple[np.ndarray, np.ndarray | None]:
         """The embeddings of a picture [tokens, width], and the pixels that the tower read.

@@ -148,8 +148,8 @@ def _own_answers(gguf: GgufFile, expected: list[Expected]) -> list[list[int]]:
     return [ids[:-1] if ids and ids[-1] in ends else ids for ids in own.answers]
 
 
-def _job(gguf: GgufFile, expected: list[Expected], **asked: Any) -> InferenceJob:
-    return InferenceJob(gguf=str(gguf.path), context_tokens=_context(expected), threads=physical_cores(), **asked)
+def _job(gguf: GgufFile, expected: list[Expected], **request: Any) -> InferenceJob:
+    return InferenceJob(gguf=str(gguf.path), context_tokens=_context(expected), threads=physical_cores(), **request)
 
 
 def _check_answers(

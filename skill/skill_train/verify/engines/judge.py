@@ -51,8 +51,8 @@ def judge_in_engines(request: InEngines, findings: Findings, progress: Bar) -> N
     files = [gguf for gguf in request.files if gguf.path.name not in broken]
     tokenizer, most = request.questions.tokenizer, request.questions.sample.answer_tokens
     expected = engine_questions(tokenizer, request.rows, most) if tokenizer.chat_template else []
-    asked = EngineRequest(request.here, expected, tokenizer)
-    findings.add(*check_engines(files, asked, progress))
+    engine_request = EngineRequest(request.here, expected, tokenizer)
+    findings.add(*check_engines(files, engine_request, progress))
     for pair in (Pair(gguf.path, projector.path) for projector in request.projectors for gguf in files):
         _judge_pair(pair, request, findings, progress)
 
@@ -63,5 +63,5 @@ def _judge_pair(pair: Pair, request: InEngines, findings: Findings, progress: Ba
         findings.add(*(NotChecked("engine_pictures", pair.text.name, f"{name}: {why}") for name in request.here))
         return
     tokenizer, most = request.questions.tokenizer, request.questions.sample.answer_tokens
-    asked = PairInEngines(request.here, pair, request.pictures, tokenizer, most)
-    findings.add(*check_pair_in_engines(asked, progress))
+    pair_request = PairInEngines(request.here, pair, request.pictures, tokenizer, most)
+    findings.add(*check_pair_in_engines(pair_request, progress))

@@ -90,18 +90,18 @@ def check_pair_in_engines(request: PairInEngines, progress: Bar) -> list[Check |
     if not expected:
         why = "no picture can be asked about: there is no chat template, or no question before an answer"
         return [NotChecked(_NAME, name, f"{engine}: {why}") for engine in request.engines]
-    asked = [engine for engine in request.engines if engine != PYTHON_SERVER]
+    engines = [engine for engine in request.engines if engine != PYTHON_SERVER]
     not_checked = [NotChecked(_NAME, name, _OWN_PROMPTS) for engine in request.engines if engine == PYTHON_SERVER]
-    if not asked:
+    if not engines:
         return [*not_checked]
     try:
         own = _own_answers(request.pair, expected)
     except (VerificationFailed, NativeCrash) as error:
         why = f"llama.cpp cannot run the pair: {error.message}"
-        return [*not_checked, *(NotChecked(_NAME, name, f"{engine}: {why}") for engine in asked)]
+        return [*not_checked, *(NotChecked(_NAME, name, f"{engine}: {why}") for engine in engines)]
     checks = list[Check | NotChecked]()
-    for number, engine in enumerate(asked):
-        progress(number, len(asked), f"{engine}: {name} with pictures")
+    for number, engine in enumerate(engines):
+        progress(number, len(engines), f"{engine}: {name} with pictures")
         checks.append(_checked(engine, own, expected, request))
     return [*not_checked, *checks]
 
@@ -110,9 +110,9 @@ def picture_questions(request: PairInEngines) -> list[Expected]:
     """Questions as engines get them, each with the prompt of llama.cpp's server."""
     if not request.tokenizer.chat_template:
         return []
-    asked = [each for question in request.questions if (each := _asked_of(question, request.answer_tokens)).pictures]
-    marked = [Conversation(with_markers(each.conversation.messages, MARKER), None, True) for each in asked]
-    return with_prompts(request.tokenizer, asked, marked)
+    pictured = [each for question in request.questions if (each := _asked_of(question, request.answer_tokens)).pictures]
+    marked = [Conversation(with_markers(each.conversation.messages, MARKER), None, True) for each in pictured]
+    return with_prompts(request.tokenizer, pictured, marked)
 
 
 def _asked_of(question: PictureQuestion, most: int) -> EngineQuestion:
@@ -161,19 +161,19 @@ def _gaps(pair: Pair, partings: list[tuple[Expected, Parting]]) -> list[float]:
 
 def _ask(pair: Pair, expected: list[Expected], answers: list[list[int]]) -> PairAnswers:
     with tempfile.TemporaryDirectory(prefix="skill-train-") as folder:
-        asked = []
+        questions = []
         for number, (each, tokens) in enumerate(zip(expected, answers, strict=True)):
             names = [f"{number}-{place}.png" for place in range(len(each.question.pictures))]
             for name, content in zip(names, each.question.pictures, strict=True):
                 (Path(folder) / name).write_bytes(content)
-            asked.append(PairQuestion(each.text, names, tokens, 1 if tokens else each.question.most))
+            questions.append(PairQuestion(each.text, names, tokens, 1 if tokens else each.question.most))
         return ask(
             PairQuestionsJob(
                 text=str(pair.text),
                 projector=str(pair.projector),
                 threads=physical_cores(),
                 folder=folder,
-                questions=asked,
+                questions=questions,
             )
         )
 
@@ -200,8 +200,8 @@ def _run_engine(engine: str, own: _Own, expected: list[Expected], request: PairI
 
 
 def _judged(run: EngineRun, own: _Own, expected: list[Expected], request: PairInEngines) -> Check | NotChecked:
-    asked = zip(run.answers, expected, own.prompt_tokens, strict=True)
-    wrong = [why for each in asked if (why := _difference(*each, request.tokenizer))]
+    pairs = zip(run.answers, expected, own.prompt_tokens, strict=True)
+    wrong = [why for each in pairs if (why := _difference(*each, request.tokenizer))]
     silent = [answer.no_answer for answer in run.answers if answer.no_answer]
     if not wrong and not silent:
         return _judged_answers(run, own, expected, request)

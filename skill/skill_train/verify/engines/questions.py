@@ -25,8 +25,8 @@ class Expected:
 
 def engine_questions(tokenizer: Any, rows: list[Row], answer_tokens: int) -> list[Expected]:
     """Held-out conversations before their last answer, and a few that show what engines get wrong."""
-    asked = [*_of_rows(rows), *_fixed(tokenizer)]
-    return with_prompts(tokenizer, [EngineQuestion(each, answer_tokens) for each in asked], asked)
+    conversations = [*_of_rows(rows), *_fixed(tokenizer)]
+    return with_prompts(tokenizer, [EngineQuestion(each, answer_tokens) for each in conversations], conversations)
 
 
 def with_prompts(tokenizer: Any, questions: list[EngineQuestion], conversations: list[Conversation]) -> list[Expected]:

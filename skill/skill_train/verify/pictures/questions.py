@@ -38,8 +38,8 @@ def row_questions(rows: list[Any], folder: Path) -> list[PictureQuestion]:
             continue
         seen.add(digests)
         otherwise = {why for image in images for why in decoded_otherwise(image, folder)}
-        asked = [_in_parts(message) for message in row["messages"]]
-        questions.append(PictureQuestion(asked, pictures, tuple(sorted(otherwise))))
+        messages = [_in_parts(message) for message in row["messages"]]
+        questions.append(PictureQuestion(messages, pictures, tuple(sorted(otherwise))))
     return questions
 
 
