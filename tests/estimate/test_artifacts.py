@@ -23,7 +23,7 @@ from skill_train.estimate.artifacts import (
 )
 from skill_train.estimate.fit import estimated_file
 from skill_train.estimate.step import Range
-from skill_train.estimate.targets import of_machine
+from skill_train.estimate.targets import machine_target
 from skill_train.gguf.quant_types import quantization_types
 from skill_train.gguf.quantize import WORKER
 from skill_train.model.folder import read_model
@@ -66,14 +66,14 @@ def test_file_sizes_as_published(model: str, quant: str, published: float) -> No
     ],
 )
 def test_generation_speeds_as_published(machine: str, published: float) -> None:
-    rate = estimated_file(LLAMA, of_machine(recorded_machine(machine)), "q4_k_m", 512).speed
+    rate = estimated_file(LLAMA, machine_target(recorded_machine(machine)), "q4_k_m", 512).speed
     assert rate is not None
     assert rate.low <= published <= rate.high
 
 
 def test_a_mixture_reads_its_active_weights_only() -> None:
     mixture = models.recorded_model("qwen3-30b-a3b")
-    card = of_machine(recorded_machine("rtx_4090"))
+    card = machine_target(recorded_machine("rtx_4090"))
     rate = estimated_file(mixture, card, "q4_k_m", 512).speed
     dense = estimated_file(dataclasses.replace(mixture, active_parameters=None), card, "q4_k_m", 512).speed
     assert rate is not None and dense is not None and rate.low > 4 * dense.low  # each layer has its own time
@@ -121,8 +121,8 @@ def test_what_is_unknown_stays_unknown() -> None:
     assert convert_bytes(unknown) is None
     assert disk_bytes(unknown, ("q8_0",), 0) is None
     assert file_bytes(LLAMA, "q9_z") is None
-    assert estimated_file(LLAMA, of_machine(recorded_machine("bare_cpu")), "q8_0", 1024).speed is None
-    assert estimated_file(unknown, of_machine(recorded_machine("rtx_4090")), "q8_0", 1024).speed is None
+    assert estimated_file(LLAMA, machine_target(recorded_machine("bare_cpu")), "q8_0", 1024).speed is None
+    assert estimated_file(unknown, machine_target(recorded_machine("rtx_4090")), "q8_0", 1024).speed is None
 
 
 def test_fewer_bits_make_smaller_files() -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from machines import recorded_machine
 from skill_train.core.errors import UsageError
-from skill_train.estimate.targets import find_target, of_machine, parse_bytes, read_table
+from skill_train.estimate.targets import find_target, machine_target, parse_bytes, read_table
 
 GIB = 1 << 30
 
@@ -196,5 +196,5 @@ def test_sizes(text: str, count: float) -> None:
     ],
 )
 def test_this_machine(machine: str, family: str, bandwidth: float | None) -> None:
-    target = of_machine(recorded_machine(machine))
+    target = machine_target(recorded_machine(machine))
     assert (target.family, target.gigabytes_per_second) == (family, bandwidth)

@@ -10,7 +10,7 @@ import pytest
 import models
 from machines import recorded_machine
 from skill_train.estimate.fit import estimated_file
-from skill_train.estimate.targets import of_machine
+from skill_train.estimate.targets import machine_target
 from skill_train.llama.gguf_header import GgufFile, Tensor
 from skill_train.llama.speed.remembered import known_reading, read_bytes, remember
 
@@ -43,9 +43,11 @@ def test_by_hand() -> None:
 
 def test_estimates_use_it() -> None:
     model = models.recorded_model("llama-3.2-1b")
-    assert estimated_file(model, of_machine(CPU), "q8_0", 512).speed is None
+    assert estimated_file(model, machine_target(CPU), "q8_0", 512).speed is None
     remember(CPU, "cpu", _file(10**9), 10.0, "2026-11-26")
-    speed = estimated_file(model, of_machine(dataclasses.replace(CPU, reading=known_reading(CPU))), "q8_0", 512).speed
+    speed = estimated_file(
+        model, machine_target(dataclasses.replace(CPU, reading=known_reading(CPU))), "q8_0", 512
+    ).speed
     assert speed is not None and 5.5 < speed.low < 7.5 < speed.high < 11 and "as measured" in speed.basis
 
 

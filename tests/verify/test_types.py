@@ -9,7 +9,7 @@ import pytest
 
 import gguf_bytes
 from skill_train.llama.gguf_header import GgufFile, Tensor, read_gguf
-from skill_train.verify.check_adapter import of_kind
+from skill_train.verify.check_adapter import files_by_kind
 from skill_train.verify.check_header import check_file, check_types, file_type
 from skill_train.verify.run_checks import Findings
 from skill_train.verify.sample_texts import sample_of
@@ -79,7 +79,7 @@ def test_a_kind_that_nobody_knows_is_a_broken_file(kind: str | None, verdict: st
         written.set("general.type", gguf_bytes.string(kind))
     file = read_gguf(written.write(tmp_path / "model-f32.gguf"))
     findings = Findings()
-    kinds = of_kind([file], (), findings)
+    kinds = files_by_kind([file], (), findings)
     assert (len(kinds.models), findings.not_checked) == (1, [])
     assert check_file(file).verdict == verdict
 
@@ -87,5 +87,5 @@ def test_a_kind_that_nobody_knows_is_a_broken_file(kind: str | None, verdict: st
 def test_a_matrix_is_compared_with_nothing(tmp_path: Path) -> None:
     written = gguf_bytes.whole().set("general.type", gguf_bytes.string("imatrix"))
     findings = Findings()
-    assert of_kind([read_gguf(written.write(tmp_path / "imatrix.gguf"))], (), findings) == ([], [], [])
+    assert files_by_kind([read_gguf(written.write(tmp_path / "imatrix.gguf"))], (), findings) == ([], [], [])
     assert [check.verdict for check in findings.checks] == ["warn"] and findings.not_checked

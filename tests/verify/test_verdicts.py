@@ -30,7 +30,7 @@ from skill_train.verify.metadata.stated import stated
 from skill_train.verify.pictures.measured import MeasuredPictures
 from skill_train.verify.pictures.same_pixels import PairTypes, check_same_pixels
 from skill_train.verify.reference_answers import ReferenceAnswer
-from skill_train.verify.thresholds import limits, of_this_model
+from skill_train.verify.thresholds import limits, model_limits
 from skill_train.verify.weights.tensors import check_tensors, output_of_its_own, row_chunks, row_errors, weights_of
 
 
@@ -157,7 +157,7 @@ COST = {"mean_kl": 3e-3, "p99_kl": 0.02, "trimmed_kl": 8e-5, "max_kl": 0.14}  # 
 )
 def test_logits_of_a_model_whose_routers_turn(kind: str, mean: float, trimmed: float, verdict: str) -> None:
     seen = figures(mean) | {"trimmed_kl": trimmed}
-    check = check_logits("m.gguf", seen, of_this_model(limits(kind), COST, kind))
+    check = check_logits("m.gguf", seen, model_limits(limits(kind), COST, kind))
     assert isinstance(check, Check) and check.verdict == verdict
 
 
@@ -186,16 +186,16 @@ def test_logits_of_a_mixture_by_its_own_noise(
     kind: str, mean: float, trimmed: float, median: float, verdict: str
 ) -> None:
     seen = figures(mean) | {"trimmed_kl": trimmed, "median_kl": median}
-    check = check_logits("m.gguf", seen, of_this_model(limits(kind), None, kind, NOISE))
+    check = check_logits("m.gguf", seen, model_limits(limits(kind), None, kind, NOISE))
     assert isinstance(check, Check) and check.verdict == verdict
 
 
 def test_a_model_without_routers_gets_no_wider_bounds() -> None:
     """Rounding a dense model to bf16: 4e-5 nats, no token farther than 2e-4."""
     dense = {"mean_kl": 4.4e-5, "p99_kl": 1.7e-4, "trimmed_kl": 4.0e-5, "max_kl": 2e-4}
-    bounds = of_this_model(limits("f16"), dense, "f16")
+    bounds = model_limits(limits("f16"), dense, "f16")
     assert bounds.kl == pytest.approx((3e-5, 2.1e-4)) and bounds.far == 2e-4
-    assert of_this_model(limits("f16"), None, "f16") == limits("f16")
+    assert model_limits(limits("f16"), None, "f16") == limits("f16")
 
 
 def test_the_farthest_hundredth_is_left_out_by_hand() -> None:

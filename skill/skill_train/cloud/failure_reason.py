@@ -209,8 +209,8 @@ def explain(ending: Ending, *, run: str, offered: Iterable[Flavor] = ()) -> Stor
         run: the run as the next command has to name it.
         offered: the available flavors, from which a larger one can be suggested.
     """
-    story = _of_stage(ending) or _of_message(ending) or _of_program(ending) or _of_log(ending.lines) or _unknown(ending)
-    return _with_next(_with_memory(story, ending), ending, run, tuple(offered))
+    story = _stage_story(ending) or _message_story(ending) or _program_story(ending) or _log_story(ending.lines)
+    return _with_next(_with_memory(story or _unknown(ending), ending), ending, run, tuple(offered))
 
 
 def waiting(stage: str, seconds: float, flavor: str | None) -> str:
@@ -277,7 +277,7 @@ def _memory(flavor: Flavor, need: str) -> int:
     return flavor.ram_bytes if need == "ram" else flavor.gpu_memory_bytes or 0
 
 
-def _of_stage(ending: Ending) -> Story | None:
+def _stage_story(ending: Ending) -> Story | None:
     words = ending.message or ""
     if ending.stage == "DELETED":
         message, rest = "the job was deleted on the Hub", "its checkpoints may still be in the bucket"
@@ -297,7 +297,7 @@ def _of_stage(ending: Ending) -> Story | None:
     return None
 
 
-def _of_message(ending: Ending) -> Story | None:
+def _message_story(ending: Ending) -> Story | None:
     words = ending.message or ""
     if re.search(r"\btime(?:d )?\s?out\b", words, re.IGNORECASE):  # `Job timeout`: hub-docs and users' reports, 2026
         limit = f" after {ending.timeout_seconds / 60:.0f} minutes" if ending.timeout_seconds else ""
@@ -314,7 +314,7 @@ def _of_message(ending: Ending) -> Story | None:
     return None
 
 
-def _of_program(ending: Ending) -> Story | None:
+def _program_story(ending: Ending) -> Story | None:
     """The explanation of the training program itself. The record may belong to an earlier job; then its exit code
     differs."""
     code = exit_code(ending.message)
@@ -324,7 +324,7 @@ def _of_program(ending: Ending) -> Story | None:
         return None
     error = failure.error
     if error.code in _WITHOUT_A_REASON:
-        story = _of_log(error.got.splitlines()) or _of_log(ending.lines)
+        story = _log_story(error.got.splitlines()) or _log_story(ending.lines)
         if story is not None:
             return story
     remedy = _OWN_REMEDY.get(error.code, "data")
@@ -334,7 +334,7 @@ def _of_program(ending: Ending) -> Story | None:
     return Story(error.code, error.message, error.hint, remedy, ours, error.got)
 
 
-def _of_log(lines: Sequence[str]) -> Story | None:
+def _log_story(lines: Sequence[str]) -> Story | None:
     """The explanation by words that libraries are known to log. Events of the program, such as notes on retries, do not
     count."""
     words_of_others = [line for line in reversed(lines) if not line.startswith('{"event"')]

@@ -120,13 +120,13 @@ def _existing(run: RunDir, order: Order, say: Say, *, force_new: bool) -> Sent |
         _require_free(run, order)
     elif record.plan_hash != order.plan_hash:
         _require_never_started(run, record, order, say)
-    elif (sent := _of_record(run, record, say)) is not None:
+    elif (sent := _sent_before(run, record, say)) is not None:
         return sent
     job = None if force_new else _same_plan(order)
     return None if job is None else _adopt(run, order, job, say)
 
 
-def _of_record(run: RunDir, record: CloudRecord, say: Say) -> Sent | None:
+def _sent_before(run: RunDir, record: CloudRecord, say: Say) -> Sent | None:
     """The newest job of a run directory. A requested job is looked up, and does not count if it does not exist."""
     last = record.last
     if last is not None and last.state == "starting":

@@ -15,7 +15,7 @@ from skill_train.core.units import gigabytes, megabytes
 from skill_train.estimate.artifacts import BITS
 from skill_train.estimate.fit import DeviceFile, FileToShip, ShipLimits, choose, estimated_file, i_quants_to_try
 from skill_train.estimate.step import Range
-from skill_train.estimate.targets import TargetDevice, find_target, of_machine, parse_bytes
+from skill_train.estimate.targets import TargetDevice, find_target, machine_target, parse_bytes
 from skill_train.facts import MachineFacts, ModelFacts
 
 CANDIDATES = ("q8_0", "q6_k", "q5_k_m", "q4_k_m", "q3_k_m", "q2_k")
@@ -147,7 +147,7 @@ def _target(options: DeviceOptions, here: MachineFacts) -> TargetDevice:
         raise UsageError(
             "--for here knows its memory and bandwidth", code="bad_usage", hint="leave out --for or the rest"
         )
-    return of_machine(here)
+    return machine_target(here)
 
 
 def _context(chosen: int | None, trained: int | None) -> tuple[int, str]:

@@ -19,13 +19,13 @@ def inspected(recipe: Recipe, method: str, file: Path | None, pictures: bool | N
         pictures: the model reads them; None where no model is named.
     """
     if recipe.data_file is not None or (method == "sft" and pictures is not False):
-        inspection = inspect_dataset(_of_row_file(recipe), method, file, pictures=pictures)
+        inspection = inspect_dataset(_with_row_file(recipe), method, file, pictures=pictures)
         if inspection.recipe.data_file == recipe.data_file or inspection.has_pictures:
             return inspection
     return inspect_dataset(recipe, method, file, pictures=pictures)
 
 
-def _of_row_file(recipe: Recipe) -> Recipe:
+def _with_row_file(recipe: Recipe) -> Recipe:
     """The recipe with the file of rows on the Hub that has pictures beside it, at its commit; as it is for another
     dataset."""
     if Path(recipe.data).exists() or not read_rows.is_id(recipe.data):

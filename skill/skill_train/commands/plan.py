@@ -112,7 +112,7 @@ def plan(options: PlanOptions, console: Console) -> Result:
     RECIPE is a recipe file, or the folder of a run, whose estimates are then shown beside what was measured.
     """
     if options.recipe is not None and options.recipe.is_dir():
-        return _of_run(options.recipe, options)
+        return _plan_of_run(options.recipe, options)
     if options.flavor is not None and options.where == "local":
         raise UsageError(
             "--flavor and --where local cannot be used together: --flavor chooses a cloud machine",
@@ -174,7 +174,7 @@ def _choices(options: PlanOptions) -> Choices:
     )
 
 
-def _of_run(folder: Path, options: PlanOptions) -> Result:
+def _plan_of_run(folder: Path, options: PlanOptions) -> Result:
     run = open_run(folder)
     others = set_options(options, (*RECIPE_OPTIONS, "device", "dtype", "where", "flavor", "out", *_OF_A_DEVICE))
     if others:

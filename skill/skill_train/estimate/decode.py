@@ -74,7 +74,7 @@ def cache_bytes(model: ModelFacts, context: int) -> Range | None:
         return None
     least, most = _windowed(model)
     window = min(context, _padded((model.sliding_window or 0) + UBATCH))
-    low, high = (_of_layers(model, context, window, count) for count in (most, least))
+    low, high = (_layer_bytes(model, context, window, count) for count in (most, least))
     some = f", of which {least} of {model.layers} layers keep {window}" if least else ""
     return Range(low, high, f"{context} tokens in float16{some}")
 
@@ -131,7 +131,7 @@ def _windowed(model: ModelFacts) -> tuple[int, int]:
     return (0, layers) if model.windowed_layers is None else (model.windowed_layers, model.windowed_layers)
 
 
-def _of_layers(model: ModelFacts, context: int, window: int, windowed: int) -> int:
+def _layer_bytes(model: ModelFacts, context: int, window: int, windowed: int) -> int:
     layers, heads = model.layers or 0, model.kv_heads or model.heads or 1
     head = model.head_dim or (model.hidden_size or 0) // (model.heads or 1)
     tokens = windowed * window + (layers - windowed) * context

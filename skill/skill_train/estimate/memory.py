@@ -84,7 +84,7 @@ def _trained_weights(model: ModelFacts, step: MicroStep, parameters: int, moving
     on_device = 0.0 if step.offload else parameters * each / step.shards
     count = f"{parameters / 1e9:.3f}B parameters x {each} bytes" + f" / {step.shards} shards" * (step.shards > 1)
     head = (model.vocab_size or 0) * (model.hidden_size or 0)
-    temporary = _of_a_step(step, on_device, head, each)
+    temporary = _temporary_bytes(step, on_device, head, each)
     # The whole gradient of the head is computed in float32 before it is added. A tied embedding computes a second one.
     whole = 4 * head + _beside_the_heads_gradient(model, step)
     late = max(temporary, 4 * head * (1 if model.tied_embeddings is False else 2))
@@ -112,7 +112,7 @@ def _beside_the_heads_gradient(model: ModelFacts, step: MicroStep) -> int:
     return 4 * min(model.vocab_size or 0, HEAD_TILE) * (model.hidden_size or 0) if step.mixed else 0
 
 
-def _of_a_step(step: MicroStep, on_device: float, largest: int, each: int) -> float:
+def _temporary_bytes(step: MicroStep, on_device: float, largest: int, each: int) -> float:
     """The temporaries of an optimizer step. torch's foreach kernels copy every weight once on CUDA, and one weight
     twice elsewhere. Adafactor handles one weight at a time: squares, update, row times column."""
     if step.optimizer.factored:

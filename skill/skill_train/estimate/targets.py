@@ -114,10 +114,10 @@ def find_target(name: str | None, memory: str | None, bandwidth: str | None) -> 
         return TargetDevice(name_of_size, UNKNOWN_FAMILY, stated, usable, speed, tuple(reasons))
     rows, size = _find_rows(name)
     memory_bytes = stated or (size * _GIB if size else None)
-    return _of_row(_with_memory(rows, memory_bytes), memory_bytes, speed)
+    return _row_target(_with_memory(rows, memory_bytes), memory_bytes, speed)
 
 
-def of_machine(machine: MachineFacts) -> TargetDevice:
+def machine_target(machine: MachineFacts) -> TargetDevice:
     """This machine. The bandwidth is known of the GPUs and the Apple chips of `devices`, and of no other processor."""
     device, reading = device_speed(machine), machine.reading
     speed = None if device is None else device.gigabytes_per_second
@@ -208,7 +208,7 @@ def _plain(name: str) -> str:
     return "".join(re.sub(r"[-()]", " ", words).split())
 
 
-def _of_row(row: TableRow, memory: float | None, speed: float | None) -> TargetDevice:
+def _row_target(row: TableRow, memory: float | None, speed: float | None) -> TargetDevice:
     usable = read_table().usable[row.usable]
     total = memory or row.memory_gb[0] * _GIB
     sold = f"memory: {row.memory_gb[0]} GB, " + (

@@ -263,7 +263,7 @@ def training_seconds(
     """
     low_tokens, high_tokens = schedule.row_tokens
     padding = 1.0 if step.rows == 1 else 1.3  # a batch is as long as its longest row
-    shortest, longest = _of_length(step, low_tokens), _of_length(step, min(step.length, high_tokens * padding))
+    shortest, longest = _with_length(step, low_tokens), _with_length(step, min(step.length, high_tokens * padding))
     longest = replace(longest, pictures=step.pictures or _most_pictures(longest))
     ends = [(shortest, longest), (replace(shortest, images=False), replace(longest, images=False))]
     measured = [[micro_step_seconds(model, end, machine, calibration) for end in pair] for pair in ends]
@@ -303,7 +303,7 @@ def _why_pictures(model: ModelFacts, step: MicroStep) -> str:
     )
 
 
-def _of_length(step: MicroStep, tokens: float) -> MicroStep:
+def _with_length(step: MicroStep, tokens: float) -> MicroStep:
     return replace(step, length=max(1, min(step.length, math.ceil(tokens))))
 
 

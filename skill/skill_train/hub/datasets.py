@@ -14,7 +14,7 @@ from skill_train.hub.dataset_card import Configuration
 from skill_train.hub.errors import HubResource, understood
 from skill_train.hub.repositories import or_other_kind
 from skill_train.hub.rows import first_rows, row_file
-from skill_train.hub.rows.read import ReadRows, first_of, of_image_folder
+from skill_train.hub.rows.read import ReadRows, first_of, image_folder_rows
 from skill_train.hub.rows.remote import SplitFiles
 from skill_train.program.examples import Row
 from skill_train.program.pictures.beside import HubFile
@@ -140,7 +140,7 @@ def _read(recipe: Recipe, files: SplitFiles, configuration: Configuration, file:
     read = ask(resource, lambda: first_of(recipe, files, configuration))
     if not row_file.is_image_folder(files, read):
         return read
-    rows = ask(resource, lambda: of_image_folder(recipe, files, configuration))
+    rows = ask(resource, lambda: image_folder_rows(recipe, files, configuration))
     return read._replace(numbered=list(enumerate(rows, start=1)), whole=len(rows) >= read.total)
 
 

@@ -89,19 +89,19 @@ def translated(error: Exception, resource: HubResource) -> Exception:
     cause = error.__cause__
     if isinstance(error, errors.LocalEntryNotFoundError) and isinstance(cause, errors.HfHubHTTPError):
         error = cause  # the download failed, and the cache has no copy
-    error = _of_system(error)
+    error = _system_error(error)
     if isinstance(error, errors.HfHubHTTPError):
-        return _of_repository(error, resource) or _of_status(error.response, resource)
+        return _repository_error(error, resource) or _status_error(error.response, resource)
     if isinstance(error, httpx2.ReadTimeout):
         return unreachable(resource, _reason(error), StillAsking)
     if isinstance(error, (RuntimeError, ConnectionError)) and (_STORE.search(str(error)) or _OWN.match(str(error))):
-        return _of_store(error, resource)
+        return _store_error(error, resource)
     if isinstance(error, (httpx2.HTTPError, ConnectionError, TimeoutError, errors.LocalEntryNotFoundError)):
         return unreachable(resource, _reason(cause or error))
     if isinstance(error, (json.JSONDecodeError, httpx2.InvalidURL, errors.FileMetadataError)):
         return _not_the_hub(error, resource)
     if isinstance(error, OSError):
-        return _of_disk(error, resource)
+        return _disk_error(error, resource)
     if isinstance(error, errors.SafetensorsParsingError):
         return UsageError(
             f"{resource} has a broken safetensors file",
@@ -114,13 +114,13 @@ def translated(error: Exception, resource: HubResource) -> Exception:
     return error
 
 
-def _of_system(error: Exception) -> Exception:
+def _system_error(error: Exception) -> Exception:
     """The Python error for a system error that hf_xet reports as text, such as a ConnectionResetError."""
     system = _SYSTEM.search(str(error)) if isinstance(error, RuntimeError) else None
     return OSError(int(system[1]), str(error)) if system else error
 
 
-def _of_repository(error: BaseException, resource: HubResource) -> SkillTrainError | None:
+def _repository_error(error: BaseException, resource: HubResource) -> SkillTrainError | None:
     from huggingface_hub import errors
 
     if isinstance(error, errors.JobNotFoundError):
@@ -165,7 +165,7 @@ def no_revision(resource: HubResource) -> UsageError:
     )
 
 
-def _of_status(response: Any, resource: HubResource) -> SkillTrainError:
+def _status_error(response: Any, resource: HubResource) -> SkillTrainError:
     status = response.status_code
     got = f"status {status}"
     if status == 401:
@@ -242,7 +242,7 @@ def _server_message(response: Any) -> str:
     return " ".join(str(words).split())[:200]
 
 
-def _of_disk(error: OSError, resource: HubResource) -> SkillTrainError:
+def _disk_error(error: OSError, resource: HubResource) -> SkillTrainError:
     """The error for a full disk or an unusable cache. Other failures of a request have other classes, and files of a
     bucket are written elsewhere."""
     if str(error).startswith("Consistency check failed"):  # the client's own words
@@ -282,14 +282,14 @@ def _not_the_hub(error: Exception, resource: HubResource) -> Temporary:
     )
 
 
-def _of_store(error: Exception, resource: HubResource) -> SkillTrainError:
+def _store_error(error: Exception, resource: HubResource) -> SkillTrainError:
     """Errors of hf_xet, which asks the Hub for a pass and then the file storage for bytes. A refusal by the Hub is
     translated as such; a storage that rejects a valid pass has failed."""
     import httpx2
 
     refused = re.search(r"HTTP status client error \((\d+)[^)]*\), domain: \S+/xet-\w+-token", str(error))
     if refused:
-        return _of_status(httpx2.Response(int(refused[1])), resource)
+        return _status_error(httpx2.Response(int(refused[1])), resource)
     trouble = "sent the wrong bytes" if _BROKEN.search(str(error)) else "failed to answer"
     return Temporary(
         f"the Hub's file storage {trouble}, for {resource}",

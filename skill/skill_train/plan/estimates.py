@@ -11,7 +11,7 @@ from skill_train.estimate.artifacts import (
 from skill_train.estimate.fit import estimated_file
 from skill_train.estimate.modules import adapter_parameters
 from skill_train.estimate.step import Part, Range
-from skill_train.estimate.targets import TargetDevice, of_machine
+from skill_train.estimate.targets import TargetDevice, machine_target
 from skill_train.estimate.trained import trained_bytes
 from skill_train.facts import MachineFacts, ModelFacts
 from skill_train.plan.places import QUANTS, Candidate
@@ -30,7 +30,7 @@ def estimates(
         context: the tokens of the cache of keys and values.
         plain: the adapter consists of A and B only.
     """
-    step, here = chosen.fit.step, of_machine(machine)
+    step, here = chosen.fit.step, machine_target(machine)
     adapter = 0 if step.full else adapter_parameters(model, step.target_modules, step.lora_r, dora=step.dora)
     return Estimates(
         memory_bytes=_range(chosen.fit.memory, "the model's shape is unknown"),

@@ -53,14 +53,14 @@ def shown_pictures(run: RunDir, evaluation: Evaluation | None, room: int) -> Sho
         views = (
             [_none("not shown: several rows have this line")]
             if often[answered.line] > 1
-            else _of_row(row, run, bytes_left)
+            else _row_views(row, run, bytes_left)
         )
         bytes_left -= sum(len(view["thumbnail"] or "") for view in views)
         by_line[answered.line] = views
     return ShownPictures(by_line)
 
 
-def _of_row(row: Row, run: RunDir, room: int) -> list[PictureView]:
+def _row_views(row: Row, run: RunDir, room: int) -> list[PictureView]:
     images, digests = row.get("images") or [], row.get("image_sha256") or []
     views = list[PictureView]()
     for number, image in enumerate(images[:MOST_OF_ROW]):

@@ -33,7 +33,7 @@ from skill_train.verify import run_checks as verify_judge
 from skill_train.verify.check import problems
 from skill_train.verify.questions import MeasuredReference
 from skill_train.verify.run_checks import Findings
-from skill_train.verify.thresholds import limits, of_this_model
+from skill_train.verify.thresholds import limits, model_limits
 from skill_train.verify.weights.adapter import check_lora_weights
 
 _RUNNING = ("logits", "tuned", "answers")
@@ -48,7 +48,7 @@ class Kinds(NamedTuple):
     projectors: list[GgufFile]
 
 
-def of_kind(files: list[GgufFile], unread: tuple[tuple[str, str], ...], findings: Findings) -> Kinds:
+def files_by_kind(files: list[GgufFile], unread: tuple[tuple[str, str], ...], findings: Findings) -> Kinds:
     """Splits the files by what they hold. Other files, and those of `unread`, are reported as not checked."""
     for name, why in unread:
         findings.leave_out(name, why)
@@ -161,7 +161,7 @@ def _judge_running(gguf: GgufFile, base: GgufFile, reference: MeasuredReference,
         findings.cannot_run(file, error, "the base with the file")
         return
     kind = verify_file.file_type(base)
-    bounds = of_this_model(limits(kind), measured.cost, kind, measured.noise)
+    bounds = model_limits(limits(kind), measured.cost, kind, measured.noise)
     findings.add(
         Check("loads", file, "pass", "runs", "runs", "llama.cpp loads it beside the base"),
         verify_logits.check_logits(file, result.figures, bounds, result.trained_kl),

@@ -33,7 +33,7 @@ from skill_train.verify.metadata import check as verify_metadata
 from skill_train.verify.metadata import vocabulary as verify_vocabulary
 from skill_train.verify.questions import MeasuredReference
 from skill_train.verify.reference_answers import first_of
-from skill_train.verify.thresholds import Limits, limits, mix_limits, of_this_model
+from skill_train.verify.thresholds import Limits, limits, mix_limits, model_limits
 from skill_train.verify.weights import check as verify_weights
 from skill_train.verify.weights import tensors as verify_tensors
 
@@ -287,7 +287,7 @@ def _limits(gguf: GgufFile, reference: MeasuredReference, run: Path, exported: E
         bounds = mix_limits(gguf.bits_per_weight, None)
     else:
         bounds = limits(verify_file.file_type(gguf), merged_in_bf16=rounded)
-    return of_this_model(bounds, reference.measured.cost, verify_file.file_type(gguf), reference.measured.noise)
+    return model_limits(bounds, reference.measured.cost, verify_file.file_type(gguf), reference.measured.noise)
 
 
 def _answered(

@@ -38,7 +38,7 @@ from skill_train.run.folder import StepResult, require_writable, versions
 from skill_train.run.train_record import Row
 from skill_train.run.verify_record import Check, Proof, ProofInputs, ProofOptions
 from skill_train.verify.check import worst
-from skill_train.verify.check_adapter import judge_adapters, of_kind
+from skill_train.verify.check_adapter import files_by_kind, judge_adapters
 from skill_train.verify.engines.check import engine_versions
 from skill_train.verify.engines.judge import InEngines, judge_in_engines
 from skill_train.verify.pictures.check import PairsRequest, check_pairs
@@ -140,10 +140,10 @@ def verify(request: VerifyRequest, *, progress: Bar, warn: Warn) -> StepResult[P
             return StepResult(earlier, reused=True)
         require_writable(request.record.parent)
         findings = Findings()
-        files, adapters, projectors = of_kind(readable(request.ggufs, findings), request.unread, findings)
+        files, adapters, projectors = files_by_kind(readable(request.ggufs, findings), request.unread, findings)
         _require_judged([*files, *(adapters if request.adapter else [])], request.ggufs, findings)
         progress(0, len(request.ggufs) + 1, "reference")
-        rows, held_out = _of_text(request.rows), _of_text(request.held_out or request.rows)
+        rows, held_out = _text_rows(request.rows), _text_rows(request.held_out or request.rows)
         questions = questions_of(
             request.reference, adapter=request.adapter, rows=rows, held_out=held_out, sample=sample
         )
@@ -199,7 +199,7 @@ def _measure(
     return measured, weights
 
 
-def _of_text(rows: list[Row]) -> list[Row]:
+def _text_rows(rows: list[Row]) -> list[Row]:
     """Rows without pictures. The others are asked about with their pictures, by `judge_projectors`."""
     return [row for row in rows if not row.get("images")]
 

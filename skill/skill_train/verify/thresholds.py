@@ -154,7 +154,7 @@ def mix_limits(bits: float, measured_kl: float | None) -> Limits:
     return replace(bounds, kl=kl, source=f"{measured_kl:.2g} nats measured of this mix at its export, and {kind}")
 
 
-def of_this_model(bounds: Limits, cost: Distance | None, kind: str, noise: dict[str, Distance] | None = None) -> Limits:
+def model_limits(bounds: Limits, cost: Distance | None, kind: str, noise: dict[str, Distance] | None = None) -> Limits:
     """The bounds for this model, widened by its own noise: by how far rounding to 16 bits moves it.
 
     llama.cpp rounds what goes into a product to the type of the file. f16 errs by an eighth of what bf16 does. Where a

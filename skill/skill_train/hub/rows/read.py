@@ -75,7 +75,7 @@ def first_of(recipe: Recipe, files: SplitFiles, configuration: Configuration) ->
     return ReadRows(estimate, basis, numbered, False)
 
 
-def of_image_folder(recipe: Recipe, files: SplitFiles, configuration: Configuration) -> list[Row]:
+def image_folder_rows(recipe: Recipe, files: SplitFiles, configuration: Configuration) -> list[Row]:
     """The first rows of a folder of pictures, with their pictures.
 
     Raises:
@@ -120,7 +120,7 @@ def _parquet_rows(
         return file
 
     try:
-        return _of_footers(files, stated, opened)
+        return _footer_rows(files, stated, opened)
     except RepeatedKey as error:
         raise UsageError(
             f"{recipe.data} has the key {str(error)[:80]!r} twice in one object of its first rows",
@@ -137,7 +137,7 @@ def _parquet_rows(
         ) from None
 
 
-def _of_footers(files: SplitFiles, stated: int | None, opened: Callable[[str], Any]) -> tuple[int, str, list[Row]]:
+def _footer_rows(files: SplitFiles, stated: int | None, opened: Callable[[str], Any]) -> tuple[int, str, list[Row]]:
     """`(rows, how their number was determined, first rows)`; `stated` is the number of rows in the card."""
     first_file = opened(files.names[0])
     batch = next(first_file.iter_batches(batch_size=_first_rows(first_file.metadata), use_threads=False), None)

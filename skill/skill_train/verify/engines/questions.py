@@ -25,7 +25,7 @@ class Expected:
 
 def engine_questions(tokenizer: Any, rows: list[Row], answer_tokens: int) -> list[Expected]:
     """Held-out conversations before their last answer, and a few that show what engines get wrong."""
-    conversations = [*_of_rows(rows), *_fixed(tokenizer)]
+    conversations = [*_row_conversations(rows), *_fixed(tokenizer)]
     return with_prompts(tokenizer, [EngineQuestion(each, answer_tokens) for each in conversations], conversations)
 
 
@@ -42,7 +42,7 @@ def with_prompts(tokenizer: Any, questions: list[EngineQuestion], conversations:
     ]
 
 
-def _of_rows(rows: list[Row]) -> list[Conversation]:
+def _row_conversations(rows: list[Row]) -> list[Conversation]:
     chats = [row for row in rows if row["kind"] == "chat" and not row.get("images")]
     return [
         Conversation(before, row.get("tools"), True)

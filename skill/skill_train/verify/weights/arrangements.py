@@ -185,11 +185,11 @@ def _multiplied(config: Any, name: str) -> Arrange:
     }
     layer = name.split(".")[-2]
     if layer == "in_proj":
-        return partial(rows_times, factors=_of_state_rows(config))
+        return partial(rows_times, factors=_state_row_factors(config))
     return partial(rows_times, factors=[(factors[layer], None)]) if layer in factors else as_it_is
 
 
-def _of_state_rows(config: Any) -> list[tuple[float, int | None]]:
+def _state_row_factors(config: Any) -> list[tuple[float, int | None]]:
     """The factors of the gate, x, B, C and the step, each with its number of rows. The last one has the rest."""
     inner, states = config.mamba_d_ssm, config.mamba_n_groups * config.mamba_d_state
     counts = (inner, inner, states, states, None)
