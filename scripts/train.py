@@ -21,7 +21,7 @@ cloud job.
     python train.py RUN/plan.json --resume    go on from the newest complete checkpoint
     python train.py RUN/plan.json --probe     time this model in fp32 and bf16 on this processor; print one JSON line
     python train.py RUN/plan.json --job       as a cloud job: see below
-    python train.py … --data PATH             the plan's data lies here; with the fingerprint of the plan
+    python train.py … --data PATH             read the plan's data from PATH; its fingerprint must match
     python train.py … --attended              end at a checkpoint when standard input closes: who started it has ended
 
 Rows with pictures need Pillow too, which the header leaves out: `uv run --with pillow train.py …`.
@@ -467,7 +467,7 @@ def check_files(folder: Path) -> None:
         if name not in VOCABULARIES and (folder / name).is_file():
             document = foreign_json(folder / name)
             if not isinstance(document, dict):
-                raise unsound(folder / name, f"it holds {KINDS_OF_JSON.get(type(document), 'a value')}, and no object")
+                raise unsound(folder / name, f"it holds {KINDS_OF_JSON.get(type(document), 'a value')}, not an object")
             check_values(document, folder / name)
             if name.endswith("config.json"):
                 check_settings(document, folder / name)
@@ -505,13 +505,13 @@ def check_values(document: JsonObject, path: Path) -> None:
 def check_ids(document: JsonObject, path: Path) -> None:
     """Refuses token ids, parts and a model type of another kind. Libraries would fail on them much later."""
     if not isinstance(document.get("model_type", ""), str):
-        raise unsound(path, f"model_type is {json.dumps(document['model_type'])[:100]}, and no text")
+        raise unsound(path, f"model_type is {json.dumps(document['model_type'])[:100]}, not text")
     for key, value in document.items():
         if key in PARTS and value is not None and not isinstance(value, dict):
-            raise unsound(path, f"{key} is {json.dumps(value)[:100]}, and no object")
+            raise unsound(path, f"{key} is {json.dumps(value)[:100]}, not an object")
         listed = value if isinstance(value, list) else [value]
         if key.endswith(("_token_id", "suppress_tokens")) and not all(is_id(element) for element in listed):
-            raise unsound(path, f"{key} is {json.dumps(value)[:100]}, and no id of a token or list of such ids")
+            raise unsound(path, f"{key} is {json.dumps(value)[:100]}, not a token id or a list of token ids")
 
 
 def is_id(value: Any) -> bool:
@@ -1173,7 +1173,7 @@ def last_stage(output: str) -> str | None:
     return str(json.loads(lines[-1])["text"]) if lines else None
 
 
-def once_more(plan: Plan) -> str:
+def second_try_message(plan: Plan) -> str:
     reason = plan["reasons"][-1]
     return f"{reason['because']}; once more, with {reason['value']}"
 
@@ -2104,7 +2104,7 @@ def saved_json(path: Path) -> JsonObject:
     except Refused as refusal:
         raise broken_arrow(path, ValueError(refusal.error["got"])) from None
     if not isinstance(document, dict):
-        raise broken_arrow(path, ValueError(f"it holds {KINDS_OF_JSON.get(type(document), 'a value')}, and no object"))
+        raise broken_arrow(path, ValueError(f"it holds {KINDS_OF_JSON.get(type(document), 'a value')}, not an object"))
     return document
 
 
@@ -2864,7 +2864,7 @@ def require_one_thing(part: Any, kind: Any) -> None:
     parts with null."""
     other = part.get("text") if kind in PICTURE_PARTS else source_of_part(part) if kind == "text" else None
     if other:
-        wrong = f"a part of the type {kind!r} holds a text and a picture, and would be read as one of them"
+        wrong = f"a part of the type {kind!r} holds a text and a picture, but only one of them would be read"
         expected = '{"type": "text", "text": …} and {"type": "image", "image": …}, each alone'
         raise bad_row(wrong, expected, repr(part))
 
@@ -2878,7 +2878,7 @@ def source_of_part(part: dict[str, Any]) -> PictureSource | None:
         return {"bytes": part["bytes"], "path": part["path"]}  # a name beside the bytes, as `datasets` writes them
     if len(sources) > 1 and len({which_picture(each) for each in sources}) > 1:
         there = ", ".join(key for key in PART_KEYS if part.get(key))
-        wrong = "a part of a message holds several pictures, of which one would be read"
+        wrong = "a part of a message holds several pictures, but only one of them would be read"
         raise bad_row(wrong, "one of " + ", ".join(PART_KEYS), there)
     value = sources[0] if sources else None
     return value if isinstance(value, (str, bytes, dict)) else None
@@ -3516,7 +3516,7 @@ class Pictures:
         tower = config.get("vision_config") or {}
         if self.kind not in EXPANSIONS or (self.kind == "llava" and tower.get("model_type") != "pixtral"):
             raise Refused(
-                f"pictures cannot be trained with the family {self.kind}",
+                f"the model family {self.kind} cannot be trained on pictures",
                 code="vision",
                 expected=", ".join(EXPANSIONS) + " with Pixtral's tower",
                 got=f"{self.kind} with the tower {tower.get('model_type')}" if self.kind == "llava" else self.kind,
@@ -3610,7 +3610,7 @@ class Pictures:
         whole, token = fed.count(self.places.token), self.token_id
         if ids.count(token) != whole:
             raise Refused(
-                "the tokenizer does not keep the tokens of a picture apart",
+                "the tokenizer does not encode each token of a picture separately",
                 code="bad_tokenizer",
                 expected=f"{whole} times {self.places.token}",
                 got=f"{ids.count(token)} times",
@@ -4087,7 +4087,7 @@ def iter_csv(path: Path, delimiter: str) -> Iterator[tuple[int, Row]]:
 def other_columns(where: str, names: Iterable[str]) -> Refused:
     columns = list(names)
     expected = f"{len(columns)} columns: {', '.join(columns)}"
-    return unreadable(f"{where} has another number of columns than the header", expected, hint=MEND)
+    return unreadable(f"{where} does not have as many columns as the header", expected, hint=MEND)
 
 
 def broken_table(where: str, error: csv.Error) -> Refused:
@@ -4691,8 +4691,8 @@ def added_special_tokens(tokenizer: Any) -> list[str]:
 # conversation, and also for all together. To the latter each conversation and each of its characters adds the others.
 TEMPLATE_SECONDS, SECONDS_A_RENDERING, SECONDS_A_CHARACTER = 10.0, 0.003, 2e-6
 WITHOUT_TEMPLATE = (
-    "the rows are trained as they stand, without the model's chat template: asked through a chat, the model sees "
-    "another prompt than it was trained on"
+    "the rows are trained without the model's chat template, so in a chat the model sees a different prompt "
+    "from the one it was trained on"
 )
 MARK = "skill train mark 7f3a"  # stands in for an answer to find where a template puts it
 
@@ -4808,12 +4808,12 @@ class Encoder:
         column = media_beside(row, self.recipe["columns"], pictures=self.pictures is not None)
         if column is not None:
             raise Refused(
-                f"an image, audio or video in the column {column!r}, which no row had that the plan was made from",
+                f"the column {column!r} contains an image, audio or video; no row that the plan was made from had one",
                 code="not_text",
                 expected=f"nothing beside {', '.join(self.recipe['columns'].values())}",
                 got=media_in(row[column]) or repr(row[column])[:80],
-                hint="a recipe with images: true, format and columns, where images names this column, trains on "
-                "pictures; one whose columns are those of the text trains on the text alone",
+                hint="to train on the pictures, set images: true, format, and columns with this column as images; "
+                "to train on the text alone, set format and only the columns of the text",
             )
 
     def tokens(self, rendered: str, spans: list[tuple[int, int]], *, is_chat: bool) -> tuple[list[int], list[int]]:
@@ -5485,7 +5485,7 @@ PARENT_GONE = threading.Event()
 TRAINING = threading.Event()  # set while a step can end with a checkpoint
 
 
-def attend(folder: Path) -> None:
+def watch_standard_input(folder: Path) -> None:
     """Watches standard input in a thread. Before training begins there is nothing to save, so the process ends at
     once."""
 
@@ -6880,7 +6880,7 @@ def train_in_job(plan: Plan, path: Path, data: Path | None, work: Path, bucket: 
                     tell("note", text=f"the results could not be kept: {error}")
                 break
         plan = smaller
-        tell("note", text=once_more(plan))
+        tell("note", text=second_try_message(plan))
         with suppress(OSError):  # otherwise a later job would run out of memory first too
             put_json(bucket / SMALLER_PLAN, plan)
     return failure
@@ -7124,7 +7124,7 @@ def require_kept(bucket: Path) -> None:
             code="not_kept",
             exit_code=EXIT_FAILED,
             expected="free space in the folder of the plan",
-            hint="read the reason above; a job has pushed the adapter itself",
+            hint="read the reason above; unless this is a rehearsal, the result was pushed to the Hub",
         )
 
 
@@ -7215,7 +7215,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("plan", type=Path)
     parser.add_argument("--resume", action="store_true", help="go on from the newest complete checkpoint")
     parser.add_argument("--probe", action="store_true", help="time fp32 and bf16 on this processor and stop")
-    parser.add_argument("--data", type=Path, help="where the plan's data lies here")
+    parser.add_argument("--data", type=Path, help="path of the plan's data on this machine")
     parser.add_argument("--attended", action="store_true", help="end at a checkpoint when standard input closes")
     parser.add_argument("--job", action="store_true", help="as a cloud job: keep what it makes in the plan's folder")
     parser.add_argument("--rehearse", action="store_true", help="with --job: write nothing to the Hub")
@@ -7238,7 +7238,7 @@ def main(argv: list[str]) -> int:
                 event("probe", **probe(plan))
             else:
                 if arguments.attended:
-                    attend(folder)
+                    watch_standard_input(folder)
                 use_data(plan, arguments.data)
                 require_hub_inputs(plan)
                 run(plan, folder, resume=arguments.resume)

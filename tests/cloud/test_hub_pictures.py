@@ -331,7 +331,7 @@ def test_late_pictures_of_a_large_file_are_unknown_and_not_trained_as_text(
     done = subprocess.run(command, capture_output=True, text=True, env=hub.environment(tmp_path / "home"), timeout=200)
     assert done.returncode == 2, done.stdout + done.stderr
     error = json.loads((tmp_path / "run" / "train.failed.json").read_text())["error"]
-    assert error["code"] == "not_text" and "in the column 'image'" in error["message"]
+    assert error["code"] == "not_text" and "the column 'image' contains an image" in error["message"]
     assert not (tmp_path / "run" / "adapter").exists()
     columns = {"question": "question", "answer": "answer", "images": "image"}
     recipe = {"model": str(tiny_vision.cached("gemma3")), "data": "me/large", "format": "question_answer"}

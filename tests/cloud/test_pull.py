@@ -54,16 +54,20 @@ def test_a_run_that_is_not_fetched_yet_is_not_trained_here(cloud: Cloud, stage: 
     cloud.start("pass")
     cloud.write(cloud.record.with_job(msgspec.structs.replace(cloud.record.jobs[0], stage=stage)))
     before = _tree(cloud)
-    way_on = f"skill-train {'pull' if stage in (None, 'COMPLETED') else 'resume'} {cloud.run.path}"
+    next_command = f"skill-train {'pull' if stage in (None, 'COMPLETED') else 'resume'} {cloud.run.path}"
     for command in ("export-gguf", "verify", "evaluate", "merge", "push"):
         answer = cloud.on(command)
-        assert (answer.exit_code, answer.error["code"], answer.document["next"]) == (2, "missing_step", [way_on])
+        assert (answer.exit_code, answer.error["code"], answer.document["next"]) == (
+            2,
+            "missing_step",
+            [next_command],
+        )
     for more in ((), ("--resume",)):
         answer = cloud.call("local", *more, "--run-dir", str(cloud.run.path))
-        assert (answer.exit_code, answer.error["code"], answer.document["next"]) == (2, "cloud_run", [way_on])
+        assert (answer.exit_code, answer.error["code"], answer.document["next"]) == (2, "cloud_run", [next_command])
     assert _tree(cloud) == before
     [told] = cloud.on("report").data["runs"]
-    assert told["missing"][0]["command"] == way_on.replace(str(cloud.run.path), cloud.run.path.name)
+    assert told["missing"][0]["command"] == next_command.replace(str(cloud.run.path), cloud.run.path.name)
 
 
 # --- pull ---

@@ -398,7 +398,7 @@ def test_two_spellings_of_one_file_are_refused_where_the_disk_has_one(tmp_path: 
     staged = _staged(plan)
     twice = dict(staged.files) | {"./a.png": staged.files["a.png"]}
     doubled = Staged(staged.listed._replace(files=twice), staged.name, staged.digests, staged.stamps)
-    with pytest.raises(UsageError, match="another spelling"), stage_data.folder_of(doubled):
+    with pytest.raises(UsageError, match="in two ways"), stage_data.folder_of(doubled):
         pass
 
 

@@ -204,7 +204,7 @@ def test_a_bad_matrix_is_refused_before_anything_is_quantized(run: Path, tmp_pat
         "run-q5_k_m.gguf"
     ]
     assert "imatrix" not in warned
-    with pytest.raises(UsageError, match="asked for without one"):
+    with pytest.raises(UsageError, match="asks for it without one"):
         exported(run, quant="q5_k_m", imatrix="none")
 
 
@@ -228,7 +228,7 @@ def test_a_mix_of_a_run_is_made_again_from_its_record_and_verified(run: Path) ->
         key: record[key] for key in ("measured", "tensor_types")
     }
     assert exported(run, mix=run / "quantize.json")[0]["reused"] is True
-    with pytest.raises(UsageError, match="asked for without one"):  # both were made with the run's own matrix
+    with pytest.raises(UsageError, match="asks for it without one"):  # both were made with the run's own matrix
         exported(run, mix=run / "quantize.json", imatrix="none")
     proof = verify.verify_run(Console("quiet", "verify"), open_run(run), 256).data
     for name in (made.name, again.name):

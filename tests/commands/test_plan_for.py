@@ -12,7 +12,7 @@ import tiny
 import training
 from models import recorded
 from skill_train.cli import main
-from skill_train.commands._for_device import DeviceOptions, asked_of
+from skill_train.commands._for_device import DeviceOptions, device_question
 from skill_train.core.errors import UsageError
 from skill_train.model.folder import read_model
 
@@ -164,7 +164,7 @@ def test_a_limit_of_zero_is_a_limit() -> None:
     """The option refuses 0; whoever calls the function with it is not told that it holds."""
     model = read_model(tiny.cached("gemma"))
     with pytest.raises(UsageError, match="--max-kl needs a device"):
-        asked_of(DeviceOptions(), model, training.MACHINE, max_kl=0.0)
+        device_question(DeviceOptions(), model, training.MACHINE, max_kl=0.0)
 
 
 def test_a_person_sees_the_file_to_ship(capsys: pytest.CaptureFixture[str], here: Path) -> None:

@@ -346,8 +346,8 @@ def test_nothing_is_written_where_no_row_is_good(folder: Path, capsys: pytest.Ca
 @pytest.mark.parametrize(
     ("row", "words"),
     [
-        ({"image": "a.png", "caption": "A cat on a mat."}, "no columns ask about it"),
-        ({"file_name": "a.png", "text": "A cat on a mat."}, "one column of pictures beside turns"),
+        ({"image": "a.png", "caption": "A cat on a mat."}, "no columns hold a question"),
+        ({"file_name": "a.png", "text": "A cat on a mat."}, "only one column of pictures is read beside turns"),
         ({"text": "<image> A cat on a mat."}, "more places for pictures"),
     ],
 )

@@ -233,7 +233,7 @@ def test_verify_judges_a_mix_by_its_record_and_not_by_its_nominal_type(root: Pat
     gguf = read_gguf(file)
     assert check_types(gguf, entry["tensor_types"]).verdict == "pass"
     unrecorded = check_types(gguf)
-    assert (unrecorded.verdict, "no record" in unrecorded.detail) == ("warn", True)
+    assert (unrecorded.verdict, "no export record" in unrecorded.detail) == ("warn", True)
     other = check_types(gguf, entry["tensor_types"] | {"blk.0.attn_q.weight": "q2_k"})
     assert other.verdict == "fail" and "blk.0.attn_q.weight" in other.detail
 

@@ -58,7 +58,7 @@ RECORD = {"q8_0": {}, "auto-5bpw": ONE, "auto-6bpw": OTHER}
     [
         ("{", "it is not JSON"),
         ("[" * 100_000, "it is not JSON"),
-        ('{"a": NaN}', "and no name"),
+        ('{"a": NaN}', "not a name"),
         ([ONE], "not an object"),
         ({}, "it is empty"),
         ("\x00\x01\xff" * 50, "it is not JSON"),
@@ -68,7 +68,7 @@ RECORD = {"q8_0": {}, "auto-5bpw": ONE, "auto-6bpw": OTHER}
         (record_of(**{f"auto-{'5' * 1000}{n}bpw": {f"{n}.weight": "q4_k"} for n in range(99)}), "and 94 more"),
         ({"a.weight": 4}, "the type of 'a.weight' is 4"),
         ({"a.weight": {"b": "q4_k"}}, "is an object of 1"),
-        ('{"a.weight": "q4_k", "a.weight": "q6_k"}', "'a.weight' stands twice"),
+        ('{"a.weight": "q4_k", "a.weight": "q6_k"}', "'a.weight' appears twice"),
         ({"a.weight": "q4_k_m"}, "which is not a type of a matrix (did you mean 'q4_k'?)"),
         ({"a.weight": "q8_k"}, "which is not a type of a matrix"),
         ({"a.weight": "f16"}, "it rounds no matrix"),
@@ -105,7 +105,7 @@ def test_a_mix_is_named_by_its_types_and_chosen_by_the_size_it_was_made_for(tmp_
     assert same.types == ONE  # the same types twice are one mix
     listed = read_mix(written(tmp_path, {"a.weight": "Q4_K", "b.weight": "F16"}), None)
     assert (listed.types, listed.source["mix"]) == ({"a.weight": "q4_k", "b.weight": "f16"}, "")
-    with pytest.raises(UsageError, match="no auto-6bpw to choose"):
+    with pytest.raises(UsageError, match="no mix named auto-6bpw"):
         read_mix(written(tmp_path, ONE), mix.MixTarget(bits=6.0))
 
 

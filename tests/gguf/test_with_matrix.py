@@ -153,7 +153,7 @@ def test_a_matrix_by_name_is_used_wherever_a_type_takes_one_and_another_is_refus
     [entry] = quantized(run, ["q4_k_m"], by_name).outputs.values()
     assert "imatrix" in entry and "choice" not in entry
     assert quantized(run, ["q4_k_m"], by_name).outputs  # the same again is reused
-    with pytest.raises(UsageError, match="asked for without one") as caught:
+    with pytest.raises(UsageError, match="asks for it without one") as caught:
         quantized(run, ["q4_k_m"], None, without_matrix=True)
     assert caught.value.code == "output_exists"
     other = copied(root, tmp_path / "other")

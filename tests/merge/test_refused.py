@@ -147,7 +147,7 @@ def test_a_base_that_transformers_cannot_load(change: dict[str, Any], blamed: st
     error = refused(work)
     assert (error.exit_code, error.code) == (2, "broken_model")
     assert f"{work / blamed} cannot be " in error.message and error.hint
-    assert ": " in error.got or error.got == "quantization_config is 5, and no object"  # our own reader's words
+    assert ": " in error.got or error.got == "quantization_config is 5, not an object"  # our own reader's words
 
 
 @pytest.mark.parametrize(

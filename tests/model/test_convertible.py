@@ -327,7 +327,7 @@ PIXTRAL: dict[str, Any] = {
         ({"vision_config": {"model_type": "siglip_vision_model"}}, "Pixtral's tower alone, and this one has siglip"),
         ({"vision_feature_layer": -2}, "vision_feature_layer: -2"),
         ({"vision_feature_layer": None}, "vision_feature_layer: -2"),  # what transformers reads without the key
-        ({"vision_config": {"model_type": "pixtral", "rope_theta": 20000}}, "by 20000 (rope_theta)"),
+        ({"vision_config": {"model_type": "pixtral", "rope_theta": 20000}}, "this model uses 20000 (rope_theta)"),
         ({"projector_hidden_act": "silu"}, "projector_hidden_act"),
     ],
 )

@@ -105,14 +105,14 @@ CONVERT = {"outputs": {"gguf/m-q8_0.gguf": FILE}}
             {"train": trained(), "convert": CONVERT, "verify": proven("pass", adapter={"bytes": 10, "sha256": "cc"})},
             "fail",
             "The proof is of other files",
-            "adapter/ is another than the one that was verified",
+            "adapter/ is not the one that was verified",
             "skill-train verify runs/first",
         ),
         (
             {"train": trained(), "convert": CONVERT, "verify": proven("pass", sha256="dd")},
             "fail",
             "The proof is of other files",
-            "m-q8_0.gguf is another than the one that was verified",
+            "m-q8_0.gguf is not the one that was verified",
             "skill-train verify runs/first",
         ),
         (
@@ -309,7 +309,7 @@ def test_a_model_that_was_trained_whole_is_held_against_its_proof() -> None:
     proof = whole_records.proof(inputs={"reference": {"model.safetensors": ADAPTER}})
     assert verdict(run(train=train, verify=proof))["word"] == "pass"
     proof["inputs"]["reference"] = {"model.safetensors": ADAPTER | {"sha256": "cc"}}
-    assert verdict(run(train=train, verify=proof))["because"] == ["merged/ is another than the one that was verified"]
+    assert verdict(run(train=train, verify=proof))["because"] == ["merged/ is not the one that was verified"]
 
 
 def test_the_file_to_run_is_the_smallest_that_passes() -> None:

@@ -291,7 +291,7 @@ def test_a_projector_that_was_exported_again_is_not_the_one_that_was_verified(ru
     _write(run / "mmproj.json", {"outputs": {"gguf/mmproj-run-f16.gguf": PROJECTOR | {"sha256": "cc"}}})
     found = verdict(reported_run(RunDir(run), "run"))
     assert found["headline"] == "The proof is of other files"
-    assert found["because"] == ["mmproj-run-f16.gguf is another than the one that was verified"]
+    assert found["because"] == ["mmproj-run-f16.gguf is not the one that was verified"]
     [pair] = view_of(run)["pairs"]
     assert (pair["projector_verdict"], pair["verdict"]) == ("unknown", "unknown")
 

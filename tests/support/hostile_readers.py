@@ -512,7 +512,7 @@ def _of_records() -> list[Reader]:
     ]
     calls: dict[str, Call] = {
         "the record of the jobs": lambda run: cloud_record.read(RunDir(run)),
-        "the way on": lambda run: cloud_record.way_on(RunDir(run)),
+        "the way on": lambda run: cloud_record.continue_command(RunDir(run)),
     }
     made += [Reader(shown, "cloud.json", "json", _cloud_run, call) for shown, call in calls.items()]
     made.append(

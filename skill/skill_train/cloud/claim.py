@@ -91,7 +91,7 @@ class _Turn:
         began, next_notice = time.monotonic(), 0.0
         ours, listed = self._listed()
         if ours is None:
-            self.say("the bucket does not tell when a file came: a command elsewhere at this very moment is not seen")
+            self.say("the bucket gives no upload times, so a command that runs elsewhere now cannot be detected")
             return None
         settled_after = start_once.settled_seconds()
         old = [each.path for each in listed if (ours.moment - each.moment).total_seconds() > settled_after]
@@ -113,7 +113,7 @@ class _Turn:
             if waited + (ours.moment - first.moment).total_seconds() > settled_after:
                 raise _started_elsewhere(first)
             if waited >= next_notice:
-                self.say(f"another command asks for this job; waiting for it ({waited:.0f} s)")
+                self.say(f"another command is requesting this job; waiting for it ({waited:.0f} s)")
                 next_notice += NOTICE_SECONDS
             time.sleep(start_once.PAUSE_SECONDS)
             again, listed = self._listed()

@@ -304,7 +304,7 @@ def _message_story(ending: Ending) -> Story | None:
         message = f"the job reached its timeout{limit}"
         return Story(code="timeout", message=message, help="use a longer timeout", remedy="time", got=words)
     if exit_code(words) == 137 or "OOMKilled" in words:  # 128 + SIGKILL; the reason: users' reports, 2026
-        sure = "ran out of memory" if "OOMKilled" in words else "was killed, most likely for its memory,"
+        sure = "ran out of memory" if "OOMKilled" in words else "most likely ran out of memory"
         message = f"the machine of the job {sure} (RAM, not the GPU's)"
         rest = "a flavor with more RAM, or a smaller model"
         return Story(code="out_of_memory", message=message, help=rest, remedy="ram", exit_code=3, got=words)

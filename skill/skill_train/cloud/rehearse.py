@@ -88,7 +88,7 @@ def differences(plan: Plan, local_plan: Plan) -> list[str]:
         "the container: uv installs the program's packages there; these were the ones of this Python"
         + _other_versions(plan),
         "the bucket: a mounted volume there, a folder here",
-        "the push: nothing was written to the Hub, and no right to write was proved",
+        "the push: nothing was written to the Hub, so write access was not tested",
     ]
     if plan.recipe.load_in_4bit:
         listed.append("4-bit weights: they need CUDA and bitsandbytes")

@@ -56,7 +56,7 @@ def _with_remaining_job(run: RunDir, record: CloudRecord, new_job: CloudJob, say
     return (record, False) if stays.id == ours.id else (start_once.record_started(run, record, new_job, stays), True)
 
 
-def noted(run: RunDir, say: Say) -> CloudRecord:
+def with_missing_jobs(run: RunDir, say: Say) -> CloudRecord:
     """The record with its missing jobs written to `cloud.json`."""
     with locked(run, "resume"):
         return _settled(run, cloud_record.submitted(run), say)
@@ -66,7 +66,7 @@ def _settled(run: RunDir, record: CloudRecord, say: Say) -> CloudRecord:
     """The record with the job whose request had no answer, if it exists, and with jobs that other folders started."""
     last = record.last
     if last is not None and last.job_id is None:
-        say("the last start had no answer; looking whether its job is there")
+        say("the last request had no answer; checking whether its job exists")
         job = start_once.find_job_until_settled(record, last, say)
         record = record if job is None else start_once.record_started(run, record, last, job)
     whole = find_run.with_unrecorded_jobs(record, say)

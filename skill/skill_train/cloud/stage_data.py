@@ -144,7 +144,7 @@ def changed(name: str) -> UsageError:
         code="input_changed",
         expected="the data of the plan",
         got="other bytes",
-        hint="run the command again once nothing writes to the data; a file with a plan has to be made anew",
+        hint="run the command again when no program writes to the data; if you used a plan file, make a new one",
     )
 
 
@@ -261,7 +261,7 @@ def folder_of(staged: Staged, *, links: bool = True) -> Iterator[Path]:
             place.parent.mkdir(parents=True, exist_ok=True)
             if place.exists():
                 raise UsageError(
-                    f"{name} has another spelling in the rows, which is the same file here and another one in a job",
+                    f"the rows spell {name} in two ways: one file on this machine, but two files in a job",
                     code="local_input",
                     expected="one spelling of each name, with the same capital letters",
                     got=name,

@@ -83,7 +83,7 @@ def _watched(run: RunDir, record: CloudRecord, new_job: CloudJob, job: Job, bega
     end, next_notice = began + settled_seconds(), 0.0
     while (rest := end - time.monotonic()) > 0:
         if time.monotonic() >= next_notice:
-            say(f"job {job.id} is there; watching for a second one, of the request that failed, for {rest:.0f} s")
+            say(f"job {job.id} was started; watching {rest:.0f} s for a duplicate from the failed request")
             next_notice = time.monotonic() + NOTICE_LOOKS * PAUSE_SECONDS
         time.sleep(min(PAUSE_SECONDS, rest))
         job = keep_the_oldest(record, new_job.number, job, say, of_plan=False)
@@ -132,11 +132,11 @@ def keep_the_oldest(record: CloudRecord, number: int, job: Job, say: Say, *, of_
 
 
 def _cancel(job: Job, first: Job, say: Say) -> None:
-    say(f"cancelling the job {job.id}: {first.id} was started before it, for the same")
+    say(f"cancelling job {job.id}: job {first.id} was started earlier for the same plan")
     try:
         jobs.cancel(job.namespace, job.id)
     except SkillTrainError as error:
-        say(f"it could not be cancelled ({error.message}), and costs: skill-train cancel {job.id}")
+        say(f"it could not be cancelled ({error.message}) and costs money: skill-train cancel {job.id}")
 
 
 def specification(run: RunDir, plan: Plan, record: CloudRecord, job: CloudJob) -> JobSpec:

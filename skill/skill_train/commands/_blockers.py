@@ -7,7 +7,7 @@ from msgspec.structs import replace
 from skill_train.core.console import Console
 from skill_train.core.errors import DecisionNeeded
 from skill_train.core.units import gigabytes
-from skill_train.model.convertible.from_config import LINE_ENDS_TOLD, unread_window_told
+from skill_train.model.convertible.from_config import LINE_ENDS_WARNING, unread_window_warning
 from skill_train.program.pictures.engine import LINED
 from skill_train.run.plan_record import Plan
 
@@ -69,6 +69,6 @@ def warn_of_export(console: Console, plan: Plan) -> None:
         )
     elif window := model.unread_window:
         longest = plan.recipe.max_length
-        console.warn("unread_window", unread_window_told(window, model.architecture, longest))
+        console.warn("unread_window", unread_window_warning(window, model.architecture, longest))
     elif plan.recipe.images and model.model_type in LINED:
-        console.warn("line_ends", LINE_ENDS_TOLD)
+        console.warn("line_ends", LINE_ENDS_WARNING)

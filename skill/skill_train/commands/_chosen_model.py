@@ -25,7 +25,7 @@ class Chosen:
 
     Attributes:
         where: the run or the file, as the user named it.
-        raw: it was trained on text without a chat template, which `asked_raw` may also be told.
+        raw: it was trained on text without a chat template, so its prompts have none.
         folder: whose tokenizer and generation_config.json are the model's; None for a GGUF file alone.
     """
 
@@ -104,7 +104,7 @@ def _file_alone(file: Path, word: str | None) -> Chosen:
         )
     if not file.is_file() or file.suffix != ".gguf":
         raise UsageError(
-            f"{file} is not a GGUF file by its name" if file.is_file() else f"{file} does not exist",
+            f"{file} does not end in .gguf" if file.is_file() else f"{file} does not exist",
             code="missing_file",
             expected="a run, or a file that ends in .gguf",
             got=str(file),

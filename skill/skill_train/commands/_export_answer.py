@@ -109,7 +109,7 @@ def modelfile_of(
                 got=named_type,
                 hint=f"name the type in --quant too: --quant {quoted(named_type)}",
             )
-        return chosen, "asked for with --modelfile"
+        return chosen, "chosen by --modelfile or --for"
     earlier = out / (model_of(out / "Modelfile") or "")
     if earlier.is_file() and earlier.parent == out:
         return earlier.name, "an earlier export chose it; --modelfile TYPE names another"

@@ -71,7 +71,7 @@ class DeviceQuestion:
     i_quants: tuple[str, ...] = ()
 
 
-def asked_of(
+def device_question(
     options: DeviceOptions, model: ModelFacts, here: MachineFacts, *, max_kl: float | None = None
 ) -> DeviceQuestion | None:
     """The device that the options describe; None when they describe none.

@@ -16,8 +16,8 @@ FORMATS = ("auto", "human", "json", "quiet")
 _EXIT_CODES_HELP = "\b\nExit codes:\n" + "\n".join(f"  {code}  {meaning}" for code, meaning in EXIT_CODES.items())
 
 _UNCLEAR = (
-    "{} is a part of a result, left by another machine or container, or before a restart: it stays, "
-    "because somebody there may work on it; remove it when nobody does"
+    "{} is an unfinished result of another machine or container, or from before a restart. It was kept, "
+    "because a process there may still write it; remove it if none does"
 )
 
 Options = TypeVar("Options")

@@ -114,7 +114,7 @@ def matrix_for(order: MatrixOrder, source: Path, texts: RunTexts, types: list[st
     if computed.unused_experts:
         console.warn(
             "imatrix",
-            f"{computed.unused_experts} matrices of experts saw no token of {texts.why}: they are rounded plainly",
+            f"{computed.unused_experts} expert matrices saw no token ({texts.why}): all their columns count equally",
         )
     return importance.matrix_of(request.file, source, console.warn, texts=texts.compared)
 

@@ -78,7 +78,7 @@ class Snapshot:
                 "per_hour": price,
                 "all_jobs": self._of_all_jobs(so_far),
             },
-            "waiting": _queue(self.now) or None,
+            "waiting": _long_wait_text(self.now) or None,
             "why": self.story.as_dict() if self.story else None,
             "hub_model_id": record.hub_model_id or None,
         }
@@ -91,7 +91,7 @@ class Snapshot:
 
     def next(self) -> tuple[str, ...]:
         word = self.cloud.word
-        if self.now.live and _queue(self.now):
+        if self.now.live and _long_wait_text(self.now):
             return (f"skill-train cancel {word}", f"skill-train wait {word}")
         if self.now.live:
             return (f"skill-train wait {word}", f"skill-train logs {word} --follow")
@@ -108,7 +108,7 @@ def snapshot(cloud: CloudRun, console: Console, *, in_time: bool = False) -> Sna
     """The current state of a job, from everything that the bucket and the Hub have.
 
     Args:
-        in_time: rather without figures than late: no log is read, and a bucket that does not answer is left out.
+        in_time: prefer an early answer to figures: no log is read, and a bucket that does not answer is left out.
     """
     now, there = job_of(cloud), _peeked(cloud, console, in_time=in_time)
     failed = not now.live and now.stage != "COMPLETED"
@@ -139,7 +139,7 @@ def until_end(cloud: CloudRun, console: Console, seconds: float | None) -> Job:
         if job.stage != stage:
             console.status(f"job {job.id}: {job.stage}")
             stage = job.stage
-        queue = _queue(job)
+        queue = _long_wait_text(job)
         if queue and not queue_reported:
             console.warn("long_queue", queue)
             queue_reported = True
@@ -150,7 +150,7 @@ def until_end(cloud: CloudRun, console: Console, seconds: float | None) -> Job:
     return ended or find_run.deleted_job(cloud)
 
 
-def _queue(job: Job) -> str:
+def _long_wait_text(job: Job) -> str:
     """What is said of a job that waits for a machine; empty for another."""
     since = job.created_at
     seconds = (datetime.now(UTC) - since).total_seconds() if since else 0.0

@@ -44,7 +44,7 @@ def target_of(
             raise _misused(f"{sizes[0]} is the size of a mix of types, which --quant auto makes")
         return others, None
     if len(sizes) > 1 or not (sizes or mix):
-        raise _misused("--quant auto needs the size of the file: --max-size or --bits, one of them")
+        raise _misused("--quant auto needs --max-size or --bits, but not both")
     most = None if max_size is None else round(parse_bytes(max_size, "--max-size"))
     target = MixTarget(most_bytes=most, bits=bits) if sizes else None
     return others, target if mix is None else read_mix(mix, target)

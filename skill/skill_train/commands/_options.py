@@ -100,15 +100,15 @@ def for_device_options(function: Callable[..., Result]) -> Callable[..., Result]
         click.option(
             "--for", "for_device", help='Device that the file is for, such as "iPhone 15", "M2 16GB" or here.'
         ),
-        click.option("--memory", help="Memory of the device, such as 8GB.  [default: that of the device's row]"),
-        click.option("--bandwidth", help="Its memory bandwidth, such as 68GB/s.  [default: that of the device's row]"),
+        click.option("--memory", help="Memory of the device, such as 8GB.  [default: from the table of devices]"),
+        click.option("--bandwidth", help="Its memory bandwidth, such as 68GB/s.  [default: from the table of devices]"),
         click.option(
             "--context",
             type=click.IntRange(min=1, max=_MOST_CONTEXT),
             help=f"Tokens of a conversation on the device.  [default: {DEFAULT_CONTEXT}, or what the model has]",
         ),
         click.option("--max-size", help="Largest file, such as 1.5GB."),
-        click.option("--min-speed", type=Number(min=0, min_open=True, max=1e6), help="Tokens a second, at least."),
+        click.option("--min-speed", type=Number(min=0, min_open=True, max=1e6), help="Minimum tokens per second."),
     )
     for option in reversed(options):
         function = option(function)

@@ -120,7 +120,7 @@ def _with_vocabulary(model: ModelFacts, folder: Path) -> ModelFacts:
 
 
 def _not_convertible(model: ModelFacts, why: str | None) -> ModelFacts:
-    """The facts with a reason, unless there is none, or another one."""
+    """The facts with this reason, unless it is None or another reason is already there."""
     if why is None or not model.convertible:
         return model
     return dataclasses.replace(model, convertible=False, not_convertible=why)
@@ -185,7 +185,7 @@ def _dataset_facts(console: Console, recipe: Recipe, model: ModelFacts, *, pictu
             recipe = dataclasses.replace(recipe, data_file=facts.data_file, data_revision=facts.revision)
         facts = scan.with_text_of(facts, recipe, first, seen_pictures, picture_tokens)
     if not recipe.columns and (unread := scan.unread_text(first, facts.columns)):
-        console.warn("unread_text", scan.unread_text_told(unread, facts.columns))
+        console.warn("unread_text", scan.unread_text_warning(unread, facts.columns))
     facts = for_model(facts, has_chat_template=model.has_chat_template)
     key = token_stats.tokenizer_key(recipe.model, model.revision)
     if key is None and Path(recipe.model).is_dir():

@@ -18,10 +18,10 @@ def warn_of_run(console: Console, plan: Plan, record: TrainRecord, estimates: di
     """Prints all warnings about a trained run.
 
     Args:
-        estimates: what was estimated beside what was measured, by what.
+        estimates: the estimates and measurements, by the name of the figure.
     """
     if smaller := record.smaller_layout:
-        console.warn("smaller_layout", f"trained with {smaller.value}, because memory ended: {smaller.because}")
+        console.warn("smaller_layout", f"trained with {smaller.value}, because memory ran out: {smaller.because}")
     if few := few_steps(plan.recipe, record.steps):
         console.warn("few_steps", few)
     warn_of_repeats(console, record.data)
@@ -32,7 +32,7 @@ def warn_of_run(console: Console, plan: Plan, record: TrainRecord, estimates: di
         )
 
 
-def warn_of_part(console: Console, run: RunDir) -> None:
+def warn_of_smoke_run(console: Console, run: RunDir) -> None:
     """Warns about a smoke run, which has not seen all its rows and whose files are not a final result."""
     recipe, record = plan_record.read(run.plan).recipe, train_record.read(run.record("train"))
     steps, batch, rows = record.steps, recipe.effective_batch_size, record.data.train_rows
@@ -58,7 +58,7 @@ def warn_of_repeats(console: Console, data: TrainedData) -> None:
         console.warn("repeated_rows", f"{groups}; each group is trained whole or held out whole")
     warn_of_seen(console, data)
     if data.held_out_asked:
-        repeated = f"{data.held_out_asked} of {data.held_out_rows} held-out rows ask what trained rows ask too"
+        repeated = f"{data.held_out_asked} of {data.held_out_rows} held-out rows have the question of a trained row"
         console.warn("held_out_asked", f"{repeated} with another answer, because too few rows have a unique question")
 
 

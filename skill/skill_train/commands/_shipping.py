@@ -14,7 +14,7 @@ from skill_train.commands._for_device import (
     DeviceOptions,
     DeviceQuestion,
     answer_of,
-    asked_of,
+    device_question,
     with_i_quants,
 )
 from skill_train.commands._mixing import AUTO, target_of
@@ -78,7 +78,7 @@ def question_of(options: FileOptions, model: Path, *, matrix: bool) -> DeviceQue
         options if options.is_for_device else dataclasses.replace(options, max_size=None)
     )  # the size of a mix
     facts = read_model(model, weights_needed=False)
-    question = asked_of(device_options, facts, machine_with_speeds(), max_kl=options.max_kl)
+    question = device_question(device_options, facts, machine_with_speeds(), max_kl=options.max_kl)
     usual = question is not None and options.quant is None and options.mix is None
     return with_i_quants(question, facts, matrix=matrix) if question is not None and usual else question
 

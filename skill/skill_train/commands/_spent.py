@@ -11,13 +11,13 @@ from skill_train.run.progress import dollars
 
 
 def spent_by_jobs(
-    namespace: str, plan_hash: str, record: CloudRecord | None, say: Say, *, but: str | None = None
+    namespace: str, plan_hash: str, record: CloudRecord | None, say: Say, *, excluded_job_id: str | None = None
 ) -> float:
     """Dollars of all jobs of a plan. A running job counts with its highest possible cost.
 
     Args:
         record: the record of a run of this plan, which has jobs that the Hub has forgotten.
-        but: the id of a job that does not count.
+        excluded_job_id: the id of a job that does not count.
 
     Raises:
         DecisionNeeded: the cost of a job is unknown.
@@ -26,7 +26,7 @@ def spent_by_jobs(
     noted = {job.job_id: job for job in (record.jobs if record else ()) if job.job_id is not None}
     listed = {job.id: job for job in patiently(lambda: jobs.find(namespace, {"plan": plan_hash}), say)}
     total = 0.0
-    for job_id in sorted({*noted, *listed} - {but}):
+    for job_id in sorted({*noted, *listed} - {excluded_job_id}):
         cost = _cost(listed.get(job_id), noted.get(job_id))
         if cost is None:
             raise DecisionNeeded(

@@ -49,7 +49,7 @@ class Source(TypedDict):
 
 
 class State(TypedDict):
-    """The state of a run; what follows `memory_bytes` and may be missing is of jobs."""
+    """The state of a run. Only jobs have the keys that may be missing."""
 
     run_dir: str | None
     job_id: str | None

@@ -58,7 +58,7 @@ class ExpectedEnd(TypedDict):
 
 
 class JobShown(TypedDict):
-    """A job that would be sent, or that there is: then with what may be missing."""
+    """A job that would be sent, or an existing one. Each has its own optional keys."""
 
     flavor: str | None
     timeout_seconds: int | None

@@ -116,12 +116,12 @@ def _task(console: Console, options: SubmitOptions, run: RunDir, order: Order, f
         "launched": options.yes,
     }
     back = f"hf buckets sync {bucket} {quoted(run.path)}"
-    data["how"] = how = f"sky queue, sky logs {task['name']}; what it keeps: {back}"
+    data["how"] = how = f"follow the run: sky queue, sky logs {task['name']}; fetch its files: {back}"
     resources = task["resources"]
     lines = [
         f"task: {folder / 'task.yaml'}, {options.nodes} x {resources['accelerators']}",
         f"machines of: {', '.join(place['infra'] for place in resources['any_of'])}",
-        f"training is ended after {_timeout(options, plan) / 3600:.2f} h; all is kept in {bucket}",
+        f"training is stopped after {_timeout(options, plan) / 3600:.2f} h; all files are stored in {bucket}",
     ]
     return Result(
         data,

@@ -90,7 +90,7 @@ class BenchedFile(TypedDict):
 def bench(options: BenchOptions, console: Console) -> Result:
     """Measure how many tokens a second GGUF files read and write here; `plan` and `--for here` then use it.
 
-    The file runs as users run it, with llama.cpp's own defaults. A figure is withheld while others use the processor.
+    Files run with llama.cpp's own defaults. A figure is left out if other programs used the processor meanwhile.
     """
     files, machine = _files(options.files), read_machine()
     measured = list[BenchedFile]()

@@ -118,7 +118,7 @@ class _Speaker:
     type=Number(min=0, max=10),
     help="0 takes the most likely token.  [default: with the rest of the sampling, from generation_config.json]",
 )
-@click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Of the random numbers.")
+@click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Seed of the random numbers.")
 @click.option(
     "--max-tokens",
     type=click.IntRange(1, 100_000),

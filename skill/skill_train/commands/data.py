@@ -26,7 +26,7 @@ from skill_train.data.inspect import Inspection
 from skill_train.data.inspect_report import ONLY_SFT, Counted, plain_example, report
 from skill_train.data.problems import PERSONAL, RefusedRows
 from skill_train.data.row_pictures import with_tags
-from skill_train.data.scan import unread_media, unread_text_told
+from skill_train.data.scan import unread_media, unread_text_warning
 from skill_train.facts import DatasetFacts, ModelFacts
 from skill_train.model.folder import read_model
 from skill_train.model.tower import trains_on_pictures
@@ -239,7 +239,7 @@ def _warn(console: Console, inspection: Inspection) -> None:
     if inspection.verdict.guessed:
         console.warn("guessed_mapping", inspection.verdict.because)
     if inspection.unread and inspection.detected is not None:
-        console.warn("unread_text", unread_text_told(list(inspection.unread), inspection.detected.columns))
+        console.warn("unread_text", unread_text_warning(list(inspection.unread), inspection.detected.columns))
     if (
         inspection.detected is not None
         and (unread := unread_media(inspection.recipe, inspection.detected.columns)) is not None

@@ -88,7 +88,7 @@ class _Chain:
     type=click.Choice(METHODS),
     default=DemoOptions.method,
     show_default=True,
-    help="What is learned: letters to a shop as JSON, or drawn squares in words, by a vision model.",
+    help="Demo to run. text: letters to a shop become JSON; vision: drawn squares are described in words.",
 )
 @click.option("--run-dir", type=PATH, help="Folder of the run.  [default: runs/demo; for vision runs/demo-vision]")
 def demo(options: DemoOptions, console: Console) -> Result:
@@ -226,7 +226,7 @@ def _draw(rich: Any, table: list[Stage], projector: dict[str, ExportedFile]) -> 
     draw_stages(rich, table)
     for path, file in projector.items():
         size = megabytes(file["bytes"], 2)
-        draw_text(rich, f"Each file reads pictures by {path}, whose {size} are counted with it.")
+        draw_text(rich, f"Each file needs {path} to read pictures; its {size} are included in the size.")
         draw_text(rich, "Its KL is to the merged model, on the words behind a picture of the same pixels.")
 
 

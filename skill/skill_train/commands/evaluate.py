@@ -262,13 +262,13 @@ def _data(run: RunDir, result: StepResult[Evaluation]) -> ShownEvaluation:
         "score": evaluation.score,
         "models": [msgspec.convert(_short(model, dropped), ShownModel) for model in evaluation.models],
         "differences": [msgspec.convert(_short(difference), ShownDifference) for difference in evaluation.differences],
-        "answers": [_shown_answers(row) for row in _telling(evaluation.answers)],
+        "answers": [_shown_answers(row) for row in _rows_that_differ_most(evaluation.answers)],
         "record": str(run.record("evaluate")),
         "reused": result.reused,
     }
 
 
-def _telling(answers: list[AnsweredRow]) -> list[AnsweredRow]:
+def _rows_that_differ_most(answers: list[AnsweredRow]) -> list[AnsweredRow]:
     """Rows where most different answers were given come first: they show what the figures stand for."""
     return sorted(answers, key=lambda row: -row.different_answers)[:_SHOWN]
 

@@ -23,7 +23,7 @@ from skill_train.commands._options import BITS, DIVERGENCE, PATH, for_device_opt
 from skill_train.commands._outputs import beside, listed, put_aside, slug
 from skill_train.commands._projector import CHOICES, from_line, projector_type
 from skill_train.commands._quantizing import quantize_files
-from skill_train.commands._run_warnings import warn_of_part
+from skill_train.commands._run_warnings import warn_of_smoke_run
 from skill_train.commands._shell import quoted
 from skill_train.commands._shipping import DEFAULT_TYPES, FileOptions, question_of, shipped, wanted_types
 from skill_train.core.console import Console, Result
@@ -87,14 +87,14 @@ class ExportOptions(FileOptions):
 @click.option(
     "--imatrix",
     metavar="auto|none|FILE",
-    help="Importance matrix for types below q6: auto computes it of the training rows of RUN and uses it where that is "
+    help="Importance matrix for types below q6: auto computes it from RUN's training rows and uses it where that is "
     "measured to help, FILE is one of llama-imatrix.  [default: auto for RUN, none for a model folder]",
 )
 @for_device_options
 @click.option(
     "--max-kl", type=DIVERGENCE, help="Largest divergence from the unquantized file, in nats a token, for --for."
 )
-@click.option("--bits", type=BITS, help="Bits a weight of --quant auto, in place of a size.")
+@click.option("--bits", type=BITS, help="Average bits per weight for --quant auto, instead of --max-size.")
 @click.option(
     "--mix",
     type=PATH,
@@ -189,7 +189,7 @@ def export_run(console: Console, run: RunDir, options: ExportOptions, tools: Any
     chosen_types = type_names(names) + ([mix.name] if mix else [])  # a wrong name is refused before anything runs
     with locked(run, "export-gguf"):
         trained(run)
-        warn_of_part(console, run)
+        warn_of_smoke_run(console, run)
         model = run.merged if run.merged.is_dir() else base_of(run)
         run_converter.require_convertible(model, tools)
         matrix = MatrixOrder(options.imatrix, run)

@@ -86,7 +86,7 @@ def local(options: LocalOptions, console: Console) -> Result:
             hint="skill-train local --resume --run-dir RUN",
         )
     if options.run_dir is not None:
-        cloud_record.require_of_this_machine(RunDir(options.run_dir))
+        cloud_record.require_not_submitted(RunDir(options.run_dir))
     plan = _plan(options, console)
     folder = _run_at(options.run_dir or _default_run_dir(plan))
     trained = _train(options, console, folder, plan)
@@ -164,7 +164,7 @@ def _plan_to_go_on_with(folder: Path) -> Plan:
     plan = plan_record.read(run.plan)
     if not _is_finished(run, plan):
         anew = f"skill-train local {quoted(run.recipe)} --run-dir NEW_RUN"
-        require_same_inputs(run.plan, plan, f"bring back what it began with; or begin anew: {anew}")
+        require_same_inputs(run.plan, plan, f"restore what it began with, or start a new run: {anew}")
         require_same_recipe(run, plan, f"begin anew with the edited recipe: {anew}")
     return plan
 

@@ -51,7 +51,7 @@ class MergeOptions:
     default="auto",
     show_default=True,
     help="What to compare with base + adapter: weights only, or logits too, which runs the model. Auto: logits "
-    "up to 250M weights, and of adapters that are more than A and B.",
+    "up to 250M weights, and for adapters with more than the matrices A and B.",
 )
 def merge(options: MergeOptions, console: Console) -> Result:
     """Merge an adapter into its base, tensor by tensor, and check the result against base + adapter."""

@@ -22,8 +22,8 @@ from skill_train.commands._for_device import (
     DeviceOptions,
     DeviceQuestion,
     answer_of,
-    asked_of,
     candidates_of,
+    device_question,
     draw_answer,
     estimated,
     with_i_quants,
@@ -59,7 +59,7 @@ from skill_train.run.plan_record import Blocker, Estimate, Estimates, Number, Of
 
 _MANY_EPOCHS = 10
 _FEW_HELD_OUT = 10
-_OF_A_DEVICE = ("for_device", "memory", "bandwidth", "context", "max_size", "min_speed", "quant")
+_DEVICE_OPTIONS = ("for_device", "memory", "bandwidth", "context", "max_size", "min_speed", "quant")
 
 
 @dataclass(frozen=True)
@@ -125,7 +125,7 @@ def plan(options: PlanOptions, console: Console) -> Result:
         require_free(options.out)
     recipe = load_recipe(options.recipe, set_options(options, RECIPE_OPTIONS))
     plan, sent = _with_pictures(plan_from_metadata(console, recipe, _choices(options)))
-    question = asked_of(options, plan.facts.model, plan.facts.machine)
+    question = device_question(options, plan.facts.model, plan.facts.machine)
     if question is None and options.quant is not None:
         hint = "skill-train plan --help"
         raise UsageError("--quant needs a device", code="bad_usage", expected="--for, or --memory", hint=hint)
@@ -176,7 +176,7 @@ def _choices(options: PlanOptions) -> Choices:
 
 def _plan_of_run(folder: Path, options: PlanOptions) -> Result:
     run = open_run(folder)
-    others = set_options(options, (*RECIPE_OPTIONS, "device", "dtype", "where", "flavor", "out", *_OF_A_DEVICE))
+    others = set_options(options, (*RECIPE_OPTIONS, "device", "dtype", "where", "flavor", "out", *_DEVICE_OPTIONS))
     if others:
         hint = f"skill-train plan {quoted(folder)}"
         name = next(iter(others))

@@ -50,7 +50,7 @@ def pull(options: PullOptions, console: Console) -> Result:
     """
     cloud = find_run.with_run_dir(find_run.find(options.run, console.status), options.run_dir, console.status)
     here = cloud.run
-    assert here is not None  # in_folder gave it one
+    assert here is not None  # find_run.with_run_dir set it
     record, fetched = _fetched(cloud, here, console)
     source = record.inputs
     done, failure = source.state == "done", None

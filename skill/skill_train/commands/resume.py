@@ -70,7 +70,7 @@ def resume(options: ResumeOptions, console: Console) -> Result:
         cloud = find_run.with_current_job(find_run.with_newest_job(cloud), console.status)
     if cloud.now is not None and cloud.now.live:
         if cloud.run is not None:
-            resume.noted(cloud.run, console.status)
+            resume.with_missing_jobs(cloud.run, console.status)
         return _running_job(cloud, cloud.job, reused=True)
     cloud = find_run.with_run_dir(cloud, options.run_dir, console.status)
     ended = _ended_job(cloud, console)
@@ -85,7 +85,7 @@ def resume(options: ResumeOptions, console: Console) -> Result:
         return _agreement(
             ended, budget, f"{command} --timeout {options.timeout} --yes" if options.timeout else f"{command} --yes"
         )
-    assert cloud.run is not None  # in_folder gave it one
+    assert cloud.run is not None  # find_run.with_run_dir set it
     record, reused = resume.resume(
         cloud.run,
         flavor=budget.flavor,
@@ -142,7 +142,7 @@ def _ended_job(cloud: CloudRun, console: Console) -> Snapshot:
 
 def _has_result(cloud: CloudRun, console: Console) -> bool:
     """Whether the result is here, or can be fetched."""
-    assert cloud.run is not None  # in_folder gave it one
+    assert cloud.run is not None  # find_run.with_run_dir set it
     with contextlib.suppress(UsageError):
         trained(cloud.run)
         return True

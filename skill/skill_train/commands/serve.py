@@ -50,7 +50,7 @@ class ServeOptions:
 @click.argument("model", type=PATH, metavar="RUN|FILE.gguf")
 @click.option("--quant", help="GGUF file by its type (q4_k_m) or name.  [default: the file of the Modelfile]")
 @click.option(
-    "--host", default=LOOPBACK, show_default=True, help="Address to listen at. Another than this machine's needs a key."
+    "--host", default=LOOPBACK, show_default=True, help="Address to listen on. Any but loopback needs --api-key."
 )
 @click.option(
     "--port", type=click.IntRange(0, 65535), default=PORT, show_default=True, help="Port; 0 takes a free one."
@@ -145,7 +145,7 @@ def _require_key(options: ServeOptions) -> None:
     if _is_loopback(options.host) or options.api_key is not None:
         return
     raise UsageError(
-        f"at {options.host} other machines reach the model, and there is no key",
+        f"other machines can reach the model at {options.host}, and no key was given",
         code="bad_usage",
         expected="--api-key env:NAME or --api-key FILE beside --host",
         got="--host without --api-key",

@@ -42,7 +42,7 @@ class StatusOptions:
 def status(options: StatusOptions, console: Console) -> Result:
     """Show a run's progress, its cost so far, the time it still needs, and why it failed.
 
-    On a terminal it looks again and again until the run has ended; Ctrl-C stops looking. Else it asks once.
+    On a terminal it repeats until the run has ended or you press Ctrl-C. Otherwise it asks once.
     RUN is a run directory, or the id of a job: NAMESPACE/ID or ID.
     """
     here = RunDir(Path(options.run))

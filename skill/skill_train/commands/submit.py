@@ -97,20 +97,20 @@ def submit(options: SubmitOptions, console: Console) -> Result:
     if not options.dry_run:
         existing = submission.existing(run, order, console.status, force_new=options.force_new)
         if existing is not None:
-            return _sent(console, options, run, existing, order, timeout)
+            return _job_answer(console, options, run, existing, order, timeout)
     checked = check_order(console, options, order, account, timeout)
     if options.dry_run:
         return _submit_answer.dry_run(run, checked)
     if not options.yes:
         return _submit_answer.decision(options, checked)
     sent = submission.submit(run, checked.order, console.status, force_new=options.force_new)
-    return _sent(console, options, run, sent, checked.order, timeout)
+    return _job_answer(console, options, run, sent, checked.order, timeout)
 
 
-def _sent(
+def _job_answer(
     console: Console, options: SubmitOptions, run: RunDir, sent: Sent, order: Order, timeout: int | None
 ) -> Result:
-    """Starts the job. An existing job is the answer only if it is running or has completed.
+    """The answer with a started or existing job. It has an error if the job ended without a result.
 
     Raises:
         DecisionNeeded: it may cost more than was allowed.
@@ -137,5 +137,5 @@ def _sent(
 def _spent_before(console: Console, order: Order, sent: Sent) -> float:
     """Dollars of the earlier jobs of this plan."""
     record, last = sent.record, sent.record.last_begun
-    but = last.job_id if last is not None else None
-    return spent_by_jobs(record.namespace, order.plan_hash, record, console.status, but=but)
+    newest = last.job_id if last is not None else None
+    return spent_by_jobs(record.namespace, order.plan_hash, record, console.status, excluded_job_id=newest)

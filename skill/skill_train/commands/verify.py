@@ -57,7 +57,7 @@ class VerifyOptions:
     "--engine",
     multiple=True,
     type=click.Choice((*ENGINES, ALL)),
-    help="Program to ask the files in as well, on this machine; repeat for more, or all for those that are here.",
+    help="Other program to run the files in, on this machine; repeat for more. all: every installed one.",
 )
 @click.option("--out", type=PATH, help="File for the proof.  [default: RUN/verify.json, or beside the first GGUF]")
 def verify(options: VerifyOptions, console: Console) -> Result:

@@ -47,10 +47,10 @@ def wait(options: WaitOptions, console: Console) -> Result:
             seconds = None if timeout is None else max(end - time.monotonic(), 0.0)
             cloud = find_run.with_recorded_end(dataclasses.replace(cloud, now=until_end(cloud, console, seconds)))
         state = snapshot(cloud, console, in_time=timeout is not None and job_of(cloud).live)
-    return state_result(state.data(), state.next(), _not_well(state, timeout))
+    return state_result(state.data(), state.next(), _wait_error(state, timeout))
 
 
-def _not_well(state: Snapshot, timeout: float | None) -> SkillTrainError | None:
+def _wait_error(state: Snapshot, timeout: float | None) -> SkillTrainError | None:
     hint, waited = f"skill-train wait {state.cloud.word}", f"after {timeout or 0:g} seconds of waiting"
     if state.now.stage == "SCHEDULING":
         message = f"the job has no machine yet {waited}"

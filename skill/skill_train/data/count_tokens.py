@@ -33,7 +33,7 @@ class Counter:
     """Encodes rows one by one as training does.
 
     Attributes:
-        found: the format as this model reads it.
+        detected: the format as this model reads it.
         template: rows that the model's template refuses.
         notes: the notes of the encoder.
         pictures: those of the rows as this model reads them; None where it reads text.

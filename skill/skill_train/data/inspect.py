@@ -26,7 +26,7 @@ class Inspection:
     Attributes:
         recipe: its dataset, and its mapping where it says one; `file` is where it was read.
         row: a typical one; empty when no row could be read.
-        found: the format for sft, also when its mapping is only suggested.
+        detected: the format for sft, even if its mapping is only a suggestion.
         unread: columns of text that it leaves out, without the recipe saying so.
         pictures: of the rows; None where they are read as text.
     """

@@ -114,7 +114,7 @@ def _sft(row: Row, detected: DetectedFormat | None, rows: Sequence[Row]) -> Verd
     question = _column(row, _ASKED)
     why = f"{question} has no answer beside it" if question else "no column holds conversations, answers or plain text"
     if any(kind(value) == "text" for value in row.values()) and not question:
-        why = "several text columns, and no name says which is asked and which is answered: say it in a recipe"
+        why = "several text columns, and no name shows which is the question and which the answer: map them in a recipe"
     return Verdict("impossible", why)
 
 
@@ -128,7 +128,7 @@ def _sft_pictures(row: Row, detected: DetectedFormat | None, rows: Sequence[Row]
     if detected is not None:
         if not beside or detected.explicit:
             return Verdict("ready", detected.reason, detected.columns, detected.format)
-        why = "one column of pictures beside turns is read; say in a recipe which"
+        why = "only one column of pictures is read beside turns; name it in a recipe"
         return Verdict("impossible", f"{', '.join(beside)} contains images, audio or video: {why}")
     column = next((name for name in PICTURE_COLUMNS if name in media), next(iter(beside), None))
     texts = {name: value for name, value in row.items() if name not in media}
@@ -137,7 +137,7 @@ def _sft_pictures(row: Row, detected: DetectedFormat | None, rows: Sequence[Row]
         return verdict
     if verdict.format not in PICTURED or len(beside) > (column in beside):
         return Verdict(
-            "impossible", f"{column} contains images, audio or video, and no columns ask about it and answer"
+            "impossible", f"{column} contains images, audio or video, and no columns hold a question and an answer"
         )
     return replace(verdict, columns=verdict.columns | {"images": column})
 
@@ -168,7 +168,7 @@ def _odd_names(row: Row) -> Verdict | None:
     question, answer = _column(texts, _ASKED), _column(texts, _ANSWERED)
     if question is None or answer is None:
         return None
-    return _pairs(row, question, answer, f"{question} is asked and {answer} answers, by their names")
+    return _pairs(row, question, answer, f"by their names, {question} is the question and {answer} the answer")
 
 
 def _single_column(row: Row) -> Verdict | None:

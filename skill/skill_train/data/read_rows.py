@@ -185,7 +185,7 @@ def _parsed(raw: bytes, where: str) -> Row | Broken:
 
 def _json(path: Path) -> Iterator[Line]:
     """The rows of a list of objects, of an object with one such list, or else of JSON lines, as in
-    `train.iter_json`."""
+    `program.rows.iter_json`."""
     items = json_items(path)
     if items is None:
         yield from _json_lines(path)
@@ -197,7 +197,7 @@ def _json(path: Path) -> Iterator[Line]:
 
 
 def _csv(path: Path, delimiter: str) -> Iterator[Line]:
-    """The rows of a table, as `train.iter_csv` reads them. A rejected row is broken, and reading continues."""
+    """The rows of a table, as `program.rows.iter_csv` reads them. A rejected row is broken, and reading continues."""
     wrong_bytes = list[tuple[int, bytes]]()
     csv.field_size_limit(CELL_CHARACTERS)
     reader = csv.reader(_text_lines(path, wrong_bytes), delimiter=delimiter, strict=True)

@@ -365,7 +365,7 @@ def _texts(value: Any, depth: int = 4) -> list[str]:
     return [text for each in inner for text in _texts(each, depth - 1)] if depth else []
 
 
-def unread_text_told(names: list[str], columns: dict[str, str]) -> str:
+def unread_text_warning(names: list[str], columns: dict[str, str]) -> str:
     return (
         f"{', '.join(names[:4])} {'is' if len(names) == 1 else 'are'} not read: the model learns "
         f"{', '.join(columns.values())} alone. If the answers need it, put it into the question, or name the columns "

@@ -130,7 +130,7 @@ def _body_parameters(model: ModelFacts) -> int:
 
 def reading_seconds(model: ModelFacts, step: MicroStep, machine: MachineFacts) -> float:
     """Seconds of a micro-step for reading weights on a processor, where short rows do not hide them behind arithmetic.
-    A pass reads the weights of the layers once, and those of the output head twice for each chunk of logits. None on a
+    A pass reads the weights of the layers once, and those of the output head twice for each chunk of logits. Zero on a
     GPU, where `_LAUNCHES` and the reached share include this time.
     """
     if step.device != "cpu":

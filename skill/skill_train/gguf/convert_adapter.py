@@ -136,7 +136,7 @@ def _check_convertible(adapter: Adapter, base: Path) -> tuple[float, str]:
         reasons.append("it has no LoRA matrices")
     if new := new_tokens(base, adapter.folder):
         some = ", ".join(repr(text) for text in list(new.values())[:3])
-        reasons.append(f"its tokenizer adds {len(new)} tokens ({some}), and the file lies beside one of the base's")
+        reasons.append(f"its tokenizer adds {len(new)} tokens ({some}), which the base's GGUF file lacks")
     if reasons:
         raise UsageError(
             f"llama.cpp cannot apply this adapter exactly: {reasons[0]}"

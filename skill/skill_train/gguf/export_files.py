@@ -15,7 +15,7 @@ def unread(run: RunDir) -> tuple[tuple[str, str], ...]:
     gone = [(path.name, "it was exported, and is not there any more") for path in recorded(run) if not path.is_file()]
     expected = {*run.exported, run.gguf / "Modelfile"}
     others = sorted(path.name for path in run.gguf.glob("*") if path not in expected)
-    return (*gone, *((name, "it is not a GGUF file by its name") for name in others))
+    return (*gone, *((name, "its name is not that of a GGUF file") for name in others))
 
 
 def recorded(run: RunDir) -> list[Path]:

@@ -189,7 +189,7 @@ def require_same_matrix(file: Path, entry: ExportedFile, matrix: Matrix | None, 
         requested = f"with {matrix.use['file']}"
     if other:
         raise UsageError(
-            f"{file} was made {_made_with(made_with)}, and is asked for {requested}",
+            f"{file} was made {_made_with(made_with)}, but this export asks for it {requested}",
             code="output_exists",
             expected="the same importance matrix, or a new place for the file",
             got=_made_with(made_with),

@@ -37,11 +37,11 @@ _NOMINAL = ((2.9, "q2_k"), (3.7, "q3_k_m"), (5.2, "q4_k_m"), (6.1, "q5_k_m"), (7
 
 @dataclass(frozen=True)
 class MixTarget:
-    """What a mix may weigh. One of the two is set.
+    """The size that a mix may have. One of the two is set.
 
     Attributes:
         most_bytes: of the whole file.
-        bits: a weight, of all matrices.
+        bits: bits per weight, over all matrices.
     """
 
     most_bytes: int | None = None

@@ -60,7 +60,7 @@ def read_mix(path: Path, target: MixTarget | None) -> MixFile:
     if "schema" in document:
         mix, types = _recorded(path, records.convert(document, ExportRecord, path), target)
     elif target is not None:
-        raise _no_mix(path, f"it is a list of types, in which there is no {target.name} to choose")
+        raise _no_mix(path, f"it is a plain list of types, so it has no mix named {target.name}")
     else:
         mix, types = "", _listed(path, document)
     types = {name: _type_of(path, name, kind) for name, kind in types.items()}
@@ -125,11 +125,11 @@ def _document(path: Path, content: bytes) -> dict[str, Any]:
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """An object whose keys stand once. Of a name that stands twice nobody knows which type is meant."""
+    """Builds the object. Refuses a name that appears twice, because either of its types could be meant."""
     entries: dict[str, Any] = {}
     for name, value in pairs:
         if name in entries:
-            raise ValueError(f"{records.shortened(name)} stands twice")
+            raise ValueError(f"{records.shortened(name)} appears twice")
         entries[name] = value
     return entries
 
@@ -151,7 +151,7 @@ def _listed(path: Path, document: dict[str, Any]) -> dict[str, str]:
         raise _no_mix(path, "it is empty")
     odd = next((name for name, kind in document.items() if not isinstance(kind, str)), None)
     if odd is not None:
-        raise _no_mix(path, f"the type of {records.shortened(odd)} is {records.shortened(document[odd])}, and no name")
+        raise _no_mix(path, f"the type of {records.shortened(odd)} is {records.shortened(document[odd])}, not a name")
     return document
 
 

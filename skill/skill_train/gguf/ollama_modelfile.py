@@ -38,7 +38,7 @@ _OLLAMA_REPEAT_PENALTY = "1.1"  # the documented default
 _OLLAMA_CONTEXT = 4096  # tokens; Ollama's default context on most machines
 # Its llm/llama_server.go of 2026-08-21: `llamaServerChatMessage`, `qwenVLServerArgs`.
 _PICTURES = (
-    "# Ollama 0.30 and newer puts a picture behind the words of its message, and gives one of Qwen-VL 1,024 tokens.",
+    "# Ollama 0.30 and newer puts a picture behind the words of its message, and gives Qwen-VL 1,024 tokens for it.",
     "# `verify` judged the pair with pictures where the rows have them, and of llama.cpp's own size.",
 )
 BARE_TEMPLATE = "TEMPLATE {{ .Prompt }}"

@@ -176,7 +176,7 @@ def _needs_matrix(quant: str, matrix: Matrix | None) -> UsageError:
         code="cannot_quantize",
         expected="a type that works without one, such as q4_k_m, q3_k_m, q2_k or iq4_xs",
         got=quant,
-        hint="skill-train export-gguf RUN --quant q4_k_m; a run has a matrix of its own with --imatrix auto",
+        hint="skill-train export-gguf RUN --quant q4_k_m; or compute a matrix from the run's rows: --imatrix auto",
     )
 
 

@@ -199,7 +199,7 @@ def _use_types(api: Any, parameters: Any, types: dict[str, str]) -> Any:
         raise UsageError(
             f"{odd[0]!r} is not a name of a matrix that can be given a type of its own",
             code="cannot_quantize",
-            expected="names of letters, digits, dots and lines",
+            expected="names of letters, digits, dots, hyphens and underscores",
             hint="skill-train export-gguf RUN --quant q4_k_m",
         )
     numbers = {kind.name.lower(): int(kind) for kind in GGMLQuantizationType}

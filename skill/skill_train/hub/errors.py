@@ -260,7 +260,7 @@ def _disk_error(error: OSError, resource: HubResource) -> SkillTrainError:
             code="no_disk",
             expected=f"room for the files of {resource}",
             got=str(error),
-            hint=f"free some space, or {place} on another disk; the same command goes on",
+            hint=f"free some space, or {place} on another disk; then run the same command again",
         )
     return UsageError(
         "the Hugging Face cache cannot be used",

@@ -62,8 +62,8 @@ def set_up(request_seconds: float, refuse: Callable[[Any], None]) -> None:
         http_client.timeout = request_seconds
         hooks = http_client.event_hooks
         http_client.event_hooks = {
-            "request": [*hooks["request"], _goes],
-            "response": [*hooks["response"], refuse, _refuse_long_pause, _comes],
+            "request": [*hooks["request"], _prepare_request],
+            "response": [*hooks["response"], refuse, _refuse_long_pause, _count_response],
         }
         return http_client
 
@@ -92,14 +92,14 @@ def offline() -> Iterator[None]:
         constants.HF_HUB_OFFLINE = before
 
 
-def _goes(request: Any) -> None:
+def _prepare_request(request: Any) -> None:
     limits = request.extensions.get("timeout") or {}
     named = {name: STREAM_SECONDS if limit is None else min(limit, STREAM_SECONDS) for name, limit in limits.items()}
     request.extensions = {**request.extensions, "timeout": named}
     request.stream = _counted(request.stream)
 
 
-def _comes(response: Any) -> None:
+def _count_response(response: Any) -> None:
     if response.status_code < 500 and response.status_code != 429:
         TRAFFIC.moved += AN_ANSWER
     response.stream = _counted(response.stream, MOST_BYTES if _is_answer(response.request.url.path) else math.inf)

@@ -80,7 +80,7 @@ def most_tokens(most: int, prompt: int, room: int) -> int:
             code="bad_usage",
             expected=f"fewer than {room} tokens",
             got=f"{prompt} tokens",
-            hint="ask for a longer context with --context, or ask anew",
+            hint="allow a longer context with --context, or start a new chat",
         )
     return min(most, room - prompt)
 

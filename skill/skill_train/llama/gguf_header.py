@@ -151,7 +151,7 @@ _NO_MODELS = {"adapter": "an adapter", "mmproj": "a projector", "imatrix": "an i
 
 
 def is_model(file: GgufFile) -> bool:
-    """Whether a file says that it is a language model, or nothing that anybody knows and has the tensors of one."""
+    """Whether a file states that it is a language model, or states an unknown type and has a token embedding."""
     kind = file.metadata.get("general.type", "model")
     return kind == "model" or (str(kind) not in _NO_MODELS and "token_embd.weight" in file.tensors)
 

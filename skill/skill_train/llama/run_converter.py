@@ -103,7 +103,7 @@ def warn_of_window(model: Path, warn: Callable[[str, str], None]) -> None:
     window = unread_window(config)
     if window is not None:
         name = from_config.architecture(text_config(config), config)
-        warn("unread_window", from_config.unread_window_told(window, str(name)))
+        warn("unread_window", from_config.unread_window_warning(window, str(name)))
 
 
 @contextlib.contextmanager

@@ -132,7 +132,7 @@ def _compare(
         b, a = (adapter.tensor(parts[kind]).float() for kind in ("b", "a"))
         _compare_changed(name, stored, new, (b * scale, a), comparison)
     elif not _same_values(stored, new):
-        comparison.failures.append(f"{name} is not the base's, and the adapter has nothing for it")
+        comparison.failures.append(f"{name} differs from the base's, although the adapter does not change it")
     return comparison
 
 

@@ -38,7 +38,7 @@ def judge(merged: MergeRecord, record: Path, out: Path, warn: Callable[[str, str
     if kept_share is not None and kept_share < _LEAST_KEPT_SHARE:
         warn(
             "rounding_loss",
-            f"{outcome['stored_dtype']} keeps {kept_share:.0%} of the adapter's change; --dtype float32 all of it",
+            f"{outcome['stored_dtype']} keeps {kept_share:.0%} of the adapter's change; --dtype float32 keeps it all",
         )
     if cost := _rounding_cost(outcome, merged.changes):
         warn("rounding_cost", f"{cost}; --dtype float32 rounds nothing")

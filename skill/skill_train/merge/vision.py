@@ -24,8 +24,8 @@ def with_names(base: Base, adapter: Adapter) -> Base:
 
 
 def as_stored(adapter: Adapter, base: Base) -> Adapter:
-    """The adapter with the names of the base's files in place of those in memory. As it is where a parameter has no
-    tensor of its own, which the plan of the merge then reports.
+    """The adapter with the names of the base's files instead of those in memory. It is unchanged if a parameter has no
+    tensor of its own; the merge plan then reports that parameter.
 
     Patterns of ranks are written out for each module, because they were made for the names in memory.
     """

@@ -204,7 +204,7 @@ def _why_flavor(place: Candidate, max_hours: float) -> str:
 def _why_checkpointing(place: Candidate) -> str:
     memory, usable = place.fit.memory, place.fit.usable_bytes
     if memory is None or usable is None:
-        return "memory need or memory unknown: the careful choice"
+        return "the needed or the usable memory is unknown, so this is the safe choice"
     how = "with" if place.fit.step.checkpointing else "without"
     return f"up to {gigabytes(memory.high, 2)} {how} it, {gigabytes(usable)} usable"
 

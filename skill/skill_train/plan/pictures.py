@@ -84,7 +84,5 @@ def _tokens(recipe: Recipe, model: ModelFacts, dataset: DatasetFacts) -> Reason:
     if tokens is None:
         return Reason("picture tokens", "unknown", "no picture was looked at", source)
     value = f"{tokens.least}" if tokens.least == tokens.most else f"{tokens.least} to {tokens.most}"
-    why = (
-        f"by the sizes of the pictures; those of a row have {tokens.mean:.0f} in the mean, and {tokens.longest} at most"
-    )
+    why = f"by the sizes of the pictures; those of a row take {tokens.mean:.0f} on average, at most {tokens.longest}"
     return Reason("picture tokens", value, why, source)

@@ -144,7 +144,7 @@ def _memory(here: Candidate) -> Reason:
     if not has_device(here.machine, fit.step.device):
         return Reason("memory", "either", f"{need}; no {fit.step.device} device was found here to compare", "estimate")
     if fit.usable_bytes is None:
-        return Reason("memory", "either", f"{need}; what {here.machine.chip} has is unknown", "estimate")
+        return Reason("memory", "either", f"{need}; the memory of {here.machine.chip} is unknown", "estimate")
     have = f"{gigabytes(fit.usable_bytes)} can be used on {here.machine.chip}"
     proof = f"; {fit.proof}" if fit.proof else ""
     return Reason("memory", "local" if fit.fits else "cloud", f"{need}, {have}{proof}", "estimate")

@@ -33,8 +33,8 @@ from skill_train.program.tokenizer import added_special_tokens
 # conversation, and also for all together. To the latter each conversation and each of its characters adds the others.
 TEMPLATE_SECONDS, SECONDS_A_RENDERING, SECONDS_A_CHARACTER = 10.0, 0.003, 2e-6
 WITHOUT_TEMPLATE = (
-    "the rows are trained as they stand, without the model's chat template: asked through a chat, the model sees "
-    "another prompt than it was trained on"
+    "the rows are trained without the model's chat template, so in a chat the model sees a different prompt "
+    "from the one it was trained on"
 )
 MARK = "skill train mark 7f3a"  # stands in for an answer to find where a template puts it
 
@@ -150,12 +150,12 @@ class Encoder:
         column = media_beside(row, self.recipe["columns"], pictures=self.pictures is not None)
         if column is not None:
             raise Refused(
-                f"an image, audio or video in the column {column!r}, which no row had that the plan was made from",
+                f"the column {column!r} contains an image, audio or video; no row that the plan was made from had one",
                 code="not_text",
                 expected=f"nothing beside {', '.join(self.recipe['columns'].values())}",
                 got=media_in(row[column]) or repr(row[column])[:80],
-                hint="a recipe with images: true, format and columns, where images names this column, trains on "
-                "pictures; one whose columns are those of the text trains on the text alone",
+                hint="to train on the pictures, set images: true, format, and columns with this column as images; "
+                "to train on the text alone, set format and only the columns of the text",
             )
 
     def tokens(self, rendered: str, spans: list[tuple[int, int]], *, is_chat: bool) -> tuple[list[int], list[int]]:

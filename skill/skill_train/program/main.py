@@ -19,7 +19,7 @@ cloud job.
     python train.py RUN/plan.json --resume    go on from the newest complete checkpoint
     python train.py RUN/plan.json --probe     time this model in fp32 and bf16 on this processor; print one JSON line
     python train.py RUN/plan.json --job       as a cloud job: see below
-    python train.py … --data PATH             the plan's data lies here; with the fingerprint of the plan
+    python train.py … --data PATH             read the plan's data from PATH; its fingerprint must match
     python train.py … --attended              end at a checkpoint when standard input closes: who started it has ended
 
 Rows with pictures need Pillow too, which the header leaves out: `uv run --with pillow train.py …`.
@@ -105,7 +105,7 @@ from skill_train.program.split import (
 )
 from skill_train.program.tokenizer import load_tokenizer
 from skill_train.program.trainer import base_folder, build_trainer, environment, save, train
-from skill_train.program.watch import Watch, attend, check_base_weights, check_split, newest_checkpoint
+from skill_train.program.watch import Watch, check_base_weights, check_split, newest_checkpoint, watch_standard_input
 
 SAMPLE_ROWS = 32  # rows kept in samples.jsonl
 
@@ -115,7 +115,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("plan", type=Path)
     parser.add_argument("--resume", action="store_true", help="go on from the newest complete checkpoint")
     parser.add_argument("--probe", action="store_true", help="time fp32 and bf16 on this processor and stop")
-    parser.add_argument("--data", type=Path, help="where the plan's data lies here")
+    parser.add_argument("--data", type=Path, help="path of the plan's data on this machine")
     parser.add_argument("--attended", action="store_true", help="end at a checkpoint when standard input closes")
     parser.add_argument("--job", action="store_true", help="as a cloud job: keep what it makes in the plan's folder")
     parser.add_argument("--rehearse", action="store_true", help="with --job: write nothing to the Hub")
@@ -138,7 +138,7 @@ def main(argv: list[str]) -> int:
                 event("probe", **probe(plan))
             else:
                 if arguments.attended:
-                    attend(folder)
+                    watch_standard_input(folder)
                 use_data(plan, arguments.data)
                 require_hub_inputs(plan)
                 run(plan, folder, resume=arguments.resume)

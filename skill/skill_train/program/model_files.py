@@ -109,7 +109,7 @@ def check_files(folder: Path) -> None:
         if name not in VOCABULARIES and (folder / name).is_file():
             document = foreign_json(folder / name)
             if not isinstance(document, dict):
-                raise unsound(folder / name, f"it holds {KINDS_OF_JSON.get(type(document), 'a value')}, and no object")
+                raise unsound(folder / name, f"it holds {KINDS_OF_JSON.get(type(document), 'a value')}, not an object")
             check_values(document, folder / name)
             if name.endswith("config.json"):
                 check_settings(document, folder / name)
@@ -147,13 +147,13 @@ def check_values(document: JsonObject, path: Path) -> None:
 def check_ids(document: JsonObject, path: Path) -> None:
     """Refuses token ids, parts and a model type of another kind. Libraries would fail on them much later."""
     if not isinstance(document.get("model_type", ""), str):
-        raise unsound(path, f"model_type is {json.dumps(document['model_type'])[:100]}, and no text")
+        raise unsound(path, f"model_type is {json.dumps(document['model_type'])[:100]}, not text")
     for key, value in document.items():
         if key in PARTS and value is not None and not isinstance(value, dict):
-            raise unsound(path, f"{key} is {json.dumps(value)[:100]}, and no object")
+            raise unsound(path, f"{key} is {json.dumps(value)[:100]}, not an object")
         listed = value if isinstance(value, list) else [value]
         if key.endswith(("_token_id", "suppress_tokens")) and not all(is_id(element) for element in listed):
-            raise unsound(path, f"{key} is {json.dumps(value)[:100]}, and no id of a token or list of such ids")
+            raise unsound(path, f"{key} is {json.dumps(value)[:100]}, not a token id or a list of token ids")
 
 
 def is_id(value: Any) -> bool:

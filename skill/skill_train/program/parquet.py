@@ -405,7 +405,7 @@ def saved_json(path: Path) -> JsonObject:
     except Refused as refusal:
         raise broken_arrow(path, ValueError(refusal.error["got"])) from None
     if not isinstance(document, dict):
-        raise broken_arrow(path, ValueError(f"it holds {KINDS_OF_JSON.get(type(document), 'a value')}, and no object"))
+        raise broken_arrow(path, ValueError(f"it holds {KINDS_OF_JSON.get(type(document), 'a value')}, not an object"))
     return document
 
 

@@ -325,7 +325,7 @@ def last_stage(output: str) -> str | None:
     return str(json.loads(lines[-1])["text"]) if lines else None
 
 
-def once_more(plan: Plan) -> str:
+def second_try_message(plan: Plan) -> str:
     reason = plan["reasons"][-1]
     return f"{reason['because']}; once more, with {reason['value']}"
 

@@ -317,7 +317,7 @@ def iter_csv(path: Path, delimiter: str) -> Iterator[tuple[int, Row]]:
 def other_columns(where: str, names: Iterable[str]) -> Refused:
     columns = list(names)
     expected = f"{len(columns)} columns: {', '.join(columns)}"
-    return unreadable(f"{where} has another number of columns than the header", expected, hint=MEND)
+    return unreadable(f"{where} does not have as many columns as the header", expected, hint=MEND)
 
 
 def broken_table(where: str, error: csv.Error) -> Refused:

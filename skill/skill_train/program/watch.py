@@ -41,7 +41,7 @@ PARENT_GONE = threading.Event()
 TRAINING = threading.Event()  # set while a step can end with a checkpoint
 
 
-def attend(folder: Path) -> None:
+def watch_standard_input(folder: Path) -> None:
     """Watches standard input in a thread. Before training begins there is nothing to save, so the process ends at
     once."""
 

@@ -44,7 +44,7 @@ def chosen_parts(run: RunDir, parts: tuple[str, ...]) -> tuple[str, ...]:
             f"{run.path} has no {missing[0]} to push",
             code="missing_step",
             expected=", ".join(part for part in PARTS if there[part]) or "a trained run",
-            hint=f"skill-train {step} {shlex.quote(str(run.path))}" if step else cloud_record.way_on(run),
+            hint=f"skill-train {step} {shlex.quote(str(run.path))}" if step else cloud_record.continue_command(run),
         )
     chosen = parts or tuple(part for part in ("gguf", "adapter") if there[part]) or ("merged",)
     return tuple(part for part in PARTS if part in chosen)

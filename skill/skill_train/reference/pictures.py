@@ -110,7 +110,7 @@ class PictureModel:
     Attributes:
         kind: `model_type` of config.json.
         marker: what stands for a picture in a text for llama.cpp.
-        seen: the image processor, and the tokens that stand for pictures.
+        pictures: the image processor, and the tokens that represent pictures.
     """
 
     def __init__(self, image: ImageModel, model: Any, marker: str) -> None:

@@ -36,7 +36,7 @@ Shown = Callable[[Any], str]
 def missing(run: ReportedRun) -> list[MissingPart]:
     """Each part without a record, and the command that makes it."""
     steps = (
-        ("train", "trained", way_on(run)),
+        ("train", "trained", continue_command(run)),
         ("convert", "exported", "export-gguf"),
         ("verify", "verified", "verify"),
         ("evaluate", "evaluated", "evaluate"),
@@ -48,8 +48,8 @@ def missing(run: ReportedRun) -> list[MissingPart]:
     ]
 
 
-def way_on(run: ReportedRun) -> str:
-    """The command that continues a run which is not trained here, as `cloud_record.way_on` gives it."""
+def continue_command(run: ReportedRun) -> str:
+    """The command that continues a run which is not trained here, as `cloud_record.continue_command` gives it."""
     if run.cloud is None:
         return "local --resume --run-dir"
     if run.cloud.last is None:

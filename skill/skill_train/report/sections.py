@@ -7,7 +7,17 @@ from collections.abc import Callable
 from typing import Any
 
 from skill_train.core.units import dollars, duration
-from skill_train.report.artifacts import cloud, files, missing, proof, reproduce, run_it, smallest, versions, way_on
+from skill_train.report.artifacts import (
+    cloud,
+    continue_command,
+    files,
+    missing,
+    proof,
+    reproduce,
+    run_it,
+    smallest,
+    versions,
+)
 from skill_train.report.figure import Figure, Record, ReportedRun, differ
 from skill_train.report.pairs import no_projector, pairs
 from skill_train.report.quality import answers, measured, quality
@@ -84,7 +94,7 @@ def _not_trained(run: ReportedRun) -> VerdictView:
         error = failure.get("error", default={})
         return _verdict("fail", "The training failed", [error.get("message", "")], error.get("hint", ""))
     headline = "Submitted, results not fetched yet" if run.cloud else "Not trained yet"
-    return _verdict("unknown", headline, [], run.command(way_on(run)))
+    return _verdict("unknown", headline, [], run.command(continue_command(run)))
 
 
 def _proven(proof: Proof) -> VerdictView:
@@ -106,13 +116,13 @@ def _stale(run: ReportedRun, proof: Proof) -> list[str]:
     because = []
     for folder, read in (("adapter", proof.inputs.adapter), ("merged", proof.inputs.reference)):
         if differ(read, run.trained(folder)):
-            because.append(f"{folder}/ is another than the one that was verified")
+            because.append(f"{folder}/ is not the one that was verified")
     for file, (step, name) in (run.exported() | run.projectors()).items():
         verified = proof.inputs.ggufs.get(file)
         if verified is None:
             because.append(f"{file} was exported and not verified")
         elif verified["sha256"] != run[step].get("outputs", name, "sha256"):
-            because.append(f"{file} is another than the one that was verified")
+            because.append(f"{file} is not the one that was verified")
     return because
 
 

@@ -62,7 +62,7 @@ def already_there(run: RunDir, plan: Plan, resume: bool) -> TrainRecord | None:
         raise UsageError(
             f"{run.path} holds an unfinished run of this recipe",
             code="unfinished_run",
-            hint=cloud_record.way_on(run),
+            hint=cloud_record.continue_command(run),
         )
     return None
 
@@ -85,7 +85,7 @@ def trained(run: RunDir) -> TrainRecord:
             f"{run.path} has not been trained yet",
             code="missing_step",
             expected=f"train.json and {run.tuned.name}/",
-            hint=cloud_record.way_on(run),
+            hint=cloud_record.continue_command(run),
         )
     record = train_record.read(run.record("train"))
     require_trained_recipe(run, record)

@@ -223,10 +223,10 @@ def _otherwise(run: RunDir) -> str:
     if not RunDir.is_one(run.path):
         return "name a folder that `skill-train submit` made, or the id of a job; hf jobs ps -a lists your jobs"
     begun = any((run.path / name).exists() for name in ("train.log", "checkpoints"))
-    return way_on(run) if begun else f"skill-train submit {shlex.quote(str(run.path))}"
+    return continue_command(run) if begun else f"skill-train submit {shlex.quote(str(run.path))}"
 
 
-def way_on(run: RunDir) -> str:
+def continue_command(run: RunDir) -> str:
     """The command that continues an unfinished run. For a submitted run it depends on its jobs."""
     word, record = shlex.quote(str(run.path)), read(run)
     if record is None:
@@ -237,7 +237,7 @@ def way_on(run: RunDir) -> str:
     return f"skill-train {'resume' if ended_badly else 'pull'} {word}"
 
 
-def require_of_this_machine(run: RunDir) -> None:
+def require_not_submitted(run: RunDir) -> None:
     """Refuses to train a submitted run here: its files could not be told from those of the job.
 
     Raises:
@@ -249,5 +249,5 @@ def require_of_this_machine(run: RunDir) -> None:
             code="cloud_run",
             expected="a separate run directory for training on this machine",
             got="a folder with cloud.json",
-            hint=way_on(run),
+            hint=continue_command(run),
         )

@@ -41,7 +41,14 @@ from skill_train.facts import MachineFacts, ModelFacts, PrecisionProbe
 from skill_train.machine.address_space import require_room_for_torch
 from skill_train.plan.file import require_own_folder
 from skill_train.program import plan as program_plan
-from skill_train.program.plan import kills_for_memory, last_stage, layout_words, memory_ended, once_more, smaller_plan
+from skill_train.program.plan import (
+    kills_for_memory,
+    last_stage,
+    layout_words,
+    memory_ended,
+    second_try_message,
+    smaller_plan,
+)
 from skill_train.program.watch import is_complete, numbered, step_of, stop_signals
 from skill_train.recipe.fields import to_yaml
 from skill_train.run import cloud_record, plan_record, train_record
@@ -67,7 +74,7 @@ def train(
         UsageError: the folder holds another run, or a run in the cloud, or a part of this run without `resume`.
         SkillTrainError: what the program reported.
     """
-    cloud_record.require_of_this_machine(run)
+    cloud_record.require_not_submitted(run)
     require_own_folder(run, plan)
     there = set(run.path.glob("*"))
     with locked(run, "local") as lock:
@@ -121,7 +128,7 @@ def _run_until_it_fits(
         smaller = smaller_plan(plan, envelope, stage) if memory_ended(envelope, kills) else None
         if smaller is None:
             raise
-    say(once_more(smaller))
+    say(second_try_message(smaller))
     write_json(run.plan, smaller)
     try:
         _run_program(run, lock, resume=True, progress=progress, say=say)

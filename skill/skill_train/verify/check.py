@@ -20,7 +20,7 @@ def judged(figure: float, bounds: tuple[float, float]) -> Verdict:
     return "pass" if figure <= bounds[0] else "warn" if figure <= bounds[1] else "fail"
 
 
-def some(items: list[str], most: int = 3) -> str:
+def first_few(items: list[str], most: int = 3) -> str:
     """The first few as one sentence, and how many more there are."""
     return "; ".join(items[:most]) + (f"; and {len(items) - most} more" if len(items) > most else "")
 
@@ -34,4 +34,4 @@ def parting_place(one: Sequence[object], other: Sequence[object]) -> int:
 def problems(name: str, file: str, faults: list[str], *, looked_at: int, good: str) -> Check:
     """A check that counts faults. One fault fails it, and its detail names the first three."""
     figures = {"looked_at": looked_at}
-    return Check(name, file, "fail" if faults else "pass", len(faults), 0, some(faults) or good, figures)
+    return Check(name, file, "fail" if faults else "pass", len(faults), 0, first_few(faults) or good, figures)

@@ -80,7 +80,7 @@ def judge_adapters(
     for gguf in adapters:
         name = gguf.path.name
         if reference.adapter is None:
-            findings.leave_out(name, "it is an adapter alone, and there is none to compare it with")
+            findings.leave_out(name, "it is an adapter, and the reference has no adapter to compare it with")
             continue
         base = base or _base_file(reference.folder, folder)
         findings.add(

@@ -99,7 +99,7 @@ def _check_mix(gguf: GgufFile, mix: Mapping[str, str] | None) -> Check:
     name, kinds = gguf.path.name, {tensor.name: tensor.kind.lower() for tensor in gguf.tensors.values()}
     figures = {"types": dict(Counter(t.kind for t in gguf.tensors.values())), "file_type": file_type(gguf)}
     if mix is None:
-        why = "the file says that it is a mix of types, and no record of an export says which"
+        why = "the file says that it is a mix of types, but no export record lists them"
         return Check("types", name, "warn", len(kinds), "a record", why, figures)
     other = [tensor for tensor, kind in mix.items() if kinds.get(tensor) != kind]
     detail = f"a mix: {len(mix)} matrices have the types that quantize.json records"

@@ -116,7 +116,7 @@ def check_tuned(
             f"{between:.2g}: skill-train merge RUN --dtype float32 rounds nothing"
         )
     if not large:
-        detail += f"; the tuning itself is only {between:.2g} nats, less than this type can hold for sure"
+        detail += f"; the tuning itself is only {between:.2g} nats, less than this type reliably preserves"
     return Check("tuned", file, verdict, share, f"1 ± {limits.share[0]}", detail, figures)
 
 

@@ -56,7 +56,7 @@ from skill_train.verify.sample_texts import Sample, sample_of
 from skill_train.verify.weights.check import Weights, compare_weights, compared_bytes
 
 Warn = Callable[[str, str], None]
-_OF_A_PROOF = {"checks", "not_checked", "samples"}
+_PROOF_KEYS = {"checks", "not_checked", "samples"}
 
 
 @dataclass(frozen=True)
@@ -304,7 +304,7 @@ def _require_judged(compared: list[GgufFile], named: list[Path], findings: Findi
     raise UsageError(
         "none of the files can be compared with the reference",
         code="missing_file",
-        expected="the file of a language model; that of an adapter is compared in its run alone",
+        expected="the file of a language model; an adapter's file is compared only in its own run",
         got=", ".join(path.name for path in named),
         hint="skill-train verify RUN, or --gguf with the file of a language model too",
     )
@@ -313,7 +313,7 @@ def _require_judged(compared: list[GgufFile], named: list[Path], findings: Findi
 def _require_proof(record: Path) -> None:
     """Only a proof is replaced."""
     document = records.read_json(record) if record.is_file() else None
-    if os.path.lexists(record) and not (isinstance(document, dict) and document.keys() >= _OF_A_PROOF):
+    if os.path.lexists(record) and not (isinstance(document, dict) and document.keys() >= _PROOF_KEYS):
         raise UsageError(
             f"{record} already exists and is not a proof",
             code="output_exists",

@@ -145,7 +145,7 @@ def _feeding(recipe: ResolvedRecipe) -> Feeding:
 
 def _require_same_encoding(encode: Encoder, rows: dict[int, tuple[int, Row]], recorded: dict[int, FedRow]) -> None:
     if not recorded:
-        raise RowsNotHere("the run keeps no row as the trainer was fed it")
+        raise RowsNotHere("the run keeps no row that the trainer was fed")
     for number, fed in recorded.items():
         again = encode(number, *rows[number])
         if (again["input_ids"], again["labels"]) != (fed["input_ids"], fed["labels"]):

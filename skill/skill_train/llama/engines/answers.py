@@ -68,15 +68,15 @@ class EngineRun:
     figures: dict[str, str] = field(default_factory=dict)
 
 
-class ToldToken(msgspec.Struct, frozen=True):
+class AnswerToken(msgspec.Struct, frozen=True):
     """A token of an answer. Ollama tells no `id`."""
 
     id: int | None = None
     bytes: list[int] | None = None
 
 
-class ToldTokens(msgspec.Struct, frozen=True):
-    content: list[ToldToken] | None = None
+class AnswerTokens(msgspec.Struct, frozen=True):
+    content: list[AnswerToken] | None = None
 
 
 class WrittenMessage(msgspec.Struct, frozen=True):
@@ -86,7 +86,7 @@ class WrittenMessage(msgspec.Struct, frozen=True):
 class WrittenChoice(msgspec.Struct, frozen=True):
     message: WrittenMessage
     finish_reason: str | None = None
-    logprobs: ToldTokens | None = None
+    logprobs: AnswerTokens | None = None
 
 
 class Usage(msgspec.Struct, frozen=True):

@@ -20,7 +20,14 @@ from typing import Any
 import msgspec
 
 from skill_train.core.errors import NotInstalled, VerificationFailed
-from skill_train.llama.engines.answers import OLLAMA, EngineAnswer, EngineQuestion, EngineRun, ToldToken, WrittenMessage
+from skill_train.llama.engines.answers import (
+    OLLAMA,
+    AnswerToken,
+    EngineAnswer,
+    EngineQuestion,
+    EngineRun,
+    WrittenMessage,
+)
 from skill_train.llama.engines.http import HttpRefusal, asking, get, post, wait_for
 from skill_train.llama.engines.programs import free_port, run_once, started
 from skill_train.llama.pictures.compare import MARKER
@@ -46,7 +53,7 @@ class _Shown(msgspec.Struct):
 class _Answer(msgspec.Struct):
     message: WrittenMessage
     prompt_eval_count: int | None = None
-    logprobs: list[ToldToken] | None = None
+    logprobs: list[AnswerToken] | None = None
     done_reason: str | None = None
 
 
@@ -73,7 +80,7 @@ def ask(
             wait_for(f"http://{host}/api/version", lambda: process.poll() is None, program=OLLAMA)
             if run_once([OLLAMA, "create", _MODEL, "-f", str(recipe)], environment, log) != 0:
                 raise VerificationFailed(
-                    f"Ollama makes no model of {gguf.name}",
+                    f"Ollama cannot create a model from {gguf.name}",
                     code="bad_gguf",
                     got=log.read_text(encoding="utf-8", errors="replace")[-400:],
                     hint="ollama create NAME -f Modelfile, and read what it says",

@@ -78,7 +78,7 @@ class Served:
     device: str
 
     def wait(self) -> None:
-        """Until the server ends, which it does only for a reason.
+        """Waits until the server ends, and raises the reason.
 
         Raises:
             NativeCrash: it crashed.

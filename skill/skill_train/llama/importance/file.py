@@ -193,7 +193,7 @@ def _entry(gguf: GgufFile, name: str) -> Entry:
     if not (np.isfinite(sums).all() and np.isfinite(counts).all()):
         raise _no_matrix(gguf.path, f"{name} holds NaN or infinity")
     if (sums < 0).any() or (counts < 0).any():
-        raise _no_matrix(gguf.path, f"{name} holds negative numbers, and sums of squares are none")
+        raise _no_matrix(gguf.path, f"{name} holds negative numbers, which sums of squares cannot be")
     if not counts.any() or not sums.any():
         raise _no_matrix(
             gguf.path, f"{name} was computed of nothing: its {'counts' if sums.any() else 'sums'} are zeros"

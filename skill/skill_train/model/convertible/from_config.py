@@ -46,9 +46,9 @@ PIECES_ALONE = frozenset(
 _PIXTRAL = {"LlavaForConditionalGeneration": -2, "Mistral3ForConditionalGeneration": -1}
 # clip_graph_pixtral multiplies a new tensor by 0 to clear it (tools/mtmd/models/pixtral.cpp, read 2026-11-26).
 # A processor gave rows of NaN for pictures of 500 x 400 pixels and a tiny tower.
-LINE_ENDS_TOLD = (
-    "llama.cpp 0.3.36 computes the ends of a picture's lines from memory that it does not set, so where that holds no "
-    "numbers the answer is nonsense: try the pair in the program that will run it"
+LINE_ENDS_WARNING = (
+    "llama.cpp 0.3.36 reads uninitialised memory at the ends of a picture's lines; where it holds NaN or infinity, "
+    "the answer is nonsense: try the pair in the program that will run it"
 )
 _PIXTRAL_THETA = 10_000.0  # of the tower's positions; llama.cpp has no other
 
@@ -120,7 +120,7 @@ def _why_no_pixtral(config: Config, name: str) -> str | None:
             f"llama.cpp reads the last layer of Pixtral's tower, and this model another (vision_feature_layer: {layer})"
         )
     if theta != _PIXTRAL_THETA:
-        return f"llama.cpp turns the positions of Pixtral's tower by 10000, and this one by {theta} (rope_theta)"
+        return f"llama.cpp uses rope_theta 10000 for Pixtral's tower, and this model uses {theta} (rope_theta)"
     if config.get("projector_hidden_act", "gelu") != "gelu":
         return "llama.cpp computes Pixtral's projector with GELU, and projector_hidden_act says another function"
     return None
@@ -131,7 +131,7 @@ def projector_architecture(config: Config) -> str | None:
     return architecture(config.get("vision_config") or {}, config)
 
 
-def unread_window_told(window: int, name: str, longest: int = 0) -> str:
+def unread_window_warning(window: int, name: str, longest: int = 0) -> str:
     """The warning for a model whose sliding window llama.cpp does not use, or is not known to use.
 
     Args:
@@ -220,7 +220,7 @@ _SHARES_SCALED = (
 )
 _AS_MANY_HEADS = (
     lambda config: config.get("num_key_value_heads") not in (None, config.get("num_attention_heads")),
-    "llama.cpp takes as many heads of keys as of queries for this family, and this one has fewer (num_key_value_heads)",
+    "llama.cpp needs as many key heads as query heads for this family; this model has fewer (num_key_value_heads)",
 )
 # For each architecture, conditions on its config.json, and why a model that meets one cannot be converted.
 _COMPUTED_OTHERWISE: dict[str, tuple[tuple[Callable[[Config], bool], str], ...]] = {
@@ -239,7 +239,7 @@ _COMPUTED_OTHERWISE: dict[str, tuple[tuple[Callable[[Config], bool], str], ...]]
     "FalconForCausalLM": (
         (
             lambda config: config.get("alibi") is True,
-            "llama.cpp rotates the positions of every Falcon, and this one has ALiBi (alibi: true)",
+            "llama.cpp uses rotary positions for every Falcon, and this model uses ALiBi (alibi: true)",
         ),
         (
             _is_sequential_falcon,

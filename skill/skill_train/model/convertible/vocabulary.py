@@ -94,8 +94,8 @@ def why_no_vocabulary(folder: Path, name: str) -> str | None:
     if not _remembered(folder, name):
         return None
     return (
-        "llama.cpp's converter does not know how this tokenizer splits text before its merges: it is on none of its "
-        "lists, as one that was made or changed at home; a base with its own tokenizer files, unchanged, converts"
+        "llama.cpp's converter does not know how this tokenizer splits text before its merges, perhaps because the "
+        "tokenizer was trained or changed by a user; use a base model with its original tokenizer files"
     )
 
 

@@ -43,8 +43,8 @@ from skill_train.program.plan import (
     last_stage,
     load_plan,
     memory_ended,
-    once_more,
     prepare_environment,
+    second_try_message,
     smaller_plan,
 )
 from skill_train.program.watch import is_complete, numbered, step_of
@@ -119,7 +119,7 @@ def train_in_job(plan: Plan, path: Path, data: Path | None, work: Path, bucket: 
                     tell("note", text=f"the results could not be kept: {error}")
                 break
         plan = smaller
-        tell("note", text=once_more(plan))
+        tell("note", text=second_try_message(plan))
         with suppress(OSError):  # otherwise a later job would run out of memory first too
             put_json(bucket / SMALLER_PLAN, plan)
     return failure
@@ -363,7 +363,7 @@ def require_kept(bucket: Path) -> None:
             code="not_kept",
             exit_code=EXIT_FAILED,
             expected="free space in the folder of the plan",
-            hint="read the reason above; a job has pushed the adapter itself",
+            hint="read the reason above; unless this is a rehearsal, the result was pushed to the Hub",
         )
 
 

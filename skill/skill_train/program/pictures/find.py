@@ -146,7 +146,7 @@ def require_one_thing(part: Any, kind: Any) -> None:
     parts with null."""
     other = part.get("text") if kind in PICTURE_PARTS else source_of_part(part) if kind == "text" else None
     if other:
-        wrong = f"a part of the type {kind!r} holds a text and a picture, and would be read as one of them"
+        wrong = f"a part of the type {kind!r} holds a text and a picture, but only one of them would be read"
         expected = '{"type": "text", "text": …} and {"type": "image", "image": …}, each alone'
         raise bad_row(wrong, expected, repr(part))
 
@@ -160,7 +160,7 @@ def source_of_part(part: dict[str, Any]) -> PictureSource | None:
         return {"bytes": part["bytes"], "path": part["path"]}  # a name beside the bytes, as `datasets` writes them
     if len(sources) > 1 and len({which_picture(each) for each in sources}) > 1:
         there = ", ".join(key for key in PART_KEYS if part.get(key))
-        wrong = "a part of a message holds several pictures, of which one would be read"
+        wrong = "a part of a message holds several pictures, but only one of them would be read"
         raise bad_row(wrong, "one of " + ", ".join(PART_KEYS), there)
     value = sources[0] if sources else None
     return value if isinstance(value, (str, bytes, dict)) else None

@@ -100,7 +100,7 @@ class Pictures:
         tower = config.get("vision_config") or {}
         if self.kind not in EXPANSIONS or (self.kind == "llava" and tower.get("model_type") != "pixtral"):
             raise Refused(
-                f"pictures cannot be trained with the family {self.kind}",
+                f"the model family {self.kind} cannot be trained on pictures",
                 code="vision",
                 expected=", ".join(EXPANSIONS) + " with Pixtral's tower",
                 got=f"{self.kind} with the tower {tower.get('model_type')}" if self.kind == "llava" else self.kind,
@@ -194,7 +194,7 @@ class Pictures:
         whole, token = fed.count(self.places.token), self.token_id
         if ids.count(token) != whole:
             raise Refused(
-                "the tokenizer does not keep the tokens of a picture apart",
+                "the tokenizer does not encode each token of a picture separately",
                 code="bad_tokenizer",
                 expected=f"{whole} times {self.places.token}",
                 got=f"{ids.count(token)} times",

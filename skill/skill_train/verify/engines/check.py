@@ -31,7 +31,7 @@ from skill_train.verify.thresholds import ENGINE_GAP
 _ROOM = 8
 _REMEDY = {
     PYTHON_SERVER: "serve it with: skill-train serve, which takes the template from the file",
-    LLAMA_SERVER: "let it take the file's own template: no other one by its name or from a file",
+    LLAMA_SERVER: "let it use the file's own template, not another one by name or from a file",
     OLLAMA: "it takes the nearest of its own templates: start ollama serve with OLLAMA_GO_TEMPLATE=0 (from 0.30 on), "
     "or serve the file with llama.cpp, and the file's own is rendered",
 }
@@ -95,7 +95,7 @@ def _not_here(name: str) -> NotInstalled:
         f"{name} is not on PATH",
         code="missing_package",
         expected=f"the program {name}",
-        hint="install the program, or verify without it: --engine all takes those that are here",
+        hint="install the program, or use --engine all, which skips the engines that are not installed",
     )
 
 
@@ -171,7 +171,7 @@ def _check_answers(
     equal = len(answered) - len(partings)
     figures = {"engine": name, "version": run.version, "looked_at": len(right), "equal": equal}
     verdict = judged(gap, ENGINE_GAP)
-    detail = f"{name} {run.version} gives {equal} of {len(right)} answers as llama.cpp gives them here"
+    detail = f"{name} {run.version} gives the same answer as llama.cpp here to {equal} of {len(right)} prompts"
     if silent:
         verdict = "fail"
         detail += f"; it gives no answer to {len(silent)}: {silent[0]}"
@@ -184,7 +184,7 @@ def _check_answers(
 def _check_stops(run: EngineRun, file: str, ends: list[str], answered: int) -> Check | NotChecked:
     if not answered:
         return NotChecked("engine_stops", file, f"{run.engine}: it gives no answer to a prompt that is the model's own")
-    detail = f"{run.engine} {run.version} ends {answered} answers where they end here"
+    detail = f"{run.engine} {run.version} ends {answered} answers where llama.cpp ends them here"
     if ends:
         detail = f"{run.engine} {run.version}: {ends[0]}"
     figures = {"engine": run.engine, "version": run.version, "looked_at": answered}

@@ -48,7 +48,7 @@ _OWN_PROMPTS = (
 # with 0.33.0-rc2: pictures of 36 tokens had 1,024 and more.
 _REMEDY = {
     LLAMA_SERVER: "compare its version with that of llama-cpp-python, and let it take the file's own template",
-    OLLAMA: "0.30 and newer puts pictures behind the words of their message, and gives each of Qwen-VL 1,024 tokens: "
+    OLLAMA: "0.30 and newer puts pictures behind the words of their message, and gives Qwen-VL 1,024 tokens for each: "
     "serve the pair with llama-server, or train on what Ollama shows (references/engines.md)",
 }
 
@@ -110,12 +110,14 @@ def picture_questions(request: PairInEngines) -> list[Expected]:
     """Questions as engines get them, each with the prompt of llama.cpp's server."""
     if not request.tokenizer.chat_template:
         return []
-    pictured = [each for question in request.questions if (each := _asked_of(question, request.answer_tokens)).pictures]
+    pictured = [
+        each for question in request.questions if (each := _engine_question(question, request.answer_tokens)).pictures
+    ]
     marked = [Conversation(with_markers(each.conversation.messages, MARKER), None, True) for each in pictured]
     return with_prompts(request.tokenizer, pictured, marked)
 
 
-def _asked_of(question: PictureQuestion, most: int) -> EngineQuestion:
+def _engine_question(question: PictureQuestion, most: int) -> EngineQuestion:
     """The turns before the last answer, with their pictures."""
     before = before_last_answer(question.messages)
     count = sum(part["type"] == "image" for message in before for part in message["content"])
@@ -207,7 +209,7 @@ def _judged(run: EngineRun, own: _Own, expected: list[Expected], request: PairIn
         return _judged_answers(run, own, expected, request)
     count, who = len(expected), f"{run.engine} {run.version}"
     detail = (
-        f"{who} shows the model {len(wrong)} of {count} questions about pictures otherwise: {wrong[0]}; "
+        f"{who} passes {len(wrong)} of {count} questions about pictures to the model wrongly: {wrong[0]}; "
         f"{_REMEDY[run.engine]}"
         if wrong
         else f"{who} gives no answer to {len(silent)} of {count} questions about pictures: {silent[0]}"
@@ -244,11 +246,9 @@ def _judged_answers(run: EngineRun, own: _Own, expected: list[Expected], request
     if ends:
         return Check(_NAME, name, "fail", len(ends), 0, f"{detail}; {ends[0]}", figures)
     if max(gap, blank) < ENGINE_GAP[0]:
-        why = f"grey pictures would change the choice of a token by {blank:.2g} nats only, so it may show others"
+        why = f"grey pictures would change the choice of a token by {blank:.2g} nats only, so wrong ones would pass"
         return NotChecked(_NAME, name, f"{detail}; but {why}: ask questions whose answers depend on the picture")
     most = min(ENGINE_GAP[0], _OF_BLANK[0] * blank), min(ENGINE_GAP[1], _OF_BLANK[1] * blank)
     if gap > most[0]:
-        detail += (
-            f"; the pair prefers its own token by {gap:.2g} nats: another llama.cpp makes other pixels of a picture"
-        )
+        detail += f"; the pair prefers its own token by {gap:.2g} nats: another llama.cpp prepares pictures differently"
     return Check(_NAME, name, judged(gap, most), gap, most[0], detail, figures)

@@ -57,7 +57,7 @@ def _described(own: str, expected: str, tokenizer: Any) -> str:
     """The difference, and its name where it is a known one."""
     bos = tokenizer.bos_token or ""
     if bos and own == bos + expected:
-        return f"it puts {bos!r} in front of the prompt once more"
+        return f"it puts an extra {bos!r} in front of the prompt"
     if "[INST]" in own and "[INST]" not in expected:
         return "it writes llama-2's prompt in place of the model's own template"
     if own.endswith(expected):

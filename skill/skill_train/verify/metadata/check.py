@@ -11,7 +11,7 @@ from skill_train.model.config import text_config, unread_window
 from skill_train.model.convertible import from_config as convertible
 from skill_train.run.records import Verdict
 from skill_train.run.verify_record import Check
-from skill_train.verify.check import some
+from skill_train.verify.check import first_few
 from skill_train.verify.metadata.rope import kind_of, table_faults
 from skill_train.verify.metadata.stated import (
     EXPECTED,
@@ -66,7 +66,7 @@ def check_window(file: str, config: JsonObject) -> Check | None:
     if window is None:
         return None
     name = str(convertible.architecture(text_config(config), config))
-    detail = f"{convertible.unread_window_told(window, name)}; what the other checks say holds within it"
+    detail = f"{convertible.unread_window_warning(window, name)}; what the other checks say holds within it"
     return Check("window", file, "warn", 0, window, detail)
 
 
@@ -76,7 +76,7 @@ def _verdict(gguf: GgufFile, faults: list[str], equal: list[str], unknown: list[
     notes += f"; {', '.join(harmless)}, and llama.cpp computes the same" if harmless else ""
     verdict: Verdict = "fail" if faults else "warn" if unknown or harmless else "pass"
     figures = {"looked_at": len(equal) + len(faults), "not_compared": unknown}
-    return Check("metadata", gguf.path.name, verdict, len(faults), 0, some(faults) or good + notes, figures)
+    return Check("metadata", gguf.path.name, verdict, len(faults), 0, first_few(faults) or good + notes, figures)
 
 
 def same(value: Any, expected: Any) -> bool:

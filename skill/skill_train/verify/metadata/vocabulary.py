@@ -24,7 +24,7 @@ _BYTES = 256
 _KINDS: dict[str, tuple[type, str]] = {
     "tokens": (str, "texts"),
     "token_type": (int, "whole numbers"),
-    "scores": (float, "numbers with a point"),
+    "scores": (float, "floating-point numbers"),
     "merges": (str, "texts"),
 }
 _NAMES = {"gpt2": "merges", "llama": "scores", "t5": "scores"}  # what orders the pieces, by tokenizer.ggml.model
@@ -116,7 +116,7 @@ def check_stops(gguf: GgufFile, ending: list[int], allowed: set[int]) -> Check:
     texts = {token: tokens[token] if 0 <= token < len(tokens) else "no token" for token in ending}
     extra = [token for token in ending if token not in allowed and texts[token] not in _ENDS]
     faults = [
-        f"llama.cpp stops at token {token} ({texts[token]!r}), which ends nothing in the reference" for token in extra
+        f"llama.cpp stops at token {token} ({texts[token]!r}), where the reference does not stop" for token in extra
     ]
     faults += _named_ends(gguf, tokens, allowed)
     good = f"stops at {', '.join(f'{token} ({texts[token]!r})' for token in ending[:8])}"
@@ -153,7 +153,7 @@ def _named_ends(gguf: GgufFile, tokens: list[str], allowed: set[int]) -> list[st
         token = gguf.metadata.get(f"tokenizer.ggml.{name}_token_id")
         text = tokens[token] if isinstance(token, int) and 0 <= token < len(tokens) else None
         if token is not None and token not in allowed and text not in _ENDS:
-            faults.append(f"{name}_token_id is {token} ({text!r}), which ends nothing in the reference")
+            faults.append(f"{name}_token_id is {token} ({text!r}), where the reference does not stop")
     return faults
 
 

@@ -56,7 +56,7 @@ def check_as_used(
     kls = [_divergences(measured, one, *pair) for one, pair in zip(own, both, strict=True)]
     common = [kl for kl in kls if len(kl)]
     if not common:
-        why = "llama.cpp divides the text behind the pictures in another way"
+        why = "llama.cpp tokenizes the text after the pictures differently"
         if measured.engine:
             return Check("pictures_as_used", file, "fail", None, _TRAINED, f"{why}; {_OTHER_WAY}", {})
         return NotChecked("pictures_as_used", file, why)
@@ -90,7 +90,7 @@ def check_as_used(
         detail += "; so users get other answers about pictures than the model was trained to give"
     elif figures["decoded_otherwise"]:
         why = ", ".join(sorted({why for question in measured.questions for why in question.otherwise}))
-        detail += f"; but llama.cpp's server decodes files by itself, and shows another picture of some: {why}"
+        detail += f"; but llama.cpp's server decodes files itself, and gets a different picture from some: {why}"
     else:
         verdict = "pass"
     return Check("pictures_as_used", file, verdict, kl, most, detail, figures)

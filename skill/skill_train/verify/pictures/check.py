@@ -10,7 +10,7 @@ from skill_train.core.errors import NativeCrash, VerificationFailed
 from skill_train.llama.gguf_header import GgufFile, read_gguf
 from skill_train.llama.pictures.compare import Pair, Picture, PicturePrompt, ask_pictures
 from skill_train.machine.read import physical_cores
-from skill_train.model.convertible.from_config import LINE_ENDS_TOLD
+from skill_train.model.convertible.from_config import LINE_ENDS_WARNING
 from skill_train.model.convertible.vocabulary import why_no_picture
 from skill_train.program.pictures.engine import LINED
 from skill_train.program.pictures.tokens import ImageModel
@@ -112,7 +112,7 @@ def _checks_with_llama_cpp(
     used = ask_pictures(pair, pictures, any_size=False, threads=threads, progress=progress)
     detail = f"llama.cpp loads {pair.projector.name} with it"
     lined = measured.kind in LINED
-    detail += f"; but {LINE_ENDS_TOLD}" if lined else ""
+    detail += f"; but {LINE_ENDS_WARNING}" if lined else ""
     checks.append(Check("loads_projector", name, "warn" if lined else "pass", "runs", "runs", detail))
     prompts = [
         PicturePrompt(
@@ -128,7 +128,7 @@ def _checks_with_llama_cpp(
         same = ask_pictures(pair, prompts, any_size=True, threads=threads, progress=progress)
         checks.append(check_same_pixels(name, types, measured, same))
     else:
-        why = "llama.cpp cannot be given the pixels that the model's image processor makes: it rounds or divides them"
+        why = "llama.cpp cannot be given the pixels of the model's image processor, which it would round or divide"
         checks.append(NotChecked("pictures", name, why))
     return [*checks, check_as_used(name, types.text, measured, used, same)]
 

@@ -12,7 +12,7 @@ from functools import partial
 from operator import itemgetter
 from typing import Any, Literal
 
-from skill_train.verify.weights.arrangements import as_it_is, one_more, permuted
+from skill_train.verify.weights.arrangements import as_in_model, one_more, permuted
 
 Part = Literal["tower", "projector", "deepstack"]
 
@@ -34,7 +34,7 @@ _KNOWN: tuple[tuple[str, str], ...] = (
 )
 _LINE_END = "v.token_embd.img_break"  # a row of the embedding of the language model
 _EMBEDDING = re.compile(r"(?:^|\.)embed_tokens\.weight$")
-_TURNED = re.compile(r"^vision_tower\.transformer\.layers\.\d+\.attention\.[qk]_proj\.weight$")  # Pixtral's
+_PERMUTED = re.compile(r"^vision_tower\.transformer\.layers\.\d+\.attention\.[qk]_proj\.weight$")  # Pixtral's
 _OWN_NAME = re.compile(r"^(v|mm)\.[a-z0-9_]+\.(weight|bias)$")
 
 
@@ -105,7 +105,7 @@ def _targets(
 ) -> Iterator[tuple[str, Callable[[Any], Any]]]:
     name, block = _common_name(source), _BLOCK.search(source)
     if inner := _DEEPSTACK.search(source):
-        yield f"v.deepstack.{shape.deepstack[int(inner[1])]}.{inner[2].removeprefix('linear_')}.{inner[3]}", as_it_is
+        yield f"v.deepstack.{shape.deepstack[int(inner[1])]}.{inner[2].removeprefix('linear_')}.{inner[3]}", as_in_model
     elif shape.line_end is not None and is_embedding(source):
         yield _LINE_END, itemgetter(shape.line_end)
     elif ".qkv." in name and block and f"v.blk.{block[1]}.attn_q.weight" in tensors:
@@ -116,12 +116,12 @@ def _targets(
         yield _PATCHES, partial(_moment, number=0)
         yield f"{_PATCHES}.1", partial(_moment, number=1)
     elif _OWN_NAME.match(name):
-        yield name, as_it_is
+        yield name, as_in_model
     else:
         tensor = names.get_name(name, try_suffixes=(".weight", ".bias"))
         if tensor is not None:
-            arrange: Callable[[Any], Any] = one_more if name.endswith("soft_emb_norm.weight") else as_it_is
-            yield tensor, partial(permuted, heads=shape.heads) if _TURNED.match(name) else arrange
+            arrange: Callable[[Any], Any] = one_more if name.endswith("soft_emb_norm.weight") else as_in_model
+            yield tensor, partial(permuted, heads=shape.heads) if _PERMUTED.match(name) else arrange
 
 
 def _common_name(source: str) -> str:

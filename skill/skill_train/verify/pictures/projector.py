@@ -17,7 +17,7 @@ from skill_train.program.pictures.tokens import LINE_END
 from skill_train.reference.load import load_tokenizer
 from skill_train.run.records import Verdict
 from skill_train.run.verify_record import Check
-from skill_train.verify.check import problems, some
+from skill_train.verify.check import first_few, problems
 from skill_train.verify.metadata.check import same
 from skill_train.verify.pictures.places import (
     ProjectorPlace,
@@ -27,7 +27,7 @@ from skill_train.verify.pictures.places import (
     other_colours,
     places,
 )
-from skill_train.verify.weights.arrangements import as_it_is
+from skill_train.verify.weights.arrangements import as_in_model
 from skill_train.verify.weights.rounding import errors
 from skill_train.verify.weights.tensors import row_chunks, weights_of
 
@@ -163,7 +163,7 @@ def check_projector_weights(gguf: GgufFile, folder: Path, base: Path | None = No
     """Every weight of tower and projector is the trained model's.
 
     Args:
-        base: what it was trained from; with it, a part that was left as it was is told for sure.
+        base: the model before training. With it, a part that was trained but not exported is identified for sure.
     """
     comparison = _compare(gguf, folder, base)
     wrong = [one for one in comparison.compared if one.fault]
@@ -176,11 +176,11 @@ def check_projector_weights(gguf: GgufFile, folder: Path, base: Path | None = No
     }
     if what := _whole_fault(comparison, wrong, base is not None):
         names = [one.tensor for one in comparison.missing] + [one.fault for one in wrong]
-        return Check("projector_weights", file, "fail", len(names), 0, f"{what}: {some(names, _TOLD)}", figures)
+        return Check("projector_weights", file, "fail", len(names), 0, f"{what}: {first_few(names, _TOLD)}", figures)
     worst = max((one.error for one in comparison.compared), default=0.0)
     verdict: Verdict = "warn" if comparison.unknown or not count else "pass"
     detail = f"{count} of {len(gguf.tensors)} tensors are those of the trained model, the worst row {worst:.2g} off"
-    detail += f"; not compared: {some(comparison.unknown, _TOLD)}" * bool(comparison.unknown)
+    detail += f"; not compared: {first_few(comparison.unknown, _TOLD)}" * bool(comparison.unknown)
     return Check("projector_weights", file, verdict, len(comparison.unknown), 0, detail, figures)
 
 
@@ -277,7 +277,7 @@ def _difference(gguf: GgufFile, place: ProjectorPlace, weight: Any) -> tuple[flo
     expected, read, worst = weight.reshape(-1, width), weights_of(gguf, tensor), 0.0
     for rows in row_chunks(len(expected), width):
         values = expected[rows.start : rows.stop].float().numpy()
-        off, wrong = errors(tensor.kind, read(rows), values, tuned=False, computed=place.arrange is not as_it_is)
+        off, wrong = errors(tensor.kind, read(rows), values, tuned=False, computed=place.arrange is not as_in_model)
         worst = max(worst, float(off.max()))
         if wrong.any():
             return worst, f"{tensor.name} is not {place.source}"

@@ -66,7 +66,7 @@ def check_lora_weights(lora: GgufFile, base: GgufFile, reference: Path, adapter:
         if set(parts) != {"a", "b"}:
             comparison.faults.append(f"{module} is more than A and B, which such a file cannot hold")
         elif mapped not in base.tensors or name not in stored:
-            comparison.unknown.append(f"which tensor {module} is in a GGUF file is not known")
+            comparison.unknown.append(f"the tensor of {module} in a GGUF file is unknown")
         else:
             _compare(_Sides(lora, base, tuned), module, base.tensors[mapped], stored[name], comparison)
     comparison.faults += [
@@ -107,7 +107,7 @@ def _compare(sides: _Sides, module: str, target: Tensor, weight: StoredTensor, c
     _compare_scale(lora, own_a.shape[0], tuned, module, comparison)
     order = _order(sides.base, target, weight)
     if order is None:
-        comparison.unknown.append(f"how {target.name} is rearranged is not known")
+        comparison.unknown.append(f"the row order of {target.name} is unknown")
         return
     for tensor, expected in ((a, own_a), (b, own_b[order])):
         error, row = _distance(lora, tensor, expected)

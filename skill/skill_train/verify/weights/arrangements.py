@@ -22,7 +22,7 @@ _ONE_MORE = frozenset(("gemma", "gemma2", "gemma3", "nemotron", "qwen3next"))
 _EXPERTS = ("ffn_gate_exps", "ffn_up_exps")
 
 
-def as_it_is(weight: Any) -> Any:
+def as_in_model(weight: Any) -> Any:
     return weight
 
 
@@ -46,27 +46,27 @@ def arrangement(arch: str, config: Any, name: str) -> Arrange:
         return _query_key_value(arch, config, heads)
     if arch == "falcon-h1" and name.endswith(".weight"):
         return _multiplied(config, name)
-    return minus_exp if name.endswith(".A_log") else as_it_is
+    return minus_exp if name.endswith(".A_log") else as_in_model
 
 
 def parts_of(arch: str, config: Any, name: str) -> Iterator[tuple[tuple[str, ...], tuple[Arrange, ...]]]:
     """The ways in which a file may store a fused weight: names of the tensors in their layer, and the part in each."""
     if name.endswith(".experts.gate_up_proj"):
-        yield ("ffn_gate_up_exps.weight",), (as_it_is,)
+        yield ("ffn_gate_up_exps.weight",), (as_in_model,)
         yield tuple(f"{stem}.weight" for stem in _EXPERTS), _gate_and_up(arch)
     elif name.endswith(".experts.gate_up_proj_bias"):
         yield tuple(f"{stem}.bias" for stem in _EXPERTS), (partial(every_other, first=0), partial(every_other, first=1))
     elif name.endswith(".experts.down_proj"):
-        yield ("ffn_down_exps.weight",), (turned if arch in ("gpt-oss", "llama4") else as_it_is,)
+        yield ("ffn_down_exps.weight",), (turned if arch in ("gpt-oss", "llama4") else as_in_model,)
     elif name.endswith(".experts.down_proj_bias"):
-        yield ("ffn_down_exps.bias",), (as_it_is,)
+        yield ("ffn_down_exps.bias",), (as_in_model,)
     elif name.endswith(".shared_mlp.input_linear.weight"):
         halves = (partial(half, number=0), partial(half, number=1))
         yield ("ffn_gate_shexp.weight", "ffn_up_shexp.weight"), halves
         yield ("ffn_gate.weight", "ffn_up.weight"), halves
     elif name.endswith(".shared_mlp.output_linear.weight"):
-        yield ("ffn_down_shexp.weight",), (as_it_is,)
-        yield ("ffn_down.weight",), (as_it_is,)
+        yield ("ffn_down_shexp.weight",), (as_in_model,)
+        yield ("ffn_down.weight",), (as_in_model,)
     elif name.endswith(".kv_b_proj.weight") and hasattr(config, "qk_nope_head_dim"):
         split = {"heads": config.num_attention_heads, "keys": config.qk_nope_head_dim}
         yield ("attn_k_b.weight", "attn_v_b.weight"), (partial(key_part, **split), partial(value_part, **split))
@@ -167,7 +167,7 @@ def _query_key_value(arch: str, config: Any, heads: int) -> Arrange:
         return partial(grouped, groups=heads, width=width)
     if arch == "falcon":
         return partial(grouped, groups=_falcon_groups(config), width=width)
-    return as_it_is
+    return as_in_model
 
 
 def _multiplied(config: Any, name: str) -> Arrange:
@@ -186,7 +186,7 @@ def _multiplied(config: Any, name: str) -> Arrange:
     layer = name.split(".")[-2]
     if layer == "in_proj":
         return partial(rows_times, factors=_state_row_factors(config))
-    return partial(rows_times, factors=[(factors[layer], None)]) if layer in factors else as_it_is
+    return partial(rows_times, factors=[(factors[layer], None)]) if layer in factors else as_in_model
 
 
 def _state_row_factors(config: Any) -> list[tuple[float, int | None]]:

@@ -19,8 +19,8 @@ from skill_train.model.adapter import read_adapter
 from skill_train.reference.low_memory import merged_weights
 from skill_train.run.records import Verdict
 from skill_train.run.verify_record import Check, NotChecked
-from skill_train.verify.check import some
-from skill_train.verify.weights.arrangements import as_it_is, minus_exp, one_more
+from skill_train.verify.check import first_few
+from skill_train.verify.weights.arrangements import as_in_model, minus_exp, one_more
 from skill_train.verify.weights.places import EMBEDDING, OUTPUT, TRIED, VOCABULARY, Place, Places, places
 from skill_train.verify.weights.rounding import errors
 from skill_train.verify.weights.tensors import row_chunks, weights_of
@@ -133,7 +133,7 @@ class _FileComparison:
     def compare_computed(self, name: str, values: Any) -> None:
         """Compares a tensor that the converter computes."""
         if name in self.gguf.tensors:
-            self.compare(Place(name, "config.json", 0, as_it_is), values)
+            self.compare(Place(name, "config.json", 0, as_in_model), values)
         else:
             self.compared.append(_ComparedWeight(name, 0, 0.0, f"{name} is missing, which config.json asks for"))
 
@@ -158,7 +158,7 @@ class _FileComparison:
         embedding = [place for place in self.places.placed if place.tensor == EMBEDDING]
         if tensor == OUTPUT and embedding:
             if makers[embedding[0].source]().data_ptr() != weight.data_ptr():
-                self.compare(Place(EMBEDDING, source, 0, as_it_is), weight)
+                self.compare(Place(EMBEDDING, source, 0, as_in_model), weight)
         elif not source.endswith("bias") or weight.any():
             self.compared.append(
                 _ComparedWeight(tensor, 0, 0.0, f"{tensor} is missing, which is {source} of the model")
@@ -203,9 +203,11 @@ class _FileComparison:
         why = f"where the weights of {arch} models lie, or how they are arranged, is not known"
         good = f"{looked_at} of {len(tensors)} tensors are those of the trained model, the worst row {worst:.2g} off"
         verdict: Verdict = "fail" if fault_lines else "warn" if unknown else "pass"
-        detail = some(fault_lines, _SHOWN) or good + f"; not compared: {some(unknown, _SHOWN)}" * bool(unknown)
+        detail = first_few(fault_lines, _SHOWN) or good + f"; not compared: {first_few(unknown, _SHOWN)}" * bool(
+            unknown
+        )
         check = Check("weights", file, verdict, len(fault_lines), 0, detail, {"looked_at": looked_at})
-        return [check, NotChecked("weights", file, f"{some(unknown, _SHOWN)}: {why}")] if unknown else [check]
+        return [check, NotChecked("weights", file, f"{first_few(unknown, _SHOWN)}: {why}")] if unknown else [check]
 
 
 def _computed_tensors(model: Any, config: Any) -> dict[str, Any]:
