@@ -1828,7 +1828,7 @@ def row_groups(raw: IO[bytes], size: int) -> list[Group]:
 def chunk_of(fields: dict[int, Any]) -> Chunk:
     chunk = Chunk(fields[1], fields[4], fields[5], fields[6], fields[7], fields[9], fields.get(11, 0))
     if any(type(number) is not int or number < 0 for number in chunk):
-        raise ValueError("its footer has a number that cannot be read")
+        raise ValueError("its footer has an invalid number")
     return chunk
 
 
@@ -1884,7 +1884,7 @@ def pages(raw: IO[bytes], chunk: Chunk) -> Iterator[Page]:
         values, encoding = inner.get(1, 0), inner.get(4 if 8 in header else 2, 0)
         page = Page(header.get(1, -1), at + length, header.get(3, -1), header.get(2, -1), values, encoding)
         if any(type(part) is not int or part < 0 for part in page):
-            raise ValueError("the header of a page lacks a number")
+            raise ValueError("the header of a page has an invalid number")
         yield page
         values_read += values if page.kind != DICTIONARY_PAGE else 0
         at = page.at + page.packed
@@ -1947,7 +1947,7 @@ def thrift_value(data: bytes, at: int, kind: int) -> tuple[Any, int]:
         return thrift_list(data, at)
     if kind == 12:
         return thrift_struct(data, at)
-    raise ValueError("a description in it cannot be read")
+    raise ValueError("it has a value of an unknown type")
 
 
 def thrift_list(data: bytes, at: int) -> tuple[list[Any], int]:
@@ -4391,8 +4391,8 @@ def question_of(row: EncodedRow) -> str:
     first = next((index for index, message in enumerate(messages) if message["role"] == "user"), None)
     if first is None:
         return row["rendered"]
-    texts = "\n".join(f"{message['role']}: {message['content']}" for message in messages[: first + 1])
-    return texts + seen_in(row)
+    text = "\n".join(f"{message['role']}: {message['content']}" for message in messages[: first + 1])
+    return text + seen_in(row)
 
 
 # Characters that look alike or are invisible. NFKC does not make them equal.

@@ -109,7 +109,7 @@ def modelfile_of(
                 got=named_type,
                 hint=f"name the type in --quant too: --quant {quoted(named_type)}",
             )
-        return chosen, "chosen by --modelfile or --for"
+        return chosen, "chosen with --modelfile, or for the device"
     earlier = out / (model_of(out / "Modelfile") or "")
     if earlier.is_file() and earlier.parent == out:
         return earlier.name, "an earlier export chose it; --modelfile TYPE names another"

@@ -74,9 +74,8 @@ def question_of(options: FileOptions, model: Path, *, matrix: bool) -> DeviceQue
     from skill_train.commands._planning import machine_with_speeds
     from skill_train.model.folder import read_model
 
-    device_options = (
-        options if options.is_for_device else dataclasses.replace(options, max_size=None)
-    )  # the size of a mix
+    # Without a device the size is that of a mix.
+    device_options = options if options.is_for_device else dataclasses.replace(options, max_size=None)
     facts = read_model(model, weights_needed=False)
     question = device_question(device_options, facts, machine_with_speeds(), max_kl=options.max_kl)
     usual = question is not None and options.quant is None and options.mix is None
@@ -107,8 +106,8 @@ def shipped(
         if figures := measured.get(file["path"]):
             candidate = dataclasses.replace(candidate, kl=figures["mean_kl"], same_top1=figures["same_top1"])
         candidates.append(candidate)
-    sizes_known = {candidate.quant for candidate in candidates}
-    if untried := [quant for quant in question.i_quants if quant not in sizes_known]:
+    candidate_quants = {candidate.quant for candidate in candidates}
+    if untried := [quant for quant in question.i_quants if quant not in candidate_quants]:
         why = f"i-quants: {', '.join(untried)} need an importance matrix, and there were too few rows to make one of"
         target = dataclasses.replace(question.target, reasons=(*question.target.reasons, why))
         question = dataclasses.replace(question, target=target)

@@ -84,11 +84,8 @@ def plan_merge(base: Base, adapter: Adapter) -> MergePlan:
     free = {name for name in parameters if tie and not tie.stored and _last_module(name) in _HEADS}
     matches = match_names(list(parameters), set(tensors), free)
     if len(matches) != 1:
-        missing = (
-            {}
-            if matches
-            else {name: parameters[name] for name in parameters if name not in tensors and name not in free}
-        )
+        unknown = {name: tensor for name, tensor in parameters.items() if name not in tensors and name not in free}
+        missing = {} if matches else unknown
         return MergePlan(unmatched=missing, ambiguous=len(matches) > 1)
     names = matches[0]
     if free:

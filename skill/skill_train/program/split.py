@@ -188,8 +188,8 @@ def question_of(row: EncodedRow) -> str:
     first = next((index for index, message in enumerate(messages) if message["role"] == "user"), None)
     if first is None:
         return row["rendered"]
-    texts = "\n".join(f"{message['role']}: {message['content']}" for message in messages[: first + 1])
-    return texts + seen_in(row)
+    text = "\n".join(f"{message['role']}: {message['content']}" for message in messages[: first + 1])
+    return text + seen_in(row)
 
 
 # Characters that look alike or are invisible. NFKC does not make them equal.

@@ -211,8 +211,8 @@ def without_others(files: list[PushFile], include: tuple[str, ...]) -> tuple[lis
             got=unknown[0],
             hint="use its path inside the pushed part, or omit --include",
         )
-    without = [name for name in others if name not in include]
-    return [file for file in files if file.path not in without], without
+    left_out = [name for name in others if name not in include]
+    return [file for file in files if file.path not in left_out], left_out
 
 
 def _files(folder: Path) -> list[Path]:

@@ -203,9 +203,8 @@ class _FileComparison:
         why = f"where the weights of {arch} models lie, or how they are arranged, is not known"
         good = f"{looked_at} of {len(tensors)} tensors are those of the trained model, the worst row {worst:.2g} off"
         verdict: Verdict = "fail" if fault_lines else "warn" if unknown else "pass"
-        detail = first_few(fault_lines, _SHOWN) or good + f"; not compared: {first_few(unknown, _SHOWN)}" * bool(
-            unknown
-        )
+        left_out = f"; not compared: {first_few(unknown, _SHOWN)}" if unknown else ""
+        detail = first_few(fault_lines, _SHOWN) or good + left_out
         check = Check("weights", file, verdict, len(fault_lines), 0, detail, {"looked_at": looked_at})
         return [check, NotChecked("weights", file, f"{first_few(unknown, _SHOWN)}: {why}")] if unknown else [check]
 
