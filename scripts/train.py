@@ -50,12 +50,14 @@ the words of the process that failed first.
 from __future__ import annotations
 
 import argparse
+import atexit
 import base64
 import binascii
 import copy
 import csv
 import difflib
 import errno
+import gc
 import hashlib
 import io
 import itertools
@@ -7470,5 +7472,16 @@ def probe(plan: Plan) -> dict[str, TimedPass]:
     return figures
 
 
+def _seek_cycles_seldom() -> None:
+    """Has Python look for cycles of objects only after many new ones, and no more when it ends.
+
+    Imports make millions of objects that stay. A training of 2 steps of the demo's model took 10.2 s of the processor
+    without this function, and 8.1 s with it (2026-11-28).
+    """
+    gc.set_threshold(200_000)
+    atexit.register(gc.freeze)
+
+
 if __name__ == "__main__":
+    _seek_cycles_seldom()
     sys.exit(main(sys.argv[1:]))
