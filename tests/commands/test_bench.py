@@ -75,7 +75,7 @@ def others() -> Iterator[None]:
 @pytest.mark.usefixtures("others")
 def test_no_figure_on_a_busy_machine(capsys: pytest.CaptureFixture[str]) -> None:
     file = gguf_maker.exported("qwen2").file("q8_0")
-    words = (file, "--prompt-tokens", 512, "--answer-tokens", 64, "--rounds", 1)
+    words = (file, "--prompt-tokens", 256, "--answer-tokens", 32, "--rounds", 1)
     code, answer = _answer(capsys, *words)
     found = answer["data"]["files"][0]["answer"]
     assert code == 0 and found["busy"] and found["tokens_per_second"] is None and found["share"] < 0.9

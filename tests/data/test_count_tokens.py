@@ -25,7 +25,7 @@ from skill_train.recipe.fields import Recipe
 
 pytestmark = pytest.mark.slow
 
-SCRIPT = [sys.executable, "-c", "from skill_train.cli import main; main()"]
+MAIN = ["-c", "from skill_train.cli import main; main()"]
 USER, BOT = {"role": "user", "content": "2+2?"}, {"role": "assistant", "content": "4"}
 
 
@@ -157,7 +157,7 @@ def test_a_cache_without_the_tokenizer_is_no_count(tmp_path: Path) -> None:
     (kept / "snapshots" / ("a" * 40) / "config.json").write_bytes((tiny.cached("qwen2") / "config.json").read_bytes())
     rows = tiny.write_rows(tmp_path / "rows.jsonl", 30)
     env = os.environ | {"HF_HOME": str(tmp_path / "hf"), "HF_HUB_OFFLINE": "1", "HF_ENDPOINT": "http://127.0.0.1:9"}
-    words = [*SCRIPT, "data", str(rows), "--model", "owner/name", "--format", "json"]
+    words = [sys.executable, *MAIN, "data", str(rows), "--model", "owner/name", "--format", "json"]
     done = subprocess.run(words, capture_output=True, text=True, env=env)
     answer = json.loads(done.stdout)
     assert (done.returncode, answer["data"]["tokens"]["counted"]) == (0, False), done.stderr
@@ -221,5 +221,5 @@ def _data(*arguments: Any) -> tuple[int, dict[str, Any]]:
 
 
 def _call(*arguments: Any) -> subprocess.CompletedProcess[str]:
-    words = [*SCRIPT, *map(str, arguments)]
+    words = [sys.executable, *MAIN, *map(str, arguments)]
     return subprocess.run(words, capture_output=True, text=True, env=dict(os.environ))

@@ -14,7 +14,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-TRAINING = ("train.py", "converter_child.py", "command_child.py")
+TRAINING = ("train.py", "converter_child.py", "command_child.py", "fed_runs.py")
 OF_THE_HUB = "hub_child.py"
 OURS = "skill_train."  # the workers, which are started as modules
 COMMAND, MAIN = "skill-train", "from skill_train.cli import main; main()"  # the console script, and what it does
