@@ -14,7 +14,7 @@ import numpy as np
 import gguf_edit
 from skill_train.llama.gguf_header import GgufFile, read_gguf
 from skill_train.reference.low_memory import frugal_model
-from skill_train.verify.weights.check import Weights, compare_weights
+from skill_train.verify.weights.check import WeightChecks, compare_weights
 
 Edit = Callable[[np.ndarray], None]
 BLOCK = 34  # bytes of Q8_0: a scale in f16, and 32 numbers
@@ -236,7 +236,7 @@ def of_file(good: GgufFile) -> dict[str, Fault]:
     return {**tensors, **of_text(good), **of_numbers(good)}
 
 
-def check_weights(files: list[GgufFile], reference: Path, adapter: Path | None) -> Weights:
+def check_weights(files: list[GgufFile], reference: Path, adapter: Path | None) -> WeightChecks:
     """The check `weights` of each file alone."""
     with frugal_model(reference, adapter) as model:
         return compare_weights(files, model, adapter)

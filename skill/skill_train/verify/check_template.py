@@ -14,7 +14,7 @@ from skill_train.run.verify_record import Check, NotChecked
 from skill_train.verify.check import parting_place
 
 # What the file's own template writes. None: the file has none. A sentence: it never ends, or takes too much memory.
-Own = list[Rendered] | str | None
+OwnRendering = list[Rendered] | str | None
 _USER = {"role": "user", "content": "What is 2 + 2?\nAnswer shortly."}
 _ASSISTANT = {"role": "assistant", "content": "It is 4."}
 _SYSTEM = {"role": "system", "content": "You are exact."}
@@ -44,7 +44,7 @@ def identity(gguf: GgufFile) -> str:
     return repr([gguf.metadata.get("tokenizer.chat_template"), *special_texts(gguf)])
 
 
-def render_own(gguf: GgufFile, conversations: list[Conversation]) -> Own:
+def render_own(gguf: GgufFile, conversations: list[Conversation]) -> OwnRendering:
     """Each conversation by the file's own template."""
     template = gguf.metadata.get("tokenizer.chat_template")
     return render_with(template, gguf, conversations) if isinstance(template, str) else None
@@ -53,7 +53,7 @@ def render_own(gguf: GgufFile, conversations: list[Conversation]) -> Own:
 def check_chat_template(
     file: str,
     *,
-    own: Own,
+    own: OwnRendering,
     reference: list[Rendered] | None,
     text: tuple[Verdict, str] = ("pass", ""),
 ) -> Check | NotChecked:

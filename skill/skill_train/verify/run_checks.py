@@ -28,7 +28,7 @@ from skill_train.verify import check_logits as verify_logits
 from skill_train.verify import check_template as template
 from skill_train.verify import check_tokens as verify_tokens
 from skill_train.verify import template_branches as verify_branches
-from skill_train.verify.check_template import Own
+from skill_train.verify.check_template import OwnRendering
 from skill_train.verify.metadata import check as verify_metadata
 from skill_train.verify.metadata import vocabulary as verify_vocabulary
 from skill_train.verify.questions import MeasuredReference
@@ -94,8 +94,8 @@ class PreparedFiles:
     """
 
     files: list[GgufFile]
-    weights: verify_weights.Weights
-    own_templates: dict[str, Own]
+    weights: verify_weights.WeightChecks
+    own_templates: dict[str, OwnRendering]
     draft: Draft
     digests: dict[str, FileDigest]
 
@@ -130,7 +130,7 @@ def judge(
     progress(count + 1, count + 1, "done")
 
 
-def own_templates(files: list[GgufFile], conversations: list[Conversation]) -> dict[str, Own]:
+def own_templates(files: list[GgufFile], conversations: list[Conversation]) -> dict[str, OwnRendering]:
     """What each chat template of the files makes of the conversations. The files of one run share one template."""
     by_identity = {template.identity(gguf): gguf for gguf in files}
     return {key: template.render_own(gguf, conversations) for key, gguf in by_identity.items()}
@@ -180,7 +180,7 @@ class Shipped:
 class _Run:
     """A run of llama.cpp on one file: what it was sent, and its result to come."""
 
-    own: Own
+    own: OwnRendering
     shipped: list[Shipped]
     result: Future[InferenceResult]
     drafted: list[list[int]]
@@ -324,7 +324,7 @@ def _answered(
     ]
 
 
-def _shipped_texts(own: Own, reference: MeasuredReference, warn: Warn) -> list[Shipped]:
+def _shipped_texts(own: OwnRendering, reference: MeasuredReference, warn: Warn) -> list[Shipped]:
     """For each row, the text that a user of the file would send."""
     first, why = len(template.CONVERSATIONS), own if isinstance(own, str) else "it has no chat template"
     rendered = iter(zip(own[first:], (reference.rendered or own)[first:], strict=True) if isinstance(own, list) else [])

@@ -53,7 +53,7 @@ from skill_train.verify.reference_answers import (
 )
 from skill_train.verify.run_checks import Draft, Findings, PreparedFiles, draft_of, judge, own_templates, readable
 from skill_train.verify.sample_texts import Sample, sample_of
-from skill_train.verify.weights.check import Weights, compare_weights, compared_bytes
+from skill_train.verify.weights.check import WeightChecks, compare_weights, compared_bytes
 
 Warn = Callable[[str, str], None]
 _PROOF_KEYS = {"checks", "not_checked", "samples"}
@@ -176,7 +176,7 @@ def _measure(
     folder: Path,
     drafting: Future[Draft],
     rounding: Rounding | None = None,
-) -> tuple[ReferenceMeasurements, Weights]:
+) -> tuple[ReferenceMeasurements, WeightChecks]:
     """Measures the reference and the base, and compares the weights of each file while the reference is in memory."""
     plain = questions.adapter is None or is_plain(questions.adapter)
     with frugal_model(questions.folder, questions.adapter) as model:

@@ -29,10 +29,11 @@ _AT_ONCE = 2  # weights. One that the adapter changes is computed in fp32 while 
 _SHOWN = 5  # names of tensors in a sentence
 _XIELU = re.compile(r"\.layers\.(\d+)\.mlp\.act_fn\.(alpha_p|alpha_n|beta|eps)$")  # lists in the metadata
 
-Weights = dict[str, list[Check | NotChecked]]
+# The checks of each file, by its name.
+WeightChecks = dict[str, list[Check | NotChecked]]
 
 
-def compare_weights(files: list[GgufFile], model: Any, adapter: Path | None) -> Weights:
+def compare_weights(files: list[GgufFile], model: Any, adapter: Path | None) -> WeightChecks:
     """The checks of each file, by its name.
 
     Args:
