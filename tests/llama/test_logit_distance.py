@@ -7,7 +7,7 @@ from math import exp, log, sqrt
 import numpy as np
 import pytest
 
-from skill_train.llama.logit_distance import TokenFigures, compare_logits, join, summarize
+from skill_train.llama.logit_distance import TokenFigures, compare_logits, join, losses, summarize
 
 
 def test_kl_of_two_tokens_by_hand() -> None:
@@ -62,6 +62,13 @@ def test_long_sequences_are_done_in_parts_with_the_same_figures() -> None:
     expected = p * np.log(2 * p) + (1 - p) * np.log(2 * (1 - p))
     assert figures.kl == pytest.approx(expected, abs=1e-12)
     assert figures.nll_reference == pytest.approx(-np.log(np.where(following == 0, p, 1 - p)), abs=1e-12)
+
+
+def test_no_position_has_no_figures() -> None:
+    """Where two engines read no common text behind a picture."""
+    figures = compare_logits(np.empty((0, 3)), np.empty((0, 3)), np.array([], np.int64))
+    assert [len(column) for column in vars(figures).values()] == [0, 0, 0, 0]
+    assert len(losses(np.empty((0, 3)), [])) == 0
 
 
 def test_summary_by_hand() -> None:

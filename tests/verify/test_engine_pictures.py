@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from PIL import Image
 
@@ -24,7 +25,9 @@ from skill_train.program.pictures.tokens import Pictures, PixelLimits, write_lim
 from skill_train.program.tokenizer import load_tokenizer
 from skill_train.reference.pictures import with_markers
 from skill_train.run.verify_record import Check, NotChecked
+from skill_train.verify.pictures.as_used import check_as_used
 from skill_train.verify.pictures.check import PairsRequest, check_pairs
+from skill_train.verify.pictures.measured import measure
 from skill_train.verify.pictures.questions import decoded_otherwise, row_questions
 
 pytestmark = pytest.mark.slow
@@ -198,6 +201,21 @@ def test_another_text_around_a_picture_fails(tmp_path: Path) -> None:
     renamed = Pair(text, Path(shutil.copy(pair.projector, tmp_path / "mmproj.gguf")))
     used = named(judged(renamed, "gemma3", (200, 200)), "pictures_as_used")
     assert used.verdict == "fail" and "the text around a picture in another way" in used.detail
+
+
+def test_no_token_in_common_behind_a_picture_fails() -> None:
+    """One text of several is enough to be told apart, and none is a failure of its own."""
+    pair, question = picture_pairs.pair("gemma3"), picture_pairs.question(picture_pairs.picture(200, 200))
+    model = str(tiny_vision.cached("gemma3"))
+    measured = measure({"model": model, "revision": None, "preprocess": "engine"}, [question, question])
+    prompts = [PicturePrompt(one.as_asked, [Picture(np.asarray(question.pictures[0]))]) for one in measured.answers]
+    right, other = ask_pictures(pair, prompts, any_size=False, threads=1)
+    assert other.chunks[-1].ids is not None
+    other.chunks[-1].ids[-1] += 1
+    [some, none] = (check_as_used("x", "f16", measured, answers, None) for answers in ([right, other], [other, other]))
+    assert isinstance(some, Check) and some.verdict == "fail" and some.figure is not None
+    assert isinstance(none, Check) and none.verdict == "fail" and none.figure is None
+    assert "tokenizes the text after the pictures differently" in none.detail
 
 
 def test_a_limit_that_the_projector_carries_is_llama_cpps_own(tmp_path: Path) -> None:

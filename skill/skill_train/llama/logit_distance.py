@@ -64,7 +64,7 @@ def losses(logits: np.ndarray, following: list[int]) -> np.ndarray:
     """-log p in nats [positions] of the token that follows each position; `logits` are [positions, vocabulary]."""
     import numpy as np
 
-    tokens, parts = np.array(following), [np.empty(0)]
+    tokens, parts = np.array(following, np.int64), []
     for rows in _blocks(len(following), logits.shape[1]):
         log_p = _log_softmax(logits[rows])
         parts.append(-log_p[np.arange(len(log_p)), tokens[rows]])
@@ -222,8 +222,9 @@ def _join_shares(parts: list[ShareFigures]) -> ShareFigures:
 
 
 def _blocks(positions: int, vocabulary: int) -> Iterator[slice]:
+    """At least one, so that no position gives empty figures."""
     step = max(1, _BLOCK // vocabulary)
-    return (slice(start, start + step) for start in range(0, positions, step))
+    return (slice(start, start + step) for start in range(0, max(1, positions), step))
 
 
 def _log_softmax(logits: np.ndarray) -> np.ndarray:
