@@ -599,6 +599,18 @@ def test_the_same_plan_is_the_same_job(hub: Hub, call: Any, here: Path) -> None:
     assert call(*SAID, "--force-new", "--run-dir", "other", "--yes").error == (2, "another_run")
 
 
+@pytest.mark.parametrize("label", ["second", "²"])
+def test_a_job_whose_label_is_no_number_is_the_first(hub: Hub, one: Any, call: Any, here: Path, label: str) -> None:
+    """Labels can be changed on the Hub."""
+    first = call(*SAID, "--yes").data
+    hub.jobs.all[0].labels["attempt"] = label
+    data = call(*SAID, "--run-dir", "other").data
+    assert (data["job_id"], data["reused"]) == (first["job_id"], True)
+    [recorded_job] = json.loads((here / "other" / "cloud.json").read_text())["jobs"]
+    assert recorded_job["number"] == 1
+    assert _other(one, here, "status", first["job_id"]).data["attempt"] == 1
+
+
 @pytest.mark.parametrize("fault", [faults.NO_CREDIT, faults.SERVER_ERROR])
 @pytest.mark.parametrize("before", [(), ("--flavor", "l4x1")], ids=["same plan", "another plan"])
 def test_a_folder_whose_job_never_began_finds_the_same_plan_too(

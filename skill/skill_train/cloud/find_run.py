@@ -252,18 +252,8 @@ def _by_id(name: str, namespace: str, job_id: str, say: Say) -> CloudRun:
 
 def _as_record(job: Job) -> CloudJob:
     """A job of the Hub in the form of the record."""
-    attempt = job.labels.get("attempt", "1")
-    created = timestamp(job.created_at) if job.created_at else None
-    return CloudJob(
-        number=int(attempt) if attempt.isdigit() else 1,
-        state="started",
-        flavor=job.flavor or "",
-        timeout_seconds=None,
-        asked_at=created or "",
-        job_id=job.id,
-        url=job.url,
-        created_at=created,
-    )
+    created = timestamp(job.created_at) if job.created_at else ""
+    return started_job(CloudJob(job.number, "starting", job.flavor or "", None, created), job)
 
 
 def deleted_job(cloud: CloudRun) -> Job:

@@ -171,13 +171,13 @@ def _adopt(run: RunDir, order: Order, job: Job, say: Say) -> Sent:
         hub_model_id=plan.policy.hub_model_id or "",
         data=None if staged is None or not job.mounts else _uploaded(staged, job.mounts[0]),
     )
-    number, flavor = int(job.labels.get("attempt", "1")), job.flavor or plan.flavor or ""
+    flavor = job.flavor or plan.flavor or ""
     new_job = CloudJob(
-        number,
+        job.number,
         "starting",
         flavor,
         # The plan has the timeout of the first job; a later job may have another.
-        timeout_seconds=theirs.timeout_seconds if theirs is not None and number == 1 else None,
+        timeout_seconds=theirs.timeout_seconds if theirs is not None and job.number == 1 else None,
         asked_at=records.timestamp(),
         usd_per_hour=order.usd_per_hour if flavor == order.plan.flavor else flavors.usd_per_hour(flavor),
         max_cost=order.max_cost,

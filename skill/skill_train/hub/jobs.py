@@ -53,6 +53,12 @@ class Job:
         return self.stage in LIVE
 
     @property
+    def number(self) -> int:
+        """Which job of its run it is, from 1. Labels can be changed on the Hub; one that is no number counts as 1."""
+        attempt = self.labels.get("attempt", "")
+        return int(attempt) if attempt.isdecimal() else 1
+
+    @property
     def age_key(self) -> tuple[float, str]:
         """A sort key that is smaller for an older job, and the same on every machine."""
         return self.created_at.timestamp() if self.created_at else 0.0, self.id
