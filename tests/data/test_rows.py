@@ -14,7 +14,7 @@ import pytest
 from skill_train.core.errors import SkillTrainError
 from skill_train.data import read_rows as rows
 from skill_train.program.events import Refused
-from skill_train.program.rows import CELL_CHARACTERS, iter_rows
+from skill_train.program.rows import CELL_CHARACTERS, Broken, iter_rows
 from skill_train.recipe.fields import Recipe
 
 ROW = {"prompt": "a", "completion": "b"}
@@ -45,6 +45,8 @@ FILES: list[tuple[str, bytes, list[tuple[int, str | None]]]] = [
     ("latin-1.csv", b"prompt,completion\na,b\ncaf\xe9,b\na,b\n", [(2, None), (3, "not_utf8"), (4, None)]),
     ("semicolon.csv", b"prompt;completion\na;b\na;b;c\na;b\n", [(2, None), (3, "broken_json"), (4, None)]),
     ("quote.csv", b'prompt,completion\na,b\na,"b"c\na,b\n', [(2, None), (3, "broken_json"), (4, None)]),
+    ("both.csv", b'prompt,completion\ncaf\xe9,"b"c\na,b\n', [(2, "not_utf8"), (3, None)]),
+    ("blank lines.csv", b"prompt,completion\n\na,b\n\na,b,c\n", [(3, None), (5, "broken_json")]),
     ("open quote.csv", b'prompt,completion\na,b\na,"b\nc', [(2, None), (3, "broken_json")]),
 ]
 
@@ -55,7 +57,7 @@ def test_what_is_broken_is_handed_over_with_its_line(
 ) -> None:
     (tmp_path / name).write_bytes(content)
     read = list(rows.read(_recipe(tmp_path / name)))
-    assert [(line, row.kind if isinstance(row, rows.Broken) else None) for line, row, _ in read] == expected
+    assert [(line, row.kind if isinstance(row, Broken) else None) for line, row, _ in read] == expected
     assert all(row == ROW for _, row, _ in read if isinstance(row, dict))
 
 
@@ -77,7 +79,7 @@ def test_a_slice_does_not_hide_a_line_that_training_is_refused_at(
     path.write_bytes(LINE + b'{"prompt": \n\n' + LINE * 3)
     read = list(rows.read(dataclasses.replace(_recipe(path), split=split)))
     assert [line for line, _, _ in read] == expected
-    assert [line for line, row, _ in read if isinstance(row, rows.Broken)] == [2]
+    assert [line for line, row, _ in read if isinstance(row, Broken)] == [2]
     with pytest.raises(Refused, match="line 2 of"):
         list(iter_rows(str(path), split=split))
     path.write_bytes(LINE * 2 + b'{"prompt": \n')
@@ -100,7 +102,7 @@ def test_a_cell_without_end_is_broken_and_takes_no_more_memory(tmp_path: Path) -
     path = tmp_path / "open.csv"
     cell = "x" * (CELL_CHARACTERS + 1)
     path.write_text(f'prompt,completion\na,b\na,"{cell}"\na,b\n')
-    read = [(line, row.kind if isinstance(row, rows.Broken) else None) for line, row, _ in rows.read(_recipe(path))]
+    read = [(line, row.kind if isinstance(row, Broken) else None) for line, row, _ in rows.read(_recipe(path))]
     assert read == [(2, None), (3, "broken_json"), (4, None)]
     with pytest.raises(Refused, match=f"line 3 of {path} is broken: field larger than field limit"):
         list(iter_rows(str(path), split="train"))
@@ -216,7 +218,7 @@ def test_a_key_twice_in_an_object_is_refused(tmp_path: Path, name: str, content:
         list(iter_rows(str(path), split="train"))
     assert (str(training.value), training.value.exit_code) == (words, 2)
     try:
-        refusals = [row.refusal for _, row, _ in rows.read(_recipe(path)) if isinstance(row, rows.Broken)]
+        refusals = [row.refusal for _, row, _ in rows.read(_recipe(path)) if isinstance(row, Broken)]
     except Refused as refusal:
         refusals = [refusal]
     assert [str(refusal) for refusal in refusals] == [words]
@@ -260,7 +262,7 @@ def test_whole_files_are_read_as_training_reads_them(tmp_path: Path, name: str, 
 def test_another_encoding_is_named(tmp_path: Path, name: str, encoding: str, named: str) -> None:
     text = '{"prompt": "café"}\n' if name == "rows.jsonl" else "prompt,completion\ncafé,b\n"
     (tmp_path / name).write_bytes(text.encode(encoding))
-    broken = [row for _, row, _ in rows.read(_recipe(tmp_path / name)) if isinstance(row, rows.Broken)]
+    broken = [row for _, row, _ in rows.read(_recipe(tmp_path / name)) if isinstance(row, Broken)]
     assert broken[0].kind == "not_utf8"
     assert f"not UTF-8, most likely {named}" in str(broken[0].refusal)
     assert broken[0].refusal.error["hint"] == f"iconv -f {named} -t UTF-8 FILE > NEW_FILE"

@@ -17,7 +17,7 @@ from skill_train.core.console import Console
 from skill_train.core.errors import SkillTrainError, TrainingFailed
 from skill_train.core.files import write_text
 from skill_train.core.memory import peak_memory_bytes
-from skill_train.program.rows import iter_parquet
+from skill_train.program.parquet import iter_parquet
 from skill_train.run.folder import RunDir
 from skill_train.run.plan_record import Plan
 

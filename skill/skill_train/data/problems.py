@@ -12,10 +12,10 @@ from skill_train.data import read_rows
 from skill_train.data.check_row import Check, Checked, Trouble
 from skill_train.data.repeats import Repeats
 from skill_train.data.row_pictures import PROBLEMS, REPEATED, RowPictures, problem_of
-from skill_train.data.scan import canonical
 from skill_train.program.events import Refused
 from skill_train.program.examples import Row
 from skill_train.program.pictures.find import lift_pictures
+from skill_train.program.rows import Broken, canonical
 from skill_train.recipe.fields import Recipe
 from skill_train.recipe.formats import DetectedFormat, kind, with_pictures
 
@@ -95,7 +95,7 @@ def survey(
     for line, row, raw in read_rows.read(recipe):
         result.rows += 1
         if type(row) is not dict:
-            assert isinstance(row, read_rows.Broken)
+            assert isinstance(row, Broken)
             result.problems[row.kind].add(line, row.refusal.error["message"], refused=True)
             continue
         shape = (*row, *map(type, row.values()))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import json
 from collections.abc import Collection, Container, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,6 +22,7 @@ from skill_train.program.examples import Row, is_media
 from skill_train.program.pictures.beside import hub_file
 from skill_train.program.pictures.decode import PicturesDigest
 from skill_train.program.pictures.find import lift_pictures
+from skill_train.program.rows import Broken, canonical
 from skill_train.recipe.fields import Recipe
 from skill_train.recipe.formats import (
     COLUMNS,
@@ -98,7 +98,7 @@ def _scan(recipe: Recipe, path: Path, pictures: RowPictures | None) -> DatasetFa
     count = text_bytes = longest = turns = longest_turns = 0
     reading: _Reading | None = None
     for line, row, _ in read_rows.read(recipe):
-        if isinstance(row, read_rows.Broken):
+        if isinstance(row, Broken):
             keeps_rows = rewriting_command(path) if row.kind == "not_utf8" else None
             row.refusal.error["hint"] = keeps_rows or leave_out(recipe)
             raise row.refusal
@@ -199,11 +199,6 @@ def with_text_of(
         counted.count(lift_pictures(row, detected.columns)[1])
     measured = with_pictures_of(measured, counted, pictures.count / max(1, counted.figures.pictures))
     return dataclasses.replace(measured, images=pictures.count, most_images=pictures.most)
-
-
-def canonical(row: Row) -> bytes:
-    """Bytes that are equal for equal rows, whatever the kind of file."""
-    return json.dumps(row, sort_keys=True, ensure_ascii=False, default=str).encode("utf-8", "replace")
 
 
 def find_format(recipe: Recipe, row: Row, *, pictures: bool = False) -> DetectedFormat:

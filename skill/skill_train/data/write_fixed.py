@@ -18,6 +18,7 @@ from skill_train.data import read_rows
 from skill_train.data.check_row import Check
 from skill_train.data.repeats import Repeats
 from skill_train.program.examples import Row
+from skill_train.program.rows import Broken
 from skill_train.recipe.fields import Recipe
 
 # Why the tokenizer would cause a row to be refused, or None. Called for rows that would otherwise be written.
@@ -101,7 +102,7 @@ def _lines(
 ) -> Iterator[tuple[int, bytes]]:
     """The rows to write, each with its place. The other rows are counted in `left_out`."""
     for place, (number, row, _) in enumerate(read_rows.read(recipe)):
-        if isinstance(row, read_rows.Broken):
+        if isinstance(row, Broken):
             left_out[row.kind] += 1
             continue
         why = _trouble(check, row) or (refuses(number, row) if refuses is not None else None)

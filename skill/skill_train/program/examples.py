@@ -20,6 +20,7 @@ Row = dict[str, Any]
 ANSWERS = ("completion", "output", "answer")
 PAIRS = ("prompt_completion", "question_answer")  # each side a text, or messages
 BARE = ("prompt_completion", "completion")  # texts joined as they stand
+MEND = "correct or remove it; rows are never dropped silently"  # the hint of a row that cannot be read
 
 
 class Message(TypedDict):
@@ -352,6 +353,11 @@ def with_distinct_keys(pairs: list[tuple[str, Any]]) -> Row:
         [(repeated, _)] = Counter(key for key, _ in pairs).most_common(1)
         raise RepeatedKey(repeated)
     return row
+
+
+def repeated_key(where: str, key: str) -> Refused:
+    expected = "each key once in an object; of two values one would be dropped silently"
+    return unreadable(f"{where} has the key {key[:80]!r} twice in one object", expected, hint=MEND)
 
 
 def item_with_repeated_key(path: Path, text: str) -> str | None:

@@ -10,7 +10,14 @@ from pathlib import Path
 from typing import IO, Any, NamedTuple
 
 from skill_train.program.events import Refused
-from skill_train.program.examples import Row, unreadable, with_distinct_keys
+from skill_train.program.examples import (
+    RepeatedKey,
+    Row,
+    repeated_key,
+    require_distinct,
+    unreadable,
+    with_distinct_keys,
+)
 from skill_train.program.model_files import KINDS_OF_JSON, JsonObject, check_regular, foreign_json
 
 # A table of one kilobyte can unpack to gigabytes: by its codec, by numbers that stand for a long text in a dictionary,
@@ -464,3 +471,25 @@ def record_batch(message: Any) -> dict[int, int]:
     batch = fields(header + struct.unpack_from("<I", data, header)[0])
     rows = struct.unpack_from("<q", data, batch[0])[0] if 0 in batch else 0
     return {0: max(0, rows), 3: int(3 in batch)}
+
+
+def iter_parquet(path: Path) -> Iterator[tuple[int, Row]]:
+    import pyarrow.parquet
+
+    number = 0
+    try:
+        size = path.stat().st_size
+        batches = believable(parquet_batches(path, size), path, size)
+        rows = (row for batch in batches for row in batch.to_pylist())
+        schema = pyarrow.parquet.read_schema(path)
+        require_distinct(schema.names, path)
+        for row in as_written(rows, schema):
+            number += 1
+            yield number, row
+    except RepeatedKey as error:
+        raise repeated_key(f"row {number + 1} of {path}", str(error)) from None
+    # Text that is not UTF-8, a year 99999, text that is not JSON.
+    except (pyarrow.ArrowException, OSError, ValueError, OverflowError, RecursionError) as error:
+        why = str(error).splitlines()[0] if str(error) else type(error).__name__
+        message = f"{path} cannot be read as Parquet: {why}"
+        raise unreadable(message, "a whole Parquet file", hint="download or write the file again") from None

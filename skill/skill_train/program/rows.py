@@ -7,18 +7,21 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, NotRequired, TypedDict
+from typing import Any, Literal, NotRequired, TypedDict
 
 from skill_train.program.events import EXIT_TEMPORARY, Refused, file_digest, lacks_memory
 from skill_train.program.examples import (
+    MEND,
     RepeatedKey,
     Row,
     item_with_repeated_key,
     items_of,
+    repeated_key,
     require_distinct,
     unreadable,
     with_distinct_keys,
@@ -29,10 +32,9 @@ from skill_train.program.parquet import (
     SPLITS,
     STATE,
     as_written,
-    believable,
     broken_arrow,
     check_arrow,
-    parquet_batches,
+    iter_parquet,
     saved_json,
     undecoded,
 )
@@ -57,7 +59,6 @@ LINE_BYTES = 50_000_000  # of a line of a dataset: a row of a million tokens tak
 DOCUMENT_BYTES = 2_000_000_000  # of a dataset in .json, which is read whole and takes several times as much memory
 # Texts of hints.
 ROWS_IN_LINES = "write the rows to a .jsonl file, one object per line, and use that file"
-MEND = "correct or remove it; rows are never dropped silently"
 PART_OF_FILE = "use train, or a part of it, such as train[:500]"
 
 
@@ -142,21 +143,51 @@ def data_fingerprint(data: Path, recipe: RowsRecipe, digests: Mapping[str, str] 
         if recipe.get("images"):
             pictures.add(lift_pictures(row, recipe["columns"])[1])
         if not whole:
-            text = json.dumps(row, sort_keys=True, ensure_ascii=False, default=str)
-            rows.update(text.encode("utf-8", "replace"))
+            rows.update(canonical(row))
     return pictures.with_rows(file_digest(data)["sha256"] if whole else rows.hexdigest())
 
 
+def canonical(row: Row) -> bytes:
+    """Bytes that are equal for equal rows, whatever the kind of file."""
+    return json.dumps(row, sort_keys=True, ensure_ascii=False, default=str).encode("utf-8", "replace")
+
+
+@dataclass(frozen=True)
+class Broken:
+    """A line that is not a row. Training ends with the `refusal`."""
+
+    kind: Literal["broken_json", "not_utf8", "not_an_object"]
+    refusal: Refused
+
+
+# The line number, from 1 as an editor counts; the row; its bytes in a file with one row on each line. A plain tuple,
+# because a million are created.
+Line = tuple[int, Row | Broken, bytes | None]
+
+
 def iter_file(path: Path) -> Iterator[tuple[int, Row]]:
+    """The rows of a file. Raises `Refused` at the first line that is not a row."""
+    for number, row, _ in lines_of(path):
+        if isinstance(row, Broken):
+            raise row.refusal
+        yield number, row
+
+
+def lines_of(path: Path) -> Iterator[Line]:
+    """Every row of a file, and what is not a row as `Broken`.
+
+    Raises:
+        Refused: the kind of file is unknown, a line or a document is too long, or two columns have one name.
+    """
     kind = path.suffix.lower()
     if kind in (".jsonl", ".ndjson"):
-        yield from iter_jsonl(path)
+        yield from json_lines(path)
     elif kind == ".json":
-        yield from iter_json(path)
+        yield from json_document(path)
     elif kind in (".csv", ".tsv"):
-        yield from iter_csv(path, delimiter_of(path))
+        yield from table_rows(path)
     elif kind == ".parquet":
-        yield from iter_parquet(path)
+        yield from ((number, row, None) for number, row in iter_parquet(path))
     else:
         raise unreadable(
             f"{path} has an extension that is not supported for a dataset",
@@ -166,32 +197,89 @@ def iter_file(path: Path) -> Iterator[tuple[int, Row]]:
         )
 
 
-def iter_parquet(path: Path) -> Iterator[tuple[int, Row]]:
-    import pyarrow.parquet
-
-    number = 0
-    try:
-        size = path.stat().st_size
-        batches = believable(parquet_batches(path, size), path, size)
-        rows = (row for batch in batches for row in batch.to_pylist())
-        schema = pyarrow.parquet.read_schema(path)
-        require_distinct(schema.names, path)
-        for row in as_written(rows, schema):
-            number += 1
-            yield number, row
-    except RepeatedKey as error:
-        raise repeated_key(f"row {number + 1} of {path}", str(error)) from None
-    # Text that is not UTF-8, a year 99999, text that is not JSON.
-    except (pyarrow.ArrowException, OSError, ValueError, OverflowError, RecursionError) as error:
-        why = str(error).splitlines()[0] if str(error) else type(error).__name__
-        message = f"{path} cannot be read as Parquet: {why}"
-        raise unreadable(message, "a whole Parquet file", hint="download or write the file again") from None
-
-
-def iter_jsonl(path: Path) -> Iterator[tuple[int, Row]]:
+def json_lines(path: Path) -> Iterator[Line]:
+    """One object for each line."""
+    # The function inside json.loads, without its checks: half the time. Unusual lines go through json.loads.
+    decoder = json.JSONDecoder(object_pairs_hook=with_distinct_keys)
+    scan_once: Callable[[str, int], tuple[Any, int]] = decoder.scan_once  # type: ignore[attr-defined]
     for number, raw in numbered_lines(path):
-        if raw.strip():
-            yield number, parse_object(raw, f"line {number} of {path}")
+        try:
+            text = str(raw, "utf-8")
+            row, end = scan_once(text, 0)
+            usual = type(row) is dict and text[end:] in ("\n", "\r\n", "")
+        except (ValueError, StopIteration, RecursionError):
+            usual = False
+        if usual:
+            yield number, row, raw
+        elif raw.strip():
+            yield number, parsed(raw, f"line {number} of {path}"), raw
+
+
+def parsed(raw: bytes, where: str) -> Row | Broken:
+    try:
+        row = json.loads(raw.decode("utf-8-sig"), object_pairs_hook=with_distinct_keys)
+    except UnicodeDecodeError:
+        return Broken("not_utf8", not_utf8(where, raw))
+    except RepeatedKey as error:
+        return Broken("broken_json", repeated_key(where, str(error)))
+    except (ValueError, RecursionError) as error:  # a number of 5000 digits is a ValueError too
+        expected = "one JSON object a line, in UTF-8"
+        return Broken("broken_json", unreadable(f"{where} is not JSON: {error}", expected, beginning(raw), MEND))
+    return row if isinstance(row, dict) else Broken("not_an_object", not_an_object(where, row))
+
+
+def json_document(path: Path) -> Iterator[Line]:
+    """A list of objects, an object with one such list, or one object a line in spite of the file's name."""
+    items = json_items(path)
+    if items is None:
+        yield from json_lines(path)
+        return
+    for number, row in enumerate(items, start=1):
+        if not isinstance(row, dict):
+            row = Broken("not_an_object", not_an_object(f"item {number} of {path}", row))
+        yield number, row, None
+
+
+def table_rows(path: Path) -> Iterator[Line]:
+    """The rows of a table whose first row has the names of the columns."""
+    wrong_bytes = list[tuple[int, bytes]]()
+    csv.field_size_limit(CELL_CHARACTERS)
+    reader = csv.reader(text_lines(path, wrong_bytes), delimiter=delimiter_of(path), strict=True)
+    names: list[str] | None = None
+    while True:
+        start, cells, broken = reader.line_num + 1, list[str](), None
+        try:
+            cells = next(reader)
+        except StopIteration:
+            return
+        except csv.Error as error:
+            broken = Broken("broken_json", broken_table(f"line {start} of {path}", error))
+        if wrong_bytes:
+            start, raw = wrong_bytes[0]
+            wrong_bytes.clear()
+            broken = Broken("not_utf8", not_utf8(f"line {start} of {path}", raw))
+        if broken is not None:
+            yield start, broken, None
+            if names is None and cells:
+                names = cells
+        elif names is None:
+            names = cells
+            require_distinct(names, path)
+        elif cells and len(cells) == len(names):
+            yield reader.line_num, dict(zip(names, cells, strict=True)), None
+        elif cells:
+            refusal = other_columns(f"line {reader.line_num} of {path}", names)
+            yield reader.line_num, Broken("broken_json", refusal), None
+
+
+def text_lines(path: Path, wrong_bytes: list[tuple[int, bytes]]) -> Iterator[str]:
+    """The lines of a text. Lines that are not UTF-8 go to `wrong_bytes` with their numbers."""
+    for number, raw in numbered_lines(path):
+        try:
+            yield raw.decode("utf-8-sig")
+        except UnicodeDecodeError:
+            wrong_bytes.append((number, raw))
+            yield raw.decode("utf-8", "replace")
 
 
 def numbered_lines(path: Path) -> Iterator[tuple[int, bytes]]:
@@ -239,38 +327,6 @@ def not_utf8(where: str, raw: bytes) -> Refused:
     return unreadable(message, "text in UTF-8", beginning(raw), hint)
 
 
-def repeated_key(where: str, key: str) -> Refused:
-    expected = "each key once in an object; of two values one would be dropped silently"
-    return unreadable(f"{where} has the key {key[:80]!r} twice in one object", expected, hint=MEND)
-
-
-def parse_object(raw: bytes, where: str) -> Row:
-    try:
-        row = json.loads(raw.decode("utf-8-sig"), object_pairs_hook=with_distinct_keys)
-    except UnicodeDecodeError:
-        raise not_utf8(where, raw) from None
-    except RepeatedKey as error:
-        raise repeated_key(where, str(error)) from None
-    except (ValueError, RecursionError) as error:  # a number of 5000 digits is a ValueError too
-        expected = "one JSON object a line, in UTF-8"
-        raise unreadable(f"{where} is not JSON: {error}", expected, beginning(raw), MEND) from None
-    if not isinstance(row, dict):
-        raise not_an_object(where, row)
-    return row
-
-
-def iter_json(path: Path) -> Iterator[tuple[int, Row]]:
-    """A JSON file: a list of objects, an object with one such list, or one object a line in spite of its name."""
-    items = json_items(path)
-    if items is None:
-        yield from iter_jsonl(path)
-        return
-    for number, row in enumerate(items, start=1):
-        if not isinstance(row, dict):
-            raise not_an_object(f"item {number} of {path}", row)
-        yield number, row
-
-
 def json_items(path: Path) -> list[Any] | None:
     """The items of a JSON document. None for a file that is not one document.
 
@@ -301,19 +357,6 @@ def delimiter_of(path: Path) -> str:
     return ";" if b";" in header and b"," not in header else ","
 
 
-def iter_csv(path: Path, delimiter: str) -> Iterator[tuple[int, Row]]:
-    csv.field_size_limit(CELL_CHARACTERS)
-    reader = csv.DictReader(decoded_lines(path), delimiter=delimiter, strict=True)
-    try:
-        require_distinct(reader.fieldnames or [], path)
-        for row in reader:
-            if None in row or None in row.values():
-                raise other_columns(f"line {reader.line_num} of {path}", reader.fieldnames or [])
-            yield reader.line_num, dict(row)
-    except csv.Error as error:  # the reader counts whole rows, so the broken one starts after them
-        raise broken_table(f"line {reader.line_num + 1} of {path}", error) from None
-
-
 def other_columns(where: str, names: Iterable[str]) -> Refused:
     columns = list(names)
     expected = f"{len(columns)} columns: {', '.join(columns)}"
@@ -323,15 +366,6 @@ def other_columns(where: str, names: Iterable[str]) -> Refused:
 def broken_table(where: str, error: csv.Error) -> Refused:
     expected = "a table whose quotes are closed, and doubled inside of a cell"
     return unreadable(f"{where} is broken: {error}", expected, hint=MEND)
-
-
-def decoded_lines(path: Path) -> Iterator[str]:
-    """The lines as text. Each is decoded alone, so that the line with a wrong byte is known."""
-    for number, raw in numbered_lines(path):
-        try:
-            yield raw.decode("utf-8-sig")
-        except UnicodeDecodeError:
-            raise not_utf8(f"line {number} of {path}", raw) from None
 
 
 def bad_split(message: str, expected: str, got: str, hint: str = PART_OF_FILE) -> Refused:
