@@ -18,7 +18,7 @@ from skill_train.commands._inspecting import inspected
 from skill_train.commands._options import PATH, set_options
 from skill_train.core.console import Console, Result
 from skill_train.core.digests import file_digest
-from skill_train.core.errors import NotInstalled, SkillTrainError, Temporary, UsageError, from_exit_code
+from skill_train.core.errors import NotInstalled, SkillTrainError, Temporary, UsageError, refusals
 from skill_train.data import problems, read_rows, token_stats, write_fixed
 from skill_train.data.check_row import checker
 from skill_train.data.errors import rewriting_command, wrong_columns
@@ -30,7 +30,6 @@ from skill_train.data.scan import unread_media, unread_text_warning
 from skill_train.facts import DatasetFacts, ModelFacts
 from skill_train.model.folder import read_model
 from skill_train.model.tower import trains_on_pictures
-from skill_train.program.events import Refused
 from skill_train.program.examples import Row
 from skill_train.recipe import fields
 from skill_train.recipe.fields import Recipe
@@ -83,11 +82,8 @@ def data(options: DataOptions, console: Console) -> Result:
     recipe = _recipe(options.recipe, named | set_options(options, ("model", "split", "max_length")))
     if options.fix is not None:
         write_fixed.check_out(options.fix)
-    try:
-        with _hub_within_limits(recipe.data):
-            return _answer(console, recipe, options)
-    except Refused as refusal:
-        raise from_exit_code(refusal.exit_code, refusal.error) from None
+    with refusals(), _hub_within_limits(recipe.data):
+        return _answer(console, recipe, options)
 
 
 def _hub_within_limits(name: str) -> AbstractContextManager[None]:

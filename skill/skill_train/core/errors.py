@@ -18,9 +18,10 @@ A message says what is wrong and with which value; `expected` and `got` are the 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
-from skill_train.program.events import ErrorWords, Failure, lacks_memory
+from skill_train.program.events import ErrorWords, Failure, Refused, lacks_memory
 
 EXIT_CODES: dict[int, str] = {
     0: "done",
@@ -125,6 +126,15 @@ def from_exit_code(exit_code: int, error: ErrorWords) -> SkillTrainError:
         got=error.get("got", ""),
         hint=error.get("hint", ""),
     )
+
+
+@contextmanager
+def refusals() -> Iterator[None]:
+    """In this block, or in a function that it decorates, a refusal of the training program is an error of ours."""
+    try:
+        yield
+    except Refused as refusal:
+        raise from_exit_code(refusal.exit_code, refusal.error) from None
 
 
 def out_of_memory(error: BaseException) -> DecisionNeeded | None:

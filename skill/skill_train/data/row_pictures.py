@@ -18,7 +18,7 @@ from itertools import groupby
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
-from skill_train.core.errors import UsageError, from_exit_code
+from skill_train.core.errors import UsageError, refusals
 from skill_train.data.repeats import Repeats
 from skill_train.data.token_stats import PictureCounter
 from skill_train.program.events import ErrorWords, Refused
@@ -244,10 +244,8 @@ def read_header(source: PictureSource, folder: Path | None) -> PictureHeader:
         Refused: it cannot be read, or training refuses it for what the header says.
         NotInstalled: Pillow is missing.
     """
-    try:
+    with refusals():  # the package's fault, not the row's
         require_pillow()
-    except Refused as refusal:  # the package's fault, not the row's
-        raise from_exit_code(refusal.exit_code, refusal.error) from None
     with opened_picture(source, folder) as (image, size):
         return PictureHeader(upright_size(image), size, tuple(traits_of(image)))
 
@@ -317,7 +315,7 @@ def picture_files(data: Path, recipe: ResolvedRecipe) -> dict[str, Path]:
     if folder is None:
         return files
     root = folder.resolve()
-    try:
+    with refusals():
         for line, row in iter_rows(str(data), split=recipe.split):
             for source in lift_pictures(row, recipe.columns)[1]:
                 path = picture_path(source)
@@ -325,8 +323,6 @@ def picture_files(data: Path, recipe: ResolvedRecipe) -> dict[str, Path]:
                     files[path] = _file(path, root, f"line {line} of {data}")
                     if len(files) > MOST_FILES:
                         raise _too_many(data, f"more than {MOST_FILES:,} files", f"at most {MOST_FILES:,} files")
-    except Refused as refusal:
-        raise from_exit_code(refusal.exit_code, refusal.error) from None
     return files
 
 

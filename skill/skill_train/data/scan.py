@@ -10,14 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from skill_train.core.digests import file_digest
-from skill_train.core.errors import UsageError, from_exit_code, nearest
+from skill_train.core.errors import UsageError, nearest, refusals
 from skill_train.data import read_rows
 from skill_train.data.check_row import Check, checker, unread_media_in
 from skill_train.data.errors import empty, leave_out, media_error, refused_row, rewriting_command, wrong_columns
 from skill_train.data.row_pictures import PROBLEMS, ListedPictures, RowPictures, folder_of
 from skill_train.data.token_stats import PictureCounter
 from skill_train.facts import DatasetFacts, FirstPictures
-from skill_train.program.events import Refused
 from skill_train.program.examples import Row, is_media
 from skill_train.program.pictures.beside import hub_file
 from skill_train.program.pictures.decode import PicturesDigest
@@ -53,10 +52,8 @@ def scan(recipe: Recipe, *, pictures: bool = False, tokens: PictureCounter | Non
         UsageError: the dataset does not exist, a line is broken (with its number), columns are wrong, a row is
             malformed, or there are no rows.
     """
-    try:
+    with refusals():
         return _scan(recipe, Path(recipe.data), RowPictures(folder_of(recipe), tokens) if pictures else None)
-    except Refused as refusal:
-        raise from_exit_code(refusal.exit_code, refusal.error) from None
 
 
 @dataclass

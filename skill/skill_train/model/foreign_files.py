@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from skill_train.core.errors import UsageError, from_exit_code
+from skill_train.core.errors import UsageError, refusals
 from skill_train.facts import JsonObject
 from skill_train.program import model_files
-from skill_train.program.events import Refused
 from skill_train.program.model_files import block_hub_kernels as block_hub_kernels
 
 
@@ -20,19 +17,19 @@ def require_sound(folder: Path) -> None:
     Raises:
         UsageError: as `check_model` of the training program.
     """
-    with _as_ours():
+    with refusals():
         model_files.check_model(folder)
 
 
 def require_sound_files(folder: Path) -> None:
     """As `require_sound`, for a folder without an index of weights, which is an adapter."""
-    with _as_ours():
+    with refusals():
         model_files.check_files(folder)
 
 
 def foreign_json(file: Path) -> Any:
     """A JSON document from elsewhere. Raises UsageError as that of the training program."""
-    with _as_ours():
+    with refusals():
         return model_files.foreign_json(file)
 
 
@@ -47,26 +44,18 @@ def object_in(path: Path) -> JsonObject:
 
 def safetensors_header(file: Path) -> model_files.Header:
     """The header of a safetensors file. Raises UsageError as that of the training program."""
-    with _as_ours():
+    with refusals():
         return model_files.safetensors_header(file)
 
 
 def weight_map(index: Path) -> dict[str, str]:
     """The file of each tensor that an index names. Raises UsageError as that of the training program."""
-    with _as_ours():
+    with refusals():
         return model_files.weight_map(index)
 
 
 def weight_files(folder: Path) -> list[Path]:
     """The files from which transformers loads the weights, which may be missing. Raises UsageError as that of the
     training program."""
-    with _as_ours():
+    with refusals():
         return model_files.weight_files(folder)
-
-
-@contextlib.contextmanager
-def _as_ours() -> Iterator[None]:
-    try:
-        yield
-    except Refused as refusal:
-        raise from_exit_code(refusal.exit_code, refusal.error) from None

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from skill_train.core.errors import UsageError, from_exit_code
+from skill_train.core.errors import UsageError, refusals
 from skill_train.facts import DatasetFacts, ModelFacts
 from skill_train.model.tower import trains_on_pictures
-from skill_train.program.events import Refused
 from skill_train.program.pictures.processor import limited_processor
 from skill_train.recipe.fields import Recipe
 from skill_train.recipe.preprocess import preprocess_of
@@ -76,10 +75,8 @@ def _tokens(recipe: Recipe, model: ModelFacts, dataset: DatasetFacts) -> Reason:
     if model.image_processor is None:
         why = model.unknown.get("image_processor", "nobody looked at the model's files")
         return Reason("picture tokens", "unknown", why, source)
-    try:
+    with refusals():
         limited_processor(model.image_processor, recipe.min_pixels, recipe.max_pixels)
-    except Refused as refusal:
-        raise from_exit_code(refusal.exit_code, refusal.error) from None
     tokens = dataset.picture_tokens
     if tokens is None:
         return Reason("picture tokens", "unknown", "no picture was looked at", source)

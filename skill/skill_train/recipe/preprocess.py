@@ -5,8 +5,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from skill_train.core.errors import from_exit_code
-from skill_train.program.events import Refused
+from skill_train.core.errors import refusals
 from skill_train.program.pictures.engine import ENGINE_FAMILIES, ignored_limit, require_engine
 from skill_train.recipe.fields import Recipe
 
@@ -31,10 +30,8 @@ def preprocess_of(recipe: Recipe, family: str) -> Preprocess:
     if recipe.preprocess == "model":
         return Preprocess("model", "asked for: the model's own image processor")
     if recipe.preprocess == "engine":
-        try:
+        with refusals():
             require_engine(limits, family)
-        except Refused as refusal:
-            raise from_exit_code(refusal.exit_code, refusal.error) from None
         return Preprocess("engine", "asked for: the pixels and the text that llama.cpp makes of a picture")
     if family not in ENGINE_FAMILIES:
         return Preprocess("model", f"llama.cpp's own pixels were not reproduced for {family}")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from skill_train.core.errors import from_exit_code
+from skill_train.core.errors import refusals
 from skill_train.hub import dataset_card
 from skill_train.hub.dataset_card import Configuration
 from skill_train.hub.rows import first_rows
@@ -39,11 +39,9 @@ def read_file(recipe: Recipe, file: HubFile, files: SplitFiles, configuration: C
     Raises:
         UsageError: a row cannot be read, or a file has no such slice.
     """
-    try:
+    with refusals():
         read = first_of(recipe, files, configuration) if files.parquet or files.bytes > SMALL_BYTES else _all_of(file)
         sliced = list(iter_slice(iter(read.numbered), recipe.split))  # refuses a slice that no file has
-    except Refused as refusal:
-        raise from_exit_code(refusal.exit_code, refusal.error) from None
     if read.whole:
         return read._replace(total=len(sliced), numbered=sliced)
     total = _rows_of_slice(recipe.split, read.total)
@@ -93,10 +91,8 @@ def bring_pictures(numbered: list[tuple[int, Row]], columns: dict[str, str], fil
     Raises:
         UsageError, AccessError, Temporary: the Hub does not give them.
     """
-    try:
+    with refusals():
         bring_files(file, [name for _, row in numbered for name in names_of(row, columns, file)])
-    except Refused as refusal:
-        raise from_exit_code(refusal.exit_code, refusal.error) from None
 
 
 def pictures_of(row: Row, columns: dict[str, str]) -> list[PictureSource]:
