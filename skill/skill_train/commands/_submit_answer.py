@@ -20,11 +20,11 @@ from skill_train.commands._submit_options import SubmitOptions, command_of
 from skill_train.core.console import Console, Result
 from skill_train.core.errors import DecisionNeeded, SkillTrainError
 from skill_train.core.units import dollars, megabytes
-from skill_train.hub.jobs import LIVE
+from skill_train.hub import jobs
 from skill_train.run import plan_record, progress, records
 from skill_train.run.cloud_record import CloudData, CloudJob, CloudRecord
 from skill_train.run.folder import RunDir
-from skill_train.run.job_spec import KEPT, JobSpec, Mount, as_request
+from skill_train.run.job_spec import JobSpec
 from skill_train.run.plan_record import Estimate, Number, Plan
 
 _AT_START = "(made at the start)"
@@ -116,7 +116,7 @@ def dry_run(run: RunDir, checked: Checked) -> Result:
     """The answer of --dry-run: the job as it would be sent, with placeholders for what only the start creates."""
     order = checked.order
     spec = specification(run, order, _AT_START)
-    request = as_request(spec, Mount(f"{order.namespace}/jobs-artifacts", _AT_START, KEPT, read_only=False))
+    request = jobs.as_request(spec, (f"{order.namespace}/jobs-artifacts", _AT_START))
     data = {"job": request, "not_checked": checked.unchecked, "run_dir": str(run.path), **_job_shown(checked)}
     return Result(data, human=lambda rich: rich.print_json(data=data), quiet=json.dumps(request))
 
@@ -222,7 +222,7 @@ def _budget_of(plan: Plan, job: CloudJob) -> Budget:
 def _expected_end(job: CloudJob, budget: Budget, stage: str | None) -> ExpectedEnd:
     """The expected end in UTC. It does not include the wait for a machine, whose length is unknown."""
     start = job.created_at or job.asked_at
-    if budget.seconds is None or stage not in (None, *LIVE):
+    if budget.seconds is None or stage not in (None, *jobs.LIVE):
         return {"low": None, "high": None, "basis": budget.basis if budget.seconds is None else f"it is {stage}"}
     began = datetime.strptime(start, "%Y-%m-%dT%H:%M:%SZ").replace(tzinfo=UTC)
     low, high = (start_once.timestamp(began + timedelta(seconds=end)) for end in budget.seconds)
@@ -232,7 +232,7 @@ def _expected_end(job: CloudJob, budget: Budget, stage: str | None) -> ExpectedE
 def _next(run: RunDir, sent: Sent) -> list[str]:
     name = quoted(run.path)
     words: tuple[str, ...] = ("status {}", "resume {}")
-    if sent.stage in (None, *LIVE):
+    if sent.stage in (None, *jobs.LIVE):
         words = ("status {}", "logs {} --follow", "wait {}", "pull {}")
     elif sent.stage == "COMPLETED":
         words = ("pull {}",)

@@ -101,7 +101,7 @@ def start(spec: JobSpec, place: tuple[str, str]) -> Job:
         AccessError: the user is not signed in, or lacks a permission or credit.
         Temporary: the Hub does not answer, or the server failed.
     """
-    token, mount = _token(), Mount(*place, KEPT, read_only=False)
+    token = _token()
 
     def question() -> Any:
         return api().run_job(
@@ -113,11 +113,27 @@ def start(spec: JobSpec, place: tuple[str, str]) -> Job:
             timeout=spec.timeout_seconds,
             name=spec.name,
             labels=dict(spec.labels),
-            volumes=_volumes((*spec.mounts, mount)),
+            volumes=_volumes(spec, place),
             namespace=spec.namespace,
         )
 
     return _job(ask(_job_of(spec.namespace), question), spec.namespace)
+
+
+def as_request(spec: JobSpec, place: tuple[str, str]) -> dict[str, object]:
+    """The request that `start` sends (huggingface_hub 2.4, `_create_job_spec`), with only the names of the secrets."""
+    return {
+        "namespace": spec.namespace,
+        "dockerImage": IMAGE,
+        "command": command(spec),
+        "arguments": [],
+        "environment": dict(spec.environment),
+        "secrets": list(SECRETS),
+        "flavor": spec.flavor,
+        "timeoutSeconds": spec.timeout_seconds,
+        "labels": spec.labels | {"name": spec.name},
+        "volumes": [volume.to_dict() for volume in _volumes(spec, place)],
+    }
 
 
 def inspect(namespace: str, job_id: str) -> Job:
@@ -229,21 +245,21 @@ def _bucket_of(namespace: str) -> str:
     return f"{namespace}/jobs-artifacts"
 
 
-def _volumes(mounts: tuple[Mount, ...]) -> list[Any] | None:
+def _volumes(spec: JobSpec, place: tuple[str, str]) -> list[Any]:
+    """The volumes of a job. The last one is its own folder."""
     from huggingface_hub import Volume
 
-    volumes = [
+    return [
         Volume(
-            type=m.kind,
-            source=m.bucket,
-            path=m.folder or None,
-            revision=m.revision,
-            mount_path=m.mount_path,
-            read_only=m.read_only,
+            type=mount.kind,
+            source=mount.bucket,
+            path=mount.folder or None,
+            revision=mount.revision,
+            mount_path=mount.mount_path,
+            read_only=mount.read_only,
         )
-        for m in mounts
+        for mount in (*spec.mounts, Mount(*place, KEPT, read_only=False))
     ]
-    return volumes or None
 
 
 def _job_of(namespace: str) -> HubResource:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NotRequired, TypedDict
 
 from skill_train.run.plan_record import Plan
 
@@ -119,59 +118,3 @@ def command(spec: JobSpec) -> list[str]:
     files = {str(spec.program): f"{KEPT}/{spec.program.name}", str(spec.plan): f"{KEPT}/{spec.plan.name}"}
     packages = [word for name in spec.dependencies for word in ("--with", name)]
     return ["uv", "run", *packages, *(files.get(word, word) for word in (str(spec.program), *spec.arguments))]
-
-
-class Volume(TypedDict):
-    """A mount in the form that is sent to the Hub."""
-
-    type: str
-    source: str
-    mountPath: str
-    readOnly: bool
-    revision: NotRequired[str]
-    path: NotRequired[str]
-
-
-class Request(TypedDict):
-    """A job in the form that is sent to the Hub. `secrets` holds only names."""
-
-    namespace: str
-    dockerImage: str
-    command: list[str]
-    arguments: list[str]
-    environment: dict[str, str]
-    secrets: list[str]
-    flavor: str
-    timeoutSeconds: int
-    labels: dict[str, str]
-    volumes: list[Volume]
-
-
-def as_request(spec: JobSpec, own_folder: Mount) -> Request:
-    """The request that is sent to the Hub (huggingface_hub 2.4, `_create_job_spec`), with only the names of the
-    secrets.
-
-    Args:
-        own_folder: the folder of the program and the plan.
-    """
-    return {
-        "namespace": spec.namespace,
-        "dockerImage": IMAGE,
-        "command": command(spec),
-        "arguments": [],
-        "environment": dict(spec.environment),
-        "secrets": list(SECRETS),
-        "flavor": spec.flavor,
-        "timeoutSeconds": spec.timeout_seconds,
-        "labels": spec.labels | {"name": spec.name},
-        "volumes": [_volume(mount) for mount in (*spec.mounts, own_folder)],
-    }
-
-
-def _volume(mount: Mount) -> Volume:
-    volume = Volume(type=mount.kind, source=mount.bucket, mountPath=mount.mount_path, readOnly=mount.read_only)
-    if mount.revision is not None:
-        volume["revision"] = mount.revision
-    if mount.folder:
-        volume["path"] = mount.folder
-    return volume
