@@ -64,7 +64,7 @@ class Desk:
         user = User(self.hub, self.commands, self.home, folder, schedule)
         try:
             user.get(["submit", *(SAID if schedule.flags else ["plan.json"]), "--run-dir", "run", "--yes"])
-            assert self.hub.unknown == []
+            assert self.hub.unknown == [], self.hub.unknown
         except AssertionError as error:
             raise AssertionError("\n".join([repr(schedule), *user.said, str(error)])) from error
         finally:

@@ -67,7 +67,8 @@ class User:
         assert (run / "metrics.jsonl").read_bytes() == stand_in.metrics(stand_in.STEPS)
         self.hub.faults.clear()
         created = self.hub.jobs_created
-        assert self.call(submit).data["reused"] is True and self.hub.jobs_created == created
+        assert self.call(submit).data["reused"] is True
+        assert self.hub.jobs_created == created, "a second job"
 
     def call(self, words: list[str]) -> Done:
         """One command, and all that must hold after any."""
