@@ -25,7 +25,7 @@ from skill_train.evaluate.pictures import RunPictures, pictures_of_run
 from skill_train.evaluate.scores import Scoring, scoring_of
 from skill_train.run import merge_record, plan_record
 from skill_train.run.begun import trained
-from skill_train.run.evaluate_record import AnsweredRow, Evaluation
+from skill_train.run.evaluate_record import AnsweredRow, Evaluation, telling
 from skill_train.run.folder import RunDir, StepResult, open_run
 from skill_train.run.lock import locked
 from skill_train.run.plan_record import Plan
@@ -262,15 +262,10 @@ def _data(run: RunDir, result: StepResult[Evaluation]) -> ShownEvaluation:
         "score": evaluation.score,
         "models": [msgspec.convert(_short(model, dropped), ShownModel) for model in evaluation.models],
         "differences": [msgspec.convert(_short(difference), ShownDifference) for difference in evaluation.differences],
-        "answers": [_shown_answers(row) for row in _rows_that_differ_most(evaluation.answers)],
+        "answers": [_shown_answers(row) for row in telling(evaluation.answers, _SHOWN)],
         "record": str(run.record("evaluate")),
         "reused": result.reused,
     }
-
-
-def _rows_that_differ_most(answers: list[AnsweredRow]) -> list[AnsweredRow]:
-    """Rows where most different answers were given come first: they show what the figures stand for."""
-    return sorted(answers, key=lambda row: -row.different_answers)[:_SHOWN]
 
 
 def _shown_answers(row: AnsweredRow) -> ShownAnswers:

@@ -27,6 +27,7 @@ from skill_train.report.views import (
     RunItView,
 )
 from skill_train.report.words import nats, number, ratio, share, size
+from skill_train.run.cloud_record import continue_words
 from skill_train.run.export_record import ExportedFile
 from skill_train.run.verify_record import Check
 
@@ -36,7 +37,7 @@ Shown = Callable[[Any], str]
 def missing(run: ReportedRun) -> list[MissingPart]:
     """Each part without a record, and the command that makes it."""
     steps = (
-        ("train", "trained", continue_command(run)),
+        ("train", "trained", continue_words(run.cloud)),
         ("convert", "exported", "export-gguf"),
         ("verify", "verified", "verify"),
         ("evaluate", "evaluated", "evaluate"),
@@ -46,15 +47,6 @@ def missing(run: ReportedRun) -> list[MissingPart]:
         for part, done, words in steps
         if not run[part]
     ]
-
-
-def continue_command(run: ReportedRun) -> str:
-    """The command that continues a run which is not trained here, as `cloud_record.continue_command` gives it."""
-    if run.cloud is None:
-        return "local --resume --run-dir"
-    if run.cloud.last is None:
-        return "submit"
-    return "pull" if run.cloud.last.stage in (None, "COMPLETED") else "resume"
 
 
 def _missing(run: ReportedRun, part: str, done: str) -> str:

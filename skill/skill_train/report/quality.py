@@ -12,7 +12,7 @@ from typing import Any
 from skill_train.report.figure import Figure, PictureView, ReportedRun
 from skill_train.report.views import AnswersView, AnswerView, ModelDifferenceView, ModelView, PromptView, QualityView
 from skill_train.report.words import number, rate, share
-from skill_train.run.evaluate_record import AnsweredRow
+from skill_train.run.evaluate_record import AnsweredRow, telling
 
 Shown = Callable[[Any], str]
 MOST_ANSWERS = 12  # prompts that are shown side by side
@@ -90,7 +90,9 @@ def answers(run: ReportedRun) -> AnswersView | None:
     """
     evaluated = run.evaluation.answers if run.evaluation is not None else []
     if evaluated:
-        rows_shown = [_answered(row, run.pictures.by_line.get(row.line, [])) for row in telling(evaluated)]
+        rows_shown = [
+            _answered(row, run.pictures.by_line.get(row.line, [])) for row in telling(evaluated, MOST_ANSWERS)
+        ]
         return {"rows": rows_shown, "of": len(evaluated), "source": "evaluate.json", "note": run.pictures.note}
     answer = run["train"].get("answer")
     if answer is None:
@@ -102,11 +104,6 @@ def answers(run: ReportedRun) -> AnswersView | None:
 
 
 _WHEN = (("base", "before"), ("tuned", "after"))
-
-
-def telling(rows: list[AnsweredRow]) -> list[AnsweredRow]:
-    """The rows to show: those with most different answers."""
-    return sorted(rows, key=lambda row: -row.different_answers)[:MOST_ANSWERS]
 
 
 def _answered(row: AnsweredRow, pictures: list[PictureView]) -> PromptView:

@@ -9,7 +9,6 @@ from typing import Any
 from skill_train.core.units import dollars, duration
 from skill_train.report.artifacts import (
     cloud,
-    continue_command,
     files,
     missing,
     proof,
@@ -36,6 +35,7 @@ from skill_train.report.views import (
     VerdictView,
 )
 from skill_train.report.words import marked, number, rate, share, size
+from skill_train.run.cloud_record import continue_words
 from skill_train.run.records import Number
 from skill_train.run.train_record import StepLine
 from skill_train.run.verify_record import Proof
@@ -94,7 +94,7 @@ def _not_trained(run: ReportedRun) -> VerdictView:
         error = failure.get("error", default={})
         return _verdict("fail", "The training failed", [error.get("message", "")], error.get("hint", ""))
     headline = "Submitted, results not fetched yet" if run.cloud else "Not trained yet"
-    return _verdict("unknown", headline, [], run.command(continue_command(run)))
+    return _verdict("unknown", headline, [], run.command(continue_words(run.cloud)))
 
 
 def _proven(proof: Proof) -> VerdictView:

@@ -14,9 +14,9 @@ from collections import Counter
 from skill_train.program.events import Refused
 from skill_train.program.pictures.decode import picture_bytes, read_picture, require_pillow
 from skill_train.report.figure import PictureView, ShownPictures
-from skill_train.report.quality import telling
+from skill_train.report.quality import MOST_ANSWERS
 from skill_train.run import plan_record, train_record
-from skill_train.run.evaluate_record import Evaluation, can_be_asked, rows_digest, spread
+from skill_train.run.evaluate_record import Evaluation, can_be_asked, rows_digest, spread, telling
 from skill_train.run.folder import RunDir
 from skill_train.run.train_record import Row
 
@@ -46,7 +46,7 @@ def shown_pictures(run: RunDir, evaluation: Evaluation | None, room: int) -> Sho
     by_line, bytes_left = dict[int, list[PictureView]](), room
     often = Counter(row["line"] for row in rows)
     of_line = {row["line"]: row for row in rows}
-    for answered in telling(evaluation.answers):
+    for answered in telling(evaluation.answers, MOST_ANSWERS):
         row = of_line.get(answered.line)
         if row is None or not row.get("images"):
             continue

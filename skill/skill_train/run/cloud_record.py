@@ -228,13 +228,16 @@ def _otherwise(run: RunDir) -> str:
 
 def continue_command(run: RunDir) -> str:
     """The command that continues an unfinished run. For a submitted run it depends on its jobs."""
-    word, record = shlex.quote(str(run.path)), read(run)
+    return f"skill-train {continue_words(read(run))} {shlex.quote(str(run.path))}"
+
+
+def continue_words(record: CloudRecord | None) -> str:
+    """What stands before the folder in that command."""
     if record is None:
-        return f"skill-train local --resume --run-dir {word}"
+        return "local --resume --run-dir"
     if record.last is None:
-        return f"skill-train submit {word}"
-    ended_badly = record.last.stage not in (None, "COMPLETED")
-    return f"skill-train {'resume' if ended_badly else 'pull'} {word}"
+        return "submit"
+    return "pull" if record.last.stage in (None, "COMPLETED") else "resume"
 
 
 def require_not_submitted(run: RunDir) -> None:

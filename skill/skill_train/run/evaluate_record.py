@@ -148,6 +148,11 @@ def spread(rows: list[Row], most: int) -> list[Row]:
     return rows if len(rows) <= most else [rows[i * len(rows) // most] for i in range(most)]
 
 
+def telling(rows: list[AnsweredRow], most: int) -> list[AnsweredRow]:
+    """At most `most` rows. Those with most different answers come first: they show what the figures stand for."""
+    return sorted(rows, key=lambda row: -row.different_answers)[:most]
+
+
 def rows_digest(rows: list[Row]) -> str:
     """The sha256 of rows, in hexadecimal digits."""
     return hashlib.sha256(json.dumps(rows, sort_keys=True).encode()).hexdigest()

@@ -7,8 +7,6 @@ wrong file: it says so in the record, and goes on with the next file.
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
 import tempfile
 import time
@@ -34,6 +32,7 @@ from skill_train.reference.low_memory import frugal_model, is_plain, peak_bytes
 from skill_train.reference.pictures import PictureQuestion
 from skill_train.reference.rounded_merge import Rounding, rounding_of
 from skill_train.run import records, verify_record
+from skill_train.run.evaluate_record import rows_digest
 from skill_train.run.folder import StepResult, require_writable, versions
 from skill_train.run.train_record import Row
 from skill_train.run.verify_record import Check, Proof, ProofInputs, ProofOptions
@@ -330,17 +329,13 @@ def _scope(request: VerifyRequest, sample: Sample, engines: dict[str, str]) -> _
         adapter=digests(request.adapter) if request.adapter else None,
         base=None if base is None else "the reference" if base == request.reference else model_digests(base),
         ggufs={path.name: file_digest(path) for path in request.ggufs},
-        rows=_digest(request.rows),
-        held_out=_digest(request.held_out),
+        rows=rows_digest(request.rows),
+        held_out=rows_digest(request.held_out),
         unread=[list(each) for each in request.unread],
         pictures=None if pictured is None else model_digests(pictured),
     )
     libraries = versions("llama-cpp-python", "gguf", "transformers", "torch", "peft")
     return _ProofScope(inputs, ProofOptions(sample.tokens, engines), libraries)
-
-
-def _digest(rows: list[Row]) -> str:
-    return hashlib.sha256(json.dumps(rows, sort_keys=True).encode()).hexdigest()
 
 
 def _earlier(record: Path, scope: _ProofScope) -> Proof | None:
