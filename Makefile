@@ -97,5 +97,5 @@ $(STAMP): pyproject.toml requirements.lock
 	CMAKE_BUILD_PARALLEL_LEVEL=$${CMAKE_BUILD_PARALLEL_LEVEL:-$(CORES)} \
 	$(BIN)/python -m pip install --no-compile -c requirements.lock -e '.[train,gguf,serve,vision,report,dev]'
 	cd "$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')" && \
-	"$(CURDIR)/$(BIN)/python" -m compileall -qq -j $(CORES) -x '/tests?/|/testing/' .
+	"$(CURDIR)/$(BIN)/python" -m compileall -qq -j $(CORES) -x '/tests?/|/testing/' . "$(CURDIR)/skill"
 	@touch $(STAMP)
