@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import random
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +12,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from by_path import load
 from skill_train.core import resources
 from skill_train.recipe import fields as recipes
 
@@ -26,12 +25,7 @@ HARD = ["  a   b \n\n\t c", "12345 0.5", "émoji 🎉", "漢字かな", "שלו�
 
 @pytest.fixture(scope="module")
 def maker() -> Any:
-    spec = importlib.util.spec_from_file_location("make_demo", MAKER)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # a dataclass looks its module up there
-    spec.loader.exec_module(module)
-    return module
+    return load(MAKER, "make_demo")
 
 
 @pytest.fixture(scope="module")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import importlib.util
 import io
 import json
 import os
@@ -15,6 +14,7 @@ from typing import Any
 import pyarrow.parquet
 import pytest
 
+from by_path import load
 from skill_train.core import resources
 from skill_train.recipe import fields as recipes
 
@@ -75,12 +75,7 @@ def test_no_matrix_of_the_quantized_file_fell_back_to_another_type(made: tuple[P
 
 @pytest.fixture(scope="module")
 def maker() -> Any:
-    spec = importlib.util.spec_from_file_location("make_demo_vision", MAKER)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # a dataclass looks its module up there
-    spec.loader.exec_module(module)
-    return module
+    return load(MAKER, "make_demo_vision")
 
 
 def _rows(folder: Path) -> list[dict[str, Any]]:

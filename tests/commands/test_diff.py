@@ -4,9 +4,7 @@ listed. Three steps each, through the program's own `main`."""
 from __future__ import annotations
 
 import hashlib
-import importlib.util
 import json
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
@@ -16,6 +14,7 @@ import pytest
 
 import tiny
 import training
+from by_path import load
 from skill_train import cli
 from skill_train.core.resources import train_program
 from skill_train.program.main import main
@@ -130,12 +129,7 @@ def altered(folder: Path, edit: Callable[[str], str]) -> ModuleType:
     file = folder / "train.py"
     file.write_text(edit(source), encoding="utf-8")
     assert file.read_text(encoding="utf-8") != source
-    spec = importlib.util.spec_from_file_location("altered_program", file)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # its data classes look for their module
-    spec.loader.exec_module(module)
-    return module
+    return load(file, "altered_program")
 
 
 def test_one_byte_of_the_program_is_another_recipe(

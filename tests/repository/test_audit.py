@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from by_path import load
 
 AUDIT = Path(__file__).resolve().parents[2] / "scripts" / "audit.py"
 # The form of pip-audit 2.9's own documentation (README, "--format json", 2025).
@@ -21,11 +22,7 @@ SKIPPED = {"name": "trl", "skip_reason": "Dependency not found on PyPI and could
 
 @pytest.fixture(scope="module")
 def audit() -> Any:
-    spec = importlib.util.spec_from_file_location("audit", AUDIT)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load(AUDIT, "audit")
 
 
 @pytest.mark.parametrize(

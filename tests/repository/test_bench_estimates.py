@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
-import sys
 from pathlib import Path
 from statistics import median
 from types import ModuleType
 
 import pytest
 
+from by_path import load
 from skill_train.estimate import published as estimate_published
 from skill_train.program.split import Data
 
@@ -24,12 +23,7 @@ def compare() -> ModuleType:
 
 
 def _program(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(name, BENCH / f"{name}.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # dataclasses look their module up
-    spec.loader.exec_module(module)
-    return module
+    return load(BENCH / f"{name}.py", name)
 
 
 def test_what_is_measured_is_fed_all_that_the_training_program_reads() -> None:

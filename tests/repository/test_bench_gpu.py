@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -10,19 +9,16 @@ from typing import Any
 
 import pytest
 
+from by_path import load
+
 FOLDER = Path(__file__).resolve().parents[2] / "bench" / "gpu"
 
 
 @pytest.fixture(scope="module")
 def measure() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("bench_gpu", FOLDER / "measure.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "path", [*sys.path])  # it puts bench/ there
-        patch.setitem(sys.modules, "bench_gpu", module)  # dataclasses look their module up
-        spec.loader.exec_module(module)
-    return module
+        return load(FOLDER / "measure.py", "bench_gpu")
 
 
 def test_operations_of_a_token(measure: ModuleType) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import subprocess
 import sys
 from pathlib import Path
@@ -10,17 +9,15 @@ from typing import Any
 
 import pytest
 
+from by_path import load
+
 pytestmark = pytest.mark.real_python
 
 BENCH = Path(__file__).resolve().parents[2] / "bench"
 
 
 def module(file: Path) -> Any:
-    spec = importlib.util.spec_from_file_location(f"bench_{file.stem}", file)
-    assert spec is not None and spec.loader is not None
-    loaded = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(loaded)
-    return loaded
+    return load(file, f"bench_{file.stem}")
 
 
 run = module(BENCH / "run.py")

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from by_path import load
 
 ROOT = Path(__file__).resolve().parents[2]
 BENCH = ROOT / "bench" / "pixels"
@@ -16,12 +16,7 @@ BENCH = ROOT / "bench" / "pixels"
 
 @pytest.fixture(scope="module")
 def measure() -> Any:
-    spec = importlib.util.spec_from_file_location("bench_pixels", BENCH / "measure.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses look their module up
-    spec.loader.exec_module(module)
-    return module
+    return load(BENCH / "measure.py", "bench_pixels")
 
 
 def test_the_page_is_what_the_results_say(measure: Any) -> None:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
-import sys
 from pathlib import Path
 from typing import Any
+
+from by_path import load
 
 BENCH = Path(__file__).resolve().parents[2] / "bench" / "quantize"
 
@@ -22,9 +22,4 @@ def test_the_page_is_what_the_results_say() -> None:
 
 def _measure() -> Any:
     """The program, under a name of its own: other benches have a `measure` too."""
-    spec = importlib.util.spec_from_file_location("bench_quantize", BENCH / "measure.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
+    return load(BENCH / "measure.py", "bench_quantize")

@@ -3,12 +3,12 @@ takes long is not asked here, and no results are written. `make test` runs one, 
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from by_path import load
 
 pytestmark = [pytest.mark.slow, pytest.mark.real_python]  # whose memory is measured
 
@@ -63,9 +63,4 @@ def test_the_measurement_of_training(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 def _program(name: str, monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.syspath_prepend(str(BENCH))
-    spec = importlib.util.spec_from_file_location(f"measure_{name}", BENCH / name / "measure.py")
-    assert spec is not None and spec.loader is not None
-    program = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, spec.name, program)
-    spec.loader.exec_module(program)
-    return program
+    return load(BENCH / name / "measure.py", f"measure_{name}")

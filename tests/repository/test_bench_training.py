@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
 
+from by_path import load
+
 FOLDER = Path(__file__).resolve().parents[2] / "bench" / "training"
 
 
 @pytest.fixture(scope="module")
 def measure() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("bench_training", FOLDER / "measure.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(__import__("sys").modules, "bench_training", module)  # dataclasses look their module up
-        spec.loader.exec_module(module)
-    return module
+    return load(FOLDER / "measure.py", "bench_training")
 
 
 @pytest.mark.parametrize(("size", "count"), [("0.5B", 494_032_768), ("1.5B", 1_543_714_304)])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import importlib.util
 import shutil
 import subprocess
 import sys
@@ -13,16 +12,14 @@ from types import ModuleType
 
 import pytest
 
+from by_path import load
+
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = ROOT / "scripts" / "build_train.py"
 
 
 def _script(path: Path = SCRIPT) -> ModuleType:
-    spec = importlib.util.spec_from_file_location("build_train", path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load(path, "build_train")
 
 
 BUILD = _script()
