@@ -23,8 +23,8 @@ from skill_train.commands._frame import FORMATS, Commands
 from skill_train.core import waiting
 from skill_train.core.console import Console, Format, ReaderGone, silence
 from skill_train.core.errors import DecisionNeeded, Interrupted, SkillTrainError, UsageError, out_of_memory
-from skill_train.core.memory import seek_cycles_seldom
 from skill_train.core.secrets import refuse_in_arguments
+from skill_train.program.events import seek_cycles_seldom
 
 # In the order of the help page: the module in commands/, and the first sentence of its help.
 COMMANDS = {

@@ -98,6 +98,13 @@ def test_a_long_cell_is_a_text_as_in_every_other_file(tmp_path: Path, suffix: st
     assert [row for _, row in iter_rows(str(path), split="train")] == read
 
 
+def test_training_names_the_line_behind_empty_ones(tmp_path: Path) -> None:
+    path = tmp_path / "rows.csv"
+    path.write_text('prompt,completion\na,b\n\n\na,"b"c\n')
+    with pytest.raises(Refused, match=f"line 5 of {path} is broken"):
+        list(iter_rows(str(path), split="train"))
+
+
 def test_a_cell_without_end_is_broken_and_takes_no_more_memory(tmp_path: Path) -> None:
     path = tmp_path / "open.csv"
     cell = "x" * (CELL_CHARACTERS + 1)

@@ -103,6 +103,21 @@ def test_all_of_several_processes_end(commands: Commands, tmp_path: Path) -> Non
     assert 0 < _newest(tmp_path / "run") < STEPS
 
 
+def test_a_program_that_nobody_attends_trains_to_its_end(tmp_path: Path) -> None:
+    """In a cloud job, or by hand in the background: its standard input is closed from the start.
+
+    Its output is events alone, which may fail to be written. A print of a library would end the training.
+    """
+    run = training.write_run(tmp_path / "run", max_steps=2)
+    from skill_train.core.resources import train_program
+
+    command = [program()[0], str(train_program()), str(run / "plan.json")]
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr
+    assert json.loads((run / "train.json").read_text())["steps"] == 2
+    assert all("event" in json.loads(line) for line in done.stdout.splitlines())
+
+
 def _write(folder: Path) -> None:
     tiny.write_rows(folder / "rows.jsonl", 24)
     recipe = f"model: {tiny.cached('gemma')}\ndata: rows.jsonl\nmax_steps: {STEPS}\neffective_batch_size: 2\n"

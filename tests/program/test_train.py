@@ -116,19 +116,6 @@ def test_the_adapter_loads_with_peft_and_changes_the_answer(straight: Path) -> N
     assert float((before - after).abs().max()) > 1e-3
 
 
-def test_a_program_that_nobody_attends_trains_to_its_end(tmp_path: Path) -> None:
-    """In a cloud job, or by hand in the background: its standard input is closed from the start.
-
-    Its output is events alone, which may fail to be written. A print of a library would end the training.
-    """
-    run = training.write_run(tmp_path / "run", max_steps=2)
-    command = [sys.executable, str(train_program()), str(run / "plan.json")]
-    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=100)
-    assert done.returncode == 0, done.stderr
-    assert json.loads((run / "train.json").read_text())["steps"] == 2
-    assert all("event" in json.loads(line) for line in done.stdout.splitlines())
-
-
 # --- The batch split ---
 
 

@@ -130,7 +130,7 @@ def from_exit_code(exit_code: int, error: ErrorWords) -> SkillTrainError:
 
 @contextmanager
 def refusals() -> Iterator[None]:
-    """In this block, or in a function that it decorates, a refusal of the training program is an error of ours."""
+    """In this block a refusal of the training program becomes an error of ours."""
     try:
         yield
     except Refused as refusal:

@@ -21,8 +21,9 @@ from pathlib import Path
 from typing import IO, Any
 
 from skill_train.core.errors import NativeCrash, SkillTrainError, failure_of, from_exit_code
-from skill_train.core.memory import keep_freed, seek_cycles_seldom
+from skill_train.core.memory import keep_freed
 from skill_train.core.worker import ended_without_result, file_of, started
+from skill_train.program.events import seek_cycles_seldom
 
 Send = Callable[[object], None]
 

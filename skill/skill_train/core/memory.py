@@ -1,4 +1,4 @@
-"""Memory of processes: the peak of this one and of those that it started, what the allocator keeps, and cycles.
+"""Memory of processes: the peak of this one and of those that it started, and what the allocator keeps.
 
 On Linux `ru_maxrss` survives fork and exec. It begins with the value of the parent, so children seem as large as the
 parent. VmHWM counts only the program itself, and exists while it runs. macOS counts each program separately.
@@ -6,9 +6,7 @@ parent. VmHWM counts only the program itself, and exists while it runs. macOS co
 
 from __future__ import annotations
 
-import atexit
 import contextlib
-import gc
 import re
 import sys
 import threading
@@ -19,7 +17,6 @@ _PAUSE_SECONDS = 0.05
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8  # malloc.h of glibc
 _KEPT_BYTES = 256 << 20
 _LARGEST_BYTES = 32 << 20  # the most that glibc takes
-_NEW_OBJECTS = 200_000
 _CHILDREN: list[int] = []  # holds only the largest value
 
 
@@ -81,14 +78,3 @@ def keep_freed() -> None:
         glibc.mallopt(_M_MMAP_THRESHOLD, _LARGEST_BYTES)
         glibc.mallopt(_M_TRIM_THRESHOLD, _KEPT_BYTES)
         glibc.mallopt(_M_ARENA_MAX, 1)
-
-
-def seek_cycles_seldom() -> None:
-    """Has Python look for cycles of objects only after many new ones, and no more when it ends.
-
-    By default it looks after every 700 new objects, and sometimes at all that there are. Imports and vocabularies make
-    millions of objects that stay. Without this function, and without the same in the converter, `export-gguf` of 10
-    million weights and 152,000 tokens took 20.0 s of the processor, and 15.4 s with them (2026-11-26).
-    """
-    gc.set_threshold(_NEW_OBJECTS)
-    atexit.register(gc.freeze)

@@ -33,7 +33,8 @@ from skill_train.core.errors import (
     not_installed,
 )
 from skill_train.core.files import write_json
-from skill_train.core.memory import keep_freed, note_memory, peak_memory_bytes, seek_cycles_seldom, watch_memory
+from skill_train.core.memory import keep_freed, note_memory, peak_memory_bytes, watch_memory
+from skill_train.program.events import seek_cycles_seldom
 
 PROGRESS = "@progress "
 PEAK = "@peak "  # a worker prints its peak memory in bytes as its last line

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from skill_train.core.errors import NotInstalled, Temporary, UsageError, from_exit_code
+from skill_train.core.errors import NotInstalled, Temporary, UsageError, from_exit_code, refusals
 from skill_train.data.problems import LENGTHS, RefusedRows
 from skill_train.data.row_pictures import folder_of
 from skill_train.data.token_stats import Lengths
@@ -161,9 +161,8 @@ def _pictures(recipe: Recipe, tokenizer: Any) -> Pictures:
         "max_pixels": recipe.max_pixels,
     }
     try:
-        return Pictures(image_model, tokenizer, folder_of(recipe))
-    except Refused as refusal:
-        raise from_exit_code(refusal.exit_code, refusal.error) from None
+        with refusals():
+            return Pictures(image_model, tokenizer, folder_of(recipe))
     except (OSError, ValueError) as error:
         raise UsageError(
             f"{recipe.model} has no image processor that can be read",

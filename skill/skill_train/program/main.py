@@ -48,8 +48,6 @@ the words of the process that failed first.
 from __future__ import annotations
 
 import argparse
-import atexit
-import gc
 import sys
 import time
 from contextlib import suppress
@@ -68,6 +66,7 @@ from skill_train.program.events import (
     file_digest,
     is_main_process,
     number,
+    seek_cycles_seldom,
     tell_failure,
     write_json,
     write_rows,
@@ -372,16 +371,6 @@ def probe(plan: Plan) -> dict[str, TimedPass]:
     return figures
 
 
-def _seek_cycles_seldom() -> None:
-    """Has Python look for cycles of objects only after many new ones, and no more when it ends.
-
-    Imports make millions of objects that stay. A training of 2 steps of the demo's model took 10.2 s of the processor
-    without this function, and 8.1 s with it (2026-11-28).
-    """
-    gc.set_threshold(200_000)
-    atexit.register(gc.freeze)
-
-
 if __name__ == "__main__":
-    _seek_cycles_seldom()
+    seek_cycles_seldom()
     sys.exit(main(sys.argv[1:]))

@@ -474,6 +474,7 @@ def record_batch(message: Any) -> dict[int, int]:
 
 
 def iter_parquet(path: Path) -> Iterator[tuple[int, Row]]:
+    """The rows of a Parquet file, numbered from 1."""
     import pyarrow.parquet
 
     number = 0
