@@ -32,7 +32,7 @@ def run() -> Path:
 
 @pytest.fixture(scope="module")
 def made() -> gguf_maker.Export:
-    return gguf_maker.exported("qwen2")
+    return gguf_maker.exported("llama-chatml")
 
 
 def asked(commands: Commands, *words: object) -> Done:
@@ -170,7 +170,7 @@ def test_a_broken_file_is_one_clear_error(
         "text": b"not a model\n" * 50,
         "cut": good[: len(good) // 2],
         "lying": good[:16] + b"\xff" * 8 + good[24:],
-        "another architecture": good.replace(b"\x05\0\0\0\0\0\0\0qwen2", b"\x05\0\0\0\0\0\0\0nonet", 1),
+        "another architecture": good.replace(b"\x05\0\0\0\0\0\0\0llama", b"\x05\0\0\0\0\0\0\0nonet", 1),
     }
     file.write_bytes(bad[kind])
     refused = asked(commands, file, "--prompt", QUESTION)

@@ -26,7 +26,7 @@ KEY = "s3cret-of-the-owner-0001"
 
 @pytest.fixture(scope="module")
 def file() -> Path:
-    return gguf_maker.exported("qwen2").file("f16")
+    return gguf_maker.exported("llama-chatml").file("f16")
 
 
 @contextmanager

@@ -19,7 +19,7 @@ from typing import Any
 import tiny_templates
 import tiny_vocab
 
-KINDS = ("qwen2", "qwen3", "llama-bpe", "llama-spm", "mistral", "gemma", "gpt2", "phi3")
+KINDS = ("qwen2", "qwen3", "llama-bpe", "llama-spm", "llama-chatml", "mistral", "gemma", "gpt2", "phi3")
 _FILES = ("tiny.py", "tiny_vocab.py", "tiny_templates.py")
 
 
@@ -151,7 +151,12 @@ def _write_tokenizer(kind: str, folder: Path, vocab: Path) -> dict[str, Any]:
         return tiny_vocab.write_llama_spm(folder, vocab, template=template)
     if kind == "gemma":
         return tiny_vocab.write_gemma(folder)
-    writers = {"llama-bpe": tiny_vocab.write_llama_bpe, "gpt2": tiny_vocab.write_gpt2, "phi3": tiny_vocab.write_phi3}
+    writers = {
+        "llama-bpe": tiny_vocab.write_llama_bpe,
+        "llama-chatml": tiny_vocab.write_chatml,
+        "gpt2": tiny_vocab.write_gpt2,
+        "phi3": tiny_vocab.write_phi3,
+    }
     return writers[kind](folder, vocab)
 
 

@@ -102,6 +102,23 @@ def write_gpt2(folder: Path, vocab_folder: Path) -> dict[str, Any]:
     return {"vocab_size": 50257, "bos": 50256, "eos": 50256, "pad": None, "stop": [50256]}
 
 
+def write_chatml(folder: Path, vocab_folder: Path) -> dict[str, Any]:
+    """GPT-2's byte-level vocabulary with the turns of ChatML, as SmolLM2 has them: a third of Qwen's tokens."""
+    path = vocab_folder / "ggml-vocab-gpt-2.gguf"
+    names = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+    backend = _byte_level(path, words=50256, pattern=None, added=[(name, True) for name in names])
+    config = {
+        "tokenizer_class": "GPT2Tokenizer",
+        "add_prefix_space": False,
+        "bos_token": None,
+        "eos_token": "<|im_end|>",
+        "pad_token": "<|endoftext|>",
+        "unk_token": "<|endoftext|>",
+    }
+    _write(folder, backend, tiny_templates.QWEN2, config)
+    return {"vocab_size": 50304, "bos": 50256, "eos": 50258, "pad": 50256, "stop": [50258, 50256]}
+
+
 def write_smolvlm(folder: Path, vocab_folder: Path) -> dict[str, Any]:
     """GPT-2's byte-level vocabulary with the added tokens of SmolVLM: turns, pictures and the places of their parts."""
     path = vocab_folder / "ggml-vocab-gpt-2.gguf"

@@ -32,7 +32,7 @@ SERVER = "llama_cpp.server"
 
 @pytest.fixture(scope="module")
 def made() -> gguf_maker.Export:
-    return gguf_maker.exported("qwen2")
+    return gguf_maker.exported("llama-chatml")
 
 
 def of_engines(proof: dict[str, Any]) -> dict[str, dict[str, Any]]:
