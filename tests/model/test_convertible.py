@@ -73,6 +73,7 @@ STOPPED: dict[str, tuple[str, dict[str, Any], str]] = {
     "cohere-untied": ("cohere", GROUPED, "tie_word_embeddings"),
     "cohere2-untied": ("cohere2", GROUPED, "tie_word_embeddings"),
     "starcoder2-bias": ("starcoder2", GROUPED | {"use_bias": False}, "use_bias"),
+    "glm-heads": ("glm", GROUPED | {"head_dim": 32}, "head_dim"),
     "gemma-vocabulary": ("gemma", GEMMA, "tokenizer.model"),
     "nemotron-vocabulary": ("nemotron", GROUPED, "tokenizer.model"),
     "qwen2-moe-shares": (
@@ -99,6 +100,7 @@ TAKEN: dict[str, tuple[str, dict[str, Any]]] = {
     "minimax-m2": ("minimax_m2", ROUTED | {"rotary_dim": 16}),
     "dots1": ("dots1", ROUTED | {"num_key_value_heads": 4}),
     "exaone-moe": ("exaone_moe", ROUTED | {"sliding_window": 64}),
+    "glm": ("glm", GROUPED | {"head_dim": 16, "rms_norm_eps": 0.01}),
     "llama4": (
         "llama4_text",
         ROUTED | {"num_hidden_layers": 4, "num_experts_per_tok": 1, "interleave_moe_layer_step": 1},
@@ -139,13 +141,15 @@ WINDOWS: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def built(folder: Path, kind: str, fields: dict[str, Any]) -> Path:
-    """A tiny model as transformers saves it; Gemma has its own vocabulary and others GPT-2's."""
+    """A tiny model as transformers saves it; Gemma has its own vocabulary, GLM its tokens, and others GPT-2's."""
     import torch
     import transformers
 
     folder.mkdir()
     spm = kind.startswith("gemma")
     ids = tiny_vocab.write_gemma(folder) if spm else tiny_vocab.write_gpt2(folder, tiny.vocab_folder())
+    if kind == "glm":
+        ids["vocab_size"] = tiny_families.add_glm(folder)
     tokens = {"vocab_size": ids["vocab_size"], "bos_token_id": ids["bos"], "eos_token_id": ids["eos"]}
     config = transformers.AutoConfig.for_model(kind, **tokens | {"pad_token_id": ids["pad"]} | fields)
     torch.manual_seed(0)

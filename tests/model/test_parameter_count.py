@@ -39,6 +39,8 @@ ODD: list[dict[str, Any]] = [
     {"model_type": "smollm3", "pad_token_id": 0} | SIZES,
     {"model_type": "olmo2", "pad_token_id": 0} | SIZES,
     {"model_type": "granite"} | SIZES,
+    {"model_type": "glm", "pad_token_id": 0} | SIZES,
+    {"model_type": "glm", "pad_token_id": 0, "attention_bias": False, "head_dim": 16} | SIZES,
     {"model_type": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 2} | SIZES,
     {"model_type": "qwen2_moe", "shared_expert_intermediate_size": 64, "mlp_only_layers": [1]} | EXPERTS | SIZES,
     {"model_type": "qwen2_moe", "shared_expert_intermediate_size": 64, "qkv_bias": False} | EXPERTS | SIZES,

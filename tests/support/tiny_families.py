@@ -205,6 +205,7 @@ FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
         "gpt2",
         {"num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 32, "sliding_window": 64},
     ),
+    "glm": ("Glm", "glm", {"head_dim": 16, "rms_norm_eps": 0.01, "pad_token_id": 0}),
     "glm4": ("Glm4", "glm", {"head_dim": 16, "partial_rotary_factor": 0.5, "pad_token_id": 0}),
     "glm4moe": (
         "Glm4Moe",
@@ -349,11 +350,12 @@ FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
 
 # What a published config.json has and transformers 5 does not write; None takes a key away. Without `model_type` the
 # converter reads the file itself.
-_PUBLISHED: dict[str, dict[str, Any]] = {
+PUBLISHED: dict[str, dict[str, Any]] = {
     "bamba": {"model_type": None, "attn_rotary_emb": 8},
     "cohere2": {"model_type": None, "rotary_pct": 1.0},
     "deepseek3": {"model_type": None, "scoring_func": "sigmoid"},
     "falcon7": {"model_type": None, "num_kv_heads": None},
+    "glm": {"model_type": None, "seq_length": 512, "layernorm_epsilon": 0.01},
     "gpt2-plain": {"n_ctx": 512},
     "granitehybrid": {"model_type": None, "layer_types": ["mamba", "attention"]},
     "gptneox": {"model_type": None, "rotary_pct": 0.25},
@@ -398,7 +400,7 @@ def gguf(name: str, kind: str = "f16") -> Path:
         made.parent.mkdir(exist_ok=True)
         with tempfile.TemporaryDirectory(dir=_ROOT) as part:
             view = Path(shutil.copytree(folder(name), Path(part) / "model", copy_function=os.link))
-            _publish(view / "config.json", _PUBLISHED.get(name, {}))
+            _publish(view / "config.json", PUBLISHED.get(name, {}))
             options = ("--no-mtp",) if name == "qwen3next" else ()  # transformers reads no such layers
             converted = kind if kind in ("f32", "f16", "bf16") else "f16"
             quants = () if kind == converted else (kind,)
@@ -408,7 +410,7 @@ def gguf(name: str, kind: str = "f16") -> Path:
 
 
 def _key(name: str) -> str:
-    return hashlib.sha256(json.dumps([FAMILIES[name], _PUBLISHED.get(name), _SHAPE]).encode()).hexdigest()[:16]
+    return hashlib.sha256(json.dumps([FAMILIES[name], PUBLISHED.get(name), _SHAPE]).encode()).hexdigest()[:16]
 
 
 def _publish(file: Path, changes: dict[str, Any]) -> None:
@@ -442,10 +444,10 @@ def _tokenizer(vocabulary: str, part: Path) -> dict[str, Any]:
     if vocabulary == "spm":
         return tiny_vocab.write_llama_spm(part, tiny.vocab_folder(), template=tiny_templates.LLAMA_2)
     ids = tiny_vocab.write_gpt2(part, tiny.vocab_folder())
-    return ids if vocabulary == "gpt2" else ids | {"vocab_size": _add_glm(part)}
+    return ids if vocabulary == "gpt2" else ids | {"vocab_size": add_glm(part)}
 
 
-def _add_glm(part: Path) -> int:
+def add_glm(part: Path) -> int:
     """The tokens that the converter looks for in GLM-4's vocabulary; returns how many there are."""
     from transformers import AutoTokenizer
 

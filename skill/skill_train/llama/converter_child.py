@@ -74,6 +74,11 @@ def _with_old_names(config: JsonObject) -> JsonObject:
     old: dict[str, JsonObject] = {
         "gpt2": {"n_ctx": config.get("n_positions")},
         "gpt_neox": {"rotary_pct": turned},
+        "glm": {
+            "seq_length": config.get("max_position_embeddings"),
+            "layernorm_epsilon": config.get("rms_norm_eps"),
+            "rope_ratio": ((config.get("rope_parameters") or {}).get("rope_theta") or 10000.0) / 10000.0,
+        },
         "cohere2": {"rotary_pct": turned},
     }
     kind = config.get("model_type", "")

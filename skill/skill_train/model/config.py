@@ -37,6 +37,7 @@ _DEFAULTS: dict[str, Mapping[str, int]] = {
     "gemma2": _GEMMA | {"sliding_window": 4096},
     "gemma3_text": _GEMMA
     | {"sliding_window": 4096, "vocab_size": 262_208, "heads": 8, "kv_heads": 4, "context": 131_072},
+    "glm": {"head_dim": 128, "kv_heads": 2, "tied_embeddings": False},
     "gpt2": {"kv_heads": 0, "tied_embeddings": True},
     "gpt_neox": _LLAMA,
     "granite": _LLAMA,

@@ -56,7 +56,8 @@ class _Block:
     """The differences of one family of gated decoders from Llama.
 
     Attributes:
-        qkv_bias: queries, keys and values always have a bias, the output has none.
+        qkv_bias: queries, keys and values have a bias unless the config switches it off, the output has none.
+        qkv_switch: the key of the config that switches it off.
         reads_bias: `attention_bias` and `mlp_bias` of the config count.
         norms: the number of RMS norms of the hidden size in a layer.
         head_norms: a layer has one norm over a head for queries and one for keys.
@@ -64,6 +65,7 @@ class _Block:
     """
 
     qkv_bias: bool = False
+    qkv_switch: str = "qkv_bias"
     reads_bias: bool = True
     norms: int = 2
     head_norms: bool = False
@@ -74,6 +76,7 @@ _GATED: dict[str, _Block] = {
     "gemma": _Block(),
     "gemma2": _Block(norms=4),
     "gemma3_text": _Block(norms=4, head_norms=True),
+    "glm": _Block(qkv_bias=True, qkv_switch="attention_bias", reads_bias=False),
     "granite": _Block(),
     "llama": _Block(),
     "mistral": _Block(reads_bias=False),
@@ -133,7 +136,7 @@ def _attention(shape: TextShape, block: _Block, config: Mapping[str, Any]) -> in
     queries, keys = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
     weights = shape.hidden_size * (2 * queries + 2 * keys)  # q, o, k, v
     inner_biases = queries + 2 * keys
-    if block.qkv_bias and config.get("qkv_bias", True):
+    if block.qkv_bias and config.get(block.qkv_switch, True):
         weights += inner_biases
     if block.reads_bias and config.get("attention_bias"):
         weights += inner_biases + shape.hidden_size

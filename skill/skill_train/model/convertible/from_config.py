@@ -188,10 +188,16 @@ def _has_inner_width(config: Config) -> bool:
     return width is not None and inner not in (None, 4 * width)
 
 
+def _has_other_heads(config: Config) -> bool:
+    """Whether the heads are not the width divided by their number. A config leaves 128 out."""
+    heads, width = positive(config, ("num_attention_heads",)), positive(config, ("hidden_size",))
+    return bool(heads and width) and config.get("head_dim", 128) * heads != width
+
+
 # Families whose MLP llama.cpp computes with SiLU, whatever config.json says.
 _SILU = frozenset(
     f"{name}ForCausalLM"
-    for name in ("Granite", "Llama", "Mistral", "Mixtral", "Olmo", "Olmo2", "Phi3", "Qwen2", "Qwen3", "StableLm")
+    for name in ("Glm", "Granite", "Llama", "Mistral", "Mixtral", "Olmo", "Olmo2", "Phi3", "Qwen2", "Qwen3", "StableLm")
 )
 _ACTIVATION = (
     lambda config: config.get("hidden_act", "silu") not in ("silu", "swish"),
@@ -251,6 +257,12 @@ _COMPUTED_OTHERWISE: dict[str, tuple[tuple[Callable[[Config], bool], str], ...]]
         ),
     ),
     "BitNetForCausalLM": ((lambda config: True, "llama.cpp's converter has no place for the inner norms of BitNet"),),
+    "GlmForCausalLM": (
+        (
+            _has_other_heads,
+            "llama.cpp's converter takes hidden_size / num_attention_heads for the heads of GLM, and head_dim is not",
+        ),
+    ),
     "GPT2LMHeadModel": (
         (
             _has_inner_width,
