@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ from skill_train.facts import MachineFacts
 from skill_train.machine.linux import read_cpu
 from skill_train.machine.mac import gpu_share_bytes
 from skill_train.machine.probe import this_machine
-from skill_train.machine.read import available_memory_bytes, physical_cores, read_machine
+from skill_train.machine.read import available_memory_bytes, cache_dir, physical_cores, read_machine
 
 GIB, MIB = 1 << 30, 1 << 20
 QUERY = (
@@ -304,6 +305,14 @@ def test_no_torch_is_loaded() -> None:
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
+
+
+def test_an_empty_variable_names_no_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`SKILL_TRAIN_CACHE= skill-train …` took the current folder."""
+    monkeypatch.setattr(sys, "platform", "linux")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("SKILL_TRAIN_CACHE", "")
+    assert cache_dir() == tmp_path / "skill-train"
 
 
 def _changed(name: str, **changes: Any) -> MachineFacts:

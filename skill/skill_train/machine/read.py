@@ -34,8 +34,8 @@ def physical_cores() -> int:
 
 def cache_dir() -> Path:
     """The folder for files that can be recreated: the downloaded converter, probes. `SKILL_TRAIN_CACHE` sets it."""
-    if "SKILL_TRAIN_CACHE" in os.environ:
-        return Path(os.environ["SKILL_TRAIN_CACHE"])
+    if stated := os.environ.get("SKILL_TRAIN_CACHE"):
+        return Path(stated)
     if sys.platform == "darwin":
         return Path.home() / "Library" / "Caches" / "skill-train"
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "skill-train"
