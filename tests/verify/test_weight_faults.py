@@ -26,7 +26,7 @@ def said(files: list[GgufFile], model: Path, adapter: Path | None = None) -> dic
 
 # In every run; `make walks` plants them in files of all families.
 _SAMPLE = {"gemma3", "llama3", "granitehybrid"}
-_UNTRIED = {"dots1", "llama4", "minimaxm2"}  # not in weight_places.TRIED: a difference may be an arrangement
+_UNTRIED = {"dots1", "llama4", "minimaxm2"}  # not in places.TRIED: a difference may be an arrangement
 _CASES = [
     pytest.param(family, kind, marks=[] if family in _SAMPLE else pytest.mark.torture)
     for family in sorted(tiny_families.FAMILIES.keys() - _UNTRIED)
