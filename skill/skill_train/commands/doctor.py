@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NotRequired, TypedDict
 
 import click
-import msgspec
 
 from skill_train.commands import _doctor_checks as checks
 from skill_train.commands import _doctor_packages
@@ -114,8 +113,8 @@ def _checks(requirements: dict[str, list[Package]]) -> tuple[list[DoctorCheck], 
 def _ask_torch(device: str) -> TorchAnswer:
     from skill_train.core.worker import run_worker
 
-    answer = run_worker("skill_train.machine.torch_worker", DeviceJob(device=device), most_seconds=_TORCH_SECONDS)
-    return msgspec.convert(answer, TorchAnswer)
+    job = DeviceJob(device=device)
+    return run_worker("skill_train.machine.torch_worker", job, TorchAnswer, most_seconds=_TORCH_SECONDS)
 
 
 def _has(requirements: dict[str, list[Package]], group: str, name: str) -> bool:

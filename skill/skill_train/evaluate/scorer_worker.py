@@ -96,4 +96,4 @@ def _bad(file: Path, problem: str, got: str) -> UsageError:
 
 
 if __name__ == "__main__":
-    worker_main(run)
+    worker_main(run, ScoreJob)

@@ -8,8 +8,6 @@ import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
-import msgspec
-
 from skill_train.core.errors import NativeCrash, UsageError
 from skill_train.core.worker import run_worker
 from skill_train.evaluate.scorer_worker import Reply, ScoreJob, Scores
@@ -139,7 +137,7 @@ def _by_scorer(file: Path, answers: list[Reply]) -> list[float | None]:
     job: ScoreJob = {"file": str(file), "rows": answers}
     limit = _START_SECONDS + _ANSWER_SECONDS * len(answers)
     try:
-        scores = run_worker("skill_train.evaluate.scorer_worker", job, most_seconds=limit)
+        scores = run_worker("skill_train.evaluate.scorer_worker", job, Scores, most_seconds=limit)
     except NativeCrash as crash:
         slow = crash.code == "worker_hangs"
         raise UsageError(
@@ -149,4 +147,4 @@ def _by_scorer(file: Path, answers: list[Reply]) -> list[float | None]:
             got=crash.got,
             hint=f"correct {shlex.quote(str(file))}, then run again",
         ) from None
-    return [*msgspec.convert(scores, Scores)["scores"]]
+    return [*scores["scores"]]

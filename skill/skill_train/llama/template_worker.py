@@ -10,17 +10,14 @@ import contextlib
 import faulthandler
 from typing import Any
 
-import msgspec
-
 from skill_train.core.worker import worker_main
 from skill_train.llama.llama_cpp import bindings
-from skill_train.llama.template import Conversation, TemplateJob, rendered_by
+from skill_train.llama.template import Conversation, Rendered, TemplateJob, rendered_by
 
 _MEMORY_BYTES = 8 << 30  # limit of the address space, of which libraries use a part
 
 
-def run(document: object) -> object:
-    job = msgspec.convert(document, TemplateJob)
+def run(job: TemplateJob) -> list[Rendered]:
     bindings()  # imported before the limits are set, which are meant only for the template
     from llama_cpp.llama_chat_format import Jinja2ChatFormatter
 
@@ -35,7 +32,7 @@ def run(document: object) -> object:
 
     rendered = [rendered_by(render, conversation) for conversation in job.conversations]
     faulthandler.cancel_dump_traceback_later()
-    return msgspec.to_builtins(rendered)
+    return rendered
 
 
 def _limit_memory() -> None:
@@ -49,4 +46,4 @@ def _limit_memory() -> None:
 
 
 if __name__ == "__main__":
-    worker_main(run)
+    worker_main(run, TemplateJob)

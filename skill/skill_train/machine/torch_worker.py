@@ -35,8 +35,8 @@ def run(job: DeviceJob) -> TorchAnswer:
             usable = float((ones @ ones).sum()) == 512.0
         except RuntimeError as problem:  # such as a GPU that this build has no kernels for
             usable, trouble = False, str(problem).splitlines()[0]
-    return {"version": torch.__version__, "cuda": torch.version.cuda, "usable": usable, "trouble": trouble}
+    return {"version": str(torch.__version__), "cuda": torch.version.cuda, "usable": usable, "trouble": trouble}
 
 
 if __name__ == "__main__":
-    worker_main(run)
+    worker_main(run, DeviceJob)

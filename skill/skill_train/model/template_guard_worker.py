@@ -74,4 +74,4 @@ def _limit(seconds: int) -> None:
 
 
 if __name__ == "__main__":
-    worker_main(run)
+    worker_main(run, TrialJob)

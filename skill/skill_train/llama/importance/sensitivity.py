@@ -55,4 +55,4 @@ def measure(job: SensitivityJob, progress: Bar) -> None:
         VerificationFailed: llama.cpp refuses the file.
         DecisionNeeded: there was not enough memory.
     """
-    run_worker(WORKER, msgspec.to_builtins(job), progress=progress)
+    run_worker(WORKER, job, object, progress=progress)

@@ -122,8 +122,7 @@ class Reference:
         return total / tokens
 
 
-def run(document: object) -> object:
-    job = msgspec.convert(document, SensitivityJob)
+def run(job: SensitivityJob) -> None:
     started, gguf = time.monotonic(), read_gguf(Path(job.gguf))
     matrix = read_matrix(Path(job.matrix)) if job.matrix else None
     nodes, places = Nodes(ggml()), dict[str, int]()
@@ -151,7 +150,6 @@ def run(document: object) -> object:
             kl = _measure(gguf, trial, (nodes, places[trial.tensor]), rounder, reference)
             out.write(json.dumps(msgspec.to_builtins(Outcome(trial.tensor, trial.kind, kl))) + "\n")
             out.flush()
-    return {}
 
 
 def _measure(
@@ -211,4 +209,4 @@ def _shares(rows: int, count: int) -> list[slice]:
 
 
 if __name__ == "__main__":
-    worker_main(run)
+    worker_main(run, SensitivityJob)
