@@ -6,10 +6,10 @@ A template is a program from somebody else. llama-cpp-python renders it in jinja
 
 from __future__ import annotations
 
-import contextlib
 import faulthandler
 from typing import Any
 
+from skill_train.core.memory import limit_process
 from skill_train.core.worker import worker_main
 from skill_train.llama.llama_cpp import bindings
 from skill_train.llama.template import Conversation, Rendered, TemplateJob, rendered_by
@@ -22,7 +22,7 @@ def run(job: TemplateJob) -> list[Rendered]:
     from llama_cpp.llama_chat_format import Jinja2ChatFormatter
 
     faulthandler.dump_traceback_later(job.seconds, exit=True)
-    _limit_memory()
+    limit_process(_MEMORY_BYTES)
 
     def render(conversation: Conversation) -> str:
         prompt = conversation.add_generation_prompt
@@ -33,16 +33,6 @@ def run(job: TemplateJob) -> list[Rendered]:
     rendered = [rendered_by(render, conversation) for conversation in job.conversations]
     faulthandler.cancel_dump_traceback_later()
     return rendered
-
-
-def _limit_memory() -> None:
-    try:
-        import resource
-    except ImportError:  # Windows
-        return
-    _, hard = resource.getrlimit(resource.RLIMIT_AS)
-    with contextlib.suppress(ValueError, OSError):  # macOS does not always accept this limit; the time limit remains
-        resource.setrlimit(resource.RLIMIT_AS, (_MEMORY_BYTES, hard))
 
 
 if __name__ == "__main__":
