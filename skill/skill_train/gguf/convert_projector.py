@@ -21,10 +21,10 @@ from skill_train.core.memory import peak_memory_bytes
 from skill_train.core.worker import run_worker
 from skill_train.gguf.convert import ConvertRequest, convert_with, converter_versions, refuse_existing
 from skill_train.gguf.pair_worker import PairJob
-from skill_train.llama import run_converter as converter
 from skill_train.llama.float_type import choose
 from skill_train.llama.get_converter import Toolchain
 from skill_train.llama.gguf_header import read_gguf
+from skill_train.model.convertible import from_config
 from skill_train.model.convertible.vocabulary import why_no_picture
 from skill_train.model.folder import read_config
 from skill_train.model.sidecar_files import PROCESSOR, model_digests
@@ -56,7 +56,8 @@ def require_projector(model: Path, toolchain: Toolchain) -> None:
             prepared.
     """
     config = read_config(model)
-    why = converter.why_no_projector(config, toolchain) or why_no_picture(model, str(config.get("model_type")))
+    why = from_config.why_no_projector(config, toolchain.projectors())
+    why = why or why_no_picture(model, str(config.get("model_type")))
     if why is not None:
         raise UsageError(
             f"{model} cannot become a pair of GGUF files: {why}",
