@@ -273,7 +273,25 @@ def _ways(
     effective = recipe.effective_batch_size
     gpus = len(machine.gpus) if device == "cuda" else 1
     processes = max(n for n in range(1, max(gpus, 1) + 1) if effective % n == 0)
-    base = MicroStep(
+    base = micro_step(recipe, dataset, device, dtype)
+    rows = rows_at_once(effective // processes, device, machine, model)
+    for count in (n for n in range(rows, 0, -1) if (effective // processes) % n == 0):
+        for checkpointing in (False, True):
+            yield (
+                processes,
+                "ddp" if processes > 1 else "single",
+                replace(base, rows=count, checkpointing=checkpointing, accumulates=effective > count * processes),
+            )
+    if processes > 1 and not base.four_bit:
+        for offload in (False, True)[: 1 + _host_holds(model, machine, base)]:
+            frugal = replace(base, checkpointing=True, accumulates=effective > processes)
+            yield processes, "fsdp", replace(frugal, shards=processes, offload=offload)
+
+
+def micro_step(recipe: ResolvedRecipe, dataset: DatasetFacts, device: str, dtype: str) -> MicroStep:
+    """A micro-step of the longest row alone, without recomputation."""
+    tower = _trains_part("tower", recipe)
+    return MicroStep(
         device=device,
         dtype=dtype,
         rows=1,
@@ -291,24 +309,12 @@ def _ways(
         trained_share=_trained_share(dataset),
         images=recipe.images,
         pictures=dataset.picture_tokens,
-        tower_trains=trains_part("tower", recipe),
-        projector_trains=trains_part("tower", recipe) or trains_part("projector", recipe),
+        tower_trains=tower,
+        projector_trains=tower or _trains_part("projector", recipe),
     )
-    rows = rows_at_once(effective // processes, device, machine, model)
-    for count in (n for n in range(rows, 0, -1) if (effective // processes) % n == 0):
-        for checkpointing in (False, True):
-            yield (
-                processes,
-                "ddp" if processes > 1 else "single",
-                replace(base, rows=count, checkpointing=checkpointing, accumulates=effective > count * processes),
-            )
-    if processes > 1 and not base.four_bit:
-        for offload in (False, True)[: 1 + _host_holds(model, machine, base)]:
-            frugal = replace(base, checkpointing=True, accumulates=effective > processes)
-            yield processes, "fsdp", replace(frugal, shards=processes, offload=offload)
 
 
-def trains_part(part: str, recipe: ResolvedRecipe) -> bool:
+def _trains_part(part: str, recipe: ResolvedRecipe) -> bool:
     return recipe.images and (recipe.is_full or part in (recipe.lora_parts or ()))
 
 
