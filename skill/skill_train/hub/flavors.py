@@ -35,9 +35,15 @@ def shipped() -> tuple[Flavor, ...]:
     return tuple(Flavor(**_in_bytes(row), read_at=table["read_at"], source=table["source"]) for row in table["flavors"])
 
 
+def known(name: str | None) -> Flavor | None:
+    """What is known here of a flavor, without asking."""
+    return next((flavor for flavor in current(live=False)[0] if flavor.name == name), None)
+
+
 def usd_per_hour(name: str | None) -> float | None:
     """The last known price of a flavor."""
-    return next((flavor.usd_per_hour for flavor in current(live=False)[0] if flavor.name == name), None)
+    flavor = known(name)
+    return None if flavor is None else flavor.usd_per_hour
 
 
 def current(live: bool, max_age: float = _DAY) -> tuple[tuple[Flavor, ...], str]:
