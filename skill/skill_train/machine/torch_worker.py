@@ -10,10 +10,6 @@ from typing import TypedDict
 from skill_train.core.worker import worker_main
 
 
-class DeviceJob(TypedDict):
-    device: str
-
-
 class TorchAnswer(TypedDict):
     """torch's answer. `cuda` is the version that torch was built for. `trouble` says why the device is not usable, if
     torch says so."""
@@ -24,10 +20,10 @@ class TorchAnswer(TypedDict):
     trouble: str
 
 
-def run(job: DeviceJob) -> TorchAnswer:
+def run(device: str) -> TorchAnswer:
     import torch
 
-    device, trouble = job["device"], ""
+    trouble = ""
     usable = {"cuda": torch.cuda.is_available, "mps": torch.backends.mps.is_available, "cpu": lambda: True}[device]()
     if usable:
         try:
@@ -39,4 +35,4 @@ def run(job: DeviceJob) -> TorchAnswer:
 
 
 if __name__ == "__main__":
-    worker_main(run, DeviceJob)
+    worker_main(run, str)

@@ -27,13 +27,7 @@ class TrialJob(TypedDict):
     conversations: list[dict[str, object]]
 
 
-class Trial(TypedDict):
-    """The result: the characters of the longest text."""
-
-    longest: int
-
-
-def run(job: TrialJob) -> Trial:
+def run(job: TrialJob) -> None:
     import jinja2
     from jinja2.ext import loopcontrols
     from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -43,7 +37,6 @@ def run(job: TrialJob) -> Trial:
     environment.globals |= {"raise_exception": _refuse, "strftime_now": lambda form: "01 Jan 2026"}
     # Other errors of a template are reported where it is used, with the row that it refuses.
     errors = (jinja2.TemplateError, ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
-    longest = 0
     for text in job["templates"]:
         try:
             template = environment.from_string(_GENERATION.sub("", text))
@@ -51,10 +44,8 @@ def run(job: TrialJob) -> Trial:
             continue
         for conversation in job["conversations"]:
             with contextlib.suppress(*errors):
-                longest = max(longest, len(template.render(**conversation)))
-            if longest > _MOST_CHARACTERS:
-                raise MemoryError
-    return {"longest": longest}
+                if len(template.render(**conversation)) > _MOST_CHARACTERS:
+                    raise MemoryError
 
 
 def _refuse(message: str) -> None:
