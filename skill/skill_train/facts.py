@@ -328,14 +328,6 @@ class Flavor:
 
 
 @dataclass(frozen=True)
-class PrecisionProbe:
-    """One forward and backward pass of this model on this processor, in seconds, and its loss, by dtype."""
-
-    seconds: dict[str, float]
-    loss: dict[str, float]
-
-
-@dataclass(frozen=True)
 class Reading:
     """One way to explain a GPU's seconds.
 

@@ -6,7 +6,6 @@ import platform
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -58,7 +57,7 @@ def run(job):
     with redirect_stdout(output):
         exec({BLOCKS!r}, {{"__name__": "blocks"}})
     return {{"faults": int(output.getvalue())}}
-worker_main(run)
+worker_main(run, dict)
 """
 # With huge pages for everything, 2 MB are one first touch.
 HUGE = Path("/sys/kernel/mm/transparent_hugepage/enabled")
@@ -82,7 +81,7 @@ def test_one_thread_takes_what_another_freed() -> None:
 def test_a_worker_keeps_what_is_freed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "block_worker.py").write_text(WORKER)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    answer: Any = run_worker("block_worker", {})
+    answer = run_worker("block_worker", {}, dict)
     assert answer["faults"] < 10_000
 
 

@@ -46,7 +46,7 @@ from skill_train.report import step as report
 from skill_train.run import begun, plan_record, records, verify_record
 from skill_train.run import lock as run_lock
 from skill_train.run.folder import RunDir
-from skill_train.run.job_spec import _dependencies
+from skill_train.run.job_spec import dependencies
 from skill_train.run.progress import speed
 from skill_train.run.records import read_json
 from skill_train.run.train_record import read_steps
@@ -490,7 +490,7 @@ def test_a_file_that_ends_a_line_of_a_modelfile() -> None:
 
 def test_a_word_of_a_plan_is_no_package() -> None:
     plan = planning.plan_with(placement={"report_to": "evil-package"})
-    assert _dependencies(plan) == ()
+    assert dependencies(plan) == ()
 
 
 @pytest.mark.parametrize(

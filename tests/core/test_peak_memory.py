@@ -17,7 +17,7 @@ from skill_train.core import worker as native
 from skill_train.core import memory
 big = b"x" * (400 << 20)
 if sys.argv[1] == "worker":
-    native.run_worker("crashing_worker", {"steps": 1, "megabytes": int(sys.argv[2])})
+    native.run_worker("crashing_worker", {"steps": 1, "megabytes": int(sys.argv[2])}, dict)
 else:
     hold = "import time; big = b'x' * (int(%s) << 20); time.sleep(0.5)" % sys.argv[2]
     process = subprocess.Popen([sys.executable, "-c", hold])

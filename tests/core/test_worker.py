@@ -25,7 +25,7 @@ def _worker_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_result_comes_back_from_another_process() -> None:
-    result = run_worker(WORKER, {"steps": 21})
+    result = run_worker(WORKER, {"steps": 21}, dict)
     assert result["doubled"] == 42
     assert result["pid"] != os.getpid()
 
@@ -35,7 +35,7 @@ def test_a_worker_ends_with_the_command_that_started_it() -> None:
     program = (
         "from skill_train.core.worker import run_worker\n"
         "tell = lambda *said: print(said[2], flush=True)\n"
-        "run_worker('crashing_worker', {'sleep_seconds': 60, 'steps': 1}, progress=tell)\n"
+        "run_worker('crashing_worker', {'sleep_seconds': 60, 'steps': 1}, dict, progress=tell)\n"
     )
     with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as command:
         assert command.stdout is not None
@@ -46,14 +46,14 @@ def test_a_worker_ends_with_the_command_that_started_it() -> None:
 
 def test_progress_is_passed_on_and_other_output_is_not() -> None:
     seen: list[tuple[Any, ...]] = []
-    run_worker(WORKER, {"steps": 2}, progress=lambda done, total, text: seen.append((done, total, text)))
+    run_worker(WORKER, {"steps": 2}, dict, progress=lambda done, total, text: seen.append((done, total, text)))
     assert seen == [(1.0, 2.0, "tensor 0"), (2.0, 2.0, "tensor 1")]
 
 
 @pytest.mark.parametrize("name", ["SIGSEGV", "SIGABRT", "SIGILL"])
 def test_a_crash_is_an_error_that_names_the_signal(name: str) -> None:
     with pytest.raises(NativeCrash, match=name) as caught:
-        run_worker(WORKER, {"signal": name})
+        run_worker(WORKER, {"signal": name}, dict)
     assert (caught.value.code, caught.value.exit_code) == ("native_crash", 1)
     assert "the last words of native code" in caught.value.got
     assert caught.value.hint.startswith("skill-train demo")
@@ -61,26 +61,26 @@ def test_a_crash_is_an_error_that_names_the_signal(name: str) -> None:
 
 def test_a_kill_by_the_system_is_taken_as_out_of_memory() -> None:
     with pytest.raises(DecisionNeeded) as caught:
-        run_worker(WORKER, {"signal": "SIGKILL"})
+        run_worker(WORKER, {"signal": "SIGKILL"}, dict)
     assert (caught.value.code, caught.value.exit_code) == ("out_of_memory", 3)
 
 
 def test_a_worker_that_gets_no_memory_says_so() -> None:
     with pytest.raises(DecisionNeeded) as caught:
-        run_worker(WORKER, {"memory": "none"})
+        run_worker(WORKER, {"memory": "none"}, dict)
     assert (caught.value.code, caught.value.exit_code) == ("out_of_memory", 3)
 
 
 @pytest.mark.parametrize("job", [{"bad_alloc": 1}, {"glibc": 1}, {"errno": errno.ENOMEM}])
 def test_a_worker_whose_libraries_get_no_memory(job: dict[str, int]) -> None:
     with pytest.raises(DecisionNeeded) as caught:
-        run_worker(WORKER, job)
+        run_worker(WORKER, job, dict)
     assert (caught.value.code, caught.value.exit_code) == ("out_of_memory", 3)
 
 
 def test_what_the_worker_refuses_arrives_as_it_was() -> None:
     with pytest.raises(UsageError, match="no such type") as caught:
-        run_worker(WORKER, {"refuse": "no such type"})
+        run_worker(WORKER, {"refuse": "no such type"}, dict)
     assert caught.value.as_dict() == {
         "code": "refused",
         "message": "no such type",
@@ -92,12 +92,12 @@ def test_what_the_worker_refuses_arrives_as_it_was() -> None:
 
 def test_an_end_without_a_result_is_an_error() -> None:
     with pytest.raises(NativeCrash, match="exit code 3 and no result"):
-        run_worker(WORKER, {"exit": 3})
+        run_worker(WORKER, {"exit": 3}, dict)
 
 
 def test_a_traceback_in_a_worker_reaches_the_user() -> None:
     with pytest.raises(NativeCrash) as caught:
-        run_worker(WORKER, {"neither": "steps nor signal"})
+        run_worker(WORKER, {"neither": "steps nor signal"}, dict)
     assert "KeyError: 'steps'" in caught.value.got
 
 
@@ -111,7 +111,7 @@ def test_an_interrupted_command_kills_its_worker(interruption: type[BaseExceptio
 
     started = time.monotonic()
     with pytest.raises(interruption):
-        run_worker(WORKER, {"sleep_seconds": 60}, progress=interrupt)
+        run_worker(WORKER, {"sleep_seconds": 60}, dict, progress=interrupt)
     assert time.monotonic() - started < 30  # it did not wait for the worker's own end
     with pytest.raises(ProcessLookupError):
         os.kill(seen[0], 0)
@@ -120,13 +120,15 @@ def test_an_interrupted_command_kills_its_worker(interruption: type[BaseExceptio
 def test_a_worker_that_hangs_is_ended() -> None:
     started = time.monotonic()
     with pytest.raises(NativeCrash) as caught:
-        run_worker(WORKER, {"sleep_seconds": 30}, most_seconds=1)
+        run_worker(WORKER, {"sleep_seconds": 30}, dict, most_seconds=1)
     assert caught.value.code == "worker_hangs"
     assert time.monotonic() - started < 10
 
 
 def test_a_crash_on_a_file_names_it_and_what_was_expected() -> None:
     with pytest.raises(NativeCrash) as caught:
-        run_worker(WORKER, {"signal": "SIGABRT", "gguf": "folder/x.gguf", "says": "a.cpp:7: GGML_ASSERT(n > 0) failed"})
+        run_worker(
+            WORKER, {"signal": "SIGABRT", "gguf": "folder/x.gguf", "says": "a.cpp:7: GGML_ASSERT(n > 0) failed"}, dict
+        )
     assert caught.value.message == "llama.cpp crashed with SIGABRT on x.gguf: it expects n > 0"
     assert "export-gguf" in caught.value.hint

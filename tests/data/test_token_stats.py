@@ -104,7 +104,7 @@ def test_a_torn_file_counts_as_none(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv("SKILL_TRAIN_CACHE", str(tmp_path))
     tokens.keep(DATA, "key", LENGTHS, split="train", loss_on=None)
     kept = next((tmp_path / "tokens").iterdir())
-    for text in ("", "{", "[]", '{"schema": "skill-train/tokens/1"}', kept.read_text()[:60]):
+    for text in ("", "{", "[]", "[" * 99_999, '{"schema": "skill-train/tokens/1"}', kept.read_text()[:60]):
         kept.write_text(text)
         assert _known(30) is None
 

@@ -138,7 +138,7 @@ def test_every_type_has_the_size_that_llama_cpp_gives_it(name: str, tmp_path: Pa
     """Untied and tied, and rows of 896 weights, which no block of 256 divides. Without the tokenizer's bytes."""
     model = shapes.empty_gguf(name, tmp_path / "f16.gguf")
     types = quantization_types()
-    sizes = run_worker(WORKER, {"source": str(tmp_path / "f16.gguf"), "types": types, "out": "", "threads": 1})
+    sizes = run_worker(WORKER, {"source": str(tmp_path / "f16.gguf"), "types": types, "out": "", "threads": 1}, dict)
     assert set(types) == set(BITS) and model.vocab_size is not None
     tokenizer = min(12e6, 64 * model.vocab_size + 0.1e6)
     for quant, plan in sizes.items():
@@ -153,7 +153,7 @@ def test_files_that_are_really_made_have_that_size(tmp_path: Path) -> None:
     for quant in ("iq4_xs", "q2_k"):
         out = tmp_path / f"{quant}.gguf"
         job = {"source": str(tmp_path / "f16.gguf"), "types": {quant: quantization_types()[quant]}, "threads": 0}
-        run_worker(WORKER, {**job, "out": str(out)})
+        run_worker(WORKER, {**job, "out": str(out)}, dict)
         size = file_bytes(model, quant)
         assert size is not None
         assert size.low - 0.5e6 <= out.stat().st_size <= size.high - 12e6 + 0.2e6, quant

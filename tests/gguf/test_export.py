@@ -202,7 +202,7 @@ def test_a_type_that_the_source_has_already_makes_no_file(exported: Path) -> Non
 
 
 def dry_run(source: Path, types: dict[str, int]) -> dict[str, Any]:
-    return quantize.run_worker(quantize.WORKER, {"source": str(source), "types": types, "out": "", "threads": 1})
+    return quantize.run_worker(quantize.WORKER, {"source": str(source), "types": types, "out": "", "threads": 1}, dict)
 
 
 def test_every_type_can_be_made_or_is_refused_before_anything_runs(exported: Path) -> None:

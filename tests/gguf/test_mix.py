@@ -185,7 +185,7 @@ def test_one_matrix_rounded_in_memory_is_the_file_with_that_matrix_rounded(root:
     everything = dict.fromkeys(made(root, mix.MixTarget(most_bytes=9000000))[2].types, "f16")
     job = {"source": str(source), "types": {"q4_k_m": 15}, "out": str(tmp_path / "one.gguf"), "threads": 0,
            "matrix": str(root / "imatrix.gguf"), "tensor_types": everything | {name: "q4_k"}}  # fmt: skip
-    quantize.run_worker(quantize.WORKER, job)
+    quantize.run_worker(quantize.WORKER, job, object)
     assert [tensor for tensor, kind in kinds_in(tmp_path / "one.gguf").items() if kind == "q4_k"] == [name]
     with judging(source, TEXTS.computed, 640, quiet) as judge:
         assert outcomes[name, "q4_k"] == pytest.approx(distance(judge, tmp_path / "one.gguf")["mean_kl"], rel=0.3)

@@ -14,7 +14,8 @@ import msgspec
 import pytest
 
 from skill_train.core.errors import DecisionNeeded, UsageError
-from skill_train.facts import DatasetFacts, Gpu, MachineFacts, ModelFacts, PrecisionProbe, TokenFacts
+from skill_train.core.program_events import Probed
+from skill_train.facts import DatasetFacts, Gpu, MachineFacts, ModelFacts, TokenFacts
 from skill_train.hub import flavors
 from skill_train.model.lora_targets import TARGETS
 from skill_train.plan.make import least_steps, make_plan, wants_probe
@@ -102,8 +103,8 @@ def test_unknown_memory_takes_one_row_and_checkpointing() -> None:
 # --- Precision ---
 
 
-def _probe(bf16_seconds: float, bf16_loss: float) -> PrecisionProbe:
-    return PrecisionProbe({"float32": 1.0, "bfloat16": bf16_seconds}, {"float32": 10.0, "bfloat16": bf16_loss})
+def _probe(bf16_seconds: float, bf16_loss: float | None) -> Probed:
+    return {"float32": {"seconds": 1.0, "loss": 10.0}, "bfloat16": {"seconds": bf16_seconds, "loss": bf16_loss}}
 
 
 @pytest.mark.parametrize(
@@ -121,11 +122,11 @@ def _probe(bf16_seconds: float, bf16_loss: float) -> PrecisionProbe:
         (AMX, _probe(0.95, 10.0), "float32", "1.05 times as fast"),
         (AMX, _probe(2.0, 10.0), "float32", "0.50 times as fast"),
         (AMX, _probe(0.5, 10.2), "float32", "loss 2.00% off"),
-        (AMX, _probe(0.5, float("nan")), "float32", "nan"),
+        (AMX, _probe(0.5, None), "float32", "nan"),
     ],
     ids=lambda value: value.chip if isinstance(value, MachineFacts) else None,
 )
-def test_precision_by_device(machine: MachineFacts, probe: PrecisionProbe | None, dtype: str, because: str) -> None:
+def test_precision_by_device(machine: MachineFacts, probe: Probed | None, dtype: str, because: str) -> None:
     plan = _plan(machine=machine, probe=probe)
     assert plan["placement"]["dtype"] == dtype
     assert because in _reason(plan, "dtype")
@@ -525,7 +526,7 @@ def _plan(
     model: ModelFacts = MODEL,
     dataset: DatasetFacts = CHAT,
     choices: Choices = HERE,
-    probe: PrecisionProbe | None = None,
+    probe: Probed | None = None,
     **values: Any,
 ) -> dict[str, Any]:
     recipe: Recipe = from_dict({"model": "m", "data": "d", **values})

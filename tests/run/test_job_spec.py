@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 import planning
 from skill_train.cloud import stage_data as staging
+from skill_train.cloud import start_once
 from skill_train.hub import account as hub_account
 from skill_train.run import job_spec
-from skill_train.run.job_spec import JobFiles, Mount
+from skill_train.run.cloud_record import CloudData, CloudJob, CloudRecord
+from skill_train.run.folder import RunDir
+from skill_train.run.job_spec import JobSpec, Mount
 from skill_train.run.plan_record import Plan
 
-SAID = {
-    "namespace": "me", "flavor": "l4x1",
-    "labels": {"skill-train": "1", "run": "0123456789ab"}, "timeout_seconds": 600,
-}  # fmt: skip
-FILES = JobFiles(Path("/here/scripts/train.py"), Path("runs/x/plan.json"), data=None)
+RECORD = CloudRecord("0123456789ab", "0" * 16, "me", "me/tickets")
 DATA = Mount("me/jobs-artifacts", "data-1", "/dataset", read_only=True)
 
 
@@ -31,29 +30,34 @@ def _plan(*, four_bit: bool = False, report_to: str = "none", images: bool = Fal
     return planning.plan_with(recipe=recipe, policy=policy, placement=placement)
 
 
+def _spec(plan: Plan, record: CloudRecord = RECORD) -> JobSpec:
+    job = CloudJob(1, "starting", "l4x1", 600, "2026-11-21T10:00:00Z")
+    return start_once.specification(RunDir(Path("runs/x")), plan, record, job)
+
+
 def test_trackio_is_brought_when_it_is_asked_for() -> None:
-    spec = job_spec.of_run(_plan(report_to="trackio"), files=FILES, **SAID)
+    spec = _spec(_plan(report_to="trackio"))
     assert job_spec.command(spec)[:4] == ["uv", "run", "--with", "trackio"]
 
 
 def test_the_command_of_a_job() -> None:
-    spec = job_spec.of_run(_plan(), files=replace(FILES, data=DATA), **SAID)
+    spec = _spec(_plan(), msgspec.structs.replace(RECORD, data=CloudData.of_mount(DATA)))
     assert job_spec.command(spec) == [
         "uv", "run", "/data/train.py", "/data/plan.json", "--job", "--data", "/dataset/my rows.jsonl"
     ]  # fmt: skip
     assert (spec.name, spec.environment["SKILL_TRAIN_RUN"]) == ("tickets", "0123456789ab")
-    plain = job_spec.of_run(_plan(), files=FILES, **SAID)
+    plain = _spec(_plan())
     assert job_spec.command(plain)[2:] == ["/data/train.py", "/data/plan.json", "--job"]
     assert plain.mounts == ()
 
 
 def test_only_qlora_brings_bitsandbytes() -> None:
     """One exact version; transformers 5.23 wants 0.46.1 or newer (its BITSANDBYTES_MIN_VERSION)."""
-    spec = job_spec.of_run(_plan(four_bit=True), files=FILES, **SAID)
+    spec = _spec(_plan(four_bit=True))
     assert job_spec.command(spec)[:5] == ["uv", "run", "--with", job_spec.FOUR_BIT, "/data/train.py"]
     found = re.fullmatch(r"bitsandbytes==(\d+)\.(\d+)\.(\d+)", job_spec.FOUR_BIT)
     assert found and tuple(map(int, found.groups())) >= (0, 46, 1)
-    assert job_spec.of_run(_plan(), files=FILES, **SAID).dependencies == ()
+    assert _spec(_plan()).dependencies == ()
     package = Path(job_spec.__file__).parents[1]
     named = [path.name for path in package.rglob("*.py") if "bitsandbytes==" in path.read_text(encoding="utf-8")]
     assert named == ["job_spec.py"]
@@ -61,12 +65,12 @@ def test_only_qlora_brings_bitsandbytes() -> None:
 
 def test_only_pictures_bring_pillow() -> None:
     """In the version that this repository is tested with: another one may decode other pixels."""
-    spec = job_spec.of_run(_plan(images=True), files=FILES, **SAID)
+    spec = _spec(_plan(images=True))
     assert job_spec.command(spec)[:5] == ["uv", "run", "--with", job_spec.PILLOW, "/data/train.py"]
     root = Path(__file__).resolve().parents[2]
     assert job_spec.PILLOW in (root / "requirements.lock").read_text().splitlines()
     assert "pillow" not in (root / "scripts" / "train.py").read_text().split("# ///")[1].lower()
-    both = job_spec.of_run(_plan(images=True, four_bit=True), files=FILES, **SAID)
+    both = _spec(_plan(images=True, four_bit=True))
     assert both.dependencies == (job_spec.FOUR_BIT, job_spec.PILLOW)
 
 

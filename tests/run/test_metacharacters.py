@@ -16,13 +16,15 @@ from msgspec.structs import replace
 
 from planning import decided_plan
 from skill_train.cli import main
+from skill_train.cloud import start_once
 from skill_train.cloud.elsewhere import colab, skypilot
 from skill_train.commands.local import draw_checks
 from skill_train.core.console import Console, Result, clean
 from skill_train.hub import flavors
 from skill_train.recipe import fields as recipe
 from skill_train.run import job_spec
-from skill_train.run.job_spec import JobFiles, Mount
+from skill_train.run.cloud_record import CloudData, CloudJob, CloudRecord
+from skill_train.run.folder import RunDir
 from skill_train.run.train_record import SmokeCheck
 
 NAMES = (
@@ -64,18 +66,17 @@ def test_a_name_in_a_notebook(name: str, tmp_path: Path) -> None:
     assert f"data/{name}" in ast.literal_eval(files.removeprefix("FILES = "))
 
 
-def test_a_name_in_a_task_and_in_a_job() -> None:
+def test_a_name_in_a_task_and_in_a_job(tmp_path: Path) -> None:
     cloud = decided_plan("qwen2.5-0.5b", "rtx_4090", where="cloud", flavor="l40sx1", hub_model_id="me/x")
     flavor = next(each for each in flavors.shipped() if each.name == "l40sx1")
-    kept = Mount("me/b", "f", "/dataset", read_only=True)
-    files = JobFiles(Path("train.py"), Path("plan.json"), kept)
-    job = {"namespace": "me", "labels": {"run": "x"}}
+    data = CloudData("/dataset", None, None, bucket="me/b", folder="f")
+    record, job = CloudRecord("0" * 12, "0" * 16, "me", "me/x", data=data), CloudJob(1, "starting", "t4-small", 60, "")
     for name in NAMES:
         plan = replace(cloud, recipe=replace(cloud.recipe, data=f"/here/{name}"))
         run = skypilot.SkyRun("x", "hf://b", data=f"data/{name}", timeout_seconds=60)
         task = skypilot.task(plan, flavor, run, nodes=1, places=["lambda"])
         assert shlex.split(yaml.safe_load(yaml.safe_dump(task))["run"])[-1] == f"data/{name}"
-        made = job_spec.of_run(plan, flavor="t4-small", timeout_seconds=60, files=files, **job)
+        made = start_once.specification(RunDir(tmp_path), plan, record, job)
         assert job_spec.command(made)[-2:] == ["--data", f"/dataset/{name}"]
 
 

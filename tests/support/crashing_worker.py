@@ -42,4 +42,4 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    worker_main(run)
+    worker_main(run, dict)

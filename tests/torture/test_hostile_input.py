@@ -111,7 +111,7 @@ def _loaded(file: Path) -> str:
     job |= {"sequences": [], "prompts": [{"ids": [1, 2], "most": 2}], "scored": []}
     try:
         read_gguf(file)
-        run_worker("skill_train.llama.inference_worker", job, most_seconds=60)
+        run_worker("skill_train.llama.inference_worker", job, object, most_seconds=60)
     except SkillTrainError as error:
         assert error.message
         return error.code

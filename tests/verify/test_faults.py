@@ -322,7 +322,7 @@ def test_crash_of_llama_cpp_is_a_verdict_on_that_file(
         "from skill_train.llama import inference_worker\n"
         "if 'q8_0' in json.load(open(sys.argv[1]))['gguf']:\n"
         "    os.kill(os.getpid(), signal.SIGSEGV)\n"
-        "inference_worker.worker_main(inference_worker.run)\n"
+        "inference_worker.worker_main(inference_worker.run, inference_worker.InferenceJob)\n"
     )
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.setattr(inference, "WORKER", "dying_worker")

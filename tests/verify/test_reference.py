@@ -232,7 +232,7 @@ def test_a_worker_that_starts_after_ctrl_c_is_ended(tmp_path: Path, monkeypatch:
 
     def late() -> None:
         time.sleep(0.5)
-        run_worker("sleeping_worker", {})
+        run_worker("sleeping_worker", {}, object)
 
     with pytest.raises(KeyboardInterrupt), ending(ThreadPoolExecutor(1)) as pool:
         running = pool.submit(late)

@@ -11,6 +11,7 @@ import math
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
+from pathlib import Path
 
 import msgspec
 
@@ -24,7 +25,7 @@ from skill_train.hub.jobs import Job
 from skill_train.run import cloud_record, records
 from skill_train.run.cloud_record import CloudJob, CloudRecord
 from skill_train.run.folder import RunDir
-from skill_train.run.job_spec import JobFiles, JobSpec, of_run
+from skill_train.run.job_spec import ENVIRONMENT, JobSpec, dependencies
 from skill_train.run.plan_record import Plan
 
 TRIES = 3
@@ -142,13 +143,20 @@ def _cancel(job: Job, first: Job, say: Say) -> None:
 def specification(run: RunDir, plan: Plan, record: CloudRecord, job: CloudJob) -> JobSpec:
     timeout_seconds = job.timeout_seconds or plan.timeout_seconds
     assert timeout_seconds is not None  # an order has one
-    return of_run(
-        plan,
-        files=JobFiles(train_program(), run.plan, record.data.mount if record.data else None),
+    mount = record.data.mount if record.data else None
+    where = () if mount is None else ("--data", f"{mount.mount_path}/{Path(plan.recipe.data).name}")
+    return JobSpec(
         namespace=record.namespace,
-        labels=cloud_record.labels(record, job.number),
+        program=train_program(),
+        plan=run.plan,
+        arguments=(str(run.plan), "--job", *where),
         flavor=job.flavor,
         timeout_seconds=timeout_seconds,
+        environment=ENVIRONMENT | {"SKILL_TRAIN_RUN": record.run_id},
+        labels=cloud_record.labels(record, job.number),
+        name=(plan.policy.hub_model_id or "").split("/")[-1],
+        dependencies=dependencies(plan),
+        mounts=() if mount is None else (mount,),
     )
 
 

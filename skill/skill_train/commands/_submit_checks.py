@@ -15,9 +15,9 @@ from skill_train.commands._blockers import warn_of_export
 from skill_train.commands._spent import spent_by_jobs
 from skill_train.commands._submit_answer import Checked
 from skill_train.commands._submit_options import SubmitOptions, command_of
-from skill_train.commands._submit_plan import stored_flavor
 from skill_train.core.console import Console
 from skill_train.facts import Flavor
+from skill_train.hub import flavors
 from skill_train.hub.account import Account
 from skill_train.run.plan_record import Plan
 
@@ -50,7 +50,7 @@ def check_order(
             lambda: preflight.require_private_places(order.namespace, order.data_repo, account, with_data=with_data),
         )
         ask("model and dataset", lambda: preflight.require_readable(plan))
-    offer = ask("flavor and price", lambda: preflight.flavor(plan.flavor or "")) or stored_flavor(plan.flavor)
+    offer = ask("flavor and price", lambda: preflight.flavor(plan.flavor or "")) or flavors.known(plan.flavor)
     spent = 0.0
     if options.max_cost is not None and account.state == "valid":
         jobs = partial(spent_by_jobs, order.namespace, order.plan_hash, None, console.status)

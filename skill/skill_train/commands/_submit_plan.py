@@ -16,7 +16,6 @@ from skill_train.commands._submit_options import SubmitOptions
 from skill_train.core.console import Console
 from skill_train.core.errors import UsageError
 from skill_train.data.row_pictures import require_folders_of_a_repository
-from skill_train.facts import Flavor
 from skill_train.hub import flavors
 from skill_train.hub.account import Account
 from skill_train.plan.file import is_plan, read_unchanged_plan
@@ -97,8 +96,7 @@ def order_of(options: SubmitOptions, plan: Plan, account: Account) -> Order:
         stage_data.require_no_secrets(staged)
         if options.data_repo is not None:
             require_folders_of_a_repository(Path(plan.recipe.data), sorted(staged.pictures))
-    offer = stored_flavor(plan.flavor)
-    price = None if offer is None else offer.usd_per_hour
+    price = flavors.usd_per_hour(plan.flavor)
     return Order(with_repository(plan, options, place), place, price, staged, options.data_repo, options.max_cost)
 
 
@@ -107,10 +105,6 @@ def order_elsewhere(options: SubmitOptions, plan: Plan) -> Order:
     owner was given."""
     owner = options.namespace or (options.hub_model_id or "").rpartition("/")[0]
     return order_of(options, plan, Account("unchecked", owner) if owner else preflight.signed_in_account())
-
-
-def stored_flavor(name: str | None) -> Flavor | None:
-    return next((flavor for flavor in flavors.current(live=False)[0] if flavor.name == name), None)
 
 
 def with_repository(plan: Plan, options: SubmitOptions, place: str) -> Plan:

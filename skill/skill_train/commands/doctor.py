@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NotRequired, TypedDict
 
 import click
-import msgspec
 
 from skill_train.commands import _doctor_checks as checks
 from skill_train.commands import _doctor_packages
@@ -24,7 +23,7 @@ from skill_train.core.errors import NotInstalled, SkillTrainError, UsageError
 from skill_train.hub.account import Account
 from skill_train.machine.probe import this_machine
 from skill_train.machine.read import cache_dir, read_machine
-from skill_train.machine.torch_worker import DeviceJob, TorchAnswer
+from skill_train.machine.torch_worker import TorchAnswer
 
 if TYPE_CHECKING:
     from skill_train.commands._doctor_self_test import SelfTest
@@ -114,8 +113,7 @@ def _checks(requirements: dict[str, list[Package]]) -> tuple[list[DoctorCheck], 
 def _ask_torch(device: str) -> TorchAnswer:
     from skill_train.core.worker import run_worker
 
-    answer = run_worker("skill_train.machine.torch_worker", DeviceJob(device=device), most_seconds=_TORCH_SECONDS)
-    return msgspec.convert(answer, TorchAnswer)
+    return run_worker("skill_train.machine.torch_worker", device, TorchAnswer, most_seconds=_TORCH_SECONDS)
 
 
 def _has(requirements: dict[str, list[Package]], group: str, name: str) -> bool:

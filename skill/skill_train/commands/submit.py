@@ -17,10 +17,11 @@ from skill_train.commands._shell import quoted
 from skill_train.commands._spent import spent_by_jobs
 from skill_train.commands._submit_checks import account_of, budget_of, check_order
 from skill_train.commands._submit_options import SubmitOptions
-from skill_train.commands._submit_plan import cloud_plan, order_elsewhere, order_of, run_dir_of, stored_flavor
+from skill_train.commands._submit_plan import cloud_plan, order_elsewhere, order_of, run_dir_of
 from skill_train.commands._submit_rehearsal import rehearsed
 from skill_train.core.console import Console, Result
 from skill_train.core.errors import AccessError, DecisionNeeded
+from skill_train.hub import flavors
 from skill_train.hub.jobs import LIVE
 from skill_train.run import cloud_record
 from skill_train.run.folder import RunDir, require_unused
@@ -89,7 +90,7 @@ def submit(options: SubmitOptions, console: Console) -> Result:
     try:
         account = account_of(options)
     except AccessError as error:
-        priced = budget_of(options, plan, stored_flavor(plan.flavor), timeout)  # too much is too much, whoever pays
+        priced = budget_of(options, plan, flavors.known(plan.flavor), timeout)  # too much is too much, whoever pays
         return _submit_answer.not_allowed(priced, error)
     order = order_of(options, plan, account)
     if options.force_new:

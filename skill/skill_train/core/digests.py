@@ -46,9 +46,10 @@ def file_digest(path: Path, unwanted: Callable[[], bool] = lambda: False) -> Fil
 
 
 def is_file_of(path: Path, digest: Any) -> bool:
-    """Whether the file exists and has this digest. A file of another size is not read, because it may never end."""
-    size = digest.get("bytes") if isinstance(digest, dict) else None
-    return path.is_file() and path.stat().st_size == size and file_digest(path) == digest
+    """Whether the file exists and has this digest, which may have further fields. A file of another size is not read,
+    because it may never end."""
+    stated = {key: digest.get(key) for key in ("bytes", "sha256")} if isinstance(digest, dict) else {"bytes": None}
+    return path.is_file() and path.stat().st_size == stated["bytes"] and file_digest(path) == stated
 
 
 def _key(stat: os.stat_result) -> tuple[int, int, int, int]:

@@ -60,6 +60,19 @@ def _high_water(process: str) -> int | None:
     return 1024 * int(match[1]) if match else None
 
 
+def limit_process(memory_bytes: int, *, seconds: int | None = None) -> None:
+    """Lets the system refuse this process more memory than that and end it after so many seconds of the processor, even
+    inside one long operation."""
+    try:
+        import resource
+    except ImportError:  # Windows: the parent's limit of time stays
+        return
+    with contextlib.suppress(ValueError, OSError):  # macOS does not always accept the memory limit
+        if seconds is not None:
+            resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))
+        resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, resource.getrlimit(resource.RLIMIT_AS)[1]))
+
+
 def keep_freed() -> None:
     """Has glibc keep memory that was freed for the next block of its size. Other allocators are left as they are.
 

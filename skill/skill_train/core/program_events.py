@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from typing import Any, Literal, TypedDict, TypeGuard
+from typing import Annotated, Any, Literal, TypedDict, TypeGuard
+
+import msgspec
 
 from skill_train.program.events import ErrorWords
 
@@ -52,9 +54,9 @@ class StepDone(TypedDict):
 
 
 class Timed(TypedDict):
-    """One pass; `loss` is None if it was not finite."""
+    """One forward and backward pass; `loss` is None if it was not finite."""
 
-    seconds: float
+    seconds: Annotated[float, msgspec.Meta(gt=0)]
     loss: float | None
 
 

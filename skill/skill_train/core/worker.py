@@ -21,7 +21,9 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
+
+import msgspec
 
 from skill_train.core.console import Bar
 from skill_train.core.errors import (
@@ -44,6 +46,8 @@ _SHOWN = 200  # characters of that
 # What llama.cpp's processes get besides. Waiting threads (OpenMP) spin; on a busy machine that made small steps ten
 # times slower. A failed check starts gdb where there is one: it took 15 s, and once a minute.
 QUIET = {"OMP_WAIT_POLICY": "PASSIVE", "GGML_NO_BACKTRACE": "1"}
+Job = TypeVar("Job")
+Answer = TypeVar("Answer")
 _AT_WORK: set[subprocess.Popen[str]] = set()
 _ENDING = threading.Event()
 
@@ -62,13 +66,19 @@ def llama_cpp_folder() -> Path:
 
 
 def run_worker(
-    module: str, job: Mapping[str, object], *, progress: Bar | None = None, most_seconds: float | None = None
-) -> object:
-    """The result of one job, as JSON; the caller knows its type.
+    module: str,
+    job: object,
+    answer: type[Answer],
+    *,
+    progress: Bar | None = None,
+    most_seconds: float | None = None,
+) -> Answer:
+    """The result of one job.
 
     Args:
         module: the worker, such as `skill_train.llama.inference_worker`.
-        job: any value that JSON can represent.
+        job: of the class that the worker reads.
+        answer: what the worker's result is; `object` if nobody reads it.
         progress: called with the worker's progress lines.
         most_seconds: the worker is ended after this time.
 
@@ -79,7 +89,7 @@ def run_worker(
     """
     with tempfile.TemporaryDirectory(prefix="skill-train-") as folder:
         job_file, result_file, log_file = (Path(folder) / name for name in ("job.json", "result.json", "log.txt"))
-        write_json(job_file, job)
+        write_json(job_file, document := msgspec.to_builtins(job))
         started = time.monotonic()
         code = _run(module, job_file, result_file, log_file, progress, most_seconds)
         log = log_file.read_text(encoding="utf-8", errors="replace")
@@ -91,11 +101,11 @@ def run_worker(
                 hint="run the same command again when the machine is less busy; skill-train doctor --self-test",
             )
         if code < 0 or not result_file.is_file():
-            raise ended_without_result(module, code, log, file_of(job))
+            raise ended_without_result(module, code, log, file_of(document))
         result = json.loads(result_file.read_text(encoding="utf-8"))
-        if "error" in result:
+        if isinstance(result, dict) and "error" in result:
             raise from_exit_code(int(result["exit_code"]), result["error"])
-        return result
+        return msgspec.convert(result, answer)
 
 
 def file_of(job: object) -> str:
@@ -126,15 +136,14 @@ def report_progress(done: float, total: float, text: str) -> None:
     print(f"{PROGRESS}{done} {total} {text}", flush=True)
 
 
-def worker_main(run: Callable[[Any], object]) -> None:
-    """Reads the job, calls `run(job)`, and writes its result or its error. For workers."""
+def worker_main(run: Callable[[Job], object], kind: type[Job]) -> None:
+    """Reads the job of this kind, calls `run(job)`, and writes its result or its error. For workers."""
     threading.Thread(target=_end_with_the_command, daemon=True).start()
     keep_freed()
     seek_cycles_seldom()
-    result: object
     job, result_file = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8")), Path(sys.argv[2])
     try:
-        result = run(job)
+        result: object = msgspec.to_builtins(run(msgspec.convert(job, kind)))
     except Exception as error:
         if (failure := failure_of(error)) is None:
             raise

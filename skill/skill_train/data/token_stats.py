@@ -7,6 +7,7 @@ import json
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+from skill_train.core.errors import UsageError
 from skill_train.core.files import write_json
 from skill_train.facts import DatasetFacts, ModelFacts, PictureTokenFacts, TokenFacts
 from skill_train.machine import read
@@ -16,6 +17,7 @@ from skill_train.program.pictures.processor import ImageProcessor, PictureTokens
 from skill_train.program.tokenizer import has_tokenizer
 from skill_train.recipe.fields import Recipe
 from skill_train.recipe.preprocess import preprocess_of
+from skill_train.run.records import convert, read_json
 
 SCHEMA = "skill-train/tokens/1"
 # Measured 2026-11 on sentences in five languages, JSON and Python: Qwen2 2.3 to 4.8, Llama 3 2.6 to 5.1, Phi-3 and
@@ -200,13 +202,13 @@ def known_tokens(
         loss_on: the field of the recipe; None if the format decides.
     """
     path = _cache_path(dataset, tokenizer, split, loss_on)
+    if path is None:
+        return None
     try:
-        document = json.loads(path.read_text(encoding="utf-8")) if path is not None else None
-        if document is None or document["schema"] != SCHEMA:
-            return None
-        counted = [(int(size), int(trained), int(first)) for size, trained, first in document["counted"]]
-        return token_facts(Lengths(int(document["rows"]), counted, int(document["longest"])), max_length)
-    except (OSError, ValueError, KeyError, TypeError, ZeroDivisionError):  # a cache may be lost or torn: count again
+        document = read_json(path)
+        lengths = convert(document, Lengths, path)
+        return token_facts(lengths, max_length) if document["schema"] == SCHEMA else None
+    except (OSError, UsageError, ZeroDivisionError):  # a cache may be lost or torn: count again
         return None
 
 

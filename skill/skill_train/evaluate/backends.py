@@ -15,8 +15,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-import msgspec
-
 from skill_train.core.console import Bar
 from skill_train.core.errors import UsageError
 from skill_train.core.worker import llama_cpp_folder, run_worker
@@ -217,8 +215,8 @@ def ask_vllm(model: Model, questions: list[Question], progress: Progress) -> Rep
     """Asks a folder through vLLM in fp32, all rows at once, in a child process that gives the GPU's memory back."""
     require_sound(model.path)
     job = VllmJob(str(model.path), _context(questions), _scored(questions), _prompts(questions))
-    answer = run_worker("skill_train.evaluate.vllm_worker", msgspec.to_builtins(job), progress=_halves(progress))
-    return _replies("vllm", "cuda", questions, msgspec.convert(answer, VllmResult))
+    answer = run_worker("skill_train.evaluate.vllm_worker", job, VllmResult, progress=_halves(progress))
+    return _replies("vllm", "cuda", questions, answer)
 
 
 def _require_vllm(model: Model) -> None:

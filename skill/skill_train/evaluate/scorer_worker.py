@@ -34,15 +34,10 @@ class ScoreJob(TypedDict):
     rows: list[Reply]
 
 
-class Scores(TypedDict):
+def run(job: ScoreJob) -> list[float]:
     """One score for each row."""
-
-    scores: list[float]
-
-
-def run(job: ScoreJob) -> Scores:
     score = _load(Path(job["file"]))
-    return {"scores": [_score(score, row, number, job["file"]) for number, row in enumerate(job["rows"])]}
+    return [_score(score, row, number, job["file"]) for number, row in enumerate(job["rows"])]
 
 
 def _load(file: Path) -> Callable[..., Any]:
@@ -96,4 +91,4 @@ def _bad(file: Path, problem: str, got: str) -> UsageError:
 
 
 if __name__ == "__main__":
-    worker_main(run)
+    worker_main(run, ScoreJob)

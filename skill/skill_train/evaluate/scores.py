@@ -8,11 +8,9 @@ import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
-import msgspec
-
 from skill_train.core.errors import NativeCrash, UsageError
 from skill_train.core.worker import run_worker
-from skill_train.evaluate.scorer_worker import Reply, ScoreJob, Scores
+from skill_train.evaluate.scorer_worker import Reply, ScoreJob
 from skill_train.program.encode import limited
 from skill_train.run.plan_record import Policy
 
@@ -139,7 +137,7 @@ def _by_scorer(file: Path, answers: list[Reply]) -> list[float | None]:
     job: ScoreJob = {"file": str(file), "rows": answers}
     limit = _START_SECONDS + _ANSWER_SECONDS * len(answers)
     try:
-        scores = run_worker("skill_train.evaluate.scorer_worker", job, most_seconds=limit)
+        return [*run_worker("skill_train.evaluate.scorer_worker", job, list[float], most_seconds=limit)]
     except NativeCrash as crash:
         slow = crash.code == "worker_hangs"
         raise UsageError(
@@ -149,4 +147,3 @@ def _by_scorer(file: Path, answers: list[Reply]) -> list[float | None]:
             got=crash.got,
             hint=f"correct {shlex.quote(str(file))}, then run again",
         ) from None
-    return [*msgspec.convert(scores, Scores)["scores"]]

@@ -39,8 +39,8 @@ class VllmResult(msgspec.Struct, frozen=True):
     answer_seconds: float
 
 
-def run(document: object) -> object:
-    job, vllm = msgspec.convert(document, VllmJob), _vllm()
+def run(job: VllmJob) -> VllmResult:
+    vllm = _vllm()
     model = vllm.LLM(
         model=job.folder,
         dtype="float32",  # "auto" would compute in the stored type
@@ -53,7 +53,7 @@ def run(document: object) -> object:
     report_progress(0, 1, "answering")
     started = time.monotonic()
     answers = _answers(vllm, model, job.prompts)
-    return msgspec.to_builtins(VllmResult(losses, answers, time.monotonic() - started))
+    return VllmResult(losses, answers, time.monotonic() - started)
 
 
 def _losses(vllm: Any, model: Any, scored: list[Scored]) -> list[float | None]:
@@ -89,4 +89,4 @@ def not_installed() -> NotInstalled:
 
 
 if __name__ == "__main__":
-    worker_main(run)
+    worker_main(run, VllmJob)

@@ -13,7 +13,6 @@ import time
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from skill_train.core.console import Bar
 from skill_train.core.errors import UsageError, VerificationFailed
@@ -21,10 +20,11 @@ from skill_train.core.files import whole_file
 from skill_train.core.memory import peak_memory_bytes
 from skill_train.core.worker import run_worker
 from skill_train.gguf.convert import ConvertRequest, convert_with, converter_versions, refuse_existing
-from skill_train.llama import run_converter as converter
+from skill_train.gguf.pair_worker import PairJob
 from skill_train.llama.float_type import choose
 from skill_train.llama.get_converter import Toolchain
 from skill_train.llama.gguf_header import read_gguf
+from skill_train.model.convertible import from_config
 from skill_train.model.convertible.vocabulary import why_no_picture
 from skill_train.model.folder import read_config
 from skill_train.model.sidecar_files import PROCESSOR, model_digests
@@ -56,7 +56,8 @@ def require_projector(model: Path, toolchain: Toolchain) -> None:
             prepared.
     """
     config = read_config(model)
-    why = converter.why_no_projector(config, toolchain) or why_no_picture(model, str(config.get("model_type")))
+    why = from_config.why_no_projector(config, toolchain.projectors())
+    why = why or why_no_picture(model, str(config.get("model_type")))
     if why is not None:
         raise UsageError(
             f"{model} cannot become a pair of GGUF files: {why}",
@@ -130,12 +131,13 @@ def require_pair(model: Path, text: Path, projector: Path) -> None:
         UsageError: they do not.
     """
     try:
-        found: Any = run_worker(WORKER, {"text": str(text.resolve()), "projector": str(projector.resolve())})
+        job: PairJob = {"text": str(text.resolve()), "projector": str(projector.resolve())}
+        reads_pictures = run_worker(WORKER, job, bool)
     except VerificationFailed as failure:
         # Without the name of the temporary file, and without what llama.cpp adds to any failure.
         why = failure.message.rpartition("': ")[2].removesuffix("Does this file exist?").strip()
         raise _not_loaded(model, why) from None
-    if not found["pictures"]:
+    if not reads_pictures:
         raise _not_loaded(model, "the file has no vision tower")
 
 

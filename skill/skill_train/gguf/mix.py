@@ -9,8 +9,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-import msgspec
-
 from skill_train.core.console import Bar
 from skill_train.core.digests import file_digest
 from skill_train.core.errors import UsageError
@@ -215,7 +213,7 @@ def quantizable(gguf: GgufFile) -> dict[str, int]:
 
 def dry_run(job: QuantizeJob) -> dict[str, DryRun]:
     """What llama.cpp would do for each type of the job. It reads only the header."""
-    return msgspec.convert(run_worker(WORKER, job), dict[str, DryRun])
+    return run_worker(WORKER, job, dict[str, DryRun])
 
 
 def _room(gguf: GgufFile, matrices: dict[str, int], target: MixTarget) -> int:

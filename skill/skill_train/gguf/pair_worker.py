@@ -19,7 +19,7 @@ class PairJob(TypedDict):
     projector: str
 
 
-def run(job: PairJob) -> dict[str, bool]:
+def run(job: PairJob) -> bool:
     """Whether the projector reads pictures.
 
     Raises:
@@ -31,8 +31,8 @@ def run(job: PairJob) -> dict[str, bool]:
         in_context(file, context_tokens=_TOKENS, threads=1),
         projector(file, Path(job["projector"]), threads=1, any_size=False) as encoder,
     ):
-        return {"pictures": bool(encoder.api.mtmd_support_vision(encoder.context))}
+        return bool(encoder.api.mtmd_support_vision(encoder.context))
 
 
 if __name__ == "__main__":
-    worker_main(run)
+    worker_main(run, PairJob)

@@ -273,7 +273,7 @@ def _quantize(
         if task.matrix is not None:
             quantized = _make_with(task.matrix, task, part, progress)
         else:
-            run_worker(WORKER, {**task.job, "out": str(part)}, progress=progress)
+            run_worker(WORKER, {**task.job, "out": str(part)}, object, progress=progress)
         progress(1, 1, "written, reading it back")
         gguf = read_gguf(part)
         fallbacks = fallbacks_of(gguf, task.plan["fallbacks"], quant)
@@ -303,11 +303,11 @@ def _quantize(
 
 def _make_with(matrix: Matrix, task: _ToMake, part: Path, progress: Bar) -> QuantizedFile:
     """Quantizes with an importance matrix. Returns what is recorded of the matrix."""
-    run_worker(WORKER, {**task.job, "out": str(part), "matrix": str(matrix.file)}, progress=progress)
+    run_worker(WORKER, {**task.job, "out": str(part), "matrix": str(matrix.file)}, object, progress=progress)
     if not task.compares or task.judge is None:
         return {"imatrix": matrix.use}
     with scratch_file(task.file) as plain:
-        run_worker(WORKER, {**task.job, "out": str(plain)}, progress=progress)
+        run_worker(WORKER, {**task.job, "out": str(plain)}, object, progress=progress)
         near, plainly = distance(task.judge, part, progress), distance(task.judge, plain, progress)
         choice = MatrixChoice(with_matrix=near, without_matrix=plainly)
         if near["mean_kl"] < plainly["mean_kl"]:

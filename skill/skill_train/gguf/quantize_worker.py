@@ -242,4 +242,4 @@ def _other_types(refused: str) -> str:
 
 
 if __name__ == "__main__":
-    worker_main(run)
+    worker_main(run, QuantizeJob)

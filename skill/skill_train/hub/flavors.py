@@ -3,25 +3,30 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import hashlib
 import json
-import math
 import time
 from pathlib import Path
 
 import msgspec
 
 from skill_train.core.errors import SkillTrainError, UsageError
-from skill_train.core.files import write_json
 from skill_train.facts import Flavor, JsonObject
 from skill_train.hub.address import endpoint
 from skill_train.machine.read import cache_dir
-from skill_train.run.records import read_json
+from skill_train.run import records
 
 _TABLE = Path(__file__).with_name("flavors.json")
 _DAY = 24 * 3600.0
 _GB = 1_000_000_000
+
+
+class _KeptFlavors(msgspec.Struct, frozen=True):
+    """The last answer of a Hub."""
+
+    endpoint: str
+    asked: records.Number
+    flavors: tuple[Flavor, ...]
 
 
 def shipped() -> tuple[Flavor, ...]:
@@ -30,9 +35,15 @@ def shipped() -> tuple[Flavor, ...]:
     return tuple(Flavor(**_in_bytes(row), read_at=table["read_at"], source=table["source"]) for row in table["flavors"])
 
 
+def known(name: str | None) -> Flavor | None:
+    """What is known here of a flavor, without asking."""
+    return next((flavor for flavor in current(live=False)[0] if flavor.name == name), None)
+
+
 def usd_per_hour(name: str | None) -> float | None:
     """The last known price of a flavor."""
-    return next((flavor.usd_per_hour for flavor in current(live=False)[0] if flavor.name == name), None)
+    flavor = known(name)
+    return None if flavor is None else flavor.usd_per_hour
 
 
 def current(live: bool, max_age: float = _DAY) -> tuple[tuple[Flavor, ...], str]:
@@ -79,21 +90,17 @@ def _in_bytes(row: JsonObject) -> JsonObject:
 def _cached(hub_address: str) -> tuple[tuple[Flavor, ...], float]:
     """The last answer of this Hub and its age in seconds; nothing if there is none or it cannot be read."""
     try:
-        document = read_json(_cache_file(hub_address))
-        if document["endpoint"] != hub_address:
-            return (), 0.0
-        age = time.time() - document["asked"]
-        flavors = msgspec.convert(document["flavors"], tuple[Flavor, ...])
-        whole = all(0 <= flavor.usd_per_hour < math.inf for flavor in flavors)
-    except (OSError, UsageError, KeyError, TypeError, AttributeError, ArithmeticError, ValueError):  # also msgspec's
+        answer = records.read(_cache_file(hub_address), _KeptFlavors)
+    except (OSError, UsageError):
         return (), 0.0
-    return (flavors, age) if whole and age >= 0 else ((), 0.0)  # below 0 the clock was set back
+    age = time.time() - answer.asked
+    whole = answer.endpoint == hub_address and all(flavor.usd_per_hour >= 0 for flavor in answer.flavors)
+    return (answer.flavors, age) if whole and age >= 0 else ((), 0.0)  # below 0 the clock was set back
 
 
 def _keep(flavors: tuple[Flavor, ...], hub_address: str) -> None:
-    rows = [dataclasses.asdict(flavor) for flavor in flavors]
     with contextlib.suppress(OSError):  # without the cache the next command only asks again
-        write_json(_cache_file(hub_address), {"endpoint": hub_address, "asked": time.time(), "flavors": rows})
+        records.write(_cache_file(hub_address), _KeptFlavors(hub_address, time.time(), flavors))
 
 
 def _cache_file(hub_address: str) -> Path:

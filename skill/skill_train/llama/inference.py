@@ -119,4 +119,4 @@ def ask(job: InferenceJob, progress: Bar | None = None) -> InferenceResult:
         VerificationFailed: llama.cpp refuses the file.
         DecisionNeeded: there was not enough memory.
     """
-    return msgspec.convert(run_worker(WORKER, msgspec.to_builtins(job), progress=progress), InferenceResult)
+    return run_worker(WORKER, job, InferenceResult, progress=progress)

@@ -6,8 +6,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from skill_train.core.worker import report_progress, worker_main
 from skill_train.llama.inference import InferenceJob, InferenceResult, Prompt, Scored, Sequence
 from skill_train.llama.llama_cpp import Llama, loaded
@@ -26,11 +24,10 @@ from skill_train.llama.logit_distance import (
 )
 
 
-def run(document: object) -> object:
-    job = msgspec.convert(document, InferenceJob)
+def run(job: InferenceJob) -> InferenceResult:
     lora = Path(job.lora) if job.lora else None
     with loaded(Path(job.gguf), context_tokens=job.context_tokens, threads=job.threads, lora=lora) as llama:
-        return msgspec.to_builtins(_answered(llama, job))
+        return _answered(llama, job)
 
 
 def _answered(llama: Llama, job: InferenceJob) -> InferenceResult:
@@ -132,4 +129,4 @@ def _rows(file: str | None, vocabulary: int | None) -> Any:
 
 
 if __name__ == "__main__":
-    worker_main(run)
+    worker_main(run, InferenceJob)

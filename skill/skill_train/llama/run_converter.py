@@ -91,12 +91,6 @@ def require_convertible(model: Path, toolchain: Toolchain) -> None:
     )
 
 
-def why_no_projector(config: JsonObject, toolchain: Toolchain) -> str | None:
-    """Why llama.cpp reads no pictures with this model; None where no reason is known. Whether it loads what the
-    converter makes, only the file tells."""
-    return from_config.why_no_projector(config, toolchain.projectors())
-
-
 def warn_of_window(model: Path, warn: Callable[[str, str], None]) -> None:
     """Warns if a GGUF file of this folder computes long texts differently from the model."""
     config = read_config(model)

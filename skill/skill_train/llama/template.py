@@ -59,7 +59,7 @@ def ask(job: TemplateJob) -> list[Rendered]:
     Raises:
         NativeCrash: the template did not end, or took too much memory.
     """
-    return msgspec.convert(run_worker(WORKER, msgspec.to_builtins(job)), list[Rendered])
+    return run_worker(WORKER, job, list[Rendered])
 
 
 def render_with(template: str, gguf: GgufFile, conversations: list[Conversation]) -> list[Rendered] | str:

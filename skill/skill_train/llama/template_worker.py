@@ -6,26 +6,23 @@ A template is a program from somebody else. llama-cpp-python renders it in jinja
 
 from __future__ import annotations
 
-import contextlib
 import faulthandler
 from typing import Any
 
-import msgspec
-
+from skill_train.core.memory import limit_process
 from skill_train.core.worker import worker_main
 from skill_train.llama.llama_cpp import bindings
-from skill_train.llama.template import Conversation, TemplateJob, rendered_by
+from skill_train.llama.template import Conversation, Rendered, TemplateJob, rendered_by
 
 _MEMORY_BYTES = 8 << 30  # limit of the address space, of which libraries use a part
 
 
-def run(document: object) -> object:
-    job = msgspec.convert(document, TemplateJob)
+def run(job: TemplateJob) -> list[Rendered]:
     bindings()  # imported before the limits are set, which are meant only for the template
     from llama_cpp.llama_chat_format import Jinja2ChatFormatter
 
     faulthandler.dump_traceback_later(job.seconds, exit=True)
-    _limit_memory()
+    limit_process(_MEMORY_BYTES)
 
     def render(conversation: Conversation) -> str:
         prompt = conversation.add_generation_prompt
@@ -35,18 +32,8 @@ def run(document: object) -> object:
 
     rendered = [rendered_by(render, conversation) for conversation in job.conversations]
     faulthandler.cancel_dump_traceback_later()
-    return msgspec.to_builtins(rendered)
-
-
-def _limit_memory() -> None:
-    try:
-        import resource
-    except ImportError:  # Windows
-        return
-    _, hard = resource.getrlimit(resource.RLIMIT_AS)
-    with contextlib.suppress(ValueError, OSError):  # macOS does not always accept this limit; the time limit remains
-        resource.setrlimit(resource.RLIMIT_AS, (_MEMORY_BYTES, hard))
+    return rendered
 
 
 if __name__ == "__main__":
-    worker_main(run)
+    worker_main(run, TemplateJob)

@@ -10,10 +10,6 @@ from typing import TypedDict
 from skill_train.core.worker import worker_main
 
 
-class DeviceJob(TypedDict):
-    device: str
-
-
 class TorchAnswer(TypedDict):
     """torch's answer. `cuda` is the version that torch was built for. `trouble` says why the device is not usable, if
     torch says so."""
@@ -24,10 +20,10 @@ class TorchAnswer(TypedDict):
     trouble: str
 
 
-def run(job: DeviceJob) -> TorchAnswer:
+def run(device: str) -> TorchAnswer:
     import torch
 
-    device, trouble = job["device"], ""
+    trouble = ""
     usable = {"cuda": torch.cuda.is_available, "mps": torch.backends.mps.is_available, "cpu": lambda: True}[device]()
     if usable:
         try:
@@ -35,8 +31,8 @@ def run(job: DeviceJob) -> TorchAnswer:
             usable = float((ones @ ones).sum()) == 512.0
         except RuntimeError as problem:  # such as a GPU that this build has no kernels for
             usable, trouble = False, str(problem).splitlines()[0]
-    return {"version": torch.__version__, "cuda": torch.version.cuda, "usable": usable, "trouble": trouble}
+    return {"version": str(torch.__version__), "cuda": torch.version.cuda, "usable": usable, "trouble": trouble}
 
 
 if __name__ == "__main__":
-    worker_main(run)
+    worker_main(run, str)

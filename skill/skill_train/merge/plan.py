@@ -18,7 +18,7 @@ from typing import Any
 from skill_train.core.errors import UsageError
 from skill_train.facts import JsonObject
 from skill_train.model.adapter import Adapter, pattern_value, whole_tensors
-from skill_train.model.lora_math import Change, embedding, linear, same, scaling
+from skill_train.model.lora_math import Change, linear, same, scaling
 from skill_train.model.weight_files import FLOAT_BYTES, Shard, StoredTensor, same_bytes
 from skill_train.reference.checkpoint_names import TEXT
 
@@ -202,11 +202,8 @@ def _plan_module(
     alpha = pattern_value(config["alpha_pattern"], module, config["lora_alpha"])
     scale = scaling(alpha, rank, bool(config.get("use_rslora")))
     magnitude = adapter.tensor(parts["magnitude"]) if "magnitude" in parts else None
-    if pair[0] == "a":
-        change = linear(a, b, scale, transposed=is_conv1d(base, target), magnitude=magnitude)
-    else:
-        change = embedding(a, b, scale, magnitude=magnitude)
-    plan.changes[target] = change
+    transposed = "embedding_a" in pair or is_conv1d(base, target)
+    plan.changes[target] = linear(a, b, scale, transposed=transposed, magnitude=magnitude)
     if "b_bias" in parts:
         _merge_into(plan, names[f"{module}.bias"], add=adapter.tensor(parts["b_bias"]).float() * scale)
 

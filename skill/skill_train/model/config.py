@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, Literal, TypedDict
+from typing import Any, TypedDict
 
 from skill_train.facts import ModelFacts
 from skill_train.model import parameter_count
@@ -218,21 +218,11 @@ def _sizes(config: Config, text: Config) -> _Sizes:
 
 
 def _shape(model_type: str, sizes: _Sizes) -> TextShape | None:
-    experts, per_token, tied = sizes["experts"] or 0, sizes["experts_per_token"] or 0, sizes["tied_embeddings"]
-    values = [sizes[name] for name in _NEEDED]
-    needed = [size for size in values if size is not None]
-    incomplete = bool(experts) and not per_token
-    if not parameter_count.knows(model_type) or tied is None or len(needed) < len(values) or incomplete:
+    experts, per_token = sizes["experts"] or 0, sizes["experts_per_token"] or 0
+    needed: dict[str, Any] = {name: size for name, size in sizes.items() if not name.startswith("experts")}
+    if not parameter_count.knows(model_type) or None in needed.values() or (experts and not per_token):
         return None
-    layers, hidden, vocab, context, inner, heads, kv_heads, head_dim = needed
-    return TextShape(
-        model_type, layers, hidden, vocab, inner, heads, kv_heads, head_dim, tied, context, experts, per_token
-    )
-
-
-_NEEDED: tuple[
-    Literal["layers", "hidden_size", "vocab_size", "context", "intermediate_size", "heads", "kv_heads", "head_dim"], ...
-] = ("layers", "hidden_size", "vocab_size", "context", "intermediate_size", "heads", "kv_heads", "head_dim")
+    return TextShape(model_type, **needed, experts=experts, experts_per_token=per_token)
 
 
 def _parameters(

@@ -59,14 +59,10 @@ def scaling(alpha: float, rank: int, use_rslora: bool) -> float:
 
 
 def linear(a: Any, b: Any, scale: float, *, transposed: bool, magnitude: Any = None) -> Change:
-    """The change of a weight [out, in], or [in, out] when transposed, for A [r, in] and B [out, r]."""
+    """The change of a weight [out, in], or [in, out] when transposed, for A [r, in] and B [out, r]. That of an
+    embedding is transposed: its weight is [tokens, width] for A [r, tokens] and B [width, r]."""
     left, right = (a.T, b.T) if transposed else (b, a)
     return Change(left=left, right=right, scale=scale, magnitude=magnitude, by_column=transposed)
-
-
-def embedding(a: Any, b: Any, scale: float, *, magnitude: Any = None) -> Change:
-    """The change of a weight [tokens, width] for A [r, tokens] and B [width, r]; one magnitude for each column."""
-    return Change(left=a.T, right=b.T, scale=scale, magnitude=magnitude, by_column=True)
 
 
 def apply(change: Change, before: Any, start: int) -> Any:

@@ -38,7 +38,7 @@ def _tried(templates: tuple[str, ...]) -> None:
     talks: list[dict[str, object]] = [{**marks, "add_generation_prompt": False, **talk} for talk in _TALKS]
     job = TrialJob(templates=list(templates), conversations=talks, seconds=SECONDS)
     try:
-        run_worker("skill_train.model.template_guard_worker", job, most_seconds=10 * SECONDS)
+        run_worker("skill_train.model.template_guard_worker", job, object, most_seconds=10 * SECONDS)
     except (NativeCrash, DecisionNeeded) as error:
         big = error.code == "out_of_memory"
         raise UsageError(

@@ -11,6 +11,7 @@ import contextlib
 import re
 from typing import TypedDict
 
+from skill_train.core.memory import limit_process
 from skill_train.core.worker import worker_main
 
 _MEMORY_BYTES = 800_000_000  # limit of the address space; this process takes 100 MB
@@ -26,23 +27,16 @@ class TrialJob(TypedDict):
     conversations: list[dict[str, object]]
 
 
-class Trial(TypedDict):
-    """The result: the characters of the longest text."""
-
-    longest: int
-
-
-def run(job: TrialJob) -> Trial:
+def run(job: TrialJob) -> None:
     import jinja2
     from jinja2.ext import loopcontrols
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-    _limit(job["seconds"])
+    limit_process(_MEMORY_BYTES, seconds=job["seconds"])
     environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
     environment.globals |= {"raise_exception": _refuse, "strftime_now": lambda form: "01 Jan 2026"}
     # Other errors of a template are reported where it is used, with the row that it refuses.
     errors = (jinja2.TemplateError, ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
-    longest = 0
     for text in job["templates"]:
         try:
             template = environment.from_string(_GENERATION.sub("", text))
@@ -50,10 +44,8 @@ def run(job: TrialJob) -> Trial:
             continue
         for conversation in job["conversations"]:
             with contextlib.suppress(*errors):
-                longest = max(longest, len(template.render(**conversation)))
-            if longest > _MOST_CHARACTERS:
-                raise MemoryError
-    return {"longest": longest}
+                if len(template.render(**conversation)) > _MOST_CHARACTERS:
+                    raise MemoryError
 
 
 def _refuse(message: str) -> None:
@@ -62,16 +54,5 @@ def _refuse(message: str) -> None:
     raise jinja2.TemplateError(message)
 
 
-def _limit(seconds: int) -> None:
-    """Lets the system end the process after some time, even inside one long operation."""
-    try:
-        import resource
-    except ImportError:  # Windows: the parent's limit of time stays
-        return
-    with contextlib.suppress(ValueError, OSError):  # macOS does not always accept the memory limit
-        resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))
-        resource.setrlimit(resource.RLIMIT_AS, (_MEMORY_BYTES, resource.getrlimit(resource.RLIMIT_AS)[1]))
-
-
 if __name__ == "__main__":
-    worker_main(run)
+    worker_main(run, TrialJob)

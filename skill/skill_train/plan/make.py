@@ -8,8 +8,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from skill_train.core.errors import UsageError, nearest
+from skill_train.core.program_events import Probed
 from skill_train.core.units import duration, gigabytes
-from skill_train.facts import Calibration, DatasetFacts, Flavor, MachineFacts, ModelFacts, PrecisionProbe
+from skill_train.facts import Calibration, DatasetFacts, Flavor, MachineFacts, ModelFacts
 from skill_train.model.config import TEXT_OF_VISION
 from skill_train.model.lora_targets import TARGETS
 from skill_train.model.tower import trains_on_pictures, unread_pictures
@@ -45,7 +46,7 @@ def make_plan(
     facts: Facts,
     *,
     choices: Choices = HERE,
-    probe: PrecisionProbe | None = None,
+    probe: Probed | None = None,
     offered: tuple[Flavor, ...] = (),
     calibrations: dict[str, Calibration] | None = None,
 ) -> Plan:

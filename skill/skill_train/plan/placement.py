@@ -10,12 +10,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from skill_train.core.errors import DecisionNeeded, UsageError
+from skill_train.core.program_events import Probed
 from skill_train.core.units import gigabytes
 from skill_train.estimate.memory import libraries, training_memory
 from skill_train.estimate.published import proven_bytes
 from skill_train.estimate.step import BYTES, MicroStep, Part, Range, total
 from skill_train.estimate.time import micro_step_seconds, optimizer_seconds
-from skill_train.facts import DatasetFacts, MachineFacts, ModelFacts, PrecisionProbe
+from skill_train.facts import DatasetFacts, MachineFacts, ModelFacts
 from skill_train.recipe.resolved import ResolvedRecipe
 from skill_train.run.plan_record import Placement
 
@@ -96,7 +97,7 @@ def with_precision(choices: Choices, *, pure_bf16: bool) -> Choices:
 
 
 def precision(
-    device: str, machine: MachineFacts, choices: Choices, probe: PrecisionProbe | None, model: ModelFacts
+    device: str, machine: MachineFacts, choices: Choices, probe: Probed | None, model: ModelFacts
 ) -> tuple[str, str]:
     """`(dtype, reason)` for training on a device.
 
@@ -130,7 +131,7 @@ def precision(
     return _cpu_precision(machine, probe, model)
 
 
-def _mps_bf16(probe: PrecisionProbe | None) -> str:
+def _mps_bf16(probe: Probed | None) -> str:
     drift = _drift(probe) if probe else math.nan
     if not drift <= PROBE_LOSS_TOLERANCE:
         raise DecisionNeeded(
@@ -143,18 +144,19 @@ def _mps_bf16(probe: PrecisionProbe | None) -> str:
     return f"asked for, and the probe on this machine is {drift:.2%} off in the loss"
 
 
-def _drift(probe: PrecisionProbe) -> float:
-    return abs(probe.loss["bfloat16"] / probe.loss["float32"] - 1)
+def _drift(probe: Probed) -> float:
+    exact, rounded = probe["float32"]["loss"], probe["bfloat16"]["loss"]
+    return math.nan if not exact or rounded is None else abs(rounded / exact - 1)
 
 
-def _cpu_precision(machine: MachineFacts, probe: PrecisionProbe | None, model: ModelFacts) -> tuple[str, str]:
+def _cpu_precision(machine: MachineFacts, probe: Probed | None, model: ModelFacts) -> tuple[str, str]:
     if not machine.bf16_matrix:
         return "float32", "this processor has no bf16 instructions"
     if probe is None and (model.parameters or 0) < PROBE_FROM_PARAMETERS:
         return "float32", "no probe was made: below 100M parameters bf16 saves little on a CPU"
     if probe is None:
         return "float32", "no probe was made yet: `skill-train local` times bf16 here before it trains"
-    ratio = probe.seconds["float32"] / probe.seconds["bfloat16"]
+    ratio = probe["float32"]["seconds"] / probe["bfloat16"]["seconds"]
     drift = _drift(probe)
     figures = f"probe: bf16 {ratio:.2f} times as fast, loss {drift:.2%} off"
     if ratio >= PROBE_FASTER and drift <= PROBE_LOSS_TOLERANCE:
@@ -271,7 +273,25 @@ def _ways(
     effective = recipe.effective_batch_size
     gpus = len(machine.gpus) if device == "cuda" else 1
     processes = max(n for n in range(1, max(gpus, 1) + 1) if effective % n == 0)
-    base = MicroStep(
+    base = micro_step(recipe, dataset, device, dtype)
+    rows = rows_at_once(effective // processes, device, machine, model)
+    for count in (n for n in range(rows, 0, -1) if (effective // processes) % n == 0):
+        for checkpointing in (False, True):
+            yield (
+                processes,
+                "ddp" if processes > 1 else "single",
+                replace(base, rows=count, checkpointing=checkpointing, accumulates=effective > count * processes),
+            )
+    if processes > 1 and not base.four_bit:
+        for offload in (False, True)[: 1 + _host_holds(model, machine, base)]:
+            frugal = replace(base, checkpointing=True, accumulates=effective > processes)
+            yield processes, "fsdp", replace(frugal, shards=processes, offload=offload)
+
+
+def micro_step(recipe: ResolvedRecipe, dataset: DatasetFacts, device: str, dtype: str) -> MicroStep:
+    """A micro-step of the longest row alone, without recomputation."""
+    tower = _trains_part("tower", recipe)
+    return MicroStep(
         device=device,
         dtype=dtype,
         rows=1,
@@ -289,24 +309,12 @@ def _ways(
         trained_share=_trained_share(dataset),
         images=recipe.images,
         pictures=dataset.picture_tokens,
-        tower_trains=trains_part("tower", recipe),
-        projector_trains=trains_part("tower", recipe) or trains_part("projector", recipe),
+        tower_trains=tower,
+        projector_trains=tower or _trains_part("projector", recipe),
     )
-    rows = rows_at_once(effective // processes, device, machine, model)
-    for count in (n for n in range(rows, 0, -1) if (effective // processes) % n == 0):
-        for checkpointing in (False, True):
-            yield (
-                processes,
-                "ddp" if processes > 1 else "single",
-                replace(base, rows=count, checkpointing=checkpointing, accumulates=effective > count * processes),
-            )
-    if processes > 1 and not base.four_bit:
-        for offload in (False, True)[: 1 + _host_holds(model, machine, base)]:
-            frugal = replace(base, checkpointing=True, accumulates=effective > processes)
-            yield processes, "fsdp", replace(frugal, shards=processes, offload=offload)
 
 
-def trains_part(part: str, recipe: ResolvedRecipe) -> bool:
+def _trains_part(part: str, recipe: ResolvedRecipe) -> bool:
     return recipe.images and (recipe.is_full or part in (recipe.lora_parts or ()))
 
 

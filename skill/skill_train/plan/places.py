@@ -6,12 +6,13 @@ import math
 from dataclasses import dataclass, replace
 
 from skill_train.core.errors import DecisionNeeded
+from skill_train.core.program_events import Probed
 from skill_train.core.units import dollars, gigabytes
 from skill_train.estimate.artifacts import disk_bytes
 from skill_train.estimate.step import BYTES, Part, Range, total
 from skill_train.estimate.time import Schedule, training_seconds
 from skill_train.estimate.trained import trained_bytes
-from skill_train.facts import Calibration, Flavor, Gpu, MachineFacts, ModelFacts, PrecisionProbe
+from skill_train.facts import Calibration, Flavor, Gpu, MachineFacts, ModelFacts
 from skill_train.plan.placement import HEADROOM, Choices, Fit, Workload, fit, has_device, precision
 from skill_train.recipe.resolved import ResolvedRecipe
 
@@ -59,7 +60,7 @@ def local_candidate(
     workload: Workload,
     machine: MachineFacts,
     choices: Choices,
-    probe: PrecisionProbe | None,
+    probe: Probed | None,
     calibrations: dict[str, Calibration],
 ) -> Candidate:
     """This machine as a place to train.

@@ -233,7 +233,7 @@ def noted(result: Path, record: Path, kind: type[Step], *, inputs: Any, options:
         return None
     noted_record = records.read(note, kind)
     same = noted_record.inputs == inputs and noted_record.options == options
-    unchanged = all(_is_still(record.parent / name, digest) for name, digest in noted_record.outputs.items())
+    unchanged = all(is_file_of(record.parent / name, digest) for name, digest in noted_record.outputs.items())
     return noted_record if same and unchanged else None
 
 
@@ -277,7 +277,7 @@ def require_unchanged(file: Path, digest: FileDigest, record: Path, hint: str) -
     Raises:
         UsageError: it is missing, or has another content.
     """
-    if not _is_still(file, digest):
+    if not is_file_of(file, digest):
         raise UsageError(
             f"{file} is not the file that {record.name} describes",
             code="output_changed",
@@ -298,19 +298,13 @@ def _in_words(digest: FileDigest) -> str:
     return f"{digest['bytes']} bytes, sha256 {digest['sha256'][:12]}…"
 
 
-def _is_still(file: Path, digest: FileDigest) -> bool:
-    return is_file_of(file, {"bytes": digest["bytes"], "sha256": digest["sha256"]})
-
-
 def require_space(folder: Path, need_bytes: int, result: str) -> None:
     """Refuses, before a long step starts, if the disk has no room for its result.
 
     Raises:
         DecisionNeeded: free space below `need_bytes`.
     """
-    existing = folder
-    while not existing.exists():
-        existing = existing.parent
+    existing = next(place for place in (folder, *folder.parents) if place.exists())
     free = shutil.disk_usage(existing).free
     if free < need_bytes:
         raise DecisionNeeded(
@@ -328,9 +322,7 @@ def require_writable(folder: Path) -> None:
     Raises:
         UsageError: the folder is read-only, or belongs to somebody else.
     """
-    existing = folder
-    while not existing.exists():
-        existing = existing.parent
+    existing = next(place for place in (folder, *folder.parents) if place.exists())
     if not os.access(existing, os.W_OK):
         raise UsageError(
             f"{existing} is not writable",

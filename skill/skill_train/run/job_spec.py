@@ -61,48 +61,7 @@ class JobSpec:
     mounts: tuple[Mount, ...] = ()
 
 
-@dataclass(frozen=True)
-class JobFiles:
-    """The files of a job: the training program, the plan, and the uploaded local data. `data` is None for data on the
-    Hub."""
-
-    program: Path
-    plan: Path
-    data: Mount | None
-
-
-def of_run(
-    plan: Plan,
-    *,
-    files: JobFiles,
-    namespace: str,
-    labels: dict[str, str],
-    flavor: str,
-    timeout_seconds: int,
-) -> JobSpec:
-    """The job of a run.
-
-    Args:
-        labels: the result of `cloud_record.labels`.
-    """
-    data = files.data
-    where = () if data is None else ("--data", f"{data.mount_path}/{Path(plan.recipe.data).name}")
-    return JobSpec(
-        namespace=namespace,
-        program=files.program,
-        plan=files.plan,
-        arguments=(str(files.plan), "--job", *where),
-        flavor=flavor,
-        timeout_seconds=timeout_seconds,
-        environment=ENVIRONMENT | {"SKILL_TRAIN_RUN": labels["run"]},
-        labels=labels,
-        name=(plan.policy.hub_model_id or "").split("/")[-1],
-        dependencies=_dependencies(plan),
-        mounts=() if data is None else (data,),
-    )
-
-
-def _dependencies(plan: Plan) -> tuple[str, ...]:
+def dependencies(plan: Plan) -> tuple[str, ...]:
     """Packages that only some runs need. Trackio is not pinned: no version was tried, and a run works without it."""
     trackio = plan.placement.report_to == "trackio"  # no other word of a plan is the name of a package
     return packages(plan) + (("trackio",) if trackio else ())

@@ -37,7 +37,7 @@ from skill_train.core.memory import watch_memory
 from skill_train.core.program_events import DataRead, Event, Probed, ProgramFailed, StepDone, events
 from skill_train.core.resources import train_program
 from skill_train.core.units import gigabytes
-from skill_train.facts import MachineFacts, ModelFacts, PrecisionProbe
+from skill_train.facts import MachineFacts, ModelFacts
 from skill_train.machine.address_space import require_room_for_torch
 from skill_train.plan.file import require_own_folder
 from skill_train.program import plan as program_plan
@@ -97,7 +97,7 @@ def train(
         return StepResult(train_record.read(run.record("train")))
 
 
-def probe_precision(plan: Plan, machine: MachineFacts, model: ModelFacts) -> PrecisionProbe | None:
+def probe_precision(plan: Plan, machine: MachineFacts, model: ModelFacts) -> Probed | None:
     """Times fp32 and bf16 on this machine with this model, and stores the result in the cache. None if the probe
     failed."""
     device = plan.placement.device
@@ -105,9 +105,9 @@ def probe_precision(plan: Plan, machine: MachineFacts, model: ModelFacts) -> Pre
     if cached is not None:
         return cached
     figures = _run_probe(plan)
-    if figures is None:
-        return None
-    return precision_probe.remember(device, machine, model, figures)
+    if figures is not None:
+        precision_probe.remember(device, machine, model, figures)
+    return figures
 
 
 def _run_until_it_fits(

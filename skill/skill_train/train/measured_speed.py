@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import math
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Annotated
@@ -25,7 +25,7 @@ from skill_train.estimate.time import (
 )
 from skill_train.facts import Calibration, MachineFacts, ModelFacts, Reading
 from skill_train.machine.read import cache_file
-from skill_train.plan.placement import trains_part
+from skill_train.plan.placement import micro_step
 from skill_train.run import records
 from skill_train.run.plan_record import Plan
 from skill_train.run.train_record import StepLine
@@ -168,26 +168,13 @@ def _without_memory(
 
 def _micro_steps(plan: Plan, line: StepLine) -> tuple[int, MicroStep]:
     """The number of micro-steps of one optimizer step, and one of them, from the tokens that it was fed."""
-    recipe, placement = plan.recipe, plan.placement
-    rows, tokens = placement.per_device_train_batch_size, line.tokens or 1
-    full = recipe.is_full
-    step = MicroStep(
-        device=placement.device,
-        dtype=placement.dtype,
-        rows=rows,
-        length=max(1, round(tokens / recipe.effective_batch_size)),
+    placement, tokens = plan.placement, line.tokens or 1
+    step = replace(
+        micro_step(plan.recipe, plan.facts.dataset, placement.device, placement.dtype),
+        rows=placement.per_device_train_batch_size,
+        length=max(1, round(tokens / plan.recipe.effective_batch_size)),
         checkpointing=placement.gradient_checkpointing,
-        four_bit=recipe.load_in_4bit,
-        lora_r=recipe.lora_r,
-        target_modules=tuple(recipe.target_modules),
         trained_share=(line.trained_tokens or 0) / tokens,
-        full=full,
-        pure_bf16=recipe.pure_bf16,
-        optim=recipe.optim,
-        images=recipe.images,
-        pictures=plan.facts.dataset.picture_tokens,
-        tower_trains=trains_part("tower", recipe),
-        projector_trains=trains_part("tower", recipe) or trains_part("projector", recipe),
     )
     return placement.gradient_accumulation_steps, step
 

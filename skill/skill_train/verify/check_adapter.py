@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from collections import Counter
 from pathlib import Path
-from typing import NamedTuple
 
 import msgspec
 
@@ -40,16 +39,11 @@ _RUNNING = ("logits", "tuned", "answers")
 _FLOATS = {"F32", "F16"}  # a file of any type may hold these too, for rows that are not a multiple of a block
 
 
-class Kinds(NamedTuple):
-    """The files by what they hold: whole language models, adapters, and projectors for pictures."""
-
-    models: list[GgufFile]
-    adapters: list[GgufFile]
-    projectors: list[GgufFile]
-
-
-def files_by_kind(files: list[GgufFile], unread: tuple[tuple[str, str], ...], findings: Findings) -> Kinds:
-    """Splits the files by what they hold. Other files, and those of `unread`, are reported as not checked."""
+def files_by_kind(
+    files: list[GgufFile], unread: tuple[tuple[str, str], ...], findings: Findings
+) -> tuple[list[GgufFile], list[GgufFile], list[GgufFile]]:
+    """The files of whole language models, those of adapters, and those of projectors for pictures. Other files, and
+    those of `unread`, are reported as not checked."""
     for name, why in unread:
         findings.leave_out(name, why)
     models = [gguf for gguf in files if is_model(gguf)]
@@ -60,7 +54,7 @@ def files_by_kind(files: list[GgufFile], unread: tuple[tuple[str, str], ...], fi
             kind = gguf.metadata.get("general.type")
             reason = f"it is a file of the kind {kind!r}, which is not compared with anything"
             findings.leave_out(gguf.path.name, reason)
-    return Kinds(models, adapters, projectors)
+    return models, adapters, projectors
 
 
 def judge_adapters(

@@ -14,11 +14,12 @@ import msgspec
 
 from skill_train.core.console import Bar
 from skill_train.core.files import write_text
-from skill_train.llama.importance import sensitivity
-from skill_train.llama.importance.sensitivity import Outcome, SensitivityJob, TypeTrial
+from skill_train.core.worker import run_worker
+from skill_train.llama.importance.sensitivity_worker import Outcome, SensitivityJob, TypeTrial
 from skill_train.machine.limits import require_memory
 from skill_train.machine.read import physical_cores
 
+WORKER = "skill_train.llama.importance.sensitivity_worker"
 Line = TypeVar("Line", "Basis", Outcome)
 MOST_SECONDS = 1200.0  # of measuring in one call
 _WORK_BYTES = 700_000_000
@@ -70,7 +71,7 @@ def measured(request: SensitivityRequest, progress: Bar) -> dict[tuple[str, str]
             out=str(request.file),
             most_seconds=request.most_seconds,
         )
-        sensitivity.measure(job, progress)
+        run_worker(WORKER, job, object, progress=progress)
         divergences = _read_measured(request)
     return divergences
 

@@ -57,7 +57,7 @@ def collect(job: CollectJob, progress: Bar) -> Collected:
         VerificationFailed: llama.cpp refuses the file.
         UsageError: the activations are not finite, or cannot be read in this version of llama.cpp.
     """
-    return msgspec.convert(run_worker(WORKER, msgspec.to_builtins(job), progress=progress), Collected)
+    return run_worker(WORKER, job, Collected, progress=progress)
 
 
 def windows(ids: list[int], first_token: int | None) -> list[list[int]]:

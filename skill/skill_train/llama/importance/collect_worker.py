@@ -11,8 +11,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
 from skill_train.core.errors import UsageError
 from skill_train.core.worker import report_progress, worker_main
 from skill_train.llama.gguf_header import read_gguf
@@ -97,21 +95,19 @@ class Sums:
             counts[expert] += len(rows)
 
 
-def run(document: object) -> object:
-    job = msgspec.convert(document, CollectJob)
+def run(job: CollectJob) -> Collected:
     matrices = wanted_matrices(read_gguf(Path(job.gguf)))
     sums = summed(job, {name: shape_of(tensor) for name, tensor in matrices.items()})
     entries = {name: _entry(name, sums.squares[name], sums.counts[name]) for name in sums.squares}
     tokens = sum(map(len, job.sequences))
     chunks = max(1, round(tokens / CONTEXT))
     write_matrix(Path(job.out), ImportanceMatrix(entries, job.datasets, chunks, CONTEXT, job.model, job.data))
-    collected = Collected(
+    return Collected(
         tokens=tokens,
         entries=len(entries),
         unused_experts=sum(int((entry.counts == 0).sum()) for entry in entries.values()),
         unseen=[name for name in matrices if name not in entries],
     )
-    return msgspec.to_builtins(collected)
 
 
 def summed(job: CollectJob, shapes: dict[str, tuple[int, int]]) -> Sums:
@@ -152,4 +148,4 @@ def _entry(name: str, squares: np.ndarray, counts: np.ndarray) -> Entry:
 
 
 if __name__ == "__main__":
-    worker_main(run)
+    worker_main(run, CollectJob)

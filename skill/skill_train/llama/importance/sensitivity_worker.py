@@ -20,7 +20,6 @@ from skill_train.core.worker import report_progress, worker_main
 from skill_train.llama.gguf_header import GgufFile, Tensor, read_gguf
 from skill_train.llama.importance.file import ImportanceMatrix, read_matrix, shape_of
 from skill_train.llama.importance.nodes import Nodes, weight_name
-from skill_train.llama.importance.sensitivity import Outcome, SensitivityJob, TypeTrial
 from skill_train.llama.llama_cpp import Llama, bindings, ggml, in_context, loaded_model
 
 if TYPE_CHECKING:
@@ -28,6 +27,40 @@ if TYPE_CHECKING:
 
 _TAKES_WEIGHTS = ("MUL_MAT", "MUL_MAT_ID", "GET_ROWS")  # the last one reads an embedding
 _ROOM = 8  # tokens of context to spare
+
+
+class TypeTrial(msgspec.Struct, frozen=True):
+    """A matrix, and the type to round it to."""
+
+    tensor: str
+    kind: str
+
+
+class Outcome(msgspec.Struct, frozen=True):
+    """The mean KL divergence, in nats a token, of the model with this one matrix rounded."""
+
+    tensor: str
+    kind: str
+    kl: float
+
+
+class SensitivityJob(msgspec.Struct, frozen=True, kw_only=True):
+    """What is measured.
+
+    Attributes:
+        matrix: the file of an importance matrix; empty for none.
+        out: the file to which each outcome is added as a line, as soon as it is known. Left out are matrices that no
+            node of the graph takes whole, so that they cannot be exchanged.
+        most_seconds: no trial begins after that.
+    """
+
+    gguf: str
+    matrix: str
+    sequences: list[list[int]]
+    threads: int
+    trials: list[TypeTrial]
+    out: str
+    most_seconds: float
 
 
 class _Traits(ctypes.Structure):
@@ -122,8 +155,7 @@ class Reference:
         return total / tokens
 
 
-def run(document: object) -> object:
-    job = msgspec.convert(document, SensitivityJob)
+def run(job: SensitivityJob) -> None:
     started, gguf = time.monotonic(), read_gguf(Path(job.gguf))
     matrix = read_matrix(Path(job.matrix)) if job.matrix else None
     nodes, places = Nodes(ggml()), dict[str, int]()
@@ -151,7 +183,6 @@ def run(document: object) -> object:
             kl = _measure(gguf, trial, (nodes, places[trial.tensor]), rounder, reference)
             out.write(json.dumps(msgspec.to_builtins(Outcome(trial.tensor, trial.kind, kl))) + "\n")
             out.flush()
-    return {}
 
 
 def _measure(
@@ -211,4 +242,4 @@ def _shares(rows: int, count: int) -> list[slice]:
 
 
 if __name__ == "__main__":
-    worker_main(run)
+    worker_main(run, SensitivityJob)

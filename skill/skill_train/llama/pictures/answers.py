@@ -62,4 +62,4 @@ def ask(job: PairQuestionsJob, progress: Bar | None = None) -> PairAnswers:
         VerificationFailed: it refuses one of the files, or a prompt.
         DecisionNeeded: there was not enough memory.
     """
-    return msgspec.convert(run_worker(WORKER, msgspec.to_builtins(job), progress=progress), PairAnswers)
+    return run_worker(WORKER, job, PairAnswers, progress=progress)

@@ -6,8 +6,6 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-import msgspec
-
 from skill_train.core.worker import report_progress, worker_main
 from skill_train.llama.llama_cpp import Llama, in_context, loaded_model
 from skill_train.llama.logit_distance import finite, losses
@@ -16,8 +14,7 @@ from skill_train.llama.pictures.mtmd import Chunk, Projector, projector
 from skill_train.program.pictures.decode import read_picture
 
 
-def run(document: object) -> object:
-    job = msgspec.convert(document, PairQuestionsJob)
+def run(job: PairQuestionsJob) -> PairAnswers:
     with (
         loaded_model(Path(job.text)) as file,
         projector(file, Path(job.projector), threads=job.threads, any_size=False) as encoder,
@@ -27,8 +24,7 @@ def run(document: object) -> object:
         rooms = [max(len(question.answer), question.most) for question in job.questions]
         longest = max(sum(chunk.tokens for chunk in chunks) + room for chunks, room in zip(prompts, rooms, strict=True))
         with in_context(file, context_tokens=longest + step, threads=job.threads, at_once=step) as llama:
-            result = _Answerer(llama, encoder, step).result(job.questions, prompts)
-    return msgspec.to_builtins(result)
+            return _Answerer(llama, encoder, step).result(job.questions, prompts)
 
 
 def _chunks(encoder: Projector, question: PairQuestion, folder: Path) -> list[Chunk]:
@@ -74,4 +70,4 @@ class _Answerer:
 
 
 if __name__ == "__main__":
-    worker_main(run)
+    worker_main(run, PairQuestionsJob)

@@ -133,8 +133,8 @@ def ask_pictures(
             prompts=prompts,
             folder=folder,
         )
-        result = run_worker(WORKER, in_files(job, folder), progress=progress)
-        return [_read(answer) for answer in msgspec.convert(result, list[PictureAnswer])]
+        answers = run_worker(WORKER, in_files(job, folder), list[PictureAnswer], progress=progress)
+        return [_read(answer) for answer in answers]
 
 
 def in_files(message: object, folder: str) -> Any:

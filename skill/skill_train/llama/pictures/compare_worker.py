@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
-
-import msgspec
+from typing import TYPE_CHECKING, Any
 
 from skill_train.core.worker import report_progress, worker_main
 from skill_train.llama.llama_cpp import Llama, in_context, loaded_model
@@ -25,8 +23,7 @@ if TYPE_CHECKING:
     import numpy as np
 
 
-def run(document: object) -> object:
-    job = msgspec.convert(document, PictureJob)
+def run(job: PictureJob) -> list[Any]:
     with (
         loaded_model(Path(job.text)) as file,
         projector(file, Path(job.projector), threads=job.threads, any_size=job.any_size) as encoder,
@@ -120,4 +117,4 @@ class _Reader:
 
 
 if __name__ == "__main__":
-    worker_main(run)
+    worker_main(run, PictureJob)

@@ -77,7 +77,7 @@ def measure(job: SpeedJob, progress: Bar | None = None) -> SpeedResult:
         VerificationFailed: llama.cpp refuses the file.
     """
     try:
-        return msgspec.convert(run_worker(WORKER, msgspec.to_builtins(job), progress=progress), SpeedResult)
+        return run_worker(WORKER, job, SpeedResult, progress=progress)
     except NativeCrash:
         if not job.repacked:
             raise

@@ -7,8 +7,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import msgspec
-
 from skill_train.core.worker import report_progress, worker_main
 from skill_train.llama.llama_cpp import Llama, as_users_run, uses_gpu
 from skill_train.llama.sampling import require_numbers
@@ -21,14 +19,13 @@ if TYPE_CHECKING:
 _BATCH = 512  # llama.cpp's own default of a micro-batch
 
 
-def run(document: object) -> object:
-    job = msgspec.convert(document, SpeedJob)
+def run(job: SpeedJob) -> SpeedResult:
     gpu = uses_gpu(job.device)
     tokens = job.prompt_tokens + job.answer_tokens
     with as_users_run(
         Path(job.gguf), context_tokens=tokens, threads=job.threads, gpu=gpu, repacked=job.repacked
     ) as llama:
-        return msgspec.to_builtins(_measured(llama, job, "gpu" if gpu else "cpu"))
+        return _measured(llama, job, "gpu" if gpu else "cpu")
 
 
 def _measured(llama: Llama, job: SpeedJob, device: str) -> SpeedResult:
@@ -82,4 +79,4 @@ def _token(llama: Llama, place: int) -> int:
 
 
 if __name__ == "__main__":
-    worker_main(run)
+    worker_main(run, SpeedJob)
