@@ -22,6 +22,7 @@ from cloud_runs import RUN_ID, Cloud
 from command_child import program
 from hub_emulator import Fault, Hub, JobFault
 from models import recorded
+from waiting import wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -54,7 +55,7 @@ def cloud(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captur
         made = cloud_runs.cloud(server, tmp_path, monkeypatch, capsys)
         job = made.start(SLEEP)
         job.cancelled.set()
-        _until(lambda: job.ended)
+        wait_until(lambda: job.ended, 60)
         server.faults.add_job(JobFault("stuck", attempt=None))
         yield made
     assert server.unknown == []
@@ -86,7 +87,7 @@ def test_a_slow_creation_and_an_immediate_retry(hub: Hub, tmp_path: Path) -> Non
     folder = _folder(tmp_path, "one")
     hub.faults.add(CREATE, Fault(seconds=6.0))
     first = _start(hub, tmp_path, folder, *SAID, TEST_REQUEST_SECONDS="1")
-    _until(lambda: bool(hub.log) and hub.log[-1].path.endswith("/api/jobs/me") and hub.log[-1].method == "POST")
+    wait_until(lambda: bool(hub.log) and hub.log[-1].path.endswith("/api/jobs/me") and hub.log[-1].method == "POST", 60)
     time.sleep(1.5)  # it waits no more for an answer, and looks
     first.send_signal(signal.SIGKILL)
     first.wait(10)
@@ -99,7 +100,7 @@ def test_killed_after_the_request_with_a_list_that_is_behind(hub: Hub, tmp_path:
     hub.jobs.listed_after_seconds = 5.0
     hub.faults.add(CREATE, Fault(200, after=True, drop_seconds=1.0))
     first = _start(hub, tmp_path, _folder(tmp_path, "one"), *SAID)
-    _until(lambda: hub.jobs_created == 1)
+    wait_until(lambda: hub.jobs_created == 1, 60)
     first.send_signal(signal.SIGKILL)
     first.wait(10)
     folder = _folder(tmp_path, "two") if other else tmp_path / "one"
@@ -111,9 +112,9 @@ def test_a_second_job_of_one_request_is_cancelled(hub: Hub, tmp_path: Path) -> N
     """The first answer was an error, so it was asked again; then both came to be. The younger one ends."""
     hub.faults.add(CREATE, Fault(500, seconds=0.0))
     child = _start(hub, tmp_path, _folder(tmp_path, "one"), *SAID, TEST_SETTLED_SECONDS="6")
-    _until(lambda: hub.jobs_created == 1)
+    wait_until(lambda: hub.jobs_created == 1, 60)
     [job] = hub.jobs.all
-    _until(lambda: time.time() - job.created > 0.01)  # the Hub dates jobs to the millisecond
+    wait_until(lambda: time.time() - job.created > 0.01, 60)  # the Hub dates jobs to the millisecond
     late = hub.jobs.create(job.spec | {"secrets": job.secrets}, "me", "me")
     code, answer = _answer(child)
     assert (code, answer["data"]["job_id"], late.stage, job.stage) == (0, job.id, "CANCELED", "SCHEDULING")
@@ -123,7 +124,7 @@ def test_a_claim_that_was_left_does_not_hold_for_ever(hub: Hub, tmp_path: Path) 
     """Killed before the request: there is no job, and after the time in which one may come another folder starts it."""
     hub.faults.add(CREATE, Fault(0, seconds=1.0), times=1)
     first = _start(hub, tmp_path, _folder(tmp_path, "one"), *SAID)
-    _until(lambda: any(r.method == "POST" and r.path == "/api/jobs/me" for r in hub.log))
+    wait_until(lambda: any(r.method == "POST" and r.path == "/api/jobs/me" for r in hub.log), 60)
     first.send_signal(signal.SIGKILL)
     first.wait(10)
     two = _folder(tmp_path, "two")
@@ -179,10 +180,3 @@ def _answer(child: subprocess.Popen[str]) -> tuple[int, dict[str, Any]]:
     assert "Traceback" not in err, err
     answer: dict[str, Any] = json.loads(out)
     return child.returncode, answer
-
-
-def _until(condition: Any, seconds: float = 60) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.02)

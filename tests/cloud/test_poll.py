@@ -6,7 +6,7 @@ import json
 import re
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ import cloud_runs
 from cloud_runs import RUN_ID, Cloud
 from hub_emulator import ALWAYS, Fault, Hub, JobFault, faults
 from skill_train.hub import client
+from waiting import wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -133,8 +134,8 @@ def test_a_run_on_this_machine(cloud: Cloud) -> None:
 
 def test_the_end_of_a_job_is_written_down_once(cloud: Cloud) -> None:
     """A t4-small of 40 cents an hour for a few seconds is a minute, 0.67 cents; the Hub may forget the job later."""
-    _ended(cloud, cloud.start("raise SystemExit(1)"))
-    _ended(cloud, cloud.start("pass"))
+    cloud_runs.wait_for(cloud.start("raise SystemExit(1)"))
+    cloud_runs.wait_for(cloud.start("pass"))
     assert cloud.on("status").data["cost_usd"]["all_jobs"] is None  # nobody saw the first end
     cloud.write(cloud.record.with_job(msgspec.structs.replace(cloud.record.jobs[0], stage="ERROR", cost_usd=0.5)))
     assert cloud.on("status").data["cost_usd"]["all_jobs"] == pytest.approx(0.5067)
@@ -152,7 +153,7 @@ def test_the_end_of_a_job_is_written_down_once(cloud: Cloud) -> None:
 def test_a_job_that_has_ended_is_asked_for_again(cloud: Cloud) -> None:
     """The same answer as before, and the newer job where one was started since."""
     cloud.keep({"metrics.jsonl": cloud_runs.metrics(10)})
-    _ended(cloud, cloud.start("pass"))
+    cloud_runs.wait_for(cloud.start("pass"))
     first = cloud.on("status")
     cloud.hub.log.clear()
     again = cloud.on("status")
@@ -169,7 +170,7 @@ def test_a_job_that_has_ended_is_asked_for_again(cloud: Cloud) -> None:
 def test_a_job_that_failed_is_asked_for_again(cloud: Cloud, tmp_path: Path) -> None:
     """Somebody went on with its run in another folder."""
     job = cloud.start("raise SystemExit(1)")
-    _ended(cloud, job)
+    cloud_runs.wait_for(job)
     assert cloud.on("status").data["stage"] == "ERROR"
     assert cloud.call("resume", f"me/{job.id}", "--run-dir", str(tmp_path / "new"), "--yes").exit_code == 0
     now = cloud.on("status").data
@@ -179,7 +180,7 @@ def test_a_job_that_failed_is_asked_for_again(cloud: Cloud, tmp_path: Path) -> N
 def test_a_start_that_nobody_heard_of_may_appear(cloud: Cloud) -> None:
     """The job before it is shown meanwhile."""
     first = cloud.start("pass")
-    _ended(cloud, first)
+    cloud_runs.wait_for(first)
     asked = msgspec.structs.replace(cloud.record.jobs[0], number=2, state="starting", job_id=None, url=None)
     cloud.write(cloud.record.with_job(asked))
     assert cloud.on("status").data["attempt"] == 1
@@ -193,7 +194,7 @@ def test_each_command_that_sees_the_end_writes_it_down(cloud: Cloud, command: st
     if command == "cancel":
         _running(cloud)
     else:
-        _ended(cloud, cloud.start("pass"))
+        cloud_runs.wait_for(cloud.start("pass"))
     assert cloud.on(command).exit_code == 0
     [job] = cloud.record.jobs
     assert job.stage == ("CANCELED" if command == "cancel" else "COMPLETED")
@@ -220,21 +221,21 @@ def test_a_stream_that_is_cut_after_the_end(cloud: Cloud) -> None:
     from skill_train.cloud import poll as follow
 
     job = cloud.start(TWELVE)
-    _ended(cloud, job)
+    cloud_runs.wait_for(job)
     cloud.hub.faults.add(LOGS, Fault(cut=3), times=3)
     assert list(follow.lines("me", job.id, RUN_ID, say=lambda _: None)) == ALL
     assert len(cloud.hub.faults.struck) == 3
 
 
 def test_the_end_of_a_log(cloud: Cloud) -> None:
-    _ended(cloud, cloud.start(TWELVE))
+    cloud_runs.wait_for(cloud.start(TWELVE))
     assert cloud.on("logs", "--tail", "2").data["lines"] == ALL[-2:]
     assert cloud.on("logs", "--tail", "2", "--follow").data["lines"] == ALL[-2:]
     assert cloud.call("logs", str(cloud.run.path), "--tail", "2", format_="human").out.splitlines() == ALL[-2:]
 
 
 def test_a_long_log_keeps_its_end_in_an_answer(cloud: Cloud) -> None:
-    _ended(cloud, cloud.start("for n in range(500): print('x' * 40, n)"))
+    cloud_runs.wait_for(cloud.start("for n in range(500): print('x' * 40, n)"))
     answer = cloud.on("logs")
     assert len(answer.out.encode()) <= 8192
     assert answer.data["lines"][-1] == "x" * 40 + " 499"
@@ -243,7 +244,7 @@ def test_a_long_log_keeps_its_end_in_an_answer(cloud: Cloud) -> None:
 
 @pytest.mark.parametrize(("options", "counted"), [((), 1500), (("--tail", "1200"), 1200)])
 def test_every_line_that_an_answer_leaves_out_is_counted(cloud: Cloud, options: tuple[str, ...], counted: int) -> None:
-    _ended(cloud, cloud.start("for n in range(1500): print('x' * 40, n)"))
+    cloud_runs.wait_for(cloud.start("for n in range(1500): print('x' * 40, n)"))
     data = cloud.on("logs", *options).data
     assert (data["lines"][-1], data["left_out"]) == ("x" * 40 + " 1499", counted - len(data["lines"]))
 
@@ -310,7 +311,7 @@ def test_a_job_that_fails_is_explained(
 ) -> None:
     if fault:
         cloud.hub.faults.add_job(fault)
-    _ended(cloud, cloud.start(program))
+    cloud_runs.wait_for(cloud.start(program))
     answer = cloud.on("wait")
     assert (answer.exit_code, answer.error["code"], answer.data["why"]["code"]) == (exit_code, code, code)
     assert answer.document["next"]
@@ -319,7 +320,7 @@ def test_a_job_that_fails_is_explained(
 
 def test_the_record_of_a_failure_when_the_log_is_gone(cloud: Cloud) -> None:
     cloud.keep({"train.failed.json": json.dumps({"exit_code": 2, "error": OWN}).encode()})
-    _ended(cloud, cloud.start("raise SystemExit(2)"))
+    cloud_runs.wait_for(cloud.start("raise SystemExit(2)"))
     cloud.hub.faults.add(LOGS, faults.NOT_FOUND)
     answer = cloud.on("wait")
     assert (answer.error["code"], answer.document["warnings"][0]["code"]) == ("bad_row", "no_log")
@@ -377,7 +378,7 @@ def test_a_job_that_is_deleted_while_it_is_watched(cloud: Cloud, command: str, b
 
 def _deleted(cloud: Cloud, pattern: str, times: int) -> None:
     """The job, after so many questions of a kind."""
-    _until(lambda: sum(bool(re.search(pattern, request.path)) for request in list(cloud.hub.log)) >= times)
+    wait_until(lambda: sum(bool(re.search(pattern, request.path)) for request in list(cloud.hub.log)) >= times, 20)
     [job] = cloud.hub.jobs.all
     cloud.hub.jobs.all.clear()
     job.cancelled.set()
@@ -410,7 +411,7 @@ def test_one_answer_that_there_is_no_such_job_leaves_it_not_alive(cloud: Cloud) 
 
 
 def test_a_finished_job_is_not_cancelled(cloud: Cloud) -> None:
-    _ended(cloud, cloud.start("pass"))
+    cloud_runs.wait_for(cloud.start("pass"))
     asked = len(cloud.hub.log)
     data = cloud.on("cancel").data
     assert (data["stage"], data["cancelled"]) == ("COMPLETED", False)
@@ -419,16 +420,5 @@ def test_a_finished_job_is_not_cancelled(cloud: Cloud) -> None:
 
 def _running(cloud: Cloud) -> Any:
     job = cloud.start(SLEEP)
-    _until(lambda: "begun" in job.lines)
+    wait_until(lambda: "begun" in job.lines, 20)
     return job
-
-
-def _ended(cloud: Cloud, job: object) -> None:
-    _until(lambda: job.ended)  # type: ignore[attr-defined]
-
-
-def _until(condition: Callable[[], bool], seconds: float = 20) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.02)

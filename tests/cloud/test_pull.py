@@ -9,8 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +26,7 @@ from hub_emulator.jobs import Job
 from skill_train.program.cloud.push import PROOF
 from skill_train.run.folder import RunDir
 from skill_train.run.lock import locked
+from waiting import wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -80,7 +80,7 @@ def test_a_finished_run_comes_here_and_only_once(cloud: Cloud) -> None:
     result = cloud_runs.result(**{"images/0a1b.png": b"a held-out picture"})
     files = result | cloud_runs.checkpoint(10) | cloud_runs.checkpoint(5)
     cloud.keep(files)
-    _ended(cloud, cloud.start("pass"))
+    cloud_runs.wait_for(cloud.start("pass"))
     answer = cloud.on("pull")
     assert (answer.exit_code, answer.data["state"], answer.data["trained"]) == (0, "done", True)
     newest = {name for name in files if not name.endswith("kept.json") and "checkpoint-5" not in name}
@@ -96,7 +96,7 @@ def test_a_run_whose_checks_failed_is_no_success(cloud: Cloud) -> None:
     check = {"name": "loss_falls", "verdict": "fail", "figure": -1.0, "detail": "2.0 before, 3.0 after"}
     record = json.loads(cloud_runs.result()["train.json"]) | {"verdict": "fail", "checks": [check]}
     cloud.keep(cloud_runs.result(**{"train.json": json.dumps(record).encode()}))
-    _ended(cloud, cloud.start("pass"))
+    cloud_runs.wait_for(cloud.start("pass"))
     answer = cloud.on("pull")
     assert (answer.exit_code, answer.error["code"], answer.error["got"]) == (5, "smoke_failed", check["detail"])
     assert (answer.data["verdict"], answer.document["next"]) == ("fail", [])
@@ -108,7 +108,7 @@ def test_a_ceiling_holds_for_the_price_of_now(cloud: Cloud, tmp_path: Path, monk
     monkeypatch.setenv("SKILL_TRAIN_CACHE", str(tmp_path / "cache"))
     cloud.keep(cloud_runs.checkpoint(5))
     job = cloud.start("raise SystemExit(1)")
-    _ended(cloud, job)
+    cloud_runs.wait_for(job)
     asked = ("resume", "--timeout", "60m", "--max-cost", "0.5")
     assert cloud.on(*asked).error["code"] == "confirm_cost"
     for row in cloud.hub.hardware:
@@ -125,7 +125,7 @@ def test_a_store_that_does_not_have_its_bytes_now(cloud: Cloud, monkeypatch: pyt
     monkeypatch.setitem(follow.patiently.__kwdefaults__, "seconds", 0.5)
     weights = os.urandom(5000)  # which no cache has
     cloud.keep(cloud_runs.result(**{"samples.jsonl": weights}))
-    _ended(cloud, cloud.start("pass"))
+    cloud_runs.wait_for(cloud.start("pass"))
     cloud.hub.faults.add(path, faults.NOT_FOUND, times=ALWAYS)
     answer = cloud.on("pull")
     assert (answer.exit_code, answer.error["code"]) == (8, "hub_error")
@@ -181,7 +181,7 @@ def test_a_file_that_was_changed_in_the_bucket(cloud: Cloud, name: str) -> None:
     files = cloud_runs.result(**{"train.log": b"a log"})
     cloud.keep(files)
     cloud.keep({name: files[name].upper()})
-    _ended(cloud, cloud.start("pass"))
+    cloud_runs.wait_for(cloud.start("pass"))
     answer = cloud.on("pull")
     assert (answer.exit_code, answer.error["code"]) == (6, "kept_file_changed")
     assert not (cloud.run.path / name).exists()
@@ -193,7 +193,7 @@ def test_a_file_that_was_changed_in_the_bucket(cloud: Cloud, name: str) -> None:
 def test_a_file_that_is_gone_from_the_bucket(cloud: Cloud) -> None:
     cloud.keep(cloud_runs.result())
     cloud.hub.buckets[BUCKET].files.pop(f"{FOLDER}/adapter/adapter_model.safetensors")
-    _ended(cloud, cloud.start("pass"))
+    cloud_runs.wait_for(cloud.start("pass"))
     answer = cloud.on("pull")
     assert (answer.exit_code, answer.error["code"]) == (6, "kept_file_missing")
 
@@ -202,7 +202,7 @@ def test_a_file_that_is_gone_from_the_bucket(cloud: Cloud) -> None:
 def test_a_name_that_leads_out_is_refused(cloud: Cloud, name: str) -> None:
     marker = {"run": RUN_ID, "state": "done", "exit_code": 0, "files": {name: cloud_runs.digest(b"x")}}
     cloud.keep({"kept.json": json.dumps(marker).encode()})
-    _ended(cloud, cloud.start("pass"))
+    cloud_runs.wait_for(cloud.start("pass"))
     before = sorted(cloud.run.path.parent.rglob("*.txt"))
     answer = cloud.on("pull")
     assert (answer.exit_code, answer.error["code"]) == (6, "unsafe_file")
@@ -212,7 +212,7 @@ def test_a_name_that_leads_out_is_refused(cloud: Cloud, name: str) -> None:
 def test_names_of_our_own_files_are_left_alone(cloud: Cloud) -> None:
     """A job may keep what it likes; plan and record of a run directory are ours."""
     cloud.keep(cloud_runs.result(**{"plan.json": b"{}", "cloud.json": b"{}", ".bashrc": b"x"}))
-    _ended(cloud, cloud.start("pass"))
+    cloud_runs.wait_for(cloud.start("pass"))
     kept = cloud.run.plan.read_bytes()
     assert cloud.on("pull").data["trained"]
     assert (cloud.run.plan.read_bytes(), (cloud.run.path / ".bashrc").exists()) == (kept, False)
@@ -220,7 +220,7 @@ def test_names_of_our_own_files_are_left_alone(cloud: Cloud) -> None:
 
 def test_what_a_user_has_is_not_overwritten(cloud: Cloud) -> None:
     cloud.keep(cloud_runs.result())
-    _ended(cloud, cloud.start("pass"))
+    cloud_runs.wait_for(cloud.start("pass"))
     mine = cloud.run.adapter / "adapter_model.safetensors"
     mine.parent.mkdir()
     mine.write_bytes(b"mine")
@@ -233,7 +233,7 @@ def test_a_pull_that_is_killed_goes_on(cloud: Cloud, tmp_path: Path) -> None:
     leaves them."""
     more = {f"adapter/{n}.json": str(n).encode() for n in range(8)}
     cloud.keep(cloud_runs.result(**more))
-    _ended(cloud, cloud.start("pass"))
+    cloud_runs.wait_for(cloud.start("pass"))
     # The client looks at one file of each question: the marker's, that of the first eight, that of the others.
     cloud.hub.faults.add("HEAD /buckets/", Fault(seconds=30), call=3)
     child = subprocess.Popen(
@@ -242,7 +242,7 @@ def test_a_pull_that_is_killed_goes_on(cloud: Cloud, tmp_path: Path) -> None:
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )
-    _until(lambda: bool(cloud.hub.faults.struck))
+    wait_until(lambda: bool(cloud.hub.faults.struck), 20)
     child.send_signal(signal.SIGKILL)
     child.wait()
     there = _tree(cloud)
@@ -278,7 +278,7 @@ def test_a_pull_that_is_killed_before_its_record_goes_on(cloud: Cloud, tmp_path:
 def test_a_disk_that_takes_no_more(cloud: Cloud, tmp_path: Path) -> None:
     """hf_xet says it in words only, of a limit as of a full disk. With more room the same command goes on."""
     cloud.keep(cloud_runs.result(**{"adapter/large.bin": os.urandom(3_000_000)}))
-    _ended(cloud, cloud.start("pass"))
+    cloud_runs.wait_for(cloud.start("pass"))
     done = subprocess.run(
         killing.program("pull", str(cloud.run.path)),
         env=cloud.hub.environment(tmp_path / "home"),
@@ -293,7 +293,7 @@ def test_a_disk_that_takes_no_more(cloud: Cloud, tmp_path: Path) -> None:
 
 def test_trouble_while_files_come(cloud: Cloud) -> None:
     cloud.keep(cloud_runs.result())
-    _ended(cloud, cloud.start("pass"))
+    cloud_runs.wait_for(cloud.start("pass"))
     cloud.hub.faults.add("HEAD /buckets/", faults.BAD_GATEWAY, call=2, times=2)
     cloud.hub.faults.add("GET /api/buckets/.*/tree", faults.SERVER_ERROR)
     cloud.hub.faults.add("GET /cas/.*/xorbs", faults.SERVER_ERROR, call=3)
@@ -304,7 +304,7 @@ def test_trouble_while_files_come(cloud: Cloud) -> None:
 def test_the_repository_has_it_when_the_bucket_is_gone(cloud: Cloud, tmp_path: Path) -> None:
     files = cloud_runs.result()
     cloud.hub.add("model", "me/tickets", _pushed())
-    _ended(cloud, cloud.start("pass"))
+    cloud_runs.wait_for(cloud.start("pass"))
     cloud.hub.buckets.clear()
     answer = _child(cloud, tmp_path, "pull", str(cloud.run.path))
     assert (answer["data"]["trained"], answer["data"]["from"]) == (True, "me/tickets")
@@ -317,7 +317,7 @@ def test_the_whole_record_stays_when_the_bucket_is_lost_later(cloud: Cloud, tmp_
     whole = json.dumps(record | {"example": "a row of the data"}).encode()
     cloud.keep(cloud_runs.result(**{"train.json": whole}))
     cloud.hub.add("model", "me/tickets", _pushed())
-    _ended(cloud, cloud.start("pass"))
+    cloud_runs.wait_for(cloud.start("pass"))
     assert cloud.on("pull").data["from"] == BUCKET
     cloud.hub.buckets.clear()
     for _ in ("pulled", "killed"):
@@ -339,7 +339,7 @@ def test_a_whole_model_comes_from_the_repository(cloud: Cloud, tmp_path: Path) -
     subprocess.run(program, env=cloud.hub.environment(tmp_path / "home"), stdout=subprocess.DEVNULL, check=True)
 
     cloud.run.plan.write_bytes((trained / "plan.json").read_bytes())
-    _ended(cloud, cloud.start("pass"))
+    cloud_runs.wait_for(cloud.start("pass"))
     cloud.hub.buckets.clear()
     assert _child(cloud, tmp_path, "pull", str(cloud.run.path))["data"]["from"] == "me/tickets"
     files = {path.relative_to(base).as_posix() for path in base.rglob("*") if path.is_file()} - {"README.md"}
@@ -365,7 +365,7 @@ def test_the_repository_has_it_when_the_bucket_took_no_result(
     job = cloud.start(f"import time; time.sleep(2); {end}")
     if not promised:
         assert cloud.on("pull").data["from"] == BUCKET  # while it runs, the repository may hold an older result
-    _ended(cloud, job)
+    cloud_runs.wait_for(job)
     if end == "pass":
         told = _child(cloud, tmp_path, "resume", str(cloud.run.path), "--yes")
         assert (told["data"]["finished"], cloud.hub.jobs_created) == (True, 1)
@@ -387,7 +387,7 @@ def test_a_result_that_is_not_of_this_run_is_left_in_the_repository(cloud: Cloud
         pushed[PROOF] = b"{}"
     cloud.hub.add("model", "me/tickets", pushed)
     cloud.keep(cloud_runs.checkpoint(5))
-    _ended(cloud, cloud.start("pass"))
+    cloud_runs.wait_for(cloud.start("pass"))
     data = _child(cloud, tmp_path, "pull", str(cloud.run.path))["data"]
     assert (data["trained"], data["checkpoint"], data["from"]) == (False, 5, BUCKET)
     assert not cloud.run.adapter.exists()
@@ -395,7 +395,7 @@ def test_a_result_that_is_not_of_this_run_is_left_in_the_repository(cloud: Cloud
 
 
 def test_nothing_is_kept_anywhere(cloud: Cloud) -> None:
-    _ended(cloud, cloud.start("raise SystemExit(1)"))
+    cloud_runs.wait_for(cloud.start("raise SystemExit(1)"))
     answer = cloud.on("pull")
     assert (answer.exit_code, answer.error["code"]) == (2, "nothing_kept")
 
@@ -404,7 +404,7 @@ def test_by_the_id_of_a_job(cloud: Cloud, tmp_path: Path) -> None:
     """Into a new run directory, with the plan that the job had; one of another run is not touched."""
     cloud.keep(cloud_runs.result())
     job = cloud.start("pass")
-    _ended(cloud, job)
+    cloud_runs.wait_for(job)
     answer = cloud.call("pull", f"me/{job.id}", "--run-dir", str(tmp_path / "new"))
     assert (answer.data["trained"], answer.data["run_dir"]) == (True, str(tmp_path / "new"))
     assert json.loads((tmp_path / "new" / "plan.json").read_text()) == json.loads(cloud.run.plan.read_text())
@@ -438,7 +438,7 @@ def test_by_the_id_of_a_job_and_killed(cloud: Cloud, tmp_path: Path, name: str) 
 def test_by_the_id_of_a_job_twice_at_once(cloud: Cloud, tmp_path: Path) -> None:
     cloud.keep(cloud_runs.result())
     job = cloud.start("pass")
-    _ended(cloud, job)
+    cloud_runs.wait_for(job)
     run = RunDir(tmp_path / "new")
     with locked(run, "pull"):
         answer = cloud.call("pull", f"me/{job.id}", "--run-dir", str(run.path))
@@ -480,7 +480,7 @@ def test_a_plan_in_the_bucket_is_not_taken_on_trust(cloud: Cloud, tmp_path: Path
 def test_by_the_id_of_a_job_into_a_folder_of_the_users(cloud: Cloud, tmp_path: Path) -> None:
     cloud.keep(cloud_runs.result())
     job = cloud.start("pass")
-    _ended(cloud, job)
+    cloud_runs.wait_for(job)
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "recipe.yaml").write_text("model: mine\n")
     refused = cloud.call("pull", f"me/{job.id}", "--run-dir", str(tmp_path / "mine"))
@@ -496,7 +496,7 @@ def test_after_a_timeout_with_the_time_that_it_needs(cloud: Cloud) -> None:
     a quarter more and ten minutes for the end are 2,850, and what the job took beside its steps comes on top."""
     cloud.keep({"metrics.jsonl": cloud_runs.metrics(120, 1000), **cloud_runs.checkpoint(100)})
     cloud.hub.faults.add_job(JobFault("timeout", line="begun"))
-    _ended(cloud, cloud.start(SLEEP, timeout=600))
+    cloud_runs.wait_for(cloud.start(SLEEP, timeout=600))
     answer = cloud.on("resume")
     assert (answer.exit_code, answer.error["code"], cloud.hub.jobs_created) == (3, "confirm_cost", 1)
     assert (answer.data["from_step"], answer.data["why"]["code"]) == (100, "timeout")
@@ -520,7 +520,7 @@ def test_by_the_id_of_a_job_with_its_data(cloud: Cloud, tmp_path: Path) -> None:
     cloud.hub.buckets[BUCKET].files["rows-1/rows.jsonl"] = next(iter(cloud.hub.buckets[BUCKET].files.values()))
     rows = {"type": "bucket", "source": BUCKET, "path": "rows-1", "mountPath": "/dataset", "readOnly": True}
     job = cloud.start("raise SystemExit(1)", mounts=(rows,))
-    _ended(cloud, job)
+    cloud_runs.wait_for(job)
     answer = cloud.call("resume", job.id, "--run-dir", str(tmp_path / "new"), "--yes")
     assert (answer.exit_code, answer.data["attempt"], answer.data["run_dir"]) == (0, 2, str(tmp_path / "new"))
     spec = cloud.hub.jobs.all[1].spec
@@ -620,7 +620,7 @@ def test_the_ceiling_holds_for_what_follows_a_job_of_another_folder(cloud: Cloud
 
 def test_a_finished_run_is_pulled(cloud: Cloud) -> None:
     cloud.keep(cloud_runs.result())
-    _ended(cloud, cloud.start("pass"))
+    cloud_runs.wait_for(cloud.start("pass"))
     answer = cloud.on("resume", "--yes")
     assert (answer.exit_code, answer.data["finished"], cloud.hub.jobs_created) == (0, True, 1)
     assert answer.document["next"] == [f"skill-train pull {cloud.run.path}"]
@@ -629,7 +629,7 @@ def test_a_finished_run_is_pulled(cloud: Cloud) -> None:
 def test_a_run_that_ended_well_and_left_no_result_goes_on(cloud: Cloud) -> None:
     """Also from its last step: what is left is to keep the result."""
     cloud.keep(cloud_runs.checkpoint(10) | {"metrics.jsonl": cloud_runs.metrics(10)})
-    _ended(cloud, cloud.start("pass"))
+    cloud_runs.wait_for(cloud.start("pass"))
     pulled = cloud.on("pull")
     assert pulled.document["next"] == [f"skill-train resume {cloud.run.path}"]
     answer = cloud.on("resume")
@@ -641,7 +641,7 @@ def test_a_run_that_ended_well_and_left_no_result_goes_on(cloud: Cloud) -> None:
 
 def test_what_was_fetched_is_finished_without_its_bucket(cloud: Cloud) -> None:
     cloud.keep(cloud_runs.result())
-    _ended(cloud, cloud.start("pass"))
+    cloud_runs.wait_for(cloud.start("pass"))
     assert cloud.on("pull").data["trained"]
     cloud.hub.buckets.clear()
     assert cloud.on("resume", "--yes").data["finished"]
@@ -650,7 +650,7 @@ def test_what_was_fetched_is_finished_without_its_bucket(cloud: Cloud) -> None:
 def test_after_a_lack_of_memory_another_machine_must_be_named(cloud: Cloud) -> None:
     """A t4-medium has 30 GB of RAM where the t4-small has 15; its price is $0.60 (hub-docs, 2026-08-22)."""
     cloud.hub.faults.add_job(JobFault("exit", line="begun"))
-    _ended(cloud, cloud.start(SLEEP))
+    cloud_runs.wait_for(cloud.start(SLEEP))
     answer = cloud.on("resume", "--yes")
     assert (answer.exit_code, answer.error["code"], cloud.hub.jobs_created) == (3, "out_of_memory", 1)
     assert answer.error["hint"] == f"skill-train resume {cloud.run.path} --flavor t4-medium"
@@ -743,7 +743,7 @@ def _end(cloud: Cloud, job_id: str) -> None:
     job = cloud.hub.jobs.get(job_id)
     assert job is not None
     job.cancelled.set()
-    _ended(cloud, job)
+    cloud_runs.wait_for(job)
 
 
 def _tree(cloud: Cloud) -> set[str]:
@@ -766,14 +766,3 @@ def _child(cloud: Cloud, home: Path, *arguments: str, code: int = 0) -> dict[str
     assert done.returncode == code, done.stdout + done.stderr
     answer: dict[str, dict[str, object]] = json.loads(done.stdout)
     return answer
-
-
-def _ended(cloud: Cloud, job: object) -> None:
-    _until(lambda: job.ended)  # type: ignore[attr-defined]
-
-
-def _until(condition: Callable[[], bool], seconds: float = 20) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.02)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import signal
 import subprocess
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ import pytest
 from command_child import Commands, Done, program
 from hub_emulator import ALWAYS, Fault, Hub, JobFault, faults
 from models import recorded
+from waiting import wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -772,7 +772,7 @@ def test_a_job_that_went_on_elsewhere_is_the_answer_in_the_first_folder(
 def test_killed_between_the_request_and_its_record(hub: Hub, one: Any, call: Any, here: Path) -> None:
     hub.faults.add(CREATE, Fault(200, after=True, drop_seconds=1.0))
     child = _start(hub, one, here, *SAID, "--yes")
-    _until(lambda: hub.jobs_created == 1)
+    wait_until(lambda: hub.jobs_created == 1, 30)
     child.send_signal(signal.SIGKILL)
     child.wait(10)
     [record] = [json.loads(path.read_text()) for path in here.glob("runs/*/cloud.json")]
@@ -788,7 +788,7 @@ def test_an_answer_that_comes_too_late(hub: Hub, one: Any, call: Any, here: Path
     hub.faults.add(CREATE, Fault(seconds=5.0))
     child = _start(hub, one, here, *SAID, "--yes", TEST_REQUEST_SECONDS="1", TEST_SETTLED_SECONDS="1")
     assert (child.wait(30), hub.jobs_created) == (8, 0)
-    _until(lambda: hub.jobs_created == 1)
+    wait_until(lambda: hub.jobs_created == 1, 30)
     assert (call(*SAID, "--yes").data["reused"], hub.jobs_created) == (True, 1)
 
 
@@ -802,7 +802,7 @@ def test_another_job_whose_answer_comes_too_late_is_looked_for(
     hub.faults.add(CREATE, Fault(seconds=5.0))
     child = _start(hub, one, here, *new, TEST_REQUEST_SECONDS="1", TEST_SETTLED_SECONDS="1")
     assert (child.wait(30), hub.jobs_created) == (8, 1)
-    _until(lambda: hub.jobs_created == 2)
+    wait_until(lambda: hub.jobs_created == 2, 30)
     data = call(*new).data
     folder = more[-1] if more else f"{first['run_dir']}-2"
     assert (data["reused"], data["job_id"], data["run_dir"]) == (True, hub.jobs.all[1].id, folder)
@@ -831,7 +831,7 @@ def test_one_that_was_slower_finds_the_job_of_the_other(hub: Hub, one: Any, call
     hub.log.clear()
     hub.faults.add("GET /api/jobs/hardware", Fault(seconds=2.5))
     slower = _start(hub, one, here, *SAID, "--yes")
-    _until(lambda: any(request.path == "/api/jobs/hardware" for request in hub.log))
+    wait_until(lambda: any(request.path == "/api/jobs/hardware" for request in hub.log), 30)
     assert call(*SAID, "--yes").data["reused"] is False
     assert (slower.poll(), slower.wait(30), hub.jobs_created) == (None, 0, 1)
 
@@ -860,13 +860,6 @@ def _other(one: Any, here: Path, *arguments: object) -> Done:
     server, commands, home = one
     done: Done = commands.run(here, server.environment(home), *arguments)
     return done
-
-
-def _until(condition: Any, seconds: float = 30) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.02)
 
 
 def _rows(path: Path) -> None:

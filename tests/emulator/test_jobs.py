@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import textwrap
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from typing import Any
 import pytest
 
 from hub_emulator import Fault, Hub
+from waiting import wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -49,13 +49,6 @@ def _wait(api: Any, job: Any, seconds: float = 20) -> Any:
 
 def _logs(api: Any, job: Any, **more: Any) -> list[str]:
     return list(api.fetch_job_logs(job_id=job.id, namespace="me", **more))
-
-
-def _until(condition: Any, seconds: float = 10) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.02)
 
 
 # --- One job ---
@@ -244,7 +237,7 @@ def test_what_a_running_job_has_written_can_be_seen(hub: Hub, api: Any) -> None:
     api.create_bucket("me/keep")
     program = "import pathlib, time; pathlib.Path('/keep/first').write_text('x'); time.sleep(60)"
     job = _run(api, program, volumes=[hf.Volume(type="bucket", source="me/keep", mount_path="/keep")])
-    _until(lambda: [f.path for f in api.list_bucket_tree("me/keep", recursive=True)] == ["first"])
+    wait_until(lambda: [f.path for f in api.list_bucket_tree("me/keep", recursive=True)] == ["first"], 10)
     assert api.inspect_job(job_id=job.id, namespace="me").status.stage == "RUNNING"
 
 
@@ -268,7 +261,7 @@ def test_nothing_of_a_job_stays_behind(hub: Hub, api: Any, seconds: str, stage: 
     job = api.run_job(image="x", command=command, namespace="me", timeout=1, attempts=3)
     done = _wait(api, job)
     assert (done.status.stage, done.status.message, hub.jobs.all[0].starts) == (stage, message, 1)
-    _until(lambda: not _alive(_logs(api, job)[0]), seconds=5)
+    wait_until(lambda: not _alive(_logs(api, job)[0]), 5)
 
 
 def _alive(pid: str) -> bool:
@@ -278,7 +271,7 @@ def _alive(pid: str) -> bool:
 
 def test_cancelling(hub: Hub, api: Any) -> None:
     job = _run(api, SLEEP)
-    _until(lambda: "begun" in hub.jobs.all[0].lines)
+    wait_until(lambda: "begun" in hub.jobs.all[0].lines, 10)
     with pytest.raises(TimeoutError):
         _wait(api, job, seconds=0.1)
     api.cancel_job(job_id=job.id, namespace="me")
@@ -331,7 +324,7 @@ def test_the_end_of_a_log(hub: Hub, api: Any) -> None:
 
 def test_metrics_of_a_running_job(hub: Hub, api: Any) -> None:
     job = _run(api, SLEEP, flavor="t4-small")
-    _until(lambda: "begun" in hub.jobs.all[0].lines)
+    wait_until(lambda: "begun" in hub.jobs.all[0].lines, 10)
     [sample] = api.fetch_job_metrics(job_id=job.id, namespace="me")
     assert sample["memory_total_bytes"] == 15_000_000_000
     api.cancel_job(job_id=job.id, namespace="me")

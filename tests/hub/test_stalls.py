@@ -11,7 +11,7 @@ import socket
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
 
@@ -27,6 +27,7 @@ from models import recorded
 from skill_train.core.files import write_json
 from skill_train.run import records
 from skill_train.run.folder import RunDir
+from waiting import wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -86,14 +87,7 @@ def call(cloud: Cloud, tmp_path: Path) -> Call:
 def _running(cloud: Cloud) -> None:
     cloud.keep({"metrics.jsonl": cloud_runs.metrics(4)})
     job = cloud.start(SLEEP)
-    _until(lambda: job.stage == "RUNNING")
-
-
-def _until(there: Callable[[], bool]) -> None:
-    end = time.monotonic() + 10
-    while not there():
-        assert time.monotonic() < end
-        time.sleep(0.02)
+    wait_until(lambda: job.stage == "RUNNING", 10)
 
 
 def _assert_gave_up(done: Done, call: Call, *, about: str, then: str) -> None:
@@ -147,7 +141,7 @@ def test_other_questions_end_too(cloud: Cloud, call: Call, command: str) -> None
 def test_a_log_that_drips_ends(cloud: Cloud, call: Call) -> None:
     """A byte now and then is within the time of each read. The log of a job that has ended should have an end."""
     job = cloud.start("pass")
-    _until(lambda: job.ended)
+    wait_until(lambda: job.ended, 10)
     cloud.hub.faults.add("/logs$", DRIPS, times=ALWAYS)
     _assert_gave_up(call("logs", cloud.run.path), call, about="the job me/", then=f"skill-train logs {cloud.run.path}")
 

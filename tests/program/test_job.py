@@ -29,6 +29,7 @@ from skill_train.cloud.failure_reason import Ending, explain
 from skill_train.core.resources import train_program
 from skill_train.program.cloud.job import keep_results
 from skill_train.program.main import main
+from waiting import wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.real_python]
 
@@ -343,10 +344,8 @@ def _submit(hub: Hub, home: Path, run: Path, data: Path, disk: Path, *, again: A
     command = [sys.executable, "-c", _SUBMIT, str(train_program()), str(run / "plan.json"), str(data), str(disk)]
     done = subprocess.run([*command, folder], capture_output=True, text=True, env=hub.environment(home), timeout=60)
     assert done.returncode == 0, done.stderr
-    job, end = hub.jobs.all[-1], time.monotonic() + 250
-    while not job.ended:
-        assert time.monotonic() < end, job.lines
-        time.sleep(0.05)
+    job = hub.jobs.all[-1]
+    wait_until(lambda: job.ended, 250, job.lines)
     job.bucket = json.loads(done.stdout.splitlines()[-1])
     return job
 

@@ -26,6 +26,7 @@ from skill_train.core.files import write_json
 from skill_train.run import cloud_record
 from skill_train.run.cloud_record import CloudJob, CloudRecord
 from skill_train.run.folder import RunDir
+from waiting import wait_until
 
 RUN_ID, BUCKET, FOLDER = "0123456789ab", "me/jobs-artifacts", "20261121T100000-abcdef"
 USD_PER_HOUR = 0.4
@@ -113,6 +114,10 @@ class Cloud:
             for path, content in zip(places.values(), files.values(), strict=True):
                 path.write_bytes(content)
             put_files(self.hub, bucket, places)
+
+
+def wait_for(job: Job) -> None:
+    wait_until(lambda: job.ended, 20)
 
 
 def digest(content: bytes) -> dict[str, Any]:
