@@ -20,6 +20,7 @@ from PIL.PngImagePlugin import PngInfo
 
 from machines import recorded_machine
 from models import recorded_model
+from one_command import called
 from skill_train.cloud import stage_data
 from skill_train.cloud.stage_data import Staged, changed_files, folder_of, require_no_secrets, stage_plan
 from skill_train.core.errors import UsageError
@@ -402,17 +403,14 @@ def test_two_spellings_of_one_file_are_refused_where_the_disk_has_one(tmp_path: 
         pass
 
 
-def test_fixed_rows_name_the_picture_that_was_meant(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_fixed_rows_name_the_picture_that_was_meant(tmp_path: Path) -> None:
     """The way out of the refusals: paths that mean the same in a job."""
-    from skill_train.cli import main
-
     here = tmp_path.resolve()
     _files(here, *NAMES)
     data = _lines(here / "rows.jsonl", [_ask(_through_a_link(here)), _ask(_absolute(here))])
     plan = _plan(data)
-    with pytest.raises(SystemExit) as ended:
-        main(["data", str(data), "--fix", str(here / "fixed.jsonl")])
-    assert ended.value.code == 0, capsys.readouterr()
+    done = called("data", data, "--fix", here / "fixed.jsonl")
+    assert done.code == 0, done
     fixed = _plan(here / "fixed.jsonl")
     assert _read(here / "fixed.jsonl", fixed) == _read(data, plan)
     assert set(_staged(fixed).pictures) == {"deep/b.png", "a.png"}

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from skill_train.cli import main
+from one_command import answered
 from skill_train.core.errors import UsageError
 from skill_train.data import scan as dataset
 from skill_train.facts import DatasetFacts
@@ -38,7 +38,7 @@ IDS = [f"{next(iter(row))} {next(iter(extra))}" for row, extra, _ in TABLE]
 
 @pytest.mark.parametrize(("row", "extra", "wanted"), TABLE, ids=IDS)
 def test_a_column_that_only_a_later_row_has_is_read(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], row: dict[str, Any], extra: dict[str, Any], wanted: str
+    tmp_path: Path, row: dict[str, Any], extra: dict[str, Any], wanted: str
 ) -> None:
     (column,) = extra
     path = _jsonl(tmp_path, row, row | {"id": 1}, row | extra)
@@ -48,7 +48,7 @@ def test_a_column_that_only_a_later_row_has_is_read(
     assert facts.text_bytes == 2 * (_scan(_jsonl(tmp_path, row)).text_bytes or 0) + (
         _scan(_jsonl(tmp_path, row | extra)).text_bytes or 0
     )
-    answer = _data(capsys, _jsonl(tmp_path, row, row | {"id": 1}, row | extra))["data"]
+    answer = _data(_jsonl(tmp_path, row, row | {"id": 1}, row | extra))["data"]
     assert (answer["format"]["name"], answer["format"]["columns"]) == (facts.format, facts.columns)
     assert (answer["methods"]["sft"]["verdict"], answer["not_read"]) == ("ready", ["id"])
     assert answer["format"]["because"] == facts.reason
@@ -72,11 +72,11 @@ def test_two_that_come_one_after_the_other_are_both_read(tmp_path: Path) -> None
     assert list(_scan(_jsonl(tmp_path, *rows)).columns) == list(both)
 
 
-def test_the_usual_name_wins_over_another_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_usual_name_wins_over_another_one(tmp_path: Path) -> None:
     rows = [ALPACA, ALPACA | {"context": "2 2"}, ALPACA | {"input": "2 2", "context": ""}]
     facts = _scan(_jsonl(tmp_path, *rows))
     assert facts.columns["input"] == "input"
-    assert _data(capsys, _jsonl(tmp_path, *rows))["data"]["format"]["columns"] == facts.columns
+    assert _data(_jsonl(tmp_path, *rows))["data"]["format"]["columns"] == facts.columns
 
 
 def test_rows_that_are_not_chosen_add_nothing(tmp_path: Path) -> None:
@@ -84,16 +84,16 @@ def test_rows_that_are_not_chosen_add_nothing(tmp_path: Path) -> None:
     assert "input" not in _scan(path, split="train[:1]").columns
 
 
-def test_a_format_without_a_mapping_reads_them_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_format_without_a_mapping_reads_them_too(tmp_path: Path) -> None:
     path = _jsonl(tmp_path, ALPACA | {"prompt": "a"}, ALPACA | {"input": "2 2"})
     facts = _scan(path, format="instruction")
     assert (facts.columns["input"], facts.reason) == ("input", "said in the recipe")
     (tmp_path / "recipe.yaml").write_text("format: instruction\ndata: rows.jsonl\nmodel: m\n")
-    answer = _data(capsys, path, "--recipe", str(tmp_path / "recipe.yaml"))
+    answer = _data(path, "--recipe", str(tmp_path / "recipe.yaml"))
     assert answer["data"]["format"]["columns"] == facts.columns
 
 
-def test_a_mapping_in_the_recipe_is_the_whole_mapping(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_mapping_in_the_recipe_is_the_whole_mapping(tmp_path: Path) -> None:
     """It may name an optional column that the first row lacks; one that no row has is a slip of the pen."""
     rows = [ALPACA, ALPACA | {"input": "2 2", "system": "Count.", "hint": "no"}]
     said = {"instruction": "instruction", "output": "output"}
@@ -107,7 +107,7 @@ def test_a_mapping_in_the_recipe_is_the_whole_mapping(tmp_path: Path, capsys: py
     assert caught.value.code == "wrong_columns"
     recipe = tmp_path / "recipe.json"
     recipe.write_text(json.dumps(asked | {"data": "rows.jsonl", "model": "m"}))
-    answer = _data(capsys, tmp_path / "rows.jsonl", "--recipe", str(recipe))
+    answer = _data(tmp_path / "rows.jsonl", "--recipe", str(recipe))
     assert answer["error"]["code"] == "wrong_columns"
 
 
@@ -127,9 +127,9 @@ def test_a_plan_is_still_that_of_its_data(tmp_path: Path) -> None:
     assert (again.columns, again.fingerprint) == (facts.columns, facts.fingerprint)
 
 
-def test_the_usable_copy_keeps_what_only_later_rows_have(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_usable_copy_keeps_what_only_later_rows_have(tmp_path: Path) -> None:
     path = _jsonl(tmp_path, ALPACA, ALPACA | {"input": "2 2"}, ALPACA | {"input": "3 1"})
-    _data(capsys, path, "--fix", "out.jsonl")
+    _data(path, "--fix", "out.jsonl")
     written = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
     assert [row["input"] for row in written] == [None, "2 2", "3 1"]
     columns = dataset.scan(Recipe(data="out.jsonl")).columns
@@ -137,13 +137,11 @@ def test_the_usable_copy_keeps_what_only_later_rows_have(tmp_path: Path, capsys:
     assert said == ["Add", "Add\n\n2 2", "Add\n\n3 1"]
 
 
-def test_more_kinds_of_rows_than_are_told_apart_hide_no_column(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_more_kinds_of_rows_than_are_told_apart_hide_no_column(tmp_path: Path) -> None:
     """13 columns that are text or null make 8192 kinds of rows."""
     wide = ({f"c{bit}": "x" if number >> bit & 1 else None for bit in range(13)} for number in range(5000))
     path = _jsonl(tmp_path, *(ALPACA | row for row in wide), ALPACA | {"input": "2 2"})
-    assert _data(capsys, path)["data"]["format"]["columns"] == _scan(path).columns
+    assert _data(path)["data"]["format"]["columns"] == _scan(path).columns
     assert _scan(path).columns["input"] == "input"
 
 
@@ -151,11 +149,8 @@ def _scan(path: Path, **values: Any) -> DatasetFacts:
     return dataset.scan(from_dict({"model": "m", "data": str(path), **values}))
 
 
-def _data(capsys: pytest.CaptureFixture[str], path: Path, *options: str) -> dict[str, Any]:
-    with pytest.raises(SystemExit):
-        main(["data", os.path.relpath(path), *options, "--format", "json"])
-    answer: dict[str, Any] = json.loads(capsys.readouterr().out)
-    return answer
+def _data(path: Path, *options: str) -> dict[str, Any]:
+    return answered("data", os.path.relpath(path), *options)[1]
 
 
 def _jsonl(folder: Path, *rows: dict[str, Any]) -> Path:

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from skill_train.cli import main
+from one_command import answered
 from skill_train.core.errors import UsageError
 from skill_train.data import scan as dataset
 from skill_train.data.row_pictures import RowPictures, problem_of
@@ -184,20 +184,18 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_a_bad_picture_is_refused_with_line_and_file(
-    folder: Path, capsys: pytest.CaptureFixture[str], name: str
-) -> None:
+def test_a_bad_picture_is_refused_with_line_and_file(folder: Path, name: str) -> None:
     row, problem, words = BAD[name]
     good = _talks("What?", ["a.png"]) if "messages" in row else _asks("a.png")
     good = {column.replace("images", "image") if "image" in row else column: each for column, each in good.items()}
     _write(folder, [good, {**good, "more": 1}, row])
     before = sorted(folder.rglob("*"))
-    code, answer = _data(capsys, "rows.jsonl")
+    code, answer = answered("data", "rows.jsonl")
     found = answer["data"]["problems"][problem]
     assert (code, found["lines"], found["refused"]) == (2, [3], 1), answer
     assert words in found["first"] and "line 3" in answer["error"]["message"]
     assert answer["data"]["pictures"]["count"] == 2 and sorted(folder.rglob("*")) == before
-    code, answer = _data(capsys, "rows.jsonl", "--fix", "fixed.jsonl")
+    code, answer = answered("data", "rows.jsonl", "--fix", "fixed.jsonl")
     assert (code, answer["data"]["fix"]["left_out"]) == (0, {problem: 1, "duplicate": 1}), answer
     assert dataset.scan(Recipe(data="fixed.jsonl"), pictures=True).images == 1
 
@@ -246,13 +244,13 @@ def test_two_columns_of_one_name_are_refused(folder: Path) -> None:
     assert dataset.scan(Recipe(data="rows.csv"), pictures=True).rows == 1
 
 
-def test_a_folder_with_two_tables_is_refused(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_folder_with_two_tables_is_refused(folder: Path) -> None:
     """`datasets` 5.2 refuses two kinds of tables too."""
     row = {"file_name": "a.png", "question": "q", "answer": "x"}
     for name in ("metadata.jsonl", "metadata.csv", "train/metadata.jsonl"):
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_text(json.dumps(row) if name.endswith("l") else "file_name,question,answer\na.png,q,x\n")
-    code, answer = _data(capsys, str(folder))
+    code, answer = answered("data", str(folder))
     assert (code, answer["error"]["code"]) == (2, "unreadable_dataset")
     assert "metadata.jsonl, metadata.csv, train/metadata.jsonl" in answer["error"]["expected"]
     with pytest.raises(UsageError, match="several tables of pictures"):
@@ -260,7 +258,7 @@ def test_a_folder_with_two_tables_is_refused(folder: Path, capsys: pytest.Captur
 
 
 @pytest.mark.parametrize("place", ["", "train/"])
-def test_a_name_in_a_table_needs_no_ending(folder: Path, capsys: pytest.CaptureFixture[str], place: str) -> None:
+def test_a_name_in_a_table_needs_no_ending(folder: Path, place: str) -> None:
     """`datasets` 5.2 reads each file that the table names as a picture. Outside a table it is a text."""
     rows = [{"file_name": name, "question": "q", "answer": "x"} for name in ("scan 1", "scan-2")]
     lines = "".join(json.dumps(row) + "\n" for row in rows)
@@ -271,10 +269,10 @@ def test_a_name_in_a_table_needs_no_ending(folder: Path, capsys: pytest.CaptureF
     assert dataset.scan(Recipe(data="rows.jsonl"), pictures=True).images == 0
     (folder / place / "metadata.jsonl").write_text(lines)
     assert dataset.scan(Recipe(data=str(folder)), pictures=True).images == 2
-    code, answer = _data(capsys, str(folder))
+    code, answer = answered("data", str(folder))
     assert (code, answer["data"]["pictures"]["count"]) == (0, 2)
     (folder / place / "scan-2").unlink()
-    code, answer = _data(capsys, str(folder))
+    code, answer = answered("data", str(folder))
     assert (code, answer["data"]["problems"]["missing_picture"]["lines"]) == (2, [2])
 
 
@@ -318,9 +316,7 @@ def test_the_fingerprint_of_a_folder_of_pictures_stays(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("images", ["file_name", "image"])
-def test_pictures_in_two_columns_of_a_table_are_refused(
-    folder: Path, capsys: pytest.CaptureFixture[str], images: str
-) -> None:
+def test_pictures_in_two_columns_of_a_table_are_refused(folder: Path, images: str) -> None:
     """`file_name` becomes `image` in `datasets`, which the table has already: one of both would be read."""
     row = {"file_name": "a.png", "image": "b.png", "question": "q", "answer": "x"}
     (folder / "metadata.jsonl").write_text(json.dumps(row) + "\n")
@@ -329,15 +325,15 @@ def test_pictures_in_two_columns_of_a_table_are_refused(
         with pytest.raises(UsageError, match="has the columns file_name and image") as caught:
             dataset.scan(recipe, pictures=True)
         assert caught.value.code == "unreadable_dataset"
-    code, answer = _data(capsys, str(folder))
+    code, answer = answered("data", str(folder))
     assert (code, answer["error"]["code"]) == (2, "unreadable_dataset")
     (folder / "metadata.jsonl").write_text(json.dumps(row | {"image": "a.png"}) + "\n")
     assert dataset.scan(Recipe(data=str(folder)), pictures=True).images == 1
 
 
-def test_nothing_is_written_where_no_row_is_good(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_nothing_is_written_where_no_row_is_good(folder: Path) -> None:
     _write(folder, [BAD[name][0] for name in ("no such file", "half a PNG", "a bomb")])
-    code, answer = _data(capsys, "rows.jsonl", "--fix", "fixed.jsonl")
+    code, answer = answered("data", "rows.jsonl", "--fix", "fixed.jsonl")
     assert code == 2 and answer["error"]["code"] == "bad_row"
     assert answer["error"]["got"] == "1 bad_picture, 1 large_picture, 1 missing_picture"
     assert not (folder / "fixed.jsonl").exists()
@@ -351,11 +347,9 @@ def test_nothing_is_written_where_no_row_is_good(folder: Path, capsys: pytest.Ca
         ({"text": "<image> A cat on a mat."}, "more places for pictures"),
     ],
 )
-def test_captions_ask_nothing(
-    folder: Path, capsys: pytest.CaptureFixture[str], row: dict[str, Any], words: str
-) -> None:
+def test_captions_ask_nothing(folder: Path, row: dict[str, Any], words: str) -> None:
     _write(folder, [row] * 3)
-    code, answer = _data(capsys, "rows.jsonl")
+    code, answer = answered("data", "rows.jsonl")
     assert code == 2 and words in json.dumps(answer), answer
     with pytest.raises(UsageError):
         dataset.scan(Recipe(data="rows.jsonl"), pictures=True)
@@ -535,16 +529,14 @@ DIGESTS = [[hashlib.sha256(FILES[name]).hexdigest()] for name, _ in SHOWN]
 
 
 @pytest.mark.parametrize("name", SOURCES)
-def test_every_source_gives_the_same_rows_and_pictures(
-    folder: Path, capsys: pytest.CaptureFixture[str], name: str
-) -> None:
+def test_every_source_gives_the_same_rows_and_pictures(folder: Path, name: str) -> None:
     data = SOURCES[name](folder)
     facts = dataset.scan(Recipe(data=data), pictures=True)
     assert _as_trained(data, facts.format, facts.columns) == (TURNS, DIGESTS)
     sizes = [len(FILES[name]) for name, _ in SHOWN]
     assert (facts.rows, facts.images, facts.most_images, facts.image_bytes) == (3, 3, 1, sum(sizes))
     assert (facts.image_pixels, facts.largest_image) == (3 * 40 * 30, (40, 30))
-    code, answer = _data(capsys, data, "--fix", "fixed.jsonl")
+    code, answer = answered("data", data, "--fix", "fixed.jsonl")
     assert code == 0 and answer["data"]["pictures"]["count"] == 3, answer
     assert answer["data"]["problems"]["repeated_picture"] == {
         "rows": 1,
@@ -572,35 +564,33 @@ def _as_trained(data: str, data_format: str, columns: dict[str, str]) -> tuple[l
 
 
 @pytest.mark.parametrize("places", ["before\n<image>\n<image>\n\nafter <image>", "<image>", "a <IMAGE> b"])
-def test_a_fixed_file_has_the_pictures_in_their_places(
-    folder: Path, capsys: pytest.CaptureFixture[str], places: str
-) -> None:
+def test_a_fixed_file_has_the_pictures_in_their_places(folder: Path, places: str) -> None:
     count = places.lower().count("<image>")
     _write(folder, [_asks(["a.png", "b.png", "a.png"][:count], places)])
     columns = {"question": "question", "answer": "answer", "images": "image"}
     before = _as_trained("rows.jsonl", "question_answer", columns)
-    assert _data(capsys, "rows.jsonl", "--fix", "fixed.jsonl")[0] == 0
+    assert answered("data", "rows.jsonl", "--fix", "fixed.jsonl")[0] == 0
     assert _as_trained("fixed.jsonl", "question_answer", columns | {"images": "images"}) == before
 
 
-def test_a_fixed_file_lies_where_its_paths_stay_inside(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_fixed_file_lies_where_its_paths_stay_inside(folder: Path) -> None:
     _jsonl(folder)
     (folder / "in").mkdir()
-    code, answer = _data(capsys, "rows.jsonl", "--fix", "in/fixed.jsonl")
+    code, answer = answered("data", "rows.jsonl", "--fix", "in/fixed.jsonl")
     assert (code, answer["error"]["code"]) == (2, "bad_usage") and list((folder / "in").iterdir()) == []
-    code, answer = _data(capsys, "rows.jsonl", "--fix", "../fixed.jsonl")
+    code, answer = answered("data", "rows.jsonl", "--fix", "../fixed.jsonl")
     assert code == 0 and '"images": ["data/a.png"]' in (folder.parent / "fixed.jsonl").read_text()
 
 
-def test_the_first_picture_may_come_late(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_first_picture_may_come_late(folder: Path) -> None:
     rows = [_asks(None)] * 3 + [{"question": "What?", "answer": "A cat."}] * 250 + [_asks("a.png")]
     _write(folder, rows)
     facts = dataset.scan(Recipe(data="rows.jsonl"), pictures=True)
     assert (facts.rows, facts.images, facts.columns["images"]) == (254, 1, "image")
-    code, answer = _data(capsys, "rows.jsonl")
+    code, answer = answered("data", "rows.jsonl")
     assert (code, answer["data"]["pictures"]["count"]) == (0, 1)
     _write(folder, rows[3:])  # no column of the first rows hints at it
-    code, answer = _data(capsys, "rows.jsonl")
+    code, answer = answered("data", "rows.jsonl")
     assert (code, answer["data"]["pictures"]["count"]) == (0, 1)
     _write(folder, [*rows[3:], _asks("x.png")])
     with pytest.raises(UsageError, match=r"line 252 of rows.jsonl: x.png does not exist"):
@@ -628,7 +618,7 @@ def test_what_only_tells_which_picture_it_is_may_stand_beside(folder: Path, besi
     assert dataset.scan(Recipe(data="rows.jsonl"), pictures=True).columns["images"] == "image"
 
 
-def test_traits_are_no_problems(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_traits_are_no_problems(folder: Path) -> None:
     exif = Image.Exif()
     exif[0x0112] = 6
     pictures = {
@@ -644,7 +634,7 @@ def test_traits_are_no_problems(folder: Path, capsys: pytest.CaptureFixture[str]
     for name, content in pictures.items():
         (folder / name).write_bytes(content)
     _write(folder, [_asks(name) for name in pictures])
-    code, answer = _data(capsys, "rows.jsonl")
+    code, answer = answered("data", "rows.jsonl")
     traits = {name: answer["data"]["pictures"][name] for name in ("rotated", "grey", "cmyk", "transparent")}
     assert (code, traits) == (0, {"rotated": 1, "grey": 3, "cmyk": 1, "transparent": 2})
     assert [name for name, count in answer["data"]["problems"].items() if count and count["rows"]] == []
@@ -661,9 +651,9 @@ def test_the_largest_picture_is_upright(folder: Path) -> None:
     assert facts.text_bytes == 2 * len("What is it?A cat.")
 
 
-def test_text_alone_has_no_pictures(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_text_alone_has_no_pictures(folder: Path) -> None:
     _write(folder, [{"question": "What is \ufffc in Unicode?", "answer": "A mark."}])
-    code, answer = _data(capsys, "rows.jsonl")
+    code, answer = answered("data", "rows.jsonl")
     assert code == 0 and "pictures" not in answer["data"]
     assert dataset.scan(Recipe(data="rows.jsonl")).images is None
     _write(folder, [{"messages": _talks("What is \ufffc in Unicode?")["messages"]}])
@@ -758,10 +748,3 @@ def test_large_pictures_in_parquet_are_read_a_few_at_a_time(folder: Path) -> Non
 def _write(folder: Path, rows: list[dict[str, Any]]) -> str:
     (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     return "rows.jsonl"
-
-
-def _data(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, dict[str, Any]]:
-    with pytest.raises(SystemExit) as ended:
-        main(["data", *words, "--format", "json"])
-    assert isinstance(ended.value.code, int)
-    return ended.value.code, json.loads(capsys.readouterr().out)

@@ -4,18 +4,16 @@ and tasks, and past the terminal."""
 from __future__ import annotations
 
 import ast
-import io
 import json
 import shlex
-from contextlib import redirect_stdout
 from pathlib import Path
 
 import pytest
 import yaml
 from msgspec.structs import replace
 
+from one_command import answered
 from planning import decided_plan
-from skill_train.cli import main
 from skill_train.cloud.elsewhere import colab, skypilot
 from skill_train.commands.local import draw_checks
 from skill_train.core.console import Console, Result, clean
@@ -44,10 +42,7 @@ def test_a_name_in_a_recipe(name: str, tmp_path: Path) -> None:
 def test_a_name_in_the_next_command(name: str, tmp_path: Path) -> None:
     path = tmp_path / name
     path.write_text('{"prompt": "q", "completion": "a"}\nbroken\n', encoding="utf-8")
-    out = io.StringIO()
-    with redirect_stdout(out), pytest.raises(SystemExit):
-        main(["data", str(path), "--format", "json"])
-    words = shlex.split(json.loads(out.getvalue())["error"]["hint"])
+    words = shlex.split(answered("data", path)[1]["error"]["hint"])
     assert words[:3] == ["skill-train", "data", str(path)] and words[3] == "--fix" and len(words) == 5
     assert not (tmp_path / "canary").exists() and not Path("canary").exists()
 
