@@ -20,6 +20,7 @@ import yaml
 
 from hostile import RAW, command, cut, edited, file_bytes, judged, text
 from hostile_rows import rows, start_of_rows
+from one_command import called
 from skill_train.core.errors import from_exit_code
 from skill_train.core.resources import demo
 from skill_train.llama import get_converter as toolchain
@@ -109,25 +110,11 @@ def plan(data: bytes, folder: Path) -> object:
 
 @cache
 def _whole_plan() -> str:
-    import contextlib
     import tempfile
 
-    from skill_train.cli import main
-
     with tempfile.TemporaryDirectory() as folder:
-        words = [
-            "plan",
-            "--model",
-            str(MODEL),
-            "--data",
-            str(demo() / "data.parquet"),
-            "--max-steps",
-            "2",
-            "--where",
-            "local",
-        ]
-        with contextlib.suppress(SystemExit), contextlib.redirect_stdout(io.StringIO()):
-            main([*words, "--out", f"{folder}/p.json", "--format", "quiet"])
+        words = ("--model", MODEL, "--data", demo() / "data.parquet", "--max-steps", 2, "--where", "local")
+        called("plan", *words, "--out", f"{folder}/p.json", "--format", "quiet")
         return Path(folder, "p.json").read_text()
 
 

@@ -7,11 +7,10 @@ import io
 from typing import Any
 
 from command_child import Done
+from skill_train.cli import main
 
 
 def called(*words: object) -> Done:
-    from skill_train.cli import main
-
     out, err, code = io.StringIO(), io.StringIO(), None
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         try:
