@@ -48,11 +48,11 @@ def hub(tmp_path: Path) -> Iterator[Hub]:
 
 
 @pytest.fixture
-def cloud(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[Cloud]:
+def cloud(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cloud]:
     """A run whose first job was cancelled."""
     with Hub(tmp_path / "hub") as server:
         server.jobs.grace_seconds = 0.5
-        made = cloud_runs.cloud(server, tmp_path, monkeypatch, capsys)
+        made = cloud_runs.cloud(server, tmp_path, monkeypatch)
         job = made.start(SLEEP)
         job.cancelled.set()
         wait_until(lambda: job.ended, 60)
@@ -149,9 +149,9 @@ def test_the_ceiling_holds_for_all_jobs_of_a_run(cloud: Cloud) -> None:
     first = cloud.record.jobs[0]
     ended = msgspec.structs.replace(first, stage="CANCELED", seconds=900.0, cost_usd=0.10, max_cost=0.15)
     cloud.write(cloud.record.with_job(ended))
-    answer = cloud.on("resume", "--timeout", "10m", "--yes")
-    assert (answer.exit_code, answer.error["code"], cloud.hub.jobs_created) == (3, "over_budget", 1)
-    assert "$0.10" in answer.error["got"]
+    done = cloud.on("resume", "--timeout", "10m", "--yes")
+    assert (*done.error, cloud.hub.jobs_created) == (3, "over_budget", 1)
+    assert "$0.10" in done.answer["error"]["got"]
     assert cloud.on("resume", "--timeout", "10m", "--max-cost", "0.17", "--yes").data["attempt"] == 2
     assert cloud.hub.jobs.all[1].labels["run"] == RUN_ID
 

@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
@@ -51,7 +51,7 @@ def cloud(tmp_path: Path) -> Iterator[Cloud]:
         hub.jobs.grace_seconds = 0.5
         run = RunDir(tmp_path / "run")
         write_json(run.plan, cloud_runs.plan())
-        yield Cloud(hub, run, cast(Any, None))
+        yield Cloud(hub, run)
     assert hub.unknown == []
 
 

@@ -386,7 +386,7 @@ class Desk:
             cloud_runs.RUN_ID, cloud_runs.FOLDER = f"{number}" * 12, f"20261121T100000-{number}"
             run = RunDir(self.folder / kind)
             write_json(run.plan, cloud_runs.plan())
-            cloud = cloud_runs.Cloud(self.hub, run, cast(Any, None))
+            cloud = cloud_runs.Cloud(self.hub, run)
             files = {"plan.json": run.plan.read_bytes(), "metrics.jsonl": cloud_runs.metrics(4)}
             files |= cloud_runs.result() if kind == "finished" else {}
             files |= cloud_runs.checkpoint(3) if kind == "failed" else {}
