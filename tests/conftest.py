@@ -151,6 +151,16 @@ def _libraries_stay() -> None:
     gc.freeze()
 
 
+@pytest.fixture
+def hub(tmp_path: Path) -> Iterator[Any]:
+    """A Hub for tests, of which nothing is asked that it does not know."""
+    from hub_emulator import Hub
+
+    with Hub(tmp_path / "hub") as server:
+        yield server
+    assert server.unknown == []
+
+
 @pytest.fixture(scope="session")
 def converter() -> None:
     """What a command downloads once, for tests of commands that reach no network."""

@@ -35,23 +35,20 @@ SLEEP = "import time; print('begun', flush=True); time.sleep(60)"
 
 
 @pytest.fixture
-def hub(tmp_path: Path) -> Iterator[Hub]:
+def hub(hub: Hub) -> Hub:
     """Its jobs wait for a machine until they are ended."""
-    with Hub(tmp_path / "hub") as server:
-        server.faults.add_job(JobFault("stuck", attempt=None))
-        config = json.dumps(recorded("qwen2.5-0.5b")["config"]).encode()
-        files = {"config.json": config, "tokenizer_config.json": b'{"chat_template": "{{ messages }}"}'}
-        info = {"safetensors": {"parameters": {"BF16": 494_032_768}, "total": 494_032_768}}
-        server.add("model", MODEL, files | {"model.safetensors": bytes(1000)}, info=info)
-        yield server
-    assert server.unknown == []
+    hub.faults.add_job(JobFault("stuck", attempt=None))
+    config = json.dumps(recorded("qwen2.5-0.5b")["config"]).encode()
+    files = {"config.json": config, "tokenizer_config.json": b'{"chat_template": "{{ messages }}"}'}
+    info = {"safetensors": {"parameters": {"BF16": 494_032_768}, "total": 494_032_768}}
+    hub.add("model", MODEL, files | {"model.safetensors": bytes(1000)}, info=info)
+    return hub
 
 
 @pytest.fixture
 def cloud(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cloud]:
     """A run whose first job was cancelled."""
     with Hub(tmp_path / "hub") as server:
-        server.jobs.grace_seconds = 0.5
         made = cloud_runs.cloud(server, tmp_path, monkeypatch)
         job = made.start(SLEEP)
         job.cancelled.set()

@@ -6,7 +6,6 @@ import json
 import re
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -30,11 +29,8 @@ ALL = [f"line {n}" for n in range(12)]
 
 
 @pytest.fixture
-def cloud(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cloud]:
-    with Hub(tmp_path / "hub") as hub:
-        hub.jobs.grace_seconds = 0.5
-        yield cloud_runs.cloud(hub, tmp_path, monkeypatch)
-    assert hub.unknown == []
+def cloud(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cloud:
+    return cloud_runs.cloud(hub, tmp_path, monkeypatch)
 
 
 # --- status ---

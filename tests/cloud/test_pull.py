@@ -9,7 +9,6 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -38,11 +37,8 @@ SLEEP = "import time; print('begun', flush=True); time.sleep(60)"
 
 
 @pytest.fixture
-def cloud(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cloud]:
-    with Hub(tmp_path / "hub") as hub:
-        hub.jobs.grace_seconds = 0.5
-        yield cloud_runs.cloud(hub, tmp_path, monkeypatch)
-    assert hub.unknown == []
+def cloud(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cloud:
+    return cloud_runs.cloud(hub, tmp_path, monkeypatch)
 
 
 # --- before pull ---

@@ -6,7 +6,6 @@ import json
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -45,13 +44,6 @@ if command == "submit":
 else:
     resume.resume(run, flavor="cpu-basic", timeout_seconds=600, usd_per_hour=None, max_cost=None, say=say)
 """
-
-
-@pytest.fixture
-def hub(tmp_path: Path) -> Iterator[Hub]:
-    with Hub(tmp_path / "hub") as server:
-        yield server
-    assert server.unknown == []
 
 
 def _beside(folder: Path) -> Path:

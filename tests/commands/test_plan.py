@@ -6,7 +6,6 @@ import json
 import re
 import socket
 import subprocess
-from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -49,11 +48,9 @@ HARDWARE = [
 
 
 @pytest.fixture
-def hub(tmp_path: Path) -> Iterator[Hub]:
-    with Hub(tmp_path / "hub") as server:
-        server.hardware = HARDWARE
-        yield server
-    assert server.unknown == []
+def hub(hub: Hub) -> Hub:
+    hub.hardware = HARDWARE
+    return hub
 
 
 @pytest.fixture

@@ -10,7 +10,6 @@ import json
 import os
 import random
 import shlex
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -40,11 +39,9 @@ SCANNED_IN_THE_DEMO = {"demo"}  # its own test looks for a token too; a training
 
 
 @pytest.fixture
-def hub(tmp_path: Path) -> Iterator[Hub]:
-    with Hub(tmp_path / "hub") as server:
-        server.add("model", "me/tiny", {path.name: path.read_bytes() for path in tiny.cached("gemma").iterdir()})
-        yield server
-    assert server.unknown == []
+def hub(hub: Hub) -> Hub:
+    hub.add("model", "me/tiny", {path.name: path.read_bytes() for path in tiny.cached("gemma").iterdir()})
+    return hub
 
 
 @pytest.mark.timeout(600)

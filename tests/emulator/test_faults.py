@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import textwrap
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,24 +15,10 @@ from hub_emulator import ALWAYS, Fault, Hub, JobFault, faults
 pytestmark = pytest.mark.slow
 
 hf = pytest.importorskip("huggingface_hub")
-constants = pytest.importorskip("huggingface_hub.constants")
 errors = pytest.importorskip("huggingface_hub.errors")
 
 SLEEP = "import time; print('begun', flush=True); time.sleep(60)"
 CREATE, INSPECT = "POST /api/jobs/me$", r"GET /api/jobs/me/[0-9a-f]{24}$"
-
-
-@pytest.fixture
-def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)  # set for all other tests
-    with Hub(tmp_path / "hub") as server:
-        yield server
-    assert server.unknown == []
-
-
-@pytest.fixture
-def api(hub: Hub) -> Any:
-    return hf.HfApi(endpoint=hub.endpoint, token=hub.token)
 
 
 def _submit(api: Any, program: str = "print('hello')", **more: Any) -> Any:

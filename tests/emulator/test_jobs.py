@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import textwrap
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,24 +16,15 @@ from waiting import wait_until
 pytestmark = pytest.mark.slow
 
 hf = pytest.importorskip("huggingface_hub")
-constants = pytest.importorskip("huggingface_hub.constants")
 errors = pytest.importorskip("huggingface_hub.errors")
 
 SLEEP = "import time; print('begun', flush=True); time.sleep(60)"
 
 
 @pytest.fixture
-def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)  # set for all other tests
-    with Hub(tmp_path / "hub") as server:
-        server.jobs.grace_seconds = 0.5
-        yield server
-    assert server.unknown == []
-
-
-@pytest.fixture
-def api(hub: Hub) -> Any:
-    return hf.HfApi(endpoint=hub.endpoint, token=hub.token)
+def hub(hub: Hub) -> Hub:
+    hub.jobs.grace_seconds = 0.5
+    return hub
 
 
 def _run(api: Any, program: str, **more: Any) -> Any:

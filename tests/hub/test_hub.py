@@ -51,12 +51,10 @@ HARDWARE: list[dict[str, Any]] = [
 
 
 @pytest.fixture
-def hub(tmp_path: Path) -> Iterator[Hub]:
-    with Hub(tmp_path / "hub") as server:
-        server.hardware = HARDWARE
-        yield server
-    assert server.unknown == []
-    assert server.sent(WEIGHTS) <= 8 * HEADER_BYTES
+def hub(hub: Hub) -> Iterator[Hub]:
+    hub.hardware = HARDWARE
+    yield hub
+    assert hub.sent(WEIGHTS) <= 8 * HEADER_BYTES
 
 
 @pytest.fixture

@@ -46,13 +46,11 @@ def _torture(*members: str) -> list[Any]:
 
 
 @pytest.fixture
-def cloud(tmp_path: Path) -> Iterator[Cloud]:
-    with Hub(tmp_path / "hub") as hub:
-        hub.jobs.grace_seconds = 0.5
-        run = RunDir(tmp_path / "run")
-        write_json(run.plan, cloud_runs.plan())
-        yield Cloud(hub, run)
-    assert hub.unknown == []
+def cloud(hub: Hub, tmp_path: Path) -> Cloud:
+    hub.jobs.grace_seconds = 0.5
+    run = RunDir(tmp_path / "run")
+    write_json(run.plan, cloud_runs.plan())
+    return Cloud(hub, run)
 
 
 @pytest.fixture

@@ -137,13 +137,6 @@ def test_a_polite_end_keeps_a_checkpoint_even_in_the_middle_of_a_copy(tmp_path: 
 # --- As a job ---
 
 
-@pytest.fixture
-def hub(tmp_path: Path) -> Iterator[Hub]:
-    with Hub(tmp_path / "hub") as server:
-        yield server
-    assert server.unknown == []
-
-
 def test_a_token_that_cannot_write_ends_the_job_before_it_costs(hub: Hub, tmp_path: Path, disk: Path) -> None:
     run = _write(tmp_path / "run", hub_model_id="me/tuned")
     token = hub.new_token("read", ())

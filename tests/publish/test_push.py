@@ -6,7 +6,6 @@ import hashlib
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,13 +27,6 @@ pytestmark = pytest.mark.slow
 pytest.importorskip("huggingface_hub")
 
 PROGRAM = [sys.executable, "-c", "from skill_train.cli import main; main()", "push"]
-
-
-@pytest.fixture
-def hub(tmp_path: Path) -> Iterator[Hub]:
-    with Hub(tmp_path / "hub") as server:
-        yield server
-    assert server.unknown == []
 
 
 @pytest.fixture

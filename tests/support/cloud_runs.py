@@ -146,6 +146,7 @@ def cloud(hub: Hub, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Cloud:
     """A run that was planned and has no job yet, on this Hub."""
     from huggingface_hub import constants
 
+    hub.jobs.grace_seconds = 0.5
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)  # set for all other tests
     monkeypatch.setattr(constants, "ENDPOINT", hub.endpoint)
     monkeypatch.setenv("HF_TOKEN", hub.token)
