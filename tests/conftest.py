@@ -151,6 +151,16 @@ def _libraries_stay() -> None:
     gc.freeze()
 
 
+@pytest.fixture(scope="module")
+def own_threads() -> Iterator[None]:
+    """For files that train in their own process: a plan says one thread, and the files after them get theirs back."""
+    import torch
+
+    threads = torch.get_num_threads()
+    yield
+    torch.set_num_threads(threads)
+
+
 @pytest.fixture
 def hub(tmp_path: Path) -> Iterator[Any]:
     """A Hub for tests, of which nothing is asked that it does not know."""

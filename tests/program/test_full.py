@@ -6,7 +6,6 @@ import hashlib
 import json
 import shutil
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,18 +17,9 @@ import training
 from skill_train.model import sidecar_files as companions
 from skill_train.program.main import main
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("own_threads")]
 
 FULL: dict[str, Any] = {"finetuning_type": "full", "learning_rate": 1e-3}
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    import torch
-
-    threads = torch.get_num_threads()
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -46,15 +45,11 @@ sys.exit(main.main(sys.argv[1:]))
 
 
 @pytest.fixture(scope="module")
-def straight(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def straight(own_threads: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Never stopped, and no job."""
-    import torch
-
-    threads = torch.get_num_threads()
     run = _write(tmp_path_factory.mktemp("straight") / "run")
     assert main([str(run / "plan.json")]) == 0
-    yield run
-    torch.set_num_threads(threads)
+    return run
 
 
 @pytest.fixture
