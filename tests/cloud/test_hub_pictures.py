@@ -16,6 +16,7 @@ from PIL import Image
 import tiny_vision
 from command_child import Commands, Done
 from hub_emulator import Hub
+from picture_bytes import encoded
 from skill_train.core.resources import train_program
 
 pytestmark = pytest.mark.slow
@@ -70,9 +71,7 @@ def call(one: tuple[Hub, Commands, Path], tmp_path: Path) -> Callable[..., Done]
 
 
 def _png(number: int) -> bytes:
-    file = io.BytesIO()
-    Image.new("RGB", (40 + number, 30), (number, 0, 90)).save(file, "PNG")
-    return file.getvalue()
+    return encoded(Image.new("RGB", (40 + number, 30), (number, 0, 90)))
 
 
 def _ask(number: int) -> dict[str, Any]:
@@ -203,15 +202,12 @@ BAD: dict[str, tuple[str, str, bytes | None]] = {
 
 
 def _film() -> bytes:
-    frames, file = [Image.new("RGB", (40, 30), (n * 80, 0, 0)) for n in range(3)], io.BytesIO()
-    frames[0].save(file, "GIF", save_all=True, append_images=frames[1:])
-    return file.getvalue()
+    frames = [Image.new("RGB", (40, 30), (n * 80, 0, 0)) for n in range(3)]
+    return encoded(frames[0], "GIF", save_all=True, append_images=frames[1:])
 
 
 def _half() -> bytes:
-    file = io.BytesIO()
-    Image.effect_noise((64, 64), 50).save(file, "PNG")
-    return file.getvalue()[:900]
+    return encoded(Image.effect_noise((64, 64), 50))[:900]
 
 
 BYTES = {"a half picture": _half(), "a film": _film()}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import io
 import json
 import os
 from collections.abc import Iterator
@@ -11,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from PIL import Image
 
 from command_child import Commands, Done
 from hub_emulator import Hub, JobFault
 from hub_emulator.buckets import read_file
 from models import recorded
+from picture_bytes import numbered
 from planning import plan_with
 from skill_train.cloud.stage_data import stage
 from skill_train.cloud.submit import upload
@@ -77,12 +76,6 @@ def hub(one: tuple[Hub, Commands, Path]) -> Hub:
     return one[0]
 
 
-def _png(shade: int) -> bytes:
-    file = io.BytesIO()
-    Image.new("RGB", (40, 30), (shade, 0, 255 - shade)).save(file, "PNG")
-    return file.getvalue()
-
-
 def _ask(image: Any) -> dict[str, Any]:
     return {"image": image, "question": "What is it?", "answer": "A cat."}
 
@@ -90,8 +83,8 @@ def _ask(image: Any) -> dict[str, Any]:
 def _write(folder: Path) -> None:
     for number, name in enumerate(NAMES):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_bytes(_png(number))
-    (folder / "private.png").write_bytes(_png(99))
+        (folder / name).write_bytes(numbered(number))
+    (folder / "private.png").write_bytes(numbered(99))
     _write_rows(folder, *NAMES, *NAMES)
 
 
@@ -160,7 +153,7 @@ def test_pictures_go_to_machines_of_others(hub: Hub, call: Any, tmp_path: Path, 
 
 
 def test_pictures_of_a_dataset_on_the_hub_need_no_upload(hub: Hub, call: Any) -> None:
-    uri = "data:image/png;base64," + base64.b64encode(_png(7)).decode()
+    uri = "data:image/png;base64," + base64.b64encode(numbered(7)).decode()
     hub.add("dataset", "me/seen", {"train.jsonl": (json.dumps(_ask(uri)) + "\n").encode() * 40})
     said = ("--model", MODEL, "--data", "me/seen", "--max-steps", "20")
     assert "upload" not in call("plan", *said).data
@@ -176,7 +169,7 @@ def test_pictures_of_a_dataset_on_the_hub_need_no_upload(hub: Hub, call: Any) ->
 def test_an_address_is_refused_with_its_line(hub: Hub, call: Any, tmp_path: Path, place: str, asked: str) -> None:
     """What is there may change, or be another thing for a machine in the cloud."""
     address = "https://example.com/cat.png"
-    rows = [_ask("data:image/png;base64," + base64.b64encode(_png(7)).decode()), _ask(address)]
+    rows = [_ask("data:image/png;base64," + base64.b64encode(numbered(7)).decode()), _ask(address)]
     content = "".join(json.dumps(row) + "\n" for row in rows)
     (tmp_path / ROWS).write_text(content)
     hub.add("dataset", "me/addresses", {"train.jsonl": content.encode()})
@@ -191,7 +184,7 @@ def test_an_address_is_refused_with_its_line(hub: Hub, call: Any, tmp_path: Path
 
 def test_a_path_in_rows_of_several_files_on_the_hub_is_refused_with_the_way_out(hub: Hub, call: Any) -> None:
     rows = (json.dumps(_ask("a.png")) + "\n").encode()
-    hub.add("dataset", "me/paths", {"a.jsonl": rows, "b.jsonl": rows, "a.png": _png(1)})
+    hub.add("dataset", "me/paths", {"a.jsonl": rows, "b.jsonl": rows, "a.png": numbered(1)})
     done = call("plan", "--model", MODEL, "--data", "me/paths", "--max-steps", "20")
     error = done.answer["error"]
     assert done.error == (2, "bad_picture")
@@ -246,7 +239,7 @@ def test_a_path_that_a_job_cannot_have_blocks_the_plan(hub: Hub, call: Any, tmp_
 def test_a_plan_is_outdated_when_a_picture_changed(hub: Hub, call: Any, tmp_path: Path) -> None:
     """The file of the rows is the same."""
     assert call("plan", *SAID, "--out", "plan.json").code == 0
-    (tmp_path / "a.png").write_bytes(_png(55))
+    (tmp_path / "a.png").write_bytes(numbered(55))
     assert call("submit", "plan.json", "--yes").error == (2, "outdated_plan")
     assert hub.jobs_created == 0
 

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from one_command import answered, called
+from peak_memory import peak_mb
 from skill_train.core.console import MAX_JSON_BYTES
 from skill_train.core.errors import SkillTrainError
 from skill_train.data import scan as dataset
@@ -295,27 +294,8 @@ def test_memory_does_not_grow_with_the_rows(tmp_path: Path) -> None:
             for number in range(count):
                 turns = [{"role": "user", "content": f"{number} or not?"}, {"role": "assistant", "content": "x" * 90}]
                 file.write(json.dumps({"messages": turns}) + "\n")
-        peaks.append(_peak_mb("data", str(path)))
+        peaks.append(peak_mb("data", str(path)))
     assert abs(peaks[1] - peaks[0]) < 4, peaks
-
-
-PEAK = """
-import sys
-from skill_train.cli import main
-from skill_train.core.memory import peak_memory_bytes
-try:
-    main(sys.argv[1:])
-finally:
-    print(peak_memory_bytes() / (1 << 20), file=sys.stderr)
-"""
-
-
-def _peak_mb(*arguments: str) -> float:
-    done = subprocess.run(
-        [sys.executable, "-c", PEAK, *arguments], capture_output=True, text=True, env=dict(os.environ)
-    )
-    assert done.returncode == 0, done.stderr
-    return float(done.stderr.splitlines()[-1])
 
 
 def _data(path: Path, *options: str) -> tuple[int, dict[str, Any]]:

@@ -5,13 +5,10 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import io
 import json
 import os
-import struct
 import subprocess
 import sys
-import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,6 +17,8 @@ import pytest
 from PIL import Image
 
 from one_command import answered
+from peak_memory import peak_mb
+from picture_bytes import encoded, header
 from skill_train.core.errors import UsageError
 from skill_train.data import scan as dataset
 from skill_train.data.row_pictures import RowPictures, problem_of
@@ -34,55 +33,39 @@ from skill_train.recipe.fields import Recipe, from_dict
 RED, BLUE = (255, 0, 0), (0, 0, 255)
 
 
-def _content(image: Image.Image, kind: str = "PNG", **options: Any) -> bytes:
-    file = io.BytesIO()
-    image.save(file, kind, **options)
-    return file.getvalue()
-
-
 def _picture(colour: Any = RED, mode: str = "RGB", size: tuple[int, int] = (40, 30)) -> Image.Image:
     return Image.new(mode, size, colour)
 
 
-def _png(width: int, height: int) -> bytes:
-    """The header of a PNG file, with hardly a pixel behind it."""
-    parts = {b"IHDR": struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0), b"IDAT": zlib.compress(b"0"), b"IEND": b""}
-    chunks = (
-        struct.pack(">I", len(body)) + name + body + struct.pack(">I", zlib.crc32(name + body))
-        for name, body in parts.items()
-    )
-    return b"\x89PNG\r\n\x1a\n" + b"".join(chunks)
-
-
 def _animated(kind: str) -> bytes:
-    return _content(_picture(), kind, save_all=True, append_images=[_picture(BLUE)])
+    return encoded(_picture(), kind, save_all=True, append_images=[_picture(BLUE)])
 
 
 FILES = {
-    "a.png": _content(_picture()),
-    "b.png": _content(_picture(BLUE)),
+    "a.png": encoded(_picture()),
+    "b.png": encoded(_picture(BLUE)),
     "empty.png": b"",
     "text.png": b"I am a text",
-    "postscript.png": _content(_picture(), "EPS"),
-    "cut.png": _content(Image.effect_noise((64, 64), 50))[:900],
-    "cut.jpg": _content(Image.effect_noise((64, 64), 50), "JPEG")[:900],
-    "bomb.png": _png(60_000, 60_000),
-    "map.png": _png(12_000, 12_000),
-    "line.png": _png(2010, 10),
+    "postscript.png": encoded(_picture(), "EPS"),
+    "cut.png": encoded(Image.effect_noise((64, 64), 50))[:900],
+    "cut.jpg": encoded(Image.effect_noise((64, 64), 50), "JPEG")[:900],
+    "bomb.png": header(60_000, 60_000),
+    "map.png": header(12_000, 12_000),
+    "line.png": header(2010, 10),
     "film.gif": _animated("GIF"),
     "film.webp": _animated("WEBP"),
     "pages.tiff": _animated("TIFF"),
-    "numbers.tiff": _content(_picture(70_000, "I"), "TIFF"),
-    "real.tiff": _content(_picture(0.5, "F"), "TIFF"),
+    "numbers.tiff": encoded(_picture(70_000, "I"), "TIFF"),
+    "real.tiff": encoded(_picture(0.5, "F"), "TIFF"),
     "drawing.svg": b'<svg xmlns="http://www.w3.org/2000/svg" width="10" height="10"></svg>',
     "photo.heic": b"\0\0\0\x18ftypheic\0\0\0\0mif1heic" + bytes(100),
     "pointer.png": b"version https://git-lfs.github.com/spec/v1\noid sha256:ab\nsize 12\n",
     "page.jpg": b"<!DOCTYPE html><html>404</html>",
-    "none.png": _png(0, 0),
-    "one.gif": _content(_picture(), "GIF"),
-    "one.tiff": _content(_picture(), "TIFF"),
-    "grey16.png": _content(Image.new("I;16", (40, 30), 30_000)),
-    "dot.png": _content(_picture(BLUE)),
+    "none.png": header(0, 0),
+    "one.gif": encoded(_picture(), "GIF"),
+    "one.tiff": encoded(_picture(), "TIFF"),
+    "grey16.png": encoded(Image.new("I;16", (40, 30), 30_000)),
+    "dot.png": encoded(_picture(BLUE)),
 }
 URI = "data:image/png;base64," + base64.b64encode(FILES["a.png"]).decode()
 
@@ -622,14 +605,14 @@ def test_traits_are_no_problems(folder: Path) -> None:
     exif = Image.Exif()
     exif[0x0112] = 6
     pictures = {
-        "rotated.jpg": _content(_picture(), "JPEG", exif=exif),
-        "grey.png": _content(_picture(9, "L")),
-        "grey16.png": _content(_picture(9, "I;16")),
-        "ink.tiff": _content(_picture((0, 0, 0, 0), "CMYK"), "TIFF"),
-        "clear.png": _content(_picture((0, 0, 0, 0), "RGBA")),
-        "shades.png": _content(_picture((9, 9), "LA")),
-        "small.webp": _content(_picture(), "WEBP"),
-        "dot.png": _content(_picture(size=(1, 1))),
+        "rotated.jpg": encoded(_picture(), "JPEG", exif=exif),
+        "grey.png": encoded(_picture(9, "L")),
+        "grey16.png": encoded(_picture(9, "I;16")),
+        "ink.tiff": encoded(_picture((0, 0, 0, 0), "CMYK"), "TIFF"),
+        "clear.png": encoded(_picture((0, 0, 0, 0), "RGBA")),
+        "shades.png": encoded(_picture((9, 9), "LA")),
+        "small.webp": encoded(_picture(), "WEBP"),
+        "dot.png": encoded(_picture(size=(1, 1))),
     }
     for name, content in pictures.items():
         (folder / name).write_bytes(content)
@@ -643,7 +626,7 @@ def test_traits_are_no_problems(folder: Path) -> None:
 def test_the_largest_picture_is_upright(folder: Path) -> None:
     exif = Image.Exif()
     exif[0x0112] = 6
-    (folder / "large.jpg").write_bytes(_content(_picture(size=(200, 100)), "JPEG", exif=exif))
+    (folder / "large.jpg").write_bytes(encoded(_picture(size=(200, 100)), "JPEG", exif=exif))
     _write(folder, [_asks(["a.png", "large.jpg"]), _asks("b.png")])
     facts = dataset.scan(Recipe(data="rows.jsonl"), pictures=True)
     assert (facts.largest_image, facts.most_images, facts.images) == ((100, 200), 2, 3)
@@ -695,17 +678,6 @@ def test_a_picture_is_read_and_decoded_once(folder: Path) -> None:
     assert list(pictures.repeated()) == list(range(2, 1000))
 
 
-PEAK = """
-import sys
-from skill_train.cli import main
-from skill_train.core.memory import peak_memory_bytes
-try:
-    main(sys.argv[1:])
-finally:
-    print(peak_memory_bytes() / (1 << 20), file=sys.stderr)
-"""
-
-
 @pytest.mark.torture
 def test_memory_does_not_grow_with_the_pictures(folder: Path) -> None:
     """Twice the rows take hardly more. Measured 46 to 56 MB at 100, 200 and 800 thousand."""
@@ -714,10 +686,7 @@ def test_memory_does_not_grow_with_the_pictures(folder: Path) -> None:
         with open(folder / f"{count}.jsonl", "w") as file:
             for number in range(count):
                 file.write(json.dumps(_asks("b.png" if number % 3 else "a.png", f"What is {number}?")) + "\n")
-        program = [sys.executable, "-c", PEAK, "data", f"{count}.jsonl"]
-        done = subprocess.run(program, capture_output=True, text=True, env=dict(os.environ), cwd=folder)
-        assert done.returncode == 0, done.stderr
-        peaks.append(float(done.stderr.splitlines()[-1]))
+        peaks.append(peak_mb("data", f"{count}.jsonl"))
     assert peaks[1] - peaks[0] < 12, peaks
 
 

@@ -20,6 +20,7 @@ import picture_pairs
 import planning
 import whole_records
 from pages import Page
+from picture_bytes import encoded
 from skill_train.report.sections import run_view, verdict
 from skill_train.report.step import report, reported_run
 from skill_train.report.thumbnails import EDGE, MOST_CHARACTERS, MOST_OF_ROW, shown_pictures
@@ -57,10 +58,9 @@ def held_out(folder: Path, line: int, pictures: list[Image.Image]) -> dict[str, 
     row |= {"messages": [{"role": "user", "content": "Which?"}], "rendered": "", "truncated": False, "full_length": 2}
     (folder / "images").mkdir(exist_ok=True)
     for picture in pictures:
-        file = io.BytesIO()
-        picture.save(file, "PNG")
-        digest = hashlib.sha256(file.getvalue()).hexdigest()
-        (folder / "images" / f"{digest}.png").write_bytes(file.getvalue())
+        content = encoded(picture)
+        digest = hashlib.sha256(content).hexdigest()
+        (folder / "images" / f"{digest}.png").write_bytes(content)
         row["images"] = [*row.get("images", []), f"images/{digest}.png"]
         row["image_sha256"] = [*row.get("image_sha256", []), digest]
     return row
@@ -145,15 +145,12 @@ def test_nothing_of_the_file_but_its_pixels_is_in_the_page(run: Path) -> None:
     picture = picture_pairs.picture(300, 200, seed=1)
     exif = Image.Exif()
     exif[0x013B] = "ada lovelace"
-    file = io.BytesIO()
-    picture.save(file, "JPEG", exif=exif, comment=b"ada lovelace", xmp=b"<x>ada lovelace</x>", quality=99)
+    jpeg = encoded(picture, "JPEG", exif=exif, comment=b"ada lovelace", xmp=b"<x>ada lovelace</x>", quality=99)
     text = PngImagePlugin.PngInfo()
     text.add_text("Author", "ada lovelace")
-    other = io.BytesIO()
-    picture.save(other, "PNG", pnginfo=text)
     row = held_out(run, 1, [picture])
     row["images"], row["image_sha256"] = [], []
-    for content in (file.getvalue(), other.getvalue()):
+    for content in (jpeg, encoded(picture, pnginfo=text)):
         assert b"lovelace" in content
         digest = hashlib.sha256(content).hexdigest()
         (run / "images" / digest).write_bytes(content)
