@@ -5,15 +5,14 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from command_child import Commands
+from elsewhere import Elsewhere
 from hub_emulator import ALWAYS, Fault, Hub
 from models import recorded
 
@@ -25,40 +24,11 @@ MODEL = "Qwen/Qwen2.5-0.5B-Instruct"
 SAID = ("submit", "--model", MODEL, "--data", "rows.jsonl", "--max-steps", "2", "--yes")
 
 
-class Elsewhere:
-    """A host that says yes to everything, and keeps what it was sent."""
-
-    def __init__(self) -> None:
-        self.sent: list[tuple[str, bytes, str]] = []
-        outer = self
-
-        class Handler(BaseHTTPRequestHandler):
-            def answer(self) -> None:
-                body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-                outer.sent.append((f"{self.command} {self.path}", body, str(self.headers)))
-                document = b'{"ok": 1, "success": true, "name": "me", "type": "user"}'
-                self.send_response(200)
-                self.send_header("Content-Type", "application/json")
-                self.send_header("Content-Length", str(len(document)))
-                self.end_headers()
-                self.wfile.write(document)
-
-            do_GET = do_POST = do_PUT = do_HEAD = answer
-
-            def log_message(self, *words: object) -> None:
-                pass
-
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self.server.server_address[1]}/taken"
-
-
 @pytest.fixture
 def elsewhere() -> Iterator[Elsewhere]:
     host = Elsewhere()
-    threading.Thread(target=host.server.serve_forever, args=(0.02,), daemon=True).start()
     yield host
-    host.server.shutdown()
-    host.server.server_close()
+    host.close()
 
 
 @pytest.fixture(scope="module")

@@ -21,7 +21,6 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, cast
 
@@ -29,6 +28,7 @@ import cloud_runs
 import hostile
 import hostile_records
 from command_child import Commands, Done
+from elsewhere import Elsewhere
 from hub_emulator import ALWAYS, Fault, Hub, JobFault, server
 from hub_emulator.routes import ROUTES
 from hub_emulator.wire import Answer
@@ -310,39 +310,6 @@ class Play:
 
     def __str__(self) -> str:
         return f"{self.story.name}, {self.route[0]} {self.route[1]}, {self.trouble.name}, {self.number}"
-
-
-class Elsewhere:
-    """Another host: it says yes to everything, and keeps what it was sent."""
-
-    def __init__(self) -> None:
-        self.sent: list[str] = []
-        outer = self
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_GET(self) -> None:
-                body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-                outer.sent.append(f"{self.command} {self.path}\n{self.headers}\n{body!r}")
-                said = b'{"ok": 1, "success": true, "name": "me", "type": "user"}'
-                self.send_response(200)
-                self.send_header("Content-Type", "application/json")
-                self.send_header("Content-Length", str(len(said)))
-                self.end_headers()
-                self.wfile.write(said)
-
-            do_POST = do_PUT = do_HEAD = do_DELETE = do_GET
-
-            def log_message(self, *words: object) -> None:
-                pass
-
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self._server.daemon_threads = True
-        self.url = f"http://127.0.0.1:{self._server.server_address[1]}/taken"
-        threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True).start()
-
-    def close(self) -> None:
-        self._server.shutdown()
-        self._server.server_close()
 
 
 _numbering = threading.Lock()  # the runs are made with ids that are constants for other tests
