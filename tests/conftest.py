@@ -171,6 +171,19 @@ def hub(tmp_path: Path) -> Iterator[Any]:
     assert server.unknown == []
 
 
+@pytest.fixture(scope="module")
+def desk(_starts_warm: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """A Hub for all tests of a file, a process for the commands that ask it, and its home."""
+    from hub_emulator import Hub
+
+    root = tmp_path_factory.mktemp("desk")
+    with Hub(root / "hub") as server:
+        commands = Commands(server.environment(root / "home"))
+        yield server, commands, root / "home"
+        commands.close()
+    assert server.unknown == []
+
+
 @pytest.fixture(scope="session")
 def converter() -> None:
     """What a command downloads once, for tests of commands that reach no network."""

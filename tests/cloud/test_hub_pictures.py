@@ -6,7 +6,7 @@ import io
 import json
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -47,26 +47,15 @@ for path in sys.argv[1:]:
 """
 
 
-@pytest.fixture(scope="module")
-def one(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Hub, Commands, Path]]:
-    """One Hub, and one process for the commands."""
-    root = tmp_path_factory.mktemp("pictures")
-    with Hub(root / "hub") as server:
-        commands = Commands(server.environment(root / "home"))
-        yield server, commands, root / "home"
-        commands.close()
-    assert server.unknown == []
+@pytest.fixture
+def hub(desk: tuple[Hub, Commands, Path]) -> Hub:
+    desk[0].log.clear()
+    return desk[0]
 
 
 @pytest.fixture
-def hub(one: tuple[Hub, Commands, Path]) -> Hub:
-    one[0].log.clear()
-    return one[0]
-
-
-@pytest.fixture
-def call(one: tuple[Hub, Commands, Path], tmp_path: Path) -> Callable[..., Done]:
-    server, commands, home = one
+def call(desk: tuple[Hub, Commands, Path], tmp_path: Path) -> Callable[..., Done]:
+    server, commands, home = desk
     return lambda *words: commands.run(tmp_path, server.environment(home), *words)
 
 
@@ -140,9 +129,9 @@ def _fed(hub: Hub, home: Path, *plans: Path) -> list[dict[str, Any]]:
 
 
 @pytest.fixture(scope="module")
-def same(one: tuple[Hub, Commands, Path], tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Any]]:
+def same(desk: tuple[Hub, Commands, Path], tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Any]]:
     """Of each kind of file what was said and read of it: in a folder here, and on the Hub."""
-    server, commands, home = one
+    server, commands, home = desk
     folder, said, plans = tmp_path_factory.mktemp("same"), dict[str, list[Any]](), list[Path]()
     for number, name in enumerate(FILES):
         for path, content in _files(name).items():
@@ -214,9 +203,9 @@ BYTES = {"a half picture": _half(), "a film": _film()}
 
 
 @pytest.fixture(scope="module")
-def refused(one: tuple[Hub, Commands, Path], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def refused(desk: tuple[Hub, Commands, Path], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What training says of each bad row, of a plan that was made before the row was bad."""
-    server, commands, home = one
+    server, commands, home = desk
     folder, plans = tmp_path_factory.mktemp("refused"), list[Path]()
     server.add("dataset", "me/good", {"deep/rows.jsonl": _jsonl(ASKED[:3])} | _below("deep", PICTURES))
     done = _plan(lambda *words: commands.run(folder, server.environment(home), *words), "me/good", folder / "good.json")

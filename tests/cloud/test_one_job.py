@@ -21,7 +21,7 @@ import cloud_runs
 from cloud_runs import RUN_ID, Cloud
 from command_child import program
 from hub_emulator import Fault, Hub, JobFault
-from models import recorded
+from hub_models import add_model
 from waiting import wait_until
 
 pytestmark = pytest.mark.slow
@@ -38,10 +38,7 @@ SLEEP = "import time; print('begun', flush=True); time.sleep(60)"
 def hub(hub: Hub) -> Hub:
     """Its jobs wait for a machine until they are ended."""
     hub.faults.add_job(JobFault("stuck", attempt=None))
-    config = json.dumps(recorded("qwen2.5-0.5b")["config"]).encode()
-    files = {"config.json": config, "tokenizer_config.json": b'{"chat_template": "{{ messages }}"}'}
-    info = {"safetensors": {"parameters": {"BF16": 494_032_768}, "total": 494_032_768}}
-    hub.add("model", MODEL, files | {"model.safetensors": bytes(1000)}, info=info)
+    add_model(hub)
     return hub
 
 

@@ -14,6 +14,7 @@ import pytest
 from command_child import Commands, Done
 from hub_emulator import Hub, JobFault
 from hub_emulator.buckets import read_file
+from hub_models import add_model
 from models import recorded
 from picture_bytes import numbered
 from planning import plan_with
@@ -33,31 +34,20 @@ NAMES = ("a.png", "A.png", "deep/er/50%20 #1?.png", "ä [b]*.png")
 
 
 @pytest.fixture(scope="module")
-def one(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Hub, Commands, Path]]:
-    """One Hub with one vision model, and one process for the commands. No job gets a machine."""
-    root = tmp_path_factory.mktemp("submit")
-    with Hub(root / "hub") as server:
-        server.faults.add_job(JobFault("stuck", attempt=None))
-        about = recorded("qwen2.5-vl-7b")
-        files = {
-            "config.json": json.dumps(about["config"]).encode(),
-            "tokenizer_config.json": b'{"chat_template": "{{ messages }}"}',
-            "preprocessor_config.json": json.dumps({"min_pixels": 3136, "max_pixels": 12845056}).encode(),
-            "model.safetensors": bytes(1000),
-        }
-        count = about["published_parameters"]
-        server.add("model", MODEL, files, info={"safetensors": {"parameters": {"BF16": count}, "total": count}})
-        commands = Commands(server.environment(root / "home"))
-        yield server, commands, root / "home"
-        commands.close()
-        for job in server.jobs.all:
-            job.cancelled.set()
-    assert server.unknown == []
+def desk(desk: tuple[Hub, Commands, Path]) -> Iterator[tuple[Hub, Commands, Path]]:
+    """With one vision model. No job gets a machine."""
+    server = desk[0]
+    server.faults.add_job(JobFault("stuck", attempt=None))
+    pixels = {"min_pixels": 3136, "max_pixels": 12845056}
+    add_model(server, name="qwen2.5-vl-7b").files["preprocessor_config.json"] = json.dumps(pixels).encode()
+    yield desk
+    for job in server.jobs.all:
+        job.cancelled.set()
 
 
 @pytest.fixture
-def call(one: tuple[Hub, Commands, Path], tmp_path: Path) -> Any:
-    server, commands, home = one
+def call(desk: tuple[Hub, Commands, Path], tmp_path: Path) -> Any:
+    server, commands, home = desk
     server.jobs.all.clear()
     for bucket in server.buckets.values():
         for claim in bucket.inside("claims"):
@@ -72,8 +62,8 @@ def call(one: tuple[Hub, Commands, Path], tmp_path: Path) -> Any:
 
 
 @pytest.fixture
-def hub(one: tuple[Hub, Commands, Path]) -> Hub:
-    return one[0]
+def hub(desk: tuple[Hub, Commands, Path]) -> Hub:
+    return desk[0]
 
 
 def _ask(image: Any) -> dict[str, Any]:

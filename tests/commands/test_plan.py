@@ -15,6 +15,7 @@ import pytest
 import shared_runs
 import tiny
 from hub_emulator import ALWAYS, Fault, Hub, environment
+from hub_models import add_model
 from models import recorded
 
 pytestmark = pytest.mark.slow
@@ -605,14 +606,8 @@ def _rows(path: Path, row: dict[str, Any], count: int = 40) -> None:
     path.write_text("".join(json.dumps(row) + "\n" for _ in range(count)))
 
 
-def _add_model(hub: Hub, name: str = MODEL, **config: Any) -> Any:
-    files = {
-        "config.json": json.dumps(recorded("qwen2.5-0.5b")["config"] | config).encode(),
-        "tokenizer_config.json": b'{"chat_template": "{{ messages }}"}',
-        "model.safetensors": bytes(1_000_000),
-    }
-    info = {"safetensors": {"parameters": {"BF16": 494_032_768}, "total": 494_032_768}}
-    return hub.add("model", name, files, info=info)
+def _add_model(hub: Hub, place: str = MODEL, **config: Any) -> Any:
+    return add_model(hub, place, weights=bytes(1_000_000), **config)
 
 
 def _hub_of_troubles(hub: Hub) -> None:

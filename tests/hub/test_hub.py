@@ -15,6 +15,7 @@ import pytest
 
 from hub_child import ask
 from hub_emulator import ALWAYS, Fault, Hub, Repository
+from hub_models import add_model
 from models import recorded
 from skill_train.core.errors import SkillTrainError
 
@@ -506,13 +507,11 @@ def test_a_disk_that_is_not_told_is_unknown(hub: Hub, home: Path) -> None:
 
 def _model(hub: Hub, *, safetensors: Any = 494_032_768, weights: Any = None) -> Repository:
     """A model as the Hub shows it. Its weights are small, or as large as said; a whole download of them would show."""
-    files = {
-        "config.json": json.dumps(recorded("qwen2.5-0.5b")["config"]).encode(),
-        "tokenizer_config.json": b'{"chat_template": "{{ messages }}"}',
-        "model.safetensors": _safetensors(weights or {"a": [1000, 1000]}),
-    }
-    info = {"safetensors": {"parameters": {"BF16": safetensors}, "total": safetensors}} if safetensors else {}
-    return hub.add("model", MODEL, files, info=info)
+    repository = add_model(hub, weights=_safetensors(weights or {"a": [1000, 1000]}))
+    repository.info = (
+        {"safetensors": {"parameters": {"BF16": safetensors}, "total": safetensors}} if safetensors else {}
+    )
+    return repository
 
 
 def _safetensors(shapes: dict[str, list[int]]) -> bytes:

@@ -23,7 +23,7 @@ import step_records
 from cloud_runs import Cloud
 from command_child import Done, program
 from hub_emulator import ALWAYS, Fault, Hub
-from models import recorded
+from hub_models import add_model
 from skill_train.core.files import write_json
 from skill_train.run import records
 from skill_train.run.folder import RunDir
@@ -277,10 +277,7 @@ def test_push_ends_when_the_store_does_not_answer(
 @pytest.fixture
 def planned(cloud: Cloud, tmp_path: Path) -> list[str]:
     """The words for a model on the Hub and rows on this machine."""
-    config = json.dumps(recorded("qwen2.5-0.5b")["config"]).encode()
-    files = {"config.json": config, "tokenizer_config.json": b'{"chat_template": "{{ messages }}"}'}
-    info = {"safetensors": {"parameters": {"BF16": 494_032_768}, "total": 494_032_768}}
-    cloud.hub.add("model", MODEL, files | {"model.safetensors": bytes(1000)}, info=info)
+    add_model(cloud.hub)
     rows = [{"prompt": f"{n}?", "completion": "The ticket."} for n in range(40)]
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     return ["--model", MODEL, "--data", "rows.jsonl", "--max-steps", "2"]

@@ -32,7 +32,7 @@ from elsewhere import Elsewhere
 from hub_emulator import ALWAYS, Fault, Hub, JobFault, server
 from hub_emulator.routes import ROUTES
 from hub_emulator.wire import Answer
-from models import recorded
+from hub_models import add_model
 from skill_train.core.files import write_json
 from skill_train.run.folder import RunDir
 
@@ -384,10 +384,7 @@ class Desk:
         for kept in (hub.log, hub.faults.struck, hub.repositories, hub.unknown, self.elsewhere.sent):
             kept.clear()  # type: ignore[attr-defined]
         hub.faults.add_job(JobFault("stuck", attempt=None))
-        config = json.dumps(recorded("qwen2.5-0.5b")["config"]).encode()
-        files = {"config.json": config, "tokenizer_config.json": b'{"chat_template": "{{ messages }}"}'}
-        info = {"safetensors": {"parameters": {"BF16": 494_032_768}, "total": 494_032_768}}
-        hub.add("model", MODEL, files | {"model.safetensors": bytes(1000)}, info=info)
+        add_model(hub)
         rows = "".join(json.dumps({"prompt": f"q{n}", "completion": "a"}) + "\n" for n in range(20)).encode()
         card = b"---\nlicense: mit\n---\n# Rows\n"
         hub.add("dataset", DATA, {"train.jsonl": rows, "README.md": card})
