@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from hub_child import ask
-from hub_emulator import ALWAYS, Fault, Hub, Repository
+from hub_emulator import ALWAYS, Fault, Hub, Lie, Repository
 from hub_models import add_model
 from models import recorded
 from skill_train.core.errors import SkillTrainError
@@ -382,14 +382,6 @@ def test_a_field_of_a_job_that_has_another_type(
         assert (told["error"]["code"], told["error"]["exit_code"]) == ("hub_error", 8), told
     else:
         assert told["answer"] == told["answer"] | read
-
-
-class Lie(Fault):
-    """Status 200 with another body."""
-
-    @property
-    def lets_through(self) -> bool:
-        return False
 
 
 # --- The cache ---

@@ -22,7 +22,7 @@ import planning
 import step_records
 from cloud_runs import Cloud
 from command_child import Done, program
-from hub_emulator import ALWAYS, Fault, Hub
+from hub_emulator import ALWAYS, Fault, Hub, Lie
 from hub_models import add_model
 from skill_train.core.files import write_json
 from skill_train.run import records
@@ -221,14 +221,6 @@ def _rows(cloud: Cloud) -> None:
     pytest.importorskip("datasets")
     rows = b'{"prompt": "q", "completion": "a"}\n{"prompt": "p", "completion": "b"}\n'
     cloud.hub.add("dataset", "me/rows", {"train.jsonl": rows, "README.md": b"---\nlicense: mit\n---\n"})
-
-
-class Lie(Fault):
-    """Status 200 with another body."""
-
-    @property
-    def lets_through(self) -> bool:
-        return False
 
 
 # --- Uploads ---

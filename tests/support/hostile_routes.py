@@ -29,7 +29,7 @@ import hostile
 import hostile_records
 from command_child import Commands, Done
 from elsewhere import Elsewhere
-from hub_emulator import ALWAYS, Fault, Hub, JobFault, server
+from hub_emulator import ALWAYS, Fault, Hub, JobFault, Lie, server
 from hub_emulator.routes import ROUTES
 from hub_emulator.wire import Answer
 from hub_models import add_model
@@ -114,16 +114,9 @@ def _body(content: bytes | Callable[[], Iterator[bytes]], kind: str = "applicati
 
     def made(dice: random.Random, elsewhere: str) -> Fault:
         said = content if isinstance(content, bytes) else cast(bytes, content())
-        return _Said(status, {"Content-Type": kind}, said)
+        return Lie(status, {"Content-Type": kind}, said)
 
     return made
-
-
-@dataclass(frozen=True)
-class _Said(Fault):
-    @property
-    def lets_through(self) -> bool:
-        return False
 
 
 def _of_right(change: Callable[[Any, random.Random], Any]) -> Callable[[random.Random, str], Fault]:
@@ -239,7 +232,7 @@ TROUBLES: tuple[Trouble, ...] = (
     Trouble("no text", _body(b"\xff\xfe\x00{")),
     Trouble("200 with an error", _body(b'{"error": "something \\u001b[2J went wrong"}')),
     Trouble("30 MB", _body(LARGE)),
-    Trouble("a bomb of gzip", lambda dice, elsewhere: _Said(200, {"Content-Encoding": "gzip"}, _bomb())),
+    Trouble("a bomb of gzip", lambda dice, elsewhere: Lie(200, {"Content-Encoding": "gzip"}, _bomb())),
     Trouble("no gzip", _headers(Content_Encoding="gzip")),
     Trouble("another type", _headers(Content_Type="image/png; charset=\x1b[2J")),
     Trouble("a strange charset", _headers(Content_Type="application/json; charset=utf-7")),
