@@ -27,16 +27,13 @@ from skill_train.llama.importance.file import (
     wanted_matrices,
     write_matrix,
 )
+from told import quiet
 
 pytestmark = pytest.mark.slow
 
 IDS = [[5, 17, 100, 42, 7, 300, 18, 9, 61, 250, 33, 400] * 12, [3, 77, 12, 250] * 5]
 # Measured: 0.006 % of the worst column, 2e-7 of the sum of all, on f32 files. In an f16 file inputs are rounded.
 WORST_COLUMN, TOTAL = 5e-4, 1e-5
-
-
-def quiet(done: float, total: float, text: str) -> None:
-    """A bar that nobody sees."""
 
 
 def collected(gguf: Path, out: Path, ids: list[list[int]] | None = None) -> tuple[collect.Collected, ImportanceMatrix]:

@@ -252,6 +252,8 @@ def _gguf() -> bytes:
     import numpy as np
     from gguf import GGUFWriter
 
+    from gguf_edit import finish
+
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "x.gguf")
         writer = GGUFWriter(str(path), "llama")
@@ -265,10 +267,7 @@ def _gguf() -> bytes:
         writer.add_string("tokenizer.chat_template", "{{ messages }}")
         writer.add_tensor("token_embd.weight", np.arange(12, dtype=np.float32).reshape(3, 4))
         writer.add_tensor("output_norm.weight", np.ones(4, dtype=np.float16))
-        writer.write_header_to_file()
-        writer.write_kv_data_to_file()
-        writer.write_tensors_to_file()
-        writer.close()
+        finish(writer)
         return path.read_bytes()
 
 

@@ -16,6 +16,7 @@ from safetensors.torch import load_file
 import gguf_edit
 import tiny
 import training
+from gguf_edit import finish
 from skill_train.commands import verify as verify_command
 from skill_train.core.console import Console
 from skill_train.core.digests import file_digest
@@ -148,10 +149,7 @@ def rewrite(source: Path, out: Path, change: Callable[[dict[str, Any]], None]) -
             writer.add_key_value(key, field.contents(), field.types[0], inner)
     for name, values in data.items():
         writer.add_tensor(name, values)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish(writer)
     return out
 
 
