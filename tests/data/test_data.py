@@ -15,6 +15,7 @@ from skill_train.core.console import MAX_JSON_BYTES
 from skill_train.core.errors import SkillTrainError
 from skill_train.data import scan as dataset
 from skill_train.recipe.fields import Recipe
+from training import write_data
 
 TURNS = [{"role": "user", "content": "2+2?"}, {"role": "assistant", "content": "4"}]
 SPOKEN = [{"from": "human", "value": "2+2?"}, {"from": "gpt", "value": "4"}]
@@ -59,7 +60,7 @@ GOOD: list[tuple[str, dict[str, Any], str, str, str]] = [
 
 @pytest.mark.parametrize(("row", "verdict", "data_format", "example"), [g[1:] for g in GOOD], ids=[g[0] for g in GOOD])
 def test_a_good_dataset_ends_with_0(tmp_path: Path, row: Any, verdict: str, data_format: str, example: str) -> None:
-    code, answer = _data(_jsonl(tmp_path, row, row))
+    code, answer = _data(write_data(tmp_path, [row, row]))
     data = answer["data"]
     assert (code, answer["ok"], data["rows"], data["usable_rows"]) == (0, True, 2, 2)
     assert (data["methods"]["sft"]["verdict"], data["format"]["name"]) == (verdict, data_format)
@@ -75,7 +76,7 @@ def test_a_good_dataset_ends_with_0(tmp_path: Path, row: Any, verdict: str, data
 
 @pytest.mark.parametrize("row", [g[1] for g in GOOD], ids=[g[0] for g in GOOD])
 def test_the_fixed_file_is_ready_and_scanned(tmp_path: Path, row: Any) -> None:
-    path = _jsonl(tmp_path, row, row)
+    path = write_data(tmp_path, [row, row])
     before = path.read_bytes()
     code, answer = _data(path, "--fix", "out.jsonl")
     assert (code, answer["data"]["fix"]["rows"], answer["data"]["fix"]["left_out"]) == (0, 1, {"duplicate": 1})
@@ -147,14 +148,14 @@ def test_what_looks_like_personal_data_is_told_with_its_lines(tmp_path: Path, su
 
 
 def test_many_problems_keep_their_count_and_ten_lines(tmp_path: Path) -> None:
-    path = _jsonl(tmp_path, {"text": "Once."}, *({"text": ""} for _ in range(30)))
+    path = write_data(tmp_path, [{"text": "Once."}, *({"text": ""} for _ in range(30))])
     count = _data(path)[1]["data"]["problems"]["empty"]
     assert (count["rows"], count["refused"], count["lines"]) == (30, 30, list(range(2, 12)))
 
 
 def test_odd_orders_are_counted_and_not_refused(tmp_path: Path) -> None:
     rows = [{"messages": m} for m in (TURNS, TURNS[::-1], [*TURNS, TURNS[0]], TOOLS)]
-    code, answer = _data(_jsonl(tmp_path, *rows))
+    code, answer = _data(write_data(tmp_path, rows))
     count = answer["data"]["problems"]["wrong_role_order"]
     assert (code, count["rows"], count["refused"], count["lines"]) == (0, 2, 0, [2, 3])
 
@@ -186,7 +187,7 @@ def test_a_file_without_a_whole_row_is_refused_with_its_problems(tmp_path: Path)
 
 
 def test_what_no_tokenizer_counted_is_unknown_with_the_reason(tmp_path: Path) -> None:
-    data = _data(_jsonl(tmp_path, {"text": "x" * 100}))[1]["data"]
+    data = _data(write_data(tmp_path, [{"text": "x" * 100}]))[1]["data"]
     assert (data["problems"]["truncated"], data["problems"]["fully_masked"]) == (None, None)
     assert "--model" in data["unknown"]["truncated"]
     assert (data["tokens"]["counted"], data["tokens"]["mean"]) == (False, [21.0, 52.0])
@@ -204,7 +205,7 @@ def test_what_no_tokenizer_counted_is_unknown_with_the_reason(tmp_path: Path) ->
     ],
 )
 def test_the_method_decides_the_exit_code(tmp_path: Path, row: Any, method: str, code: int) -> None:
-    got, answer = _data(_jsonl(tmp_path, row), "--method", method)
+    got, answer = _data(write_data(tmp_path, [row]), "--method", method)
     assert got == code
     if code:
         assert answer["error"]["code"] == "wrong_columns"
@@ -218,14 +219,14 @@ def test_the_method_decides_the_exit_code(tmp_path: Path, row: Any, method: str,
 
 
 def test_a_guess_is_called_one(tmp_path: Path) -> None:
-    code, answer = _data(_jsonl(tmp_path, {"Frage": "q", "Antwort": "a"}))
+    code, answer = _data(write_data(tmp_path, [{"Frage": "q", "Antwort": "a"}]))
     assert code == 0
     assert [warning["code"] for warning in answer["warnings"]] == ["guessed_mapping", "needs_mapping"]
 
 
 def test_a_column_that_the_first_row_lacks_is_not_forgotten(tmp_path: Path) -> None:
     """With the mapping of the first row alone every system message would be dropped."""
-    path = _jsonl(tmp_path, {"conversations": SPOKEN}, {"conversations": SPOKEN, "system": "Count."})
+    path = write_data(tmp_path, [{"conversations": SPOKEN}, {"conversations": SPOKEN, "system": "Count."}])
     data = _data(path, "--fix", "out.jsonl")[1]["data"]
     both = {"conversations": "conversations", "system": "system"}
     assert (data["methods"]["sft"]["verdict"], data["format"]["columns"], data["not_read"]) == ("ready", both, [])
@@ -234,10 +235,10 @@ def test_a_column_that_the_first_row_lacks_is_not_forgotten(tmp_path: Path) -> N
 
 
 def test_a_first_row_of_other_columns_does_not_decide(tmp_path: Path) -> None:
-    code, answer = _data(_jsonl(tmp_path, {"text": "header"}, {"messages": TURNS}, {"messages": TOOLS}))
+    code, answer = _data(write_data(tmp_path, [{"text": "header"}, {"messages": TURNS}, {"messages": TOOLS}]))
     assert (code, answer["data"]["format"]["name"]) == (2, "messages")
     assert answer["data"]["problems"]["missing_column"]["lines"] == [1]
-    code, answer = _data(_jsonl(tmp_path, {"text": "header"}, ALPACA, ALPACA))
+    code, answer = _data(write_data(tmp_path, [{"text": "header"}, ALPACA, ALPACA]))
     assert answer["data"]["methods"]["sft"]["recipe"] == [
         "format: instruction", "columns: {instruction: instruction, output: output, input: input}",
     ]  # fmt: skip
@@ -245,7 +246,7 @@ def test_a_first_row_of_other_columns_does_not_decide(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["rows.jsonl", "old.jsonl", "out.csv"])
 def test_an_output_is_never_overwritten(tmp_path: Path, name: str) -> None:
-    path = _jsonl(tmp_path, {"text": "Once."})
+    path = write_data(tmp_path, [{"text": "Once."}])
     (tmp_path / "old.jsonl").write_text("mine")
     before = {file.name: file.read_bytes() for file in tmp_path.iterdir()}
     code, answer = _data(path, "--fix", name)
@@ -254,14 +255,14 @@ def test_an_output_is_never_overwritten(tmp_path: Path, name: str) -> None:
 
 
 def test_a_link_to_the_input_is_no_output(tmp_path: Path) -> None:
-    path = _jsonl(tmp_path, {"text": "Once."})
+    path = write_data(tmp_path, [{"text": "Once."}])
     (tmp_path / "link.jsonl").symlink_to(path)
     assert _data(path, "--fix", "link.jsonl")[0] == 2
     assert path.read_text() == '{"text": "Once."}\n'
 
 
 def test_nothing_usable_writes_nothing(tmp_path: Path) -> None:
-    code, answer = _data(_jsonl(tmp_path, {"text": " "}, {"text": ""}), "--fix", "out.jsonl")
+    code, answer = _data(write_data(tmp_path, [{"text": " "}, {"text": ""}]), "--fix", "out.jsonl")
     assert (code, answer["error"]["code"]) == (2, "bad_row")
     assert [file.name for file in tmp_path.iterdir()] == ["rows.jsonl"]
 
@@ -276,7 +277,7 @@ def test_the_same_file_gives_the_same_answer_of_at_most_8_kb(tmp_path: Path) -> 
 
 
 def test_a_person_sees_the_same(tmp_path: Path) -> None:
-    path = _jsonl(tmp_path, {"messages": TURNS}, {"messages": []})
+    path = write_data(tmp_path, [{"messages": TURNS}, {"messages": []}])
     done = called("data", os.path.relpath(path), "--format", "human")
     assert done.code == 2
     for words in ("rows.jsonl: 2 rows", "impossible", "empty", "2 to 5 bytes a token", "⟦4⟧"):
@@ -300,12 +301,6 @@ def test_memory_does_not_grow_with_the_rows(tmp_path: Path) -> None:
 
 def _data(path: Path, *options: str) -> tuple[int, dict[str, Any]]:
     return answered("data", os.path.relpath(path), *options)
-
-
-def _jsonl(folder: Path, *rows: dict[str, Any]) -> Path:
-    path = folder / "rows.jsonl"
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    return path
 
 
 def _write(path: Path, rows: list[dict[str, str]]) -> None:

@@ -15,6 +15,7 @@ from skill_train.data import scan as dataset
 from skill_train.facts import DatasetFacts
 from skill_train.program.examples import to_example
 from skill_train.recipe.fields import Recipe, from_dict, recipe_hash
+from training import write_data
 
 TURNS = [{"role": "user", "content": "2+2?"}, {"role": "assistant", "content": "4"}]
 SPOKEN = [{"from": "human", "value": "2+2?"}, {"from": "gpt", "value": "4"}]
@@ -41,14 +42,14 @@ def test_a_column_that_only_a_later_row_has_is_read(
     tmp_path: Path, row: dict[str, Any], extra: dict[str, Any], wanted: str
 ) -> None:
     (column,) = extra
-    path = _jsonl(tmp_path, row, row | {"id": 1}, row | extra)
+    path = write_data(tmp_path, [row, row | {"id": 1}, row | extra])
     facts = _scan(path)
     assert facts.columns[wanted] == column
     assert column in facts.reason and column in facts.column_names
-    assert facts.text_bytes == 2 * (_scan(_jsonl(tmp_path, row)).text_bytes or 0) + (
-        _scan(_jsonl(tmp_path, row | extra)).text_bytes or 0
+    assert facts.text_bytes == 2 * (_scan(write_data(tmp_path, [row])).text_bytes or 0) + (
+        _scan(write_data(tmp_path, [row | extra])).text_bytes or 0
     )
-    answer = _data(_jsonl(tmp_path, row, row | {"id": 1}, row | extra))["data"]
+    answer = _data(write_data(tmp_path, [row, row | {"id": 1}, row | extra]))["data"]
     assert (answer["format"]["name"], answer["format"]["columns"]) == (facts.format, facts.columns)
     assert (answer["methods"]["sft"]["verdict"], answer["not_read"]) == ("ready", ["id"])
     assert answer["format"]["because"] == facts.reason
@@ -59,7 +60,7 @@ def test_the_order_of_the_rows_does_not_matter(
     tmp_path: Path, row: dict[str, Any], extra: dict[str, Any], wanted: str
 ) -> None:
     orders = ([row, row | extra], [row | extra, row])
-    first, second = (_scan(_jsonl(tmp_path, *rows)) for rows in orders)
+    first, second = (_scan(write_data(tmp_path, rows)) for rows in orders)
     assert (first.columns, first.reason) == (second.columns, second.reason)
     hashes = {recipe_hash({"columns": facts.columns, "data": "d"}, {}) for facts in (first, second)}
     assert len(hashes) == 1
@@ -68,24 +69,24 @@ def test_the_order_of_the_rows_does_not_matter(
 def test_two_that_come_one_after_the_other_are_both_read(tmp_path: Path) -> None:
     rows = [ALPACA, ALPACA | {"system": "Count."}, ALPACA | {"input": "2 2"}]
     both = {"instruction": "instruction", "output": "output", "input": "input", "system": "system"}
-    assert _scan(_jsonl(tmp_path, *rows)).columns == both
-    assert list(_scan(_jsonl(tmp_path, *rows)).columns) == list(both)
+    assert _scan(write_data(tmp_path, rows)).columns == both
+    assert list(_scan(write_data(tmp_path, rows)).columns) == list(both)
 
 
 def test_the_usual_name_wins_over_another_one(tmp_path: Path) -> None:
     rows = [ALPACA, ALPACA | {"context": "2 2"}, ALPACA | {"input": "2 2", "context": ""}]
-    facts = _scan(_jsonl(tmp_path, *rows))
+    facts = _scan(write_data(tmp_path, rows))
     assert facts.columns["input"] == "input"
-    assert _data(_jsonl(tmp_path, *rows))["data"]["format"]["columns"] == facts.columns
+    assert _data(write_data(tmp_path, rows))["data"]["format"]["columns"] == facts.columns
 
 
 def test_rows_that_are_not_chosen_add_nothing(tmp_path: Path) -> None:
-    path = _jsonl(tmp_path, ALPACA, ALPACA | {"input": "2 2"})
+    path = write_data(tmp_path, [ALPACA, ALPACA | {"input": "2 2"}])
     assert "input" not in _scan(path, split="train[:1]").columns
 
 
 def test_a_format_without_a_mapping_reads_them_too(tmp_path: Path) -> None:
-    path = _jsonl(tmp_path, ALPACA | {"prompt": "a"}, ALPACA | {"input": "2 2"})
+    path = write_data(tmp_path, [ALPACA | {"prompt": "a"}, ALPACA | {"input": "2 2"}])
     facts = _scan(path, format="instruction")
     assert (facts.columns["input"], facts.reason) == ("input", "said in the recipe")
     (tmp_path / "recipe.yaml").write_text("format: instruction\ndata: rows.jsonl\nmodel: m\n")
@@ -98,12 +99,12 @@ def test_a_mapping_in_the_recipe_is_the_whole_mapping(tmp_path: Path) -> None:
     rows = [ALPACA, ALPACA | {"input": "2 2", "system": "Count.", "hint": "no"}]
     said = {"instruction": "instruction", "output": "output"}
     asked = {"format": "instruction", "columns": said}
-    assert _scan(_jsonl(tmp_path, *rows), **asked).columns == said
+    assert _scan(write_data(tmp_path, rows), **asked).columns == said
     asked["columns"] = said | {"input": "hint"}
-    assert _scan(_jsonl(tmp_path, *rows), **asked).columns == asked["columns"]
+    assert _scan(write_data(tmp_path, rows), **asked).columns == asked["columns"]
     asked["columns"] = said | {"input": "inptu"}
     with pytest.raises(UsageError, match="no column 'inptu'") as caught:
-        _scan(_jsonl(tmp_path, *rows), **asked)
+        _scan(write_data(tmp_path, rows), **asked)
     assert caught.value.code == "wrong_columns"
     recipe = tmp_path / "recipe.json"
     recipe.write_text(json.dumps(asked | {"data": "rows.jsonl", "model": "m"}))
@@ -115,20 +116,20 @@ def test_a_mapping_names_what_the_format_has(tmp_path: Path) -> None:
     """A misspelt key would be a column that nobody reads."""
     columns = {"instruction": "instruction", "output": "output", "inputs": "input"}
     with pytest.raises(UsageError, match="did you mean 'input'") as caught:
-        _scan(_jsonl(tmp_path, ALPACA | {"input": "2 2"}), format="instruction", columns=columns)
+        _scan(write_data(tmp_path, [ALPACA | {"input": "2 2"}]), format="instruction", columns=columns)
     assert (caught.value.code, caught.value.expected) == ("bad_recipe", "instruction, output, input, system")
 
 
 def test_a_plan_is_still_that_of_its_data(tmp_path: Path) -> None:
     """The mapping travels in the plan, and the data is read again with it."""
-    path = _jsonl(tmp_path, ALPACA, ALPACA | {"input": "2 2"})
+    path = write_data(tmp_path, [ALPACA, ALPACA | {"input": "2 2"}])
     facts = _scan(path)
     again = _scan(path, format=facts.format, columns=facts.columns)
     assert (again.columns, again.fingerprint) == (facts.columns, facts.fingerprint)
 
 
 def test_the_usable_copy_keeps_what_only_later_rows_have(tmp_path: Path) -> None:
-    path = _jsonl(tmp_path, ALPACA, ALPACA | {"input": "2 2"}, ALPACA | {"input": "3 1"})
+    path = write_data(tmp_path, [ALPACA, ALPACA | {"input": "2 2"}, ALPACA | {"input": "3 1"}])
     _data(path, "--fix", "out.jsonl")
     written = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
     assert [row["input"] for row in written] == [None, "2 2", "3 1"]
@@ -140,7 +141,7 @@ def test_the_usable_copy_keeps_what_only_later_rows_have(tmp_path: Path) -> None
 def test_more_kinds_of_rows_than_are_told_apart_hide_no_column(tmp_path: Path) -> None:
     """13 columns that are text or null make 8192 kinds of rows."""
     wide = ({f"c{bit}": "x" if number >> bit & 1 else None for bit in range(13)} for number in range(5000))
-    path = _jsonl(tmp_path, *(ALPACA | row for row in wide), ALPACA | {"input": "2 2"})
+    path = write_data(tmp_path, [*(ALPACA | row for row in wide), ALPACA | {"input": "2 2"}])
     assert _data(path)["data"]["format"]["columns"] == _scan(path).columns
     assert _scan(path).columns["input"] == "input"
 
@@ -151,9 +152,3 @@ def _scan(path: Path, **values: Any) -> DatasetFacts:
 
 def _data(path: Path, *options: str) -> dict[str, Any]:
     return answered("data", os.path.relpath(path), *options)[1]
-
-
-def _jsonl(folder: Path, *rows: dict[str, Any]) -> Path:
-    path = folder / "rows.jsonl"
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    return path
