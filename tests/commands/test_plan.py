@@ -16,7 +16,7 @@ import shared_runs
 import tiny
 from hub_emulator import ALWAYS, Fault, Hub, environment
 from hub_models import add_model
-from models import recorded
+from models import recorded, write_model
 
 pytestmark = pytest.mark.slow
 
@@ -58,7 +58,7 @@ def hub(hub: Hub) -> Hub:
 def here(tmp_path: Path) -> Path:
     """A folder with a small model's files (no weights: its config tells its size) and 40 rows."""
     folder = tmp_path / "here"
-    _model(folder / "model", "smollm2-135m")
+    write_model(folder / "model", "smollm2-135m")
     _rows(folder / "rows.jsonl", ROW)
     return folder
 
@@ -129,7 +129,7 @@ def test_a_name_is_no_markup(hub: Hub, here: Path) -> None:
 def test_a_large_plan_is_whole_in_8_kb(hub: Hub, tmp_path: Path) -> None:
     """Long names, conversations, a model that eight GPUs share: nothing is left out."""
     folder = tmp_path / ("a long name " * 9) / ("another " * 9)
-    _model(folder / ("model " * 9), "qwen2.5-72b")
+    write_model(folder / ("model " * 9), "qwen2.5-72b")
     row = TALK | {f"column {n:030}": n for n in range(30)}
     _rows(folder / ("rows " * 9 + ".jsonl"), row, count=400)  # enough for steps that teach: no warning of few
     arguments = ("--model", folder / ("model " * 9), "--data", folder / ("rows " * 9 + ".jsonl"))
@@ -594,12 +594,6 @@ def _answer(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
     answer: dict[str, Any] = json.loads(done.stdout)
     assert answer["schema"] == "skill-train/1"
     return answer
-
-
-def _model(folder: Path, name: str) -> None:
-    folder.mkdir(parents=True)
-    (folder / "config.json").write_text(json.dumps(recorded(name)["config"]))
-    (folder / "tokenizer_config.json").write_text('{"chat_template": "{{ messages }}"}')
 
 
 def _rows(path: Path, row: dict[str, Any], count: int = 40) -> None:

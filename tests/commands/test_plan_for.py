@@ -9,7 +9,7 @@ import pytest
 
 import tiny
 import training
-from models import recorded
+from models import write_model
 from one_command import answered, called
 from skill_train.commands._for_device import DeviceOptions, device_question
 from skill_train.core.errors import UsageError
@@ -25,19 +25,12 @@ def here(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def _model(folder: Path, name: str) -> None:
-    """The files of a model without its weights: the config tells its size."""
-    folder.mkdir()
-    (folder / "config.json").write_text(json.dumps(recorded(name)["config"]))
-    (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": "{{ messages }}"}))
-
-
 PLAN = ("plan", "--model", "model", "--data", "rows.jsonl")
 
 
 def test_a_phone(here: Path) -> None:
     """1.5B on 6 GiB, of which 45 % are sure: 2.9 GB hold q8_0 (1.65 GB), the cache and the logits."""
-    _model(here / "model", "qwen2.5-1.5b")
+    write_model(here / "model", "qwen2.5-1.5b")
     on = answered(*PLAN, "--for", "iPhone 15", "--context", "4096")[1]["data"][
         "for"
     ]  # it may be too large to train here
@@ -52,7 +45,7 @@ def test_a_phone(here: Path) -> None:
 
 
 def test_the_types_that_are_named(here: Path) -> None:
-    _model(here / "model", "qwen2.5-1.5b")
+    write_model(here / "model", "qwen2.5-1.5b")
     on = answered(*PLAN, "--for", "iPhone 15", "--quant", "IQ4-XS, iq2_m,iq4_xs")[1]["data"]["for"]
     assert [file["quant"] for file in on["files"]] == ["iq4_xs", "iq2_m"] and on["recommended"] == "iq4_xs"
     # huggingface.co/bartowski/Qwen2.5-1.5B-Instruct-GGUF: a file of 895 MB.
@@ -66,7 +59,7 @@ def test_the_types_that_are_named(here: Path) -> None:
 
 def test_a_stated_device_with_a_speed(here: Path) -> None:
     """68 GB/s read q8_0 of 1.5B too slowly for 20 tokens a second, and q4_k_m fast enough."""
-    _model(here / "model", "qwen2.5-1.5b")
+    write_model(here / "model", "qwen2.5-1.5b")
     on = answered(*PLAN, "--memory", "8GB", "--bandwidth", "68GB/s", "--min-speed", "20")[1]["data"]["for"]
     assert (on["device"], on["gigabytes_per_second"]) == ("a device of 8 GB and 68 GB/s", 68)
     best = next(file for file in on["files"] if file["quant"] == on["recommended"])
@@ -75,7 +68,7 @@ def test_a_stated_device_with_a_speed(here: Path) -> None:
 
 
 def test_nothing_fits(here: Path) -> None:
-    _model(here / "model", "qwen2.5-32b")
+    write_model(here / "model", "qwen2.5-32b")
     code, answer = answered(*PLAN, "--for", "iPhone 15", "--where", "local")
     assert code == 3 and answer["ok"] is False
     on = answer["data"]["for"]
@@ -84,14 +77,14 @@ def test_nothing_fits(here: Path) -> None:
 
 
 def test_the_miss_is_the_error_of_a_plan_that_runs(here: Path) -> None:
-    _model(here / "model", "smollm2-135m")
+    write_model(here / "model", "smollm2-135m")
     code, answer = answered(*PLAN, "--memory", "200MB")
     assert (code, answer["error"]["code"]) == (3, "no_memory")
     assert "the nearest is q2_k" in answer["error"]["message"] and answer["next"] == []
 
 
 def test_a_longer_context_needs_more(here: Path) -> None:
-    _model(here / "model", "qwen2.5-1.5b")
+    write_model(here / "model", "qwen2.5-1.5b")
     short, long = (
         answered(*PLAN, "--for", "M1", "--context", str(tokens))[1]["data"]["for"]["files"][0]
         for tokens in (512, 32768)
@@ -116,7 +109,7 @@ def test_a_longer_context_needs_more(here: Path) -> None:
     ],
 )
 def test_refused(here: Path, options: tuple[str, ...], code: str, says: str) -> None:
-    _model(here / "model", "smollm2-135m")
+    write_model(here / "model", "smollm2-135m")
     exit_code, answer = answered(*PLAN, *options)
     assert (exit_code, answer["error"]["code"]) == (2, code) and says in answer["error"]["message"]
 
@@ -138,7 +131,7 @@ HOSTILE = [
     "options", HOSTILE, ids=lambda options: " ".join(options)[:40].encode("unicode_escape").decode()
 )
 def test_what_is_no_device_and_no_limit_is_refused_in_one_sentence(here: Path, options: tuple[str, ...]) -> None:
-    _model(here / "model", "smollm2-135m")
+    write_model(here / "model", "smollm2-135m")
     before = sorted(path.name for path in here.rglob("*"))
     exit_code, answer = answered(*PLAN, *options)
     assert (exit_code, answer["error"]["code"]) == (2, "bad_usage")
@@ -153,19 +146,19 @@ def test_a_limit_of_zero_is_a_limit() -> None:
 
 
 def test_a_person_sees_the_file_to_ship(here: Path) -> None:
-    _model(here / "model", "smollm2-135m")
+    write_model(here / "model", "smollm2-135m")
     done = called(*PLAN, "--for", "Raspberry Pi 5", "--format", "human")
     assert done.code == 0 and all(words in done.stdout for words in ("ship q8_0: ", "Raspberry Pi 5", "bandwidth: "))
 
 
 def test_without_a_device_nothing_is_said(here: Path) -> None:
-    _model(here / "model", "smollm2-135m")
+    write_model(here / "model", "smollm2-135m")
     assert "for" not in answered(*PLAN)[1]["data"]
 
 
 def test_a_context_is_at_most_the_models(here: Path) -> None:
     """SmolLM2 135M was made for 8192 tokens."""
-    _model(here / "model", "smollm2-135m")
+    write_model(here / "model", "smollm2-135m")
     on = answered(*PLAN, "--for", "M1", "--context", "999999")[1]["data"]["for"]
     assert on["context"] == 8192
     assert on["reasons"][-2] == "context: 8192 tokens, all that the model was made for; 999999 were asked for"
@@ -173,7 +166,7 @@ def test_a_context_is_at_most_the_models(here: Path) -> None:
 
 def test_i_quants_fill_the_gap_below_q4_k_m(here: Path) -> None:
     """Of 1.5B q4_k_m has up to 1.08 GB, iq4_xs 0.995 and q3_k_m 0.92. With --quant nothing is added."""
-    _model(here / "model", "qwen2.5-1.5b")
+    write_model(here / "model", "qwen2.5-1.5b")
     words = ("--memory", "8GB", "--bandwidth", "68GB/s", "--max-size", "1GB")
     on = answered(*PLAN, *words)[1]["data"]["for"]
     assert [file["quant"] for file in on["files"][6:]] == ["iq4_xs", "iq3_m"] and on["recommended"] == "iq4_xs"

@@ -16,10 +16,10 @@ import pytest
 
 from machines import recorded_machine
 from models import recorded_model
-from planning import decided, says
+from planning import decided, says, shipped_flavor
 from skill_train.core.errors import UsageError
 from skill_train.estimate.step import Range
-from skill_train.facts import Flavor, ModelFacts
+from skill_train.facts import ModelFacts
 from skill_train.hub import flavors
 from skill_train.plan.places import timeout_seconds
 
@@ -73,12 +73,12 @@ def test_the_cheapest_that_fits_in_time(model: str, said: dict[str, Any], flavor
     if "load_in_4bit" not in said:  # where the GPUs have less room than the weights, and a third more where these are
         # divided, they would wait in host memory
         weights = 2 * (recorded_model(model).parameters or 0)
-        in_time = [name for name in in_time if _room(name) > weights * (1 if _flavor(name).gpus == 1 else 1.4)]
+        in_time = [name for name in in_time if _room(name) > weights * (1 if shipped_flavor(name).gpus == 1 else 1.4)]
     assert min(in_time, key=lambda name: sum(offers[name]["cost_usd"])) == flavor
 
 
 def _room(name: str) -> int:
-    return (_flavor(name).gpu_memory_bytes or 0) * _flavor(name).gpus
+    return (shipped_flavor(name).gpu_memory_bytes or 0) * shipped_flavor(name).gpus
 
 
 def test_a_price_is_time_times_the_price_of_an_hour() -> None:
@@ -148,7 +148,7 @@ def test_weights_that_wait_in_host_memory_lie_there_twice_at_first() -> None:
 
 
 def _on_less_host(model: str, name: str, gigabytes: int) -> dict[str, Any]:
-    less = dataclasses.replace(_flavor(name), ram_bytes=gigabytes * 10**9)
+    less = dataclasses.replace(shipped_flavor(name), ram_bytes=gigabytes * 10**9)
     return _cloud(model, offered=[less], flavor=name, max_steps=1)
 
 
@@ -221,7 +221,7 @@ def test_a_disk_that_is_too_small() -> None:
 
 
 def test_equal_prices_go_by_name() -> None:
-    t4 = _flavor("t4-small")
+    t4 = shipped_flavor("t4-small")
     offered = [dataclasses.replace(t4, name=name) for name in ("b", "c", "a")]
     assert _cloud("qwen2.5-0.5b", offered=offered)["flavor"] == "a"
     assert _cloud("qwen2.5-0.5b", offered=offered[::-1])["flavor"] == "a"
@@ -253,10 +253,6 @@ def _cloud(model: str | ModelFacts, **said: Any) -> dict[str, Any]:
     plan = decided(model, "m2_pro_16gb", where="cloud", **said)
     assert plan["where"] == "cloud"
     return plan
-
-
-def _flavor(name: str) -> Flavor:
-    return next(flavor for flavor in flavors.shipped() if flavor.name == name)
 
 
 def test_a_flavor_without_a_gpu_is_taken_when_it_is_named_and_never_chosen() -> None:
