@@ -33,8 +33,8 @@ def made(tmp_path: Path) -> tuple[Path, dict[str, Any]]:
 
 def cell(path: Path, tag: str) -> str:
     cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
-    (found,) = ("".join(c["source"]) for c in cells if tag in c["metadata"].get("tags", []))
-    return str(found)
+    (source,) = ("".join(c["source"]) for c in cells if tag in c["metadata"].get("tags", []))
+    return str(source)
 
 
 def test_it_is_a_valid_notebook_for_a_gpu(made: tuple[Path, dict[str, Any]]) -> None:

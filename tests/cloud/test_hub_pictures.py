@@ -81,9 +81,9 @@ def _llava(rows: list[dict[str, Any]]) -> bytes:
         [{"from": "human", "value": f"<image>\n{row['question']}"}, {"from": "gpt", "value": row["answer"]}]
         for row in rows
     ]
-    said = zip(rows, turns, strict=True)
+    pairs = zip(rows, turns, strict=True)
     return json.dumps(
-        [{"id": f"{row['answer']}", "image": row["image"], "conversations": t} for row, t in said]
+        [{"id": f"{row['answer']}", "image": row["image"], "conversations": t} for row, t in pairs]
     ).encode()
 
 
@@ -132,13 +132,13 @@ def _fed(hub: Hub, home: Path, *plans: Path) -> list[dict[str, Any]]:
 def same(desk: tuple[Hub, Commands, Path], tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Any]]:
     """Of each kind of file what was said and read of it: in a folder here, and on the Hub."""
     server, commands, home = desk
-    folder, said, plans = tmp_path_factory.mktemp("same"), dict[str, list[Any]](), list[Path]()
+    folder, sets, plans = tmp_path_factory.mktemp("same"), dict[str, list[Any]](), list[Path]()
     for number, name in enumerate(FILES):
         for path, content in _files(name).items():
             (folder / f"here{number}" / path).parent.mkdir(parents=True, exist_ok=True)
             (folder / f"here{number}" / path).write_bytes(content)
         server.add("dataset", f"me/set{number}", _files(name))
-        said[name] = []
+        sets[name] = []
         for place, data in (("here", f"here{number}/{name}"), ("there", f"me/set{number}")):
 
             def call(*words: object) -> Done:
@@ -146,11 +146,11 @@ def same(desk: tuple[Hub, Commands, Path], tmp_path_factory: pytest.TempPathFact
 
             plans.append(folder / f"{place}{number}.json")
             done = _plan(call, data, plans[-1])
-            said[name].append([done, call("data", data, "--model", tiny_vision.cached("gemma3")), plans[-1]])
+            sets[name].append([done, call("data", data, "--model", tiny_vision.cached("gemma3")), plans[-1]])
     fed = iter(_fed(server, home, *(plan for plan in plans if plan.exists())))
-    for each in (each for places in said.values() for each in places):
+    for each in (each for places in sets.values() for each in places):
         each.append(next(fed) if each[-1].exists() else None)
-    return said
+    return sets
 
 
 @pytest.mark.parametrize("name", FILES)

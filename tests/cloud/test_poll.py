@@ -40,7 +40,7 @@ def test_a_run_in_one_look(cloud: Cloud) -> None:
     """Six steps of two seconds are left; the first step, which warms up, does not count."""
     cloud.keep({"metrics.jsonl": cloud_runs.metrics(4)})
     job = _running(cloud)
-    asked = len(cloud.hub.log)
+    before = len(cloud.hub.log)
     done = cloud.on("status")
     data = done.data
     assert (done.code, data["stage"], data["job_id"], data["attempt"]) == (0, "RUNNING", job.id, 1)
@@ -54,7 +54,7 @@ def test_a_run_in_one_look(cloud: Cloud) -> None:
     estimates = json.loads(cloud.run.plan.read_text())["estimates"]
     assert data["cost_usd"]["estimated"] == {end: estimates["cost_usd"][end] for end in ("low", "high")}
     assert done.answer["next"][0] == f"skill-train wait {cloud.run.path}"
-    polled = [r.path for r in cloud.hub.log[asked:] if r.path.startswith("/api/jobs")]
+    polled = [r.path for r in cloud.hub.log[before:] if r.path.startswith("/api/jobs")]
     assert polled == [f"/api/jobs/me/{job.id}"]
 
 
@@ -78,8 +78,8 @@ def test_a_hub_that_cannot_say_whose_the_token_is(cloud: Cloud, monkeypatch: pyt
 def test_a_person_reads_lines(cloud: Cloud) -> None:
     cloud.keep({"metrics.jsonl": cloud_runs.metrics(4)})
     _running(cloud)
-    said = cloud.call("status", str(cloud.run.path), form="human").stdout
-    assert "step      4 of 10 · loss 2.6000 · 100 tokens/s" in said
+    text = cloud.call("status", str(cloud.run.path), form="human").stdout
+    assert "step      4 of 10 · loss 2.6000 · 100 tokens/s" in text
     assert cloud.call("status", str(cloud.run.path), form="quiet").stdout == "RUNNING\n"
 
 
@@ -139,8 +139,8 @@ def test_the_end_of_a_job_is_written_down_once(cloud: Cloud) -> None:
     assert (first.stage, first.ended_at) == ("ERROR", None)
     assert (second.stage, second.cost_usd) == ("COMPLETED", 0.0067)
     assert second.seconds is not None and second.ended_at is not None and 0 <= second.seconds < 60
-    said = cloud.call("status", str(cloud.run.path), form="human").stdout
-    assert "cost      $0.0067" in said and "$0.51 with the jobs before it" in said
+    text = cloud.call("status", str(cloud.run.path), form="human").stdout
+    assert "cost      $0.0067" in text and "$0.51 with the jobs before it" in text
     cloud.hub.jobs.all.clear()
     cloud.on("status")
     assert cloud.record.jobs[1] == second
@@ -177,8 +177,8 @@ def test_a_start_that_nobody_heard_of_may_appear(cloud: Cloud) -> None:
     """The job before it is shown meanwhile."""
     first = cloud.start("pass")
     cloud_runs.wait_for(first)
-    asked = msgspec.structs.replace(cloud.record.jobs[0], number=2, state="starting", job_id=None, url=None)
-    cloud.write(cloud.record.with_job(asked))
+    starting = msgspec.structs.replace(cloud.record.jobs[0], number=2, state="starting", job_id=None, url=None)
+    cloud.write(cloud.record.with_job(starting))
     assert cloud.on("status").data["attempt"] == 1
     second = cloud.hub.jobs.create(first.spec | {"labels": first.labels | {"attempt": "2"}}, "me", "me")
     assert cloud.on("status").data["job_id"] == second.id
@@ -358,8 +358,8 @@ def test_one_answer_that_does_not_know_the_job_ends_no_watch(
 def test_a_job_that_is_deleted_while_it_is_watched(cloud: Cloud, command: str, by_id: bool) -> None:
     """It is not a job that never was."""
     job = _running(cloud)
-    asked = {"wait": rf"/{job.id}$", "logs": rf"/{job.id}/logs$", "cancel": rf"/{job.id}/cancel$"}[command]
-    deleted = threading.Thread(target=_deleted, args=(cloud, asked, 2 if command == "wait" else 1))
+    path = {"wait": rf"/{job.id}$", "logs": rf"/{job.id}/logs$", "cancel": rf"/{job.id}/cancel$"}[command]
+    deleted = threading.Thread(target=_deleted, args=(cloud, path, 2 if command == "wait" else 1))
     deleted.start()
     cloud.hub.faults.add("POST .*/cancel", Fault(seconds=1.0))  # late enough
     more = ("--follow",) if command == "logs" else ()
@@ -408,10 +408,10 @@ def test_one_answer_that_there_is_no_such_job_leaves_it_not_alive(cloud: Cloud) 
 
 def test_a_finished_job_is_not_cancelled(cloud: Cloud) -> None:
     cloud_runs.wait_for(cloud.start("pass"))
-    asked = len(cloud.hub.log)
+    before = len(cloud.hub.log)
     data = cloud.on("cancel").data
     assert (data["stage"], data["cancelled"]) == ("COMPLETED", False)
-    assert not [r for r in cloud.hub.log[asked:] if r.method == "POST" and r.path.endswith("/cancel")]
+    assert not [r for r in cloud.hub.log[before:] if r.method == "POST" and r.path.endswith("/cancel")]
 
 
 def _running(cloud: Cloud) -> Any:

@@ -105,11 +105,11 @@ def test_a_ceiling_holds_for_the_price_of_now(cloud: Cloud, tmp_path: Path, monk
     cloud.keep(cloud_runs.checkpoint(5))
     job = cloud.start("raise SystemExit(1)")
     cloud_runs.wait_for(job)
-    asked = ("resume", "--timeout", "60m", "--max-cost", "0.5")
-    assert cloud.on(*asked).error[1] == "confirm_cost"
+    words = ("resume", "--timeout", "60m", "--max-cost", "0.5")
+    assert cloud.on(*words).error[1] == "confirm_cost"
     for row in cloud.hub.hardware:
         row.update({key: 10 * value for key, value in row.items() if key.startswith("unitCost")})
-    refused = cloud.on(*asked, "--yes")
+    refused = cloud.on(*words, "--yes")
     assert (refused.code, len(cloud.hub.jobs.all)) == (3, 1), refused.answer
 
 
@@ -209,9 +209,9 @@ def test_names_of_our_own_files_are_left_alone(cloud: Cloud) -> None:
     """A job may keep what it likes; plan and record of a run directory are ours."""
     cloud.keep(cloud_runs.result(**{"plan.json": b"{}", "cloud.json": b"{}", ".bashrc": b"x"}))
     cloud_runs.wait_for(cloud.start("pass"))
-    kept = cloud.run.plan.read_bytes()
+    plan = cloud.run.plan.read_bytes()
     assert cloud.on("pull").data["trained"]
-    assert (cloud.run.plan.read_bytes(), (cloud.run.path / ".bashrc").exists()) == (kept, False)
+    assert (cloud.run.plan.read_bytes(), (cloud.run.path / ".bashrc").exists()) == (plan, False)
 
 
 def test_what_a_user_has_is_not_overwritten(cloud: Cloud) -> None:
@@ -354,9 +354,9 @@ def test_the_repository_has_it_when_the_bucket_took_no_result(
     cloud: Cloud, tmp_path: Path, end: str, promised: bool
 ) -> None:
     """Pushed, and the bucket was full before its marker came, or has lost a file that the marker promises."""
-    kept = cloud_runs.result() if promised else {"metrics.jsonl": cloud_runs.metrics(9), "environment.json": b"{}"}
-    kept.pop("adapter/adapter_model.safetensors", None)
-    cloud.keep(cloud_runs.checkpoint(5) | kept)
+    files = cloud_runs.result() if promised else {"metrics.jsonl": cloud_runs.metrics(9), "environment.json": b"{}"}
+    files.pop("adapter/adapter_model.safetensors", None)
+    cloud.keep(cloud_runs.checkpoint(5) | files)
     cloud.hub.add("model", "me/tickets", _pushed())
     job = cloud.start(f"import time; time.sleep(2); {end}")
     if not promised:
@@ -723,8 +723,8 @@ def test_a_start_that_was_cut_off_is_looked_for(cloud: Cloud, monkeypatch: pytes
 def test_the_token_is_nowhere(cloud: Cloud) -> None:
     _cancelled(cloud)
     cloud.keep(cloud_runs.result())
-    said = [cloud.on(*words) for words in (("resume", "--yes"), ("status",), ("cancel",), ("pull",), ("logs",))]
-    texts = [done.stdout + done.stderr for done in said]
+    answers = [cloud.on(*words) for words in (("resume", "--yes"), ("status",), ("cancel",), ("pull",), ("logs",))]
+    texts = [done.stdout + done.stderr for done in answers]
     texts += [path.read_text(errors="replace") for path in cloud.run.path.rglob("*") if path.is_file()]
     texts += [repr(cloud.hub.jobs.all), repr(cloud.hub.log)]
     assert not [text for text in texts if cloud.hub.token in text]
@@ -746,8 +746,8 @@ def _end(cloud: Cloud, job_id: str) -> None:
 def _tree(cloud: Cloud) -> set[str]:
     """Files that a pull brought."""
     ours = {"plan.json", "cloud.json", "pull.json", ".lock", "recipe.yaml"}
-    found = {path.relative_to(cloud.run.path).as_posix() for path in cloud.run.path.rglob("*") if path.is_file()}
-    return {name for name in found - ours if not name.startswith(".pull.part")}
+    names = {path.relative_to(cloud.run.path).as_posix() for path in cloud.run.path.rglob("*") if path.is_file()}
+    return {name for name in names - ours if not name.startswith(".pull.part")}
 
 
 def _pushed() -> dict[str, bytes]:

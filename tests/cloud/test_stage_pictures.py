@@ -225,8 +225,8 @@ def test_rows_behind_a_link_name_pictures_beside_the_file_itself(tmp_path: Path)
     _files(tmp_path / "link", *reversed(NAMES))
     (tmp_path / "link" / "llava.json").symlink_to(data)
     assert _plan(tmp_path / "link" / "llava.json").fingerprints["data"] == _plan(data).fingerprints["data"]
-    asked = from_dict({"model": "m", "data": str(tmp_path / "link" / "llava.json")})
-    assert scan.scan(asked, pictures=True).fingerprint == _plan(data).fingerprints["data"]
+    recipe = from_dict({"model": "m", "data": str(tmp_path / "link" / "llava.json")})
+    assert scan.scan(recipe, pictures=True).fingerprint == _plan(data).fingerprints["data"]
 
 
 # --- A job trains on these pictures, or not at all ---
@@ -373,9 +373,9 @@ def test_a_folder_of_a_repository_has_a_limit(tmp_path: Path) -> None:
 
 def test_a_token_in_a_picture_is_not_sent(tmp_path: Path) -> None:
     _files(tmp_path, *NAMES)
-    told = PngInfo()
-    told.add_text("Comment", "hf_" + "a1B2c3D4" * 4)
-    (tmp_path / "b.png").write_bytes(numbered(3, pnginfo=told))
+    metadata = PngInfo()
+    metadata.add_text("Comment", "hf_" + "a1B2c3D4" * 4)
+    (tmp_path / "b.png").write_bytes(numbered(3, pnginfo=metadata))
     plan = _plan(_llava_without_files(tmp_path))
     with pytest.raises(UsageError, match=r"b\.png seems to contain") as caught:
         require_no_secrets(_staged(plan))

@@ -137,15 +137,15 @@ def test_a_folder_sends_what_its_format_names_and_no_link(
     own = {f"rows/{path.name}": path.read_bytes() for path in (here / "rows").iterdir()}
     (here / "id_rsa").write_text("a private key")
     (here / "rows" / "README.md").write_text("a private note")
-    said = ["--model", MODEL, "--data", "rows", "--max-steps", "2"]
-    said += {"repository": ["--data-repo", "me/rows"], "bucket": []}.get(place, ["--backend", place])
+    words = ["--model", MODEL, "--data", "rows", "--max-steps", "2"]
+    words += {"repository": ["--data-repo", "me/rows"], "bucket": []}.get(place, ["--backend", place])
     for name in ("notes.txt", ".t"):
         (here / "rows" / name).symlink_to(here / "id_rsa")
-        done = call(*said, "--yes")
+        done = call(*words, "--yes")
         assert done.error == (2, "unsafe_link") and name in done.answer["error"]["message"]
         assert hub.jobs_created == 0 and "bytes" not in done.stdout and not (here / "runs").exists()
         (here / "rows" / name).unlink()
-    done = call(*said, *(["--yes"] if place in ("bucket", "repository") else []))
+    done = call(*words, *(["--yes"] if place in ("bucket", "repository") else []))
     run = here / done.answer["data"]["run_dir"]
     if place == "bucket":
         sent = _in_bucket(hub, next(v for v in hub.jobs.all[0].spec["volumes"] if v["mountPath"] == "/dataset")["path"])
@@ -333,10 +333,10 @@ def test_a_run_with_a_job_on_machines_of_others_has_another_folder(
     """Its plan stays that of its job."""
     first = call(*SAID, "--run-dir", "r", "--yes").data
     ours = {path.name: path.read_bytes() for path in (here / "r").iterdir()}
-    said = ("r",) if backend == "skypilot" else SAID
-    done = call(*said, "--backend", backend, "--run-dir", "r")
+    words = ("r",) if backend == "skypilot" else SAID
+    done = call(*words, "--backend", backend, "--run-dir", "r")
     assert (done.error, done.answer["error"]["hint"]) == ((2, "another_run"), "use another --run-dir")
-    done = call(*said, "--backend", backend)
+    done = call(*words, "--backend", backend)
     folder = f"runs/rows-{first['recipe_hash'][:8]}-{backend}"
     assert done.answer["data"]["run_dir"] == folder
     assert json.loads((here / folder / "plan.json").read_text())["placement"]["backend"] == backend
@@ -432,9 +432,9 @@ def test_one_clear_error_before_anything_is_sent(
     (here / "model").mkdir()
     (here / "recipe.yaml").write_text(f"model: m\ndata: d\n{case.get('recipe', '')}\n")
     token = hub.new_token(*case["role"]) if "role" in case else case.get("token", "")
-    said = ["--model", case.get("model", MODEL), "--data", case.get("data", ROWS), *case.get("more", [])]
+    words = ["--model", case.get("model", MODEL), "--data", case.get("data", ROWS), *case.get("more", [])]
     before = _tree(here)
-    done = call("recipe.yaml", *said, "--yes", token=token)
+    done = call("recipe.yaml", *words, "--yes", token=token)
     assert done.error == (exit_code, code), done.answer
     assert hint in done.answer["error"]["hint"]
     assert done.answer["error"]["expected"] or done.answer["error"]["got"]
@@ -445,13 +445,13 @@ def test_one_clear_error_before_anything_is_sent(
 
 def test_the_cost_is_known_before_the_token(hub: Hub, call: Any) -> None:
     """Whoever has to sign in first shall know what for."""
-    asked = call(*SAID, "--flavor", "t4-small")
-    told = call(*SAID, "--flavor", "t4-small", token=None)
-    assert (asked.error, told.error) == ((3, "confirm_cost"), (4, "not_signed_in"))
-    known, shown = asked.answer["data"], told.answer["data"]
-    assert shown["timeout_seconds"] == known["timeout_seconds"]
+    with_token = call(*SAID, "--flavor", "t4-small")
+    without = call(*SAID, "--flavor", "t4-small", token=None)
+    assert (with_token.error, without.error) == ((3, "confirm_cost"), (4, "not_signed_in"))
+    priced, shown = with_token.answer["data"], without.answer["data"]
+    assert shown["timeout_seconds"] == priced["timeout_seconds"]
     ends = ("low", "high", "most", "usd_per_hour")
-    assert [shown["cost_usd"][end] for end in ends] == [known["cost_usd"][end] for end in ends]
+    assert [shown["cost_usd"][end] for end in ends] == [priced["cost_usd"][end] for end in ends]
     assert "t4-small: $" in call(*SAID, "--flavor", "t4-small", "--format", "human", token=None).stdout
 
 

@@ -102,10 +102,10 @@ def test_the_plan_and_the_decision_say_what_leaves_this_machine(hub: Hub, call: 
     assert (rules["picture tokens"]["value"], rules["picture tokens"]["source"]) == ("12", "preprocessor_config.json")
     asked = call("submit", *SAID)
     assert asked.error == (3, "confirm_cost") and hub.jobs_created == 0
-    told = {upload["what"]: upload for upload in asked.answer["data"]["uploads"]}
-    assert (told["data"]["files"], told["data"]["bytes"]) == (1, sizes[ROWS])
-    assert (told["pictures"]["files"], told["pictures"]["bytes"]) == (4, sum(sizes.values()) - sizes[ROWS])
-    assert told["pictures"]["to"] == "the private bucket me/jobs-artifacts"
+    uploads = {upload["what"]: upload for upload in asked.answer["data"]["uploads"]}
+    assert (uploads["data"]["files"], uploads["data"]["bytes"]) == (1, sizes[ROWS])
+    assert (uploads["pictures"]["files"], uploads["pictures"]["bytes"]) == (4, sum(sizes.values()) - sizes[ROWS])
+    assert uploads["pictures"]["to"] == "the private bucket me/jobs-artifacts"
     assert "upload: pictures of the rows, " in call("submit", *SAID, "--format", "human").stdout
     assert not [request for request in hub.log if request.method not in ("GET", "HEAD")]
 
@@ -145,9 +145,9 @@ def test_pictures_go_to_machines_of_others(hub: Hub, call: Any, tmp_path: Path, 
 def test_pictures_of_a_dataset_on_the_hub_need_no_upload(hub: Hub, call: Any) -> None:
     uri = "data:image/png;base64," + base64.b64encode(numbered(7)).decode()
     hub.add("dataset", "me/seen", {"train.jsonl": (json.dumps(_ask(uri)) + "\n").encode() * 40})
-    said = ("--model", MODEL, "--data", "me/seen", "--max-steps", "20")
-    assert "upload" not in call("plan", *said).data
-    done = call("submit", *said, "--yes")
+    words = ("--model", MODEL, "--data", "me/seen", "--max-steps", "20")
+    assert "upload" not in call("plan", *words).data
+    done = call("submit", *words, "--yes")
     assert [upload["what"] for upload in done.data["uploads"]] == ["program", "plan", "result"]
     [job] = hub.jobs.all
     assert [volume["mountPath"] for volume in job.spec["volumes"]] == ["/data"]
@@ -202,8 +202,8 @@ def test_a_published_idefics3_without_a_token_for_tiles_is_told_before_it_is_tra
     model = f"me/idefics3-{len(added)}"
     hub.add("model", model, files, info={"safetensors": {"parameters": {"BF16": count}, "total": count}})
     done = call("plan", "--model", model, "--data", ROWS, "--max-steps", "20", "--where", "cloud")
-    told = [warning["message"] for warning in done.answer["warnings"] if warning["code"] == "not_convertible"]
-    assert ["the token <global-img> around a picture" in message for message in told] == [True] * (
+    messages = [warning["message"] for warning in done.answer["warnings"] if warning["code"] == "not_convertible"]
+    assert ["the token <global-img> around a picture" in message for message in messages] == [True] * (
         added == ("<image>",)
     )
 

@@ -32,11 +32,11 @@ def test_two_files() -> None:
     for file in files:
         assert file["device"] == "cpu" and file["reached_gigabytes_per_second"] is None  # it is small
         for phase, tokens in (("prompt", 200), ("answer", 16)):
-            found = file[phase]
-            assert found["tokens"] == tokens and len(found["seconds"]) == len(found["processor_seconds"]) == 3
-            assert found["busy"] == (found["share"] < 0.9) == (found["tokens_per_second"] is None)
-            if not found["busy"]:
-                assert found["tokens_per_second"] == pytest.approx(tokens / sorted(found["seconds"])[1], rel=0.05)
+            speed = file[phase]
+            assert speed["tokens"] == tokens and len(speed["seconds"]) == len(speed["processor_seconds"]) == 3
+            assert speed["busy"] == (speed["share"] < 0.9) == (speed["tokens_per_second"] is None)
+            if not speed["busy"]:
+                assert speed["tokens_per_second"] == pytest.approx(tokens / sorted(speed["seconds"])[1], rel=0.05)
         # One pass over the weights for 200 tokens, or one for each: the same order on any machine.
         assert min(file["prompt"]["seconds"]) / 200 < min(file["answer"]["seconds"]) / 16
 
@@ -63,9 +63,9 @@ def test_no_figure_on_a_busy_machine() -> None:
     file = gguf_maker.exported("qwen2").file("q8_0")
     words = (file, "--prompt-tokens", 256, "--answer-tokens", 32, "--rounds", 1)
     code, answer = answered("bench", *words)
-    found = answer["data"]["files"][0]["answer"]
-    assert code == 0 and found["busy"] and found["tokens_per_second"] is None and found["share"] < 0.9
-    assert found["seconds"] and answer["warnings"][0]["code"] == "busy"
+    speed = answer["data"]["files"][0]["answer"]
+    assert code == 0 and speed["busy"] and speed["tokens_per_second"] is None and speed["share"] < 0.9
+    assert speed["seconds"] and answer["warnings"][0]["code"] == "busy"
     assert "was busy" in called("bench", *words, "--format", "human").stdout
 
 

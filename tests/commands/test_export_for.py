@@ -119,8 +119,8 @@ def test_i_quants_are_made_and_measured(run: Path) -> None:
     on = answer["data"]["for"]
     made = [file["quant"] for file in on["files"] if file["quant"].startswith("iq")]
     assert code == 0 and made == ["iq4_xs"] and all(file["kl"] > 0 for file in on["files"])
-    said = "i-quants: iq4_xs too, because q4_k_m does not fit; iq3_m, iq3_xxs, iq2_m, iq2_xxs were not tried"
-    assert said in on["reasons"]
+    reason = "i-quants: iq4_xs too, because q4_k_m does not fit; iq3_m, iq3_xxs, iq2_m, iq2_xxs were not tried"
+    assert reason in on["reasons"]
 
 
 def test_no_i_quants_without_a_matrix(run: Path, tmp_path: Path) -> None:

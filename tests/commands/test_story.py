@@ -75,12 +75,12 @@ def _story(hub: Hub, tmp_path: Path, step: int) -> dict[str, Any]:
     for converter in Path(os.environ["SKILL_TRAIN_CACHE"]).glob("llama.cpp-*"):
         (tmp_path / "home" / "skill-train" / converter.name).symlink_to(converter)
     (tmp_path / "home" / "token").write_text(hub.token)
-    said: dict[str, Any] = {}
+    outputs: dict[str, Any] = {}
     child = Commands(environment)
 
     def call(line: str, exits: int = 0) -> dict[str, Any]:
         done = child.run(here, environment, *shlex.split(line))
-        said[f"{len(said)} {line}"] = done.stdout + done.stderr
+        outputs[f"{len(outputs)} {line}"] = done.stdout + done.stderr
         log = "\n".join(hub.jobs.all[-1].lines[-30:]) if hub.jobs.all else ""
         assert done.code == exits, f"{line}\n{done.stdout}{done.stderr}{log}"
         return dict(json.loads(done.stdout))
@@ -113,7 +113,7 @@ def _story(hub: Hub, tmp_path: Path, step: int) -> dict[str, Any]:
     assert hub.jobs_created == 2
     _the_other_commands(call)
     child.close()
-    return said
+    return outputs
 
 
 def _the_other_commands(call: Any) -> None:

@@ -88,6 +88,6 @@ def test_a_reader_that_goes_is_no_bug(words: tuple[str, ...], code: int, tmp_pat
         child.stdout.close()
         child.stdin.write(b"x")
         child.stdin.close()
-        said = child.stderr.read().decode()
-        assert child.wait() == code, said
-    assert "Traceback" not in said
+        errors = child.stderr.read().decode()
+        assert child.wait() == code, errors
+    assert "Traceback" not in errors

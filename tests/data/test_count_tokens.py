@@ -72,11 +72,11 @@ def test_a_template_that_takes_long_with_the_rows_is_named(
     """The limit is for all rows together: one that takes a tenth of a second for each would take minutes."""
     monkeypatch.setattr("skill_train.program.encode.TEMPLATE_SECONDS", 0.5)
     model = Path(shutil.copytree(tiny.cached("qwen2"), tmp_path / "model"))
-    said = json.loads((model / "tokenizer_config.json").read_text())
+    config = json.loads((model / "tokenizer_config.json").read_text())
     (model / "chat_template.jinja").unlink(missing_ok=True)
     plain = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
-    said["chat_template"] = AT_ROWS + ENDLESS[name] + "{% endif %}" + plain
-    (model / "tokenizer_config.json").write_text(json.dumps(said))
+    config["chat_template"] = AT_ROWS + ENDLESS[name] + "{% endif %}" + plain
+    (model / "tokenizer_config.json").write_text(json.dumps(config))
     rows = [{"messages": [{"role": "user", "content": f"What is {n}?"}, BOT]} for n in range(300)]
     path = tmp_path / "rows.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -102,9 +102,9 @@ def test_the_plan_finds_what_was_counted(tmp_path: Path) -> None:
     facts = dataset.scan(Recipe(data=str(path)))
     assert tokens.known_tokens(facts, key, split="train", loss_on=None, max_length=40) is None
     counted = answered("data", path, "--model", model)[1]["data"]["tokens"]
-    known = tokens.known_tokens(facts, key, split="train", loss_on="assistant", max_length=1024)
-    assert known is not None
-    assert (round(known.mean[0], 1), known.longest[0], known.counted) == (counted["mean"], counted["longest"], True)
+    counts = tokens.known_tokens(facts, key, split="train", loss_on="assistant", max_length=1024)
+    assert counts is not None
+    assert (round(counts.mean[0], 1), counts.longest[0], counts.counted) == (counted["mean"], counted["longest"], True)
     shorter = tokens.known_tokens(facts, key, split="train", loss_on=None, max_length=30)
     assert shorter is not None
     assert shorter.mean_cut[0] <= 30
@@ -148,11 +148,11 @@ def test_a_model_without_a_tokenizer_is_refused_with_the_report(tmp_path: Path) 
 def test_a_cache_without_the_tokenizer_is_no_count(tmp_path: Path) -> None:
     """A model of the Hub of which nothing but config.json is at hand, and no network: `plan` must not take one token a
     row for counted. In a process of its own, because the Hub's client reads its environment once."""
-    kept = tmp_path / "hf" / "hub" / "models--owner--name"
-    (kept / "snapshots" / ("a" * 40)).mkdir(parents=True)
-    (kept / "refs").mkdir()
-    (kept / "refs" / "main").write_text("a" * 40)
-    (kept / "snapshots" / ("a" * 40) / "config.json").write_bytes((tiny.cached("qwen2") / "config.json").read_bytes())
+    cached = tmp_path / "hf" / "hub" / "models--owner--name"
+    (cached / "snapshots" / ("a" * 40)).mkdir(parents=True)
+    (cached / "refs").mkdir()
+    (cached / "refs" / "main").write_text("a" * 40)
+    (cached / "snapshots" / ("a" * 40) / "config.json").write_bytes((tiny.cached("qwen2") / "config.json").read_bytes())
     rows = tiny.write_rows(tmp_path / "rows.jsonl", 30)
     env = os.environ | {"HF_HOME": str(tmp_path / "hf"), "HF_HUB_OFFLINE": "1", "HF_ENDPOINT": "http://127.0.0.1:9"}
     words = [sys.executable, *MAIN, "data", str(rows), "--model", "owner/name", "--format", "json"]
@@ -183,8 +183,8 @@ def test_a_model_out_of_reach_leaves_the_report_and_a_recipe_gives_the_mapping(t
 def test_the_fixed_file_trains(tmp_path: Path) -> None:
     """Broken, empty, repeated and cut-away rows go; what stays is planned and trained by `local`."""
     model, path, out = tiny.cached("gemma"), tiny.write_rows(tmp_path / "rows.jsonl", 24), tmp_path / "out.jsonl"
-    asked = {"role": "user", "content": "how many " * 200}
-    bad = ["{", "[1]", '{"messages": []}', json.dumps({"messages": [asked, BOT]}), path.read_text().splitlines()[0]]
+    question = {"role": "user", "content": "how many " * 200}
+    bad = ["{", "[1]", '{"messages": []}', json.dumps({"messages": [question, BOT]}), path.read_text().splitlines()[0]]
     path.write_text(path.read_text() + "\n".join(bad))
     code, answer = answered("data", path, "--model", model, "--max-length", 256, "--fix", out)
     left_out = {"broken_json": 1, "not_an_object": 1, "empty": 1, "fully_masked": 1, "duplicate": 1}

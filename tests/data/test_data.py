@@ -69,8 +69,8 @@ def test_a_good_dataset_ends_with_0(tmp_path: Path, row: Any, verdict: str, data
         "rows": 1, "refused": 0, "lines": [2], "first": "the same row as an earlier one",
     }  # fmt: skip
     assert {name for name, count in data["problems"].items() if count and count["rows"]} == {"duplicate"}
-    said = {warning["code"]: warning["message"] for warning in answer["warnings"]}
-    assert said["duplicates"].startswith("1 row repeats an earlier row") and "--fix drops it" in said["duplicates"]
+    texts = {warning["code"]: warning["message"] for warning in answer["warnings"]}
+    assert texts["duplicates"].startswith("1 row repeats an earlier row") and "--fix drops it" in texts["duplicates"]
     assert answer["next"] == ([] if verdict == "ready" else ["skill-train data rows.jsonl --fix rows.fixed.jsonl"])
 
 
@@ -133,9 +133,9 @@ def test_a_row_that_training_refuses_is_counted_with_its_line(tmp_path: Path, li
 @pytest.mark.parametrize("suffix", ["jsonl", "csv"])
 def test_what_looks_like_personal_data_is_told_with_its_lines(tmp_path: Path, suffix: str) -> None:
     """A warning: whether it may be trained on, and where, is for its owner to say. The rows stay usable."""
-    said = ["4", "write to jane.doe@example.org", "4", "call +49 170 1234567"]
+    texts = ["4", "write to jane.doe@example.org", "4", "call +49 170 1234567"]
     path = tmp_path / f"rows.{suffix}"
-    rows = [{"prompt": f"{n} of 4?", "completion": text} for n, text in enumerate(said)]
+    rows = [{"prompt": f"{n} of 4?", "completion": text} for n, text in enumerate(texts)]
     header = "prompt,completion\n" if suffix == "csv" else ""
     written = [",".join(row.values()) if suffix == "csv" else json.dumps(row) for row in rows]
     path.write_text(header + "".join(f"{line}\n" for line in written))

@@ -97,17 +97,17 @@ def test_a_format_without_a_mapping_reads_them_too(tmp_path: Path) -> None:
 def test_a_mapping_in_the_recipe_is_the_whole_mapping(tmp_path: Path) -> None:
     """It may name an optional column that the first row lacks; one that no row has is a slip of the pen."""
     rows = [ALPACA, ALPACA | {"input": "2 2", "system": "Count.", "hint": "no"}]
-    said = {"instruction": "instruction", "output": "output"}
-    asked = {"format": "instruction", "columns": said}
-    assert _scan(write_data(tmp_path, rows), **asked).columns == said
-    asked["columns"] = said | {"input": "hint"}
-    assert _scan(write_data(tmp_path, rows), **asked).columns == asked["columns"]
-    asked["columns"] = said | {"input": "inptu"}
+    columns = {"instruction": "instruction", "output": "output"}
+    values = {"format": "instruction", "columns": columns}
+    assert _scan(write_data(tmp_path, rows), **values).columns == columns
+    values["columns"] = columns | {"input": "hint"}
+    assert _scan(write_data(tmp_path, rows), **values).columns == values["columns"]
+    values["columns"] = columns | {"input": "inptu"}
     with pytest.raises(UsageError, match="no column 'inptu'") as caught:
-        _scan(write_data(tmp_path, rows), **asked)
+        _scan(write_data(tmp_path, rows), **values)
     assert caught.value.code == "wrong_columns"
     recipe = tmp_path / "recipe.json"
-    recipe.write_text(json.dumps(asked | {"data": "rows.jsonl", "model": "m"}))
+    recipe.write_text(json.dumps(values | {"data": "rows.jsonl", "model": "m"}))
     answer = _data(tmp_path / "rows.jsonl", "--recipe", str(recipe))
     assert answer["error"]["code"] == "wrong_columns"
 
@@ -134,8 +134,8 @@ def test_the_usable_copy_keeps_what_only_later_rows_have(tmp_path: Path) -> None
     written = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
     assert [row["input"] for row in written] == [None, "2 2", "3 1"]
     columns = dataset.scan(Recipe(data="out.jsonl")).columns
-    said = [to_example(row, "instruction", columns)["messages"][0]["content"] for row in written]
-    assert said == ["Add", "Add\n\n2 2", "Add\n\n3 1"]
+    questions = [to_example(row, "instruction", columns)["messages"][0]["content"] for row in written]
+    assert questions == ["Add", "Add\n\n2 2", "Add\n\n3 1"]
 
 
 def test_more_kinds_of_rows_than_are_told_apart_hide_no_column(tmp_path: Path) -> None:

@@ -174,9 +174,9 @@ def test_a_bad_picture_is_refused_with_line_and_file(folder: Path, name: str) ->
     _write(folder, [good, {**good, "more": 1}, row])
     before = sorted(folder.rglob("*"))
     code, answer = answered("data", "rows.jsonl")
-    found = answer["data"]["problems"][problem]
-    assert (code, found["lines"], found["refused"]) == (2, [3], 1), answer
-    assert words in found["first"] and "line 3" in answer["error"]["message"]
+    count = answer["data"]["problems"][problem]
+    assert (code, count["lines"], count["refused"]) == (2, [3], 1), answer
+    assert words in count["first"] and "line 3" in answer["error"]["message"]
     assert answer["data"]["pictures"]["count"] == 2 and sorted(folder.rglob("*")) == before
     code, answer = answered("data", "rows.jsonl", "--fix", "fixed.jsonl")
     assert (code, answer["data"]["fix"]["left_out"]) == (0, {problem: 1, "duplicate": 1}), answer
@@ -584,15 +584,15 @@ def test_a_recipe_names_the_column(folder: Path) -> None:
     rows = [{"Foto": "a.png", "mask": "b.png", "q": "What?", "a": "A cat."}]
     _write(folder, rows)
     columns = {"question": "q", "answer": "a", "images": "Foto"}
-    wanted = {"model": "m", "data": "rows.jsonl", "format": "question_answer"}
-    facts = dataset.scan(from_dict(wanted | {"columns": columns}), pictures=True)
+    values = {"model": "m", "data": "rows.jsonl", "format": "question_answer"}
+    facts = dataset.scan(from_dict(values | {"columns": columns}), pictures=True)
     assert (facts.images, facts.columns) == (1, columns)
     with pytest.raises(UsageError, match="has no column 'images'"):
-        dataset.scan(from_dict(wanted | {"columns": columns}))
+        dataset.scan(from_dict(values | {"columns": columns}))
     without = {"question": "q", "answer": "a"}
-    assert dataset.scan(from_dict(wanted | {"columns": without}), pictures=True).images == 0
+    assert dataset.scan(from_dict(values | {"columns": without}), pictures=True).images == 0
     with pytest.raises(UsageError, match="no column 'Bild' in any row"):
-        dataset.scan(from_dict(wanted | {"columns": without | {"images": "Bild"}}), pictures=True)
+        dataset.scan(from_dict(values | {"columns": without | {"images": "Bild"}}), pictures=True)
 
 
 @pytest.mark.parametrize("beside", [{"image_id": 7}, {"file_name": "a.png"}, {"coco_url": "https://e.org/a.png"}])
@@ -649,10 +649,10 @@ def test_what_the_first_rows_of_the_hub_show(folder: Path) -> None:
     """Their pictures are bytes. A path leads nowhere there."""
     recipe = Recipe(data="me/pictures")
     rows = [_asks({"bytes": FILES[name], "path": name}) for name in ("a.png", "b.png")]
-    found = dataset.first_format(recipe, rows, pictures=True)
-    assert found.columns["images"] == "image"
+    mapping = dataset.first_format(recipe, rows, pictures=True)
+    assert mapping.columns["images"] == "image"
     facts = dataset.scan(Recipe(data=_jsonl(folder)), pictures=True)
-    of_ten = dataset.dataclasses.replace(facts, rows=10, columns=found.columns)
+    of_ten = dataset.dataclasses.replace(facts, rows=10, columns=mapping.columns)
     estimate = dataset.with_text_of(of_ten, recipe, tuple(rows), FirstPictures(10, 1), None)
     assert (estimate.images, estimate.image_bytes) == (10, 5 * (len(FILES["a.png"]) + len(FILES["b.png"])))
     with pytest.raises(UsageError, match=r"line 1 of me/pictures: a.png has no folder"):

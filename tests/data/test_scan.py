@@ -249,8 +249,8 @@ def test_every_kind_of_file_gives_the_same_rows(tmp_path: Path) -> None:
     pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "rows.parquet")
     for name in ("rows.jsonl", "bom.jsonl", "list.json", "inside.json", "rows.csv", "rows.tsv", "rows.parquet"):
         assert [row for _, row in iter_rows(str(tmp_path / name), split="train")] == rows, name
-        kept = _scan(tmp_path / name)
-        assert (kept.rows, kept.format) == (3, "prompt_completion"), name
+        facts = _scan(tmp_path / name)
+        assert (facts.rows, facts.format) == (3, "prompt_completion"), name
 
 
 def test_a_line_in_quotes_counts_its_own_lines(tmp_path: Path) -> None:

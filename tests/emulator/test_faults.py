@@ -134,13 +134,13 @@ def test_late_answers_and_answers_in_drops(hub: Hub, api: Any) -> None:
 def test_the_schedule_counts_calls(hub: Hub, api: Any) -> None:
     """The second and the third of the five."""
     hub.faults.add("GET /api/whoami", Fault(503), call=2, times=2)
-    seen = []
+    answers = []
     for _ in range(5):
         try:
-            seen.append(api.whoami()["name"])
+            answers.append(api.whoami()["name"])
         except errors.HfHubHTTPError as error:
-            seen.append(str(error.response.status_code))
-    assert seen == ["me", "503", "503", "me", "me"]
+            answers.append(str(error.response.status_code))
+    assert answers == ["me", "503", "503", "me", "me"]
     assert hub.faults.struck == ["GET /api/whoami-v2: 503"] * 2
 
 

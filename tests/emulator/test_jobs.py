@@ -61,12 +61,12 @@ def test_a_job_has_its_own_environment_only(hub: Hub, api: Any, monkeypatch: pyt
     program = "import os, json; print(json.dumps(dict(os.environ)))"
     job = _run(api, program, env={"FOO": "bar"}, secrets={"KEY": "value"}, flavor="t4-small")
     _wait(api, job)
-    seen = json.loads(_logs(api, job)[0])
+    environment = json.loads(_logs(api, job)[0])
     added = {"LC_CTYPE", "PWD", "SHLVL", "_", "__CF_USER_TEXT_ENCODING"}  # by Python or the system
     own = {"PATH", "HOME", "HF_ENDPOINT", "JOB_ID", "ACCELERATOR", "CPU_CORES", "MEMORY"}
-    assert set(seen) - added == own | {"FOO", "KEY"}
-    assert (seen["HF_ENDPOINT"], seen["JOB_ID"], seen["CPU_CORES"]) == (hub.endpoint, job.id, "4")
-    assert seen["HOME"].startswith(str(hub.folder))
+    assert set(environment) - added == own | {"FOO", "KEY"}
+    assert (environment["HF_ENDPOINT"], environment["JOB_ID"], environment["CPU_CORES"]) == (hub.endpoint, job.id, "4")
+    assert environment["HOME"].startswith(str(hub.folder))
 
 
 def test_a_job_uses_the_hub_with_its_secret(hub: Hub, api: Any) -> None:
@@ -87,9 +87,9 @@ def test_secrets_are_nowhere_but_in_the_job(hub: Hub, api: Any, folder: Path) ->
     listed = [vars(j) for j in api.list_jobs(namespace="me")]
     again = api.rerun_job(job_id=job.id, namespace="me")
     _wait(api, again)
-    kept = [p.read_bytes().decode(errors="replace") for p in hub.folder.rglob("*") if p.is_file()]
+    texts = [p.read_bytes().decode(errors="replace") for p in hub.folder.rglob("*") if p.is_file()]
     records = [repr(hub.log), repr(hub.jobs.all), repr(listed), repr(api.inspect_job(job_id=job.id, namespace="me"))]
-    for text in (*kept, *records, repr(hub.faults.struck)):
+    for text in (*texts, *records, repr(hub.faults.struck)):
         assert secret not in text
         assert hub.token not in text
     assert api.inspect_job(job_id=job.id, namespace="me").secrets == ["HF_TOKEN", "KEY"]
@@ -255,8 +255,8 @@ def test_nothing_of_a_job_stays_behind(hub: Hub, api: Any, seconds: str, stage: 
 
 
 def _alive(pid: str) -> bool:
-    found = subprocess.run(["ps", "-o", "stat=", "-p", pid], capture_output=True, text=True).stdout.strip()
-    return found != "" and not found.startswith("Z")
+    state = subprocess.run(["ps", "-o", "stat=", "-p", pid], capture_output=True, text=True).stdout.strip()
+    return state != "" and not state.startswith("Z")
 
 
 def test_cancelling(hub: Hub, api: Any) -> None:
@@ -337,8 +337,8 @@ def test_jobs_are_found_by_label_and_stage_in_pages(hub: Hub, api: Any) -> None:
 
 def test_hardware_with_its_prices(hub: Hub, api: Any) -> None:
     """Prices: huggingface.co/docs/hub/jobs-pricing, 2026-08-22."""
-    found = {row.name: row for row in api.list_jobs_hardware()}
-    assert {str(flavor.value) for flavor in hf.JobHardware} == set(found)
-    assert found["t4-small"].unit_cost_usd * 60 == pytest.approx(0.40, abs=0.001)
-    eight = found["l40sx8"].accelerator
-    assert (eight.model, eight.quantity, eight.vram, found["cpu-basic"].accelerator) == ("L40S", "8", "384 GB", None)
+    hardware = {row.name: row for row in api.list_jobs_hardware()}
+    assert {str(flavor.value) for flavor in hf.JobHardware} == set(hardware)
+    assert hardware["t4-small"].unit_cost_usd * 60 == pytest.approx(0.40, abs=0.001)
+    eight = hardware["l40sx8"].accelerator
+    assert (eight.model, eight.quantity, eight.vram, hardware["cpu-basic"].accelerator) == ("L40S", "8", "384 GB", None)

@@ -186,6 +186,6 @@ def test_a_matrix_of_the_same_shape_but_another_file_is_said(root: Path, tmp_pat
     read = read_matrix(root / "imatrix.gguf")
     for model, words in (("0" * 64, "computed with another file"), ("", "does not say which model")):
         write_matrix(run / "imatrix.gguf", ImportanceMatrix(read.entries, [], 1, 512, model))
-        said = Warnings()
-        matrix_in(run, warn=said)
-        assert len(said) == 1 and words in said[0][1]
+        warnings = Warnings()
+        matrix_in(run, warn=warnings)
+        assert len(warnings) == 1 and words in warnings[0][1]

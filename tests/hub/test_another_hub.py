@@ -49,6 +49,6 @@ def _plan(folder: Path) -> None:
         add_model(hub)
         env = hub.environment(folder / "home")
         commands = Commands(env)
-        said = ("--model", MODEL, "--data", "rows.jsonl", "--where", "cloud", "--flavor", "t4-small")
-        assert commands.run(folder, env, "plan", *said, "--out", "plan.json").code == 0
+        words = ("--model", MODEL, "--data", "rows.jsonl", "--where", "cloud", "--flavor", "t4-small")
+        assert commands.run(folder, env, "plan", *words, "--out", "plan.json").code == 0
         commands.close()

@@ -77,10 +77,10 @@ def test_small_text_files_are_counted(hub: Hub, home: Path) -> None:
 def test_a_column_that_only_a_later_row_has_is_read(hub: Hub, home: Path) -> None:
     rows = [{"instruction": "Add", "output": "4"}] * 250 + [{"instruction": "Add", "input": "2 2", "output": "4"}]
     hub.add("dataset", DATA, {"train.jsonl": b"".join(json.dumps(row).encode() + b"\n" for row in rows)})
-    said = {"instruction": "instruction", "output": "output"}
-    assert _look(hub, home)["answer"]["facts"]["columns"] == said | {"input": "input"}
-    assert _look(hub, home, format="instruction", columns=said)["answer"]["facts"]["columns"] == said
-    wrong = _look(hub, home, format="instruction", columns=said | {"input": "inptu"})["error"]
+    columns = {"instruction": "instruction", "output": "output"}
+    assert _look(hub, home)["answer"]["facts"]["columns"] == columns | {"input": "input"}
+    assert _look(hub, home, format="instruction", columns=columns)["answer"]["facts"]["columns"] == columns
+    wrong = _look(hub, home, format="instruction", columns=columns | {"input": "inptu"})["error"]
     assert (wrong["code"], "'inptu'" in wrong["message"]) == ("wrong_columns", True)
 
 

@@ -122,10 +122,10 @@ def test_wait_ends_in_its_time_whatever_happens(cloud: Cloud, call: Call, where:
     cloud.hub.faults.add(where, HANGS, times=ALWAYS)
     done = call("wait", cloud.run.path, "--timeout", "1", TEST_IN_VAIN_SECONDS="60")
     assert call.seconds < 9
-    error, known = done.answer["error"], where == "GET /cas/"
-    assert (done.code, error["code"]) == (8, "still_running" if known else "hub_unreachable"), done.stdout
+    error, job_known = done.answer["error"], where == "GET /cas/"
+    assert (done.code, error["code"]) == (8, "still_running" if job_known else "hub_unreachable"), done.stdout
     assert error["hint"].startswith(f"skill-train wait {cloud.run.path}")
-    assert [warning["code"] for warning in done.answer["warnings"]] == ["no_bucket"] * known
+    assert [warning["code"] for warning in done.answer["warnings"]] == ["no_bucket"] * job_known
 
 
 @pytest.mark.parametrize("command", ["pull", *_torture("logs", "cancel")])
@@ -359,15 +359,15 @@ def test_no_word_of_the_hub_steers_the_terminal(cloud: Cloud, call: Call, traine
     words = program("push", trained, "--repo", "me/tickets", "--format", "json")
     child = subprocess.Popen(words, env=env, stderr=end, stdout=subprocess.PIPE)
     os.close(end)
-    said = b""
+    output = b""
     with contextlib.suppress(OSError):  # of a terminal whose last program has gone
         while piece := os.read(main, 1 << 16):
-            said += piece
-    assert child.wait(30) == 0 and child.stdout is not None, said
+            output += piece
+    assert child.wait(30) == 0 and child.stdout is not None, output
     child.stdout.close()
     os.close(main)
-    assert b"beware" in said
-    assert not re.search(rb"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]", said.replace(b"\r\n", b"\n")), said
+    assert b"beware" in output
+    assert not re.search(rb"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]", output.replace(b"\r\n", b"\n")), output
 
 
 # --- Kept away ---

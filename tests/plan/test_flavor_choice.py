@@ -125,8 +125,8 @@ def test_a_flavor_that_is_named_and_too_small_is_blocked() -> None:
 def test_every_weight_is_read_into_host_memory() -> None:
     """7,615,616,512 x 4 bytes = 30.5 GB, and 3 of the process; t4-small has 15 GB."""
     plan = _cloud("qwen2.5-7b", flavor="t4-small", finetuning_type="full")
-    said = {blocker["code"]: blocker["message"] for blocker in plan["blockers"]}
-    assert said["no_host_ram"].startswith("reading the weights needs 33.5 GB")
+    blockers = {blocker["code"]: blocker["message"] for blocker in plan["blockers"]}
+    assert blockers["no_host_ram"].startswith("reading the weights needs 33.5 GB")
 
 
 def test_each_process_of_ddp_reads_the_weights_and_the_first_of_fsdp_alone() -> None:
@@ -143,8 +143,8 @@ def test_weights_that_wait_in_host_memory_lie_there_twice_at_first() -> None:
     """70B on 4 x L4, 96 GB: 2 x 141.1 + 4 x 3 = 294 GB of host memory, of which an l4x4 has 186."""
     plan = _cloud("llama-3.1-70b", flavor="l4x4", max_steps=1)
     assert plan["placement"]["offload"] is True
-    said = {blocker["code"]: blocker["message"] for blocker in plan["blockers"]}
-    assert said["no_host_ram"].startswith("reading the weights needs 294.2 GB")
+    blockers = {blocker["code"]: blocker["message"] for blocker in plan["blockers"]}
+    assert blockers["no_host_ram"].startswith("reading the weights needs 294.2 GB")
 
 
 def _on_less_host(model: str, name: str, gigabytes: int) -> dict[str, Any]:
@@ -154,11 +154,11 @@ def _on_less_host(model: str, name: str, gigabytes: int) -> dict[str, Any]:
 
 def test_pure_bf16_needs_a_gpu_that_has_it() -> None:
     """A T4 (compute capability 7.5) has no bf16, and is the cheapest for the same run otherwise."""
-    asked = {"finetuning_type": "full", "max_length": 256}
-    assert _cloud("smollm2-135m", **asked)["flavor"].startswith("t4")
-    pure = _cloud("smollm2-135m", **asked, pure_bf16=True)
+    recipe = {"finetuning_type": "full", "max_length": 256}
+    assert _cloud("smollm2-135m", **recipe)["flavor"].startswith("t4")
+    pure = _cloud("smollm2-135m", **recipe, pure_bf16=True)
     assert not pure["flavor"].startswith("t4") and pure["placement"]["dtype"] == "bfloat16"
-    here = decided("smollm2-135m", "m2_pro_16gb", where="local", pure_bf16=True, **asked)
+    here = decided("smollm2-135m", "m2_pro_16gb", where="local", pure_bf16=True, **recipe)
     assert [blocker["code"] for blocker in here["blockers"]] == ["unsafe_precision"]
 
 
@@ -182,8 +182,8 @@ def test_a_misspelt_flavor_and_one_that_cannot_do_it() -> None:
 def test_nothing_fits() -> None:
     """405B in 4 bit is 209 GB, more than any GPU here; 1e12 parameters are 2 TB in bf16, more than 90 %
     of the largest host."""
-    for model, said in ((_large(), {"load_in_4bit": True}), (_large(10**12), {})):
-        plan = _cloud(model, **said)
+    for model, recipe in ((_large(), {"load_in_4bit": True}), (_large(10**12), {})):
+        plan = _cloud(model, **recipe)
         assert (plan["flavor"], plan["timeout_seconds"]) == (None, None)
         assert [blocker["code"] for blocker in plan["blockers"]] == ["no_flavor"]
 

@@ -54,8 +54,8 @@ def test_every_weight_has_trained(straight: Path) -> None:
     assert [name for name, weight in after.items() if not bool((weight != before[name]).any())] == []
     record = json.loads((straight / "train.json").read_text())
     checks = {check["name"]: check for check in record["checks"]}
-    wanted = ["model_loads", "batches_are_valid", "accumulation", "loss_falls", "checkpoint_saves", "model_reloads"]
-    assert list(checks) == wanted and record["verdict"] == "pass", record["checks"]
+    names = ["model_loads", "batches_are_valid", "accumulation", "loss_falls", "checkpoint_saves", "model_reloads"]
+    assert list(checks) == names and record["verdict"] == "pass", record["checks"]
     assert checks["model_loads"]["figure"] == sum(weight.numel() for weight in before.values())
     assert checks["model_reloads"]["figure"] == 0.0  # float32 on both sides, the same arithmetic
 

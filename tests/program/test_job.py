@@ -74,19 +74,19 @@ def test_stopped_again_and_again_it_ends_with_the_same_bytes(straight: Path, tmp
     newest, older, *_ = _kept(run)  # a third, when it was killed before it had removed that
     _flip(run / "checkpoints" / newest / "optimizer.pt")
     (run / "train.json").mkdir()  # where the file is to lie
-    code, said = _job(run, disk)
-    assert (code, said[-1]["error"]["code"]) == (5, "not_kept") and not (run / "kept.json").exists()
-    notes = [e["text"] for e in said if e["event"] == "note"]
+    code, events = _job(run, disk)
+    assert (code, events[-1]["error"]["code"]) == (5, "not_kept") and not (run / "kept.json").exists()
+    notes = [e["text"] for e in events if e["event"] == "note"]
     assert [note for note in notes if newest in note or older in note][:2] == [
         f"{newest} was not kept whole and is left out",
         f"{older} was kept and is whole",
     ]
     assert "the results could not be kept" in notes[-1]
-    assert next(e["step"] for e in said if e["event"] == "step") == int(older.split("-")[1]) + 1
+    assert next(e["step"] for e in events if e["event"] == "step") == int(older.split("-")[1]) + 1
 
     (run / "train.json").rmdir()
-    code, said = _job(run, disk)
-    assert code == 0 and not [e for e in said if e["event"] == "step"]
+    code, events = _job(run, disk)
+    assert code == 0 and not [e for e in events if e["event"] == "step"]
     _assert_same(run, straight)
     assert _kept(run) == [f"checkpoint-{STEPS}", f"checkpoint-{STEPS - 2}"]
     assert (
@@ -104,19 +104,19 @@ def test_a_polite_end_keeps_a_checkpoint_even_in_the_middle_of_a_copy(tmp_path: 
     pipe.parent.mkdir(parents=True)
     os.mkfifo(pipe)
     process = _start(run, disk, hub=dict(os.environ) | {"SKILL_TRAIN_RUN": "0123456789ab"})  # as a job has it
-    seen: list[dict[str, Any]] = []
+    events: list[dict[str, Any]] = []
     for line in process.stdout or ():
-        seen += training.events(line)
-        if _after(seen, 5):
+        events += training.events(line)
+        if _after(events, 5):
             break
     process.send_signal(signal.SIGTERM)
     time.sleep(0.2)
     assert process.poll() is None
     copied = pipe.read_bytes()
     assert len(copied) > 1000
-    seen += training.events(process.communicate(timeout=200)[0])
+    events += training.events(process.communicate(timeout=200)[0])
     assert process.returncode == 5
-    saved = max(e["step"] for e in seen if e["event"] == "step")
+    saved = max(e["step"] for e in events if e["event"] == "step")
     assert _kept(run)[0] == f"checkpoint-{saved}" and saved < 400
     marker = json.loads((run / "kept.json").read_text())
     assert (marker["state"], marker["exit_code"]) == ("failed", 5)
@@ -135,18 +135,18 @@ def test_a_polite_end_keeps_a_checkpoint_even_in_the_middle_of_a_copy(tmp_path: 
 def test_a_token_that_cannot_write_ends_the_job_before_it_costs(hub: Hub, tmp_path: Path, disk: Path) -> None:
     run = _write(tmp_path / "run", hub_model_id="me/tuned")
     token = hub.new_token("read", ())
-    code, said = _job(run, disk, "--job", hub=hub.environment(tmp_path / "home", token=token))
+    code, events = _job(run, disk, "--job", hub=hub.environment(tmp_path / "home", token=token))
     assert code == 4
-    assert [e["event"] for e in said] == ["stage", "failed"]  # not even the data was read
+    assert [e["event"] for e in events] == ["stage", "failed"]  # not even the data was read
     failure = json.loads((run / "train.failed.json").read_text())
     assert (failure["exit_code"], failure["error"]["code"]) == (4, "no_permission")
-    assert token not in json.dumps(said) + (run / "train.failed.json").read_text()
-    code, said = _job(run, disk, "--job", hub=hub.environment(tmp_path / "home", token=None))
-    assert (code, said[-1]["error"]["code"]) == (4, "not_signed_in")
+    assert token not in json.dumps(events) + (run / "train.failed.json").read_text()
+    code, events = _job(run, disk, "--job", hub=hub.environment(tmp_path / "home", token=None))
+    assert (code, events[-1]["error"]["code"]) == (4, "not_signed_in")
     hub.faults.add("POST /api/repos/create", SERVER_ERROR, times=ALWAYS)
-    code, said = _job(run, disk, "--job", hub=hub.environment(tmp_path / "home"))
-    assert (code, said[-1]["error"]["code"]) == (8, "hub_unreachable")
-    assert [e["event"] for e in said] == ["stage", "note", "note", "failed"]
+    code, events = _job(run, disk, "--job", hub=hub.environment(tmp_path / "home"))
+    assert (code, events[-1]["error"]["code"]) == (8, "hub_unreachable")
+    assert [e["event"] for e in events] == ["stage", "note", "note", "failed"]
 
 
 @pytest.mark.parametrize(
@@ -185,16 +185,16 @@ def test_a_push_that_fails_loses_nothing(hub: Hub, straight: Path, tmp_path: Pat
     hub.faults.add("POST /api/models/me/tuned/commit", SERVER_ERROR, times=3)
     hub.faults.add("POST /api/models/me/tuned/commit", Fault(403), call=4)
     for end in ("hub", "token"):
-        code, said = _job(run, disk, "--job", hub=hub.environment(tmp_path / "home"))
-        assert (code, said[-1]["error"]["code"]) == (5, "push_failed"), end
+        code, events = _job(run, disk, "--job", hub=hub.environment(tmp_path / "home"))
+        assert (code, events[-1]["error"]["code"]) == (5, "push_failed"), end
         assert json.loads((run / "kept.json").read_text())["state"] == "done"
         assert not (run / "train.failed.json").exists()
     commits = []
     for _ in range(2):
-        code, said = _job(run, disk, "--job", hub=hub.environment(tmp_path / "home"))
+        code, events = _job(run, disk, "--job", hub=hub.environment(tmp_path / "home"))
         assert code == 0
-        assert {e["event"] for e in said} == {"note", "stage", "pushed"}
-        commits.append(said[-1]["commit"])
+        assert {e["event"] for e in events} == {"note", "stage", "pushed"}
+        commits.append(events[-1]["commit"])
     assert commits[0] == commits[1] == hub.repositories["model", "me/tuned"].commit("main")
     assert len(hub.repositories["model", "me/tuned"].history["main"]) == 1
 
@@ -223,9 +223,9 @@ def test_a_job_that_is_killed_goes_on_and_is_pushed(hub: Hub, straight: Path, tm
     second = _submit(hub, tmp_path / "home", run, data, disk, again=first)
     assert (second.stage, second.message) == ("COMPLETED", None), second.lines
     assert [struck.split(" ")[-1] for struck in hub.faults.struck] == ["503", "500", "0", "500"]
-    kept = _download(hub, first, tmp_path / "kept")
-    _assert_same(kept, straight)
-    _assert_digests(kept)
+    folder = _download(hub, first, tmp_path / "kept")
+    _assert_same(folder, straight)
+    _assert_digests(folder)
 
     repository = hub.repositories["model", "me/tuned"]
     records = {".gitattributes", "README.md", "train.json", "environment.json", "recipe.json"}
@@ -235,7 +235,7 @@ def test_a_job_that_is_killed_goes_on_and_is_pushed(hub: Hub, straight: Path, tm
     assert ModelCard(repository.files["README.md"].decode()).data.library_name == "peft"
     for name in ("README.md", "recipe.json"):
         assert str(tiny.cached("gemma").parent) not in repository.files[name].decode()
-    _assert_no_rows(repository.files, kept, tiny.rows(24))
+    _assert_no_rows(repository.files, folder, tiny.rows(24))
     pushed = training.events("\n".join(second.lines))[-1]
     assert pushed == {"event": "pushed", "repo": "me/tuned", "commit": repository.commit("main")}
     _assert_nowhere(hub, hub.token, tmp_path)
@@ -263,13 +263,13 @@ def _job(
 ) -> tuple[int, list[dict[str, Any]]]:
     """Its exit code and events. Everything of it is killed after a step, when it has kept something."""
     process = _start(run, disk, *arguments, hub=hub)
-    seen: list[dict[str, Any]] = []
+    events: list[dict[str, Any]] = []
     for line in process.stdout or ():
-        seen += training.events(line)
-        if stop_at is not None and len([e for e in seen if e["event"] == "kept"]) > 1 and _after(seen, stop_at):
+        events += training.events(line)
+        if stop_at is not None and len([e for e in events if e["event"] == "kept"]) > 1 and _after(events, stop_at):
             os.killpg(process.pid, signal.SIGKILL)
             stop_at = None
-    return process.wait(), seen
+    return process.wait(), events
 
 
 def _after(seen: list[dict[str, Any]], step: int) -> bool:

@@ -116,8 +116,8 @@ def test_a_part_that_nobody_can_judge_is_told(tmp_path: Path) -> None:
     part = tmp_path / ".fixed.jsonl.0123456789ab-1.dddd.part"
     part.write_bytes(b"1")
     code, answer = answered("data", rows, "--fix", tmp_path / "fixed.jsonl")
-    told = [warning["message"] for warning in answer["warnings"] if warning["code"] == "part_left_alone"]
-    assert code == 0 and len(told) == 1 and str(part) in told[0] and part.exists()
+    messages = [warning["message"] for warning in answer["warnings"] if warning["code"] == "part_left_alone"]
+    assert code == 0 and len(messages) == 1 and str(part) in messages[0] and part.exists()
 
 
 def test_a_killed_process_leaves_nothing_under_the_final_name(tmp_path: Path) -> None:
@@ -262,9 +262,9 @@ def test_space_is_asked_before_work_starts(tmp_path: Path) -> None:
 
 
 def test_versions_and_peak_memory_are_facts_or_none() -> None:
-    found = versions("no-such-package")
-    assert found["python"] == sys.version.split()[0]
-    assert found["no-such-package"] is None
+    installed = versions("no-such-package")
+    assert installed["python"] == sys.version.split()[0]
+    assert installed["no-such-package"] is None
     peak = peak_memory_bytes()
     assert peak is None or 10**7 < peak < 10**12  # a Python process has tens of megabytes
 

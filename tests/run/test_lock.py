@@ -106,14 +106,14 @@ def test_a_lock_of_another_container_is_not_called_a_leftover(tmp_path: Path) ->
             f"{place()}\nprocess {gone.pid} on {socket.gethostname()} (skill-train local), training in process 1"
         )
         lock.flush()
-        asked = (
+        program = (
             "import sys; from pathlib import Path; from skill_train.run.folder import RunDir\n"
             "from skill_train.core.errors import UsageError; from skill_train.run.lock import locked\n"
             "try:\n    locked(RunDir(Path(sys.argv[1])), 'local').__enter__()\n"
             "except UsageError as error:\n    print(error.message, error.hint, sep='|')\n"
         )
-        here = subprocess.run([sys.executable, "-c", asked, str(tmp_path)], capture_output=True, text=True).stdout
-        there = containers.run([sys.executable, "-c", asked, str(tmp_path)]).stdout
+        here = subprocess.run([sys.executable, "-c", program, str(tmp_path)], capture_output=True, text=True).stdout
+        there = containers.run([sys.executable, "-c", program, str(tmp_path)]).stdout
     assert "a command was killed" in here
     assert "in another container" in there and "a command was killed" not in there
 

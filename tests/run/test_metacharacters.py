@@ -62,8 +62,8 @@ def test_a_name_in_a_notebook(name: str, tmp_path: Path) -> None:
 def test_a_name_in_a_task_and_in_a_job() -> None:
     cloud = decided_plan("qwen2.5-0.5b", "rtx_4090", where="cloud", flavor="l40sx1", hub_model_id="me/x")
     flavor = next(each for each in flavors.shipped() if each.name == "l40sx1")
-    kept = Mount("me/b", "f", "/dataset", read_only=True)
-    files = JobFiles(Path("train.py"), Path("plan.json"), kept)
+    mount = Mount("me/b", "f", "/dataset", read_only=True)
+    files = JobFiles(Path("train.py"), Path("plan.json"), mount)
     job = {"namespace": "me", "labels": {"run": "x"}}
     for name in NAMES:
         plan = replace(cloud, recipe=replace(cloud.recipe, data=f"/here/{name}"))
@@ -80,6 +80,6 @@ def test_markup_and_escapes_in_a_table_are_text(capsys: pytest.CaptureFixture[st
     console = Console("human", "x")
     console.result(Result({}, human=lambda rich: draw_checks(rich, f"title {hostile}", [check]), next=[hostile]))
     console.result(Result({}, human=lambda rich: rich.print_json(data={hostile: [hostile]})))
-    said = capsys.readouterr().out
-    assert "[/b][bold]x[link" in said.replace("\n", "") and "\x1b" not in said and "\u202e" not in said
-    assert ":smile:" in said and clean("\u2066a\u2069") == "�a�"
+    text = capsys.readouterr().out
+    assert "[/b][bold]x[link" in text.replace("\n", "") and "\x1b" not in text and "\u202e" not in text
+    assert ":smile:" in text and clean("\u2066a\u2069") == "�a�"

@@ -50,10 +50,10 @@ def test_a_project_gets_the_skill_once_and_a_link() -> None:
 
 @pytest.mark.parametrize("options", [(), ("--target", "claude"), ("--scope", "global"), ("--target", "{}/mine")])
 def test_what_was_not_found_is_installed_by_the_hint(tmp_path: Path, options: tuple[str, ...]) -> None:
-    asked = [option.format(tmp_path) for option in options]
-    [command] = _answer("skills", "check", *asked, code=7)["next"]
+    words = [option.format(tmp_path) for option in options]
+    [command] = _answer("skills", "check", *words, code=7)["next"]
     _answer(*shlex.split(command)[1:])
-    assert _answer("skills", "check", *asked)["ok"]
+    assert _answer("skills", "check", *words)["ok"]
 
 
 def test_a_second_time_writes_nothing() -> None:
