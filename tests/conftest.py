@@ -151,6 +151,39 @@ def _libraries_stay() -> None:
     gc.freeze()
 
 
+@pytest.fixture(scope="module")
+def own_threads() -> Iterator[None]:
+    """For files that train in their own process: a plan says one thread, and the files after them get theirs back."""
+    import torch
+
+    threads = torch.get_num_threads()
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def hub(tmp_path: Path) -> Iterator[Any]:
+    """A Hub for tests, of which nothing is asked that it does not know."""
+    from hub_emulator import Hub
+
+    with Hub(tmp_path / "hub") as server:
+        yield server
+    assert server.unknown == []
+
+
+@pytest.fixture(scope="module")
+def desk(_starts_warm: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """A Hub for all tests of a file, a process for the commands that ask it, and its home."""
+    from hub_emulator import Hub
+
+    root = tmp_path_factory.mktemp("desk")
+    with Hub(root / "hub") as server:
+        commands = Commands(server.environment(root / "home"))
+        yield server, commands, root / "home"
+        commands.close()
+    assert server.unknown == []
+
+
 @pytest.fixture(scope="session")
 def converter() -> None:
     """What a command downloads once, for tests of commands that reach no network."""

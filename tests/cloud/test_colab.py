@@ -13,17 +13,12 @@ from typing import Any
 
 import pytest
 
+from planning import shipped_flavor
 from skill_train.cloud.elsewhere import colab
 from skill_train.core.errors import UsageError
 from skill_train.core.resources import train_program
-from skill_train.facts import Flavor
-from skill_train.hub import flavors
 
 nbformat = pytest.importorskip("nbformat")
-
-
-def flavor(name: str) -> Flavor:
-    return next(each for each in flavors.shipped() if each.name == name)
 
 
 @pytest.fixture
@@ -38,8 +33,8 @@ def made(tmp_path: Path) -> tuple[Path, dict[str, Any]]:
 
 def cell(path: Path, tag: str) -> str:
     cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
-    (found,) = ("".join(c["source"]) for c in cells if tag in c["metadata"].get("tags", []))
-    return str(found)
+    (source,) = ("".join(c["source"]) for c in cells if tag in c["metadata"].get("tags", []))
+    return str(source)
 
 
 def test_it_is_a_valid_notebook_for_a_gpu(made: tuple[Path, dict[str, Any]]) -> None:
@@ -86,8 +81,8 @@ def test_data_too_large_for_a_notebook_is_refused(tmp_path: Path) -> None:
 
 
 def test_colab_has_one_gpu_of_three_kinds() -> None:
-    assert [colab.gpu_of(flavor(name)) for name in (colab.FLAVOR, "l4x1", "a100-large")] == ["T4", "L4", "A100"]
+    assert [colab.gpu_of(shipped_flavor(name)) for name in (colab.FLAVOR, "l4x1", "a100-large")] == ["T4", "L4", "A100"]
     for name in ("l4x4", "h200", "cpu-basic"):
         with pytest.raises(UsageError) as caught:
-            colab.gpu_of(flavor(name))
+            colab.gpu_of(shipped_flavor(name))
         assert caught.value.code == "unknown_flavor"

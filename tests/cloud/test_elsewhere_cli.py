@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ import yaml
 import tiny
 from command_child import Commands, Done
 from hub_emulator import Hub
-from models import recorded
+from hub_models import add_model
 from skill_train.core.resources import train_program
 
 pytestmark = pytest.mark.slow
@@ -24,23 +23,14 @@ SAID = ("--model", MODEL, "--data", "rows.jsonl", "--max-steps", "20")
 
 
 @pytest.fixture(scope="module")
-def one(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Hub, Commands, Path]]:
-    """One Hub with one model, and one process for the commands."""
-    root = tmp_path_factory.mktemp("elsewhere")
-    with Hub(root / "hub") as server:
-        config = json.dumps(recorded("qwen2.5-0.5b")["config"]).encode()
-        files = {"config.json": config, "tokenizer_config.json": b'{"chat_template": "{{ messages }}"}'}
-        info = {"safetensors": {"parameters": {"BF16": 494_032_768}, "total": 494_032_768}}
-        server.add("model", MODEL, files | {"model.safetensors": bytes(1000)}, info=info)
-        commands = Commands(server.environment(root / "home"))
-        yield server, commands, root / "home"
-        commands.close()
-        assert server.unknown == []
+def desk(desk: tuple[Hub, Commands, Path]) -> tuple[Hub, Commands, Path]:
+    add_model(desk[0])
+    return desk
 
 
 @pytest.fixture
-def call(one: tuple[Hub, Commands, Path], tmp_path: Path) -> Any:
-    server, commands, home = one
+def call(desk: tuple[Hub, Commands, Path], tmp_path: Path) -> Any:
+    server, commands, home = desk
     server.log.clear()
     tiny.write_rows(tmp_path / "rows.jsonl", 24)
 

@@ -6,7 +6,7 @@ import io
 import json
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from PIL import Image
 import tiny_vision
 from command_child import Commands, Done
 from hub_emulator import Hub
+from picture_bytes import encoded
 from skill_train.core.resources import train_program
 
 pytestmark = pytest.mark.slow
@@ -46,33 +47,20 @@ for path in sys.argv[1:]:
 """
 
 
-@pytest.fixture(scope="module")
-def one(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Hub, Commands, Path]]:
-    """One Hub, and one process for the commands."""
-    root = tmp_path_factory.mktemp("pictures")
-    with Hub(root / "hub") as server:
-        commands = Commands(server.environment(root / "home"))
-        yield server, commands, root / "home"
-        commands.close()
-    assert server.unknown == []
+@pytest.fixture
+def hub(desk: tuple[Hub, Commands, Path]) -> Hub:
+    desk[0].log.clear()
+    return desk[0]
 
 
 @pytest.fixture
-def hub(one: tuple[Hub, Commands, Path]) -> Hub:
-    one[0].log.clear()
-    return one[0]
-
-
-@pytest.fixture
-def call(one: tuple[Hub, Commands, Path], tmp_path: Path) -> Callable[..., Done]:
-    server, commands, home = one
+def call(desk: tuple[Hub, Commands, Path], tmp_path: Path) -> Callable[..., Done]:
+    server, commands, home = desk
     return lambda *words: commands.run(tmp_path, server.environment(home), *words)
 
 
 def _png(number: int) -> bytes:
-    file = io.BytesIO()
-    Image.new("RGB", (40 + number, 30), (number, 0, 90)).save(file, "PNG")
-    return file.getvalue()
+    return encoded(Image.new("RGB", (40 + number, 30), (number, 0, 90)))
 
 
 def _ask(number: int) -> dict[str, Any]:
@@ -93,9 +81,9 @@ def _llava(rows: list[dict[str, Any]]) -> bytes:
         [{"from": "human", "value": f"<image>\n{row['question']}"}, {"from": "gpt", "value": row["answer"]}]
         for row in rows
     ]
-    said = zip(rows, turns, strict=True)
+    pairs = zip(rows, turns, strict=True)
     return json.dumps(
-        [{"id": f"{row['answer']}", "image": row["image"], "conversations": t} for row, t in said]
+        [{"id": f"{row['answer']}", "image": row["image"], "conversations": t} for row, t in pairs]
     ).encode()
 
 
@@ -141,16 +129,16 @@ def _fed(hub: Hub, home: Path, *plans: Path) -> list[dict[str, Any]]:
 
 
 @pytest.fixture(scope="module")
-def same(one: tuple[Hub, Commands, Path], tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Any]]:
+def same(desk: tuple[Hub, Commands, Path], tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Any]]:
     """Of each kind of file what was said and read of it: in a folder here, and on the Hub."""
-    server, commands, home = one
-    folder, said, plans = tmp_path_factory.mktemp("same"), dict[str, list[Any]](), list[Path]()
+    server, commands, home = desk
+    folder, sets, plans = tmp_path_factory.mktemp("same"), dict[str, list[Any]](), list[Path]()
     for number, name in enumerate(FILES):
         for path, content in _files(name).items():
             (folder / f"here{number}" / path).parent.mkdir(parents=True, exist_ok=True)
             (folder / f"here{number}" / path).write_bytes(content)
         server.add("dataset", f"me/set{number}", _files(name))
-        said[name] = []
+        sets[name] = []
         for place, data in (("here", f"here{number}/{name}"), ("there", f"me/set{number}")):
 
             def call(*words: object) -> Done:
@@ -158,11 +146,11 @@ def same(one: tuple[Hub, Commands, Path], tmp_path_factory: pytest.TempPathFacto
 
             plans.append(folder / f"{place}{number}.json")
             done = _plan(call, data, plans[-1])
-            said[name].append([done, call("data", data, "--model", tiny_vision.cached("gemma3")), plans[-1]])
+            sets[name].append([done, call("data", data, "--model", tiny_vision.cached("gemma3")), plans[-1]])
     fed = iter(_fed(server, home, *(plan for plan in plans if plan.exists())))
-    for each in (each for places in said.values() for each in places):
+    for each in (each for places in sets.values() for each in places):
         each.append(next(fed) if each[-1].exists() else None)
-    return said
+    return sets
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -203,24 +191,21 @@ BAD: dict[str, tuple[str, str, bytes | None]] = {
 
 
 def _film() -> bytes:
-    frames, file = [Image.new("RGB", (40, 30), (n * 80, 0, 0)) for n in range(3)], io.BytesIO()
-    frames[0].save(file, "GIF", save_all=True, append_images=frames[1:])
-    return file.getvalue()
+    frames = [Image.new("RGB", (40, 30), (n * 80, 0, 0)) for n in range(3)]
+    return encoded(frames[0], "GIF", save_all=True, append_images=frames[1:])
 
 
 def _half() -> bytes:
-    file = io.BytesIO()
-    Image.effect_noise((64, 64), 50).save(file, "PNG")
-    return file.getvalue()[:900]
+    return encoded(Image.effect_noise((64, 64), 50))[:900]
 
 
 BYTES = {"a half picture": _half(), "a film": _film()}
 
 
 @pytest.fixture(scope="module")
-def refused(one: tuple[Hub, Commands, Path], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def refused(desk: tuple[Hub, Commands, Path], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What training says of each bad row, of a plan that was made before the row was bad."""
-    server, commands, home = one
+    server, commands, home = desk
     folder, plans = tmp_path_factory.mktemp("refused"), list[Path]()
     server.add("dataset", "me/good", {"deep/rows.jsonl": _jsonl(ASKED[:3])} | _below("deep", PICTURES))
     done = _plan(lambda *words: commands.run(folder, server.environment(home), *words), "me/good", folder / "good.json")

@@ -21,7 +21,8 @@ import cloud_runs
 from cloud_runs import RUN_ID, Cloud
 from command_child import program
 from hub_emulator import Fault, Hub, JobFault
-from models import recorded
+from hub_models import add_model
+from waiting import wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -34,27 +35,21 @@ SLEEP = "import time; print('begun', flush=True); time.sleep(60)"
 
 
 @pytest.fixture
-def hub(tmp_path: Path) -> Iterator[Hub]:
+def hub(hub: Hub) -> Hub:
     """Its jobs wait for a machine until they are ended."""
-    with Hub(tmp_path / "hub") as server:
-        server.faults.add_job(JobFault("stuck", attempt=None))
-        config = json.dumps(recorded("qwen2.5-0.5b")["config"]).encode()
-        files = {"config.json": config, "tokenizer_config.json": b'{"chat_template": "{{ messages }}"}'}
-        info = {"safetensors": {"parameters": {"BF16": 494_032_768}, "total": 494_032_768}}
-        server.add("model", MODEL, files | {"model.safetensors": bytes(1000)}, info=info)
-        yield server
-    assert server.unknown == []
+    hub.faults.add_job(JobFault("stuck", attempt=None))
+    add_model(hub)
+    return hub
 
 
 @pytest.fixture
-def cloud(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[Cloud]:
+def cloud(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cloud]:
     """A run whose first job was cancelled."""
     with Hub(tmp_path / "hub") as server:
-        server.jobs.grace_seconds = 0.5
-        made = cloud_runs.cloud(server, tmp_path, monkeypatch, capsys)
+        made = cloud_runs.cloud(server, tmp_path, monkeypatch)
         job = made.start(SLEEP)
         job.cancelled.set()
-        _until(lambda: job.ended)
+        wait_until(lambda: job.ended, 60)
         server.faults.add_job(JobFault("stuck", attempt=None))
         yield made
     assert server.unknown == []
@@ -86,7 +81,7 @@ def test_a_slow_creation_and_an_immediate_retry(hub: Hub, tmp_path: Path) -> Non
     folder = _folder(tmp_path, "one")
     hub.faults.add(CREATE, Fault(seconds=6.0))
     first = _start(hub, tmp_path, folder, *SAID, TEST_REQUEST_SECONDS="1")
-    _until(lambda: bool(hub.log) and hub.log[-1].path.endswith("/api/jobs/me") and hub.log[-1].method == "POST")
+    wait_until(lambda: bool(hub.log) and hub.log[-1].path.endswith("/api/jobs/me") and hub.log[-1].method == "POST", 60)
     time.sleep(1.5)  # it waits no more for an answer, and looks
     first.send_signal(signal.SIGKILL)
     first.wait(10)
@@ -99,7 +94,7 @@ def test_killed_after_the_request_with_a_list_that_is_behind(hub: Hub, tmp_path:
     hub.jobs.listed_after_seconds = 5.0
     hub.faults.add(CREATE, Fault(200, after=True, drop_seconds=1.0))
     first = _start(hub, tmp_path, _folder(tmp_path, "one"), *SAID)
-    _until(lambda: hub.jobs_created == 1)
+    wait_until(lambda: hub.jobs_created == 1, 60)
     first.send_signal(signal.SIGKILL)
     first.wait(10)
     folder = _folder(tmp_path, "two") if other else tmp_path / "one"
@@ -111,9 +106,9 @@ def test_a_second_job_of_one_request_is_cancelled(hub: Hub, tmp_path: Path) -> N
     """The first answer was an error, so it was asked again; then both came to be. The younger one ends."""
     hub.faults.add(CREATE, Fault(500, seconds=0.0))
     child = _start(hub, tmp_path, _folder(tmp_path, "one"), *SAID, TEST_SETTLED_SECONDS="6")
-    _until(lambda: hub.jobs_created == 1)
+    wait_until(lambda: hub.jobs_created == 1, 60)
     [job] = hub.jobs.all
-    _until(lambda: time.time() - job.created > 0.01)  # the Hub dates jobs to the millisecond
+    wait_until(lambda: time.time() - job.created > 0.01, 60)  # the Hub dates jobs to the millisecond
     late = hub.jobs.create(job.spec | {"secrets": job.secrets}, "me", "me")
     code, answer = _answer(child)
     assert (code, answer["data"]["job_id"], late.stage, job.stage) == (0, job.id, "CANCELED", "SCHEDULING")
@@ -123,7 +118,7 @@ def test_a_claim_that_was_left_does_not_hold_for_ever(hub: Hub, tmp_path: Path) 
     """Killed before the request: there is no job, and after the time in which one may come another folder starts it."""
     hub.faults.add(CREATE, Fault(0, seconds=1.0), times=1)
     first = _start(hub, tmp_path, _folder(tmp_path, "one"), *SAID)
-    _until(lambda: any(r.method == "POST" and r.path == "/api/jobs/me" for r in hub.log))
+    wait_until(lambda: any(r.method == "POST" and r.path == "/api/jobs/me" for r in hub.log), 60)
     first.send_signal(signal.SIGKILL)
     first.wait(10)
     two = _folder(tmp_path, "two")
@@ -148,9 +143,9 @@ def test_the_ceiling_holds_for_all_jobs_of_a_run(cloud: Cloud) -> None:
     first = cloud.record.jobs[0]
     ended = msgspec.structs.replace(first, stage="CANCELED", seconds=900.0, cost_usd=0.10, max_cost=0.15)
     cloud.write(cloud.record.with_job(ended))
-    answer = cloud.on("resume", "--timeout", "10m", "--yes")
-    assert (answer.exit_code, answer.error["code"], cloud.hub.jobs_created) == (3, "over_budget", 1)
-    assert "$0.10" in answer.error["got"]
+    done = cloud.on("resume", "--timeout", "10m", "--yes")
+    assert (*done.error, cloud.hub.jobs_created) == (3, "over_budget", 1)
+    assert "$0.10" in done.answer["error"]["got"]
     assert cloud.on("resume", "--timeout", "10m", "--max-cost", "0.17", "--yes").data["attempt"] == 2
     assert cloud.hub.jobs.all[1].labels["run"] == RUN_ID
 
@@ -179,10 +174,3 @@ def _answer(child: subprocess.Popen[str]) -> tuple[int, dict[str, Any]]:
     assert "Traceback" not in err, err
     answer: dict[str, Any] = json.loads(out)
     return child.returncode, answer
-
-
-def _until(condition: Any, seconds: float = 60) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.02)

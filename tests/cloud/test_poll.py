@@ -6,7 +6,6 @@ import json
 import re
 import threading
 import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ import cloud_runs
 from cloud_runs import RUN_ID, Cloud
 from hub_emulator import ALWAYS, Fault, Hub, JobFault, faults
 from skill_train.hub import client
+from waiting import wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -29,11 +29,8 @@ ALL = [f"line {n}" for n in range(12)]
 
 
 @pytest.fixture
-def cloud(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[Cloud]:
-    with Hub(tmp_path / "hub") as hub:
-        hub.jobs.grace_seconds = 0.5
-        yield cloud_runs.cloud(hub, tmp_path, monkeypatch, capsys)
-    assert hub.unknown == []
+def cloud(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cloud:
+    return cloud_runs.cloud(hub, tmp_path, monkeypatch)
 
 
 # --- status ---
@@ -43,10 +40,10 @@ def test_a_run_in_one_look(cloud: Cloud) -> None:
     """Six steps of two seconds are left; the first step, which warms up, does not count."""
     cloud.keep({"metrics.jsonl": cloud_runs.metrics(4)})
     job = _running(cloud)
-    asked = len(cloud.hub.log)
-    answer = cloud.on("status")
-    data = answer.data
-    assert (answer.exit_code, data["stage"], data["job_id"], data["attempt"]) == (0, "RUNNING", job.id, 1)
+    before = len(cloud.hub.log)
+    done = cloud.on("status")
+    data = done.data
+    assert (done.code, data["stage"], data["job_id"], data["attempt"]) == (0, "RUNNING", job.id, 1)
     assert (data["step"], data["steps"], data["loss"], data["tokens_per_second"]) == (4, 10, 2.6, 100.0)
     assert data["progress"]["source"] == "metrics.jsonl in the bucket"
     assert 0 <= data["progress"]["age_seconds"] < 30
@@ -56,8 +53,8 @@ def test_a_run_in_one_look(cloud: Cloud) -> None:
     assert (data["cost_usd"]["so_far"], data["cost_usd"]["at_most"]) == (0.0067, 0.0667)
     estimates = json.loads(cloud.run.plan.read_text())["estimates"]
     assert data["cost_usd"]["estimated"] == {end: estimates["cost_usd"][end] for end in ("low", "high")}
-    assert answer.document["next"][0] == f"skill-train wait {cloud.run.path}"
-    polled = [r.path for r in cloud.hub.log[asked:] if r.path.startswith("/api/jobs")]
+    assert done.answer["next"][0] == f"skill-train wait {cloud.run.path}"
+    polled = [r.path for r in cloud.hub.log[before:] if r.path.startswith("/api/jobs")]
     assert polled == [f"/api/jobs/me/{job.id}"]
 
 
@@ -74,16 +71,16 @@ def test_a_hub_that_cannot_say_whose_the_token_is(cloud: Cloud, monkeypatch: pyt
     """The token is not at fault, and to sign in again would not help."""
     monkeypatch.setattr(client, "PAUSE_SECONDS", 0.0)
     cloud.hub.faults.add("GET /api/whoami-v2", faults.SERVER_ERROR, times=ALWAYS)
-    answer = cloud.call("status", "0" * 24)
-    assert (answer.exit_code, answer.error["code"]) == (8, "hub_error")
+    done = cloud.call("status", "0" * 24)
+    assert done.error == (8, "hub_error")
 
 
 def test_a_person_reads_lines(cloud: Cloud) -> None:
     cloud.keep({"metrics.jsonl": cloud_runs.metrics(4)})
     _running(cloud)
-    said = cloud.call("status", str(cloud.run.path), format_="human").out
-    assert "step      4 of 10 · loss 2.6000 · 100 tokens/s" in said
-    assert cloud.call("status", str(cloud.run.path), format_="quiet").out == "RUNNING\n"
+    text = cloud.call("status", str(cloud.run.path), form="human").stdout
+    assert "step      4 of 10 · loss 2.6000 · 100 tokens/s" in text
+    assert cloud.call("status", str(cloud.run.path), form="quiet").stdout == "RUNNING\n"
 
 
 def test_a_job_whose_start_nobody_heard_of_is_found(cloud: Cloud) -> None:
@@ -94,18 +91,18 @@ def test_a_job_whose_start_nobody_heard_of_is_found(cloud: Cloud) -> None:
     assert cloud.on("status").data["job_id"] == job.id
     never = msgspec.structs.replace(cloud.record, run_id="f" * 12)
     cloud.write(never)
-    answer = cloud.on("status")
-    assert (answer.exit_code, answer.error["code"]) == (2, "missing_step")
-    assert answer.error["hint"] == f"skill-train submit {cloud.run.path}"
-    assert "skill-train submit`" in cloud.call("status", "runs/nope").error["hint"]
-    assert cloud.call("status", "runs/nope").document["next"] == []
+    done = cloud.on("status")
+    assert done.error == (2, "missing_step")
+    assert done.answer["error"]["hint"] == f"skill-train submit {cloud.run.path}"
+    assert "skill-train submit`" in cloud.call("status", "runs/nope").answer["error"]["hint"]
+    assert cloud.call("status", "runs/nope").answer["next"] == []
 
 
 def test_what_is_no_run(cloud: Cloud, tmp_path: Path) -> None:
     foreign = cloud.hub.jobs.create({"command": ["true"], "flavor": "cpu-basic", "dockerImage": "x"}, "me", "me")
     for name, code in ((foreign.id, "unknown_job"), ("0" * 24, "unknown_job"), (str(tmp_path / "x"), "missing_step")):
-        answer = cloud.call("cancel", name)
-        assert (answer.exit_code, answer.error["code"]) == (2, code)
+        done = cloud.call("cancel", name)
+        assert done.error == (2, code)
     assert not foreign.cancelled.is_set()
 
 
@@ -119,9 +116,9 @@ def test_without_a_token_nobody_is_signed_in(
     cloud.start("pass")
     monkeypatch.delenv("HF_TOKEN")
     monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "none"))
-    answer = cloud.on(command)
-    assert (answer.exit_code, answer.error["code"]) == (4, "not_signed_in")
-    assert answer.error["hint"] == "hf auth login, or set HF_TOKEN"
+    done = cloud.on(command)
+    assert done.error == (4, "not_signed_in")
+    assert done.answer["error"]["hint"] == "hf auth login, or set HF_TOKEN"
 
 
 def test_a_run_on_this_machine(cloud: Cloud) -> None:
@@ -133,8 +130,8 @@ def test_a_run_on_this_machine(cloud: Cloud) -> None:
 
 def test_the_end_of_a_job_is_written_down_once(cloud: Cloud) -> None:
     """A t4-small of 40 cents an hour for a few seconds is a minute, 0.67 cents; the Hub may forget the job later."""
-    _ended(cloud, cloud.start("raise SystemExit(1)"))
-    _ended(cloud, cloud.start("pass"))
+    cloud_runs.wait_for(cloud.start("raise SystemExit(1)"))
+    cloud_runs.wait_for(cloud.start("pass"))
     assert cloud.on("status").data["cost_usd"]["all_jobs"] is None  # nobody saw the first end
     cloud.write(cloud.record.with_job(msgspec.structs.replace(cloud.record.jobs[0], stage="ERROR", cost_usd=0.5)))
     assert cloud.on("status").data["cost_usd"]["all_jobs"] == pytest.approx(0.5067)
@@ -142,8 +139,8 @@ def test_the_end_of_a_job_is_written_down_once(cloud: Cloud) -> None:
     assert (first.stage, first.ended_at) == ("ERROR", None)
     assert (second.stage, second.cost_usd) == ("COMPLETED", 0.0067)
     assert second.seconds is not None and second.ended_at is not None and 0 <= second.seconds < 60
-    said = cloud.call("status", str(cloud.run.path), format_="human").out
-    assert "cost      $0.0067" in said and "$0.51 with the jobs before it" in said
+    text = cloud.call("status", str(cloud.run.path), form="human").stdout
+    assert "cost      $0.0067" in text and "$0.51 with the jobs before it" in text
     cloud.hub.jobs.all.clear()
     cloud.on("status")
     assert cloud.record.jobs[1] == second
@@ -152,16 +149,16 @@ def test_the_end_of_a_job_is_written_down_once(cloud: Cloud) -> None:
 def test_a_job_that_has_ended_is_asked_for_again(cloud: Cloud) -> None:
     """The same answer as before, and the newer job where one was started since."""
     cloud.keep({"metrics.jsonl": cloud_runs.metrics(10)})
-    _ended(cloud, cloud.start("pass"))
+    cloud_runs.wait_for(cloud.start("pass"))
     first = cloud.on("status")
     cloud.hub.log.clear()
     again = cloud.on("status")
     assert cloud.hub.log
-    answers = [answer.data for answer in (first, again)]
+    answers = [done.data for done in (first, again)]
     ages = [answer["progress"].pop("age_seconds") for answer in answers]
     assert answers[1]["step"] == 10 and 0 <= ages[1] - ages[0] < 60
-    assert (answers[1], again.document["next"]) == (answers[0], first.document["next"])
-    assert cloud.call("status", str(cloud.run.path), format_="quiet").out == "COMPLETED\n"
+    assert (answers[1], again.answer["next"]) == (answers[0], first.answer["next"])
+    assert cloud.call("status", str(cloud.run.path), form="quiet").stdout == "COMPLETED\n"
     cloud.start("pass")
     assert cloud.on("status").data["attempt"] == 2
 
@@ -169,9 +166,9 @@ def test_a_job_that_has_ended_is_asked_for_again(cloud: Cloud) -> None:
 def test_a_job_that_failed_is_asked_for_again(cloud: Cloud, tmp_path: Path) -> None:
     """Somebody went on with its run in another folder."""
     job = cloud.start("raise SystemExit(1)")
-    _ended(cloud, job)
+    cloud_runs.wait_for(job)
     assert cloud.on("status").data["stage"] == "ERROR"
-    assert cloud.call("resume", f"me/{job.id}", "--run-dir", str(tmp_path / "new"), "--yes").exit_code == 0
+    assert cloud.call("resume", f"me/{job.id}", "--run-dir", str(tmp_path / "new"), "--yes").code == 0
     now = cloud.on("status").data
     assert (now["attempt"], now["job_id"]) == (2, cloud.hub.jobs.all[1].id)
 
@@ -179,9 +176,9 @@ def test_a_job_that_failed_is_asked_for_again(cloud: Cloud, tmp_path: Path) -> N
 def test_a_start_that_nobody_heard_of_may_appear(cloud: Cloud) -> None:
     """The job before it is shown meanwhile."""
     first = cloud.start("pass")
-    _ended(cloud, first)
-    asked = msgspec.structs.replace(cloud.record.jobs[0], number=2, state="starting", job_id=None, url=None)
-    cloud.write(cloud.record.with_job(asked))
+    cloud_runs.wait_for(first)
+    starting = msgspec.structs.replace(cloud.record.jobs[0], number=2, state="starting", job_id=None, url=None)
+    cloud.write(cloud.record.with_job(starting))
     assert cloud.on("status").data["attempt"] == 1
     second = cloud.hub.jobs.create(first.spec | {"labels": first.labels | {"attempt": "2"}}, "me", "me")
     assert cloud.on("status").data["job_id"] == second.id
@@ -193,8 +190,8 @@ def test_each_command_that_sees_the_end_writes_it_down(cloud: Cloud, command: st
     if command == "cancel":
         _running(cloud)
     else:
-        _ended(cloud, cloud.start("pass"))
-    assert cloud.on(command).exit_code == 0
+        cloud_runs.wait_for(cloud.start("pass"))
+    assert cloud.on(command).code == 0
     [job] = cloud.record.jobs
     assert job.stage == ("CANCELED" if command == "cancel" else "COMPLETED")
 
@@ -202,16 +199,16 @@ def test_each_command_that_sees_the_end_writes_it_down(cloud: Cloud, command: st
 # --- logs ---
 
 
-@pytest.mark.parametrize("format_", ["human", "json"])
-def test_every_line_once_across_cuts_and_errors(cloud: Cloud, format_: str) -> None:
+@pytest.mark.parametrize("form", ["human", "json"])
+def test_every_line_once_across_cuts_and_errors(cloud: Cloud, form: str) -> None:
     """The stream breaks while the job runs, and again after its end, where the client itself gives up."""
     for call, fault in enumerate((Fault(cut=4), faults.BAD_GATEWAY, Fault(cut=6), Fault(cut=9), faults.NO_ANSWER), 1):
         cloud.hub.faults.add(LOGS, fault, call=call)
     cloud.start(TWELVE)
-    answer = cloud.call("logs", str(cloud.run.path), "--follow", format_=format_)
-    shown = answer.out.splitlines() if format_ == "human" else answer.data["lines"]
-    assert (answer.exit_code, shown) == (0, ALL)
-    assert [line for line in answer.err.splitlines() if line.startswith("line ")] == ([] if format_ == "human" else ALL)
+    done = cloud.call("logs", str(cloud.run.path), "--follow", form=form)
+    shown = done.stdout.splitlines() if form == "human" else done.data["lines"]
+    assert (done.code, shown) == (0, ALL)
+    assert [line for line in done.stderr.splitlines() if line.startswith("line ")] == ([] if form == "human" else ALL)
     assert len(cloud.hub.faults.struck) == 5
 
 
@@ -220,30 +217,30 @@ def test_a_stream_that_is_cut_after_the_end(cloud: Cloud) -> None:
     from skill_train.cloud import poll as follow
 
     job = cloud.start(TWELVE)
-    _ended(cloud, job)
+    cloud_runs.wait_for(job)
     cloud.hub.faults.add(LOGS, Fault(cut=3), times=3)
     assert list(follow.lines("me", job.id, RUN_ID, say=lambda _: None)) == ALL
     assert len(cloud.hub.faults.struck) == 3
 
 
 def test_the_end_of_a_log(cloud: Cloud) -> None:
-    _ended(cloud, cloud.start(TWELVE))
+    cloud_runs.wait_for(cloud.start(TWELVE))
     assert cloud.on("logs", "--tail", "2").data["lines"] == ALL[-2:]
     assert cloud.on("logs", "--tail", "2", "--follow").data["lines"] == ALL[-2:]
-    assert cloud.call("logs", str(cloud.run.path), "--tail", "2", format_="human").out.splitlines() == ALL[-2:]
+    assert cloud.call("logs", str(cloud.run.path), "--tail", "2", form="human").stdout.splitlines() == ALL[-2:]
 
 
 def test_a_long_log_keeps_its_end_in_an_answer(cloud: Cloud) -> None:
-    _ended(cloud, cloud.start("for n in range(500): print('x' * 40, n)"))
-    answer = cloud.on("logs")
-    assert len(answer.out.encode()) <= 8192
-    assert answer.data["lines"][-1] == "x" * 40 + " 499"
-    assert answer.data["left_out"] == 500 - len(answer.data["lines"])
+    cloud_runs.wait_for(cloud.start("for n in range(500): print('x' * 40, n)"))
+    done = cloud.on("logs")
+    assert len(done.stdout.encode()) <= 8192
+    assert done.data["lines"][-1] == "x" * 40 + " 499"
+    assert done.data["left_out"] == 500 - len(done.data["lines"])
 
 
 @pytest.mark.parametrize(("options", "counted"), [((), 1500), (("--tail", "1200"), 1200)])
 def test_every_line_that_an_answer_leaves_out_is_counted(cloud: Cloud, options: tuple[str, ...], counted: int) -> None:
-    _ended(cloud, cloud.start("for n in range(1500): print('x' * 40, n)"))
+    cloud_runs.wait_for(cloud.start("for n in range(1500): print('x' * 40, n)"))
     data = cloud.on("logs", *options).data
     assert (data["lines"][-1], data["left_out"]) == ("x" * 40 + " 1499", counted - len(data["lines"]))
 
@@ -255,11 +252,11 @@ def test_waiting_through_an_outage(cloud: Cloud) -> None:
     job = cloud.start("import time; time.sleep(1)")
     for call, fault in enumerate((faults.BAD_GATEWAY, faults.SERVER_ERROR, faults.NO_ANSWER), 2):
         cloud.hub.faults.add(INSPECT, fault, call=call)
-    answer = cloud.on("wait")
-    assert (answer.exit_code, answer.data["stage"], answer.data["job_id"]) == (0, "COMPLETED", job.id)
+    done = cloud.on("wait")
+    assert (done.code, done.data["stage"], done.data["job_id"]) == (0, "COMPLETED", job.id)
     assert len(cloud.hub.faults.struck) == 3
-    assert answer.document["next"] == [f"skill-train pull {cloud.run.path}"]
-    assert "asking again" in answer.err
+    assert done.answer["next"] == [f"skill-train pull {cloud.run.path}"]
+    assert "asking again" in done.stderr
 
 
 def test_waiting_no_longer(cloud: Cloud) -> None:
@@ -267,10 +264,10 @@ def test_waiting_no_longer(cloud: Cloud) -> None:
     job = _running(cloud)
     cloud.keep({"metrics.jsonl": cloud_runs.metrics(1)})
     begun = time.monotonic()
-    answer = cloud.on("wait", "--timeout", "1")
+    done = cloud.on("wait", "--timeout", "1")
     assert time.monotonic() - begun < 10
-    assert (answer.exit_code, answer.error["code"]) == (8, "still_running")
-    assert answer.error["hint"] == f"skill-train wait {cloud.run.path}"
+    assert done.error == (8, "still_running")
+    assert done.answer["error"]["hint"] == f"skill-train wait {cloud.run.path}"
     assert not job.ended
 
 
@@ -278,13 +275,13 @@ def test_a_job_that_never_begins(cloud: Cloud) -> None:
     """After 12 hours in the queue (huggingface_hub#4376)."""
     cloud.hub.faults.add_job(JobFault("stuck"))
     job = cloud.start(SLEEP)
-    assert cloud.on("wait", "--timeout", "0").error["code"] == "not_started"
+    assert cloud.on("wait", "--timeout", "0").error[1] == "not_started"
     job.created -= 12 * 3600
-    answer = cloud.on("wait", "--timeout", "0")
-    assert (answer.exit_code, answer.error["code"]) == (8, "not_started")
-    assert "720 minutes for a free t4-small" in answer.data["waiting"]
-    assert answer.document["warnings"][0]["code"] == "long_queue"
-    assert answer.document["next"][0] == f"skill-train cancel {cloud.run.path}"
+    done = cloud.on("wait", "--timeout", "0")
+    assert done.error == (8, "not_started")
+    assert "720 minutes for a free t4-small" in done.answer["data"]["waiting"]
+    assert done.answer["warnings"][0]["code"] == "long_queue"
+    assert done.answer["next"][0] == f"skill-train cancel {cloud.run.path}"
 
 
 OWN = {"code": "bad_row", "message": "row 3 has no text", "expected": "text", "got": "{}", "hint": "mend it"}
@@ -310,26 +307,26 @@ def test_a_job_that_fails_is_explained(
 ) -> None:
     if fault:
         cloud.hub.faults.add_job(fault)
-    _ended(cloud, cloud.start(program))
-    answer = cloud.on("wait")
-    assert (answer.exit_code, answer.error["code"], answer.data["why"]["code"]) == (exit_code, code, code)
-    assert answer.document["next"]
-    assert cloud.on("status").exit_code == 0  # it was asked what is the case, and that it told
+    cloud_runs.wait_for(cloud.start(program))
+    done = cloud.on("wait")
+    assert (*done.error, done.answer["data"]["why"]["code"]) == (exit_code, code, code)
+    assert done.answer["next"]
+    assert cloud.on("status").code == 0  # it was asked what is the case, and that it told
 
 
 def test_the_record_of_a_failure_when_the_log_is_gone(cloud: Cloud) -> None:
     cloud.keep({"train.failed.json": json.dumps({"exit_code": 2, "error": OWN}).encode()})
-    _ended(cloud, cloud.start("raise SystemExit(2)"))
+    cloud_runs.wait_for(cloud.start("raise SystemExit(2)"))
     cloud.hub.faults.add(LOGS, faults.NOT_FOUND)
-    answer = cloud.on("wait")
-    assert (answer.error["code"], answer.document["warnings"][0]["code"]) == ("bad_row", "no_log")
+    done = cloud.on("wait")
+    assert (done.error[1], done.answer["warnings"][0]["code"]) == ("bad_row", "no_log")
 
 
 def test_a_job_that_is_gone_from_the_hub(cloud: Cloud) -> None:
     cloud.start("pass")
     cloud.hub.jobs.all.clear()
-    answer = cloud.on("wait")
-    assert (answer.exit_code, answer.error["code"]) == (5, "cancelled")
+    done = cloud.on("wait")
+    assert done.error == (5, "cancelled")
 
 
 def test_a_job_that_one_answer_does_not_know(cloud: Cloud) -> None:
@@ -351,9 +348,9 @@ def test_one_answer_that_does_not_know_the_job_ends_no_watch(
     name = f"me/{job.id}" if by_id else str(cloud.run.path)
     for pattern in (INSPECT, LOGS):
         cloud.hub.faults.add(pattern, faults.NOT_FOUND, call=2 if pattern == INSPECT else 1)
-    answer = cloud.call(command[0], name, *command[1:])
-    assert (answer.exit_code, answer.data["stage"], len(cloud.hub.faults.struck)) == (0, "COMPLETED", len(command))
-    assert command == ("wait",) or answer.data["lines"] == [f"line {n}" for n in range(20)]
+    done = cloud.call(command[0], name, *command[1:])
+    assert (done.code, done.data["stage"], len(cloud.hub.faults.struck)) == (0, "COMPLETED", len(command))
+    assert command == ("wait",) or done.data["lines"] == [f"line {n}" for n in range(20)]
 
 
 @pytest.mark.parametrize("by_id", [False, True])
@@ -361,23 +358,23 @@ def test_one_answer_that_does_not_know_the_job_ends_no_watch(
 def test_a_job_that_is_deleted_while_it_is_watched(cloud: Cloud, command: str, by_id: bool) -> None:
     """It is not a job that never was."""
     job = _running(cloud)
-    asked = {"wait": rf"/{job.id}$", "logs": rf"/{job.id}/logs$", "cancel": rf"/{job.id}/cancel$"}[command]
-    deleted = threading.Thread(target=_deleted, args=(cloud, asked, 2 if command == "wait" else 1))
+    path = {"wait": rf"/{job.id}$", "logs": rf"/{job.id}/logs$", "cancel": rf"/{job.id}/cancel$"}[command]
+    deleted = threading.Thread(target=_deleted, args=(cloud, path, 2 if command == "wait" else 1))
     deleted.start()
     cloud.hub.faults.add("POST .*/cancel", Fault(seconds=1.0))  # late enough
     more = ("--follow",) if command == "logs" else ()
-    answer = cloud.call(command, f"me/{job.id}" if by_id else str(cloud.run.path), *more)
+    done = cloud.call(command, f"me/{job.id}" if by_id else str(cloud.run.path), *more)
     deleted.join()
-    assert answer.data["stage"] == "DELETED"
+    assert done.answer["data"]["stage"] == "DELETED"
     if command == "wait":
-        assert (answer.exit_code, answer.error["code"]) == (5, "cancelled")
+        assert done.error == (5, "cancelled")
     else:
-        assert answer.exit_code == 0
+        assert done.code == 0
 
 
 def _deleted(cloud: Cloud, pattern: str, times: int) -> None:
     """The job, after so many questions of a kind."""
-    _until(lambda: sum(bool(re.search(pattern, request.path)) for request in list(cloud.hub.log)) >= times)
+    wait_until(lambda: sum(bool(re.search(pattern, request.path)) for request in list(cloud.hub.log)) >= times, 20)
     [job] = cloud.hub.jobs.all
     cloud.hub.jobs.all.clear()
     job.cancelled.set()
@@ -392,43 +389,32 @@ def test_cancelling_twice(cloud: Cloud) -> None:
     _running(cloud)
     cloud.hub.faults.add("POST .*/cancel", faults.DONE_AND_ERROR)
     cloud.hub.faults.add("POST .*/cancel", Fault(409), call=2)
-    answer = cloud.on("cancel")
-    assert (answer.exit_code, answer.data["stage"], answer.data["cancelled"]) == (0, "CANCELED", True)
-    assert answer.data["kept"] == {"state": "unfinished", "checkpoint": 4}
+    done = cloud.on("cancel")
+    assert (done.code, done.data["stage"], done.data["cancelled"]) == (0, "CANCELED", True)
+    assert done.data["kept"] == {"state": "unfinished", "checkpoint": 4}
     again = cloud.on("cancel")
-    assert (again.exit_code, again.data["cancelled"]) == (0, False)
+    assert (again.code, again.data["cancelled"]) == (0, False)
     waited = cloud.on("wait")
-    assert (waited.exit_code, waited.error["code"]) == (5, "cancelled")
+    assert waited.error == (5, "cancelled")
 
 
 def test_one_answer_that_there_is_no_such_job_leaves_it_not_alive(cloud: Cloud) -> None:
     """The Hub has the job and says once that it has not: who believed it would go on paying."""
     _running(cloud)
     cloud.hub.faults.add("POST .*/cancel", faults.NOT_FOUND)
-    answer = cloud.on("cancel")
-    assert (answer.exit_code, answer.data["stage"], answer.data["cancelled"]) == (0, "CANCELED", True)
+    done = cloud.on("cancel")
+    assert (done.code, done.data["stage"], done.data["cancelled"]) == (0, "CANCELED", True)
 
 
 def test_a_finished_job_is_not_cancelled(cloud: Cloud) -> None:
-    _ended(cloud, cloud.start("pass"))
-    asked = len(cloud.hub.log)
+    cloud_runs.wait_for(cloud.start("pass"))
+    before = len(cloud.hub.log)
     data = cloud.on("cancel").data
     assert (data["stage"], data["cancelled"]) == ("COMPLETED", False)
-    assert not [r for r in cloud.hub.log[asked:] if r.method == "POST" and r.path.endswith("/cancel")]
+    assert not [r for r in cloud.hub.log[before:] if r.method == "POST" and r.path.endswith("/cancel")]
 
 
 def _running(cloud: Cloud) -> Any:
     job = cloud.start(SLEEP)
-    _until(lambda: "begun" in job.lines)
+    wait_until(lambda: "begun" in job.lines, 20)
     return job
-
-
-def _ended(cloud: Cloud, job: object) -> None:
-    _until(lambda: job.ended)  # type: ignore[attr-defined]
-
-
-def _until(condition: Callable[[], bool], seconds: float = 20) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.02)

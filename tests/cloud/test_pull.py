@@ -9,8 +9,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +25,7 @@ from hub_emulator.jobs import Job
 from skill_train.program.cloud.push import PROOF
 from skill_train.run.folder import RunDir
 from skill_train.run.lock import locked
+from waiting import wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -38,11 +37,8 @@ SLEEP = "import time; print('begun', flush=True); time.sleep(60)"
 
 
 @pytest.fixture
-def cloud(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[Cloud]:
-    with Hub(tmp_path / "hub") as hub:
-        hub.jobs.grace_seconds = 0.5
-        yield cloud_runs.cloud(hub, tmp_path, monkeypatch, capsys)
-    assert hub.unknown == []
+def cloud(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cloud:
+    return cloud_runs.cloud(hub, tmp_path, monkeypatch)
 
 
 # --- before pull ---
@@ -56,15 +52,15 @@ def test_a_run_that_is_not_fetched_yet_is_not_trained_here(cloud: Cloud, stage: 
     before = _tree(cloud)
     next_command = f"skill-train {'pull' if stage in (None, 'COMPLETED') else 'resume'} {cloud.run.path}"
     for command in ("export-gguf", "verify", "evaluate", "merge", "push"):
-        answer = cloud.on(command)
-        assert (answer.exit_code, answer.error["code"], answer.document["next"]) == (
+        done = cloud.on(command)
+        assert (*done.error, done.answer["next"]) == (
             2,
             "missing_step",
             [next_command],
         )
     for more in ((), ("--resume",)):
-        answer = cloud.call("local", *more, "--run-dir", str(cloud.run.path))
-        assert (answer.exit_code, answer.error["code"], answer.document["next"]) == (2, "cloud_run", [next_command])
+        done = cloud.call("local", *more, "--run-dir", str(cloud.run.path))
+        assert (*done.error, done.answer["next"]) == (2, "cloud_run", [next_command])
     assert _tree(cloud) == before
     [told] = cloud.on("report").data["runs"]
     assert told["missing"][0]["command"] == next_command.replace(str(cloud.run.path), cloud.run.path.name)
@@ -80,14 +76,14 @@ def test_a_finished_run_comes_here_and_only_once(cloud: Cloud) -> None:
     result = cloud_runs.result(**{"images/0a1b.png": b"a held-out picture"})
     files = result | cloud_runs.checkpoint(10) | cloud_runs.checkpoint(5)
     cloud.keep(files)
-    _ended(cloud, cloud.start("pass"))
-    answer = cloud.on("pull")
-    assert (answer.exit_code, answer.data["state"], answer.data["trained"]) == (0, "done", True)
+    cloud_runs.wait_for(cloud.start("pass"))
+    done = cloud.on("pull")
+    assert (done.code, done.data["state"], done.data["trained"]) == (0, "done", True)
     newest = {name for name in files if not name.endswith("kept.json") and "checkpoint-5" not in name}
     assert _tree(cloud) == newest | {"checkpoints/before.json"}
     assert all((cloud.run.path / name).read_bytes() == files[name] for name in newest)
     assert trained(cloud.run)
-    assert answer.document["next"] == [f"skill-train export-gguf {cloud.run.path}"]
+    assert done.answer["next"] == [f"skill-train export-gguf {cloud.run.path}"]
     assert cloud.on("pull").data["fetched"] == 0
 
 
@@ -96,10 +92,10 @@ def test_a_run_whose_checks_failed_is_no_success(cloud: Cloud) -> None:
     check = {"name": "loss_falls", "verdict": "fail", "figure": -1.0, "detail": "2.0 before, 3.0 after"}
     record = json.loads(cloud_runs.result()["train.json"]) | {"verdict": "fail", "checks": [check]}
     cloud.keep(cloud_runs.result(**{"train.json": json.dumps(record).encode()}))
-    _ended(cloud, cloud.start("pass"))
-    answer = cloud.on("pull")
-    assert (answer.exit_code, answer.error["code"], answer.error["got"]) == (5, "smoke_failed", check["detail"])
-    assert (answer.data["verdict"], answer.document["next"]) == ("fail", [])
+    cloud_runs.wait_for(cloud.start("pass"))
+    done = cloud.on("pull")
+    assert (*done.error, done.answer["error"]["got"]) == (5, "smoke_failed", check["detail"])
+    assert (done.answer["data"]["verdict"], done.answer["next"]) == ("fail", [])
     assert (cloud.run.path / "adapter" / "adapter_model.safetensors").is_file()
 
 
@@ -108,13 +104,13 @@ def test_a_ceiling_holds_for_the_price_of_now(cloud: Cloud, tmp_path: Path, monk
     monkeypatch.setenv("SKILL_TRAIN_CACHE", str(tmp_path / "cache"))
     cloud.keep(cloud_runs.checkpoint(5))
     job = cloud.start("raise SystemExit(1)")
-    _ended(cloud, job)
-    asked = ("resume", "--timeout", "60m", "--max-cost", "0.5")
-    assert cloud.on(*asked).error["code"] == "confirm_cost"
+    cloud_runs.wait_for(job)
+    words = ("resume", "--timeout", "60m", "--max-cost", "0.5")
+    assert cloud.on(*words).error[1] == "confirm_cost"
     for row in cloud.hub.hardware:
         row.update({key: 10 * value for key, value in row.items() if key.startswith("unitCost")})
-    refused = cloud.on(*asked, "--yes")
-    assert (refused.exit_code, len(cloud.hub.jobs.all)) == (3, 1), refused.document
+    refused = cloud.on(*words, "--yes")
+    assert (refused.code, len(cloud.hub.jobs.all)) == (3, 1), refused.answer
 
 
 @pytest.mark.parametrize("path", ["GET /cas/.*/reconstructions", "GET /cas/.*/xorbs"])
@@ -125,10 +121,10 @@ def test_a_store_that_does_not_have_its_bytes_now(cloud: Cloud, monkeypatch: pyt
     monkeypatch.setitem(follow.patiently.__kwdefaults__, "seconds", 0.5)
     weights = os.urandom(5000)  # which no cache has
     cloud.keep(cloud_runs.result(**{"samples.jsonl": weights}))
-    _ended(cloud, cloud.start("pass"))
+    cloud_runs.wait_for(cloud.start("pass"))
     cloud.hub.faults.add(path, faults.NOT_FOUND, times=ALWAYS)
-    answer = cloud.on("pull")
-    assert (answer.exit_code, answer.error["code"]) == (8, "hub_error")
+    done = cloud.on("pull")
+    assert done.error == (8, "hub_error")
     cloud.hub.faults.clear()
     assert cloud.on("pull").data["trained"]
 
@@ -140,10 +136,10 @@ def test_an_unfinished_run_brings_its_newest_whole_checkpoint(cloud: Cloud) -> N
     del cut["checkpoints/checkpoint-8/adapter_model.safetensors"]
     cloud.keep(torn | cut | cloud_runs.checkpoint(4) | {"metrics.jsonl": cloud_runs.metrics(9)})
     cloud.start(SLEEP)
-    answer = cloud.on("pull")
-    assert (answer.exit_code, answer.data["state"], answer.data["checkpoint"]) == (0, "unfinished", 4)
-    assert [w["code"] for w in answer.document["warnings"]] == ["unfinished"]
-    assert answer.document["next"] == [f"skill-train wait {cloud.run.path}"]
+    done = cloud.on("pull")
+    assert (done.code, done.data["state"], done.data["checkpoint"]) == (0, "unfinished", 4)
+    assert [w["code"] for w in done.answer["warnings"]] == ["unfinished"]
+    assert done.answer["next"] == [f"skill-train wait {cloud.run.path}"]
     weights = cloud.run.checkpoints / "checkpoint-4" / "adapter_model.safetensors"
     assert weights.read_bytes() == b"weights 4"
     assert not (cloud.run.checkpoints / "checkpoint-9").exists()
@@ -156,7 +152,7 @@ def test_lines_that_a_kill_cut_are_left_in_the_bucket(cloud: Cloud) -> None:
     whole = cloud_runs.metrics(3)
     cloud.keep(cloud_runs.checkpoint(2) | {"metrics.jsonl": whole + b'{"step": 4, "lo'})
     cloud.start(SLEEP)
-    assert cloud.on("pull").exit_code == 0
+    assert cloud.on("pull").code == 0
     assert cloud.run.metrics.read_bytes() == whole
 
 
@@ -164,14 +160,14 @@ def test_a_document_that_a_kill_cut_is_left_in_the_bucket(cloud: Cloud) -> None:
     """Without a marker nobody promises it whole. One that came earlier stays, and the next pull may replace it."""
     cloud.keep(cloud_runs.checkpoint(2) | {"environment.json": b'{"a": 1}', "train.failed.json": b'{"exit'})
     cloud.start(SLEEP)
-    answer = cloud.on("pull")
-    assert answer.exit_code == 0 and "train.failed.json is incomplete" in answer.err
+    done = cloud.on("pull")
+    assert done.code == 0 and "train.failed.json is incomplete" in done.stderr
     assert not (cloud.run.path / "train.failed.json").exists()
     cloud.keep({"environment.json": b'{"a": 1, "b'})
-    assert cloud.on("pull").exit_code == 0
+    assert cloud.on("pull").code == 0
     assert (cloud.run.path / "environment.json").read_bytes() == b'{"a": 1}'
     cloud.keep({"environment.json": b'{"a": 2}'})
-    assert cloud.on("pull").exit_code == 0
+    assert cloud.on("pull").code == 0
     assert (cloud.run.path / "environment.json").read_bytes() == b'{"a": 2}'
 
 
@@ -181,9 +177,9 @@ def test_a_file_that_was_changed_in_the_bucket(cloud: Cloud, name: str) -> None:
     files = cloud_runs.result(**{"train.log": b"a log"})
     cloud.keep(files)
     cloud.keep({name: files[name].upper()})
-    _ended(cloud, cloud.start("pass"))
-    answer = cloud.on("pull")
-    assert (answer.exit_code, answer.error["code"]) == (6, "kept_file_changed")
+    cloud_runs.wait_for(cloud.start("pass"))
+    done = cloud.on("pull")
+    assert done.error == (6, "kept_file_changed")
     assert not (cloud.run.path / name).exists()
     assert not cloud.run.record("train").exists()
     cloud.keep(files)
@@ -193,39 +189,39 @@ def test_a_file_that_was_changed_in_the_bucket(cloud: Cloud, name: str) -> None:
 def test_a_file_that_is_gone_from_the_bucket(cloud: Cloud) -> None:
     cloud.keep(cloud_runs.result())
     cloud.hub.buckets[BUCKET].files.pop(f"{FOLDER}/adapter/adapter_model.safetensors")
-    _ended(cloud, cloud.start("pass"))
-    answer = cloud.on("pull")
-    assert (answer.exit_code, answer.error["code"]) == (6, "kept_file_missing")
+    cloud_runs.wait_for(cloud.start("pass"))
+    done = cloud.on("pull")
+    assert done.error == (6, "kept_file_missing")
 
 
 @pytest.mark.parametrize("name", ["../outside.txt", "/etc/outside.txt", "adapter/../../outside.txt", "adapter\\..\\x"])
 def test_a_name_that_leads_out_is_refused(cloud: Cloud, name: str) -> None:
     marker = {"run": RUN_ID, "state": "done", "exit_code": 0, "files": {name: cloud_runs.digest(b"x")}}
     cloud.keep({"kept.json": json.dumps(marker).encode()})
-    _ended(cloud, cloud.start("pass"))
+    cloud_runs.wait_for(cloud.start("pass"))
     before = sorted(cloud.run.path.parent.rglob("*.txt"))
-    answer = cloud.on("pull")
-    assert (answer.exit_code, answer.error["code"]) == (6, "unsafe_file")
+    done = cloud.on("pull")
+    assert done.error == (6, "unsafe_file")
     assert sorted(cloud.run.path.parent.rglob("*.txt")) == before
 
 
 def test_names_of_our_own_files_are_left_alone(cloud: Cloud) -> None:
     """A job may keep what it likes; plan and record of a run directory are ours."""
     cloud.keep(cloud_runs.result(**{"plan.json": b"{}", "cloud.json": b"{}", ".bashrc": b"x"}))
-    _ended(cloud, cloud.start("pass"))
-    kept = cloud.run.plan.read_bytes()
+    cloud_runs.wait_for(cloud.start("pass"))
+    plan = cloud.run.plan.read_bytes()
     assert cloud.on("pull").data["trained"]
-    assert (cloud.run.plan.read_bytes(), (cloud.run.path / ".bashrc").exists()) == (kept, False)
+    assert (cloud.run.plan.read_bytes(), (cloud.run.path / ".bashrc").exists()) == (plan, False)
 
 
 def test_what_a_user_has_is_not_overwritten(cloud: Cloud) -> None:
     cloud.keep(cloud_runs.result())
-    _ended(cloud, cloud.start("pass"))
+    cloud_runs.wait_for(cloud.start("pass"))
     mine = cloud.run.adapter / "adapter_model.safetensors"
     mine.parent.mkdir()
     mine.write_bytes(b"mine")
-    answer = cloud.on("pull")
-    assert (answer.exit_code, answer.error["code"], mine.read_bytes()) == (2, "output_exists", b"mine")
+    done = cloud.on("pull")
+    assert (*done.error, mine.read_bytes()) == (2, "output_exists", b"mine")
 
 
 def test_a_pull_that_is_killed_goes_on(cloud: Cloud, tmp_path: Path) -> None:
@@ -233,7 +229,7 @@ def test_a_pull_that_is_killed_goes_on(cloud: Cloud, tmp_path: Path) -> None:
     leaves them."""
     more = {f"adapter/{n}.json": str(n).encode() for n in range(8)}
     cloud.keep(cloud_runs.result(**more))
-    _ended(cloud, cloud.start("pass"))
+    cloud_runs.wait_for(cloud.start("pass"))
     # The client looks at one file of each question: the marker's, that of the first eight, that of the others.
     cloud.hub.faults.add("HEAD /buckets/", Fault(seconds=30), call=3)
     child = subprocess.Popen(
@@ -242,7 +238,7 @@ def test_a_pull_that_is_killed_goes_on(cloud: Cloud, tmp_path: Path) -> None:
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )
-    _until(lambda: bool(cloud.hub.faults.struck))
+    wait_until(lambda: bool(cloud.hub.faults.struck), 20)
     child.send_signal(signal.SIGKILL)
     child.wait()
     there = _tree(cloud)
@@ -250,9 +246,9 @@ def test_a_pull_that_is_killed_goes_on(cloud: Cloud, tmp_path: Path) -> None:
     # One had come, and had no name yet. It is not asked for again, or it would be another now.
     (cloud.run.path / ".pull.part" / "environment.json").write_bytes(b"{}")
     cloud.keep({"environment.json": b"changed"})
-    answer = cloud.on("pull")
-    assert answer.data["trained"]
-    assert answer.data["fetched"] == len(cloud_runs.result(**more)) - 1 - len(there)  # but for the marker
+    done = cloud.on("pull")
+    assert done.data["trained"]
+    assert done.data["fetched"] == len(cloud_runs.result(**more)) - 1 - len(there)  # but for the marker
     assert not (cloud.run.path / ".pull.part").exists()
 
 
@@ -260,7 +256,7 @@ def test_a_pull_that_is_killed_before_its_record_goes_on(cloud: Cloud, tmp_path:
     """It has replaced what an earlier one wrote, and had no time to say so."""
     cloud.keep(cloud_runs.checkpoint(2) | {"metrics.jsonl": cloud_runs.metrics(3)})
     cloud.start(SLEEP)
-    assert cloud.on("pull").exit_code == 0
+    assert cloud.on("pull").code == 0
     cloud.keep({"metrics.jsonl": cloud_runs.metrics(5)})
     copy = Path(shutil.copytree(cloud.run.path, tmp_path / "copy" / "run"))
     step = killing.Step("pull", ("pull", "run"), copy.parent, cloud.hub.environment(tmp_path / "home"))
@@ -271,14 +267,14 @@ def test_a_pull_that_is_killed_before_its_record_goes_on(cloud: Cloud, tmp_path:
     assert not killing.struck(step, cloud.run.path.parent, tmp_path / "log of the killed", moment)
     assert cloud.run.metrics.read_bytes() == cloud_runs.metrics(5)
     cloud.keep({"metrics.jsonl": cloud_runs.metrics(7)})
-    assert cloud.on("pull").exit_code == 0
+    assert cloud.on("pull").code == 0
     assert cloud.run.metrics.read_bytes() == cloud_runs.metrics(7)
 
 
 def test_a_disk_that_takes_no_more(cloud: Cloud, tmp_path: Path) -> None:
     """hf_xet says it in words only, of a limit as of a full disk. With more room the same command goes on."""
     cloud.keep(cloud_runs.result(**{"adapter/large.bin": os.urandom(3_000_000)}))
-    _ended(cloud, cloud.start("pass"))
+    cloud_runs.wait_for(cloud.start("pass"))
     done = subprocess.run(
         killing.program("pull", str(cloud.run.path)),
         env=cloud.hub.environment(tmp_path / "home"),
@@ -293,7 +289,7 @@ def test_a_disk_that_takes_no_more(cloud: Cloud, tmp_path: Path) -> None:
 
 def test_trouble_while_files_come(cloud: Cloud) -> None:
     cloud.keep(cloud_runs.result())
-    _ended(cloud, cloud.start("pass"))
+    cloud_runs.wait_for(cloud.start("pass"))
     cloud.hub.faults.add("HEAD /buckets/", faults.BAD_GATEWAY, call=2, times=2)
     cloud.hub.faults.add("GET /api/buckets/.*/tree", faults.SERVER_ERROR)
     cloud.hub.faults.add("GET /cas/.*/xorbs", faults.SERVER_ERROR, call=3)
@@ -304,7 +300,7 @@ def test_trouble_while_files_come(cloud: Cloud) -> None:
 def test_the_repository_has_it_when_the_bucket_is_gone(cloud: Cloud, tmp_path: Path) -> None:
     files = cloud_runs.result()
     cloud.hub.add("model", "me/tickets", _pushed())
-    _ended(cloud, cloud.start("pass"))
+    cloud_runs.wait_for(cloud.start("pass"))
     cloud.hub.buckets.clear()
     answer = _child(cloud, tmp_path, "pull", str(cloud.run.path))
     assert (answer["data"]["trained"], answer["data"]["from"]) == (True, "me/tickets")
@@ -317,7 +313,7 @@ def test_the_whole_record_stays_when_the_bucket_is_lost_later(cloud: Cloud, tmp_
     whole = json.dumps(record | {"example": "a row of the data"}).encode()
     cloud.keep(cloud_runs.result(**{"train.json": whole}))
     cloud.hub.add("model", "me/tickets", _pushed())
-    _ended(cloud, cloud.start("pass"))
+    cloud_runs.wait_for(cloud.start("pass"))
     assert cloud.on("pull").data["from"] == BUCKET
     cloud.hub.buckets.clear()
     for _ in ("pulled", "killed"):
@@ -339,7 +335,7 @@ def test_a_whole_model_comes_from_the_repository(cloud: Cloud, tmp_path: Path) -
     subprocess.run(program, env=cloud.hub.environment(tmp_path / "home"), stdout=subprocess.DEVNULL, check=True)
 
     cloud.run.plan.write_bytes((trained / "plan.json").read_bytes())
-    _ended(cloud, cloud.start("pass"))
+    cloud_runs.wait_for(cloud.start("pass"))
     cloud.hub.buckets.clear()
     assert _child(cloud, tmp_path, "pull", str(cloud.run.path))["data"]["from"] == "me/tickets"
     files = {path.relative_to(base).as_posix() for path in base.rglob("*") if path.is_file()} - {"README.md"}
@@ -358,14 +354,14 @@ def test_the_repository_has_it_when_the_bucket_took_no_result(
     cloud: Cloud, tmp_path: Path, end: str, promised: bool
 ) -> None:
     """Pushed, and the bucket was full before its marker came, or has lost a file that the marker promises."""
-    kept = cloud_runs.result() if promised else {"metrics.jsonl": cloud_runs.metrics(9), "environment.json": b"{}"}
-    kept.pop("adapter/adapter_model.safetensors", None)
-    cloud.keep(cloud_runs.checkpoint(5) | kept)
+    files = cloud_runs.result() if promised else {"metrics.jsonl": cloud_runs.metrics(9), "environment.json": b"{}"}
+    files.pop("adapter/adapter_model.safetensors", None)
+    cloud.keep(cloud_runs.checkpoint(5) | files)
     cloud.hub.add("model", "me/tickets", _pushed())
     job = cloud.start(f"import time; time.sleep(2); {end}")
     if not promised:
         assert cloud.on("pull").data["from"] == BUCKET  # while it runs, the repository may hold an older result
-    _ended(cloud, job)
+    cloud_runs.wait_for(job)
     if end == "pass":
         told = _child(cloud, tmp_path, "resume", str(cloud.run.path), "--yes")
         assert (told["data"]["finished"], cloud.hub.jobs_created) == (True, 1)
@@ -387,7 +383,7 @@ def test_a_result_that_is_not_of_this_run_is_left_in_the_repository(cloud: Cloud
         pushed[PROOF] = b"{}"
     cloud.hub.add("model", "me/tickets", pushed)
     cloud.keep(cloud_runs.checkpoint(5))
-    _ended(cloud, cloud.start("pass"))
+    cloud_runs.wait_for(cloud.start("pass"))
     data = _child(cloud, tmp_path, "pull", str(cloud.run.path))["data"]
     assert (data["trained"], data["checkpoint"], data["from"]) == (False, 5, BUCKET)
     assert not cloud.run.adapter.exists()
@@ -395,23 +391,23 @@ def test_a_result_that_is_not_of_this_run_is_left_in_the_repository(cloud: Cloud
 
 
 def test_nothing_is_kept_anywhere(cloud: Cloud) -> None:
-    _ended(cloud, cloud.start("raise SystemExit(1)"))
-    answer = cloud.on("pull")
-    assert (answer.exit_code, answer.error["code"]) == (2, "nothing_kept")
+    cloud_runs.wait_for(cloud.start("raise SystemExit(1)"))
+    done = cloud.on("pull")
+    assert done.error == (2, "nothing_kept")
 
 
 def test_by_the_id_of_a_job(cloud: Cloud, tmp_path: Path) -> None:
     """Into a new run directory, with the plan that the job had; one of another run is not touched."""
     cloud.keep(cloud_runs.result())
     job = cloud.start("pass")
-    _ended(cloud, job)
-    answer = cloud.call("pull", f"me/{job.id}", "--run-dir", str(tmp_path / "new"))
-    assert (answer.data["trained"], answer.data["run_dir"]) == (True, str(tmp_path / "new"))
+    cloud_runs.wait_for(job)
+    done = cloud.call("pull", f"me/{job.id}", "--run-dir", str(tmp_path / "new"))
+    assert (done.data["trained"], done.data["run_dir"]) == (True, str(tmp_path / "new"))
     assert json.loads((tmp_path / "new" / "plan.json").read_text()) == json.loads(cloud.run.plan.read_text())
     assert cloud.call("status", str(tmp_path / "new")).data["job_id"] == job.id
     cloud.write(msgspec.structs.replace(cloud.record, run_id="f" * 12))
     refused = cloud.call("pull", f"me/{job.id}", "--run-dir", str(cloud.run.path))
-    assert (refused.exit_code, refused.error["code"]) == (2, "another_run")
+    assert refused.error == (2, "another_run")
 
 
 @pytest.mark.parametrize("name", ["cloud.json", "recipe.yaml", "plan.json"])
@@ -438,11 +434,11 @@ def test_by_the_id_of_a_job_and_killed(cloud: Cloud, tmp_path: Path, name: str) 
 def test_by_the_id_of_a_job_twice_at_once(cloud: Cloud, tmp_path: Path) -> None:
     cloud.keep(cloud_runs.result())
     job = cloud.start("pass")
-    _ended(cloud, job)
+    cloud_runs.wait_for(job)
     run = RunDir(tmp_path / "new")
     with locked(run, "pull"):
-        answer = cloud.call("pull", f"me/{job.id}", "--run-dir", str(run.path))
-    assert (answer.exit_code, answer.error["code"], [p.name for p in run.path.iterdir()]) == (
+        done = cloud.call("pull", f"me/{job.id}", "--run-dir", str(run.path))
+    assert (*done.error, [p.name for p in run.path.iterdir()]) == (
         2,
         "run_in_use",
         [".lock"],
@@ -472,19 +468,19 @@ def test_a_plan_in_the_bucket_is_not_taken_on_trust(cloud: Cloud, tmp_path: Path
     name = f"me/{cloud.hub.jobs.all[0].id}"
     assert cloud.call("status", name).data["steps"] is None
     for words in (("pull",), ("resume", "--yes")):
-        answer = cloud.call(words[0], name, "--run-dir", str(tmp_path / "new"), *words[1:])
-        assert (answer.exit_code, answer.error["code"]) == (2, "bad_plan")
+        done = cloud.call(words[0], name, "--run-dir", str(tmp_path / "new"), *words[1:])
+        assert done.error == (2, "bad_plan")
     assert not (tmp_path / "new").exists() and cloud.hub.jobs_created == 1
 
 
 def test_by_the_id_of_a_job_into_a_folder_of_the_users(cloud: Cloud, tmp_path: Path) -> None:
     cloud.keep(cloud_runs.result())
     job = cloud.start("pass")
-    _ended(cloud, job)
+    cloud_runs.wait_for(job)
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "recipe.yaml").write_text("model: mine\n")
     refused = cloud.call("pull", f"me/{job.id}", "--run-dir", str(tmp_path / "mine"))
-    assert (refused.exit_code, refused.error["code"]) == (2, "output_exists")
+    assert refused.error == (2, "output_exists")
     assert {path.name: path.read_text() for path in (tmp_path / "mine").iterdir()} == {"recipe.yaml": "model: mine\n"}
 
 
@@ -496,16 +492,17 @@ def test_after_a_timeout_with_the_time_that_it_needs(cloud: Cloud) -> None:
     a quarter more and ten minutes for the end are 2,850, and what the job took beside its steps comes on top."""
     cloud.keep({"metrics.jsonl": cloud_runs.metrics(120, 1000), **cloud_runs.checkpoint(100)})
     cloud.hub.faults.add_job(JobFault("timeout", line="begun"))
-    _ended(cloud, cloud.start(SLEEP, timeout=600))
-    answer = cloud.on("resume")
-    assert (answer.exit_code, answer.error["code"], cloud.hub.jobs_created) == (3, "confirm_cost", 1)
-    assert (answer.data["from_step"], answer.data["why"]["code"]) == (100, "timeout")
-    assert answer.data["timeout_seconds"] == 48 * 60  # 2,850 seconds in whole minutes
+    cloud_runs.wait_for(cloud.start(SLEEP, timeout=600))
+    done = cloud.on("resume")
+    assert (*done.error, cloud.hub.jobs_created) == (3, "confirm_cost", 1)
+    data = done.answer["data"]
+    assert (data["from_step"], data["why"]["code"]) == (100, "timeout")
+    assert data["timeout_seconds"] == 48 * 60  # 2,850 seconds in whole minutes
     # t4-small, $0.40 an hour: 1,800 seconds of training, and never more than 48 minutes.
-    assert (answer.data["cost_usd"]["low"], answer.data["cost_usd"]["most"]) == (0.2, 0.32)
-    assert answer.error["hint"] == f"skill-train resume {cloud.run.path} --yes"
-    answer = cloud.on("resume", "--yes")
-    assert (answer.exit_code, answer.data["attempt"], answer.data["reused"]) == (0, 2, False)
+    assert (data["cost_usd"]["low"], data["cost_usd"]["most"]) == (0.2, 0.32)
+    assert done.answer["error"]["hint"] == f"skill-train resume {cloud.run.path} --yes"
+    done = cloud.on("resume", "--yes")
+    assert (done.code, done.data["attempt"], done.data["reused"]) == (0, 2, False)
     first, second = cloud.hub.jobs.all
     assert second.spec["timeoutSeconds"] == 2880
     assert second.labels == first.labels | {"attempt": "2", "name": "tickets"}
@@ -520,9 +517,9 @@ def test_by_the_id_of_a_job_with_its_data(cloud: Cloud, tmp_path: Path) -> None:
     cloud.hub.buckets[BUCKET].files["rows-1/rows.jsonl"] = next(iter(cloud.hub.buckets[BUCKET].files.values()))
     rows = {"type": "bucket", "source": BUCKET, "path": "rows-1", "mountPath": "/dataset", "readOnly": True}
     job = cloud.start("raise SystemExit(1)", mounts=(rows,))
-    _ended(cloud, job)
-    answer = cloud.call("resume", job.id, "--run-dir", str(tmp_path / "new"), "--yes")
-    assert (answer.exit_code, answer.data["attempt"], answer.data["run_dir"]) == (0, 2, str(tmp_path / "new"))
+    cloud_runs.wait_for(job)
+    done = cloud.call("resume", job.id, "--run-dir", str(tmp_path / "new"), "--yes")
+    assert (done.code, done.data["attempt"], done.data["run_dir"]) == (0, 2, str(tmp_path / "new"))
     spec = cloud.hub.jobs.all[1].spec
     assert spec["command"][-2:] == ["--data", "/dataset/rows.jsonl"]
     assert rows in spec["volumes"]
@@ -532,14 +529,14 @@ def test_the_ceiling_of_the_first_job_holds_for_the_next(cloud: Cloud) -> None:
     """Ten minutes of a t4-small are 6.7 cents."""
     _cancelled(cloud)
     cloud.write(cloud.record.with_job(msgspec.structs.replace(cloud.record.jobs[0], max_cost=0.07)))
-    answer = cloud.on("resume")
+    done = cloud.on("resume")
     hint = f"skill-train resume {cloud.run.path} --max-cost 0.07 --yes"
-    assert (answer.error["code"], answer.error["hint"], answer.document["next"]) == ("confirm_cost", hint, [])
+    assert (done.error[1], done.answer["error"]["hint"], done.answer["next"]) == ("confirm_cost", hint, [])
     cloud.write(cloud.record.with_job(msgspec.structs.replace(cloud.record.jobs[0], max_cost=0.06)))
-    answer = cloud.on("resume", "--yes")
-    assert (answer.exit_code, answer.error["code"], cloud.hub.jobs_created) == (3, "over_budget", 1)
-    assert answer.error["hint"] == f"skill-train resume {cloud.run.path} --max-cost 0.06 --timeout 9m"
-    assert cloud.on("resume", "--max-cost", "1", "--yes").exit_code == 0
+    done = cloud.on("resume", "--yes")
+    assert (*done.error, cloud.hub.jobs_created) == (3, "over_budget", 1)
+    assert done.answer["error"]["hint"] == f"skill-train resume {cloud.run.path} --max-cost 0.06 --timeout 9m"
+    assert cloud.on("resume", "--max-cost", "1", "--yes").code == 0
     assert [job.max_cost for job in cloud.record.jobs] == [0.06, 1.0]
 
 
@@ -559,8 +556,8 @@ def test_a_run_in_two_folders_has_one_job_at_a_time(cloud: Cloud, tmp_path: Path
     assert (started["attempt"], started["reused"]) == (2, False)
     assert cloud.on("status").data["job_id"] == started["job_id"]
     for more in ((), ("--yes",)):
-        answer = cloud.on("resume", *more)
-        assert (answer.exit_code, answer.data["reused"], answer.data["job_id"]) == (0, True, started["job_id"])
+        done = cloud.on("resume", *more)
+        assert (done.code, done.data["reused"], done.data["job_id"]) == (0, True, started["job_id"])
     assert [(job.number, job.job_id) for job in cloud.record.jobs] == [(1, first.id), (2, started["job_id"])]
     assert cloud.hub.jobs_created == 2
     assert cloud.call("cancel", other).data["stage"] == "CANCELED"
@@ -614,34 +611,34 @@ def test_the_ceiling_holds_for_what_follows_a_job_of_another_folder(cloud: Cloud
     cloud.write(cloud.record.with_job(msgspec.structs.replace(cloud.record.jobs[0], max_cost=0.06)))
     second = cloud.call("resume", first.id, "--run-dir", str(tmp_path / "other"), "--yes").data
     _end(cloud, second["job_id"])
-    answer = cloud.on("resume", "--timeout", "10m", "--yes")
-    assert (answer.exit_code, answer.error["code"], cloud.hub.jobs_created) == (3, "over_budget", 2)
+    done = cloud.on("resume", "--timeout", "10m", "--yes")
+    assert (*done.error, cloud.hub.jobs_created) == (3, "over_budget", 2)
 
 
 def test_a_finished_run_is_pulled(cloud: Cloud) -> None:
     cloud.keep(cloud_runs.result())
-    _ended(cloud, cloud.start("pass"))
-    answer = cloud.on("resume", "--yes")
-    assert (answer.exit_code, answer.data["finished"], cloud.hub.jobs_created) == (0, True, 1)
-    assert answer.document["next"] == [f"skill-train pull {cloud.run.path}"]
+    cloud_runs.wait_for(cloud.start("pass"))
+    done = cloud.on("resume", "--yes")
+    assert (done.code, done.data["finished"], cloud.hub.jobs_created) == (0, True, 1)
+    assert done.answer["next"] == [f"skill-train pull {cloud.run.path}"]
 
 
 def test_a_run_that_ended_well_and_left_no_result_goes_on(cloud: Cloud) -> None:
     """Also from its last step: what is left is to keep the result."""
     cloud.keep(cloud_runs.checkpoint(10) | {"metrics.jsonl": cloud_runs.metrics(10)})
-    _ended(cloud, cloud.start("pass"))
+    cloud_runs.wait_for(cloud.start("pass"))
     pulled = cloud.on("pull")
-    assert pulled.document["next"] == [f"skill-train resume {cloud.run.path}"]
-    answer = cloud.on("resume")
-    assert (answer.exit_code, answer.error["code"], answer.data["from_step"]) == (3, "confirm_cost", 10)
-    assert answer.data["why"]["code"] == "nothing_kept"
-    answer = cloud.on("resume", "--yes")
-    assert (answer.exit_code, answer.data["attempt"], cloud.hub.jobs_created) == (0, 2, 2)
+    assert pulled.answer["next"] == [f"skill-train resume {cloud.run.path}"]
+    done = cloud.on("resume")
+    assert (*done.error, done.answer["data"]["from_step"]) == (3, "confirm_cost", 10)
+    assert done.answer["data"]["why"]["code"] == "nothing_kept"
+    done = cloud.on("resume", "--yes")
+    assert (done.code, done.data["attempt"], cloud.hub.jobs_created) == (0, 2, 2)
 
 
 def test_what_was_fetched_is_finished_without_its_bucket(cloud: Cloud) -> None:
     cloud.keep(cloud_runs.result())
-    _ended(cloud, cloud.start("pass"))
+    cloud_runs.wait_for(cloud.start("pass"))
     assert cloud.on("pull").data["trained"]
     cloud.hub.buckets.clear()
     assert cloud.on("resume", "--yes").data["finished"]
@@ -650,14 +647,14 @@ def test_what_was_fetched_is_finished_without_its_bucket(cloud: Cloud) -> None:
 def test_after_a_lack_of_memory_another_machine_must_be_named(cloud: Cloud) -> None:
     """A t4-medium has 30 GB of RAM where the t4-small has 15; its price is $0.60 (hub-docs, 2026-08-22)."""
     cloud.hub.faults.add_job(JobFault("exit", line="begun"))
-    _ended(cloud, cloud.start(SLEEP))
-    answer = cloud.on("resume", "--yes")
-    assert (answer.exit_code, answer.error["code"], cloud.hub.jobs_created) == (3, "out_of_memory", 1)
-    assert answer.error["hint"] == f"skill-train resume {cloud.run.path} --flavor t4-medium"
+    cloud_runs.wait_for(cloud.start(SLEEP))
+    done = cloud.on("resume", "--yes")
+    assert (*done.error, cloud.hub.jobs_created) == (3, "out_of_memory", 1)
+    assert done.answer["error"]["hint"] == f"skill-train resume {cloud.run.path} --flavor t4-medium"
     for wrong in ("a10g-largex2", "moon"):
-        assert cloud.on("resume", "--flavor", wrong, "--yes").error["code"] == "unknown_flavor"
+        assert cloud.on("resume", "--flavor", wrong, "--yes").error[1] == "unknown_flavor"
     over = cloud.on("resume", "--flavor", "t4-medium", "--max-cost", "0.01", "--yes")
-    assert (over.exit_code, over.error["code"]) == (3, "over_budget")
+    assert over.error == (3, "over_budget")
     data = cloud.on("resume", "--flavor", "t4-medium", "--yes").data
     assert (data["flavor"], data["cost_usd"]["usd_per_hour"]) == ("t4-medium", pytest.approx(0.6, abs=1e-4))
     assert cloud.hub.jobs.all[1].spec["flavor"] == "t4-medium"
@@ -687,10 +684,10 @@ def test_one_job_whatever_the_answer(
     _cancelled(cloud)
     cloud.hub.faults.add_job(JobFault("stuck", attempt=None))  # else it may have ended before it is asked for again
     cloud.hub.faults.add(CREATE, fault)
-    answer = cloud.on("resume", "--yes")
-    assert (answer.exit_code, cloud.hub.jobs_created, len(cloud.record.jobs)) == (exit_code, created, created)
+    done = cloud.on("resume", "--yes")
+    assert (done.code, cloud.hub.jobs_created, len(cloud.record.jobs)) == (exit_code, created, created)
     again = cloud.on("resume", "--yes")
-    assert (again.exit_code, again.data["attempt"], cloud.hub.jobs_created) == (0, 2, 2)
+    assert (again.code, again.data["attempt"], cloud.hub.jobs_created) == (0, 2, 2)
     assert again.data["reused"] is (exit_code == 0)
 
 
@@ -698,9 +695,9 @@ def test_what_the_hub_refuses_leads_to_no_page_that_is_not_there(cloud: Cloud) -
     """A job has none as a model has one."""
     _cancelled(cloud)
     cloud.hub.faults.add(CREATE, Fault(400))
-    answer = cloud.on("resume", "--yes")
-    assert (answer.exit_code, answer.error["code"], answer.error["got"]) == (2, "hub_refused", "status 400: made up")
-    assert "https://" not in answer.error["hint"]
+    done = cloud.on("resume", "--yes")
+    assert (*done.error, done.answer["error"]["got"]) == (2, "hub_refused", "status 400: made up")
+    assert "https://" not in done.answer["error"]["hint"]
 
 
 def test_a_start_that_was_cut_off_is_looked_for(cloud: Cloud, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -714,8 +711,8 @@ def test_a_start_that_was_cut_off_is_looked_for(cloud: Cloud, monkeypatch: pytes
     record = cloud.record
     lost = msgspec.structs.replace(record.jobs[1], state="starting", job_id=None, url=None)
     cloud.write(record.with_job(lost))
-    answer = cloud.on("resume", "--yes")
-    assert (answer.data["reused"], answer.data["job_id"]) == (True, record.jobs[1].job_id)
+    done = cloud.on("resume", "--yes")
+    assert (done.data["reused"], done.data["job_id"]) == (True, record.jobs[1].job_id)
     assert (cloud.hub.jobs_created, cloud.record.jobs[1].job_id) == (2, record.jobs[1].job_id)
     cloud.on("cancel")
     cloud.write(record.with_job(lost))
@@ -726,8 +723,8 @@ def test_a_start_that_was_cut_off_is_looked_for(cloud: Cloud, monkeypatch: pytes
 def test_the_token_is_nowhere(cloud: Cloud) -> None:
     _cancelled(cloud)
     cloud.keep(cloud_runs.result())
-    said = [cloud.on(*words) for words in (("resume", "--yes"), ("status",), ("cancel",), ("pull",), ("logs",))]
-    texts = [answer.out + answer.err for answer in said]
+    answers = [cloud.on(*words) for words in (("resume", "--yes"), ("status",), ("cancel",), ("pull",), ("logs",))]
+    texts = [done.stdout + done.stderr for done in answers]
     texts += [path.read_text(errors="replace") for path in cloud.run.path.rglob("*") if path.is_file()]
     texts += [repr(cloud.hub.jobs.all), repr(cloud.hub.log)]
     assert not [text for text in texts if cloud.hub.token in text]
@@ -743,14 +740,14 @@ def _end(cloud: Cloud, job_id: str) -> None:
     job = cloud.hub.jobs.get(job_id)
     assert job is not None
     job.cancelled.set()
-    _ended(cloud, job)
+    cloud_runs.wait_for(job)
 
 
 def _tree(cloud: Cloud) -> set[str]:
     """Files that a pull brought."""
     ours = {"plan.json", "cloud.json", "pull.json", ".lock", "recipe.yaml"}
-    found = {path.relative_to(cloud.run.path).as_posix() for path in cloud.run.path.rglob("*") if path.is_file()}
-    return {name for name in found - ours if not name.startswith(".pull.part")}
+    names = {path.relative_to(cloud.run.path).as_posix() for path in cloud.run.path.rglob("*") if path.is_file()}
+    return {name for name in names - ours if not name.startswith(".pull.part")}
 
 
 def _pushed() -> dict[str, bytes]:
@@ -766,14 +763,3 @@ def _child(cloud: Cloud, home: Path, *arguments: str, code: int = 0) -> dict[str
     assert done.returncode == code, done.stdout + done.stderr
     answer: dict[str, dict[str, object]] = json.loads(done.stdout)
     return answer
-
-
-def _ended(cloud: Cloud, job: object) -> None:
-    _until(lambda: job.ended)  # type: ignore[attr-defined]
-
-
-def _until(condition: Callable[[], bool], seconds: float = 20) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.02)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -23,13 +22,11 @@ SAID = ("--model", "me/tiny", "--data", "rows.jsonl", "--max-length")
 
 
 @pytest.fixture
-def hub(tmp_path: Path) -> Iterator[Hub]:
-    with Hub(tmp_path / "hub") as server:
-        server.add("model", "me/tiny", {path.name: path.read_bytes() for path in tiny.cached("gemma").iterdir()})
-        tiny.write_rows(tmp_path / "rows.jsonl", 24)
-        (tmp_path / "tmp").mkdir()
-        yield server
-    assert server.unknown == []
+def hub(hub: Hub, tmp_path: Path) -> Hub:
+    hub.add("model", "me/tiny", {path.name: path.read_bytes() for path in tiny.cached("gemma").iterdir()})
+    tiny.write_rows(tmp_path / "rows.jsonl", 24)
+    (tmp_path / "tmp").mkdir()
+    return hub
 
 
 def _rehearse(hub: Hub, folder: Path, *arguments: str) -> Done:

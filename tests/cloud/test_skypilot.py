@@ -13,10 +13,10 @@ import yaml
 from msgspec.structs import replace
 
 import planning
+from planning import shipped_flavor
 from skill_train.cloud.elsewhere import skypilot
 from skill_train.core.errors import AccessError, NotInstalled, SkillTrainError, TrainingFailed, UsageError
 from skill_train.core.resources import node_program, train_program
-from skill_train.facts import Flavor
 from skill_train.hub import flavors
 from skill_train.program.plan import check_batch
 from skill_train.run import plan_record
@@ -26,19 +26,15 @@ RUN_ID = "0123456789ab"
 BUCKET = "hf://buckets/me/jobs-artifacts/skill-train-0123456789ab"
 
 
-def flavor(name: str) -> Flavor:
-    return next(each for each in flavors.shipped() if each.name == name)
-
-
 def plan(name: str = "l40sx1", **said: Any) -> Plan:
     return planning.decided_plan("qwen2.5-7b", "m2_pro_16gb", where="cloud", flavor=name, **said)
 
 
 def task(name: str = "l40sx1", *, nodes: int = 1, infra: list[str] | None = None, **said: Any) -> dict[str, Any]:
-    made = skypilot.spread(plan(name, **said), flavor(name), nodes)
+    made = skypilot.spread(plan(name, **said), shipped_flavor(name), nodes)
     places = skypilot.clouds(infra, nodes)
     run = skypilot.SkyRun(RUN_ID, BUCKET, "data/my rows.jsonl", timeout_seconds=7200)
-    return skypilot.task(made, flavor(name), run, nodes=nodes, places=places)
+    return skypilot.task(made, shipped_flavor(name), run, nodes=nodes, places=places)
 
 
 # --- Where ---
@@ -65,7 +61,7 @@ def test_a_place_that_cannot_is_refused(places: list[str], nodes: int, code: str
 
 def test_one_machine_runs_the_plan_as_it_is() -> None:
     made = plan("l40sx4", effective_batch_size=16)
-    placed = skypilot.spread(made, flavor("l40sx4"), 1)
+    placed = skypilot.spread(made, shipped_flavor("l40sx4"), 1)
     assert placed.placement == replace(made.placement, backend="skypilot")
     assert placed.launch == made.launch
 
@@ -76,9 +72,9 @@ def test_one_machine_runs_the_plan_as_it_is() -> None:
 )
 def test_several_machines_share_the_same_batch(name: str, nodes: int, rows_a_process: int) -> None:
     made = plan(name, effective_batch_size=16)
-    there = skypilot.spread(made, flavor(name), nodes)
+    there = skypilot.spread(made, shipped_flavor(name), nodes)
     placed = there.placement
-    assert placed.num_processes == nodes * flavor(name).gpus
+    assert placed.num_processes == nodes * shipped_flavor(name).gpus
     assert placed.per_device_train_batch_size * placed.gradient_accumulation_steps == rows_a_process
     assert (there.recipe, there.recipe_hash) == (made.recipe, made.recipe_hash)
     assert placed.strategy == "ddp"
@@ -93,7 +89,7 @@ def test_several_machines_share_the_same_batch(name: str, nodes: int, rows_a_pro
 
 def test_a_batch_that_cannot_be_shared_is_refused() -> None:
     with pytest.raises(UsageError) as caught:
-        skypilot.spread(plan("l40sx4", effective_batch_size=16), flavor("l40sx4"), 3)
+        skypilot.spread(plan("l40sx4", effective_batch_size=16), shipped_flavor("l40sx4"), 3)
     assert caught.value.code == "unknown_flavor"
     assert "12" in caught.value.expected
 

@@ -6,7 +6,6 @@ A job is a folder with copies of what was staged; `use_data` of the training pro
 from __future__ import annotations
 
 import base64
-import io
 import json
 import os
 import shutil
@@ -15,11 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 
 from machines import recorded_machine
 from models import recorded_model
+from one_command import called
+from picture_bytes import numbered
 from skill_train.cloud import stage_data
 from skill_train.cloud.stage_data import Staged, changed_files, folder_of, require_no_secrets, stage_plan
 from skill_train.core.errors import UsageError
@@ -38,12 +38,6 @@ from skill_train.run.plan_record import Facts, Plan
 NAMES = ("a.png", "b.png", "deep/er/c.png")
 
 
-def _png(shade: int, **options: Any) -> bytes:
-    file = io.BytesIO()
-    Image.new("RGB", (40, 30), (shade, 0, 255 - shade)).save(file, "PNG", **options)
-    return file.getvalue()
-
-
 def _ask(image: Any) -> dict[str, Any]:
     return {"image": image, "question": "What is it?", "answer": "A cat."}
 
@@ -51,7 +45,7 @@ def _ask(image: Any) -> dict[str, Any]:
 def _files(folder: Path, *names: str) -> None:
     for number, name in enumerate(names):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_bytes(_png(number))
+        (folder / name).write_bytes(numbered(number))
 
 
 def _lines(path: Path, rows: list[dict[str, Any]]) -> Path:
@@ -148,7 +142,7 @@ def _links(here: Path) -> Path:
 
 def _mixed(here: Path) -> Path:
     _files(here, "a.png")
-    uri = "data:image/png;base64," + base64.b64encode(_png(9)).decode()
+    uri = "data:image/png;base64," + base64.b64encode(numbered(9)).decode()
     return _lines(here / "rows.jsonl", [_ask(uri), _ask("a.png"), _ask([uri, "a.png"])])
 
 
@@ -196,7 +190,7 @@ def test_odd_names_are_the_same_in_a_job(tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", ["parquet", "saved"])
 def test_pictures_in_the_rows_need_no_file(tmp_path: Path, kind: str) -> None:
     datasets = pytest.importorskip("datasets")
-    rows = datasets.Dataset.from_list([_ask({"bytes": _png(n), "path": None}) for n in range(3)])
+    rows = datasets.Dataset.from_list([_ask({"bytes": numbered(n), "path": None}) for n in range(3)])
     data = tmp_path / "here" / ("rows.parquet" if kind == "parquet" else "rows")
     (rows.to_parquet if kind == "parquet" else rows.save_to_disk)(str(data))
     plan = _plan(data)
@@ -231,15 +225,15 @@ def test_rows_behind_a_link_name_pictures_beside_the_file_itself(tmp_path: Path)
     _files(tmp_path / "link", *reversed(NAMES))
     (tmp_path / "link" / "llava.json").symlink_to(data)
     assert _plan(tmp_path / "link" / "llava.json").fingerprints["data"] == _plan(data).fingerprints["data"]
-    asked = from_dict({"model": "m", "data": str(tmp_path / "link" / "llava.json")})
-    assert scan.scan(asked, pictures=True).fingerprint == _plan(data).fingerprints["data"]
+    recipe = from_dict({"model": "m", "data": str(tmp_path / "link" / "llava.json")})
+    assert scan.scan(recipe, pictures=True).fingerprint == _plan(data).fingerprints["data"]
 
 
 # --- A job trains on these pictures, or not at all ---
 
 
 def _other_pixels(job: Path) -> None:
-    (job / "b.png").write_bytes(_png(77))
+    (job / "b.png").write_bytes(numbered(77))
 
 
 def _one_bit(job: Path) -> None:
@@ -334,12 +328,12 @@ def _absolute(here: Path) -> str:
 def _through_a_link(here: Path) -> str:
     """It is `deep/b.png` here, and would be `b.png`, another picture, where there is no link."""
     (here / "link").symlink_to("deep/er")
-    (here / "deep" / "b.png").write_bytes(_png(200))
+    (here / "deep" / "b.png").write_bytes(numbered(200))
     return "link/../b.png"
 
 
 def _backslash(here: Path) -> str:
-    (here / "deep\\a.png").write_bytes(_png(1))
+    (here / "deep\\a.png").write_bytes(numbered(1))
     return "deep\\a.png"
 
 
@@ -379,9 +373,9 @@ def test_a_folder_of_a_repository_has_a_limit(tmp_path: Path) -> None:
 
 def test_a_token_in_a_picture_is_not_sent(tmp_path: Path) -> None:
     _files(tmp_path, *NAMES)
-    told = PngInfo()
-    told.add_text("Comment", "hf_" + "a1B2c3D4" * 4)
-    (tmp_path / "b.png").write_bytes(_png(3, pnginfo=told))
+    metadata = PngInfo()
+    metadata.add_text("Comment", "hf_" + "a1B2c3D4" * 4)
+    (tmp_path / "b.png").write_bytes(numbered(3, pnginfo=metadata))
     plan = _plan(_llava_without_files(tmp_path))
     with pytest.raises(UsageError, match=r"b\.png seems to contain") as caught:
         require_no_secrets(_staged(plan))
@@ -402,17 +396,14 @@ def test_two_spellings_of_one_file_are_refused_where_the_disk_has_one(tmp_path: 
         pass
 
 
-def test_fixed_rows_name_the_picture_that_was_meant(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_fixed_rows_name_the_picture_that_was_meant(tmp_path: Path) -> None:
     """The way out of the refusals: paths that mean the same in a job."""
-    from skill_train.cli import main
-
     here = tmp_path.resolve()
     _files(here, *NAMES)
     data = _lines(here / "rows.jsonl", [_ask(_through_a_link(here)), _ask(_absolute(here))])
     plan = _plan(data)
-    with pytest.raises(SystemExit) as ended:
-        main(["data", str(data), "--fix", str(here / "fixed.jsonl")])
-    assert ended.value.code == 0, capsys.readouterr()
+    done = called("data", data, "--fix", here / "fixed.jsonl")
+    assert done.code == 0, done
     fixed = _plan(here / "fixed.jsonl")
     assert _read(here / "fixed.jsonl", fixed) == _read(data, plan)
     assert set(_staged(fixed).pictures) == {"deep/b.png", "a.png"}

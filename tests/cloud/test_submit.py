@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import signal
 import subprocess
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,8 @@ import pytest
 
 from command_child import Commands, Done, program
 from hub_emulator import ALWAYS, Fault, Hub, JobFault, faults
-from models import recorded
+from hub_models import add_model
+from waiting import wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -25,20 +25,10 @@ CREATE = "POST /api/jobs/me$"
 ROWS = "rows.jsonl"
 
 
-@pytest.fixture(scope="module")
-def one(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Hub, Commands, Path]]:
-    """One Hub, and one process for the commands."""
-    root = tmp_path_factory.mktemp("submit")
-    with Hub(root / "hub") as server:
-        commands = Commands(server.environment(root / "home"))
-        yield server, commands, root / "home"
-        commands.close()
-
-
 @pytest.fixture
-def hub(one: tuple[Hub, Commands, Path]) -> Iterator[Hub]:
+def hub(desk: tuple[Hub, Commands, Path]) -> Iterator[Hub]:
     """It forgets the jobs and repositories of the test before. Its jobs wait for a machine until they are ended."""
-    server = one[0]
+    server = desk[0]
     hardware = list(server.hardware)
     for bucket in server.buckets.values():
         bucket.private = True
@@ -47,7 +37,7 @@ def hub(one: tuple[Hub, Commands, Path]) -> Iterator[Hub]:
     server.repositories.clear()
     server.log.clear()
     server.faults.add_job(JobFault("stuck", attempt=None))
-    _add_model(server)
+    add_model(server)
     yield server
     server.faults.clear()
     server.faults.struck.clear()
@@ -67,8 +57,8 @@ def here(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def call(one: tuple[Hub, Commands, Path], here: Path) -> Any:
-    server, commands, home = one
+def call(desk: tuple[Hub, Commands, Path], here: Path) -> Any:
+    server, commands, home = desk
 
     def run(*arguments: object, token: str | None = "", **environment: str) -> Done:
         env = server.environment(home, token=token) | environment
@@ -138,7 +128,7 @@ def test_local_data_in_a_private_dataset_repository(hub: Hub, call: Any, here: P
 
 @pytest.mark.parametrize("place", ["bucket", "repository", "skypilot", "colab"])
 def test_a_folder_sends_what_its_format_names_and_no_link(
-    hub: Hub, one: Any, call: Any, here: Path, place: str
+    hub: Hub, desk: Any, call: Any, here: Path, place: str
 ) -> None:
     """A link to the key or to the token's own file, whatever its name, is refused before the size is shown."""
     datasets = pytest.importorskip("datasets")
@@ -147,15 +137,15 @@ def test_a_folder_sends_what_its_format_names_and_no_link(
     own = {f"rows/{path.name}": path.read_bytes() for path in (here / "rows").iterdir()}
     (here / "id_rsa").write_text("a private key")
     (here / "rows" / "README.md").write_text("a private note")
-    said = ["--model", MODEL, "--data", "rows", "--max-steps", "2"]
-    said += {"repository": ["--data-repo", "me/rows"], "bucket": []}.get(place, ["--backend", place])
+    words = ["--model", MODEL, "--data", "rows", "--max-steps", "2"]
+    words += {"repository": ["--data-repo", "me/rows"], "bucket": []}.get(place, ["--backend", place])
     for name in ("notes.txt", ".t"):
         (here / "rows" / name).symlink_to(here / "id_rsa")
-        done = call(*said, "--yes")
+        done = call(*words, "--yes")
         assert done.error == (2, "unsafe_link") and name in done.answer["error"]["message"]
         assert hub.jobs_created == 0 and "bytes" not in done.stdout and not (here / "runs").exists()
         (here / "rows" / name).unlink()
-    done = call(*said, *(["--yes"] if place in ("bucket", "repository") else []))
+    done = call(*words, *(["--yes"] if place in ("bucket", "repository") else []))
     run = here / done.answer["data"]["run_dir"]
     if place == "bucket":
         sent = _in_bucket(hub, next(v for v in hub.jobs.all[0].spec["volumes"] if v["mountPath"] == "/dataset")["path"])
@@ -251,8 +241,8 @@ def test_an_organisation_runs_and_pays(hub: Hub, call: Any) -> None:
 # --- Where it comes from ---
 
 
-def test_a_cloud_plan_is_run_as_it_is(hub: Hub, one: Any, call: Any, here: Path) -> None:
-    _, commands, home = one
+def test_a_cloud_plan_is_run_as_it_is(hub: Hub, desk: Any, call: Any, here: Path) -> None:
+    _, commands, home = desk
     arguments = ("plan", *SAID, "--flavor", "l4x1", "--out", "plan.json")
     planned = commands.run(here, hub.environment(home), *arguments)
     assert planned.answer["next"] == ["skill-train submit plan.json"]
@@ -266,9 +256,9 @@ def test_a_cloud_plan_is_run_as_it_is(hub: Hub, one: Any, call: Any, here: Path)
 
 
 @pytest.mark.parametrize("kind", ["model", "dataset"])
-def test_a_plan_whose_parts_cannot_be_read_any_more(hub: Hub, one: Any, call: Any, here: Path, kind: str) -> None:
+def test_a_plan_whose_parts_cannot_be_read_any_more(hub: Hub, desk: Any, call: Any, here: Path, kind: str) -> None:
     """Nothing else asks for them: the plan is made."""
-    _, commands, home = one
+    _, commands, home = desk
     hub.add("dataset", DATA, {"train.jsonl": (here / ROWS).read_bytes()})
     arguments = ("plan", "--model", MODEL, "--data", DATA, "--where", "cloud", "--out", "plan.json")
     assert commands.run(here, hub.environment(home), *arguments).code == 0
@@ -276,9 +266,9 @@ def test_a_plan_whose_parts_cannot_be_read_any_more(hub: Hub, one: Any, call: An
     assert call("plan.json", "--yes").error == (4, "gated")
 
 
-def test_a_local_run_now_for_real(hub: Hub, one: Any, call: Any, here: Path) -> None:
+def test_a_local_run_now_for_real(hub: Hub, desk: Any, call: Any, here: Path) -> None:
     """Its plan here, the same recipe there, in a run directory of its own."""
-    _, commands, home = one
+    _, commands, home = desk
     arguments = ("plan", *SAID, "--max-steps", "7", "--where", "local", "--out", "run/plan.json")
     there = commands.run(here, hub.environment(home), *arguments).data
     done = call("run", "--yes")
@@ -304,11 +294,11 @@ def test_a_local_run_now_for_real(hub: Hub, one: Any, call: Any, here: Path) -> 
     ],
 )
 def test_what_the_planner_chose_is_chosen_anew_with_other_inputs(
-    hub: Hub, one: Any, call: Any, here: Path, said: tuple[str, ...], expected: tuple[Any, ...]
+    hub: Hub, desk: Any, call: Any, here: Path, said: tuple[str, ...], expected: tuple[Any, ...]
 ) -> None:
     """Steps of one epoch, their warmup, the revision and the modules; what the user said stays."""
-    _, commands, home = one
-    other = _add_model(hub, "me/phi", "phi-3-mini-4k", 3_821_079_552)
+    _, commands, home = desk
+    other = add_model(hub, "me/phi", "phi-3-mini-4k")
     (here / "twice.jsonl").write_text((here / ROWS).read_text() * 2)
     (here / "r.yaml").write_text(
         f"model: {MODEL}\ndata: {ROWS}\neffective_batch_size: 2\nnum_train_epochs: 1\nwarmup_ratio: 0.1\nlora_r: 8\n"
@@ -326,8 +316,8 @@ def test_what_the_planner_chose_is_chosen_anew_with_other_inputs(
     assert (recipe["revision"], recipe["lora_r"], recipe["effective_batch_size"]) == (commit, 8, 2)
 
 
-def test_a_local_run_whose_data_has_other_columns_now(hub: Hub, one: Any, call: Any, here: Path) -> None:
-    planned = _other(one, here, "plan", *SAID, "--where", "local", "--out", "run/plan.json")
+def test_a_local_run_whose_data_has_other_columns_now(hub: Hub, desk: Any, call: Any, here: Path) -> None:
+    planned = _other(desk, here, "plan", *SAID, "--where", "local", "--out", "run/plan.json")
     assert planned.code == 0
     (here / ROWS).write_text("".join(json.dumps({"text": f"row {n}"}) + "\n" for n in range(40)))
     done = call("run", "--yes")
@@ -343,10 +333,10 @@ def test_a_run_with_a_job_on_machines_of_others_has_another_folder(
     """Its plan stays that of its job."""
     first = call(*SAID, "--run-dir", "r", "--yes").data
     ours = {path.name: path.read_bytes() for path in (here / "r").iterdir()}
-    said = ("r",) if backend == "skypilot" else SAID
-    done = call(*said, "--backend", backend, "--run-dir", "r")
+    words = ("r",) if backend == "skypilot" else SAID
+    done = call(*words, "--backend", backend, "--run-dir", "r")
     assert (done.error, done.answer["error"]["hint"]) == ((2, "another_run"), "use another --run-dir")
-    done = call(*said, "--backend", backend)
+    done = call(*words, "--backend", backend)
     folder = f"runs/rows-{first['recipe_hash'][:8]}-{backend}"
     assert done.answer["data"]["run_dir"] == folder
     assert json.loads((here / folder / "plan.json").read_text())["placement"]["backend"] == backend
@@ -355,9 +345,9 @@ def test_a_run_with_a_job_on_machines_of_others_has_another_folder(
 
 
 @pytest.mark.parametrize("backend", ["skypilot", "colab"])
-def test_a_run_of_this_machine_is_left_alone(hub: Hub, one: Any, call: Any, here: Path, backend: str) -> None:
+def test_a_run_of_this_machine_is_left_alone(hub: Hub, desk: Any, call: Any, here: Path, backend: str) -> None:
     """Also one of the same recipe."""
-    planned = _other(one, here, "plan", *SAID, "--max-steps", "7", "--where", "local", "--out", "run/plan.json")
+    planned = _other(desk, here, "plan", *SAID, "--max-steps", "7", "--where", "local", "--out", "run/plan.json")
     before = (here / "run/plan.json").read_bytes()
     assert planned.code == 0
     assert call("run", "--backend", backend, "--run-dir", "run").error == (2, "another_run")
@@ -442,9 +432,9 @@ def test_one_clear_error_before_anything_is_sent(
     (here / "model").mkdir()
     (here / "recipe.yaml").write_text(f"model: m\ndata: d\n{case.get('recipe', '')}\n")
     token = hub.new_token(*case["role"]) if "role" in case else case.get("token", "")
-    said = ["--model", case.get("model", MODEL), "--data", case.get("data", ROWS), *case.get("more", [])]
+    words = ["--model", case.get("model", MODEL), "--data", case.get("data", ROWS), *case.get("more", [])]
     before = _tree(here)
-    done = call("recipe.yaml", *said, "--yes", token=token)
+    done = call("recipe.yaml", *words, "--yes", token=token)
     assert done.error == (exit_code, code), done.answer
     assert hint in done.answer["error"]["hint"]
     assert done.answer["error"]["expected"] or done.answer["error"]["got"]
@@ -455,13 +445,13 @@ def test_one_clear_error_before_anything_is_sent(
 
 def test_the_cost_is_known_before_the_token(hub: Hub, call: Any) -> None:
     """Whoever has to sign in first shall know what for."""
-    asked = call(*SAID, "--flavor", "t4-small")
-    told = call(*SAID, "--flavor", "t4-small", token=None)
-    assert (asked.error, told.error) == ((3, "confirm_cost"), (4, "not_signed_in"))
-    known, shown = asked.answer["data"], told.answer["data"]
-    assert shown["timeout_seconds"] == known["timeout_seconds"]
+    with_token = call(*SAID, "--flavor", "t4-small")
+    without = call(*SAID, "--flavor", "t4-small", token=None)
+    assert (with_token.error, without.error) == ((3, "confirm_cost"), (4, "not_signed_in"))
+    priced, shown = with_token.answer["data"], without.answer["data"]
+    assert shown["timeout_seconds"] == priced["timeout_seconds"]
     ends = ("low", "high", "most", "usd_per_hour")
-    assert [shown["cost_usd"][end] for end in ends] == [known["cost_usd"][end] for end in ends]
+    assert [shown["cost_usd"][end] for end in ends] == [priced["cost_usd"][end] for end in ends]
     assert "t4-small: $" in call(*SAID, "--flavor", "t4-small", "--format", "human", token=None).stdout
 
 
@@ -600,7 +590,7 @@ def test_the_same_plan_is_the_same_job(hub: Hub, call: Any, here: Path) -> None:
 
 
 @pytest.mark.parametrize("label", ["second", "²"])
-def test_a_job_whose_label_is_no_number_is_the_first(hub: Hub, one: Any, call: Any, here: Path, label: str) -> None:
+def test_a_job_whose_label_is_no_number_is_the_first(hub: Hub, desk: Any, call: Any, here: Path, label: str) -> None:
     """Labels can be changed on the Hub."""
     first = call(*SAID, "--yes").data
     hub.jobs.all[0].labels["attempt"] = label
@@ -608,7 +598,7 @@ def test_a_job_whose_label_is_no_number_is_the_first(hub: Hub, one: Any, call: A
     assert (data["job_id"], data["reused"]) == (first["job_id"], True)
     [recorded_job] = json.loads((here / "other" / "cloud.json").read_text())["jobs"]
     assert recorded_job["number"] == 1
-    assert _other(one, here, "status", first["job_id"]).data["attempt"] == 1
+    assert _other(desk, here, "status", first["job_id"]).data["attempt"] == 1
 
 
 @pytest.mark.parametrize("fault", [faults.NO_CREDIT, faults.SERVER_ERROR])
@@ -657,22 +647,22 @@ def test_a_job_that_has_ended_is_told_and_not_run_again(hub: Hub, call: Any) -> 
     assert hub.jobs_created == 1
 
 
-def test_a_job_that_was_deleted_is_told_and_can_go_on(hub: Hub, one: Any, call: Any, here: Path) -> None:
+def test_a_job_that_was_deleted_is_told_and_can_go_on(hub: Hub, desk: Any, call: Any, here: Path) -> None:
     first = call(*SAID, "--yes").data
     hub.jobs.all.clear()
     done = call(*SAID, "--yes")
     assert done.error == (3, "job_ended")
     assert done.answer["error"]["hint"] == f"skill-train resume {first['run_dir']}"
-    again = _other(one, here, *done.answer["error"]["hint"].split()[1:], "--yes").data
+    again = _other(desk, here, *done.answer["error"]["hint"].split()[1:], "--yes").data
     assert (again["attempt"], again["reused"]) == (2, False)
 
 
-def test_a_resume_without_an_answer_does_not_hide_the_job_before_it(hub: Hub, one: Any, call: Any, here: Path) -> None:
+def test_a_resume_without_an_answer_does_not_hide_the_job_before_it(hub: Hub, desk: Any, call: Any, here: Path) -> None:
     """Its checkpoints were paid for: nothing starts from the first step again, and no other plan takes its place."""
     first = call(*SAID, "--run-dir", "r", "--yes").data
     hub.jobs.all[0].become("ERROR", "Job timeout")
     hub.faults.add(CREATE, faults.SERVER_ERROR, times=ALWAYS)
-    assert _other(one, here, "resume", "r", "--yes").error == (8, "hub_error")
+    assert _other(desk, here, "resume", "r", "--yes").error == (8, "hub_error")
     hub.faults.clear()
     hub.faults.add_job(JobFault("stuck", attempt=None))
     ours = {name: (here / "r" / name).read_bytes() for name in ("plan.json", "recipe.yaml")}
@@ -690,7 +680,7 @@ def test_a_resume_without_an_answer_does_not_hide_the_job_before_it(hub: Hub, on
     assert [job["job_id"] for job in after["jobs"]] == [first["job_id"], None]
     assert {name: (here / "r" / name).read_bytes() for name in ours} == ours
     assert hub.jobs_created == 1
-    data = _other(one, here, "resume", "r", "--yes").data
+    data = _other(desk, here, "resume", "r", "--yes").data
     assert (data["attempt"], data["reused"], hub.jobs_created) == (2, False, 2)
 
 
@@ -726,13 +716,13 @@ def test_a_job_that_runs_keeps_to_what_is_asked_now(hub: Hub, call: Any, here: P
     assert hub.jobs_created == 1
 
 
-def test_a_job_that_went_on_on_another_machine_has_no_known_bound(hub: Hub, one: Any, call: Any, here: Path) -> None:
+def test_a_job_that_went_on_on_another_machine_has_no_known_bound(hub: Hub, desk: Any, call: Any, here: Path) -> None:
     """Eight hours of an a100-large for 2.50 dollars are 20 dollars; the plan says half an hour of a t4-small."""
     small = (*SAID, "--flavor", "t4-small", "--timeout", "30m")
     call(*small, "--run-dir", "a", "--yes")
     hub.jobs.all[0].become("CANCELED")
     larger = ("--flavor", "a100-large", "--timeout", "8h", "--yes")
-    resumed = _other(one, here, "resume", "a", *larger).data
+    resumed = _other(desk, here, "resume", "a", *larger).data
     for _ in range(2):  # found, and then known
         done = call(*small, "--run-dir", "b", "--max-cost", "0.25", "--yes")
         assert done.error == (3, "over_budget")
@@ -757,11 +747,11 @@ def test_a_job_whose_plan_cannot_be_read_has_no_known_bound(hub: Hub, call: Any)
 
 
 def test_a_job_that_went_on_elsewhere_is_the_answer_in_the_first_folder(
-    hub: Hub, one: Any, call: Any, here: Path
+    hub: Hub, desk: Any, call: Any, here: Path
 ) -> None:
     first = call(*SAID, "--run-dir", "a", "--yes").data
     hub.jobs.all[0].become("CANCELED")
-    resumed = _other(one, here, "resume", f"me/{first['job_id']}", "--run-dir", "b", "--timeout", "1m", "--yes").data
+    resumed = _other(desk, here, "resume", f"me/{first['job_id']}", "--run-dir", "b", "--timeout", "1m", "--yes").data
     for folder in ("a", "b"):
         data = call(folder, "--yes").data
         assert (data["job_id"], data["reused"], data["stage"]) == (resumed["job_id"], True, "SCHEDULING")
@@ -769,10 +759,10 @@ def test_a_job_that_went_on_elsewhere_is_the_answer_in_the_first_folder(
     assert hub.jobs_created == 2
 
 
-def test_killed_between_the_request_and_its_record(hub: Hub, one: Any, call: Any, here: Path) -> None:
+def test_killed_between_the_request_and_its_record(hub: Hub, desk: Any, call: Any, here: Path) -> None:
     hub.faults.add(CREATE, Fault(200, after=True, drop_seconds=1.0))
-    child = _start(hub, one, here, *SAID, "--yes")
-    _until(lambda: hub.jobs_created == 1)
+    child = _start(hub, desk, here, *SAID, "--yes")
+    wait_until(lambda: hub.jobs_created == 1, 30)
     child.send_signal(signal.SIGKILL)
     child.wait(10)
     [record] = [json.loads(path.read_text()) for path in here.glob("runs/*/cloud.json")]
@@ -783,26 +773,26 @@ def test_killed_between_the_request_and_its_record(hub: Hub, one: Any, call: Any
     assert after["jobs"][0]["state"] == "started"
 
 
-def test_an_answer_that_comes_too_late(hub: Hub, one: Any, call: Any, here: Path) -> None:
+def test_an_answer_that_comes_too_late(hub: Hub, desk: Any, call: Any, here: Path) -> None:
     """The job is made after nobody waits for it any more: asking again at once would make another."""
     hub.faults.add(CREATE, Fault(seconds=5.0))
-    child = _start(hub, one, here, *SAID, "--yes", TEST_REQUEST_SECONDS="1", TEST_SETTLED_SECONDS="1")
+    child = _start(hub, desk, here, *SAID, "--yes", TEST_REQUEST_SECONDS="1", TEST_SETTLED_SECONDS="1")
     assert (child.wait(30), hub.jobs_created) == (8, 0)
-    _until(lambda: hub.jobs_created == 1)
+    wait_until(lambda: hub.jobs_created == 1, 30)
     assert (call(*SAID, "--yes").data["reused"], hub.jobs_created) == (True, 1)
 
 
 @pytest.mark.parametrize("more", [(), ("--run-dir", "new")], ids=["no folder", "folder"])
 def test_another_job_whose_answer_comes_too_late_is_looked_for(
-    hub: Hub, one: Any, call: Any, here: Path, more: tuple[str, ...]
+    hub: Hub, desk: Any, call: Any, here: Path, more: tuple[str, ...]
 ) -> None:
     """The same command again, as it says: not one more in a folder of its own."""
     first = call(*SAID, "--yes").data
     new = (*SAID, "--force-new", "--yes", *more)
     hub.faults.add(CREATE, Fault(seconds=5.0))
-    child = _start(hub, one, here, *new, TEST_REQUEST_SECONDS="1", TEST_SETTLED_SECONDS="1")
+    child = _start(hub, desk, here, *new, TEST_REQUEST_SECONDS="1", TEST_SETTLED_SECONDS="1")
     assert (child.wait(30), hub.jobs_created) == (8, 1)
-    _until(lambda: hub.jobs_created == 2)
+    wait_until(lambda: hub.jobs_created == 2, 30)
     data = call(*new).data
     folder = more[-1] if more else f"{first['run_dir']}-2"
     assert (data["reused"], data["job_id"], data["run_dir"]) == (True, hub.jobs.all[1].id, folder)
@@ -825,21 +815,21 @@ def test_another_job_that_cannot_be_made_can_be_made_later(hub: Hub, call: Any, 
     assert (data["reused"], hub.jobs_created, hub.jobs.all[0].labels["run"]) == (False, 1, run_id)
 
 
-def test_one_that_was_slower_finds_the_job_of_the_other(hub: Hub, one: Any, call: Any, here: Path) -> None:
+def test_one_that_was_slower_finds_the_job_of_the_other(hub: Hub, desk: Any, call: Any, here: Path) -> None:
     """It looked before the other began, and looks again when it is its turn."""
     call(*SAID)
     hub.log.clear()
     hub.faults.add("GET /api/jobs/hardware", Fault(seconds=2.5))
-    slower = _start(hub, one, here, *SAID, "--yes")
-    _until(lambda: any(request.path == "/api/jobs/hardware" for request in hub.log))
+    slower = _start(hub, desk, here, *SAID, "--yes")
+    wait_until(lambda: any(request.path == "/api/jobs/hardware" for request in hub.log), 30)
     assert call(*SAID, "--yes").data["reused"] is False
     assert (slower.poll(), slower.wait(30), hub.jobs_created) == (None, 0, 1)
 
 
-def test_two_at_once_make_one_job(hub: Hub, one: Any, here: Path) -> None:
+def test_two_at_once_make_one_job(hub: Hub, desk: Any, here: Path) -> None:
     """One of both may find the run directory in use, and says so."""
     hub.faults.add(CREATE, Fault(seconds=1.0))
-    children = [_start(hub, one, here, *SAID, "--yes") for _ in range(2)]
+    children = [_start(hub, desk, here, *SAID, "--yes") for _ in range(2)]
     codes = sorted(child.wait(60) for child in children)
     assert codes in ([0, 0], [0, 2])
     assert hub.jobs_created == 1
@@ -848,25 +838,18 @@ def test_two_at_once_make_one_job(hub: Hub, one: Any, here: Path) -> None:
 # --- Helpers ---
 
 
-def _start(hub: Hub, one: Any, here: Path, *arguments: object, **more: str) -> subprocess.Popen[bytes]:
+def _start(hub: Hub, desk: Any, here: Path, *arguments: object, **more: str) -> subprocess.Popen[bytes]:
     """A process of its own."""
-    env = hub.environment(one[2]) | more
+    env = hub.environment(desk[2]) | more
     null = subprocess.DEVNULL
     return subprocess.Popen(program("submit", *arguments), cwd=here, env=env, stdout=null, stderr=null)
 
 
-def _other(one: Any, here: Path, *arguments: object) -> Done:
+def _other(desk: Any, here: Path, *arguments: object) -> Done:
     """Another command than `submit`."""
-    server, commands, home = one
+    server, commands, home = desk
     done: Done = commands.run(here, server.environment(home), *arguments)
     return done
-
-
-def _until(condition: Any, seconds: float = 30) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.02)
 
 
 def _rows(path: Path) -> None:
@@ -874,19 +857,9 @@ def _rows(path: Path) -> None:
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
-def _add_model(hub: Hub, name: str = MODEL, config: str = "qwen2.5-0.5b", parameters: int = 494_032_768) -> Any:
-    files = {
-        "config.json": json.dumps(recorded(config)["config"]).encode(),
-        "tokenizer_config.json": b'{"chat_template": "{{ messages }}"}',
-        "model.safetensors": bytes(1000),
-    }
-    info = {"safetensors": {"parameters": {"BF16": parameters}, "total": parameters}}
-    return hub.add("model", name, files, info=info)
-
-
 def _troubles(hub: Hub) -> None:
-    _add_model(hub, "me/gated").gated = True
-    _add_model(hub, "me/large", "qwen2.5-72b", 72_706_203_648)
+    add_model(hub, "me/gated").gated = True
+    add_model(hub, "me/large", "qwen2.5-72b")
     rows = {"train.jsonl": b'{"prompt": "a", "completion": "b"}\n' * 40}
     hub.add("dataset", "me/gated-rows", rows, gated=True)
     hub.add("dataset", "me/open", {})

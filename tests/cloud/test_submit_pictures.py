@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import io
 import json
 import os
 from collections.abc import Iterator
@@ -11,12 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from PIL import Image
 
 from command_child import Commands, Done
 from hub_emulator import Hub, JobFault
 from hub_emulator.buckets import read_file
+from hub_models import add_model
 from models import recorded
+from picture_bytes import numbered
 from planning import plan_with
 from skill_train.cloud.stage_data import stage
 from skill_train.cloud.submit import upload
@@ -34,31 +34,20 @@ NAMES = ("a.png", "A.png", "deep/er/50%20 #1?.png", "ä [b]*.png")
 
 
 @pytest.fixture(scope="module")
-def one(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Hub, Commands, Path]]:
-    """One Hub with one vision model, and one process for the commands. No job gets a machine."""
-    root = tmp_path_factory.mktemp("submit")
-    with Hub(root / "hub") as server:
-        server.faults.add_job(JobFault("stuck", attempt=None))
-        about = recorded("qwen2.5-vl-7b")
-        files = {
-            "config.json": json.dumps(about["config"]).encode(),
-            "tokenizer_config.json": b'{"chat_template": "{{ messages }}"}',
-            "preprocessor_config.json": json.dumps({"min_pixels": 3136, "max_pixels": 12845056}).encode(),
-            "model.safetensors": bytes(1000),
-        }
-        count = about["published_parameters"]
-        server.add("model", MODEL, files, info={"safetensors": {"parameters": {"BF16": count}, "total": count}})
-        commands = Commands(server.environment(root / "home"))
-        yield server, commands, root / "home"
-        commands.close()
-        for job in server.jobs.all:
-            job.cancelled.set()
-    assert server.unknown == []
+def desk(desk: tuple[Hub, Commands, Path]) -> Iterator[tuple[Hub, Commands, Path]]:
+    """With one vision model. No job gets a machine."""
+    server = desk[0]
+    server.faults.add_job(JobFault("stuck", attempt=None))
+    pixels = {"min_pixels": 3136, "max_pixels": 12845056}
+    add_model(server, name="qwen2.5-vl-7b").files["preprocessor_config.json"] = json.dumps(pixels).encode()
+    yield desk
+    for job in server.jobs.all:
+        job.cancelled.set()
 
 
 @pytest.fixture
-def call(one: tuple[Hub, Commands, Path], tmp_path: Path) -> Any:
-    server, commands, home = one
+def call(desk: tuple[Hub, Commands, Path], tmp_path: Path) -> Any:
+    server, commands, home = desk
     server.jobs.all.clear()
     for bucket in server.buckets.values():
         for claim in bucket.inside("claims"):
@@ -73,14 +62,8 @@ def call(one: tuple[Hub, Commands, Path], tmp_path: Path) -> Any:
 
 
 @pytest.fixture
-def hub(one: tuple[Hub, Commands, Path]) -> Hub:
-    return one[0]
-
-
-def _png(shade: int) -> bytes:
-    file = io.BytesIO()
-    Image.new("RGB", (40, 30), (shade, 0, 255 - shade)).save(file, "PNG")
-    return file.getvalue()
+def hub(desk: tuple[Hub, Commands, Path]) -> Hub:
+    return desk[0]
 
 
 def _ask(image: Any) -> dict[str, Any]:
@@ -90,8 +73,8 @@ def _ask(image: Any) -> dict[str, Any]:
 def _write(folder: Path) -> None:
     for number, name in enumerate(NAMES):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_bytes(_png(number))
-    (folder / "private.png").write_bytes(_png(99))
+        (folder / name).write_bytes(numbered(number))
+    (folder / "private.png").write_bytes(numbered(99))
     _write_rows(folder, *NAMES, *NAMES)
 
 
@@ -119,10 +102,10 @@ def test_the_plan_and_the_decision_say_what_leaves_this_machine(hub: Hub, call: 
     assert (rules["picture tokens"]["value"], rules["picture tokens"]["source"]) == ("12", "preprocessor_config.json")
     asked = call("submit", *SAID)
     assert asked.error == (3, "confirm_cost") and hub.jobs_created == 0
-    told = {upload["what"]: upload for upload in asked.answer["data"]["uploads"]}
-    assert (told["data"]["files"], told["data"]["bytes"]) == (1, sizes[ROWS])
-    assert (told["pictures"]["files"], told["pictures"]["bytes"]) == (4, sum(sizes.values()) - sizes[ROWS])
-    assert told["pictures"]["to"] == "the private bucket me/jobs-artifacts"
+    uploads = {upload["what"]: upload for upload in asked.answer["data"]["uploads"]}
+    assert (uploads["data"]["files"], uploads["data"]["bytes"]) == (1, sizes[ROWS])
+    assert (uploads["pictures"]["files"], uploads["pictures"]["bytes"]) == (4, sum(sizes.values()) - sizes[ROWS])
+    assert uploads["pictures"]["to"] == "the private bucket me/jobs-artifacts"
     assert "upload: pictures of the rows, " in call("submit", *SAID, "--format", "human").stdout
     assert not [request for request in hub.log if request.method not in ("GET", "HEAD")]
 
@@ -160,11 +143,11 @@ def test_pictures_go_to_machines_of_others(hub: Hub, call: Any, tmp_path: Path, 
 
 
 def test_pictures_of_a_dataset_on_the_hub_need_no_upload(hub: Hub, call: Any) -> None:
-    uri = "data:image/png;base64," + base64.b64encode(_png(7)).decode()
+    uri = "data:image/png;base64," + base64.b64encode(numbered(7)).decode()
     hub.add("dataset", "me/seen", {"train.jsonl": (json.dumps(_ask(uri)) + "\n").encode() * 40})
-    said = ("--model", MODEL, "--data", "me/seen", "--max-steps", "20")
-    assert "upload" not in call("plan", *said).data
-    done = call("submit", *said, "--yes")
+    words = ("--model", MODEL, "--data", "me/seen", "--max-steps", "20")
+    assert "upload" not in call("plan", *words).data
+    done = call("submit", *words, "--yes")
     assert [upload["what"] for upload in done.data["uploads"]] == ["program", "plan", "result"]
     [job] = hub.jobs.all
     assert [volume["mountPath"] for volume in job.spec["volumes"]] == ["/data"]
@@ -176,7 +159,7 @@ def test_pictures_of_a_dataset_on_the_hub_need_no_upload(hub: Hub, call: Any) ->
 def test_an_address_is_refused_with_its_line(hub: Hub, call: Any, tmp_path: Path, place: str, asked: str) -> None:
     """What is there may change, or be another thing for a machine in the cloud."""
     address = "https://example.com/cat.png"
-    rows = [_ask("data:image/png;base64," + base64.b64encode(_png(7)).decode()), _ask(address)]
+    rows = [_ask("data:image/png;base64," + base64.b64encode(numbered(7)).decode()), _ask(address)]
     content = "".join(json.dumps(row) + "\n" for row in rows)
     (tmp_path / ROWS).write_text(content)
     hub.add("dataset", "me/addresses", {"train.jsonl": content.encode()})
@@ -191,7 +174,7 @@ def test_an_address_is_refused_with_its_line(hub: Hub, call: Any, tmp_path: Path
 
 def test_a_path_in_rows_of_several_files_on_the_hub_is_refused_with_the_way_out(hub: Hub, call: Any) -> None:
     rows = (json.dumps(_ask("a.png")) + "\n").encode()
-    hub.add("dataset", "me/paths", {"a.jsonl": rows, "b.jsonl": rows, "a.png": _png(1)})
+    hub.add("dataset", "me/paths", {"a.jsonl": rows, "b.jsonl": rows, "a.png": numbered(1)})
     done = call("plan", "--model", MODEL, "--data", "me/paths", "--max-steps", "20")
     error = done.answer["error"]
     assert done.error == (2, "bad_picture")
@@ -219,8 +202,8 @@ def test_a_published_idefics3_without_a_token_for_tiles_is_told_before_it_is_tra
     model = f"me/idefics3-{len(added)}"
     hub.add("model", model, files, info={"safetensors": {"parameters": {"BF16": count}, "total": count}})
     done = call("plan", "--model", model, "--data", ROWS, "--max-steps", "20", "--where", "cloud")
-    told = [warning["message"] for warning in done.answer["warnings"] if warning["code"] == "not_convertible"]
-    assert ["the token <global-img> around a picture" in message for message in told] == [True] * (
+    messages = [warning["message"] for warning in done.answer["warnings"] if warning["code"] == "not_convertible"]
+    assert ["the token <global-img> around a picture" in message for message in messages] == [True] * (
         added == ("<image>",)
     )
 
@@ -246,7 +229,7 @@ def test_a_path_that_a_job_cannot_have_blocks_the_plan(hub: Hub, call: Any, tmp_
 def test_a_plan_is_outdated_when_a_picture_changed(hub: Hub, call: Any, tmp_path: Path) -> None:
     """The file of the rows is the same."""
     assert call("plan", *SAID, "--out", "plan.json").code == 0
-    (tmp_path / "a.png").write_bytes(_png(55))
+    (tmp_path / "a.png").write_bytes(numbered(55))
     assert call("submit", "plan.json", "--yes").error == (2, "outdated_plan")
     assert hub.jobs_created == 0
 

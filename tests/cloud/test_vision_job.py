@@ -6,8 +6,6 @@ import json
 import shutil
 import subprocess
 import sys
-import time
-from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -19,6 +17,7 @@ import training
 from hub_emulator import Hub, JobFault
 from picture_runs import rows_of_colours, write_run
 from skill_train.core.resources import train_program
+from waiting import wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -45,13 +44,6 @@ if command == "submit":
 else:
     resume.resume(run, flavor="cpu-basic", timeout_seconds=600, usd_per_hour=None, max_cost=None, say=say)
 """
-
-
-@pytest.fixture
-def hub(tmp_path: Path) -> Iterator[Hub]:
-    with Hub(tmp_path / "hub") as server:
-        yield server
-    assert server.unknown == []
 
 
 def _beside(folder: Path) -> Path:
@@ -184,10 +176,8 @@ def _ask(hub: Hub, tmp_path: Path, command: str, local: Path, run: Path, job: Jo
 def _asked(hub: Hub, tmp_path: Path, command: str, local: Path, run: Path) -> Any:
     """The job, ended."""
     _ask(hub, tmp_path, command, local, run)
-    job, end = hub.jobs.all[-1], time.monotonic() + 250
-    while not job.ended:
-        assert time.monotonic() < end, job.lines
-        time.sleep(0.05)
+    job = hub.jobs.all[-1]
+    wait_until(lambda: job.ended, 250, job.lines)
     return job
 
 

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import multiprocessing
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 import gguf_maker
-from skill_train.cli import main
+from one_command import answered, called
 from skill_train.llama.speed.measure import Round, Timing, share
 
 pytestmark = pytest.mark.slow
@@ -22,23 +20,11 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SKILL_TRAIN_CACHE", str(tmp_path / "cache"))
 
 
-def _bench(capsys: pytest.CaptureFixture[str], *words: object, form: str = "json") -> tuple[int, str]:
-    with pytest.raises(SystemExit) as ended:
-        main(["bench", *map(str, words), "--format", form])
-    assert isinstance(ended.value.code, int)
-    return ended.value.code, capsys.readouterr().out
-
-
-def _answer(capsys: pytest.CaptureFixture[str], *words: object) -> tuple[int, dict[str, Any]]:
-    code, out = _bench(capsys, *words)
-    return code, json.loads(out)
-
-
-def test_two_files(capsys: pytest.CaptureFixture[str]) -> None:
+def test_two_files() -> None:
     """The figures are those of the median run; a shared machine may be busy, and then there are none."""
     export = gguf_maker.exported("qwen2")
     words = ("--prompt-tokens", 200, "--answer-tokens", 16, "--rounds", 3)
-    code, answer = _answer(capsys, export.file("q8_0"), export.file("q4_k_m"), *words)
+    code, answer = answered("bench", export.file("q8_0"), export.file("q4_k_m"), *words)
     files = answer["data"]["files"]
     assert code == 0 and [file["bytes"] for file in files] == [
         export.file(kind).stat().st_size for kind in ("q8_0", "q4_k_m")
@@ -46,11 +32,11 @@ def test_two_files(capsys: pytest.CaptureFixture[str]) -> None:
     for file in files:
         assert file["device"] == "cpu" and file["reached_gigabytes_per_second"] is None  # it is small
         for phase, tokens in (("prompt", 200), ("answer", 16)):
-            found = file[phase]
-            assert found["tokens"] == tokens and len(found["seconds"]) == len(found["processor_seconds"]) == 3
-            assert found["busy"] == (found["share"] < 0.9) == (found["tokens_per_second"] is None)
-            if not found["busy"]:
-                assert found["tokens_per_second"] == pytest.approx(tokens / sorted(found["seconds"])[1], rel=0.05)
+            speed = file[phase]
+            assert speed["tokens"] == tokens and len(speed["seconds"]) == len(speed["processor_seconds"]) == 3
+            assert speed["busy"] == (speed["share"] < 0.9) == (speed["tokens_per_second"] is None)
+            if not speed["busy"]:
+                assert speed["tokens_per_second"] == pytest.approx(tokens / sorted(speed["seconds"])[1], rel=0.05)
         # One pass over the weights for 200 tokens, or one for each: the same order on any machine.
         assert min(file["prompt"]["seconds"]) / 200 < min(file["answer"]["seconds"]) / 16
 
@@ -73,30 +59,30 @@ def others() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("others")
-def test_no_figure_on_a_busy_machine(capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_figure_on_a_busy_machine() -> None:
     file = gguf_maker.exported("qwen2").file("q8_0")
     words = (file, "--prompt-tokens", 256, "--answer-tokens", 32, "--rounds", 1)
-    code, answer = _answer(capsys, *words)
-    found = answer["data"]["files"][0]["answer"]
-    assert code == 0 and found["busy"] and found["tokens_per_second"] is None and found["share"] < 0.9
-    assert found["seconds"] and answer["warnings"][0]["code"] == "busy"
-    assert "was busy" in _bench(capsys, *words, form="human")[1]
+    code, answer = answered("bench", *words)
+    speed = answer["data"]["files"][0]["answer"]
+    assert code == 0 and speed["busy"] and speed["tokens_per_second"] is None and speed["share"] < 0.9
+    assert speed["seconds"] and answer["warnings"][0]["code"] == "busy"
+    assert "was busy" in called("bench", *words, "--format", "human").stdout
 
 
-def test_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_refused(tmp_path: Path) -> None:
     (tmp_path / "broken.gguf").write_bytes(b"GGUF" + b"\xff" * 64)
-    code, answer = _answer(capsys, tmp_path / "broken.gguf")
+    code, answer = answered("bench", tmp_path / "broken.gguf")
     assert code == 6 and answer["error"]["code"] == "bad_gguf"
     whole = gguf_maker.exported("qwen2").file("q8_0").read_bytes()
     (tmp_path / "cut.gguf").write_bytes(whole[: len(whole) // 2])
-    assert _answer(capsys, tmp_path / "cut.gguf")[0] == 6
-    code, answer = _answer(capsys, gguf_maker.exported("qwen2").file("q8_0"), "--prompt-tokens", 2048)
+    assert answered("bench", tmp_path / "cut.gguf")[0] == 6
+    code, answer = answered("bench", gguf_maker.exported("qwen2").file("q8_0"), "--prompt-tokens", 2048)
     assert code == 2 and "was made for 2048 tokens" in answer["error"]["message"]
     # It ran on the processor, and was called the speed of a GPU.
-    code, answer = _answer(capsys, gguf_maker.exported("qwen2").file("q8_0"), "--device", "gpu")
+    code, answer = answered("bench", gguf_maker.exported("qwen2").file("q8_0"), "--device", "gpu")
     assert (code, answer["error"]["code"]) == (7, "device_unavailable")
-    assert _answer(capsys, tmp_path)[0] == 2  # a folder that is not a run
-    assert _answer(capsys, tmp_path / "absent.gguf")[0] != 0
+    assert answered("bench", tmp_path)[0] == 2  # a folder that is not a run
+    assert answered("bench", tmp_path / "absent.gguf")[0] != 0
 
 
 def test_the_share_by_hand() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -15,22 +15,12 @@ import pytest
 import tiny
 import training
 from by_path import load
-from skill_train import cli
+from one_command import answered, called
 from skill_train.core.resources import train_program
 from skill_train.program.main import main
 from skill_train.program.split import feeding_order
 
-pytestmark = pytest.mark.slow
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    """The plans say one thread; the tests after these get theirs back."""
-    import torch
-
-    threads = torch.get_num_threads()
-    yield
-    torch.set_num_threads(threads)
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("own_threads")]
 
 
 @pytest.fixture(scope="module")
@@ -45,22 +35,19 @@ def trained(folder: Path, program: ModuleType | None = None, **values: Any) -> P
     return run
 
 
-def answered(capsys: pytest.CaptureFixture[str], a: Path, b: Path, *, exits: int) -> dict[str, Any]:
+def compared(a: Path, b: Path, *, exits: int) -> dict[str, Any]:
     """The answer of `skill-train diff`."""
-    capsys.readouterr()
-    with pytest.raises(SystemExit) as ended:
-        cli.main(["diff", str(a), str(b), "--format", "json"])
-    answer = json.loads(capsys.readouterr().out)
-    assert ended.value.code == exits, answer
-    return dict(answer)
+    code, answer = answered("diff", a, b)
+    assert code == exits, answer
+    return answer
 
 
 def named(answer: dict[str, Any], group: str) -> set[str]:
     return {each["fact"] for each in answer["data"][group]}
 
 
-def test_the_same_recipe_twice_is_the_same_run(first: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    answer = answered(capsys, first, trained(tmp_path), exits=0)
+def test_the_same_recipe_twice_is_the_same_run(first: Path, tmp_path: Path) -> None:
+    answer = compared(first, trained(tmp_path), exits=0)
     data = answer["data"]
     assert (data["verdict"], data["recipe"], data["not_compared"]) == ("same", [], [])
     assert named(answer, "placement") == {"recipe.data.path", "trainer.output_dir"}  # two folders
@@ -102,21 +89,21 @@ RECIPES: list[tuple[dict[str, Any], set[str]]] = [
 
 @pytest.mark.parametrize(("values", "facts"), RECIPES, ids=[next(iter(values)) for values, _ in RECIPES])
 def test_another_recipe_is_refused_by_name(
-    first: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], values: dict[str, Any], facts: set[str]
+    first: Path, tmp_path: Path, values: dict[str, Any], facts: set[str]
 ) -> None:
-    answer = answered(capsys, first, trained(tmp_path, **values), exits=6)
+    answer = compared(first, trained(tmp_path, **values), exits=6)
     assert answer["error"]["code"] == "different_recipe"
     assert next(iter(values)) in answer["error"]["got"]
     assert facts | {"recipe.hash"} <= named(answer, "recipe")
 
 
 def test_another_word_in_one_row_is_another_recipe(
-    first: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    first: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rows = tiny.rows(24)
     rows[5]["messages"][-1]["content"] += " Yes."
     monkeypatch.setattr(tiny, "rows", lambda count: rows)
-    answer = answered(capsys, first, trained(tmp_path), exits=6)
+    answer = compared(first, trained(tmp_path), exits=6)
     facts = named(answer, "recipe")
     assert {"recipe.hash", "recipe.data.sha256", "data.rows_sha256"} <= facts
     assert "samples.row 5.input_ids" in " ".join(facts)
@@ -132,20 +119,16 @@ def altered(folder: Path, edit: Callable[[str], str]) -> ModuleType:
     return load(file, "altered_program")
 
 
-def test_one_byte_of_the_program_is_another_recipe(
-    first: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    answer = answered(capsys, first, trained(tmp_path, altered(tmp_path, lambda text: text + "#")), exits=6)
+def test_one_byte_of_the_program_is_another_recipe(first: Path, tmp_path: Path) -> None:
+    answer = compared(first, trained(tmp_path, altered(tmp_path, lambda text: text + "#")), exits=6)
     assert named(answer, "recipe") == {"program.sha256", "program.bytes"}
     assert answer["data"]["same_weights"] is True
 
 
-def test_another_order_of_the_same_rows_is_another_recipe(
-    first: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_another_order_of_the_same_rows_is_another_recipe(first: Path, tmp_path: Path) -> None:
     line = "shuffler = random.Random(seed)"
     program = altered(tmp_path, lambda text: text.replace(line, "shuffler = random.Random(seed + 1)"))
-    answer = answered(capsys, first, trained(tmp_path, program), exits=6)
+    answer = compared(first, trained(tmp_path, program), exits=6)
     facts = named(answer, "recipe")
     assert {"data.order_sha256", "data.first_batches.1", "data.first_batches.2", "data.first_batches.3"} <= facts
     assert "data.rows_sha256" not in facts and "recipe.hash" not in facts
@@ -166,27 +149,25 @@ PLACEMENTS: list[tuple[dict[str, Any], set[str]]] = [
 
 @pytest.mark.parametrize(("values", "facts"), PLACEMENTS, ids=["batch split", "dtype and backend"])
 def test_another_placement_is_the_same_recipe(
-    first: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], values: dict[str, Any], facts: set[str]
+    first: Path, tmp_path: Path, values: dict[str, Any], facts: set[str]
 ) -> None:
-    answer = answered(capsys, first, trained(tmp_path, **values), exits=0)
+    answer = compared(first, trained(tmp_path, **values), exits=0)
     assert (answer["data"]["verdict"], answer["data"]["recipe"]) == ("same", [])
     assert facts <= named(answer, "placement")
 
 
-def test_what_is_no_run_is_refused(first: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    answer = answered(capsys, first, tmp_path / "nothing", exits=2)
+def test_what_is_no_run_is_refused(first: Path, tmp_path: Path) -> None:
+    answer = compared(first, tmp_path / "nothing", exits=2)
     assert answer["error"]["code"] == "not_a_run"
     job = "me/0123456789abcdef01234567"
-    assert answered(capsys, first, Path(job), exits=2)["next"] == [f"skill-train pull {job}"]
+    assert compared(first, Path(job), exits=2)["next"] == [f"skill-train pull {job}"]
 
 
-def test_a_person_sees_a_table(first: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_person_sees_a_table(first: Path, tmp_path: Path) -> None:
     plan = json.loads((first / "plan.json").read_text())
     plan["recipe"]["lora_r"] = 8
     (tmp_path / "plan.json").write_text(json.dumps(plan))
-    with pytest.raises(SystemExit) as ended:
-        cli.main(["diff", str(first), str(tmp_path), "--format", "human"])
-    shown = capsys.readouterr()
-    assert ended.value.code == 6
-    assert "two runs: different" in shown.out and "recipe.lora_r" in shown.out
-    assert "warning: trainer: only run A has a record" in shown.err and "different_recipe" not in shown.out
+    shown = called("diff", first, tmp_path, "--format", "human")
+    assert shown.code == 6
+    assert "two runs: different" in shown.stdout and "recipe.lora_r" in shown.stdout
+    assert "warning: trainer: only run A has a record" in shown.stderr and "different_recipe" not in shown.stdout

@@ -6,7 +6,6 @@ import json
 import re
 import socket
 import subprocess
-from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,8 @@ import pytest
 import shared_runs
 import tiny
 from hub_emulator import ALWAYS, Fault, Hub, environment
-from models import recorded
+from hub_models import add_model
+from models import recorded, write_model
 
 pytestmark = pytest.mark.slow
 
@@ -49,18 +49,16 @@ HARDWARE = [
 
 
 @pytest.fixture
-def hub(tmp_path: Path) -> Iterator[Hub]:
-    with Hub(tmp_path / "hub") as server:
-        server.hardware = HARDWARE
-        yield server
-    assert server.unknown == []
+def hub(hub: Hub) -> Hub:
+    hub.hardware = HARDWARE
+    return hub
 
 
 @pytest.fixture
 def here(tmp_path: Path) -> Path:
     """A folder with a small model's files (no weights: its config tells its size) and 40 rows."""
     folder = tmp_path / "here"
-    _model(folder / "model", "smollm2-135m")
+    write_model(folder / "model", "smollm2-135m")
     _rows(folder / "rows.jsonl", ROW)
     return folder
 
@@ -131,7 +129,7 @@ def test_a_name_is_no_markup(hub: Hub, here: Path) -> None:
 def test_a_large_plan_is_whole_in_8_kb(hub: Hub, tmp_path: Path) -> None:
     """Long names, conversations, a model that eight GPUs share: nothing is left out."""
     folder = tmp_path / ("a long name " * 9) / ("another " * 9)
-    _model(folder / ("model " * 9), "qwen2.5-72b")
+    write_model(folder / ("model " * 9), "qwen2.5-72b")
     row = TALK | {f"column {n:030}": n for n in range(30)}
     _rows(folder / ("rows " * 9 + ".jsonl"), row, count=400)  # enough for steps that teach: no warning of few
     arguments = ("--model", folder / ("model " * 9), "--data", folder / ("rows " * 9 + ".jsonl"))
@@ -184,22 +182,22 @@ def test_without_live_prices_the_dated_table_counts(hub: Hub, here: Path) -> Non
 def test_the_prices_of_one_hub_are_not_those_of_another(hub: Hub, here: Path, tmp_path: Path) -> None:
     """Two Hubs, one cache. A plan takes the prices of the Hub it would rent from, also offline, and says whose they
     are and of when; another Hub's are as good as none."""
-    asked = (*LOCAL, "--flavor", "t4-small")
+    words = (*LOCAL, "--flavor", "t4-small")
     with Hub(tmp_path / "other hub") as other:
         other.hardware = [_gpu("t4-small", "T4", 1, 16, 0.02)]
-        first = _prices(_call(other, here, *asked))
-        second = _prices(_call(hub, here, *asked))
+        first = _prices(_call(other, here, *words))
+        second = _prices(_call(hub, here, *words))
         of_other, of_hub = other.endpoint, hub.endpoint
     assert first == ("$0.020 an hour", {"source": f"{of_other}/api/jobs/hardware", "read_at": TODAY})
     assert second == ("$0.48 an hour", {"source": f"{of_hub}/api/jobs/hardware", "read_at": TODAY})
     hub.faults.add(PRICES, Fault(500), times=ALWAYS)
-    offline = _call(hub, here, *asked)
+    offline = _call(hub, here, *words)
     assert _prices(offline) == second
     assert f"prices: the Jobs API of {of_hub}, asked 0.0 hours ago" in offline.stderr
     home = hub.environment(here.with_name("home of here"))
-    elsewhere = _run(here, home | {"HF_ENDPOINT": of_other, "HF_HUB_OFFLINE": "1"}, *asked)
+    elsewhere = _run(here, home | {"HF_ENDPOINT": of_other, "HF_HUB_OFFLINE": "1"}, *words)
     assert _prices(elsewhere) == first  # that server is gone, and the plan is for it
-    dollars, whose = _prices(_run(here, home | {"HF_ENDPOINT": "http://127.0.0.1:1"}, *asked))
+    dollars, whose = _prices(_run(here, home | {"HF_ENDPOINT": "http://127.0.0.1:1"}, *words))
     assert (dollars, whose["read_at"]) == ("$0.40 an hour", "2026-08-22")  # huggingface.co/docs/hub/jobs-pricing
     assert whose["source"].startswith("huggingface.co/docs/hub/jobs-pricing")
 
@@ -365,8 +363,8 @@ def test_where_overrides_the_rules_and_says_so(hub: Hub, here: Path) -> None:
     answer = _answer(_call(hub, here, *LOCAL, "--where", "cloud"))
     data = answer["data"]
     assert (data["where"], data["flavor"]) == ("cloud", "t4-small")
-    told = ["no_tokenizer", "few_held_out", "few_steps", "local_model"]  # 38 rows x 3 / 16: 8 steps
-    assert (answer["next"], [w["code"] for w in answer["warnings"]]) == ([], told)
+    codes = ["no_tokenizer", "few_held_out", "few_steps", "local_model"]  # 38 rows x 3 / 16: 8 steps
+    assert (answer["next"], [w["code"] for w in answer["warnings"]]) == ([], codes)
     assert data["reasons"][0]["rule"] == "asked"
     assert "against model size" in data["reasons"][0]["because"]
     local = _answer(_call(hub, here, *LOCAL, "--where", "local", "--max-hours", "0.0003"))["data"]
@@ -385,8 +383,8 @@ def test_steps_that_were_said_are_told_as_epochs(hub: Hub, here: Path) -> None:
 @pytest.mark.parametrize(("steps", "warned"), [("9", True), ("10", False)])
 def test_steps_that_are_too_few_to_learn_from_are_told(hub: Hub, here: Path, steps: str, warned: bool) -> None:
     warnings = _answer(_call(hub, here, *LOCAL, "--max-steps", steps))["warnings"]
-    told = [warning["message"] for warning in warnings if warning["code"] == "few_steps"]
-    assert told == (
+    messages = [warning["message"] for warning in warnings if warning["code"] == "few_steps"]
+    assert messages == (
         [
             "9 steps are too few to learn from, by a rule of thumb: AdamW averages 10 of them (adam_beta1 0.9); "
             "more epochs, or a smaller effective_batch_size"
@@ -408,8 +406,8 @@ def test_steps_that_are_too_few_to_learn_from_are_told(hub: Hub, here: Path, ste
 def test_a_few_rows_held_out_tell_little(hub: Hub, here: Path, rows: int, told: str | None) -> None:
     tiny.write_rows(here / "n.jsonl", rows)
     warnings = _answer(_call(hub, here, *LOCAL[:-1], "n.jsonl"))["warnings"]
-    found = [warning["message"] for warning in warnings if warning["code"] == "few_held_out"]
-    assert found == ([] if told is None else [f"{told}; set held_out_fraction: 0.2 to hold out more"])
+    messages = [warning["message"] for warning in warnings if warning["code"] == "few_held_out"]
+    assert messages == ([] if told is None else [f"{told}; set held_out_fraction: 0.2 to hold out more"])
 
 
 def test_a_flavor_is_a_wish_for_the_cloud(hub: Hub, here: Path) -> None:
@@ -422,11 +420,11 @@ def test_out_replaces_plans_and_nothing_else(hub: Hub, here: Path) -> None:
     for _ in range(2):
         assert _answer(_call(hub, here, *LOCAL, "--out", "new/plan"))["data"]["plan"] == "new/plan"
     assert _tree(here / "new") == ["plan"]
-    kept = (here / "rows.jsonl").read_bytes()
+    rows = (here / "rows.jsonl").read_bytes()
     for taken in ("rows.jsonl", "model", "model/config.json"):
         done = _call(hub, here, *LOCAL, "--out", taken)
         assert (done.returncode, _answer(done)["error"]["code"]) == (2, "output_exists")
-    assert (here / "rows.jsonl").read_bytes() == kept
+    assert (here / "rows.jsonl").read_bytes() == rows
     done = _call(hub, here, *LOCAL, "--out", "rows.jsonl/plan.json")
     assert (done.returncode, _answer(done)["error"]["code"]) == (2, "system_error")
 
@@ -446,24 +444,24 @@ def followed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, 
     """A tiny model on the Hub, planned, trained from that plan, and asked about again: the folder and each answer."""
     folder = tmp_path_factory.mktemp("followed")
     tiny.write_rows(folder / "rows.jsonl", 24)
-    said = ("--model", "me/tiny", "--data", "rows.jsonl", "--max-steps", "5", "--device", "cpu")
+    words = ("--model", "me/tiny", "--data", "rows.jsonl", "--max-steps", "5", "--device", "cpu")
     calls = {
-        "plan": ("plan", *said, "--where", "local", "--out", "plan.json"),
+        "plan": ("plan", *words, "--where", "local", "--out", "plan.json"),
         "local": ("local", "plan.json", "--run-dir", "run"),
-        "same": ("local", *said, "--run-dir", "run"),
+        "same": ("local", *words, "--run-dir", "run"),
         "of run": ("plan", "run"),
-        "again": ("plan", *said, "--where", "local"),
+        "again": ("plan", *words, "--where", "local"),
     }
     with Hub(tmp_path_factory.mktemp("hubs") / "hub") as hub:
         hub.hardware = HARDWARE
         hub.add("model", "me/tiny", {p.name: p.read_bytes() for p in tiny.cached("gemma").iterdir()})
-        done, asked = {}, []
+        done, loaded = {}, []
         for name, arguments in calls.items():
             done[name] = _call(hub, folder, *arguments)
-            asked.append(any(re.search(WEIGHTS, r.path) and r.sent > 200_000 for r in hub.log))
+            loaded.append(any(re.search(WEIGHTS, r.path) and r.sent > 200_000 for r in hub.log))
     for name, one in done.items():
         assert one.returncode == 0, (name, one.stderr)
-    assert asked[:2] == [False, True]  # weights come when they are trained, not when they are planned
+    assert loaded[:2] == [False, True]  # weights come when they are trained, not when they are planned
     return folder, {name: _answer(one)["data"] for name, one in done.items()}
 
 
@@ -598,24 +596,12 @@ def _answer(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
     return answer
 
 
-def _model(folder: Path, name: str) -> None:
-    folder.mkdir(parents=True)
-    (folder / "config.json").write_text(json.dumps(recorded(name)["config"]))
-    (folder / "tokenizer_config.json").write_text('{"chat_template": "{{ messages }}"}')
-
-
 def _rows(path: Path, row: dict[str, Any], count: int = 40) -> None:
     path.write_text("".join(json.dumps(row) + "\n" for _ in range(count)))
 
 
-def _add_model(hub: Hub, name: str = MODEL, **config: Any) -> Any:
-    files = {
-        "config.json": json.dumps(recorded("qwen2.5-0.5b")["config"] | config).encode(),
-        "tokenizer_config.json": b'{"chat_template": "{{ messages }}"}',
-        "model.safetensors": bytes(1_000_000),
-    }
-    info = {"safetensors": {"parameters": {"BF16": 494_032_768}, "total": 494_032_768}}
-    return hub.add("model", name, files, info=info)
+def _add_model(hub: Hub, place: str = MODEL, **config: Any) -> Any:
+    return add_model(hub, place, weights=bytes(1_000_000), **config)
 
 
 def _hub_of_troubles(hub: Hub) -> None:

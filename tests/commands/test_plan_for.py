@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 import tiny
 import training
-from models import recorded
-from skill_train.cli import main
+from models import write_model
+from one_command import answered, called
 from skill_train.commands._for_device import DeviceOptions, device_question
 from skill_train.core.errors import UsageError
 from skill_train.model.folder import read_model
@@ -20,36 +19,19 @@ ROW = {"messages": [{"role": "user", "content": "What is late?"}, {"role": "assi
 
 
 @pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def here(tmp_path: Path) -> Path:
     """A folder with 40 rows."""
     (tmp_path / "rows.jsonl").write_text(f"{json.dumps(ROW)}\n" * 40)
-    monkeypatch.chdir(tmp_path)
     return tmp_path
 
 
-def _model(folder: Path, name: str) -> None:
-    """The files of a model without its weights: the config tells its size."""
-    folder.mkdir()
-    (folder / "config.json").write_text(json.dumps(recorded(name)["config"]))
-    (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": "{{ messages }}"}))
+PLAN = ("plan", "--model", "model", "--data", "rows.jsonl")
 
 
-def _plan(capsys: pytest.CaptureFixture[str], *options: str, form: str = "json") -> tuple[int, str]:
-    with pytest.raises(SystemExit) as ended:
-        main(["plan", "--model", "model", "--data", "rows.jsonl", *options, "--format", form])
-    assert isinstance(ended.value.code, int)
-    return ended.value.code, capsys.readouterr().out
-
-
-def _answer(capsys: pytest.CaptureFixture[str], *options: str) -> tuple[int, dict[str, Any]]:
-    code, out = _plan(capsys, *options)
-    return code, json.loads(out)
-
-
-def test_a_phone(capsys: pytest.CaptureFixture[str], here: Path) -> None:
+def test_a_phone(here: Path) -> None:
     """1.5B on 6 GiB, of which 45 % are sure: 2.9 GB hold q8_0 (1.65 GB), the cache and the logits."""
-    _model(here / "model", "qwen2.5-1.5b")
-    on = _answer(capsys, "--for", "iPhone 15", "--context", "4096")[1]["data"][
+    write_model(here / "model", "qwen2.5-1.5b")
+    on = answered(*PLAN, "--for", "iPhone 15", "--context", "4096")[1]["data"][
         "for"
     ]  # it may be too large to train here
     assert (on["device"], on["context"], on["recommended"]) == ("iPhone 15", 4096, "q8_0")
@@ -62,49 +44,49 @@ def test_a_phone(capsys: pytest.CaptureFixture[str], here: Path) -> None:
     assert "most bits a weight" in on["because"]
 
 
-def test_the_types_that_are_named(capsys: pytest.CaptureFixture[str], here: Path) -> None:
-    _model(here / "model", "qwen2.5-1.5b")
-    on = _answer(capsys, "--for", "iPhone 15", "--quant", "IQ4-XS, iq2_m,iq4_xs")[1]["data"]["for"]
+def test_the_types_that_are_named(here: Path) -> None:
+    write_model(here / "model", "qwen2.5-1.5b")
+    on = answered(*PLAN, "--for", "iPhone 15", "--quant", "IQ4-XS, iq2_m,iq4_xs")[1]["data"]["for"]
     assert [file["quant"] for file in on["files"]] == ["iq4_xs", "iq2_m"] and on["recommended"] == "iq4_xs"
     # huggingface.co/bartowski/Qwen2.5-1.5B-Instruct-GGUF: a file of 895 MB.
     assert on["files"][0]["bytes"][0] <= 895e6 <= on["files"][0]["bytes"][1]
     assert on["files"][1]["bytes"][1] < on["files"][0]["bytes"][0]
-    code, answer = _answer(capsys, "--for", "iPhone 15", "--quant", "q4_km")
+    code, answer = answered(*PLAN, "--for", "iPhone 15", "--quant", "q4_km")
     assert (code, answer["error"]["code"]) == (2, "bad_usage") and "did you mean 'q4_k_m'" in answer["error"]["message"]
-    code, answer = _answer(capsys, "--quant", "iq4_xs")
+    code, answer = answered(*PLAN, "--quant", "iq4_xs")
     assert (code, answer["error"]["message"]) == (2, "--quant needs a device")
 
 
-def test_a_stated_device_with_a_speed(capsys: pytest.CaptureFixture[str], here: Path) -> None:
+def test_a_stated_device_with_a_speed(here: Path) -> None:
     """68 GB/s read q8_0 of 1.5B too slowly for 20 tokens a second, and q4_k_m fast enough."""
-    _model(here / "model", "qwen2.5-1.5b")
-    on = _answer(capsys, "--memory", "8GB", "--bandwidth", "68GB/s", "--min-speed", "20")[1]["data"]["for"]
+    write_model(here / "model", "qwen2.5-1.5b")
+    on = answered(*PLAN, "--memory", "8GB", "--bandwidth", "68GB/s", "--min-speed", "20")[1]["data"]["for"]
     assert (on["device"], on["gigabytes_per_second"]) == ("a device of 8 GB and 68 GB/s", 68)
     best = next(file for file in on["files"] if file["quant"] == on["recommended"])
     assert best["tokens_per_second"][0] >= 20 and best["problems"] == []
     assert any("--min-speed is 20" in problem for problem in on["files"][0]["problems"])
 
 
-def test_nothing_fits(capsys: pytest.CaptureFixture[str], here: Path) -> None:
-    _model(here / "model", "qwen2.5-32b")
-    code, answer = _answer(capsys, "--for", "iPhone 15", "--where", "local")
+def test_nothing_fits(here: Path) -> None:
+    write_model(here / "model", "qwen2.5-32b")
+    code, answer = answered(*PLAN, "--for", "iPhone 15", "--where", "local")
     assert code == 3 and answer["ok"] is False
     on = answer["data"]["for"]
     assert on["recommended"] is None and all(file["problems"] for file in on["files"])
     assert "nothing fits iPhone 15; the nearest is q2_k: it needs up to" in on["because"]
 
 
-def test_the_miss_is_the_error_of_a_plan_that_runs(capsys: pytest.CaptureFixture[str], here: Path) -> None:
-    _model(here / "model", "smollm2-135m")
-    code, answer = _answer(capsys, "--memory", "200MB")
+def test_the_miss_is_the_error_of_a_plan_that_runs(here: Path) -> None:
+    write_model(here / "model", "smollm2-135m")
+    code, answer = answered(*PLAN, "--memory", "200MB")
     assert (code, answer["error"]["code"]) == (3, "no_memory")
     assert "the nearest is q2_k" in answer["error"]["message"] and answer["next"] == []
 
 
-def test_a_longer_context_needs_more(capsys: pytest.CaptureFixture[str], here: Path) -> None:
-    _model(here / "model", "qwen2.5-1.5b")
+def test_a_longer_context_needs_more(here: Path) -> None:
+    write_model(here / "model", "qwen2.5-1.5b")
     short, long = (
-        _answer(capsys, "--for", "M1", "--context", str(tokens))[1]["data"]["for"]["files"][0]
+        answered(*PLAN, "--for", "M1", "--context", str(tokens))[1]["data"]["for"]["files"][0]
         for tokens in (512, 32768)
     )
     # 28 layers, 2 heads of 128: 28,672 bytes a token
@@ -126,11 +108,9 @@ def test_a_longer_context_needs_more(capsys: pytest.CaptureFixture[str], here: P
         (("--for", "M1", "--max-size", "small"), "bad_usage", "--max-size is not a size"),
     ],
 )
-def test_refused(
-    capsys: pytest.CaptureFixture[str], here: Path, options: tuple[str, ...], code: str, says: str
-) -> None:
-    _model(here / "model", "smollm2-135m")
-    exit_code, answer = _answer(capsys, *options)
+def test_refused(here: Path, options: tuple[str, ...], code: str, says: str) -> None:
+    write_model(here / "model", "smollm2-135m")
+    exit_code, answer = answered(*PLAN, *options)
     assert (exit_code, answer["error"]["code"]) == (2, code) and says in answer["error"]["message"]
 
 
@@ -150,12 +130,10 @@ HOSTILE = [
 @pytest.mark.parametrize(
     "options", HOSTILE, ids=lambda options: " ".join(options)[:40].encode("unicode_escape").decode()
 )
-def test_what_is_no_device_and_no_limit_is_refused_in_one_sentence(
-    capsys: pytest.CaptureFixture[str], here: Path, options: tuple[str, ...]
-) -> None:
-    _model(here / "model", "smollm2-135m")
+def test_what_is_no_device_and_no_limit_is_refused_in_one_sentence(here: Path, options: tuple[str, ...]) -> None:
+    write_model(here / "model", "smollm2-135m")
     before = sorted(path.name for path in here.rglob("*"))
-    exit_code, answer = _answer(capsys, *options)
+    exit_code, answer = answered(*PLAN, *options)
     assert (exit_code, answer["error"]["code"]) == (2, "bad_usage")
     assert len(answer["error"]["message"]) < 200 and sorted(path.name for path in here.rglob("*")) == before
 
@@ -167,31 +145,31 @@ def test_a_limit_of_zero_is_a_limit() -> None:
         device_question(DeviceOptions(), model, training.MACHINE, max_kl=0.0)
 
 
-def test_a_person_sees_the_file_to_ship(capsys: pytest.CaptureFixture[str], here: Path) -> None:
-    _model(here / "model", "smollm2-135m")
-    code, out = _plan(capsys, "--for", "Raspberry Pi 5", form="human")
-    assert code == 0 and "ship q8_0: " in out and "Raspberry Pi 5" in out and "bandwidth: " in out
+def test_a_person_sees_the_file_to_ship(here: Path) -> None:
+    write_model(here / "model", "smollm2-135m")
+    done = called(*PLAN, "--for", "Raspberry Pi 5", "--format", "human")
+    assert done.code == 0 and all(words in done.stdout for words in ("ship q8_0: ", "Raspberry Pi 5", "bandwidth: "))
 
 
-def test_without_a_device_nothing_is_said(capsys: pytest.CaptureFixture[str], here: Path) -> None:
-    _model(here / "model", "smollm2-135m")
-    assert "for" not in _answer(capsys)[1]["data"]
+def test_without_a_device_nothing_is_said(here: Path) -> None:
+    write_model(here / "model", "smollm2-135m")
+    assert "for" not in answered(*PLAN)[1]["data"]
 
 
-def test_a_context_is_at_most_the_models(capsys: pytest.CaptureFixture[str], here: Path) -> None:
+def test_a_context_is_at_most_the_models(here: Path) -> None:
     """SmolLM2 135M was made for 8192 tokens."""
-    _model(here / "model", "smollm2-135m")
-    on = _answer(capsys, "--for", "M1", "--context", "999999")[1]["data"]["for"]
+    write_model(here / "model", "smollm2-135m")
+    on = answered(*PLAN, "--for", "M1", "--context", "999999")[1]["data"]["for"]
     assert on["context"] == 8192
     assert on["reasons"][-2] == "context: 8192 tokens, all that the model was made for; 999999 were asked for"
 
 
-def test_i_quants_fill_the_gap_below_q4_k_m(capsys: pytest.CaptureFixture[str], here: Path) -> None:
+def test_i_quants_fill_the_gap_below_q4_k_m(here: Path) -> None:
     """Of 1.5B q4_k_m has up to 1.08 GB, iq4_xs 0.995 and q3_k_m 0.92. With --quant nothing is added."""
-    _model(here / "model", "qwen2.5-1.5b")
+    write_model(here / "model", "qwen2.5-1.5b")
     words = ("--memory", "8GB", "--bandwidth", "68GB/s", "--max-size", "1GB")
-    on = _answer(capsys, *words)[1]["data"]["for"]
+    on = answered(*PLAN, *words)[1]["data"]["for"]
     assert [file["quant"] for file in on["files"][6:]] == ["iq4_xs", "iq3_m"] and on["recommended"] == "iq4_xs"
     assert on["reasons"][-1].startswith("i-quants: iq4_xs and iq3_m too, because q4_k_m does not fit")
-    on = _answer(capsys, *words, "--quant", "q4_k_m,q3_k_m")[1]["data"]["for"]
+    on = answered(*PLAN, *words, "--quant", "q4_k_m,q3_k_m")[1]["data"]["for"]
     assert len(on["files"]) == 2 and not any("i-quants" in reason for reason in on["reasons"])

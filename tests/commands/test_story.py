@@ -10,7 +10,6 @@ import json
 import os
 import random
 import shlex
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -40,11 +39,9 @@ SCANNED_IN_THE_DEMO = {"demo"}  # its own test looks for a token too; a training
 
 
 @pytest.fixture
-def hub(tmp_path: Path) -> Iterator[Hub]:
-    with Hub(tmp_path / "hub") as server:
-        server.add("model", "me/tiny", {path.name: path.read_bytes() for path in tiny.cached("gemma").iterdir()})
-        yield server
-    assert server.unknown == []
+def hub(hub: Hub) -> Hub:
+    hub.add("model", "me/tiny", {path.name: path.read_bytes() for path in tiny.cached("gemma").iterdir()})
+    return hub
 
 
 @pytest.mark.timeout(600)
@@ -78,12 +75,12 @@ def _story(hub: Hub, tmp_path: Path, step: int) -> dict[str, Any]:
     for converter in Path(os.environ["SKILL_TRAIN_CACHE"]).glob("llama.cpp-*"):
         (tmp_path / "home" / "skill-train" / converter.name).symlink_to(converter)
     (tmp_path / "home" / "token").write_text(hub.token)
-    said: dict[str, Any] = {}
+    outputs: dict[str, Any] = {}
     child = Commands(environment)
 
     def call(line: str, exits: int = 0) -> dict[str, Any]:
         done = child.run(here, environment, *shlex.split(line))
-        said[f"{len(said)} {line}"] = done.stdout + done.stderr
+        outputs[f"{len(outputs)} {line}"] = done.stdout + done.stderr
         log = "\n".join(hub.jobs.all[-1].lines[-30:]) if hub.jobs.all else ""
         assert done.code == exits, f"{line}\n{done.stdout}{done.stderr}{log}"
         return dict(json.loads(done.stdout))
@@ -116,7 +113,7 @@ def _story(hub: Hub, tmp_path: Path, step: int) -> dict[str, Any]:
     assert hub.jobs_created == 2
     _the_other_commands(call)
     child.close()
-    return said
+    return outputs
 
 
 def _the_other_commands(call: Any) -> None:

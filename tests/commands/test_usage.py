@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from skill_train.cli import main
+from one_command import answered
 
 
 @pytest.mark.parametrize("command", ["plan", "local", "submit"])
-def test_a_field_of_a_recipe_is_no_option(command: str, capsys: pytest.CaptureFixture[str]) -> None:
-    said = _said(capsys, command, "--learning-rate", "1e-3", "--format", "json")
-    assert "learning_rate: …" in said["hint"] and "references/recipe.md" in said["hint"]
+def test_a_field_of_a_recipe_is_no_option(command: str) -> None:
+    error = _error(command, "--learning-rate", "1e-3")
+    assert "learning_rate: …" in error["hint"] and "references/recipe.md" in error["hint"]
 
 
 @pytest.mark.parametrize("words", [("plan", "--learn", "1"), ("merge", "--learning-rate", "1")], ids=str)
-def test_anything_else_is_explained_by_the_help(words: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
-    assert _said(capsys, *words, "--format", "json")["hint"] == f"skill-train {words[0]} --help"
+def test_anything_else_is_explained_by_the_help(words: tuple[str, ...]) -> None:
+    assert _error(*words)["hint"] == f"skill-train {words[0]} --help"
 
 
 NUMBERS = [
@@ -39,13 +37,10 @@ NUMBERS = [
 
 @pytest.mark.parametrize("value", ["nan", "inf", "-inf", "-1", "1e308", "9" * 25, "9" * 400, "9" * 5000])
 @pytest.mark.parametrize(("command", "option"), NUMBERS, ids=str)
-def test_a_number_that_none_can_mean(
-    command: str, option: str, value: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
-) -> None:
+def test_a_number_that_none_can_mean(command: str, option: str, value: str, tmp_path: Path) -> None:
     """NaN is above and below nothing, so it would pass every check of a cost."""
-    monkeypatch.chdir(tmp_path)
-    said = _said(capsys, command, "run", option, value, "--format", "json")
-    assert option in said["message"]
+    error = _error(command, "run", option, value)
+    assert option in error["message"]
     assert list(tmp_path.iterdir()) == []
 
 
@@ -62,22 +57,17 @@ def test_a_number_that_none_can_mean(
     ],
     ids=str,
 )
-def test_an_empty_path_is_not_this_folder(
-    words: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_empty_path_is_not_this_folder(words: tuple[str, ...], tmp_path: Path) -> None:
     """`--run-dir "$RUN"` of a variable that is not set."""
-    monkeypatch.chdir(tmp_path)
-    said = _said(capsys, *words, "--format", "json")
-    assert "empty path" in said["message"] or "no folder ''" in said["message"]
+    error = _error(*words)
+    assert "empty path" in error["message"] or "no folder ''" in error["message"]
     assert list(tmp_path.iterdir()) == []
 
 
-def _said(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, str]:
-    with pytest.raises(SystemExit) as ended:
-        main(list(words))
-    error: dict[str, str] = json.loads(capsys.readouterr().out)["error"]
-    assert (ended.value.code, error["code"]) == (2, "bad_usage")
-    return error
+def _error(*words: str) -> dict[str, str]:
+    code, answer = answered(*words)
+    assert (code, answer["error"]["code"]) == (2, "bad_usage")
+    return dict(answer["error"])
 
 
 CLOSED = [
@@ -98,6 +88,6 @@ def test_a_reader_that_goes_is_no_bug(words: tuple[str, ...], code: int, tmp_pat
         child.stdout.close()
         child.stdin.write(b"x")
         child.stdin.close()
-        said = child.stderr.read().decode()
-        assert child.wait() == code, said
-    assert "Traceback" not in said
+        errors = child.stderr.read().decode()
+        assert child.wait() == code, errors
+    assert "Traceback" not in errors

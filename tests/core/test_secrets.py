@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import click
 import pytest
 
 from command_tree import commands
-from skill_train.cli import main
+from one_command import called
 from skill_train.cloud import preflight
 from skill_train.core.errors import AccessError, UsageError
 from skill_train.core.secrets import holds_token, masked
@@ -29,14 +28,12 @@ PLACES = [
 
 
 @pytest.mark.parametrize("words", PLACES, ids=" ".join)
-def test_in_an_argument(words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_in_an_argument(words: list[str], tmp_path: Path) -> None:
     for token, format_ in zip(TOKENS, ("json", "human", "json"), strict=True):
-        with pytest.raises(SystemExit) as ended:
-            main([*words, token, "--format", format_])
-        said = capsys.readouterr()
-        assert (ended.value.code, LETTERS in said.out + said.err) == (2, False)
+        done = called(*words, token, "--format", format_)
+        assert (done.code, LETTERS in done.stdout + done.stderr) == (2, False)
         if format_ == "json":
-            assert json.loads(said.out)["error"]["code"] == "secret_found"
+            assert done.error == (2, "secret_found")
     assert list(tmp_path.rglob("*")) == []
 
 
@@ -57,15 +54,13 @@ def test_in_a_list_of_a_recipe() -> None:
         recipes.from_dict({"model": "a/b", "data": "rows.jsonl", "columns": {"prompt": [TOKENS[0]]}})
 
 
-def test_in_the_key_of_a_recipe_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_in_the_key_of_a_recipe_file(tmp_path: Path) -> None:
     """A file that is no YAML is quoted by its reader."""
     for text in (f"{TOKENS[0]}: 1", f"model: [{TOKENS[0]}", f"model: a/b\ndata: {TOKENS[0]}"):
         (tmp_path / "recipe.yaml").write_text(text)
         for format_ in ("json", "human"):
-            with pytest.raises(SystemExit) as ended:
-                main(["plan", str(tmp_path / "recipe.yaml"), "--format", format_])
-            said = capsys.readouterr()
-            assert (ended.value.code, LETTERS in said.out + said.err) == (2, False)
+            done = called("plan", tmp_path / "recipe.yaml", "--format", format_)
+            assert (done.code, LETTERS in done.stdout + done.stderr) == (2, False)
 
 
 def test_what_is_no_token_stays() -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
 import json
 import os
 import shutil
@@ -16,7 +14,7 @@ from typing import Any
 import pytest
 
 import tiny
-from skill_train.cli import main
+from one_command import answered
 from skill_train.data import scan as dataset
 from skill_train.data import token_stats as tokens
 from skill_train.program.main import load_data
@@ -46,7 +44,7 @@ def test_counts_are_those_of_training(tmp_path: Path) -> None:
     tokenizer = load_tokenizer(recipe["model"], recipe["revision"])
     whole = load_data(recipe, tokenizer)["figures"]
     cut = load_data(recipe | {"max_length": 40}, tokenizer)
-    code, answer = _data(path, "--model", model, "--max-length", 40)
+    code, answer = answered("data", path, "--model", model, "--max-length", 40)
     figures, problems = answer["data"]["tokens"], answer["data"]["problems"]
     assert (figures["counted"], figures["basis"]) == (True, "counted in all rows")
     assert figures["mean"] == round(whole["tokens"] / 60, 1)
@@ -74,16 +72,16 @@ def test_a_template_that_takes_long_with_the_rows_is_named(
     """The limit is for all rows together: one that takes a tenth of a second for each would take minutes."""
     monkeypatch.setattr("skill_train.program.encode.TEMPLATE_SECONDS", 0.5)
     model = Path(shutil.copytree(tiny.cached("qwen2"), tmp_path / "model"))
-    said = json.loads((model / "tokenizer_config.json").read_text())
+    config = json.loads((model / "tokenizer_config.json").read_text())
     (model / "chat_template.jinja").unlink(missing_ok=True)
     plain = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
-    said["chat_template"] = AT_ROWS + ENDLESS[name] + "{% endif %}" + plain
-    (model / "tokenizer_config.json").write_text(json.dumps(said))
+    config["chat_template"] = AT_ROWS + ENDLESS[name] + "{% endif %}" + plain
+    (model / "tokenizer_config.json").write_text(json.dumps(config))
     rows = [{"messages": [{"role": "user", "content": f"What is {n}?"}, BOT]} for n in range(300)]
     path = tmp_path / "rows.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     started = time.thread_time()
-    code, answer = _data(path, "--model", model)
+    code, answer = answered("data", path, "--model", model)
     assert (code, answer["error"]["code"]) == (2, "unsafe_file")
     assert str(model) in answer["error"]["message"]
     assert time.thread_time() - started < 10
@@ -91,9 +89,9 @@ def test_a_template_that_takes_long_with_the_rows_is_named(
 
 def test_the_range_holds_what_is_counted(tmp_path: Path) -> None:
     path = tiny.write_rows(tmp_path / "rows.jsonl", 60)
-    figures = _data(path)[1]["data"]["tokens"]
+    figures = answered("data", path)[1]["data"]["tokens"]
     for kind in ("qwen2", "llama-bpe", "mistral"):
-        counted = _data(path, "--model", tiny.cached(kind))[1]["data"]["tokens"]
+        counted = answered("data", path, "--model", tiny.cached(kind))[1]["data"]["tokens"]
         for name in ("mean", "longest", "mean_cut"):
             assert figures[name][0] <= counted[name] <= figures[name][1], (kind, name)
 
@@ -103,10 +101,10 @@ def test_the_plan_finds_what_was_counted(tmp_path: Path) -> None:
     key = tokens.tokenizer_key(str(model), None)
     facts = dataset.scan(Recipe(data=str(path)))
     assert tokens.known_tokens(facts, key, split="train", loss_on=None, max_length=40) is None
-    counted = _data(path, "--model", model)[1]["data"]["tokens"]
-    known = tokens.known_tokens(facts, key, split="train", loss_on="assistant", max_length=1024)
-    assert known is not None
-    assert (round(known.mean[0], 1), known.longest[0], known.counted) == (counted["mean"], counted["longest"], True)
+    counted = answered("data", path, "--model", model)[1]["data"]["tokens"]
+    counts = tokens.known_tokens(facts, key, split="train", loss_on="assistant", max_length=1024)
+    assert counts is not None
+    assert (round(counts.mean[0], 1), counts.longest[0], counts.counted) == (counted["mean"], counted["longest"], True)
     shorter = tokens.known_tokens(facts, key, split="train", loss_on=None, max_length=30)
     assert shorter is not None
     assert shorter.mean_cut[0] <= 30
@@ -117,22 +115,22 @@ def test_rows_that_the_template_refuses_are_left_out(tmp_path: Path) -> None:
     conversations = [[USER, BOT], [USER, USER, BOT], [USER, BOT, USER, BOT]]
     path = tmp_path / "rows.jsonl"
     path.write_text("".join(json.dumps({"messages": turns}) + "\n" for turns in conversations))
-    assert _data(path, "--model", tiny.cached("qwen2"))[0] == 0
-    code, answer = _data(path, "--model", tiny.cached("mistral"))
+    assert answered("data", path, "--model", tiny.cached("qwen2"))[0] == 0
+    code, answer = answered("data", path, "--model", tiny.cached("mistral"))
     assert (code, answer["data"]["problems"]["template"]["lines"]) == (2, [2])
-    code, answer = _data(path, "--model", tiny.cached("mistral"), "--fix", tmp_path / "out.jsonl")
+    code, answer = answered("data", path, "--model", tiny.cached("mistral"), "--fix", tmp_path / "out.jsonl")
     assert (code, answer["data"]["fix"]["left_out"]) == (0, {"template": 1})
 
 
 def test_the_example_shows_what_is_trained(tmp_path: Path) -> None:
     (tmp_path / "rows.jsonl").write_text(json.dumps({"messages": [USER, BOT]}) + "\n")
-    answer = _data(tmp_path / "rows.jsonl", "--model", tiny.cached("qwen2"))[1]
+    answer = answered("data", tmp_path / "rows.jsonl", "--model", tiny.cached("qwen2"))[1]
     assert "<|im_start|>user\n2+2?<|im_end|>\n<|im_start|>assistant\n⟦4<|im_end|>⟧" in answer["data"]["example"]
 
 
 def test_a_model_without_a_template_is_refused_with_the_report(tmp_path: Path) -> None:
     path = tiny.write_rows(tmp_path / "rows.jsonl", 3)
-    code, answer = _data(path, "--model", tiny.cached("gpt2"))
+    code, answer = answered("data", path, "--model", tiny.cached("gpt2"))
     assert (code, answer["error"]["code"], answer["data"]["rows"]) == (2, "no_chat_template", 3)
 
 
@@ -142,7 +140,7 @@ def test_a_model_without_a_tokenizer_is_refused_with_the_report(tmp_path: Path) 
     model.mkdir()
     for name in ("config.json", "model.safetensors"):
         shutil.copy(tiny.cached("qwen2") / name, model / name)
-    code, answer = _data(tiny.write_rows(tmp_path / "d.jsonl", 30), "--model", model)
+    code, answer = answered("data", tiny.write_rows(tmp_path / "d.jsonl", 30), "--model", model)
     assert (code, answer["error"]["code"]) == (2, "bad_tokenizer")
     assert (answer["data"]["rows"], answer["next"]) == (30, [])
 
@@ -150,11 +148,11 @@ def test_a_model_without_a_tokenizer_is_refused_with_the_report(tmp_path: Path) 
 def test_a_cache_without_the_tokenizer_is_no_count(tmp_path: Path) -> None:
     """A model of the Hub of which nothing but config.json is at hand, and no network: `plan` must not take one token a
     row for counted. In a process of its own, because the Hub's client reads its environment once."""
-    kept = tmp_path / "hf" / "hub" / "models--owner--name"
-    (kept / "snapshots" / ("a" * 40)).mkdir(parents=True)
-    (kept / "refs").mkdir()
-    (kept / "refs" / "main").write_text("a" * 40)
-    (kept / "snapshots" / ("a" * 40) / "config.json").write_bytes((tiny.cached("qwen2") / "config.json").read_bytes())
+    cached = tmp_path / "hf" / "hub" / "models--owner--name"
+    (cached / "snapshots" / ("a" * 40)).mkdir(parents=True)
+    (cached / "refs").mkdir()
+    (cached / "refs" / "main").write_text("a" * 40)
+    (cached / "snapshots" / ("a" * 40) / "config.json").write_bytes((tiny.cached("qwen2") / "config.json").read_bytes())
     rows = tiny.write_rows(tmp_path / "rows.jsonl", 30)
     env = os.environ | {"HF_HOME": str(tmp_path / "hf"), "HF_HUB_OFFLINE": "1", "HF_ENDPOINT": "http://127.0.0.1:9"}
     words = [sys.executable, *MAIN, "data", str(rows), "--model", "owner/name", "--format", "json"]
@@ -167,7 +165,7 @@ def test_a_cache_without_the_tokenizer_is_no_count(tmp_path: Path) -> None:
 
 def test_an_answer_that_is_always_cut_away_asks_for_more_length(tmp_path: Path) -> None:
     path = tiny.write_rows(tmp_path / "rows.jsonl", 5)
-    code, answer = _data(path, "--model", tiny.cached("qwen2"), "--max-length", 4)
+    code, answer = answered("data", path, "--model", tiny.cached("qwen2"), "--max-length", 4)
     assert (code, answer["data"]["problems"]["fully_masked"]["rows"]) == (2, 5)
     assert answer["error"]["hint"].startswith("raise --max-length")
 
@@ -176,7 +174,7 @@ def test_a_model_out_of_reach_leaves_the_report_and_a_recipe_gives_the_mapping(t
     (tmp_path / "rows.jsonl").write_text('{"Frage": "2+2?", "Antwort": "4", "text": "not this"}\n')
     mapping = "format: prompt_completion\ncolumns: {prompt: Frage, completion: Antwort}\n"
     (tmp_path / "r.yaml").write_text("model: owner/name\ndata: rows.jsonl\n" + mapping)
-    code, answer = _data("--recipe", tmp_path / "r.yaml")
+    code, answer = answered("data", "--recipe", tmp_path / "r.yaml")
     assert (code, answer["data"]["example"]) == (0, "2+2?⟦4⟧")
     assert [warning["code"] for warning in answer["warnings"]] == ["hub_unreachable"]
     assert answer["data"]["tokens"]["counted"] is False
@@ -185,13 +183,13 @@ def test_a_model_out_of_reach_leaves_the_report_and_a_recipe_gives_the_mapping(t
 def test_the_fixed_file_trains(tmp_path: Path) -> None:
     """Broken, empty, repeated and cut-away rows go; what stays is planned and trained by `local`."""
     model, path, out = tiny.cached("gemma"), tiny.write_rows(tmp_path / "rows.jsonl", 24), tmp_path / "out.jsonl"
-    asked = {"role": "user", "content": "how many " * 200}
-    bad = ["{", "[1]", '{"messages": []}', json.dumps({"messages": [asked, BOT]}), path.read_text().splitlines()[0]]
+    question = {"role": "user", "content": "how many " * 200}
+    bad = ["{", "[1]", '{"messages": []}', json.dumps({"messages": [question, BOT]}), path.read_text().splitlines()[0]]
     path.write_text(path.read_text() + "\n".join(bad))
-    code, answer = _data(path, "--model", model, "--max-length", 256, "--fix", out)
+    code, answer = answered("data", path, "--model", model, "--max-length", 256, "--fix", out)
     left_out = {"broken_json": 1, "not_an_object": 1, "empty": 1, "fully_masked": 1, "duplicate": 1}
     assert (code, answer["data"]["fix"]["left_out"], answer["data"]["fix"]["rows"]) == (0, left_out, 24)
-    assert _data(out, "--model", model, "--max-length", 256)[0] == 0
+    assert answered("data", out, "--model", model, "--max-length", 256)[0] == 0
     words = answer["next"][0].split()[1:]
     assert words[0] == "plan"
     done = _call("local", *words[1:], "--max-steps", 2, "--run-dir", tmp_path / "run")
@@ -205,19 +203,10 @@ def test_a_large_dataset_is_sampled_and_the_longest_row_still_found(tmp_path: Pa
         for number in range(5000):
             text = "word " * (300 if number == 4001 else 5)
             file.write(json.dumps({"text": f"{number} {text}"}) + "\n")
-    answer = _data(path, "--model", tiny.cached("qwen2"))[1]["data"]
+    answer = answered("data", path, "--model", tiny.cached("qwen2"))[1]["data"]
     assert answer["tokens"]["basis"] == "counted in 2000 of 5000 rows"
     assert answer["tokens"]["longest"] > 300 > answer["tokens"]["p99"]
     assert answer["tokens"]["histogram"][-1]["up_to"] <= 32  # row 4001 is not among every 2.5th
-
-
-def _data(*arguments: Any) -> tuple[int, dict[str, Any]]:
-    """In this process, because loading transformers each time would take minutes."""
-    out = io.StringIO()
-    with pytest.raises(SystemExit) as ended, contextlib.redirect_stdout(out):
-        main(["data", *map(str, arguments), "--format", "json"])
-    assert isinstance(ended.value.code, int)
-    return ended.value.code, json.loads(out.getvalue())
 
 
 def _call(*arguments: Any) -> subprocess.CompletedProcess[str]:

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from skill_train.cli import main
+from one_command import answered, called
+from peak_memory import peak_mb
 from skill_train.core.console import MAX_JSON_BYTES
 from skill_train.core.errors import SkillTrainError
 from skill_train.data import scan as dataset
 from skill_train.recipe.fields import Recipe
+from training import write_data
 
 TURNS = [{"role": "user", "content": "2+2?"}, {"role": "assistant", "content": "4"}]
 SPOKEN = [{"from": "human", "value": "2+2?"}, {"from": "gpt", "value": "4"}]
@@ -59,10 +59,8 @@ GOOD: list[tuple[str, dict[str, Any], str, str, str]] = [
 
 
 @pytest.mark.parametrize(("row", "verdict", "data_format", "example"), [g[1:] for g in GOOD], ids=[g[0] for g in GOOD])
-def test_a_good_dataset_ends_with_0(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], row: Any, verdict: str, data_format: str, example: str
-) -> None:
-    code, answer = _data(capsys, _jsonl(tmp_path, row, row))
+def test_a_good_dataset_ends_with_0(tmp_path: Path, row: Any, verdict: str, data_format: str, example: str) -> None:
+    code, answer = _data(write_data(tmp_path, [row, row]))
     data = answer["data"]
     assert (code, answer["ok"], data["rows"], data["usable_rows"]) == (0, True, 2, 2)
     assert (data["methods"]["sft"]["verdict"], data["format"]["name"]) == (verdict, data_format)
@@ -71,20 +69,20 @@ def test_a_good_dataset_ends_with_0(
         "rows": 1, "refused": 0, "lines": [2], "first": "the same row as an earlier one",
     }  # fmt: skip
     assert {name for name, count in data["problems"].items() if count and count["rows"]} == {"duplicate"}
-    said = {warning["code"]: warning["message"] for warning in answer["warnings"]}
-    assert said["duplicates"].startswith("1 row repeats an earlier row") and "--fix drops it" in said["duplicates"]
+    texts = {warning["code"]: warning["message"] for warning in answer["warnings"]}
+    assert texts["duplicates"].startswith("1 row repeats an earlier row") and "--fix drops it" in texts["duplicates"]
     assert answer["next"] == ([] if verdict == "ready" else ["skill-train data rows.jsonl --fix rows.fixed.jsonl"])
 
 
 @pytest.mark.parametrize("row", [g[1] for g in GOOD], ids=[g[0] for g in GOOD])
-def test_the_fixed_file_is_ready_and_scanned(tmp_path: Path, capsys: pytest.CaptureFixture[str], row: Any) -> None:
-    path = _jsonl(tmp_path, row, row)
+def test_the_fixed_file_is_ready_and_scanned(tmp_path: Path, row: Any) -> None:
+    path = write_data(tmp_path, [row, row])
     before = path.read_bytes()
-    code, answer = _data(capsys, path, "--fix", "out.jsonl")
+    code, answer = _data(path, "--fix", "out.jsonl")
     assert (code, answer["data"]["fix"]["rows"], answer["data"]["fix"]["left_out"]) == (0, 1, {"duplicate": 1})
     assert answer["next"] == ["skill-train data out.jsonl"]
     assert path.read_bytes() == before
-    code, again = _data(capsys, tmp_path / "out.jsonl")
+    code, again = _data(tmp_path / "out.jsonl")
     assert (code, again["data"]["methods"]["sft"]["verdict"], again["data"]["not_read"]) == (0, "ready", [])
     assert again["data"]["example"] == answer["data"]["example"]
     assert dataset.scan(Recipe(data="out.jsonl")).rows == 1
@@ -105,13 +103,11 @@ BROKEN = [
 
 
 @pytest.mark.parametrize(("line", "kind"), BROKEN, ids=[f"{b[1]} {n}" for n, b in enumerate(BROKEN)])
-def test_a_row_that_training_refuses_is_counted_with_its_line(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], line: bytes, kind: str
-) -> None:
+def test_a_row_that_training_refuses_is_counted_with_its_line(tmp_path: Path, line: bytes, kind: str) -> None:
     path = tmp_path / "rows.jsonl"
     whole = [json.dumps({"messages": [TURNS[0], {"role": "assistant", "content": str(n)}]}).encode() for n in range(3)]
     path.write_bytes(whole[0] + b"\n\n" + line + whole[1] + b"\n" + line + whole[2])
-    code, answer = _data(capsys, path)
+    code, answer = _data(path)
     count = answer["data"]["problems"][kind]
     assert (code, count["rows"], count["refused"], count["lines"]) == (2, 2, 2, [3, 5])
     assert (answer["data"]["rows"], answer["data"]["usable_rows"]) == (5, 3)
@@ -128,24 +124,22 @@ def test_a_row_that_training_refuses_is_counted_with_its_line(
     with pytest.raises(SkillTrainError) as told:  # with a folder as its model, tokens are counted too
         dataset.scan(Recipe(model=str(tmp_path), data="rows.jsonl"))
     assert (expected if other_encoding else f" --model {tmp_path} --fix ") in told.value.hint
-    code, answer = _data(capsys, path, "--fix", "rows.fixed.jsonl")
+    code, answer = _data(path, "--fix", "rows.fixed.jsonl")
     assert (code, answer["data"]["fix"]["rows"], answer["data"]["fix"]["left_out"]) == (0, 3, {kind: 2})
     assert (tmp_path / "rows.fixed.jsonl").read_bytes() == b"\n".join(whole) + b"\n"
     assert dataset.scan(Recipe(data="rows.fixed.jsonl")).rows == 3
 
 
 @pytest.mark.parametrize("suffix", ["jsonl", "csv"])
-def test_what_looks_like_personal_data_is_told_with_its_lines(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], suffix: str
-) -> None:
+def test_what_looks_like_personal_data_is_told_with_its_lines(tmp_path: Path, suffix: str) -> None:
     """A warning: whether it may be trained on, and where, is for its owner to say. The rows stay usable."""
-    said = ["4", "write to jane.doe@example.org", "4", "call +49 170 1234567"]
+    texts = ["4", "write to jane.doe@example.org", "4", "call +49 170 1234567"]
     path = tmp_path / f"rows.{suffix}"
-    rows = [{"prompt": f"{n} of 4?", "completion": text} for n, text in enumerate(said)]
+    rows = [{"prompt": f"{n} of 4?", "completion": text} for n, text in enumerate(texts)]
     header = "prompt,completion\n" if suffix == "csv" else ""
     written = [",".join(row.values()) if suffix == "csv" else json.dumps(row) for row in rows]
     path.write_text(header + "".join(f"{line}\n" for line in written))
-    code, answer = _data(capsys, path)
+    code, answer = _data(path)
     count, first = answer["data"]["problems"]["personal_data"], 2 + (suffix == "csv")
     assert (code, count["rows"], count["refused"], count["lines"]) == (0, 2, 0, [first, first + 2])
     (warning,) = [one for one in answer["warnings"] if one["code"] == "personal_data"]
@@ -153,51 +147,47 @@ def test_what_looks_like_personal_data_is_told_with_its_lines(
     assert answer["data"]["usable_rows"] == 4
 
 
-def test_many_problems_keep_their_count_and_ten_lines(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = _jsonl(tmp_path, {"text": "Once."}, *({"text": ""} for _ in range(30)))
-    count = _data(capsys, path)[1]["data"]["problems"]["empty"]
+def test_many_problems_keep_their_count_and_ten_lines(tmp_path: Path) -> None:
+    path = write_data(tmp_path, [{"text": "Once."}, *({"text": ""} for _ in range(30))])
+    count = _data(path)[1]["data"]["problems"]["empty"]
     assert (count["rows"], count["refused"], count["lines"]) == (30, 30, list(range(2, 12)))
 
 
-def test_odd_orders_are_counted_and_not_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_odd_orders_are_counted_and_not_refused(tmp_path: Path) -> None:
     rows = [{"messages": m} for m in (TURNS, TURNS[::-1], [*TURNS, TURNS[0]], TOOLS)]
-    code, answer = _data(capsys, _jsonl(tmp_path, *rows))
+    code, answer = _data(write_data(tmp_path, rows))
     count = answer["data"]["problems"]["wrong_role_order"]
     assert (code, count["rows"], count["refused"], count["lines"]) == (0, 2, 0, [2, 3])
 
 
 @pytest.mark.parametrize("name", ["table.csv", "table.tsv", "table.parquet", "bom.jsonl", "list.json", "saved"])
-def test_every_kind_of_file_is_looked_at(tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str) -> None:
+def test_every_kind_of_file_is_looked_at(tmp_path: Path, name: str) -> None:
     rows = [{"question": f"{n}, once?", "answer": f"„{n}”"} for n in range(3)]
     _write(tmp_path / name, rows)
-    code, answer = _data(capsys, tmp_path / name, "--fix", "out.jsonl")
+    code, answer = _data(tmp_path / name, "--fix", "out.jsonl")
     assert (code, answer["data"]["rows"], answer["data"]["format"]["name"]) == (0, 3, "question_answer")
     assert answer["data"]["columns"] == {"question": "text", "answer": "text"}
     written = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text(encoding="utf-8").splitlines()]
     assert written == rows
 
 
-def test_an_empty_file_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_empty_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "rows.jsonl").write_text("\n")
-    code, answer = _data(capsys, tmp_path / "rows.jsonl")
+    code, answer = _data(tmp_path / "rows.jsonl")
     assert (code, answer["error"]["code"]) == (2, "empty_dataset")
 
 
-def test_a_file_without_a_whole_row_is_refused_with_its_problems(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_file_without_a_whole_row_is_refused_with_its_problems(tmp_path: Path) -> None:
     (tmp_path / "rows.jsonl").write_text("x\ny\n")
-    code, answer = _data(capsys, tmp_path / "rows.jsonl")
+    code, answer = _data(tmp_path / "rows.jsonl")
     assert (code, answer["error"]["code"]) == (2, "bad_row")
     assert answer["data"]["problems"]["broken_json"]["lines"] == [1, 2]
     assert answer["data"]["problems"]["empty"] is None
     assert answer["data"]["unknown"]["empty"]
 
 
-def test_what_no_tokenizer_counted_is_unknown_with_the_reason(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    data = _data(capsys, _jsonl(tmp_path, {"text": "x" * 100}))[1]["data"]
+def test_what_no_tokenizer_counted_is_unknown_with_the_reason(tmp_path: Path) -> None:
+    data = _data(write_data(tmp_path, [{"text": "x" * 100}]))[1]["data"]
     assert (data["problems"]["truncated"], data["problems"]["fully_masked"]) == (None, None)
     assert "--model" in data["unknown"]["truncated"]
     assert (data["tokens"]["counted"], data["tokens"]["mean"]) == (False, [21.0, 52.0])
@@ -214,88 +204,84 @@ def test_what_no_tokenizer_counted_is_unknown_with_the_reason(
         ({"question": "q", "better": "a", "worse": "b"}, "reward", 0),
     ],
 )
-def test_the_method_decides_the_exit_code(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], row: Any, method: str, code: int
-) -> None:
-    got, answer = _data(capsys, _jsonl(tmp_path, row), "--method", method)
+def test_the_method_decides_the_exit_code(tmp_path: Path, row: Any, method: str, code: int) -> None:
+    got, answer = _data(write_data(tmp_path, [row]), "--method", method)
     assert got == code
     if code:
         assert answer["error"]["code"] == "wrong_columns"
         hint = answer["error"]["hint"]  # to no method that is not trained either
         assert hint == "skill-train data rows.jsonl --method sft" or hint.startswith("another dataset; this one is")
     else:
-        fixed = _data(capsys, tmp_path / "rows.jsonl", "--method", method, "--fix", "out.jsonl")
+        fixed = _data(tmp_path / "rows.jsonl", "--method", method, "--fix", "out.jsonl")
         assert fixed[0] == 0
-        again = _data(capsys, tmp_path / "out.jsonl", "--method", method)
+        again = _data(tmp_path / "out.jsonl", "--method", method)
         assert (again[0], again[1]["data"]["methods"][method]["verdict"]) == (0, "ready")
 
 
-def test_a_guess_is_called_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    code, answer = _data(capsys, _jsonl(tmp_path, {"Frage": "q", "Antwort": "a"}))
+def test_a_guess_is_called_one(tmp_path: Path) -> None:
+    code, answer = _data(write_data(tmp_path, [{"Frage": "q", "Antwort": "a"}]))
     assert code == 0
     assert [warning["code"] for warning in answer["warnings"]] == ["guessed_mapping", "needs_mapping"]
 
 
-def test_a_column_that_the_first_row_lacks_is_not_forgotten(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_column_that_the_first_row_lacks_is_not_forgotten(tmp_path: Path) -> None:
     """With the mapping of the first row alone every system message would be dropped."""
-    path = _jsonl(tmp_path, {"conversations": SPOKEN}, {"conversations": SPOKEN, "system": "Count."})
-    data = _data(capsys, path, "--fix", "out.jsonl")[1]["data"]
+    path = write_data(tmp_path, [{"conversations": SPOKEN}, {"conversations": SPOKEN, "system": "Count."}])
+    data = _data(path, "--fix", "out.jsonl")[1]["data"]
     both = {"conversations": "conversations", "system": "system"}
     assert (data["methods"]["sft"]["verdict"], data["format"]["columns"], data["not_read"]) == ("ready", both, [])
     assert dataset.scan(Recipe(data=str(path))).columns == both
     assert dataset.scan(Recipe(data="out.jsonl")).columns == both
 
 
-def test_a_first_row_of_other_columns_does_not_decide(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    code, answer = _data(capsys, _jsonl(tmp_path, {"text": "header"}, {"messages": TURNS}, {"messages": TOOLS}))
+def test_a_first_row_of_other_columns_does_not_decide(tmp_path: Path) -> None:
+    code, answer = _data(write_data(tmp_path, [{"text": "header"}, {"messages": TURNS}, {"messages": TOOLS}]))
     assert (code, answer["data"]["format"]["name"]) == (2, "messages")
     assert answer["data"]["problems"]["missing_column"]["lines"] == [1]
-    code, answer = _data(capsys, _jsonl(tmp_path, {"text": "header"}, ALPACA, ALPACA))
+    code, answer = _data(write_data(tmp_path, [{"text": "header"}, ALPACA, ALPACA]))
     assert answer["data"]["methods"]["sft"]["recipe"] == [
         "format: instruction", "columns: {instruction: instruction, output: output, input: input}",
     ]  # fmt: skip
 
 
 @pytest.mark.parametrize("name", ["rows.jsonl", "old.jsonl", "out.csv"])
-def test_an_output_is_never_overwritten(tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str) -> None:
-    path = _jsonl(tmp_path, {"text": "Once."})
+def test_an_output_is_never_overwritten(tmp_path: Path, name: str) -> None:
+    path = write_data(tmp_path, [{"text": "Once."}])
     (tmp_path / "old.jsonl").write_text("mine")
     before = {file.name: file.read_bytes() for file in tmp_path.iterdir()}
-    code, answer = _data(capsys, path, "--fix", name)
+    code, answer = _data(path, "--fix", name)
     assert (code, answer["error"]["code"]) == (2, "bad_usage" if name == "out.csv" else "output_exists")
     assert {file.name: file.read_bytes() for file in tmp_path.iterdir()} == before
 
 
-def test_a_link_to_the_input_is_no_output(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = _jsonl(tmp_path, {"text": "Once."})
+def test_a_link_to_the_input_is_no_output(tmp_path: Path) -> None:
+    path = write_data(tmp_path, [{"text": "Once."}])
     (tmp_path / "link.jsonl").symlink_to(path)
-    assert _data(capsys, path, "--fix", "link.jsonl")[0] == 2
+    assert _data(path, "--fix", "link.jsonl")[0] == 2
     assert path.read_text() == '{"text": "Once."}\n'
 
 
-def test_nothing_usable_writes_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    code, answer = _data(capsys, _jsonl(tmp_path, {"text": " "}, {"text": ""}), "--fix", "out.jsonl")
+def test_nothing_usable_writes_nothing(tmp_path: Path) -> None:
+    code, answer = _data(write_data(tmp_path, [{"text": " "}, {"text": ""}]), "--fix", "out.jsonl")
     assert (code, answer["error"]["code"]) == (2, "bad_row")
     assert [file.name for file in tmp_path.iterdir()] == ["rows.jsonl"]
 
 
-def test_the_same_file_gives_the_same_answer_of_at_most_8_kb(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_same_file_gives_the_same_answer_of_at_most_8_kb(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     rows = [json.dumps({f"column {n}": "x" * 300 for n in range(60)} | {"messages": TURNS}) for _ in range(40)]
     path.write_text("\n".join([*rows, *(line.decode("latin-1") for line, _ in BROKEN)]), encoding="latin-1")
-    first, second = (_text(capsys, path)[1] for _ in range(2))
+    first, second = (called("data", os.path.relpath(path), "--format", "json").stdout for _ in range(2))
     assert first == second
     assert len(first.encode()) <= MAX_JSON_BYTES
 
 
-def test_a_person_sees_the_same(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = _jsonl(tmp_path, {"messages": TURNS}, {"messages": []})
-    code, text = _text(capsys, path, form="human")
-    assert code == 2
+def test_a_person_sees_the_same(tmp_path: Path) -> None:
+    path = write_data(tmp_path, [{"messages": TURNS}, {"messages": []}])
+    done = called("data", os.path.relpath(path), "--format", "human")
+    assert done.code == 2
     for words in ("rows.jsonl: 2 rows", "impossible", "empty", "2 to 5 bytes a token", "⟦4⟧"):
-        assert words in text, words
+        assert words in done.stdout, words
 
 
 @pytest.mark.slow
@@ -309,45 +295,12 @@ def test_memory_does_not_grow_with_the_rows(tmp_path: Path) -> None:
             for number in range(count):
                 turns = [{"role": "user", "content": f"{number} or not?"}, {"role": "assistant", "content": "x" * 90}]
                 file.write(json.dumps({"messages": turns}) + "\n")
-        peaks.append(_peak_mb("data", str(path)))
+        peaks.append(peak_mb("data", str(path)))
     assert abs(peaks[1] - peaks[0]) < 4, peaks
 
 
-PEAK = """
-import sys
-from skill_train.cli import main
-from skill_train.core.memory import peak_memory_bytes
-try:
-    main(sys.argv[1:])
-finally:
-    print(peak_memory_bytes() / (1 << 20), file=sys.stderr)
-"""
-
-
-def _peak_mb(*arguments: str) -> float:
-    done = subprocess.run(
-        [sys.executable, "-c", PEAK, *arguments], capture_output=True, text=True, env=dict(os.environ)
-    )
-    assert done.returncode == 0, done.stderr
-    return float(done.stderr.splitlines()[-1])
-
-
-def _data(capsys: pytest.CaptureFixture[str], path: Path, *options: str) -> tuple[int, dict[str, Any]]:
-    code, text = _text(capsys, path, *options)
-    return code, json.loads(text)
-
-
-def _text(capsys: pytest.CaptureFixture[str], path: Path, *options: str, form: str = "json") -> tuple[int, str]:
-    with pytest.raises(SystemExit) as ended:
-        main(["data", os.path.relpath(path), *options, "--format", form])
-    assert isinstance(ended.value.code, int)
-    return ended.value.code, capsys.readouterr().out
-
-
-def _jsonl(folder: Path, *rows: dict[str, Any]) -> Path:
-    path = folder / "rows.jsonl"
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    return path
+def _data(path: Path, *options: str) -> tuple[int, dict[str, Any]]:
+    return answered("data", os.path.relpath(path), *options)
 
 
 def _write(path: Path, rows: list[dict[str, str]]) -> None:

@@ -9,12 +9,13 @@ from typing import Any
 
 import pytest
 
-from skill_train.cli import main
+from one_command import answered
 from skill_train.core.errors import UsageError
 from skill_train.data import scan as dataset
 from skill_train.facts import DatasetFacts
 from skill_train.program.examples import to_example
 from skill_train.recipe.fields import Recipe, from_dict, recipe_hash
+from training import write_data
 
 TURNS = [{"role": "user", "content": "2+2?"}, {"role": "assistant", "content": "4"}]
 SPOKEN = [{"from": "human", "value": "2+2?"}, {"from": "gpt", "value": "4"}]
@@ -38,17 +39,17 @@ IDS = [f"{next(iter(row))} {next(iter(extra))}" for row, extra, _ in TABLE]
 
 @pytest.mark.parametrize(("row", "extra", "wanted"), TABLE, ids=IDS)
 def test_a_column_that_only_a_later_row_has_is_read(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], row: dict[str, Any], extra: dict[str, Any], wanted: str
+    tmp_path: Path, row: dict[str, Any], extra: dict[str, Any], wanted: str
 ) -> None:
     (column,) = extra
-    path = _jsonl(tmp_path, row, row | {"id": 1}, row | extra)
+    path = write_data(tmp_path, [row, row | {"id": 1}, row | extra])
     facts = _scan(path)
     assert facts.columns[wanted] == column
     assert column in facts.reason and column in facts.column_names
-    assert facts.text_bytes == 2 * (_scan(_jsonl(tmp_path, row)).text_bytes or 0) + (
-        _scan(_jsonl(tmp_path, row | extra)).text_bytes or 0
+    assert facts.text_bytes == 2 * (_scan(write_data(tmp_path, [row])).text_bytes or 0) + (
+        _scan(write_data(tmp_path, [row | extra])).text_bytes or 0
     )
-    answer = _data(capsys, _jsonl(tmp_path, row, row | {"id": 1}, row | extra))["data"]
+    answer = _data(write_data(tmp_path, [row, row | {"id": 1}, row | extra]))["data"]
     assert (answer["format"]["name"], answer["format"]["columns"]) == (facts.format, facts.columns)
     assert (answer["methods"]["sft"]["verdict"], answer["not_read"]) == ("ready", ["id"])
     assert answer["format"]["because"] == facts.reason
@@ -59,7 +60,7 @@ def test_the_order_of_the_rows_does_not_matter(
     tmp_path: Path, row: dict[str, Any], extra: dict[str, Any], wanted: str
 ) -> None:
     orders = ([row, row | extra], [row | extra, row])
-    first, second = (_scan(_jsonl(tmp_path, *rows)) for rows in orders)
+    first, second = (_scan(write_data(tmp_path, rows)) for rows in orders)
     assert (first.columns, first.reason) == (second.columns, second.reason)
     hashes = {recipe_hash({"columns": facts.columns, "data": "d"}, {}) for facts in (first, second)}
     assert len(hashes) == 1
@@ -68,46 +69,46 @@ def test_the_order_of_the_rows_does_not_matter(
 def test_two_that_come_one_after_the_other_are_both_read(tmp_path: Path) -> None:
     rows = [ALPACA, ALPACA | {"system": "Count."}, ALPACA | {"input": "2 2"}]
     both = {"instruction": "instruction", "output": "output", "input": "input", "system": "system"}
-    assert _scan(_jsonl(tmp_path, *rows)).columns == both
-    assert list(_scan(_jsonl(tmp_path, *rows)).columns) == list(both)
+    assert _scan(write_data(tmp_path, rows)).columns == both
+    assert list(_scan(write_data(tmp_path, rows)).columns) == list(both)
 
 
-def test_the_usual_name_wins_over_another_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_usual_name_wins_over_another_one(tmp_path: Path) -> None:
     rows = [ALPACA, ALPACA | {"context": "2 2"}, ALPACA | {"input": "2 2", "context": ""}]
-    facts = _scan(_jsonl(tmp_path, *rows))
+    facts = _scan(write_data(tmp_path, rows))
     assert facts.columns["input"] == "input"
-    assert _data(capsys, _jsonl(tmp_path, *rows))["data"]["format"]["columns"] == facts.columns
+    assert _data(write_data(tmp_path, rows))["data"]["format"]["columns"] == facts.columns
 
 
 def test_rows_that_are_not_chosen_add_nothing(tmp_path: Path) -> None:
-    path = _jsonl(tmp_path, ALPACA, ALPACA | {"input": "2 2"})
+    path = write_data(tmp_path, [ALPACA, ALPACA | {"input": "2 2"}])
     assert "input" not in _scan(path, split="train[:1]").columns
 
 
-def test_a_format_without_a_mapping_reads_them_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = _jsonl(tmp_path, ALPACA | {"prompt": "a"}, ALPACA | {"input": "2 2"})
+def test_a_format_without_a_mapping_reads_them_too(tmp_path: Path) -> None:
+    path = write_data(tmp_path, [ALPACA | {"prompt": "a"}, ALPACA | {"input": "2 2"}])
     facts = _scan(path, format="instruction")
     assert (facts.columns["input"], facts.reason) == ("input", "said in the recipe")
     (tmp_path / "recipe.yaml").write_text("format: instruction\ndata: rows.jsonl\nmodel: m\n")
-    answer = _data(capsys, path, "--recipe", str(tmp_path / "recipe.yaml"))
+    answer = _data(path, "--recipe", str(tmp_path / "recipe.yaml"))
     assert answer["data"]["format"]["columns"] == facts.columns
 
 
-def test_a_mapping_in_the_recipe_is_the_whole_mapping(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_mapping_in_the_recipe_is_the_whole_mapping(tmp_path: Path) -> None:
     """It may name an optional column that the first row lacks; one that no row has is a slip of the pen."""
     rows = [ALPACA, ALPACA | {"input": "2 2", "system": "Count.", "hint": "no"}]
-    said = {"instruction": "instruction", "output": "output"}
-    asked = {"format": "instruction", "columns": said}
-    assert _scan(_jsonl(tmp_path, *rows), **asked).columns == said
-    asked["columns"] = said | {"input": "hint"}
-    assert _scan(_jsonl(tmp_path, *rows), **asked).columns == asked["columns"]
-    asked["columns"] = said | {"input": "inptu"}
+    columns = {"instruction": "instruction", "output": "output"}
+    values = {"format": "instruction", "columns": columns}
+    assert _scan(write_data(tmp_path, rows), **values).columns == columns
+    values["columns"] = columns | {"input": "hint"}
+    assert _scan(write_data(tmp_path, rows), **values).columns == values["columns"]
+    values["columns"] = columns | {"input": "inptu"}
     with pytest.raises(UsageError, match="no column 'inptu'") as caught:
-        _scan(_jsonl(tmp_path, *rows), **asked)
+        _scan(write_data(tmp_path, rows), **values)
     assert caught.value.code == "wrong_columns"
     recipe = tmp_path / "recipe.json"
-    recipe.write_text(json.dumps(asked | {"data": "rows.jsonl", "model": "m"}))
-    answer = _data(capsys, tmp_path / "rows.jsonl", "--recipe", str(recipe))
+    recipe.write_text(json.dumps(values | {"data": "rows.jsonl", "model": "m"}))
+    answer = _data(tmp_path / "rows.jsonl", "--recipe", str(recipe))
     assert answer["error"]["code"] == "wrong_columns"
 
 
@@ -115,35 +116,33 @@ def test_a_mapping_names_what_the_format_has(tmp_path: Path) -> None:
     """A misspelt key would be a column that nobody reads."""
     columns = {"instruction": "instruction", "output": "output", "inputs": "input"}
     with pytest.raises(UsageError, match="did you mean 'input'") as caught:
-        _scan(_jsonl(tmp_path, ALPACA | {"input": "2 2"}), format="instruction", columns=columns)
+        _scan(write_data(tmp_path, [ALPACA | {"input": "2 2"}]), format="instruction", columns=columns)
     assert (caught.value.code, caught.value.expected) == ("bad_recipe", "instruction, output, input, system")
 
 
 def test_a_plan_is_still_that_of_its_data(tmp_path: Path) -> None:
     """The mapping travels in the plan, and the data is read again with it."""
-    path = _jsonl(tmp_path, ALPACA, ALPACA | {"input": "2 2"})
+    path = write_data(tmp_path, [ALPACA, ALPACA | {"input": "2 2"}])
     facts = _scan(path)
     again = _scan(path, format=facts.format, columns=facts.columns)
     assert (again.columns, again.fingerprint) == (facts.columns, facts.fingerprint)
 
 
-def test_the_usable_copy_keeps_what_only_later_rows_have(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = _jsonl(tmp_path, ALPACA, ALPACA | {"input": "2 2"}, ALPACA | {"input": "3 1"})
-    _data(capsys, path, "--fix", "out.jsonl")
+def test_the_usable_copy_keeps_what_only_later_rows_have(tmp_path: Path) -> None:
+    path = write_data(tmp_path, [ALPACA, ALPACA | {"input": "2 2"}, ALPACA | {"input": "3 1"}])
+    _data(path, "--fix", "out.jsonl")
     written = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
     assert [row["input"] for row in written] == [None, "2 2", "3 1"]
     columns = dataset.scan(Recipe(data="out.jsonl")).columns
-    said = [to_example(row, "instruction", columns)["messages"][0]["content"] for row in written]
-    assert said == ["Add", "Add\n\n2 2", "Add\n\n3 1"]
+    questions = [to_example(row, "instruction", columns)["messages"][0]["content"] for row in written]
+    assert questions == ["Add", "Add\n\n2 2", "Add\n\n3 1"]
 
 
-def test_more_kinds_of_rows_than_are_told_apart_hide_no_column(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_more_kinds_of_rows_than_are_told_apart_hide_no_column(tmp_path: Path) -> None:
     """13 columns that are text or null make 8192 kinds of rows."""
     wide = ({f"c{bit}": "x" if number >> bit & 1 else None for bit in range(13)} for number in range(5000))
-    path = _jsonl(tmp_path, *(ALPACA | row for row in wide), ALPACA | {"input": "2 2"})
-    assert _data(capsys, path)["data"]["format"]["columns"] == _scan(path).columns
+    path = write_data(tmp_path, [*(ALPACA | row for row in wide), ALPACA | {"input": "2 2"}])
+    assert _data(path)["data"]["format"]["columns"] == _scan(path).columns
     assert _scan(path).columns["input"] == "input"
 
 
@@ -151,14 +150,5 @@ def _scan(path: Path, **values: Any) -> DatasetFacts:
     return dataset.scan(from_dict({"model": "m", "data": str(path), **values}))
 
 
-def _data(capsys: pytest.CaptureFixture[str], path: Path, *options: str) -> dict[str, Any]:
-    with pytest.raises(SystemExit):
-        main(["data", os.path.relpath(path), *options, "--format", "json"])
-    answer: dict[str, Any] = json.loads(capsys.readouterr().out)
-    return answer
-
-
-def _jsonl(folder: Path, *rows: dict[str, Any]) -> Path:
-    path = folder / "rows.jsonl"
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    return path
+def _data(path: Path, *options: str) -> dict[str, Any]:
+    return answered("data", os.path.relpath(path), *options)[1]

@@ -5,13 +5,10 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import io
 import json
 import os
-import struct
 import subprocess
 import sys
-import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,7 +16,9 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from skill_train.cli import main
+from one_command import answered
+from peak_memory import peak_mb
+from picture_bytes import encoded, header
 from skill_train.core.errors import UsageError
 from skill_train.data import scan as dataset
 from skill_train.data.row_pictures import RowPictures, problem_of
@@ -34,55 +33,39 @@ from skill_train.recipe.fields import Recipe, from_dict
 RED, BLUE = (255, 0, 0), (0, 0, 255)
 
 
-def _content(image: Image.Image, kind: str = "PNG", **options: Any) -> bytes:
-    file = io.BytesIO()
-    image.save(file, kind, **options)
-    return file.getvalue()
-
-
 def _picture(colour: Any = RED, mode: str = "RGB", size: tuple[int, int] = (40, 30)) -> Image.Image:
     return Image.new(mode, size, colour)
 
 
-def _png(width: int, height: int) -> bytes:
-    """The header of a PNG file, with hardly a pixel behind it."""
-    parts = {b"IHDR": struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0), b"IDAT": zlib.compress(b"0"), b"IEND": b""}
-    chunks = (
-        struct.pack(">I", len(body)) + name + body + struct.pack(">I", zlib.crc32(name + body))
-        for name, body in parts.items()
-    )
-    return b"\x89PNG\r\n\x1a\n" + b"".join(chunks)
-
-
 def _animated(kind: str) -> bytes:
-    return _content(_picture(), kind, save_all=True, append_images=[_picture(BLUE)])
+    return encoded(_picture(), kind, save_all=True, append_images=[_picture(BLUE)])
 
 
 FILES = {
-    "a.png": _content(_picture()),
-    "b.png": _content(_picture(BLUE)),
+    "a.png": encoded(_picture()),
+    "b.png": encoded(_picture(BLUE)),
     "empty.png": b"",
     "text.png": b"I am a text",
-    "postscript.png": _content(_picture(), "EPS"),
-    "cut.png": _content(Image.effect_noise((64, 64), 50))[:900],
-    "cut.jpg": _content(Image.effect_noise((64, 64), 50), "JPEG")[:900],
-    "bomb.png": _png(60_000, 60_000),
-    "map.png": _png(12_000, 12_000),
-    "line.png": _png(2010, 10),
+    "postscript.png": encoded(_picture(), "EPS"),
+    "cut.png": encoded(Image.effect_noise((64, 64), 50))[:900],
+    "cut.jpg": encoded(Image.effect_noise((64, 64), 50), "JPEG")[:900],
+    "bomb.png": header(60_000, 60_000),
+    "map.png": header(12_000, 12_000),
+    "line.png": header(2010, 10),
     "film.gif": _animated("GIF"),
     "film.webp": _animated("WEBP"),
     "pages.tiff": _animated("TIFF"),
-    "numbers.tiff": _content(_picture(70_000, "I"), "TIFF"),
-    "real.tiff": _content(_picture(0.5, "F"), "TIFF"),
+    "numbers.tiff": encoded(_picture(70_000, "I"), "TIFF"),
+    "real.tiff": encoded(_picture(0.5, "F"), "TIFF"),
     "drawing.svg": b'<svg xmlns="http://www.w3.org/2000/svg" width="10" height="10"></svg>',
     "photo.heic": b"\0\0\0\x18ftypheic\0\0\0\0mif1heic" + bytes(100),
     "pointer.png": b"version https://git-lfs.github.com/spec/v1\noid sha256:ab\nsize 12\n",
     "page.jpg": b"<!DOCTYPE html><html>404</html>",
-    "none.png": _png(0, 0),
-    "one.gif": _content(_picture(), "GIF"),
-    "one.tiff": _content(_picture(), "TIFF"),
-    "grey16.png": _content(Image.new("I;16", (40, 30), 30_000)),
-    "dot.png": _content(_picture(BLUE)),
+    "none.png": header(0, 0),
+    "one.gif": encoded(_picture(), "GIF"),
+    "one.tiff": encoded(_picture(), "TIFF"),
+    "grey16.png": encoded(Image.new("I;16", (40, 30), 30_000)),
+    "dot.png": encoded(_picture(BLUE)),
 }
 URI = "data:image/png;base64," + base64.b64encode(FILES["a.png"]).decode()
 
@@ -184,20 +167,18 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_a_bad_picture_is_refused_with_line_and_file(
-    folder: Path, capsys: pytest.CaptureFixture[str], name: str
-) -> None:
+def test_a_bad_picture_is_refused_with_line_and_file(folder: Path, name: str) -> None:
     row, problem, words = BAD[name]
     good = _talks("What?", ["a.png"]) if "messages" in row else _asks("a.png")
     good = {column.replace("images", "image") if "image" in row else column: each for column, each in good.items()}
     _write(folder, [good, {**good, "more": 1}, row])
     before = sorted(folder.rglob("*"))
-    code, answer = _data(capsys, "rows.jsonl")
-    found = answer["data"]["problems"][problem]
-    assert (code, found["lines"], found["refused"]) == (2, [3], 1), answer
-    assert words in found["first"] and "line 3" in answer["error"]["message"]
+    code, answer = answered("data", "rows.jsonl")
+    count = answer["data"]["problems"][problem]
+    assert (code, count["lines"], count["refused"]) == (2, [3], 1), answer
+    assert words in count["first"] and "line 3" in answer["error"]["message"]
     assert answer["data"]["pictures"]["count"] == 2 and sorted(folder.rglob("*")) == before
-    code, answer = _data(capsys, "rows.jsonl", "--fix", "fixed.jsonl")
+    code, answer = answered("data", "rows.jsonl", "--fix", "fixed.jsonl")
     assert (code, answer["data"]["fix"]["left_out"]) == (0, {problem: 1, "duplicate": 1}), answer
     assert dataset.scan(Recipe(data="fixed.jsonl"), pictures=True).images == 1
 
@@ -246,13 +227,13 @@ def test_two_columns_of_one_name_are_refused(folder: Path) -> None:
     assert dataset.scan(Recipe(data="rows.csv"), pictures=True).rows == 1
 
 
-def test_a_folder_with_two_tables_is_refused(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_folder_with_two_tables_is_refused(folder: Path) -> None:
     """`datasets` 5.2 refuses two kinds of tables too."""
     row = {"file_name": "a.png", "question": "q", "answer": "x"}
     for name in ("metadata.jsonl", "metadata.csv", "train/metadata.jsonl"):
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_text(json.dumps(row) if name.endswith("l") else "file_name,question,answer\na.png,q,x\n")
-    code, answer = _data(capsys, str(folder))
+    code, answer = answered("data", str(folder))
     assert (code, answer["error"]["code"]) == (2, "unreadable_dataset")
     assert "metadata.jsonl, metadata.csv, train/metadata.jsonl" in answer["error"]["expected"]
     with pytest.raises(UsageError, match="several tables of pictures"):
@@ -260,7 +241,7 @@ def test_a_folder_with_two_tables_is_refused(folder: Path, capsys: pytest.Captur
 
 
 @pytest.mark.parametrize("place", ["", "train/"])
-def test_a_name_in_a_table_needs_no_ending(folder: Path, capsys: pytest.CaptureFixture[str], place: str) -> None:
+def test_a_name_in_a_table_needs_no_ending(folder: Path, place: str) -> None:
     """`datasets` 5.2 reads each file that the table names as a picture. Outside a table it is a text."""
     rows = [{"file_name": name, "question": "q", "answer": "x"} for name in ("scan 1", "scan-2")]
     lines = "".join(json.dumps(row) + "\n" for row in rows)
@@ -271,10 +252,10 @@ def test_a_name_in_a_table_needs_no_ending(folder: Path, capsys: pytest.CaptureF
     assert dataset.scan(Recipe(data="rows.jsonl"), pictures=True).images == 0
     (folder / place / "metadata.jsonl").write_text(lines)
     assert dataset.scan(Recipe(data=str(folder)), pictures=True).images == 2
-    code, answer = _data(capsys, str(folder))
+    code, answer = answered("data", str(folder))
     assert (code, answer["data"]["pictures"]["count"]) == (0, 2)
     (folder / place / "scan-2").unlink()
-    code, answer = _data(capsys, str(folder))
+    code, answer = answered("data", str(folder))
     assert (code, answer["data"]["problems"]["missing_picture"]["lines"]) == (2, [2])
 
 
@@ -318,9 +299,7 @@ def test_the_fingerprint_of_a_folder_of_pictures_stays(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("images", ["file_name", "image"])
-def test_pictures_in_two_columns_of_a_table_are_refused(
-    folder: Path, capsys: pytest.CaptureFixture[str], images: str
-) -> None:
+def test_pictures_in_two_columns_of_a_table_are_refused(folder: Path, images: str) -> None:
     """`file_name` becomes `image` in `datasets`, which the table has already: one of both would be read."""
     row = {"file_name": "a.png", "image": "b.png", "question": "q", "answer": "x"}
     (folder / "metadata.jsonl").write_text(json.dumps(row) + "\n")
@@ -329,15 +308,15 @@ def test_pictures_in_two_columns_of_a_table_are_refused(
         with pytest.raises(UsageError, match="has the columns file_name and image") as caught:
             dataset.scan(recipe, pictures=True)
         assert caught.value.code == "unreadable_dataset"
-    code, answer = _data(capsys, str(folder))
+    code, answer = answered("data", str(folder))
     assert (code, answer["error"]["code"]) == (2, "unreadable_dataset")
     (folder / "metadata.jsonl").write_text(json.dumps(row | {"image": "a.png"}) + "\n")
     assert dataset.scan(Recipe(data=str(folder)), pictures=True).images == 1
 
 
-def test_nothing_is_written_where_no_row_is_good(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_nothing_is_written_where_no_row_is_good(folder: Path) -> None:
     _write(folder, [BAD[name][0] for name in ("no such file", "half a PNG", "a bomb")])
-    code, answer = _data(capsys, "rows.jsonl", "--fix", "fixed.jsonl")
+    code, answer = answered("data", "rows.jsonl", "--fix", "fixed.jsonl")
     assert code == 2 and answer["error"]["code"] == "bad_row"
     assert answer["error"]["got"] == "1 bad_picture, 1 large_picture, 1 missing_picture"
     assert not (folder / "fixed.jsonl").exists()
@@ -351,11 +330,9 @@ def test_nothing_is_written_where_no_row_is_good(folder: Path, capsys: pytest.Ca
         ({"text": "<image> A cat on a mat."}, "more places for pictures"),
     ],
 )
-def test_captions_ask_nothing(
-    folder: Path, capsys: pytest.CaptureFixture[str], row: dict[str, Any], words: str
-) -> None:
+def test_captions_ask_nothing(folder: Path, row: dict[str, Any], words: str) -> None:
     _write(folder, [row] * 3)
-    code, answer = _data(capsys, "rows.jsonl")
+    code, answer = answered("data", "rows.jsonl")
     assert code == 2 and words in json.dumps(answer), answer
     with pytest.raises(UsageError):
         dataset.scan(Recipe(data="rows.jsonl"), pictures=True)
@@ -535,16 +512,14 @@ DIGESTS = [[hashlib.sha256(FILES[name]).hexdigest()] for name, _ in SHOWN]
 
 
 @pytest.mark.parametrize("name", SOURCES)
-def test_every_source_gives_the_same_rows_and_pictures(
-    folder: Path, capsys: pytest.CaptureFixture[str], name: str
-) -> None:
+def test_every_source_gives_the_same_rows_and_pictures(folder: Path, name: str) -> None:
     data = SOURCES[name](folder)
     facts = dataset.scan(Recipe(data=data), pictures=True)
     assert _as_trained(data, facts.format, facts.columns) == (TURNS, DIGESTS)
     sizes = [len(FILES[name]) for name, _ in SHOWN]
     assert (facts.rows, facts.images, facts.most_images, facts.image_bytes) == (3, 3, 1, sum(sizes))
     assert (facts.image_pixels, facts.largest_image) == (3 * 40 * 30, (40, 30))
-    code, answer = _data(capsys, data, "--fix", "fixed.jsonl")
+    code, answer = answered("data", data, "--fix", "fixed.jsonl")
     assert code == 0 and answer["data"]["pictures"]["count"] == 3, answer
     assert answer["data"]["problems"]["repeated_picture"] == {
         "rows": 1,
@@ -572,35 +547,33 @@ def _as_trained(data: str, data_format: str, columns: dict[str, str]) -> tuple[l
 
 
 @pytest.mark.parametrize("places", ["before\n<image>\n<image>\n\nafter <image>", "<image>", "a <IMAGE> b"])
-def test_a_fixed_file_has_the_pictures_in_their_places(
-    folder: Path, capsys: pytest.CaptureFixture[str], places: str
-) -> None:
+def test_a_fixed_file_has_the_pictures_in_their_places(folder: Path, places: str) -> None:
     count = places.lower().count("<image>")
     _write(folder, [_asks(["a.png", "b.png", "a.png"][:count], places)])
     columns = {"question": "question", "answer": "answer", "images": "image"}
     before = _as_trained("rows.jsonl", "question_answer", columns)
-    assert _data(capsys, "rows.jsonl", "--fix", "fixed.jsonl")[0] == 0
+    assert answered("data", "rows.jsonl", "--fix", "fixed.jsonl")[0] == 0
     assert _as_trained("fixed.jsonl", "question_answer", columns | {"images": "images"}) == before
 
 
-def test_a_fixed_file_lies_where_its_paths_stay_inside(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_fixed_file_lies_where_its_paths_stay_inside(folder: Path) -> None:
     _jsonl(folder)
     (folder / "in").mkdir()
-    code, answer = _data(capsys, "rows.jsonl", "--fix", "in/fixed.jsonl")
+    code, answer = answered("data", "rows.jsonl", "--fix", "in/fixed.jsonl")
     assert (code, answer["error"]["code"]) == (2, "bad_usage") and list((folder / "in").iterdir()) == []
-    code, answer = _data(capsys, "rows.jsonl", "--fix", "../fixed.jsonl")
+    code, answer = answered("data", "rows.jsonl", "--fix", "../fixed.jsonl")
     assert code == 0 and '"images": ["data/a.png"]' in (folder.parent / "fixed.jsonl").read_text()
 
 
-def test_the_first_picture_may_come_late(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_first_picture_may_come_late(folder: Path) -> None:
     rows = [_asks(None)] * 3 + [{"question": "What?", "answer": "A cat."}] * 250 + [_asks("a.png")]
     _write(folder, rows)
     facts = dataset.scan(Recipe(data="rows.jsonl"), pictures=True)
     assert (facts.rows, facts.images, facts.columns["images"]) == (254, 1, "image")
-    code, answer = _data(capsys, "rows.jsonl")
+    code, answer = answered("data", "rows.jsonl")
     assert (code, answer["data"]["pictures"]["count"]) == (0, 1)
     _write(folder, rows[3:])  # no column of the first rows hints at it
-    code, answer = _data(capsys, "rows.jsonl")
+    code, answer = answered("data", "rows.jsonl")
     assert (code, answer["data"]["pictures"]["count"]) == (0, 1)
     _write(folder, [*rows[3:], _asks("x.png")])
     with pytest.raises(UsageError, match=r"line 252 of rows.jsonl: x.png does not exist"):
@@ -611,15 +584,15 @@ def test_a_recipe_names_the_column(folder: Path) -> None:
     rows = [{"Foto": "a.png", "mask": "b.png", "q": "What?", "a": "A cat."}]
     _write(folder, rows)
     columns = {"question": "q", "answer": "a", "images": "Foto"}
-    wanted = {"model": "m", "data": "rows.jsonl", "format": "question_answer"}
-    facts = dataset.scan(from_dict(wanted | {"columns": columns}), pictures=True)
+    values = {"model": "m", "data": "rows.jsonl", "format": "question_answer"}
+    facts = dataset.scan(from_dict(values | {"columns": columns}), pictures=True)
     assert (facts.images, facts.columns) == (1, columns)
     with pytest.raises(UsageError, match="has no column 'images'"):
-        dataset.scan(from_dict(wanted | {"columns": columns}))
+        dataset.scan(from_dict(values | {"columns": columns}))
     without = {"question": "q", "answer": "a"}
-    assert dataset.scan(from_dict(wanted | {"columns": without}), pictures=True).images == 0
+    assert dataset.scan(from_dict(values | {"columns": without}), pictures=True).images == 0
     with pytest.raises(UsageError, match="no column 'Bild' in any row"):
-        dataset.scan(from_dict(wanted | {"columns": without | {"images": "Bild"}}), pictures=True)
+        dataset.scan(from_dict(values | {"columns": without | {"images": "Bild"}}), pictures=True)
 
 
 @pytest.mark.parametrize("beside", [{"image_id": 7}, {"file_name": "a.png"}, {"coco_url": "https://e.org/a.png"}])
@@ -628,23 +601,23 @@ def test_what_only_tells_which_picture_it_is_may_stand_beside(folder: Path, besi
     assert dataset.scan(Recipe(data="rows.jsonl"), pictures=True).columns["images"] == "image"
 
 
-def test_traits_are_no_problems(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_traits_are_no_problems(folder: Path) -> None:
     exif = Image.Exif()
     exif[0x0112] = 6
     pictures = {
-        "rotated.jpg": _content(_picture(), "JPEG", exif=exif),
-        "grey.png": _content(_picture(9, "L")),
-        "grey16.png": _content(_picture(9, "I;16")),
-        "ink.tiff": _content(_picture((0, 0, 0, 0), "CMYK"), "TIFF"),
-        "clear.png": _content(_picture((0, 0, 0, 0), "RGBA")),
-        "shades.png": _content(_picture((9, 9), "LA")),
-        "small.webp": _content(_picture(), "WEBP"),
-        "dot.png": _content(_picture(size=(1, 1))),
+        "rotated.jpg": encoded(_picture(), "JPEG", exif=exif),
+        "grey.png": encoded(_picture(9, "L")),
+        "grey16.png": encoded(_picture(9, "I;16")),
+        "ink.tiff": encoded(_picture((0, 0, 0, 0), "CMYK"), "TIFF"),
+        "clear.png": encoded(_picture((0, 0, 0, 0), "RGBA")),
+        "shades.png": encoded(_picture((9, 9), "LA")),
+        "small.webp": encoded(_picture(), "WEBP"),
+        "dot.png": encoded(_picture(size=(1, 1))),
     }
     for name, content in pictures.items():
         (folder / name).write_bytes(content)
     _write(folder, [_asks(name) for name in pictures])
-    code, answer = _data(capsys, "rows.jsonl")
+    code, answer = answered("data", "rows.jsonl")
     traits = {name: answer["data"]["pictures"][name] for name in ("rotated", "grey", "cmyk", "transparent")}
     assert (code, traits) == (0, {"rotated": 1, "grey": 3, "cmyk": 1, "transparent": 2})
     assert [name for name, count in answer["data"]["problems"].items() if count and count["rows"]] == []
@@ -653,7 +626,7 @@ def test_traits_are_no_problems(folder: Path, capsys: pytest.CaptureFixture[str]
 def test_the_largest_picture_is_upright(folder: Path) -> None:
     exif = Image.Exif()
     exif[0x0112] = 6
-    (folder / "large.jpg").write_bytes(_content(_picture(size=(200, 100)), "JPEG", exif=exif))
+    (folder / "large.jpg").write_bytes(encoded(_picture(size=(200, 100)), "JPEG", exif=exif))
     _write(folder, [_asks(["a.png", "large.jpg"]), _asks("b.png")])
     facts = dataset.scan(Recipe(data="rows.jsonl"), pictures=True)
     assert (facts.largest_image, facts.most_images, facts.images) == ((100, 200), 2, 3)
@@ -661,9 +634,9 @@ def test_the_largest_picture_is_upright(folder: Path) -> None:
     assert facts.text_bytes == 2 * len("What is it?A cat.")
 
 
-def test_text_alone_has_no_pictures(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_text_alone_has_no_pictures(folder: Path) -> None:
     _write(folder, [{"question": "What is \ufffc in Unicode?", "answer": "A mark."}])
-    code, answer = _data(capsys, "rows.jsonl")
+    code, answer = answered("data", "rows.jsonl")
     assert code == 0 and "pictures" not in answer["data"]
     assert dataset.scan(Recipe(data="rows.jsonl")).images is None
     _write(folder, [{"messages": _talks("What is \ufffc in Unicode?")["messages"]}])
@@ -676,10 +649,10 @@ def test_what_the_first_rows_of_the_hub_show(folder: Path) -> None:
     """Their pictures are bytes. A path leads nowhere there."""
     recipe = Recipe(data="me/pictures")
     rows = [_asks({"bytes": FILES[name], "path": name}) for name in ("a.png", "b.png")]
-    found = dataset.first_format(recipe, rows, pictures=True)
-    assert found.columns["images"] == "image"
+    mapping = dataset.first_format(recipe, rows, pictures=True)
+    assert mapping.columns["images"] == "image"
     facts = dataset.scan(Recipe(data=_jsonl(folder)), pictures=True)
-    of_ten = dataset.dataclasses.replace(facts, rows=10, columns=found.columns)
+    of_ten = dataset.dataclasses.replace(facts, rows=10, columns=mapping.columns)
     estimate = dataset.with_text_of(of_ten, recipe, tuple(rows), FirstPictures(10, 1), None)
     assert (estimate.images, estimate.image_bytes) == (10, 5 * (len(FILES["a.png"]) + len(FILES["b.png"])))
     with pytest.raises(UsageError, match=r"line 1 of me/pictures: a.png has no folder"):
@@ -705,17 +678,6 @@ def test_a_picture_is_read_and_decoded_once(folder: Path) -> None:
     assert list(pictures.repeated()) == list(range(2, 1000))
 
 
-PEAK = """
-import sys
-from skill_train.cli import main
-from skill_train.core.memory import peak_memory_bytes
-try:
-    main(sys.argv[1:])
-finally:
-    print(peak_memory_bytes() / (1 << 20), file=sys.stderr)
-"""
-
-
 @pytest.mark.torture
 def test_memory_does_not_grow_with_the_pictures(folder: Path) -> None:
     """Twice the rows take hardly more. Measured 46 to 56 MB at 100, 200 and 800 thousand."""
@@ -724,10 +686,7 @@ def test_memory_does_not_grow_with_the_pictures(folder: Path) -> None:
         with open(folder / f"{count}.jsonl", "w") as file:
             for number in range(count):
                 file.write(json.dumps(_asks("b.png" if number % 3 else "a.png", f"What is {number}?")) + "\n")
-        program = [sys.executable, "-c", PEAK, "data", f"{count}.jsonl"]
-        done = subprocess.run(program, capture_output=True, text=True, env=dict(os.environ), cwd=folder)
-        assert done.returncode == 0, done.stderr
-        peaks.append(float(done.stderr.splitlines()[-1]))
+        peaks.append(peak_mb("data", f"{count}.jsonl"))
     assert peaks[1] - peaks[0] < 12, peaks
 
 
@@ -758,10 +717,3 @@ def test_large_pictures_in_parquet_are_read_a_few_at_a_time(folder: Path) -> Non
 def _write(folder: Path, rows: list[dict[str, Any]]) -> str:
     (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     return "rows.jsonl"
-
-
-def _data(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, dict[str, Any]]:
-    with pytest.raises(SystemExit) as ended:
-        main(["data", *words, "--format", "json"])
-    assert isinstance(ended.value.code, int)
-    return ended.value.code, json.loads(capsys.readouterr().out)

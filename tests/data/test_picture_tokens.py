@@ -14,7 +14,7 @@ from PIL import Image
 import tiny
 import tiny_vision
 import training
-from skill_train.cli import main
+from one_command import answered
 from skill_train.data import scan as dataset
 from skill_train.program.events import Refused
 from skill_train.program.main import load_data
@@ -45,10 +45,10 @@ def _asks(image: Any, question: str = "What is it?") -> dict[str, Any]:
 ROWS = [_asks(["a.png"]), _asks(["b.png"]), _asks(["a.png", "b.png"]), _asks(None)]
 
 
-def test_the_tokens_of_pictures_are_counted(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_tokens_of_pictures_are_counted(folder: Path) -> None:
     """By hand: a token of Qwen2-VL is a square of 28 pixels: 140 x 140 are 5 x 5, and 280 x 140 are 10 x 5."""
     training.write_data(folder, ROWS)
-    code, answer = _data(capsys, "rows.jsonl", "--model", str(tiny_vision.cached("qwen2-vl")))
+    code, answer = answered("data", "rows.jsonl", "--model", str(tiny_vision.cached("qwen2-vl")))
     pictures, tokens = answer["data"]["pictures"], answer["data"]["tokens"]
     assert code == 0 and tokens["counted"], answer
     assert (pictures["longest_tokens"], pictures["mean_tokens"]) == (75, (25 + 50 + 75 + 0) / 4)
@@ -57,31 +57,29 @@ def test_the_tokens_of_pictures_are_counted(folder: Path, capsys: pytest.Capture
     assert answer["next"] == [f"skill-train plan --data rows.jsonl --model {tiny_vision.cached('qwen2-vl')}"]
 
 
-def test_a_row_that_ends_inside_of_a_picture_is_refused(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_row_that_ends_inside_of_a_picture_is_refused(folder: Path) -> None:
     """By hand: 4 tokens, 25 of the first picture, 2 between them, 50 of the second: the last is the 81st."""
     training.write_data(folder, ROWS)
     words = ("--model", str(tiny_vision.cached("qwen2-vl")), "--max-length", "80")
-    code, answer = _data(capsys, "rows.jsonl", *words)
+    code, answer = answered("data", "rows.jsonl", *words)
     assert code == 2 and answer["data"]["problems"]["picture_cut"]["lines"] == [3], answer
-    code, answer = _data(capsys, "rows.jsonl", *words, "--fix", "fixed.jsonl")
+    code, answer = answered("data", "rows.jsonl", *words, "--fix", "fixed.jsonl")
     assert (code, answer["data"]["fix"]["left_out"]) == (0, {"picture_cut": 1})
-    code, answer = _data(capsys, "fixed.jsonl", *words)
+    code, answer = answered("data", "fixed.jsonl", *words)
     assert code == 0 and answer["data"]["problems"]["picture_cut"]["rows"] == 0
-    code, answer = _data(capsys, "rows.jsonl", *words[:3], "81")
+    code, answer = answered("data", "rows.jsonl", *words[:3], "81")
     problems = answer["data"]["problems"]
     assert code == 2 and (problems["fully_masked"]["lines"], problems["picture_cut"]["rows"]) == ([3], 0)
 
 
 @pytest.mark.parametrize("kind", ["gemma3", "smolvlm"])
-def test_other_families_count_too(folder: Path, capsys: pytest.CaptureFixture[str], kind: str) -> None:
+def test_other_families_count_too(folder: Path, kind: str) -> None:
     training.write_data(folder, ROWS)
-    code, answer = _data(capsys, "rows.jsonl", "--model", str(tiny_vision.cached(kind)))
+    code, answer = answered("data", "rows.jsonl", "--model", str(tiny_vision.cached(kind)))
     assert code == 0 and answer["data"]["pictures"]["longest_tokens"] > 0, answer
 
 
-def test_a_text_model_refuses_pictures_and_a_family_that_is_not_trained_too(
-    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_text_model_refuses_pictures_and_a_family_that_is_not_trained_too(folder: Path, tmp_path: Path) -> None:
     training.write_data(folder, ROWS)
     other = tmp_path / "other"
     other.mkdir()
@@ -90,13 +88,13 @@ def test_a_text_model_refuses_pictures_and_a_family_that_is_not_trained_too(
     config = json.loads((other / "config.json").read_text())
     (other / "config.json").write_text(json.dumps(config | {"model_type": "another_vl"}))
     for model in (tiny.cached("gemma"), other):
-        code, answer = _data(capsys, "rows.jsonl", "--model", str(model))
+        code, answer = answered("data", "rows.jsonl", "--model", str(model))
         assert code == 2 and "trains on text only" in answer["error"]["message"], answer
 
 
-def test_a_vision_model_trains_on_text_too(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_vision_model_trains_on_text_too(folder: Path) -> None:
     training.write_data(folder, [{"question": "What is it?", "answer": "A cat."}])
-    code, answer = _data(capsys, "rows.jsonl", "--model", str(tiny_vision.cached("qwen2-vl")))
+    code, answer = answered("data", "rows.jsonl", "--model", str(tiny_vision.cached("qwen2-vl")))
     assert code == 0 and answer["data"]["tokens"]["counted"] and "pictures" not in answer["data"], answer
 
 
@@ -154,13 +152,6 @@ def _loaded(folder: Path, rows: list[dict[str, Any]]) -> Any:
     return load_data(recipe, tokenizer, None, Pictures(recipe, tokenizer, picture_folder(str(path))))
 
 
-def _data(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, dict[str, Any]]:
-    with pytest.raises(SystemExit) as ended:
-        main(["data", *words, "--format", "json"])
-    assert isinstance(ended.value.code, int)
-    return ended.value.code, json.loads(capsys.readouterr().out)
-
-
 def test_the_fingerprint_covers_the_pictures_that_rows_name(tmp_path: Path) -> None:
     """By hand: SHA-256 of the digest of the rows, a space, and the digest over the digests of both files."""
     import hashlib
@@ -186,20 +177,16 @@ def test_the_fingerprint_covers_the_pictures_that_rows_name(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("command", ["data", "plan"])
-def test_without_pillow_the_package_is_named(
-    command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_pillow_the_package_is_named(command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import sys
 
     Image.new("RGB", (30, 20), "red").save(tmp_path / "0.png")
     messages = [{"role": "user", "content": "What?"}, {"role": "assistant", "content": "red"}]
     training.write_data(tmp_path, [{"images": ["0.png"], "messages": messages}])
-    monkeypatch.chdir(tmp_path)
     monkeypatch.setitem(sys.modules, "PIL", None)
     words = {"data": ["data", "rows.jsonl"], "plan": ["plan", "--data", "rows.jsonl", "--model"]}[command]
     if command == "plan":
         words.append(str(tiny_vision.cached("gemma3")))
-    with pytest.raises(SystemExit) as end:
-        main([*words, "--format", "json"])
-    error = json.loads(capsys.readouterr().out)["error"]
-    assert (end.value.code, error["code"]) == (7, "missing_package") and "skill-train[vision]" in error["hint"]
+    code, answer = answered(*words)
+    error = answer["error"]
+    assert (code, error["code"]) == (7, "missing_package") and "skill-train[vision]" in error["hint"]

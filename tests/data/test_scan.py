@@ -14,6 +14,7 @@ from skill_train.data import scan as dataset
 from skill_train.facts import DatasetFacts
 from skill_train.program.rows import iter_rows
 from skill_train.recipe.fields import Recipe, from_dict
+from training import write_data
 
 TURNS = [{"role": "user", "content": "2+2?"}, {"role": "assistant", "content": "4"}]
 SPOKEN = [{"from": "human", "value": "2+2?"}, {"from": "gpt", "value": "4"}]
@@ -76,7 +77,7 @@ TABLE: list[tuple[str, dict[str, Any], str, dict[str, str]]] = [
 def test_the_format_is_found_from_the_columns(
     tmp_path: Path, row: dict[str, Any], data_format: str, columns: dict[str, str]
 ) -> None:
-    facts = _scan(_jsonl(tmp_path, row))
+    facts = _scan(write_data(tmp_path, [row]))
     assert (facts.format, facts.columns, facts.rows) == (data_format, columns, 1)
     assert facts.column_names == tuple(row)
     assert all(column in facts.reason for column in columns.values())
@@ -84,22 +85,22 @@ def test_the_format_is_found_from_the_columns(
 
 def test_a_mapping_in_the_recipe_is_taken_and_said(tmp_path: Path) -> None:
     columns = {"prompt": "Frage", "completion": "Antwort"}
-    path = _jsonl(tmp_path, {"Frage": "2+2?", "Antwort": "4", "text": "not this"})
+    path = write_data(tmp_path, [{"Frage": "2+2?", "Antwort": "4", "text": "not this"}])
     facts = _scan(path, format="prompt_completion", columns=columns)
     assert (facts.format, facts.columns, facts.reason) == ("prompt_completion", columns, "said in the recipe")
 
 
 def test_a_format_in_the_recipe_finds_its_columns(tmp_path: Path) -> None:
-    facts = _scan(_jsonl(tmp_path, GOOD | {"text": "Once."}), format="text")
+    facts = _scan(write_data(tmp_path, [GOOD | {"text": "Once."}]), format="text")
     assert (facts.format, facts.columns) == ("text", {"text": "text"})
 
 
 def test_columns_without_a_format_are_refused(tmp_path: Path) -> None:
-    assert _refused(_jsonl(tmp_path, GOOD), columns={"text": "messages"}).code == "bad_recipe"
+    assert _refused(write_data(tmp_path, [GOOD]), columns={"text": "messages"}).code == "bad_recipe"
 
 
 def test_a_column_that_is_not_there_is_refused(tmp_path: Path) -> None:
-    error = _refused(_jsonl(tmp_path, GOOD), format="text", columns={"text": "body"})
+    error = _refused(write_data(tmp_path, [GOOD]), format="text", columns={"text": "body"})
     assert error.code == "wrong_columns"
     assert "'body'" in error.message
     assert error.got == "messages"
@@ -109,20 +110,20 @@ def test_a_column_that_is_not_there_is_refused(tmp_path: Path) -> None:
     "row", [{"a": 1, "b": 2}, {"prompt": "no completion"}, {"messages": [1, 2]}, {"conversations": [1, 2]}]
 )
 def test_columns_that_fit_nothing_are_refused(tmp_path: Path, row: dict[str, Any]) -> None:
-    error = _refused(_jsonl(tmp_path, row))
+    error = _refused(write_data(tmp_path, [row]))
     assert (error.code, error.exit_code, error.got) == ("wrong_columns", 2, ", ".join(row))
     assert "messages | prompt, completion" in error.expected
 
 
 def test_preference_pairs_are_named_as_such(tmp_path: Path) -> None:
-    error = _refused(_jsonl(tmp_path, {"prompt": "2+2?", "chosen": "4", "rejected": "5"}))
+    error = _refused(write_data(tmp_path, [{"prompt": "2+2?", "chosen": "4", "rejected": "5"}]))
     assert error.code == "wrong_columns"
     assert "DPO" in error.message
     assert error.hint == f"keep the chosen answers: skill-train data {tmp_path / 'rows.jsonl'} --fix SFT.jsonl"
 
 
 def test_the_hint_for_preference_pairs_works(tmp_path: Path) -> None:
-    path = _jsonl(tmp_path, {"prompt": "2+2?", "chosen": "4", "rejected": "5"})
+    path = write_data(tmp_path, [{"prompt": "2+2?", "chosen": "4", "rejected": "5"}])
     facts = _scan(path, format="prompt_completion", columns={"prompt": "prompt", "completion": "chosen"})
     assert facts.rows == 1
 
@@ -162,7 +163,7 @@ def test_an_item_of_a_json_list_is_named(tmp_path: Path) -> None:
 
 
 def test_a_row_of_other_columns_is_named(tmp_path: Path) -> None:
-    error = _refused(_jsonl(tmp_path, GOOD, GOOD, {"text": "Once."}))
+    error = _refused(write_data(tmp_path, [GOOD, GOOD, {"text": "Once."}]))
     assert error.code == "wrong_columns"
     assert "line 3" in error.message
 
@@ -180,14 +181,14 @@ MALFORMED: list[tuple[str, dict[str, Any]]] = [
 
 def test_an_image_is_named_by_its_line(tmp_path: Path) -> None:
     image = {"messages": [{"role": "user", "content": [{"type": "image"}]}, TURNS[1]]}
-    error = _refused(_jsonl(tmp_path, GOOD, GOOD, image))
+    error = _refused(write_data(tmp_path, [GOOD, GOOD, image]))
     assert (error.code, error.exit_code) == ("not_text", 2)
     assert error.message.startswith(f"line 3 of {tmp_path / 'rows.jsonl'}: a part of type image contains an image")
 
 
 @pytest.mark.parametrize("row", [m[1] for m in MALFORMED], ids=[m[0] for m in MALFORMED])
 def test_a_malformed_row_is_named_by_its_line(tmp_path: Path, row: dict[str, Any]) -> None:
-    error = _refused(_jsonl(tmp_path, GOOD, GOOD, row))
+    error = _refused(write_data(tmp_path, [GOOD, GOOD, row]))
     assert (error.code, error.exit_code) == ("bad_row", 2)
     assert error.message.startswith(f"line 3 of {tmp_path / 'rows.jsonl'}: ")
     assert error.hint == f"skill-train data {tmp_path / 'rows.jsonl'} --fix {tmp_path / 'rows.fixed.jsonl'}"
@@ -195,13 +196,13 @@ def test_a_malformed_row_is_named_by_its_line(tmp_path: Path, row: dict[str, Any
 
 @pytest.mark.parametrize("row", [{"text": " "}, {"text": None}, {"text": 7}])
 def test_a_text_that_is_none_is_named_by_its_line(tmp_path: Path, row: dict[str, Any]) -> None:
-    error = _refused(_jsonl(tmp_path, {"text": "Once."}, row))
+    error = _refused(write_data(tmp_path, [{"text": "Once."}, row]))
     assert error.code == "bad_row"
     assert "line 2" in error.message
 
 
 def test_an_unknown_speaker_is_named(tmp_path: Path) -> None:
-    error = _refused(_jsonl(tmp_path, {"conversations": [*SPOKEN, {"from": "narrator", "value": "End."}]}))
+    error = _refused(write_data(tmp_path, [{"conversations": [*SPOKEN, {"from": "narrator", "value": "End."}]}]))
     assert error.code == "unknown_role"
     assert "narrator" in error.got
 
@@ -239,7 +240,7 @@ def test_every_kind_of_file_gives_the_same_rows(tmp_path: Path) -> None:
     import pyarrow.parquet
 
     rows = [{"prompt": f"{n}, once", "completion": f"„{n}”"} for n in range(3)]
-    _jsonl(tmp_path, *rows)
+    write_data(tmp_path, rows)
     (tmp_path / "bom.jsonl").write_bytes(b"\xef\xbb\xbf" + (tmp_path / "rows.jsonl").read_bytes())
     (tmp_path / "list.json").write_text(json.dumps(rows))
     (tmp_path / "inside.json").write_text(json.dumps({"version": 1, "data": rows}))
@@ -248,8 +249,8 @@ def test_every_kind_of_file_gives_the_same_rows(tmp_path: Path) -> None:
     pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "rows.parquet")
     for name in ("rows.jsonl", "bom.jsonl", "list.json", "inside.json", "rows.csv", "rows.tsv", "rows.parquet"):
         assert [row for _, row in iter_rows(str(tmp_path / name), split="train")] == rows, name
-        kept = _scan(tmp_path / name)
-        assert (kept.rows, kept.format) == (3, "prompt_completion"), name
+        facts = _scan(tmp_path / name)
+        assert (facts.rows, facts.format) == (3, "prompt_completion"), name
 
 
 def test_a_line_in_quotes_counts_its_own_lines(tmp_path: Path) -> None:
@@ -281,14 +282,14 @@ def test_one_file_with_windows_line_ends(tmp_path: Path) -> None:
     ],
 )
 def test_a_slice_takes_these_rows(tmp_path: Path, split: str, expected: Any) -> None:
-    path = _jsonl(tmp_path, *({"text": str(n)} for n in range(10)))
+    path = write_data(tmp_path, [{"text": str(n)} for n in range(10)])
     rows = [row["text"] for _, row in iter_rows(str(path), split=split)]
     assert rows == [str(n) for n in expected]
     assert _scan(path, split=split).rows == len(rows)
 
 
 def test_a_slice_keeps_the_line_numbers_of_the_file(tmp_path: Path) -> None:
-    path = _jsonl(tmp_path, *({"text": str(n)} for n in range(10)))
+    path = write_data(tmp_path, [{"text": str(n)} for n in range(10)])
     assert [line for line, _ in iter_rows(str(path), split="train[2:5]")] == [3, 4, 5]
 
 
@@ -296,14 +297,14 @@ def test_a_slice_keeps_the_line_numbers_of_the_file(tmp_path: Path) -> None:
     "split", ["train[5]", "train[-3:]", "train[:a]", "train[1:2", "a b", "", f"train[:{'9' * 5000}]"]
 )
 def test_a_slice_that_is_none_is_refused(tmp_path: Path, split: str) -> None:
-    recipe = Recipe(model="m", data=str(_jsonl(tmp_path, GOOD)), split=split)
+    recipe = Recipe(model="m", data=str(write_data(tmp_path, [GOOD])), split=split)
     with pytest.raises(UsageError) as caught:
         dataset.scan(recipe)
     assert (caught.value.code, caught.value.exit_code) == ("bad_split", 2)
 
 
 def test_a_slice_with_no_row_is_refused(tmp_path: Path) -> None:
-    error = _refused(_jsonl(tmp_path, GOOD), split="train[5:]")
+    error = _refused(write_data(tmp_path, [GOOD]), split="train[5:]")
     assert error.code == "empty_dataset"
 
 
@@ -311,7 +312,7 @@ def test_a_slice_with_no_row_is_refused(tmp_path: Path) -> None:
 
 
 def test_the_fingerprint_of_a_file_is_that_of_its_bytes(tmp_path: Path) -> None:
-    path = _jsonl(tmp_path, {"text": "a"}, {"text": "b"})
+    path = write_data(tmp_path, [{"text": "a"}, {"text": "b"}])
     assert _scan(path).fingerprint == hashlib.sha256(b'{"text": "a"}\n{"text": "b"}\n').hexdigest()
 
 
@@ -327,11 +328,11 @@ def test_the_fingerprint_of_a_folder_is_that_of_its_rows(tmp_path: Path) -> None
 
 
 def test_the_fingerprint_changes_with_the_rows(tmp_path: Path) -> None:
-    first = _scan(_jsonl(tmp_path, {"text": "a"}, {"text": "b"})).fingerprint
+    first = _scan(write_data(tmp_path, [{"text": "a"}, {"text": "b"}])).fingerprint
     (tmp_path / "moved").mkdir()
-    assert _scan(_jsonl(tmp_path / "moved", {"text": "a"}, {"text": "b"})).fingerprint == first
-    assert _scan(_jsonl(tmp_path, {"text": "b"}, {"text": "a"})).fingerprint != first
-    assert _scan(_jsonl(tmp_path, {"text": "a"})).fingerprint != first
+    assert _scan(write_data(tmp_path / "moved", [{"text": "a"}, {"text": "b"}])).fingerprint == first
+    assert _scan(write_data(tmp_path, [{"text": "b"}, {"text": "a"}])).fingerprint != first
+    assert _scan(write_data(tmp_path, [{"text": "a"}])).fingerprint != first
 
 
 # --- Sizes: figures counted by hand ---
@@ -349,13 +350,13 @@ SIZES: list[tuple[str, dict[str, Any], int, int]] = [
 
 @pytest.mark.parametrize(("row", "text_bytes", "turns"), [s[1:] for s in SIZES], ids=[s[0] for s in SIZES])
 def test_the_text_of_a_row_is_measured(tmp_path: Path, row: dict[str, Any], text_bytes: int, turns: int) -> None:
-    facts = _scan(_jsonl(tmp_path, row, row))
+    facts = _scan(write_data(tmp_path, [row, row]))
     assert (facts.text_bytes, facts.longest_text_bytes) == (2 * text_bytes, text_bytes)
     assert (facts.turns, facts.longest_turns) == (2 * turns, turns)
 
 
 def test_the_longest_row_is_found(tmp_path: Path) -> None:
-    facts = _scan(_jsonl(tmp_path, {"text": "ab"}, {"text": "abcde"}, {"text": "a"}))
+    facts = _scan(write_data(tmp_path, [{"text": "ab"}, {"text": "abcde"}, {"text": "a"}]))
     assert (facts.text_bytes, facts.longest_text_bytes) == (8, 5)
 
 
@@ -363,12 +364,6 @@ def test_half_a_surrogate_pair_is_refused_here_and_not_by_the_tokenizer(tmp_path
     (tmp_path / "rows.jsonl").write_text('{"text": "a"}\n{"text": "\\ud83d"}\n')
     error = _refused(tmp_path / "rows.jsonl")
     assert (error.code, "line 2" in error.message) == ("bad_row", True)
-
-
-def _jsonl(folder: Path, *rows: dict[str, Any]) -> Path:
-    path = folder / "rows.jsonl"
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    return path
 
 
 def _scan(path: Path, **values: Any) -> DatasetFacts:
@@ -391,7 +386,7 @@ def test_a_file_is_the_training_split_and_no_other(tmp_path: Path) -> None:
 
 
 def test_a_mapped_row_is_left_out_with_the_recipe_that_maps_it(tmp_path: Path) -> None:
-    path = _jsonl(tmp_path, {"q": "2+2?", "a": "4"}, {"q": "", "a": "4"})
+    path = write_data(tmp_path, [{"q": "2+2?", "a": "4"}, {"q": "", "a": "4"}])
     error = _refused(path, format="question_answer", columns={"question": "q", "answer": "a"})
     assert error.code == "bad_row"
     assert f"skill-train data --recipe RECIPE {path} --fix " in error.hint

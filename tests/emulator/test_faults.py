@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import textwrap
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,24 +15,10 @@ from hub_emulator import ALWAYS, Fault, Hub, JobFault, faults
 pytestmark = pytest.mark.slow
 
 hf = pytest.importorskip("huggingface_hub")
-constants = pytest.importorskip("huggingface_hub.constants")
 errors = pytest.importorskip("huggingface_hub.errors")
 
 SLEEP = "import time; print('begun', flush=True); time.sleep(60)"
 CREATE, INSPECT = "POST /api/jobs/me$", r"GET /api/jobs/me/[0-9a-f]{24}$"
-
-
-@pytest.fixture
-def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)  # set for all other tests
-    with Hub(tmp_path / "hub") as server:
-        yield server
-    assert server.unknown == []
-
-
-@pytest.fixture
-def api(hub: Hub) -> Any:
-    return hf.HfApi(endpoint=hub.endpoint, token=hub.token)
 
 
 def _submit(api: Any, program: str = "print('hello')", **more: Any) -> Any:
@@ -148,13 +134,13 @@ def test_late_answers_and_answers_in_drops(hub: Hub, api: Any) -> None:
 def test_the_schedule_counts_calls(hub: Hub, api: Any) -> None:
     """The second and the third of the five."""
     hub.faults.add("GET /api/whoami", Fault(503), call=2, times=2)
-    seen = []
+    answers = []
     for _ in range(5):
         try:
-            seen.append(api.whoami()["name"])
+            answers.append(api.whoami()["name"])
         except errors.HfHubHTTPError as error:
-            seen.append(str(error.response.status_code))
-    assert seen == ["me", "503", "503", "me", "me"]
+            answers.append(str(error.response.status_code))
+    assert answers == ["me", "503", "503", "me", "me"]
     assert hub.faults.struck == ["GET /api/whoami-v2: 503"] * 2
 
 

@@ -5,36 +5,26 @@ from __future__ import annotations
 import json
 import subprocess
 import textwrap
-import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from hub_emulator import Fault, Hub
+from waiting import wait_until
 
 pytestmark = pytest.mark.slow
 
 hf = pytest.importorskip("huggingface_hub")
-constants = pytest.importorskip("huggingface_hub.constants")
 errors = pytest.importorskip("huggingface_hub.errors")
 
 SLEEP = "import time; print('begun', flush=True); time.sleep(60)"
 
 
 @pytest.fixture
-def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)  # set for all other tests
-    with Hub(tmp_path / "hub") as server:
-        server.jobs.grace_seconds = 0.5
-        yield server
-    assert server.unknown == []
-
-
-@pytest.fixture
-def api(hub: Hub) -> Any:
-    return hf.HfApi(endpoint=hub.endpoint, token=hub.token)
+def hub(hub: Hub) -> Hub:
+    hub.jobs.grace_seconds = 0.5
+    return hub
 
 
 def _run(api: Any, program: str, **more: Any) -> Any:
@@ -49,13 +39,6 @@ def _wait(api: Any, job: Any, seconds: float = 20) -> Any:
 
 def _logs(api: Any, job: Any, **more: Any) -> list[str]:
     return list(api.fetch_job_logs(job_id=job.id, namespace="me", **more))
-
-
-def _until(condition: Any, seconds: float = 10) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.02)
 
 
 # --- One job ---
@@ -78,12 +61,12 @@ def test_a_job_has_its_own_environment_only(hub: Hub, api: Any, monkeypatch: pyt
     program = "import os, json; print(json.dumps(dict(os.environ)))"
     job = _run(api, program, env={"FOO": "bar"}, secrets={"KEY": "value"}, flavor="t4-small")
     _wait(api, job)
-    seen = json.loads(_logs(api, job)[0])
+    environment = json.loads(_logs(api, job)[0])
     added = {"LC_CTYPE", "PWD", "SHLVL", "_", "__CF_USER_TEXT_ENCODING"}  # by Python or the system
     own = {"PATH", "HOME", "HF_ENDPOINT", "JOB_ID", "ACCELERATOR", "CPU_CORES", "MEMORY"}
-    assert set(seen) - added == own | {"FOO", "KEY"}
-    assert (seen["HF_ENDPOINT"], seen["JOB_ID"], seen["CPU_CORES"]) == (hub.endpoint, job.id, "4")
-    assert seen["HOME"].startswith(str(hub.folder))
+    assert set(environment) - added == own | {"FOO", "KEY"}
+    assert (environment["HF_ENDPOINT"], environment["JOB_ID"], environment["CPU_CORES"]) == (hub.endpoint, job.id, "4")
+    assert environment["HOME"].startswith(str(hub.folder))
 
 
 def test_a_job_uses_the_hub_with_its_secret(hub: Hub, api: Any) -> None:
@@ -104,9 +87,9 @@ def test_secrets_are_nowhere_but_in_the_job(hub: Hub, api: Any, folder: Path) ->
     listed = [vars(j) for j in api.list_jobs(namespace="me")]
     again = api.rerun_job(job_id=job.id, namespace="me")
     _wait(api, again)
-    kept = [p.read_bytes().decode(errors="replace") for p in hub.folder.rglob("*") if p.is_file()]
+    texts = [p.read_bytes().decode(errors="replace") for p in hub.folder.rglob("*") if p.is_file()]
     records = [repr(hub.log), repr(hub.jobs.all), repr(listed), repr(api.inspect_job(job_id=job.id, namespace="me"))]
-    for text in (*kept, *records, repr(hub.faults.struck)):
+    for text in (*texts, *records, repr(hub.faults.struck)):
         assert secret not in text
         assert hub.token not in text
     assert api.inspect_job(job_id=job.id, namespace="me").secrets == ["HF_TOKEN", "KEY"]
@@ -244,7 +227,7 @@ def test_what_a_running_job_has_written_can_be_seen(hub: Hub, api: Any) -> None:
     api.create_bucket("me/keep")
     program = "import pathlib, time; pathlib.Path('/keep/first').write_text('x'); time.sleep(60)"
     job = _run(api, program, volumes=[hf.Volume(type="bucket", source="me/keep", mount_path="/keep")])
-    _until(lambda: [f.path for f in api.list_bucket_tree("me/keep", recursive=True)] == ["first"])
+    wait_until(lambda: [f.path for f in api.list_bucket_tree("me/keep", recursive=True)] == ["first"], 10)
     assert api.inspect_job(job_id=job.id, namespace="me").status.stage == "RUNNING"
 
 
@@ -268,17 +251,17 @@ def test_nothing_of_a_job_stays_behind(hub: Hub, api: Any, seconds: str, stage: 
     job = api.run_job(image="x", command=command, namespace="me", timeout=1, attempts=3)
     done = _wait(api, job)
     assert (done.status.stage, done.status.message, hub.jobs.all[0].starts) == (stage, message, 1)
-    _until(lambda: not _alive(_logs(api, job)[0]), seconds=5)
+    wait_until(lambda: not _alive(_logs(api, job)[0]), 5)
 
 
 def _alive(pid: str) -> bool:
-    found = subprocess.run(["ps", "-o", "stat=", "-p", pid], capture_output=True, text=True).stdout.strip()
-    return found != "" and not found.startswith("Z")
+    state = subprocess.run(["ps", "-o", "stat=", "-p", pid], capture_output=True, text=True).stdout.strip()
+    return state != "" and not state.startswith("Z")
 
 
 def test_cancelling(hub: Hub, api: Any) -> None:
     job = _run(api, SLEEP)
-    _until(lambda: "begun" in hub.jobs.all[0].lines)
+    wait_until(lambda: "begun" in hub.jobs.all[0].lines, 10)
     with pytest.raises(TimeoutError):
         _wait(api, job, seconds=0.1)
     api.cancel_job(job_id=job.id, namespace="me")
@@ -331,7 +314,7 @@ def test_the_end_of_a_log(hub: Hub, api: Any) -> None:
 
 def test_metrics_of_a_running_job(hub: Hub, api: Any) -> None:
     job = _run(api, SLEEP, flavor="t4-small")
-    _until(lambda: "begun" in hub.jobs.all[0].lines)
+    wait_until(lambda: "begun" in hub.jobs.all[0].lines, 10)
     [sample] = api.fetch_job_metrics(job_id=job.id, namespace="me")
     assert sample["memory_total_bytes"] == 15_000_000_000
     api.cancel_job(job_id=job.id, namespace="me")
@@ -354,8 +337,8 @@ def test_jobs_are_found_by_label_and_stage_in_pages(hub: Hub, api: Any) -> None:
 
 def test_hardware_with_its_prices(hub: Hub, api: Any) -> None:
     """Prices: huggingface.co/docs/hub/jobs-pricing, 2026-08-22."""
-    found = {row.name: row for row in api.list_jobs_hardware()}
-    assert {str(flavor.value) for flavor in hf.JobHardware} == set(found)
-    assert found["t4-small"].unit_cost_usd * 60 == pytest.approx(0.40, abs=0.001)
-    eight = found["l40sx8"].accelerator
-    assert (eight.model, eight.quantity, eight.vram, found["cpu-basic"].accelerator) == ("L40S", "8", "384 GB", None)
+    hardware = {row.name: row for row in api.list_jobs_hardware()}
+    assert {str(flavor.value) for flavor in hf.JobHardware} == set(hardware)
+    assert hardware["t4-small"].unit_cost_usd * 60 == pytest.approx(0.40, abs=0.001)
+    eight = hardware["l40sx8"].accelerator
+    assert (eight.model, eight.quantity, eight.vram, hardware["cpu-basic"].accelerator) == ("L40S", "8", "384 GB", None)

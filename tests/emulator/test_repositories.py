@@ -10,7 +10,6 @@ import subprocess
 import sys
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,19 +23,6 @@ hf = pytest.importorskip("huggingface_hub")
 
 constants = pytest.importorskip("huggingface_hub.constants")
 errors = pytest.importorskip("huggingface_hub.errors")
-
-
-@pytest.fixture
-def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)  # set for all other tests
-    with Hub(tmp_path / "hub") as server:
-        yield server
-    assert server.unknown == []
-
-
-@pytest.fixture
-def api(hub: Hub) -> Any:
-    return hf.HfApi(endpoint=hub.endpoint, token=hub.token)
 
 
 @pytest.fixture

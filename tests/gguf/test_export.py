@@ -33,21 +33,13 @@ from skill_train.reference import load as reference
 from skill_train.run import export_record
 from skill_train.run.export_record import ExportRecord
 from skill_train.run.folder import StepResult
+from told import Warnings, quiet
 
 pytestmark = pytest.mark.slow
 
 # Bytes of a block and its weights, by hand from ggml-common.h: q8_0 is 32 int8 and an f16 scale.
 Q8_0_BYTES_PER_WEIGHT = (32 + 2) / 32
 IDS = [5, 17, 100, 42, 7, 300, 18, 9, 61, 250, 33, 400] * 4
-
-
-def quiet(done: float, total: float, text: str) -> None:
-    """A bar that nobody sees."""
-
-
-class Warnings(list[tuple[str, str]]):
-    def __call__(self, code: str, message: str) -> None:
-        self.append((code, message))
 
 
 def converted(model: Path, root: Path, *, outtype: str = "auto", name: str = "model") -> StepResult[ExportRecord]:

@@ -22,13 +22,10 @@ from skill_train.llama.gguf_header import read_gguf
 from skill_train.run.export_record import ExportedFile
 from skill_train.verify.check_header import check_types
 from skill_train.verify.thresholds import limits, mix_limits
+from told import quiet
 
 ROWS = [[(7 * number + 13 * place) % 600 + 20 for place in range(60)] for number in range(24)]
 TEXTS = RunTexts(ROWS[:18], ROWS[18:], "d" * 64, "all that the run keeps")
-
-
-def quiet(done: float, total: float, text: str) -> None:
-    """A bar that nobody sees."""
 
 
 # --- The choice ---
@@ -59,12 +56,12 @@ def test_the_choice_is_as_good_as_the_best_of_all_mixes_but_for_one_step() -> No
         least = best(elements, kls, most)
         if least is None:
             continue
-        found = mixing.choose(elements, kls, most)
-        assert found.n_bytes <= most
-        assert found.n_bytes == sum(mixing.bytes_of(elements[tensor], kind) for tensor, kind in found.types.items())
-        assert found.kl == pytest.approx(sum(kls[pair] for pair in found.types.items()))
+        choice = mixing.choose(elements, kls, most)
+        assert choice.n_bytes <= most
+        assert choice.n_bytes == sum(mixing.bytes_of(elements[tensor], kind) for tensor, kind in choice.types.items())
+        assert choice.kl == pytest.approx(sum(kls[pair] for pair in choice.types.items()))
         step = max(kls[tensor, one] - kls[tensor, other] for tensor in elements for one in kinds for other in kinds)
-        assert least <= found.kl <= least + step
+        assert least <= choice.kl <= least + step
 
 
 def test_a_matrix_that_minds_more_gets_more_bits() -> None:
@@ -72,8 +69,8 @@ def test_a_matrix_that_minds_more_gets_more_bits() -> None:
     kls = {("blk.0.attn_v.weight", "q4_k"): 1.0, ("blk.0.attn_v.weight", "q6_k"): 0.1,
            ("blk.0.ffn_up.weight", "q4_k"): 0.01, ("blk.0.ffn_up.weight", "q6_k"): 0.001}  # fmt: skip
     most = mixing.bytes_of(65536, "q4_k") + mixing.bytes_of(65536, "q6_k")
-    found = mixing.choose(elements, kls, most)
-    assert found.types == {"blk.0.attn_v.weight": "q6_k", "blk.0.ffn_up.weight": "q4_k"}
+    choice = mixing.choose(elements, kls, most)
+    assert choice.types == {"blk.0.attn_v.weight": "q6_k", "blk.0.ffn_up.weight": "q4_k"}
 
 
 def test_types_that_cannot_be_made_are_no_candidates() -> None:
@@ -86,12 +83,12 @@ def test_types_that_cannot_be_made_are_no_candidates() -> None:
 
 def test_what_was_not_measured_is_estimated_from_what_was() -> None:
     a, b, c = "blk.0.a.weight", "blk.0.b.weight", "blk.0.c.weight"
-    known = {(a, "q4_k"): 0.4, (a, "q6_k"): 0.1, (b, "q4_k"): 0.8}
-    wanted = {a: ["q4_k", "q6_k"], b: ["q4_k", "q6_k"], c: ["q4_k"]}
-    complete = mixing.completed(known, wanted)
+    kls = {(a, "q4_k"): 0.4, (a, "q6_k"): 0.1, (b, "q4_k"): 0.8}
+    kinds = {a: ["q4_k", "q6_k"], b: ["q4_k", "q6_k"], c: ["q4_k"]}
+    complete = mixing.completed(kls, kinds)
     assert complete[b, "q6_k"] == pytest.approx(0.2)  # a quarter, as of the other one
     assert complete[c, "q4_k"] == pytest.approx(0.8)  # as the most sensitive of the others
-    assert {pair: complete[pair] for pair in known} == known
+    assert {pair: complete[pair] for pair in kls} == kls
     only = mixing.completed({(a, "q4_k"): 0.4}, {a: ["q4_k", "q5_k"]})
     assert only[a, "q5_k"] == pytest.approx(0.1)  # one bit: a quarter
 
@@ -206,13 +203,13 @@ def test_a_call_that_was_ended_goes_on_where_it_was(root: Path, tmp_path: Path) 
     some = {"tensor": "blk.0.attn_q.weight", "kind": "q4_k", "kl": 123.0}
     with open(run / mix.FILE, "a") as file:
         file.write(json.dumps(some) + '\n{"tensor": "blk.0.attn')  # the kill came here
-    known = sensitivity.measured(none, quiet)
-    assert known == {("blk.0.attn_q.weight", "q4_k"): 123.0}
+    kls = sensitivity.measured(none, quiet)
+    assert kls == {("blk.0.attn_q.weight", "q4_k"): 123.0}
     # What the next call adds begins a line of its own: else both figures would be lost, and estimated.
     whole = "".join((run / mix.FILE).read_text().splitlines(keepends=True)[:2])
     for torn in (whole + '{"tensor": "blk.0.attn', whole.removesuffix("\n")):
         (run / mix.FILE).write_text(torn)
-        assert sensitivity.measured(none, quiet) == known and (run / mix.FILE).read_text() == whole
+        assert sensitivity.measured(none, quiet) == kls and (run / mix.FILE).read_text() == whole
     other = sensitivity.SensitivityRequest(**{**vars(none), "basis": sensitivity.Basis("other", "", "")})
     assert sensitivity.measured(other, quiet) == {}  # of another model: nothing is taken over
 

@@ -21,13 +21,10 @@ from skill_train.gguf.quality.texts import RunTexts
 from skill_train.llama.gguf_header import read_gguf
 from skill_train.run.export_record import ExportedFile
 from skill_train.verify.check_header import check_types
+from told import quiet
 
 ROWS = [[(7 * number + 13 * place) % 600 + 20 for place in range(60)] for number in range(24)]
 TEXTS = RunTexts(ROWS[:18], ROWS[18:], "d" * 64, "all that the run keeps")
-
-
-def quiet(done: float, total: float, text: str) -> None:
-    """A bar that nobody sees."""
 
 
 # --- The file ---

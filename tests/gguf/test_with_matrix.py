@@ -17,20 +17,12 @@ from skill_train.core.errors import UsageError
 from skill_train.gguf import importance, quantize
 from skill_train.gguf.quality.texts import RunTexts
 from skill_train.run.export_record import ExportRecord
+from told import Warnings, quiet
 
 pytestmark = pytest.mark.slow
 
 ROWS = [[(7 * number + 13 * place) % 600 + 20 for place in range(60)] for number in range(24)]
 TEXTS = RunTexts(ROWS[:18], ROWS[18:], "d" * 64, "all that the run keeps")
-
-
-def quiet(done: float, total: float, text: str) -> None:
-    """A bar that nobody sees."""
-
-
-class Warnings(list[tuple[str, str]]):
-    def __call__(self, code: str, message: str) -> None:
-        self.append((code, message))
 
 
 @pytest.fixture(scope="module")
@@ -194,6 +186,6 @@ def test_a_matrix_of_the_same_shape_but_another_file_is_said(root: Path, tmp_pat
     read = read_matrix(root / "imatrix.gguf")
     for model, words in (("0" * 64, "computed with another file"), ("", "does not say which model")):
         write_matrix(run / "imatrix.gguf", ImportanceMatrix(read.entries, [], 1, 512, model))
-        said = Warnings()
-        matrix_in(run, warn=said)
-        assert len(said) == 1 and words in said[0][1]
+        warnings = Warnings()
+        matrix_in(run, warn=warnings)
+        assert len(warnings) == 1 and words in warnings[0][1]

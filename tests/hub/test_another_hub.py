@@ -10,7 +10,7 @@ import pytest
 from another_hub import TOKEN, AnotherHub
 from command_child import Commands
 from hub_emulator import Hub, environment
-from models import recorded
+from hub_models import add_model
 
 pytestmark = pytest.mark.slow
 
@@ -46,12 +46,9 @@ def test_submit_to_another_hub(tmp_path: Path) -> None:
 
 def _plan(folder: Path) -> None:
     with Hub(folder / "hub") as hub:
-        config = json.dumps(recorded("qwen2.5-0.5b")["config"]).encode()
-        files = {"config.json": config, "tokenizer_config.json": b'{"chat_template": "{{ messages }}"}'}
-        info = {"safetensors": {"parameters": {"BF16": 494_032_768}, "total": 494_032_768}}
-        hub.add("model", MODEL, files | {"model.safetensors": bytes(1000)}, info=info)
+        add_model(hub)
         env = hub.environment(folder / "home")
         commands = Commands(env)
-        said = ("--model", MODEL, "--data", "rows.jsonl", "--where", "cloud", "--flavor", "t4-small")
-        assert commands.run(folder, env, "plan", *said, "--out", "plan.json").code == 0
+        words = ("--model", MODEL, "--data", "rows.jsonl", "--where", "cloud", "--flavor", "t4-small")
+        assert commands.run(folder, env, "plan", *words, "--out", "plan.json").code == 0
         commands.close()

@@ -6,7 +6,6 @@ import io
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ from PIL import Image
 
 from hub_child import ask
 from hub_emulator import ALWAYS, Fault, Hub
+from picture_bytes import numbered
 from skill_train.hub import dataset_card
 
 pytestmark = pytest.mark.slow
@@ -24,13 +24,6 @@ pyarrow = pytest.importorskip("pyarrow")
 parquet = pytest.importorskip("pyarrow.parquet")
 
 DATA = "me/tickets"
-
-
-@pytest.fixture
-def hub(tmp_path: Path) -> Iterator[Hub]:
-    with Hub(tmp_path / "hub") as server:
-        yield server
-    assert server.unknown == []
 
 
 @pytest.fixture
@@ -84,10 +77,10 @@ def test_small_text_files_are_counted(hub: Hub, home: Path) -> None:
 def test_a_column_that_only_a_later_row_has_is_read(hub: Hub, home: Path) -> None:
     rows = [{"instruction": "Add", "output": "4"}] * 250 + [{"instruction": "Add", "input": "2 2", "output": "4"}]
     hub.add("dataset", DATA, {"train.jsonl": b"".join(json.dumps(row).encode() + b"\n" for row in rows)})
-    said = {"instruction": "instruction", "output": "output"}
-    assert _look(hub, home)["answer"]["facts"]["columns"] == said | {"input": "input"}
-    assert _look(hub, home, format="instruction", columns=said)["answer"]["facts"]["columns"] == said
-    wrong = _look(hub, home, format="instruction", columns=said | {"input": "inptu"})["error"]
+    columns = {"instruction": "instruction", "output": "output"}
+    assert _look(hub, home)["answer"]["facts"]["columns"] == columns | {"input": "input"}
+    assert _look(hub, home, format="instruction", columns=columns)["answer"]["facts"]["columns"] == columns
+    wrong = _look(hub, home, format="instruction", columns=columns | {"input": "inptu"})["error"]
     assert (wrong["code"], "'inptu'" in wrong["message"]) == ("wrong_columns", True)
 
 
@@ -313,12 +306,6 @@ def test_the_splits_are_those_that_datasets_would_load(tmp_path: Path, names: li
 # --- A folder of pictures ---
 
 
-def _png(number: int) -> bytes:
-    file = io.BytesIO()
-    Image.new("RGB", (40, 30), (number, 0, 0)).save(file, "PNG")
-    return file.getvalue()
-
-
 def _metadata(names: list[Any], column: str = "file_name") -> bytes:
     turns = [{"role": "user", "content": "What?"}, {"role": "assistant", "content": "Red."}]
     return b"".join(json.dumps({column: name, "messages": turns}).encode() + b"\n" for name in names)
@@ -337,21 +324,23 @@ def test_a_folder_of_pictures_has_the_columns_that_datasets_makes(
     column: str, wanted: str, hub: Hub, home: Path
 ) -> None:
     names = [f"deep/{number}.png" for number in range(20)]
-    files = {f"train/{name}": _png(number) for number, name in enumerate(names)}
+    files = {f"train/{name}": numbered(number) for number, name in enumerate(names)}
     cells = [[name] for name in names] if column.endswith("s") else names
     hub.add("dataset", DATA, files | {"train/metadata.jsonl": _metadata(cells, column)})
     looked = _look(hub, home, pictures=True)["answer"]
     facts = looked["facts"]
     assert (facts["rows"], facts["columns"]) == (20, {"messages": "messages", "images": wanted})
     first = looked["first"][3][wanted]
-    shown = {"bytes": f"{len(_png(3))} bytes", "path": "deep/3.png"}
+    shown = {"bytes": f"{len(numbered(3))} bytes", "path": "deep/3.png"}
     assert first == ([shown] if column.endswith("s") else shown)
     assert len(looked["first"]) == 16 and len([r for r in hub.log if r.path.endswith(".png")]) == 16
 
 
 def test_the_columns_are_those_of_the_library(hub: Hub, tmp_path: Path) -> None:
     """`datasets` itself, which a job reads with."""
-    hub.add("dataset", DATA, {"train/0.png": _png(0), "train/metadata.jsonl": _metadata(["0.png"], "photo_file_name")})
+    hub.add(
+        "dataset", DATA, {"train/0.png": numbered(0), "train/metadata.jsonl": _metadata(["0.png"], "photo_file_name")}
+    )
     ask = f"import datasets; print(datasets.load_dataset({DATA!r}, split='train').column_names)"
     env = hub.environment(tmp_path / "home")
     done = subprocess.run([sys.executable, "-c", ask], capture_output=True, text=True, env=env, timeout=60)
@@ -362,7 +351,7 @@ def test_the_columns_are_those_of_the_library(hub: Hub, tmp_path: Path) -> None:
     ("name", "said"), [("1.png", "train/1.png does not exist"), ("../0.png", "lies outside the folder of")]
 )
 def test_a_picture_that_a_repository_lacks_is_named_with_its_row(name: str, said: str, hub: Hub, home: Path) -> None:
-    files = {"0.png": _png(0), "train/0.png": _png(0), "train/metadata.jsonl": _metadata(["0.png", name])}
+    files = {"0.png": numbered(0), "train/0.png": numbered(0), "train/metadata.jsonl": _metadata(["0.png", name])}
     hub.add("dataset", DATA, files)
     error = _look(hub, home, pictures=True)["error"]
     assert (error["code"], error["exit_code"]) == ("bad_picture", 2)
@@ -373,7 +362,7 @@ def test_a_picture_that_a_repository_lacks_is_named_with_its_row(name: str, said
 def test_two_columns_of_one_name_are_refused(columns: tuple[str, str], hub: Hub, home: Path) -> None:
     """`datasets` 5.2 keeps the text of the last, and its column is not a picture: tried with a folder, 2026-11-27."""
     row = dict.fromkeys(columns, "0.png") | json.loads(_metadata(["0.png"], "name"))
-    hub.add("dataset", DATA, {"train/0.png": _png(0), "train/metadata.jsonl": json.dumps(row).encode() + b"\n"})
+    hub.add("dataset", DATA, {"train/0.png": numbered(0), "train/metadata.jsonl": json.dumps(row).encode() + b"\n"})
     error = _look(hub, home, pictures=True)["error"]
     assert (error["code"], error["exit_code"]) == ("unreadable_dataset", 2)
     assert f"has two columns that `datasets` calls {'x' if 'x' in columns else 'image'}" in error["message"]
@@ -381,14 +370,14 @@ def test_two_columns_of_one_name_are_refused(columns: tuple[str, str], hub: Hub,
 
 
 def test_a_name_without_an_ending_is_a_picture_too(hub: Hub, home: Path) -> None:
-    hub.add("dataset", DATA, {"train/scan-1": _png(0), "train/metadata.jsonl": _metadata(["scan-1"])})
+    hub.add("dataset", DATA, {"train/scan-1": numbered(0), "train/metadata.jsonl": _metadata(["scan-1"])})
     looked = _look(hub, home, pictures=True)["answer"]
     assert looked["facts"]["columns"] == {"messages": "messages", "images": "image"}
     assert looked["first"][0]["image"]["path"] == "scan-1"
 
 
 def test_each_of_several_tables_names_its_own_files(hub: Hub, home: Path) -> None:
-    files = {f"{part}/{number}.png": _png(number) for part, number in (("a", 0), ("a", 1), ("b", 0))}
+    files = {f"{part}/{number}.png": numbered(number) for part, number in (("a", 0), ("a", 1), ("b", 0))}
     tables = {"a/metadata.jsonl": _metadata(["0.png", "1.png"]), "b/metadata.jsonl": _metadata(["0.png"])}
     hub.add("dataset", DATA, files | tables)
     looked = _look(hub, home, pictures=True)["answer"]

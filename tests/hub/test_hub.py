@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 
 from hub_child import ask
-from hub_emulator import ALWAYS, Fault, Hub, Repository
+from hub_emulator import ALWAYS, Fault, Hub, Lie, Repository
+from hub_models import add_model
 from models import recorded
 from skill_train.core.errors import SkillTrainError
 
@@ -51,12 +52,10 @@ HARDWARE: list[dict[str, Any]] = [
 
 
 @pytest.fixture
-def hub(tmp_path: Path) -> Iterator[Hub]:
-    with Hub(tmp_path / "hub") as server:
-        server.hardware = HARDWARE
-        yield server
-    assert server.unknown == []
-    assert server.sent(WEIGHTS) <= 8 * HEADER_BYTES
+def hub(hub: Hub) -> Iterator[Hub]:
+    hub.hardware = HARDWARE
+    yield hub
+    assert hub.sent(WEIGHTS) <= 8 * HEADER_BYTES
 
 
 @pytest.fixture
@@ -84,8 +83,8 @@ def test_the_second_time_asks_only_for_what_may_have_changed(hub: Hub, home: Pat
     ask(hub, home, "hub.models.model_facts", MODEL, None)
     hub.log.clear()
     ask(hub, home, "hub.models.model_facts", MODEL, None)
-    asked = [(request.method, request.path) for request in hub.log if "harness" not in request.path]
-    assert asked == [("GET", f"/api/models/{MODEL}"), ("HEAD", f"/{MODEL}/resolve/main/config.json")]
+    requests = [(request.method, request.path) for request in hub.log if "harness" not in request.path]
+    assert requests == [("GET", f"/api/models/{MODEL}"), ("HEAD", f"/{MODEL}/resolve/main/config.json")]
 
 
 def test_headers_are_read_where_the_hub_has_not_counted(hub: Hub, home: Path) -> None:
@@ -172,13 +171,13 @@ def test_a_gated_model(hub: Hub, home: Path, function: str) -> None:
 
 def test_a_token_that_is_not_valid_is_refused_and_never_shown(hub: Hub, home: Path) -> None:
     _model(hub)
-    told = ask(hub, home, "hub.models.model_facts", MODEL, None, token="hf_wrongAndSecret")
-    assert (told["error"]["code"], told["error"]["exit_code"], told["error"]["hint"]) == (
+    answer = ask(hub, home, "hub.models.model_facts", MODEL, None, token="hf_wrongAndSecret")
+    assert (answer["error"]["code"], answer["error"]["exit_code"], answer["error"]["hint"]) == (
         "bad_token",
         4,
         "hf auth login",
     )
-    assert "hf_wrongAndSecret" not in told["words"]
+    assert "hf_wrongAndSecret" not in answer["words"]
     assert "refused" in {request.who for request in hub.log}
 
 
@@ -249,25 +248,25 @@ def test_a_hub_that_cannot_be_reached(home: Path) -> None:
         free.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{free.getsockname()[1]}"
     for function in ("hub.models.model_facts", "hub.models.model_folder"):
-        told = ask(url, home, function, MODEL, None)
-        assert (told["error"]["code"], told["error"]["exit_code"]) == ("hub_unreachable", 8)
-        assert told["seconds"] < 20
+        answer = ask(url, home, function, MODEL, None)
+        assert (answer["error"]["code"], answer["error"]["exit_code"]) == ("hub_unreachable", 8)
+        assert answer["seconds"] < 20
 
 
 def test_a_hub_that_does_not_answer_ends_after_its_time(hub: Hub, home: Path) -> None:
     hub.faults.add("/api/models/", Fault(seconds=30), times=ALWAYS)
-    told = ask(hub, home, "hub.models.model_facts", MODEL, None)
-    assert (told["error"]["code"], told["error"]["exit_code"]) == ("hub_unreachable", 8)
-    assert 7 < told["seconds"] < 12  # the limit of one request
+    answer = ask(hub, home, "hub.models.model_facts", MODEL, None)
+    assert (answer["error"]["code"], answer["error"]["exit_code"]) == ("hub_unreachable", 8)
+    assert 7 < answer["seconds"] < 12  # the limit of one request
 
 
 def test_a_hub_that_drips_ends_after_its_time(hub: Hub, home: Path) -> None:
     """Each byte comes in time; all of them do not."""
     hub.faults.add("/api/jobs/hardware", Fault(body=b" " * 100, drop_seconds=0.5), times=ALWAYS)
-    told = ask(hub, home, "hub.models.live_flavors")
-    assert (told["error"]["code"], told["error"]["exit_code"]) == ("hub_unreachable", 8)
-    assert told["error"]["got"] == "no answer within 3 seconds"
-    assert told["seconds"] < 4.5
+    answer = ask(hub, home, "hub.models.live_flavors")
+    assert (answer["error"]["code"], answer["error"]["exit_code"]) == ("hub_unreachable", 8)
+    assert answer["error"]["got"] == "no answer within 3 seconds"
+    assert answer["seconds"] < 4.5
 
 
 @pytest.mark.parametrize(
@@ -378,19 +377,11 @@ def test_a_field_of_a_job_that_has_another_type(
     spec = {"command": ["true"], "flavor": "cpu-basic", "dockerImage": "x"}
     job = hub.jobs.create(spec, "me", "me")
     hub.faults.add(f"{job.id}$", Lie(body=json.dumps(job.info() | change).encode()))
-    told = ask(hub, home, "hub.jobs.inspect", "me", job.id)
+    answer = ask(hub, home, "hub.jobs.inspect", "me", job.id)
     if read is None:
-        assert (told["error"]["code"], told["error"]["exit_code"]) == ("hub_error", 8), told
+        assert (answer["error"]["code"], answer["error"]["exit_code"]) == ("hub_error", 8), answer
     else:
-        assert told["answer"] == told["answer"] | read
-
-
-class Lie(Fault):
-    """Status 200 with another body."""
-
-    @property
-    def lets_through(self) -> bool:
-        return False
+        assert answer["answer"] == answer["answer"] | read
 
 
 # --- The cache ---
@@ -466,19 +457,19 @@ def test_live_flavors(hub: Hub, home: Path) -> None:
 
 
 def test_a_live_answer_is_kept_for_a_day(hub: Hub, home: Path) -> None:
-    found, reason = ask(hub, home, "hub.flavors.current", True)["answer"]
-    assert (len(found), reason) == (3, f"the Jobs API of {hub.endpoint}, asked now")
+    offers, reason = ask(hub, home, "hub.flavors.current", True)["answer"]
+    assert (len(offers), reason) == (3, f"the Jobs API of {hub.endpoint}, asked now")
     hub.log.clear()
-    found, reason = ask(hub, home, "hub.flavors.current", True)["answer"]
-    assert len(found) == 3
+    offers, reason = ask(hub, home, "hub.flavors.current", True)["answer"]
+    assert len(offers) == 3
     assert reason.startswith(f"the Jobs API of {hub.endpoint}, asked 0.0 hours ago")
     assert hub.log == []
 
 
 def test_without_the_jobs_api_the_dated_table_answers(hub: Hub, home: Path) -> None:
     hub.faults.add("/api/jobs/hardware", Fault(500), times=ALWAYS)
-    found, reason = ask(hub, home, "hub.flavors.current", True)["answer"]
-    assert len(found) == 26
+    offers, reason = ask(hub, home, "hub.flavors.current", True)["answer"]
+    assert len(offers) == 26
     assert reason == (
         "the table of huggingface.co shipped with skill-train, of 2026-08-22: "
         "the Hub failed to answer for the prices of Hugging Face Jobs"
@@ -508,13 +499,11 @@ def test_a_disk_that_is_not_told_is_unknown(hub: Hub, home: Path) -> None:
 
 def _model(hub: Hub, *, safetensors: Any = 494_032_768, weights: Any = None) -> Repository:
     """A model as the Hub shows it. Its weights are small, or as large as said; a whole download of them would show."""
-    files = {
-        "config.json": json.dumps(recorded("qwen2.5-0.5b")["config"]).encode(),
-        "tokenizer_config.json": b'{"chat_template": "{{ messages }}"}',
-        "model.safetensors": _safetensors(weights or {"a": [1000, 1000]}),
-    }
-    info = {"safetensors": {"parameters": {"BF16": safetensors}, "total": safetensors}} if safetensors else {}
-    return hub.add("model", MODEL, files, info=info)
+    repository = add_model(hub, weights=_safetensors(weights or {"a": [1000, 1000]}))
+    repository.info = (
+        {"safetensors": {"parameters": {"BF16": safetensors}, "total": safetensors}} if safetensors else {}
+    )
+    return repository
 
 
 def _safetensors(shapes: dict[str, list[int]]) -> bytes:

@@ -5,17 +5,16 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from command_child import Commands
+from elsewhere import Elsewhere
 from hub_emulator import ALWAYS, Fault, Hub
-from models import recorded
+from hub_models import add_model
 
 pytestmark = pytest.mark.slow
 
@@ -25,58 +24,22 @@ MODEL = "Qwen/Qwen2.5-0.5B-Instruct"
 SAID = ("submit", "--model", MODEL, "--data", "rows.jsonl", "--max-steps", "2", "--yes")
 
 
-class Elsewhere:
-    """A host that says yes to everything, and keeps what it was sent."""
-
-    def __init__(self) -> None:
-        self.sent: list[tuple[str, bytes, str]] = []
-        outer = self
-
-        class Handler(BaseHTTPRequestHandler):
-            def answer(self) -> None:
-                body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-                outer.sent.append((f"{self.command} {self.path}", body, str(self.headers)))
-                document = b'{"ok": 1, "success": true, "name": "me", "type": "user"}'
-                self.send_response(200)
-                self.send_header("Content-Type", "application/json")
-                self.send_header("Content-Length", str(len(document)))
-                self.end_headers()
-                self.wfile.write(document)
-
-            do_GET = do_POST = do_PUT = do_HEAD = answer
-
-            def log_message(self, *words: object) -> None:
-                pass
-
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self.server.server_address[1]}/taken"
-
-
 @pytest.fixture
 def elsewhere() -> Iterator[Elsewhere]:
     host = Elsewhere()
-    threading.Thread(target=host.server.serve_forever, args=(0.02,), daemon=True).start()
     yield host
-    host.server.shutdown()
-    host.server.server_close()
+    host.close()
 
 
 @pytest.fixture(scope="module")
-def one(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Hub, Commands, Path]]:
-    root = tmp_path_factory.mktemp("redirects")
-    with Hub(root / "hub") as server:
-        config = json.dumps(recorded("qwen2.5-0.5b")["config"]).encode()
-        files = {"config.json": config, "tokenizer_config.json": b'{"chat_template": "{{ messages }}"}'}
-        info = {"safetensors": {"parameters": {"BF16": 494_032_768}, "total": 494_032_768}}
-        server.add("model", MODEL, files | {"model.safetensors": bytes(1000)}, info=info)
-        commands = Commands(server.environment(root / "home"))
-        yield server, commands, root / "home"
-        commands.close()
+def desk(desk: tuple[Hub, Commands, Path]) -> tuple[Hub, Commands, Path]:
+    add_model(desk[0])
+    return desk
 
 
 @pytest.fixture
-def call(one: Any, tmp_path: Path) -> Iterator[Any]:
-    hub, commands, home = one
+def call(desk: Any, tmp_path: Path) -> Iterator[Any]:
+    hub, commands, home = desk
     rows = [{"prompt": f"{tmp_path} {n}?", "completion": "The ticket."} for n in range(40)]
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
 
@@ -91,10 +54,10 @@ def call(one: Any, tmp_path: Path) -> Iterator[Any]:
 
 @pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
 def test_the_request_that_makes_a_job_goes_to_no_other_host(
-    one: Any, call: Any, elsewhere: Elsewhere, tmp_path: Path, status: int
+    desk: Any, call: Any, elsewhere: Elsewhere, tmp_path: Path, status: int
 ) -> None:
     """Its body holds the token. There is no job then, and the next call may ask for one."""
-    hub = one[0]
+    hub = desk[0]
     hub.faults.add("POST /api/jobs/me$", Fault(status, {"Location": elsewhere.url}), times=ALWAYS)
     done = call(*SAID)
     assert done.error == (2, "redirected") and elsewhere.url in done.answer["error"]["got"]
@@ -113,26 +76,26 @@ def test_the_request_that_makes_a_job_goes_to_no_other_host(
     ],
 )
 def test_no_answer_of_another_host_counts(
-    one: Any, call: Any, elsewhere: Elsewhere, status: int, request_: str, error: Any
+    desk: Any, call: Any, elsewhere: Elsewhere, status: int, request_: str, error: Any
 ) -> None:
-    hub = one[0]
+    hub = desk[0]
     hub.faults.add(request_, Fault(status, {"Location": elsewhere.url}), times=ALWAYS)
     assert call(*SAID).error == error
     assert elsewhere.sent == [] and hub.jobs_created == 0
 
 
-def test_the_same_host_may_say_another_path(one: Any, call: Any, elsewhere: Elsewhere) -> None:
+def test_the_same_host_may_say_another_path(desk: Any, call: Any, elsewhere: Elsewhere) -> None:
     """As it does of a repository that was renamed."""
-    hub = one[0]
+    hub = desk[0]
     moved = Fault(307, {"Location": "/api/whoami-v2"})
     hub.faults.add("GET .*/auth-check", moved, times=1)
     hub.faults.add("POST /api/jobs/me$", Fault(307, {"Location": f"{hub.endpoint}/api/jobs/me"}))
     assert call(*SAID).data["stage"] and hub.jobs_created == 1
 
 
-def test_a_job_pushes_to_no_other_host(one: Any, elsewhere: Elsewhere, tmp_path: Path) -> None:
+def test_a_job_pushes_to_no_other_host(desk: Any, elsewhere: Elsewhere, tmp_path: Path) -> None:
     """The training program alone, as it runs in a container."""
-    hub = one[0]
+    hub = desk[0]
     program = (
         "import json, train\n"
         "try:\n"

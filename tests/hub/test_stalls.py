@@ -11,9 +11,9 @@ import socket
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
@@ -22,11 +22,12 @@ import planning
 import step_records
 from cloud_runs import Cloud
 from command_child import Done, program
-from hub_emulator import ALWAYS, Fault, Hub
-from models import recorded
+from hub_emulator import ALWAYS, Fault, Hub, Lie
+from hub_models import add_model
 from skill_train.core.files import write_json
 from skill_train.run import records
 from skill_train.run.folder import RunDir
+from waiting import wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -45,13 +46,11 @@ def _torture(*members: str) -> list[Any]:
 
 
 @pytest.fixture
-def cloud(tmp_path: Path) -> Iterator[Cloud]:
-    with Hub(tmp_path / "hub") as hub:
-        hub.jobs.grace_seconds = 0.5
-        run = RunDir(tmp_path / "run")
-        write_json(run.plan, cloud_runs.plan())
-        yield Cloud(hub, run, cast(Any, None))
-    assert hub.unknown == []
+def cloud(hub: Hub, tmp_path: Path) -> Cloud:
+    hub.jobs.grace_seconds = 0.5
+    run = RunDir(tmp_path / "run")
+    write_json(run.plan, cloud_runs.plan())
+    return Cloud(hub, run)
 
 
 @pytest.fixture
@@ -86,14 +85,7 @@ def call(cloud: Cloud, tmp_path: Path) -> Call:
 def _running(cloud: Cloud) -> None:
     cloud.keep({"metrics.jsonl": cloud_runs.metrics(4)})
     job = cloud.start(SLEEP)
-    _until(lambda: job.stage == "RUNNING")
-
-
-def _until(there: Callable[[], bool]) -> None:
-    end = time.monotonic() + 10
-    while not there():
-        assert time.monotonic() < end
-        time.sleep(0.02)
+    wait_until(lambda: job.stage == "RUNNING", 10)
 
 
 def _assert_gave_up(done: Done, call: Call, *, about: str, then: str) -> None:
@@ -130,10 +122,10 @@ def test_wait_ends_in_its_time_whatever_happens(cloud: Cloud, call: Call, where:
     cloud.hub.faults.add(where, HANGS, times=ALWAYS)
     done = call("wait", cloud.run.path, "--timeout", "1", TEST_IN_VAIN_SECONDS="60")
     assert call.seconds < 9
-    error, known = done.answer["error"], where == "GET /cas/"
-    assert (done.code, error["code"]) == (8, "still_running" if known else "hub_unreachable"), done.stdout
+    error, job_known = done.answer["error"], where == "GET /cas/"
+    assert (done.code, error["code"]) == (8, "still_running" if job_known else "hub_unreachable"), done.stdout
     assert error["hint"].startswith(f"skill-train wait {cloud.run.path}")
-    assert [warning["code"] for warning in done.answer["warnings"]] == ["no_bucket"] * known
+    assert [warning["code"] for warning in done.answer["warnings"]] == ["no_bucket"] * job_known
 
 
 @pytest.mark.parametrize("command", ["pull", *_torture("logs", "cancel")])
@@ -147,7 +139,7 @@ def test_other_questions_end_too(cloud: Cloud, call: Call, command: str) -> None
 def test_a_log_that_drips_ends(cloud: Cloud, call: Call) -> None:
     """A byte now and then is within the time of each read. The log of a job that has ended should have an end."""
     job = cloud.start("pass")
-    _until(lambda: job.ended)
+    wait_until(lambda: job.ended, 10)
     cloud.hub.faults.add("/logs$", DRIPS, times=ALWAYS)
     _assert_gave_up(call("logs", cloud.run.path), call, about="the job me/", then=f"skill-train logs {cloud.run.path}")
 
@@ -231,14 +223,6 @@ def _rows(cloud: Cloud) -> None:
     cloud.hub.add("dataset", "me/rows", {"train.jsonl": rows, "README.md": b"---\nlicense: mit\n---\n"})
 
 
-class Lie(Fault):
-    """Status 200 with another body."""
-
-    @property
-    def lets_through(self) -> bool:
-        return False
-
-
 # --- Uploads ---
 
 
@@ -285,10 +269,7 @@ def test_push_ends_when_the_store_does_not_answer(
 @pytest.fixture
 def planned(cloud: Cloud, tmp_path: Path) -> list[str]:
     """The words for a model on the Hub and rows on this machine."""
-    config = json.dumps(recorded("qwen2.5-0.5b")["config"]).encode()
-    files = {"config.json": config, "tokenizer_config.json": b'{"chat_template": "{{ messages }}"}'}
-    info = {"safetensors": {"parameters": {"BF16": 494_032_768}, "total": 494_032_768}}
-    cloud.hub.add("model", MODEL, files | {"model.safetensors": bytes(1000)}, info=info)
+    add_model(cloud.hub)
     rows = [{"prompt": f"{n}?", "completion": "The ticket."} for n in range(40)]
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     return ["--model", MODEL, "--data", "rows.jsonl", "--max-steps", "2"]
@@ -378,15 +359,15 @@ def test_no_word_of_the_hub_steers_the_terminal(cloud: Cloud, call: Call, traine
     words = program("push", trained, "--repo", "me/tickets", "--format", "json")
     child = subprocess.Popen(words, env=env, stderr=end, stdout=subprocess.PIPE)
     os.close(end)
-    said = b""
+    output = b""
     with contextlib.suppress(OSError):  # of a terminal whose last program has gone
         while piece := os.read(main, 1 << 16):
-            said += piece
-    assert child.wait(30) == 0 and child.stdout is not None, said
+            output += piece
+    assert child.wait(30) == 0 and child.stdout is not None, output
     child.stdout.close()
     os.close(main)
-    assert b"beware" in said
-    assert not re.search(rb"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]", said.replace(b"\r\n", b"\n")), said
+    assert b"beware" in output
+    assert not re.search(rb"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]", output.replace(b"\r\n", b"\n")), output
 
 
 # --- Kept away ---

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from gguf import GGUFWriter
 
+from gguf_edit import finish
 from skill_train.core.errors import VerificationFailed
 from skill_train.llama.gguf_header import read_gguf
 
@@ -26,10 +27,7 @@ def written(tmp_path: Path) -> Path:
     writer.add_bool("tokenizer.ggml.add_bos_token", True)
     writer.add_tensor("token_embd.weight", np.arange(12, dtype=np.float32).reshape(3, 4))
     writer.add_tensor("output_norm.weight", np.ones(5, dtype=np.float16))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish(writer)
     return path
 
 

@@ -27,16 +27,13 @@ from skill_train.llama.importance.file import (
     wanted_matrices,
     write_matrix,
 )
+from told import quiet
 
 pytestmark = pytest.mark.slow
 
 IDS = [[5, 17, 100, 42, 7, 300, 18, 9, 61, 250, 33, 400] * 12, [3, 77, 12, 250] * 5]
 # Measured: 0.006 % of the worst column, 2e-7 of the sum of all, on f32 files. In an f16 file inputs are rounded.
 WORST_COLUMN, TOTAL = 5e-4, 1e-5
-
-
-def quiet(done: float, total: float, text: str) -> None:
-    """A bar that nobody sees."""
 
 
 def collected(gguf: Path, out: Path, ids: list[list[int]] | None = None) -> tuple[collect.Collected, ImportanceMatrix]:
@@ -104,9 +101,9 @@ def test_the_sums_are_those_of_transformers_inputs(llama: Path, matrix: Path) ->
 def test_a_long_row_counts_to_its_end_in_windows(llama: Path, tmp_path: Path) -> None:
     """Each from an empty context, and each with the token that begins a text, as llama.cpp's tool reads its text."""
     row = [1, *((7 * place) % 500 + 20 for place in range(1199))]
-    seen, read = collected(llama, tmp_path / "imatrix.gguf", collect.windows(row, 1))
+    counts, read = collected(llama, tmp_path / "imatrix.gguf", collect.windows(row, 1))
     parts = [row[:512], [1, *row[512:1023]], [1, *row[1023:]]]
-    assert seen.tokens == sum(map(len, parts)) == 1202
+    assert counts.tokens == sum(map(len, parts)) == 1202
     names = {f"model.layers.1.{part}": f"blk.1.{own}.weight" for part, own in LAST_LAYER.items()}
     expected = inputs_of(tiny.cached("llama-spm", hidden=256), parts, names)
     for name, sums in expected.items():
@@ -124,7 +121,7 @@ def test_every_expert_has_its_own_sums_and_count(tmp_path: Path) -> None:
     from transformers import AutoModelForCausalLM
 
     gguf = tiny_families.gguf("mixtral", "f32")
-    seen, read = collected(gguf, tmp_path / "imatrix.gguf")
+    counts, read = collected(gguf, tmp_path / "imatrix.gguf")
     model = AutoModelForCausalLM.from_pretrained(str(tiny_families.folder("mixtral")), dtype=torch.float32)
     blocks = [layer.mlp for layer in model.model.layers]
     given: dict[int, list[Any]] = {0: [], 1: []}
@@ -148,8 +145,8 @@ def test_every_expert_has_its_own_sums_and_count(tmp_path: Path) -> None:
                     inner = torch.nn.functional.silu(gate) * lift
                     same(down.sums[expert], (inner.double() ** 2).sum(0).numpy())
     unused = sum(int((entry.counts == 0).sum()) for entry in read.entries.values())
-    assert seen.unused_experts == unused
-    assert seen.unseen == []
+    assert counts.unused_experts == unused
+    assert counts.unseen == []
 
 
 def test_the_file_is_what_llama_cpps_tools_read(matrix: Path) -> None:
@@ -312,6 +309,6 @@ def test_other_files_are_refused_by_what_they_are(matrix: Path, llama: Path, tmp
 
 
 def test_what_the_quantizer_never_rounds_is_not_wanted(llama: Path) -> None:
-    wanted = wanted_matrices(read_gguf(tiny_families.gguf("mixtral", "f16")))
-    assert "blk.0.ffn_gate_inp.weight" not in wanted and "blk.0.ffn_gate_exps.weight" in wanted
+    names = wanted_matrices(read_gguf(tiny_families.gguf("mixtral", "f16")))
+    assert "blk.0.ffn_gate_inp.weight" not in names and "blk.0.ffn_gate_exps.weight" in names
     assert not {"token_embd.weight", "output.weight"} & set(wanted_matrices(read_gguf(llama)))

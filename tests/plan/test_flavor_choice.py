@@ -16,10 +16,10 @@ import pytest
 
 from machines import recorded_machine
 from models import recorded_model
-from planning import decided, says
+from planning import decided, says, shipped_flavor
 from skill_train.core.errors import UsageError
 from skill_train.estimate.step import Range
-from skill_train.facts import Flavor, ModelFacts
+from skill_train.facts import ModelFacts
 from skill_train.hub import flavors
 from skill_train.plan.places import timeout_seconds
 
@@ -73,12 +73,12 @@ def test_the_cheapest_that_fits_in_time(model: str, said: dict[str, Any], flavor
     if "load_in_4bit" not in said:  # where the GPUs have less room than the weights, and a third more where these are
         # divided, they would wait in host memory
         weights = 2 * (recorded_model(model).parameters or 0)
-        in_time = [name for name in in_time if _room(name) > weights * (1 if _flavor(name).gpus == 1 else 1.4)]
+        in_time = [name for name in in_time if _room(name) > weights * (1 if shipped_flavor(name).gpus == 1 else 1.4)]
     assert min(in_time, key=lambda name: sum(offers[name]["cost_usd"])) == flavor
 
 
 def _room(name: str) -> int:
-    return (_flavor(name).gpu_memory_bytes or 0) * _flavor(name).gpus
+    return (shipped_flavor(name).gpu_memory_bytes or 0) * shipped_flavor(name).gpus
 
 
 def test_a_price_is_time_times_the_price_of_an_hour() -> None:
@@ -125,8 +125,8 @@ def test_a_flavor_that_is_named_and_too_small_is_blocked() -> None:
 def test_every_weight_is_read_into_host_memory() -> None:
     """7,615,616,512 x 4 bytes = 30.5 GB, and 3 of the process; t4-small has 15 GB."""
     plan = _cloud("qwen2.5-7b", flavor="t4-small", finetuning_type="full")
-    said = {blocker["code"]: blocker["message"] for blocker in plan["blockers"]}
-    assert said["no_host_ram"].startswith("reading the weights needs 33.5 GB")
+    blockers = {blocker["code"]: blocker["message"] for blocker in plan["blockers"]}
+    assert blockers["no_host_ram"].startswith("reading the weights needs 33.5 GB")
 
 
 def test_each_process_of_ddp_reads_the_weights_and_the_first_of_fsdp_alone() -> None:
@@ -143,22 +143,22 @@ def test_weights_that_wait_in_host_memory_lie_there_twice_at_first() -> None:
     """70B on 4 x L4, 96 GB: 2 x 141.1 + 4 x 3 = 294 GB of host memory, of which an l4x4 has 186."""
     plan = _cloud("llama-3.1-70b", flavor="l4x4", max_steps=1)
     assert plan["placement"]["offload"] is True
-    said = {blocker["code"]: blocker["message"] for blocker in plan["blockers"]}
-    assert said["no_host_ram"].startswith("reading the weights needs 294.2 GB")
+    blockers = {blocker["code"]: blocker["message"] for blocker in plan["blockers"]}
+    assert blockers["no_host_ram"].startswith("reading the weights needs 294.2 GB")
 
 
 def _on_less_host(model: str, name: str, gigabytes: int) -> dict[str, Any]:
-    less = dataclasses.replace(_flavor(name), ram_bytes=gigabytes * 10**9)
+    less = dataclasses.replace(shipped_flavor(name), ram_bytes=gigabytes * 10**9)
     return _cloud(model, offered=[less], flavor=name, max_steps=1)
 
 
 def test_pure_bf16_needs_a_gpu_that_has_it() -> None:
     """A T4 (compute capability 7.5) has no bf16, and is the cheapest for the same run otherwise."""
-    asked = {"finetuning_type": "full", "max_length": 256}
-    assert _cloud("smollm2-135m", **asked)["flavor"].startswith("t4")
-    pure = _cloud("smollm2-135m", **asked, pure_bf16=True)
+    recipe = {"finetuning_type": "full", "max_length": 256}
+    assert _cloud("smollm2-135m", **recipe)["flavor"].startswith("t4")
+    pure = _cloud("smollm2-135m", **recipe, pure_bf16=True)
     assert not pure["flavor"].startswith("t4") and pure["placement"]["dtype"] == "bfloat16"
-    here = decided("smollm2-135m", "m2_pro_16gb", where="local", pure_bf16=True, **asked)
+    here = decided("smollm2-135m", "m2_pro_16gb", where="local", pure_bf16=True, **recipe)
     assert [blocker["code"] for blocker in here["blockers"]] == ["unsafe_precision"]
 
 
@@ -182,8 +182,8 @@ def test_a_misspelt_flavor_and_one_that_cannot_do_it() -> None:
 def test_nothing_fits() -> None:
     """405B in 4 bit is 209 GB, more than any GPU here; 1e12 parameters are 2 TB in bf16, more than 90 %
     of the largest host."""
-    for model, said in ((_large(), {"load_in_4bit": True}), (_large(10**12), {})):
-        plan = _cloud(model, **said)
+    for model, recipe in ((_large(), {"load_in_4bit": True}), (_large(10**12), {})):
+        plan = _cloud(model, **recipe)
         assert (plan["flavor"], plan["timeout_seconds"]) == (None, None)
         assert [blocker["code"] for blocker in plan["blockers"]] == ["no_flavor"]
 
@@ -221,7 +221,7 @@ def test_a_disk_that_is_too_small() -> None:
 
 
 def test_equal_prices_go_by_name() -> None:
-    t4 = _flavor("t4-small")
+    t4 = shipped_flavor("t4-small")
     offered = [dataclasses.replace(t4, name=name) for name in ("b", "c", "a")]
     assert _cloud("qwen2.5-0.5b", offered=offered)["flavor"] == "a"
     assert _cloud("qwen2.5-0.5b", offered=offered[::-1])["flavor"] == "a"
@@ -253,10 +253,6 @@ def _cloud(model: str | ModelFacts, **said: Any) -> dict[str, Any]:
     plan = decided(model, "m2_pro_16gb", where="cloud", **said)
     assert plan["where"] == "cloud"
     return plan
-
-
-def _flavor(name: str) -> Flavor:
-    return next(flavor for flavor in flavors.shipped() if flavor.name == name)
 
 
 def test_a_flavor_without_a_gpu_is_taken_when_it_is_named_and_never_chosen() -> None:

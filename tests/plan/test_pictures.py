@@ -12,7 +12,7 @@ from PIL import Image
 
 import tiny_vision
 import training
-from skill_train.cli import main
+from one_command import answered
 from skill_train.core.errors import UsageError
 from skill_train.data.token_stats import PictureCounter, counter_of, token_range, with_pictures
 from skill_train.facts import DatasetFacts, ModelFacts, PictureTokenFacts
@@ -87,8 +87,8 @@ def test_each_tile_is_read_by_itself() -> None:
     files = {"preprocessor_config.json": SMOLVLM, "processor_config.json": {"image_seq_len": 16}}
     counter = PictureCounter(read_processor({"model_type": "smolvlm"}, files), engine=False)
     counter.add([PictureSize(100, 50)])
-    found = counter.facts()
-    assert found is not None and (found.longest, found.mean_squares) == (144, 9 * 16**2)
+    facts = counter.facts()
+    assert facts is not None and (facts.longest, facts.mean_squares) == (144, 9 * 16**2)
 
 
 def test_the_length_of_rows_is_that_of_text_and_pictures() -> None:
@@ -137,20 +137,13 @@ def test_limits_of_the_recipe_count() -> None:
 ABSENT = ("torch", "transformers", "tokenizers", "numpy", "trl", "peft", "datasets", "accelerate")
 
 
-def _call(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[Any, dict[str, Any]]:
-    with pytest.raises(SystemExit) as ended:
-        main([*words, "--format", "json"])
-    return ended.value.code, json.loads(capsys.readouterr().out)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "kind", ["qwen2-vl", "gemma3", "smolvlm", "mistral3", pytest.param("pixtral", marks=pytest.mark.torture)]
 )
 def test_a_plan_without_the_libraries_counts_what_data_counts_with_them(
-    kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     rows, question = [], [{"role": "user", "content": "What?"}, {"role": "assistant", "content": "red"}]
     for number, size in enumerate([(140, 140), (280, 140), (41, 77), (3, 200), (900, 700)]):
@@ -162,31 +155,28 @@ def test_a_plan_without_the_libraries_counts_what_data_counts_with_them(
         absent.setenv("XDG_CACHE_HOME", str(tmp_path / "empty"))
         for name in ABSENT:
             absent.setitem(sys.modules, name, None)
-        code, planned = _call(capsys, "plan", *words, "--where", "local")
+        code, planned = answered("plan", *words, "--where", "local")
     assert code == 0, planned
-    code, counted = _call(capsys, "data", "rows.jsonl", *words[2:])
+    code, counted = answered("data", "rows.jsonl", *words[2:])
     assert code == 0, counted
-    pictures, seen = planned["data"]["picture_tokens"], counted["data"]["pictures"]
-    assert (pictures["longest"], round(pictures["mean"], 1)) == (seen["longest_tokens"], seen["mean_tokens"])
-    tokens, known = planned["data"]["tokens"], counted["data"]["tokens"]
-    assert tokens["mean"][0] <= known["mean"] <= tokens["mean"][1]
-    assert tokens["longest"][0] <= known["longest"] <= tokens["longest"][1]
+    pictures, shown = planned["data"]["picture_tokens"], counted["data"]["pictures"]
+    assert (pictures["longest"], round(pictures["mean"], 1)) == (shown["longest_tokens"], shown["mean_tokens"])
+    tokens, exact = planned["data"]["tokens"], counted["data"]["tokens"]
+    assert tokens["mean"][0] <= exact["mean"] <= tokens["mean"][1]
+    assert tokens["longest"][0] <= exact["longest"] <= tokens["longest"][1]
     reason = next(reason for reason in planned["data"]["reasons"] if reason["rule"] == "picture tokens")
     assert f"at most {pictures['longest']}" in reason["because"]
 
 
 @pytest.mark.slow
-def test_pictures_longer_than_a_row_and_limits_that_a_family_lacks_are_told(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_pictures_longer_than_a_row_and_limits_that_a_family_lacks_are_told(tmp_path: Path) -> None:
     Image.new("RGB", (280, 140)).save("a.png")
     question = [{"role": "user", "content": "What?"}, {"role": "assistant", "content": "red"}]
     training.write_data(tmp_path, [{"images": ["a.png"], "messages": question}])
     words = ["--data", "rows.jsonl", "--where", "local", "--model"]
-    _, answer = _call(capsys, "plan", *words, str(tiny_vision.cached("qwen2-vl")), "--max-length", "51")
-    told = {warning["code"]: warning["message"] for warning in answer["warnings"]}
-    assert "the pictures of a row take 52 tokens, and max_length is 51" in told["picture_cut"]
+    _, answer = answered("plan", *words, str(tiny_vision.cached("qwen2-vl")), "--max-length", "51")
+    warnings = {warning["code"]: warning["message"] for warning in answer["warnings"]}
+    assert "the pictures of a row take 52 tokens, and max_length is 51" in warnings["picture_cut"]
     Path("recipe.yaml").write_text(f"model: {tiny_vision.cached('gemma3')}\ndata: rows.jsonl\nmax_pixels: 900\n")
-    code, answer = _call(capsys, "plan", "recipe.yaml", "--where", "local")
+    code, answer = answered("plan", "recipe.yaml", "--where", "local")
     assert (code, answer["error"]["code"]) == (2, "bad_recipe") and "no meaning" in answer["error"]["message"]

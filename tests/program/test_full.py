@@ -6,7 +6,6 @@ import hashlib
 import json
 import shutil
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,18 +17,9 @@ import training
 from skill_train.model import sidecar_files as companions
 from skill_train.program.main import main
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("own_threads")]
 
 FULL: dict[str, Any] = {"finetuning_type": "full", "learning_rate": 1e-3}
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    import torch
-
-    threads = torch.get_num_threads()
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="module")
@@ -64,8 +54,8 @@ def test_every_weight_has_trained(straight: Path) -> None:
     assert [name for name, weight in after.items() if not bool((weight != before[name]).any())] == []
     record = json.loads((straight / "train.json").read_text())
     checks = {check["name"]: check for check in record["checks"]}
-    wanted = ["model_loads", "batches_are_valid", "accumulation", "loss_falls", "checkpoint_saves", "model_reloads"]
-    assert list(checks) == wanted and record["verdict"] == "pass", record["checks"]
+    names = ["model_loads", "batches_are_valid", "accumulation", "loss_falls", "checkpoint_saves", "model_reloads"]
+    assert list(checks) == names and record["verdict"] == "pass", record["checks"]
     assert checks["model_loads"]["figure"] == sum(weight.numel() for weight in before.values())
     assert checks["model_reloads"]["figure"] == 0.0  # float32 on both sides, the same arithmetic
 

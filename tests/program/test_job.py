@@ -14,7 +14,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +28,7 @@ from skill_train.cloud.failure_reason import Ending, explain
 from skill_train.core.resources import train_program
 from skill_train.program.cloud.job import keep_results
 from skill_train.program.main import main
+from waiting import wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.real_python]
 
@@ -45,15 +45,11 @@ sys.exit(main.main(sys.argv[1:]))
 
 
 @pytest.fixture(scope="module")
-def straight(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def straight(own_threads: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Never stopped, and no job."""
-    import torch
-
-    threads = torch.get_num_threads()
     run = _write(tmp_path_factory.mktemp("straight") / "run")
     assert main([str(run / "plan.json")]) == 0
-    yield run
-    torch.set_num_threads(threads)
+    return run
 
 
 @pytest.fixture
@@ -78,19 +74,19 @@ def test_stopped_again_and_again_it_ends_with_the_same_bytes(straight: Path, tmp
     newest, older, *_ = _kept(run)  # a third, when it was killed before it had removed that
     _flip(run / "checkpoints" / newest / "optimizer.pt")
     (run / "train.json").mkdir()  # where the file is to lie
-    code, said = _job(run, disk)
-    assert (code, said[-1]["error"]["code"]) == (5, "not_kept") and not (run / "kept.json").exists()
-    notes = [e["text"] for e in said if e["event"] == "note"]
+    code, events = _job(run, disk)
+    assert (code, events[-1]["error"]["code"]) == (5, "not_kept") and not (run / "kept.json").exists()
+    notes = [e["text"] for e in events if e["event"] == "note"]
     assert [note for note in notes if newest in note or older in note][:2] == [
         f"{newest} was not kept whole and is left out",
         f"{older} was kept and is whole",
     ]
     assert "the results could not be kept" in notes[-1]
-    assert next(e["step"] for e in said if e["event"] == "step") == int(older.split("-")[1]) + 1
+    assert next(e["step"] for e in events if e["event"] == "step") == int(older.split("-")[1]) + 1
 
     (run / "train.json").rmdir()
-    code, said = _job(run, disk)
-    assert code == 0 and not [e for e in said if e["event"] == "step"]
+    code, events = _job(run, disk)
+    assert code == 0 and not [e for e in events if e["event"] == "step"]
     _assert_same(run, straight)
     assert _kept(run) == [f"checkpoint-{STEPS}", f"checkpoint-{STEPS - 2}"]
     assert (
@@ -108,19 +104,19 @@ def test_a_polite_end_keeps_a_checkpoint_even_in_the_middle_of_a_copy(tmp_path: 
     pipe.parent.mkdir(parents=True)
     os.mkfifo(pipe)
     process = _start(run, disk, hub=dict(os.environ) | {"SKILL_TRAIN_RUN": "0123456789ab"})  # as a job has it
-    seen: list[dict[str, Any]] = []
+    events: list[dict[str, Any]] = []
     for line in process.stdout or ():
-        seen += training.events(line)
-        if _after(seen, 5):
+        events += training.events(line)
+        if _after(events, 5):
             break
     process.send_signal(signal.SIGTERM)
     time.sleep(0.2)
     assert process.poll() is None
     copied = pipe.read_bytes()
     assert len(copied) > 1000
-    seen += training.events(process.communicate(timeout=200)[0])
+    events += training.events(process.communicate(timeout=200)[0])
     assert process.returncode == 5
-    saved = max(e["step"] for e in seen if e["event"] == "step")
+    saved = max(e["step"] for e in events if e["event"] == "step")
     assert _kept(run)[0] == f"checkpoint-{saved}" and saved < 400
     marker = json.loads((run / "kept.json").read_text())
     assert (marker["state"], marker["exit_code"]) == ("failed", 5)
@@ -136,28 +132,21 @@ def test_a_polite_end_keeps_a_checkpoint_even_in_the_middle_of_a_copy(tmp_path: 
 # --- As a job ---
 
 
-@pytest.fixture
-def hub(tmp_path: Path) -> Iterator[Hub]:
-    with Hub(tmp_path / "hub") as server:
-        yield server
-    assert server.unknown == []
-
-
 def test_a_token_that_cannot_write_ends_the_job_before_it_costs(hub: Hub, tmp_path: Path, disk: Path) -> None:
     run = _write(tmp_path / "run", hub_model_id="me/tuned")
     token = hub.new_token("read", ())
-    code, said = _job(run, disk, "--job", hub=hub.environment(tmp_path / "home", token=token))
+    code, events = _job(run, disk, "--job", hub=hub.environment(tmp_path / "home", token=token))
     assert code == 4
-    assert [e["event"] for e in said] == ["stage", "failed"]  # not even the data was read
+    assert [e["event"] for e in events] == ["stage", "failed"]  # not even the data was read
     failure = json.loads((run / "train.failed.json").read_text())
     assert (failure["exit_code"], failure["error"]["code"]) == (4, "no_permission")
-    assert token not in json.dumps(said) + (run / "train.failed.json").read_text()
-    code, said = _job(run, disk, "--job", hub=hub.environment(tmp_path / "home", token=None))
-    assert (code, said[-1]["error"]["code"]) == (4, "not_signed_in")
+    assert token not in json.dumps(events) + (run / "train.failed.json").read_text()
+    code, events = _job(run, disk, "--job", hub=hub.environment(tmp_path / "home", token=None))
+    assert (code, events[-1]["error"]["code"]) == (4, "not_signed_in")
     hub.faults.add("POST /api/repos/create", SERVER_ERROR, times=ALWAYS)
-    code, said = _job(run, disk, "--job", hub=hub.environment(tmp_path / "home"))
-    assert (code, said[-1]["error"]["code"]) == (8, "hub_unreachable")
-    assert [e["event"] for e in said] == ["stage", "note", "note", "failed"]
+    code, events = _job(run, disk, "--job", hub=hub.environment(tmp_path / "home"))
+    assert (code, events[-1]["error"]["code"]) == (8, "hub_unreachable")
+    assert [e["event"] for e in events] == ["stage", "note", "note", "failed"]
 
 
 @pytest.mark.parametrize(
@@ -196,16 +185,16 @@ def test_a_push_that_fails_loses_nothing(hub: Hub, straight: Path, tmp_path: Pat
     hub.faults.add("POST /api/models/me/tuned/commit", SERVER_ERROR, times=3)
     hub.faults.add("POST /api/models/me/tuned/commit", Fault(403), call=4)
     for end in ("hub", "token"):
-        code, said = _job(run, disk, "--job", hub=hub.environment(tmp_path / "home"))
-        assert (code, said[-1]["error"]["code"]) == (5, "push_failed"), end
+        code, events = _job(run, disk, "--job", hub=hub.environment(tmp_path / "home"))
+        assert (code, events[-1]["error"]["code"]) == (5, "push_failed"), end
         assert json.loads((run / "kept.json").read_text())["state"] == "done"
         assert not (run / "train.failed.json").exists()
     commits = []
     for _ in range(2):
-        code, said = _job(run, disk, "--job", hub=hub.environment(tmp_path / "home"))
+        code, events = _job(run, disk, "--job", hub=hub.environment(tmp_path / "home"))
         assert code == 0
-        assert {e["event"] for e in said} == {"note", "stage", "pushed"}
-        commits.append(said[-1]["commit"])
+        assert {e["event"] for e in events} == {"note", "stage", "pushed"}
+        commits.append(events[-1]["commit"])
     assert commits[0] == commits[1] == hub.repositories["model", "me/tuned"].commit("main")
     assert len(hub.repositories["model", "me/tuned"].history["main"]) == 1
 
@@ -234,9 +223,9 @@ def test_a_job_that_is_killed_goes_on_and_is_pushed(hub: Hub, straight: Path, tm
     second = _submit(hub, tmp_path / "home", run, data, disk, again=first)
     assert (second.stage, second.message) == ("COMPLETED", None), second.lines
     assert [struck.split(" ")[-1] for struck in hub.faults.struck] == ["503", "500", "0", "500"]
-    kept = _download(hub, first, tmp_path / "kept")
-    _assert_same(kept, straight)
-    _assert_digests(kept)
+    folder = _download(hub, first, tmp_path / "kept")
+    _assert_same(folder, straight)
+    _assert_digests(folder)
 
     repository = hub.repositories["model", "me/tuned"]
     records = {".gitattributes", "README.md", "train.json", "environment.json", "recipe.json"}
@@ -246,7 +235,7 @@ def test_a_job_that_is_killed_goes_on_and_is_pushed(hub: Hub, straight: Path, tm
     assert ModelCard(repository.files["README.md"].decode()).data.library_name == "peft"
     for name in ("README.md", "recipe.json"):
         assert str(tiny.cached("gemma").parent) not in repository.files[name].decode()
-    _assert_no_rows(repository.files, kept, tiny.rows(24))
+    _assert_no_rows(repository.files, folder, tiny.rows(24))
     pushed = training.events("\n".join(second.lines))[-1]
     assert pushed == {"event": "pushed", "repo": "me/tuned", "commit": repository.commit("main")}
     _assert_nowhere(hub, hub.token, tmp_path)
@@ -274,13 +263,13 @@ def _job(
 ) -> tuple[int, list[dict[str, Any]]]:
     """Its exit code and events. Everything of it is killed after a step, when it has kept something."""
     process = _start(run, disk, *arguments, hub=hub)
-    seen: list[dict[str, Any]] = []
+    events: list[dict[str, Any]] = []
     for line in process.stdout or ():
-        seen += training.events(line)
-        if stop_at is not None and len([e for e in seen if e["event"] == "kept"]) > 1 and _after(seen, stop_at):
+        events += training.events(line)
+        if stop_at is not None and len([e for e in events if e["event"] == "kept"]) > 1 and _after(events, stop_at):
             os.killpg(process.pid, signal.SIGKILL)
             stop_at = None
-    return process.wait(), seen
+    return process.wait(), events
 
 
 def _after(seen: list[dict[str, Any]], step: int) -> bool:
@@ -343,10 +332,8 @@ def _submit(hub: Hub, home: Path, run: Path, data: Path, disk: Path, *, again: A
     command = [sys.executable, "-c", _SUBMIT, str(train_program()), str(run / "plan.json"), str(data), str(disk)]
     done = subprocess.run([*command, folder], capture_output=True, text=True, env=hub.environment(home), timeout=60)
     assert done.returncode == 0, done.stderr
-    job, end = hub.jobs.all[-1], time.monotonic() + 250
-    while not job.ended:
-        assert time.monotonic() < end, job.lines
-        time.sleep(0.05)
+    job = hub.jobs.all[-1]
+    wait_until(lambda: job.ended, 250, job.lines)
     job.bucket = json.loads(done.stdout.splitlines()[-1])
     return job
 

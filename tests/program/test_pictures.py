@@ -6,9 +6,7 @@ from __future__ import annotations
 import base64
 import importlib
 import io
-import struct
 import warnings
-import zlib
 from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,6 +16,7 @@ import pytest
 from PIL import Image
 
 import tiny_vision
+from picture_bytes import encoded, header
 from skill_train.program.events import Refused
 from skill_train.program.examples import to_example
 from skill_train.program.pictures.decode import PictureSize, picture_digest, picture_size, read_picture
@@ -25,12 +24,6 @@ from skill_train.program.pictures.find import lift_pictures, picture_parts, sour
 from skill_train.program.pictures.tokens import Pictures
 
 RED, GREEN = (255, 0, 0), (0, 128, 0)
-
-
-def _content(image: Image.Image, kind: str = "PNG", **options: Any) -> bytes:
-    file = io.BytesIO()
-    image.save(file, kind, **options)
-    return file.getvalue()
 
 
 def _two(mode: str = "RGB") -> Image.Image:
@@ -42,7 +35,7 @@ def _two(mode: str = "RGB") -> Image.Image:
 
 @pytest.mark.parametrize("mode", ["RGB", "RGBA", "P", "CMYK"])
 def test_modes_give_the_same_colours(mode: str) -> None:
-    image = read_picture(_content(_two(mode), "TIFF" if mode == "CMYK" else "PNG"), None)
+    image = read_picture(encoded(_two(mode), "TIFF" if mode == "CMYK" else "PNG"), None)
     assert (image.mode, image.size) == ("RGB", (40, 30))
     assert (image.getpixel((5, 5)), image.getpixel((35, 5))) == (RED, GREEN)
 
@@ -50,18 +43,18 @@ def test_modes_give_the_same_colours(mode: str) -> None:
 @pytest.mark.parametrize(("mode", "value", "grey"), [("L", 200, 200), ("LA", (200, 255), 200), ("I;16", 51200, 200)])
 def test_grey(mode: str, value: Any, grey: int) -> None:
     """16-bit grey: Pillow's own conversion would make every value above 255 white."""
-    assert read_picture(_content(Image.new(mode, (4, 4), value)), None).getpixel((1, 1)) == (grey,) * 3
+    assert read_picture(encoded(Image.new(mode, (4, 4), value)), None).getpixel((1, 1)) == (grey,) * 3
 
 
 def test_what_is_transparent_is_white() -> None:
     image = _two("RGBA")
     image.putalpha(Image.new("L", (40, 30), 0))
-    assert read_picture(_content(image), None).getpixel((5, 5)) == (255, 255, 255)
+    assert read_picture(encoded(image), None).getpixel((5, 5)) == (255, 255, 255)
     half = Image.new("RGBA", (4, 4), (0, 0, 0, 128))
-    assert read_picture(_content(half), None).getpixel((0, 0)) == (127, 127, 127)
+    assert read_picture(encoded(half), None).getpixel((0, 0)) == (127, 127, 127)
     palette = _two("P")
     palette.info["transparency"] = palette.getpixel((5, 5))
-    assert read_picture(_content(palette, "GIF"), None).getpixel((5, 5)) == (255, 255, 255)
+    assert read_picture(encoded(palette, "GIF"), None).getpixel((5, 5)) == (255, 255, 255)
 
 
 @pytest.mark.parametrize(
@@ -87,7 +80,7 @@ def test_exif_turns_it_upright(orientation: int) -> None:
     """The EXIF standard: 6 is what a telephone that is held upright writes: the first row is the right side."""
     exif = Image.Exif()
     exif[0x0112] = orientation
-    content = _content(_two(), "JPEG", exif=exif, quality=100, subsampling=0)
+    content = encoded(_two(), "JPEG", exif=exif, quality=100, subsampling=0)
     image = read_picture(content, None)
     assert image.size == ((40, 30) if orientation < 5 else (30, 40)) == tuple(picture_size(content, None))
     red = {1: (3, 15), 2: (36, 15), 3: (36, 15), 4: (3, 15), 5: (15, 3), 6: (15, 3), 7: (15, 36), 8: (15, 36)}
@@ -95,7 +88,7 @@ def test_exif_turns_it_upright(orientation: int) -> None:
 
 
 def test_sources_of_one_picture(tmp_path: Path) -> None:
-    content = _content(_two())
+    content = encoded(_two())
     (tmp_path / "in").mkdir()
     (tmp_path / "in" / "a.png").write_bytes(content)
     uri = "data:image/png;base64," + base64.b64encode(content).decode()
@@ -104,18 +97,8 @@ def test_sources_of_one_picture(tmp_path: Path) -> None:
     assert {read_picture(source, tmp_path).tobytes() for source in sources} == {_two().tobytes()}
 
 
-def _png(width: int, height: int) -> bytes:
-    """The header of a PNG file, with hardly a pixel behind it."""
-    parts = {b"IHDR": struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0), b"IDAT": zlib.compress(b"0"), b"IEND": b""}
-    chunks = (
-        struct.pack(">I", len(body)) + name + body + struct.pack(">I", zlib.crc32(name + body))
-        for name, body in parts.items()
-    )
-    return b"\x89PNG\r\n\x1a\n" + b"".join(chunks)
-
-
 def _frames(kind: str) -> bytes:
-    return _content(_two(), kind, save_all=True, append_images=[Image.new("RGB", (40, 30))])
+    return encoded(_two(), kind, save_all=True, append_images=[Image.new("RGB", (40, 30))])
 
 
 @pytest.mark.parametrize(
@@ -123,16 +106,16 @@ def _frames(kind: str) -> bytes:
     [
         (b"", "is empty"),
         (b"hello, I am text", "is not a picture"),
-        (_content(_two(), "EPS"), "is not a picture"),
-        (_content(_two())[:-40], "is broken"),
-        (_content(_two(), "JPEG")[:-20], "is broken"),
-        (_png(60_000, 60_000), "has too many pixels"),
-        (_png(12_000, 12_000), "has too many pixels"),
-        (_png(2010, 10), "is too narrow"),
+        (encoded(_two(), "EPS"), "is not a picture"),
+        (encoded(_two())[:-40], "is broken"),
+        (encoded(_two(), "JPEG")[:-20], "is broken"),
+        (header(60_000, 60_000), "has too many pixels"),
+        (header(12_000, 12_000), "has too many pixels"),
+        (header(2010, 10), "is too narrow"),
         (_frames("GIF"), "is animated"),
         (_frames("WEBP"), "is animated"),
         (_frames("TIFF"), "is animated"),
-        (_content(Image.new("I", (4, 4), 70_000), "TIFF"), "has the colour mode I"),
+        (encoded(Image.new("I", (4, 4), 70_000), "TIFF"), "has the colour mode I"),
         ("data:image/png,abc", "is not base64"),
         ("data:image/png;base64,a$c", "is not base64"),
         ({"bytes": None, "path": None}, "has neither bytes nor a path"),
@@ -149,7 +132,7 @@ def _frames(kind: str) -> bytes:
 def test_refused_with_its_fault(source: Any, fault: str, tmp_path: Path) -> None:
     folder = tmp_path / "data"
     (folder / "folder").mkdir(parents=True)
-    (tmp_path / "outside.png").write_bytes(_content(_two()))
+    (tmp_path / "outside.png").write_bytes(encoded(_two()))
     (folder / "link.png").symlink_to(tmp_path / "outside.png")
     with pytest.raises(Refused, match=fault) as caught:
         read_picture(source, folder)
@@ -161,17 +144,17 @@ def test_the_header_of_a_png_tells_its_orientation() -> None:
     the picture."""
     exif = Image.Exif()
     exif[0x0112] = 6
-    before = _content(_two(), "PNG", exif=exif)
+    before = encoded(_two(), "PNG", exif=exif)
     chunk = before[before.index(b"eXIf") - 4 :]
     chunk = chunk[: 12 + int.from_bytes(chunk[:4], "big")]
-    plain = _content(_two())
+    plain = encoded(_two())
     behind = plain[:-12] + chunk + plain[-12:]
     assert tuple(picture_size(before, None)) == read_picture(before, None).size == (30, 40)
     assert tuple(picture_size(behind, None)) == read_picture(behind, None).size == (40, 30)
 
 
 def test_a_broken_second_half_is_found_when_it_is_decoded_and_not_before() -> None:
-    content = _content(_two(), "JPEG")[:-20]
+    content = encoded(_two(), "JPEG")[:-20]
     assert picture_size(content, None) == (40, 30)
 
 

@@ -12,7 +12,6 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -34,19 +33,10 @@ from skill_train.run.folder import RunDir
 from skill_train.run.train_record import TrainRecord
 from skill_train.train import local
 
-pytestmark = [pytest.mark.slow, pytest.mark.real_python]
+pytestmark = [pytest.mark.slow, pytest.mark.real_python, pytest.mark.usefixtures("own_threads")]
 
 STEPS = 4
 GPUS = (Gpu("NVIDIA L40S", 48 << 30, None, 8.9, False),) * 2
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    import torch
-
-    threads = torch.get_num_threads()
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="module")

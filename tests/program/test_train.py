@@ -11,7 +11,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -26,17 +26,7 @@ from skill_train.program.main import main
 from skill_train.program.watch import is_complete
 from skill_train.recipe.fields import OPTIMIZERS
 
-pytestmark = pytest.mark.slow
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    """The plans say one thread; the tests after these get theirs back."""
-    import torch
-
-    threads = torch.get_num_threads()
-    yield
-    torch.set_num_threads(threads)
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("own_threads")]
 
 
 # --- A whole run ---
@@ -67,8 +57,8 @@ def test_a_run_leaves_these_files(straight: Path) -> None:
 def test_the_smoke_verdict_has_its_figures(straight: Path) -> None:
     record = json.loads((straight / "train.json").read_text())
     checks = {check["name"]: check for check in record["checks"]}
-    wanted = ["model_loads", "batches_are_valid", "accumulation", "loss_falls", "checkpoint_saves", "adapter_reloads"]
-    assert list(checks) == wanted
+    names = ["model_loads", "batches_are_valid", "accumulation", "loss_falls", "checkpoint_saves", "adapter_reloads"]
+    assert list(checks) == names
     assert record["verdict"] == "pass", record["checks"]
     assert checks["accumulation"]["figure"] < 1e-3 and checks["adapter_reloads"]["figure"] < 1e-4
     # r 16 on q (64 -> 128), k and v (64 -> 64) and o (128 -> 64) of two layers: 16 x (in + out) each

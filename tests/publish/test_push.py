@@ -6,7 +6,6 @@ import hashlib
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,13 +27,6 @@ pytestmark = pytest.mark.slow
 pytest.importorskip("huggingface_hub")
 
 PROGRAM = [sys.executable, "-c", "from skill_train.cli import main; main()", "push"]
-
-
-@pytest.fixture
-def hub(tmp_path: Path) -> Iterator[Hub]:
-    with Hub(tmp_path / "hub") as server:
-        yield server
-    assert server.unknown == []
 
 
 @pytest.fixture
@@ -140,8 +132,8 @@ def test_the_same_push_again_makes_no_second_commit(hub: Hub, tmp_path: Path, ru
 
 def test_a_private_repository_stays_private(hub: Hub, tmp_path: Path, run: Path) -> None:
     assert _push(hub, tmp_path / "home", run, "--repo", "me/tickets")[1]["data"]["private"] is True
-    said = _push(hub, tmp_path / "home", run, "--repo", "me/tickets", "--public")[1]["data"]
-    assert said["private"] is True and hub.repositories["model", "me/tickets"].private
+    data = _push(hub, tmp_path / "home", run, "--repo", "me/tickets", "--public")[1]["data"]
+    assert data["private"] is True and hub.repositories["model", "me/tickets"].private
     assert _push(hub, tmp_path / "home", run, "--repo", "me/open", "--public")[1]["data"]["private"] is False
 
 
@@ -173,9 +165,9 @@ def test_a_dry_run_says_what_the_push_would_meet(
     repo = "somebody/tickets" if what == "a stranger" else "me/tickets"
     if what == "offline":
         hub.faults.add("GET /api/whoami-v2", Fault(503), times=9)
-    done, answer, said = _push(hub, tmp_path / "home", run, "--repo", repo, "--dry-run", token=token)
+    done, answer, output = _push(hub, tmp_path / "home", run, "--repo", repo, "--dry-run", token=token)
     assert (done, answer.get("error", {}).get("code")) == (code, name), answer
-    assert (token or "no token") not in said and "madeUpAbc" not in said
+    assert (token or "no token") not in output and "madeUpAbc" not in output
     assert answer["data"]["files"] and bool(answer["next"]) == (code == 0)
     assert ("not_checked" in [w["code"] for w in answer["warnings"]]) == (what == "offline")
 
@@ -184,18 +176,18 @@ def test_the_card_has_the_figures_of_these_files_and_of_no_others(hub: Hub, tmp_
     file = run / "gguf" / "first-q8_0.gguf"
     model = {"loss": 0.5, "exact_match": 0.75, "asked_rows": 20}
     difference = {"model": file.name, "against": "tuned", "measure": "loss", "difference": 0.01, "low": -0.02}
-    found = whole_records.evaluation(
+    evaluation = whole_records.evaluation(
         inputs={"models": {file.name: {"model": _digest(file), "adapter": None}}},
         models=[model | {"name": "base", "loss": 2.5}, model | {"name": file.name}],
         differences=[difference | {"high": 0.04, "says": "inside the noise"}],
     )
-    _write(run / "evaluate.json", found)
+    _write(run / "evaluate.json", evaluation)
     _push(hub, tmp_path / "home", run, "--repo", "me/tickets")
     card = hub.repositories["model", "me/tickets"].at("main")["README.md"].decode()
     assert "on 20 rows that never trained" in card and "| base | 2.5 | 75% of 20 |  |" in card
     assert f"| {file.name} | 0.5 | 75% of 20 | +0.01 (-0.02 to +0.04) against tuned: inside the noise |" in card
-    found["inputs"]["models"][file.name]["model"]["sha256"] = "0" * 64
-    _write(run / "evaluate.json", found)
+    evaluation["inputs"]["models"][file.name]["model"]["sha256"] = "0" * 64
+    _write(run / "evaluate.json", evaluation)
     _push(hub, tmp_path / "home", run, "--repo", "me/tickets")
     assert "## Measured" not in hub.repositories["model", "me/tickets"].at("main")["README.md"].decode()
 
@@ -353,24 +345,24 @@ def test_a_token_goes_nowhere_however_it_is_written(
     hub: Hub, tmp_path: Path, run: Path, name: str, content: str
 ) -> None:
     (run / "adapter" / name).write_text(content)
-    done, answer, said = _push(hub, tmp_path / "home", run, "--repo", "me/tickets")
-    assert (done, answer["error"]["code"]) == (2, "secret_found") and TOKEN not in said
+    done, answer, output = _push(hub, tmp_path / "home", run, "--repo", "me/tickets")
+    assert (done, answer["error"]["code"]) == (2, "secret_found") and TOKEN not in output
     assert hub.repositories == {}
 
 
 def test_only_files_of_a_model_leave(hub: Hub, tmp_path: Path, run: Path) -> None:
-    kept = ("evil.py", "optimizer.pt", "adapter_model.bin", "evil.pkl", ".env", "sub/.netrc", "rows.parquet", "run.sh")
-    for name in kept:
+    names = ("evil.py", "optimizer.pt", "adapter_model.bin", "evil.pkl", ".env", "sub/.netrc", "rows.parquet", "run.sh")
+    for name in names:
         (run / "adapter" / name).parent.mkdir(exist_ok=True)
         (run / "adapter" / name).write_bytes(b"import os")
     (run / "adapter" / "LICENSE").write_text("as it is")
     code, answer, _ = _push(hub, tmp_path / "home", run, "--repo", "me/tickets")
-    assert (code, set(answer["data"]["left_out"])) == (0, {f"adapter/{name}" for name in kept})
+    assert (code, set(answer["data"]["left_out"])) == (0, {f"adapter/{name}" for name in names})
     assert [w["code"] for w in answer["warnings"]] == ["left_out"]
     there = hub.repositories["model", "me/tickets"].at("main")
-    assert not [name for name in there for other in kept if name.endswith(other)] and "adapter/LICENSE" in there
-    said = ("--part", "adapter", "--include", "evil.py", "--dry-run")
-    _, answer, _ = _push(hub, tmp_path / "home", run, "--repo", "me/tickets", *said)
+    assert not [name for name in there for other in names if name.endswith(other)] and "adapter/LICENSE" in there
+    words = ("--part", "adapter", "--include", "evil.py", "--dry-run")
+    _, answer, _ = _push(hub, tmp_path / "home", run, "--repo", "me/tickets", *words)
     assert "evil.py" in {file["path"] for file in answer["data"]["files"]}
     assert answer["next"] == [f"skill-train push {run} --repo me/tickets --part adapter --include evil.py"]
     code, answer, _ = _push(hub, tmp_path / "home", run, "--repo", "me/tickets", "--include", "evli.py")

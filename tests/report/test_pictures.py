@@ -20,6 +20,7 @@ import picture_pairs
 import planning
 import whole_records
 from pages import Page
+from picture_bytes import encoded
 from skill_train.report.sections import run_view, verdict
 from skill_train.report.step import report, reported_run
 from skill_train.report.thumbnails import EDGE, MOST_CHARACTERS, MOST_OF_ROW, shown_pictures
@@ -57,10 +58,9 @@ def held_out(folder: Path, line: int, pictures: list[Image.Image]) -> dict[str, 
     row |= {"messages": [{"role": "user", "content": "Which?"}], "rendered": "", "truncated": False, "full_length": 2}
     (folder / "images").mkdir(exist_ok=True)
     for picture in pictures:
-        file = io.BytesIO()
-        picture.save(file, "PNG")
-        digest = hashlib.sha256(file.getvalue()).hexdigest()
-        (folder / "images" / f"{digest}.png").write_bytes(file.getvalue())
+        content = encoded(picture)
+        digest = hashlib.sha256(content).hexdigest()
+        (folder / "images" / f"{digest}.png").write_bytes(content)
         row["images"] = [*row.get("images", []), f"images/{digest}.png"]
         row["image_sha256"] = [*row.get("image_sha256", []), digest]
     return row
@@ -127,9 +127,9 @@ def test_each_row_has_its_own_picture_and_a_row_of_text_has_none(run: Path) -> N
     rows = [held_out(run, line, [Image.new("RGB", (320, 160), colour)]) for line, colour in colours.items()]
     write_rows(run, [*rows, held_out(run, 4, [])])
     page = page_of(run)
-    asked = page.html.split('<div class="asked">')[1:]
-    assert len(asked) == 4 and [part.count("<img") for part in asked] == [1, 1, 1, 0]
-    for part in asked[:3]:
+    questions = page.html.split('<div class="asked">')[1:]
+    assert len(questions) == 4 and [part.count("<img") for part in questions] == [1, 1, 1, 0]
+    for part in questions[:3]:
         [source] = re.findall(r'<img src="([^"]*)"', part)
         [line] = re.findall(r"&lt;image&gt; of line (\d)", part)
         with Image.open(io.BytesIO(decoded(source))) as small:
@@ -145,15 +145,12 @@ def test_nothing_of_the_file_but_its_pixels_is_in_the_page(run: Path) -> None:
     picture = picture_pairs.picture(300, 200, seed=1)
     exif = Image.Exif()
     exif[0x013B] = "ada lovelace"
-    file = io.BytesIO()
-    picture.save(file, "JPEG", exif=exif, comment=b"ada lovelace", xmp=b"<x>ada lovelace</x>", quality=99)
+    jpeg = encoded(picture, "JPEG", exif=exif, comment=b"ada lovelace", xmp=b"<x>ada lovelace</x>", quality=99)
     text = PngImagePlugin.PngInfo()
     text.add_text("Author", "ada lovelace")
-    other = io.BytesIO()
-    picture.save(other, "PNG", pnginfo=text)
     row = held_out(run, 1, [picture])
     row["images"], row["image_sha256"] = [], []
-    for content in (file.getvalue(), other.getvalue()):
+    for content in (jpeg, encoded(picture, pnginfo=text)):
         assert b"lovelace" in content
         digest = hashlib.sha256(content).hexdigest()
         (run / "images" / digest).write_bytes(content)
@@ -220,12 +217,12 @@ def test_a_hundred_rows_of_noise_stay_small(run: Path) -> None:
     one = held_out(run, 1, [noise])
     many = one | {name: one[name] * 9 for name in ("images", "image_sha256")}
     write_rows(run, [many | {"line": line} for line in range(1, 101)])
-    found = pictures_of(run).by_line
-    assert len(found) == 12 and all(len(views) == MOST_OF_ROW + 1 for views in found.values())
-    assert [view["why_not"] for views in found.values() for view in views[-1:]] == ["and 5 more"] * 12
-    copies = [view["thumbnail"] for views in found.values() for view in views if view["thumbnail"]]
+    rows = pictures_of(run).by_line
+    assert len(rows) == 12 and all(len(views) == MOST_OF_ROW + 1 for views in rows.values())
+    assert [view["why_not"] for views in rows.values() for view in views[-1:]] == ["and 5 more"] * 12
+    copies = [view["thumbnail"] for views in rows.values() for view in views if view["thumbnail"]]
     assert 4 < len(copies) < 12 * MOST_OF_ROW and sum(map(len, copies)) <= MOST_CHARACTERS
-    assert found[12][0]["why_not"] == "not shown: the page would be too large"
+    assert rows[12][0]["why_not"] == "not shown: the page would be too large"
     page = page_of(run)
     assert len(page.html) < MOST_CHARACTERS + 300_000
     assert all(max(int(a["width"]), int(a["height"])) <= EDGE for tag, a in page.tags if tag == "img")
@@ -233,8 +230,8 @@ def test_a_hundred_rows_of_noise_stay_small(run: Path) -> None:
 
 def test_without_pillow_the_page_says_so(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "PIL", None)
-    found = pictures_of(run)
-    assert found.by_line == {} and found.note.startswith("Pictures are not shown: Pillow is not installed")
+    pictures = pictures_of(run)
+    assert pictures.by_line == {} and pictures.note.startswith("Pictures are not shown: Pillow is not installed")
 
 
 def test_a_picture_of_sensitive_data_is_shown_as_its_text_is(run: Path) -> None:
@@ -289,9 +286,9 @@ def test_a_pair_that_was_not_asked_together_is_not_proved(run: Path) -> None:
 
 def test_a_projector_that_was_exported_again_is_not_the_one_that_was_verified(run: Path) -> None:
     _write(run / "mmproj.json", {"outputs": {"gguf/mmproj-run-f16.gguf": PROJECTOR | {"sha256": "cc"}}})
-    found = verdict(reported_run(RunDir(run), "run"))
-    assert found["headline"] == "The proof is of other files"
-    assert found["because"] == ["mmproj-run-f16.gguf is not the one that was verified"]
+    proof = verdict(reported_run(RunDir(run), "run"))
+    assert proof["headline"] == "The proof is of other files"
+    assert proof["because"] == ["mmproj-run-f16.gguf is not the one that was verified"]
     [pair] = view_of(run)["pairs"]
     assert (pair["projector_verdict"], pair["verdict"]) == ("unknown", "unknown")
 

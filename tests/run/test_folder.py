@@ -14,6 +14,7 @@ import gguf
 import pytest
 
 import containers
+from one_command import answered
 from skill_train.core import files as parts
 from skill_train.core.digests import FileDigest, digests
 from skill_train.core.errors import DecisionNeeded, UsageError
@@ -109,18 +110,14 @@ def test_a_part_that_another_container_works_on_stays(tmp_path: Path, step: str)
             final.rmdir()
 
 
-def test_a_part_that_nobody_can_judge_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    from skill_train.cli import main
-
+def test_a_part_that_nobody_can_judge_is_told(tmp_path: Path) -> None:
     rows = tmp_path / "rows.jsonl"
     rows.write_text('{"text": "a"}\n' * 4)
     part = tmp_path / ".fixed.jsonl.0123456789ab-1.dddd.part"
     part.write_bytes(b"1")
-    with pytest.raises(SystemExit) as ended:
-        main(["data", str(rows), "--fix", str(tmp_path / "fixed.jsonl"), "--format", "json"])
-    warnings = json.loads(capsys.readouterr().out)["warnings"]
-    told = [one["message"] for one in warnings if one["code"] == "part_left_alone"]
-    assert ended.value.code == 0 and len(told) == 1 and str(part) in told[0] and part.exists()
+    code, answer = answered("data", rows, "--fix", tmp_path / "fixed.jsonl")
+    messages = [warning["message"] for warning in answer["warnings"] if warning["code"] == "part_left_alone"]
+    assert code == 0 and len(messages) == 1 and str(part) in messages[0] and part.exists()
 
 
 def test_a_killed_process_leaves_nothing_under_the_final_name(tmp_path: Path) -> None:
@@ -265,9 +262,9 @@ def test_space_is_asked_before_work_starts(tmp_path: Path) -> None:
 
 
 def test_versions_and_peak_memory_are_facts_or_none() -> None:
-    found = versions("no-such-package")
-    assert found["python"] == sys.version.split()[0]
-    assert found["no-such-package"] is None
+    installed = versions("no-such-package")
+    assert installed["python"] == sys.version.split()[0]
+    assert installed["no-such-package"] is None
     peak = peak_memory_bytes()
     assert peak is None or 10**7 < peak < 10**12  # a Python process has tens of megabytes
 

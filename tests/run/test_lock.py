@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import signal
@@ -11,12 +10,11 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 import containers
-from skill_train.cli import main
+from one_command import answered, called
 from skill_train.core.errors import UsageError
 from skill_train.core.files import place
 from skill_train.core.resources import demo
@@ -81,15 +79,14 @@ HOLD_OUT = (
 )
 
 
-def test_two_commands_do_not_make_one_result(tmp_path: Path, capsys: Any) -> None:
+def test_two_commands_do_not_make_one_result(tmp_path: Path) -> None:
     out = tmp_path / "new" / "merged"
     command = [sys.executable, "-c", HOLD_OUT, str(out)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as holder:
         assert holder.stdin is not None and holder.stdout is not None and holder.stdout.readline() == "held\n"
-        with pytest.raises(SystemExit) as ended:
-            main(["merge", "--base", str(demo() / "model"), "--adapter", "x", "--out", str(out), "--format", "json"])
-        error = json.loads(capsys.readouterr().out)["error"]
-        assert (ended.value.code, error["code"]) == (2, "run_in_use") and f"process {holder.pid} " in error["message"]
+        code, answer = answered("merge", "--base", demo() / "model", "--adapter", "x", "--out", out)
+        error = answer["error"]
+        assert (code, error["code"]) == (2, "run_in_use") and f"process {holder.pid} " in error["message"]
         assert "another --out" in error["hint"]
         holder.stdin.close()
         holder.wait(20)
@@ -109,14 +106,14 @@ def test_a_lock_of_another_container_is_not_called_a_leftover(tmp_path: Path) ->
             f"{place()}\nprocess {gone.pid} on {socket.gethostname()} (skill-train local), training in process 1"
         )
         lock.flush()
-        asked = (
+        program = (
             "import sys; from pathlib import Path; from skill_train.run.folder import RunDir\n"
             "from skill_train.core.errors import UsageError; from skill_train.run.lock import locked\n"
             "try:\n    locked(RunDir(Path(sys.argv[1])), 'local').__enter__()\n"
             "except UsageError as error:\n    print(error.message, error.hint, sep='|')\n"
         )
-        here = subprocess.run([sys.executable, "-c", asked, str(tmp_path)], capture_output=True, text=True).stdout
-        there = containers.run([sys.executable, "-c", asked, str(tmp_path)]).stdout
+        here = subprocess.run([sys.executable, "-c", program, str(tmp_path)], capture_output=True, text=True).stdout
+        there = containers.run([sys.executable, "-c", program, str(tmp_path)]).stdout
     assert "a command was killed" in here
     assert "in another container" in there and "a command was killed" not in there
 
@@ -158,16 +155,15 @@ def test_a_training_that_was_left_behind_still_has_the_folder(tmp_path: Path) ->
     [("merge",), ("verify",), ("evaluate",), ("export-gguf",), ("export-gguf", "--lora")],
     ids=" ".join,
 )
-def test_no_step_starts_beside_another(tmp_path: Path, command: tuple[str, ...], capsys: Any) -> None:
+def test_no_step_starts_beside_another(tmp_path: Path, command: tuple[str, ...]) -> None:
     run = RunDir(tmp_path / "run")
     shutil.copytree(TINY, run.path)
     before = sorted(run.path.iterdir())
-    with locked(run, "another command") as lock, pytest.raises(SystemExit) as ended:
+    with locked(run, "another command") as lock:
         assert lock is not None
-        main([*command, str(run.path), "--format", "json"])
-    said = capsys.readouterr()
-    assert ended.value.code == 2, said
-    assert '"code": "run_in_use"' in said.out and f"process {os.getpid()} on " in said.out
+        done = called(*command, run.path, "--format", "json")
+    assert done.code == 2, done
+    assert '"code": "run_in_use"' in done.stdout and f"process {os.getpid()} on " in done.stdout
     assert sorted(path for path in run.path.iterdir() if path.name != ".lock") == before
 
 

@@ -4,18 +4,16 @@ and tasks, and past the terminal."""
 from __future__ import annotations
 
 import ast
-import io
 import json
 import shlex
-from contextlib import redirect_stdout
 from pathlib import Path
 
 import pytest
 import yaml
 from msgspec.structs import replace
 
+from one_command import answered
 from planning import decided_plan
-from skill_train.cli import main
 from skill_train.cloud import start_once
 from skill_train.cloud.elsewhere import colab, skypilot
 from skill_train.commands.local import draw_checks
@@ -46,10 +44,7 @@ def test_a_name_in_a_recipe(name: str, tmp_path: Path) -> None:
 def test_a_name_in_the_next_command(name: str, tmp_path: Path) -> None:
     path = tmp_path / name
     path.write_text('{"prompt": "q", "completion": "a"}\nbroken\n', encoding="utf-8")
-    out = io.StringIO()
-    with redirect_stdout(out), pytest.raises(SystemExit):
-        main(["data", str(path), "--format", "json"])
-    words = shlex.split(json.loads(out.getvalue())["error"]["hint"])
+    words = shlex.split(answered("data", path)[1]["error"]["hint"])
     assert words[:3] == ["skill-train", "data", str(path)] and words[3] == "--fix" and len(words) == 5
     assert not (tmp_path / "canary").exists() and not Path("canary").exists()
 
@@ -86,6 +81,6 @@ def test_markup_and_escapes_in_a_table_are_text(capsys: pytest.CaptureFixture[st
     console = Console("human", "x")
     console.result(Result({}, human=lambda rich: draw_checks(rich, f"title {hostile}", [check]), next=[hostile]))
     console.result(Result({}, human=lambda rich: rich.print_json(data={hostile: [hostile]})))
-    said = capsys.readouterr().out
-    assert "[/b][bold]x[link" in said.replace("\n", "") and "\x1b" not in said and "\u202e" not in said
-    assert ":smile:" in said and clean("\u2066a\u2069") == "�a�"
+    text = capsys.readouterr().out
+    assert "[/b][bold]x[link" in text.replace("\n", "") and "\x1b" not in text and "\u202e" not in text
+    assert ":smile:" in text and clean("\u2066a\u2069") == "�a�"

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from skill_train.cli import main
+from one_command import answered
 from skill_train.skill import install as skill_install
 from skill_train.skill.files import PROGRAMS, skill_files
 
@@ -22,32 +22,23 @@ AGENTS, CLAUDE = Path(".agents/skills/skill-train"), Path(".claude/skills/skill-
 MARKER = ".skill-train-manifest.json"
 
 
-class Call:
-    """One command, in this process: its exit code and its JSON document."""
-
-    def __init__(self, capsys: pytest.CaptureFixture[str]) -> None:
-        self.capsys = capsys
-
-    def __call__(self, *arguments: object, code: int = 0) -> dict[str, Any]:
-        with pytest.raises(SystemExit) as ended:
-            main([*map(str, arguments), "--format", "json"])
-        answer: dict[str, Any] = json.loads(self.capsys.readouterr().out)
-        assert ended.value.code == code, answer
-        return answer
+def _answer(*words: object, code: int = 0) -> dict[str, Any]:
+    exit_code, answer = answered(*words)
+    assert exit_code == code, answer
+    return answer
 
 
-@pytest.fixture
-def skills(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Call:
+@pytest.fixture(autouse=True)
+def _project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In a project of its own, with a home of its own."""
     monkeypatch.delenv("CLAUDE_CONFIG_DIR", raising=False)
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     (tmp_path / "project").mkdir()
     monkeypatch.chdir(tmp_path / "project")
-    return Call(capsys)
 
 
-def test_a_project_gets_the_skill_once_and_a_link(skills: Call) -> None:
-    answer = skills("skills", "install")
+def test_a_project_gets_the_skill_once_and_a_link() -> None:
+    answer = _answer("skills", "install")
     assert [place["state"] for place in answer["data"]["places"]] == ["written", "linked"]
     for name in ("SKILL.md", "references/cli.md", "templates/chat.yaml"):
         assert (AGENTS / name).read_bytes() == (ROOT / name).read_bytes()
@@ -58,32 +49,32 @@ def test_a_project_gets_the_skill_once_and_a_link(skills: Call) -> None:
 
 
 @pytest.mark.parametrize("options", [(), ("--target", "claude"), ("--scope", "global"), ("--target", "{}/mine")])
-def test_what_was_not_found_is_installed_by_the_hint(skills: Call, tmp_path: Path, options: tuple[str, ...]) -> None:
-    asked = [option.format(tmp_path) for option in options]
-    [command] = skills("skills", "check", *asked, code=7)["next"]
-    skills(*shlex.split(command)[1:])
-    assert skills("skills", "check", *asked)["ok"]
+def test_what_was_not_found_is_installed_by_the_hint(tmp_path: Path, options: tuple[str, ...]) -> None:
+    words = [option.format(tmp_path) for option in options]
+    [command] = _answer("skills", "check", *words, code=7)["next"]
+    _answer(*shlex.split(command)[1:])
+    assert _answer("skills", "check", *words)["ok"]
 
 
-def test_a_second_time_writes_nothing(skills: Call) -> None:
-    skills("skills", "install")
+def test_a_second_time_writes_nothing() -> None:
+    _answer("skills", "install")
     before = _times()
-    answer = skills("skills", "install")
+    answer = _answer("skills", "install")
     assert [place["state"] for place in answer["data"]["places"]] == ["current", "current"]
     assert _times() == before
 
 
-def test_the_marker_names_every_file(skills: Call) -> None:
-    skills("skills", "install")
+def test_the_marker_names_every_file() -> None:
+    _answer("skills", "install")
     marker = json.loads((AGENTS / MARKER).read_text())
     files = {path.relative_to(AGENTS).as_posix() for path in AGENTS.rglob("*") if path.is_file()}
     assert set(marker["files"]) == files - {MARKER}
     assert marker["files"]["SKILL.md"] == hashlib.sha256((ROOT / "SKILL.md").read_bytes()).hexdigest()
 
 
-def test_the_home_gets_it_too(skills: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_home_gets_it_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CLAUDE_CONFIG_DIR", str(tmp_path / "elsewhere" / "claude"))
-    answer = skills("skills", "install", "--scope", "global")
+    answer = _answer("skills", "install", "--scope", "global")
     home, claude = tmp_path / "home" / AGENTS, tmp_path / "elsewhere" / "claude" / "skills" / "skill-train"
     assert [place["path"] for place in answer["data"]["places"]] == [str(home), str(claude)]
     assert os.readlink(claude) == "../../../home/.agents/skills/skill-train"
@@ -95,71 +86,71 @@ def test_the_home_gets_it_too(skills: Call, tmp_path: Path, monkeypatch: pytest.
     ("arguments", "expected"),
     [(["--target", "claude"], CLAUDE), (["--target", "./my skills"], Path("my skills/skill-train"))],
 )
-def test_one_folder_alone(skills: Call, arguments: list[str], expected: Path) -> None:
-    answer = skills("skills", "install", *arguments)
+def test_one_folder_alone(arguments: list[str], expected: Path) -> None:
+    answer = _answer("skills", "install", *arguments)
     assert [Path(place["path"]) for place in answer["data"]["places"]] == [Path.cwd() / expected]
     assert (expected / "SKILL.md").is_file() and not AGENTS.exists()
-    assert skills("skills", "check", *arguments)["data"]["places"][0]["state"] == "current"
+    assert _answer("skills", "check", *arguments)["data"]["places"][0]["state"] == "current"
 
 
-def test_a_mistyped_target_is_not_a_folder(skills: Call) -> None:
-    error = skills("skills", "install", "--target", "claud", code=2)["error"]
+def test_a_mistyped_target_is_not_a_folder() -> None:
+    error = _answer("skills", "install", "--target", "claud", code=2)["error"]
     assert "did you mean 'claude'" in error["message"]
-    assert skills("skills", "install", "--target", "./x", "--scope", "global", code=2)["error"]["code"] == "bad_usage"
+    assert _answer("skills", "install", "--target", "./x", "--scope", "global", code=2)["error"]["code"] == "bad_usage"
     assert list(Path().iterdir()) == []
 
 
 @pytest.mark.parametrize("where", [AGENTS, CLAUDE])
 @pytest.mark.parametrize("kind", ["folder", "link", "file"])
-def test_what_is_somebody_elses_is_refused_before_anything_is_written(skills: Call, where: Path, kind: str) -> None:
+def test_what_is_somebody_elses_is_refused_before_anything_is_written(where: Path, kind: str) -> None:
     _put(where, kind)
     before = _all_files()
-    error = skills("skills", "install", code=2)["error"]
+    error = _answer("skills", "install", code=2)["error"]
     assert error["code"] == "output_exists" and str(where) in error["message"]
     assert _all_files() == before
 
 
 @pytest.mark.parametrize("where", [AGENTS, CLAUDE])
 @pytest.mark.parametrize("kind", ["folder", "link"])
-def test_force_replaces_the_same_names_and_nothing_else(skills: Call, where: Path, kind: str) -> None:
+def test_force_replaces_the_same_names_and_nothing_else(where: Path, kind: str) -> None:
     _put(where, kind)
-    skills("skills", "install", "--force")
+    _answer("skills", "install", "--force")
     for place in (AGENTS, CLAUDE):
         assert (place / "SKILL.md").read_bytes() == (ROOT / "SKILL.md").read_bytes()
     assert Path("theirs/SKILL.md").read_text() == "theirs"  # what a link led to is not touched
     assert (where / "notes.md").exists() == (kind == "folder")  # what has another name stays
-    assert skills("skills", "check")["ok"]
+    assert _answer("skills", "check")["ok"]
     assert _leftovers() == []
 
 
-def test_an_edited_file_is_kept_and_named(skills: Call) -> None:
-    skills("skills", "install")
+def test_an_edited_file_is_kept_and_named() -> None:
+    _answer("skills", "install")
     page = AGENTS / "references" / "cli.md"
     page.write_text("mine")
     (AGENTS / "mine.md").write_text("mine")
     (AGENTS / "SKILL.md").unlink()
-    answer = skills("skills", "install")
+    answer = _answer("skills", "install")
     assert answer["data"]["places"][0]["kept"] == ["references/cli.md"]
     assert answer["warnings"][0]["code"] == "edited_files" and "references/cli.md" in answer["warnings"][0]["message"]
     assert (page.read_text(), (AGENTS / "mine.md").read_text()) == ("mine", "mine")
     assert (AGENTS / "SKILL.md").read_bytes() == (ROOT / "SKILL.md").read_bytes()
-    assert skills("skills", "check", code=3)["data"]["places"][0]["edited"] == ["references/cli.md"]
-    skills("skills", "install", "--force")
+    assert _answer("skills", "check", code=3)["data"]["places"][0]["edited"] == ["references/cli.md"]
+    _answer("skills", "install", "--force")
     assert page.read_bytes() == (ROOT / "references" / "cli.md").read_bytes()
     assert (AGENTS / "mine.md").read_text() == "mine"
 
 
-def test_a_new_version_replaces_what_is_old_and_keeps_what_was_edited(skills: Call) -> None:
+def test_a_new_version_replaces_what_is_old_and_keeps_what_was_edited() -> None:
     _older("0.0.9")
     (AGENTS / "references" / "datasets.md").write_text("edited since")
-    answer = skills("skills", "check", code=3)
+    answer = _answer("skills", "check", code=3)
     assert (answer["error"]["code"], answer["data"]["places"][0]["state"]) == ("skill_outdated", "older")
-    place = skills("skills", "install")["data"]["places"][0]
+    place = _answer("skills", "install")["data"]["places"][0]
     assert (place["state"], place["kept"], place["removed"]) == ("updated", ["references/datasets.md"], ["gone.md"])
     assert not (AGENTS / "gone.md").exists()
     assert (AGENTS / "SKILL.md").read_bytes() == (ROOT / "SKILL.md").read_bytes()
     assert (AGENTS / "references" / "datasets.md").read_text() == "edited since"
-    place = skills("skills", "check", code=3)["data"]["places"][0]  # still known as edited, not as old
+    place = _answer("skills", "check", code=3)["data"]["places"][0]  # still known as edited, not as old
     assert (place["state"], place["edited"]) == ("edited", ["references/datasets.md"])
 
 
@@ -167,64 +158,64 @@ def test_a_new_version_replaces_what_is_old_and_keeps_what_was_edited(skills: Ca
     ("installed", "state"),
     [("0.0.9", "older"), ("0.1", "older"), ("0.10.0", "newer"), ("1.0.0rc1", "newer"), ("0.1.0rc1", "different")],
 )
-def test_check_compares_the_versions(skills: Call, installed: str, state: str) -> None:
+def test_check_compares_the_versions(installed: str, state: str) -> None:
     _older(installed)
-    answer = skills("skills", "check", code=3)
+    answer = _answer("skills", "check", code=3)
     assert (answer["data"]["places"][0]["state"], answer["error"]["got"]) == (state, installed)
 
 
-def test_check_says_which_command_renews_it(skills: Call) -> None:
-    skills("skills", "install", "--scope", "global")
+def test_check_says_which_command_renews_it() -> None:
+    _answer("skills", "install", "--scope", "global")
     (Path.home() / AGENTS / "SKILL.md").unlink()
-    answer = skills("skills", "check", code=3)
+    answer = _answer("skills", "check", code=3)
     assert answer["data"]["places"][0]["missing"] == ["SKILL.md"]
     assert answer["next"] == ["skill-train skills install --scope global"]
-    skills(*answer["next"][0].split()[1:])
-    skills("skills", "check")
+    _answer(*answer["next"][0].split()[1:])
+    _answer("skills", "check")
 
 
-def test_check_of_what_another_program_put_there(skills: Call) -> None:
+def test_check_of_what_another_program_put_there() -> None:
     _put(AGENTS, "folder")
-    answer = skills("skills", "check", code=3)
+    answer = _answer("skills", "check", code=3)
     (place,) = answer["data"]["places"]
     assert (place["state"], place["version"]) == ("unmanaged", None)
 
 
-def test_check_of_nothing(skills: Call) -> None:
-    answer = skills("skills", "check", code=7)
+def test_check_of_nothing() -> None:
+    answer = _answer("skills", "check", code=7)
     assert answer["next"] == ["skill-train skills install"]
 
 
-def test_where_links_cannot_be_made_a_copy_is(skills: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_links_cannot_be_made_a_copy_is(monkeypatch: pytest.MonkeyPatch) -> None:
     def refused(*_: object, **__: object) -> None:
         raise OSError("this file system has no links")
 
     monkeypatch.setattr(Path, "symlink_to", refused)
-    answer = skills("skills", "install")
+    answer = _answer("skills", "install")
     assert [place["state"] for place in answer["data"]["places"]] == ["written", "written"]
     assert (CLAUDE / "SKILL.md").is_file() and not CLAUDE.is_symlink()
-    assert [place["state"] for place in skills("skills", "install")["data"]["places"]] == ["current", "current"]
+    assert [place["state"] for place in _answer("skills", "install")["data"]["places"]] == ["current", "current"]
 
 
-def test_one_folder_under_both_names(skills: Call) -> None:
+def test_one_folder_under_both_names() -> None:
     """Some keep `.claude` as a link to `.agents`, or the other way round."""
     Path(".agents").mkdir()
     Path(".claude").symlink_to(".agents")
-    skills("skills", "install")
+    _answer("skills", "install")
     assert not CLAUDE.is_symlink() and (CLAUDE / "SKILL.md").is_file()
-    assert len(skills("skills", "check")["data"]["places"]) == 1
+    assert len(_answer("skills", "check")["data"]["places"]) == 1
 
 
-def test_a_kill_between_the_two_renames_loses_nothing(skills: Call) -> None:
-    skills("skills", "install")
+def test_a_kill_between_the_two_renames_loses_nothing() -> None:
+    _answer("skills", "install")
     (AGENTS / "mine.md").write_text("mine")
     AGENTS.rename(AGENTS.with_name(".skill-train.before"))
-    skills("skills", "install")
+    _answer("skills", "install")
     assert (AGENTS / "mine.md").read_text() == "mine"
     assert _leftovers() == []
 
 
-def test_a_failure_while_writing_leaves_the_old_copy(skills: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failure_while_writing_leaves_the_old_copy(monkeypatch: pytest.MonkeyPatch) -> None:
     _older("0.0.9")
     before = _all_files()
 
@@ -232,18 +223,18 @@ def test_a_failure_while_writing_leaves_the_old_copy(skills: Call, monkeypatch: 
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(skill_install, "write_json", full)
-    skills("skills", "install", code=3)
+    _answer("skills", "install", code=3)
     assert _all_files() == before
     assert _leftovers() == []
 
 
-def test_a_damaged_marker_keeps_what_it_cannot_account_for(skills: Call) -> None:
-    skills("skills", "install")
+def test_a_damaged_marker_keeps_what_it_cannot_account_for() -> None:
+    _answer("skills", "install")
     (AGENTS / MARKER).write_text("{")
     (AGENTS / "SKILL.md").write_text("mine")
-    assert skills("skills", "install")["data"]["places"][0]["kept"] == ["SKILL.md"]
-    skills("skills", "install", "--force")
-    assert skills("skills", "check")["ok"]
+    assert _answer("skills", "install")["data"]["places"][0]["kept"] == ["SKILL.md"]
+    _answer("skills", "install", "--force")
+    assert _answer("skills", "check")["ok"]
 
 
 def test_programs_of_a_copy_ask_for_the_version_that_made_it() -> None:
@@ -255,7 +246,7 @@ def test_programs_of_a_copy_ask_for_the_version_that_made_it() -> None:
     assert b'path = ".."' in (ROOT / "scripts" / "plan.py").read_bytes()
 
 
-def test_it_needs_no_heavy_library(skills: Call) -> None:
+def test_it_needs_no_heavy_library() -> None:
     program = (
         "import sys\nfrom skill_train.cli import main\ntry:\n    main(['skills', 'install'])\n"
         "except SystemExit:\n    sys.exit(len({'torch', 'huggingface_hub', 'yaml', 'rich'} & set(sys.modules)))"

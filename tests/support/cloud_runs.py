@@ -18,39 +18,20 @@ import pytest
 from msgspec.structs import replace
 
 import step_records
+from command_child import Done
 from hub_emulator import Hub
 from hub_emulator.buckets import Bucket, put_files
 from hub_emulator.jobs import Job
+from one_command import called
 from planning import decided
 from skill_train.core.files import write_json
 from skill_train.run import cloud_record
 from skill_train.run.cloud_record import CloudJob, CloudRecord
 from skill_train.run.folder import RunDir
+from waiting import wait_until
 
 RUN_ID, BUCKET, FOLDER = "0123456789ab", "me/jobs-artifacts", "20261121T100000-abcdef"
 USD_PER_HOUR = 0.4
-
-
-@dataclass
-class Answer:
-    """What a command answered."""
-
-    exit_code: int
-    out: str
-    err: str
-
-    @property
-    def document(self) -> dict[str, Any]:
-        found: dict[str, Any] = json.loads(self.out)
-        return found
-
-    @property
-    def data(self) -> dict[str, Any]:
-        return dict(self.document["data"])
-
-    @property
-    def error(self) -> dict[str, str]:
-        return dict(self.document["error"])
 
 
 @dataclass
@@ -59,18 +40,11 @@ class Cloud:
 
     hub: Hub
     run: RunDir
-    capsys: pytest.CaptureFixture[str]
 
-    def call(self, *arguments: str, format_: str = "json") -> Answer:
-        from skill_train.cli import main
+    def call(self, *arguments: str, form: str = "json") -> Done:
+        return called(*arguments, "--format", form)
 
-        self.capsys.readouterr()
-        with pytest.raises(SystemExit) as ended:
-            main([*arguments, "--format", format_])
-        said = self.capsys.readouterr()
-        return Answer(int(ended.value.code or 0), said.out, said.err)
-
-    def on(self, command: str, *arguments: str) -> Answer:
+    def on(self, command: str, *arguments: str) -> Done:
         """A command on the run directory."""
         return self.call(command, str(self.run.path), *arguments)
 
@@ -113,6 +87,10 @@ class Cloud:
             for path, content in zip(places.values(), files.values(), strict=True):
                 path.write_bytes(content)
             put_files(self.hub, bucket, places)
+
+
+def wait_for(job: Job) -> None:
+    wait_until(lambda: job.ended, 20)
 
 
 def digest(content: bytes) -> dict[str, Any]:
@@ -164,15 +142,16 @@ def plan() -> dict[str, Any]:
     return made | {"policy": {"sensitive": False, "hub_model_id": "me/tickets"}}
 
 
-def cloud(hub: Hub, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Cloud:
+def cloud(hub: Hub, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Cloud:
     """A run that was planned and has no job yet, on this Hub."""
     from huggingface_hub import constants
 
+    hub.jobs.grace_seconds = 0.5
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)  # set for all other tests
     monkeypatch.setattr(constants, "ENDPOINT", hub.endpoint)
     monkeypatch.setenv("HF_TOKEN", hub.token)
     run = RunDir(folder / "run")
     write_json(run.plan, plan())
-    made = Cloud(hub, run, capsys)
+    made = Cloud(hub, run)
     made.keep({"plan.json": run.plan.read_bytes()})
     return made

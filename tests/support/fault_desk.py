@@ -15,7 +15,7 @@ from command_child import Commands
 from fault_schedules import Schedule
 from fault_user import User
 from hub_emulator import Hub
-from models import recorded
+from hub_models import add_model
 
 WORKERS = 4  # most of a schedule is waiting
 MODEL = "Qwen/Qwen2.5-0.5B-Instruct"
@@ -31,10 +31,6 @@ class Desk:
         self.hub.jobs.stand_in = Path(stand_in.__file__)
         self.hub.jobs.grace_seconds = 0.5
         self.commands = Commands(self.hub.environment(self.home))
-        config = json.dumps(recorded("qwen2.5-0.5b")["config"]).encode()
-        files = {"config.json": config, "tokenizer_config.json": b'{"chat_template": "{{ messages }}"}'}
-        self.info = {"safetensors": {"parameters": {"BF16": 494_032_768}, "total": 494_032_768}}
-        self.files = files | {"model.safetensors": bytes(1000)}
         rows = ({"prompt": f"What is late {n}?", "completion": "The ticket."} for n in range(40))
         self.rows = "".join(json.dumps(row) + "\n" for row in rows)
         self.plan = self._plan()
@@ -52,7 +48,7 @@ class Desk:
         for kept in (hub.jobs.all, hub.log, hub.faults.struck, hub.repositories, hub.buckets):
             kept.clear()  # type: ignore[attr-defined]
         hub.faults.clear()
-        hub.add("model", MODEL, self.files, info=self.info)
+        add_model(hub)
         folder = self.folder / name
         folder.mkdir()
         (folder / "rows.jsonl").write_text(self.rows)

@@ -44,11 +44,16 @@ def rewrite(
         if tensor.name not in without:
             data = (tensors or {}).get(tensor.name, lambda data: data)(tensor.data.copy())
             writer.add_tensor(tensor.name, data, raw_dtype=tensor.tensor_type)
+    finish(writer)
+    return out
+
+
+def finish(writer: GGUFWriter) -> None:
+    """Writes the file, with all that the writer was given."""
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    return out
 
 
 def metadata(source: Path, key: str) -> Any:

@@ -20,6 +20,7 @@ import yaml
 
 from hostile import RAW, command, cut, edited, file_bytes, judged, text
 from hostile_rows import rows, start_of_rows
+from one_command import called
 from skill_train.core.errors import from_exit_code
 from skill_train.core.resources import demo
 from skill_train.llama import get_converter as toolchain
@@ -109,25 +110,11 @@ def plan(data: bytes, folder: Path) -> object:
 
 @cache
 def _whole_plan() -> str:
-    import contextlib
     import tempfile
 
-    from skill_train.cli import main
-
     with tempfile.TemporaryDirectory() as folder:
-        words = [
-            "plan",
-            "--model",
-            str(MODEL),
-            "--data",
-            str(demo() / "data.parquet"),
-            "--max-steps",
-            "2",
-            "--where",
-            "local",
-        ]
-        with contextlib.suppress(SystemExit), contextlib.redirect_stdout(io.StringIO()):
-            main([*words, "--out", f"{folder}/p.json", "--format", "quiet"])
+        words = ("--model", MODEL, "--data", demo() / "data.parquet", "--max-steps", 2, "--where", "local")
+        called("plan", *words, "--out", f"{folder}/p.json", "--format", "quiet")
         return Path(folder, "p.json").read_text()
 
 
@@ -265,6 +252,8 @@ def _gguf() -> bytes:
     import numpy as np
     from gguf import GGUFWriter
 
+    from gguf_edit import finish
+
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "x.gguf")
         writer = GGUFWriter(str(path), "llama")
@@ -278,10 +267,7 @@ def _gguf() -> bytes:
         writer.add_string("tokenizer.chat_template", "{{ messages }}")
         writer.add_tensor("token_embd.weight", np.arange(12, dtype=np.float32).reshape(3, 4))
         writer.add_tensor("output_norm.weight", np.ones(4, dtype=np.float16))
-        writer.write_header_to_file()
-        writer.write_kv_data_to_file()
-        writer.write_tensors_to_file()
-        writer.close()
+        finish(writer)
         return path.read_bytes()
 
 

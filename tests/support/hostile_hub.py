@@ -11,7 +11,6 @@ import shutil
 import tempfile
 import urllib.request
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ from typing import Any
 import cloud_runs
 from hostile import file_bytes, judged, text
 from hostile_files import MODEL, Target, in_folder
-from hub_emulator import ALWAYS, Fault, Hub
+from hub_emulator import ALWAYS, Hub, Lie
 from skill_train.cloud import bucket as kept
 from skill_train.cloud import failure_reason as job_story
 from skill_train.data import scan as dataset
@@ -32,15 +31,6 @@ from skill_train.hub import upload as hub_push
 from skill_train.hub.address import endpoint
 from skill_train.recipe.fields import Recipe
 from skill_train.run import progress as job_figures
-
-
-@dataclass(frozen=True)
-class Lie(Fault):
-    """An answer of status 200 with another body."""
-
-    @property
-    def lets_through(self) -> bool:
-        return False
 
 
 @cache

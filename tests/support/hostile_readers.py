@@ -8,7 +8,6 @@ from __future__ import annotations
 import atexit
 import contextlib
 import hashlib
-import io
 import json
 import os
 import shutil
@@ -22,9 +21,10 @@ from typing import Any
 import yaml
 
 import hostile_records
-from hostile import text
+from hostile import check_output, text
 from hostile_files import ADAPTER, MODEL, RECIPE, _entry, _gguf, _plan, _safetensors, _whole_plan
 from hostile_rows import ROWS, _parquet
+from one_command import called
 from skill_train.core.resources import demo
 from skill_train.data import read_rows as rows
 from skill_train.data import scan as dataset
@@ -89,24 +89,12 @@ class Reader:
 
 def command(*arguments: object) -> int:
     """Runs one command in this process and checks that it explains itself."""
-    from hostile import _ESCAPES, CODES
-    from skill_train.cli import main
-
-    out, err = io.StringIO(), io.StringIO()
-    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-        try:
-            main([str(argument) for argument in arguments])
-        except SystemExit as ended:
-            code = int(ended.code or 0)
-    said, told = out.getvalue(), err.getvalue()
-    assert "Traceback" not in told, told[-3000:]
-    assert code in CODES, f"exit {code}: {said[-2000:]}{told[-2000:]}"
-    assert not (escape := _ESCAPES.search(said + told)), f"{escape!r} for the terminal"
+    done = called(*arguments)
+    check_output(done, arguments)
     if "json" in arguments:
-        assert said.count("\n") == 1 and len(said.encode()) <= 8192, said[:500]
-        answer = json.loads(said)
+        answer = done.answer
         assert answer["ok"] or (answer["error"]["message"] and answer["error"]["hint"]), f"no hint: {answer}"
-    return code
+    return done.code
 
 
 # --- A model folder ---

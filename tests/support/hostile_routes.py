@@ -21,7 +21,6 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, cast
 
@@ -29,10 +28,11 @@ import cloud_runs
 import hostile
 import hostile_records
 from command_child import Commands, Done
-from hub_emulator import ALWAYS, Fault, Hub, JobFault, server
+from elsewhere import Elsewhere
+from hub_emulator import ALWAYS, Fault, Hub, JobFault, Lie, server
 from hub_emulator.routes import ROUTES
 from hub_emulator.wire import Answer
-from models import recorded
+from hub_models import add_model
 from skill_train.core.files import write_json
 from skill_train.run.folder import RunDir
 
@@ -114,16 +114,9 @@ def _body(content: bytes | Callable[[], Iterator[bytes]], kind: str = "applicati
 
     def made(dice: random.Random, elsewhere: str) -> Fault:
         said = content if isinstance(content, bytes) else cast(bytes, content())
-        return _Said(status, {"Content-Type": kind}, said)
+        return Lie(status, {"Content-Type": kind}, said)
 
     return made
-
-
-@dataclass(frozen=True)
-class _Said(Fault):
-    @property
-    def lets_through(self) -> bool:
-        return False
 
 
 def _of_right(change: Callable[[Any, random.Random], Any]) -> Callable[[random.Random, str], Fault]:
@@ -239,7 +232,7 @@ TROUBLES: tuple[Trouble, ...] = (
     Trouble("no text", _body(b"\xff\xfe\x00{")),
     Trouble("200 with an error", _body(b'{"error": "something \\u001b[2J went wrong"}')),
     Trouble("30 MB", _body(LARGE)),
-    Trouble("a bomb of gzip", lambda dice, elsewhere: _Said(200, {"Content-Encoding": "gzip"}, _bomb())),
+    Trouble("a bomb of gzip", lambda dice, elsewhere: Lie(200, {"Content-Encoding": "gzip"}, _bomb())),
     Trouble("no gzip", _headers(Content_Encoding="gzip")),
     Trouble("another type", _headers(Content_Type="image/png; charset=\x1b[2J")),
     Trouble("a strange charset", _headers(Content_Type="application/json; charset=utf-7")),
@@ -312,39 +305,6 @@ class Play:
         return f"{self.story.name}, {self.route[0]} {self.route[1]}, {self.trouble.name}, {self.number}"
 
 
-class Elsewhere:
-    """Another host: it says yes to everything, and keeps what it was sent."""
-
-    def __init__(self) -> None:
-        self.sent: list[str] = []
-        outer = self
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_GET(self) -> None:
-                body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-                outer.sent.append(f"{self.command} {self.path}\n{self.headers}\n{body!r}")
-                said = b'{"ok": 1, "success": true, "name": "me", "type": "user"}'
-                self.send_response(200)
-                self.send_header("Content-Type", "application/json")
-                self.send_header("Content-Length", str(len(said)))
-                self.end_headers()
-                self.wfile.write(said)
-
-            do_POST = do_PUT = do_HEAD = do_DELETE = do_GET
-
-            def log_message(self, *words: object) -> None:
-                pass
-
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self._server.daemon_threads = True
-        self.url = f"http://127.0.0.1:{self._server.server_address[1]}/taken"
-        threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True).start()
-
-    def close(self) -> None:
-        self._server.shutdown()
-        self._server.server_close()
-
-
 _numbering = threading.Lock()  # the runs are made with ids that are constants for other tests
 
 
@@ -386,7 +346,7 @@ class Desk:
             cloud_runs.RUN_ID, cloud_runs.FOLDER = f"{number}" * 12, f"20261121T100000-{number}"
             run = RunDir(self.folder / kind)
             write_json(run.plan, cloud_runs.plan())
-            cloud = cloud_runs.Cloud(self.hub, run, cast(Any, None))
+            cloud = cloud_runs.Cloud(self.hub, run)
             files = {"plan.json": run.plan.read_bytes(), "metrics.jsonl": cloud_runs.metrics(4)}
             files |= cloud_runs.result() if kind == "finished" else {}
             files |= cloud_runs.checkpoint(3) if kind == "failed" else {}
@@ -417,10 +377,7 @@ class Desk:
         for kept in (hub.log, hub.faults.struck, hub.repositories, hub.unknown, self.elsewhere.sent):
             kept.clear()  # type: ignore[attr-defined]
         hub.faults.add_job(JobFault("stuck", attempt=None))
-        config = json.dumps(recorded("qwen2.5-0.5b")["config"]).encode()
-        files = {"config.json": config, "tokenizer_config.json": b'{"chat_template": "{{ messages }}"}'}
-        info = {"safetensors": {"parameters": {"BF16": 494_032_768}, "total": 494_032_768}}
-        hub.add("model", MODEL, files | {"model.safetensors": bytes(1000)}, info=info)
+        add_model(hub)
         rows = "".join(json.dumps({"prompt": f"q{n}", "completion": "a"}) + "\n" for n in range(20)).encode()
         card = b"---\nlicense: mit\n---\n# Rows\n"
         hub.add("dataset", DATA, {"train.jsonl": rows, "README.md": card})

@@ -28,6 +28,13 @@ def recorded(name: str) -> dict[str, Any]:
     return data
 
 
+def write_model(folder: Path, name: str) -> None:
+    """The files of a recorded model without its weights: its config tells its size."""
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text(json.dumps(recorded(name)["config"]))
+    (folder / "tokenizer_config.json").write_text('{"chat_template": "{{ messages }}"}')
+
+
 def recorded_model(name: str) -> ModelFacts:
     """The facts of a recorded model, with a made-up commit."""
     data = recorded(name)

@@ -22,6 +22,11 @@ from skill_train.run.plan_record import Facts, Plan
 MEAN_TOKENS = 380  # of MATH's rows with their prompt, the data of this project's seed "From MacBook to Cloud"
 
 
+def shipped_flavor(name: str) -> Flavor:
+    """One of the shipped table."""
+    return next(flavor for flavor in flavors.shipped() if flavor.name == name)
+
+
 def decided(
     model: str | ModelFacts, machine: str | MachineFacts, *, offered: Iterable[Flavor] | None = None, **said: Any
 ) -> dict[str, Any]:

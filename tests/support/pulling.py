@@ -7,7 +7,6 @@ import random
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, cast
 
 import cloud_runs
 from hub_emulator import Hub
@@ -23,7 +22,7 @@ def fetched_run(root: Path) -> Iterator[Chain]:
         place = root / "pulled"
         run = RunDir(place / "run")
         write_json(run.plan, cloud_runs.plan())
-        cloud = cloud_runs.Cloud(hub, run, cast(Any, None))
+        cloud = cloud_runs.Cloud(hub, run)
         draw = random.Random(0)
         more = {f"adapter/part-{n}.bin": draw.randbytes(40_000) for n in range(24)}  # some groups of files
         samples = b'{"row": 1}\n' * 50

@@ -16,6 +16,7 @@ from safetensors.torch import load_file
 import gguf_edit
 import tiny
 import training
+from gguf_edit import finish
 from skill_train.commands import verify as verify_command
 from skill_train.core.console import Console
 from skill_train.core.digests import file_digest
@@ -148,10 +149,7 @@ def rewrite(source: Path, out: Path, change: Callable[[dict[str, Any]], None]) -
             writer.add_key_value(key, field.contents(), field.types[0], inner)
     for name, values in data.items():
         writer.add_tensor(name, values)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish(writer)
     return out
 
 
@@ -163,8 +161,8 @@ def test_a_fault_in_its_tensors_is_found_and_named(
     (tmp_path / "gguf").mkdir()
     record = proof(rewrite(file, tmp_path / "gguf" / file.name, fault), base, adapter)
     assert "weights" in failed(record) and record.verdict == "fail"
-    told = next(check.detail for check in record.checks if check.name == "weights")
-    assert "blk." in told or "model.layers" in told
+    detail = next(check.detail for check in record.checks if check.name == "weights")
+    assert "blk." in detail or "model.layers" in detail
 
 
 def test_rows_that_the_converter_must_rearrange_and_did_not(tmp_path: Path) -> None:
@@ -250,8 +248,8 @@ def run(tmp_path: Path) -> RunDir:
     _, adapter, file = export("gemma", tmp_path / "made")
     shutil.copytree(adapter, made.adapter)
     made.gguf.mkdir()
-    kept = Path(shutil.copy(file, made.gguf / "run-lora-f16.gguf"))
-    outputs = {f"gguf/{kept.name}": file_digest(kept) | {"quant": "f16"}}
+    own = Path(shutil.copy(file, made.gguf / "run-lora-f16.gguf"))
+    outputs = {f"gguf/{own.name}": file_digest(own) | {"quant": "f16"}}
     (made.path / "lora_gguf.json").write_text(json.dumps({"outputs": outputs}))
     return made
 

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from gguf import GGMLQuantizationType, GGUFWriter
 
+from gguf_edit import finish
 from skill_train.llama.gguf_header import GgufFile, Tensor, read_gguf
 from skill_train.llama.inference import VocabularyFacts
 from skill_train.llama.logit_distance import Distance, TokenFigures, compare_change, summarize, summarize_change
@@ -433,8 +434,5 @@ def test_the_reason_why_pixels_differ_is_that_of_the_picture_that_differs() -> N
 def written(path: Path, weights: np.ndarray, **options: Any) -> GgufFile:
     writer = GGUFWriter(str(path), "llama")
     writer.add_tensor("token_embd.weight", weights, **options)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish(writer)
     return read_gguf(path)

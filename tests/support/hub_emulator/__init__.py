@@ -9,8 +9,8 @@ processes. What it answers was captured from the client 2.4.0 (2026-11) or read 
 the real Hub that could not be checked says "made up" in a comment.
 """
 
-from hub_emulator.faults import ALWAYS, Fault, JobFault
+from hub_emulator.faults import ALWAYS, Fault, JobFault, Lie
 from hub_emulator.repos import Repository
 from hub_emulator.server import Hub, environment
 
-__all__ = ["ALWAYS", "Fault", "Hub", "JobFault", "Repository", "environment"]
+__all__ = ["ALWAYS", "Fault", "Hub", "JobFault", "Lie", "Repository", "environment"]

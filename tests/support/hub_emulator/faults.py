@@ -36,6 +36,14 @@ class Fault:
         return self.status == 200 and not self.drop_seconds
 
 
+class Lie(Fault):
+    """Status 200 with another body."""
+
+    @property
+    def lets_through(self) -> bool:
+        return False
+
+
 # The words: huggingface_hub 2.4 for 401 and 429; users' reports for 402 and 403 (2026).
 UNAUTHORIZED = Fault(401, {"X-Error-Message": "Invalid credentials in Authorization header"})
 NO_CREDIT = Fault(
