@@ -43,11 +43,11 @@ def config_of(size: str) -> dict[str, Any]:
 def write_model(folder: Path, size: str) -> Path:
     """A base model: config, tokenizer files, bf16 shards and their index."""
     import tiny_vocab
-    from skill_train.llama import get_converter as toolchain
+    from skill_train.llama import get_converter
 
     config = config_of(size)
     folder.mkdir(parents=True)
-    tiny_vocab.write_qwen(folder, toolchain.fetch().folder / "models", thinking=False)
+    tiny_vocab.write_qwen(folder, get_converter.fetch().folder / "models", thinking=False)
     (folder / "config.json").write_text(json.dumps(config, indent=1) + "\n")
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [151645, 151643]}) + "\n")
     shards = _cut(list(shapes(config)))

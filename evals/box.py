@@ -23,7 +23,7 @@ from typing import Any
 
 import skill_train
 from skill_train.core import resources
-from skill_train.llama import get_converter as toolchain
+from skill_train.llama import get_converter
 from skill_train.machine import read as machine
 from skill_train.program.rows import iter_parquet
 
@@ -131,7 +131,7 @@ def make(root: Path, prompt: str, *, with_skill: bool) -> Box:
     box = Box(root)
     for folder in (box.work, root / "bin", root / "home", root / "cache"):
         folder.mkdir(parents=True)
-    for converter in filter(toolchain.is_whole, machine.cache_dir().glob("llama.cpp-*")):
+    for converter in filter(get_converter.is_whole, machine.cache_dir().glob("llama.cpp-*")):
         (root / "cache" / converter.name).symlink_to(converter, target_is_directory=True)
     filled = {"python": sys.executable, "package": str(PACKAGE_ROOT), "log": str(box.log)}
     for name, text in (("skill-train", _SKILL_TRAIN), ("hf", _HF), ("python", _PYTHON), ("python3", _PYTHON)):

@@ -108,10 +108,10 @@ def export(run: Path) -> side.Command:
 
 
 def without(base: Path, adapter: Path, out: Path) -> list[side.Command]:
-    from skill_train.llama import get_converter as toolchain
+    from skill_train.llama import get_converter
 
     merged, f16 = out / "merged", out / "model-f16.gguf"
-    converter = toolchain.find_or_fetch().converter
+    converter = get_converter.find_or_fetch().converter
     return [
         side.peer("merge", base, adapter, merged),
         side.python(converter, merged, "--outfile", f16, "--outtype", "f16"),

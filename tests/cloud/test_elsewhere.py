@@ -20,7 +20,7 @@ import training
 from hub_emulator import Hub
 from skill_train.cloud.elsewhere import colab
 from skill_train.core.resources import node_program, train_program
-from skill_train.run import compare_runs as diff
+from skill_train.run import compare_runs
 from skill_train.run.folder import RunDir
 
 pytestmark = [pytest.mark.slow, pytest.mark.real_python]
@@ -52,8 +52,8 @@ def planned(folder: Path, **values: Any) -> Path:
     return run
 
 
-def compared(a: Path, b: Path) -> diff.Comparison:
-    return diff.compare(diff.read_run(RunDir(a)), diff.read_run(RunDir(b)))
+def compared(a: Path, b: Path) -> compare_runs.Comparison:
+    return compare_runs.compare(compare_runs.read_run(RunDir(a)), compare_runs.read_run(RunDir(b)))
 
 
 # --- Colab ---

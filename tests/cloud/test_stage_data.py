@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from skill_train.cloud import stage_data as staging
+from skill_train.cloud import stage_data
 from skill_train.cloud.stage_data import stage
 from skill_train.core.errors import UsageError
 
@@ -155,5 +155,5 @@ def test_what_is_sent_is_what_was_looked_at(tmp_path: Path) -> None:
     staged = stage(folder)
     (folder / "data-1.arrow").unlink()
     (folder / "data-1.arrow").symlink_to(tmp_path / "key")
-    with staging.folder_of(staged) as made:
+    with stage_data.folder_of(staged) as made:
         assert (made / "rows" / "data-1.arrow").read_bytes() == b"ARROW1"

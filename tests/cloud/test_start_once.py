@@ -11,8 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from skill_train.cloud import find_run as cloud_run
-from skill_train.cloud import start_once as job_once
+from skill_train.cloud import find_run, start_once
 from skill_train.core.errors import AccessError, SkillTrainError, Temporary
 from skill_train.hub import client as hub_client
 from skill_train.hub import jobs
@@ -41,7 +40,7 @@ class Hub:
 
     def __init__(self, posts: list[Any], listings: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
         self.posts, self.listings, self.asked = posts, listings, list[str]()
-        monkeypatch.setattr(job_once, "PAUSE_SECONDS", 0.0)
+        monkeypatch.setattr(start_once, "PAUSE_SECONDS", 0.0)
         monkeypatch.setattr(hub_client, "PAUSE_SECONDS", 0.0)
         monkeypatch.setattr(jobs, "find", self._find)
 
@@ -69,7 +68,7 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Callable[[list[Any], list[Any]], Hub
 
 
 def _start(run: RunDir, hub: Hub) -> CloudRecord:
-    return job_once.start(run, RECORD, ASKED, hub.post, lambda text: None)
+    return start_once.start(run, RECORD, ASKED, hub.post, lambda text: None)
 
 
 @pytest.mark.parametrize(
@@ -138,7 +137,7 @@ def test_it_is_on_disk_before_it_is_asked_for(hub: Any, tmp_path: Path) -> None:
         assert msgspec.structs.replace(record.last, asked_at=ASKED.asked_at) == ASKED
         return _job(1)
 
-    job_once.start(run, RECORD, ASKED, post, lambda text: None)
+    start_once.start(run, RECORD, ASKED, post, lambda text: None)
 
 
 def test_a_question_is_asked_again_and_not_for_ever(hub: Any) -> None:
@@ -153,12 +152,12 @@ def test_a_question_is_asked_again_and_not_for_ever(hub: Any) -> None:
 def test_of_two_jobs_that_run_under_one_number_ours_stays(hub: Any) -> None:
     """A server made the first of two requests late. Who took the other job for ours would let ours run on unseen."""
     ours, other = (dataclasses.replace(_job(n), labels={"run": RECORD.run_id, "attempt": "1"}) for n in (1, 2))
-    record, said = RECORD.with_job(job_once.started_job(ASKED, ours)), list[str]()
+    record, said = RECORD.with_job(start_once.started_job(ASKED, ours)), list[str]()
 
     def seen(*listed: jobs.Job) -> str | None:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(jobs, "find", lambda namespace, labels: list(listed))
-            return cloud_run.with_unrecorded_jobs(record, said.append).jobs[0].job_id
+            return find_run.with_unrecorded_jobs(record, said.append).jobs[0].job_id
 
     assert seen(other, ours) == seen(ours, other) == ours.id
     assert len(said) == 2 and all(f"skill-train cancel {other.id}" in line for line in said)

@@ -28,14 +28,11 @@ from skill_train.core.errors import NotInstalled, SkillTrainError, UsageError
 from skill_train.core.files import write_json
 from skill_train.core.resources import template
 from skill_train.data import scan as dataset
-from skill_train.gguf import ollama_modelfile as modelfile
+from skill_train.gguf import ollama_modelfile
 from skill_train.hub import flavors
 from skill_train.hub.rows import first_rows
-from skill_train.llama import get_converter as toolchain
-from skill_train.llama import gguf_header as gguf_file
-from skill_train.llama import run_converter as converter
-from skill_train.model import adapter
-from skill_train.model import sidecar_files as companions
+from skill_train.llama import get_converter, gguf_header, run_converter
+from skill_train.model import adapter, sidecar_files
 from skill_train.model import template_guard as template_trial
 from skill_train.program.encode import limited
 from skill_train.program.rows import CELL_CHARACTERS
@@ -150,9 +147,9 @@ def test_a_cache_of_another_shape_is_none(content: str, tmp_path: Path, monkeypa
     flavors._keep(flavors.shipped(), flavors.endpoint())
     [kept] = tmp_path.glob("flavors-*.json")
     kept.write_text(content)
-    (tmp_path / toolchain.MANIFEST).write_text(content)
+    (tmp_path / get_converter.MANIFEST).write_text(content)
     assert flavors.current(live=False)[0] == flavors.shipped()
-    assert calibration._read(kept) == {} and toolchain.is_whole(tmp_path) is False
+    assert calibration._read(kept) == {} and get_converter.is_whole(tmp_path) is False
 
 
 def test_a_price_that_is_no_number_is_not_believed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -330,20 +327,20 @@ def test_tokenizer_files_of_another_shape(name: str, document: Any, tmp_path: Pa
         (tmp_path / folder).mkdir()
         (tmp_path / folder / "tokenizer_config.json").write_text("{}")
         (tmp_path / folder / name).write_text(json.dumps(document))
-    companions.copy_companions(tmp_path / "base", tmp_path / "adapter", tmp_path / "part", lambda code, said: None)
+    sidecar_files.copy_companions(tmp_path / "base", tmp_path / "adapter", tmp_path / "part", lambda code, said: None)
 
 
 def test_a_config_with_infinity_is_written_as_it_was(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"a": Infinity, "b": "\\ud800", "vocab_size": 1}')
     (tmp_path / "part").mkdir()
-    companions.write_config(tmp_path, tmp_path / "part", {"vocab_size": 2}, None)
+    sidecar_files.write_config(tmp_path, tmp_path / "part", {"vocab_size": 2}, None)
     there = json.loads((tmp_path / "part" / "config.json").read_text())
     assert there == {"a": float("inf"), "b": "\ud800", "vocab_size": 2}
 
 
 def test_a_template_that_is_no_text(tmp_path: Path) -> None:
     (tmp_path / "chat_template.jinja").write_bytes(b"{{ messages }}\xe4")
-    assert refused(companions.chat_template, tmp_path).code == "broken_model"
+    assert refused(sidecar_files.chat_template, tmp_path).code == "broken_model"
 
 
 @pytest.mark.parametrize(
@@ -351,20 +348,20 @@ def test_a_template_that_is_no_text(tmp_path: Path) -> None:
 )
 def test_a_tokenizer_of_another_shape_is_left_to_the_converter(content: str, tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text(content)
-    assert set(converter._prefix_of(tmp_path / "tokenizer.json", tmp_path / "tokenizer.model").values()) <= {False}
+    assert set(run_converter._prefix_of(tmp_path / "tokenizer.json", tmp_path / "tokenizer.model").values()) <= {False}
 
 
 def test_a_gguf_file_that_is_cut_while_it_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A memory map of it ended the process."""
-    path, parse = tmp_path / "x.gguf", gguf_file._parse
+    path, parse = tmp_path / "x.gguf", gguf_header._parse
     path.write_bytes(_gguf())
 
     def cut(*arguments: Any) -> Any:
         os.truncate(path, 0)
         return parse(*arguments)
 
-    monkeypatch.setattr(gguf_file, "_parse", cut)
-    assert refused(gguf_file.read_gguf, path).code == "bad_gguf"
+    monkeypatch.setattr(gguf_header, "_parse", cut)
+    assert refused(gguf_header.read_gguf, path).code == "bad_gguf"
 
 
 def test_a_pattern_of_an_adapter_that_takes_for_ever() -> None:
@@ -414,7 +411,7 @@ def test_a_name_in_the_archive_that_is_none(name: str, tmp_path: Path) -> None:
             made.addfile(member, source.extractfile(member))
         made.addfile(tarfile.TarInfo(f"{ROOT}/conversion/{name}"), io.BytesIO())
     (tmp_path / "a.tar.gz").write_bytes(out.getvalue())
-    error = refused(toolchain.unpack, tmp_path / "a.tar.gz", tmp_path / "cache" / "x", version="1")
+    error = refused(get_converter.unpack, tmp_path / "a.tar.gz", tmp_path / "cache" / "x", version="1")
     assert isinstance(error, NotInstalled) and not (tmp_path / "cache" / "x").exists()
 
 
@@ -422,7 +419,7 @@ def test_an_archive_whose_bytes_were_changed(tmp_path: Path) -> None:
     content = bytearray(_archive(b""))
     content[60:70] = b"\xff" * 10
     (tmp_path / "a.tar.gz").write_bytes(content)
-    assert refused(toolchain.unpack, tmp_path / "a.tar.gz", tmp_path / "x", version="1").code == "no_converter"
+    assert refused(get_converter.unpack, tmp_path / "a.tar.gz", tmp_path / "x", version="1").code == "no_converter"
 
 
 def test_a_link_out_of_a_run_is_not_pushed(tmp_path: Path) -> None:
@@ -482,7 +479,7 @@ def test_the_licence_of_a_base_is_a_word_of_a_line() -> None:
 
 def test_a_file_that_ends_a_line_of_a_modelfile() -> None:
     for name in ("a\rSYSTEM x.gguf", "a\u2028b.gguf", "a\nb.gguf"):
-        assert refused(modelfile.modelfile, gguf=name, parameters=[]).code == "bad_usage"
+        assert refused(ollama_modelfile.modelfile, gguf=name, parameters=[]).code == "bad_usage"
 
 
 # --- what a job left ---

@@ -16,7 +16,7 @@ import pytest
 import tiny
 from one_command import answered
 from skill_train.data import scan as dataset
-from skill_train.data import token_stats as tokens
+from skill_train.data import token_stats
 from skill_train.program.main import load_data
 from skill_train.program.tokenizer import load_tokenizer
 from skill_train.recipe.fields import Recipe
@@ -98,14 +98,14 @@ def test_the_range_holds_what_is_counted(tmp_path: Path) -> None:
 
 def test_the_plan_finds_what_was_counted(tmp_path: Path) -> None:
     model, path = tiny.cached("qwen2"), tiny.write_rows(tmp_path / "rows.jsonl", 30)
-    key = tokens.tokenizer_key(str(model), None)
+    key = token_stats.tokenizer_key(str(model), None)
     facts = dataset.scan(Recipe(data=str(path)))
-    assert tokens.known_tokens(facts, key, split="train", loss_on=None, max_length=40) is None
+    assert token_stats.known_tokens(facts, key, split="train", loss_on=None, max_length=40) is None
     counted = answered("data", path, "--model", model)[1]["data"]["tokens"]
-    counts = tokens.known_tokens(facts, key, split="train", loss_on="assistant", max_length=1024)
+    counts = token_stats.known_tokens(facts, key, split="train", loss_on="assistant", max_length=1024)
     assert counts is not None
     assert (round(counts.mean[0], 1), counts.longest[0], counts.counted) == (counted["mean"], counted["longest"], True)
-    shorter = tokens.known_tokens(facts, key, split="train", loss_on=None, max_length=30)
+    shorter = token_stats.known_tokens(facts, key, split="train", loss_on=None, max_length=30)
     assert shorter is not None
     assert shorter.mean_cut[0] <= 30
 

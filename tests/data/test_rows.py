@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from skill_train.core.errors import SkillTrainError
-from skill_train.data import read_rows as rows
+from skill_train.data import read_rows
 from skill_train.program.events import Refused
 from skill_train.program.rows import CELL_CHARACTERS, Broken, iter_rows
 from skill_train.recipe.fields import Recipe
@@ -56,7 +56,7 @@ def test_what_is_broken_is_handed_over_with_its_line(
     tmp_path: Path, name: str, content: bytes, expected: list[tuple[int, str | None]]
 ) -> None:
     (tmp_path / name).write_bytes(content)
-    read = list(rows.read(_recipe(tmp_path / name)))
+    read = list(read_rows.read(_recipe(tmp_path / name)))
     assert [(line, row.kind if isinstance(row, Broken) else None) for line, row, _ in read] == expected
     assert all(row == ROW for _, row, _ in read if isinstance(row, dict))
 
@@ -77,13 +77,13 @@ def test_a_slice_does_not_hide_a_line_that_training_is_refused_at(
 ) -> None:
     path = tmp_path / "cut.jsonl"
     path.write_bytes(LINE + b'{"prompt": \n\n' + LINE * 3)
-    read = list(rows.read(dataclasses.replace(_recipe(path), split=split)))
+    read = list(read_rows.read(dataclasses.replace(_recipe(path), split=split)))
     assert [line for line, _, _ in read] == expected
     assert [line for line, row, _ in read if isinstance(row, Broken)] == [2]
     with pytest.raises(Refused, match="line 2 of"):
         list(iter_rows(str(path), split=split))
     path.write_bytes(LINE * 2 + b'{"prompt": \n')
-    assert [line for line, _, _ in rows.read(dataclasses.replace(_recipe(path), split="train[:1]"))] == [1]
+    assert [line for line, _, _ in read_rows.read(dataclasses.replace(_recipe(path), split="train[:1]"))] == [1]
     assert [line for line, _ in iter_rows(str(path), split="train[:1]")] == [1]  # it never comes there
 
 
@@ -93,7 +93,7 @@ def test_a_long_cell_is_a_text_as_in_every_other_file(tmp_path: Path, suffix: st
     sign, text = {".csv": ",", ".tsv": "\t"}[suffix], "word " * 40_000
     path = tmp_path / f"long{suffix}"
     path.write_text(f'prompt{sign}completion\na{sign}"{text}"\na{sign}b\n')
-    read = [row for _, row, _ in rows.read(_recipe(path))]
+    read = [row for _, row, _ in read_rows.read(_recipe(path))]
     assert read == [{"prompt": "a", "completion": text}, ROW]
     assert [row for _, row in iter_rows(str(path), split="train")] == read
 
@@ -109,7 +109,7 @@ def test_a_cell_without_end_is_broken_and_takes_no_more_memory(tmp_path: Path) -
     path = tmp_path / "open.csv"
     cell = "x" * (CELL_CHARACTERS + 1)
     path.write_text(f'prompt,completion\na,b\na,"{cell}"\na,b\n')
-    read = [(line, row.kind if isinstance(row, Broken) else None) for line, row, _ in rows.read(_recipe(path))]
+    read = [(line, row.kind if isinstance(row, Broken) else None) for line, row, _ in read_rows.read(_recipe(path))]
     assert read == [(2, None), (3, "broken_json"), (4, None)]
     with pytest.raises(Refused, match=f"line 3 of {path} is broken: field larger than field limit"):
         list(iter_rows(str(path), split="train"))
@@ -119,7 +119,7 @@ def test_a_cell_without_end_is_broken_and_takes_no_more_memory(tmp_path: Path) -
 def test_a_line_without_end_is_refused_by_its_number(tmp_path: Path, name: str) -> None:
     path = tmp_path / name
     _then_a_terabyte(path, LINE * 2 if "json" in name else b"text\na\n")
-    for read in (rows.read(_recipe(path)), iter_rows(str(path), split="train")):
+    for read in (read_rows.read(_recipe(path)), iter_rows(str(path), split="train")):
         found: list[Any] = []
         with pytest.raises(Refused, match=f"line 3 of {path} is too long") as caught:
             found.extend(read)
@@ -131,23 +131,23 @@ def test_a_line_without_end_is_refused_by_its_number(tmp_path: Path, name: str) 
 def test_a_first_line_without_end_is_refused(tmp_path: Path, name: str) -> None:
     _then_a_terabyte(tmp_path / name, b"")
     with pytest.raises(Refused, match="line 1 of"):
-        list(rows.read(_recipe(tmp_path / name)))
+        list(read_rows.read(_recipe(tmp_path / name)))
 
 
 def test_a_line_may_have_as_many_bytes_as_are_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "rows.jsonl"
     path.write_bytes(LINE * 2 + LINE.strip())
     monkeypatch.setattr("skill_train.program.rows.LINE_BYTES", len(LINE))
-    assert len(list(rows.read(_recipe(path)))) == 3
+    assert len(list(read_rows.read(_recipe(path)))) == 3
     monkeypatch.setattr("skill_train.program.rows.LINE_BYTES", len(LINE) - 1)
     with pytest.raises(Refused, match="line 1 of"):
-        list(rows.read(_recipe(path)))
+        list(read_rows.read(_recipe(path)))
 
 
 def test_a_large_document_is_refused_before_it_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "rows.json"
     _then_a_terabyte(path, b"[")
-    for read in (rows.read(_recipe(path)), iter_rows(str(path), split="train")):
+    for read in (read_rows.read(_recipe(path)), iter_rows(str(path), split="train")):
         with pytest.raises(Refused) as caught:
             list(read)
         error = caught.value.error
@@ -155,7 +155,7 @@ def test_a_large_document_is_refused_before_it_is_read(tmp_path: Path, monkeypat
         assert "2,000,000,000 bytes" in error["expected"] and ".jsonl" in error["hint"]
     path.write_text(json.dumps([ROW]))
     monkeypatch.setattr("skill_train.program.rows.DOCUMENT_BYTES", path.stat().st_size)
-    assert len(list(rows.read(_recipe(path)))) == 1
+    assert len(list(read_rows.read(_recipe(path)))) == 1
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="there are no such files")
@@ -165,7 +165,7 @@ def test_a_pipe_is_not_waited_for_and_a_device_not_read(tmp_path: Path, name: st
     (tmp_path / f"device.{name}").symlink_to("/dev/zero")
     for path in (tmp_path / name, tmp_path / f"device.{name}"):
         with pytest.raises(SkillTrainError, match="a pipe or a device"):
-            list(rows.read(_recipe(path)))
+            list(read_rows.read(_recipe(path)))
         with pytest.raises(Refused) as caught:
             list(iter_rows(str(path), split="train"))
         assert (caught.value.error["code"], caught.value.exit_code) == ("missing_file", 2)
@@ -225,7 +225,7 @@ def test_a_key_twice_in_an_object_is_refused(tmp_path: Path, name: str, content:
         list(iter_rows(str(path), split="train"))
     assert (str(training.value), training.value.exit_code) == (words, 2)
     try:
-        refusals = [row.refusal for _, row, _ in rows.read(_recipe(path)) if isinstance(row, Broken)]
+        refusals = [row.refusal for _, row, _ in read_rows.read(_recipe(path)) if isinstance(row, Broken)]
     except Refused as refusal:
         refusals = [refusal]
     assert [str(refusal) for refusal in refusals] == [words]
@@ -261,7 +261,7 @@ def test_whole_files_are_read_as_training_reads_them(tmp_path: Path, name: str, 
     path = tmp_path / name
     path.write_bytes(content)
     expected = list(iter_rows(str(path), split=split))
-    assert [(line, row) for line, row, _ in rows.read(Recipe(data=str(path), split=split))] == expected
+    assert [(line, row) for line, row, _ in read_rows.read(Recipe(data=str(path), split=split))] == expected
 
 
 @pytest.mark.parametrize("name", ["rows.jsonl", "rows.csv"])
@@ -269,7 +269,7 @@ def test_whole_files_are_read_as_training_reads_them(tmp_path: Path, name: str, 
 def test_another_encoding_is_named(tmp_path: Path, name: str, encoding: str, named: str) -> None:
     text = '{"prompt": "café"}\n' if name == "rows.jsonl" else "prompt,completion\ncafé,b\n"
     (tmp_path / name).write_bytes(text.encode(encoding))
-    broken = [row for _, row, _ in rows.read(_recipe(tmp_path / name)) if isinstance(row, Broken)]
+    broken = [row for _, row, _ in read_rows.read(_recipe(tmp_path / name)) if isinstance(row, Broken)]
     assert broken[0].kind == "not_utf8"
     assert f"not UTF-8, most likely {named}" in str(broken[0].refusal)
     assert broken[0].refusal.error["hint"] == f"iconv -f {named} -t UTF-8 FILE > NEW_FILE"
@@ -277,9 +277,11 @@ def test_another_encoding_is_named(tmp_path: Path, name: str, encoding: str, nam
 
 def test_a_cell_with_semicolons_stays_one_cell(tmp_path: Path) -> None:
     (tmp_path / "rows.csv").write_text("prompt;completion\na;b\n")
-    assert [row for _, row, _ in rows.read(_recipe(tmp_path / "rows.csv"))] == [ROW]
+    assert [row for _, row, _ in read_rows.read(_recipe(tmp_path / "rows.csv"))] == [ROW]
     (tmp_path / "rows.csv").write_text('prompt,"comple;tion"\na,b\n')
-    assert [row for _, row, _ in rows.read(_recipe(tmp_path / "rows.csv"))] == [{"prompt": "a", "comple;tion": "b"}]
+    assert [row for _, row, _ in read_rows.read(_recipe(tmp_path / "rows.csv"))] == [
+        {"prompt": "a", "comple;tion": "b"}
+    ]
 
 
 def _recipe(path: Path) -> Recipe:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from skill_train.data import token_stats as tokens
+from skill_train.data import token_stats
 from skill_train.data.token_stats import Lengths
 from skill_train.facts import DatasetFacts
 
@@ -19,25 +19,25 @@ DATA = DatasetFacts("d.jsonl", "f" * 64, 8, ("messages",), "messages", {"message
 
 def test_the_range_of_plain_text() -> None:
     """1000 bytes in 10 rows: 100 bytes a row are 20 to 50 tokens; an end token, and at most a first one beside it."""
-    facts = tokens.token_range(10, 1000, 400, 60)
+    facts = token_stats.token_range(10, 1000, 400, 60)
     assert (facts.counted, facts.basis, facts.max_length) == (False, "2 to 5 bytes a token", 60)
     assert facts.mean == (21, 52)
     assert facts.longest == (81, 202)
     assert facts.mean_cut == (21, 52)
-    assert tokens.token_range(10, 1000, 400, 30).mean_cut == (21, 30)
+    assert token_stats.token_range(10, 1000, 400, 30).mean_cut == (21, 30)
     assert (facts.trained_share, facts.truncated_share) == (None, None)
 
 
 def test_the_range_of_conversations_adds_the_template() -> None:
     """Two turns a row: 2 to 12 tokens, and up to 40 of a system message that the template writes itself."""
-    facts = tokens.token_range(10, 1000, 400, 1024, turns=20, longest_turns=8)
+    facts = token_stats.token_range(10, 1000, 400, 1024, turns=20, longest_turns=8)
     assert facts.mean == (20 + 2, 50 + 12 + 40)
     assert facts.longest == (80 + 8, 200 + 48 + 40)
 
 
 def test_counted_figures() -> None:
     """242 tokens in 8 rows, 59 of them trained; cut at 30: 10 + 12 + 20 + 20 + 4 * 30 = 182."""
-    facts = tokens.token_facts(LENGTHS, 30)
+    facts = token_stats.token_facts(LENGTHS, 30)
     assert (facts.counted, facts.basis) == (True, "counted in all rows")
     assert facts.mean == (242 / 8, 242 / 8)
     assert facts.longest == (60, 60)
@@ -47,14 +47,14 @@ def test_counted_figures() -> None:
 
 
 def test_a_sample_says_so() -> None:
-    facts = tokens.token_facts(Lengths(1000, ROWS, 900), 100)
+    facts = token_stats.token_facts(Lengths(1000, ROWS, 900), 100)
     assert facts.basis == "counted in 8 of 1000 rows"
     assert facts.longest == (900, 900)
 
 
 def test_percentiles_and_histogram() -> None:
     """Nearest rank of 8: p50 is the 4th, p90 the 8th. Buckets end at powers of two."""
-    percentiles, histogram = tokens.distribution(LENGTHS)
+    percentiles, histogram = token_stats.distribution(LENGTHS)
     assert percentiles == (20, 60, 60)
     assert [(bucket.up_to, bucket.rows) for bucket in histogram] == [(16, 2), (32, 3), (64, 3)]
 
@@ -62,9 +62,9 @@ def test_percentiles_and_histogram() -> None:
 def test_what_was_counted_is_found_for_any_length(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SKILL_TRAIN_CACHE", str(tmp_path))
     assert _known(30) is None
-    tokens.keep(DATA, "key", LENGTHS, split="train", loss_on=None)
+    token_stats.keep(DATA, "key", LENGTHS, split="train", loss_on=None)
     for limit in (30, 1024):
-        assert _known(limit) == tokens.token_facts(LENGTHS, limit)
+        assert _known(limit) == token_stats.token_facts(LENGTHS, limit)
 
 
 @pytest.mark.parametrize(
@@ -84,11 +84,11 @@ def test_figures_of_something_else_are_not_taken(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: dict[str, object], words: dict[str, str]
 ) -> None:
     monkeypatch.setenv("SKILL_TRAIN_CACHE", str(tmp_path))
-    tokens.keep(DATA, "key", LENGTHS, split="train", loss_on=None)
+    token_stats.keep(DATA, "key", LENGTHS, split="train", loss_on=None)
     asked = {"tokenizer": "key", "split": "train", "loss_on": None} | words
     tokenizer = asked.pop("tokenizer")
     changed = dataclasses.replace(DATA, **change)  # type: ignore[arg-type]
-    assert tokens.known_tokens(changed, tokenizer, **asked, max_length=30) is None  # type: ignore[arg-type]
+    assert token_stats.known_tokens(changed, tokenizer, **asked, max_length=30) is None  # type: ignore[arg-type]
 
 
 def test_the_choice_of_the_plan_finds_what_was_counted_without_one(
@@ -96,13 +96,13 @@ def test_the_choice_of_the_plan_finds_what_was_counted_without_one(
 ) -> None:
     """`loss_on: assistant` is what a conversation gets by itself."""
     monkeypatch.setenv("SKILL_TRAIN_CACHE", str(tmp_path))
-    tokens.keep(DATA, "key", LENGTHS, split="train", loss_on=None)
-    assert tokens.known_tokens(DATA, "key", split="train", loss_on="assistant", max_length=30) is not None
+    token_stats.keep(DATA, "key", LENGTHS, split="train", loss_on=None)
+    assert token_stats.known_tokens(DATA, "key", split="train", loss_on="assistant", max_length=30) is not None
 
 
 def test_a_torn_file_counts_as_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SKILL_TRAIN_CACHE", str(tmp_path))
-    tokens.keep(DATA, "key", LENGTHS, split="train", loss_on=None)
+    token_stats.keep(DATA, "key", LENGTHS, split="train", loss_on=None)
     kept = next((tmp_path / "tokens").iterdir())
     for text in ("", "{", "[]", "[" * 99_999, '{"schema": "skill-train/tokens/1"}', kept.read_text()[:60]):
         kept.write_text(text)
@@ -112,36 +112,36 @@ def test_a_torn_file_counts_as_none(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 def test_the_key_of_a_tokenizer_changes_with_its_files(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text("{}")
     (tmp_path / "model.safetensors").write_bytes(b"1")
-    key = tokens.tokenizer_key(str(tmp_path), None)
+    key = token_stats.tokenizer_key(str(tmp_path), None)
     (tmp_path / "model.safetensors").write_bytes(b"2")
-    assert tokens.tokenizer_key(str(tmp_path), None) == key
+    assert token_stats.tokenizer_key(str(tmp_path), None) == key
     (tmp_path / "chat_template.jinja").write_text("{{ messages }}")
-    changed = tokens.tokenizer_key(str(tmp_path), None)
+    changed = token_stats.tokenizer_key(str(tmp_path), None)
     assert changed != key
     with open(tmp_path / "tokenizer.json", "wb") as file:
         file.seek(6 << 20)
         file.write(b"}")
-    large = tokens.tokenizer_key(str(tmp_path), None)
+    large = token_stats.tokenizer_key(str(tmp_path), None)
     assert large not in (key, changed)
     with open(tmp_path / "tokenizer.json", "r+b") as file:  # a token in the middle, with no other size
         file.seek(9 << 19)
         file.write(b"x")
-    assert tokens.tokenizer_key(str(tmp_path), None) not in (key, changed, large)
+    assert token_stats.tokenizer_key(str(tmp_path), None) not in (key, changed, large)
 
 
 def test_a_folder_without_a_tokenizer_has_no_key(tmp_path: Path) -> None:
     """Else the counts of one such model would be found for every other."""
     (tmp_path / "config.json").write_text("{}")
     (tmp_path / "tokenizer_config.json").write_text("{}")
-    assert tokens.tokenizer_key(str(tmp_path), None) is None
+    assert token_stats.tokenizer_key(str(tmp_path), None) is None
     (tmp_path / "tokenizer.model").write_bytes(b"x")
-    assert tokens.tokenizer_key(str(tmp_path), None) is not None
+    assert token_stats.tokenizer_key(str(tmp_path), None) is not None
 
 
 def test_the_key_of_a_model_on_the_hub_is_its_commit() -> None:
-    assert tokens.tokenizer_key("owner/name", "abc") == "owner/name@abc"
-    assert tokens.tokenizer_key("owner/name", None) is None
+    assert token_stats.tokenizer_key("owner/name", "abc") == "owner/name@abc"
+    assert token_stats.tokenizer_key("owner/name", None) is None
 
 
 def _known(max_length: int) -> object:
-    return tokens.known_tokens(DATA, "key", split="train", loss_on=None, max_length=max_length)
+    return token_stats.known_tokens(DATA, "key", split="train", loss_on=None, max_length=max_length)

@@ -27,8 +27,7 @@ from skill_train.gguf.convert_adapter import AdapterExportRequest, export_lora
 from skill_train.gguf.ollama_modelfile import modelfile, parameters_of
 from skill_train.gguf.quant_types import quantization_types
 from skill_train.llama import get_converter as toolchain
-from skill_train.llama import logit_distance as compare
-from skill_train.llama import run_converter as converter
+from skill_train.llama import logit_distance, run_converter
 from skill_train.reference import load as reference
 from skill_train.run import export_record
 from skill_train.run.export_record import ExportRecord
@@ -120,7 +119,7 @@ def mean_kl(folder: Path, file: Path, *, adapter: Path | None = None, lora: Path
     with reference.reference_model(folder, adapter) as model:
         expected = reference.logits(model, IDS)
     got = llama_logits(file, IDS, lora)
-    return float(compare.compare_logits(expected[:-1], got[:-1], np.array(IDS[1:])).kl.mean())
+    return float(logit_distance.compare_logits(expected[:-1], got[:-1], np.array(IDS[1:])).kl.mean())
 
 
 def test_q8_0_and_q4_k_m_of_a_llama_whose_rows_fit(exported: Path) -> None:
@@ -304,7 +303,7 @@ def test_code_in_the_model_folder_never_runs(tmp_path: Path) -> None:
         )
         subprocess.run([sys.executable, "-c", program, str(model)], check=True, capture_output=True)
     mark.unlink()
-    with converter.without_code(model) as view:
+    with run_converter.without_code(model) as view:
         assert not list(view.glob("*.py"))
     check_supported(model, toolchain.find_or_fetch(), progress=quiet)
     assert not mark.exists()

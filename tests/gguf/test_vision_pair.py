@@ -25,7 +25,7 @@ from skill_train.gguf import convert_projector
 from skill_train.gguf.convert import ConvertRequest, convert
 from skill_train.gguf.convert_projector import ProjectorRequest
 from skill_train.gguf.ollama_modelfile import modelfile
-from skill_train.llama import get_converter as toolchain
+from skill_train.llama import get_converter
 from skill_train.llama.gguf_header import read_gguf
 from skill_train.model.folder import fingerprint, read_model
 from skill_train.run import export_record, records
@@ -51,7 +51,7 @@ def quiet(*_: object) -> None:
 
 def pair(model: Path, root: Path, mmproj: str = "f16") -> tuple[StepResult[ExportRecord], StepResult[ExportRecord]]:
     """Both files, as `export-gguf` makes them."""
-    tools, made = toolchain.find_or_fetch(), list[StepResult[ExportRecord]]()
+    tools, made = get_converter.find_or_fetch(), list[StepResult[ExportRecord]]()
     projector = ProjectorRequest(model, root / "gguf", root / "mmproj.json", "tiny", mmproj, tools)
     text = convert(
         ConvertRequest(model, root / "gguf", root / "convert.json", "tiny", "f16", tools),
@@ -189,7 +189,7 @@ def test_files_that_do_not_belong_together(fault: str, exported: tuple[Path, Any
         shutil.copy(text, projector)
     else:
         wide = tiny.cached("gemma", hidden=256)
-        tools = toolchain.find_or_fetch()
+        tools = get_converter.find_or_fetch()
         convert(
             ConvertRequest(wide, tmp_path, tmp_path / "convert.json", "wide", "f16", tools), progress=quiet, warn=quiet
         )
@@ -213,7 +213,7 @@ def test_what_can_be_refused_is_refused_before_anything_is_written(fault: str, t
         weights["vision_tower.vision_model.encoder.layers.0.mlp.fc1.weight"][0, 0] = 1e6
         save_file(weights, model / "model.safetensors", metadata={"format": "pt"})
     asked = ProjectorRequest(
-        model, tmp_path / "gguf", tmp_path / "mmproj.json", "tiny", "f16", toolchain.find_or_fetch()
+        model, tmp_path / "gguf", tmp_path / "mmproj.json", "tiny", "f16", get_converter.find_or_fetch()
     )
     with pytest.raises(UsageError) as refused:
         convert_projector.convert_projector(asked, tmp_path / "no-text.gguf", progress=quiet)

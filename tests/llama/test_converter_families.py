@@ -14,8 +14,7 @@ import tiny
 import tiny_families
 import tiny_vocab
 from skill_train.gguf.convert import ConvertRequest, convert
-from skill_train.llama import get_converter as toolchain
-from skill_train.llama import inference
+from skill_train.llama import get_converter, inference
 from skill_train.llama.gguf_header import read_gguf
 from skill_train.reference import load as reference
 from skill_train.verify.metadata.check import check_metadata
@@ -47,7 +46,7 @@ def family(folder: Path, name: str, config: dict[str, Any], drop: tuple[str, ...
 
 def converted(folder: Path, out: Path) -> Path:
     """Its f32 file, by the converter as `export-gguf` starts it."""
-    record, found = out / "convert.json", toolchain.find()
+    record, found = out / "convert.json", get_converter.find()
     convert(
         ConvertRequest(model=folder, out=out, record=record, name="m", outtype="f32", toolchain=found),
         progress=lambda *_: None,

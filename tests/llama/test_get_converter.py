@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from skill_train.core.errors import NotInstalled, Temporary, UsageError
-from skill_train.llama import get_converter as toolchain
+from skill_train.llama import get_converter
 
 VERSION = metadata.version("llama-cpp-python")
 ROOT = f"llama_cpp_python-{VERSION}/vendor/llama.cpp"
@@ -47,7 +47,7 @@ def archive(path: Path, files: dict[str, bytes], *others: tarfile.TarInfo) -> Pa
 
 def cached(tmp_path: Path) -> Path:
     folder = tmp_path / "cache" / f"llama.cpp-{VERSION}"
-    toolchain.unpack(archive(tmp_path / "a.tar.gz", SOURCE), folder, version=VERSION)
+    get_converter.unpack(archive(tmp_path / "a.tar.gz", SOURCE), folder, version=VERSION)
     return folder
 
 
@@ -60,7 +60,7 @@ def llama_cpp_folder(folder: Path) -> Path:
 
 def test_without_a_converter_the_error_names_the_one_command() -> None:
     with pytest.raises(NotInstalled) as caught:
-        toolchain.find()
+        get_converter.find()
     assert caught.value.exit_code == 7
     assert caught.value.hint.startswith("skill-train export-gguf --fetch")
     assert VERSION in caught.value.expected
@@ -74,21 +74,21 @@ def test_unpacking_keeps_what_converting_needs_and_its_digests(tmp_path: Path) -
         "conversion/notes.txt": b"",
     }
     path = archive(tmp_path / "a.tar.gz", SOURCE | extra)
-    toolchain.unpack(path, tmp_path / "out", version=VERSION)
+    get_converter.unpack(path, tmp_path / "out", version=VERSION)
     found = {p.relative_to(tmp_path / "out").as_posix() for p in (tmp_path / "out").rglob("*") if p.is_file()}
     assert found == {*SOURCE, "manifest.json"}
     manifest = json.loads((tmp_path / "out" / "manifest.json").read_text())
     # sha256 of the empty file, from FIPS 180-4's test values
     assert manifest["files"]["conversion/__init__.py"]["sha256"].startswith("e3b0c44298fc1c149afbf4c8996fb924")
     assert manifest["archive"]["bytes"] == path.stat().st_size
-    assert toolchain.is_whole(tmp_path / "out")
+    assert get_converter.is_whole(tmp_path / "out")
 
 
 def test_the_cached_one_is_found(tmp_path: Path) -> None:
     folder = cached(tmp_path)
-    found = toolchain.find()
+    found = get_converter.find()
     assert (found.folder, found.source, found.version) == (folder, "cached", VERSION)
-    assert toolchain.fetch() == found  # nothing to do, no network
+    assert get_converter.fetch() == found  # nothing to do, no network
 
 
 @pytest.mark.parametrize(
@@ -106,23 +106,23 @@ def test_the_cached_one_is_found(tmp_path: Path) -> None:
 def test_a_damaged_cache_is_not_used_and_is_replaced(tmp_path: Path, damage) -> None:
     folder = cached(tmp_path)
     damage(folder)
-    assert not toolchain.is_whole(folder)
+    assert not get_converter.is_whole(folder)
     with pytest.raises(NotInstalled):
-        toolchain.find()
+        get_converter.find()
     assert cached(tmp_path) == folder
-    assert toolchain.is_whole(folder)
+    assert get_converter.is_whole(folder)
 
 
 def test_a_named_folder_wins_and_is_checked(tmp_path: Path) -> None:
     cached(tmp_path)
-    found = toolchain.find(llama_cpp_folder(tmp_path / "mine"))
+    found = get_converter.find(llama_cpp_folder(tmp_path / "mine"))
     assert (found.folder, found.source, found.version) == (tmp_path / "mine", "--llama-cpp", None)
     (tmp_path / "mine" / "conversion" / "__init__.py").unlink()
     with pytest.raises(UsageError, match="mine is not a llama") as caught:
-        toolchain.find(tmp_path / "mine")
+        get_converter.find(tmp_path / "mine")
     assert caught.value.got == "without conversion/__init__.py"
     with pytest.raises(UsageError, match="is not a llama") as caught:
-        toolchain.find(tmp_path / "nowhere")
+        get_converter.find(tmp_path / "nowhere")
     assert caught.value.got == "no such folder"
 
 
@@ -130,13 +130,13 @@ def test_one_on_path_is_the_last_choice_and_needs_its_packages(tmp_path: Path, m
     folder = llama_cpp_folder(tmp_path / "checkout")
     (folder / "convert_hf_to_gguf.py").chmod(0o755)
     monkeypatch.setenv("PATH", str(folder))
-    assert (toolchain.find().source, toolchain.find().folder) == ("PATH", folder.resolve())
+    assert (get_converter.find().source, get_converter.find().folder) == ("PATH", folder.resolve())
     cached(tmp_path)
-    assert toolchain.find().source == "cached"
+    assert get_converter.find().source == "cached"
     monkeypatch.setenv("SKILL_TRAIN_CACHE", str(tmp_path / "other"))
     (folder / "gguf-py" / "gguf" / "__init__.py").unlink()
     with pytest.raises(NotInstalled):
-        toolchain.find()
+        get_converter.find()
 
 
 def link(name: str, kind: bytes) -> tarfile.TarInfo:
@@ -160,7 +160,7 @@ def test_unsafe_members_are_refused_and_leave_nothing(tmp_path: Path, member: ta
     path = archive(tmp_path / "a.tar.gz", SOURCE, member)
     (tmp_path / "cache").mkdir()
     with pytest.raises(NotInstalled, match="unsafe member"):
-        toolchain.unpack(path, tmp_path / "cache" / "out", version=VERSION)
+        get_converter.unpack(path, tmp_path / "cache" / "out", version=VERSION)
     assert list((tmp_path / "cache").iterdir()) == []
     assert not list(tmp_path.rglob("evil.py"))
 
@@ -176,7 +176,7 @@ def test_an_incomplete_or_torn_archive_is_refused_and_leaves_nothing(tmp_path: P
         (archive(tmp_path / "b.tar.gz", without), "convert_lora_to_gguf.py not in it"),
     ):
         with pytest.raises(NotInstalled, match=why):
-            toolchain.unpack(path, tmp_path / "cache" / "out", version=VERSION)
+            get_converter.unpack(path, tmp_path / "cache" / "out", version=VERSION)
     assert list((tmp_path / "cache").iterdir()) == []
 
 
@@ -191,12 +191,12 @@ def test_an_index_that_cannot_be_reached_is_temporary_and_one_without_the_archiv
     monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:9/simple")
     monkeypatch.setenv("PIP_RETRIES", "0")
     with pytest.raises(Temporary) as caught:
-        toolchain.fetch()
+        get_converter.fetch()
     assert (caught.value.code, caught.value.exit_code) == ("no_converter", 8)
     (tmp_path / "empty").mkdir()
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path / "empty"))
     with pytest.raises(NotInstalled) as missing:
-        toolchain.fetch()
+        get_converter.fetch()
     assert (missing.value.code, missing.value.exit_code) == ("no_converter", 7)
     assert not list((tmp_path / "cache").glob("*")) if (tmp_path / "cache").exists() else True

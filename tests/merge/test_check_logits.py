@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 
 import merging
 from skill_train.core.errors import VerificationFailed
-from skill_train.merge import check_logits as merge_gate
+from skill_train.merge import check_logits
 
 pytestmark = pytest.mark.slow
 
@@ -42,8 +42,8 @@ def judge(folder: Path, dtype: str, break_it: Callable[[dict[str, Any]], None] |
         tensors = load_file(merged / "model.safetensors")
         break_it(tensors)
         save_file(tensors, merged / "model.safetensors", metadata={"format": "pt"})
-    return merge_gate.gate(
-        merge_gate.GateRequest(
+    return check_logits.gate(
+        check_logits.GateRequest(
             base=folder / dtype, adapter=folder / f"{dtype}-adapter", merged=merged, rows=merging.ROWS
         ),
         stored={"float32": "F32", "bfloat16": "BF16"}[dtype],
@@ -106,13 +106,13 @@ def test_a_failed_gate_leaves_figures_and_no_model(tmp_path: Path, monkeypatch: 
     """The adapter's config changes between the merge and the gate: alpha is read as twice what it was."""
     base = merging.llama(tmp_path / "base")
     adapter = merging.adapter(base, tmp_path / "adapter", targets=["q_proj", "v_proj"], alpha=16)
-    real = merge_gate.gate
+    real = check_logits.gate
 
-    def later(request: merge_gate.GateRequest, **arguments: Any) -> Any:
+    def later(request: check_logits.GateRequest, **arguments: Any) -> Any:
         merging.edit(adapter / "adapter_config.json", lora_alpha=32)
         return real(request, **arguments)
 
-    monkeypatch.setattr(merge_gate, "gate", later)
+    monkeypatch.setattr(check_logits, "gate", later)
     with pytest.raises(VerificationFailed) as raised:
         merging.run(base, adapter, tmp_path)
     assert (raised.value.exit_code, raised.value.code) == (6, "merge_gate")
@@ -156,9 +156,9 @@ def test_what_rounding_loses_is_said(size: float, kept: float, tmp_path: Path) -
 def test_texts_are_bounded_and_never_missing(tmp_path: Path) -> None:
     base = merging.llama(tmp_path / "base")
     many = [{"input_ids": [1] * 300}, {"input_ids": [5]}, *[{"input_ids": [2] * 100}] * 50]
-    texts = merge_gate.choose_texts(many, base)
-    assert texts.tokens == merge_gate.MAX_TOKENS and max(map(len, texts.ids)) == 256  # the model's context
-    assert "no tokenizer" in merge_gate.choose_texts([], base).source
+    texts = check_logits.choose_texts(many, base)
+    assert texts.tokens == check_logits.MAX_TOKENS and max(map(len, texts.ids)) == 256  # the model's context
+    assert "no tokenizer" in check_logits.choose_texts([], base).source
 
 
 _CHILD = """

@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 
 import merging
 from skill_train.core.errors import UsageError, VerificationFailed
-from skill_train.merge import check_weights as merge_weights
+from skill_train.merge import check_weights
 from skill_train.merge import write as merge_write
 from skill_train.merge.plan import Base
 from skill_train.model.adapter import read_adapter
@@ -52,13 +52,13 @@ def judge(
     save_file(tensors, work / "model.safetensors", metadata={"format": "pt"})
     config = json.loads((made / dtype / "config.json").read_text())
     base, adapter = Base(made / dtype, config, read_folder(made / dtype)), read_adapter(made / f"{dtype}-adapter")
-    assert merge_weights.why_not(base, adapter, []) == ""
-    scales = merge_weights.scales_of(adapter, list(base.tensors))
+    assert check_weights.why_not(base, adapter, []) == ""
+    scales = check_weights.scales_of(adapter, list(base.tensors))
     with ThreadPoolExecutor(2) as pool:
         names = list(base.tensors | tensors)
-        found = merge_weights.compare_tensors(names, base.shards[0], work / "model.safetensors", adapter, scales, pool)
+        found = check_weights.compare_tensors(names, base.shards[0], work / "model.safetensors", adapter, scales, pool)
     stored = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}[dtype]
-    return merge_weights.outcome(found, stored=stored, kept_share=kept)
+    return check_weights.outcome(found, stored=stored, kept_share=kept)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
@@ -89,7 +89,7 @@ def test_green_for_pefts_merge(dtype: str, made: Path, tmp_path: Path) -> None:
     outcome = judge(made, dtype, tmp_path, None)
     assert outcome["failures"] == []
     assert outcome["figures"]["tensors"] == 2 * 9 + 2 and outcome["figures"]["changed"] == 2 * 7
-    assert outcome["figures"]["worst_row"] < merge_weights.ROW_ERROR[outcome["stored_dtype"]] / 3
+    assert outcome["figures"]["worst_row"] < check_weights.ROW_ERROR[outcome["stored_dtype"]] / 3
     assert outcome["effect"]["share"] == pytest.approx(1, abs=1e-3)
 
 
@@ -166,16 +166,16 @@ def test_the_gate_that_is_asked_for(tmp_path: Path) -> None:
 def test_a_broken_shard_takes_no_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     base = merging.llama(tmp_path / "base", dtype="bfloat16")
     adapter = merging.adapter(base, tmp_path / "adapter", size=0.1)
-    real = merge_weights.compare_tensors
+    real = check_weights.compare_tensors
 
-    def damaged(names: list[str], shard: Any, written: Path, *rest: Any) -> merge_weights.WeightComparison:
+    def damaged(names: list[str], shard: Any, written: Path, *rest: Any) -> check_weights.WeightComparison:
         stored = read_folder(written.parent)[0].tensors[UP]
         with open(written, "r+b") as file:
             file.seek(stored.start)
             file.write(bytes(200))
         return real(names, shard, written, *rest)
 
-    monkeypatch.setattr(merge_weights, "compare_tensors", damaged)
+    monkeypatch.setattr(check_weights, "compare_tensors", damaged)
     with pytest.raises(VerificationFailed, match=r"a row of model\.layers\.1\.mlp\.up_proj"):
         merging.run(base, adapter, tmp_path, gate="weights")
     assert {path.name for path in tmp_path.iterdir()} == {"base", "adapter", "merge.failed.json"}
@@ -204,6 +204,6 @@ def test_an_adapter_for_no_rows_is_no_error(tmp_path: Path) -> None:
     base = tmp_path / "base.safetensors"
     save_file({"no.weight": torch.zeros(0, 8)}, base)
     (stored,) = read_shard(base).tensors.values()
-    found = merge_weights.WeightComparison()
-    merge_weights._compare_changed("no.weight", stored, stored, (torch.zeros(0, 2), torch.zeros(2, 8)), found)
+    found = check_weights.WeightComparison()
+    check_weights._compare_changed("no.weight", stored, stored, (torch.zeros(0, 2), torch.zeros(2, 8)), found)
     assert (found.worst, found.failures) == ((0.0, "no.weight"), [])

@@ -16,8 +16,7 @@ import families
 import merging
 import tiny_families
 from skill_train.core.errors import VerificationFailed
-from skill_train.merge import check_logits as merge_gate
-from skill_train.merge import with_peft as merge_peft
+from skill_train.merge import check_logits, with_peft
 
 pytestmark = pytest.mark.slow
 
@@ -104,8 +103,8 @@ def test_a_wrong_merge_of_a_small_tuning_fails(family: str, fault: Callable[...,
     tensors, before = load_file(broken / "model.safetensors"), merging.weights(base)
     fault(tensors, before)
     save_file(tensors, broken / "model.safetensors", metadata={"format": "pt"})
-    outcome = merge_gate.gate(
-        merge_gate.GateRequest(base=base, adapter=adapter, merged=broken, rows=merging.ROWS),
+    outcome = check_logits.gate(
+        check_logits.GateRequest(base=base, adapter=adapter, merged=broken, rows=merging.ROWS),
         stored="BF16",
         kept_share=kept,
         bar=lambda done, total, text: None,
@@ -115,7 +114,7 @@ def test_a_wrong_merge_of_a_small_tuning_fails(family: str, fault: Callable[...,
 
 def test_a_merge_by_peft_that_loses_a_module_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     base, adapter = made("mixtral", tmp_path)
-    real = merge_peft.merge_with_peft
+    real = with_peft.merge_with_peft
 
     def losing(base: Path, adapter: Path, part: Path, *rest: str) -> Any:
         done = real(base, adapter, part, *rest)
@@ -126,7 +125,7 @@ def test_a_merge_by_peft_that_loses_a_module_is_refused(tmp_path: Path, monkeypa
         save_file(tensors, part / "model.safetensors", metadata={"format": "pt"})
         return done
 
-    monkeypatch.setattr(merge_peft, "merge_with_peft", losing)
+    monkeypatch.setattr(with_peft, "merge_with_peft", losing)
     with pytest.raises(VerificationFailed) as refused:
         merging.run(base, adapter, tmp_path)
     assert refused.value.code == "merge_gate"

@@ -9,7 +9,7 @@ import pytest
 
 from models import NAMES, recorded, recorded_model
 from skill_train.core.errors import NotInstalled
-from skill_train.llama import get_converter as toolchain
+from skill_train.llama import get_converter
 from skill_train.model import config as model_config
 from skill_train.model.config import StoredWeights
 from skill_train.model.convertible import architectures as llama_architectures
@@ -253,7 +253,7 @@ def test_what_llama_cpp_can_convert(config: dict[str, Any], convertible: bool | 
 
 def test_the_list_of_architectures_is_that_of_the_converter() -> None:
     try:
-        found = toolchain.find()
+        found = get_converter.find()
     except NotInstalled:
         pytest.skip("the converter is not in the cache")
     if found.version != llama_architectures.VERSION:

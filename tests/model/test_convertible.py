@@ -21,8 +21,7 @@ import tiny_families
 import tiny_vocab
 from skill_train.core.errors import UsageError, VerificationFailed
 from skill_train.gguf.convert import ConvertRequest, convert
-from skill_train.llama import get_converter as toolchain
-from skill_train.llama import inference
+from skill_train.llama import get_converter, inference
 from skill_train.model.config import TEXT_OF_VISION
 from skill_train.model.convertible import from_config
 from skill_train.model.convertible.vocabulary import why_no_vocabulary
@@ -183,7 +182,7 @@ def distance(model: Path, gguf: Path, work: Path, tokens: Collection[int] = IDS)
 def require_same(model: Path, work: Path) -> None:
     convert(
         ConvertRequest(
-            model=model, out=work, record=work / "convert.json", name="m", outtype="f32", toolchain=toolchain.find()
+            model=model, out=work, record=work / "convert.json", name="m", outtype="f32", toolchain=get_converter.find()
         ),
         progress=lambda *_: None,
         warn=lambda *_: None,
@@ -249,7 +248,12 @@ def test_a_window_is_computed_with_or_plan_had_said_that_it_is_not(name: str, tm
     assert (facts.sliding_window, facts.not_convertible) == (8, None)
     convert(
         ConvertRequest(
-            model=model, out=tmp_path, record=tmp_path / "c.json", name="m", outtype="f32", toolchain=toolchain.find()
+            model=model,
+            out=tmp_path,
+            record=tmp_path / "c.json",
+            name="m",
+            outtype="f32",
+            toolchain=get_converter.find(),
         ),
         progress=lambda *_: None,
         warn=lambda *_: None,

@@ -18,12 +18,10 @@ from skill_train.core import memory
 from skill_train.core.errors import SkillTrainError, UsageError
 from skill_train.core.resources import demo, train_program
 from skill_train.gguf import convert
-from skill_train.llama import run_converter as converter
+from skill_train.llama import run_converter
 from skill_train.merge import step as merge
-from skill_train.model import adapter
+from skill_train.model import adapter, foreign_files, weight_files
 from skill_train.model import folder as model
-from skill_train.model import foreign_files as model_files
-from skill_train.model import weight_files as shards
 from skill_train.model.sidecar_files import companion_files
 from skill_train.model.weight_files import read_shard
 from skill_train.program.model_files import FOREIGN_JSON
@@ -74,7 +72,9 @@ def refusal(call, *arguments) -> SkillTrainError:
         None,
     ],
 )
-@pytest.mark.parametrize("read", [model.read_model, shards.read_folder], ids=["plan and local", "merge and export"])
+@pytest.mark.parametrize(
+    "read", [model.read_model, weight_files.read_folder], ids=["plan and local", "merge and export"]
+)
 def test_an_index_that_names_another_file(read, name: object, base: Path, tmp_path: Path) -> None:
     elsewhere = shutil.copytree(base, tmp_path / "elsewhere")
     shutil.copy(base / "model.safetensors", base / "pytorch_model.bin")
@@ -106,7 +106,7 @@ def test_a_single_file_that_the_index_does_not_name(base: Path) -> None:
     sharded(base, "model-00001-of-00001.safetensors")
     assert model.read_model(base).parameters
     Path(single).rename(base / "model.safetensors")
-    for read in (model.read_model, shards.read_folder):
+    for read in (model.read_model, weight_files.read_folder):
         assert refusal(read, base).code == "broken_model"
 
 
@@ -132,7 +132,7 @@ def test_every_file_that_a_tokenizer_is_read_from_is_in_the_fingerprint(name: st
 def test_the_converter_sees_the_weights_that_are_loaded_and_no_others(base: Path) -> None:
     """llama.cpp's converter takes every model*.safetensors that lies there."""
     shutil.copy(base / "model.safetensors", base / "model-extra.safetensors")
-    with converter.without_code(base) as view:
+    with run_converter.without_code(base) as view:
         assert [path.name for path in view.glob("*.safetensors")] == ["model.safetensors"]
 
 
@@ -195,7 +195,7 @@ READERS = {
     "export-gguf": lambda folder: convert._check_files(folder, "f16"),
     "verify and evaluate": reference.load_tokenizer,
     "the gate": reference.require_config,
-    "the training program": lambda folder: model_files.require_sound(folder),
+    "the training program": lambda folder: foreign_files.require_sound(folder),
 }
 
 

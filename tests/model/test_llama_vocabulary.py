@@ -15,7 +15,7 @@ import pytest
 import tiny
 import tiny_vocab
 from skill_train.core.errors import NotInstalled
-from skill_train.llama import get_converter as toolchain
+from skill_train.llama import get_converter
 from skill_train.model.convertible import architectures as llama_architectures
 from skill_train.model.convertible import vocabulary as llama_vocabulary
 from skill_train.model.convertible.vocabulary import why_no_picture, why_no_vocabulary
@@ -96,7 +96,7 @@ def test_a_broken_file_is_told_elsewhere(text: str, tmp_path: Path) -> None:
 
 def test_list_and_text_are_those_of_the_converter() -> None:
     try:
-        found = toolchain.find()
+        found = get_converter.find()
     except NotInstalled:
         pytest.skip("the converter is not in the cache")
     if found.version != llama_architectures.VERSION:

@@ -14,7 +14,7 @@ import pytest
 import shared_runs
 import tiny
 import training
-from skill_train.model import sidecar_files as companions
+from skill_train.model import sidecar_files
 from skill_train.program.main import main
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("own_threads")]
@@ -79,7 +79,7 @@ def test_a_run_in_the_folder_of_its_base_takes_the_files_that_a_merge_takes(tmp_
     for name in ("earlier/plan.json", "earlier/samples.jsonl", "rows.csv", "notes/rows.json", ".cache/x", "README.md"):
         (base / name).parent.mkdir(exist_ok=True)
         (base / name).write_text("[]")
-    taken = {path.name for path in companions.companion_files(base)}
+    taken = {path.name for path in sidecar_files.companion_files(base)}
     assert taken == names - {"model.safetensors"} | {"README.md"}  # the base's card, which a merge keeps
     run = training.write_run(base / "runs" / "run", base=base, **FULL | {"max_steps": 1})
     assert main([str(run / "plan.json")]) == 0

@@ -10,8 +10,7 @@ import msgspec
 import pytest
 
 import planning
-from skill_train.cloud import stage_data as staging
-from skill_train.cloud import start_once
+from skill_train.cloud import stage_data, start_once
 from skill_train.hub import account as hub_account
 from skill_train.run import job_spec
 from skill_train.run.cloud_record import CloudData, CloudJob, CloudRecord
@@ -83,13 +82,13 @@ def test_a_file_and_a_folder_are_staged(tmp_path: Path) -> None:
     for name, content in files.items():
         (tmp_path / "rows" / name).write_bytes(content)
     (tmp_path / "beside.txt").write_bytes(b"not mine")
-    staged = staging.stage(tmp_path / "rows")
+    staged = stage_data.stage(tmp_path / "rows")
     assert (set(staged.files), staged.bytes) == ({f"rows/{name}" for name in files}, 46)
-    with staging.folder_of(staged) as folder:
+    with stage_data.folder_of(staged) as folder:
         found = {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
     assert found == {f"rows/{name}": content for name, content in files.items()}
     assert not folder.exists() and (tmp_path / "rows" / "a.arrow").read_bytes() == b"12"
-    alone = staging.stage(tmp_path / "rows" / "a.arrow")
+    alone = stage_data.stage(tmp_path / "rows" / "a.arrow")
     assert set(alone.files) == {"a.arrow"}
 
 
@@ -97,23 +96,23 @@ def test_the_same_files_have_the_same_name_in_the_bucket(tmp_path: Path) -> None
     for folder in ("one", "two"):
         (tmp_path / folder).mkdir()
         (tmp_path / folder / "rows.jsonl").write_text("{}")
-    first, second = (staging.stage(tmp_path / folder / "rows.jsonl").name for folder in ("one", "two"))
+    first, second = (stage_data.stage(tmp_path / folder / "rows.jsonl").name for folder in ("one", "two"))
     assert first == second and re.fullmatch("data-[0-9a-f]{16}", first)
     (tmp_path / "two" / "rows.jsonl").write_text("{ }")
-    assert staging.stage(tmp_path / "two" / "rows.jsonl").name != first
+    assert stage_data.stage(tmp_path / "two" / "rows.jsonl").name != first
     (tmp_path / "one" / "rows.jsonl").rename(tmp_path / "one" / "other.jsonl")
-    assert staging.stage(tmp_path / "one" / "other.jsonl").name != first
+    assert stage_data.stage(tmp_path / "one" / "other.jsonl").name != first
 
 
 def test_no_argument_of_a_job_is_a_file_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The client uploads every argument that is one (huggingface_hub 2.4, `run_uv_job`)."""
     (tmp_path / "dataset").mkdir()
     (tmp_path / "dataset" / "rows.jsonl").write_text("{}")
-    staged = staging.stage(tmp_path / "dataset" / "rows.jsonl")
-    monkeypatch.setattr(staging, "_MOUNT", str(tmp_path / "dataset"))
-    assert staging.mount_path(staged) == f"{tmp_path}/dataset-2"
-    monkeypatch.setattr(staging, "_MOUNT", str(tmp_path / "nothing"))
-    assert staging.mount_path(staged) == f"{tmp_path}/nothing"
+    staged = stage_data.stage(tmp_path / "dataset" / "rows.jsonl")
+    monkeypatch.setattr(stage_data, "_MOUNT", str(tmp_path / "dataset"))
+    assert stage_data.mount_path(staged) == f"{tmp_path}/dataset-2"
+    monkeypatch.setattr(stage_data, "_MOUNT", str(tmp_path / "nothing"))
+    assert stage_data.mount_path(staged) == f"{tmp_path}/nothing"
 
 
 # --- What a token may do ---

@@ -11,7 +11,7 @@ import planning
 import step_records
 import whole_records
 from skill_train.core.files import write_json
-from skill_train.merge import check_weights as merge_weights
+from skill_train.merge import check_weights
 from skill_train.run import evaluate_record, merge_record, records
 from skill_train.run.records import read_json
 
@@ -24,10 +24,10 @@ def test_a_plan_of_a_model_on_the_hub_has_no_fingerprint(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("kept", [None, 0.999])
 def test_a_merge_that_was_judged_by_its_weights(kept: float | None, tmp_path: Path) -> None:
-    found = merge_weights.WeightComparison(
+    found = check_weights.WeightComparison(
         tensors=2, changed=1, worst=(0.001, "model.norm.weight"), sums=(1.0, 1.0, 1.0, 1.0, 1.0)
     )
-    outcome = merge_weights.outcome(found, stored="BF16", kept_share=kept)
+    outcome = check_weights.outcome(found, stored="BF16", kept_share=kept)
     record = msgspec.structs.replace(step_records.merged({}, {}), gate=outcome)
     records.write(tmp_path / "merge.json", record)
     assert merge_record.read(tmp_path / "merge.json") == record

@@ -94,13 +94,13 @@ def _run(request: dict[str, Any]) -> dict[str, Any]:
 
 def _main(arguments: list[str]) -> int:
     from skill_train.cli import main
-    from skill_train.cloud import start_once as job_once
+    from skill_train.cloud import start_once
     from skill_train.core import waiting
     from skill_train.hub import client as hub_client
 
-    job_once.PAUSE_SECONDS = hub_client.PAUSE_SECONDS = PAUSE_SECONDS
+    start_once.PAUSE_SECONDS = hub_client.PAUSE_SECONDS = PAUSE_SECONDS
     settled = float(os.environ.get("TEST_SETTLED_SECONDS", SETTLED_SECONDS))
-    job_once.SETTLED_LOOKS = round(settled / PAUSE_SECONDS)
+    start_once.SETTLED_LOOKS = round(settled / PAUSE_SECONDS)
     hub_client.REQUEST_SECONDS = float(os.environ.get("TEST_REQUEST_SECONDS", hub_client.REQUEST_SECONDS))
     waiting.IN_VAIN_SECONDS = float(os.environ.get("TEST_IN_VAIN_SECONDS", IN_VAIN_SECONDS))
     hub_client.STALLED_SECONDS, waiting.NOTICE_SECONDS = waiting.IN_VAIN_SECONDS, waiting.IN_VAIN_SECONDS / 6

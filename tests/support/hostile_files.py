@@ -23,12 +23,9 @@ from hostile_rows import rows, start_of_rows
 from one_command import called
 from skill_train.core.errors import from_exit_code
 from skill_train.core.resources import demo
-from skill_train.llama import get_converter as toolchain
-from skill_train.llama import gguf_header as gguf_file
-from skill_train.model import adapter
+from skill_train.llama import get_converter, gguf_header
+from skill_train.model import adapter, sidecar_files, weight_files
 from skill_train.model import folder as model
-from skill_train.model import sidecar_files as companions
-from skill_train.model import weight_files as shards
 from skill_train.plan import file as plan_file
 from skill_train.program.events import Refused
 from skill_train.program.plan import load_plan
@@ -144,7 +141,7 @@ def adapter_folder(data: bytes, folder: Path) -> object:
         adapter.why_not_streamed(found)
         for module in found.modules:
             adapter.pattern_value(found.config["rank_pattern"], module, 1)
-        companions.chat_template(folder)
+        sidecar_files.chat_template(folder)
 
     return judged(call, folder)
 
@@ -178,10 +175,10 @@ def model_folder(data: bytes, folder: Path) -> object:
     which, rest = data[0] % 5 if data else 0, data[1:]
     config = json.loads((MODEL / "config.json").read_text()) | {"text_config": None, "quantization_config": None}
     (folder / "config.json").write_bytes(file_bytes(config, rest if which == 0 else b""))
-    (folder / shards.SINGLE).write_bytes(_safetensors(header, rest if which == 1 else b"", 256))
+    (folder / weight_files.SINGLE).write_bytes(_safetensors(header, rest if which == 1 else b"", 256))
     if which == 2:
-        index = {"metadata": {"total_size": 256}, "weight_map": dict.fromkeys(header, shards.SINGLE)}
-        (folder / shards.INDEX).write_bytes(file_bytes(index, rest))
+        index = {"metadata": {"total_size": 256}, "weight_map": dict.fromkeys(header, weight_files.SINGLE)}
+        (folder / weight_files.INDEX).write_bytes(file_bytes(index, rest))
     tokenizer = {
         "chat_template": "{{ messages }}",
         "eos_token": {"content": "</s>"},
@@ -197,10 +194,10 @@ def model_folder(data: bytes, folder: Path) -> object:
     def call() -> None:
         facts = model.read_model(folder)
         text(vars(facts))
-        companions.copy_companions(folder, other, part, lambda code, message: None)
-        companions.copy_companions(other, folder, part, lambda code, message: None)
-        companions.write_config(folder, part, {"vocab_size": 9}, "bfloat16")
-        shards.read_folder(folder)
+        sidecar_files.copy_companions(folder, other, part, lambda code, message: None)
+        sidecar_files.copy_companions(other, folder, part, lambda code, message: None)
+        sidecar_files.write_config(folder, part, {"vocab_size": 9}, "bfloat16")
+        weight_files.read_folder(folder)
 
     return judged(call, folder)
 
@@ -223,15 +220,14 @@ def gguf(data: bytes, folder: Path) -> object:
     path.write_bytes(content)
 
     def call() -> None:
-        from skill_train.verify import check_header as verify_file
-        from skill_train.verify import check_template as verify_template
+        from skill_train.verify import check_header, check_template
         from skill_train.verify.metadata import check as verify_metadata
 
-        found = gguf_file.read_gguf(path)
+        found = gguf_header.read_gguf(path)
         _ = found.architecture, found.of_architecture("block_count")
-        verify_file.file_type(found), verify_file.check_file(found), verify_file.check_types(found)
+        check_header.file_type(found), check_header.check_file(found), check_header.check_types(found)
         verify_metadata.check_metadata(found, json.loads((MODEL / "config.json").read_text()))
-        verify_template.identity(found)
+        check_template.identity(found)
 
     return judged(call, folder)
 
@@ -282,7 +278,7 @@ def archive(data: bytes, folder: Path) -> object:
         path.write_bytes(gzip.compress(cut(gzip.decompress(_archive(b"")), rest), mtime=0))
     else:
         path.write_bytes(_archive(rest))
-    result = judged(lambda: toolchain.unpack(path, out, version="1"), folder)
+    result = judged(lambda: get_converter.unpack(path, out, version="1"), folder)
     outside = [p for p in folder.rglob("*") if p != path and p.is_file() and out not in p.parents]
     assert not outside, outside
     assert result == "done" or not out.exists()

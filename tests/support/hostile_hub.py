@@ -20,7 +20,7 @@ from hostile import file_bytes, judged, text
 from hostile_files import MODEL, Target, in_folder
 from hub_emulator import ALWAYS, Hub, Lie
 from skill_train.cloud import bucket as kept
-from skill_train.cloud import failure_reason as job_story
+from skill_train.cloud import failure_reason
 from skill_train.data import scan as dataset
 from skill_train.hub import account as hub_account
 from skill_train.hub import datasets as hub_dataset
@@ -80,7 +80,7 @@ def _dataset() -> object:
 def _job(job: str) -> Callable[[], object]:
     def ask() -> object:
         found = jobs.inspect("me", job)
-        return job_story.exit_code(found.message), jobs.find("me", {"run": "x"})
+        return failure_reason.exit_code(found.message), jobs.find("me", {"run": "x"})
 
     return ask
 
@@ -160,10 +160,10 @@ def markers(data: bytes, folder: Path) -> object:
         else:
             log = file_bytes(failed, rest).decode("utf-8", "replace")
             message = "Job failed with exit code: " + log[:200]
-            found = job_story.failed_event(["x", log])
+            found = failure_reason.failed_event(["x", log])
             failure = found if which == 2 else _loaded(log.encode("utf-8", "replace"))
-            ending = job_story.Ending("ERROR", message, failure=failure, lines=(log,), flavor="t4-small")
-            text(vars(job_story.explain(ending, run="run", offered=flavors.shipped())))
+            ending = failure_reason.Ending("ERROR", message, failure=failure, lines=(log,), flavor="t4-small")
+            text(vars(failure_reason.explain(ending, run="run", offered=flavors.shipped())))
 
     return judged(call, folder)
 

@@ -26,17 +26,14 @@ from hostile_files import ADAPTER, MODEL, RECIPE, _entry, _gguf, _plan, _safeten
 from hostile_rows import ROWS, _parquet
 from one_command import called
 from skill_train.core.resources import demo
-from skill_train.data import read_rows as rows
+from skill_train.data import read_rows
 from skill_train.data import scan as dataset
 from skill_train.facts import ModelFacts
-from skill_train.gguf import mix_file
-from skill_train.gguf import ollama_modelfile as modelfile
+from skill_train.gguf import mix_file, ollama_modelfile
 from skill_train.hub import dataset_card, flavors
 from skill_train.hub import upload as hub_push
 from skill_train.hub.rows import first_rows
-from skill_train.llama import float_type as weight_type
-from skill_train.llama import get_converter as toolchain
-from skill_train.llama import gguf_header as gguf_file
+from skill_train.llama import float_type, get_converter, gguf_header
 from skill_train.llama import run_converter as converter
 from skill_train.machine import read as machine
 from skill_train.model import adapter, new_tokens
@@ -44,7 +41,7 @@ from skill_train.model import folder as model
 from skill_train.model import foreign_files as model_files
 from skill_train.model import sidecar_files as companions
 from skill_train.model import weight_files as shards
-from skill_train.model.convertible import from_config as convertible
+from skill_train.model.convertible import from_config
 from skill_train.model.convertible import vocabulary as llama_vocabulary
 from skill_train.plan import file as plan_file
 from skill_train.program.model_files import check_base, check_model, read_foreign
@@ -160,7 +157,7 @@ def _with_companions(folder: Path) -> None:
 
 def _exported(folder: Path) -> None:
     model_files.require_sound(folder)
-    convertible.why_not(model.read_config(folder), model.read_config(folder), files=set(os.listdir(folder)))
+    from_config.why_not(model.read_config(folder), model.read_config(folder), files=set(os.listdir(folder)))
     llama_vocabulary.why_no_vocabulary(folder, "LlamaForCausalLM")
     converter.warn_of_window(folder, lambda code, said: None)
     shards.stored_tensors(folder)
@@ -169,7 +166,7 @@ def _exported(folder: Path) -> None:
 
 
 def _stored(folder: Path) -> None:
-    weight_type.choose(shards.stored_tensors(folder), "auto")
+    float_type.choose(shards.stored_tensors(folder), "auto")
 
 
 def _licence(folder: Path) -> None:
@@ -227,7 +224,7 @@ def _read_adapter(folder: Path) -> None:
 
 
 def _read_gguf(folder: Path) -> None:
-    found = gguf_file.read_gguf(folder / "x.gguf")
+    found = gguf_header.read_gguf(folder / "x.gguf")
     _ = found.architecture, found.of_architecture("block_count")
     verify_file.file_type(found), verify_file.check_file(found), verify_file.check_types(found)
     verify_metadata.check_metadata(found, json.loads((MODEL / "config.json").read_text()))
@@ -276,7 +273,7 @@ def _scanned(data: Path) -> None:
 
 def _all_rows(data: Path) -> None:
     """As the training program reads them, and as `data` counts what is broken."""
-    for _ in rows.read(_asked(data)):
+    for _ in read_rows.read(_asked(data)):
         pass
     for _ in iter_rows(str(data), split="train", config=None, revision=None):
         pass
@@ -553,7 +550,7 @@ def _kept_cache() -> Path:
         (made / "converter").mkdir()
         (made / "converter" / "a.py").write_bytes(b"pass")
         digest = {"bytes": 4, "sha256": hashlib.sha256(b"pass").hexdigest()}
-        (made / "converter" / toolchain.MANIFEST).write_bytes(text({"files": {"a.py": digest}}))
+        (made / "converter" / get_converter.MANIFEST).write_bytes(text({"files": {"a.py": digest}}))
     return made
 
 
@@ -606,8 +603,8 @@ def _of_caches() -> list[Reader]:
         Reader("the speeds", "calibration/speeds.json", "json", _cache, _speeds),
         Reader("the probe", "probe.json", "json", _cache, _probed),
         Reader(
-            "the converter", f"converter/{toolchain.MANIFEST}", "json", _cache,
-            lambda folder: toolchain.is_whole(folder / "converter"),
+            "the converter", f"converter/{get_converter.MANIFEST}", "json", _cache,
+            lambda folder: get_converter.is_whole(folder / "converter"),
         ),
         Reader("the Modelfile", "config.json", "json", _model, lambda folder: _checked_modelfile(folder)),
     ]  # fmt: skip
@@ -615,7 +612,7 @@ def _of_caches() -> list[Reader]:
 
 def _checked_modelfile(folder: Path) -> None:
     model_files.require_sound(folder)
-    modelfile._read(folder / "config.json")
+    ollama_modelfile._read(folder / "config.json")
 
 
 GROUPS: dict[str, Callable[[], list[Reader]]] = {

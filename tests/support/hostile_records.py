@@ -15,7 +15,7 @@ import cloud_runs
 from hostile import command, cut, file_bytes, text
 from hostile_files import ADAPTER, Target, _entry, _safetensors, in_folder
 from skill_train.cloud.pull import Pull
-from skill_train.llama import get_converter as toolchain
+from skill_train.llama import get_converter
 from skill_train.report.demo_record import Demo
 from skill_train.run.evaluate_record import Evaluation
 from skill_train.run.export_record import ExportRecord
@@ -153,7 +153,7 @@ def steps(data: bytes, folder: Path) -> object:
     """What needs the base model stops there at the latest: it is not on this machine."""
     run = hostile_run(data, folder)
     words = [["verify"], ["evaluate"], ["merge"], ["submit", "--dry-run"], ["local", "--resume", "--run-dir"]]
-    words += [["export-gguf"]] if toolchain._cached() else []  # it would be fetched
+    words += [["export-gguf"]] if get_converter._cached() else []  # it would be fetched
     chosen = words[data[-1] % len(words) if data else 0]
     return command([*chosen, str(run), "--format", _form(data)], folder)
 

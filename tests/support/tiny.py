@@ -42,9 +42,9 @@ def cached(kind: str, **options: Any) -> Path:
 
 def vocab_folder() -> Path:
     """The folder of `ggml-vocab-*.gguf` files in the source of the installed llama-cpp-python, fetched when missing."""
-    from skill_train.llama import get_converter as toolchain
+    from skill_train.llama import get_converter
 
-    return toolchain.fetch().folder / "models"
+    return get_converter.fetch().folder / "models"
 
 
 def build(

@@ -16,7 +16,7 @@ import tiny
 from skill_train import facts
 from skill_train.data import scan as dataset
 from skill_train.model import folder as model
-from skill_train.plan import launch_args as launch
+from skill_train.plan import launch_args
 from skill_train.plan import make as plan
 from skill_train.recipe import fields as recipe
 from skill_train.run import plan_record
@@ -53,7 +53,7 @@ def write_plan(
     placed = replace(made.placement, **(dict(zip(SPLIT, split, strict=True)) if split else {}))
     placed = replace(placed, strategy="single" if placed.num_processes == 1 else "ddp", save_steps=100)
     placed = replace(placed, **(placement or {}))
-    started = made.launch if placed.strategy == "fsdp" else launch.launch(placed, TWO_CORES)
+    started = made.launch if placed.strategy == "fsdp" else launch_args.launch(placed, TWO_CORES)
     run.mkdir(parents=True, exist_ok=True)
     plan_record.write(run / "plan.json", replace(made, placement=placed, launch=started))
     return run / "plan.json"
@@ -73,7 +73,7 @@ def sharded(run: Path) -> int:
     GPUs. What they say is in `log`."""
     gpus = (facts.Gpu("NVIDIA L40S", 48 << 30, None, 8.9, False),) * 2
     placement = replace(plan_record.read(run / "plan.json").placement, device="cuda")
-    made = launch.launch(placement, dataclasses.replace(TWO_CORES, device="cuda", gpus=gpus))
+    made = launch_args.launch(placement, dataclasses.replace(TWO_CORES, device="cuda", gpus=gpus))
     program = Path(__file__).resolve().parent / "fsdp_on_cpu.py"
     command = [sys.executable, "-m", "accelerate.commands.launch", *made.arguments, str(program)]
     environment = os.environ | made.environment

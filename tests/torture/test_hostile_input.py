@@ -73,10 +73,10 @@ def test_gguf_files_that_llama_cpp_loads(tmp_path: Path, record_property: pytest
     """Bytes of a whole model changed, after its header or in it: what our reader lets through is loaded in a child. One
     that crashes there is an error that says so."""
     from skill_train.core.resources import demo
-    from skill_train.llama import get_converter as toolchain
+    from skill_train.llama import get_converter
 
     pytest.importorskip("llama_cpp")
-    if toolchain._cached() is None:
+    if get_converter._cached() is None:
         pytest.skip("the converter is not here; `skill-train export-gguf --fetch` brings it")
     main = [sys.executable, "-c", "from skill_train.cli import main; main()", "export-gguf", str(demo() / "model")]
     done = subprocess.run([*main, "--quant", "f16", "--out", str(tmp_path / "out")], capture_output=True, text=True)

@@ -17,7 +17,7 @@ from skill_train.estimate.step import MicroStep
 from skill_train.facts import MachineFacts, ModelFacts, Reading
 from skill_train.run.plan_record import Plan
 from skill_train.run.train_record import StepLine
-from skill_train.train import measured_speed as calibration
+from skill_train.train import measured_speed
 
 MACHINE = MachineFacts("Linux", "a processor", "cpu", 16 << 30, 12 << 30, None, 2, False)
 MODEL = ModelFacts(
@@ -67,8 +67,8 @@ def _plan(model: ModelFacts = MODEL, **placement: Any) -> Plan:
     return planning.plan_with(facts=facts, recipe=recipe, placement=usual | placement)
 
 
-def _remember(*arguments: Any, **placement: Any) -> calibration.Calibration | None:
-    return calibration.remember(_plan(*arguments, **placement), LINES, "2026-11-21T10:00:00Z")
+def _remember(*arguments: Any, **placement: Any) -> measured_speed.Calibration | None:
+    return measured_speed.remember(_plan(*arguments, **placement), LINES, "2026-11-21T10:00:00Z")
 
 
 def test_the_speed_is_that_of_the_steps_after_the_first() -> None:
@@ -76,7 +76,7 @@ def test_the_speed_is_that_of_the_steps_after_the_first() -> None:
     assert found is not None
     assert found.flops_per_second == pytest.approx(SPEED)
     assert (found.basis, found.same_shape) == ("2 steps of small in float32, 2026-11-21", True)
-    assert calibration.known_speeds(MACHINE, MODEL, "cpu") == {"float32": found}
+    assert measured_speed.known_speeds(MACHINE, MODEL, "cpu") == {"float32": found}
 
 
 def test_recomputation_counts_as_work() -> None:
@@ -94,7 +94,7 @@ def test_reading_the_weights_is_not_the_speed() -> None:
     split = {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 4}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(estimate_time, "_CPU_READS", 500.0)
-        found = calibration.remember(_plan(**split), lines, "2026-11-21T10:00:00Z")
+        found = measured_speed.remember(_plan(**split), lines, "2026-11-21T10:00:00Z")
     assert found is not None
     assert found.flops_per_second == pytest.approx(A_STEP / (100 - 4 * (1060 * 2 + 40 * 2) * 4 / 1000))
 
@@ -103,7 +103,7 @@ def test_launching_kernels_is_not_the_speed() -> None:
     """Two micro-steps of 24 layers x 3 ms, 0.144 s, and all in 0.5 s: the root of 0.25 - 0.0207 is 0.4788."""
     model, machine = dataclasses.replace(MODEL, layers=24), dataclasses.replace(MACHINE, device="cuda")
     step = MicroStep("cuda", "bfloat16", 1, 512, checkpointing=False, lora_r=0)
-    assert calibration.computing_seconds(model, machine, 0.5, [(2, step)]) == pytest.approx(0.4788, abs=1e-4)
+    assert measured_speed.computing_seconds(model, machine, 0.5, [(2, step)]) == pytest.approx(0.4788, abs=1e-4)
 
 
 def test_two_readings_of_a_gpus_seconds() -> None:
@@ -115,18 +115,18 @@ def test_two_readings_of_a_gpus_seconds() -> None:
     flops = estimate_time.micro_step_flops(model, step)
     assert flops is not None
     computing = flops / (312e12 * 0.30)
-    slow, fast = calibration.read_seconds(model, machine, 0.15, [(1, step)])
+    slow, fast = measured_speed.read_seconds(model, machine, 0.15, [(1, step)])
     assert flops / slow.speed == pytest.approx(1.6 * computing)
     assert flops / fast.speed == pytest.approx(computing / 1.6)
     for each in (slow, fast):  # each explains the seconds
         assert (flops / each.speed) ** 2 + (each.launches * 0.12) ** 2 == pytest.approx(0.15**2)
     # 1 s is more than launches and published speeds allow, 1.6 x the root of 0.12² and computing²: the GPU is slow
-    slow, fast = calibration.read_seconds(model, machine, 1.0, [(1, step)])
+    slow, fast = measured_speed.read_seconds(model, machine, 1.0, [(1, step)])
     assert flops / slow.speed == pytest.approx((1 - 0.072**2) ** 0.5)
     assert flops / fast.speed == pytest.approx((1 - (1.6 * 0.12) ** 2) ** 0.5)
     unknown = dataclasses.replace(machine, chip="NVIDIA Something New")
-    assert calibration.read_seconds(model, unknown, 0.15, [(1, step)]) == ()
-    assert calibration.read_seconds(MODEL, MACHINE, 0.15, [(1, dataclasses.replace(step, device="cpu"))]) == ()
+    assert measured_speed.read_seconds(model, unknown, 0.15, [(1, step)]) == ()
+    assert measured_speed.read_seconds(MODEL, MACHINE, 0.15, [(1, dataclasses.replace(step, device="cpu"))]) == ()
 
 
 def test_a_step_of_many_micro_steps_is_read_as_one_of_them() -> None:
@@ -135,7 +135,7 @@ def test_a_step_of_many_micro_steps_is_read_as_one_of_them() -> None:
     machine = dataclasses.replace(MACHINE, device="cuda", chip="NVIDIA A100-SXM4-80GB")
     step = MicroStep("cuda", "bfloat16", 1, 512, checkpointing=True, lora_r=0, four_bit=True)
     for seconds in (0.02, 0.2, 2.0):
-        one, many = (calibration.read_seconds(model, machine, n * seconds, [(n, step)]) for n in (1, 16))
+        one, many = (measured_speed.read_seconds(model, machine, n * seconds, [(n, step)]) for n in (1, 16))
         for a, b in zip(one, many, strict=True):
             assert (a.speed, a.launches) == (pytest.approx(b.speed), pytest.approx(b.launches))
 
@@ -152,8 +152,8 @@ def test_a_measurement_as_assumed_predicts_as_is_assumed(chip: str, four_bit: bo
     assumed, before = (estimate_time.micro_step_seconds(model, each, machine, None) for each in (step, long))
     assert assumed is not None and before is not None
     middle = (assumed.low * assumed.high) ** 0.5
-    readings = calibration.read_seconds(model, machine, middle, [(1, step)])
-    measured = calibration.Calibration(1.0, "a run", same_shape=True, readings=readings)
+    readings = measured_speed.read_seconds(model, machine, middle, [(1, step)])
+    measured = measured_speed.Calibration(1.0, "a run", same_shape=True, readings=readings)
     after = estimate_time.micro_step_seconds(model, long, machine, measured)
     assert after is not None and after.low < (before.low * before.high) ** 0.5 < after.high
     again = estimate_time.micro_step_seconds(model, step, machine, measured)
@@ -170,7 +170,7 @@ def test_a_step_that_is_quicker_than_assumed_computes_as_quickly() -> None:
     flops = estimate_time.micro_step_flops(model, step)
     assert flops is not None
     for seconds in (0.01, 0.05, 0.071, 0.073):
-        slow, fast = calibration.read_seconds(model, machine, seconds, [(1, step)])
+        slow, fast = measured_speed.read_seconds(model, machine, seconds, [(1, step)])
         assert flops / seconds <= slow.speed <= fast.speed
     assert slow.speed == pytest.approx(flops / min(0.073, 1.6 * flops / (312e12 * 0.30)))
 
@@ -183,67 +183,67 @@ def test_readings_are_kept_and_a_torn_one_is_not(cache: Path) -> None:
     assert measured["readings"] == []
     measured["readings"] = [{"speed": 2e12, "launches": 0.5}, {"speed": 4e12, "launches": 1.5}]
     file.write_text(json.dumps(document))
-    kept = calibration.known_speeds(MACHINE, MODEL, "cpu")["float32"].readings
+    kept = measured_speed.known_speeds(MACHINE, MODEL, "cpu")["float32"].readings
     assert kept == (Reading(2e12, 0.5), Reading(4e12, 1.5))
     for torn in ({"speed": 0.0, "launches": 0.5}, {"speed": 1.0, "launches": -1.0}, {"speed": 1.0}, "x"):
         measured["readings"] = [torn]
         file.write_text(json.dumps(document))
-        assert calibration.known_speeds(MACHINE, MODEL, "cpu") == {}, torn
+        assert measured_speed.known_speeds(MACHINE, MODEL, "cpu") == {}, torn
     del measured["readings"]  # as earlier versions wrote it
     file.write_text(json.dumps(document))
-    assert calibration.known_speeds(MACHINE, MODEL, "cpu")["float32"].readings == ()
+    assert measured_speed.known_speeds(MACHINE, MODEL, "cpu")["float32"].readings == ()
 
 
 def test_another_shape_is_a_hint_when_it_is_of_about_that_size() -> None:
     _remember()
     _remember(LARGER)
-    same = calibration.known_speeds(MACHINE, MODEL, "cpu")["float32"]
+    same = measured_speed.known_speeds(MACHINE, MODEL, "cpu")["float32"]
     assert (same.same_shape, same.flops_per_second) == (True, pytest.approx(SPEED))
     for parameters, nearest in ((300, "small"), (2000, "small"), (3000, "larger"), (17_000, "larger")):
         other = dataclasses.replace(MODEL, hidden_size=8, parameters=parameters)
-        found = calibration.known_speeds(MACHINE, other, "cpu")["float32"]
+        found = measured_speed.known_speeds(MACHINE, other, "cpu")["float32"]
         assert (found.same_shape, found.basis.split(" in ")[0]) == (False, f"2 steps of {nearest}")
     for parameters in (270, 18_000, None):  # more than four times away from both, or unknown
         other = dataclasses.replace(MODEL, hidden_size=8, parameters=parameters)
-        assert calibration.known_speeds(MACHINE, other, "cpu") == {}
+        assert measured_speed.known_speeds(MACHINE, other, "cpu") == {}
 
 
 def test_the_newest_run_of_a_shape_counts() -> None:
     _remember()
     slower = [replace(line, seconds=(line.seconds or 0) * 2) for line in LINES]
-    calibration.remember(_plan(), slower, "2026-11-22T10:00:00Z")
-    found = calibration.known_speeds(MACHINE, MODEL, "cpu")["float32"]
+    measured_speed.remember(_plan(), slower, "2026-11-22T10:00:00Z")
+    found = measured_speed.known_speeds(MACHINE, MODEL, "cpu")["float32"]
     assert (found.flops_per_second, found.basis[-10:]) == (pytest.approx(SPEED / 2), "2026-11-22")
 
 
 def test_a_short_run_does_not_replace_a_longer_one() -> None:
     """Two settled steps against nine; ten are always enough."""
-    calibration.remember(_plan(), LINES[:1] + LINES[1:2] * 9, "2026-11-21T10:00:00Z")
+    measured_speed.remember(_plan(), LINES[:1] + LINES[1:2] * 9, "2026-11-21T10:00:00Z")
     assert _remember() is None
-    assert calibration.known_speeds(MACHINE, MODEL, "cpu")["float32"].basis.startswith("9 steps")
+    assert measured_speed.known_speeds(MACHINE, MODEL, "cpu")["float32"].basis.startswith("9 steps")
     for steps, kept in ((30, 30), (9, 30), (10, 10)):
-        calibration.remember(_plan(), LINES[:1] + LINES[1:2] * steps, "2026-11-22T10:00:00Z")
-        assert calibration.known_speeds(MACHINE, MODEL, "cpu")["float32"].basis.startswith(f"{kept} steps")
+        measured_speed.remember(_plan(), LINES[:1] + LINES[1:2] * steps, "2026-11-22T10:00:00Z")
+        assert measured_speed.known_speeds(MACHINE, MODEL, "cpu")["float32"].basis.startswith(f"{kept} steps")
 
 
 def test_the_first_step_of_each_start_warms_up() -> None:
     seconds = [(9.0, 1), (2.0, 1), (3.0, 1), (90.0, 2), (2.0, 2), (3.0, 2)]
     lines = [replace(LINES[0], seconds=taken, start=start) for taken, start in seconds]
-    found = calibration.remember(_plan(), lines, "2026-11-21T10:00:00Z")
+    found = measured_speed.remember(_plan(), lines, "2026-11-21T10:00:00Z")
     assert found is not None and found.flops_per_second == pytest.approx(SPEED)
 
 
 def test_another_machine_device_or_dtype_says_nothing() -> None:
     _remember(dtype="bfloat16")
-    assert calibration.known_speeds(MACHINE, MODEL, "cpu").keys() == {"bfloat16"}
-    assert calibration.known_speeds(MACHINE, MODEL, "mps") == {}
+    assert measured_speed.known_speeds(MACHINE, MODEL, "cpu").keys() == {"bfloat16"}
+    assert measured_speed.known_speeds(MACHINE, MODEL, "mps") == {}
     for change in ({"chip": "another"}, {"cores": 4}, {"system": "Darwin"}):
-        assert calibration.known_speeds(dataclasses.replace(MACHINE, **change), MODEL, "cpu") == {}
+        assert measured_speed.known_speeds(dataclasses.replace(MACHINE, **change), MODEL, "cpu") == {}
 
 
 @pytest.mark.parametrize("lines", [LINES[:2], [], [replace(line, seconds=None) for line in LINES]])
 def test_a_run_too_short_to_tell_is_not_kept(lines: list[StepLine], cache: Path) -> None:
-    assert calibration.remember(_plan(), lines, "2026-11-21T10:00:00Z") is None
+    assert measured_speed.remember(_plan(), lines, "2026-11-21T10:00:00Z") is None
     assert not cache.exists()
 
 
@@ -257,7 +257,7 @@ def test_an_unknown_shape_is_not_kept(cache: Path) -> None:
     assert not cache.exists()
 
 
-def _cache(schema: str = calibration.SCHEMA, **entry: Any) -> str:
+def _cache(schema: str = measured_speed.SCHEMA, **entry: Any) -> str:
     usual = {"flops_per_second": 1.0, "basis": "a run", "parameters": 1100}
     return json.dumps({"schema": schema, "shapes": {"a shape": usual | entry}})
 
@@ -266,8 +266,8 @@ TORN = [
     "",
     _cache()[:-9],
     "[]",
-    json.dumps({"schema": calibration.SCHEMA, "shapes": []}),
-    json.dumps({"schema": calibration.SCHEMA, "shapes": {"a shape": None}}),
+    json.dumps({"schema": measured_speed.SCHEMA, "shapes": []}),
+    json.dumps({"schema": measured_speed.SCHEMA, "shapes": {"a shape": None}}),
     _cache("skill-train/calibration/0"),
     _cache(flops_per_second="fast"),
     _cache(flops_per_second=0),
@@ -281,15 +281,15 @@ def test_a_torn_or_old_cache_says_nothing_and_is_written_again(kept: str, cache:
     _remember()
     (path,) = cache.iterdir()
     path.write_text(_cache())
-    assert calibration.known_speeds(MACHINE, MODEL, "cpu").keys() == {"float32"}
+    assert measured_speed.known_speeds(MACHINE, MODEL, "cpu").keys() == {"float32"}
     path.write_text(kept)
-    assert calibration.known_speeds(MACHINE, MODEL, "cpu") == {}
+    assert measured_speed.known_speeds(MACHINE, MODEL, "cpu") == {}
     found = _remember()
-    assert calibration.known_speeds(MACHINE, MODEL, "cpu") == {"float32": found}
+    assert measured_speed.known_speeds(MACHINE, MODEL, "cpu") == {"float32": found}
 
 
 def test_a_cache_that_cannot_be_written_does_not_fail_the_run(cache: Path) -> None:
     cache.parent.write_text("a file")
     found = _remember()
     assert found is not None and found.flops_per_second == pytest.approx(SPEED)
-    assert calibration.known_speeds(MACHINE, MODEL, "cpu") == {}
+    assert measured_speed.known_speeds(MACHINE, MODEL, "cpu") == {}

@@ -25,7 +25,7 @@ from skill_train.llama.inference import Prompt
 from skill_train.machine.read import available_memory_bytes
 from skill_train.reference.load import reference_model
 from skill_train.reference.low_memory import frugal_model, is_plain
-from skill_train.verify import run_checks as verify_judge
+from skill_train.verify import run_checks
 from skill_train.verify.reference_answers import MeasureRequest, ReferenceMeasurements, _groups, measure
 from skill_train.verify.run_checks import draft_of
 from skill_train.verify.sample_texts import Sample
@@ -220,7 +220,7 @@ def test_a_draft_asks_for_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     free = available_memory_bytes()
     assert free is not None
     assert draft_of(files, PROMPTS, MOST, free).answers == []
-    monkeypatch.setattr(verify_judge, "available_memory_bytes", lambda: None)
+    monkeypatch.setattr(run_checks, "available_memory_bytes", lambda: None)
     assert draft_of(files, PROMPTS, MOST, 0).answers == []
 
 

@@ -13,8 +13,7 @@ from tokenizers import Tokenizer
 import tiny
 import training
 from skill_train.gguf.convert import ConvertRequest, convert
-from skill_train.llama import get_converter as toolchain
-from skill_train.llama import inference
+from skill_train.llama import get_converter, inference
 from skill_train.program.encode import Encoder
 from skill_train.program.events import Refused
 from skill_train.program.tokenizer import load_tokenizer
@@ -48,7 +47,12 @@ def shipped(folder: Path, work: Path, texts: list[str]) -> list[list[int]]:
     """The ids of llama.cpp from the converted file."""
     convert(
         ConvertRequest(
-            model=folder, out=work, record=work / "convert.json", name="m", outtype="f16", toolchain=toolchain.find()
+            model=folder,
+            out=work,
+            record=work / "convert.json",
+            name="m",
+            outtype="f16",
+            toolchain=get_converter.find(),
         ),
         progress=lambda *_: None,
         warn=lambda *_: None,

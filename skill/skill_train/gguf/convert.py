@@ -21,7 +21,7 @@ from skill_train.core.console import Bar
 from skill_train.core.errors import UsageError, nearest
 from skill_train.core.files import whole_file
 from skill_train.core.memory import peak_memory_bytes
-from skill_train.llama import run_converter as converter
+from skill_train.llama import run_converter
 from skill_train.llama.float_type import BYTES_PER_WEIGHT, OUTTYPES, WeightType, choose
 from skill_train.llama.get_converter import Toolchain
 from skill_train.llama.gguf_header import read_gguf
@@ -69,7 +69,7 @@ class ConvertRequest:
 def convert(
     request: ConvertRequest,
     *,
-    ready: converter.Process | None = None,
+    ready: run_converter.Process | None = None,
     meanwhile: Callable[[], Any] = lambda: None,
     check: Callable[[Path], Any] = lambda written: None,
     progress: Bar,
@@ -89,8 +89,8 @@ def convert(
     """
     started = time.monotonic()
     _check_files(request.model, request.outtype)
-    converter.require_convertible(request.model, request.toolchain)
-    converter.warn_of_window(request.model, warn)
+    run_converter.require_convertible(request.model, request.toolchain)
+    run_converter.warn_of_window(request.model, warn)
     inputs = model_digests(request.model)
     options = {"name": request.name, "outtype": request.outtype}
     if done := finished_record(request.record, ExportRecord, inputs=inputs, options=options):
@@ -157,16 +157,16 @@ def convert_with(
     out: Path,
     options: list[str],
     progress: Bar,
-    ready: converter.Process | None = None,
+    ready: run_converter.Process | None = None,
 ) -> None:
     """Runs the converter on the model.
 
     Args:
         options: of the converter, beside the model and the place of the file.
     """
-    with converter.without_code(model) as view:
+    with run_converter.without_code(model) as view:
         arguments = [str(view), "--outfile", str(out.resolve()), *options]
-        converter.run(
+        run_converter.run(
             toolchain,
             toolchain.converter,
             arguments,

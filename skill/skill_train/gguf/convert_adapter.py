@@ -19,7 +19,7 @@ from skill_train.core.errors import UsageError
 from skill_train.core.files import whole_file
 from skill_train.core.memory import peak_memory_bytes
 from skill_train.facts import JsonObject
-from skill_train.llama import run_converter as converter
+from skill_train.llama import run_converter
 from skill_train.llama.get_converter import Toolchain
 from skill_train.llama.gguf_header import read_gguf
 from skill_train.model.adapter import CONFIG, WEIGHTS, Adapter, pattern_value, read_adapter, why_not_streamed
@@ -67,7 +67,7 @@ def export_lora(
     started = time.monotonic()
     read = read_adapter(request.adapter)
     alpha, reason = _check_convertible(read, request.base)
-    converter.warn_of_window(request.base, warn)
+    run_converter.warn_of_window(request.base, warn)
     inputs = digests(request.adapter, [request.adapter / CONFIG, request.adapter / WEIGHTS]) | digests(
         request.base, [request.base / "config.json"]
     )
@@ -119,8 +119,8 @@ def problems(adapter: Adapter, base_config: JsonObject) -> list[str]:
 
 
 def _run(toolchain: Toolchain, base: Path, adapter: Path, alpha: float, arguments: list[str], progress: Bar) -> None:
-    with converter.without_code(base) as base_view, converter.without_code(adapter, lora_alpha=alpha) as view:
-        converter.run(
+    with run_converter.without_code(base) as base_view, run_converter.without_code(adapter, lora_alpha=alpha) as view:
+        run_converter.run(
             toolchain,
             toolchain.lora_converter,
             [str(view), "--base", str(base_view), *arguments],

@@ -32,11 +32,11 @@ from typing import TYPE_CHECKING, Any, TypedDict, cast
 
 from skill_train.core.console import Bar
 from skill_train.core.errors import VerificationFailed
-from skill_train.llama import logit_distance as compare
+from skill_train.llama import logit_distance
 from skill_train.model.config import text_config
 from skill_train.model.folder import read_config
 from skill_train.reference import load as reference
-from skill_train.reference import rounded_merge as merge_rounded
+from skill_train.reference import rounded_merge
 from skill_train.reference.checkpoint_names import TEXT
 from skill_train.reference.low_memory import frugal_model
 from skill_train.reference.one_picture import PictureInputs, picture_inputs
@@ -129,7 +129,7 @@ def gate(
     """
     reference.require_config(request.base)
     texts = choose_texts(request.rows, request.merged, tokens)
-    rounds = stored in merge_rounded.KINDS
+    rounds = stored in rounded_merge.KINDS
     with _Scratch(request.merged) as scratch:
         with frugal_model(request.base, request.adapter, request.task) as model:
             picture = picture_inputs(request.base, model, texts.ids[0]) if request.pictures else None
@@ -240,8 +240,8 @@ def _write_reference(
             bar(number + 1, 3 * len(texts.ids), "gate: base + adapter")
     if stored is None:
         return
-    kinds = merge_rounded.stored_kinds(scratch.rounded.parent, request.names)
-    with merge_rounded.rounded(model, request.adapter, kinds, stored) as model, open(scratch.rounded, "wb") as file:
+    kinds = rounded_merge.stored_kinds(scratch.rounded.parent, request.names)
+    with rounded_merge.rounded(model, request.adapter, kinds, stored) as model, open(scratch.rounded, "wb") as file:
         for number in range(len(texts.ids)):
             file.write(texts.logits(model, number).tobytes())
             bar(len(texts.ids) + number + 1, 3 * len(texts.ids), "gate: base + adapter, rounded")
@@ -290,36 +290,36 @@ class _Compared(TypedDict):
 class _LogitFigures:
     """The figures of the texts so far. `cost` is the cost of rounding alone."""
 
-    figures: list[compare.TokenFigures] = field(default_factory=list)
-    rounded: list[compare.TokenFigures] = field(default_factory=list)
-    cost: list[compare.TokenFigures] = field(default_factory=list)
-    changes: list[compare.ShareFigures] = field(default_factory=list)
-    rounded_changes: list[compare.ShareFigures] = field(default_factory=list)
+    figures: list[logit_distance.TokenFigures] = field(default_factory=list)
+    rounded: list[logit_distance.TokenFigures] = field(default_factory=list)
+    cost: list[logit_distance.TokenFigures] = field(default_factory=list)
+    changes: list[logit_distance.ShareFigures] = field(default_factory=list)
+    rounded_changes: list[logit_distance.ShareFigures] = field(default_factory=list)
 
     def add(self, tuned: Any, rounded: Any, base: Any, merged: Any, following: Any) -> None:
         """Adds the logits of one text. Args: base, rounded: None if there are none."""
-        self.figures.append(compare.compare_logits(tuned, merged, following))
+        self.figures.append(logit_distance.compare_logits(tuned, merged, following))
         if base is not None:
-            self.changes.append(compare.compare_change(tuned, base, merged))
+            self.changes.append(logit_distance.compare_change(tuned, base, merged))
         if rounded is None:
             return
-        self.rounded.append(compare.compare_logits(rounded, merged, following))
-        self.cost.append(compare.compare_logits(tuned, rounded, following))
+        self.rounded.append(logit_distance.compare_logits(rounded, merged, following))
+        self.cost.append(logit_distance.compare_logits(tuned, rounded, following))
         if base is not None:
-            self.rounded_changes.append(compare.compare_change(rounded, base, merged))
+            self.rounded_changes.append(logit_distance.compare_change(rounded, base, merged))
 
     def summary(self) -> _Compared:
         figures, rounded = _summary(self.figures), None
         if self.rounded:
             rounded = cast(Rounded, {**_summary(self.rounded), "cost": _summary(self.cost)})
-            share = compare.summarize_change(self.rounded_changes)
+            share = logit_distance.summarize_change(self.rounded_changes)
             rounded["share"], rounded["share_half_width"] = share["share"], share["share_half_width"]
-        effect = cast(Effect, compare.summarize_change(self.changes))
+        effect = cast(Effect, logit_distance.summarize_change(self.changes))
         return {"figures": figures, "effect": effect, "rounded": rounded}
 
 
-def _summary(parts: list[compare.TokenFigures]) -> Figures:
-    return cast(Figures, compare.summarize(compare.join(parts)))
+def _summary(parts: list[logit_distance.TokenFigures]) -> Figures:
+    return cast(Figures, logit_distance.summarize(logit_distance.join(parts)))
 
 
 def _other_vocabulary(expected: int, got: int) -> VerificationFailed:

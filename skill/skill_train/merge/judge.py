@@ -10,7 +10,7 @@ import msgspec
 
 from skill_train.core.errors import VerificationFailed
 from skill_train.core.files import write_json
-from skill_train.merge import check_logits as merge_gate
+from skill_train.merge import check_logits
 from skill_train.run.merge_record import Changes, Gate, MergeRecord
 
 _COSTLY = 0.5  # rounding is worth a warning from this share of the tuning's own effect in nats
@@ -42,7 +42,7 @@ def judge(merged: MergeRecord, record: Path, out: Path, warn: Callable[[str, str
         )
     if cost := _rounding_cost(outcome, merged.changes):
         warn("rounding_cost", f"{cost}; --dtype float32 rounds nothing")
-    if not merge_gate.has_effect(outcome["effect"]):
+    if not check_logits.has_effect(outcome["effect"]):
         warn("no_effect", "the adapter does not change the base's answers: was it trained, and is it the right one?")
 
 
@@ -51,7 +51,7 @@ def _rounding_cost(outcome: Gate, changes: Changes) -> str:
     figures, stored, error = outcome["figures"], outcome["stored_dtype"], changes.get("rounding_error_of_change")
     if outcome["by"] == "answers" and outcome["rounded"] is not None:
         cost, moved = figures["mean_kl"] or 0.0, outcome["effect"]["kl_between"] or 0.0
-        if cost > _COSTLY * moved and merge_gate.has_effect(outcome["effect"]):
+        if cost > _COSTLY * moved and check_logits.has_effect(outcome["effect"]):
             return (
                 f"rounding to {stored} moves the answers by {cost:.2g} nats, and the tuning itself by {moved:.2g} "
                 f"(mean KL divergence, {figures['tokens']} tokens)"

@@ -30,9 +30,7 @@ from skill_train.core.memory import peak_memory_bytes
 from skill_train.core.units import gigabytes
 from skill_train.facts import JsonObject
 from skill_train.machine.address_space import require_room_for_torch
-from skill_train.merge import check_logits as merge_gate
-from skill_train.merge import check_weights as merge_weights
-from skill_train.merge import with_peft as merge_peft
+from skill_train.merge import check_logits, check_weights, with_peft
 from skill_train.merge.judge import judge
 from skill_train.merge.plan import Base, MergePlan, plan_merge, vocabulary_rows
 from skill_train.merge.vision import as_stored, with_names
@@ -111,7 +109,7 @@ def merge(request: MergeRequest, *, progress: Bar, warn: Callable[[str, str], No
             changes, comparison = _write(planned, part, request.dtype, progress, warn, weights=ways.weights)
             if limited := write_limits(part, str(read_config(part).get("model_type")), request.limits):
                 changes["processor"] = limited
-            gate_request = merge_gate.GateRequest(
+            gate_request = check_logits.GateRequest(
                 base=request.base,
                 adapter=request.adapter,
                 merged=part,
@@ -127,7 +125,7 @@ def merge(request: MergeRequest, *, progress: Bar, warn: Callable[[str, str], No
                 how="peft" if planned.reasons else "streamed",
                 reasons=planned.reasons,
                 changes=changes,
-                gate=_gate(ways, comparison, changes, partial(merge_gate.gate, gate_request, bar=progress)),
+                gate=_gate(ways, comparison, changes, partial(check_logits.gate, gate_request, bar=progress)),
                 versions=versions("torch", "transformers", "peft", "safetensors"),
                 seconds=round(time.monotonic() - started, 2),
                 peak_memory_bytes=peak_memory_bytes(),
@@ -164,7 +162,7 @@ class _Ways:
 
 def _ways(gate: str, planned: _Planned) -> _Ways:
     base, adapter = planned.base, planned.adapter
-    blind = merge_weights.why_not(base, adapter, planned.reasons)
+    blind = check_weights.why_not(base, adapter, planned.reasons)
     if gate == "weights" and blind:
         raise UsageError(
             f"this merge cannot be checked by its weights alone: {blind}",
@@ -180,18 +178,18 @@ def _ways(gate: str, planned: _Planned) -> _Ways:
     return _Ways(True, f"{size}; `verify` compares the answers of each exported file, and --gate answers does it here")
 
 
-def _gate(ways: _Ways, comparison: merge_weights.WeightComparison, changes: Changes, ask: Callable[..., Gate]) -> Gate:
+def _gate(ways: _Ways, comparison: check_weights.WeightComparison, changes: Changes, ask: Callable[..., Gate]) -> Gate:
     """The outcome for the answers, which includes that for the weights; or the outcome for the weights alone.
 
     Args:
         ask: `check_logits.gate` for these models and texts.
     """
     kept_share, stored = changes.get("kept_after_rounding"), changes["stored_dtype"]
-    weights = merge_weights.outcome(comparison, stored=stored, kept_share=kept_share) if ways.weights else None
+    weights = check_weights.outcome(comparison, stored=stored, kept_share=kept_share) if ways.weights else None
     if weights is not None and (ways.no_answers or weights["failures"]):
         return {**weights, "no_answers": ways.no_answers or "the weights are wrong already"}
     started = time.monotonic()
-    tokens = merge_gate.MAX_TOKENS if weights is None else merge_gate.ENOUGH_TOKENS
+    tokens = check_logits.MAX_TOKENS if weights is None else check_logits.ENOUGH_TOKENS
     outcome = ask(stored=stored, kept_share=kept_share, tokens=tokens)
     seconds = round(time.monotonic() - started, 2)
     return {**outcome, "by": "answers", "weights": weights, "seconds": seconds}
@@ -315,7 +313,7 @@ def _plan(base: Base, adapter: Adapter) -> tuple[MergePlan, list[str]]:
         return MergePlan(), ["the adapter's names fit the checkpoint's in more than one way"]
     if not plan.unmatched:
         return plan, []
-    unknown = merge_peft.unknown_to_the_model(base.folder, list(plan.unmatched), base.task)
+    unknown = with_peft.unknown_to_the_model(base.folder, list(plan.unmatched), base.task)
     if unknown:
         raise UsageError(
             f"the adapter's tensor {plan.unmatched[unknown[0]]!r} matches nothing in {base.folder}",
@@ -330,23 +328,23 @@ def _plan(base: Base, adapter: Adapter) -> tuple[MergePlan, list[str]]:
 
 def _write(
     planned: _Planned, part: Path, dtype: str | None, progress: Bar, warn: Callable[[str, str], None], *, weights: bool
-) -> tuple[Changes, merge_weights.WeightComparison]:
+) -> tuple[Changes, check_weights.WeightComparison]:
     """Fills `part`; returns the changes, and the result of comparing the weights if `weights` is set."""
-    base, adapter, comparison = planned.base, planned.adapter, merge_weights.WeightComparison()
+    base, adapter, comparison = planned.base, planned.adapter, check_weights.WeightComparison()
     if planned.reasons:
         stored = DTYPES[dtype] if dtype else _main_dtype(base)
         torch_name = next(name for name, code in DTYPES.items() if code == stored)
-        config = merge_peft.merge_with_peft(base.folder, adapter.folder, part, torch_name, base.task)
+        config = with_peft.merge_with_peft(base.folder, adapter.folder, part, torch_name, base.task)
         changes: Changes = {"stored_dtype": stored}
     else:
         config, kind = planned.plan.config, DTYPES[dtype] if dtype else None
-        scales = merge_weights.scales_of(adapter, list(base.tensors)) if weights else {}
+        scales = check_weights.scales_of(adapter, list(base.tensors)) if weights else {}
 
         with computing_threads() as pool:
 
             def compare(shard: Shard, written: Path, names: list[str]) -> None:
                 if weights:
-                    comparison.add(merge_weights.compare_tensors(names, shard, written, adapter, scales, pool))
+                    comparison.add(check_weights.compare_tensors(names, shard, written, adapter, scales, pool))
 
             changes = write_shards(base, planned.plan, Target(part, kind), progress, pool, compare).changes()
     changes["from_adapter"] = copy_companions(base.folder, adapter.folder, part, warn)

@@ -28,8 +28,7 @@ from skill_train.report.sections import curve, differences, overview, run_view
 from skill_train.report.thumbnails import MOST_CHARACTERS, shown_pictures
 from skill_train.report.views import ChartView, MissingPart, Overview, RunView, SameView, SharedView
 from skill_train.report.words import placeless
-from skill_train.run import cloud_record, plan_record, records, train_record
-from skill_train.run import compare_runs as diff
+from skill_train.run import cloud_record, compare_runs, plan_record, records, train_record
 from skill_train.run.begun import require_trained_recipe
 from skill_train.run.evaluate_record import Evaluation
 from skill_train.run.export_record import ExportRecord
@@ -189,9 +188,10 @@ def _documents(run: RunDir) -> dict[str, Mapping[str, object]]:
 def _same_run_views(runs: list[RunDir], names: list[str]) -> list[SameView]:
     """The first run compared with each other run. The comparison uses the files as they are; the result has no paths of
     this machine."""
-    read = [diff.read_run(run) for run in runs]
+    read = [compare_runs.read_run(run) for run in runs]
     views = [
-        same(names[0], name, diff.compare(read[0], other)) for name, other in zip(names[1:], read[1:], strict=True)
+        same(names[0], name, compare_runs.compare(read[0], other))
+        for name, other in zip(names[1:], read[1:], strict=True)
     ]
     places = [place for run, other in zip(runs, read, strict=True) for place in _places(run, other.plan.recipe)]
     placeless_views: list[SameView] = placeless(views, places)

@@ -15,9 +15,7 @@ import msgspec
 
 from skill_train.core.digests import FileDigest
 from skill_train.core.errors import NativeCrash, SkillTrainError, VerificationFailed
-from skill_train.llama import get_converter as toolchain
-from skill_train.llama import inference
-from skill_train.llama import run_converter as converter
+from skill_train.llama import get_converter, inference, run_converter
 from skill_train.llama.float_type import BYTES_PER_WEIGHT, choose
 from skill_train.llama.gguf_header import GgufFile, is_model, read_gguf
 from skill_train.machine.read import physical_cores
@@ -25,9 +23,7 @@ from skill_train.model.families import ANSWERS_UP_TO
 from skill_train.model.weight_files import stored_tensors
 from skill_train.run.folder import require_space
 from skill_train.run.verify_record import Check, NotChecked
-from skill_train.verify import check_answers as verify_answers
-from skill_train.verify import check_header as verify_file
-from skill_train.verify import check_logits as verify_logits
+from skill_train.verify import check_answers, check_header, check_logits
 from skill_train.verify import run_checks as verify_judge
 from skill_train.verify.check import problems
 from skill_train.verify.questions import MeasuredReference
@@ -78,8 +74,8 @@ def judge_adapters(
             continue
         base = base or _base_file(reference.folder, folder)
         findings.add(
-            verify_file.check_file(gguf),
-            verify_file.check_digest(gguf, digests[name], verify_judge.export_records(run).get(name)),
+            check_header.check_file(gguf),
+            check_header.check_digest(gguf, digests[name], verify_judge.export_records(run).get(name)),
             _check_types(gguf),
             _check_metadata(gguf, base.architecture if isinstance(base, GgufFile) else None),
         )
@@ -102,10 +98,10 @@ def _base_file(base: Path, folder: Path) -> GgufFile | SkillTrainError:
         outtype = "f32" if count <= ANSWERS_UP_TO else choose(weights, "auto").outtype
         require_space(folder, int(BYTES_PER_WEIGHT[outtype] * count), "a GGUF file of the base, for the adapter's")
         out = folder / "base.gguf"
-        tools = toolchain.find_or_fetch()
-        with converter.without_code(base) as view:
+        tools = get_converter.find_or_fetch()
+        with run_converter.without_code(base) as view:
             arguments = [str(view), "--outfile", str(out), "--outtype", outtype]
-            converter.run(tools, tools.converter, arguments, model=base, on_percent=lambda percent: None)
+            run_converter.run(tools, tools.converter, arguments, model=base, on_percent=lambda percent: None)
         return read_gguf(out)
     except SkillTrainError as error:
         return error
@@ -113,7 +109,7 @@ def _base_file(base: Path, folder: Path) -> GgufFile | SkillTrainError:
 
 def _check_types(gguf: GgufFile) -> Check:
     """Checks that the tensors have the type that the file name states."""
-    name, named = gguf.path.name, verify_file.name_type(gguf.path)
+    name, named = gguf.path.name, check_header.name_type(gguf.path)
     kinds = Counter(tensor.kind for tensor in gguf.tensors.values())
     figures = {"types": dict(kinds)}
     most = kinds.most_common(1)[0][0].lower() if kinds else "nothing"
@@ -154,11 +150,11 @@ def _judge_running(gguf: GgufFile, base: GgufFile, reference: MeasuredReference,
     except (VerificationFailed, NativeCrash) as error:
         findings.cannot_run(file, error, "the base with the file")
         return
-    kind = verify_file.file_type(base)
+    kind = check_header.file_type(base)
     bounds = model_limits(limits(kind), measured.cost, kind, measured.noise)
     findings.add(
         Check("loads", file, "pass", "runs", "runs", "llama.cpp loads it beside the base"),
-        verify_logits.check_logits(file, result.figures, bounds, result.trained_kl),
-        verify_logits.check_tuned(file, result.change, bounds, measured.why_no_base),
-        verify_answers.check_answers(file, measured.answers, result.answers, bounds, reference.tokenizer),
+        check_logits.check_logits(file, result.figures, bounds, result.trained_kl),
+        check_logits.check_tuned(file, result.change, bounds, measured.why_no_base),
+        check_answers.check_answers(file, measured.answers, result.answers, bounds, reference.tokenizer),
     )

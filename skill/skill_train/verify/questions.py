@@ -12,8 +12,7 @@ from skill_train.llama.template import Conversation, Rendered, render_reference
 from skill_train.model.folder import read_config
 from skill_train.reference.load import load_tokenizer, stop_ids
 from skill_train.run.train_record import Row
-from skill_train.verify import check_template as template
-from skill_train.verify import check_tokens as verify_tokens
+from skill_train.verify import check_template, check_tokens
 from skill_train.verify.metadata.vocabulary import Files, read_files
 from skill_train.verify.reference_answers import ReferenceMeasurements
 from skill_train.verify.sample_texts import Sample, prompts, texts
@@ -50,7 +49,7 @@ class Questions:
 
     @property
     def conversations(self) -> list[Conversation]:
-        return [*template.CONVERSATIONS, *template.row_conversations(self.rows)]
+        return [*check_template.CONVERSATIONS, *check_template.row_conversations(self.rows)]
 
 
 @dataclass(frozen=True)
@@ -92,18 +91,18 @@ def questions_of(
     config = read_config(reference)
     tokenizer = load_tokenizer(reference)
     rows = rows[:_ROWS]
-    conversations = [*template.CONVERSATIONS, *template.row_conversations(rows)]
+    conversations = [*check_template.CONVERSATIONS, *check_template.row_conversations(rows)]
     rendered = render_reference(tokenizer, conversations) if tokenizer.chat_template else None
-    strings = verify_tokens.with_composed_forms(
+    strings = check_tokens.with_composed_forms(
         [
             *(row["rendered"] for row in rows),
             *(
                 rendering.text
-                for rendering in (rendered or [])[: len(template.CONVERSATIONS)]
+                for rendering in (rendered or [])[: len(check_template.CONVERSATIONS)]
                 if rendering.text is not None
             ),
-            *verify_tokens.HARD_STRINGS,
-            *verify_tokens.special_strings(tokenizer),
+            *check_tokens.HARD_STRINGS,
+            *check_tokens.special_strings(tokenizer),
         ]
     )
     return Questions(

@@ -22,12 +22,8 @@ from skill_train.model.convertible import from_config
 from skill_train.run import export_record, merge_record
 from skill_train.run.export_record import MIX_KEY, ExportedFile
 from skill_train.run.verify_record import Check, NotChecked
-from skill_train.verify import check_answers as verify_answers
-from skill_train.verify import check_header as verify_file
-from skill_train.verify import check_logits as verify_logits
-from skill_train.verify import check_template as template
+from skill_train.verify import check_answers, check_header, check_logits, check_template, template_branches
 from skill_train.verify import check_tokens as verify_tokens
-from skill_train.verify import template_branches as verify_branches
 from skill_train.verify.check_template import OwnRendering
 from skill_train.verify.metadata import check as verify_metadata
 from skill_train.verify.metadata import vocabulary as verify_vocabulary
@@ -119,8 +115,8 @@ def judge(
             progress(number + 1, count + 1, name)
             exported = exports.get(name)
             findings.add(
-                verify_file.check_file(gguf),
-                verify_file.check_digest(gguf, prepared.digests[name], exported),
+                check_header.check_file(gguf),
+                check_header.check_digest(gguf, prepared.digests[name], exported),
                 *prepared.weights[name],
                 _types(gguf, exported.get("tensor_types") if exported else None),
             )
@@ -132,8 +128,8 @@ def judge(
 
 def own_templates(files: list[GgufFile], conversations: list[Conversation]) -> dict[str, OwnRendering]:
     """What each chat template of the files makes of the conversations. The files of one run share one template."""
-    by_identity = {template.identity(gguf): gguf for gguf in files}
-    return {key: template.render_own(gguf, conversations) for key, gguf in by_identity.items()}
+    by_identity = {check_template.identity(gguf): gguf for gguf in files}
+    return {key: check_template.render_own(gguf, conversations) for key, gguf in by_identity.items()}
 
 
 def draft_of(files: list[GgufFile], prompts: list[list[int]], most: int, reference_bytes: int) -> Draft:
@@ -158,7 +154,7 @@ def draft_of(files: list[GgufFile], prompts: list[list[int]], most: int, referen
 
 
 def unquantized(files: list[GgufFile]) -> GgufFile | None:
-    return next((gguf for gguf in files if verify_file.file_type(gguf) in _UNQUANTIZED), None)
+    return next((gguf for gguf in files if check_header.file_type(gguf) in _UNQUANTIZED), None)
 
 
 def have_room(files: list[GgufFile], beside_bytes: int = 0) -> bool:
@@ -194,7 +190,7 @@ def _started(
     warn: Warn,
     at_once: int,
 ) -> _Run:
-    own = prepared.own_templates[template.identity(gguf)]
+    own = prepared.own_templates[check_template.identity(gguf)]
     shipped = _shipped_texts(own, reference, warn)
     more = 1 if at_once > 1 else 0  # while the other run is in a part that uses one core
     job = job_of(gguf, reference, shipped, threads=max(1, physical_cores() // at_once) + more)
@@ -247,29 +243,29 @@ def _judge_static(
 
 def _judge_running(gguf: GgufFile, reference: MeasuredReference, run: _Run, findings: Findings, bounds: Limits) -> None:
     file, measured = gguf.path.name, reference.measured
-    text = verify_branches.text_difference(gguf, reference.tokenizer)
-    findings.add(template.check_chat_template(file, own=run.own, reference=reference.rendered, text=text))
+    text = template_branches.text_difference(gguf, reference.tokenizer)
+    findings.add(check_template.check_chat_template(file, own=run.own, reference=reference.rendered, text=text))
     try:
         result = run.result.result()
     except (VerificationFailed, NativeCrash) as error:
         findings.cannot_run(file, error, "the file")
         return
     cost = measured.cost["mean_kl"] if measured.cost else None
-    logits = verify_logits.check_logits(file, result.figures, bounds, result.trained_kl, measured.stored, cost)
+    logits = check_logits.check_logits(file, result.figures, bounds, result.trained_kl, measured.stored, cost)
     file_answers = run.drafted or result.answers
     findings.add(
         Check("loads", file, "pass", "runs", "runs", f"llama.cpp loads it, {result.facts.tokens} tokens"),
         *_answered(gguf, result, reference, run.shipped),
-        verify_logits.with_unread_epsilon(logits, from_config.unread_epsilon(reference.config)),
-        verify_logits.check_tuned(file, result.change, bounds, measured.why_no_base, measured.stored, cost),
-        verify_answers.check_answers(file, measured.answers, file_answers, bounds, reference.tokenizer),
+        check_logits.with_unread_epsilon(logits, from_config.unread_epsilon(reference.config)),
+        check_logits.check_tuned(file, result.change, bounds, measured.why_no_base, measured.stored, cost),
+        check_answers.check_answers(file, measured.answers, file_answers, bounds, reference.tokenizer),
     )
 
 
 def _types(gguf: GgufFile, mix: dict[str, str] | None) -> Check:
     """The check of the types, which also says which importance matrix the file was made with."""
-    check = verify_file.check_types(gguf, mix)
-    return msgspec.structs.replace(check, detail=check.detail + verify_file.matrix_note(gguf))
+    check = check_header.check_types(gguf, mix)
+    return msgspec.structs.replace(check, detail=check.detail + check_header.matrix_note(gguf))
 
 
 def _limits(gguf: GgufFile, reference: MeasuredReference, run: Path, exported: ExportedFile | None) -> Limits:
@@ -286,8 +282,8 @@ def _limits(gguf: GgufFile, reference: MeasuredReference, run: Path, exported: E
     elif MIX_KEY in gguf.metadata:
         bounds = mix_limits(gguf.bits_per_weight, None)
     else:
-        bounds = limits(verify_file.file_type(gguf), merged_in_bf16=rounded)
-    return model_limits(bounds, reference.measured.cost, verify_file.file_type(gguf), reference.measured.noise)
+        bounds = limits(check_header.file_type(gguf), merged_in_bf16=rounded)
+    return model_limits(bounds, reference.measured.cost, check_header.file_type(gguf), reference.measured.noise)
 
 
 def _answered(
@@ -295,7 +291,7 @@ def _answered(
 ) -> list[Check | NotChecked]:
     """The checks of tokens. They use the worker's answers in the order in which `job_of` asked."""
     file, count, tokenizer = gguf.path.name, len(reference.texts), reference.tokenizer
-    turn_end = template.turn_end(tokenizer)
+    turn_end = check_template.turn_end(tokenizer)
     ends = {*reference.stops, tokenizer.eos_token_id, turn_end} - {None}
     plain = list(zip(_PLAIN, result.special, strict=False))
     chats, others = iter(result.plain[count:]), iter(result.special[len(_PLAIN) :])
@@ -308,7 +304,7 @@ def _answered(
             file,
             result.facts,
             tokenizer=tokenizer,
-            stops=reference.stops - template.openers(tokenizer),
+            stops=reference.stops - check_template.openers(tokenizer),
             turn_end=turn_end,
             plain=plain,
         ),
@@ -326,7 +322,7 @@ def _answered(
 
 def _shipped_texts(own: OwnRendering, reference: MeasuredReference, warn: Warn) -> list[Shipped]:
     """For each row, the text that a user of the file would send."""
-    first, why = len(template.CONVERSATIONS), own if isinstance(own, str) else "it has no chat template"
+    first, why = len(check_template.CONVERSATIONS), own if isinstance(own, str) else "it has no chat template"
     rendered = iter(zip(own[first:], (reference.rendered or own)[first:], strict=True) if isinstance(own, list) else [])
     shipped: list[Shipped] = []
     for row in reference.rows:
@@ -334,7 +330,7 @@ def _shipped_texts(own: OwnRendering, reference: MeasuredReference, warn: Warn) 
             shipped.append(Shipped(False, row["rendered"]))
             continue
         by_file, by_reference = next(rendered, (Rendered(refused=why), Rendered(refused=why)))
-        if by_file == by_reference and template.reads_clock(reference.tokenizer):
+        if by_file == by_reference and check_template.reads_clock(reference.tokenizer):
             warn(
                 "date_in_template",
                 "the chat template writes the date, so prompts differ from those of the training day",
@@ -351,7 +347,7 @@ def job_of(gguf: GgufFile, reference: MeasuredReference, shipped: list[Shipped],
         shipped: the result of `_shipped_texts`.
     """
     measured = reference.measured
-    coarse = verify_file.file_type(gguf) not in _UNQUANTIZED
+    coarse = check_header.file_type(gguf) not in _UNQUANTIZED
     tokens = measured.sample.quantized_tokens if coarse else measured.sample.tokens
     return InferenceJob(
         gguf=str(gguf.path),

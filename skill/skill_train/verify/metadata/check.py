@@ -8,7 +8,7 @@ from typing import Any
 from skill_train.facts import JsonObject
 from skill_train.llama.gguf_header import GgufFile
 from skill_train.model.config import text_config, unread_window
-from skill_train.model.convertible import from_config as convertible
+from skill_train.model.convertible import from_config
 from skill_train.run.records import Verdict
 from skill_train.run.verify_record import Check
 from skill_train.verify.check import first_few
@@ -65,8 +65,8 @@ def check_window(file: str, config: JsonObject) -> Check | None:
     window = unread_window(config)
     if window is None:
         return None
-    name = str(convertible.architecture(text_config(config), config))
-    detail = f"{convertible.unread_window_warning(window, name)}; what the other checks say holds within it"
+    name = str(from_config.architecture(text_config(config), config))
+    detail = f"{from_config.unread_window_warning(window, name)}; what the other checks say holds within it"
     return Check("window", file, "warn", 0, window, detail)
 
 
