@@ -19,7 +19,7 @@ from skill_train.hub.jobs import Job
 from skill_train.recipe.fields import to_yaml
 from skill_train.run import cloud_record, plan_record
 from skill_train.run.cloud_record import CloudData, CloudJob, CloudRecord
-from skill_train.run.folder import RunDir, require_unused
+from skill_train.run.folder import RUNS, RunDir, require_unused
 from skill_train.run.lock import locked
 from skill_train.run.plan_record import Plan
 from skill_train.run.progress import dollars
@@ -174,7 +174,7 @@ def with_run_dir(cloud: CloudRun, folder: Path | None, say: Say) -> CloudRun:
     if cloud.run is not None and folder in (None, cloud.run.path):
         run, record = cloud.run, cloud.record
     else:
-        run = RunDir(folder or Path("runs") / cloud.record.run_id)
+        run = RunDir(folder or RUNS / cloud.record.run_id)
         record = _record_in(run, cloud.record.run_id) or cloud.record
     if run.plan.is_file():
         return replace(cloud, name=str(run.path), run=run, record=record)

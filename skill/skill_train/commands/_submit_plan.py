@@ -24,7 +24,7 @@ from skill_train.plan.where import stays_here
 from skill_train.recipe import fields
 from skill_train.recipe.fields import Recipe
 from skill_train.run import cloud_record, plan_record
-from skill_train.run.folder import RunDir, open_run
+from skill_train.run.folder import RUNS, RunDir, open_run
 from skill_train.run.plan_record import Plan
 
 # --- The plan ---
@@ -143,7 +143,7 @@ def run_dir_of(options: SubmitOptions, plan: Plan) -> Path:
     source = options.source if kind == "cloud" and not options.force_new else None
     if source is not None and cloud_record.record_path(RunDir(source)).is_file():
         return source
-    first = Path("runs") / f"{_slug(_data_name(plan))}-{plan.recipe_hash[:8]}-{kind}"
+    first = RUNS / f"{_slug(_data_name(plan))}-{plan.recipe_hash[:8]}-{kind}"
     if not options.force_new:
         return first
     later = (first.with_name(f"{first.name}-{number}") for number in range(2, 1000))

@@ -28,7 +28,7 @@ from skill_train.plan.file import is_plan, read_unchanged_plan, require_same_inp
 from skill_train.plan.placement import HERE
 from skill_train.run import cloud_record, plan_record, train_record
 from skill_train.run.begun import require_resumable
-from skill_train.run.folder import RunDir, StepResult, open_run
+from skill_train.run.folder import RUNS, RunDir, StepResult, open_run
 from skill_train.run.plan_record import Plan
 from skill_train.run.train_record import SmokeCheck, TrainRecord
 from skill_train.train import measured_speed
@@ -215,7 +215,7 @@ def train_run(console: Console, run: RunDir, plan: Plan, *, resume: bool) -> Ste
 
 def _default_run_dir(plan: Plan) -> Path:
     name = re.sub(r"[^\w.-]+", "-", Path(plan.recipe.data).stem).strip("-") or "run"
-    return Path("runs") / f"{name}-{plan.recipe_hash[:8]}"
+    return RUNS / f"{name}-{plan.recipe_hash[:8]}"
 
 
 def _result(run: RunDir, plan: Plan, trained: StepResult[TrainRecord], epochs: float, whole: list[str]) -> Result:

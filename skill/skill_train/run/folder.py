@@ -30,6 +30,7 @@ from skill_train.core.units import gigabytes
 from skill_train.run import export_record, plan_record, records
 from skill_train.run.records import Record
 
+RUNS = Path("runs")  # holds the runs whose folder nobody names
 # Names that training and the steps after it write.
 _RUN_FILES = (
     *("plan.json", "recipe.yaml", "environment.json", "samples.jsonl", "held_out.jsonl", "metrics.jsonl", "train.log"),
