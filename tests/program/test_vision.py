@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -121,10 +122,14 @@ def test_a_picture_that_changes_during_the_training_ends_it(tmp_path: Path) -> N
     assert after.getpixel((0, 0)) == (0, 0, 0)
 
 
+@cache
+def _tokenizer(kind: str) -> Any:
+    return load_tokenizer(str(tiny_vision.cached(kind)), None)
+
+
 def _encoder(kind: str, folder: Path, **values: Any) -> Encoder:
-    base = tiny_vision.cached(kind)
-    model: Any = {"model": str(base), "revision": None}
-    tokenizer = load_tokenizer(str(base), None)
+    model: Any = {"model": str(tiny_vision.cached(kind)), "revision": None}
+    tokenizer = _tokenizer(kind)
     feeding: Any = {
         "data": "rows.jsonl",
         "format": "messages",
@@ -174,11 +179,12 @@ def test_a_row_that_is_cut_inside_of_its_picture_is_refused(loss_on: str, limit:
     assert f"raise max_length to {whole}" in caught.value.error["hint"]
 
 
-def test_a_template_that_leaves_pictures_out_is_refused(tmp_path: Path) -> None:
+def test_a_template_that_leaves_pictures_out_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_rows(tmp_path, 1)
     encode = _encoder("qwen2-vl", tmp_path)
     template = encode.tokenizer.chat_template
-    encode.tokenizer.chat_template = template.replace("<|vision_start|><|image_pad|><|vision_end|>", "")
+    without = template.replace("<|vision_start|><|image_pad|><|vision_end|>", "")
+    monkeypatch.setattr(encode.tokenizer, "chat_template", without)
     assert encode.tokenizer.chat_template != template
     with pytest.raises(Refused, match="does not write one mark for each picture"):
         encode(0, 1, ROW)
