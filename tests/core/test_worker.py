@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import psutil
 import pytest
 
@@ -57,6 +58,19 @@ def test_a_crash_is_an_error_that_names_the_signal(name: str) -> None:
     assert (caught.value.code, caught.value.exit_code) == ("native_crash", 1)
     assert "the last words of native code" in caught.value.got
     assert caught.value.hint.startswith("skill-train demo")
+
+
+class Doubled(msgspec.Struct):
+    doubled: int
+
+
+def test_job_and_answer_have_their_types() -> None:
+    assert run_worker(WORKER, {"steps": 21}, Doubled) == Doubled(42)
+    with pytest.raises(msgspec.ValidationError, match="Expected `str`, got `int`"):
+        run_worker(WORKER, {"steps": 1}, dict[str, str])
+    with pytest.raises(NativeCrash) as caught:
+        run_worker("typed_worker", {}, object)
+    assert "missing required field `device`" in caught.value.got
 
 
 def test_a_kill_by_the_system_is_taken_as_out_of_memory() -> None:

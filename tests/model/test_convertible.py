@@ -41,6 +41,8 @@ GPT2 = {"n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 512}
 MPT = {"d_model": 64, "n_heads": 4, "n_layers": 2, "max_seq_len": 512}
 FALCON = SHAPE | {"alibi": False, "bias": False, "multi_query": True, "new_decoder_architecture": False}
 GEMMA = GROUPED | {"head_dim": 16, "tie_word_embeddings": True}
+GLM = GROUPED | {"head_dim": 16}
+TURNED = {"rope_theta": 5e6, "partial_rotary_factor": 1.0}
 ROUTED = GROUPED | {"num_experts_per_tok": 2, "moe_intermediate_size": 64, "n_shared_experts": 1, "head_dim": 16}
 ROUTED |= {"num_local_experts": 4, "n_routed_experts": 4, "num_experts": 4, "first_k_dense_replace": 1}
 ROUTED |= {"n_group": 1, "topk_group": 1}
@@ -72,7 +74,9 @@ STOPPED: dict[str, tuple[str, dict[str, Any], str]] = {
     "cohere-untied": ("cohere", GROUPED, "tie_word_embeddings"),
     "cohere2-untied": ("cohere2", GROUPED, "tie_word_embeddings"),
     "starcoder2-bias": ("starcoder2", GROUPED | {"use_bias": False}, "use_bias"),
-    "glm-heads": ("glm", GROUPED | {"head_dim": 32}, "head_dim"),
+    "glm-heads": ("glm", GLM | {"head_dim": 32}, "head_dim"),
+    "glm-positions": ("glm", GLM | {"rope_parameters": TURNED | {"rope_type": "linear", "factor": 4.0}}, "rope_type"),
+    "glm-relu": ("glm", GLM | {"hidden_act": "relu"}, "hidden_act"),
     "gemma-vocabulary": ("gemma", GEMMA, "tokenizer.model"),
     "nemotron-vocabulary": ("nemotron", GROUPED, "tokenizer.model"),
     "qwen2-moe-shares": (
@@ -99,7 +103,7 @@ TAKEN: dict[str, tuple[str, dict[str, Any]]] = {
     "minimax-m2": ("minimax_m2", ROUTED | {"rotary_dim": 16}),
     "dots1": ("dots1", ROUTED | {"num_key_value_heads": 4}),
     "exaone-moe": ("exaone_moe", ROUTED | {"sliding_window": 64}),
-    "glm": ("glm", GROUPED | {"head_dim": 16, "rms_norm_eps": 0.01}),
+    "glm": ("glm", GLM | {"rms_norm_eps": 0.01, "rope_parameters": TURNED | {"rope_type": "default"}}),
     "llama4": (
         "llama4_text",
         ROUTED | {"num_hidden_layers": 4, "num_experts_per_tok": 1, "interleave_moe_layer_step": 1},

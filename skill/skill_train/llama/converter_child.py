@@ -24,6 +24,7 @@ JsonObject = dict[str, Any]  # a config.json or a tokenizer.json; this process i
 _NEW_OBJECTS = 200_000
 # In transformers 5 the routers of these models are sigmoids, but config.json does not say so. Without the key llama.cpp
 # uses the softmax of DeepSeek-V2, refuses the file or aborts.
+_GLM_THETA = 10000.0  # which llama.cpp's converter multiplies by the ratio
 _SIGMOID_ROUTERS = ("deepseek_v3", "dots1", "exaone_moe", "glm4_moe_lite", "minimax_m2")
 
 
@@ -74,14 +75,16 @@ def _with_old_names(config: JsonObject) -> JsonObject:
     old: dict[str, JsonObject] = {
         "gpt2": {"n_ctx": config.get("n_positions")},
         "gpt_neox": {"rotary_pct": turned},
-        "glm": {
-            "seq_length": config.get("max_position_embeddings"),
-            "layernorm_epsilon": config.get("rms_norm_eps"),
-            "rope_ratio": ((config.get("rope_parameters") or {}).get("rope_theta") or 10000.0) / 10000.0,
-        },
         "cohere2": {"rotary_pct": turned},
     }
     kind = config.get("model_type", "")
+    if kind == "glm":
+        theta = (config.get("rope_parameters") or config).get("rope_theta") or _GLM_THETA
+        old["glm"] = {
+            "seq_length": config.get("max_position_embeddings"),
+            "layernorm_epsilon": config.get("rms_norm_eps"),
+            "rope_ratio": theta / _GLM_THETA,
+        }
     added = {"scoring_func": "sigmoid"} if kind in _SIGMOID_ROUTERS else old.get(kind, {})
     return {**{key: value for key, value in added.items() if value is not None}, **config}
 

@@ -15,7 +15,6 @@ from skill_train.model.config import TEXT_OF_VISION
 from skill_train.model.lora_targets import TARGETS
 from skill_train.model.tower import trains_on_pictures, unread_pictures
 from skill_train.plan import places
-from skill_train.plan import where as rubric
 from skill_train.plan.estimates import estimates
 from skill_train.plan.launch_args import launch
 from skill_train.plan.pictures import pictures_of
@@ -30,6 +29,7 @@ from skill_train.plan.placement import (
     with_precision,
 )
 from skill_train.plan.places import Candidate
+from skill_train.plan.where import decide
 from skill_train.program.split import held_out_count
 from skill_train.recipe.fields import FIELDS, NOT_HASHED, OF_LORA, POLICY, Recipe, recipe_hash
 from skill_train.recipe.formats import BARE, for_model
@@ -69,7 +69,7 @@ def make_plan(
     here = places.local_candidate(workload, machine, choices, probe, calibrations or {})
     cloud = places.flavors(workload, offered, choices)
     counted = dataset.tokens is not None and dataset.tokens.counted
-    where, fired = rubric.decide(
+    where, fired = decide(
         resolved, sensitive=recipe.sensitive, model=model, here=here, choices=choices, counted=counted
     )
     chosen = here if where == "local" else _flavor(cloud, offered, choices)

@@ -24,10 +24,9 @@ from skill_train.model.weight_files import stored_tensors
 from skill_train.run.folder import require_space
 from skill_train.run.verify_record import Check, NotChecked
 from skill_train.verify import check_answers, check_header, check_logits
-from skill_train.verify import run_checks as verify_judge
 from skill_train.verify.check import problems
 from skill_train.verify.questions import MeasuredReference
-from skill_train.verify.run_checks import Findings
+from skill_train.verify.run_checks import Findings, export_records, job_of
 from skill_train.verify.thresholds import limits, model_limits
 from skill_train.verify.weights.adapter import check_lora_weights
 
@@ -75,7 +74,7 @@ def judge_adapters(
         base = base or _base_file(reference.folder, folder)
         findings.add(
             check_header.check_file(gguf),
-            check_header.check_digest(gguf, digests[name], verify_judge.export_records(run).get(name)),
+            check_header.check_digest(gguf, digests[name], export_records(run).get(name)),
             _check_types(gguf),
             _check_metadata(gguf, base.architecture if isinstance(base, GgufFile) else None),
         )
@@ -142,7 +141,7 @@ def _check_metadata(gguf: GgufFile, architecture: str | None) -> Check:
 def _judge_running(gguf: GgufFile, base: GgufFile, reference: MeasuredReference, findings: Findings) -> None:
     """Compares what llama.cpp answers with the adapter beside the base with base + adapter through PEFT."""
     file, measured = gguf.path.name, reference.measured
-    job_of_base = verify_judge.job_of(base, reference, [], threads=physical_cores())
+    job_of_base = job_of(base, reference, [], threads=physical_cores())
     # The base was not rounded on its way into its file, and nothing was merged.
     job = msgspec.structs.replace(job_of_base, lora=str(gguf.path), plain=[], special=[], tuned=str(measured.tuned))
     try:

@@ -23,15 +23,15 @@ from skill_train.run import export_record, merge_record
 from skill_train.run.export_record import MIX_KEY, ExportedFile
 from skill_train.run.verify_record import Check, NotChecked
 from skill_train.verify import check_answers, check_header, check_logits, check_template, template_branches
-from skill_train.verify import check_tokens as verify_tokens
 from skill_train.verify.check_template import OwnRendering
-from skill_train.verify.metadata import check as verify_metadata
-from skill_train.verify.metadata import vocabulary as verify_vocabulary
+from skill_train.verify.check_tokens import check_special_tokens, check_tokens, check_trained
+from skill_train.verify.metadata.check import check_metadata, check_window
+from skill_train.verify.metadata.vocabulary import check_stops, check_vocabulary
 from skill_train.verify.questions import MeasuredReference
 from skill_train.verify.reference_answers import first_of
 from skill_train.verify.thresholds import Limits, limits, mix_limits, model_limits
-from skill_train.verify.weights import check as verify_weights
-from skill_train.verify.weights import tensors as verify_tensors
+from skill_train.verify.weights.check import WeightChecks
+from skill_train.verify.weights.tensors import check_tensors, output_of_its_own
 
 Warn = Callable[[str, str], None]
 _UNQUANTIZED = ("f32", "f16", "bf16")
@@ -84,13 +84,13 @@ class PreparedFiles:
 
     Attributes:
         files: the result of `readable`.
-        weights: the result of `verify_weights.compare_weights`.
+        weights: the result of `weights.check.compare_weights`.
         own_templates: the result of the function of that name.
         digests: of all files that are judged, by name.
     """
 
     files: list[GgufFile]
-    weights: verify_weights.WeightChecks
+    weights: WeightChecks
     own_templates: dict[str, OwnRendering]
     draft: Draft
     digests: dict[str, FileDigest]
@@ -228,14 +228,14 @@ def export_records(run: Path) -> dict[str, ExportedFile]:
 def _judge_static(
     gguf: GgufFile, unquantized: GgufFile | None, reference: MeasuredReference, findings: Findings, confirmed: bool
 ) -> None:
-    output = verify_tensors.output_of_its_own(reference.folder, reference.adapter)
-    findings.add(verify_metadata.check_metadata(gguf, reference.config))
-    if (window := verify_metadata.check_window(gguf.path.name, reference.config)) is not None:
+    output = output_of_its_own(reference.folder, reference.adapter)
+    findings.add(check_metadata(gguf, reference.config))
+    if (window := check_window(gguf.path.name, reference.config)) is not None:
         findings.add(window)
     own = reference.vocabulary
-    findings.add(verify_vocabulary.check_vocabulary(gguf, reference.tokenizer, own, reference.files, reference.config))
+    findings.add(check_vocabulary(gguf, reference.tokenizer, own, reference.files, reference.config))
     findings.add(
-        verify_tensors.check_tensors(
+        check_tensors(
             gguf, unquantized=unquantized, needs_output=output, reference=reference.folder, confirmed=confirmed
         )
     )
@@ -299,8 +299,8 @@ def _answered(
         row.refused if row.text is None else next(chats if row.chat else others) for row in shipped
     ]
     return [
-        verify_tokens.check_tokens(file, reference.texts, result.plain[:count], tokenizer),
-        verify_tokens.check_special_tokens(
+        check_tokens(file, reference.texts, result.plain[:count], tokenizer),
+        check_special_tokens(
             file,
             result.facts,
             tokenizer=tokenizer,
@@ -308,8 +308,8 @@ def _answered(
             turn_end=turn_end,
             plain=plain,
         ),
-        verify_vocabulary.check_stops(gguf, result.facts.end_of_generation, ends),
-        verify_tokens.check_trained(
+        check_stops(gguf, result.facts.end_of_generation, ends),
+        check_trained(
             file,
             reference.rows,
             ids,

@@ -37,7 +37,7 @@ class Fault:
 
 
 class Lie(Fault):
-    """Status 200 with another body."""
+    """An answer with another body, whatever its status."""
 
     @property
     def lets_through(self) -> bool:

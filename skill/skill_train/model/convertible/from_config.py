@@ -191,7 +191,16 @@ def _has_inner_width(config: Config) -> bool:
 def _has_other_heads(config: Config) -> bool:
     """Whether the heads are not the width divided by their number. A config leaves 128 out."""
     heads, width = positive(config, ("num_attention_heads",)), positive(config, ("hidden_size",))
-    return bool(heads and width) and config.get("head_dim", 128) * heads != width
+    return heads is not None and width is not None and (positive(config, ("head_dim",)) or 128) * heads != width
+
+
+def _scales_positions(config: Config) -> bool:
+    for key in ("rope_parameters", "rope_scaling"):
+        rope = config.get(key)
+        kind = (rope.get("rope_type") or rope.get("type")) if isinstance(rope, dict) else None
+        if kind not in (None, "default"):
+            return True
+    return False
 
 
 # Families whose MLP llama.cpp computes with SiLU, whatever config.json says.
@@ -260,7 +269,12 @@ _COMPUTED_OTHERWISE: dict[str, tuple[tuple[Callable[[Config], bool], str], ...]]
     "GlmForCausalLM": (
         (
             _has_other_heads,
-            "llama.cpp's converter takes hidden_size / num_attention_heads for the heads of GLM, and head_dim is not",
+            "llama.cpp's converter assumes heads of hidden_size / num_attention_heads for GLM, and this model has "
+            "another head_dim",
+        ),
+        (
+            _scales_positions,
+            "llama.cpp's converter leaves out how GLM scales its positions (rope_type), so long texts would differ",
         ),
     ),
     "GPT2LMHeadModel": (
