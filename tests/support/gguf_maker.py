@@ -8,7 +8,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import secrets
 import shutil
 import subprocess
 import sys
@@ -49,16 +48,14 @@ def exported(kind: str, *, quants: tuple[str, ...] = ("q8_0", "q4_k_m"), times: 
     base = tiny.cached(kind, hidden=256)
     wanted = json.dumps([base.name, quants, times, adapter, Path(__file__).read_text()])
     final = base.parent / f"export-{kind}-{hashlib.sha256(wanted.encode()).hexdigest()[:16]}"
-    if not final.is_dir():
-        part = final.with_name(f".{final.name}-{secrets.token_hex(4)}.part")
+
+    def make(part: Path) -> None:
         part.mkdir()
         tiny.adapter(base, part / "adapter", **{"size": 0.1} | adapter)
         merge(base, part / "adapter", part / "merged", times=times)
         export(part / "merged", part / "gguf", quants=quants)
-        try:
-            os.rename(part, final)
-        except OSError:  # another process was first
-            shutil.rmtree(part)
+
+    tiny.made_once(final, make)
     return Export(base, final / "adapter", final / "merged", sorted((final / "gguf").glob("*.gguf")))
 
 

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import secrets
 import shutil
 from pathlib import Path
 from typing import Any
@@ -66,18 +64,16 @@ def converted(name: str) -> tuple[Path, Path]:
     source = tiny.cached(kind)
     key = hashlib.sha256(json.dumps([source.name, model_type, fields]).encode()).hexdigest()[:16]
     final = source.parent / f"listed-{name}-{key}"
-    if not final.is_dir():
-        part = final.with_name(f".{final.name}-{secrets.token_hex(4)}.part")
+
+    def make(part: Path) -> None:
         part.mkdir()
         if model_type is None:
             shutil.copytree(source, part / "model")
         else:
             _write(source, part / "model", model_type, fields)
         gguf_maker.export(part / "model", part)
-        try:
-            os.rename(part, final)
-        except OSError:  # another process was first
-            shutil.rmtree(part)
+
+    tiny.made_once(final, make)
     return final / "model", final / "model-f16.gguf"
 
 

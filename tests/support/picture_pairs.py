@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import gguf_maker
+import tiny
 import tiny_vision
 from skill_train.gguf.convert import convert_with
 from skill_train.llama import get_converter
@@ -27,20 +28,20 @@ def pair(kind: str, *, seed: int = 0, projector: str = "f16", text: str = "f16")
     """The files of `tiny_vision.cached(kind, seed=seed)`, of these types."""
     folder = tiny_vision.cached(kind, seed=seed)
     made = folder.with_name(f"{folder.name}-pair")
-    made.mkdir(exist_ok=True)
     return Pair(
         _file(folder, made / f"model-{text}.gguf", text), _file(folder, made / f"mmproj-{projector}.gguf", projector)
     )
 
 
 def _file(folder: Path, file: Path, kind: str) -> Path:
-    if not file.is_file():
-        with tempfile.TemporaryDirectory(dir=file.parent) as part:
+    def make(part: Path) -> None:
+        with tempfile.TemporaryDirectory(dir=file.parent) as work:
             if file.name.startswith("mmproj"):
-                projector(folder, Path(part) / file.name, kind).replace(file)
+                projector(folder, Path(work) / file.name, kind).rename(part)
             else:
-                gguf_maker.export(folder, Path(part), outtype=kind).replace(file)
-    return file
+                gguf_maker.export(folder, Path(work), outtype=kind).rename(part)
+
+    return tiny.made_once(file, make)
 
 
 def projector(folder: Path, file: Path, kind: str = "f16") -> Path:

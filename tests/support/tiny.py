@@ -6,6 +6,7 @@ is distinct, attention matters, and quantization shows. Never change a cached fo
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import os
@@ -13,6 +14,7 @@ import random
 import secrets
 import shutil
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -26,17 +28,28 @@ _FILES = ("tiny.py", "tiny_vocab.py", "tiny_templates.py")
 def cached(kind: str, **options: Any) -> Path:
     """The folder of a model built earlier with the same options by the same code, or built now.
 
-    Options are those of `build`. Several processes may ask at once; each builds under its own name and one wins.
+    Options are those of `build`.
     """
     code = b"".join((Path(__file__).parent / name).read_bytes() for name in _FILES)
     key = hashlib.sha256(code + json.dumps([kind, options], sort_keys=True).encode()).hexdigest()[:16]
-    root = Path(tempfile.gettempdir()) / f"skill-train-tiny-{os.getuid()}"
-    final = root / f"{kind}-{key}"
-    if not final.is_dir():
-        root.mkdir(exist_ok=True)
-        part = root / f".{kind}-{secrets.token_hex(4)}.part"
-        build(kind, part, vocab_folder=vocab_folder(), **options)
-        take_name(part, final)
+    final = Path(tempfile.gettempdir()) / f"skill-train-tiny-{os.getuid()}" / f"{kind}-{key}"
+    return made_once(final, lambda part: build(kind, part, vocab_folder=vocab_folder(), **options))
+
+
+def made_once(final: Path, make: Callable[[Path], object]) -> Path:
+    """The file or folder `final`. One process makes it, under another name, while the others that want it wait."""
+    if final.exists():
+        return final
+    final.parent.mkdir(parents=True, exist_ok=True)
+    with open(final.with_name(f".{final.name}.lock"), "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not final.exists():
+            part = final.with_name(f".{final.name}-{secrets.token_hex(4)}.part")
+            try:
+                make(part)
+                part.rename(final)
+            finally:
+                shutil.rmtree(part, ignore_errors=True)
     return final
 
 
@@ -131,16 +144,6 @@ def write_rows(path: Path, n: int, seed: int = 0) -> Path:
     lines = (json.dumps(row, ensure_ascii=False) for row in rows(n, seed))
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")
     return path
-
-
-def take_name(part: Path, final: Path) -> None:
-    """Gives a finished folder its name, unless another process was first."""
-    try:
-        part.rename(final)
-    except OSError:
-        if not final.is_dir():
-            raise
-        shutil.rmtree(part)
 
 
 def _write_tokenizer(kind: str, folder: Path, vocab: Path) -> dict[str, Any]:

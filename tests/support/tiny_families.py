@@ -9,11 +9,10 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import secrets
 import shutil
 import tempfile
 from collections.abc import Collection, Iterable
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -382,31 +381,26 @@ def model_type(name: str) -> str:
 @cache
 def folder(name: str) -> Path:
     """The model's folder, made once. Never change it."""
-    final = _ROOT / f"{name}-{_key(name)}"
-    if not final.is_dir():
-        _ROOT.mkdir(parents=True, exist_ok=True)
-        part = _ROOT / f".{name}-{secrets.token_hex(4)}.part"
-        part.mkdir()
-        _build(name, part)
-        tiny.take_name(part, final)
-    return final
+    return tiny.made_once(_ROOT / f"{name}-{_key(name)}", lambda part: _build(name, part))
 
 
 @cache
 def gguf(name: str, kind: str = "f16") -> Path:
     """Its file, by llama.cpp's converter and quantizer."""
-    made = _ROOT / f"{name}-{_key(name)}-gguf" / f"model-{kind}.gguf"
-    if not made.is_file():
-        made.parent.mkdir(exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=_ROOT) as part:
-            view = Path(shutil.copytree(folder(name), Path(part) / "model", copy_function=os.link))
-            _publish(view / "config.json", PUBLISHED.get(name, {}))
-            options = ("--no-mtp",) if name == "qwen3next" else ()  # transformers reads no such layers
-            converted = kind if kind in ("f32", "f16", "bf16") else "f16"
-            quants = () if kind == converted else (kind,)
-            gguf_maker.export(view, Path(part) / "gguf", quants=quants, outtype=converted, options=options)
-            (Path(part) / "gguf" / made.name).replace(made)
-    return made
+    model = folder(name)
+    return tiny.made_once(model.with_name(f"{model.name}-{kind}"), partial(_convert, name, kind)) / f"model-{kind}.gguf"
+
+
+def _convert(name: str, kind: str, part: Path) -> None:
+    view = Path(shutil.copytree(folder(name), part / "model", copy_function=os.link))
+    _publish(view / "config.json", PUBLISHED.get(name, {}))
+    options = ("--no-mtp",) if name == "qwen3next" else ()  # transformers reads no such layers
+    converted = kind if kind in ("f32", "f16", "bf16") else "f16"
+    quants = () if kind == converted else (kind,)
+    gguf_maker.export(view, part / "gguf", quants=quants, outtype=converted, options=options)
+    (part / "gguf" / f"model-{kind}.gguf").rename(part / f"model-{kind}.gguf")
+    for rest in (part / "gguf", view):
+        shutil.rmtree(rest)
 
 
 def _key(name: str) -> str:
@@ -424,6 +418,7 @@ def _build(name: str, part: Path) -> None:
     import transformers
 
     family, vocabulary, own = FAMILIES[name]
+    part.mkdir()
     ids = _tokenizer(vocabulary, part)
     tokens = {"vocab_size": ids["vocab_size"], "bos_token_id": ids["bos"], "eos_token_id": ids["eos"]}
     config_class = getattr(transformers, f"{family}Config")

@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import secrets
 import shutil
 import tempfile
 from pathlib import Path
@@ -48,14 +47,8 @@ def cached(kind: str, *, seed: int = 0) -> Path:
     """The folder of a vision model built earlier by the same code, or built now. Processes may ask at once."""
     code = b"".join((Path(__file__).parent / name).read_bytes() for name in _FILES)
     key = hashlib.sha256(code + f"{kind} {seed}".encode()).hexdigest()[:16]
-    root = Path(tempfile.gettempdir()) / f"skill-train-tiny-{os.getuid()}"
-    final = root / f"vision-{kind}-{key}"
-    if not final.is_dir():
-        root.mkdir(exist_ok=True)
-        part = root / f".{kind}-{secrets.token_hex(4)}.part"
-        build(kind, part, vocab_folder=tiny.vocab_folder(), seed=seed)
-        tiny.take_name(part, final)
-    return final
+    final = Path(tempfile.gettempdir()) / f"skill-train-tiny-{os.getuid()}" / f"vision-{kind}-{key}"
+    return tiny.made_once(final, lambda part: build(kind, part, vocab_folder=tiny.vocab_folder(), seed=seed))
 
 
 def build(kind: str, folder: Path, *, vocab_folder: Path, seed: int = 0) -> Path:
