@@ -12,6 +12,7 @@ from models import recorded_model
 from skill_train.core.program_events import Probed
 from skill_train.facts import MachineFacts
 from skill_train.train import precision_probe
+from skill_train.train.local import probed
 
 pytest.importorskip("torch")
 MACHINE = MachineFacts("Linux", "a processor", "cpu", 16 << 30, 12 << 30, None, 2, False)
@@ -42,3 +43,10 @@ def test_a_probe_that_cannot_be_is_none(bfloat16: Any, cache: Path) -> None:
     [file] = cache.rglob("*.json")
     file.write_text(json.dumps(FIGURES | {"bfloat16": bfloat16}))
     assert precision_probe.known_probe("cpu", MACHINE, MODEL) is None
+
+
+def test_what_the_training_program_told_is_taken_if_it_can_be() -> None:
+    told = {"event": "probe", **FIGURES}
+    assert probed(json.dumps({"event": "stage", "name": "probe"}) + "\n" + json.dumps(told)) == FIGURES
+    assert probed("") is None
+    assert probed(json.dumps(told | {"float32": {"seconds": 0, "loss": 1.5}})) is None

@@ -22,9 +22,9 @@ from typing import Any
 JsonObject = dict[str, Any]  # a config.json or a tokenizer.json; this process imports nothing from skill-train
 # Between two searches for cycles of objects, as in core/memory.py: a vocabulary is many objects, all in use.
 _NEW_OBJECTS = 200_000
+_GLM_THETA = 10000.0  # which llama.cpp's converter multiplies by the ratio
 # In transformers 5 the routers of these models are sigmoids, but config.json does not say so. Without the key llama.cpp
 # uses the softmax of DeepSeek-V2, refuses the file or aborts.
-_GLM_THETA = 10000.0  # which llama.cpp's converter multiplies by the ratio
 _SIGMOID_ROUTERS = ("deepseek_v3", "dots1", "exaone_moe", "glm4_moe_lite", "minimax_m2")
 
 

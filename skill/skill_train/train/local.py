@@ -322,8 +322,13 @@ def _run_probe(plan: Plan) -> Probed | None:
         plan_record.write(file, plan)
         command = [sys.executable, str(train_program()), str(file), "--probe"]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
-    for event in events(done.stdout):
+    return probed(done.stdout)
+
+
+def probed(output: str) -> Probed | None:
+    """The figures that the training program told. None if it told none, or such as cannot be: 0 seconds."""
+    for event in events(output):
         if event["event"] == "probe":
-            with contextlib.suppress(msgspec.ValidationError):  # no step takes 0 seconds
+            with contextlib.suppress(msgspec.ValidationError):
                 return msgspec.convert(event, Probed)
     return None
