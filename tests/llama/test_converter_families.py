@@ -13,8 +13,8 @@ import merging
 import tiny
 import tiny_families
 import tiny_vocab
-from skill_train.gguf.convert import ConvertRequest, convert
-from skill_train.llama import get_converter, inference
+from converting import converted
+from skill_train.llama import inference
 from skill_train.llama.gguf_header import read_gguf
 from skill_train.reference import load as reference
 from skill_train.verify.metadata.check import check_metadata
@@ -42,17 +42,6 @@ def family(folder: Path, name: str, config: dict[str, Any], drop: tuple[str, ...
     said = {key: value for key, value in json.loads(file.read_text()).items() if key not in drop}
     file.write_text(json.dumps(said | add))
     return folder
-
-
-def converted(folder: Path, out: Path) -> Path:
-    """Its f32 file, by the converter as `export-gguf` starts it."""
-    record, found = out / "convert.json", get_converter.find()
-    convert(
-        ConvertRequest(model=folder, out=out, record=record, name="m", outtype="f32", toolchain=found),
-        progress=lambda *_: None,
-        warn=lambda *_: None,
-    )
-    return out / "m-f32.gguf"
 
 
 @pytest.mark.parametrize("name", tiny_families.by_default(tiny_families.PUBLISHED.keys() - REFUSED, ("glm",)))
@@ -103,11 +92,11 @@ def test_a_model_converts_and_llama_cpp_computes_the_same(
     name: str, config: Any, drop: Any, add: Any, tmp_path: Path
 ) -> None:
     folder = family(tmp_path / "model", name, config, drop, add)
-    converted(folder, tmp_path)
+    file = converted(folder, tmp_path)
     with reference.reference_model(folder) as model:
         logits = reference.logits(model, IDS)
     logits.tofile(tmp_path / "tuned.bin")
-    file, tuned = str(tmp_path / "m-f32.gguf"), str(tmp_path / "tuned.bin")
-    job = inference.InferenceJob(gguf=file, context_tokens=64, threads=1, vocabulary=logits.shape[1], tuned=tuned)
+    tuned = str(tmp_path / "tuned.bin")
+    job = inference.InferenceJob(gguf=str(file), context_tokens=64, threads=1, vocabulary=logits.shape[1], tuned=tuned)
     found = inference.ask(msgspec.structs.replace(job, sequences=[inference.Sequence(IDS, 0)])).figures
     assert found["mean_kl"] < 1e-5, found

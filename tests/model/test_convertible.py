@@ -19,9 +19,9 @@ import gguf_maker
 import tiny
 import tiny_families
 import tiny_vocab
+from converting import converted
 from skill_train.core.errors import UsageError, VerificationFailed
-from skill_train.gguf.convert import ConvertRequest, convert
-from skill_train.llama import get_converter, inference
+from skill_train.llama import inference
 from skill_train.model.config import TEXT_OF_VISION
 from skill_train.model.convertible import from_config
 from skill_train.model.convertible.vocabulary import why_no_vocabulary
@@ -184,15 +184,9 @@ def distance(model: Path, gguf: Path, work: Path, tokens: Collection[int] = IDS)
 
 
 def require_same(model: Path, work: Path) -> None:
-    convert(
-        ConvertRequest(
-            model=model, out=work, record=work / "convert.json", name="m", outtype="f32", toolchain=get_converter.find()
-        ),
-        progress=lambda *_: None,
-        warn=lambda *_: None,
-    )
-    assert distance(model, work / "m-f32.gguf", work) < SAME
-    (work / "m-f32.gguf").unlink()
+    file = converted(model, work)
+    assert distance(model, file, work) < SAME
+    file.unlink()
 
 
 # Those that a mend of ours made right, and one that is refused. `make walks` has all.
@@ -250,22 +244,11 @@ def test_a_window_is_computed_with_or_plan_had_said_that_it_is_not(name: str, tm
     model = built(tmp_path / "model", *WINDOWS[name])
     facts = read_model(model)
     assert (facts.sliding_window, facts.not_convertible) == (8, None)
-    convert(
-        ConvertRequest(
-            model=model,
-            out=tmp_path,
-            record=tmp_path / "c.json",
-            name="m",
-            outtype="f32",
-            toolchain=get_converter.find(),
-        ),
-        progress=lambda *_: None,
-        warn=lambda *_: None,
-    )
-    far = distance(model, tmp_path / "m-f32.gguf", tmp_path, LONG)
+    file = converted(model, tmp_path)
+    far = distance(model, file, tmp_path, LONG)
     assert facts.unread_window == (None if far < SAME else 8)
     assert not SAME < far < 100 * SAME
-    near = distance(model, tmp_path / "m-f32.gguf", tmp_path, LONG[:8])
+    near = distance(model, file, tmp_path, LONG[:8])
     assert near < SAME
 
 

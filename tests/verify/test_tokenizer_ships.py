@@ -12,8 +12,8 @@ from tokenizers import Tokenizer
 
 import tiny
 import training
-from skill_train.gguf.convert import ConvertRequest, convert
-from skill_train.llama import get_converter, inference
+from converting import converted
+from skill_train.llama import inference
 from skill_train.program.encode import Encoder
 from skill_train.program.events import Refused
 from skill_train.program.tokenizer import load_tokenizer
@@ -45,19 +45,7 @@ def model(kind: str, folder: Path, *, tokenizer: dict[str, Any] | None = None, *
 
 def shipped(folder: Path, work: Path, texts: list[str]) -> list[list[int]]:
     """The ids of llama.cpp from the converted file."""
-    convert(
-        ConvertRequest(
-            model=folder,
-            out=work,
-            record=work / "convert.json",
-            name="m",
-            outtype="f16",
-            toolchain=get_converter.find(),
-        ),
-        progress=lambda *_: None,
-        warn=lambda *_: None,
-    )
-    job = inference.InferenceJob(gguf=str(work / "m-f16.gguf"), context_tokens=64, threads=1, plain=texts)
+    job = inference.InferenceJob(gguf=str(converted(folder, work, "f16")), context_tokens=64, threads=1, plain=texts)
     return inference.ask(job).plain
 
 
