@@ -22,6 +22,7 @@ import gguf_maker
 import tiny
 import tiny_templates
 import tiny_vocab
+from skill_train.llama.gguf_header import GgufFile, read_gguf
 
 _SHAPE = {
     "hidden_size": 64,
@@ -53,12 +54,19 @@ _MLA = {
     "first_k_dense_replace": 1,
     "num_key_value_heads": 4,
 }
+_YARN = {"rope_type": "yarn", "rope_theta": 1e6, "factor": 4.0, "original_max_position_embeddings": 128}
 _LONG = {
     "rope_type": "longrope",
     "rope_theta": 10000.0,
     "short_factor": [1.0 + 0.1 * number for number in range(8)],
     "long_factor": [1.0 + 0.5 * number for number in range(8)],
     "original_max_position_embeddings": 256,
+}
+_GRANITE = {
+    "embedding_multiplier": 12.0,
+    "residual_multiplier": 0.22,
+    "attention_multiplier": 0.0156,
+    "logits_scaling": 8.0,
 }
 # Name: (class of transformers without `Config`, vocabulary, what differs from `_SHAPE`).
 FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
@@ -88,6 +96,7 @@ FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
             "num_experts_per_tok": 2,
             "moe_intermediate_size": 64,
             "shared_expert_intermediate_size": 128,
+            "rope_parameters": _YARN,
         },
     ),
     "qwen3moe": (
@@ -141,7 +150,7 @@ FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "olmo": ("Olmo", "gpt2", {}),
     "olmo2": ("Olmo2", "gpt2", {}),
     "olmoe": ("Olmoe", "gpt2", {"num_key_value_heads": 4, "num_experts": 4, "num_experts_per_tok": 2}),
-    "granite": ("Granite", "gpt2", {}),
+    "granite": ("Granite", "gpt2", _GRANITE),
     "granitemoe": ("GraniteMoe", "gpt2", {"num_local_experts": 4, "num_experts_per_tok": 2}),
     "granitemoeshared": (
         "GraniteMoeShared",
@@ -151,7 +160,8 @@ FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "granitehybrid": (
         "GraniteMoeHybrid",
         "gpt2",
-        {
+        _GRANITE
+        | {
             "vocab_size": 50264,
             "num_local_experts": 4,
             "num_experts_per_tok": 2,
@@ -389,6 +399,14 @@ def gguf(name: str, kind: str = "f16") -> Path:
     """Its file, by llama.cpp's converter and quantizer."""
     model = folder(name)
     return tiny.made_once(model.with_name(f"{model.name}-{kind}"), partial(_convert, name, kind)) / f"model-{kind}.gguf"
+
+
+def converted(name: str) -> tuple[Path, GgufFile]:
+    """A model of either kind, of `tiny` or of these, and its f16 file."""
+    if name in tiny.KINDS:
+        made = gguf_maker.exported(name)
+        return made.merged, read_gguf(made.file("f16"))
+    return folder(name), read_gguf(gguf(name))
 
 
 def _convert(name: str, kind: str, part: Path) -> None:

@@ -9,11 +9,8 @@ from pathlib import Path
 import pytest
 
 import gguf_faults
-import gguf_maker
-import tiny
 import tiny_families
 from gguf_faults import Fault
-from skill_train.llama.gguf_header import GgufFile, read_gguf
 from skill_train.verify.step import VerifyRequest, verify
 
 pytestmark = pytest.mark.slow
@@ -23,17 +20,9 @@ SHORT = ("norm by 2 %", "an ordinary token as eos", "scores reversed", "template
 LONG = ("qwen2", "qwen3", "mistral", "gpt2", "llama-spm", "qwen3moe", "olmo2", "gemma2", "granite", "smollm3")
 
 
-def model(family: str) -> tuple[Path, GgufFile]:
-    """A model folder and its f16 file."""
-    if family in tiny.KINDS:
-        made = gguf_maker.exported(family)
-        return made.merged, read_gguf(made.file("f16"))
-    return tiny_families.folder(family), read_gguf(tiny_families.gguf(family))
-
-
 def missed(family: str, work: Path, only: tuple[str, ...] | None = None) -> dict[str, set[str]]:
     """Checks that failed on each file whose fault its own check did not name; and those on the correct file."""
-    reference, good = model(family)
+    reference, good = tiny_families.converted(family)
     faults = {name: one for name, one in gguf_faults.of_file(good).items() if only is None or name in only}
     assert only is None or set(faults) == set(only)
     files = [Path(shutil.copy(good.path, work / "good.gguf"))]
