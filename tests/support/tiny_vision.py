@@ -75,9 +75,7 @@ def build(kind: str, folder: Path, *, vocab_folder: Path, seed: int = 0) -> Path
 def _write_tokenizer(kind: str, folder: Path, vocab_folder: Path) -> dict[str, Any]:
     """The ids that config.json needs, with those of the tokens around and in place of a picture."""
     if kind.startswith("qwen"):
-        ids = tiny_vocab.write_qwen(folder, vocab_folder, thinking=False, template=tiny_templates.QWEN_VL)
-        places = {"vision_start_token_id": 151652, "vision_end_token_id": 151653}
-        return ids | {"picture": {"image_token_id": 151655, "video_token_id": 151656, **places}}
+        return tiny_vocab.write_qwen_pictures(folder, vocab_folder)
     if kind == "gemma3":
         ids = tiny_vocab.write_gemma(folder, pictures=True)
         return ids | {"picture": {"boi_token_index": 7, "eoi_token_index": 8, "image_token_index": 9}}

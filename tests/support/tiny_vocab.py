@@ -119,6 +119,26 @@ def write_chatml(folder: Path, vocab_folder: Path) -> dict[str, Any]:
     return {"vocab_size": 50304, "bos": 50256, "eos": 50258, "pad": 50256, "stop": [50258, 50256]}
 
 
+def write_qwen_pictures(folder: Path, vocab_folder: Path) -> dict[str, Any]:
+    """GPT-2's byte-level vocabulary with Qwen's own added tokens: a third of Qwen's tokens."""
+    path = vocab_folder / "ggml-vocab-gpt-2.gguf"
+    added = [(name, True) for name in _QWEN_SPECIAL] + [(name, False) for name in _QWEN_TEXT]
+    backend = _byte_level(path, words=50256, pattern=None, added=added)
+    config = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "bos_token": None,
+        "eos_token": "<|im_end|>",
+        "pad_token": "<|endoftext|>",
+        "unk_token": None,
+    }
+    _write(folder, backend, tiny_templates.QWEN_VL, config)
+    number = {name: 50256 + index for index, (name, _) in enumerate(added)}
+    places = {"vision_start": "vision_start", "vision_end": "vision_end", "image": "image_pad", "video": "video_pad"}
+    end, stop = number["<|endoftext|>"], number["<|im_end|>"]
+    ids = {f"{place}_token_id": number[f"<|{name}|>"] for place, name in places.items()}
+    return {"vocab_size": 50304, "bos": end, "eos": stop, "pad": end, "stop": [stop, end], "picture": ids}
+
+
 def write_smolvlm(folder: Path, vocab_folder: Path) -> dict[str, Any]:
     """GPT-2's byte-level vocabulary with the added tokens of SmolVLM: turns, pictures and the places of their parts."""
     path = vocab_folder / "ggml-vocab-gpt-2.gguf"
