@@ -94,7 +94,7 @@ def test_before_its_first_step_it_ends_at_once(tmp_path: Path) -> None:
 def test_all_of_several_processes_end(commands: Commands, tmp_path: Path) -> None:
     """The launcher of accelerate, and both processes that it started."""
     values = {"max_steps": STEPS, "save_steps": STEPS, "split": (2, 1, 2)}
-    training.write_run(tmp_path / "run", base=tiny.cached("qwen2"), **values)
+    training.write_run(tmp_path / "run", base=tiny.cached("gemma"), **values)
     processes = _kill(tmp_path, "training: ", signal.SIGKILL, driver=True)
     assert len(processes) == 3
     _, alive = psutil.wait_procs(processes, timeout=SOON)
