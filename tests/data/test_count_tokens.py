@@ -97,7 +97,7 @@ def test_the_range_holds_what_is_counted(tmp_path: Path) -> None:
 
 
 def test_the_plan_finds_what_was_counted(tmp_path: Path) -> None:
-    model, path = tiny.cached("qwen2"), tiny.write_rows(tmp_path / "rows.jsonl", 30)
+    model, path = tiny.cached("llama-chatml"), tiny.write_rows(tmp_path / "rows.jsonl", 30)
     key = token_stats.tokenizer_key(str(model), None)
     facts = dataset.scan(Recipe(data=str(path)))
     assert token_stats.known_tokens(facts, key, split="train", loss_on=None, max_length=40) is None
@@ -111,11 +111,11 @@ def test_the_plan_finds_what_was_counted(tmp_path: Path) -> None:
 
 
 def test_rows_that_the_template_refuses_are_left_out(tmp_path: Path) -> None:
-    """Mistral's template wants user and assistant in turn; Qwen's takes two in a row."""
+    """Mistral's template wants user and assistant in turn; ChatML takes two in a row."""
     conversations = [[USER, BOT], [USER, USER, BOT], [USER, BOT, USER, BOT]]
     path = tmp_path / "rows.jsonl"
     path.write_text("".join(json.dumps({"messages": turns}) + "\n" for turns in conversations))
-    assert answered("data", path, "--model", tiny.cached("qwen2"))[0] == 0
+    assert answered("data", path, "--model", tiny.cached("llama-chatml"))[0] == 0
     code, answer = answered("data", path, "--model", tiny.cached("mistral"))
     assert (code, answer["data"]["problems"]["template"]["lines"]) == (2, [2])
     code, answer = answered("data", path, "--model", tiny.cached("mistral"), "--fix", tmp_path / "out.jsonl")
@@ -124,7 +124,7 @@ def test_rows_that_the_template_refuses_are_left_out(tmp_path: Path) -> None:
 
 def test_the_example_shows_what_is_trained(tmp_path: Path) -> None:
     (tmp_path / "rows.jsonl").write_text(json.dumps({"messages": [USER, BOT]}) + "\n")
-    answer = answered("data", tmp_path / "rows.jsonl", "--model", tiny.cached("qwen2"))[1]
+    answer = answered("data", tmp_path / "rows.jsonl", "--model", tiny.cached("llama-chatml"))[1]
     assert "<|im_start|>user\n2+2?<|im_end|>\n<|im_start|>assistant\n⟦4<|im_end|>⟧" in answer["data"]["example"]
 
 
@@ -139,7 +139,7 @@ def test_a_model_without_a_tokenizer_is_refused_with_the_report(tmp_path: Path) 
     model = tmp_path / "model"
     model.mkdir()
     for name in ("config.json", "model.safetensors"):
-        shutil.copy(tiny.cached("qwen2") / name, model / name)
+        shutil.copy(tiny.cached("llama-chatml") / name, model / name)
     code, answer = answered("data", tiny.write_rows(tmp_path / "d.jsonl", 30), "--model", model)
     assert (code, answer["error"]["code"]) == (2, "bad_tokenizer")
     assert (answer["data"]["rows"], answer["next"]) == (30, [])
@@ -152,7 +152,9 @@ def test_a_cache_without_the_tokenizer_is_no_count(tmp_path: Path) -> None:
     (cached / "snapshots" / ("a" * 40)).mkdir(parents=True)
     (cached / "refs").mkdir()
     (cached / "refs" / "main").write_text("a" * 40)
-    (cached / "snapshots" / ("a" * 40) / "config.json").write_bytes((tiny.cached("qwen2") / "config.json").read_bytes())
+    (cached / "snapshots" / ("a" * 40) / "config.json").write_bytes(
+        (tiny.cached("llama-chatml") / "config.json").read_bytes()
+    )
     rows = tiny.write_rows(tmp_path / "rows.jsonl", 30)
     env = os.environ | {"HF_HOME": str(tmp_path / "hf"), "HF_HUB_OFFLINE": "1", "HF_ENDPOINT": "http://127.0.0.1:9"}
     words = [sys.executable, *MAIN, "data", str(rows), "--model", "owner/name", "--format", "json"]
@@ -165,7 +167,7 @@ def test_a_cache_without_the_tokenizer_is_no_count(tmp_path: Path) -> None:
 
 def test_an_answer_that_is_always_cut_away_asks_for_more_length(tmp_path: Path) -> None:
     path = tiny.write_rows(tmp_path / "rows.jsonl", 5)
-    code, answer = answered("data", path, "--model", tiny.cached("qwen2"), "--max-length", 4)
+    code, answer = answered("data", path, "--model", tiny.cached("llama-chatml"), "--max-length", 4)
     assert (code, answer["data"]["problems"]["fully_masked"]["rows"]) == (2, 5)
     assert answer["error"]["hint"].startswith("raise --max-length")
 
@@ -203,7 +205,7 @@ def test_a_large_dataset_is_sampled_and_the_longest_row_still_found(tmp_path: Pa
         for number in range(5000):
             text = "word " * (300 if number == 4001 else 5)
             file.write(json.dumps({"text": f"{number} {text}"}) + "\n")
-    answer = answered("data", path, "--model", tiny.cached("qwen2"))[1]["data"]
+    answer = answered("data", path, "--model", tiny.cached("llama-chatml"))[1]["data"]
     assert answer["tokens"]["basis"] == "counted in 2000 of 5000 rows"
     assert answer["tokens"]["longest"] > 300 > answer["tokens"]["p99"]
     assert answer["tokens"]["histogram"][-1]["up_to"] <= 32  # row 4001 is not among every 2.5th

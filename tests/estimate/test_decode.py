@@ -143,7 +143,7 @@ def test_a_window_that_llama_cpp_does_not_read_saves_nothing() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["gemma", "qwen2"])
+@pytest.mark.parametrize("kind", ["gemma", "llama-chatml"])
 def test_the_cache_as_llama_cpp_allocates_it(kind: str) -> None:
     """llama.cpp prints the size of each cache; with a window it has two. `swa_full` is off in llama-server and
     llama-cli; the bindings have it on, and keep everything."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import socket
 import threading
 import urllib.error
@@ -39,8 +40,12 @@ def job(file: Path, **values: Any) -> ServerJob:
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """A folder and its f16 file, with a template that takes tools."""
-    return serving.with_template(gguf_maker.exported("qwen2"), tmp_path_factory.mktemp("serve"), serving.TOOLS)
+    """A folder and its f16 file, with a template that takes tools. The tokenizer composes accents, as Qwen's does."""
+    out = tmp_path_factory.mktemp("serve")
+    folder, file = serving.with_template(gguf_maker.exported("llama-chatml"), out, serving.TOOLS)
+    tokenizer = json.loads((folder / "tokenizer.json").read_text())
+    (folder / "tokenizer.json").write_text(json.dumps({**tokenizer, "normalizer": {"type": "NFC"}}))
+    return folder, file
 
 
 @pytest.fixture(scope="module")
@@ -158,7 +163,7 @@ def test_a_template_of_1024_bytes_is_whole(tmp_path: Path) -> None:
     """llama-cpp-python 0.3.36 reads a value of exactly that length without its last byte."""
     template = "{{- 'A' -}}{#-" + "x" * (1024 - len("{{- 'A' -}}{#--#}{{- 'END!' -}}")) + "-#}{{- 'END!' -}}"
     assert len(template.encode()) == 1024
-    folder, file = serving.with_template(gguf_maker.exported("qwen2"), tmp_path, template)
+    folder, file = serving.with_template(gguf_maker.exported("llama-chatml"), tmp_path, template)
     expected = load_tokenizer(folder)("AEND!", add_special_tokens=False).input_ids
     with served(job(file)) as own:
         client(own).chat.completions.create(model="tiny", messages=[serving.user("x")], max_tokens=1)
@@ -179,7 +184,7 @@ def test_a_file_without_a_template_serves_no_chats(tmp_path: Path, made: tuple[P
 
 def test_a_broken_file_is_an_error_of_the_command(tmp_path: Path, made: tuple[Path, Path]) -> None:
     other = tmp_path / "other.gguf"
-    other.write_bytes(made[1].read_bytes().replace(b"\x05\0\0\0\0\0\0\0qwen2", b"\x05\0\0\0\0\0\0\0nonet", 1))
+    other.write_bytes(made[1].read_bytes().replace(b"\x05\0\0\0\0\0\0\0llama", b"\x05\0\0\0\0\0\0\0nonet", 1))
     with (
         pytest.raises(VerificationFailed, match=r"llama\.cpp cannot load") as caught,
         served(job(made[1], gguf=str(other))),

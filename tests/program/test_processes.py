@@ -245,7 +245,7 @@ def test_accelerate_understands_the_arguments() -> None:
 
 
 def _write(run: Path, *, split: tuple[int, int, int] = (2, 1, 2), **values: Any) -> Path:
-    return training.write_run(run, base=tiny.cached("qwen2"), split=split, **{"max_steps": STEPS, **values})
+    return training.write_run(run, base=tiny.cached("llama-chatml"), split=split, **{"max_steps": STEPS, **values})
 
 
 def _train(run: Path, *, resume: bool = False, say: Any = lambda _: None) -> TrainRecord:

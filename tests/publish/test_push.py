@@ -32,7 +32,7 @@ PROGRAM = [sys.executable, "-c", "from skill_train.cli import main; main()", "pu
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
     """The files of a trained, exported and verified run; the adapter and the base are real."""
-    base = tiny.cached("qwen2")
+    base = tiny.cached("gemma")
     folder = tmp_path / "runs" / "first"
     (folder / "gguf").mkdir(parents=True)
     tiny.adapter(base, folder / "adapter")
@@ -87,7 +87,7 @@ def test_it_arrives_byte_for_byte_and_says_what_was_changed(hub: Hub, tmp_path: 
     ):
         assert there[sent] == kept.read_bytes()
     assert (
-        json.loads(there["adapter/adapter_config.json"])["base_model_name_or_path"] == Path(tiny.cached("qwen2")).name
+        json.loads(there["adapter/adapter_config.json"])["base_model_name_or_path"] == Path(tiny.cached("gemma")).name
     )
     changed = {file["path"] for file in answer["data"]["files"] if file["changed"]}
     assert changed == set(there) - {"first-q8_0.gguf", "adapter/adapter_model.safetensors", ".gitattributes"}

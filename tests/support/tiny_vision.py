@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import tiny
-import tiny_templates
 import tiny_vocab
 
 KINDS = ("qwen2-vl", "qwen2.5-vl", "qwen3-vl", "gemma3", "smolvlm", "idefics3", "mistral3", "pixtral")

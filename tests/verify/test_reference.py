@@ -17,6 +17,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 import gguf_maker
 import tiny
+import tiny_families
 from skill_train.core.errors import DecisionNeeded
 from skill_train.core.worker import ending, run_worker
 from skill_train.llama import inference
@@ -35,7 +36,7 @@ pytestmark = pytest.mark.slow
 
 TEXTS = [[5, 9, 2, 40, 11, 7], [3, 3, 8], list(range(20, 60)), [4, 90]]
 PROMPTS = [[5, 9, 2, 40], [17, 3, 25, 60, 61, 9, 33]]
-KINDS = ("qwen2", "llama-spm", "gemma", "gpt2")
+KINDS = ("llama-chatml", "llama-spm", "gemma", "gpt2")
 MOST = 6
 
 
@@ -72,7 +73,7 @@ def _alone(model: Path, ids: list[int], adapter: Path | None = None) -> Any:
         return loaded(input_ids=torch.tensor([ids])).logits[0].numpy()
 
 
-@pytest.mark.parametrize("kind", tiny.KINDS)
+@pytest.mark.parametrize("kind", tiny_families.by_default(tiny.KINDS, KINDS))
 def test_without_its_adapter_the_reference_is_the_base(kind: str, tmp_path: Path) -> None:
     """Half of the texts, with the adapter and without it: what PEFT and transformers say of each."""
     base = tiny.cached(kind)
@@ -139,7 +140,7 @@ def test_answers_do_not_depend_on_the_draft(kind: str, tmp_path: Path) -> None:
 
 
 def test_a_stop_in_the_draft_ends_the_answer(tmp_path: Path) -> None:
-    model = tiny.cached("qwen2")
+    model = tiny.cached("llama-chatml")
     expected = generated(model)
     stop = expected[0][2]
     for drafts in (expected, []):
@@ -156,7 +157,7 @@ def test_texts_of_like_length_share_a_pass() -> None:
 
 def test_a_draft_of_another_vocabulary(tmp_path: Path) -> None:
     """A file of another model may answer with tokens that the reference has no embedding for."""
-    model = tiny.cached("qwen2")
+    model = tiny.cached("llama-chatml")
     expected = generated(model)
     foreign = [[ids[0], 10_000_000, *ids[1:]] for ids in expected]
     assert [answer.ids for answer in measured(model, tmp_path, foreign).answers] == expected
@@ -164,7 +165,7 @@ def test_a_draft_of_another_vocabulary(tmp_path: Path) -> None:
 
 def test_a_file_answers_in_one_pass_as_far_as_the_reference() -> None:
     """Free, and with every answer that one may expect of it: up to the first token that is another, or one more."""
-    file, free = gguf_maker.exported("qwen2").file("f16"), draft_of_file("f16")
+    file, free = gguf_maker.exported("llama-chatml").file("f16"), draft_of_file("f16")
     for cut in range(MOST):
         other = [ids[cut] + 1 for ids in free]
         wrong = [[*ids[:cut], token, *ids[cut + 1 :]] for ids, token in zip(free, other, strict=True)]
@@ -177,7 +178,7 @@ def test_a_file_answers_in_one_pass_as_far_as_the_reference() -> None:
 
 def test_a_long_prompt_is_answered_in_pieces() -> None:
     """llama.cpp gets 128 tokens at a time; the answer's rows lie in the last piece or in two."""
-    file = gguf_maker.exported("qwen2").file("f16")
+    file = gguf_maker.exported("llama-chatml").file("f16")
     for length in (123, 125, 127, 128, 129, 256):
         prompts = [[5 + number % 40 for number in range(length)]]
         (free,) = answered(file, None, prompts)
@@ -186,7 +187,7 @@ def test_a_long_prompt_is_answered_in_pieces() -> None:
 
 def test_the_memory_of_what_is_compared_beside_a_draft(tmp_path: Path) -> None:
     """Two weights at once, each with its change, in fp32. The largest that is adapted: the MLP's, by the config."""
-    base = tiny.cached("qwen2")
+    base = tiny.cached("llama-chatml")
     config = json.loads((base / "config.json").read_text())
     largest = config["hidden_size"] * config["intermediate_size"]
     assert compared_bytes(tiny.adapter(base, tmp_path / "adapter")) == 2 * 2 * 4 * largest
@@ -195,7 +196,7 @@ def test_the_memory_of_what_is_compared_beside_a_draft(tmp_path: Path) -> None:
 
 def test_an_adapter_that_peft_cannot_load_takes_no_memory(tmp_path: Path) -> None:
     """A of one dimension: the refusal comes from PEFT, with its words."""
-    adapter = tiny.adapter(tiny.cached("qwen2"), tmp_path / "adapter")
+    adapter = tiny.adapter(tiny.cached("llama-chatml"), tmp_path / "adapter")
     file = adapter / "adapter_model.safetensors"
     flat = {name: tensor.flatten() if "lora_A" in name else tensor for name, tensor in load_file(file).items()}
     save_file(flat, file)
@@ -203,7 +204,7 @@ def test_an_adapter_that_peft_cannot_load_takes_no_memory(tmp_path: Path) -> Non
 
 
 def draft_of_file(quant: str) -> list[list[int]]:
-    return draft_of([read_gguf(gguf_maker.exported("qwen2").file(quant))], PROMPTS, MOST, 0).answers
+    return draft_of([read_gguf(gguf_maker.exported("llama-chatml").file(quant))], PROMPTS, MOST, 0).answers
 
 
 def answered(file: Path, expected: list[list[int]] | None, prompts: list[list[int]] = PROMPTS) -> list[list[int]]:
@@ -213,7 +214,7 @@ def answered(file: Path, expected: list[list[int]] | None, prompts: list[list[in
 
 def test_a_draft_asks_for_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """A file is run beside the reference only where there is room for both."""
-    export = gguf_maker.exported("qwen2")
+    export = gguf_maker.exported("llama-chatml")
     files = [read_gguf(export.file("q8_0")), read_gguf(export.file("f16"))]
     draft = draft_of(files, PROMPTS, MOST, 0)
     assert draft.gguf is files[1] and [len(ids) for ids in draft.answers] == [MOST, MOST]
