@@ -340,6 +340,15 @@ def test_rows_as_the_trainer_was_fed_them() -> None:
     assert isinstance(refused, Check) and refused.verdict == "fail" and "no system role" in refused.detail
 
 
+def test_a_text_that_ends_with_the_end_token_gets_no_second_one() -> None:
+    """Rows that were rendered before training, or a tokenizer that appends the token itself."""
+    text = {"row": 5, "kind": "text", "input_ids": [5, 6, 2], "truncated": False}
+    good = check_trained("m.gguf", [text], [[5, 6, 2]], eos=2)
+    assert isinstance(good, Check) and good.verdict == "pass"
+    wrong = check_trained("m.gguf", [text], [[5, 6, 2, 2]], eos=2)
+    assert isinstance(wrong, Check) and wrong.verdict == "fail"
+
+
 def test_difference_shows_both_lists_around_the_first_one() -> None:
     assert difference([*range(20)], [*range(10), 99, *range(11, 20)]).startswith(
         "at token 10 llama.cpp has [6 7 8 9 10 "

@@ -141,7 +141,7 @@ def check_trained(
     Args:
         rows: the rows of `samples.jsonl`.
         shipped: for each row, llama.cpp's ids of it through the file's own template, or the reason why there are none.
-        eos: the token that training appends to plain text.
+        eos: the token that training appends to plain text which does not end with it.
         chat_template: whether the file writes a template around what a user asks. Rows that were trained without it
             are then not what the file makes of a question. That is a failure, or a warning if the recipe asked for
             bare text.
@@ -160,7 +160,7 @@ def check_trained(
                 f"row {row.get('row')}: trained without the chat template that the file writes around a prompt"
             )
             continue
-        ended = ids if row["kind"] == "chat" or eos is None else [*ids, eos]
+        ended = ids if row["kind"] == "chat" or eos is None or ids[-1:] == [eos] else [*ids, eos]
         if (ended[: len(expected)] if row.get("truncated") else ended) != expected:
             faults.append(f"row {row.get('row')}: {difference(ended, expected).replace('reference', 'trainer')}")
     good = f"{len(rows)} rows give the token ids that the trainer was fed"
