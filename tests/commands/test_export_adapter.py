@@ -10,6 +10,7 @@ import pytest
 
 import shared_runs
 from one_command import answered
+from skill_train.gguf.export_files import unread
 from skill_train.run.folder import RunDir
 
 pytestmark = pytest.mark.slow
@@ -30,6 +31,7 @@ def test_the_adapter_runs_beside_its_base(tmp_path: Path) -> None:
     base, added = (next(line.split()[1] for line in lines if line.startswith(word)) for word in ("FROM", "ADAPTER"))
     assert (run.gguf / base).resolve() == Path(server[2]).resolve() and (run.gguf / added).samefile(adapter)
     assert not any(line.startswith("TEMPLATE") for line in lines)
+    assert unread(run) == ()  # `verify` reports every file here that it cannot judge
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from skill_train.commands._shell import quoted
 from skill_train.core.console import Console, Result
 from skill_train.core.errors import UsageError
 from skill_train.core.files import write_text
+from skill_train.gguf.export_files import ADAPTER_MODELFILE
 from skill_train.llama import run_converter
 from skill_train.llama.get_converter import Toolchain
 from skill_train.recipe.formats import BARE
@@ -81,7 +82,7 @@ def _write_modelfile(run: RunDir, base: Path, adapter: Path, base_file: Path) ->
 
     recipe = plan_record.read(run.plan).recipe
     parameters, _ = parameters_of(base, recipe.max_length, bare=recipe.format in BARE)
-    path = run.gguf / "Modelfile-lora"
+    path = run.gguf / ADAPTER_MODELFILE
     write_text(path, modelfile(f"../{base_file.parent.name}/{base_file.name}", parameters, adapter=adapter.name))
     return path
 

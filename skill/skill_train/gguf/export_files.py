@@ -8,12 +8,14 @@ from pathlib import Path
 from skill_train.run import export_record
 from skill_train.run.folder import RunDir
 
+ADAPTER_MODELFILE = "Modelfile-lora"  # beside the adapter's own file
+
 
 def unread(run: RunDir) -> tuple[tuple[str, str], ...]:
     """The files of an export that cannot be checked, with the reason: recorded files that are missing, and files in
     `gguf/` that are not GGUF files."""
     gone = [(path.name, "it was exported, and is not there any more") for path in recorded(run) if not path.is_file()]
-    expected = {*run.exported, run.gguf / "Modelfile"}
+    expected = {*run.exported, run.gguf / "Modelfile", run.gguf / ADAPTER_MODELFILE}
     others = sorted(path.name for path in run.gguf.glob("*") if path not in expected)
     return (*gone, *((name, "its name is not that of a GGUF file") for name in others))
 
