@@ -137,7 +137,7 @@ def _judged(
         f"{pixels}, the same tokens, embeddings {distances.error:.1g} off, mean KL of the text behind the picture "
         f"{distances.kl:.2g} nats ({distances.own:.2g} by the projector), of a grey picture {distances.blank:.2g}"
     )
-    if verdict != "fail" and power > _BLANK_SHARE * distances.blank:
+    if verdict == "pass" and power > _BLANK_SHARE * distances.blank:
         why = f"cannot be judged: a grey picture changes the text by {distances.blank:.2g} nats only, and the files by "
         return NotChecked("pictures", file, f"{why}{power:.2g}; ask questions whose answers depend on the picture")
     if verdict != "pass":
