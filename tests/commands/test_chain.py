@@ -4,13 +4,16 @@ that `make check` walks it."""
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import shared_runs
+from one_command import answered
 from shared_runs import Chain
+from skill_train.run.folder import RunDir
 
 
 @pytest.fixture(scope="module", params=["gemma", pytest.param("qwen2", marks=pytest.mark.torture)])
@@ -75,6 +78,20 @@ def test_the_proof_passes(chain: Chain) -> None:
     assert done.data["checks"] and all(set(check) >= wanted for check in done.data["checks"])
     assert not [check for check in done.data["checks"] if check["verdict"] == "fail"]
     assert done.answer["next"] == [f"skill-train {step} {chain.run}" for step in ("evaluate", "report")]
+
+
+@pytest.mark.slow
+def test_a_proof_in_another_place_knows_what_the_run_recorded(tmp_path: Path) -> None:
+    """A key that nothing but its digest tells: a file that was changed after the export."""
+    run = RunDir(Path(shutil.copytree(shared_runs.chain().run, tmp_path / "run")))
+    file = next(path for path in run.exported if path.name.endswith("-q8_0.gguf"))
+    written = file.read_bytes()
+    key = b"general.name"
+    at = written.index(key) + len(key) + 4 + 8  # its type, its length
+    file.write_bytes(written[:at] + bytes([written[at] ^ 1]) + written[at + 1 :])
+    code, answer = answered("verify", run.path, "--out", tmp_path / "proof.json", "--tokens", 64)
+    failed = [(check["name"], check["file"]) for check in answer["data"]["checks"] if check["verdict"] == "fail"]
+    assert (code, failed) == (6, [("digest", file.name)])
 
 
 def _no_json(name: str) -> Any:

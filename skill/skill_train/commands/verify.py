@@ -129,6 +129,7 @@ def _verify_locked(
         rows=read_rows(run.samples),
         held_out=read_rows(run.held_out),
         record=out or run.record("verify"),
+        run=run.path,
         tokens=tokens,
         pictures=_pictures(run),
         engines=engines,

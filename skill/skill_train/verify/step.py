@@ -96,6 +96,7 @@ class VerifyRequest:
         base: the model that the adapter was trained on. It shows that the files hold the tuned model. None skips that.
         ggufs: the files to judge: whole models, and adapters alone.
         rows: as the trainer was fed them (`samples.jsonl`); may be empty.
+        run: the folder with the records of the merge and of the export; None: the folder of `record`.
         held_out: rows to measure on; `rows`, or built-in texts, when empty.
         tokens: most tokens whose logits are compared; None leaves that to `sample_texts.sample_of`.
         unread: names of files that belong here and cannot be judged, each with the reason.
@@ -110,6 +111,7 @@ class VerifyRequest:
     rows: list[Row]
     held_out: list[Row]
     record: Path
+    run: Path | None = None
     tokens: int | None = None
     unread: tuple[tuple[str, str], ...] = ()
     pictures: PictureContext | None = None
@@ -132,6 +134,7 @@ def verify(request: VerifyRequest, *, progress: Bar, warn: Warn) -> StepResult[P
     engines = engine_versions(request.engines)
     weights = sum(stored.elements for stored in stored_tensors(request.reference).values())
     sample = sample_of(weights, request.tokens)
+    run = request.run or request.record.parent
     with ending(ThreadPoolExecutor(3)) as beside:  # for what needs no reference: it runs beside it
         scoping = beside.submit(_scope, request, sample, engines)
         earlier = _earlier(request.record, scoping.result()) if request.record.is_file() else None
@@ -150,17 +153,13 @@ def verify(request: VerifyRequest, *, progress: Bar, warn: Warn) -> StepResult[P
         drafting = beside.submit(draft_of, files, questions.prompts, sample.answer_tokens, busy)
         rendering = beside.submit(own_templates, files, questions.conversations)
         with tempfile.TemporaryDirectory(prefix="skill-train-verify-") as scratch:
-            rounding = (
-                rounding_of(request.record.parent / "merge.json", request.reference)
-                if request.adapter and files
-                else None
-            )
+            rounding = rounding_of(run / "merge.json", request.reference) if request.adapter and files else None
             measured, compared = _measure(questions, request.base, files, Path(scratch), drafting, rounding)
             reference = MeasuredReference(**vars(questions), measured=measured)
             scope = scoping.result()
             prepared = PreparedFiles(files, compared, rendering.result(), drafting.result(), scope.inputs.ggufs)
-            judge(reference, findings, request.record.parent, prepared, warn, progress)
-            judge_adapters(adapters, reference, findings, request.record.parent, scope.inputs.ggufs, Path(scratch))
+            judge(reference, findings, run, prepared, warn, progress)
+            judge_adapters(adapters, reference, findings, run, scope.inputs.ggufs, Path(scratch))
         picture_questions = judge_projectors(projectors, files, request, findings, progress)
         judge_in_engines(
             InEngines(engines, reference, held_out, files, projectors, picture_questions), findings, progress
