@@ -87,7 +87,8 @@ def test_the_pair_is_proved_and_llama_cpp_shows_what_was_trained(chain: tuple[Pa
     assert "fail" not in verdicts.values()
     warned = {name for (_, name), verdict in verdicts.items() if verdict == "warn"}
     assert warned == set()
-    assert {name for file, name in verdicts if file.startswith("mmproj-")} == {"file", "projector", "projector_weights"}
+    of_the_projector = {name for file, name in verdicts if file.startswith("mmproj-")}
+    assert of_the_projector == {"file", "digest", "projector", "projector_weights"}
     of_the_pair = {name for file, name in verdicts if file == "run-q8_0.gguf"}
     assert {"picture_tokens", "loads_projector", "pictures", "pictures_as_used"} <= of_the_pair
     pictures = [check for check in proof["checks"] if check["name"] == "pictures"]

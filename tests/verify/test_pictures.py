@@ -157,6 +157,7 @@ def gemma_faults(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str
         "std": with_projector(pair, folder / "std.gguf", metadata=std),
         "colours": with_projector(pair, folder / "colours.gguf", tensors={"v.patch_embd.weight": exchanged}),
         "renamed": renamed(pair, folder),
+        "type": with_projector(pair, folder / "type.gguf", metadata={"general.file_type": 10}),  # q2_k
     }
     return {name: failed(judged(faulty, "gemma3")) for name, faulty in pairs.items()}
 
@@ -174,6 +175,7 @@ def gemma_faults(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str
         ("std", "pictures", "each colour has another mean or deviation (0.5 and 0.45,"),
         ("colours", "projector_weights", "the colours are exchanged"),
         ("colours", "pictures", "tower or projector are not the model's"),
+        ("type", "projector", "it states the type q2_k, which none of its tensors has"),
         ("renamed", "picture_tokens", "'<begin_of_image>', and the model's is '<start_of_image>'"),
         ("renamed", "pictures", "the tokens are others: at "),
     ],

@@ -74,7 +74,7 @@ def check_types(gguf: GgufFile, mix: Mapping[str, str] | None = None) -> Check:
     if mix is not None or MIX_KEY in gguf.metadata:
         return _check_mix(gguf, mix)
     stated, named, stored = file_type(gguf), name_type(gguf.path), Counter(t.kind for t in _block_matrices(gguf))
-    fitting, main = Counter(t.kind for t in _block_matrices(gguf) if t.shape[0] % 256 == 0), _main_kind(stated)
+    fitting, main = Counter(t.kind for t in _block_matrices(gguf) if t.shape[0] % 256 == 0), main_kind(stated)
     name = gguf.path.name
     most = (fitting or stored).most_common(1)[0][0] if stored else "nothing"
     figures = {"types": dict(Counter(t.kind for t in gguf.tensors.values())), "file_type": stated}
@@ -139,7 +139,8 @@ def _block_matrices(gguf: GgufFile) -> list[Tensor]:
     return [tensor for tensor in blocks if tensor.shape[0] >= _SHORTEST]
 
 
-def _main_kind(stated: str) -> str:
+def main_kind(stated: str) -> str:
+    """The type of tensors that a file type is named after: `Q4_K` for q4_k_m."""
     from gguf.constants import GGMLQuantizationType
 
     name = stated.upper()

@@ -38,6 +38,7 @@ from skill_train.run.train_record import Row
 from skill_train.run.verify_record import Check, Proof, ProofInputs, ProofOptions
 from skill_train.verify.check import worst
 from skill_train.verify.check_adapter import files_by_kind, judge_adapters
+from skill_train.verify.check_header import check_digest
 from skill_train.verify.engines.check import engine_versions
 from skill_train.verify.engines.judge import InEngines, judge_in_engines
 from skill_train.verify.pictures.check import PairsRequest, check_pairs
@@ -50,7 +51,16 @@ from skill_train.verify.reference_answers import (
     measure_base,
     measure_rounded,
 )
-from skill_train.verify.run_checks import Draft, Findings, PreparedFiles, draft_of, judge, own_templates, readable
+from skill_train.verify.run_checks import (
+    Draft,
+    Findings,
+    PreparedFiles,
+    draft_of,
+    export_records,
+    judge,
+    own_templates,
+    readable,
+)
 from skill_train.verify.sample_texts import Sample, sample_of
 from skill_train.verify.weights.check import WeightChecks, compare_weights, compared_bytes
 
@@ -160,6 +170,9 @@ def verify(request: VerifyRequest, *, progress: Bar, warn: Warn) -> StepResult[P
             prepared = PreparedFiles(files, compared, rendering.result(), drafting.result(), scope.inputs.ggufs)
             judge(reference, findings, run, prepared, warn, progress)
             judge_adapters(adapters, reference, findings, run, scope.inputs.ggufs, Path(scratch))
+        for gguf in projectors:
+            name = gguf.path.name
+            findings.add(check_digest(gguf, scope.inputs.ggufs[name], export_records(run).get(name)))
         picture_questions = judge_projectors(projectors, files, request, findings, progress)
         judge_in_engines(
             InEngines(engines, reference, held_out, files, projectors, picture_questions), findings, progress

@@ -18,6 +18,7 @@ from skill_train.reference.load import load_tokenizer
 from skill_train.run.records import Verdict
 from skill_train.run.verify_record import Check
 from skill_train.verify.check import first_few, problems
+from skill_train.verify.check_header import file_type, main_kind, name_type
 from skill_train.verify.metadata.check import same
 from skill_train.verify.pictures.places import (
     ProjectorPlace,
@@ -54,9 +55,19 @@ def check_projector(gguf: GgufFile, text: GgufFile, folder: Path) -> Check:
     if gguf.metadata.get("clip.vision.projection_dim") != width:
         width_made = gguf.metadata.get("clip.vision.projection_dim")
         faults.append(f"it makes embeddings of {width_made} numbers, and {text.path.name} reads {width}")
+    faults += _type_faults(gguf)
     faults += _deepstack_faults(gguf, text, config)
     good = f"{len(expected)} values are those of config.json and preprocessor_config.json"
     return problems("projector", gguf.path.name, faults, looked_at=len(expected), good=good)
+
+
+def _type_faults(gguf: GgufFile) -> Iterator[str]:
+    """The stated type chooses how far the embeddings may be off."""
+    stated, named = file_type(gguf), name_type(gguf.path)
+    if main_kind(stated) not in {tensor.kind for tensor in gguf.tensors.values()}:
+        yield f"it states the type {stated}, which none of its tensors has"
+    elif named not in (None, stated):
+        yield f"its name says {named}, and its metadata {stated}"
 
 
 def _processor(folder: Path) -> JsonObject:
