@@ -24,12 +24,12 @@ from skill_train.llama import inference
 from skill_train.llama.gguf_header import read_gguf
 from skill_train.llama.inference import Prompt
 from skill_train.machine.read import available_memory_bytes
-from skill_train.reference.load import reference_model
+from skill_train.reference.load import load_tokenizer, reference_model
 from skill_train.reference.low_memory import frugal_model, is_plain
 from skill_train.verify import run_checks
 from skill_train.verify.reference_answers import MeasureRequest, ReferenceMeasurements, _groups, measure
 from skill_train.verify.run_checks import draft_of
-from skill_train.verify.sample_texts import Sample
+from skill_train.verify.sample_texts import Sample, prompts
 from skill_train.verify.weights.check import compared_bytes
 
 pytestmark = pytest.mark.slow
@@ -201,6 +201,18 @@ def test_an_adapter_that_peft_cannot_load_takes_no_memory(tmp_path: Path) -> Non
     flat = {name: tensor.flatten() if "lora_A" in name else tensor for name, tensor in load_file(file).items()}
     save_file(flat, file)
     assert compared_bytes(adapter) == 0
+
+
+def test_rows_whose_questions_are_too_long_leave_the_built_in_ones() -> None:
+    """Else no answer would be compared, and the proof would pass."""
+    tokenizer = load_tokenizer(tiny.cached("gemma"))
+    long = {"row": 1, "kind": "completion", "prompt": "one word " * 2000, "input_ids": [2]}
+    short = {"row": 2, "kind": "completion", "prompt": "two", "input_ids": [2]}
+    chosen = Sample(prompts=2)
+    asked = {"tokenizer": tokenizer, "config": {"max_position_embeddings": 512}, "sample": chosen}
+    built_in = prompts([], **asked)
+    assert len(built_in) == 2 and prompts([long], **asked) == built_in
+    assert prompts([long, short], **asked) == [tokenizer("two").input_ids]
 
 
 def draft_of_file(quant: str) -> list[list[int]]:

@@ -11,7 +11,7 @@ import gguf_bytes
 from skill_train.llama.gguf_header import GgufFile, Tensor, read_gguf
 from skill_train.verify.check_adapter import files_by_kind
 from skill_train.verify.check_header import check_file, check_types, file_type
-from skill_train.verify.run_checks import Findings
+from skill_train.verify.run_checks import Findings, unquantized
 from skill_train.verify.sample_texts import sample_of
 
 Q4_K_M = 15  # LLAMA_FTYPE_MOSTLY_Q4_K_M, llama.h
@@ -88,3 +88,14 @@ def test_a_matrix_is_compared_with_nothing(tmp_path: Path) -> None:
     findings = Findings()
     assert files_by_kind([read_gguf(written.write(tmp_path / "imatrix.gguf"))], (), findings) == ([], [], [])
     assert [check.verdict for check in findings.checks] == ["warn"] and findings.not_checked
+
+
+def test_the_finest_file_is_the_measure_of_the_others() -> None:
+    """By the order of their names f16 comes first, and f32 would be off by its rounding."""
+    made = [
+        GgufFile(Path(f"m-{name}.gguf"), 3, 32, {"general.file_type": kind}, {}, 0, 0)
+        for name, kind in (("bf16", 32), ("f16", 1), ("f32", 0), ("q8_0", 7))
+    ]
+    assert unquantized(made) is made[2]
+    assert unquantized(made[:2]) is made[1]
+    assert unquantized(made[3:]) is None

@@ -222,3 +222,5 @@ def _draw(rich: Any, proof: Proof) -> None:
     for check in proof.checks:
         if check.verdict != "pass":
             draw_text(rich, f"{check.file} {check.name}: {check.detail}")
+    for left_out in proof.not_checked:
+        draw_text(rich, f"{left_out.file} {left_out.name}: not checked, {left_out.reason}")

@@ -34,7 +34,7 @@ from skill_train.verify.weights.check import WeightChecks
 from skill_train.verify.weights.tensors import check_tensors, output_of_its_own
 
 Warn = Callable[[str, str], None]
-_UNQUANTIZED = ("f32", "f16", "bf16")
+_UNQUANTIZED = ("f32", "f16", "bf16")  # the finest first
 _ROOM = 8  # tokens of context to spare
 _AT_ONCE = 2  # files; at 0.5B on 2 cores two take 4.2 s, three took 5 to 9 s
 _WORK_BYTES = 700_000_000  # of Python, and of llama.cpp for 128 tokens and a vocabulary of 152,000
@@ -154,7 +154,9 @@ def draft_of(files: list[GgufFile], prompts: list[list[int]], most: int, referen
 
 
 def unquantized(files: list[GgufFile]) -> GgufFile | None:
-    return next((gguf for gguf in files if check_header.file_type(gguf) in _UNQUANTIZED), None)
+    """The finest unquantized file: the others are compared with it."""
+    types = [(check_header.file_type(gguf), gguf) for gguf in files]
+    return next((gguf for finest in _UNQUANTIZED for kind, gguf in types if kind == finest), None)
 
 
 def have_room(files: list[GgufFile], beside_bytes: int = 0) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -59,14 +60,17 @@ def texts(rows: list[Row], *, tokenizer: Any, config: JsonObject, most: int) -> 
 
 
 def prompts(rows: list[Row], *, tokenizer: Any, config: JsonObject, sample: Sample) -> list[list[int]]:
-    """Token ids of a few prompts to answer: the shortest of some rows, or built-in ones."""
-    candidates = [ids for row in rows[: 4 * sample.prompts] if (ids := _prompt(row, tokenizer))]
-    if not candidates:
-        candidates = _chats(tokenizer, generation_prompt=True) or [
-            _half(tokenizer(text).input_ids) for text in NEUTRAL_TEXTS
-        ]
+    """Token ids of a few prompts to answer: the shortest of some rows, or built-in ones where no row's fits."""
     room = min(2 * _LONGEST, (context_length(config) or _LONGEST) - sample.answer_tokens)
-    return sorted((ids for ids in candidates if 0 < len(ids) <= room), key=len)[: sample.prompts]
+
+    def fitting(candidates: Iterable[list[int]]) -> list[list[int]]:
+        return sorted((ids for ids in candidates if 0 < len(ids) <= room), key=len)[: sample.prompts]
+
+    return (
+        fitting(_prompt(row, tokenizer) for row in rows[: 4 * sample.prompts])
+        or fitting(_chats(tokenizer, generation_prompt=True))
+        or fitting(_half(tokenizer(text).input_ids) for text in NEUTRAL_TEXTS)
+    )
 
 
 def _chats(tokenizer: Any, *, generation_prompt: bool) -> list[list[int]]:
