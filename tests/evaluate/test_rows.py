@@ -43,6 +43,14 @@ def test_an_answer_stays_inside_the_context() -> None:
     assert ask(TALK, context=7).most == 2
 
 
+@pytest.mark.parametrize("context", [4, 5])
+def test_a_prompt_that_fills_the_context_asks_nothing(context: int) -> None:
+    """An answer of no token is an error of transformers."""
+    got = ask(TALK, context=context)
+    assert (got.prompt, got.answer, got.most) == ([], [], 0)
+    assert (got.ids, got.trained) == (TALK["input_ids"], [2, 3, 5, 6])
+
+
 def test_the_first_token_is_never_counted() -> None:
     """Nothing stands before it, so nobody foretells it."""
     row = {"kind": "text", "truncated": False, "input_ids": [5, 6, 7], "labels": [5, 6, 7]}
@@ -136,6 +144,15 @@ def test_rows_that_only_one_model_could_be_scored_on_are_left_out() -> None:
     base = measured("base", [1.0, 1.0], [1.0, 1.0], [2.0, 9.0])
     score = next(one for one in differences([base, tuned], ASKED) if one.measure == "score")
     assert (score.difference, score.says) == (3.0, "better, of few rows")
+
+
+def test_few_scored_rows_are_few_however_many_were_asked() -> None:
+    """A pattern that only the expected answers of three rows match."""
+    asked, unscored = ASKED * 15, [None] * 27
+    tuned = measured("tuned", [1.0] * 30, [1.0] * 30, [5.0, 6.0, 7.0, *unscored])
+    base = measured("base", [1.0] * 30, [0.0] * 30, [2.0, 3.0, 4.0, *unscored])
+    says = {one.measure: one.says for one in differences([base, tuned], asked)}
+    assert (says["exact_match"], says["score"]) == ("better", "better, of few rows")
 
 
 def test_thirty_rows_are_not_few() -> None:

@@ -61,11 +61,14 @@ def differences(measured: list[ModelReplies], questions: list[Question]) -> list
     """Tuned minus base, and each file minus tuned, in every figure that both have."""
     compared = []
     for judged, other in _pairs(measured):
-        intervals = {"loss": _losses(judged, other, questions), "exact_match": _paired(judged.exact, other.exact)}
-        intervals["score"] = _scores(judged, other)
-        for measure, interval in intervals.items():
+        ours, theirs = _scores_of_both(judged, other)
+        intervals = {
+            "loss": (_losses(judged, other, questions), len(questions)),
+            "exact_match": (_paired(judged.exact, other.exact), len(judged.exact)),
+            "score": (_paired(ours, theirs), len(ours)),
+        }
+        for measure, (interval, rows) in intervals.items():
             if interval is not None:
-                rows = len(questions) if measure == "loss" else len(judged.exact)
                 smallest = _smallest(measure, judged, other)
                 compared.append(_difference(judged.model.name, other.model.name, measure, interval, rows, smallest))
     return compared
@@ -116,9 +119,10 @@ def _losses(judged: ModelReplies, other: ModelReplies, questions: list[Question]
     return paired(ours, theirs, [len(question.trained) for question in questions])
 
 
-def _scores(judged: ModelReplies, other: ModelReplies) -> Interval | None:
+def _scores_of_both(judged: ModelReplies, other: ModelReplies) -> tuple[list[float], list[float]]:
+    """The scores of the rows that both models could be scored on."""
     both = [(a, b) for a, b in zip(judged.scores, other.scores, strict=False) if a is not None and b is not None]
-    return _paired([a for a, _ in both], [b for _, b in both])
+    return [a for a, _ in both], [b for _, b in both]
 
 
 def _paired(ours: list[float], theirs: list[float]) -> Interval | None:

@@ -142,7 +142,8 @@ def measure(
 
 
 def questions(rows: list[Row], *, loss_on: str, room: int, context: int | None) -> list[Question]:
-    """Rows as questions. A row of plain text, or one that was cut, has a loss and asks for no answer.
+    """Rows as questions. A row of plain text, one that was cut, or one whose prompt fills the context
+    has a loss and asks for no answer.
 
     Args:
         room: tokens that an answer may be longer than the row's own. An answer that runs on is a wrong answer.
@@ -158,10 +159,12 @@ def _question(row: Row, loss_on: str, room: int, context: int | None) -> Questio
         return Question(ids, trained, [], [], 0)
     end = trained[-1] + 1
     start = next((at + 1 for at in range(end - 1, -1, -1) if labels[at] == IGNORED), 0)
+    about = turns_of(row)
+    if about is None and context is not None and start >= context:
+        return Question(ids, trained, [], [], 0)  # no room for an answer
     most = end - start + room
     if context is not None:
         most = min(most, context - start)
-    about = turns_of(row)
     if about is not None:  # llama.cpp is asked for this answer alone
         trained = [at for at in trained if at >= start]
     return Question(ids, trained, ids[:start], ids[start:end], most, about)
