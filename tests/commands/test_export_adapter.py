@@ -34,6 +34,24 @@ def test_the_adapter_runs_beside_its_base(tmp_path: Path) -> None:
     assert unread(run) == ()  # `verify` reports every file here that it cannot judge
 
 
+def test_a_run_that_was_renamed_keeps_its_file_and_no_earlier_one_is_lost(tmp_path: Path) -> None:
+    run = Path(shutil.copytree(shared_runs.chain().run, tmp_path / "first"))
+    file = Path(answered("export-gguf", run, "--lora")[1]["data"]["files"][0]["path"])
+    renamed = run.rename(tmp_path / "second")
+    code, answer = answered("export-gguf", renamed, "--lora")
+    assert (code, answer["data"]["reused"]) == (0, True), answer
+    kept = renamed / "gguf" / file.name
+    kept.write_bytes(b"of an earlier training")
+    (renamed / "lora_gguf.json").unlink()
+    kept = kept.rename(kept.with_name(kept.name.replace("first", "second")))
+    code, answer = answered("export-gguf", renamed, "--lora")
+    assert code == 0 and [each["code"] for each in answer["warnings"]] == ["set_aside"], answer
+    aside = [
+        path for path in kept.parent.iterdir() if path.is_file() and path.read_bytes() == b"of an earlier training"
+    ]
+    assert len(aside) == 1 and kept.read_bytes()[:4] == b"GGUF"
+
+
 @pytest.mark.parametrize(
     "option",
     ["--quant q8_0", "--for 'iPhone 15'", "--max-size 1GB", "--imatrix none", "--modelfile q8_0", "--mmproj none"],

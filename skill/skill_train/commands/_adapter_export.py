@@ -9,7 +9,7 @@ import msgspec
 
 from skill_train.commands._base_model import base_of
 from skill_train.commands._drawing import draw_line
-from skill_train.commands._outputs import draw_files, listed, slug
+from skill_train.commands._outputs import draw_files, listed, put_aside, recorded_name, slug
 from skill_train.commands._projector import refuse_adapter_alone
 from skill_train.commands._shell import quoted
 from skill_train.core.console import Console, Result
@@ -42,26 +42,25 @@ def export_adapter(console: Console, run: RunDir, tools: Toolchain) -> Result:
             got="finetuning_type full",
             hint=f"skill-train export-gguf {quoted(run.path)}",
         )
+    record = run.record("lora_gguf")
+    request = AdapterExportRequest(
+        base=base,
+        adapter=run.adapter,
+        out=run.gguf,
+        record=record,
+        name=recorded_name(run, record),
+        outtype="f16",
+        toolchain=tools,
+    )
+    put_aside(console, request.file, record)
     with console.progress("converting the adapter") as progress:
-        exported = export_lora(
-            AdapterExportRequest(
-                base=base,
-                adapter=run.adapter,
-                out=run.gguf,
-                record=run.record("lora_gguf"),
-                name=slug(run.path),
-                outtype="f16",
-                toolchain=tools,
-            ),
-            progress=progress,
-            warn=console.warn,
-        )
-    record = exported.record
-    files = listed(record.outputs, run.path)
+        exported = export_lora(request, progress=progress, warn=console.warn)
+    made = exported.record
+    files = listed(made.outputs, run.path)
     data = {
         "files": files,
-        "figures": record.figures or {},
-        "reasons": msgspec.to_builtins(record.reasons or []),
+        "figures": made.figures or {},
+        "reasons": msgspec.to_builtins(made.reasons or []),
         "reused": exported.reused,
     }
     adapter = Path(files[0]["path"])

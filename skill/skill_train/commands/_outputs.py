@@ -10,8 +10,9 @@ from typing import Any
 from skill_train.commands._drawing import rich_table
 from skill_train.core.console import Console
 from skill_train.core.digests import FileDigest
+from skill_train.run import export_record
 from skill_train.run.export_record import ExportedFile
-from skill_train.run.folder import set_aside
+from skill_train.run.folder import RunDir, set_aside
 
 
 class ListedFile(FileDigest):
@@ -41,6 +42,12 @@ def put_aside(console: Console, result: Path, record: Path) -> None:
     aside = set_aside(result, record)
     if aside is not None:
         console.warn("set_aside", f"{result} has no {record.name}; it was renamed to {aside.name}, and is made again")
+
+
+def recorded_name(run: RunDir, record: Path) -> str:
+    """What the names of exported files begin with: the name of the folder, or the one it had when they were made."""
+    earlier = export_record.read(record).options.get("name") if record.is_file() else None
+    return earlier or slug(run.path)
 
 
 def beside(folder: Path, ending: str) -> Path:

@@ -20,7 +20,7 @@ from skill_train.commands._frame import command
 from skill_train.commands._importance import MatrixOrder, matrix_answers, require_possible
 from skill_train.commands._merging import merge_choices, merge_locked
 from skill_train.commands._options import BITS, DIVERGENCE, PATH, for_device_options, require_only_run
-from skill_train.commands._outputs import beside, listed, put_aside, slug
+from skill_train.commands._outputs import beside, listed, put_aside, recorded_name, slug
 from skill_train.commands._projector import CHOICES, from_line, projector_type
 from skill_train.commands._quantizing import quantize_files
 from skill_train.commands._run_warnings import warn_of_smoke_run
@@ -34,7 +34,7 @@ from skill_train.gguf import export_room
 from skill_train.gguf.export_files import model_of, outtype, recorded
 from skill_train.llama import run_converter
 from skill_train.recipe.formats import BARE
-from skill_train.run import export_record, plan_record
+from skill_train.run import plan_record
 from skill_train.run.begun import trained
 from skill_train.run.export_record import ExportRecord
 from skill_train.run.folder import RunDir, StepResult, open_run, renamed_aside, require_no_run
@@ -205,7 +205,7 @@ def export_run(console: Console, run: RunDir, options: ExportOptions, tools: Any
             if not run.is_full:
                 _say_room(console, run, type_names(names) + more, mix)
                 merge_locked(console, run, *merge_choices(run))
-            name, types = _name(run), chosen_types + more
+            name, types = recorded_name(run, run.record("convert")), chosen_types + more
             _put_unrecorded_aside(console, run, name, types)
             task = Export(run.merged, run.gguf, run.path, name, types, matrix, options.modelfile, mmproj, question)
             of_run = replace(task, run=run, mix=mix, trained_length=recipe.max_length, bare=recipe.format in BARE)
@@ -226,13 +226,6 @@ def _put_unrecorded_aside(console: Console, run: RunDir, name: str, types: list[
             console.warn(
                 "set_aside", f"no record describes {file}; it was renamed to {aside.name}, and is exported again"
             )
-
-
-def _name(run: RunDir) -> str:
-    """Of the files: that of the folder, or the one that it had when they were made."""
-    record = run.record("convert")
-    earlier = export_record.read(record).options.get("name") if record.is_file() else None
-    return earlier or slug(run.path)
 
 
 def _say_room(console: Console, run: RunDir, types: list[str], mix: MixTarget | MixFile | None) -> None:

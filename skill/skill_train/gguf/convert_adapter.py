@@ -55,11 +55,15 @@ class AdapterExportRequest:
     outtype: str
     toolchain: Toolchain
 
+    @property
+    def file(self) -> Path:
+        return self.out / f"{self.name}-lora-{self.outtype}.gguf"
+
 
 def export_lora(
     request: AdapterExportRequest, *, progress: Bar, warn: Callable[[str, str], None]
 ) -> StepResult[ExportRecord]:
-    """Writes `out/<name>-lora-<type>.gguf`.
+    """Writes `request.file`.
 
     Raises:
         UsageError: this is not an adapter, or llama.cpp cannot apply it exactly; the message names the part.
@@ -76,8 +80,7 @@ def export_lora(
     if done is not None:
         return StepResult(done, reused=True)
     require_space(request.out, 2 * (request.adapter / WEIGHTS).stat().st_size, "the adapter's GGUF file")
-    file = request.out / f"{request.name}-lora-{request.outtype}.gguf"
-    with whole_file(file) as part:
+    with whole_file(request.file) as part:
         arguments = ["--outfile", str(part.resolve()), "--outtype", request.outtype]
         _run(request.toolchain, request.base, request.adapter, alpha, arguments, progress)
         tensors = len(read_gguf(part).tensors)
@@ -86,7 +89,7 @@ def export_lora(
         step=request.record.stem,
         inputs=inputs,
         options=options,
-        outputs={str(file.relative_to(request.record.parent)): output},
+        outputs={str(request.file.relative_to(request.record.parent)): output},
         figures={"tensors": tensors, "modules": len(read.modules), "alpha": alpha},
         reasons=[ExportReason("alpha", reason, CONFIG)],
         versions=versions("llama-cpp-python", "torch", "transformers"),
