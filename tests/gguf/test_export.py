@@ -460,6 +460,8 @@ def test_a_modelfile_samples_as_the_model_asks(tmp_path: Path) -> None:
     stops = [line for line in parameters_of(model)[0] if line.startswith("PARAMETER stop")]
     assert stops == ['PARAMETER stop "</s>"', 'PARAMETER stop "###"']
     assert not any("num_ctx" in line for line in parameters_of(model)[0])
+    edit(model / "config.json", max_position_embeddings=5000)
+    assert "PARAMETER num_ctx 5000" in parameters_of(model, trained_length=8192)[0]  # and no longer than the model's
     assert {reason["source"] for reason in reasons if "temperature" in reason["rule"]} == {"generation_config.json"}
 
 

@@ -187,7 +187,10 @@ def _add_context(
     if limit is not None and limit < _OLLAMA_CONTEXT:
         add("num_ctx", limit, "the model cannot look further back", "config.json")
     elif trained is not None and trained > _OLLAMA_CONTEXT:
-        add("num_ctx", trained, f"it was trained on examples of up to {trained} tokens", "recipe")
+        because = f"it was trained on examples of up to {trained} tokens"
+        if limit is not None and limit < trained:
+            because += f", and the model takes {limit}"
+        add("num_ctx", min(trained, limit or trained), because, "recipe")
     else:
         because = f"Ollama's own default holds; the model can use up to {limit or 'an unknown number of'} tokens"
         reasons.append(_reason("no PARAMETER num_ctx", because, "config.json"))
