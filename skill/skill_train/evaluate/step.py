@@ -187,7 +187,8 @@ def _askable(request: EvaluateRequest, warn: Warn) -> list[Row]:
             hint="skill-train verify RUN, which compares the files with the model on these pictures",
         )
     if left_out:
-        warn("not_asked", f"{left_out} rows with pictures were cut by max_length: they are left out")
+        why = "have no question, because of loss_on: all" if request.loss_on == "all" else "were cut by max_length"
+        warn("not_asked", f"{left_out} rows with pictures {why}: they are left out")
     if any(row.get("images") for row in rows):
         require_pictures(rows, request.record.parent)
     return rows

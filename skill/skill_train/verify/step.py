@@ -229,8 +229,8 @@ def judge_projectors(
         return []
     pictures = request.pictures
     if pictures is None or pictures.folder is None or not models:
-        why = "there is no language model beside it" if pictures is None or not pictures.why_not else pictures.why_not
-        return _unjudged(projectors, findings, why)
+        why = "the run has no rows with pictures" if pictures is None else pictures.why_not
+        return _unjudged(projectors, findings, why or "there is no language model beside it")
     try:
         require_pillow()
     except Refused as refusal:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from skill_train.core.console import Bar
+from skill_train.llama.engines.answers import PYTHON_SERVER
 from skill_train.llama.gguf_header import GgufFile
 from skill_train.llama.pictures.compare import Pair
 from skill_train.reference.pictures import PictureQuestion
@@ -44,7 +45,8 @@ def judge_in_engines(request: InEngines, findings: Findings, progress: Bar) -> N
     """Adds the checks of each language model, and of each pair, in each engine."""
     for name, version in request.engines.items():
         if not version:
-            findings.add(NotChecked("engine_prompts", "every file", f"{name}: not on PATH"))
+            why = "not installed" if name == PYTHON_SERVER else "not on PATH"
+            findings.add(NotChecked("engine_prompts", "every file", f"{name}: {why}"))
     if not request.here:
         return
     broken = {check.file for check in findings.checks if check.name == "loads" and check.verdict == "fail"}
