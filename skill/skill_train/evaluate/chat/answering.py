@@ -157,7 +157,7 @@ class _FolderAnswering:
         room = context if trained is None else min(context, trained)
         ids = torch.tensor([prompt], device=self.network.device)
         stops = stop_ids(self.model.path, tokenizer)
-        choice = _Choice(self.settings.sampling, len(prompt), _Spoken(tokenizer, stops, on_text))
+        choice = _Choice(self.settings.sampling, _Spoken(tokenizer, stops, on_text))
         most, tensors = most_tokens(self.settings.most, len(prompt), room), {} if pictures is None else pictures(ids)
         generate(self.network, ids, most, stops, logits_processor=[choice], **tensors)
         spoken = choice.spoken
@@ -255,7 +255,6 @@ class _Choice:
     """Takes the place of the sampler of `generate`: the choice that llama.cpp's answers are made with."""
 
     sampling: Sampling
-    prompt: int
     spoken: _Spoken
 
     def __post_init__(self) -> None:
