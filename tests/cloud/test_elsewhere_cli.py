@@ -135,3 +135,16 @@ def test_a_recipe_of_the_users_in_the_run_directory_is_kept(call: Any, tmp_path:
     done = call("recipe.yaml", "--run-dir", ".", "--backend", backend)
     assert done.error == (2, "output_exists")
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir() if path.is_file()} == before
+
+
+@pytest.mark.parametrize(("backend", "name"), [("skypilot", "skypilot/mine.yaml"), ("colab", "colab.ipynb")])
+def test_files_of_the_users_under_the_name_of_the_task_are_kept(
+    call: Any, tmp_path: Path, backend: str, name: str
+) -> None:
+    mine = tmp_path / name
+    mine.parent.mkdir(exist_ok=True)
+    mine.write_text("mine\n")
+    done = call(*SAID, "--run-dir", ".", "--backend", backend)
+    assert done.error == (2, "output_exists")
+    assert done.answer["error"]["got"] == name.split("/")[0]
+    assert mine.read_text() == "mine\n" and not (tmp_path / "plan.json").exists()

@@ -23,7 +23,16 @@ from skill_train.core.memory import peak_memory_bytes
 from skill_train.gguf import export_files
 from skill_train.run import records
 from skill_train.run.export_record import ExportedFile, ExportRecord
-from skill_train.run.folder import RunDir, finished_record, note_of, open_run, require_space, set_aside, versions
+from skill_train.run.folder import (
+    RunDir,
+    finished_record,
+    note_of,
+    open_run,
+    require_space,
+    require_unused,
+    set_aside,
+    versions,
+)
 
 
 def test_whole_folder_appears_when_the_block_ends(tmp_path: Path) -> None:
@@ -318,3 +327,13 @@ def test_a_merge_that_is_refused_does_not_wait_for_digests(tmp_path: Path) -> No
     model: Any = SimpleNamespace(folder=tmp_path, shards=[SimpleNamespace(name="shard")])
     with pytest.raises(UsageError), _digesting(model, model):
         raise UsageError("refused", code="bad_usage")
+
+
+@pytest.mark.parametrize(
+    "name", ["cloud.json", "pull.json", "push.json", "demo.json", "colab.ipynb", "skypilot", "train.json"]
+)
+def test_a_new_run_overwrites_no_file_that_a_later_step_would_write(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_text("mine\n")
+    with pytest.raises(UsageError) as caught:
+        require_unused(RunDir(tmp_path))
+    assert (caught.value.code, caught.value.got) == ("output_exists", name)

@@ -31,12 +31,13 @@ from skill_train.run import export_record, plan_record, records
 from skill_train.run.records import Record
 
 RUNS = Path("runs")  # holds the runs whose folder nobody names
-# Names that training and the steps after it write.
+# Names that submitting, training and the steps after it write.
 _RUN_FILES = (
     *("plan.json", "recipe.yaml", "environment.json", "samples.jsonl", "held_out.jsonl", "metrics.jsonl", "train.log"),
     *("checkpoints", "adapter", "train.json", "train.failed.json", "merged", "merge.json", "gguf", "convert.json"),
     *("quantize.json", "imatrix.json", "imatrix.gguf", "sensitivity.jsonl", "mmproj.json", "lora_gguf.json"),
-    *("verify.json", "evaluate.json", "report.html"),
+    *("verify.json", "evaluate.json", "report.html", "demo.json", "push.json"),
+    *("cloud.json", "pull.json", "colab.ipynb", "skypilot"),
 )
 
 # A text in GGUF: the type 8, the length in 8 bytes, the text. llama.cpp's converter writes this key at the start.
