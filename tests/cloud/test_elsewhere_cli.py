@@ -148,3 +148,27 @@ def test_files_of_the_users_under_the_name_of_the_task_are_kept(
     assert done.error == (2, "output_exists")
     assert done.answer["error"]["got"] == name.split("/")[0]
     assert mine.read_text() == "mine\n" and not (tmp_path / "plan.json").exists()
+
+
+@pytest.mark.parametrize("backend", ["colab", "skypilot"])
+def test_a_recipe_of_the_users_beside_its_plan_is_kept(
+    call: Any, desk: tuple[Hub, Commands, Path], tmp_path: Path, backend: str
+) -> None:
+    server, commands, home = desk
+    (tmp_path / "recipe.yaml").write_text(f"# mine\nmodel: {MODEL}\ndata: rows.jsonl\nmax_steps: 20\n")
+    words = ("plan", "recipe.yaml", "--where", "cloud", "--flavor", "t4-small", "--out", "plan.json")
+    assert commands.run(tmp_path, server.environment(home), *words).code == 0
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir() if path.is_file()}
+    done = call("recipe.yaml", "--flavor", "t4-small", "--run-dir", ".", "--backend", backend)
+    assert (done.error, done.answer["error"]["got"]) == ((2, "output_exists"), "recipe.yaml")
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir() if path.is_file()} == before
+
+
+def test_a_run_directory_takes_a_notebook_and_a_task_again_and_again(call: Any, tmp_path: Path) -> None:
+    """Also the files of a command that was killed before it wrote the recipe."""
+    said = (*SAID, "--flavor", "t4-small", "--run-dir", "run")
+    for backend in ("colab", "skypilot", "skypilot", "colab"):
+        assert call(*said, "--backend", backend).code == (0 if backend == "colab" else 3)
+    (tmp_path / "run" / "recipe.yaml").unlink()
+    assert call(*said, "--backend", "colab").code == 0
+    assert (tmp_path / "run" / "recipe.yaml").is_file()

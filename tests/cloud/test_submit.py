@@ -365,6 +365,23 @@ def test_a_recipe_of_the_users_in_the_run_directory_is_kept(
     assert hub.jobs_created == 0
 
 
+def test_a_recipe_of_the_users_beside_its_plan_is_kept(hub: Hub, desk: Any, call: Any, here: Path) -> None:
+    (here / "recipe.yaml").write_text(f"# mine\nmodel: {MODEL}\ndata: {ROWS}\n")
+    assert _other(desk, here, "plan", "recipe.yaml", "--where", "cloud", "--out", "plan.json").code == 0
+    before = {path.name: path.read_bytes() for path in here.iterdir()}
+    done = call("plan.json", "--run-dir", ".", "--yes")
+    assert (done.error, done.answer["error"]["got"]) == ((2, "output_exists"), "recipe.yaml")
+    assert {path.name: path.read_bytes() for path in here.iterdir()} == before
+    assert hub.jobs_created == 0
+
+
+def test_a_plan_for_the_cloud_becomes_a_run_in_its_folder(hub: Hub, desk: Any, call: Any, here: Path) -> None:
+    """A folder in which nothing but the plan lies."""
+    assert _other(desk, here, "plan", *SAID, "--where", "cloud", "--out", "r/plan.json").code == 0
+    first = call("r", "--run-dir", "r", "--yes").data
+    assert (first["run_dir"], first["reused"], call("r", "--yes").data["job_id"]) == ("r", False, first["job_id"])
+
+
 # --- What it costs ---
 
 

@@ -23,8 +23,9 @@ from skill_train.core.console import Console, Result
 from skill_train.core.errors import AccessError, DecisionNeeded
 from skill_train.hub import flavors
 from skill_train.hub.jobs import LIVE
+from skill_train.plan.file import require_own_folder
 from skill_train.run import cloud_record
-from skill_train.run.folder import RunDir, require_unused
+from skill_train.run.folder import RunDir
 
 
 @command(
@@ -83,8 +84,8 @@ def submit(options: SubmitOptions, console: Console) -> Result:
     if options.rehearse:
         return rehearsed(console, options, plan)
     run = RunDir(run_dir_of(options, plan))
-    if not run.plan.is_file() and not cloud_record.record_path(run).is_file():
-        require_unused(run)
+    if not cloud_record.record_path(run).is_file():
+        require_own_folder(run, plan)
     if options.backend != "hf_jobs":
         return _submit_elsewhere.write_elsewhere(console, options, order_elsewhere(options, plan), run.path)
     try:

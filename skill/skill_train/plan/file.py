@@ -19,6 +19,7 @@ from skill_train.run.plan_record import Plan
 
 _LARGEST_BYTES = 10_000_000  # a plan has 20 kB; a larger file is something else
 _BEGUN = ("train.log", "environment.json", "train.json")  # any training writes one of these early
+_FOR_OTHERS = {"colab": "colab.ipynb", "skypilot": "skypilot"}  # what submit writes beside the plan for such a backend
 
 
 def is_plan(path: Path) -> bool:
@@ -168,4 +169,6 @@ def require_own_folder(run: RunDir, plan: Plan) -> None:
             own = ["plan.json", "recipe.yaml"]  # an earlier start was killed
         elif existing.recipe_hash == plan.recipe_hash:
             own = ["plan.json"]
+        if plan.where == "cloud" and existing.placement.backend in _FOR_OTHERS:
+            own += _FOR_OTHERS.values()
     require_unused(run, *own)
