@@ -17,6 +17,9 @@ import tiny
 from hub_emulator import ALWAYS, Fault, Hub, environment
 from hub_models import add_model
 from models import recorded, write_model
+from skill_train.core.errors import UsageError
+from skill_train.plan.file import require_free
+from skill_train.run import plan_record
 
 pytestmark = pytest.mark.slow
 
@@ -434,6 +437,20 @@ def test_the_plan_that_a_run_followed_is_kept(hub: Hub, here: Path) -> None:
     (here / "run" / "checkpoints").mkdir()
     done = _call(hub, here, *LOCAL, "--out", "run/plan.json")
     assert (done.returncode, _answer(done)["error"]["message"]) == (2, "run/plan.json is the plan of a run")
+
+
+@pytest.mark.parametrize(
+    "name", ["cloud.json", "train.log", "environment.json", "merged", "colab.ipynb", "skypilot/task.yaml"]
+)
+def test_a_file_of_a_run_beside_a_plan_keeps_it(tmp_path: Path, name: str) -> None:
+    """Also of a run that was submitted, or has just begun."""
+    (tmp_path / "plan.json").write_text(json.dumps({"schema": plan_record.SCHEMA}))
+    require_free(tmp_path / "plan.json")
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).touch()
+    with pytest.raises(UsageError) as caught:
+        require_free(tmp_path / "plan.json")
+    assert str(caught.value).startswith(f"{tmp_path / 'plan.json'} is the plan of a run")
 
 
 # --- A plan that is run later ---

@@ -20,6 +20,7 @@ from skill_train.run.plan_record import Plan
 _LARGEST_BYTES = 10_000_000  # a plan has 20 kB; a larger file is something else
 _BEGUN = ("train.log", "environment.json", "train.json")  # any training writes one of these early
 _FOR_OTHERS = {"colab": "colab.ipynb", "skypilot": "skypilot"}  # what submit writes beside the plan for such a backend
+_OF_A_RUN = (*_BEGUN, "checkpoints", "adapter", "merged", "cloud.json", "colab.ipynb", "skypilot/task.yaml")
 
 
 def is_plan(path: Path) -> bool:
@@ -133,7 +134,7 @@ def _fingerprints(planned: ResolvedRecipe) -> dict[str, str | None]:
 
 def require_free(out: Path) -> None:
     """Allows only a plan to be overwritten, but not the plan of a run."""
-    of_run = any((out.parent / name).exists() for name in ("train.json", "adapter", "checkpoints"))
+    of_run = any((out.parent / name).exists() for name in _OF_A_RUN)
     if out.exists() and (of_run or not is_plan(out)):
         state = "is the plan of a run" if of_run and is_plan(out) else "exists and is not a plan"
         raise UsageError(
