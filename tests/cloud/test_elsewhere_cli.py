@@ -107,6 +107,8 @@ def test_with_yes_the_users_own_sky_launches_it(call: Any, tmp_path: Path) -> No
     [
         (("--backend", "skypilot", "--nodes", "2", "--infra", "runpod"), (2, "unknown_flavor")),
         (("--backend", "skypilot", "--nodes", "3", "--flavor", "l40sx4"), (2, "unknown_flavor")),
+        (("--backend", "skypilot", "--nodes", "2", "--flavor", "cpu-basic"), (2, "unknown_flavor")),
+        (("--backend", "skypilot", "--flavor", "cpu-basic"), (2, "unknown_flavor")),
         (("--backend", "skypilot", "--max-cost", "3"), (2, "bad_usage")),
         (("--backend", "colab", "--flavor", "l40sx1"), (2, "unknown_flavor")),
         (("--backend", "colab", "--nodes", "2"), (2, "bad_usage")),
@@ -117,6 +119,7 @@ def test_with_yes_the_users_own_sky_launches_it(call: Any, tmp_path: Path) -> No
 def test_what_a_backend_cannot_do_is_refused(call: Any, tmp_path: Path, words: Any, refusal: Any) -> None:
     assert call(*SAID, *words).error == refusal
     assert not list(tmp_path.rglob("task.yaml")) and not list(tmp_path.rglob("*.ipynb"))
+    assert not list(tmp_path.rglob("plan.json")) and not list(tmp_path.rglob("recipe.yaml"))
 
 
 def test_a_plan_for_a_machine_that_is_not_known_here(call: Any, tmp_path: Path) -> None:

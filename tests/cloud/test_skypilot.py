@@ -94,6 +94,13 @@ def test_a_batch_that_cannot_be_shared_is_refused() -> None:
     assert "12" in caught.value.expected
 
 
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_machines_without_a_gpu_are_refused(nodes: int) -> None:
+    with pytest.raises(UsageError) as caught:
+        skypilot.spread(plan("t4-small"), shipped_flavor("cpu-basic"), nodes)
+    assert (caught.value.code, caught.value.hint) == ("unknown_flavor", "choose another --flavor")
+
+
 # --- The task ---
 
 

@@ -83,8 +83,9 @@ def spread(plan: Plan, flavor: Flavor, nodes: int) -> Plan:
     """The plan on this number of machines of a flavor: same recipe and effective batch, one process for each GPU.
 
     Raises:
-        UsageError: the effective batch cannot be divided by so many processes.
+        UsageError: SkyPilot has no such machines, or the effective batch cannot be divided by so many processes.
     """
+    accelerator(flavor)
     placed = replace(plan.placement, backend="skypilot")
     if nodes == 1:
         return replace(plan, placement=placed)
