@@ -175,3 +175,37 @@ def test_a_run_directory_takes_a_notebook_and_a_task_again_and_again(call: Any, 
     (tmp_path / "run" / "recipe.yaml").unlink()
     assert call(*said, "--backend", "colab").code == 0
     assert (tmp_path / "run" / "recipe.yaml").is_file()
+
+
+@pytest.mark.parametrize("backend", ["colab", "skypilot"])
+def test_a_run_on_machines_of_others_goes_on_there(
+    call: Any, desk: tuple[Hub, Commands, Path], tmp_path: Path, backend: str
+) -> None:
+    """Not on this machine, which knows nothing of its progress."""
+    server, commands, home = desk
+    call(*SAID, "--flavor", "t4-small", "--backend", backend, "--run-dir", "r")
+    ours = {path.name: path.read_bytes() for path in (tmp_path / "r").rglob("*") if path.is_file()}
+    again = f"skill-train submit --backend {backend} r"
+    env = server.environment(home)
+    state = commands.run(tmp_path, env, "status", "r").answer
+    assert (state["data"]["stage"], state["next"]) == ("ELSEWHERE", [again])
+    assert backend in state["data"]["message"].lower()
+    refused = commands.run(tmp_path, env, "local", "--resume", "--run-dir", "r")
+    assert (refused.error, refused.answer["error"]["hint"]) == ((2, "cloud_plan"), again)
+    assert call(*again.split()[2:]).answer["data"]["run_dir"] == "r"
+    assert {path.name: path.read_bytes() for path in (tmp_path / "r").rglob("*") if path.is_file()} == ours
+
+
+def test_a_task_goes_on_with_its_machines(call: Any, tmp_path: Path) -> None:
+    first = call(*SAID, "--backend", "skypilot", "--flavor", "l40sx4", "--nodes", "2", "--run-dir", "r").answer["data"]
+    task = (tmp_path / first["task"]).read_bytes()
+    again = call("r", "--backend", "skypilot").answer["data"]
+    assert (again["nodes"], again["cluster"], again["task"]) == (2, first["cluster"], first["task"])
+    assert (tmp_path / again["task"]).read_bytes() == task
+
+
+def test_a_plan_for_the_cloud_becomes_a_notebook(call: Any, desk: tuple[Hub, Commands, Path], tmp_path: Path) -> None:
+    server, commands, home = desk
+    words = ("plan", *SAID, "--where", "cloud", "--flavor", "l4x1", "--out", "plan.json")
+    assert commands.run(tmp_path, server.environment(home), *words).code == 0
+    assert call("plan.json", "--backend", "colab").data["gpu"] == "L4"

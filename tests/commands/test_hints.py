@@ -42,7 +42,7 @@ KNOWN: dict[str, set[str]] = {
     "commands.verify": {"step"},
     "commands.wait": {"state.cloud.word", "timeout or 0"},
     "cloud.budget": {"command", "enough"},
-    "run.cloud_record": {"continue_words(read(run))"},
+    "run.cloud_record": {"continue_words(read(run), _backend(run))"},
     "cloud.find_run": {"job_id", "namespace", "word"},
     "commands._spent": {"job_id", "namespace"},
     "cloud.elsewhere.colab": {"FLAVOR"},

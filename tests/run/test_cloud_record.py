@@ -12,7 +12,18 @@ import pytest
 
 import planning
 from skill_train.core.errors import UsageError
-from skill_train.run.cloud_record import CloudData, CloudJob, CloudRecord, labels, plan_hash, read, submitted, write
+from skill_train.run import plan_record
+from skill_train.run.cloud_record import (
+    CloudData,
+    CloudJob,
+    CloudRecord,
+    continue_command,
+    labels,
+    plan_hash,
+    read,
+    submitted,
+    write,
+)
 from skill_train.run.folder import RunDir
 
 JOB = CloudJob(1, "starting", "t4-small", 3600, "2026-11-21T10:00:00Z", 0.4)
@@ -134,3 +145,19 @@ def test_a_run_that_began_here_goes_on_here(tmp_path: Path, begun: str, hint: st
     with pytest.raises(UsageError) as caught:
         submitted(RunDir(tmp_path))
     assert (caught.value.code, caught.value.hint) == ("missing_step", hint.format(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("backend", "words"),
+    [
+        ("local", "local --resume --run-dir"),
+        ("hf_jobs", "submit"),
+        ("colab", "submit --backend colab"),
+        ("skypilot", "submit --backend skypilot"),
+    ],
+)
+def test_a_run_without_a_job_goes_on_where_it_was_planned_for(tmp_path: Path, backend: str, words: str) -> None:
+    plan = planning.decided_plan("qwen2.5-7b", "m2_pro_16gb", where="cloud", flavor="l40sx1")
+    placed = msgspec.structs.replace(plan.placement, backend=backend)
+    plan_record.write(tmp_path / "plan.json", msgspec.structs.replace(plan, placement=placed))
+    assert continue_command(RunDir(tmp_path)) == f"skill-train {words} {tmp_path}"

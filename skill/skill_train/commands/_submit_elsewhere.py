@@ -15,6 +15,7 @@ from skill_train.cloud.order import Order
 from skill_train.commands._drawing import draw_line
 from skill_train.commands._shell import quoted
 from skill_train.commands._submit_options import SubmitOptions, command_of
+from skill_train.commands._submit_plan import given_plan
 from skill_train.core.console import Console, Result
 from skill_train.core.errors import DecisionNeeded, UsageError
 from skill_train.core.files import write_text
@@ -47,9 +48,15 @@ def with_backend(options: SubmitOptions) -> SubmitOptions:
                 code="bad_usage",
                 hint=f"omit {option}",
             )
-    if options.backend == "colab" and options.flavor is None:
+    if options.backend == "colab" and options.flavor is None and not _names_a_machine(options.source):
         return dataclasses.replace(options, flavor=colab.FLAVOR)
     return options
+
+
+def _names_a_machine(source: Path | None) -> bool:
+    """Whether this is a plan for the cloud, or a run of one: its flavor is chosen."""
+    plan = None if source is None else given_plan(source)
+    return plan is not None and plan.where == "cloud"
 
 
 def write_elsewhere(console: Console, options: SubmitOptions, order: Order, folder: Path) -> Result:
@@ -91,8 +98,9 @@ def _notebook(run: RunDir, order: Order, flavor: Flavor) -> Result:
 
 
 def _task(console: Console, options: SubmitOptions, run: RunDir, order: Order, flavor: Flavor) -> Result:
-    places = skypilot.clouds(options.infra.split(",") if options.infra else None, options.nodes)
-    plan = skypilot.spread(order.plan, flavor, options.nodes)
+    nodes = options.nodes if options.nodes > 1 else skypilot.nodes_of(order.plan)
+    places = skypilot.clouds(options.infra.split(",") if options.infra else None, nodes)
+    plan = skypilot.spread(order.plan, flavor, nodes)
     order = dataclasses.replace(order, plan=plan)
     _keep_plan(run, plan)
     run_id, folder = _run_id(order), run.path / "skypilot"
@@ -100,9 +108,9 @@ def _task(console: Console, options: SubmitOptions, run: RunDir, order: Order, f
     staged = _data(order)
     rows = f"data/{next(iter(staged)).split('/')[0]}" if staged else None
     sky_run = skypilot.SkyRun(run_id, bucket, rows, _timeout(options, plan))
-    task = skypilot.task(plan, flavor, sky_run, nodes=options.nodes, places=places)
+    task = skypilot.task(plan, flavor, sky_run, nodes=nodes, places=places)
     skypilot.write_task(folder, task, run.plan, staged, packages(plan))
-    if options.nodes > 1:
+    if nodes > 1:
         console.warn("not_pushed", f"a run on several machines does not push its result, which stays in {bucket}")
     if options.yes:
         skypilot.run_sky(folder, task["name"], account.token())
@@ -111,7 +119,7 @@ def _task(console: Console, options: SubmitOptions, run: RunDir, order: Order, f
         "cluster": task["name"],
         "kept_in": bucket,
         "resources": task["resources"],
-        "nodes": options.nodes,
+        "nodes": nodes,
         "timeout_seconds": _timeout(options, plan),
         "launched": options.yes,
     }
@@ -119,7 +127,7 @@ def _task(console: Console, options: SubmitOptions, run: RunDir, order: Order, f
     data["how"] = how = f"follow the run: sky queue, sky logs {task['name']}; fetch its files: {back}"
     resources = task["resources"]
     lines = [
-        f"task: {folder / 'task.yaml'}, {options.nodes} x {resources['accelerators']}",
+        f"task: {folder / 'task.yaml'}, {nodes} x {resources['accelerators']}",
         f"machines of: {', '.join(place['infra'] for place in resources['any_of'])}",
         f"training is stopped after {_timeout(options, plan) / 3600:.2f} h; all files are stored in {bucket}",
     ]

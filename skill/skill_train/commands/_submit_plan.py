@@ -30,6 +30,12 @@ from skill_train.run.plan_record import Plan
 # --- The plan ---
 
 
+def given_plan(source: Path) -> Plan | None:
+    """The plan in this file or run directory; None for a recipe."""
+    file = open_run(source).plan if source.is_dir() else source
+    return plan_record.read(file) if is_plan(file) else None
+
+
 def cloud_plan(console: Console, options: SubmitOptions) -> Plan:
     """The plan for the cloud: the given plan, or a new one."""
     source = options.source
@@ -119,6 +125,13 @@ def _repository(plan: Plan, place: str) -> str:
     return f"{place}/{name[-(96 - len(place) - 1) :].strip('-.')}"
 
 
+def _belongs_to(run: RunDir, backend: str) -> bool:
+    """Whether a run directory holds a run that was submitted to this backend."""
+    if backend == cloud_record.BACKEND:
+        return cloud_record.record_path(run).is_file()
+    return run.plan.is_file() and plan_record.read(run.plan).placement.backend == backend
+
+
 def _data_name(plan: Plan) -> str:
     data = plan.recipe.data
     return Path(data).stem if preflight.local_data(plan) else data.split("/")[-1]
@@ -140,8 +153,8 @@ def run_dir_of(options: SubmitOptions, plan: Plan) -> Path:
     if options.run_dir is not None:
         return options.run_dir
     kind = "cloud" if options.backend == "hf_jobs" else options.backend
-    source = options.source if kind == "cloud" and not options.force_new else None
-    if source is not None and cloud_record.record_path(RunDir(source)).is_file():
+    source = None if options.force_new else options.source
+    if source is not None and _belongs_to(RunDir(source), options.backend):
         return source
     first = RUNS / f"{_slug(_data_name(plan))}-{plan.recipe_hash[:8]}-{kind}"
     if not options.force_new:

@@ -163,6 +163,14 @@ def _plan_to_go_on_with(folder: Path) -> Plan:
         raise
     plan = plan_record.read(run.plan)
     if not _is_finished(run, plan):
+        if plan.where == "cloud":
+            raise UsageError(
+                f"{folder} holds a plan for the cloud ({plan.flavor})",
+                code="cloud_plan",
+                expected="a run that began on this machine",
+                got=plan.placement.backend,
+                hint=cloud_record.continue_command(run),
+            )
         anew = f"skill-train local {quoted(run.recipe)} --run-dir NEW_RUN"
         require_same_inputs(run.plan, plan, f"restore what it began with, or start a new run: {anew}")
         require_same_recipe(run, plan, f"begin anew with the edited recipe: {anew}")

@@ -26,6 +26,12 @@ from skill_train.run.train_record import read_failure
 # Pauses between two questions. A job takes up to five requests to the Hub, which allows 1,000 in 5 minutes.
 _HERE_SECONDS, _JOB_SECONDS = 1.0, 10.0
 _LATELY_SECONDS = 300.0
+_MESSAGES = {
+    "colab": "it was written for Google Colab, which tells this machine nothing of it",
+    "skypilot": "it was written for SkyPilot, which tells this machine nothing of it; sky queue shows it",
+    "hf_jobs": "it is planned for the cloud and was not submitted",
+    "local": "no process trains it any more",
+}
 
 
 @dataclass(frozen=True)
@@ -67,8 +73,9 @@ def _job_state(cloud: CloudRun, console: Console) -> Callable[[], tuple[Result, 
 def _local_state(run: RunDir) -> Callable[[], tuple[Result, bool]]:
     def state_now() -> tuple[Result, bool]:
         data = _state_of(run)
-        words = {"COMPLETED": "export-gguf", "RUNNING": "status"}.get(data["stage"], "local --resume --run-dir")
-        return state_result(data, [f"skill-train {words} {quoted(run.path)}"]), data["stage"] == "RUNNING"
+        words = {"COMPLETED": "export-gguf", "RUNNING": "status"}.get(data["stage"])
+        following = f"skill-train {words} {quoted(run.path)}" if words else cloud_record.continue_command(run)
+        return state_result(data, [following]), data["stage"] == "RUNNING"
 
     return state_now
 
@@ -83,12 +90,14 @@ def _state_of(run: RunDir) -> State:
     failed = run.record("train.failed")
     error = read_failure(failed).error if failed.is_file() and not done and not busy else None
     modified = datetime.fromtimestamp(run.metrics.stat().st_mtime, UTC) if measured else None
-    stage = "COMPLETED" if done else "RUNNING" if busy else "ERROR" if error else "STOPPED"
+    backend = plan.placement.backend
+    ended = "ELSEWHERE" if backend in cloud_record.ELSEWHERE else "STOPPED"
+    stage = "COMPLETED" if done else "RUNNING" if busy else "ERROR" if error else ended
     return {
         "run_dir": str(run.path),
         "job_id": None,
         "stage": stage,
-        "message": "no process trains it any more" if stage == "STOPPED" else None,
+        "message": _MESSAGES.get(backend) if stage == ended else None,
         "step": measured.step if measured else None,
         "steps": measured.steps if measured else plan.recipe.max_steps,
         "loss": measured.loss if measured else None,

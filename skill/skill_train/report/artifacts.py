@@ -37,7 +37,7 @@ Shown = Callable[[Any], str]
 def missing(run: ReportedRun) -> list[MissingPart]:
     """Each part without a record, and the command that makes it."""
     steps = (
-        ("train", "trained", continue_words(run.cloud)),
+        ("train", "trained", continue_words(run.cloud, run.backend)),
         ("convert", "exported", "export-gguf"),
         ("verify", "verified", "verify"),
         ("evaluate", "evaluated", "evaluate"),

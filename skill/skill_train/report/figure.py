@@ -118,6 +118,11 @@ class ReportedRun:
         typed = {"verify": self.proof, "evaluate": self.evaluation, "demo": self.demo, "cloud": self.cloud}
         return Record(self.name, f"{name}.json", typed.get(name) or self.documents.get(name))
 
+    @property
+    def backend(self) -> str | None:
+        """Where the plan wants it to be trained."""
+        return self["plan"].get("placement", "backend")  # type: ignore[no-any-return]
+
     def exported(self) -> dict[str, tuple[str, str]]:
         """By file name: the step that made the file, and its name in that step's record."""
         return {

@@ -94,7 +94,7 @@ def _not_trained(run: ReportedRun) -> VerdictView:
         error = failure.get("error", default={})
         return _verdict("fail", "The training failed", [error.get("message", "")], error.get("hint", ""))
     headline = "Submitted, results not fetched yet" if run.cloud else "Not trained yet"
-    return _verdict("unknown", headline, [], run.command(continue_words(run.cloud)))
+    return _verdict("unknown", headline, [], run.command(continue_words(run.cloud, run.backend)))
 
 
 def _proven(proof: Proof) -> VerdictView:

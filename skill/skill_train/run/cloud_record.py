@@ -8,6 +8,7 @@ another job is started.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import secrets
@@ -20,6 +21,7 @@ import msgspec
 
 from skill_train.core.errors import UsageError
 from skill_train.core.files import write_json
+from skill_train.run import plan_record
 from skill_train.run.folder import RunDir
 from skill_train.run.job_spec import Mount
 from skill_train.run.plan_record import Plan
@@ -27,6 +29,7 @@ from skill_train.run.records import Number, Whole, convert, read_json
 
 SCHEMA = "skill-train/cloud/1"
 BACKEND: Final = "hf_jobs"
+ELSEWHERE = ("colab", "skypilot")  # backends whose runs have no record here
 _NEEDED = {"schema", "backend", "data", "jobs"}  # keys that a file must have, although the class has defaults
 RunId = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{12}\Z")]
 PlanHash = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{16}\Z")]
@@ -228,13 +231,26 @@ def _otherwise(run: RunDir) -> str:
 
 def continue_command(run: RunDir) -> str:
     """The command that continues an unfinished run. For a submitted run it depends on its jobs."""
-    return f"skill-train {continue_words(read(run))} {shlex.quote(str(run.path))}"
+    return f"skill-train {continue_words(read(run), _backend(run))} {shlex.quote(str(run.path))}"
 
 
-def continue_words(record: CloudRecord | None) -> str:
-    """What stands before the folder in that command."""
+def _backend(run: RunDir) -> str | None:
+    """The backend of the plan; None if it cannot be read, which other steps report."""
+    with contextlib.suppress(UsageError):
+        return plan_record.read(run.plan).placement.backend if run.plan.is_file() else None
+    return None
+
+
+def continue_words(record: CloudRecord | None, backend: str | None) -> str:
+    """What stands before the folder in that command.
+
+    Args:
+        backend: of the plan. Google Colab and SkyPilot tell this machine nothing of their runs.
+    """
+    if record is None and backend in ELSEWHERE:
+        return f"submit --backend {backend}"
     if record is None:
-        return "local --resume --run-dir"
+        return "submit" if backend == BACKEND else "local --resume --run-dir"
     if record.last is None:
         return "submit"
     return "pull" if record.last.stage in (None, "COMPLETED") else "resume"

@@ -115,7 +115,7 @@ class Placement(msgspec.Struct, frozen=True, kw_only=True):
     """Where and in which pieces the recipe is computed. Two placements of one recipe train the same.
 
     Attributes:
-        backend: `local`, `hf_jobs` or `skypilot`.
+        backend: `local`, `hf_jobs`, `skypilot` or `colab`.
         threads: on a CPU; None on a GPU.
         save_steps: steps between two checkpoints.
     """

@@ -11,6 +11,7 @@ import os
 import shlex
 import shutil
 import subprocess
+from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple, TypedDict
 
@@ -112,6 +113,12 @@ def spread(plan: Plan, flavor: Flavor, nodes: int) -> Plan:
     environment = {name: value for name, value in started.environment.items() if name not in _ONE_MACHINE}
     arguments = [*started.arguments, "--num_processes", str(processes), "--num_machines", str(nodes)]
     return replace(plan, placement=placed, launch=replace(started, arguments=arguments, environment=environment))
+
+
+def nodes_of(plan: Plan) -> int:
+    """The number of machines on which `spread` put a plan."""
+    words = plan.launch.arguments  # of two equal options the later one counts
+    return next((int(value) for name, value in reversed(list(pairwise(words))) if name == "--num_machines"), 1)
 
 
 class Resources(TypedDict):
