@@ -21,6 +21,7 @@ import serving
 import shared_runs
 from command_child import Commands, Done
 from planning import write_recipe_hash
+from skill_train.commands._chosen_model import gguf_of
 
 pytestmark = pytest.mark.slow
 
@@ -99,8 +100,13 @@ def test_without_a_choice_it_is_the_file_of_the_modelfile(commands: Commands, ru
     assert f"FROM ./{answer['model']}\n" in (run / "gguf" / "Modelfile").read_text()
 
 
+@pytest.mark.parametrize("word", ["Q4_K_M", "q4-k-m", "q4_k"])
+def test_a_type_is_spelt_as_in_export_gguf(run: Path, word: str) -> None:
+    assert gguf_of(run, word).model.name == "run-q4_k_m.gguf"
+
+
 def test_a_model_that_the_run_does_not_have_is_named(commands: Commands, run: Path) -> None:
-    refused = asked(commands, run, "--prompt", "x", "--file", "q4_k")
+    refused = asked(commands, run, "--prompt", "x", "--file", "q4_k_x")
     assert refused.error == (2, "missing_file") and "q4_k_m" in refused.answer["error"]["expected"]
     assert asked(commands, run, "--prompt", "x", "--compare", "nothing").error == (2, "missing_file")
     assert asked(commands, "gone.gguf", "--prompt", "x").error == (2, "missing_file")

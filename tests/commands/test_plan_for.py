@@ -53,6 +53,8 @@ def test_the_types_that_are_named(here: Path) -> None:
     assert on["files"][1]["bytes"][1] < on["files"][0]["bytes"][0]
     code, answer = answered(*PLAN, "--for", "iPhone 15", "--quant", "q4_km")
     assert (code, answer["error"]["code"]) == (2, "bad_usage") and "did you mean 'q4_k_m'" in answer["error"]["message"]
+    on = answered(*PLAN, "--for", "iPhone 15", "--quant", "Q4_K,q4-k-m")[1]["data"]["for"]
+    assert [file["quant"] for file in on["files"]] == ["q4_k_m"]  # as llama-quantize spells it
     code, answer = answered(*PLAN, "--quant", "iq4_xs")
     assert (code, answer["error"]["message"]) == (2, "--quant needs a device")
 

@@ -65,3 +65,11 @@ def test_what_comes_next_can_be_run(tmp_path: Path) -> None:
     assert Path(shlex.split(chat)[2]).is_file() and shlex.split(chat)[1] == "chat"
     words = shlex.split(done.data["ollama"])
     assert words[:2] == ["ollama", "create"] and words[3] == "-f" and Path(words[4]).read_text().count("FROM ") == 1
+
+
+def test_a_type_for_the_modelfile_is_known_before_anything_is_converted(tmp_path: Path) -> None:
+    model, out = tiny.cached("gemma"), tmp_path / "out"
+    with pytest.raises(UsageError, match="no file of type q6_k"):
+        exported(model, out, "q8_0", modelfile="q6_k")
+    assert list(tmp_path.rglob("*.gguf")) == []
+    assert exported(model, out, "q8_0,q4_k_m", modelfile="Q8-0").file.endswith("-q8_0.gguf")

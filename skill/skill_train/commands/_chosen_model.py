@@ -11,6 +11,7 @@ from skill_train.core.errors import UsageError, nearest
 from skill_train.evaluate.backends import Model
 from skill_train.evaluate.pictures import pictures_of_run
 from skill_train.gguf.export_files import model_of
+from skill_train.gguf.quant_types import plain_type
 from skill_train.recipe.formats import BARE
 from skill_train.run import export_record, plan_record
 from skill_train.run.begun import trained
@@ -132,7 +133,8 @@ def _model(run: RunDir, base: Path, word: str) -> Model:
     if word == "adapter":
         return _adapter(run, base)
     files = {path.name: path for path in run.ggufs}
-    by_type = {name: path for name, path in files.items() if name.removesuffix(".gguf").endswith(f"-{word}")}
+    endings = (f"-{word}.gguf", f"-{plain_type(word)}.gguf")
+    by_type = {name: path for name, path in files.items() if name.endswith(endings)}
     if word in files or len(by_type) == 1:
         path = files.get(word) or next(iter(by_type.values()))
         return Model(path.name, path)

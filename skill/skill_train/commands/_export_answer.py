@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from skill_train.commands._drawing import draw_line
-from skill_train.commands._export import Export
+from skill_train.commands._export import UNQUANTIZED, Export
 from skill_train.commands._for_device import DeviceAnswer, draw_answer
 from skill_train.commands._mixing import is_mix
 from skill_train.commands._outputs import ListedFile, draw_files
@@ -17,7 +17,7 @@ from skill_train.commands._projector import server
 from skill_train.commands._shell import quoted
 from skill_train.core.console import Result
 from skill_train.core.errors import DecisionNeeded, SkillTrainError, UsageError
-from skill_train.gguf.export_files import model_of
+from skill_train.gguf.export_files import model_of, outtype
 from skill_train.run.folder import RunDir
 
 
@@ -102,19 +102,36 @@ def modelfile_of(
     if named_type is not None:
         chosen = names.get(named_type, f"{export.name}-{named_type}.gguf")
         if not (out / chosen).is_file():
-            raise UsageError(
-                f"there is no file of type {named_type} for the Modelfile",
-                code="bad_usage",
-                expected=", ".join(sorted(names)),
-                got=named_type,
-                hint=f"name the type in --quant too: --quant {quoted(named_type)}",
-            )
+            raise _no_file_of(named_type, list(names))
         return chosen, "chosen with --modelfile, or for the device"
     earlier = out / (model_of(out / "Modelfile") or "")
     if earlier.is_file() and earlier.parent == out:
         return earlier.name, "an earlier export chose it; --modelfile TYPE names another"
     last = next((names[quant] for quant in reversed(export.types) if quant in names), "")
     return (last, "the last of the types that were asked for") if last else (unquantized, "the only file")
+
+
+def require_file_for_modelfile(export: Export) -> None:
+    """Refuses, before anything is converted, a type for the Modelfile of which there will be no file.
+
+    Raises:
+        UsageError: it is not in `--quant`, and no earlier export made it.
+    """
+    chosen, unquantized = export.modelfile, outtype(export.records / "convert.json", export.unquantized)
+    coming = {*export.types, *(UNQUANTIZED if unquantized == "auto" else (unquantized,))}
+    if chosen is None or chosen in coming or (export.out / f"{export.name}-{chosen}.gguf").is_file():
+        return
+    raise _no_file_of(chosen, export.types)
+
+
+def _no_file_of(kind: str, there: list[str]) -> UsageError:
+    return UsageError(
+        f"there is no file of type {kind} for the Modelfile",
+        code="bad_usage",
+        expected=", ".join(sorted(there)),
+        got=kind,
+        hint=f"name the type in --quant too: --quant {quoted(kind)}",
+    )
 
 
 @contextlib.contextmanager

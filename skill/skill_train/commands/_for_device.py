@@ -17,6 +17,7 @@ from skill_train.estimate.fit import DeviceFile, FileToShip, ShipLimits, choose,
 from skill_train.estimate.step import Range
 from skill_train.estimate.targets import TargetDevice, find_target, machine_target, parse_bytes
 from skill_train.facts import MachineFacts, ModelFacts
+from skill_train.gguf.quant_types import plain_type
 
 CANDIDATES = ("q8_0", "q6_k", "q5_k_m", "q4_k_m", "q3_k_m", "q2_k")
 I_QUANTS = ("iq4_xs", "iq3_m", "iq3_xxs", "iq2_m", "iq2_xxs")
@@ -108,7 +109,7 @@ def candidates_of(quant: str) -> list[str]:
     Raises:
         UsageError: a name is unknown.
     """
-    names = [name.strip().lower().replace("-", "_") for name in quant.split(",")]
+    names = [plain_type(name) for name in quant.split(",")]
     if unknown := [name for name in names if name not in BITS]:
         raise UsageError(
             f"{unknown[0][:60]!r} is not a type of GGUF files{nearest(unknown[0][:60], BITS)}",

@@ -14,11 +14,18 @@ import msgspec
 from skill_train.commands._adapter_export import export_adapter
 from skill_train.commands._base_model import base_of
 from skill_train.commands._export import UNQUANTIZED, Export
-from skill_train.commands._export_answer import ExportedFiles, hints_with, modelfile_of, result_of
+from skill_train.commands._export_answer import (
+    ExportedFiles,
+    hints_with,
+    modelfile_of,
+    require_file_for_modelfile,
+    result_of,
+)
 from skill_train.commands._for_device import CANDIDATES
 from skill_train.commands._frame import command
 from skill_train.commands._importance import MatrixOrder, matrix_answers, require_possible
 from skill_train.commands._merging import merge_choices, merge_locked
+from skill_train.commands._mixing import is_mix
 from skill_train.commands._options import BITS, DIVERGENCE, PATH, for_device_options, require_only_run
 from skill_train.commands._outputs import beside, listed, put_aside, recorded_name, slug
 from skill_train.commands._projector import CHOICES, from_line, projector_type
@@ -176,8 +183,17 @@ def _export_folder(options: ExportOptions, model: Path, console: Console, tools:
     with locked_out(out, "export-gguf"):
         question = question_of(options, model, matrix=matrix.is_possible)
         types += question.i_quants if question else ()
-        task = Export(model, out, out, slug(model), types, matrix, options.modelfile, mmproj, question)
+        task = Export(model, out, out, slug(model), types, matrix, _modelfile_type(options), mmproj, question)
+        require_file_for_modelfile(task)
         return _export(console, task, tools)
+
+
+def _modelfile_type(options: ExportOptions) -> str | None:
+    """The type in --modelfile by llama.cpp's name. The name of a mix stays as it is."""
+    from skill_train.gguf.quant_types import plain_type
+
+    chosen = options.modelfile
+    return chosen if chosen is None or is_mix(chosen) else plain_type(chosen)
 
 
 def export_run(console: Console, run: RunDir, options: ExportOptions, tools: Any) -> Result:
@@ -200,14 +216,15 @@ def export_run(console: Console, run: RunDir, options: ExportOptions, tools: Any
         mmproj = projector_type(model, options.mmproj, run.record("mmproj"), text_run=not recipe.images)
         if mmproj is not None:
             require_projector(model, tools)
+        name, types = recorded_name(run, run.record("convert")), chosen_types + more
+        task = Export(run.merged, run.gguf, run.path, name, types, matrix, _modelfile_type(options), mmproj, question)
+        require_file_for_modelfile(task)
         waits = contextlib.nullcontext() if run.record("convert").is_file() else run_converter.ready(tools)
         with waits as ready:  # it imports torch while the adapter is merged
             if not run.is_full:
                 _say_room(console, run, type_names(names) + more, mix)
                 merge_locked(console, run, *merge_choices(run))
-            name, types = recorded_name(run, run.record("convert")), chosen_types + more
             _put_unrecorded_aside(console, run, name, types)
-            task = Export(run.merged, run.gguf, run.path, name, types, matrix, options.modelfile, mmproj, question)
             of_run = replace(task, run=run, mix=mix, trained_length=recipe.max_length, bare=recipe.format in BARE)
             return _export(console, of_run, tools, ready)
 

@@ -39,6 +39,12 @@ def quantization_types() -> dict[str, int]:
     }
 
 
+def plain_type(name: str) -> str:
+    """llama.cpp's name of a type, however it is spelt: `Q4-K-M` and `q4_k` are `q4_k_m`. The type may be unknown."""
+    plain = name.strip().lower().replace("-", "_")
+    return _ALIASES.get(plain, plain)
+
+
 def type_names(quants: list[str]) -> list[str]:
     """llama.cpp's names of the types in lower case, each once, in the given order.
 
@@ -48,8 +54,7 @@ def type_names(quants: list[str]) -> list[str]:
     types = quantization_types()
     names = []
     for quant in quants:
-        plain = quant.strip().lower().replace("-", "_")
-        plain = _ALIASES.get(plain, plain)
+        plain = plain_type(quant)
         if plain not in types:
             raise UsageError(
                 f"{quant!r} is not a type that llama.cpp can make and gguf can read here{nearest(plain, types)}",
