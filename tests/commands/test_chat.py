@@ -21,7 +21,8 @@ import serving
 import shared_runs
 from command_child import Commands, Done
 from planning import write_recipe_hash
-from skill_train.commands._chosen_model import gguf_of
+from skill_train.commands._chosen_model import chosen, gguf_of
+from skill_train.core.errors import UsageError
 
 pytestmark = pytest.mark.slow
 
@@ -111,6 +112,20 @@ def test_a_model_that_the_run_does_not_have_is_named(commands: Commands, run: Pa
     assert asked(commands, run, "--prompt", "x", "--compare", "nothing").error == (2, "missing_file")
     assert asked(commands, "gone.gguf", "--prompt", "x").error == (2, "missing_file")
     assert asked(commands, run, "--prompt", "x", "--image", "gone.png").error == (2, "missing_file")
+
+
+@pytest.mark.parametrize(
+    ("word", "hint"),
+    [
+        ("mergd", "give one of the expected names"),
+        ("Q5_K_M", "skill-train export-gguf {run} --quant q5_k_m"),
+        ("auto-4bpw", "give one of the expected names"),
+    ],
+)
+def test_only_a_type_is_to_be_exported(run: Path, word: str, hint: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        chosen(run, word)
+    assert (caught.value.code, caught.value.hint) == ("missing_file", hint.format(run=run))
 
 
 def test_seeds_give_other_answers_and_the_same_again(commands: Commands, made: gguf_maker.Export) -> None:

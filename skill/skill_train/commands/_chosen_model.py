@@ -8,6 +8,7 @@ from pathlib import Path
 from skill_train.commands._base_model import base_of
 from skill_train.commands._shell import quoted
 from skill_train.core.errors import UsageError, nearest
+from skill_train.estimate.artifacts import BITS
 from skill_train.evaluate.backends import Model
 from skill_train.evaluate.pictures import pictures_of_run
 from skill_train.gguf.export_files import model_of
@@ -143,10 +144,15 @@ def _model(run: RunDir, base: Path, word: str) -> Model:
         code="missing_file",
         expected=", ".join([*_FOLDERS, *files]),
         got=word,
-        hint=f"skill-train export-gguf {quoted(run.path)} --quant {quoted(word)}"
-        if not by_type
-        else "give the whole name of the file",
+        hint="give the whole name of the file" if by_type else _way_to(run, word),
     )
+
+
+def _way_to(run: RunDir, word: str) -> str:
+    """How to get the model of this name: a type can be exported."""
+    if plain_type(word) not in BITS:
+        return "give one of the expected names"
+    return f"skill-train export-gguf {quoted(run.path)} --quant {quoted(plain_type(word))}"
 
 
 def _adapter(run: RunDir, base: Path) -> Model:
