@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,9 @@ def _exported(run: Path, types: list[str], named: str) -> ExportedFiles:
         {"path": str(run / "gguf" / f"run-{quant}.gguf"), "bytes": 1, "sha256": "a", "quant": quant}
         for quant in ("f16", "q8_0", "q4_k_m", "auto-4bpw")
     ]
-    export = Export(run / "merged", run / "gguf", run, "run", types, MatrixOrder(None, None), None, None, None)
+    export = Export(
+        run / "merged", run / "gguf", run, "run", types, MatrixOrder(None, None), None, None, None, RunDir(run)
+    )
     return ExportedFiles(export, outputs, None, f"run-{named}.gguf", "it was chosen")
 
 
@@ -49,6 +52,19 @@ def test_what_comes_next_is_about_the_files_that_were_asked_for(
     (run / "plan.json").write_text("{}")
     result = result_of(_exported(run, types, named), {"ollama": "ollama create"}, None, None)
     assert result.next[1:] == [line.format(run=run) for line in following]
+
+
+def test_what_comes_next_for_a_model_folder_is_not_about_the_run_around_it(tmp_path: Path) -> None:
+    """Such as the files of the base in RUN/base-gguf, which `export-gguf --lora` names."""
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "plan.json").write_text("{}")
+    done = _exported(run, ["q8_0"], "q8_0")
+    export = replace(done.export, model=tmp_path / "base", out=run / "base-gguf", records=run / "base-gguf", run=None)
+    last = done.outputs[-1]["path"]
+    following = result_of(replace(done, export=export), {"ollama": "ollama create"}, None, None).next
+    assert following[0].startswith(f"skill-train verify --reference {tmp_path / 'base'} --gguf ")
+    assert following[1:] == [f"skill-train chat {last}"]
 
 
 def test_a_person_reads_which_file_is_used(tmp_path: Path) -> None:

@@ -70,15 +70,16 @@ def result_of(
 
 def _next(done: ExportedFiles, last: str) -> list[str]:
     """The proof, the server for a pair, a conversation, and how the Modelfile gets a type that it does not name."""
-    run = done.export.out.parent
+    run = done.export.run
     named = " ".join(f"--gguf {quoted(output['path'])}" for output in done.outputs)
-    is_run = RunDir.is_one(run)
-    target = quoted(run) if is_run else f"--reference {quoted(done.export.model)} {named}"
+    target = quoted(run.path) if run else f"--reference {quoted(done.export.model)} {named}"
     pair = [server(last, done.projector)] if done.projector else []
-    chat = f"skill-train chat {quoted(run if is_run else last)}"
-    if not (is_run and done.newest):
+    chat = f"skill-train chat {quoted(run.path if run else last)}"
+    if run is None or done.newest is None:
         return [f"skill-train verify {target}", *pair, chat]
-    chosen = f"skill-train export-gguf {quoted(run)} --quant {quoted(done.newest)} --modelfile {quoted(done.newest)}"
+    chosen = (
+        f"skill-train export-gguf {quoted(run.path)} --quant {quoted(done.newest)} --modelfile {quoted(done.newest)}"
+    )
     others = [] if is_mix(done.newest) else [chosen]  # `--quant` has no word for a mix
     return [f"skill-train verify {target}", *pair, f"{chat} --file {quoted(done.newest)}", *others]
 
