@@ -65,6 +65,8 @@ KNOWN: dict[str, set[str]] = {
     "gguf.quantize_worker": {"_other_types(name)"},
     "recipe.fields": {"'the default' if FIELDS[key].default is None else FIELDS[key].default", "data", "key"},
     "report.figure": {"words"},
+    "gguf.quantize": {"or_another_out(record)"},
+    "run.folder": {"or_another_out(path)"},
     "run.lock": {"otherwise"},
     "cloud.elsewhere.skypilot": {"VERSION", "name"},
     "llama.get_converter": {"FETCH_COMMAND"},

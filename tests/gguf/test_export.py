@@ -179,8 +179,9 @@ def test_a_record_of_another_source_is_refused(exported: Path, tmp_path: Path) -
     shutil.copytree(exported, tmp_path / "run")
     with open(tmp_path / "run/gguf/model-f16.gguf", "ab") as file:
         file.write(b"\0")
-    with pytest.raises(UsageError, match="made from another GGUF file"):
+    with pytest.raises(UsageError, match="made from another GGUF file") as caught:
         quantized(tmp_path / "run", ["q8_0"])
+    assert caught.value.hint.endswith(" and its files away, or use another --out")
     (tmp_path / "run" / "quantize.json").unlink()
     with pytest.raises(UsageError, match=r"quantize\.json does not describe it"):
         quantized(tmp_path / "run", ["q8_0"])

@@ -235,7 +235,11 @@ def test_other_work_is_not_overwritten(
     with pytest.raises(UsageError, match=different) as caught:
         finished_record(path, ExportRecord, inputs=inputs, options=options)
     assert caught.value.code == "output_exists"
-    assert caught.value.hint
+    assert caught.value.hint == f"move {path} and what it made away, or use another --out"
+    (tmp_path / "plan.json").touch()
+    with pytest.raises(UsageError, match=different) as caught:
+        finished_record(path, ExportRecord, inputs=inputs, options=options)
+    assert caught.value.hint == f"move {path} and what it made away"  # a run has one place for each step
 
 
 def test_work_of_which_nothing_is_left_is_to_be_done_again(tmp_path: Path) -> None:

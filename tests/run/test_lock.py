@@ -172,3 +172,20 @@ def test_what_cannot_be_written_is_not_locked() -> None:
     """A proof that is there already can be read in a folder of somebody else."""
     with locked(RunDir(Path("/sys")), "verify") as lock:
         assert lock is None
+
+
+@pytest.mark.parametrize(
+    ("command", "hint"),
+    [
+        ("merge", "wait for it to end"),
+        ("export-gguf", "wait for it to end"),
+        ("verify", "wait for it to end"),
+        ("evaluate", "wait for it to end"),
+        ("local", "wait for it to end, or use another --run-dir"),
+        ("submit", "wait for it to end, or use another --run-dir"),
+    ],
+)
+def test_another_run_directory_is_named_to_commands_that_take_one(tmp_path: Path, command: str, hint: str) -> None:
+    with locked(RunDir(tmp_path), "local"), pytest.raises(UsageError) as caught, locked(RunDir(tmp_path), command):
+        raise AssertionError("must not be entered")
+    assert caught.value.hint == hint

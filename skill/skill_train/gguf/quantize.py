@@ -38,6 +38,7 @@ from skill_train.run.folder import (
     StepResult,
     note_of,
     noted,
+    or_another_out,
     require_space,
     require_unchanged,
     require_writable,
@@ -327,7 +328,7 @@ def _earlier_outputs(record: Path, inputs: dict[str, FileDigest]) -> dict[str, E
             code="output_exists",
             expected=f"the source {', '.join(earlier.inputs)} as it was",
             got=", ".join(inputs),
-            hint=f"move {shlex.quote(str(record))} and its files away, or use another --run-dir or --out",
+            hint=f"move {shlex.quote(str(record))} and its files away{or_another_out(record)}",
         )
     return {name: entry for name, entry in earlier.outputs.items() if (record.parent / name).is_file()}
 

@@ -263,7 +263,7 @@ def finished_record(
             code="output_exists",
             expected="the same inputs and options, or a new place for the output",
             got=f"{different} recorded in {path.name} differ",
-            hint=f"move {shlex.quote(str(path))} and what it made away, or use another --run-dir or --out",
+            hint=f"move {shlex.quote(str(path))} and what it made away{or_another_out(path)}",
         )
     if not any((path.parent / name).exists() for name in record.outputs):
         return None  # somebody removed all that was made: it can be made again, and nothing is overwritten
@@ -271,6 +271,11 @@ def finished_record(
         hint = f"move {shlex.quote(str(path))} away and run the step again"
         require_unchanged(path.parent / name, digest, path, hint)
     return record
+
+
+def or_another_out(record: Path) -> str:
+    """The other way out, in a hint that says to move a record away. In a run each step has one place for its result."""
+    return "" if RunDir.is_one(record.parent) else ", or use another --out"
 
 
 def require_unchanged(file: Path, digest: FileDigest, record: Path, hint: str) -> None:

@@ -18,6 +18,7 @@ from skill_train.core.files import is_alive, place
 from skill_train.run.folder import RunDir
 
 _TRIES = 5
+_WITH_RUN_DIR = ("local", "submit", "resume", "pull")  # commands with the option --run-dir
 
 
 @contextlib.contextmanager
@@ -30,7 +31,8 @@ def locked(run: RunDir, command: str) -> Iterator[TextIO | None]:
     Raises:
         UsageError: another process holds it; the message names it.
     """
-    with _locked(run.path / ".lock", run.path, "another --run-dir", command) as file:
+    otherwise = ", or use another --run-dir" if command in _WITH_RUN_DIR else ""
+    with _locked(run.path / ".lock", run.path, otherwise, command) as file:
         yield file
 
 
@@ -49,7 +51,7 @@ def locked_out(out: Path, command: str) -> Iterator[None]:
     lock = out.with_name(f".{out.name}.lock")
     created = [folder for folder in lock.parents if not folder.exists()]
     try:
-        with _locked(lock, out, "another --out", command) as file:
+        with _locked(lock, out, ", or use another --out", command) as file:
             try:
                 yield
             finally:
@@ -168,5 +170,5 @@ def _in_use(folder: Path, otherwise: str, lock: TextIO) -> UsageError:
         code="run_in_use",
         expected="one process for each folder",
         got=holder or "another process",
-        hint=killed if _was_left(where, holder) else f"wait for it to end, or use {otherwise}",
+        hint=killed if _was_left(where, holder) else f"wait for it to end{otherwise}",
     )
