@@ -487,6 +487,16 @@ def test_by_the_id_of_a_job_into_a_folder_of_the_users(cloud: Cloud, tmp_path: P
 # --- resume ---
 
 
+def test_the_id_of_an_earlier_job_leads_to_the_one_that_runs(cloud: Cloud) -> None:
+    first = cloud.start("raise SystemExit(1)")
+    cloud_runs.wait_for(first)
+    second = cloud.start("import time; time.sleep(60)")
+    done = cloud.call("resume", f"me/{first.id}", "--yes")
+    assert (done.data["job_id"], done.data["reused"], cloud.hub.jobs_created) == (second.id, True, 2)
+    assert done.answer["next"] == [f"skill-train {word} me/{second.id}" for word in ("wait", "logs", "pull")]
+    second.cancelled.set()
+
+
 def test_after_a_timeout_with_the_time_that_it_needs(cloud: Cloud) -> None:
     """1,000 steps of two seconds, the checkpoint at 100, and a job of ten minutes: 900 steps are left, 1,800 seconds;
     a quarter more and ten minutes for the end are 2,850, and what the job took beside its steps comes on top."""

@@ -129,7 +129,9 @@ def _write_end(run: RunDir, ended: CloudJob) -> None:
 
 
 def with_newest_job(cloud: CloudRun) -> CloudRun:
-    return replace(cloud, job=cloud.record.last_begun or cloud.job, now=None)
+    job = cloud.record.last_begun or cloud.job
+    name = cloud.name if cloud.run is not None else f"{cloud.record.namespace}/{job.job_id}"
+    return replace(cloud, name=name, job=job, now=None)
 
 
 def with_unrecorded_jobs(record: CloudRecord, say: Say) -> CloudRecord:
