@@ -107,6 +107,21 @@ def test_without_huggingface_hub_the_token_is_not_checked(tmp_path: Path) -> Non
     assert "huggingface_hub is not installed" in _found(done, "token")["found"]
 
 
+def test_of_a_source_tree_that_is_not_installed_nothing_is_called_well(tmp_path: Path) -> None:
+    """Its ranges stand in the metadata of an installation."""
+    site = installation(tmp_path / "site")
+    next(site.glob("skill_train-*.dist-info")).unlink()
+    done = run(site, "doctor", "--format", "json")
+    data = json.loads(done.stdout)["data"]
+    found = _found(done, "versions")
+    assert (found["verdict"], found["found"], found["fix"]) == ("warn", "not known", "pip install -e .")
+    named = ("plan", "local", "merge", "verify")  # the others lack a converter and a token
+    assert [data["able"][name] for name in named] == [None] * 4
+    assert all("pip install -e ." in data["not_able"][name] for name in ("plan", "local", "verify"))
+    assert _found(done, "token")["found"] == "no token"  # huggingface_hub is there
+    assert "plan: not known (" in run(site, "doctor", "--format", "human").stdout
+
+
 def test_a_cache_that_cannot_be_written(light: Path, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way", encoding="utf-8")
     done = run(light, "doctor", "--format", "json", SKILL_TRAIN_CACHE=str(tmp_path / "file" / "cache"))

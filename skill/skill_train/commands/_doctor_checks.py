@@ -21,6 +21,8 @@ NEEDS_MEMORY = 2_000_000_000
 # Bytes. Base, merged model, f16, q8_0 and q4_k_m of a model with 1e9 parameters: 2 + 2 + 2 + 1.1 + 0.6 GB.
 NEEDS_DISK = 10_000_000_000
 EXTRAS = {"train": 'pip install "skill-train[train]"', "gguf": 'pip install "skill-train[gguf]"'}
+NOT_INSTALLED = "the package runs from its source and is not installed, so its ranges are not known"
+INSTALL = "pip install -e ."
 _LOGIN = "hf auth login"
 
 
@@ -39,8 +41,7 @@ class DoctorCheck:
 def python(version: str) -> DoctorCheck:
     wanted = python_wanted()
     if wanted is None:
-        why = "the package runs from its source and is not installed, so its ranges are not known"
-        return DoctorCheck("python", "warn", version, because=why, fix="pip install -e .")
+        return DoctorCheck("python", "warn", version, because=NOT_INSTALLED, fix=INSTALL)
     if within(version, wanted):
         return DoctorCheck("python", "ok", version, wanted)
     return DoctorCheck("python", "fail", version, wanted, "not a tested version", "uv venv --python 3.12")
@@ -63,6 +64,8 @@ def packages(group: str, requirements: list[Package]) -> DoctorCheck:
 
 def together(requirements: list[Package], sets: list[VersionSet]) -> DoctorCheck:
     """Checks whether the installed versions are a tested combination, not only whether each is in its range."""
+    if not requirements:
+        return DoctorCheck("versions", "warn", "not known", because=NOT_INSTALLED, fix=INSTALL)
     away = {tested: tested.differs(requirements) for tested in sets}
     nearest = min(sets, key=lambda tested: len(away[tested]))
     wrong = away[nearest]

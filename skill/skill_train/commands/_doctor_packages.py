@@ -55,11 +55,11 @@ class Torchvision:
 
 def torchvision() -> Torchvision | None:
     """None where it is not installed."""
-    version = _installed("torchvision")
+    version = installed("torchvision")
     if version is None:
         return None
     requirements = (re.match(r"torch\s*\(?([<>=!][^;)]*)", line) for line in metadata.requires("torchvision") or [])
-    return Torchvision(version, next((match[1].strip() for match in requirements if match), None), _installed("torch"))
+    return Torchvision(version, next((match[1].strip() for match in requirements if match), None), installed("torch"))
 
 
 @dataclass(frozen=True, eq=False)
@@ -104,10 +104,11 @@ def _package(line: str) -> Package:
     requirement, _, marker = line.partition(";")
     name = re.match(r"[\w.-]+", requirement)[0]  # type: ignore[index]
     extra = re.search(r"extra == ['\"]([\w-]+)['\"]", marker)
-    return Package(name, requirement[len(name) :].strip(), extra[1] if extra else "base", _installed(name))
+    return Package(name, requirement[len(name) :].strip(), extra[1] if extra else "base", installed(name))
 
 
-def _installed(name: str) -> str | None:
+def installed(name: str) -> str | None:
+    """The version of a distribution; None if it is missing."""
     try:
         return metadata.version(name)
     except metadata.PackageNotFoundError:

@@ -87,10 +87,11 @@ def _checks(requirements: dict[str, list[Package]]) -> tuple[list[DoctorCheck], 
 
     probe = this_machine()
     facts = read_machine(probe)
-    has_torch = _has(requirements, "train", "torch")
+    has_torch, has_llama_cpp = (_doctor_packages.installed(name) is not None for name in ("torch", "llama-cpp-python"))
+    has_hub = _doctor_packages.installed("huggingface-hub") is not None
     with ThreadPoolExecutor(2) as beside:
         torch = beside.submit(_ask_torch, facts.device) if has_torch else None
-        pending = beside.submit(hub_account.account) if _has(requirements, "base", "huggingface-hub") else None
+        pending = beside.submit(hub_account.account) if has_hub else None
         done = [
             checks.python(sys.version.split()[0]),
             *(checks.packages(group, packages) for group, packages in requirements.items() if packages),
@@ -99,8 +100,8 @@ def _checks(requirements: dict[str, list[Package]]) -> tuple[list[DoctorCheck], 
         vision = _doctor_packages.torchvision()
         done += [checks.torchvision(vision)] if vision is not None else []
         done += [checks.accelerator(facts), checks.memory(facts), checks.disk(facts), checks.cache(cache_dir())]
-        done.append(checks.converter(get_converter.find, gguf_ready=_has(requirements, "gguf", "llama-cpp-python")))
-        if not _has(requirements, "gguf", "llama-cpp-python"):
+        done.append(checks.converter(get_converter.find, gguf_ready=has_llama_cpp))
+        if not has_llama_cpp:
             done.append(checks.compiler(probe.has, probe.system))
         done.append(checks.agents(Path.home(), Path.cwd()))
         account = pending.result() if pending else Account("unchecked", why="huggingface_hub is not installed")
@@ -114,10 +115,6 @@ def _ask_torch(device: str) -> TorchAnswer:
     from skill_train.core.worker import run_worker
 
     return run_worker("skill_train.machine.torch_worker", device, TorchAnswer, most_seconds=_TORCH_SECONDS)
-
-
-def _has(requirements: dict[str, list[Package]], group: str, name: str) -> bool:
-    return any(package.name == name and package.installed for package in requirements[group])
 
 
 def _short(check: DoctorCheck) -> dict[str, str]:
@@ -139,7 +136,9 @@ def _able(done: list[DoctorCheck], account: Account) -> tuple[dict[str, bool | N
         "verify": no_base or no_gguf,
         "submit": no_base or _no_submit(account),
     }
-    able: dict[str, bool | None] = {name: not why for name, why in reasons.items()}
+    unknown = "" if base else f"{checks.NOT_INSTALLED}: {checks.INSTALL}"
+    able: dict[str, bool | None] = {name: False if why else None if unknown else True for name, why in reasons.items()}
+    reasons = {name: why or unknown for name, why in reasons.items()}
     if account.state == "unchecked" or (account.state == "valid" and account.can_run_jobs is None):
         able["submit"] = None if not no_base else False
     return able, {name: why for name, why in reasons.items() if why}
