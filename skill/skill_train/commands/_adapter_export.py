@@ -7,13 +7,12 @@ from typing import Any
 
 import msgspec
 
-from skill_train.commands._base_model import base_of
+from skill_train.commands._base_model import base_of, require_adapter
 from skill_train.commands._drawing import draw_line
 from skill_train.commands._outputs import draw_files, listed, put_aside, recorded_name, slug
 from skill_train.commands._projector import refuse_adapter_alone
 from skill_train.commands._shell import quoted
 from skill_train.core.console import Console, Result
-from skill_train.core.errors import UsageError
 from skill_train.core.files import write_text
 from skill_train.gguf.export_files import ADAPTER_MODELFILE
 from skill_train.llama import run_converter
@@ -34,14 +33,7 @@ def export_adapter(console: Console, run: RunDir, tools: Toolchain) -> Result:
     base = base_of(run)
     run_converter.require_convertible(base, tools)
     refuse_adapter_alone(base)
-    if run.is_full:
-        raise UsageError(
-            f"{run.path} has no adapter: every weight was trained",
-            code="no_adapter",
-            expected="a run that trained an adapter",
-            got="finetuning_type full",
-            hint=f"skill-train export-gguf {quoted(run.path)}",
-        )
+    require_adapter(run, f"skill-train export-gguf {quoted(run.path)}")
     record = run.record("lora_gguf")
     request = AdapterExportRequest(
         base=base,

@@ -35,6 +35,22 @@ def base_of(run: RunDir) -> Path:
     return folder
 
 
+def require_adapter(run: RunDir, otherwise: str) -> None:
+    """Refuses a run that trained every weight. `otherwise` is the command for its whole model.
+
+    Raises:
+        UsageError: it has no adapter.
+    """
+    if run.is_full:
+        raise UsageError(
+            f"{run.path} has no adapter: every weight was trained, and merged/ is the whole model",
+            code="no_adapter",
+            expected="a run that trained an adapter",
+            got="finetuning_type full",
+            hint=otherwise,
+        )
+
+
 def _trained_on(run: RunDir, plan: Plan) -> Path:
     """The folder that the plan names.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from skill_train.commands._base_model import base_of
+from skill_train.commands._base_model import base_of, require_adapter
 from skill_train.commands._shell import quoted
 from skill_train.core.errors import UsageError, nearest
 from skill_train.estimate.artifacts import BITS
@@ -132,7 +132,8 @@ def _model(run: RunDir, base: Path, word: str) -> Model:
     if word == "merged":
         return Model("merged", _merged(run))
     if word == "adapter":
-        return _adapter(run, base)
+        require_adapter(run, f"skill-train chat {quoted(run.path)} --file merged")
+        return Model("adapter", base, run.adapter)
     files = {path.name: path for path in run.ggufs}
     endings = (f"-{word}.gguf", f"-{plain_type(word)}.gguf")
     by_type = {name: path for name, path in files.items() if name.endswith(endings)}
@@ -153,18 +154,6 @@ def _way_to(run: RunDir, word: str) -> str:
     if plain_type(word) not in BITS:
         return "give one of the expected names"
     return f"skill-train export-gguf {quoted(run.path)} --quant {quoted(plain_type(word))}"
-
-
-def _adapter(run: RunDir, base: Path) -> Model:
-    if run.is_full:
-        raise UsageError(
-            f"{run.path} has no adapter: every weight was trained",
-            code="no_adapter",
-            expected="merged, base, or a GGUF file",
-            got="finetuning_type full",
-            hint=f"skill-train chat {quoted(run.path)} --file merged",
-        )
-    return Model("adapter", base, run.adapter)
 
 
 def _merged(run: RunDir) -> Path:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from skill_train.commands._base_model import base_of
+from skill_train.commands._base_model import base_of, require_adapter
 from skill_train.commands._outputs import put_aside
 from skill_train.commands._shell import quoted
 from skill_train.core.console import Console
-from skill_train.core.errors import UsageError, VerificationFailed
+from skill_train.core.errors import VerificationFailed
 from skill_train.program.pictures.tokens import PixelLimits
 from skill_train.run import merge_record, plan_record
 from skill_train.run.begun import trained
@@ -34,14 +34,7 @@ def merge_run(console: Console, run: RunDir, dtype: str | None = None, gate: str
 def merge_locked(console: Console, run: RunDir, dtype: str | None, gate: str) -> StepResult[MergeRecord]:
     """`merge_run` for a caller that has the lock of the run."""
     trained(run)
-    if run.is_full:
-        raise UsageError(
-            f"{run.path} has no adapter to merge: every weight was trained, and merged/ is the whole model",
-            code="no_adapter",
-            expected="a run that trained an adapter",
-            got="finetuning_type full",
-            hint=f"skill-train export-gguf {quoted(run.path)}",
-        )
+    require_adapter(run, f"skill-train export-gguf {quoted(run.path)}")
     rows = read_fed_rows(run.held_out) or read_fed_rows(run.samples)
     put_aside(console, run.merged, run.record("merge"))
     try:
