@@ -246,7 +246,7 @@ def test_the_words_of_the_program_count_before_its_exit_code(run: RunDir) -> Non
 def test_after_a_smoke_run_comes_the_whole_training(
     recipe: Path | None, said: dict[str, Any], following: str | None
 ) -> None:
-    assert _whole_training(LocalOptions(recipe, **said)) == ([following] if following else [])
+    assert _whole_training(LocalOptions(recipe=recipe, **said)) == ([following] if following else [])
 
 
 def test_only_steps_that_were_said_can_be_too_many() -> None:

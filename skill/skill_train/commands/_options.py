@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,18 @@ from skill_train.core.console import Result
 from skill_train.core.errors import UsageError
 
 RECIPE_OPTIONS = ("model", "data", "split", "max_steps", "max_length")  # with --dtype, which the plan decides
+
+
+@dataclass(frozen=True)
+class RecipeFlags:
+    """The fields of a command's options that `recipe_options` adds."""
+
+    model: str | None = None
+    data: str | None = None
+    split: str | None = None
+    max_steps: int | None = None
+    max_length: int | None = None
+    dtype: str | None = None
 
 
 class PathArgument(click.Path):

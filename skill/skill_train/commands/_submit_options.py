@@ -7,19 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from skill_train.commands._options import DEFAULT_HOURS, RECIPE_OPTIONS, set_options
+from skill_train.commands._options import DEFAULT_HOURS, RECIPE_OPTIONS, RecipeFlags, set_options
 from skill_train.commands._shell import quoted
 
 
 @dataclass(frozen=True)
-class SubmitOptions:
+class SubmitOptions(RecipeFlags):
     source: Path | None = None
-    model: str | None = None
-    data: str | None = None
-    split: str | None = None
-    max_steps: int | None = None
-    max_length: int | None = None
-    dtype: str | None = None
     flavor: str | None = None
     timeout: str | None = None
     max_cost: float | None = None
@@ -42,13 +36,13 @@ class SubmitOptions:
 
 
 def command_of(options: SubmitOptions, **more: Any) -> str:
-    words = ["skill-train submit"]
+    words = ["skill-train submit", *([] if options.source is None else [quoted(options.source)])]
     for field in dataclasses.fields(options):
+        if field.name == "source":
+            continue
         value = more.get(field.name, getattr(options, field.name))
         option = f"--{field.name.replace('_', '-')}"
-        if field.name == "source" and value is not None:
-            words.append(quoted(value))
-        elif value is True:
+        if value is True:
             words.append(option)
         elif value not in (None, False, field.default):
             words += [option, quoted(str(value).removesuffix(".0") if isinstance(value, float) else str(value))]

@@ -18,7 +18,15 @@ from skill_train.commands._blockers import require_room, warn_of_export
 from skill_train.commands._drawing import STYLE, add_row, draw_text, figure, folding_table
 from skill_train.commands._ended_training import measured_beside_estimates, smoke_failure
 from skill_train.commands._frame import command
-from skill_train.commands._options import PATH, RECIPE_OPTIONS, device_option, recipe_options, set_options, words_of
+from skill_train.commands._options import (
+    PATH,
+    RECIPE_OPTIONS,
+    RecipeFlags,
+    device_option,
+    recipe_options,
+    set_options,
+    words_of,
+)
 from skill_train.commands._planning import load_recipe, plan_with_files
 from skill_train.commands._run_warnings import warn_of_run
 from skill_train.commands._shell import quoted
@@ -35,16 +43,10 @@ from skill_train.train import measured_speed
 
 
 @dataclass(frozen=True)
-class LocalOptions:
+class LocalOptions(RecipeFlags):
     """`recipe` is a recipe file, or a plan that `skill-train plan --out` wrote."""
 
     recipe: Path | None = None
-    model: str | None = None
-    data: str | None = None
-    split: str | None = None
-    max_steps: int | None = None
-    max_length: int | None = None
-    dtype: str | None = None
     device: str | None = None
     force: bool = False
     run_dir: Path | None = None

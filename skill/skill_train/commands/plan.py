@@ -34,6 +34,7 @@ from skill_train.commands._options import (
     HOURS,
     PATH,
     RECIPE_OPTIONS,
+    RecipeFlags,
     device_option,
     flavor_option,
     for_device_options,
@@ -63,14 +64,8 @@ _DEVICE_OPTIONS = ("for_device", "memory", "bandwidth", "context", "max_size", "
 
 
 @dataclass(frozen=True)
-class PlanOptions(DeviceOptions):
+class PlanOptions(DeviceOptions, RecipeFlags):
     recipe: Path | None = None
-    model: str | None = None
-    data: str | None = None
-    split: str | None = None
-    max_steps: int | None = None
-    max_length: int | None = None
-    dtype: str | None = None
     device: str | None = None
     where: str | None = None
     flavor: str | None = None
