@@ -1550,7 +1550,27 @@ def chat(messages: Any, tools: Any, prompt_messages: int) -> Example:
     answers = [i for i, m in enumerate(cleaned) if m["role"] == "assistant" and i >= prompt_messages]
     if not answers:
         raise no_answer(cleaned)
-    return {"kind": "chat", "messages": cleaned, "tools": tools or None, "trained_messages": answers}
+    return {"kind": "chat", "messages": cleaned, "tools": tools_of(tools) or None, "trained_messages": answers}
+
+
+def tools_of(tools: Any) -> Any:
+    """The tools of a row. Many datasets write them as JSON text, which no template reads."""
+    if not isinstance(tools, str):
+        return tools
+    read = json_value(tools, "tools") if tools.strip() else []
+    if not isinstance(read, list):
+        raise bad_row("tools is not a list", '[{"type": "function", "function": {…}}, …]', tools)
+    return read
+
+
+def json_value(text: str, name: str) -> Any:
+    """What a JSON text in a row says."""
+    try:
+        return json.loads(text, object_pairs_hook=with_distinct_keys)
+    except RepeatedKey as error:
+        raise bad_row(f"{name} has the key {str(error)[:80]!r} twice in one object", "each key once", text) from None
+    except (ValueError, RecursionError) as error:
+        raise bad_row(f"{name} is text that is not JSON: {error}", "JSON", text) from None
 
 
 def checked_message(message: Any) -> Any:
@@ -4770,6 +4790,11 @@ WITHOUT_TEMPLATE = (
     "from the one it was trained on"
 )
 MARK = "skill train mark 7f3a"  # stands in for an answer to find where a template puts it
+CALL_MARK = '{"skill train mark 7f3a": "1"}'  # stands in for arguments, to see whether a template escapes their text
+ARGUMENTS_READ = (
+    "the arguments of calls are JSON text in the rows, and the model's chat template takes objects: it gets them as "
+    "objects, as it does from llama.cpp and vLLM"
+)
 
 
 @contextmanager
@@ -4803,6 +4828,25 @@ def endless_template(model: str) -> Refused:
         got="it did not finish in that time",
         hint="correct chat_template.jinja or tokenizer_config.json in the model's folder, or use another model",
     )
+
+
+def with_each_arguments(messages: list[Message], changed: Callable[[str], Any]) -> list[Message]:
+    """The messages with other arguments in each call that has them as the text of an object, or as an empty text."""
+
+    def of_call(call: Any) -> Any:
+        if isinstance(call, dict) and isinstance(call.get("function"), dict):
+            return call | {"function": of_call(call["function"])}
+        text = call.get("arguments") if isinstance(call, dict) else None
+        if not isinstance(text, str) or text.strip()[:1] not in ("{", ""):
+            return call
+        return call | {"arguments": changed(text.strip())}
+
+    return [
+        message | {"tool_calls": list(map(of_call, message["tool_calls"]))}
+        if isinstance(message.get("tool_calls"), list)
+        else message
+        for message in messages
+    ]
 
 
 class Feeding(TypedDict):
@@ -4922,13 +4966,33 @@ class Encoder:
 
     def chat_spans(self, example: Example) -> tuple[str, list[tuple[int, int]]]:
         """The rendered conversation and the character spans of the assistant's answers, end token included."""
-        messages = example["messages"]
         if self.recipe["format"] in ("question_answer", "instruction"):
-            self.require_unrendered(messages)
+            self.require_unrendered(example["messages"])
+        messages = example["messages"] = self.with_arguments(example["messages"], example["tools"])
         rendered = self.render(messages, example["tools"])
         if self.recipe["loss_on"] == "all":
             return rendered, []  # the whole text is trained, wherever the answers stand
         return rendered, [self.answer_span(example, rendered, i) for i in example["trained_messages"]]
+
+    def with_arguments(self, messages: list[Message], tools: Any) -> list[Message]:
+        """The messages with the arguments of their calls as this template takes them.
+
+        OpenAI's format has them as JSON text. Some templates join it as it stands, others escape its quotes, or read
+        the object. Those get the object, and the example keeps it: whoever renders the row again gets the same text.
+        """
+        probed = with_each_arguments(messages, lambda _: CALL_MARK)
+        if probed == messages:
+            return messages
+        try:
+            rendered = self.render(probed, tools)
+        except Refused as refusal:
+            if refusal.error["code"] == "unsafe_file":
+                raise
+        else:
+            if CALL_MARK in rendered or json.dumps(CALL_MARK)[1:-1] not in rendered:
+                return messages
+        self.note(ARGUMENTS_READ)
+        return with_each_arguments(messages, lambda text: json_value(text, "the arguments of a call") if text else {})
 
     def answer_span(self, example: Example, rendered: str, index: int) -> tuple[int, int]:
         """The span of one answer: its text, its calls of tools, and the token that ends the turn.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from datetime import datetime
 from typing import Any
 
@@ -205,3 +206,23 @@ def test_a_picture_beside_a_missing_optional_column_is_found() -> None:
     found = DetectedFormat("messages", {"messages": "messages", "tools": "tools"}, "")
     trouble = checker(found)({"messages": [USER, BOT], "image": "a.png"})[2]
     assert trouble is not None and trouble.kind == "not_text"
+
+
+TOOL = {"type": "function", "function": {"name": "add", "parameters": {}}}
+
+
+@pytest.mark.parametrize(
+    ("tools", "said"),
+    [
+        (json.dumps([TOOL]), ""),
+        ("[]", ""),
+        ("", ""),
+        ("the calculator", "tools is text that is not JSON"),
+        (json.dumps(TOOL), "tools is not a list"),
+        ('[{"name": "a", "name": "b"}]', "tools has the key 'name' twice in one object"),
+    ],
+)
+def test_tools_may_be_json_text(tools: str, said: str) -> None:
+    found = DetectedFormat("messages", {"messages": "messages", "tools": "tools"}, "")
+    trouble = checker(found)({"messages": [USER, BOT], "tools": tools})[2]
+    assert (trouble.why if trouble else "").startswith(said) and (trouble is None) == (not said)

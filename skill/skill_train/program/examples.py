@@ -299,7 +299,27 @@ def chat(messages: Any, tools: Any, prompt_messages: int) -> Example:
     answers = [i for i, m in enumerate(cleaned) if m["role"] == "assistant" and i >= prompt_messages]
     if not answers:
         raise no_answer(cleaned)
-    return {"kind": "chat", "messages": cleaned, "tools": tools or None, "trained_messages": answers}
+    return {"kind": "chat", "messages": cleaned, "tools": tools_of(tools) or None, "trained_messages": answers}
+
+
+def tools_of(tools: Any) -> Any:
+    """The tools of a row. Many datasets write them as JSON text, which no template reads."""
+    if not isinstance(tools, str):
+        return tools
+    read = json_value(tools, "tools") if tools.strip() else []
+    if not isinstance(read, list):
+        raise bad_row("tools is not a list", '[{"type": "function", "function": {…}}, …]', tools)
+    return read
+
+
+def json_value(text: str, name: str) -> Any:
+    """What a JSON text in a row says."""
+    try:
+        return json.loads(text, object_pairs_hook=with_distinct_keys)
+    except RepeatedKey as error:
+        raise bad_row(f"{name} has the key {str(error)[:80]!r} twice in one object", "each key once", text) from None
+    except (ValueError, RecursionError) as error:
+        raise bad_row(f"{name} is text that is not JSON: {error}", "JSON", text) from None
 
 
 def checked_message(message: Any) -> Any:

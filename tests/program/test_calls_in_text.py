@@ -1,0 +1,120 @@
+"""Calls whose arguments are text, as OpenAI's format has them: a template that escapes texts gets objects."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import tiny
+import tiny_templates
+import training
+from skill_train.program.encode import ARGUMENTS_READ, Encoder
+from skill_train.program.events import Refused
+from skill_train.program.tokenizer import load_tokenizer
+
+pytestmark = pytest.mark.slow
+
+ASKED = {"role": "user", "content": "Two and two?"}
+TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}
+# DeepSeek's way: the text as it stands between two marks.
+JOINED = tiny_templates.QWEN2_CALLS.replace("call.function.arguments | tojson", "call.function.arguments")
+# As Qwen3-Coder: each argument by its name, which no text has.
+BY_NAME = tiny_templates.QWEN2_CALLS.replace(
+    "call.function.arguments | tojson", "call.function.arguments.items() | list | tojson"
+)
+# Whether it is a text, as Qwen3 asks.
+EITHER = tiny_templates.QWEN2_CALLS.replace(
+    "call.function.arguments | tojson",
+    "(call.function.arguments if call.function.arguments is string else call.function.arguments | tojson)",
+)
+
+
+def call(arguments: Any) -> dict[str, Any]:
+    return {"id": "1", "type": "function", "function": {"name": "add", "arguments": arguments}}
+
+
+def row(*arguments: Any) -> dict[str, Any]:
+    said = {"role": "assistant", "content": "", "tool_calls": [call(each) for each in arguments]}
+    return {"messages": [ASKED, said]}
+
+
+def encoded(
+    folder: Path, template: str, data: dict[str, Any], kind: str = "qwen2"
+) -> tuple[dict[str, Any], Encoder, str]:
+    base = tiny.cached(kind)
+    tokenizer = load_tokenizer(str(base), None)
+    tokenizer.chat_template = template
+    encode = Encoder(training.resolved(base, training.write_data(folder, [data])), tokenizer)
+    made = encode(0, 1, data)
+    ids = [token for token, label in zip(made["input_ids"], made["labels"], strict=True) if label != -100]
+    return dict(made), encode, tokenizer.decode(ids)
+
+
+@pytest.mark.parametrize(
+    ("template", "kind", "said"),
+    [
+        ("QWEN2_CALLS", "qwen2", '{"name": "add", "arguments": {"a": 2}}'),
+        ("QWEN3_CALLS", "qwen3", '{"name": "add", "arguments": {"a": 2}}'),
+        ("LLAMA_3_CALLS", "llama-bpe", '{"name": "add", "parameters": {"a": 2}}'),
+    ],
+)
+def test_a_text_that_the_template_would_escape_is_read(tmp_path: Path, template: str, kind: str, said: str) -> None:
+    made, encode, trained = encoded(tmp_path, getattr(tiny_templates, template), row('{"a": 2}'), kind)
+    assert said in trained
+    assert made["messages"][1]["tool_calls"] == [call({"a": 2})]  # as verify and evaluate render it again
+    assert encode.notes == [ARGUMENTS_READ]
+    object_row, _, _ = encoded(tmp_path, getattr(tiny_templates, template), row({"a": 2}), kind)
+    assert made["input_ids"] == object_row["input_ids"] and made["labels"] == object_row["labels"]
+
+
+@pytest.mark.parametrize("template", [JOINED, EITHER])
+def test_a_text_that_the_template_writes_as_it_stands_stays(tmp_path: Path, template: str) -> None:
+    made, encode, trained = encoded(tmp_path, template, row('{"a":2}'))
+    assert '"arguments": {"a":2}}' in trained  # with the dataset's own spaces
+    assert made["messages"][1]["tool_calls"] == [call('{"a":2}')]
+    assert encode.notes == []
+
+
+def test_a_template_that_takes_no_text_gets_the_object(tmp_path: Path) -> None:
+    made, _, trained = encoded(tmp_path, BY_NAME, row('{"a": 2}'))
+    assert '[["a", 2]]' in trained
+    assert made["messages"][1]["tool_calls"] == [call({"a": 2})]
+
+
+@pytest.mark.parametrize(("text", "written"), [("{}", "{}"), ("", "{}"), ('{"t": "ä \\"q\\""}', '{"t": "ä \\"q\\""}')])
+def test_no_arguments_and_quotes_within_them(tmp_path: Path, text: str, written: str) -> None:
+    """`{}` stands in its own escaped form, so the text of the row alone would not tell what the template does."""
+    _, _, trained = encoded(tmp_path, tiny_templates.QWEN2_CALLS, row('{"a": 2}', text))
+    assert f'"arguments": {written}}}' in trained
+
+
+@pytest.mark.parametrize("text", ['{"a": 2', '{"a": 2, "a": 3}'])
+def test_a_broken_text_is_refused(tmp_path: Path, text: str) -> None:
+    with pytest.raises(Refused) as caught:
+        encoded(tmp_path, tiny_templates.QWEN2_CALLS, row(text))
+    assert caught.value.error["code"] == "bad_row"
+    assert "arguments" in caught.value.error["message"] and "line 1 of" in caught.value.error["message"]
+
+
+@pytest.mark.parametrize("value", ["add 2", "[1]", 4])
+def test_what_is_no_object_stays(tmp_path: Path, value: Any) -> None:
+    made, encode, _ = encoded(tmp_path, tiny_templates.QWEN2_CALLS, row(value))
+    assert made["messages"][1]["tool_calls"] == [call(value)]
+    assert encode.notes == []
+
+
+def test_tools_that_are_json_text_are_those_that_are_not(tmp_path: Path) -> None:
+    template = "{{- (tools or []) | map(attribute='function.name') | join(' ') -}}" + tiny_templates.QWEN2_CALLS
+    data = row({"a": 2}) | {"tools": json.dumps([TOOL])}
+    made, _, _ = encoded(tmp_path, template, data)
+    assert made["tools"] == [TOOL]
+    assert made["rendered"].startswith("add<|im_start|>")
+
+
+def test_rows_are_changed_in_the_example_alone(tmp_path: Path) -> None:
+    data = row('{"a": 2}')
+    encoded(tmp_path, tiny_templates.QWEN2_CALLS, data)
+    assert data == row('{"a": 2}')
