@@ -7165,7 +7165,7 @@ class Keeper:
 
     def try_to_keep(self, *, last: bool = False) -> None:
         """Stores what is new. A failure does not end the training: it is reported, and tried again a minute later with
-        more room."""
+        more room. The last time it is tried again at once."""
         if time.monotonic() < self.not_before and not last:
             return
         try:
@@ -7174,6 +7174,14 @@ class Keeper:
             self.not_before = time.monotonic() + KEEP_AGAIN_SECONDS
             tell("note", text=f"could not be kept, and will be tried again: {error}")
             self.prune(1)
+            if last:
+                self.keep_in_room()
+
+    def keep_in_room(self) -> None:
+        try:
+            self.keep()
+        except OSError as error:
+            tell("note", text=f"could not be kept: {error}")
 
     def keep(self) -> None:
         complete = [path for path in numbered(self.work / "checkpoints") if is_complete(path)]

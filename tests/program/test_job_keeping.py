@@ -172,6 +172,31 @@ def test_a_full_disk_makes_room_and_is_tried_again(
     assert _kept_steps(kept) == [4, 6]
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="Linux has it")
+def test_the_last_checkpoint_is_tried_again_in_the_room_that_was_made(work: Path, kept: Path) -> None:
+    """A job that ends has no later turn, and the steps since the checkpoint before would be lost."""
+    keeper = Keeper(work, kept, None)
+    for step in (2, 4):
+        _checkpoint(work, step)
+        keeper.try_to_keep()
+    (kept / "checkpoints" / "checkpoint-6").mkdir()
+    (kept / "checkpoints" / "checkpoint-6" / "optimizer.pt").symlink_to("/dev/full")
+    _checkpoint(work, 6)
+    keeper.try_to_keep(last=True)
+    assert _kept_steps(kept) == [4, 6]
+
+
+def test_a_bucket_that_takes_nothing_does_not_end_the_job(
+    work: Path, kept: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _checkpoint(work, 2)
+    shutil.rmtree(kept)
+    kept.write_text("no folder")
+    Keeper(work, kept, None).try_to_keep(last=True)
+    said = capsys.readouterr().out
+    assert said.count("could not be kept") == 2 and said.count("will be tried again") == 1
+
+
 # --- Going on ---
 
 
