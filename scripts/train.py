@@ -5213,6 +5213,7 @@ def score_trained_tokens_only(model: Any, *, fused: bool) -> None:
     import types
 
     import torch
+    from transformers.utils import ModelOutput
 
     head, config = model.get_output_embeddings(), model.config.get_text_config()
     names = ("final_logit_softcapping", "logit_scale", "logits_scaling", "lm_head_multiplier", "output_multiplier")
@@ -5245,7 +5246,7 @@ def score_trained_tokens_only(model: Any, *, fused: bool) -> None:
         aux_loss = getattr(outputs, "aux_loss", None)
         if aux_loss is None and kwargs.get("output_router_logits"):
             aux_loss = none.new_zeros(())  # this model's own forward pass has no balancing loss
-        return types.SimpleNamespace(
+        return ModelOutput(  # DistributedDataParallel finds in it which weights were used
             loss=None, log_probs=spread, entropy=none, is_top1=none, label_mask=mask, aux_loss=aux_loss
         )
 
@@ -6113,6 +6114,14 @@ class PictureCollator:
         return batch | tensors | self.pictures.token_types(ids * mask)
 
 
+def may_leave_unused(recipe: Recipe) -> bool:
+    """Whether a batch may use only a part of the weights that train: a row without pictures uses those of the language
+    model alone. To look for the unused ones takes time in every pass."""
+    parts = recipe.get("lora_parts") or ["language"]
+    outside = is_full(recipe) or parts != ["language"] or bool(recipe["modules_to_save"])
+    return bool(recipe.get("images")) and outside
+
+
 def trainer_arguments(recipe: Recipe, placement: Placement, folder: Path) -> Any:
     """All arguments. None is left to a default of TRL (1.16: bf16 on every device, checkpointing on, 1024 tokens)."""
     from trl import SFTConfig
@@ -6149,7 +6158,7 @@ def trainer_arguments(recipe: Recipe, placement: Placement, folder: Path) -> Any
         loss_type="nll",
         label_smoothing_factor=0.0,
         average_tokens_across_devices=True,
-        ddp_find_unused_parameters=False,  # every weight that trains is used in every pass
+        ddp_find_unused_parameters=may_leave_unused(recipe),
         ddp_broadcast_buffers=False,
         dataloader_num_workers=0,
         dataloader_drop_last=False,

@@ -4,6 +4,7 @@ were asked for."""
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from functools import cache
@@ -14,13 +15,15 @@ import pytest
 from PIL import Image
 
 import tiny_vision
-from picture_runs import write_rows, write_run
+import training
+from picture_runs import rows_of_colours, write_rows, write_run
 from skill_train.core.resources import train_program
 from skill_train.program.encode import Encoder
 from skill_train.program.events import Refused
 from skill_train.program.pictures.tokens import Pictures, keep_pictures
 from skill_train.program.split import IGNORED, rows_digest
 from skill_train.program.tokenizer import load_tokenizer
+from skill_train.program.trainer import trainer_arguments
 
 pytestmark = pytest.mark.slow
 
@@ -64,6 +67,53 @@ def test_the_tower_and_the_projector_train_by_choice(tmp_path: Path) -> None:
     targets = json.loads((run / "adapter" / "adapter_config.json").read_text())["target_modules"]
     assert sorted(targets) == ["model.visual.merger.mlp.0", "model.visual.merger.mlp.2"]
     assert _checks(run)["loss_falls"]["verdict"] == "pass"
+
+
+@pytest.mark.parametrize(
+    ("values", "unused"),
+    [
+        ({}, False),
+        ({"lora_parts": ["language"]}, False),
+        ({"lora_parts": ["language", "projector"]}, True),
+        ({"lora_parts": ["tower"]}, True),
+        ({"modules_to_save": ["merger"]}, True),
+        ({"finetuning_type": "full"}, True),
+    ],
+    ids=str,
+)
+def test_a_batch_without_pictures_may_leave_weights_of_the_tower_unused(
+    tmp_path: Path, values: dict[str, Any], unused: bool
+) -> None:
+    """DistributedDataParallel ends the training at the first one that it was not told of."""
+    plan = json.loads((write_run(tmp_path / "run", "qwen2-vl", **values) / "plan.json").read_text())
+    assert trainer_arguments(plan["recipe"], plan["placement"], tmp_path).ddp_find_unused_parameters is unused
+    plan["recipe"]["images"] = None
+    assert trainer_arguments(plan["recipe"], plan["placement"], tmp_path).ddp_find_unused_parameters is False
+
+
+@pytest.mark.torture
+@pytest.mark.real_python
+def test_two_processes_train_the_projector_on_batches_with_and_without_pictures(tmp_path: Path) -> None:
+    rows = rows_of_colours(tmp_path / "data")
+    data = training.write_data(
+        tmp_path / "data", [row | {"images": row["images"][: n % 2]} for n, row in enumerate(rows)]
+    )
+    split = {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 2, "num_processes": 2, "strategy": "ddp"}
+    run = write_run(
+        tmp_path / "run", "qwen2-vl", data=data, placement=split, lora_parts=["language", "projector"], max_steps=3
+    )
+    done = _launch(run)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+    assert len(training.metrics(run)) == 3
+    assert not list(run.rglob("*.part"))
+
+
+def _launch(run: Path) -> subprocess.CompletedProcess[str]:
+    """As `local` starts it."""
+    plan = json.loads((run / "plan.json").read_text())
+    command = [sys.executable, "-m", "accelerate.commands.launch", *plan["launch"]["arguments"], str(train_program())]
+    environment = os.environ | plan["launch"]["environment"]
+    return subprocess.run([*command, str(run / "plan.json")], env=environment, capture_output=True, text=True)
 
 
 def test_a_whole_model_has_the_limits_of_its_training(tmp_path: Path) -> None:

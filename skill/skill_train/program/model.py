@@ -97,6 +97,7 @@ def score_trained_tokens_only(model: Any, *, fused: bool) -> None:
     import types
 
     import torch
+    from transformers.utils import ModelOutput
 
     head, config = model.get_output_embeddings(), model.config.get_text_config()
     names = ("final_logit_softcapping", "logit_scale", "logits_scaling", "lm_head_multiplier", "output_multiplier")
@@ -129,7 +130,7 @@ def score_trained_tokens_only(model: Any, *, fused: bool) -> None:
         aux_loss = getattr(outputs, "aux_loss", None)
         if aux_loss is None and kwargs.get("output_router_logits"):
             aux_loss = none.new_zeros(())  # this model's own forward pass has no balancing loss
-        return types.SimpleNamespace(
+        return ModelOutput(  # DistributedDataParallel finds in it which weights were used
             loss=None, log_probs=spread, entropy=none, is_top1=none, label_mask=mask, aux_loss=aux_loss
         )
 
