@@ -7418,8 +7418,7 @@ def run(plan: Plan, folder: Path, *, resume: bool) -> None:
     named = plan.get("asked", {}).get("columns", True) is not None
     data = load_data(recipe, tokenizer, recorded_split(folder, checkpoint), pictures, named=named)
     event("data", **data["figures"])
-    write_rows(folder / "samples.jsonl", keep_pictures(data["train"][:SAMPLE_ROWS], pictures, folder))
-    write_rows(folder / "held_out.jsonl", keep_pictures(data["held_out"], pictures, folder))
+    keep_rows(data, pictures, folder)
 
     event("stage", text="loading the model")
     base = base_folder(recipe) if is_full(recipe) else None
@@ -7449,6 +7448,14 @@ def run(plan: Plan, folder: Path, *, resume: bool) -> None:
         )
         event("done", verdict=checks.verdict())
     trainer.accelerator.end_training()
+
+
+def keep_rows(data: Data, pictures: Pictures | None, folder: Path) -> None:
+    """Writes the first rows and those that never train, with their pictures: one process does, and none reads them."""
+    if not is_main_process():
+        return
+    write_rows(folder / "samples.jsonl", keep_pictures(data["train"][:SAMPLE_ROWS], pictures, folder))
+    write_rows(folder / "held_out.jsonl", keep_pictures(data["held_out"], pictures, folder))
 
 
 def load_pictures(recipe: Recipe, tokenizer: Any) -> Pictures | None:

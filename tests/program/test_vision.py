@@ -20,6 +20,7 @@ from picture_runs import rows_of_colours, write_rows, write_run
 from skill_train.core.resources import train_program
 from skill_train.program.encode import Encoder
 from skill_train.program.events import Refused
+from skill_train.program.main import keep_rows
 from skill_train.program.pictures.tokens import Pictures, keep_pictures
 from skill_train.program.split import IGNORED, rows_digest
 from skill_train.program.tokenizer import load_tokenizer
@@ -170,6 +171,20 @@ def test_a_picture_that_changes_during_the_training_ends_it(tmp_path: Path) -> N
     assert [*(tmp_path / "run").rglob("*.png")] == []
     [after] = encode.pictures.read(encode(0, 1, ROW))
     assert after.getpixel((0, 0)) == (0, 0, 0)
+
+
+@pytest.mark.parametrize(("rank", "kept"), [("0", ["images", "held_out.jsonl", "samples.jsonl"]), ("1", [])])
+def test_one_process_keeps_the_rows_and_their_pictures(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rank: str, kept: list[str]
+) -> None:
+    """Of two that write the same picture, one finds its unfinished file renamed by the other."""
+    write_rows(tmp_path, 1)
+    encode = _encoder("gemma3", tmp_path)
+    data: Any = {"train": [encode(0, 1, ROW)], "held_out": [encode(1, 2, ROW)]}
+    (tmp_path / "run").mkdir()
+    monkeypatch.setenv("RANK", rank)
+    keep_rows(data, encode.pictures, tmp_path / "run")
+    assert {path.name for path in (tmp_path / "run").iterdir()} == set(kept)
 
 
 @cache
