@@ -91,6 +91,32 @@ def test_figures_of_something_else_are_not_taken(
     assert token_stats.known_tokens(changed, tokenizer, **asked, max_length=30) is None  # type: ignore[arg-type]
 
 
+ON_THE_HUB = dataclasses.replace(DATA, source="me/tickets", fingerprint=None, revision="c" * 40)
+
+
+@pytest.mark.parametrize(
+    ("kept", "asked"),
+    [
+        ({"data_file": "a.jsonl"}, {"data_file": "b.jsonl"}),
+        ({"data_file": "a.jsonl"}, {}),
+        ({"data_config": "en"}, {"data_config": "fr"}),
+        ({}, {"data_config": "fr"}),
+    ],
+    ids=str,
+)
+def test_figures_of_another_part_of_a_dataset_on_the_hub_are_not_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kept: dict[str, str], asked: dict[str, str]
+) -> None:
+    """All have one commit."""
+    monkeypatch.setenv("SKILL_TRAIN_CACHE", str(tmp_path))
+    this, other = (dataclasses.replace(ON_THE_HUB, **part) for part in (kept, asked))  # type: ignore[arg-type]
+    token_stats.keep(this, "key", LENGTHS, split="train", loss_on=None)
+    found = [
+        token_stats.known_tokens(facts, "key", split="train", loss_on=None, max_length=30) for facts in (this, other)
+    ]
+    assert found == [token_stats.token_facts(LENGTHS, 30), None]
+
+
 def test_the_choice_of_the_plan_finds_what_was_counted_without_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

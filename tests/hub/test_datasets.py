@@ -213,7 +213,8 @@ def test_configurations_are_listed_and_not_chosen(hub: Hub, home: Path) -> None:
     hub.add("dataset", DATA, {"en.jsonl": _lines(3), "de.jsonl": _lines(4)}, info={"cardData": {"configs": configs}})
     error = _look(hub, home)["error"]
     assert (error["code"], error["exit_code"], error["expected"]) == ("bad_split", 2, "en, de")
-    assert _look(hub, home, data_config="de")["answer"]["facts"]["rows"] == 4
+    facts = _look(hub, home, data_config="de")["answer"]["facts"]
+    assert (facts["rows"], facts["data_config"]) == (4, "de")
 
 
 @pytest.mark.parametrize(

@@ -228,6 +228,8 @@ def _dataset_facts(inspection: Inspection) -> DatasetFacts:
         bytes=path.stat().st_size if path.is_file() else None,
         reason=inspection.detected.reason,
         revision=inspection.recipe.data_revision,
+        data_file=inspection.recipe.data_file,
+        data_config=inspection.recipe.data_config,
     )
 
 

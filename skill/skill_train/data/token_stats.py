@@ -253,7 +253,8 @@ def _tokens(size: float, turns: float) -> tuple[float, float]:
 
 
 def _cache_path(dataset: DatasetFacts, tokenizer: str | None, split: str, loss_on: str | None) -> Path | None:
-    rows = dataset.fingerprint or (f"{dataset.source}@{dataset.revision}" if dataset.revision else None)
+    on_hub = [dataset.source, dataset.revision, dataset.data_file, dataset.data_config] if dataset.revision else None
+    rows = dataset.fingerprint or on_hub
     if rows is None or tokenizer is None:
         return None
     whole = loss_on == "all" or (loss_on is None and dataset.format == "text")

@@ -105,6 +105,7 @@ def inspect_dataset(recipe: Recipe, find_format: FindFormat, *, pictures: bool =
         revision=files.commit,
         data_file=None if file is None else file.name,
         rows_read=None if read.whole else len(read.rows),
+        data_config=recipe.data_config,
     )
     found = None
     if pictures:
