@@ -1381,15 +1381,9 @@ def from_pair(data_format: str, value: Callable[[str], Any]) -> list[Message]:
 
 ROLES = ("system", "developer", "user", "assistant", "tool", "function", "ipython", "observation", "environment")
 SHAREGPT_ROLES = {
-    "human": "user",
-    "user": "user",
-    "gpt": "assistant",
-    "assistant": "assistant",
-    "chatgpt": "assistant",
-    "model": "assistant",
-    "system": "system",
-    "tool": "tool",
-}
+    "human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant", "chatgpt": "assistant",
+    "model": "assistant", "system": "system", "tool": "tool",
+}  # fmt: skip
 
 
 def system_message(text: Any) -> list[Message]:
@@ -1397,12 +1391,17 @@ def system_message(text: Any) -> list[Message]:
     return [{"role": "system", "content": text_of(text, "system")}] if text else []
 
 
+def speaker_of(turn: Row) -> str | None:
+    """The role of a turn of ShareGPT; None for an unknown one."""
+    return SHAREGPT_ROLES.get(str(turn.get("from")).lower())
+
+
 def from_sharegpt(turns: Any, system: Any) -> list[Message]:
     if not isinstance(turns, list):
         raise bad_row("conversations is not a list", '[{"from", "value"}, …]', repr(turns))
     messages = system_message(system)
     for turn in turns:
-        role = SHAREGPT_ROLES.get(str(turn.get("from")).lower()) if isinstance(turn, dict) else None
+        role = speaker_of(turn) if isinstance(turn, dict) else None
         if role is None:
             raise Refused(
                 "a turn has an unknown speaker", code="unknown_role", expected="from: human or gpt", got=repr(turn)[:80]
@@ -2877,7 +2876,7 @@ def lifted_message(message: dict[str, Any], waiting: list[PictureSource], pictur
             lifted[key] = lifted_text(content, waiting, pictures)
         elif isinstance(content, list):
             lifted[key] = "".join(lifted_part(part, waiting, pictures) for part in content)
-    if len(pictures) > before and "assistant" in (message.get("role"), SHAREGPT_ROLES.get(str(message.get("from")))):
+    if len(pictures) > before and "assistant" in (message.get("role"), speaker_of(message)):
         raise picture_in_answer(message)
     return lifted
 
@@ -2961,9 +2960,7 @@ def before_first_question(lifted: Row, columns: dict[str, str], count: int) -> R
         if isinstance(value, str):
             return lifted | {columns[name]: PICTURE * count + value}
         for index, message in enumerate(value if isinstance(value, list) else []):
-            if isinstance(message, dict) and (
-                message.get("role") == "user" or message.get("from") in ("human", "user")
-            ):
+            if isinstance(message, dict) and "user" in (message.get("role"), speaker_of(message)):
                 key = "content" if "content" in message else "value"
                 changed = message | {key: PICTURE * count + str(message.get(key) or "")}
                 return lifted | {columns[name]: [*value[:index], changed, *value[index + 1 :]]}

@@ -14,6 +14,7 @@ from skill_train.program.examples import to_example
 from skill_train.recipe.formats import DetectedFormat
 
 USER, BOT = {"role": "user", "content": "2+2?"}, {"role": "assistant", "content": "4"}
+ASKED = {"role": "user", "content": "What is two and two?"}
 CALL = {"role": "assistant", "tool_calls": [{"type": "function", "function": {"name": "add", "arguments": {"a": 2}}}]}
 ANSWER = {"role": "tool", "name": "add", "content": "4"}
 CHAT = DetectedFormat("messages", {"messages": "messages"}, "")
@@ -29,6 +30,9 @@ ROWS: list[Any] = [
     (USER, BOT),
     [USER, {"role": "assistant", "content": ""}],
     [USER, {"role": "assistant", "content": " "}],
+    [ASKED, {"role": "assistant", "content": "\u3000"}],
+    [ASKED, {"role": "assistant", "content": "\u00a0\u00a0"}],
+    [{"role": "user", "content": "\u3000"}, {"role": "assistant", "content": "Four, I think."}],
     [USER, {"role": "assistant", "content": None}],
     [USER, {"role": "assistant", "content": 4}],
     [USER, {"role": "assistant"}],

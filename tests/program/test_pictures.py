@@ -20,7 +20,7 @@ from picture_bytes import encoded, header
 from skill_train.program.events import Refused
 from skill_train.program.examples import to_example
 from skill_train.program.pictures.decode import PictureSize, picture_digest, picture_size, read_picture
-from skill_train.program.pictures.find import lift_pictures, picture_parts, source_of_part
+from skill_train.program.pictures.find import PICTURE, lift_pictures, picture_parts, source_of_part
 from skill_train.program.pictures.tokens import Pictures
 
 RED, GREEN = (255, 0, 0), (0, 128, 0)
@@ -306,6 +306,22 @@ def test_a_picture_alone_is_a_question(content: Any) -> None:
     [asked, answered] = to_example(row, "messages", {"messages": "messages"})["messages"]
     assert (picture_parts(asked["content"]), answered["content"]) == ([{"type": "image"}], "A cat.")
     assert pictures == ["a.png"]
+
+
+SPOKEN = {"conversations": "conversations", "images": "images"}
+
+
+@pytest.mark.parametrize(("asks", "answers"), [("human", "gpt"), ("Human", "GPT"), ("USER", "Assistant")])
+def test_speakers_are_those_of_the_training(asks: str, answers: str) -> None:
+    turns = [{"from": asks, "value": "What?"}, {"from": answers, "value": "A cat."}]
+    row = {"conversations": turns, "images": ["a.png"]}
+    lifted, pictures = lift_pictures(row, SPOKEN)
+    [asked, answered] = to_example(lifted, "sharegpt", {"conversations": "conversations"})["messages"]
+    assert (asked["role"], asked["content"], answered["role"]) == ("user", f"{PICTURE}What?", "assistant")
+    assert pictures == ["a.png"]
+    turns[1]["value"] = "This: <image>"
+    with pytest.raises(Refused, match="an answer holds a picture"):
+        lift_pictures(row, SPOKEN)
 
 
 @pytest.mark.parametrize("answer", ["", " \n", None, [], [{"type": "text", "text": " "}]])

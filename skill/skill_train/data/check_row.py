@@ -156,7 +156,7 @@ def _usual(messages: Any, pictures: bool) -> Checked | None:
         role, content = message.get("role"), message.get("content")
         if type(role) is not str or type(content) is not str or not content or _may_be_media(content):
             return None
-        if pictures and PICTURE in content:
+        if content.isspace() or (pictures and PICTURE in content):
             return None
         size += len(content) if content.isascii() else len(content.encode("utf-8"))
         roles.append(role)

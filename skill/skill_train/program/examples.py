@@ -130,15 +130,9 @@ def from_pair(data_format: str, value: Callable[[str], Any]) -> list[Message]:
 
 ROLES = ("system", "developer", "user", "assistant", "tool", "function", "ipython", "observation", "environment")
 SHAREGPT_ROLES = {
-    "human": "user",
-    "user": "user",
-    "gpt": "assistant",
-    "assistant": "assistant",
-    "chatgpt": "assistant",
-    "model": "assistant",
-    "system": "system",
-    "tool": "tool",
-}
+    "human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant", "chatgpt": "assistant",
+    "model": "assistant", "system": "system", "tool": "tool",
+}  # fmt: skip
 
 
 def system_message(text: Any) -> list[Message]:
@@ -146,12 +140,17 @@ def system_message(text: Any) -> list[Message]:
     return [{"role": "system", "content": text_of(text, "system")}] if text else []
 
 
+def speaker_of(turn: Row) -> str | None:
+    """The role of a turn of ShareGPT; None for an unknown one."""
+    return SHAREGPT_ROLES.get(str(turn.get("from")).lower())
+
+
 def from_sharegpt(turns: Any, system: Any) -> list[Message]:
     if not isinstance(turns, list):
         raise bad_row("conversations is not a list", '[{"from", "value"}, …]', repr(turns))
     messages = system_message(system)
     for turn in turns:
-        role = SHAREGPT_ROLES.get(str(turn.get("from")).lower()) if isinstance(turn, dict) else None
+        role = speaker_of(turn) if isinstance(turn, dict) else None
         if role is None:
             raise Refused(
                 "a turn has an unknown speaker", code="unknown_role", expected="from: human or gpt", got=repr(turn)[:80]

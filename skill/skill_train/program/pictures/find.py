@@ -7,7 +7,7 @@ import re
 from typing import Any
 
 from skill_train.program.events import Refused
-from skill_train.program.examples import ANSWERS, SHAREGPT_ROLES, Example, Row, bad_row, media_mark
+from skill_train.program.examples import ANSWERS, Example, Row, bad_row, media_mark, speaker_of
 from skill_train.program.pictures.decode import PICTURE_HINT, PictureSource
 
 PICTURE = "\ufffc"  # U+FFFC, object replacement character: stands for a picture in the text of a message
@@ -96,7 +96,7 @@ def lifted_message(message: dict[str, Any], waiting: list[PictureSource], pictur
             lifted[key] = lifted_text(content, waiting, pictures)
         elif isinstance(content, list):
             lifted[key] = "".join(lifted_part(part, waiting, pictures) for part in content)
-    if len(pictures) > before and "assistant" in (message.get("role"), SHAREGPT_ROLES.get(str(message.get("from")))):
+    if len(pictures) > before and "assistant" in (message.get("role"), speaker_of(message)):
         raise picture_in_answer(message)
     return lifted
 
@@ -180,9 +180,7 @@ def before_first_question(lifted: Row, columns: dict[str, str], count: int) -> R
         if isinstance(value, str):
             return lifted | {columns[name]: PICTURE * count + value}
         for index, message in enumerate(value if isinstance(value, list) else []):
-            if isinstance(message, dict) and (
-                message.get("role") == "user" or message.get("from") in ("human", "user")
-            ):
+            if isinstance(message, dict) and "user" in (message.get("role"), speaker_of(message)):
                 key = "content" if "content" in message else "value"
                 changed = message | {key: PICTURE * count + str(message.get(key) or "")}
                 return lifted | {columns[name]: [*value[:index], changed, *value[index + 1 :]]}
