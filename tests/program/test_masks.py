@@ -132,6 +132,15 @@ def test_answers_in_the_prompt_of_a_conversational_row_are_not_trained(tmp_path:
     assert [tokenizer.decode(ids) for ids in _runs(encoded)] == ["Six, so 4 + 2 = 6.<end_of_turn>"]
 
 
+def test_a_prompt_without_a_question_is_trained_as_its_messages_are(tmp_path: Path) -> None:
+    """It is a pair, and one without text that could be rendered already."""
+    system, answer = TURNS[0], TURNS[2]
+    pair, tokenizer = _encoded(tmp_path, "gemma", {"prompt": [system, TURNS[2]], "completion": [answer]})
+    assert [tokenizer.decode(ids).strip() for ids in _runs(pair)] == ["Four.<end_of_turn>"]
+    talk, _ = _encoded(tmp_path, "gemma", {"messages": [system, TURNS[2], answer]})
+    assert pair["input_ids"] == talk["input_ids"]
+
+
 # --- Plain text ---
 
 

@@ -356,8 +356,9 @@ class Encoder:
         return rendered, [(len(example["prompt"]), len(rendered))]
 
     def require_unrendered(self, messages: list[Message]) -> None:
-        """Refuses a question that was already rendered with the template: it would be rendered twice."""
-        question = next(message["content"] for message in messages if message["role"] == "user")
+        """Refuses a question that was already rendered with the template: it would be rendered twice. Messages as a
+        prompt may have none."""
+        question = next((message["content"] for message in messages if message["role"] == "user"), "")
         mark = next((mark for mark in self.template_marks() if mark in question), None)
         if mark is not None:
             raise Refused(
