@@ -273,6 +273,32 @@ def test_rows_that_are_too_large_to_look_at(hub: Hub, home: Path) -> None:
     assert (error["code"], error["exit_code"]) == ("unreadable_dataset", 2)
 
 
+@pytest.mark.parametrize("ending", ["jsonl", "csv"])
+def test_a_first_row_that_is_larger_than_the_start_is_read_to_its_end(hub: Hub, home: Path, ending: str) -> None:
+    """9 rows of a megabyte."""
+    text = "word " * 200_000
+    lines = [json.dumps({"text": text}) if ending == "jsonl" else text for _ in range(9)]
+    data = "\n".join([*(["text"] if ending == "csv" else []), *lines, ""]).encode()
+    hub.add("dataset", DATA, {f"train.{ending}": data})
+    looked = _look(hub, home)["answer"]
+    assert looked["first"][0] == {"text": text}
+    assert looked["facts"]["rows"] == pytest.approx(9, abs=1)
+    assert hub.sent("resolve") < 5_000_000
+
+
+def test_a_first_row_of_more_bytes_than_are_read_is_said_to_be_too_large(hub: Hub, home: Path) -> None:
+    hub.add("dataset", DATA, {"train.jsonl": json.dumps({"text": "x" * 40_000_000}).encode() + b"\n"})
+    error = _look(hub, home)["error"]
+    assert (error["code"], error["exit_code"]) == ("unreadable_dataset", 2)
+    assert "too large to inspect" in error["message"]
+    assert hub.sent("resolve") < 32_000_000
+
+
+def test_an_empty_first_file_is_passed_over(hub: Hub, home: Path) -> None:
+    hub.add("dataset", DATA, {"train-0.jsonl": b"", "train-1.jsonl": _lines(10_000, 1000)})
+    assert _look(hub, home)["answer"]["facts"]["rows"] == pytest.approx(10_000, rel=0.01)
+
+
 @pytest.mark.parametrize(
     "names",
     [

@@ -17,6 +17,7 @@ from skill_train.recipe.fields import Recipe
 
 SMALL_BYTES = 8_000_000  # text files up to this size together are read whole, so their rows are counted
 _START_BYTES = 512_000  # of a larger one
+_MORE = 7  # times as many as were read, where they hold no whole row
 _MOST_BYTES = 32_000_000  # for all that is read to look at one dataset
 _MOST_PICTURE_BYTES = 320_000_000  # the same, where rows hold pictures: datasets writes them in pieces of 100 rows
 PICTURE_ROWS_BYTES = 16_000_000  # of such rows
@@ -65,9 +66,12 @@ def first_of(recipe: Recipe, files: SplitFiles, configuration: Configuration) ->
         texts = ((name, budget.read(files, name)) for name in files.names)
         numbered = [each for name, text in texts for each in first_rows.numbered(text, name, whole=True)]
         return ReadRows(len(numbered), "counted", numbered, True)
-    name = files.names[0]
-    start = budget.read(files, name, 0, min(_START_BYTES, files.sizes[name]))
-    numbered = first_rows.numbered(start, name, whole=len(start) == files.sizes[name])
+    name = next(name for name in files.names if files.sizes[name])
+    start, numbered = b"", list[tuple[int, Row]]()
+    while not numbered and len(start) < files.sizes[name]:
+        more = _MORE * len(start) or _START_BYTES  # while the first row goes on
+        start += budget.read(files, name, len(start), min(more, files.sizes[name] - len(start)))
+        numbered = first_rows.numbered(start, name, whole=len(start) == files.sizes[name])
     if stated is not None:
         return ReadRows(stated, "as the dataset's card says", numbered, False)
     estimate = round(len(numbered) * files.bytes / len(start))
