@@ -273,6 +273,40 @@ def test_rows_that_are_too_large_to_look_at(hub: Hub, home: Path) -> None:
     assert (error["code"], error["exit_code"]) == ("unreadable_dataset", 2)
 
 
+def test_a_dataset_with_a_program_is_refused_and_can_be_read_in_other_ways(hub: Hub, home: Path) -> None:
+    """`datasets` 5 loads no dataset whose repository has a program of its name."""
+    files = {"tickets.py": b"import datasets\n", "train.jsonl": _lines(7), "helper.py": b""}
+    repository = hub.add("dataset", DATA, files)
+    repository.branches["refs/convert/parquet"] = {"default/train/0000.parquet": _parquet(12)}
+    error = _look(hub, home)["error"]
+    assert (error["code"], error["exit_code"], error["got"]) == ("unreadable_dataset", 2, "tickets.py")
+    assert "data_file: train.jsonl" in error["hint"] and "data_revision: refs/convert/parquet" in error["hint"]
+    assert _look(hub, home, data_file="train.jsonl")["answer"]["facts"]["rows"] == 7
+    assert _look(hub, home, data_revision="refs/convert/parquet")["answer"]["facts"]["rows"] == 12
+    hub.add("dataset", "me/plain", {"helper.py": b"", "train.jsonl": _lines(7)})
+    assert _look(hub, home, data="me/plain")["answer"]["facts"]["rows"] == 7
+
+
+def test_the_library_refuses_a_program_in_our_words(hub: Hub, tmp_path: Path) -> None:
+    pytest.importorskip("datasets")
+    hub.add("dataset", DATA, {"tickets.py": b"import datasets\n", "train.jsonl": _lines(7)})
+    program = f"""
+import datasets
+from skill_train.core.errors import UsageError
+from skill_train.hub.dataset_library import within_limits
+try:
+    with within_limits({DATA!r}):
+        datasets.load_dataset({DATA!r}, split="train")
+except UsageError as error:
+    print(error.code, error.got)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, env=hub.environment(tmp_path / "home")
+    )
+    said = "unreadable_dataset Dataset scripts are no longer supported, but found tickets.py"
+    assert done.stdout.splitlines()[-1:] == [said], done.stderr
+
+
 @pytest.mark.parametrize("ending", ["jsonl", "csv"])
 def test_a_first_row_that_is_larger_than_the_start_is_read_to_its_end(hub: Hub, home: Path, ending: str) -> None:
     """9 rows of a megabyte."""

@@ -87,7 +87,7 @@ def _explained(resource: HubResource, question: Callable[[], Any]) -> Any:
             raise cause from None
         if isinstance(error, DatasetNotFoundError):
             raise _not_found(resource, str(error)) from None
-        if isinstance(error, DatasetsError):
+        if isinstance(error, DatasetsError) or str(error).startswith("Dataset scripts are no longer"):
             raise _unreadable(resource, error) from None
         if isinstance(error, ValueError) and str(error).startswith(("Unknown split", "BuilderConfig", "Config name")):
             raise _no_such_part(resource, error) from None

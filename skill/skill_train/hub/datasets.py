@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Sequence
+import shlex
+from collections.abc import Collection, Container, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -156,6 +157,7 @@ def _files(recipe: Recipe) -> tuple[SplitFiles, Configuration]:
             return SplitFiles(recipe.data, info.sha, info.sha, [recipe.data_file], sizes), Configuration(
                 "default", {}, {}
             )
+        _require_no_program(recipe.data, sizes)
         configuration = dataset_card.configuration(card, sizes, chosen=recipe.data_config, dataset=recipe.data)
         split = dataset_card.parts(recipe.split)[0]
         if not configuration.files and recipe.data_revision is None:  # the copy is made from the newest commit
@@ -175,6 +177,25 @@ def _name_row_files(error: UsageError, files: SplitFiles) -> None:
             f"join the rows of {', '.join(named[:4])}{more} into one file of the repository, or train on one of them: "
             f"data_file: {named[0]} in the recipe"
         )
+
+
+def _require_no_program(dataset: str, sizes: Collection[str]) -> None:
+    """Refuses what the training could not load: `datasets` 5 runs no program of a repository, and reads nothing else
+    of one that has it."""
+    program = f"{dataset.rpartition('/')[2]}.py"
+    if program not in sizes:
+        return
+    rows = next((name for name in sorted(sizes) if name.endswith(dataset_card.ROW_FILES)), None)
+    raise UsageError(
+        f"{dataset} is loaded by a program in its repository, which datasets does not run any more",
+        code="unreadable_dataset",
+        expected="a dataset of files of rows",
+        got=program,
+        hint="data_revision: refs/convert/parquet in the recipe reads the Hub's own copy in Parquet, if it has one"
+        if rows is None
+        else f"data_file: {shlex.quote(rows)} in the recipe reads this file alone, and data_revision: "
+        "refs/convert/parquet the Hub's own copy in Parquet, if it has one",
+    )
 
 
 def _require_file(name: str, sizes: Container[str], dataset: str) -> None:
