@@ -188,6 +188,7 @@ class DatasetFacts:
         picture_tokens: None where there are no pictures, or the model's image processor is unknown.
         data_file: the file of rows on the Hub that has its pictures beside it; None for other data.
         rows_read: how many of the first rows were read to know this; None where all were.
+        rows_estimated: how the number of rows was estimated; None where it is known.
         data_config: the configuration of a dataset on the Hub that the recipe names; None for its only one.
     """
 
@@ -213,6 +214,7 @@ class DatasetFacts:
     picture_tokens: PictureTokenFacts | None = None
     data_file: str | None = None
     rows_read: int | None = None
+    rows_estimated: str | None = None
     data_config: str | None = None
 
 

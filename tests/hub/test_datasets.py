@@ -97,6 +97,7 @@ def test_the_start_of_a_large_file_is_enough(hub: Hub, home: Path) -> None:
     hub.add("dataset", DATA, {"train.jsonl": data}, info=info)
     looked = _look(hub, home)["answer"]
     assert (looked["facts"]["rows"], _basis(looked)) == (20_000, "as the dataset's card says")
+    assert looked["facts"]["rows_estimated"] is None
     assert looked["facts"]["bytes"] == len(data)
     assert hub.sent("resolve") == 512_000
 
@@ -107,6 +108,10 @@ def test_without_a_card_the_rows_of_a_large_file_are_estimated_and_said_to_be(hu
     assert looked["facts"]["rows"] == pytest.approx(20_000, rel=0.01)
     assert _basis(looked) == "estimated from the first 0.5 of 21 MB"
     assert looked["facts"]["reason"].endswith("rows estimated from the first 0.5 of 21 MB")
+    assert looked["facts"]["rows_estimated"] == "estimated from the first 0.5 of 21 MB"
+    assert _look(hub, home, split="train[:10%]")["answer"]["facts"]["rows_estimated"] is not None
+    exact = _look(hub, home, split="train[:500]")["answer"]["facts"]
+    assert (exact["rows"], exact["rows_estimated"]) == (500, None)
 
 
 def test_parquet_is_read_in_parts(hub: Hub, home: Path) -> None:

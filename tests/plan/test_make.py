@@ -281,6 +281,22 @@ def test_steps_from_epochs(rows: int, epochs: float, batch: int, steps: int) -> 
     assert f"{epochs:g} epochs" in _reason(plan, "max_steps")
 
 
+def test_a_number_of_rows_that_is_estimated_is_said_to_be() -> None:
+    """An earlier or later stop is a part of what is decided on: 950 of 1000 rows train."""
+    estimated = dataclasses.replace(CHAT, rows=1000, rows_estimated="estimated from the first 0.5 of 21 MB")
+    said = [
+        _reason(_plan(dataset=dataset, effective_batch_size=16, **recipe), decided)
+        for dataset in (estimated, dataclasses.replace(CHAT, rows=1000))
+        for decided, recipe in (("max_steps", {"num_train_epochs": 1}), ("epochs", {"max_steps": 50}))
+    ]
+    assert said == [
+        "about 950 training rows (estimated from the first 0.5 of 21 MB) x 1 epochs / 16 rows a step",
+        "50 steps x 16 rows / about 950 training rows (estimated from the first 0.5 of 21 MB)",
+        "950 training rows x 1 epochs / 16 rows a step",
+        "50 steps x 16 rows / 950 training rows",
+    ]
+
+
 @pytest.mark.parametrize(
     ("rows", "epochs", "steps"),
     [

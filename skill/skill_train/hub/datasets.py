@@ -106,6 +106,9 @@ def inspect_dataset(recipe: Recipe, find_format: FindFormat, *, pictures: bool =
         revision=files.commit,
         data_file=None if file is None else file.name,
         rows_read=None if read.whole else len(read.rows),
+        rows_estimated=read.basis
+        if read.estimated and (file is not None or _follows(recipe.split, read.total))
+        else None,
         data_config=recipe.data_config,
     )
     found = None
@@ -166,6 +169,11 @@ def _files(recipe: Recipe) -> tuple[SplitFiles, Configuration]:
                 return SplitFiles(recipe.data, info.sha, _CONVERTED, list(copy), copy), configuration
         names = dataset_card.split_files(configuration, split, dataset=recipe.data)
         return SplitFiles(recipe.data, info.sha, info.sha, names, sizes), configuration
+
+
+def _follows(split: str, rows: int) -> bool:
+    """Whether the rows of a slice follow from those of its split; of `train[:500]` they do not."""
+    return dataset_card.sliced(split, rows) != dataset_card.sliced(split, 2 * rows)
 
 
 def _name_row_files(error: UsageError, files: SplitFiles) -> None:

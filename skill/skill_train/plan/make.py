@@ -230,11 +230,11 @@ def _resolve(recipe: Recipe, model: ModelFacts, dataset: DatasetFacts, reasons: 
     if recipe.max_steps is None:
         passes, passes_text, source = _epochs(recipe, dataset.rows)
         values["max_steps"] = max(1, math.ceil(round(rows * passes, 6) / recipe.effective_batch_size))
-        why = f"{rows} training rows x {passes_text} / {recipe.effective_batch_size} rows a step"
+        why = f"{_training_rows(rows, dataset)} x {passes_text} / {recipe.effective_batch_size} rows a step"
         _because(reasons, "max_steps", values["max_steps"], why, source)
     elif rows:
         epochs = recipe.max_steps * recipe.effective_batch_size / rows
-        why = f"{recipe.max_steps} steps x {recipe.effective_batch_size} rows / {rows} training rows"
+        why = f"{recipe.max_steps} steps x {recipe.effective_batch_size} rows / {_training_rows(rows, dataset)}"
         _because(reasons, "epochs", round(epochs, 2), why, "recipe")
     _require_feedable(values["max_steps"], recipe)
     if recipe.warmup_steps is None:
@@ -247,6 +247,12 @@ def _resolve(recipe: Recipe, model: ModelFacts, dataset: DatasetFacts, reasons: 
             hint="use the original model; load_in_4bit: true quantizes it while training (QLoRA)",
         )
     return ResolvedRecipe(**{key: values[key] for key in ResolvedRecipe.__struct_fields__})
+
+
+def _training_rows(rows: int, dataset: DatasetFacts) -> str:
+    if dataset.rows_estimated is None:
+        return f"{rows} training rows"
+    return f"about {rows} training rows ({dataset.rows_estimated})"
 
 
 def _epochs(recipe: Recipe, rows: int) -> tuple[float, str, str]:

@@ -25,6 +25,7 @@ PICTURE_ROWS = 16  # of pictures in files: each is a request
 FIRST_ROWS = 200
 _MOST_FOOTERS = 16
 _PAGE_BYTES = 262_144
+_ESTIMATED = "estimated"
 
 
 class ReadRows(NamedTuple):
@@ -40,6 +41,11 @@ class ReadRows(NamedTuple):
     basis: str
     numbered: list[tuple[int, Row]]
     whole: bool
+
+    @property
+    def estimated(self) -> bool:
+        """Whether `total` is no count, and no statement of the card."""
+        return self.basis.startswith(_ESTIMATED)
 
     @property
     def rows(self) -> list[Row]:
@@ -75,7 +81,7 @@ def first_of(recipe: Recipe, files: SplitFiles, configuration: Configuration) ->
     if stated is not None:
         return ReadRows(stated, "as the dataset's card says", numbered, False)
     estimate = round(len(numbered) * files.bytes / len(start))
-    basis = f"estimated from the first {len(start) / 1e6:.1f} of {files.bytes / 1e6:.0f} MB"
+    basis = f"{_ESTIMATED} from the first {len(start) / 1e6:.1f} of {files.bytes / 1e6:.0f} MB"
     return ReadRows(estimate, basis, numbered, False)
 
 
@@ -153,7 +159,7 @@ def _footer_rows(files: SplitFiles, stated: int | None, opened: Callable[[str], 
     if len(files.names) <= _MOST_FOOTERS:
         return rows, "counted in the files' footers", first
     estimate = round(rows * files.bytes / sum(files.sizes[name] for name in files.names[:_MOST_FOOTERS]))
-    return estimate, f"estimated from {_MOST_FOOTERS} of {len(files.names)} files", first
+    return estimate, f"{_ESTIMATED} from {_MOST_FOOTERS} of {len(files.names)} files", first
 
 
 def _first_rows(footer: Any) -> int:
