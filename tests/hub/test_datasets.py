@@ -312,6 +312,25 @@ except UsageError as error:
     assert done.stdout.splitlines()[-1:] == [said], done.stderr
 
 
+@pytest.mark.parametrize(
+    ("split", "refused"),
+    [("train", True), ("train[:3]", True), ("train[2:]", True), ("train[:2]", False), ("train[3:]", False)],
+)
+def test_a_row_that_the_training_refuses_is_refused_with_its_line(
+    hub: Hub, home: Path, split: str, refused: bool
+) -> None:
+    """As of the same rows in a file here; of a slice the rows that it has."""
+    rows = [{"prompt": f"question {n}", "completion": "  " if n == 2 else "x"} for n in range(5)]
+    hub.add("dataset", DATA, {"train.jsonl": b"".join(json.dumps(row).encode() + b"\n" for row in rows)})
+    looked = _look(hub, home, split=split)
+    assert ("error" in looked) is refused
+    if refused:
+        error = looked["error"]
+        assert (error["code"], error["exit_code"]) == ("bad_row", 2)
+        assert error["message"] == f"line 3 of {DATA}: completion is empty or not text"
+        assert f"skill-train data {DATA}" in error["hint"]
+
+
 @pytest.mark.parametrize("ending", ["jsonl", "csv"])
 def test_a_first_row_that_is_larger_than_the_start_is_read_to_its_end(hub: Hub, home: Path, ending: str) -> None:
     """9 rows of a megabyte."""

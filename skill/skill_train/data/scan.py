@@ -21,7 +21,7 @@ from skill_train.program.examples import Row, is_media
 from skill_train.program.pictures.beside import hub_file
 from skill_train.program.pictures.decode import PicturesDigest
 from skill_train.program.pictures.find import lift_pictures
-from skill_train.program.rows import Broken, canonical
+from skill_train.program.rows import SLICE, Broken, canonical
 from skill_train.recipe.fields import Recipe
 from skill_train.recipe.formats import (
     COLUMNS,
@@ -271,7 +271,7 @@ def first_format(
         whole: these are all rows. Otherwise a later one may have the pictures.
 
     Raises:
-        UsageError: the rows have no known format, or a column is missing.
+        UsageError: the rows have no known format, a column is missing, or training refuses a row.
     """
     names = dict.fromkeys(name for row in first for name in row)
     detected = complete(recipe, find_format(recipe, first[0], pictures=pictures), names)
@@ -282,12 +282,28 @@ def first_format(
     else:
         checked = ListedPictures(hub_file(recipe.data, recipe.data_revision, recipe.data_file), listed)
     reading = _Reading(recipe, detected, names, set(), checked if pictures else None)
-    for line, row in zip(lines or range(1, len(first) + 1), first, strict=True):
+    surely = _read_surely(recipe.split, len(first), sliced=lines is not None)
+    for place, (line, row) in enumerate(zip(lines or range(1, len(first) + 1), first, strict=True)):
         reading.meet(row)
         trouble = reading.check(row)[2]
-        if trouble is not None and trouble.kind in ("not_text", *PROBLEMS):
+        if trouble is None or not trouble.refused:
+            continue
+        if place in surely or trouble.kind in ("not_text", *PROBLEMS):
             raise refused_row(recipe, (line, row), reading.detected, reading.pictures, trouble.kind)
     return reading.detected
+
+
+def _read_surely(split: str, count: int, *, sliced: bool) -> range:
+    """The places of the first rows that training reads too; none where a percentage, or the end of the split, decides.
+
+    Args:
+        sliced: the rows are those of the slice.
+    """
+    match = SLICE.fullmatch(split)
+    start, end = (match["from"] or "0", match["to"] or str(count)) if match else ("", "")
+    if not (start.isdigit() and end.isdigit()):
+        return range(0)
+    return range(count) if sliced else range(int(start), min(count, int(end)))
 
 
 def unread_media(recipe: Recipe, columns: dict[str, str]) -> str | None:
