@@ -186,7 +186,7 @@ class DatasetFacts:
         image_bytes: of the files of all of them; `image_pixels`: of all of them, before they are resized.
         largest_image: width and height of the one with most pixels, upright.
         picture_tokens: None where there are no pictures, or the model's image processor is unknown.
-        data_file: the file of rows on the Hub that has its pictures beside it; None for other data.
+        data_file: the file of rows on the Hub that is a table, or has its pictures beside it; None for other data.
         rows_read: how many of the first rows were read to know this; None where all were.
         rows_estimated: how the number of rows was estimated; None where it is known.
         data_config: the configuration of a dataset on the Hub that the recipe names; None for its only one.

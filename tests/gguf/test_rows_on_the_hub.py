@@ -109,6 +109,17 @@ def test_they_are_the_rows_of_the_planned_commit_and_none_that_was_held_out(run:
     assert all(ids in drawn for ids in kept)  # the later commit has other words in each row
 
 
+def test_the_file_of_the_plan_is_read_alone(run: RunDir, child: Child, hub: Hub, trained: RunDir) -> None:
+    rows = (trained.path.parent / "rows.jsonl").read_bytes()
+    files = {"train-0.jsonl": rows.replace(b"many", b"few"), "train-1.jsonl": rows}
+    repository = hub.add("dataset", "me/several", files)
+    edit_plan(run, "recipe", "data", "me/several")
+    edit_plan(run, "recipe", "data_revision", repository.commit("main"))
+    edit_plan(run, "recipe", "data_file", "train-1.jsonl")
+    texts = child.texts(run)
+    assert (texts["source"], texts["lacking"]) == (TRAINING, "")
+
+
 CHANGES: dict[str, tuple[Callable[[RunDir], object], str]] = {
     "the commit is gone": (
         lambda run: edit_plan(run, "recipe", "data_revision", "5" * 40),

@@ -8,32 +8,35 @@ from pathlib import Path
 from skill_train.core.errors import UsageError
 from skill_train.data import read_rows
 from skill_train.data.inspect import Inspection, inspect_dataset
+from skill_train.program.rows import TABLE_FILES
 from skill_train.recipe.fields import Recipe
 
 
 def inspected(recipe: Recipe, method: str, file: Path | None, pictures: bool | None) -> Inspection:
-    """The dataset, inspected as training would read it: on the Hub, rows that have their pictures in files beside them
-    are read from their file.
+    """The dataset, inspected as training would read it: on the Hub, the rows of a table, and those that have their
+    pictures in files beside them, are read from their file.
 
     Args:
         pictures: the model reads them; None where no model is named.
     """
-    if recipe.data_file is not None or (method == "sft" and pictures is not False):
-        inspection = inspect_dataset(_with_row_file(recipe), method, file, pictures=pictures)
-        if inspection.recipe.data_file == recipe.data_file or inspection.has_pictures:
+    if recipe.data_file is not None or method == "sft":
+        of_file = _with_row_file(recipe, pictures=pictures is not False)
+        inspection = inspect_dataset(of_file, method, file, pictures=pictures)
+        same = of_file.data_file in (None, recipe.data_file)
+        if same or str(of_file.data_file).endswith(TABLE_FILES) or inspection.has_pictures:
             return inspection
     return inspect_dataset(recipe, method, file, pictures=pictures)
 
 
-def _with_row_file(recipe: Recipe) -> Recipe:
-    """The recipe with the file of rows on the Hub that has pictures beside it, at its commit; as it is for another
-    dataset."""
+def _with_row_file(recipe: Recipe, *, pictures: bool) -> Recipe:
+    """The recipe with the file on the Hub that is a table, or has pictures beside it, at its commit; as it is for
+    another dataset."""
     if Path(recipe.data).exists() or not read_rows.is_id(recipe.data):
         return recipe
     from skill_train.hub import datasets
 
     try:
-        row_file = datasets.find_row_file(recipe)
+        row_file = datasets.find_row_file(recipe, pictures=pictures)
     except UsageError:
         if recipe.data_file is not None:
             raise

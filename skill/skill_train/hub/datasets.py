@@ -70,7 +70,7 @@ def inspect_dataset(recipe: Recipe, find_format: FindFormat, *, pictures: bool =
     resource = HubResource("dataset", recipe.data)
     try:
         files, configuration = ask(resource, lambda: _files(recipe))
-        file = _row_file_of(recipe, files, configuration) if pictures or recipe.data_file else None
+        file = _row_file_of(recipe, files, configuration, pictures=pictures)
         read = _read(recipe, files, configuration, file)
     except UsageError as error:
         raise or_other_kind(error, resource) from None
@@ -106,32 +106,31 @@ def inspect_dataset(recipe: Recipe, find_format: FindFormat, *, pictures: bool =
         revision=files.commit,
         data_file=None if file is None else file.name,
         rows_read=None if read.whole else len(read.rows),
-        rows_estimated=read.basis
-        if read.estimated and (file is not None or _follows(recipe.split, read.total))
-        else None,
+        rows_estimated=read.basis if read.estimated and _follows(recipe.split, read.total, file) else None,
         data_config=recipe.data_config,
     )
-    found = None
-    if pictures:
-        counts = [len(row_file.pictures_of(row, detected.columns)) for row in read.rows]
-        shown_lines = None if file is None else tuple(line for line, _ in shown)
-        found = FirstPictures(round(sum(counts) * rows / len(counts)), max(counts), shown_lines)
+    shown_lines = None if file is None else tuple(line for line, _ in shown)
+    found = _pictures_of_all(read, detected.columns, rows, shown_lines) if pictures else None
     return HubDataset(facts, tuple(row for _, row in shown), found)
 
 
-def find_row_file(recipe: Recipe) -> tuple[str, str] | None:
-    """The commit of a dataset and its file of rows, if that has pictures beside it: then it is read as a file here.
+def find_row_file(recipe: Recipe, *, pictures: bool) -> tuple[str, str] | None:
+    """The commit of a dataset and its file of rows, if it is a table, or has pictures beside it: then it is read as a
+    file here.
+
+    Args:
+        pictures: the model reads them.
 
     Raises:
         As `inspect_dataset`.
     """
     files, configuration = ask(HubResource("dataset", recipe.data), lambda: _files(recipe))
-    file = _row_file_of(recipe, files, configuration)
+    file = _row_file_of(recipe, files, configuration, pictures=pictures)
     return None if file is None else (file.commit, file.name)
 
 
-def _row_file_of(recipe: Recipe, files: SplitFiles, configuration: Configuration) -> HubFile | None:
-    file = row_file.chosen(recipe, files)
+def _row_file_of(recipe: Recipe, files: SplitFiles, configuration: Configuration, *, pictures: bool) -> HubFile | None:
+    file = row_file.chosen(recipe, files, pictures=pictures)
     if file is None or recipe.data_file is not None or not first_rows.is_picture_table(files.names):
         return file
     read = ask(HubResource("dataset", recipe.data), lambda: first_of(recipe, files, configuration))
@@ -171,9 +170,17 @@ def _files(recipe: Recipe) -> tuple[SplitFiles, Configuration]:
         return SplitFiles(recipe.data, info.sha, info.sha, names, sizes), configuration
 
 
-def _follows(split: str, rows: int) -> bool:
-    """Whether the rows of a slice follow from those of its split; of `train[:500]` they do not."""
-    return dataset_card.sliced(split, rows) != dataset_card.sliced(split, 2 * rows)
+def _pictures_of_all(
+    read: ReadRows, columns: dict[str, str], rows: int, lines: tuple[int, ...] | None
+) -> FirstPictures:
+    counts = [len(row_file.pictures_of(row, columns)) for row in read.rows]
+    return FirstPictures(round(sum(counts) * rows / len(counts)), max(counts), lines)
+
+
+def _follows(split: str, rows: int, file: HubFile | None) -> bool:
+    """Whether the rows of a slice follow from those of its split; of `train[:500]` they do not. Of a file they are
+    those of the slice already."""
+    return file is not None or dataset_card.sliced(split, rows) != dataset_card.sliced(split, 2 * rows)
 
 
 def _name_row_files(error: UsageError, files: SplitFiles) -> None:

@@ -54,6 +54,7 @@ from skill_train.program.pictures.decode import PicturesDigest
 from skill_train.program.pictures.find import lift_pictures
 from skill_train.program.plan import Plan
 
+TABLE_FILES = (".csv", ".tsv")
 CELL_CHARACTERS = 10_000_000  # of a table; Python's own limit is 131,072. A quote that nobody closes ends here
 LINE_BYTES = 50_000_000  # of a line of a dataset: a row of a million tokens takes 15 MB
 DOCUMENT_BYTES = 2_000_000_000  # of a dataset in .json, which is read whole and takes several times as much memory
@@ -184,7 +185,7 @@ def lines_of(path: Path) -> Iterator[Line]:
         yield from json_lines(path)
     elif kind == ".json":
         yield from json_document(path)
-    elif kind in (".csv", ".tsv"):
+    elif kind in TABLE_FILES:
         yield from table_rows(path)
     elif kind == ".parquet":
         yield from ((number, row, None) for number, row in iter_parquet(path))

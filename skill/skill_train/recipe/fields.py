@@ -55,7 +55,9 @@ class Recipe:
     revision: str | None = _say(None, "revision of the model on the Hub; pinned to its commit when resolved")
     data_revision: str | None = _say(None, "revision of the dataset on the Hub")
     data_config: str | None = _say(None, "configuration of the dataset on the Hub")
-    data_file: str | None = _say(None, "file of rows on the Hub that has their pictures beside it; found when left out")
+    data_file: str | None = _say(
+        None, "file of rows on the Hub: a table, or one with pictures beside it; found when left out"
+    )
     split: str = _say("train", "part of the dataset, such as train or train[:500]")
     format: str | None = _say(None, f"one of {', '.join(FORMATS)}; found from the columns when left out")
     columns: dict[str, str] | None = _say(None, "what the format calls a column: what the dataset calls it")

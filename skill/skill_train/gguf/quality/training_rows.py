@@ -17,8 +17,8 @@ from skill_train.hub import dataset_library
 from skill_train.program.encode import Encoder, Feeding
 from skill_train.program.events import Refused
 from skill_train.program.examples import Row
-from skill_train.program.pictures.beside import COMMIT
-from skill_train.program.rows import RowsRecipe, data_fingerprint, iter_hub, iter_rows
+from skill_train.program.pictures.beside import COMMIT, hub_file
+from skill_train.program.rows import RowsRecipe, data_fingerprint, iter_hub, iter_hub_file, iter_rows
 from skill_train.program.split import rows_digest, trained_tokens
 from skill_train.recipe.resolved import ResolvedRecipe
 from skill_train.reference.load import load_tokenizer
@@ -130,6 +130,9 @@ def _read(plan: Plan, numbers: set[int]) -> dict[int, tuple[int, Row]]:
 
 def _from_hub(recipe: ResolvedRecipe) -> Iterator[tuple[int, Row]]:
     with dataset_library.promptly(recipe.data):
+        if recipe.data_file is not None:
+            yield from iter_hub_file(hub_file(recipe.data, recipe.data_revision, recipe.data_file), recipe.split)
+            return
         yield from iter_hub(recipe.data, recipe.split, recipe.data_config, recipe.data_revision)
 
 

@@ -13,16 +13,25 @@ from skill_train.program.examples import Row
 from skill_train.program.pictures.beside import HubFile, bring_files, brought_file, named_as
 from skill_train.program.pictures.decode import PictureSource, picture_path
 from skill_train.program.pictures.find import lift_pictures
-from skill_train.program.rows import iter_file, iter_slice
+from skill_train.program.rows import TABLE_FILES, iter_file, iter_slice
 from skill_train.recipe.fields import Recipe
 
 
-def chosen(recipe: Recipe, files: SplitFiles) -> HubFile | None:
-    """The file that the recipe names, or the only one of the split if pictures lie beside it by their names. None for
-    any other dataset, which `datasets` reads."""
+def chosen(recipe: Recipe, files: SplitFiles, *, pictures: bool) -> HubFile | None:
+    """The file that the recipe names, or the only one of the split if it is a table, of which `datasets` makes other
+    values (numbers, and nothing of `NA`), or if pictures lie beside it by their names. None for any other dataset,
+    which `datasets` reads.
+
+    Args:
+        pictures: the model reads them.
+    """
     [name, *others] = files.names
     own = not others and files.revision == files.commit and name.endswith(dataset_card.ROW_FILES)
-    if recipe.data_file is None and not (own and dataset_card.has_pictures_beside(name, files.sizes)):
+    table = (
+        name.endswith(TABLE_FILES) and "[-" not in recipe.split and ":-" not in recipe.split
+    )  # a file has no such slice
+    beside = pictures and dataset_card.has_pictures_beside(name, files.sizes)
+    if recipe.data_file is None and not (own and (table or beside)):
         return None
     return HubFile(files.dataset, files.commit, name)
 

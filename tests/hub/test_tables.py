@@ -1,0 +1,70 @@
+"""A table on the Hub is trained with the values that its file has, and that plan has read: as the same file here.
+
+`datasets` reads it with pandas: no text for `NA` and `None`, numbers for digits, and one column where semicolons part.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import tiny
+from command_child import Commands
+from hub_emulator import Hub
+
+pytestmark = pytest.mark.slow
+
+pytest.importorskip("datasets")
+
+CELLS = [("Which gas?", "NA"), ("And now?", "None"), ("What number?", "007"), ("Is it so?", "True"), ("So?", "1.50")]
+TABLES = {"train.csv": ",", "rows.csv": ";", "data/train.tsv": "\t"}
+# The answers as the training program feeds them, of each plan.
+FED = """
+import json, sys
+from skill_train.program.rows import iter_rows
+for path in sys.argv[1:]:
+    recipe = json.load(open(path))["recipe"]
+    how = {"config": recipe["data_config"], "revision": recipe["data_revision"], "file": recipe.get("data_file")}
+    rows = iter_rows(recipe["data"], split=recipe["split"], **how)
+    print(json.dumps([list(row.values()) for _, row in rows]))
+"""
+
+
+def _table(delimiter: str) -> bytes:
+    return "".join(f"{asked}{delimiter}{said}\n" for asked, said in [("question", "answer"), *CELLS]).encode()
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_the_values_are_those_of_the_file(desk: tuple[Hub, Commands, Path], tmp_path: Path, name: str) -> None:
+    hub, commands, home = desk
+    hub.add("dataset", "me/table", {name: _table(TABLES[name]), "README.md": b"# x\n"})
+    words = ["plan", "--model", str(tiny.cached("gemma")), "--data", "me/table", "--where", "local"]
+    planned = commands.run(tmp_path, hub.environment(home), *words, "--out", "plan.json", "--format", "json")
+    assert planned.code == 0, planned.stdout
+    recipe: dict[str, Any] = json.loads((tmp_path / "plan.json").read_text())["recipe"]
+    fed = subprocess.run(
+        [sys.executable, "-c", FED, "plan.json"],
+        cwd=tmp_path,
+        env=hub.environment(home),
+        capture_output=True,
+        text=True,
+    )
+    assert json.loads(fed.stdout.splitlines()[-1]) == [list(cells) for cells in CELLS], fed.stderr
+    assert recipe["data_file"] == name and not recipe.get("images")
+    words = ["data", "me/table", "--model", str(tiny.cached("gemma")), "--format", "json"]
+    inspected = commands.run(tmp_path, hub.environment(home), *words)
+    assert inspected.code == 0 and inspected.data["rows"] == inspected.data["usable_rows"] == len(CELLS)
+
+
+def test_a_slice_that_only_datasets_has_is_read_by_it(desk: tuple[Hub, Commands, Path], tmp_path: Path) -> None:
+    hub, commands, home = desk
+    hub.add("dataset", "me/table", {"train.csv": _table(",")})
+    words = ["plan", "--model", str(tiny.cached("gemma")), "--data", "me/table", "--split", "train[-2:]"]
+    planned = commands.run(tmp_path, hub.environment(home), *words, "--out", "plan.json", "--format", "json")
+    assert planned.code == 0, planned.stdout
+    assert "data_file" not in json.loads((tmp_path / "plan.json").read_text())["recipe"]
