@@ -59,7 +59,7 @@ def gpu_of(flavor: Flavor) -> str:
             code="unknown_flavor",
             expected=f"one of {', '.join(GPUS)}",
             got=f"{flavor.gpus} x {flavor.gpu}",
-            hint=f"--flavor {FLAVOR}, l4x1 or a100-large",
+            hint=f"plan with --flavor {FLAVOR}, l4x1 or a100-large",
         )
     return GPUS[flavor.gpu]
 
