@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
-from skill_train.core.errors import UsageError
+from skill_train.core.errors import Temporary, UsageError
 from skill_train.data import read_rows
 from skill_train.data.inspect import Inspection, inspect_dataset
 from skill_train.program.rows import TABLE_FILES
@@ -37,8 +37,8 @@ def _with_row_file(recipe: Recipe, *, pictures: bool) -> Recipe:
 
     try:
         row_file = datasets.find_row_file(recipe, pictures=pictures)
-    except UsageError:
+    except (Temporary, UsageError):
         if recipe.data_file is not None:
             raise
-        return recipe  # reading it says what is wrong
+        return recipe  # reading it says what is wrong, or finds the rows in the cache
     return recipe if row_file is None else dataclasses.replace(recipe, data_revision=row_file[0], data_file=row_file[1])
