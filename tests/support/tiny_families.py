@@ -160,8 +160,7 @@ FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "granitehybrid": (
         "GraniteMoeHybrid",
         "gpt2",
-        _GRANITE
-        | {
+        {
             "vocab_size": 50264,
             "num_local_experts": 4,
             "num_experts_per_tok": 2,
