@@ -4847,6 +4847,11 @@ def with_each_arguments(messages: list[Message], changed: Callable[[str], Any]) 
     ]
 
 
+def name_of_call(call: Any) -> str:
+    function = call.get("function", call) if isinstance(call, dict) else None
+    return str(function.get("name"))[:80] if isinstance(function, dict) else "a tool"
+
+
 class Feeding(TypedDict):
     """The fields of a recipe that say how a row is fed."""
 
@@ -4968,9 +4973,34 @@ class Encoder:
             self.require_unrendered(example["messages"])
         messages = example["messages"] = self.with_arguments(example["messages"], example["tools"])
         rendered = self.render(messages, example["tools"])
+        self.require_calls(messages, example["tools"], rendered)
         if self.recipe["loss_on"] == "all":
             return rendered, []  # the whole text is trained, wherever the answers stand
         return rendered, [self.answer_span(example, rendered, i) for i in example["trained_messages"]]
+
+    def require_calls(self, messages: list[Message], tools: Any, rendered: str) -> None:
+        """Refuses calls of tools that the template does not write: all of an answer, or those behind its first. Without
+        them the text would be the same, and often an empty answer would be trained."""
+        for index, message in enumerate(messages):
+            calls = message.get("tool_calls")
+            if not isinstance(calls, list) or not calls:
+                continue
+            for fewer in ([], calls[:-1]) if len(calls) > 1 else ([],):
+                others: Message = message | {"tool_calls": fewer}
+                try:
+                    without = self.render([*messages[:index], others, *messages[index + 1 :]], tools)
+                except Refused as refusal:  # the template misses the call
+                    if refusal.error["code"] == "unsafe_file":
+                        raise
+                    continue
+                if without == rendered:
+                    name = name_of_call(calls[len(fewer)])
+                    raise Refused(
+                        f"the chat template leaves out the call of {name}, so it would not be trained",
+                        code="template_mismatch",
+                        expected="a template that writes the calls of tools",
+                        hint="use a model whose chat template has calls, or write them into the content of the message",
+                    )
 
     def with_arguments(self, messages: list[Message], tools: Any) -> list[Message]:
         """The messages with the arguments of their calls as this template takes them.

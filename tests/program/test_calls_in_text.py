@@ -106,6 +106,21 @@ def test_what_is_no_object_stays(tmp_path: Path, value: Any) -> None:
     assert encode.notes == []
 
 
+FIRST = tiny_templates.QWEN2_CALLS.replace("in message.tool_calls or []", "in (message.tool_calls or [])[:1]")
+
+
+@pytest.mark.parametrize(
+    ("template", "arguments"),
+    [(tiny_templates.QWEN2, [{"a": 2}]), (FIRST, [{"a": 2}, {"a": 3}])],
+    ids=["all", "second"],
+)
+def test_a_call_that_the_template_leaves_out_is_refused(tmp_path: Path, template: str, arguments: list[Any]) -> None:
+    """An empty answer would be trained in its place, and every check would pass."""
+    with pytest.raises(Refused, match="the chat template leaves out the call of add") as caught:
+        encoded(tmp_path, template, row(*arguments))
+    assert caught.value.error["code"] == "template_mismatch"
+
+
 def test_tools_that_are_json_text_are_those_that_are_not(tmp_path: Path) -> None:
     template = "{{- (tools or []) | map(attribute='function.name') | join(' ') -}}" + tiny_templates.QWEN2_CALLS
     data = row({"a": 2}) | {"tools": json.dumps([TOOL])}
