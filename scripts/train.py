@@ -4987,13 +4987,7 @@ class Encoder:
                 continue
             for fewer in ([], calls[:-1]) if len(calls) > 1 else ([],):
                 others: Message = message | {"tool_calls": fewer}
-                try:
-                    without = self.render([*messages[:index], others, *messages[index + 1 :]], tools)
-                except Refused as refusal:  # the template misses the call
-                    if refusal.error["code"] == "unsafe_file":
-                        raise
-                    continue
-                if without == rendered:
+                if self.try_render([*messages[:index], others, *messages[index + 1 :]], tools) == rendered:
                     name = name_of_call(calls[len(fewer)])
                     raise Refused(
                         f"the chat template leaves out the call of {name}, so it would not be trained",
@@ -5011,14 +5005,9 @@ class Encoder:
         probed = with_each_arguments(messages, lambda _: CALL_MARK)
         if probed == messages:
             return messages
-        try:
-            rendered = self.render(probed, tools)
-        except Refused as refusal:
-            if refusal.error["code"] == "unsafe_file":
-                raise
-        else:
-            if CALL_MARK in rendered or json.dumps(CALL_MARK)[1:-1] not in rendered:
-                return messages
+        rendered = self.try_render(probed, tools)
+        if rendered is not None and (CALL_MARK in rendered or json.dumps(CALL_MARK)[1:-1] not in rendered):
+            return messages
         self.note(ARGUMENTS_READ)
         return with_each_arguments(messages, lambda text: json_value(text, "the arguments of a call") if text else {})
 
@@ -5081,6 +5070,15 @@ class Encoder:
             self.note("the template has no end token after an answer: the model will not learn where to stop")
             return end
         return match.end()
+
+    def try_render(self, messages: list[Message], tools: Any) -> str | None:
+        """The conversation as the template writes it; None where the template refuses it."""
+        try:
+            return self.render(messages, tools)
+        except Refused as refusal:
+            if refusal.error["code"] == "unsafe_file":
+                raise
+            return None
 
     def render(self, messages: list[Message], tools: Any, *, add_generation_prompt: bool = False) -> str:
         import jinja2

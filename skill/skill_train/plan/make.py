@@ -223,6 +223,7 @@ def _resolve(recipe: Recipe, model: ModelFacts, dataset: DatasetFacts, reasons: 
             got=f"format {dataset.format}",
             hint="use the model's Instruct version, or data with the columns prompt and completion, or text",
         )
+    values["data_file"] = recipe.data_file or dataset.data_file
     values |= pictures_of(recipe, model, dataset, reasons)
     values["loss_on"] = recipe.loss_on or _loss_on(dataset.format, reasons)
     values |= _tuning(recipe, model, reasons)

@@ -18,7 +18,6 @@ def pictures_of(recipe: Recipe, model: ModelFacts, dataset: DatasetFacts, reason
         UsageError: no row has a picture, or the family has no such limit.
     """
     images = bool(dataset.images) if recipe.images is None else recipe.images
-    data_file = recipe.data_file or dataset.data_file
     if not images:
         if recipe.images is None and dataset.rows_read is not None and trains_on_pictures(model):
             later = "the training refuses a later one"
@@ -27,7 +26,7 @@ def pictures_of(recipe: Recipe, model: ModelFacts, dataset: DatasetFacts, reason
             why = f"none in the first {dataset.rows_read} of {dataset.rows} rows; {later}"
             reasons.append(Reason("images", "unknown", why, dataset.source))
         unread = {"lora_parts": None, "preprocess": "model", "min_pixels": None, "max_pixels": None}
-        return {"images": False, "data_file": data_file, **unread}
+        return {"images": False, **unread}
     if not dataset.images and dataset.rows_read is None:
         raise UsageError(
             "the recipe says images: true, and no row has a picture",
@@ -62,7 +61,6 @@ def pictures_of(recipe: Recipe, model: ModelFacts, dataset: DatasetFacts, reason
         "images": True,
         "lora_parts": parts,
         "preprocess": preprocess.value,
-        "data_file": data_file,
     }
 
 

@@ -121,7 +121,8 @@ class ReportedRun:
     @property
     def backend(self) -> str | None:
         """Where the plan wants it to be trained."""
-        return self["plan"].get("placement", "backend")  # type: ignore[no-any-return]
+        backend: str | None = self["plan"].get("placement", "backend")
+        return backend
 
     def exported(self) -> dict[str, tuple[str, str]]:
         """By file name: the step that made the file, and its name in that step's record."""

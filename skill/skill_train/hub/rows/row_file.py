@@ -27,9 +27,8 @@ def chosen(recipe: Recipe, files: SplitFiles, *, pictures: bool) -> HubFile | No
     """
     [name, *others] = files.names
     own = not others and files.revision == files.commit and name.endswith(dataset_card.ROW_FILES)
-    table = (
-        name.endswith(TABLE_FILES) and "[-" not in recipe.split and ":-" not in recipe.split
-    )  # a file has no such slice
+    from_the_end = "[-" in recipe.split or ":-" in recipe.split  # a file has no such slice
+    table = name.endswith(TABLE_FILES) and not from_the_end
     beside = pictures and dataset_card.has_pictures_beside(name, files.sizes)
     if recipe.data_file is None and not (own and (table or beside)):
         return None
