@@ -245,12 +245,19 @@ def test_vllm_is_asked_for_where_there_is_none(made: gguf_maker.Export) -> None:
 
 
 def test_vllm_gives_what_transformers_gives(
-    run: Path, made: gguf_maker.Export, monkeypatch: pytest.MonkeyPatch
+    run: Path, made: gguf_maker.Export, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Through a stand-in with vLLM's names, in the worker's own process: vLLM itself needs CUDA."""
+    """Through a stand-in with vLLM's names, in the worker's own process: vLLM itself needs CUDA. The model has no more
+    context than the rows and their answers need."""
     monkeypatch.setenv("PYTHONPATH", str(FAKE_VLLM), prepend=":")
-    model = Model("tuned", made.merged)
-    got, wanted = (ask(model, held_out(run), lambda share: None) for ask in (ask_vllm, ask_transformers))
+    asked = held_out(run)
+    longest = max(len(question.prompt) + question.most for question in asked)
+    assert longest > max(len(question.ids) for question in asked)
+    folder = Path(shutil.copytree(made.merged, tmp_path / "model"))
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"max_position_embeddings": longest}))
+    model = Model("tuned", folder)
+    got, wanted = (ask(model, asked, lambda share: None) for ask in (ask_vllm, ask_transformers))
     assert got.losses == pytest.approx(wanted.losses, rel=1e-5)
     assert got.answers == wanted.answers
     monkeypatch.syspath_prepend(str(FAKE_VLLM))

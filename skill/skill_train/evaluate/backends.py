@@ -214,7 +214,9 @@ def ask_pair(model: Model, questions: list[Question], progress: Progress) -> Rep
 def ask_vllm(model: Model, questions: list[Question], progress: Progress) -> Replies:
     """Asks a folder through vLLM in fp32, all rows at once, in a child process that gives the GPU's memory back."""
     require_sound(model.path)
-    job = VllmJob(str(model.path), _context(questions), _scored(questions), _prompts(questions))
+    # vLLM writes at least one token after a row, and refuses a context that is longer than the model's by one.
+    context = max(max(len(question.ids) + 1, len(question.prompt) + question.most) for question in questions)
+    job = VllmJob(str(model.path), context, _scored(questions), _prompts(questions))
     answer = run_worker("skill_train.evaluate.vllm_worker", job, VllmResult, progress=_halves(progress))
     return _replies("vllm", "cuda", questions, answer)
 

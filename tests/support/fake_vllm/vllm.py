@@ -41,6 +41,10 @@ class LLM:
         assert not trust_remote_code
         self.longest = max_model_len
         self.model = AutoModelForCausalLM.from_pretrained(model, dtype=getattr(torch, dtype))
+        if max_model_len > self.model.config.max_position_embeddings:
+            raise ValueError(
+                f"User-specified max_model_len ({max_model_len}) is greater than the derived max_model_len"
+            )
 
     def generate(self, prompts: list[dict[str, Any]], sampling_params: Any, *, use_tqdm: bool) -> list[RequestOutput]:
         each = sampling_params if isinstance(sampling_params, list) else [sampling_params] * len(prompts)
