@@ -17,15 +17,14 @@ from msgspec.structs import replace
 from skill_train.cloud import stage_data
 from skill_train.cloud.poll import Say
 from skill_train.cloud.stage_data import Staged
-from skill_train.core.digests import is_file_of
+from skill_train.core.digests import FileDigest, is_file_of
 from skill_train.core.errors import SkillTrainError, TrainingFailed, from_exit_code
 from skill_train.core.program_events import Event, ProgramFailed, events
 from skill_train.core.resources import program_packages
 from skill_train.program.cloud.push import MARKER
-from skill_train.run import plan_record
+from skill_train.run import plan_record, records
 from skill_train.run.job_spec import KEPT, JobSpec, command, packages
 from skill_train.run.plan_record import Plan
-from skill_train.run.records import read_json
 
 STEPS = 2
 
@@ -38,6 +37,13 @@ def shortened(plan: Plan, local_plan: Plan) -> Plan:
     """
     recipe = replace(plan.recipe, max_steps=STEPS, warmup_steps=min(plan.recipe.warmup_steps, STEPS))
     return replace(plan, recipe=recipe, placement=local_plan.placement, launch=local_plan.launch)
+
+
+class _Marker(TypedDict):
+    """`kept.json`, as the job writes it."""
+
+    state: str
+    files: dict[str, FileDigest]
 
 
 class StoredFigures(TypedDict):
@@ -154,7 +160,7 @@ def _figures(mount: Path) -> StoredFigures:
     Raises:
         TrainingFailed: a file is missing or torn.
     """
-    marker = read_json(mount / MARKER)
+    marker = records.read(mount / MARKER, _Marker)
     checkpoints = sorted(path.parent.name for path in (mount / "checkpoints").glob(f"*/{MARKER}"))
     torn = [name for name, digest in marker["files"].items() if not is_file_of(mount / name, digest)]
     trained = [name for name in marker["files"] if name.startswith(("adapter/", "merged/"))]

@@ -207,7 +207,7 @@ def known_tokens(
     try:
         document = read_json(path)
         lengths = convert(document, Lengths, path)
-        return token_facts(lengths, max_length) if document["schema"] == SCHEMA else None
+        return token_facts(lengths, max_length) if document.get("schema") == SCHEMA else None
     except (OSError, UsageError, ZeroDivisionError):  # a cache may be lost or torn: count again
         return None
 

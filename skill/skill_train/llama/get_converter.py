@@ -25,6 +25,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path, PurePosixPath
+from typing import TypedDict
 
 from skill_train.core.console import Bar
 from skill_train.core.digests import FileDigest, digests, file_digest
@@ -32,7 +33,7 @@ from skill_train.core.errors import NotInstalled, SkillTrainError, Temporary, Us
 from skill_train.core.files import write_json
 from skill_train.machine.read import cache_dir
 from skill_train.model.convertible import architectures as llama_architectures
-from skill_train.run.records import convert, read_json
+from skill_train.run import records
 
 MANIFEST = "manifest.json"
 MANIFEST_SCHEMA = "skill-train/llama.cpp/1"
@@ -43,6 +44,10 @@ _FOLDERS = ("conversion/", "gguf-py/gguf/", "models/")
 _SUFFIXES = (".py", ".gguf", ".jinja", "py.typed")
 _TORN = (tarfile.TarError, EOFError, zlib.error)
 _MOST_BYTES = 1_000_000_000  # 80 MB are unpacked today; an archive with far more is not the expected one
+
+
+class _Manifest(TypedDict):
+    files: dict[str, FileDigest]
 
 
 @dataclass(frozen=True)
@@ -182,8 +187,8 @@ def _unpack_member(source: tarfile.TarFile, member: tarfile.TarInfo, target: Pat
 def is_whole(folder: Path) -> bool:
     """Whether the folder matches its manifest: programs by digest, other files by size, and no other program."""
     try:
-        files = convert(read_json(folder / MANIFEST)["files"], dict[str, FileDigest], folder / MANIFEST)
-    except (OSError, UsageError, LookupError, TypeError, AttributeError):  # no manifest, or not ours
+        files = records.read(folder / MANIFEST, _Manifest)["files"]
+    except (OSError, UsageError):  # no manifest, or not ours
         return False
     programs = {name for name in files if name.endswith(".py")}
     if {path.relative_to(folder).as_posix() for path in folder.rglob("*.py")} != programs:

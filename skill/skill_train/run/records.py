@@ -1,8 +1,7 @@
 """Reads the JSON files of a run. They can come from a bucket, a repository or a colleague, so nothing is trusted: a key
 may be missing, a value may have another type, and a name may lead out of the run directory.
 
-`read` returns the class that the step writes. Other documents, such as those of models and of stored results, are
-dicts. They raise an error that names the file if it lacks a key.
+`read` returns the class that the step writes; `read_json` a document of others, such as a model's, as it is.
 """
 
 from __future__ import annotations
@@ -10,15 +9,13 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any, Literal, NoReturn, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 
 from skill_train.core.errors import UsageError
 from skill_train.core.files import write_json
-from skill_train.facts import JsonObject
 from skill_train.program.events import Refused
 from skill_train.program.model_files import regular_file
 
@@ -41,13 +38,13 @@ _AGAIN = "run the step that writes it, or fetch it: skill-train pull RUN"
 
 
 def read_json(path: Path) -> Any:
-    """The JSON document in a file that skill-train wrote.
+    """The JSON document in a file, as it is.
 
     Raises:
-        UsageError: it is missing, not JSON, or too large. Later, if a missing key is read.
+        UsageError: it is missing, not JSON, or too large.
     """
     try:
-        return json.loads(regular_bytes(path).decode("utf-8"), object_pairs_hook=_maker(path))
+        return json.loads(regular_bytes(path).decode("utf-8"))
     except FileNotFoundError:
         raise UsageError(f"{path} does not exist", code="missing_file", got=str(path), hint=_AGAIN) from None
     except (ValueError, RecursionError) as error:  # a number of 5000 digits is a ValueError too
@@ -154,24 +151,6 @@ def _not_finite(document: Any) -> Any:
         elif isinstance(value, (int, float)) and not abs(value) <= _LARGEST:
             return value
     return None
-
-
-class _Document(JsonObject):
-    """An object of a file. Reading a missing key raises an error that names the file."""
-
-    path = Path("a record")
-
-    def __missing__(self, key: str) -> NoReturn:
-        raise broken(self.path, f"no {key}")
-
-
-def _maker(path: Path) -> Callable[[list[tuple[str, Any]]], _Document]:
-    def make(pairs: list[tuple[str, Any]]) -> _Document:
-        document = _Document(pairs)
-        document.path = path
-        return document
-
-    return make
 
 
 def shortened(value: Any) -> str:

@@ -6,18 +6,33 @@ from __future__ import annotations
 import contextlib
 from pathlib import Path
 
+import msgspec
+
 from skill_train.core.errors import UsageError
-from skill_train.core.files import write_json
 from skill_train.estimate.decode import FAMILIES
 from skill_train.estimate.targets import family_of
 from skill_train.facts import MachineFacts, MeasuredReading
 from skill_train.llama.gguf_header import GgufFile
 from skill_train.machine.read import cache_file
-from skill_train.run.records import read_json
+from skill_train.run import records
 
 SCHEMA = "skill-train/reading/1"
 # Smaller weights stay in the caches of a processor, so they say nothing about its memory. Servers have up to 400 MB.
 LEAST_BYTES = 400e6
+
+
+class _CachedReading(msgspec.Struct, frozen=True):
+    """What a bench of this machine measured.
+
+    Attributes:
+        gigabytes_per_second: 10^9 bytes of weights.
+        basis: the file and the day, for the reader.
+    """
+
+    schema: str
+    chip: str
+    gigabytes_per_second: records.Number
+    basis: str
 
 
 def read_bytes(file: GgufFile) -> float | None:
@@ -47,9 +62,8 @@ def remember(machine: MachineFacts, device: str, file: GgufFile, rate: float, da
         return None
     reached = count / seconds / 1e9
     basis = f"{file.path.name}, {day}"
-    document = {"schema": SCHEMA, "chip": machine.chip, "gigabytes_per_second": reached, "basis": basis}
     with contextlib.suppress(OSError):  # the figures are printed; a cache that cannot be written costs an estimate
-        write_json(_path(machine, device), document)
+        records.write(_path(machine, device), _CachedReading(SCHEMA, machine.chip, reached, basis))
     return reached
 
 
@@ -58,12 +72,11 @@ def known_reading(machine: MachineFacts) -> MeasuredReading | None:
     torn: then nothing is known."""
     for device in ("gpu", "cpu"):
         try:
-            document = read_json(_path(machine, device))
-            speed, basis = float(document["gigabytes_per_second"]), str(document["basis"])
-        except (OSError, UsageError, ValueError, KeyError, TypeError):
+            cached = records.read(_path(machine, device), _CachedReading)
+        except (OSError, UsageError):
             continue
-        if document.get("schema") == SCHEMA and speed > 0:
-            return MeasuredReading(speed, basis)
+        if cached.schema == SCHEMA and cached.gigabytes_per_second > 0:
+            return MeasuredReading(cached.gigabytes_per_second, cached.basis)
     return None
 
 
