@@ -69,6 +69,15 @@ def test_whole_file_appears_when_the_block_ends(tmp_path: Path) -> None:
     assert _files(tmp_path) == ["gguf/model-f16.gguf"]
 
 
+def test_an_error_of_the_file_system_names_the_file(tmp_path: Path) -> None:
+    """And not the temporary one beside it, of which nobody knows."""
+    (tmp_path / "final").mkdir()  # no file can be renamed to a folder
+    with pytest.raises(OSError) as caught, whole_file(tmp_path / "final") as part:
+        part.write_text("x")
+    assert (caught.value.filename, caught.value.filename2) == (str(tmp_path / "final"), None)
+    assert _files(tmp_path) == []
+
+
 def test_whole_file_keeps_the_old_one_when_the_block_fails(tmp_path: Path) -> None:
     final = tmp_path / "model-f16.gguf"
     final.write_bytes(b"old")

@@ -77,12 +77,17 @@ def scratch_file(final: Path) -> Iterator[Path]:
 @contextlib.contextmanager
 def whole_file(final: Path) -> Iterator[Path]:
     """A temporary file name beside `final`. It is renamed to `final` when the block succeeds, and removed when it
-    fails."""
+    fails. An error of the file system names `final`."""
     final.parent.mkdir(parents=True, exist_ok=True)
     remove_leftovers(final)
     with scratch_file(final) as part:
-        yield part
-        os.replace(part, final)
+        try:
+            yield part
+            os.replace(part, final)
+        except OSError as error:
+            if error.filename == os.fspath(part):
+                error.filename, error.filename2 = os.fspath(final), None
+            raise
 
 
 def _part_of(final: Path) -> Path:
