@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import random
+import re
 import shutil
 from pathlib import Path
 
@@ -219,6 +220,11 @@ def test_a_mix_that_cannot_be_that_small_says_what_can(root: Path) -> None:
     with pytest.raises(UsageError, match="no mix is that small") as caught:
         mix.choose_mix(request_in(root, mix.MixTarget(most_bytes=400_000)), quiet)
     assert caught.value.code == "cannot_quantize" and "--bits" in caught.value.expected
+    assert caught.value.got == "--max-size 0.4 MB"
+    smallest = re.search(r"--max-size of ([\d.]+) MB or more", caught.value.expected)
+    assert smallest is not None and f"smallest file has {smallest[1]} MB" in caught.value.message
+    rounded_up = int((float(smallest[1]) + 0.05) * 1e6)
+    assert mix.choose_mix(request_in(root, mix.MixTarget(most_bytes=rounded_up)), quiet).types
 
 
 # --- What verify makes of it ---

@@ -116,13 +116,7 @@ def choose_mix(request: MixRequest, progress: Bar) -> Mix:
     elements = {name: matrices[name] for name in kinds_by_tensor}
     least = sum(min(mixing.bytes_of(elements[name], kind) for kind in kinds) for name, kinds in kinds_by_tensor.items())
     if least + stays > room:  # before it measures for minutes
-        raise UsageError(
-            f"no mix is that small: the matrices need {megabytes(least + stays)}, and may take {megabytes(room)}",
-            code="cannot_quantize",
-            expected=f"--bits {8 * (least + stays) / sum(matrices.values()):.2f} or more",
-            got=f"{bits:.2f} bits a weight",
-            hint="ask for a larger size, or train a smaller base",
-        )
+        raise _too_small(request.target, least + stays, room, sum(matrices.values()))
     divergences = measured(_measurement(request, kinds_by_tensor, sum(matrices.values())), progress)
     chosen = mixing.choose(elements, mixing.completed(divergences, kinds_by_tensor), room - stays)
     figures: MixFigures = {
@@ -214,6 +208,19 @@ def quantizable(gguf: GgufFile) -> dict[str, int]:
 def dry_run(job: QuantizeJob) -> dict[str, DryRun]:
     """What llama.cpp would do for each type of the job. It reads only the header."""
     return run_worker(WORKER, job, dict[str, DryRun])
+
+
+def _too_small(target: MixTarget, least: int, room: int, weights: int) -> UsageError:
+    """The error where the matrices take `least` bytes at least, and may take `room`."""
+    bits = f"--bits {8 * least / weights:.2f} or more"
+    smallest = None if target.most_bytes is None else megabytes(target.most_bytes + least - room)
+    return UsageError(
+        "no mix is that small" + (f": the smallest file has {smallest}" if smallest else ""),
+        code="cannot_quantize",
+        expected=f"--max-size of {smallest} or more, or {bits}" if smallest else bits,
+        got=f"--max-size {megabytes(target.most_bytes)}" if target.most_bytes else f"--bits {target.bits:g}",
+        hint="ask for a larger size, or train a smaller base",
+    )
 
 
 def _room(gguf: GgufFile, matrices: dict[str, int], target: MixTarget) -> int:
