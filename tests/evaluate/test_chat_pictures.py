@@ -107,12 +107,12 @@ def test_what_reads_no_picture_says_so(folder: Path) -> None:
     pair = picture_pairs.pair(KIND)
     with pytest.raises(UsageError, match="no projector") as caught:
         chatted(pair.text, folder / "1.png")
-    assert caught.value.code == "vision" and "--mmproj" in caught.value.hint
+    assert caught.value.code == "vision" and f"--mmproj {pair.projector}" in caught.value.hint
     broken = folder / "broken.png"
     broken.write_bytes(b"no picture")
     with pytest.raises(UsageError) as caught:
         chatted(pair.text, broken, mmproj=pair.projector)
-    assert caught.value.code == "bad_picture"
+    assert caught.value.code == "bad_picture" and caught.value.message.startswith("broken.png")
 
 
 @pytest.mark.parametrize("preprocess", ["model", "engine"])

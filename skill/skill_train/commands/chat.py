@@ -255,7 +255,7 @@ def _copied_images(images: tuple[Path, ...], folder: Path) -> list[str]:
                 got=str(image),
                 hint="give the path of the picture with --image",
             )
-        names.append(f"{number}{image.suffix}")
+        names.append(image.name if image.name not in names else f"{number}-{image.name}")
         shutil.copy(image, folder / names[-1])
     return names
 
@@ -278,11 +278,18 @@ def _with_pictures(options: ChatOptions, chosen: Chosen, folder: Path, has_image
         raise UsageError(
             f"{chosen.model.name} has no projector, so it would answer without the picture",
             code="vision",
-            expected="the file of the projector beside the language model",
-            hint="give it with --mmproj" if is_alone else f"skill-train export-gguf {quoted(chosen.where)}",
+            expected="the file of its projector",
+            got=f"a GGUF file {'without --mmproj' if is_alone else 'of a run without a projector'}",
+            hint=_projector_hint(chosen) if is_alone else f"skill-train export-gguf {quoted(chosen.where)}",
         )
     pictures = replace(of_run, folder=folder) if of_run else RunPictures(folder, chosen.model.path.parent)
     return replace(chosen, model=replace(chosen.model, pictures=pictures, projector=projector))
+
+
+def _projector_hint(chosen: Chosen) -> str:
+    """How to name the projector of a file, with those that lie beside it."""
+    beside = sorted(chosen.model.path.parent.glob("mmproj-*.gguf"))
+    return f"give it with --mmproj{' ' if beside else ''}{' or '.join(map(quoted, beside))}"
 
 
 def _content(text: str | None, images: int, pictured: bool) -> Any:
