@@ -1513,11 +1513,11 @@ def require_text(value: Any, name: str, *, answer: bool = False) -> None:
     media = media_in(value, answer=answer)
     if media is not None:
         raise Refused(
-            f"{name} contains an image, audio or video, and this version trains on text only",
+            f"{name} contains an image, audio or video, and only text is trained there",
             code="not_text",
             expected=f"text in {name}",
             got=media,
-            hint="remove such rows, or use a dataset of text",
+            hint="train a vision model on pictures (references/vision.md), or use a dataset of text",
         )
 
 

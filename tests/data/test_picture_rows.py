@@ -340,7 +340,7 @@ def test_captions_ask_nothing(folder: Path, row: dict[str, Any], words: str) -> 
 
 def test_a_text_model_refuses_pictures_as_before(folder: Path) -> None:
     _write(folder, [_asks("a.png")])
-    with pytest.raises(UsageError, match="this version trains on text only") as caught:
+    with pytest.raises(UsageError, match="only text is trained") as caught:
         dataset.scan(Recipe(data="rows.jsonl"))
     assert caught.value.code == "not_text"
 
@@ -657,7 +657,7 @@ def test_what_the_first_rows_of_the_hub_show(folder: Path) -> None:
     assert (estimate.images, estimate.image_bytes) == (10, 5 * (len(FILES["a.png"]) + len(FILES["b.png"])))
     with pytest.raises(UsageError, match=r"line 1 of me/pictures: a.png has no folder"):
         dataset.first_format(recipe, [_asks("a.png")], pictures=True)
-    with pytest.raises(UsageError, match="trains on text only"):
+    with pytest.raises(UsageError, match="only text is trained"):
         dataset.first_format(recipe, rows)
 
 

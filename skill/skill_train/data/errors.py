@@ -68,7 +68,7 @@ def media_error(
             got=got,
             hint=f"name the columns in a recipe, such as columns: {{question: …, answer: …, images: {column}}}",
         )
-    hint = "use a dataset of text"
+    hint = "train a vision model on pictures (references/vision.md), or use a dataset of text"
     if detected is not None:
         import yaml
 
@@ -76,9 +76,9 @@ def media_error(
         text = yaml.safe_dump(columns, default_flow_style=True, width=10**6, allow_unicode=True).strip()
         hint = f"a recipe that names the columns trains on the text alone: format: {detected.format}, {text[1:-1]}"
     return UsageError(
-        f"{what}, and this version trains on text only",
+        f"{what}, and without a vision model only text is trained",
         code="not_text",
-        expected="a dataset of text",
+        expected="a dataset of text, or a vision model for pictures",
         got=got,
         hint=hint,
     )

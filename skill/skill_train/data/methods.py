@@ -98,7 +98,7 @@ def _sft(row: Row, detected: DetectedFormat | None, rows: Sequence[Row]) -> Verd
     read = set() if detected is None else set(detected.columns.values())  # their rows are checked one by one
     media = [column for column, value in row.items() if column not in read and is_media(column, value)]
     if media and (detected is None or not detected.explicit):
-        why = f"{', '.join(media)} contains images, audio or video, and this version trains on text only"
+        why = f"{', '.join(media)} contains images, audio or video, and without a vision model only text is trained"
         return Verdict("impossible", why)
     if detected is not None:
         because = detected.reason

@@ -135,7 +135,7 @@ def _unread(model: ModelFacts, resolved: ResolvedRecipe) -> list[Blocker]:
         f"the rows are text, and {model.architecture} has no text model that can be loaded alone; rows with pictures "
         "can be trained"
         if trains_on_pictures(model)
-        else f"this version trains on text only, and {model.architecture} has no text model that can be loaded alone"
+        else f"only its text could be trained, and {model.architecture} has no text model that can be loaded alone"
     )
     return [Blocker("vision", message)]
 
