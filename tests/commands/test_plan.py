@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import socket
 import subprocess
 from datetime import UTC, datetime
@@ -360,6 +361,17 @@ def test_what_takes_too_long_goes_to_the_cloud(hub: Hub, here: Path) -> None:
     reasons = {reason["rule"]: reason for reason in data["reasons"]}
     assert (data["where"], reasons["time"]["value"]) == ("cloud", "cloud")
     assert reasons["flavor"]["because"].startswith("the fastest that fits; none is sure to end within 0.0003 h")
+
+
+def test_what_a_folder_lacks_for_a_training_is_said(hub: Hub, here: Path) -> None:
+    """Both, the weights alone, and nothing."""
+    told = [_answer(_call(hub, here, *LOCAL))["warnings"][0]]
+    for name in ("tokenizer.json", "model.safetensors"):
+        shutil.copy(tiny.cached("llama-chatml") / name, here / "model" / name)
+        told += _answer(_call(hub, here, *LOCAL))["warnings"][:1]
+    assert [(one["code"], one["message"].partition(" has ")[2].partition(",")[0]) for one in told] == [
+        ("no_tokenizer", "no tokenizer and no whole weights"), ("no_weights", "no whole weights"), ("few_held_out", ""),
+    ]  # fmt: skip
 
 
 def test_where_overrides_the_rules_and_says_so(hub: Hub, here: Path) -> None:

@@ -188,8 +188,10 @@ def _dataset_facts(console: Console, recipe: Recipe, model: ModelFacts, *, pictu
         console.warn("unread_text", scan.unread_text_warning(unread, facts.columns))
     facts = for_model(facts, has_chat_template=model.has_chat_template)
     key = token_stats.tokenizer_key(recipe.model, model.revision)
-    if key is None and Path(recipe.model).is_dir():
-        console.warn("no_tokenizer", f"{recipe.model} has no tokenizer, so it can be planned but not trained")
+    if Path(recipe.model).is_dir() and (key is None or not model.at_hand):
+        missing = " and ".join(["no tokenizer"] * (key is None) + ["no whole weights"] * (not model.at_hand))
+        code = "no_tokenizer" if key is None else "no_weights"
+        console.warn(code, f"{recipe.model} has {missing}, so it can be planned but not trained")
     counted = token_stats.known_tokens(
         facts, key, split=recipe.split, loss_on=recipe.loss_on, max_length=recipe.max_length
     )
