@@ -97,7 +97,7 @@ CONVERT = {"outputs": {"gguf/m-q8_0.gguf": FILE}}
         (
             {"train": trained(), "convert": CONVERT, "verify": proven("pass", "warn", "fail")},
             "fail",
-            "Not what was trained: 1 of 3 checks pass on 1 file",
+            "Not proven: 1 of 3 checks pass on 1 file",
             "m-q8_0.gguf c2: it is fail",
             "",
         ),

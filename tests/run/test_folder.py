@@ -177,6 +177,10 @@ def test_open_run_wants_a_plan(tmp_path: Path) -> None:
         with pytest.raises(UsageError) as caught:
             open_run(path)
         assert caught.value.code == "not_a_run"
+    (tmp_path / "file.gguf").write_bytes(b"GGUF")
+    with pytest.raises(UsageError) as caught:
+        open_run(tmp_path / "file.gguf")
+    assert caught.value.got == "a file" and "--gguf" in caught.value.hint
     (tmp_path / "plan.json").write_text("{}")
     assert open_run(tmp_path) == RunDir(tmp_path)
 

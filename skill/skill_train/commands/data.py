@@ -64,7 +64,9 @@ class DataOptions:
     ),
 )
 @click.argument("dataset", required=False)
-@click.option("--recipe", type=PATH, help="Recipe with the mapping to use (format, columns); replaces DATASET.")
+@click.option(
+    "--recipe", type=PATH, help="Recipe with the mapping to use (format, columns), and its dataset without DATASET."
+)
 @click.option("--model", help="Model whose tokenizer and chat template count the tokens: folder or Hub id.")
 @click.option(
     "--method",

@@ -79,7 +79,11 @@ class ExportOptions(FileOptions):
     f"each matrix, under --max-size or --bits.  [default: {DEFAULT_TYPES}; with --for {','.join(CANDIDATES)}, and up "
     "to two i-quants]",
 )
-@click.option("--out", type=PATH, help="Folder for the files.  [default: RUN/gguf; for a model folder FOLDER-gguf]")
+@click.option(
+    "--out",
+    type=PATH,
+    help="Folder for the files of a model folder; those of RUN go to RUN/gguf.  [default: FOLDER-gguf]",
+)
 @click.option("--lora", is_flag=True, help="Export only the adapter, for use with a GGUF file of its base model.")
 @click.option(
     "--mmproj",

@@ -130,8 +130,12 @@ def _warn(options: LocalOptions, console: Console, plan: Plan, record: TrainReco
     epochs = _epochs(plan, record)
     if epochs > 1 and _steps_were_set(plan):
         rows, steps = record.data.train_rows, record.steps
-        console.warn("epochs", f"{steps} steps are {epochs:.2g} epochs of the {rows} rows, so rows are repeated")
+        console.warn("epochs", f"{steps} steps are {_count(epochs)} epochs of the {rows} rows, so rows are repeated")
     warn_of_run(console, plan, record, measured_beside_estimates(plan, record))
+
+
+def _count(epochs: float) -> str:
+    return f"{epochs:.2g}" if epochs < 10 else f"{epochs:.0f}"
 
 
 def _run_at(path: Path) -> RunDir:

@@ -103,7 +103,7 @@ def _proven(proof: Proof) -> VerdictView:
     because += [f"{skipped.file} {skipped.name}: not checked, {skipped.reason}" for skipped in proof.not_checked]
     judged = len(proof.inputs.ggufs)
     of = f"{passing} of {len(proof.checks)} checks pass on {judged} file{'' if judged == 1 else 's'}"
-    head = {"pass": "Proven", "warn": "Proven, with warnings", "fail": "Not what was trained"}
+    head = {"pass": "Proven", "warn": "Proven, with warnings", "fail": "Not proven"}
     return _verdict(proof.verdict, f"{head[proof.verdict]}: {of}", because)
 
 

@@ -163,8 +163,10 @@ def open_run(path: Path) -> RunDir:
             f"{path} is not a run directory",
             code="not_a_run",
             expected="a folder that `skill-train local` made (it holds plan.json)",
-            got="no such folder" if not path.is_dir() else "a folder without plan.json",
-            hint="skill-train local --model MODEL --data DATA --run-dir runs/first",
+            got="a file" if path.is_file() else "no such folder" if not path.is_dir() else "a folder without plan.json",
+            hint="give its GGUF file with --gguf, and the model that it was made from with --reference"
+            if path.suffix == ".gguf"
+            else "skill-train local --model MODEL --data DATA --run-dir runs/first",
         )
     return RunDir(path)
 

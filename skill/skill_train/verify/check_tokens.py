@@ -148,7 +148,7 @@ def check_trained(
         turn_end: the token that ends a turn of that template. A text that holds it was rendered before training.
     """
     if not rows:
-        return NotChecked("trained_is_shipped", file, "no rows were kept by a training run")
+        return NotChecked("trained_is_shipped", file, "no rows of text alone were kept by a training run")
     faults = []
     for row, ids in zip(rows, shipped, strict=True):
         if isinstance(ids, str):
