@@ -1,14 +1,18 @@
-"""What a person reads of a proof."""
+"""What a person reads of a proof, and where it lies."""
 
 from __future__ import annotations
 
 import io
+from pathlib import Path
 
 import msgspec
+import pytest
 from rich.console import Console
 
 import whole_records
 from skill_train.commands import verify
+from skill_train.core.errors import UsageError
+from skill_train.core.files import write_json
 from skill_train.run.verify_record import Proof
 
 
@@ -19,3 +23,18 @@ def test_what_was_not_checked_is_named_below_the_table() -> None:
     drawn = io.StringIO()
     verify._draw(Console(file=drawn, width=100), proof)
     assert drawn.getvalue().splitlines()[-1] == "m-f16.gguf answers: not checked, no prompt fits into the context"
+
+
+def test_the_proof_of_another_file_is_not_lost(tmp_path: Path) -> None:
+    """A second file beside it needs a name of its own for its proof, unless the first is verified again with it."""
+    one, two = tmp_path / "one.gguf", tmp_path / "two.gguf"
+    for file in (one, two):
+        file.write_bytes(b"GGUF")
+    digest = {"bytes": 4, "sha256": "0" * 64}
+    write_json(tmp_path / "verify.json", whole_records.proof(inputs={"ggufs": {"one.gguf": digest}}))
+    with pytest.raises(UsageError, match=r"is the proof of one\.gguf") as caught:
+        verify._record_beside((two,))
+    assert (caught.value.code, "--out" in caught.value.hint) == ("output_exists", True)
+    assert verify._record_beside((two, one)) == tmp_path / "verify.json"
+    one.unlink()
+    assert verify._record_beside((two,)) == tmp_path / "verify.json"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from skill_train.core.console import Console, Result
 from skill_train.core.errors import UsageError, VerificationFailed
 from skill_train.gguf.export_files import recorded, unread
 from skill_train.llama.engines.answers import ALL, ENGINES
-from skill_train.run import plan_record
+from skill_train.run import plan_record, verify_record
 from skill_train.run.begun import trained
 from skill_train.run.folder import RunDir, open_run
 from skill_train.run.lock import locked
@@ -84,12 +85,35 @@ def verify(options: VerifyOptions, console: Console) -> Result:
         ggufs=list(options.gguf),
         rows=[],
         held_out=[],
-        record=options.out or options.gguf[0].parent / "verify.json",
+        record=options.out or _record_beside(options.gguf),
         tokens=options.tokens,
         following=[],
         pictures=PictureContext(folder=reference, images=Path()),
         engines=options.engine,
     )
+
+
+def _record_beside(ggufs: tuple[Path, ...]) -> Path:
+    """The file for the proof of these files, beside the first.
+
+    Raises:
+        UsageError: there is the proof of another file, which would be lost.
+    """
+    record, proof = ggufs[0].parent / "verify.json", None
+    if record.is_file():
+        with contextlib.suppress(UsageError):  # no proof: the step says so
+            proof = verify_record.read(record)
+    others = sorted(proof.inputs.ggufs.keys() - {file.name for file in ggufs}) if proof is not None else []
+    if lost := [name for name in others if (record.parent / name).is_file()]:
+        own = record.with_name(f"verify-{ggufs[0].stem}.json")
+        raise UsageError(
+            f"{record} is the proof of {', '.join(lost)}, and would be replaced",
+            code="output_exists",
+            expected="a new file, or a proof of the same files to replace",
+            got=str(record),
+            hint=f"--out {quoted(own)}, or verify these files with it",
+        )
+    return record
 
 
 def verify_run(
