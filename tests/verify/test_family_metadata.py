@@ -120,6 +120,15 @@ def test_a_key_without_a_statement_is_told() -> None:
     assert check.verdict == "warn" and "swin_norm" in check.detail
 
 
+def test_a_step_between_full_layers_of_a_model_without_any() -> None:
+    """Two layers of Gemma 3, both of a window: config.json does not say where the first full one would be."""
+    config, gguf = files("gemma3")
+    assert set(config["layer_types"]) == {"sliding_attention"}
+    metadata = gguf.metadata | {"gemma3.attention.sliding_window_pattern": 6}
+    check = check_metadata(replace(gguf, metadata=metadata), config)
+    assert check.verdict == "warn" and "attention.sliding_window_pattern" in check.detail
+
+
 @pytest.mark.parametrize("family", ["bloom", "gpt2-plain", "gptneox", "mpt"])
 def test_heads_that_the_model_does_not_know_change_nothing(family: str) -> None:
     """A config.json may state what its class in transformers never reads."""

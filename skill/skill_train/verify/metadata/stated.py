@@ -232,7 +232,8 @@ def _pattern(config: Stated, gguf: GgufFile) -> Any:
     layers = config.layer_kinds
     if layers and isinstance(gguf.of_architecture("attention.sliding_window_pattern"), list):
         return [layer == "sliding_attention" for layer in layers]
-    return config("sliding_window_pattern") or (layers.index("full_attention") + 1 if layers else None)
+    full = layers.index("full_attention") + 1 if "full_attention" in layers else None
+    return config("sliding_window_pattern") or full
 
 
 def _recurrent_layers(config: Stated, _: GgufFile) -> Any:
