@@ -120,6 +120,32 @@ def test_a_key_without_a_statement_is_told() -> None:
     assert check.verdict == "warn" and "swin_norm" in check.detail
 
 
+@pytest.mark.parametrize(
+    ("key", "stated", "wrong"),
+    [
+        ("general.sampling.temp", {"temperature": 0.7}, 1.9),
+        ("general.sampling.top_k", {"top_k": 20}, 1),
+        ("general.sampling.penalty_repeat", {"repetition_penalty": 1.05}, 1.5),
+        ("tokenizer.ggml.suppress_tokens", {"suppress_tokens": [300, 301]}, [300, 302]),
+    ],
+)
+def test_sampling_is_that_of_generation_config(key: str, stated: dict[str, Any], wrong: Any) -> None:
+    """llama-cli and llama-server sample by it (common/common.cpp and common/sampling.cpp of llama.cpp)."""
+    config, gguf = files("gemma3")
+    [right] = stated.values()
+    found = {
+        name: check_metadata(replace(gguf, metadata=gguf.metadata | {key: value}), config, generation)
+        for name, value, generation in (("right", right, stated), ("wrong", wrong, stated), ("unstated", right, {}))
+    }
+    assert {name: check.verdict for name, check in found.items()} == {
+        "right": "pass",
+        "wrong": "fail",
+        "unstated": "warn",
+    }
+    assert key in found["unstated"].detail
+    assert f"{key} is" in found["wrong"].detail and "generation_config.json has" in found["wrong"].detail
+
+
 def test_a_step_between_full_layers_of_a_model_without_any() -> None:
     """Two layers of Gemma 3, both of a window: config.json does not say where the first full one would be."""
     config, gguf = files("gemma3")

@@ -149,10 +149,16 @@ def logits(model: Any, ids: list[int], **pictures: Any) -> Any:
         return model(input_ids=torch.tensor([ids]), use_cache=False, **pictures).logits[0].float().numpy()
 
 
+def generation_config(folder: Path) -> JsonObject:
+    """What a model folder's generation_config.json states; nothing where there is none."""
+    file = folder / "generation_config.json"
+    stated: JsonObject = read_json(file) if file.is_file() else {}
+    return stated
+
+
 def stop_ids(folder: Path, tokenizer: Any) -> set[int]:
     """The ids that end an answer: those in generation_config.json, and the tokenizer's EOS."""
-    file = folder / "generation_config.json"
-    stated = read_json(file).get("eos_token_id") if file.is_file() else None
+    stated = generation_config(folder).get("eos_token_id")
     listed = stated if isinstance(stated, list) else [stated, tokenizer.eos_token_id]
     return {token for token in listed if token is not None}
 

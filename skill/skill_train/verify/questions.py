@@ -10,7 +10,7 @@ from typing import Any
 from skill_train.facts import JsonObject
 from skill_train.llama.template import Conversation, Rendered, render_reference
 from skill_train.model.folder import read_config
-from skill_train.reference.load import load_tokenizer, stop_ids
+from skill_train.reference.load import generation_config, load_tokenizer, stop_ids
 from skill_train.run.train_record import Row
 from skill_train.verify import check_template, check_tokens
 from skill_train.verify.metadata.vocabulary import Files, read_files
@@ -63,6 +63,10 @@ class MeasuredReference(Questions):
         """Tokens by id. They are read once, because a tokenizer takes long to list them."""
         tokens: list[str | None] = self.tokenizer.convert_ids_to_tokens(list(range(len(self.tokenizer))))
         return tokens
+
+    @cached_property
+    def generation(self) -> JsonObject:
+        return generation_config(self.folder)
 
     @cached_property
     def files(self) -> Files:

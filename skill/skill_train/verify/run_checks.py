@@ -231,7 +231,7 @@ def _judge_static(
     gguf: GgufFile, unquantized: GgufFile | None, reference: MeasuredReference, findings: Findings, confirmed: bool
 ) -> None:
     output = output_of_its_own(reference.folder, reference.adapter)
-    findings.add(check_metadata(gguf, reference.config))
+    findings.add(check_metadata(gguf, reference.config, reference.generation))
     if (window := check_window(gguf.path.name, reference.config)) is not None:
         findings.add(window)
     own = reference.vocabulary

@@ -13,6 +13,7 @@ from skill_train.run.records import Verdict
 from skill_train.run.verify_record import Check
 from skill_train.verify.check import first_few
 from skill_train.verify.metadata.rope import kind_of, table_faults
+from skill_train.verify.metadata.sampling import expected_sampling, is_sampling
 from skill_train.verify.metadata.stated import (
     EXPECTED,
     Stated,
@@ -33,26 +34,30 @@ _ROUTED = {"deepseek2", "glm4moe", "dots1", "bailingmoe2"}
 _CONSTANTS = {("falcon", "context_length"): 2048}
 
 
-def check_metadata(gguf: GgufFile, config: JsonObject) -> Check:
-    """Checks that each key of the architecture has the value that config.json states.
+def check_metadata(gguf: GgufFile, config: JsonObject, generation: JsonObject | None = None) -> Check:
+    """Checks that each key of the architecture has the value that config.json states, and each key of sampling that of
+    generation_config.json.
 
-    A key for which config.json states nothing is a warning.
+    A key for which they state nothing is a warning.
     """
     values = stated(config)
     prefix = f"{gguf.architecture}."
     faults, equal, unknown, harmless = list[str](), list[str](), list[str](), list[str]()
     for name, value in gguf.metadata.items():
-        key = name.removeprefix(prefix)
-        if key == name or (isinstance(value, str) and key not in EXPECTED):
+        key, source = name.removeprefix(prefix), "config.json"
+        if is_sampling(name):
+            in_config, source = expected_sampling(name, generation or {}), "generation_config.json"
+        elif key == name or (isinstance(value, str) and key not in EXPECTED):
             continue
-        in_config = expected(key, values, gguf)
+        else:
+            in_config = expected(key, values, gguf)
         if in_config is None:
             unknown.append(key)
         elif same(value, in_config):
             equal.append(key)
         else:
             constant = _CONSTANTS.get((gguf.architecture, key)) == value
-            (harmless if constant else faults).append(f"{key} is {_short(value)}, config.json has {_short(in_config)}")
+            (harmless if constant else faults).append(f"{key} is {_short(value)}, {source} has {_short(in_config)}")
     faults += _missing(gguf, values) + table_faults(gguf, values.rope) + _vocabulary_size(gguf, values)
     return _verdict(gguf, faults, equal, unknown, harmless)
 
@@ -71,8 +76,8 @@ def check_window(file: str, config: JsonObject) -> Check | None:
 
 
 def _verdict(gguf: GgufFile, faults: list[str], equal: list[str], unknown: list[str], harmless: list[str]) -> Check:
-    good = "equal to config.json: " + ", ".join(equal)
-    notes = f"; not compared, because config.json does not state it: {', '.join(unknown)}" if unknown else ""
+    good = "equal to the model's files: " + ", ".join(equal)
+    notes = f"; not compared, because the model's files do not state it: {', '.join(unknown)}" if unknown else ""
     notes += f"; {', '.join(harmless)}, and llama.cpp computes the same" if harmless else ""
     verdict: Verdict = "fail" if faults else "warn" if unknown or harmless else "pass"
     figures = {"looked_at": len(equal) + len(faults), "not_compared": unknown}
