@@ -26,7 +26,7 @@ from skill_train.reference.pictures import PictureQuestion
 from skill_train.run.verify_record import Check, NotChecked
 from skill_train.verify.pictures.check import PairsRequest, check_pairs
 from skill_train.verify.pictures.measured import measure
-from skill_train.verify.pictures.projector import check_projector_weights
+from skill_train.verify.pictures.projector import check_projector, check_projector_weights
 from skill_train.verify.pictures.same_pixels import PairTypes, check_same_pixels
 
 pytestmark = pytest.mark.slow
@@ -116,6 +116,25 @@ def test_llama_cpp_leaves_the_epsilon_of_qwen2_vl_out(tmp_path: Path) -> None:
         kl[name] = float(str(named(found, "pictures").figures["mean_kl"]))
     assert kl["1e-12"] < 1e-5 < 1e-4 < kl["0.001"]
     assert unread_epsilon(json.loads((tmp_path / "0.001" / "config.json").read_text())) == 1e-3
+
+
+@pytest.mark.parametrize("kind", tiny_vision.one_of_each("qwen2.5-vl"))
+def test_what_the_tower_computes_with_is_the_models(kind: str) -> None:
+    """Each by its own: little of it shows in the embeddings of one picture."""
+    pair = picture_pairs.pair(kind)
+    text, good = read_gguf(pair.text), read_gguf(pair.projector)
+    epsilon = "clip.vision.attention.layer_norm_epsilon"
+    [switch] = [key for key in good.metadata if key.startswith("clip.use_")]
+    both = {"clip.use_gelu": True, "clip.use_silu": True}
+    said = {}
+    for name, changes in (("right", {}), ("epsilon", {epsilon: 1e-4}), ("off", {switch: False}), ("both", both)):
+        check = check_projector(replace(good, metadata=good.metadata | changes), text, tiny_vision.cached(kind))
+        said[name] = check.verdict, check.detail
+    assert said["right"][0] == "pass", said["right"]
+    assert said["epsilon"] == ("fail", f"{epsilon} is 0.0001, and the model has 1e-06")
+    activation = "silu" if kind == "qwen2.5-vl" else "gelu_pytorch_tanh"
+    assert said["off"] == ("fail", f"the tower has the activation of no switch, and the model has {activation}")
+    assert said["both"][0] == "fail"
 
 
 def with_projector(pair: Pair, out: Path, **changes: Any) -> Pair:

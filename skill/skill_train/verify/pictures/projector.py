@@ -43,12 +43,17 @@ _TYPES = {
     **dict.fromkeys(TILED, "idefics3"),
     **dict.fromkeys(LINED, "pixtral"),
 }
+# Of norms, where no field of the tower's config has it (transformers 5.23).
+_EPSILONS = {**dict.fromkeys(("qwen2_vl", "qwen2_5_vl", "qwen3_vl"), 1e-6), **dict.fromkeys(LINED, 1e-5)}
+# The switch of a file for an activation (llama.cpp, tools/mtmd/clip.cpp). Without one it is the quick form of GELU.
+_SWITCHES = {"gelu": "use_gelu", "gelu_pytorch_tanh": "use_gelu", "silu": "use_silu", "quick_gelu": ""}
 
 
 def check_projector(gguf: GgufFile, text: GgufFile, folder: Path) -> Check:
     """What the file states is what config.json and preprocessor_config.json say, and the two files fit each other."""
     config, processor = read_config(folder), _processor(folder)
-    expected = dict(_stated(config, processor))
+    tower = _tower(config)
+    expected = dict(_stated(config, processor, tower))
     compared = [_fault(key, gguf.metadata.get(key), value) for key, value in expected.items()]
     faults = [fault for fault in compared if fault]
     width = text.of_architecture("embedding_length")
@@ -56,6 +61,7 @@ def check_projector(gguf: GgufFile, text: GgufFile, folder: Path) -> Check:
         width_made = gguf.metadata.get("clip.vision.projection_dim")
         faults.append(f"it makes embeddings of {width_made} numbers, and {text.path.name} reads {width}")
     faults += _type_faults(gguf)
+    faults += _activation_faults(gguf, tower.get("hidden_act"))
     faults += _deepstack_faults(gguf, text, config)
     good = f"{len(expected)} values are those of config.json and preprocessor_config.json"
     return problems("projector", gguf.path.name, faults, looked_at=len(expected), good=good)
@@ -70,6 +76,26 @@ def _type_faults(gguf: GgufFile) -> Iterator[str]:
         yield f"its name says {named}, and its metadata {stated}"
 
 
+def _activation_faults(gguf: GgufFile, activation: str | None) -> Iterator[str]:
+    if activation not in _SWITCHES:
+        return
+    on = [name for name in ("use_gelu", "use_silu") if gguf.metadata.get(f"clip.{name}")]
+    if on != [_SWITCHES[activation]] * bool(_SWITCHES[activation]):
+        yield f"the tower has the activation of {' and '.join(on) or 'no switch'}, and the model has {activation}"
+
+
+def _tower(config: JsonObject) -> JsonObject:
+    """The tower's config, with what its class in transformers has where config.json leaves a value out."""
+    from transformers import CONFIG_MAPPING
+
+    own: JsonObject = config.get("vision_config", {})
+    try:
+        known = CONFIG_MAPPING[str(config.get("model_type"))](vision_config=dict(own)).vision_config.to_dict()
+    except Exception:  # noqa: BLE001 - what a class of another library raises for old keys is not documented
+        return own
+    return {**known, **own}
+
+
 def _processor(folder: Path) -> JsonObject:
     """What the converter reads: the second file wins, and in it what it says of pictures."""
     said: JsonObject = {}
@@ -80,7 +106,7 @@ def _processor(folder: Path) -> JsonObject:
     return said
 
 
-def _stated(config: JsonObject, processor: JsonObject) -> Iterator[tuple[str, Value]]:
+def _stated(config: JsonObject, processor: JsonObject, tower: JsonObject) -> Iterator[tuple[str, Value]]:
     kind, vision = str(config.get("model_type")), config.get("vision_config", {})
     if kind in _TYPES:
         yield "clip.projector_type", _TYPES[kind]
@@ -93,6 +119,7 @@ def _stated(config: JsonObject, processor: JsonObject) -> Iterator[tuple[str, Va
         "embedding_length": vision.get("embed_dim", vision.get("hidden_size")),
         "block_count": vision.get("depth" if qwen else "num_hidden_layers"),
         "attention.head_count": vision.get("num_heads" if qwen else "num_attention_heads"),
+        "attention.layer_norm_epsilon": _EPSILONS.get(kind, tower.get("layer_norm_eps")),
         "image_size": None if qwen else vision.get("image_size"),
         "projector.scale_factor": config.get("scale_factor") if _TYPES.get(kind) == "idefics3" else None,
         "preproc_image_size": processor.get("size", {}).get("longest_edge") if _TYPES.get(kind) == "idefics3" else None,
