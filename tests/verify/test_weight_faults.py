@@ -61,6 +61,20 @@ def test_every_tensor_of_a_correct_file_is_that_of_the_model(family: str) -> Non
         assert (check.verdict, check.figures["looked_at"]) == ("pass", len(files[0].tensors)), check.detail
 
 
+@pytest.mark.parametrize("times", [2, 0.5])
+def test_part_of_the_change_of_one_weight_is_named(times: float, tmp_path: Path) -> None:
+    """The adapter's change is a tenth of the weight: in a coarse type no row is too far off."""
+    good = gguf_maker.exported("gemma")
+    file, module = read_gguf(good.file("q4_k_m")), "base_model.model.model.layers.1.mlp.up_proj.lora_B.weight"
+    adapter = Path(shutil.copytree(good.adapter, tmp_path / "adapter"))
+    parts = load_file(adapter / "adapter_model.safetensors")
+    save_file(parts | {module: times * parts[module]}, adapter / "adapter_model.safetensors")
+    assert said([file], good.base, good.adapter)[file.path.name].verdict == "pass"
+    check = said([file], good.base, adapter)[file.path.name]
+    assert check.verdict == "fail"
+    assert f"blk.1.ffn_up.weight holds {1 / times:.2f} of the adapter's change" in check.detail
+
+
 def test_a_weight_that_was_left_out_is_named(tmp_path: Path) -> None:
     """llama.cpp loads such a file, and computes without the bias."""
     lost = gguf_edit.rewrite(

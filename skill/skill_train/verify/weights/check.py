@@ -21,6 +21,7 @@ from skill_train.run.records import Verdict
 from skill_train.run.verify_record import Check, NotChecked
 from skill_train.verify.check import first_few
 from skill_train.verify.weights.arrangements import as_in_model, minus_exp, one_more
+from skill_train.verify.weights.change import ENOUGH, ChangeSums
 from skill_train.verify.weights.places import EMBEDDING, OUTPUT, TRIED, VOCABULARY, Place, Places, places
 from skill_train.verify.weights.rounding import errors
 from skill_train.verify.weights.tensors import row_chunks, weights_of
@@ -49,9 +50,10 @@ def compare_weights(files: list[GgufFile], model: Any, adapter: Path | None) -> 
     def compare(named: tuple[str, partial[Any]]) -> None:
         chosen = [(comparison, place) for comparison in comparisons for place in comparison.of_source.get(named[0], ())]
         if chosen:
-            weight = named[1]()
+            weight, stored = named[1](), named[1].args[0]
+            base = stored if weight is not stored else None
             for comparison, place in chosen:
-                comparison.compare_arranged(place, weight)
+                comparison.compare_arranged(place, weight, base)
 
     threads = torch.get_num_threads()
     try:  # each thread works alone on a weight
@@ -106,17 +108,22 @@ class _FileComparison:
         for place in places.placed:
             self.of_source.setdefault(place.source, []).append(place)
 
-    def compare_arranged(self, place: Place, weight: Any) -> None:
-        """Compares a weight as the model has it. It cannot be arranged if the file is of another architecture."""
+    def compare_arranged(self, place: Place, weight: Any, base: Any = None) -> None:
+        """Compares a weight as the model has it. It cannot be arranged if the file is of another architecture.
+
+        Args:
+            base: the weight without the adapter's change; None where it changes nothing.
+        """
         try:
             arranged = place.arrange(weight)
+            arranged_base = None if base is None else place.arrange(base)
         except (RuntimeError, ZeroDivisionError):
             fault = f"{place.tensor} is not {place.source}, whose shape {list(weight.shape)} is of another architecture"
             self.compared.append(_ComparedWeight(place.tensor, 0, float("inf"), fault))
             return
-        self.compare(place, arranged)
+        self.compare(place, arranged, arranged_base)
 
-    def compare(self, place: Place, weight: Any) -> None:
+    def compare(self, place: Place, weight: Any, base: Any = None) -> None:
         """Compares every row of a weight that is arranged as the file has it."""
         tensor = self.gguf.tensors[place.tensor]
         width = tensor.shape[0]
@@ -126,7 +133,8 @@ class _FileComparison:
             self.compared.append(_ComparedWeight(tensor.name, 0, float("inf"), fault))
             return
         expected = weight.reshape(-1, width)[:room]
-        self.compared.append(self._compared_weight(tensor, place, expected))
+        base = None if base is None else base.reshape(-1, width)
+        self.compared.append(self._compared_weight(tensor, place, expected, base))
         beyond = place.start + len(expected)
         if tensor.name in VOCABULARY and beyond < tensor.elements // width:
             self._beyond(tensor, beyond)
@@ -165,19 +173,25 @@ class _FileComparison:
                 _ComparedWeight(tensor, 0, 0.0, f"{tensor} is missing, which is {source} of the model")
             )
 
-    def _compared_weight(self, tensor: Tensor, place: Place, expected: Any) -> _ComparedWeight:
-        read, worst, fault = weights_of(self.gguf, tensor), 0.0, ""
+    def _compared_weight(self, tensor: Tensor, place: Place, expected: Any, base: Any) -> _ComparedWeight:
+        read, worst, fault, sums = weights_of(self.gguf, tensor), 0.0, "", ChangeSums()
         computed = place.arrange in (one_more, minus_exp)
-        for rows in row_chunks(len(expected), tensor.shape[0]):
+        every = max(1, expected.numel() // ENOUGH)
+        for number, rows in enumerate(row_chunks(len(expected), tensor.shape[0])):
             values = expected[rows.start : rows.stop].float().numpy()
             first = place.start + rows.start
             stored = read(slice(first, first + len(values)))
             off, wrong = errors(tensor.kind, stored, values, tuned=self.tuned, computed=computed)
             worst = max(worst, float(off.max()))
+            if base is not None and not computed and number % every == 0:
+                sums.add(stored, values, base[rows.start : rows.stop].float().numpy())
             if not fault and wrong.any():
                 row = int(wrong.argmax())
                 detail = f"row {first + row} is {off[row]:.2g} of its length off, more than {tensor.kind} may be"
                 fault = f"{tensor.name} is not {place.source}: {detail}"
+        share = sums.wrong_share(tensor.kind)
+        if not fault and share is not None:
+            fault = f"{tensor.name} holds {share:.2f} of the adapter's change of {place.source}, and not all of it once"
         return _ComparedWeight(tensor.name, len(expected), worst, fault)
 
     def _beyond(self, tensor: Tensor, first: int) -> None:
