@@ -1349,15 +1349,16 @@ def to_example(row: Row, data_format: str, columns: dict[str, str]) -> Example:
         return row.get(columns[name]) if name in columns else None
 
     if data_format == "messages":
-        return chat(value("messages"), value("tools"), 0)
+        return chat(with_system(value("messages"), value("system")), value("tools"), 0)
     if data_format == "sharegpt":
-        return chat(from_sharegpt(value("conversations"), value("system")), value("tools"), 0)
+        return chat(with_system(from_sharegpt(value("conversations")), value("system")), value("tools"), 0)
     if data_format == "text":
         return {"kind": "text", "text": text_of(value("text"), "text")}
     names = ("question", "answer") if data_format == "question_answer" else ("prompt", "completion")
     prompt, completion = value(names[0]), value(names[1])
     if data_format in PAIRS and (isinstance(prompt, list) or isinstance(completion, list)):
         prompt, completion = as_messages(prompt, "user", names[0]), as_messages(completion, "assistant", names[1])
+        prompt = with_system(prompt, value("system"))
         return chat([*prompt, *completion], value("tools"), len(prompt))
     if data_format in BARE:
         return {
@@ -1372,11 +1373,10 @@ def from_pair(data_format: str, value: Callable[[str], Any]) -> list[Message]:
     """One turn from `instruction`/`input`/`output` or `question`/`answer`, after a system message if there is one."""
     names = ("instruction", "output") if data_format == "instruction" else ("question", "answer")
     user = text_of(value(names[0]), names[0])
-    if value("input"):
+    if says(value("input")):
         user += "\n\n" + text_of(value("input"), "input")
-    system = system_message(value("system"))
     answer: Message = {"role": "assistant", "content": text_of(value(names[1]), names[1])}
-    return [*system, {"role": "user", "content": user}, answer]
+    return list(with_system([{"role": "user", "content": user}, answer], value("system")))
 
 
 ROLES = ("system", "developer", "user", "assistant", "tool", "function", "ipython", "observation", "environment")
@@ -1386,9 +1386,18 @@ SHAREGPT_ROLES = {
 }  # fmt: skip
 
 
-def system_message(text: Any) -> list[Message]:
-    """A system message; none if there is no text."""
-    return [{"role": "system", "content": text_of(text, "system")}] if text else []
+def says(value: Any) -> bool:
+    """Whether an optional column of a row holds anything but blanks."""
+    return bool(value.strip() if isinstance(value, str) else value)
+
+
+def with_system(messages: Any, text: Any) -> Any:
+    """The messages after a system message of this text. They stay as they are where there is no text, or where they
+    begin with the same one."""
+    if not says(text) or not isinstance(messages, list):
+        return messages
+    system: Message = {"role": "system", "content": text_of(text, "system")}
+    return messages if messages[:1] == [system] else [system, *messages]
 
 
 def speaker_of(turn: Row) -> str | None:
@@ -1396,10 +1405,10 @@ def speaker_of(turn: Row) -> str | None:
     return SHAREGPT_ROLES.get(str(turn.get("from")).lower())
 
 
-def from_sharegpt(turns: Any, system: Any) -> list[Message]:
+def from_sharegpt(turns: Any) -> list[Message]:
     if not isinstance(turns, list):
         raise bad_row("conversations is not a list", '[{"from", "value"}, …]', repr(turns))
-    messages = system_message(system)
+    messages = list[Message]()
     for turn in turns:
         role = speaker_of(turn) if isinstance(turn, dict) else None
         if role is None:
@@ -1721,31 +1730,6 @@ def is_media(column: str, value: Any) -> bool:
     if isinstance(value, str):  # a sentence about a picture is text
         return len(value.split()) < SENTENCE_WORDS and (value.isascii() or len(value) < 12)
     return True
-
-
-# Beside the pictures, a column of texts or numbers that only tells which picture it is.
-NAMES_PICTURE = re.compile(
-    r"(?:\w+_)?(?:id|name|filename|file|path|url|uri|link|key|index|width|height|size)s?", re.IGNORECASE
-)
-
-
-def tells_which_picture(column: str, value: Any) -> bool:
-    """Whether a column beside the pictures only names them: `image_id`, `coco_url`, `width`."""
-    return isinstance(value, (str, int, float)) and NAMES_PICTURE.fullmatch(column) is not None
-
-
-def media_beside(row: Row, columns: dict[str, str], *, pictures: bool = False) -> str | None:
-    """A column that training would not read, and that contains images, audio or video.
-
-    Args:
-        columns: those that it reads.
-        pictures: the model reads those of the format's own column. Then others may tell which they are.
-    """
-    read = set(columns.values())
-    beside = ((name, value) for name, value in row.items() if name not in read)
-    if pictures and "images" in columns:
-        beside = ((name, value) for name, value in beside if not tells_which_picture(name, value))
-    return next((name for name, value in beside if is_media(name, value)), None)
 
 
 # --- parquet ---------------------------------------------------------------------------------------------------------
@@ -2984,6 +2968,31 @@ def require_places(example: Example, pictures: int) -> None:
     places = sum(str(message["content"]).count(PICTURE) for message in example["messages"])
     if places != pictures:
         raise bad_row("a row's pictures do not stand in its messages", f"{pictures} places", f"{places}")
+
+
+# Beside the pictures, a column of texts or numbers that only tells which picture it is.
+NAMES_PICTURE = re.compile(
+    r"(?:\w+_)?(?:id|name|filename|file|path|url|uri|link|key|index|width|height|size)s?", re.IGNORECASE
+)
+
+
+def tells_which_picture(column: str, value: Any) -> bool:
+    """Whether a column beside the pictures only names them: `image_id`, `coco_url`, `width`."""
+    return isinstance(value, (str, int, float)) and NAMES_PICTURE.fullmatch(column) is not None
+
+
+def media_beside(row: Row, columns: dict[str, str], *, pictures: bool = False) -> str | None:
+    """A column that training would not read, and that contains images, audio or video.
+
+    Args:
+        columns: those that it reads.
+        pictures: the model reads those of the format's own column. Then others may tell which they are.
+    """
+    read = set(columns.values())
+    beside = ((name, value) for name, value in row.items() if name not in read)
+    if pictures and "images" in columns:
+        beside = ((name, value) for name, value in beside if not tells_which_picture(name, value))
+    return next((name for name, value in beside if is_media(name, value)), None)
 
 
 # --- pictures/engine -------------------------------------------------------------------------------------------------
@@ -4787,6 +4796,10 @@ WITHOUT_TEMPLATE = (
     "the rows are trained without the model's chat template, so in a chat the model sees a different prompt "
     "from the one it was trained on"
 )
+SYSTEM_UNREAD = (
+    "the system messages that stand beside the prompts are not read, because this model has no chat template: write "
+    "them into the prompts if the answers need them"
+)
 MARK = "skill train mark 7f3a"  # stands in for an answer to find where a template puts it
 CALL_MARK = '{"skill train mark 7f3a": "1"}'  # stands in for arguments, to see whether a template escapes their text
 ARGUMENTS_READ = (
@@ -4900,6 +4913,8 @@ class Encoder:
         example = to_example(row, self.recipe["format"], columns)
         if images:
             require_places(example, len(images))
+        if example["kind"] != "chat" and says(row.get(columns.get("system", ""))):
+            self.note(SYSTEM_UNREAD)
         rendered, spans = self.chat_spans(example) if example["kind"] == "chat" else self.plain_spans(example)
         if self.recipe["loss_on"] == "all":
             spans = [(0, len(rendered))]

@@ -9,12 +9,14 @@ from typing import Any
 
 import pytest
 
+import tiny
 from one_command import answered
 from skill_train.core.errors import UsageError
 from skill_train.data import scan as dataset
 from skill_train.facts import DatasetFacts
 from skill_train.program.examples import to_example
 from skill_train.recipe.fields import Recipe, from_dict, recipe_hash
+from skill_train.recipe.formats import for_model
 from training import write_data
 
 TURNS = [{"role": "user", "content": "2+2?"}, {"role": "assistant", "content": "4"}]
@@ -29,6 +31,9 @@ TABLE: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     ({"conversations": SPOKEN}, {"tools": TOOLS}, "tools"),
     ({"conversations": SPOKEN}, {"system": "Count."}, "system"),
     ({"prompt": TURNS[:1], "completion": TURNS[1:]}, {"tools": TOOLS}, "tools"),
+    ({"messages": TURNS}, {"system": "Count."}, "system"),
+    ({"prompt": TURNS[:1], "completion": TURNS[1:]}, {"system": "Count."}, "system"),
+    ({"prompt": "2+2?", "response": "4"}, {"system_prompt": "Count."}, "system"),
     (ALPACA, {"input": "2 2"}, "input"),
     (ALPACA, {"context": "2 2"}, "input"),
     (ALPACA, {"system": "Count."}, "system"),
@@ -64,6 +69,41 @@ def test_the_order_of_the_rows_does_not_matter(
     assert (first.columns, first.reason) == (second.columns, second.reason)
     hashes = {recipe_hash({"columns": facts.columns, "data": "d"}, {}) for facts in (first, second)}
     assert len(hashes) == 1
+
+
+@pytest.mark.parametrize("row", [row for row, *_ in TABLE if row is not ALPACA], ids=lambda row: ",".join(row))
+@pytest.mark.parametrize(("text", "roles"), [("Count.", "system user assistant"), (" ", "user assistant")])
+def test_a_system_message_beside_the_turns_comes_before_them(
+    tmp_path: Path, row: dict[str, Any], text: str, roles: str
+) -> None:
+    """Unless it says nothing. Here it is of a model with a chat template, for which prompts are turns."""
+    facts = for_model(_scan(write_data(tmp_path, [row | {"system": text}])), has_chat_template=True)
+    example = to_example(row | {"system": text}, facts.format, facts.columns)
+    assert " ".join(message["role"] for message in example["messages"]) == roles
+    assert [message["content"] for message in example["messages"]] == [text, "2+2?", "4"][-len(roles.split()) :]
+    assert example["trained_messages"] == [len(roles.split()) - 1]
+
+
+def test_an_input_of_blanks_adds_nothing() -> None:
+    columns = {name: name for name in ("instruction", "input", "output")}
+    example = to_example(ALPACA | {"input": " \n"}, "instruction", columns)
+    assert [message["content"] for message in example["messages"]] == ["Add", "4"]
+
+
+@pytest.mark.parametrize("row", [{"messages": TURNS}, {"conversations": SPOKEN}], ids=["messages", "sharegpt"])
+def test_a_system_message_that_the_turns_have_too_is_read_once(tmp_path: Path, row: dict[str, Any]) -> None:
+    [(name, turns)] = row.items()
+    told = {"role": "system", "content": "Count."} if name == "messages" else {"from": "system", "value": "Count."}
+    both = {name: [told, *turns], "system": "Count."}
+    facts = _scan(write_data(tmp_path, [both]))
+    messages = to_example(both, facts.format, facts.columns)["messages"]
+    assert [message["role"] for message in messages] == ["system", "user", "assistant"]
+
+
+def test_a_model_without_a_template_says_that_it_reads_no_system_message(tmp_path: Path) -> None:
+    data = write_data(tmp_path, [{"system": "Count.", "prompt": "2+2?", "completion": "4"}])
+    warnings = answered("plan", "--data", data, "--model", tiny.cached("gpt2"))[1]["warnings"]
+    assert any("system messages" in warning["message"] for warning in warnings)
 
 
 def test_two_that_come_one_after_the_other_are_both_read(tmp_path: Path) -> None:

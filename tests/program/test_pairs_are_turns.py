@@ -18,7 +18,7 @@ import pytest
 import tiny
 import training
 from command_child import Commands
-from skill_train.program.encode import WITHOUT_TEMPLATE
+from skill_train.program.encode import SYSTEM_UNREAD, WITHOUT_TEMPLATE
 from skill_train.program.events import Refused
 from skill_train.program.main import load_data
 from skill_train.program.tokenizer import load_tokenizer
@@ -120,6 +120,14 @@ def test_bare_text_is_joined_as_it_stands(tmp_path: Path, kind: str, values: dic
     assert row["input_ids"] == [*prompt, *answer, tokenizer.eos_token_id]
     assert row["labels"] == [*[-100] * len(prompt), *answer, tokenizer.eos_token_id]
     assert loaded["figures"]["notes"] == ([WITHOUT_TEMPLATE] if values else [])
+
+
+def test_a_system_message_that_is_not_read_is_told(tmp_path: Path) -> None:
+    rows = [{"system": "Count.", "prompt": "Two and two is", "completion": " four"}] * 3
+    recipe = training.resolved(tiny.cached("gpt2"), training.write_data(tmp_path, rows), max_steps=1)
+    loaded = load_data(recipe, _tokenizer("gpt2"))
+    assert loaded["train"][0]["rendered"] == "Two and two is four"
+    assert loaded["figures"]["notes"] == [SYSTEM_UNREAD]
 
 
 def test_bare_text_is_told(commands: Commands, tmp_path: Path) -> None:

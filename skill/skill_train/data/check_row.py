@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 
 from skill_train.data.row_pictures import RowPictures, problem_of
 from skill_train.program.events import ErrorWords, Refused
-from skill_train.program.examples import Example, Row, media_beside, to_example
-from skill_train.program.pictures.find import PICTURE, lift_pictures, require_places
+from skill_train.program.examples import Example, Row, to_example
+from skill_train.program.pictures.find import PICTURE, lift_pictures, media_beside, require_places
 from skill_train.recipe.formats import DetectedFormat, as_turns, kind
 
 # Roles that answer a call of the assistant, by the names that templates know.
@@ -59,6 +59,7 @@ def checker(detected: DetectedFormat, pictures: RowPictures | None = None) -> Ch
                 )
             example = example_of(row, detected, pictures)
             size, turns = measure(example)
+            size += _unread_system_bytes(row, detected, example)
             size -= _marks_bytes(example) if pictures is not None else 0
         except BadPictures as refusal:
             return _refusal(problem_of(refusal), refusal.error["message"])
@@ -216,6 +217,12 @@ def role_trouble(roles: tuple[str, ...]) -> str:
         if role in _TOOLS and before != "assistant" and before not in _TOOLS:
             return f"a {role} message after {before}"
     return "ends with the user" if speakers[-1] == "user" else ""
+
+
+def _unread_system_bytes(row: Row, detected: DetectedFormat, example: Example) -> int:
+    """Bytes of the system message beside a prompt, which a model with a chat template reads before it."""
+    system = row.get(detected.columns.get("system", ""))
+    return _bytes(system) if example["kind"] == "completion" and isinstance(system, str) else 0
 
 
 def _marks_bytes(example: Example) -> int:

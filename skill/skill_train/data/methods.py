@@ -12,7 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from skill_train.program.examples import Row, is_media, media_mark, tells_which_picture
+from skill_train.program.examples import Row, is_media, media_mark
+from skill_train.program.pictures.find import tells_which_picture
 from skill_train.recipe.formats import (
     OPTIONAL,
     PICTURE_COLUMNS,

@@ -20,13 +20,13 @@ from skill_train.program.examples import (
     Pictured,
     Row,
     json_value,
-    media_beside,
     media_in,
+    says,
     to_example,
 )
 from skill_train.program.pictures.beside import rows_named
 from skill_train.program.pictures.decode import PictureSource
-from skill_train.program.pictures.find import lift_pictures, require_places
+from skill_train.program.pictures.find import lift_pictures, media_beside, require_places
 from skill_train.program.pictures.tokens import Pictures
 from skill_train.program.split import IGNORED
 from skill_train.program.tokenizer import added_special_tokens
@@ -37,6 +37,10 @@ TEMPLATE_SECONDS, SECONDS_A_RENDERING, SECONDS_A_CHARACTER = 10.0, 0.003, 2e-6
 WITHOUT_TEMPLATE = (
     "the rows are trained without the model's chat template, so in a chat the model sees a different prompt "
     "from the one it was trained on"
+)
+SYSTEM_UNREAD = (
+    "the system messages that stand beside the prompts are not read, because this model has no chat template: write "
+    "them into the prompts if the answers need them"
 )
 MARK = "skill train mark 7f3a"  # stands in for an answer to find where a template puts it
 CALL_MARK = '{"skill train mark 7f3a": "1"}'  # stands in for arguments, to see whether a template escapes their text
@@ -151,6 +155,8 @@ class Encoder:
         example = to_example(row, self.recipe["format"], columns)
         if images:
             require_places(example, len(images))
+        if example["kind"] != "chat" and says(row.get(columns.get("system", ""))):
+            self.note(SYSTEM_UNREAD)
         rendered, spans = self.chat_spans(example) if example["kind"] == "chat" else self.plain_spans(example)
         if self.recipe["loss_on"] == "all":
             spans = [(0, len(rendered))]

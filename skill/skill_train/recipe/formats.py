@@ -25,9 +25,9 @@ BARE = ("text", "completion", "prompt_completion")  # trained unchanged, without
 _SYSTEM = ("system", "system_prompt")
 _TURNS = "turns of the model's chat template; format: completion asks for bare text"
 OPTIONAL: dict[str, dict[str, tuple[str, ...]]] = {
-    "messages": {"tools": ("tools",)},
+    "messages": {"system": _SYSTEM, "tools": ("tools",)},
     "sharegpt": {"system": _SYSTEM, "tools": ("tools",)},
-    "prompt_completion": {"tools": ("tools",)},
+    "prompt_completion": {"system": _SYSTEM, "tools": ("tools",)},
     "instruction": {"input": ("input", "context"), "system": _SYSTEM},
     "question_answer": {"system": _SYSTEM, "tools": ("tools",)},
     "text": {},
@@ -154,19 +154,21 @@ def as_turns(detected: DetectedFormat) -> DetectedFormat:
 def for_model(facts: DatasetFacts, *, has_chat_template: bool) -> DatasetFacts:
     """The facts of the rows as this model reads them: prompts and completions become turns if it has a chat template.
 
-    Then pairs of texts count as two messages for each row, and pairs of messages keep their counted number.
+    Then pairs of texts count as two messages for each row, three with a column of system messages, and pairs of
+    messages keep their counted number.
     """
     detected = DetectedFormat(facts.format, facts.columns, facts.reason)
     turned = as_turns(detected) if has_chat_template else detected
     if turned is detected:
         return facts
+    messages = 3 if "system" in turned.columns else 2
     return dataclasses.replace(
         facts,
         format=turned.format,
         columns=turned.columns,
         reason=turned.reason,
-        turns=None if facts.turns is None else max(facts.turns, 2 * facts.rows),
-        longest_turns=None if facts.longest_turns is None else max(facts.longest_turns, 2),
+        turns=None if facts.turns is None else max(facts.turns, messages * facts.rows),
+        longest_turns=None if facts.longest_turns is None else max(facts.longest_turns, messages),
     )
 
 

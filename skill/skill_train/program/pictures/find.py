@@ -7,7 +7,7 @@ import re
 from typing import Any
 
 from skill_train.program.events import Refused
-from skill_train.program.examples import ANSWERS, Example, Row, bad_row, media_mark, speaker_of
+from skill_train.program.examples import ANSWERS, Example, Row, bad_row, is_media, media_mark, speaker_of
 from skill_train.program.pictures.decode import PICTURE_HINT, PictureSource
 
 PICTURE = "\ufffc"  # U+FFFC, object replacement character: stands for a picture in the text of a message
@@ -204,3 +204,28 @@ def require_places(example: Example, pictures: int) -> None:
     places = sum(str(message["content"]).count(PICTURE) for message in example["messages"])
     if places != pictures:
         raise bad_row("a row's pictures do not stand in its messages", f"{pictures} places", f"{places}")
+
+
+# Beside the pictures, a column of texts or numbers that only tells which picture it is.
+NAMES_PICTURE = re.compile(
+    r"(?:\w+_)?(?:id|name|filename|file|path|url|uri|link|key|index|width|height|size)s?", re.IGNORECASE
+)
+
+
+def tells_which_picture(column: str, value: Any) -> bool:
+    """Whether a column beside the pictures only names them: `image_id`, `coco_url`, `width`."""
+    return isinstance(value, (str, int, float)) and NAMES_PICTURE.fullmatch(column) is not None
+
+
+def media_beside(row: Row, columns: dict[str, str], *, pictures: bool = False) -> str | None:
+    """A column that training would not read, and that contains images, audio or video.
+
+    Args:
+        columns: those that it reads.
+        pictures: the model reads those of the format's own column. Then others may tell which they are.
+    """
+    read = set(columns.values())
+    beside = ((name, value) for name, value in row.items() if name not in read)
+    if pictures and "images" in columns:
+        beside = ((name, value) for name, value in beside if not tells_which_picture(name, value))
+    return next((name for name, value in beside if is_media(name, value)), None)
