@@ -18,7 +18,7 @@ import pytest
 import tiny
 import tiny_templates
 import training
-from skill_train.program.encode import Encoder
+from skill_train.program.encode import THOUGHTS_LEFT_OUT, Encoder
 from skill_train.program.events import Refused
 from skill_train.program.main import load_data
 from skill_train.program.model import check_vocabulary
@@ -374,6 +374,46 @@ def test_a_template_without_an_end_token_is_noted(tmp_path: Path) -> None:
     row = encoder(0, 1, {"messages": TURNS[1:3]})
     assert [tokenizer.decode(ids).strip() for ids in _runs(row)] == ["Four."]
     assert any("where to stop" in note for note in encoder.notes)
+
+
+def test_an_end_token_behind_another_mark_is_trained_too(tmp_path: Path) -> None:
+    """Command R7B writes `<|END_RESPONSE|><|END_OF_TURN_TOKEN|>`, and only the second ends its answers. Here the first
+    is `<|endoftext|>`; the marks of the next turn are nobody's end."""
+    template = "{%- for m in messages -%}{{- '<|im_start|>' + m.role + '\\n' + m.content -}}"
+    template += "{{- '<|endoftext|>' if m.role == 'assistant' -}}{{- '<|im_end|>' -}}{%- endfor -%}"
+    template += "{%- if add_generation_prompt -%}{{- '<|im_start|>assistant\\n' -}}{%- endif -%}"
+    row, tokenizer = _encoded(tmp_path, "qwen2", {"messages": TURNS}, template=template)
+    ends = "<|endoftext|><|im_end|>"
+    assert [tokenizer.decode(ids) for ids in _runs(row)] == [f"Four.{ends}", f"Six, so 4 + 2 = 6.{ends}"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "answer", "told"),
+    [
+        ("qwen2", {"content": "Four.", "reasoning_content": "add them"}, True),
+        ("qwen2", {"content": "Four.", "thinking": "add them"}, True),
+        ("qwen2", {"content": "<think>\nadd them\n</think>\n\nFour."}, False),  # this template leaves it in the text
+        ("qwen3", {"content": "<think>\nadd them\n</think>\n\nFour."}, False),
+        ("qwen2", {"content": "Four.", "reasoning_content": ""}, False),
+    ],
+)
+def test_thoughts_that_the_template_leaves_out_are_told(
+    tmp_path: Path, kind: str, answer: dict[str, Any], told: bool
+) -> None:
+    row = {"messages": [TURNS[1], {"role": "assistant"} | answer]}
+    encoder, _ = _encoder(tmp_path, kind, row)
+    assert ("add them" in encoder(0, 1, row)["rendered"]) is not (told or answer.get("reasoning_content") == "")
+    assert (THOUGHTS_LEFT_OUT in encoder.notes) is told
+
+
+def test_a_template_that_removes_thoughts_from_the_last_answer_is_told(tmp_path: Path) -> None:
+    """As those of DeepSeek-R1's distilled models do."""
+    template = "{%- for m in messages -%}{{- m.role + ': ' + m.content.split('</think>')[-1] + '<|im_end|>' -}}"
+    template += "{%- endfor -%}{%- if add_generation_prompt -%}{{- 'assistant: ' -}}{%- endif -%}"
+    encoder, tokenizer = _encoder(tmp_path, "qwen2", {"messages": THOUGHTS[:2]}, template=template)
+    row = encoder(0, 1, {"messages": THOUGHTS[:2]})
+    assert [tokenizer.decode(ids).strip() for ids in _runs(row)] == ["Four.<|im_end|>"]
+    assert THOUGHTS_LEFT_OUT in encoder.notes
 
 
 def test_a_token_that_the_model_lacks_is_refused(tmp_path: Path) -> None:

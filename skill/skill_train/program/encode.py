@@ -38,6 +38,10 @@ WITHOUT_TEMPLATE = (
     "the rows are trained without the model's chat template, so in a chat the model sees a different prompt "
     "from the one it was trained on"
 )
+THOUGHTS_LEFT_OUT = (
+    "the chat template leaves out the thoughts of answers (reasoning_content, thinking, or <think> in the content), so "
+    "they are not trained"
+)
 SYSTEM_UNREAD = (
     "the system messages that stand beside the prompts are not read, because this model has no chat template: write "
     "them into the prompts if the answers need them"
@@ -102,6 +106,23 @@ def with_each_arguments(messages: list[Message], changed: Callable[[str], Any]) 
     ]
 
 
+def end_of_turn(special: list[str], end: str | None) -> re.Pattern[str] | None:
+    """What ends an answer: a special token, or several in a row up to the end token. Command R7B's template writes
+    `<|END_RESPONSE|><|END_OF_TURN_TOKEN|>`."""
+    if not special:
+        return None
+    one = "(?:" + "|".join(map(re.escape, special)) + ")"
+    return re.compile(rf"\s*(?:{one}*?{re.escape(end)}|{one})" if end else rf"\s*{one}")
+
+
+def thoughts_of(message: Message) -> list[str]:
+    """The thoughts of an answer: beside its text, by the names that templates know, or in it."""
+    beside = [message.get(name) for name in ("reasoning_content", "reasoning", "thinking")]
+    opened, mark, _ = message["content"].partition("</think>")
+    inside = opened.partition("<think>")[2] if mark else ""
+    return [thought.strip() for thought in (*beside, inside) if isinstance(thought, str) and thought.strip()]
+
+
 def name_of_call(call: Any) -> str:
     function = call.get("function", call) if isinstance(call, dict) else None
     return str(function.get("name"))[:80] if isinstance(function, dict) else "a tool"
@@ -132,7 +153,7 @@ class Encoder:
         self.marks: list[str] | None = None
         self.patience = TEMPLATE_SECONDS  # left for the chat template
         special = sorted({*tokenizer.all_special_tokens, *added_special_tokens(tokenizer)}, key=len, reverse=True)
-        self.end_of_turn = re.compile(r"\s*(?:" + "|".join(map(re.escape, special)) + ")") if special else None
+        self.end_of_turn = end_of_turn(special, tokenizer.eos_token)
         if not tokenizer.is_fast:
             raise Refused("this model has no fast tokenizer", code="bad_tokenizer", expected="a tokenizer with offsets")
 
@@ -231,6 +252,7 @@ class Encoder:
         messages = example["messages"] = self.with_arguments(example["messages"], example["tools"])
         rendered = self.render(messages, example["tools"])
         self.require_calls(messages, example["tools"], rendered)
+        self.look_for_thoughts(messages[-1], rendered)
         if self.recipe["loss_on"] == "all":
             return rendered, []  # the whole text is trained, wherever the answers stand
         return rendered, [self.answer_span(example, rendered, i) for i in example["trained_messages"]]
@@ -252,6 +274,12 @@ class Encoder:
                         expected="a template that writes the calls of tools",
                         hint="use a model whose chat template has calls, or write them into the content of the message",
                     )
+
+    def look_for_thoughts(self, last: Message, rendered: str) -> None:
+        """Notes that the thoughts of the last answer are left out. Many templates leave out those of earlier ones."""
+        thoughts = thoughts_of(last) if last["role"] == "assistant" else []
+        if thoughts and not any(thought in rendered for thought in thoughts):
+            self.note(THOUGHTS_LEFT_OUT)
 
     def with_arguments(self, messages: list[Message], tools: Any) -> list[Message]:
         """The messages with the arguments of their calls as this template takes them.
