@@ -42,7 +42,9 @@ ROWS: list[Any] = [
     [USER, {"role": "assistant", "content": [{"type": "text", "text": "4"}]}],
     [USER, {"role": "assistant", "content": [{"type": "image"}]}],
     [USER, CALL, ANSWER, BOT],
+    [USER, CALL, {"role": "tool", "content": ""}, BOT],
     [USER, {"role": "assistant", "content": "4", "thinking": None}],
+    [USER, {"role": "assistant", "content": "4", "weight": 0}],
     [USER, 7],
     [{"role": "model", "content": "4"}, USER],
 ]
@@ -101,6 +103,35 @@ def test_a_column_that_is_nearly_right_is_named() -> None:
 def test_a_conversation_without_its_other_half_is_refused(row: dict[str, Any]) -> None:
     trouble = checker(DetectedFormat("prompt_completion", {"prompt": "q", "completion": "a"}, ""))(row)[2]
     assert trouble is not None and trouble.refused
+
+
+@pytest.mark.parametrize("said", [{"content": ""}, {"content": None}, {}], ids=str)
+def test_a_tool_may_answer_nothing(said: dict[str, Any]) -> None:
+    """As `mkdir` does."""
+    row = {"messages": [USER, CALL, {"role": "tool"} | said, BOT]}
+    assert checker(CHAT)(row)[2] is None
+    assert to_example(row, CHAT.format, CHAT.columns)["messages"][2]["content"] == ""
+
+
+@pytest.mark.parametrize(
+    ("weights", "trained"), [((0, 1), [3]), ((1, 0.0), [1]), ((None, 0.5), [1, 3]), ((0, 0), None)]
+)
+@pytest.mark.parametrize("spoken", [False, True], ids=["messages", "sharegpt"])
+def test_an_answer_of_weight_0_does_not_train(
+    weights: tuple[Any, Any], trained: list[int] | None, spoken: bool
+) -> None:
+    """OpenAI's guide to fine-tuning, "Multi-turn chat examples"."""
+    turns = [("user", "2+2?"), ("assistant", "5"), ("user", "Sure?"), ("assistant", "4")]
+    role, content = ("from", "value") if spoken else ("role", "content")
+    name = "conversations" if spoken else "messages"
+    row = {name: [{role: who, content: text} for who, text in turns]}
+    for turn, weight in zip(row[name][1::2], weights, strict=True):
+        turn["weight"] = weight
+    found = DetectedFormat("sharegpt" if spoken else "messages", {name: name}, "")
+    trouble = checker(found)(row)[2]
+    assert (trouble is not None and trouble.refused) is (trained is None)
+    if trained is not None:
+        assert to_example(row, found.format, found.columns)["trained_messages"] == trained
 
 
 def test_what_json_has_no_word_for_is_measured() -> None:

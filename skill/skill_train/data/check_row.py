@@ -11,14 +11,12 @@ from typing import Any, NamedTuple
 
 from skill_train.data.row_pictures import RowPictures, problem_of
 from skill_train.program.events import ErrorWords, Refused
-from skill_train.program.examples import Example, Row, to_example
+from skill_train.program.examples import TOOLS, Example, Row, to_example
 from skill_train.program.pictures.find import PICTURE, lift_pictures, media_beside, require_places
 from skill_train.recipe.formats import DetectedFormat, as_turns, kind
 
-# Roles that answer a call of the assistant, by the names that templates know.
-_TOOLS = ("tool", "function", "ipython", "observation", "environment")
 _SYSTEM = ("system", "developer")
-_KNOWN = {*_SYSTEM, "user", "assistant", *_TOOLS}
+_KNOWN = {*_SYSTEM, "user", "assistant", *TOOLS}
 
 
 class Trouble(NamedTuple):
@@ -212,9 +210,9 @@ def role_trouble(roles: tuple[str, ...]) -> str:
     if speakers[0] != "user":
         return f"{speakers[0]} speaks first"
     for before, role in pairwise(speakers):
-        if before == role and role not in _TOOLS:
+        if before == role and role not in TOOLS:
             return f"two {role} messages in a row"
-        if role in _TOOLS and before != "assistant" and before not in _TOOLS:
+        if role in TOOLS and before != "assistant" and before not in TOOLS:
             return f"a {role} message after {before}"
     return "ends with the user" if speakers[-1] == "user" else ""
 

@@ -29,6 +29,7 @@ class Message(TypedDict):
     role: str
     content: str
     tool_calls: NotRequired[Any]
+    weight: NotRequired[Any]
 
 
 class Example(TypedDict):
@@ -128,7 +129,9 @@ def from_pair(data_format: str, value: Callable[[str], Any]) -> list[Message]:
     return list(with_system([{"role": "user", "content": user}, answer], value("system")))
 
 
-ROLES = ("system", "developer", "user", "assistant", "tool", "function", "ipython", "observation", "environment")
+# Roles that answer a call of the assistant, by the names that templates know. Such an answer may be empty.
+TOOLS = ("tool", "function", "ipython", "observation", "environment")
+ROLES = ("system", "developer", "user", "assistant", *TOOLS)
 SHAREGPT_ROLES = {
     "human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant", "chatgpt": "assistant",
     "model": "assistant", "system": "system", "tool": "tool",
@@ -165,6 +168,8 @@ def from_sharegpt(turns: Any) -> list[Message]:
                 "a turn has an unknown speaker", code="unknown_role", expected="from: human or gpt", got=repr(turn)[:80]
             )
         messages.append({"role": role, "content": text_of(turn.get("value"), "value")})
+        if "weight" in turn:
+            messages[-1]["weight"] = turn["weight"]
     return messages
 
 
@@ -300,11 +305,13 @@ def is_unicode(fields: JsonObject) -> bool:
 
 
 def chat(messages: Any, tools: Any, prompt_messages: int) -> Example:
-    """A conversation of well-formed messages. Its first `prompt_messages` messages are never trained."""
+    """A conversation of well-formed messages. Its first `prompt_messages` messages never train, nor do the answers that
+    OpenAI's format leaves out by a `weight` of 0."""
     if not isinstance(messages, list) or not messages:
         raise bad_row("messages is empty or not a list", '[{"role", "content"}, …]', repr(messages))
     cleaned: list[Message] = [checked_message(message) for message in messages]
-    answers = [i for i, m in enumerate(cleaned) if m["role"] == "assistant" and i >= prompt_messages]
+    spoken = (i for i, message in enumerate(cleaned) if message["role"] == "assistant" and i >= prompt_messages)
+    answers = [i for i in spoken if cleaned[i].get("weight") != 0]
     if not answers:
         raise no_answer(cleaned)
     return {"kind": "chat", "messages": cleaned, "tools": tools_of(tools) or None, "trained_messages": answers}
@@ -344,7 +351,7 @@ def checked_message(message: Any) -> Any:
     if isinstance(content, list) and all(map(is_text_part, content)):
         content = "".join(part.get("text", "") for part in content)
     text = content.strip() if message["role"] == "assistant" and isinstance(content, str) else content
-    if not isinstance(content, str) or (not text and not message.get("tool_calls")):
+    if not isinstance(content, str) or not (text or message.get("tool_calls") or message["role"] in TOOLS):
         raise bad_row(f"the {message['role']} message has no text", got=repr(message))
     if not is_unicode({key: value for key, value in message.items() if key != "content"}):  # templates write it too
         half = "half a surrogate pair stands in a message, which no tokenizer reads"
