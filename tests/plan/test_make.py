@@ -237,6 +237,14 @@ def test_what_is_trained_by_default(dataset: DatasetFacts, loss_on: str) -> None
     assert _plan(dataset=dataset, loss_on="all")["recipe"]["loss_on"] == "all"
 
 
+@pytest.mark.parametrize("loss_on", ["assistant", "completion"])
+def test_a_part_of_a_plain_text_cannot_be_asked_for(loss_on: str) -> None:
+    """All of it would train, and the record would say that the answers alone did."""
+    with pytest.raises(UsageError, match="plain text") as caught:
+        _plan(dataset=TEXT, loss_on=loss_on)
+    assert caught.value.code == "bad_recipe"
+
+
 @pytest.mark.parametrize(
     ("model_type", "targets"),
     [
@@ -359,6 +367,18 @@ def test_an_order_of_rows_that_no_memory_holds_is_refused(values: dict[str, Any]
 def test_warmup_steps(steps: int, ratio: float, said: int | None, warmup: int) -> None:
     plan = _plan(max_steps=steps, warmup_ratio=ratio, warmup_steps=said)
     assert plan["recipe"]["warmup_steps"] == warmup
+    left_out = [reason["because"] for reason in plan["reasons"] if reason["rule"] == "warmup_steps"]
+    assert bool(left_out) is (ratio > 0 and not warmup), "a ratio that does nothing is told"
+
+
+@pytest.mark.parametrize("values", [{"warmup_steps": 5}, {"warmup_ratio": 0.1}])
+def test_a_warm_up_that_the_schedule_does_not_have_is_refused(values: dict[str, Any]) -> None:
+    """transformers' `constant` begins at the peak."""
+    with pytest.raises(UsageError, match="warm-up") as caught:
+        _plan(lr_scheduler_type="constant", **values)
+    assert (caught.value.code, "constant_with_warmup" in caught.value.hint) == ("bad_recipe", True)
+    assert _plan(lr_scheduler_type="constant", warmup_steps=0)["recipe"]["warmup_steps"] == 0
+    assert _plan(lr_scheduler_type="constant_with_warmup", max_steps=100, **values)["recipe"]["warmup_steps"] > 0
 
 
 @pytest.mark.parametrize(("steps", "every"), [(1, 1), (4, 1), (8, 2), (50, 13), (10_000, 200)])

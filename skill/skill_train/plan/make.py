@@ -38,6 +38,7 @@ from skill_train.run.plan_record import Blocker, Facts, Plan, Policy, Reason
 
 EPOCHS = ((500, 3.0), (1000, 2.0))  # the epochs for fewer than so many rows; references/training_methods.md
 _WHY_SDPA = "torch's own fused kernels; eager where the model has none"
+FEW_STEPS = 10  # with so many or fewer, warmup_ratio warms nothing up
 MOST_ROWS_FED = 10**9  # the order of the rows takes 8 bytes for each
 
 
@@ -225,7 +226,7 @@ def _resolve(recipe: Recipe, model: ModelFacts, dataset: DatasetFacts, reasons: 
         )
     values["data_file"] = recipe.data_file or dataset.data_file
     values |= pictures_of(recipe, model, dataset, reasons)
-    values["loss_on"] = recipe.loss_on or _loss_on(dataset.format, reasons)
+    values["loss_on"] = _loss_on(recipe, dataset, reasons)
     values |= _tuning(recipe, model, reasons)
     rows = dataset.rows - held_out_count(dataset.rows, recipe.held_out_fraction)
     if recipe.max_steps is None:
@@ -238,8 +239,7 @@ def _resolve(recipe: Recipe, model: ModelFacts, dataset: DatasetFacts, reasons: 
         why = f"{recipe.max_steps} steps x {recipe.effective_batch_size} rows / {_training_rows(rows, dataset)}"
         _because(reasons, "epochs", round(epochs, 2), why, "recipe")
     _require_feedable(values["max_steps"], recipe)
-    if recipe.warmup_steps is None:
-        values["warmup_steps"] = math.ceil(values["max_steps"] * recipe.warmup_ratio) if values["max_steps"] > 10 else 0
+    values["warmup_steps"] = _warmup_steps(recipe, values["max_steps"], reasons)
     if model.quantization and not recipe.load_in_4bit:
         raise UsageError(
             f"{recipe.model} is quantized ({model.quantization}), and an adapter cannot be merged into it exactly",
@@ -248,6 +248,24 @@ def _resolve(recipe: Recipe, model: ModelFacts, dataset: DatasetFacts, reasons: 
             hint="use the original model; load_in_4bit: true quantizes it while training (QLoRA)",
         )
     return ResolvedRecipe(**{key: values[key] for key in ResolvedRecipe.__struct_fields__})
+
+
+def _warmup_steps(recipe: Recipe, steps: int, reasons: list[Reason]) -> int:
+    if recipe.lr_scheduler_type == "constant" and (recipe.warmup_steps or recipe.warmup_ratio):
+        raise UsageError(
+            "the recipe has a warm-up, and lr_scheduler_type: constant has none",
+            code="bad_recipe",
+            expected="lr_scheduler_type: constant_with_warmup, or no warmup_steps and no warmup_ratio",
+            got=f"warmup_steps {recipe.warmup_steps}, warmup_ratio {recipe.warmup_ratio:g}",
+            hint="set lr_scheduler_type: constant_with_warmup in the recipe",
+        )
+    if recipe.warmup_steps is not None:
+        return recipe.warmup_steps
+    if steps > FEW_STEPS or not recipe.warmup_ratio:
+        return math.ceil(steps * recipe.warmup_ratio)
+    why = f"no warm-up in {FEW_STEPS} steps or fewer, whatever warmup_ratio says; warmup_steps sets one"
+    _because(reasons, "warmup_steps", 0, why, "recipe")
+    return 0
 
 
 def _training_rows(rows: int, dataset: DatasetFacts) -> str:
@@ -328,14 +346,24 @@ def _tuning(recipe: Recipe, model: ModelFacts, reasons: list[Reason]) -> dict[st
     return unread | {"learning_rate": rate, "target_modules": [], "optim": recipe.optim or "adamw_torch_fused"}
 
 
-def _loss_on(data_format: str, reasons: list[Reason]) -> str:
-    chosen = {"text": "all", **dict.fromkeys(BARE[1:], "completion")}.get(data_format, "assistant")
+def _loss_on(recipe: Recipe, dataset: DatasetFacts, reasons: list[Reason]) -> str:
+    if dataset.format == "text" and recipe.loss_on not in (None, "all"):
+        raise UsageError(
+            f"loss_on: {recipe.loss_on}, but the rows in {recipe.data} are plain text, of which everything is trained",
+            code="bad_recipe",
+            expected="loss_on: all, or rows whose answers stand apart: conversations, or prompts and completions",
+            got=f"format text, loss_on {recipe.loss_on}",
+            hint="remove loss_on from the recipe, or part the texts into the columns prompt and completion",
+        )
+    if recipe.loss_on is not None:
+        return recipe.loss_on
+    chosen = {"text": "all", **dict.fromkeys(BARE[1:], "completion")}.get(dataset.format, "assistant")
     why = {
         "all": "plain text has no answer to single out",
         "completion": "the prompt is given, the completion is learned",
         "assistant": "only the assistant's words are the model's to learn",
     }[chosen]
-    _because(reasons, "loss_on", chosen, why, f"format {data_format}")
+    _because(reasons, "loss_on", chosen, why, f"format {dataset.format}")
     return chosen
 
 
