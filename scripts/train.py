@@ -985,6 +985,8 @@ class Plan(TypedDict):
     asked: NotRequired[dict[str, object]]
 
 
+# Model types with a table of positions, which end where the table ends. Others compute a position of any number.
+POSITIONS_IN_TABLE = ("gpt2", "gpt_neo", "gpt_bigcode", "gptj", "codegen", "opt", "biogpt", "openai-gpt")
 STRATEGIES = ("single", "ddp", "fsdp")
 TUNED = {"lora": "adapter", "full": "merged"}  # the folder of what was trained
 MEASURING, TRAINS = "measuring the model before training", "training"  # the stages with a batch in memory
@@ -6120,12 +6122,12 @@ def build_trainer(recipe: Recipe, placement: Placement, folder: Path, tokenizer:
     watch.memory()  # the memory of the libraries, before the model is loaded
     model = load_model(recipe, placement)
     check_vocabulary(model, data)
+    check_positions(model.config, data)
     pictures = data.get("pictures")
     rows: list[dict[str, Any]] = [{"input_ids": row["input_ids"], "labels": row["labels"]} for row in data["train"]]
     if pictures is not None:
         rows = [row | {"place": place} for place, row in enumerate(rows)]
-    lengths = [len(row["input_ids"]) for row in rows]
-    order = longest_first(data["order"], lengths, recipe["effective_batch_size"])
+    order = longest_first(data["order"], [len(row["input_ids"]) for row in rows], recipe["effective_batch_size"])
     dataset = datasets.Dataset.from_list(rows).select(order)
 
     class Trainer(SFTTrainer):  # type: ignore[misc]
@@ -6162,6 +6164,19 @@ def build_trainer(recipe: Recipe, placement: Placement, folder: Path, tokenizer:
         raise wrong_launch(f"strategy {placement['strategy']}", "FSDP" if trainer.is_fsdp_enabled else "no FSDP")
     score_trained_tokens_only(model, fused=placement["device"] == "cuda")
     return trainer
+
+
+def check_positions(config: Any, data: Data) -> None:
+    """Refuses rows that are longer than a table of positions, which is an IndexError in the first step that has one."""
+    longest = max(len(row["input_ids"]) for row in data["train"] + data["held_out"])
+    if config.model_type in POSITIONS_IN_TABLE and longest > config.max_position_embeddings:
+        raise Refused(
+            f"a row has more tokens than {config.model_type} has positions",
+            code="bad_recipe",
+            expected=f"max_length of at most {config.max_position_embeddings}",
+            got=f"{longest} tokens",
+            hint=f"max_length: {config.max_position_embeddings} in the recipe",
+        )
 
 
 class PictureCollator:

@@ -381,6 +381,30 @@ def test_a_warm_up_that_the_schedule_does_not_have_is_refused(values: dict[str, 
     assert _plan(lr_scheduler_type="constant_with_warmup", max_steps=100, **values)["recipe"]["warmup_steps"] > 0
 
 
+@pytest.mark.parametrize(
+    ("model_type", "longest", "max_length", "refused"),
+    [
+        ("gpt2", (1025, 1025), 2048, True),
+        ("gpt2", (1025, 1025), 1024, False),
+        ("gpt2", (1024, 2000), 2048, False),  # perhaps longer: the training program knows
+        ("qwen2", (1025, 1025), 2048, False),
+    ],
+)
+def test_rows_beyond_a_table_of_positions_are_refused(
+    model_type: str, longest: tuple[int, int], max_length: int, refused: bool
+) -> None:
+    """GPT-2's table ends at 1024: its forward pass is an IndexError there. Qwen2 computes a position of any number."""
+    tokens = TokenFacts("counted in all rows", True, (9, 9), longest, (9, 9), max_length)
+    model = dataclasses.replace(MODEL, model_type=model_type, context=1024)
+    values = {"model": model, "dataset": dataclasses.replace(TEXT, tokens=tokens), "max_length": max_length}
+    if not refused:
+        assert _plan(**values)["recipe"]["max_length"] == max_length
+        return
+    with pytest.raises(UsageError, match="1024 positions") as caught:
+        _plan(**values)
+    assert (caught.value.code, "max_length: 1024" in caught.value.hint) == ("bad_recipe", True)
+
+
 @pytest.mark.parametrize(("steps", "every"), [(1, 1), (4, 1), (8, 2), (50, 13), (10_000, 200)])
 def test_checkpoints_come_four_times_and_every_200_steps_at_least(steps: int, every: int) -> None:
     assert _plan(max_steps=steps)["placement"]["save_steps"] == every

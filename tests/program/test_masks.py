@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from transformers import AutoConfig
 
 import tiny
 import tiny_templates
@@ -23,6 +24,7 @@ from skill_train.program.events import Refused
 from skill_train.program.main import load_data
 from skill_train.program.model import check_vocabulary
 from skill_train.program.tokenizer import load_tokenizer
+from skill_train.program.trainer import check_positions
 
 pytestmark = pytest.mark.slow
 
@@ -425,6 +427,17 @@ def test_a_token_that_the_model_lacks_is_refused(tmp_path: Path) -> None:
     with pytest.raises(Refused) as caught:
         check_vocabulary(model, {"train": [{"input_ids": [3]}], "held_out": [{"input_ids": [640]}]})
     assert (caught.value.error["code"], caught.value.error["got"]) == ("bad_tokenizer", "640")
+
+
+def test_a_row_that_is_longer_than_the_table_of_positions_is_refused() -> None:
+    """The model itself ends in an IndexError, after its weights were loaded."""
+    config = AutoConfig.from_pretrained(tiny.cached("gpt2"))
+    rows = [{"input_ids": [3] * length} for length in (5, config.n_positions, config.n_positions + 1)]
+    check_positions(config, {"train": rows[:2], "held_out": []})
+    with pytest.raises(Refused) as caught:
+        check_positions(config, {"train": rows[:1], "held_out": rows[2:]})
+    assert (caught.value.error["code"], caught.value.error["got"]) == ("bad_recipe", f"{config.n_positions + 1} tokens")
+    check_positions(AutoConfig.from_pretrained(tiny.cached("qwen2")), {"train": rows, "held_out": []})
 
 
 def _encoder(

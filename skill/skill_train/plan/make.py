@@ -29,6 +29,7 @@ from skill_train.plan.placement import (
     with_precision,
 )
 from skill_train.plan.places import Candidate
+from skill_train.plan.positions import require_positions
 from skill_train.plan.where import decide
 from skill_train.program.split import held_out_count
 from skill_train.recipe.fields import FIELDS, NOT_HASHED, OF_LORA, POLICY, Recipe, recipe_hash
@@ -65,6 +66,7 @@ def make_plan(
     model, machine = facts.model, facts.machine
     dataset = for_model(facts.dataset, has_chat_template=model.has_chat_template)
     reasons: list[Reason] = []
+    require_positions(recipe, model, dataset)
     resolved = _resolve(recipe, model, dataset, reasons)
     workload = Workload(resolved, model, dataset)
     here = places.local_candidate(workload, machine, choices, probe, calibrations or {})

@@ -123,6 +123,8 @@ class Plan(TypedDict):
     asked: NotRequired[dict[str, object]]
 
 
+# Model types with a table of positions, which end where the table ends. Others compute a position of any number.
+POSITIONS_IN_TABLE = ("gpt2", "gpt_neo", "gpt_bigcode", "gptj", "codegen", "opt", "biogpt", "openai-gpt")
 STRATEGIES = ("single", "ddp", "fsdp")
 TUNED = {"lora": "adapter", "full": "merged"}  # the folder of what was trained
 MEASURING, TRAINS = "measuring the model before training", "training"  # the stages with a batch in memory

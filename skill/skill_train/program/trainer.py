@@ -13,6 +13,7 @@ from typing import Any, TypedDict
 from skill_train.program.events import (
     PROGRAM,
     FileDigest,
+    Refused,
     event,
     file_digest,
     is_main_process,
@@ -34,7 +35,7 @@ from skill_train.program.model import (
     trained_types,
 )
 from skill_train.program.pictures.tokens import Pictures, write_limits
-from skill_train.program.plan import Placement, Recipe, prepare_device, wrong_launch
+from skill_train.program.plan import POSITIONS_IN_TABLE, Placement, Recipe, prepare_device, wrong_launch
 from skill_train.program.split import IGNORED, Data, longest_first, rows_digest, trained_tokens
 from skill_train.program.watch import Watch
 
@@ -60,12 +61,12 @@ def build_trainer(recipe: Recipe, placement: Placement, folder: Path, tokenizer:
     watch.memory()  # the memory of the libraries, before the model is loaded
     model = load_model(recipe, placement)
     check_vocabulary(model, data)
+    check_positions(model.config, data)
     pictures = data.get("pictures")
     rows: list[dict[str, Any]] = [{"input_ids": row["input_ids"], "labels": row["labels"]} for row in data["train"]]
     if pictures is not None:
         rows = [row | {"place": place} for place, row in enumerate(rows)]
-    lengths = [len(row["input_ids"]) for row in rows]
-    order = longest_first(data["order"], lengths, recipe["effective_batch_size"])
+    order = longest_first(data["order"], [len(row["input_ids"]) for row in rows], recipe["effective_batch_size"])
     dataset = datasets.Dataset.from_list(rows).select(order)
 
     class Trainer(SFTTrainer):  # type: ignore[misc]
@@ -102,6 +103,19 @@ def build_trainer(recipe: Recipe, placement: Placement, folder: Path, tokenizer:
         raise wrong_launch(f"strategy {placement['strategy']}", "FSDP" if trainer.is_fsdp_enabled else "no FSDP")
     score_trained_tokens_only(model, fused=placement["device"] == "cuda")
     return trainer
+
+
+def check_positions(config: Any, data: Data) -> None:
+    """Refuses rows that are longer than a table of positions, which is an IndexError in the first step that has one."""
+    longest = max(len(row["input_ids"]) for row in data["train"] + data["held_out"])
+    if config.model_type in POSITIONS_IN_TABLE and longest > config.max_position_embeddings:
+        raise Refused(
+            f"a row has more tokens than {config.model_type} has positions",
+            code="bad_recipe",
+            expected=f"max_length of at most {config.max_position_embeddings}",
+            got=f"{longest} tokens",
+            hint=f"max_length: {config.max_position_embeddings} in the recipe",
+        )
 
 
 class PictureCollator:
