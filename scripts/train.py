@@ -1572,11 +1572,14 @@ def chat(messages: Any, tools: Any, prompt_messages: int) -> Example:
 
 def tools_of(tools: Any) -> Any:
     """The tools of a row. Many datasets write them as JSON text, which no template reads."""
-    if not isinstance(tools, str):
-        return tools
-    read = json_value(tools, "tools") if tools.strip() else []
+    return list_of(tools, "tools") if isinstance(tools, str) else tools
+
+
+def list_of(value: Any, name: str) -> list[Any]:
+    """A list of tools or of calls, or what a JSON text says of them."""
+    read = value if not isinstance(value, str) else json_value(value, name) if value.strip() else []
     if not isinstance(read, list):
-        raise bad_row("tools is not a list", '[{"type": "function", "function": {…}}, …]', tools)
+        raise bad_row(f"{name} is not a list", '[{"type": "function", "function": {…}}, …]', str(value))
     return read
 
 
@@ -1596,6 +1599,8 @@ def checked_message(message: Any) -> Any:
         raise bad_row("a message has no role", '{"role", "content"}', repr(message))
     # `datasets` fills the keys that a row lacks with None; a template must not see them.
     message = {key: value for key, value in message.items() if value is not None}
+    if "tool_calls" in message:
+        message["tool_calls"] = list_of(message["tool_calls"], "tool_calls")
     content = message.get("content", "")
     for part in content if isinstance(content, list) else ():
         if isinstance(part, dict) and part.get("type") not in (None, "text"):
@@ -4890,6 +4895,19 @@ def thoughts_of(message: Message) -> list[str]:
     return [thought.strip() for thought in (*beside, inside) if isinstance(thought, str) and thought.strip()]
 
 
+def with_fewer_calls(message: Message) -> Iterator[tuple[Message, Any]]:
+    """The message without all of its calls, without its last one, and without the one call of OpenAI's older format;
+    each with a call that it lacks."""
+    calls: Any = message.get("tool_calls")
+    if isinstance(calls, list) and calls:
+        for kept in ([], calls[:-1]) if len(calls) > 1 else ([],):
+            fewer: Message = message | {"tool_calls": kept}
+            yield fewer, calls[len(kept)]
+    if (call := message.get("function_call")) is not None:
+        without: Any = {name: value for name, value in message.items() if name != "function_call"}
+        yield without, call
+
+
 def name_of_call(call: Any) -> str:
     function = call.get("function", call) if isinstance(call, dict) else None
     return str(function.get("name"))[:80] if isinstance(function, dict) else "a tool"
@@ -5028,17 +5046,12 @@ class Encoder:
         """Refuses calls of tools that the template does not write: all of an answer, or those behind its first. Without
         them the text would be the same, and often an empty answer would be trained."""
         for index, message in enumerate(messages):
-            calls = message.get("tool_calls")
-            if not isinstance(calls, list) or not calls:
-                continue
-            for fewer in ([], calls[:-1]) if len(calls) > 1 else ([],):
-                others: Message = message | {"tool_calls": fewer}
-                if self.try_render([*messages[:index], others, *messages[index + 1 :]], tools) == rendered:
-                    name = name_of_call(calls[len(fewer)])
+            for fewer, call in with_fewer_calls(message):
+                if self.try_render([*messages[:index], fewer, *messages[index + 1 :]], tools) == rendered:
                     raise Refused(
-                        f"the chat template leaves out the call of {name}, so it would not be trained",
+                        f"the chat template leaves out the call of {name_of_call(call)}, so it would not be trained",
                         code="template_mismatch",
-                        expected="a template that writes the calls of tools",
+                        expected="a template that writes the calls of tools, and calls in tool_calls",
                         hint="use a model whose chat template has calls, or write them into the content of the message",
                     )
 

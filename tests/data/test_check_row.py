@@ -134,6 +134,13 @@ def test_an_answer_of_weight_0_does_not_train(
         assert to_example(row, found.format, found.columns)["trained_messages"] == trained
 
 
+@pytest.mark.parametrize("calls", ["add(2)", '{"name": "add"}', {"name": "add"}, 4])
+def test_calls_that_are_no_list_are_refused(calls: Any) -> None:
+    """A template that looks at no calls would train an empty answer."""
+    trouble = checker(CHAT)({"messages": [USER, {"role": "assistant", "content": "", "tool_calls": calls}]})[2]
+    assert trouble is not None and trouble.refused and "tool_calls is" in trouble.why
+
+
 def test_what_json_has_no_word_for_is_measured() -> None:
     """A time, as Parquet has them."""
     call = {"role": "assistant", "content": "", "tool_calls": [{"name": "f", "at": datetime(2026, 1, 1)}]}

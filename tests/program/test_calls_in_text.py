@@ -121,6 +121,28 @@ def test_a_call_that_the_template_leaves_out_is_refused(tmp_path: Path, template
     assert caught.value.error["code"] == "template_mismatch"
 
 
+def test_a_call_of_the_older_format_that_the_template_leaves_out_is_refused(tmp_path: Path) -> None:
+    """OpenAI's `function_call`, beside a text that would be trained alone."""
+    data = row({"a": 2})
+    data["messages"][1] |= {"content": "I add.", "function_call": {"name": "add", "arguments": "{}"}}
+    del data["messages"][1]["tool_calls"]
+    with pytest.raises(Refused, match="the chat template leaves out the call of add"):
+        encoded(tmp_path, tiny_templates.QWEN2_CALLS, data)
+
+
+@pytest.mark.parametrize("text", ["", " [] "])
+def test_calls_that_are_json_text_are_those_that_are_not(tmp_path: Path, text: str) -> None:
+    made, _, said = encoded(tmp_path, tiny_templates.QWEN2_CALLS, _with_calls(json.dumps([call({"a": 2})])))
+    assert made["messages"][1]["tool_calls"] == [call({"a": 2})]
+    assert '{"name": "add", "arguments": {"a": 2}}' in said
+    made, _, said = encoded(tmp_path, tiny_templates.QWEN2_CALLS, _with_calls(text))
+    assert (made["messages"][1]["tool_calls"], said) == ([], "I add.<|im_end|>")
+
+
+def _with_calls(calls: Any) -> dict[str, Any]:
+    return {"messages": [ASKED, {"role": "assistant", "content": "I add.", "tool_calls": calls}]}
+
+
 def test_tools_that_are_json_text_are_those_that_are_not(tmp_path: Path) -> None:
     template = "{{- (tools or []) | map(attribute='function.name') | join(' ') -}}" + tiny_templates.QWEN2_CALLS
     data = row({"a": 2}) | {"tools": json.dumps([TOOL])}

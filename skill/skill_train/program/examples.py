@@ -319,11 +319,14 @@ def chat(messages: Any, tools: Any, prompt_messages: int) -> Example:
 
 def tools_of(tools: Any) -> Any:
     """The tools of a row. Many datasets write them as JSON text, which no template reads."""
-    if not isinstance(tools, str):
-        return tools
-    read = json_value(tools, "tools") if tools.strip() else []
+    return list_of(tools, "tools") if isinstance(tools, str) else tools
+
+
+def list_of(value: Any, name: str) -> list[Any]:
+    """A list of tools or of calls, or what a JSON text says of them."""
+    read = value if not isinstance(value, str) else json_value(value, name) if value.strip() else []
     if not isinstance(read, list):
-        raise bad_row("tools is not a list", '[{"type": "function", "function": {…}}, …]', tools)
+        raise bad_row(f"{name} is not a list", '[{"type": "function", "function": {…}}, …]', str(value))
     return read
 
 
@@ -343,6 +346,8 @@ def checked_message(message: Any) -> Any:
         raise bad_row("a message has no role", '{"role", "content"}', repr(message))
     # `datasets` fills the keys that a row lacks with None; a template must not see them.
     message = {key: value for key, value in message.items() if value is not None}
+    if "tool_calls" in message:
+        message["tool_calls"] = list_of(message["tool_calls"], "tool_calls")
     content = message.get("content", "")
     for part in content if isinstance(content, list) else ():
         if isinstance(part, dict) and part.get("type") not in (None, "text"):
