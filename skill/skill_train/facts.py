@@ -25,6 +25,7 @@ class ModelFacts:
         parameters_from: `safetensors headers` or `config arithmetic`.
         active_parameters: those that one token passes; below `parameters` in a mixture of experts.
         embedding_parameters: the input embedding, and the output head where it is not tied to it.
+        expert_parameters: those in all experts of a mixture of experts; None where they are unknown.
         intermediate_size: width of the MLP; of one expert in a mixture of experts.
         heads, kv_heads, head_dim: of the attention.
         tied_embeddings: whether the output head is the input embedding.
@@ -82,6 +83,7 @@ class ModelFacts:
     tower: TowerFacts | None = None
     image_processor: ImageProcessor | None = None
     windowed_layers: int | None = None
+    expert_parameters: int | None = None
 
 
 @dataclass(frozen=True)

@@ -191,6 +191,28 @@ def test_nf4_of_llama_8b_as_worked_out_from_its_parts() -> None:
     assert _parts(LLAMA, dataclasses.replace(STEP, four_bit=True))["weights"].low == pytest.approx(5.82e9, rel=0.005)
 
 
+def test_experts_are_not_quantized() -> None:
+    """Qwen3 30B A3B: 48 layers of 128 experts of 3 x 2048 x 768, and twice 151,936 x 2048, stay in 16 bits:
+    transformers 5.23 quantizes modules whose type is nn.Linear, and the experts of a layer are two parameters."""
+    model = models.recorded_model("qwen3-30b-a3b")
+    kept = 48 * 128 * 3 * 2048 * 768 + 2 * 151_936 * 2048
+    least = 2 * kept + (30_532_122_624 - kept) * 4.127 / 8
+    weights = _parts(model, dataclasses.replace(STEP, four_bit=True))["weights"]
+    assert weights.low == weights.high == pytest.approx(least, rel=0.001)
+    unknown = dataclasses.replace(model, expert_parameters=None)  # where neither the config nor a header says them
+    weights = _parts(unknown, dataclasses.replace(STEP, four_bit=True))["weights"]
+    assert weights.low < 17e9 and weights.high == pytest.approx(2 * 30_532_122_624, rel=0.001)
+
+
+def test_an_embedding_that_may_be_tied_is_not_quantized() -> None:
+    """Command R's config.json says nothing of its head: 256,000 x 8192 in 16 bits, once or twice."""
+    model = dataclasses.replace(QWEN, tied_embeddings=None, embedding_parameters=None)
+    weights = _parts(model, dataclasses.replace(STEP, four_bit=True))["weights"]
+    one, layer = 151_936 * 896, 896 * 4864 * 2
+    assert weights.low == pytest.approx(one * 2 + (494_032_768 - one) * 4.127 / 8 + layer)
+    assert weights.high == pytest.approx(2 * one * 2 + (494_032_768 - 2 * one) * 4.127 / 8 + layer)
+
+
 def test_a_layer_by_hand_on_cuda() -> None:
     """One token of a Qwen2.5 0.5B layer in bfloat16: two norms keep 896 x 4 each; queries, output 896 x 2, keys, values
     128 x 2; 14 heads' logsumexp x 4; the MLP 3 x 4864 x 2; four adapters' inputs 896 x (2 + 1), their 16 x 2."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import shutil
@@ -14,6 +15,7 @@ import training
 from command_child import Commands
 from hub_emulator import Hub
 from skill_train.model import folder as models
+from skill_train.model.config import with_experts
 from skill_train.model.lora_targets import TARGETS, linear_layers
 
 pytestmark = pytest.mark.slow
@@ -32,6 +34,8 @@ LEFT_OUT = {
     "jamba": {"dt_proj", "x_proj", "out_proj"} | _MLP,
     **{family: {"out_proj"} for family in ("bamba", "falconh1", "granitehybrid")},
 }
+MIXTURES = {"mixtral", "qwen2moe", "qwen3moe", "olmoe", "granitemoe", "granitemoeshared", "granitehybrid", "deepseek2"}
+MIXTURES |= {"deepseek3", "lfm2moe", "gptoss", "glm4moe", "erniemoe", "qwen3next", "dots1", "minimaxm2"}
 TRAINED = ("gptoss", "lfm2", "deepseek3", "ernie", "mamba")
 
 
@@ -42,6 +46,17 @@ ALL = set(tiny_families.FAMILIES) - {"gemma1", "llama-bias", "phi3-long", "falco
 def test_the_names_are_those_of_the_models_linear_layers(name: str) -> None:
     folder = tiny_families.folder(name)
     assert set(_found(folder)) == _linear(folder) - LEFT_OUT.get(name, set())
+
+
+@pytest.mark.parametrize("name", tiny_families.by_default(MIXTURES))
+def test_the_parameters_in_experts_are_those_of_the_files(name: str) -> None:
+    """Two of four experts are used: a token passes all parameters but half of those that the model has in experts."""
+    folder = tiny_families.folder(name)
+    facts = dataclasses.replace(models.read_model(folder), expert_parameters=None, active_parameters=None)
+    facts = with_experts(facts, models.tensor_shapes(folder))
+    inside = _in_experts(folder)
+    assert facts.expert_parameters == inside > 0
+    assert facts.active_parameters == (facts.parameters or 0) - inside // 2
 
 
 @pytest.mark.parametrize("name", tiny_families.by_default(TRAINED, TRAINED[:1]))
@@ -111,6 +126,15 @@ def _linear(folder: Path) -> set[str]:
     return {
         name.rpartition(".")[2] for name, one in named if isinstance(one, (torch.nn.Linear, Conv1D)) and one is not last
     }
+
+
+def _in_experts(folder: Path) -> int:
+    """The parameters of the model in modules that transformers calls experts."""
+    from transformers import AutoModelForCausalLM
+
+    modules = AutoModelForCausalLM.from_pretrained(folder).modules()
+    experts = [one for one in modules if "Experts" in type(one).__name__]
+    return sum(parameter.numel() for one in experts for parameter in one.parameters())
 
 
 @pytest.mark.parametrize("said", [["o_proj", "gate_proj"], ["gate_proj", "up_proj", "down_proj"]], ids=len)

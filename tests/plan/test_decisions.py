@@ -190,6 +190,8 @@ ONE_GPU = [
     row("qwen2.5-72b", "a100_80gb", "local", "qwen: 72B QLoRA 61.4 to 75.6 GB on one A100", load_in_4bit=True),
     row("llama-3.1-70b", "a100_80gb", "cloud", "guide: 140 GB of weights in bf16", rules={"memory": "cloud"}),
     row("qwen3-30b-a3b", "a100_80gb", "local", "arithmetic: 61 GB of weights in 16 bit", max_length=512),
+    row("qwen3-30b-a3b", "rtx_4090", "cloud", "transformers: 29B in experts stay in 16 bit under QLoRA, 58 GB",
+        load_in_4bit=True, rules={"memory": "cloud"}),
     row("qwen2.5-14b", "dgx_spark", "local", "framework: DGX Spark, 128 GB, made for fine-tuning; 29.5 GB of weights",
         dtype="bfloat16", strategy="single"),
     row("llama-3.1-70b", "dgx_spark", "local", "guide: 70B in 4 bit with LoRA, 42 to 48 GB of 128", load_in_4bit=True),

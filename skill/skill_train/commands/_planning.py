@@ -16,6 +16,7 @@ from skill_train.facts import DatasetFacts, JsonObject, MachineFacts, ModelFacts
 from skill_train.hub import flavors
 from skill_train.llama.speed.remembered import known_reading
 from skill_train.machine.read import read_machine
+from skill_train.model.config import with_experts
 from skill_train.model.convertible.vocabulary import why_no_picture, why_no_vocabulary
 from skill_train.model.folder import read_model, tensor_shapes
 from skill_train.model.lora_targets import TARGETS, linear_layers
@@ -101,13 +102,19 @@ def plan_with_files(console: Console, recipe: Recipe, choices: Choices) -> Plan:
 
 
 def _with_layers(recipe: Recipe, model: ModelFacts, shapes: Callable[[], Mapping[str, Sequence[int]]]) -> ModelFacts:
-    """Adds the linear layers of a family without a list of LoRA targets, if transformers can run it."""
-    if recipe.target_modules or recipe.finetuning_type == "full" or model.model_type in TARGETS:
+    """Adds what only the headers of the weights say: the parameters in experts where no formula counts them, and the
+    linear layers of a family without a list of LoRA targets, if transformers can run it."""
+    listed = recipe.target_modules or recipe.finetuning_type == "full" or model.model_type in TARGETS
+    uncounted = model.experts is not None and model.expert_parameters is None
+    types = None if listed else causal_model_types()
+    named = listed or (types is not None and model.model_type not in types)
+    if named and not uncounted:
         return model
-    types = causal_model_types()
-    if types is not None and model.model_type not in types:
+    read = shapes()
+    model = with_experts(model, read) if uncounted else model
+    if named:
         return model
-    layers = linear_layers(shapes(), vocab_size=model.vocab_size, experts=model.experts)
+    layers = linear_layers(read, vocab_size=model.vocab_size, experts=model.experts)
     return dataclasses.replace(model, linear_layers=tuple(layers) or None)
 
 

@@ -16,6 +16,7 @@ from skill_train.estimate.modules import (
     largest_linear,
     mlp_tensors_per_token,
     module_widths,
+    unquantized,
     widths,
 )
 from skill_train.estimate.published import spread
@@ -48,20 +49,11 @@ def training_memory(model: ModelFacts, step: MicroStep) -> list[Part] | None:
 
 
 def _weights(model: ModelFacts, step: MicroStep, parameters: int) -> Part:
-    """The frozen weights. In 4 bits only the linear layers are quantized; embeddings, head and norms stay in the type
-    of the computation (transformers' bitsandbytes integration leaves the output head out). One layer at a time is
-    dequantized for the computation."""
+    """The frozen weights."""
     if step.four_bit:
-        unquantized = model.embedding_parameters if model.embedding_parameters is not None else 0
-        whole = largest_linear(model) * BYTES[step.dtype]
-        size = (parameters - unquantized) * NF4_BYTES + unquantized * BYTES[step.dtype] + whole
-        quantized = f"{(parameters - unquantized) / 1e9:.2f}B parameters in NF4 (4.127 bits each)"
-        because = (
-            f"{quantized}, {unquantized / 1e9:.2f}B in {step.dtype}, one layer of {megabytes(whole, 0)} computed with"
-        )
-    else:
-        size = float(parameters * BYTES[step.dtype])
-        because = f"{parameters / 1e9:.3f}B parameters x {BYTES[step.dtype]} bytes ({step.dtype})"
+        return _in_4_bits(model, step, parameters)
+    size = float(parameters * BYTES[step.dtype])
+    because = f"{parameters / 1e9:.3f}B parameters x {BYTES[step.dtype]} bytes ({step.dtype})"
     if step.shards == 1:
         return Part("weights", size, size, because)
     gathered = 2 * size / (model.layers or 1)  # FSDP gathers one layer and prefetches the next
@@ -69,6 +61,19 @@ def _weights(model: ModelFacts, step: MicroStep, parameters: int) -> Part:
     return Part(
         "weights", on_device + gathered, on_device + 2 * gathered, f"{because}, sharded over {step.shards} processes"
     )
+
+
+def _in_4_bits(model: ModelFacts, step: MicroStep, parameters: int) -> Part:
+    """The frozen weights of QLoRA. Only linear layers are quantized; embeddings, head, norms and experts stay in the
+    type of the computation (transformers 5.23, integrations/bitsandbytes.py, leaves the output head out, and experts
+    are no linear layers there). One layer at a time is dequantized for the computation."""
+    whole, least_and_most = largest_linear(model) * BYTES[step.dtype], unquantized(model)
+    low, high = ((parameters - n) * NF4_BYTES + n * BYTES[step.dtype] + whole for n in least_and_most)
+    kept = " to ".join(f"{n / 1e9:.2f}" for n in dict.fromkeys(least_and_most))
+    rest = " to ".join(f"{(parameters - n) / 1e9:.2f}" for n in dict.fromkeys(reversed(least_and_most)))
+    what = "embeddings and experts " if model.experts else ""
+    because = f"{rest}B parameters in NF4 (4.127 bits each), {kept}B {what}in {step.dtype}"
+    return Part("weights", low, high, f"{because}, one layer of {megabytes(whole, 0)} computed with")
 
 
 def _trained_weights(model: ModelFacts, step: MicroStep, parameters: int, moving: Range) -> list[Part]:

@@ -94,6 +94,17 @@ def saved_parameters(model: ModelFacts, name: str) -> int:
     return times(model, leaf) * blocks.get(leaf, inputs * outputs)
 
 
+def unquantized(model: ModelFacts) -> tuple[int, int]:
+    """The least and the most parameters that QLoRA leaves in 16 bits: embeddings, output head and experts."""
+    one, known = (model.vocab_size or 0) * (model.hidden_size or 0), model.embedding_parameters
+    least, most = (one, 2 * one) if known is None else (known, known)
+    if not model.experts:
+        return least, most
+    if model.expert_parameters is None:
+        return least, max(most, model.parameters or 0)
+    return least + model.expert_parameters, most + model.expert_parameters
+
+
 def largest_linear(model: ModelFacts) -> int:
     """The size of a layer's largest matrix, in the MLP or for the queries. Each expert has its own matrices."""
     h, q, _, _ = widths(model)

@@ -232,7 +232,8 @@ def dequantizing_seconds(model: ModelFacts, step: MicroStep, machine: MachineFac
     device = device_speed(machine)
     if not step.four_bit or step.device != "cuda" or device is None:
         return 0.0
-    return _FOUR_BIT_SECONDS * (model.parameters or 0) / 1e9 * 2000 / device.gigabytes_per_second
+    quantized = (model.parameters or 0) - (model.expert_parameters or 0)  # experts stay in 16 bits
+    return _FOUR_BIT_SECONDS * quantized / 1e9 * 2000 / device.gigabytes_per_second
 
 
 def _peak_tflops(device: Device, step: MicroStep) -> float:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, TypedDict
 
@@ -25,7 +25,7 @@ _KEYS: dict[str, tuple[str, ...]] = {
     "kv_heads": ("num_key_value_heads", "n_head_kv"),
     "head_dim": ("head_dim",),
     "experts": ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts"),
-    "experts_per_token": ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "top_k_experts"),
+    "experts_per_token": ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_k", "top_k_experts"),
 }
 # The values of transformers 5.23 for keys that published configs of a type leave out
 # (source: the class defaults in models/<type>/configuration_<type>.py). `kv_heads: 0` means as many as heads.
@@ -148,6 +148,24 @@ def read(
     return _with_reasons(facts, unknown, stored)
 
 
+def with_experts(facts: ModelFacts, shapes: Mapping[str, Sequence[int]]) -> ModelFacts:
+    """The facts of a mixture of experts with the parameters that the weight files hold in experts, and with those that
+    a token passes.
+
+    Args:
+        shapes: the shape of every tensor by its name.
+    """
+    experts, per_token, total = facts.experts or 0, facts.experts_per_token, facts.parameters
+    inside = parameter_count.in_experts(shapes, experts)
+    if not inside or total is None or inside > total:
+        return facts
+    facts = replace(facts, expert_parameters=inside)
+    if facts.active_parameters is not None or per_token is None or per_token > experts:
+        return facts
+    unknown = {key: why for key, why in facts.unknown.items() if key != "active_parameters"}
+    return replace(facts, active_parameters=total - parameter_count.idle(inside, experts, per_token), unknown=unknown)
+
+
 def _why_no_pictures(config: Config) -> str | None:
     """Why a GGUF file of this model reads no pictures, where that makes it useless."""
     if not is_vision(config) or config.get("model_type") in TEXT_OF_VISION:
@@ -191,6 +209,7 @@ class _Counts(TypedDict):
     parameters_from: str | None
     active_parameters: int | None
     embedding_parameters: int | None
+    expert_parameters: int | None
 
 
 def _sizes(config: Config, text: Config) -> _Sizes:
@@ -232,14 +251,17 @@ def _parameters(
     shape = _shape(str(text.get("model_type", "unknown")), sizes)
     counted = parameter_count.count(shape, text) if shape else None
     total, origin, unknown = _total(config, shape, counted, stored, quantization)
-    active = total
+    active, experts = total, None
     if sizes["experts"]:
-        active = total - counted.idle if total is not None and counted else None
+        active, experts = None, counted.experts if counted else None
+        if total is not None and experts is not None:
+            active = total - parameter_count.idle(experts, sizes["experts"], sizes["experts_per_token"] or 0)
     values: _Counts = {
         "parameters": total,
         "parameters_from": origin,
         "active_parameters": active,
         "embedding_parameters": _embedding(sizes),
+        "expert_parameters": experts,
     }
     reasons = {"parameters": unknown} if total is None else {}
     reasons |= {"active_parameters": unknown or _no_arithmetic(text, shape)} if active is None else {}

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 
+from skill_train.model.parameter_count import OF_EXPERTS
+
 # The attention projections by model_type, under the names of each architecture (transformers' modeling files; PEFT's
 # own table is in peft/utils/constants.py).
 _QKVO = ["q_proj", "k_proj", "v_proj", "o_proj"]
@@ -29,7 +31,6 @@ TARGETS: dict[str, list[str]] = {
 }  # fmt: skip
 
 _WEIGHT = re.compile(r"(?:^|\.)(?:layers|h|blocks|block)\.\d+\.(?P<inside>.+)\.weight")
-_OF_EXPERTS = re.compile(r"(?:^|\.)(?:experts|local_experts)\.")
 _ROUTER = re.compile(r"(?:^|\.)(?:\w*router\w*|gate|wg|\w*_gate)(?:\.|$)")
 _OTHER_PARTS = re.compile(r"(?:^|\.)(?:\w*vision\w*|visual|\w*audio\w*|\w*image\w*|mtp|nextn)(?:\.|$)")
 _EMBEDS = re.compile(r"emb|wte|wpe|position|rotary|relative")
@@ -59,7 +60,7 @@ def linear_layers(shapes: Mapping[str, Sequence[int]], *, vocab_size: int | None
         adapted[leaf] = None
         of_mixer = name.removesuffix(f".{leaf}.weight") in mixers and not leaf.startswith("in_proj")
         counted = shapes[name][0] in (vocab_size, experts)
-        elsewhere = any(pattern.search(match["inside"]) for pattern in (_ROUTER, _OF_EXPERTS))
+        elsewhere = any(pattern.search(match["inside"]) for pattern in (_ROUTER, OF_EXPERTS))
         if of_mixer or counted or elsewhere or _EMBEDS.search(leaf):
             left_out.add(leaf)
     return [leaf for leaf in adapted if leaf not in left_out]

@@ -6,9 +6,13 @@ published counts of real models and with models that transformers builds from th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+OF_EXPERTS = re.compile(r"(?:^|\.)(?:experts|local_experts)\.")
 
 
 @dataclass(frozen=True)
@@ -44,11 +48,11 @@ class ParameterCount:
 
     Attributes:
         total: all parameters.
-        idle: the parameters in the experts that a token does not use.
+        experts: the parameters in all experts.
     """
 
     total: int
-    idle: int = 0
+    experts: int = 0
 
 
 @dataclass(frozen=True)
@@ -109,6 +113,21 @@ def knows(model_type: str) -> bool:
     return model_type in _GATED or model_type in _PLAIN
 
 
+def in_experts(shapes: Mapping[str, Sequence[int]], experts: int) -> int:
+    """The parameters in experts by the tensors of the weight files: those of a module of that name, and stacks of as
+    many matrices (Granite's)."""
+    return sum(
+        math.prod(shape)
+        for name, shape in shapes.items()
+        if OF_EXPERTS.search(name) or (len(shape) == 3 and shape[0] == experts)
+    )
+
+
+def idle(in_experts: int, experts: int, per_token: int) -> int:
+    """The parameters in the experts that a token does not use."""
+    return in_experts * (experts - per_token) // experts
+
+
 def without_copies(stored: int, shape: TextShape, counted: ParameterCount) -> int:
     """The parameters of a model whose files hold `stored` numbers.
 
@@ -127,9 +146,9 @@ def without_copies(stored: int, shape: TextShape, counted: ParameterCount) -> in
 def _gated(shape: TextShape, config: Mapping[str, Any]) -> ParameterCount:
     block = _GATED[shape.model_type]
     norms = block.norms * shape.hidden_size
-    feed_forward, idle = _feed_forward(shape, config, biased=block.reads_bias and bool(config.get("mlp_bias")))
+    feed_forward, experts = _feed_forward(shape, config, biased=block.reads_bias and bool(config.get("mlp_bias")))
     layers = shape.layers * (_attention(shape, block, config) + norms) + feed_forward
-    return ParameterCount(shape.embedding + layers + shape.hidden_size + shape.head, idle)
+    return ParameterCount(shape.embedding + layers + shape.hidden_size + shape.head, experts)
 
 
 def _attention(shape: TextShape, block: _Block, config: Mapping[str, Any]) -> int:
@@ -148,7 +167,7 @@ def _attention(shape: TextShape, block: _Block, config: Mapping[str, Any]) -> in
 
 
 def _feed_forward(shape: TextShape, config: Mapping[str, Any], *, biased: bool) -> tuple[int, int]:
-    """`(all, idle)` over all layers. `intermediate_size` of the shape is that of one expert where there are experts."""
+    """`(all, in experts)` over all layers. With experts the `intermediate_size` of the shape is that of one of them."""
     if not shape.experts:
         return shape.layers * _mlp(shape.hidden_size, shape.intermediate_size, biased=biased), 0
     sparse = _sparse_layers(shape, config)
@@ -158,8 +177,7 @@ def _feed_forward(shape: TextShape, config: Mapping[str, Any], *, biased: bool) 
     if shared:
         beside += _mlp(shape.hidden_size, shared) + shape.hidden_size  # and its gate
     dense = (shape.layers - sparse) * _mlp(shape.hidden_size, _number(config, "intermediate_size"))
-    idle = sparse * (shape.experts - shape.experts_per_token) * expert
-    return dense + sparse * (shape.experts * expert + beside), idle
+    return dense + sparse * (shape.experts * expert + beside), sparse * shape.experts * expert
 
 
 def _sparse_layers(shape: TextShape, config: Mapping[str, Any]) -> int:
