@@ -39,7 +39,10 @@ class ModelFacts:
         convertible: llama.cpp is known to take the architecture, as `config.json` describes it; None when that is not
             known.
         not_convertible: why not, where it is not.
-        windowed_layers: layers that see only the sliding window; None when config.json does not say which.
+        cached_layers: layers whose keys and values llama.cpp caches; None when config.json does not say which, or all.
+        windowed_layers: of these, the ones that see only the sliding window; None when config.json does not say which.
+        cached_numbers: the least and the most numbers that such a layer without a window keeps of a token; None for the
+            keys and values of `kv_heads`.
         unread_window: the sliding window in tokens, where llama.cpp is not known to compute the model with it.
         at_hand: the weights lie on this machine.
         linear_layers: what LoRA adapts, where the family is on no list; None where nobody looked.
@@ -84,6 +87,8 @@ class ModelFacts:
     image_processor: ImageProcessor | None = None
     windowed_layers: int | None = None
     expert_parameters: int | None = None
+    cached_layers: int | None = None
+    cached_numbers: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True)

@@ -8,19 +8,23 @@ import statistics
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import gguf_maker
 import models
+import tiny_families
 from skill_train.estimate.decode import FAMILIES, cache_bytes, tokens_per_second
 from skill_train.estimate.targets import TargetDevice, read_table
+from skill_train.model import config as model_config
 from skill_train.model.folder import read_model
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "bench" / "decode"))
 import compare
 
 PUBLISHED = compare.read()
+HYBRIDS = ("deepseek3", "granitehybrid", "falcon7", "gptbigcode", "lfm2", "qwen3next", "jamba", "gptoss", "falconh1")
 LLAMA = models.recorded_model("llama-3.1-8b")
 
 
@@ -142,16 +146,68 @@ def test_a_window_that_llama_cpp_does_not_read_saves_nothing() -> None:
     assert cache_bytes(mistral, 32768) == cache_bytes(LLAMA, 32768)
 
 
+_JAMBA = {"model_type": "jamba", "num_hidden_layers": 32, "hidden_size": 4096, "num_attention_heads": 32}
+_JAMBA |= {"num_key_value_heads": 8, "attn_layer_period": 8, "attn_layer_offset": 4}
+_V3 = {"model_type": "deepseek_v3", "num_hidden_layers": 61, "hidden_size": 7168, "num_attention_heads": 128}
+_V3 |= {"num_key_value_heads": 128, "kv_lora_rank": 512, "qk_rope_head_dim": 64, "qk_nope_head_dim": 128}
+_NEXT = {"model_type": "qwen3_next", "num_hidden_layers": 48, "hidden_size": 2048, "num_attention_heads": 16}
+_NEXT |= {"num_key_value_heads": 2, "head_dim": 256, "full_attention_interval": 4}
+_FALCON = {"model_type": "falcon", "num_hidden_layers": 32, "hidden_size": 4544, "num_attention_heads": 71}
+_FALCON |= {"num_kv_heads": 71, "multi_query": True, "new_decoder_architecture": False}
+_FALCON_40 = {"model_type": "falcon", "num_hidden_layers": 60, "hidden_size": 8192, "num_attention_heads": 128}
+_FALCON_40 |= {"num_kv_heads": 8, "multi_query": True, "new_decoder_architecture": True}
+_NEMOTRON = {"model_type": "nemotron_h", "num_hidden_layers": 9, "hidden_size": 64, "num_attention_heads": 4}
+_NEMOTRON |= {"num_key_value_heads": 2, "hybrid_override_pattern": "M-M-M*-M*"}
+_E2B = {"model_type": "gemma4_text", "num_hidden_layers": 35, "hidden_size": 1536, "num_attention_heads": 8}
+_E2B |= {"num_key_value_heads": 1, "head_dim": 256, "global_head_dim": 512, "num_kv_shared_layers": 20}
+_E2B |= {"layer_types": (["sliding_attention"] * 4 + ["full_attention"]) * 7, "sliding_window": 512}
+_E2B |= {"architectures": ["Gemma4ForCausalLM"]}
+
+
+@pytest.mark.parametrize(
+    ("config", "context", "expected"),
+    [
+        (_JAMBA, 262_144, 4 << 30),  # Lieber et al. 2024, table 1: 4 GB at 256K tokens
+        (_V3, 1000, 70_272_000),  # Zhao et al. 2025 (Insights into DeepSeek-V3), table 1: 70.272 KB a token
+        (_NEXT, 1000, 12 * 2 * 2 * 256 * 2 * 1000),  # a quarter of the layers
+        (_FALCON, 1000, 32 * 2 * 64 * 2 * 1000),  # one head of keys, whatever num_kv_heads says
+        (_FALCON_40, 1000, 60 * 2 * 8 * 64 * 2 * 1000),
+        (_NEMOTRON, 1000, 2 * 2 * 2 * 16 * 2 * 1000),
+        (_E2B, 8192, 2 * 2 * (12 * 1024 * 256 + 3 * 8192 * 512)),  # 20 of 35 layers read what an earlier one keeps
+    ],
+    ids=lambda value: value["model_type"] if isinstance(value, dict) else None,
+)
+def test_the_cache_of_layers_that_differ(config: dict[str, Any], context: int, expected: int) -> None:
+    cache = cache_bytes(model_config.read(config, source="x"), context)
+    assert cache is not None and (cache.low, cache.high) == (expected, expected)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", tiny_families.by_default(HYBRIDS, HYBRIDS[:2]))
+def test_the_cache_of_a_hybrid_as_llama_cpp_allocates_it(name: str) -> None:
+    """It prints two decimals of 2^20 bytes, so the context is long."""
+    cache = cache_bytes(read_model(tiny_families.folder(name)), 8192)
+    allocated = pytest.approx(_allocated(tiny_families.gguf(name), 8192), rel=0.01)
+    assert cache is not None and cache.low == cache.high == allocated
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["gemma", "llama-chatml"])
 def test_the_cache_as_llama_cpp_allocates_it(kind: str) -> None:
     """llama.cpp prints the size of each cache; with a window it has two. `swa_full` is off in llama-server and
     llama-cli; the bindings have it on, and keep everything."""
     export = gguf_maker.exported(kind)
-    settings = "n_ctx=2048, n_ubatch=512, swa_full=False, verbose=True"
-    code = f"import sys, llama_cpp\nmodel = llama_cpp.Llama(sys.argv[1], {settings})\n"
-    done = subprocess.run([sys.executable, "-c", code, str(export.file("q8_0"))], capture_output=True, text=True)
-    printed = [float(size) for size in re.findall(r"KV buffer size = +([0-9.]+) MiB", done.stderr)]
     cache = cache_bytes(read_model(export.merged), 2048)
-    assert printed and cache is not None, done.stderr[-2000:]
-    assert cache.low == cache.high == pytest.approx(sum(printed) * (1 << 20), rel=0.01)
+    assert cache is not None and cache.low == cache.high == pytest.approx(
+        _allocated(export.file("q8_0"), 2048), rel=0.01
+    )
+
+
+def _allocated(file: Path, context: int) -> float:
+    """Bytes of the caches."""
+    settings = f"n_ctx={context}, n_ubatch=512, swa_full=False, verbose=True"
+    code = f"import sys, llama_cpp\nmodel = llama_cpp.Llama(sys.argv[1], {settings})\n"
+    done = subprocess.run([sys.executable, "-c", code, str(file)], capture_output=True, text=True)
+    printed = [float(size) for size in re.findall(r"KV buffer size = +([0-9.]+) MiB", done.stderr)]
+    assert printed, done.stderr[-2000:]
+    return sum(printed) * (1 << 20)

@@ -69,14 +69,18 @@ _ON_PROCESSORS = ("cpu", "phone", UNKNOWN_FAMILY)
 
 def cache_bytes(model: ModelFacts, context: int) -> Range | None:
     """The cache of keys and values in float16, for one sequence. A layer with a sliding window keeps the window and one
-    ubatch. None if the shape is unknown."""
+    ubatch, and one without attention nothing that grows. None if the shape is unknown."""
     if not (model.layers and (model.kv_heads or model.heads) and (model.head_dim or model.hidden_size)):
         return None
     least, most = _windowed(model)
-    window = min(context, _padded((model.sliding_window or 0) + UBATCH))
-    low, high = (_layer_bytes(model, context, window, count) for count in (most, least))
-    some = f", of which {least} of {model.layers} layers keep {window}" if least else ""
-    return Range(low, high, f"{context} tokens in float16{some}")
+    layers = model.layers if model.cached_layers is None else model.cached_layers
+    window, usual = min(context, _padded((model.sliding_window or 0) + UBATCH)), _usual_numbers(model)
+    fewest, widest = model.cached_numbers or (usual, usual)
+    low = most * window * usual + (layers - most) * context * fewest
+    high = least * window * usual + (layers - least) * context * widest
+    kept = "" if model.cached_layers in (None, model.layers) else f" in {layers} of {model.layers} layers"
+    some = f", of which {least} of {layers} layers keep {window}" if least else ""
+    return Range(low * _CACHE_BYTES, high * _CACHE_BYTES, f"{context} tokens in float16{kept}{some}")
 
 
 def tokens_per_second(
@@ -125,17 +129,16 @@ def is_looked_up(kind: str) -> bool:
 
 def _windowed(model: ModelFacts) -> tuple[int, int]:
     """The least and the most layers that keep only their window in llama.cpp."""
-    layers = model.layers or 0
+    layers = (model.layers or 0) if model.cached_layers is None else model.cached_layers
     if model.sliding_window is None or model.unread_window is not None:
         return 0, 0
     return (0, layers) if model.windowed_layers is None else (model.windowed_layers, model.windowed_layers)
 
 
-def _layer_bytes(model: ModelFacts, context: int, window: int, windowed: int) -> int:
-    layers, heads = model.layers or 0, model.kv_heads or model.heads or 1
-    head = model.head_dim or (model.hidden_size or 0) // (model.heads or 1)
-    tokens = windowed * window + (layers - windowed) * context
-    return 2 * tokens * heads * head * _CACHE_BYTES
+def _usual_numbers(model: ModelFacts) -> int:
+    """Keys and values of a token in a layer."""
+    heads, head = model.kv_heads or model.heads or 1, model.head_dim or (model.hidden_size or 0) // (model.heads or 1)
+    return 2 * heads * head
 
 
 def _padded(tokens: int) -> int:

@@ -8,7 +8,7 @@ from typing import Any, TypedDict
 
 from skill_train.facts import ModelFacts
 from skill_train.model import parameter_count
-from skill_train.model.convertible import from_config
+from skill_train.model.convertible import cache, from_config
 from skill_train.model.parameter_count import ParameterCount, TextShape
 from skill_train.model.tower import positive, read_tower
 
@@ -22,7 +22,7 @@ _KEYS: dict[str, tuple[str, ...]] = {
     "context": ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len"),
     "intermediate_size": ("moe_intermediate_size", "intermediate_size", "n_inner", "ffn_dim"),
     "heads": ("num_attention_heads", "n_head", "n_heads"),
-    "kv_heads": ("num_key_value_heads", "n_head_kv"),
+    "kv_heads": ("num_key_value_heads", "n_head_kv", "num_kv_heads"),
     "head_dim": ("head_dim",),
     "experts": ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts"),
     "experts_per_token": ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_k", "top_k_experts"),
@@ -123,6 +123,7 @@ def read(
     quantization = _quantization(config, text)
     parameters, unknown = _parameters(config, text, sizes, stored, quantization)
     refused = from_config.why_not(text, config, files=files) or _why_no_pictures(config)
+    kinds = cache.cached_layers(text, sizes["layers"])
     dtype = stored.main_dtype or _DTYPES.get(str(_first(text, config, keys=("dtype", "torch_dtype"))))
     facts = ModelFacts(
         source=source,
@@ -139,6 +140,8 @@ def read(
         revision=origin.revision,
         sliding_window=_sliding_window(text, sizes),
         windowed_layers=_windowed_layers(text, sizes),
+        cached_layers=None if kinds is None else len(kinds),
+        cached_numbers=cache.numbers_per_token(text, *(sizes[key] for key in ("heads", "kv_heads", "head_dim"))),
         unread_window=unread_window(config),
         convertible=None if from_config.architecture(text, config) is None else refused is None,
         not_convertible=refused,
@@ -228,7 +231,7 @@ def _sizes(config: Config, text: Config) -> _Sizes:
         "context": stated["context"],
         "intermediate_size": inner,
         "heads": heads,
-        "kv_heads": heads if stated["kv_heads"] == 0 else stated["kv_heads"],
+        "kv_heads": 1 if cache.one_key_head(text) else heads if stated["kv_heads"] == 0 else stated["kv_heads"],
         "head_dim": head_dim,
         "experts": stated["experts"],
         "experts_per_token": stated["experts_per_token"] if stated["experts"] else None,
@@ -329,8 +332,9 @@ def _windowed_layers(text: Config, sizes: _Sizes) -> int | None:
     """How many layers see only the window; None where nothing says it, 0 where there is no window."""
     if _sliding_window(text, sizes) is None:
         return 0
-    kinds, layers = text.get("layer_types"), sizes["layers"]
-    if isinstance(kinds, list) and kinds:
+    layers = sizes["layers"]
+    kinds = cache.cached_layers(text, layers)
+    if kinds is not None:
         return kinds.count("sliding_attention")
     of = text.get("sliding_window_pattern", _ONE_FULL_OF.get(str(text.get("model_type"))))
     return layers - layers // of if isinstance(of, int) and of > 0 and layers is not None else None
