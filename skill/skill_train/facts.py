@@ -24,7 +24,8 @@ class ModelFacts:
         quantization: the method of a quantized checkpoint, such as `bitsandbytes`.
         parameters_from: `safetensors headers` or `config arithmetic`.
         active_parameters: those that one token passes; below `parameters` in a mixture of experts.
-        embedding_parameters: the input embedding, and the output head where it is not tied to it.
+        embedding_parameters: the input embedding, the output head where it is not tied to it, and the embeddings that
+            Gemma 3n and 4 have for each layer.
         expert_parameters: those in all experts of a mixture of experts; None where they are unknown.
         intermediate_size: width of the MLP; of one expert in a mixture of experts.
         heads, kv_heads, head_dim: of the attention.

@@ -79,6 +79,32 @@ def test_a_mixture_reads_its_active_weights_only() -> None:
     assert rate is not None and dense is not None and rate.low > 4 * dense.low  # each layer has its own time
 
 
+def test_the_embeddings_of_each_layer_by_hand() -> None:
+    """Gemma 4 E2B has 35 x 256 x 262,144 of them. llama-cpp-python 0.3.36 gave those of a tiny one q6_k, as the tied
+    head, in q2_k to q6_k; a token reads none of them, and of the rest 2.75e9 weights."""
+    layers, tied = 35 * 256 * 262_144, 1536 * 262_144
+    model = dataclasses.replace(
+        models.recorded_model("gemma-3-1b"), parameters=5_100_000_000, active_parameters=5_100_000_000,
+        embedding_parameters=layers + tied, vocab_size=262_144, hidden_size=1536, layers=35, windowed_layers=28,
+    )  # fmt: skip
+    size = file_bytes(model, "q4_k_m")
+    assert size is not None
+    rest = 5_100_000_000 - layers - tied  # of 4.5 bits and more
+    assert size.low > ((layers + tied) * 6.5625 + rest * 4.5) / 8
+    card = machine_target(recorded_machine("rtx_4090"))
+    rate, small = (
+        estimated_file(each, card, "q4_k_m", 512).speed
+        for each in (
+            model,
+            dataclasses.replace(
+                model, parameters=rest + tied, active_parameters=rest + tied, embedding_parameters=tied
+            ),
+        )
+    )
+    assert rate is not None and small is not None
+    assert rate.low == pytest.approx(small.low, rel=0.02) and rate.high == pytest.approx(small.high, rel=0.02)
+
+
 def test_merging_streams_large_models() -> None:
     """Measured with `skill-train merge` (bench/merge, 2026-11-22): 0.31 GB at 0.5B, 0.44 GB at 7B."""
     for name, measured in (("qwen2.5-0.5b", 0.31e9), ("qwen2.5-7b", 0.44e9)):

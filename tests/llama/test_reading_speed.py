@@ -76,3 +76,10 @@ def test_a_torn_cache_is_empty(cache: Path) -> None:
     for text in ("{", "[]", '{"schema": "skill-train/reading/1"}', '{"gigabytes_per_second": "x", "basis": 1}'):
         path.write_text(text)
         assert known_reading(CPU) is None
+
+
+def test_the_embeddings_of_each_layer_are_not_read() -> None:
+    """Gemma 3n and 4 take one row of them for a token."""
+    file = _file(10**9, 10**8)
+    file.tensors["per_layer_token_embd.weight"] = Tensor("per_layer_token_embd.weight", (1, 1), "Q6_K", 0, 10**9)
+    assert read_bytes(file) == 10**9

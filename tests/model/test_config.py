@@ -99,6 +99,18 @@ def test_embeddings(name: str, tied: bool, embedding: int) -> None:
     assert (facts.tied_embeddings, facts.embedding_parameters) == (tied, embedding)
 
 
+def test_the_embeddings_of_each_layer() -> None:
+    """Gemma 4 E2B: 5.1B with them and 2.3B without, by its card: 262,144 x (1536 + 35 x 256). Its config.json may leave
+    out that the head is tied."""
+    text = {"model_type": "gemma4_text", "vocab_size": 262_144, "hidden_size": 1536, "num_hidden_layers": 35}
+    text |= {"hidden_size_per_layer_input": 256, "vocab_size_per_layer_input": 262_144}
+    facts = model_config.read({"model_type": "gemma4", "text_config": text}, source="x")
+    assert facts.embedding_parameters == 402_653_184 + 2_348_810_240
+    text["hidden_size_per_layer_input"] = 0  # as in the larger ones
+    facts = model_config.read({"model_type": "gemma4", "text_config": text}, source="x")
+    assert facts.embedding_parameters == 402_653_184
+
+
 @pytest.mark.parametrize(
     ("name", "window"),
     [

@@ -115,13 +115,15 @@ def shipped(
 
 
 def _sizes(file: ListedFile, projector_bytes: int) -> FileSizes:
-    """What a token reads of a file. An input embedding that is not also the output head is not read."""
+    """What a token reads of a file."""
     from skill_train.llama.gguf_header import read_gguf
+    from skill_train.llama.speed.remembered import read_tensors
 
-    tensors = dict(read_gguf(Path(file["path"])).tensors)
-    unread = tensors.pop("token_embd.weight").n_bytes if {"token_embd.weight", "output.weight"} <= tensors.keys() else 0
-    looked_up = sum(tensor.elements for tensor in tensors.values() if is_looked_up(tensor.kind.lower()))
-    read = sum(tensor.elements for tensor in tensors.values())
+    header = read_gguf(Path(file["path"]))
+    tensors = read_tensors(header)
+    unread = sum(tensor.n_bytes for tensor in header.tensors.values()) - sum(tensor.n_bytes for tensor in tensors)
+    looked_up = sum(tensor.elements for tensor in tensors if is_looked_up(tensor.kind.lower()))
+    read = sum(tensor.elements for tensor in tensors)
     return FileSizes(file["bytes"], unread, projector_bytes, looked_up / read if read else 0.0)
 
 

@@ -114,10 +114,14 @@ def memory_parts(model: ModelFacts, file: Range, context: int) -> list[Part] | N
 
 
 def unread_bytes(model: ModelFacts, quant: str) -> float:
-    """The input embedding in a file, where the output head is another tensor: a token reads one row of it."""
-    if model.tied_embeddings is not False or not (model.vocab_size and model.hidden_size):
+    """The embeddings in a file of which a token reads one row: the input embedding where the output head is another
+    tensor, and those of each layer. Where the input embedding is the head, these have its type."""
+    if model.tied_embeddings is None or not (model.vocab_size and model.hidden_size):
         return 0.0
-    return model.vocab_size * model.hidden_size * (_input_bits(quant) if quant in BITS else 16.0) / 8
+    one = model.vocab_size * model.hidden_size
+    if model.tied_embeddings:
+        return max(0, (model.embedding_parameters or one) - one) * sum(_embedding_bits(model, quant)[1]) / 16
+    return ((model.embedding_parameters or 2 * one) - one) * _input_bits(quant) / 8
 
 
 def merge_bytes(model: ModelFacts, plain: bool = True) -> Range | None:

@@ -32,6 +32,8 @@ _KEYS: dict[str, tuple[str, ...]] = {
 _LLAMA = {"kv_heads": 0, "tied_embeddings": False}
 _QWEN = {"tied_embeddings": False}
 _GEMMA = {"head_dim": 256, "tied_embeddings": True}
+_TIED = ("bloom", "cohere", "cohere2", "ernie4_5", "falcon", "gemma3n_text", "gemma4_text", "gpt_bigcode", "lfm2",
+         "smollm3", "starcoder2")  # fmt: skip
 _DEFAULTS: dict[str, Mapping[str, int]] = {
     "gemma": _GEMMA,
     "gemma2": _GEMMA | {"sliding_window": 4096},
@@ -51,7 +53,7 @@ _DEFAULTS: dict[str, Mapping[str, int]] = {
     "qwen2_moe": _QWEN,
     "qwen3": _QWEN | {"head_dim": 128},
     "qwen3_moe": _QWEN,
-    "smollm3": {"tied_embeddings": True},
+    **{kind: {"tied_embeddings": True} for kind in _TIED},
 }
 # Types whose window counts only if the config enables it.
 _SWITCHED_WINDOW = ("qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "smollm3", "qwen2_vl", "qwen2_5_vl")
@@ -263,7 +265,7 @@ def _parameters(
         "parameters": total,
         "parameters_from": origin,
         "active_parameters": active,
-        "embedding_parameters": _embedding(sizes),
+        "embedding_parameters": _embedding(text, sizes),
         "expert_parameters": experts,
     }
     reasons = {"parameters": unknown} if total is None else {}
@@ -297,9 +299,12 @@ def _no_arithmetic(text: Config, shape: TextShape | None) -> str:
     return f"no arithmetic for model type {model_type}"
 
 
-def _embedding(sizes: _Sizes) -> int | None:
+def _embedding(text: Config, sizes: _Sizes) -> int | None:
     vocab, hidden, tied = sizes["vocab_size"], sizes["hidden_size"], sizes["tied_embeddings"]
-    return None if vocab is None or hidden is None or tied is None else vocab * hidden * (1 if tied else 2)
+    if vocab is None or hidden is None or tied is None:
+        return None
+    words, width = (positive(text, (f"{name}_per_layer_input",)) or 0 for name in ("vocab_size", "hidden_size"))
+    return vocab * hidden * (1 if tied else 2) + words * width * (sizes["layers"] or 0)  # Gemma 3n and 4
 
 
 def _tied(config: Config, text: Config) -> bool | None:

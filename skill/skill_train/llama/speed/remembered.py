@@ -12,7 +12,7 @@ from skill_train.core.errors import UsageError
 from skill_train.estimate.decode import FAMILIES
 from skill_train.estimate.targets import family_of
 from skill_train.facts import MachineFacts, MeasuredReading
-from skill_train.llama.gguf_header import GgufFile
+from skill_train.llama.gguf_header import GgufFile, Tensor
 from skill_train.machine.read import cache_file
 from skill_train.run import records
 
@@ -35,14 +35,18 @@ class _CachedReading(msgspec.Struct, frozen=True):
     basis: str
 
 
+def read_tensors(file: GgufFile) -> list[Tensor]:
+    """The tensors that one token reads: all but the embeddings of which it takes one row. An input embedding that is
+    also the output head is read, and those of each layer (Gemma 3n and 4) are not."""
+    unread = {"per_layer_token_embd.weight", "token_embd.weight" if "output.weight" in file.tensors else ""}
+    return [tensor for name, tensor in file.tensors.items() if name not in unread]
+
+
 def read_bytes(file: GgufFile) -> float | None:
-    """Bytes that one token reads: all tensors, but for an input embedding that is not also the output head. None for a
-    mixture of experts, of which it reads a part."""
+    """Bytes that one token reads. None for a mixture of experts, of which it reads a part."""
     if file.of_architecture("expert_count"):
         return None
-    embedding = file.tensors.get("token_embd.weight")
-    unread = embedding.n_bytes if embedding is not None and "output.weight" in file.tensors else 0
-    return float(sum(tensor.n_bytes for tensor in file.tensors.values()) - unread)
+    return float(sum(tensor.n_bytes for tensor in read_tensors(file)))
 
 
 def remember(machine: MachineFacts, device: str, file: GgufFile, rate: float, day: str) -> float | None:
