@@ -46,6 +46,8 @@ def read_model(folder: Path, *, weights_needed: bool = True) -> ModelFacts:
         has_chat_template=_has_chat_template(folder),
         files={path.name for path in folder.iterdir()},
     )
+    if facts.experts and facts.expert_parameters is None and lacking is None:
+        facts = model_config.with_experts(facts, tensor_shapes(folder))
     facts = with_image_processor(facts, config, processor_files(folder) if reads_processor(config) else {})
     return dataclasses.replace(facts, at_hand=lacking is None)
 
