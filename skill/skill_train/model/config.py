@@ -361,7 +361,9 @@ def _any_layer_windowed(model_type: str, text: Config, layers: int | None) -> bo
 def _quantization(config: Config, text: Config) -> str | None:
     stated = _first(config, text, keys=("quantization_config",))
     if stated:
-        return str(stated.get("quant_method", "unknown")) if isinstance(stated, Mapping) else "unknown"
+        old = isinstance(stated, Mapping) and (stated.get("load_in_4bit") or stated.get("load_in_8bit"))
+        unnamed = "bitsandbytes" if old else "unknown"  # as older versions of transformers wrote it
+        return str(stated.get("quant_method", unnamed)) if isinstance(stated, Mapping) else unnamed
     return "mlx" if isinstance(config.get("quantization"), Mapping) else None  # mlx_lm.convert writes this key
 
 

@@ -242,7 +242,8 @@ def _resolve(recipe: Recipe, model: ModelFacts, dataset: DatasetFacts, reasons: 
         _because(reasons, "epochs", round(epochs, 2), why, "recipe")
     _require_feedable(values["max_steps"], recipe)
     values["warmup_steps"] = _warmup_steps(recipe, values["max_steps"], reasons)
-    if model.quantization and not recipe.load_in_4bit:
+    # transformers reads a checkpoint of bitsandbytes with load_in_4bit, and refuses one of any other kind
+    if model.quantization and not (recipe.load_in_4bit and model.quantization == "bitsandbytes"):
         raise UsageError(
             f"{recipe.model} is quantized ({model.quantization}), and an adapter cannot be merged into it exactly",
             code="quantized_base",
