@@ -47,6 +47,8 @@ class ModelFacts:
         unread_window: the sliding window in tokens, where llama.cpp is not known to compute the model with it.
         at_hand: the weights lie on this machine.
         linear_layers: what LoRA adapts, where the family is on no list; None where nobody looked.
+        linear_sizes: of modules that an adapter targets, how often each stands in the model, and the sums of its inputs
+            and of its outputs, by its name; of families whose modules have no usual widths.
         tower: of a vision model; None where config.json does not say its sizes.
         image_processor: of a vision model; None where its files do not say how it resizes.
     """
@@ -90,6 +92,7 @@ class ModelFacts:
     expert_parameters: int | None = None
     cached_layers: int | None = None
     cached_numbers: tuple[int, int] | None = None
+    linear_sizes: dict[str, tuple[int, int, int]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

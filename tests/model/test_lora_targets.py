@@ -14,9 +14,12 @@ import tiny_families
 import training
 from command_child import Commands
 from hub_emulator import Hub
+from skill_train.commands import _planning as planning
+from skill_train.estimate.modules import adapter_parameters
 from skill_train.model import folder as models
 from skill_train.model.config import with_experts
 from skill_train.model.lora_targets import TARGETS, linear_layers
+from skill_train.recipe.fields import from_dict
 
 pytestmark = pytest.mark.slow
 
@@ -46,6 +49,29 @@ ALL = set(tiny_families.FAMILIES) - {"gemma1", "llama-bias", "phi3-long", "falco
 def test_the_names_are_those_of_the_models_linear_layers(name: str) -> None:
     folder = tiny_families.folder(name)
     assert set(_found(folder)) == _linear(folder) - LEFT_OUT.get(name, set())
+
+
+@pytest.mark.parametrize("name", tiny_families.by_default(ALL - {"bloom", "gpt2-plain", "gptneox"}))
+def test_the_parameters_of_the_adapter_are_those_that_peft_makes(name: str) -> None:
+    """Of all families but three that ignore a key of the tiny ones: they have as many key heads as heads."""
+    import peft
+    from transformers import AutoModelForCausalLM
+
+    folder = tiny_families.folder(name)
+    for said in ({}, {"target_modules": ["o_proj", "in_proj"]}):
+        recipe = from_dict({"model": str(folder), "data": "rows.jsonl", **said})
+        facts = planning._with_layers(recipe, models.read_model(folder), lambda: models.tensor_shapes(folder))
+        targets = recipe.target_modules or TARGETS.get(facts.model_type) or facts.linear_layers or ()
+        if recipe.target_modules and facts.model_type in TARGETS:
+            continue
+        config = peft.LoraConfig(r=4, target_modules=list(targets), task_type="CAUSAL_LM")
+        try:
+            model = peft.get_peft_model(AutoModelForCausalLM.from_pretrained(folder), config)
+        except ValueError:  # none of the two is there
+            continue
+        made = sum(weight.numel() for key, weight in model.named_parameters() if "lora_" in key)
+        present = [target for target in targets if target in facts.linear_sizes or facts.model_type in TARGETS]
+        assert adapter_parameters(facts, present, 4) == made
 
 
 @pytest.mark.parametrize("name", tiny_families.by_default(MIXTURES))

@@ -12,18 +12,21 @@ from PIL import Image
 
 import tiny_vision
 import training
+from machines import recorded_machine
+from models import recorded_model
 from one_command import answered
 from skill_train.core.errors import UsageError
 from skill_train.data.token_stats import PictureCounter, counter_of, token_range, with_pictures
 from skill_train.facts import DatasetFacts, ModelFacts, PictureTokenFacts
 from skill_train.model import config
 from skill_train.model.tower import with_image_processor
+from skill_train.plan.make import make_plan
 from skill_train.plan.pictures import pictures_of
 from skill_train.program.events import Refused
 from skill_train.program.pictures.decode import PictureSize
 from skill_train.program.pictures.processor import read_processor
-from skill_train.recipe.fields import Recipe
-from skill_train.run.plan_record import Reason
+from skill_train.recipe.fields import Recipe, from_dict
+from skill_train.run.plan_record import Facts, Reason
 
 QWEN = {"image_processor_type": "Qwen2VLImageProcessor", "min_pixels": 3136, "max_pixels": 12845056}
 SMOLVLM = {"max_image_size": {"longest_edge": 64}, "size": {"longest_edge": 256}}
@@ -180,3 +183,15 @@ def test_pictures_longer_than_a_row_and_limits_that_a_family_lacks_are_told(tmp_
     Path("recipe.yaml").write_text(f"model: {tiny_vision.cached('gemma3')}\ndata: rows.jsonl\nmax_pixels: 900\n")
     code, answer = answered("plan", "recipe.yaml", "--where", "local")
     assert (code, answer["error"]["code"]) == (2, "bad_recipe") and "no meaning" in answer["error"]["message"]
+
+
+def test_an_adapter_on_the_tower_is_not_counted_as_one_on_the_language_model() -> None:
+    """Its layers have other widths, so the number is unknown."""
+    model, columns = recorded_model("qwen2.5-vl-7b"), {"prompt": "prompt", "completion": "completion"}
+    rows = DatasetFacts("d", "f", 900, (), "prompt_completion", columns, 1, "found", images=900, most_images=1)
+    # 28 layers, 3584 wide, 4 key heads of 128: q, k, v and o of rank 16
+    counts = {"language": 28 * 16 * (7168 + 2 * (3584 + 512) + 7168), "tower": None, "projector": None}
+    for part, count in counts.items():
+        recipe = from_dict({"model": "m", "data": "d", "lora_parts": [part]})
+        plan = make_plan(recipe, Facts(model, rows, recorded_machine("a100_80gb")))
+        assert plan.estimates.adapter_parameters == count, part

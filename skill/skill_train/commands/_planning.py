@@ -19,7 +19,7 @@ from skill_train.machine.read import read_machine
 from skill_train.model.config import with_experts
 from skill_train.model.convertible.vocabulary import why_no_picture, why_no_vocabulary
 from skill_train.model.folder import read_model, tensor_shapes
-from skill_train.model.lora_targets import TARGETS, linear_layers
+from skill_train.model.lora_targets import TARGETS, linear_layers, linear_sizes
 from skill_train.model.tower import trains_on_pictures, unread_pictures
 from skill_train.plan import make
 from skill_train.plan.placement import Choices, with_precision
@@ -104,18 +104,20 @@ def plan_with_files(console: Console, recipe: Recipe, choices: Choices) -> Plan:
 def _with_layers(recipe: Recipe, model: ModelFacts, shapes: Callable[[], Mapping[str, Sequence[int]]]) -> ModelFacts:
     """Adds what only the headers of the weights say: the parameters in experts where no formula counts them, and the
     linear layers of a family without a list of LoRA targets, if transformers can run it."""
-    listed = recipe.target_modules or recipe.finetuning_type == "full" or model.model_type in TARGETS
+    adapted = recipe.finetuning_type != "full" and model.model_type not in TARGETS
+    types = causal_model_types() if adapted and not recipe.target_modules else None
+    adapted = adapted and (types is None or model.model_type in types)
     uncounted = model.experts is not None and model.expert_parameters is None
-    types = None if listed else causal_model_types()
-    named = listed or (types is not None and model.model_type not in types)
-    if named and not uncounted:
+    if not (adapted or uncounted):
         return model
     read = shapes()
     model = with_experts(model, read) if uncounted else model
-    if named:
+    if not adapted:
         return model
-    layers = linear_layers(read, vocab_size=model.vocab_size, experts=model.experts)
-    return dataclasses.replace(model, linear_layers=tuple(layers) or None)
+    found = linear_layers(read, vocab_size=model.vocab_size, experts=model.experts)
+    sizes = linear_sizes(read, recipe.target_modules or found, model.layers)
+    found = [] if recipe.target_modules else found
+    return dataclasses.replace(model, linear_layers=tuple(found) or None, linear_sizes=sizes)
 
 
 def _with_vocabulary(model: ModelFacts, folder: Path) -> ModelFacts:

@@ -41,7 +41,11 @@ def widths(model: ModelFacts) -> tuple[int, int, int, int]:
 
 
 def module_widths(model: ModelFacts, name: str) -> tuple[int, int]:
-    """`(inputs, outputs)` of a module by its usual name; a name that is not known counts as the MLP's first layer."""
+    """`(inputs, outputs)` of a module, on average as the weight files have it, else by its usual name; a name that is
+    not known counts as the MLP's first layer."""
+    if name in model.linear_sizes:
+        count, inputs, outputs = model.linear_sizes[name]
+        return -(-inputs // count), -(-outputs // count)
     h, q, kv, f = widths(model)
     return _by_name(h, q, kv, f, model.vocab_size or 0, model.model_type).get(name, (h, f))
 
@@ -70,17 +74,26 @@ def _by_name(h: int, q: int, kv: int, f: int, vocabulary: int, model_type: str) 
 
 
 def times(model: ModelFacts, name: str) -> int:
-    """How often a module stands in the model: the embedding and the output head once, all others in each layer."""
+    """How often a module stands in the model: the embedding and the output head once, all others in each layer, unless
+    the weight files say it."""
+    if name in model.linear_sizes:
+        return model.linear_sizes[name][0]
     return 1 if name in (*EMBEDDINGS, *HEADS) else model.layers or 0
 
 
 def adapter_parameters(model: ModelFacts, target_modules: Iterable[str], lora_r: int, *, dora: bool = False) -> int:
     """Parameters of the adapter: r x (inputs + outputs) for each target (Hu et al. 2021, LoRA), and with DoRA a
     magnitude for each output (Liu et al. 2024, DoRA, section 4)."""
-    return sum(
-        times(model, target) * (lora_r * sum(module_widths(model, target)) + dora * module_widths(model, target)[1])
-        for target in target_modules
-    )
+    sums = [_sums(model, target) for target in target_modules]
+    return sum(lora_r * (inputs + outputs) + dora * outputs for inputs, outputs in sums)
+
+
+def _sums(model: ModelFacts, name: str) -> tuple[int, int]:
+    """The inputs and the outputs of all modules of a name."""
+    if name in model.linear_sizes:
+        return model.linear_sizes[name][1:]
+    inputs, outputs = (times(model, name) * width for width in module_widths(model, name))
+    return inputs, outputs
 
 
 def saved_parameters(model: ModelFacts, name: str) -> int:

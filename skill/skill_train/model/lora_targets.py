@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from skill_train.model.parameter_count import OF_EXPERTS
 
@@ -30,7 +30,7 @@ TARGETS: dict[str, list[str]] = {
     "falcon": ["query_key_value", "dense"],
 }  # fmt: skip
 
-_WEIGHT = re.compile(r"(?:^|\.)(?:layers|h|blocks|block)\.\d+\.(?P<inside>.+)\.weight")
+_WEIGHT = re.compile(r"(?:^|\.)(?:layers|h|blocks|block)\.(?P<number>\d+)\.(?P<inside>.+)\.weight")
 _ROUTER = re.compile(r"(?:^|\.)(?:\w*router\w*|gate|wg|\w*_gate)(?:\.|$)")
 _OTHER_PARTS = re.compile(r"(?:^|\.)(?:\w*vision\w*|visual|\w*audio\w*|\w*image\w*|mtp|nextn)(?:\.|$)")
 _EMBEDS = re.compile(r"emb|wte|wpe|position|rotary|relative")
@@ -64,3 +64,26 @@ def linear_layers(shapes: Mapping[str, Sequence[int]], *, vocab_size: int | None
         if of_mixer or counted or elsewhere or _EMBEDS.search(leaf):
             left_out.add(leaf)
     return [leaf for leaf in adapted if leaf not in left_out]
+
+
+def linear_sizes(
+    shapes: Mapping[str, Sequence[int]], names: Iterable[str], layers: int | None
+) -> dict[str, tuple[int, int, int]]:
+    """How often each of these modules stands in the blocks of a language model, and the sums of its inputs and outputs.
+
+    Args:
+        names: as `target_modules` has them.
+        layers: the number in the config. Files can hold more, which transformers does not load (DeepSeek's last one).
+    """
+    sizes = dict[str, tuple[int, int, int]]()
+    for name, shape in shapes.items():
+        match = _WEIGHT.search(name)
+        if match is None or len(shape) != 2 or _OTHER_PARTS.search(name) or OF_EXPERTS.search(name):
+            continue
+        if layers is not None and int(match["number"]) >= layers:
+            continue
+        for target in names:
+            if f".{match['inside']}".endswith(f".{target}"):
+                count, inputs, outputs = sizes.get(target, (0, 0, 0))
+                sizes[target] = count + 1, inputs + shape[1], outputs + shape[0]
+    return sizes

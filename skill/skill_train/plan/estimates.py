@@ -31,7 +31,8 @@ def estimates(
         plain: the adapter consists of A and B only.
     """
     step, here = chosen.fit.step, machine_target(machine)
-    adapter = 0 if step.full else adapter_parameters(model, step.target_modules, step.lora_r, dora=step.dora)
+    counted = not (step.full or step.tower_trains or step.projector_trains)  # those on the vision part have no formula
+    adapter = adapter_parameters(model, step.target_modules, step.lora_r, dora=step.dora) if counted else 0
     return Estimates(
         memory_bytes=_range(chosen.fit.memory, "the model's shape is unknown"),
         memory_parts=_parts(chosen.fit.parts),

@@ -91,7 +91,7 @@ class Estimates(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         usable_bytes: the part of the device's memory that training may use.
-        adapter_parameters: None if every weight trains.
+        adapter_parameters: None if every weight trains, or adapters lie on the vision part.
         files: one for each GGUF type.
     """
 
