@@ -53,6 +53,7 @@ def _large(parameters: int = _405B) -> ModelFacts:
         ("qwen2.5-7b", {}, "l4x1", "50 x 16 x 380 tokens x 6 x 7.6e9 = 1.4e16: 230 s, 64 on an L40S, and the start"),
         ("qwen2.5-7b", {"max_steps": 500}, "l40sx1", "1.4e17: 2300 s x $0.80 = 1840, 640 x 1.80 = 1150, and the start"),
         ("qwen2.5-7b", {"load_in_4bit": True, "max_steps": 1}, "t4-small", "5.5 GB of 16; read one by one; $0.40"),
+        ("phi-4", {"load_in_4bit": True, "max_steps": 1, "max_length": 256}, "t4-small", "a job downloads 29 of 50 GB"),
         ("qwen2.5-14b", {}, "l40sx1", "29.5 GB of 48, 32.5 of 55.8 in the host; $1.80, next with one such GPU $2.50"),
         ("qwen2.5-32b", {}, "a100-large", "65.5 GB of 80, 68.5 of 127.8 in the host; $2.50, next $2.75"),
         ("qwen3-30b-a3b", {}, "a100-large", "61 GB of weights of 80, 64 of 127.8 in the host"),
@@ -214,10 +215,15 @@ def test_host_memory_that_is_too_small_takes_no_weights() -> None:
 
 
 def test_a_disk_that_is_too_small() -> None:
-    """7B leaves 15 GB merged, 15 GB in f16, 8 GB in q8_0 and 5 GB in q4_k_m."""
-    small = [dataclasses.replace(flavor, disk_bytes=40 * 10**9) for flavor in flavors.shipped()]
-    plan = _cloud("qwen2.5-7b", offered=small, flavor="a100-large")
-    assert [blocker["code"] for blocker in plan["blockers"]] == ["no_disk"]
+    """A run of 7B leaves 15 GB merged, 15 GB in f16, 8 GB in q8_0 and 5 GB in q4_k_m here. A job downloads 15 GB, and
+    merges nothing."""
+    machine = dataclasses.replace(recorded_machine("a100_80gb"), disk_free_bytes=40 * 10**9)
+    here = decided("qwen2.5-7b", machine, where="local")
+    assert [blocker["code"] for blocker in here["blockers"]] == ["no_disk"]
+    for gigabytes, codes in ((40, []), (16, []), (15, ["no_disk"])):
+        small = [dataclasses.replace(flavor, disk_bytes=gigabytes * 10**9) for flavor in flavors.shipped()]
+        plan = _cloud("qwen2.5-7b", offered=small, flavor="a100-large")
+        assert [blocker["code"] for blocker in plan["blockers"]] == codes, gigabytes
 
 
 def test_equal_prices_go_by_name() -> None:

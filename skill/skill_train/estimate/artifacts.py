@@ -38,6 +38,10 @@ _EXPERT_BITS = 4.25  # of mxfp4_moe; its other matrices have 8.5
 # A token takes 8 bytes for its length, 4 for its type and one of text at least; with merges, a score and long texts 64.
 _TOKENIZER_BYTES, _TOKEN_BYTES, _OTHER_METADATA = (0.5e6, 12e6), (13, 64), 0.1e6
 
+# Three checkpoints, two complete ones and one that is being written, as multiples of the trained weights: each includes
+# the optimizer's state.
+_CHECKPOINTS = 3 * 3
+
 
 def file_bytes(model: ModelFacts, quant: str) -> Range | None:
     """The size of a GGUF file; None if the parameters are unknown."""
@@ -161,20 +165,25 @@ def convert_bytes(model: ModelFacts) -> Range | None:
 
 
 def disk_bytes(model: ModelFacts, quants: tuple[str, ...], trained_bytes: float) -> Range | None:
-    """Disk for a whole run: the merged model, one unquantized GGUF, the quantized files, and three checkpoints (two
-    complete ones and one that is being written). A checkpoint is three times as large as the trained weights, because
-    it includes the optimizer's state."""
+    """Disk for a whole run: the merged model, one unquantized GGUF, the quantized files, and three checkpoints."""
     sizes = [file_bytes(model, quant) for quant in quants]
     if not model.parameters or None in sizes:
         return None
     stored = max(model.weight_bytes or 2 * model.parameters, trained_bytes)
     file_sizes = [size for size in sizes if size is not None]
-    fixed = stored + 2 * model.parameters + 9 * trained_bytes
+    fixed = stored + 2 * model.parameters + _CHECKPOINTS * trained_bytes
     return Range(
         fixed + sum(s.low for s in file_sizes),
         fixed + sum(s.high for s in file_sizes),
         "merged, f16 and quantized files",
     )
+
+
+def job_disk_bytes(model: ModelFacts, trained_bytes: float) -> float | None:
+    """The least disk for a job: what it downloads, and three checkpoints. It merges and converts nothing."""
+    if not model.parameters:
+        return None
+    return (model.weight_bytes or 2 * model.parameters) + _CHECKPOINTS * trained_bytes
 
 
 def _in_float32(model: ModelFacts, basis: str) -> Range | None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from skill_train.core.errors import DecisionNeeded
 from skill_train.core.program_events import Probed
 from skill_train.core.units import dollars, gigabytes
-from skill_train.estimate.artifacts import disk_bytes
+from skill_train.estimate.artifacts import disk_bytes, job_disk_bytes
 from skill_train.estimate.step import BYTES, Part, Range, total
 from skill_train.estimate.time import Schedule, training_seconds
 from skill_train.estimate.trained import trained_bytes
@@ -214,9 +214,11 @@ def _problems(
         room = f"{ram * HEADROOM['cpu'] / 1e9:.1f} of {gigabytes(ram, 0)} can be used"
         problems.append(("no_host_ram", f"reading the weights needs {gigabytes(host)} of host memory, {room}"))
     trained = trained_bytes(model, chosen.step) if chosen.step.full else 0
-    disk, free = disk_bytes(model, QUANTS, trained), machine.disk_free_bytes
-    if disk is not None and free is not None and disk.low > free:
-        problems.append(("no_disk", f"the run writes {gigabytes(disk.low, 0)}, {gigabytes(free, 0)} are free"))
+    whole, free = disk_bytes(model, QUANTS, trained), machine.disk_free_bytes
+    disk = job_disk_bytes(model, trained) if flavor else whole.low if whole else None
+    if disk is not None and free is not None and disk > free:
+        writer = "the job" if flavor else "the run"
+        problems.append(("no_disk", f"{writer} writes {gigabytes(disk, 0)}, {gigabytes(free, 0)} are free"))
     return problems
 
 
