@@ -214,6 +214,13 @@ def test_host_memory_that_is_too_small_takes_no_weights() -> None:
     assert says(decided(_large(), small, max_hours=100))["memory"] == "cloud"
 
 
+def test_the_device_of_this_machine_is_not_that_of_a_flavor() -> None:
+    plan = _cloud("qwen2.5-0.5b", device="cpu")
+    reason = next(reason for reason in plan["reasons"] if reason["rule"] == "device")
+    assert (plan["placement"]["device"], reason["value"]) == ("cuda", "cuda")
+    assert reason["because"] == "the best of NVIDIA T4; --device cpu is of this machine"
+
+
 def test_a_disk_that_is_too_small() -> None:
     """A run of 7B leaves 15 GB merged, 15 GB in f16, 8 GB in q8_0 and 5 GB in q4_k_m here. A job downloads 15 GB, and
     merges nothing."""

@@ -178,7 +178,10 @@ def _placed(resolved: ResolvedRecipe, model: ModelFacts, place: Candidate, choic
     best = f"the best of {place.machine.chip}"
     if "device" in place.machine.unknown:
         best += f" ({place.machine.unknown['device']})"
-    _because(reasons, "device", step.device, "asked for" if choices.device else best, "machine")
+    if choices.device and place.flavor is not None:
+        best += f"; --device {choices.device} is of this machine"
+    asked = choices.device and place.flavor is None
+    _because(reasons, "device", step.device, "asked for" if asked else best, "machine")
     _because(reasons, "dtype", step.dtype, place.dtype_because, "references/local_training.md")
     _because(reasons, "attn_implementation", "sdpa", _WHY_SDPA, "transformers")
     capacity = place.machine.memory_bytes if has_device(place.machine, step.device) else None
