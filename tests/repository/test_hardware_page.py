@@ -65,3 +65,11 @@ def test_what_fits_is_what_the_estimate_says(row: str) -> None:
         assert _largest(**ROWS[row], load_in_4bit=True) is None
     elif qlora != "not divided":
         assert _largest(**ROWS[row], load_in_4bit=True) == _key(qlora)
+
+
+def test_the_skill_says_the_same_of_24_gb() -> None:
+    """A GPU of 24 GB is that of the RTX 4090's row."""
+    skill = (Path(__file__).resolve().parents[2] / "SKILL.md").read_text(encoding="utf-8")
+    said = re.search(r"24 GB: (\S+) LoRA, (\S+) QLoRA", skill)
+    row = re.search(r"^\| RTX 4090 \|.*\| \S+ (\S+) \| \S+ (\S+) \|$", PAGE, re.MULTILINE)
+    assert said is not None and row is not None and said.groups() == row.groups()
