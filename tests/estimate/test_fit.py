@@ -124,3 +124,15 @@ def test_i_quants_are_tried_where_the_k_quants_leave_a_gap(room: float, tried: l
     if tried:  # one that is too slow is no candidate
         slow = [dataclasses.replace(file, speed=Range(1, 2, "")) for file in i_quants]
         assert i_quants_to_try(k_quants, slow, target, ShipLimits(min_speed=5))[0] == []
+
+
+@pytest.mark.parametrize(("quant", "published"), [("q4_k_m", 2.49e9), ("q8_0", 4.13e9)])
+def test_the_files_of_a_vision_model_as_published(quant: str, published: float) -> None:
+    """Gemma 3 4B of ggml-org on the Hub: 2.49 and 4.13 GB, and 0.851 GB of vision in f16, where pictures are read."""
+    model, phone = models.recorded_model("gemma-3-4b"), find_target("iPhone 15", None, None)
+    alone, pair = (estimated_file(model, phone, quant, 4096, pictures=each) for each in (False, True))
+    assert alone.bytes is not None and pair.bytes is not None
+    assert alone.bytes.low <= published <= alone.bytes.high
+    assert pair.bytes.low <= published + 0.851e9 <= pair.bytes.high
+    assert pair.bytes.low - alone.bytes.low == pytest.approx(0.851e9, rel=0.04)
+    assert alone.speed == pair.speed  # a token reads no tower

@@ -64,12 +64,14 @@ class DeviceAnswer(TypedDict):
 
 @dataclass(frozen=True)
 class DeviceQuestion:
-    """A device, the tokens of context, the limits, and the types that are tried beside those of `--quant`."""
+    """A device, the tokens of context, the limits, and the types that are tried beside those of `--quant`. With
+    `pictures` a file of the vision part belongs to each."""
 
     target: TargetDevice
     context: int
     limits: ShipLimits
     i_quants: tuple[str, ...] = ()
+    pictures: bool = False
 
 
 def device_question(
@@ -138,7 +140,7 @@ def with_i_quants(question: DeviceQuestion, model: ModelFacts, *, matrix: bool) 
 
 
 def estimated(question: DeviceQuestion, model: ModelFacts, quant: str) -> DeviceFile:
-    return estimated_file(model, question.target, quant, question.context)
+    return estimated_file(model, question.target, quant, question.context, pictures=question.pictures)
 
 
 def _target(options: DeviceOptions, here: MachineFacts) -> TargetDevice:

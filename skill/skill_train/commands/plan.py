@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import shlex
 from collections.abc import Callable
@@ -190,7 +191,7 @@ def _on_device(
     """Each file that could be exported, on the device that it is for; None when no device was named."""
     if question is None:
         return None
-    model = plan.facts.model
+    model, question = plan.facts.model, dataclasses.replace(question, pictures=plan.recipe.images)
     if types is None:
         question = with_i_quants(question, model, matrix=True)  # of the rows that are trained on
         types = [*CANDIDATES, *question.i_quants]

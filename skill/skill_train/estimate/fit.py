@@ -75,14 +75,32 @@ class FileToShip:
     problems: dict[str, list[Problem]]
 
 
-def estimated_file(model: ModelFacts, target: TargetDevice, quant: str, context: int) -> DeviceFile:
-    """A file that is not made yet, on a device."""
-    size = file_bytes(model, quant)
+def estimated_file(
+    model: ModelFacts, target: TargetDevice, quant: str, context: int, *, pictures: bool = False
+) -> DeviceFile:
+    """A file that is not made yet, on a device.
+
+    Args:
+        pictures: the vision part gets a file of its own, in f16. Without it a vision model loses it.
+    """
+    language, vision = _parts_of(model)
+    size = file_bytes(language, quant)
     if size is None:
         return DeviceFile(quant, None, None, None)
-    read = size.middle - unread_bytes(model, quant)
-    speed = tokens_per_second(model, target, quant=quant, read_bytes=read, context=context)
-    return DeviceFile(quant, size, _memory(model, size, context), speed)
+    read = size.middle - unread_bytes(language, quant)
+    speed = tokens_per_second(language, target, quant=quant, read_bytes=read, context=context)
+    if pictures and vision:
+        size = Range(size.low + 2 * vision, size.high + 2 * vision, f"{size.basis}, and the vision part in f16")
+    return DeviceFile(quant, size, _memory(language, size, context), speed)
+
+
+def _parts_of(model: ModelFacts) -> tuple[ModelFacts, int]:
+    """The language model, and the parameters of the vision part; all in the first where they are unknown."""
+    vision = 0 if model.tower is None else model.tower.parameters
+    if not model.parameters or vision >= model.parameters:
+        return model, 0
+    active = None if model.active_parameters is None else model.active_parameters - vision
+    return replace(model, parameters=model.parameters - vision, active_parameters=active), vision
 
 
 @dataclass(frozen=True)

@@ -45,14 +45,14 @@ def estimates(
         convert_bytes=_range(convert_bytes(model), "unknown"),
         verify_bytes=_range(verify_bytes(model, plain), "unknown"),
         disk_bytes=_range(disk_bytes(model, QUANTS, trained_bytes(model, step)), "unknown"),
-        files=[_file(model, here, quant, context) for quant in ("f16", *QUANTS)],
+        files=[_file(model, here, quant, context, step.images) for quant in ("f16", *QUANTS)],
         flavors=_offers(cloud),
         prices=_prices(cloud),
     )
 
 
-def _file(model: ModelFacts, here: TargetDevice, quant: str, context: int) -> FileEstimate:
-    file = estimated_file(model, here, quant, context)
+def _file(model: ModelFacts, here: TargetDevice, quant: str, context: int, pictures: bool) -> FileEstimate:
+    file = estimated_file(model, here, quant, context, pictures=pictures)
     return FileEstimate(
         quant=quant,
         bytes=_range(file.bytes, "the parameters are unknown"),
