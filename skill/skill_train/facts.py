@@ -12,6 +12,11 @@ JsonObject = dict[str, Any]
 what it expects there. What skill-train itself writes and answers has types of its own."""
 
 
+# The compute capability that torch needs: its builds of CUDA 13, as PyPI has them, begin with Turing (RELEASE.md,
+# pytorch/pytorch#164471, 2025-10).
+TORCH_NEEDS = 7.5
+
+
 @dataclass(frozen=True)
 class ModelFacts:
     """What `config.json` and the safetensors headers say.

@@ -383,6 +383,18 @@ def test_70b_in_4_bit_needs_what_the_guide_says() -> None:
     assert memory["high"] >= 42e9 and memory["low"] <= 48e9
 
 
+@pytest.mark.parametrize(
+    ("chip", "capability", "where"),
+    [("Tesla P100-PCIE-16GB", 6.0, "cloud"), ("Tesla V100-SXM2-16GB", 7.0, "cloud"), ("Tesla T4", 7.5, "local")],
+)
+def test_a_gpu_that_torch_has_no_kernels_for(chip: str, capability: float, where: str) -> None:
+    """RELEASE.md of PyTorch: its builds of CUDA 13 begin with Turing, 7.5. `--where local` is for another build."""
+    machine = dataclasses.replace(recorded_machine("t4"), chip=chip, compute_capability=capability)
+    plan = decided("qwen2.5-0.5b", machine)
+    assert (plan["where"], says(plan).get("old gpu")) == (where, "cloud" if where == "cloud" else None)
+    assert decided("qwen2.5-0.5b", machine, where="local")["blockers"] == []
+
+
 def test_what_is_unknown_decides_nothing() -> None:
     """A model without a shape and a chip without a published speed: no figure is made up, and nothing is blocked
     because of it but the memory."""

@@ -5,14 +5,13 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, replace
 
-from skill_train.facts import Gpu
+from skill_train.facts import TORCH_NEEDS, Gpu
 from skill_train.machine.probe import Probe, ProgramOutput
 
 _OLD = "index,uuid,name,memory.total,memory.free"
 _FIELDS = f"{_OLD},compute_cap,mig.mode.current"
 _FORMAT = "--format=csv,noheader,nounits"
 _NO_VALUE = ("[N/A]", "[Not Supported]", "N/A", "Not Supported")
-_TORCH_NEEDS = 7.5  # torch's CUDA 13 builds begin with Turing (RELEASE.md, pytorch/pytorch#164471, 2025-10)
 
 
 @dataclass(frozen=True)
@@ -97,7 +96,7 @@ def _equal_best(rows: list[_GpuRow]) -> tuple[list[_GpuRow], dict[str, str]]:
 
     def kind(row: _GpuRow) -> tuple[bool, int, float, str]:
         capability = row.gpu.compute_capability or 0.0
-        return capability >= _TORCH_NEEDS, row.gpu.memory_bytes, capability, row.gpu.name
+        return capability >= TORCH_NEEDS, row.gpu.memory_bytes, capability, row.gpu.name
 
     best = [row for row in rows if kind(row) == max(map(kind, rows))]
     others = sorted({row.gpu.name for row in rows if row not in best})

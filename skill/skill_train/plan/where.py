@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 from skill_train.core.errors import DecisionNeeded
 from skill_train.core.units import duration, gigabytes
-from skill_train.facts import MachineFacts, ModelFacts
+from skill_train.facts import TORCH_NEEDS, MachineFacts, ModelFacts
 from skill_train.plan.placement import Choices, has_device
 from skill_train.plan.places import Candidate
 from skill_train.recipe.resolved import ResolvedRecipe
@@ -87,6 +87,8 @@ def rules(
         yield Reason(
             "rosetta", "either", "this Python runs under Rosetta and cannot use MPS; install an arm64 Python", GUIDE
         )
+    if local.fit.step.device == "cuda" and (machine.compute_capability or TORCH_NEEDS) < TORCH_NEEDS:
+        yield _old_gpu(machine)
     if recipe.load_in_4bit and local.fit.step.device != "cuda":
         yield Reason("4-bit", "cloud", "QLoRA needs CUDA (bitsandbytes)", SEED)
     if model.vision:
@@ -98,6 +100,12 @@ def rules(
             yield Reason("full fine-tuning", "cloud", "every weight trains, with gradients and AdamW's moments", SEED)
     yield _memory(local)
     yield _time(local, max_hours)
+
+
+def _old_gpu(machine: MachineFacts) -> Reason:
+    needs = f"the torch of PyPI has kernels from {TORCH_NEEDS} on"
+    why = f"{machine.chip} has compute capability {machine.compute_capability}, and {needs}; --where local for another"
+    return Reason("old gpu", "cloud", f"{why} build of it, which doctor tries", "pytorch/pytorch#164471")
 
 
 def _vision(recipe: ResolvedRecipe, model: ModelFacts) -> Reason:
