@@ -33,6 +33,7 @@ class ModelFacts:
             Gemma 3n and 4 have for each layer.
         expert_parameters: those in all experts of a mixture of experts; None where they are unknown.
         intermediate_size: width of the MLP; of one expert in a mixture of experts.
+        shared_width: of the experts that every token passes beside the chosen ones.
         heads, kv_heads, head_dim: of the attention.
         tied_embeddings: whether the output head is the input embedding.
         context: tokens that the model was made for.
@@ -95,6 +96,7 @@ class ModelFacts:
     image_processor: ImageProcessor | None = None
     windowed_layers: int | None = None
     expert_parameters: int | None = None
+    shared_width: int = 0
     cached_layers: int | None = None
     cached_numbers: tuple[int, int] | None = None
     linear_sizes: dict[str, tuple[int, int, int]] = field(default_factory=dict)

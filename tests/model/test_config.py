@@ -9,6 +9,7 @@ import pytest
 
 from models import NAMES, recorded, recorded_model
 from skill_train.core.errors import NotInstalled
+from skill_train.estimate.modules import widths
 from skill_train.llama import get_converter
 from skill_train.model import config as model_config
 from skill_train.model.config import StoredWeights
@@ -97,6 +98,40 @@ def test_a_dense_model_passes_all_its_parameters() -> None:
 def test_embeddings(name: str, tied: bool, embedding: int) -> None:
     facts = recorded_model(name)
     assert (facts.tied_embeddings, facts.embedding_parameters) == (tied, embedding)
+
+
+_V3 = {"n_routed_experts": 256, "num_experts_per_tok": 8, "moe_intermediate_size": 2048, "n_shared_experts": 1}
+_SCOUT = {"model_type": "llama4_text", "num_local_experts": 16, "num_experts_per_tok": 1, "intermediate_size": 8192}
+_TINY_H = {"num_local_experts": 62, "num_experts_per_tok": 6, "intermediate_size": 512}
+_MICRO = {
+    "num_local_experts": 0,
+    "intermediate_size": 8192,
+    "shared_intermediate_size": 8192,
+}  # Granite without experts
+
+
+@pytest.mark.parametrize(
+    ("config", "width"),
+    [
+        (recorded("qwen1.5-moe-a2.7b")["config"], 4 * 1408 + 5632),
+        (recorded("qwen3-30b-a3b")["config"], 8 * 768),
+        (_V3, 9 * 2048),
+        (_SCOUT, 2 * 8192),
+        (_TINY_H | {"shared_intermediate_size": 1024}, 6 * 512 + 1024),
+        (_MICRO, 8192),
+    ],
+)
+def test_the_width_that_a_token_passes(config: dict[str, Any], width: int) -> None:
+    """The chosen experts, and those that every token passes (modeling_<type>.py of transformers 5.23)."""
+    assert widths(model_config.read(config, source="x"))[3] == width
+
+
+def test_the_heads_of_latent_attention() -> None:
+    """DeepSeek-V3: 128 heads of 128 + 64; its config.json calls the rotated 64 head_dim, or leaves that out."""
+    heads = {"num_attention_heads": 128, "num_key_value_heads": 128, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64}
+    for said in ({}, {"head_dim": 64}):
+        facts = model_config.read({"model_type": "deepseek_v3", "hidden_size": 7168} | heads | said, source="x")
+        assert widths(facts)[1:3] == (128 * 192, 128 * 192)
 
 
 def test_the_embeddings_of_each_layer() -> None:

@@ -37,7 +37,7 @@ def widths(model: ModelFacts) -> tuple[int, int, int, int]:
     heads = model.heads or 1
     head = model.head_dim or h // heads
     f = model.intermediate_size or 4 * h
-    return h, heads * head, (model.kv_heads or heads) * head, f * (model.experts_per_token or 1)
+    return h, heads * head, (model.kv_heads or heads) * head, f * (model.experts_per_token or 1) + model.shared_width
 
 
 def module_widths(model: ModelFacts, name: str) -> tuple[int, int]:

@@ -147,6 +147,7 @@ def read(
         unread_window=unread_window(config),
         convertible=None if from_config.architecture(text, config) is None else refused is None,
         not_convertible=refused,
+        shared_width=parameter_count.shared_width(text, sizes["intermediate_size"]) if sizes["experts"] else 0,
         **sizes,
         **parameters,
     )
@@ -222,6 +223,9 @@ def _sizes(config: Config, text: Config) -> _Sizes:
     defaults = _DEFAULTS.get(str(text.get("model_type")), {})
     stated = {name: positive(text, keys) or defaults.get(name) for name, keys in _KEYS.items()}
     hidden, heads, inner, head_dim = (stated[k] for k in ("hidden_size", "heads", "intermediate_size", "head_dim"))
+    rotated, plain = (positive(text, (f"qk_{part}_head_dim",)) for part in ("rope", "nope"))
+    if rotated and plain:  # of queries and keys; `head_dim` of these configs is the rotated part alone
+        head_dim = rotated + plain
     if not head_dim and hidden and heads:
         head_dim = hidden // heads
     if not inner and text.get("model_type") == "gpt2" and hidden:

@@ -113,6 +113,21 @@ def knows(model_type: str) -> bool:
     return model_type in _GATED or model_type in _PLAIN
 
 
+_SHARED = ("n_shared_experts", "num_shared_experts", "moe_num_shared_experts")  # how many
+
+
+def shared_width(config: Mapping[str, Any], expert: int | None) -> int:
+    """The width of the experts that every token passes beside those that are chosen; 0 where there are none.
+
+    Args:
+        expert: the width of one expert.
+    """
+    stated = [_number(config, f"{key}_intermediate_size") for key in ("shared_expert", "shared")]
+    if any(stated) or config.get("model_type") == "llama4_text":
+        return max(stated) or expert or 0
+    return (expert or 0) * next((_number(config, key) for key in _SHARED if _number(config, key)), 0)
+
+
 def in_experts(shapes: Mapping[str, Sequence[int]], experts: int) -> int:
     """The parameters in experts by the tensors of the weight files: those of a module of that name, and stacks of as
     many matrices (Granite's)."""
