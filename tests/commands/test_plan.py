@@ -289,7 +289,7 @@ REFUSED: list[tuple[str, dict[str, Any], int, str, str]] = [
     ("a dataset as model", {"model": DATA}, 2, "unknown_model", "is a dataset"),
     ("an adapter as model", {"model": "me/adapter"}, 2, "not_a_model", "me/adapter"),
     ("no template", {"model": "me/base", "row": TALK}, 2, "no_chat_template", "me/base"),
-    ("unknown architecture", {"model": "me/new"}, 2, "no_such_target", "brandnew"),
+    ("unknown architecture", {"model": "me/new"}, 2, "unknown_model_type", "brandnew"),
     ("unknown dataset", {"data": "me/nothing"}, 2, "unknown_dataset", "me/nothing"),
     ("gated dataset", {"data": "me/gated"}, 4, "gated", "me/gated"),
     ("wrong columns on the Hub", {"data": "me/wrong"}, 2, "wrong_columns", "me/wrong"),

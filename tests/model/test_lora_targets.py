@@ -122,7 +122,8 @@ def test_the_hub_is_asked_for_the_layers(tmp_path: Path) -> None:
     assert plan["recipe"]["target_modules"] == _found(base) != []
 
 
-def test_a_type_that_transformers_cannot_run_has_no_targets(commands: Commands, tmp_path: Path) -> None:
+def test_a_type_that_transformers_cannot_run_is_refused(commands: Commands, tmp_path: Path) -> None:
+    """Also with targets, or where every weight trains: a job would start, and could not load the model."""
     base = tmp_path / "base"
     base.mkdir()
     for file in tiny_families.folder("arcee").iterdir():
@@ -131,8 +132,10 @@ def test_a_type_that_transformers_cannot_run_has_no_targets(commands: Commands, 
     (base / "config.json").unlink()
     (base / "config.json").write_text(json.dumps(config | {"model_type": "brandnew"}))
     data = training.write_data(tmp_path, [{"text": f"The parcel {n}."} for n in range(12)])
-    done = commands.run(tmp_path, dict(os.environ), "plan", "--model", str(base), "--data", str(data))
-    assert (done.code, done.answer["error"]["code"]) == (2, "no_such_target")
+    for said in ("", "target_modules: [q_proj]", "finetuning_type: full"):
+        (tmp_path / "recipe.yaml").write_text(f"model: {base}\ndata: {data}\n{said}\n")
+        done = commands.run(tmp_path, dict(os.environ), "plan", "recipe.yaml")
+        assert (done.code, done.answer["error"]["code"]) == (2, "unknown_model_type"), said
 
 
 def _found(folder: Path) -> list[str]:
