@@ -75,7 +75,9 @@ def test_a_bad_recipe_is_refused(tmp_path: Path, recipe: str, code: str, words: 
     assert _tree(tmp_path) == before
 
 
-@pytest.mark.parametrize(("change", "code"), [({"model_type": "brandnew"}, "unknown_model_type"), (None, "broken_model")])
+@pytest.mark.parametrize(
+    ("change", "code"), [({"model_type": "brandnew"}, "unknown_model_type"), (None, "broken_model")]
+)
 def test_a_model_that_cannot_be_used_is_refused(tmp_path: Path, change: dict[str, str] | None, code: str) -> None:
     base = _base(tmp_path)
     if change:

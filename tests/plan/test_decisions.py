@@ -29,6 +29,7 @@ from models import recorded_model
 from planning import decided, decided_plan, says, split
 from skill_train.commands._blockers import blocked
 from skill_train.core.errors import DecisionNeeded
+from skill_train.model import config as model_config
 from skill_train.plan import where as rubric
 
 # What Metal gives a 16 GB Mac's GPU when nothing else runs: 10922.67 MiB (llama-cpp-python#687). The recorded ones are
@@ -393,6 +394,17 @@ def test_a_gpu_that_torch_has_no_kernels_for(chip: str, capability: float, where
     plan = decided("qwen2.5-0.5b", machine)
     assert (plan["where"], says(plan).get("old gpu")) == (where, "cloud" if where == "cloud" else None)
     assert decided("qwen2.5-0.5b", machine, where="local")["blockers"] == []
+
+
+def test_what_of_the_shape_is_unknown_is_named_once() -> None:
+    silent = model_config.read({"model_type": "qwen2", "num_hidden_layers": 24}, source="me/silent")
+    plan = decided(silent, "rtx_4090", target_modules=["q_proj"])
+    missing = (
+        "parameters: config.json leaves out a size that the arithmetic needs; hidden_size: config.json does not say"
+    )
+    shape = f"the model's shape is unknown: {missing}; vocab_size: config.json does not say"
+    assert plan["estimates"]["seconds"]["basis"] == shape
+    assert [reason["because"] for reason in plan["reasons"] if reason["rule"] == "time"] == [shape]
 
 
 def test_what_is_unknown_decides_nothing() -> None:

@@ -185,8 +185,10 @@ def _schedule(workload: Workload, chosen: Fit, flavor: Flavor | None) -> Schedul
 
 
 def _why_no_time(model: ModelFacts, machine: MachineFacts, device: str) -> str:
-    if not (model.parameters and model.layers and model.hidden_size and model.vocab_size):
-        return "the model's shape is unknown: " + "; ".join(model.unknown.values())
+    missing = [name for name in ("parameters", "layers", "hidden_size", "vocab_size") if not getattr(model, name)]
+    if missing:
+        why = [f"{name}: {model.unknown.get(name, 'unknown')}" for name in missing]
+        return "the model's shape is unknown: " + "; ".join(why)
     if machine.chip == CLOUD_PROCESSOR:
         return "nothing tells how fast the processors of this flavor are"
     if not has_device(machine, device):

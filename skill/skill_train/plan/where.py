@@ -118,7 +118,7 @@ def _vision(recipe: ResolvedRecipe, model: ModelFacts) -> Reason:
 
 def _size(model: ModelFacts, machine: MachineFacts) -> Reason:
     if model.parameters is None:
-        return Reason("model size", "either", "; ".join(model.unknown.values()) or "unknown", "config.json")
+        return Reason("model size", "either", model.unknown.get("parameters", "unknown"), "config.json")
     billions = f"{model.parameters / 1e9:.2f}B parameters"
     if model.parameters <= SMALL:
         return Reason("model size", "local", f"{billions}, up to 3B is small enough", SEED)
