@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import asdict
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -21,10 +22,12 @@ from skill_train.core.resources import train_program
 from skill_train.program.encode import Encoder
 from skill_train.program.events import Refused
 from skill_train.program.main import keep_rows
+from skill_train.program.model import lora_config
 from skill_train.program.pictures.tokens import Pictures, keep_pictures
 from skill_train.program.split import IGNORED, rows_digest
 from skill_train.program.tokenizer import load_tokenizer
 from skill_train.program.trainer import trainer_arguments
+from skill_train.recipe.fields import from_dict
 
 pytestmark = pytest.mark.slow
 
@@ -40,6 +43,20 @@ def _checks(run: Path) -> dict[str, Any]:
     record = json.loads((run / "train.json").read_text())
     assert record["verdict"] == "pass"
     return {check["name"]: check for check in record["checks"]}
+
+
+@pytest.mark.parametrize("images", [False, True])
+def test_the_tower_of_a_run_of_text_gets_no_adapter(images: bool) -> None:
+    """Gemma 3 has it also where rows are text, with a q_proj and a v_proj of its own."""
+    from peft import get_peft_model
+    from transformers import AutoModelForCausalLM
+
+    asked = {"model": "m", "data": "d", "target_modules": ["q_proj", "v_proj"], "lora_r": 4}
+    model = AutoModelForCausalLM.from_pretrained(tiny_vision.cached("gemma3"))
+    adapted = get_peft_model(model, lora_config({**asdict(from_dict(asked)), "images": images}, model))
+    made = [name for name, weight in adapted.named_parameters() if weight.requires_grad]
+    text = model.config.text_config
+    assert len(made) == text.num_hidden_layers * 2 * 2 and not [name for name in made if "vision" in name]
 
 
 @pytest.mark.parametrize("kind", tiny_vision.one_of_each("mistral3"))

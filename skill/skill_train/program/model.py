@@ -307,8 +307,8 @@ def lora_config(recipe: Recipe, model: Any) -> Any:
     from peft import LoraConfig
 
     modules = list(model.named_modules(remove_duplicate=False))
-    images = recipe.get("images", False)
-    language = [each for each in modules if not images or vision_part(each[0]) == "language"]
+    language = [each for each in modules if vision_part(each[0]) == "language"]
+    sees = len(language) < len(modules)  # it has a vision part, which rows of text do not train
     for target in recipe["target_modules"]:
         check_target(target, language, model.get_output_embeddings())
     for name in recipe["modules_to_save"] or []:
@@ -317,7 +317,7 @@ def lora_config(recipe: Recipe, model: Any) -> Any:
         r=recipe["lora_r"],
         lora_alpha=recipe["lora_alpha"],
         lora_dropout=recipe["lora_dropout"],
-        target_modules=vision_targets(recipe, modules) if images else recipe["target_modules"],
+        target_modules=vision_targets(recipe, modules) if sees else recipe["target_modules"],
         modules_to_save=recipe["modules_to_save"],
         use_rslora=recipe["use_rslora"],
         use_dora=recipe["use_dora"],
