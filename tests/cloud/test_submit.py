@@ -589,6 +589,19 @@ def test_a_job_that_cannot_be_made_can_be_made_later(
     assert (hub.jobs_created, data["reused"], hub.jobs.all[0].labels["run"]) == (1, False, record["run_id"])
 
 
+def test_an_account_without_credit_does_not_pay_when_another_is_named(hub: Hub, call: Any, here: Path) -> None:
+    hub.faults.add("POST /api/jobs/me-org$", faults.NO_CREDIT, times=ALWAYS)
+    assert call(*SAID, "--run-dir", "r", "--namespace", "me-org", "--yes").error == (4, "no_credit")
+    hub.faults.clear()
+    hub.faults.add_job(JobFault("stuck", attempt=None))
+    data = call(*SAID, "--run-dir", "r", "--yes").data
+    [job] = hub.jobs.all
+    assert (job.namespace, data["namespace"], data["hub_model_id"].split("/")[0]) == ("me", "me", "me")
+    assert {volume["source"] for volume in job.spec["volumes"]} == {"me/jobs-artifacts"}
+    record = json.loads((here / "r/cloud.json").read_text())
+    assert (record["namespace"], record["bucket"]) == ("me", "me/jobs-artifacts")
+
+
 def test_the_same_plan_is_the_same_job(hub: Hub, call: Any, here: Path) -> None:
     first = call(*SAID, "--yes").data
     again = call(*SAID).data  # it costs nothing more, so it needs no --yes

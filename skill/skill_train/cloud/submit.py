@@ -206,9 +206,10 @@ def _uploaded(staged: Staged, mount: Mount) -> CloudData:
 
 
 def _new_record(run: RunDir, order: Order) -> CloudRecord:
-    """The existing record if none of its jobs ever started, so that its run id is kept; otherwise a new one."""
+    """The existing record if none of its jobs ever started, so that its run id is kept; otherwise a new one, as for
+    another account."""
     record = cloud_record.read(run)
-    if record is not None and record.plan_hash == order.plan_hash:
+    if record is not None and (record.plan_hash, record.namespace) == (order.plan_hash, order.namespace):
         return msgspec.structs.replace(record, jobs=(), hub_model_id=order.plan.policy.hub_model_id or "")
     return CloudRecord(
         run_id=cloud_record.new_run_id(),
