@@ -17,7 +17,8 @@ import step_records
 import tiny
 import whole_records
 from hub_emulator import Fault, Hub
-from skill_train.publish.files import evaluation_of
+from skill_train.core.errors import VerificationFailed
+from skill_train.publish.files import evaluation_of, files_of, proof_of
 from skill_train.run import records
 from skill_train.run.folder import RunDir
 from skill_train.run.train_record import PromptAnswers
@@ -258,6 +259,15 @@ def test_what_is_refused(
     assert (done, answer["ok"]) == (code, False), answer
     assert name in (None, answer["error"]["code"])
     assert not [key for key, found in hub.repositories.items() if "first-q8_0.gguf" in found.at("main")]
+
+
+def test_a_file_that_failed_goes_nowhere_beside_one_that_was_not_verified(run: Path) -> None:
+    """Another type was exported since; the file that failed is as it was."""
+    _write_proof(run, "fail")
+    (run / "gguf" / "first-q4_k_m.gguf").write_bytes(b"GGUF, exported later")
+    with pytest.raises(VerificationFailed) as refused:
+        proof_of(RunDir(run), files_of(RunDir(run), ("gguf", "adapter"), "base"))
+    assert "first-q8_0.gguf: tuned" in str(refused.value)
 
 
 ROW = "the row of a customer"

@@ -125,18 +125,19 @@ def proof_of(run: RunDir, files: list[PushFile]) -> Proof | None:
     proof = verify_record.read(run.record("verify"))
     verified = proof.inputs.ggufs
     pushed = {file.path: file.source for file in files if file.source in run.exported and file.source is not None}
-    if not pushed or any(verified.get(name) != file_digest(source) for name, source in pushed.items()):
-        return None
-    if not _is_of_adapter(proof.inputs.adapter or {}, run, files):
-        return None
-    if proof.verdict == "fail":
-        failed = [f"{check.file}: {check.name}" for check in proof.checks if check.verdict == "fail"]
+    same = {name for name, source in pushed.items() if verified.get(name) == file_digest(source)}
+    whole = bool(pushed) and same == pushed.keys() and _is_of_adapter(proof.inputs.adapter or {}, run, files)
+    failed = [check for check in proof.checks if check.verdict == "fail" and (whole or check.file in same)]
+    if failed or (whole and proof.verdict == "fail"):
+        named = "; ".join(f"{check.file}: {check.name}" for check in failed[:4])
         raise VerificationFailed(
-            f"{run.path} failed its verification ({'; '.join(failed[:4])}), so it was not pushed",
+            f"{run.path} failed its verification ({named}), so it was not pushed",
             code="verification_failed",
             expected="files that passed",
             hint=f"skill-train verify {shlex.quote(str(run.path))}",
         )
+    if not whole:
+        return None
     projectors = {check.file for check in proof.checks if check.name == "projector"} & verified.keys()
     return proof if projectors <= pushed.keys() else None
 
