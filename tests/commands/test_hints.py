@@ -62,7 +62,7 @@ KNOWN: dict[str, set[str]] = {
     "cloud.preflight": {"_LOGIN", "_TOKENS", "account.name", "name.split('/')[1]"},
     "cloud.pull": {"word"},
     "commands.push": {"mend"},
-    "publish.files": {"step"},
+    "publish.files": {"again", "step"},
     "gguf.quantize_worker": {"_other_types(name)"},
     "recipe.fields": {"'the default' if FIELDS[key].default is None else FIELDS[key].default", "data", "key"},
     "report.figure": {"words"},

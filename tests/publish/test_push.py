@@ -17,7 +17,7 @@ import step_records
 import tiny
 import whole_records
 from hub_emulator import Fault, Hub
-from skill_train.core.errors import VerificationFailed
+from skill_train.core.errors import UsageError, VerificationFailed
 from skill_train.publish.files import evaluation_of, files_of, proof_of
 from skill_train.run import records
 from skill_train.run.folder import RunDir
@@ -268,6 +268,27 @@ def test_a_file_that_failed_goes_nowhere_beside_one_that_was_not_verified(run: P
     with pytest.raises(VerificationFailed) as refused:
         proof_of(RunDir(run), files_of(RunDir(run), ("gguf", "adapter"), "base"))
     assert "first-q8_0.gguf: tuned" in str(refused.value)
+
+
+@pytest.mark.parametrize("what", ["as it was merged", "changed", "of another adapter", "without a record"])
+def test_a_merged_model_is_the_one_that_was_merged_and_checked(run: Path, what: str) -> None:
+    (run / "merged").mkdir()
+    weights = run / "merged" / "model.safetensors"
+    weights.write_bytes(b"merged")
+    adapter = {path.name: _digest(path) for path in (run / "adapter").iterdir()}
+    if what == "of another adapter":
+        adapter["adapter_model.safetensors"] |= {"sha256": "0" * 64}
+    if what != "without a record":
+        records.write(run / "merge.json", step_records.merged(adapter, {"merged/model.safetensors": _digest(weights)}))
+    if what == "changed":
+        weights.write_bytes(b"others")
+    if what != "as it was merged":
+        with pytest.raises(UsageError) as refused:
+            files_of(RunDir(run), ("merged",), "base")
+        assert refused.value.code == ("missing_step" if what == "without a record" else "output_changed")
+        assert refused.value.hint.endswith(f"skill-train merge {run}")
+    else:
+        assert [file.path for file in files_of(RunDir(run), ("merged",), "base")] == ["model.safetensors"]
 
 
 ROW = "the row of a customer"

@@ -16,9 +16,17 @@ from skill_train.core.secret_scan import secret_in
 from skill_train.hub.upload import PushFile
 from skill_train.publish.records import published, without_paths
 from skill_train.recipe.fields import to_yaml
-from skill_train.run import cloud_record, evaluate_record, export_record, plan_record, train_record, verify_record
+from skill_train.run import (
+    cloud_record,
+    evaluate_record,
+    export_record,
+    merge_record,
+    plan_record,
+    train_record,
+    verify_record,
+)
 from skill_train.run.evaluate_record import Evaluation, ModelInputs
-from skill_train.run.folder import RunDir
+from skill_train.run.folder import RunDir, require_unchanged
 from skill_train.run.records import read_json
 from skill_train.run.train_record import TrainRecord
 from skill_train.run.verify_record import Proof
@@ -57,17 +65,39 @@ def files_of(run: RunDir, parts: tuple[str, ...], base: str) -> list[PushFile]:
         base: the name of the base to write into the adapter's config.
 
     Raises:
-        VerificationFailed: a GGUF file has not passed the verification.
+        UsageError: the merged model is not the one that was merged and checked, from this adapter.
     """
     files: list[PushFile] = []
     if "gguf" in parts:
         files += [PushFile(file.name, file) for file in _inside(run.gguf, run.gguf.glob("*.gguf"))]
     if "merged" in parts:
+        _require_checked_merge(run)
         files += [PushFile(_name(file, run.merged), file) for file in _files(run.merged)]
     if "adapter" in parts:
         folder = "" if parts == ("adapter",) else "adapter/"
         files += [_adapter_file(file, folder + _name(file, run.adapter), base) for file in _files(run.adapter)]
     return files
+
+
+def _require_checked_merge(run: RunDir) -> None:
+    """Refuses a merged model without the record of its gate, or one that it is not the record of. One that was trained
+    whole is named in `train.json`."""
+    record, again = run.record("merge"), f"skill-train merge {shlex.quote(str(run.path))}"
+    if run.is_full:
+        return
+    if not record.is_file():
+        raise UsageError(
+            f"{run.merged} has no {record.name}, so nobody knows what it was merged from",
+            code="missing_step",
+            expected="a merged model that was compared with base + adapter",
+            hint=again,
+        )
+    merge = merge_record.read(record)
+    hint = f"move {shlex.quote(str(record))} and {shlex.quote(str(run.merged))} away, then {again}"
+    described = {run.adapter / name: digest for name, digest in merge.inputs.adapter.items()}
+    described |= {run.path / name: digest for name, digest in merge.outputs.items()}
+    for file, digest in described.items():
+        require_unchanged(file, digest, record, hint)
 
 
 def records_of(run: RunDir, proof: Proof | None, evaluation: Evaluation | None) -> list[PushFile]:
