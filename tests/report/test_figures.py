@@ -304,6 +304,18 @@ def test_an_evaluation_of_an_earlier_model_that_was_trained_whole_is_left_out() 
     assert not run(train=train, evaluate=record).without_outdated()["evaluate"]
 
 
+@pytest.mark.parametrize(("file", "adapter", "judged"), [("bb", "aa", True), ("ee", "aa", False), ("bb", "ee", False)])
+def test_a_file_has_no_figure_of_the_one_that_was_verified_before_it(file: str, adapter: str, judged: bool) -> None:
+    """It was exported again under its name, or the adapter is another one."""
+    record = proven("pass", sha256=file, adapter=ADAPTER | {"sha256": adapter})
+    record["checks"][0] |= {"name": "logits", "figures": {"mean_kl": 0.001, "same_top1": 0.99}}
+    view = run_view(run(train=trained(), convert=CONVERT, verify=record))
+    (shown,) = view["files"]
+    words = [shown["verdict"], shown["same_top1"].text, dict(view["overview"])["smallest file that passes"][0].text]
+    assert words == (["pass", "99.0%", "q8_0"] if judged else ["unknown", "not verified", "none yet"])
+    assert view["run_it"] is not None and view["run_it"]["verdict"] == words[0]
+
+
 def test_a_model_that_was_trained_whole_is_held_against_its_proof() -> None:
     train = trained() | {"outputs": {"merged/model.safetensors": ADAPTER}}
     proof = whole_records.proof(inputs={"reference": {"model.safetensors": ADAPTER}})

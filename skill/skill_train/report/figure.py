@@ -166,6 +166,16 @@ class ReportedRun:
             differ(tuned.adapter, self.trained("adapter")) or differ(tuned.model, self.trained("merged"))
         )
 
+    def is_proof_of(self, file: str) -> bool:
+        """Whether the proof is of the exported file that has this name now, and of what was trained."""
+        if self.proof is None:
+            return False
+        read, (step, name) = self.proof.inputs, (self.exported() | self.projectors())[file]
+        other_model = differ(read.adapter, self.trained("adapter")) or differ(read.reference, self.trained("merged"))
+        verified = read.ggufs.get(file)
+        same = verified is None or verified["sha256"] == self[step].get("outputs", name, "sha256")
+        return same and not other_model
+
     def _has_projector(self, digest: object) -> bool:
         recorded = [self[step].get("outputs", name, "sha256") for step, name in self.projectors().values()]
         return _sha256(digest) in recorded

@@ -16,8 +16,9 @@ def worst(verdicts: list[str]) -> str:
 
 
 def checks_of(run: ReportedRun, file: str) -> list[tuple[int, Check]]:
-    """The checks of one file, and their places in the proof."""
-    return [(i, check) for i, check in enumerate(run.proof.checks if run.proof else ()) if check.file == file]
+    """The checks of one file, and their places in the proof; none if that is of another file of this name."""
+    checks = run.proof.checks if run.proof is not None and run.is_proof_of(file) else ()
+    return [(i, check) for i, check in enumerate(checks) if check.file == file]
 
 
 def pairs(run: ReportedRun) -> list[PairView]:
@@ -40,10 +41,10 @@ def verdict_of_pair(run: ReportedRun, file: str) -> str | None:
 
 def _pair(run: ReportedRun, file: str) -> list[PairView]:
     step, name = run.exported()[file]
-    model, views = _judged(run, file, step, name), list[PairView]()
+    model, views = _judged(run, file), list[PairView]()
     was_asked = any(check.name == "pictures" for _, check in checks_of(run, file))
     for projector, (projector_step, projector_name) in run.projectors().items():
-        other = _judged(run, projector, projector_step, projector_name)
+        other = _judged(run, projector)
         together = worst([model, other])
         views.append(
             {
@@ -61,9 +62,8 @@ def _pair(run: ReportedRun, file: str) -> list[PairView]:
     return views
 
 
-def _judged(run: ReportedRun, file: str, step: str, name: str) -> str:
+def _judged(run: ReportedRun, file: str) -> str:
     """The verdict of one file; `unknown` if the proof is of another file of this name."""
-    verified = run.proof.inputs.ggufs.get(file) if run.proof else None
-    if verified is None or verified["sha256"] != run[step].get("outputs", name, "sha256"):
+    if run.proof is None or file not in run.proof.inputs.ggufs:
         return "unknown"
     return worst([check.verdict for _, check in checks_of(run, file)])
