@@ -556,6 +556,21 @@ def test_a_live_job_is_the_answer(cloud: Cloud) -> None:
     assert (data["reused"], data["job_id"], cloud.hub.jobs_created) == (True, job.id, 1)
 
 
+@pytest.mark.parametrize("by_id", [False, True], ids=["folder", "job"])
+def test_a_live_job_keeps_to_what_is_asked_now(cloud: Cloud, by_id: bool) -> None:
+    """Ten minutes of a t4-small are 6.7 cents. Of a job that is known by its id nobody here knows the limit."""
+    job = cloud.start(SLEEP)
+    name = f"me/{job.id}" if by_id else str(cloud.run.path)
+    done = cloud.call("resume", name, "--max-cost", "0.06", "--yes")
+    assert done.error == (3, "over_budget")
+    assert done.answer["error"]["got"] == ("an unknown cost" if by_id else "$0.067 at its timeout of 600 s")
+    assert done.answer["error"]["hint"].startswith(f"skill-train cancel {name}; ")
+    other = ("--timeout", "2h", "--flavor", "a100-large")
+    done = cloud.call("resume", name, *other, *([] if by_id else ["--max-cost", "0.07"]), "--yes")
+    assert (done.data["job_id"], done.data["flavor"], cloud.hub.jobs_created) == (job.id, "t4-small", 1)
+    assert [warning["code"] for warning in done.answer["warnings"]] == ["another_timeout", "another_flavor"]
+
+
 def test_a_run_in_two_folders_has_one_job_at_a_time(cloud: Cloud, tmp_path: Path) -> None:
     """Each folder finds what the other started: the job that runs is the answer, one that ended counts."""
     first = _cancelled(cloud)

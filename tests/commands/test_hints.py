@@ -44,7 +44,7 @@ KNOWN: dict[str, set[str]] = {
     "cloud.budget": {"command", "enough"},
     "run.cloud_record": {"continue_words(read(run), _backend(run))"},
     "cloud.find_run": {"job_id", "namespace", "word"},
-    "commands._spent": {"job_id", "namespace"},
+    "commands._spent": {"job_id", "namespace", "word"},
     "cloud.elsewhere.colab": {"FLAVOR"},
     "llama.run_converter": {"key", "token"},
     "data.errors": {"column", "detected.format", "text[1:-1]"},

@@ -1,9 +1,11 @@
-"""The cost of all jobs of a plan so far, in every folder and on every machine, for `--max-cost`."""
+"""`--max-cost`: what all jobs of a plan have cost so far, in every folder and on every machine, or may cost."""
 
 from __future__ import annotations
 
 from skill_train.cloud.poll import Say, patiently
+from skill_train.core.console import Console
 from skill_train.core.errors import DecisionNeeded
+from skill_train.core.units import dollars as in_dollars
 from skill_train.hub import flavors, jobs
 from skill_train.hub.jobs import Job
 from skill_train.run.cloud_record import CloudJob, CloudRecord
@@ -38,6 +40,38 @@ def spent_by_jobs(
             )
         total += cost
     return total
+
+
+def require_as_asked(
+    console: Console, word: str, job: CloudJob, *, max_cost: float | None, spent: float, timeout: int | None
+) -> None:
+    """Warns if a running job has another timeout than the requested one, which it keeps.
+
+    Args:
+        word: the run, as a command names it.
+        spent: dollars of the jobs of its plan before it.
+
+    Raises:
+        DecisionNeeded: they may cost more than `max_cost` together, or nobody knows what it may cost.
+    """
+    if timeout is not None and timeout != job.timeout_seconds:
+        had = "a timeout that is not known" if job.timeout_seconds is None else f"{job.timeout_seconds} s"
+        console.warn(
+            "another_timeout", f"job {job.job_id} is already running and will be stopped after {had}, not {timeout} s"
+        )
+    most = dollars(job.timeout_seconds, job.usd_per_hour)
+    if max_cost is None or (most is not None and most + spent <= max_cost + 1e-9):
+        return
+    before = f", and {in_dollars(spent)} of the jobs before it" if spent else ""
+    raise DecisionNeeded(
+        f"job {job.job_id} of this plan is already running, and may cost more than --max-cost {max_cost:g}",
+        code="over_budget",
+        expected=f"at most {in_dollars(max_cost)}",
+        got="an unknown cost"
+        if most is None
+        else f"{in_dollars(most)} at its timeout of {job.timeout_seconds} s{before}",
+        hint=f"skill-train cancel {word}; or use a larger --max-cost to keep the job",
+    )
 
 
 def _cost(now: Job | None, noted: CloudJob | None) -> float | None:

@@ -21,7 +21,7 @@ from skill_train.core.console import Console, Result
 from skill_train.core.errors import DecisionNeeded, SkillTrainError
 from skill_train.core.units import dollars, megabytes
 from skill_train.hub import jobs
-from skill_train.run import plan_record, progress, records
+from skill_train.run import plan_record, records
 from skill_train.run.cloud_record import CloudData, CloudJob, CloudRecord
 from skill_train.run.folder import RunDir
 from skill_train.run.job_spec import JobSpec
@@ -136,39 +136,6 @@ def _data(order: Order) -> CloudData | None:
     if order.data_repo is not None:
         return msgspec.structs.replace(about, repository=order.data_repo, revision=_AT_START)
     return msgspec.structs.replace(about, bucket=f"{order.namespace}/jobs-artifacts", folder=staged.name)
-
-
-def require_as_asked(
-    console: Console, run: RunDir, sent: Sent, *, max_cost: float | None, spent: float, timeout: int | None
-) -> None:
-    """Warns if a running job has another timeout than the requested one, which it keeps.
-
-    Args:
-        spent: dollars of the jobs of its plan before it.
-
-    Raises:
-        DecisionNeeded: they may cost more than `max_cost` together, or nobody knows what it may cost.
-    """
-    last = sent.record.last_begun
-    assert last is not None
-    if timeout is not None and timeout != last.timeout_seconds:
-        had = "a timeout that is not known" if last.timeout_seconds is None else f"{last.timeout_seconds} s"
-        console.warn(
-            "another_timeout", f"job {last.job_id} is already running and will be stopped after {had}, not {timeout} s"
-        )
-    most = progress.dollars(last.timeout_seconds, last.usd_per_hour)
-    if max_cost is None or (most is not None and most + spent <= max_cost + 1e-9):
-        return
-    before = f", and {dollars(spent)} of the jobs before it" if spent else ""
-    raise DecisionNeeded(
-        f"job {last.job_id} of this plan is already running, and may cost more than --max-cost {max_cost:g}",
-        code="over_budget",
-        expected=f"at most {dollars(max_cost)}",
-        got="an unknown cost"
-        if most is None
-        else f"{dollars(most)} at its timeout of {last.timeout_seconds} s{before}",
-        hint=f"skill-train cancel {quoted(run.path)}; or use a larger --max-cost to keep the job",
-    )
 
 
 def result(console: Console, run: RunDir, sent: Sent, order: Order) -> Result:

@@ -19,7 +19,7 @@ from skill_train.commands._frame import command
 from skill_train.commands._job_snapshot import Snapshot, snapshot
 from skill_train.commands._kept_result import in_bucket, why_not_pushed
 from skill_train.commands._options import DOLLARS, PATH, RUN
-from skill_train.commands._spent import spent_by_jobs
+from skill_train.commands._spent import require_as_asked, spent_by_jobs
 from skill_train.core.console import Console, Result
 from skill_train.core.errors import DecisionNeeded, UsageError, VerificationFailed
 from skill_train.hub import flavors
@@ -71,6 +71,7 @@ def resume(options: ResumeOptions, console: Console) -> Result:
     if cloud.now is not None and cloud.now.live:
         if cloud.run is not None:
             resume.with_missing_jobs(cloud.run, console.status)
+        _require_as_asked(options, console, cloud)
         return _running_job(cloud, cloud.job, reused=True)
     cloud = find_run.with_run_dir(cloud, options.run_dir, console.status)
     ended = _ended_job(cloud, console)
@@ -96,6 +97,22 @@ def resume(options: ResumeOptions, console: Console) -> Result:
     )
     assert record.last_begun is not None  # a job was started
     return _running_job(cloud, record.last_begun, reused=reused, budget=None if reused else budget)
+
+
+def _require_as_asked(options: ResumeOptions, console: Console, cloud: CloudRun) -> None:
+    """Warns if a running job has another timeout or machine than the requested one, which it keeps.
+
+    Raises:
+        DecisionNeeded: it may cost more than was allowed.
+    """
+    job, record, spent = cloud.job, cloud.record, 0.0
+    if options.max_cost is not None:
+        newest = job.job_id
+        spent = spent_by_jobs(record.namespace, record.plan_hash, record, console.status, excluded_job_id=newest)
+    timeout = cloud_budget.seconds_of(options.timeout) if options.timeout else None
+    require_as_asked(console, cloud.word, job, max_cost=options.max_cost, spent=spent, timeout=timeout)
+    if options.flavor not in (None, job.flavor):
+        console.warn("another_flavor", f"job {job.job_id} is already running on {job.flavor}, not on {options.flavor}")
 
 
 def _budget(options: ResumeOptions, console: Console, ended: Snapshot) -> tuple[Budget, str]:

@@ -14,7 +14,7 @@ from skill_train.commands._frame import command
 from skill_train.commands._job_snapshot import snapshot
 from skill_train.commands._options import DEFAULT_HOURS, DOLLARS, HOURS, PATH, flavor_option, recipe_options
 from skill_train.commands._shell import quoted
-from skill_train.commands._spent import spent_by_jobs
+from skill_train.commands._spent import require_as_asked, spent_by_jobs
 from skill_train.commands._submit_checks import account_of, budget_of, check_order
 from skill_train.commands._submit_options import SubmitOptions
 from skill_train.commands._submit_plan import cloud_plan, order_elsewhere, order_of, run_dir_of
@@ -118,8 +118,9 @@ def _job_answer(
         DecisionNeeded: it may cost more than was allowed.
     """
     if sent.reused and sent.stage in (None, *LIVE):
-        spent = 0.0 if options.max_cost is None else _spent_before(console, order, sent)
-        _submit_answer.require_as_asked(console, run, sent, max_cost=options.max_cost, spent=spent, timeout=timeout)
+        spent, job = 0.0 if options.max_cost is None else _spent_before(console, order, sent), sent.record.last_begun
+        assert job is not None  # it is the one that was found
+        require_as_asked(console, quoted(run.path), job, max_cost=options.max_cost, spent=spent, timeout=timeout)
     answer = _submit_answer.result(console, run, sent, order)
     if sent.stage in (None, "COMPLETED", *LIVE):
         return answer
