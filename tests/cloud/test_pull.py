@@ -22,6 +22,7 @@ import training
 from cloud_runs import BUCKET, FOLDER, RUN_ID, Cloud
 from hub_emulator import ALWAYS, Fault, Hub, JobFault, faults
 from hub_emulator.jobs import Job
+from skill_train.hub import jobs
 from skill_train.program.cloud.push import PROOF
 from skill_train.run.folder import RunDir
 from skill_train.run.lock import locked
@@ -613,6 +614,20 @@ def test_a_job_of_another_folder_is_found_when_it_is_this_ones_turn(
     assert (data["reused"], data["job_id"], cloud.hub.jobs_created) == (True, cloud.hub.jobs.all[1].id, 2)
     assert (data["timeout_seconds"], data["cost_usd"]) == (None, None)  # of that job nobody here knows them
     assert cloud.record.jobs[1].job_id == data["job_id"]
+
+
+def test_nobody_here_knows_the_limit_of_a_job_that_another_folder_asked_for(cloud: Cloud) -> None:
+    """Its claim came first, and the list of jobs is behind: its job is seen only while this folder waits its turn."""
+    first = _cancelled(cloud)
+    cloud.hub.faults.add_job(JobFault("stuck", attempt=None))
+    cloud.hub.jobs.listed_after_seconds = 2.0
+    jobs.change_names(BUCKET, add=[f"claims/{first.labels['plan']}/{RUN_ID}.2.0a1b2c3d"], delete=[])
+    spec = first.spec | {"labels": first.labels | {"attempt": "2"}, "timeoutSeconds": 36_000}
+    theirs = cloud.hub.jobs.create(spec, "me", "me")
+    done = cloud.on("resume", "--timeout", "10m", "--max-cost", "1", "--yes")
+    assert (*done.error, done.answer["error"]["got"]) == (3, "over_budget", "an unknown cost")
+    assert (cloud.record.jobs[1].job_id, cloud.record.jobs[1].timeout_seconds) == (theirs.id, None)
+    assert cloud.hub.jobs_created == 2
 
 
 def test_two_jobs_of_one_number(cloud: Cloud) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from skill_train.cloud import claim, find_run, start_once
 from skill_train.cloud.poll import Say
 from skill_train.hub import jobs
@@ -41,7 +43,7 @@ def resume(
         folder = (record.bucket, record.folder)
         with claim.claimed(record, number, say, of_plan=False) as theirs:
             if theirs is not None:
-                return start_once.record_started(run, record, new_job, theirs), True
+                return start_once.record_started(run, record, _of_another_folder(new_job), theirs), True
             record = start_once.start(run, record, new_job, lambda: jobs.start(spec, folder), say)
         return _with_remaining_job(run, record, new_job, say)
 
@@ -53,7 +55,14 @@ def _with_remaining_job(run: RunDir, record: CloudRecord, new_job: CloudJob, say
     if ours is None:
         return record, False
     stays = start_once.keep_the_oldest(record, new_job.number, ours, say, of_plan=False)
-    return (record, False) if stays.id == ours.id else (start_once.record_started(run, record, new_job, stays), True)
+    if stays.id == ours.id:
+        return record, False
+    return start_once.record_started(run, record, _of_another_folder(new_job), stays), True
+
+
+def _of_another_folder(requested: CloudJob) -> CloudJob:
+    """The request without its timeout: only the folder that started the job in its place knows that."""
+    return msgspec.structs.replace(requested, timeout_seconds=None)
 
 
 def with_missing_jobs(run: RunDir, say: Say) -> CloudRecord:

@@ -96,6 +96,8 @@ def resume(options: ResumeOptions, console: Console) -> Result:
         say=console.status,
     )
     assert record.last_begun is not None  # a job was started
+    if reused:
+        _require_as_asked(options, console, dataclasses.replace(cloud, record=record, job=record.last_begun))
     return _running_job(cloud, record.last_begun, reused=reused, budget=None if reused else budget)
 
 
