@@ -391,10 +391,15 @@ def test_a_result_that_is_not_of_this_run_is_left_in_the_repository(cloud: Cloud
     assert _child(cloud, tmp_path, "resume", str(cloud.run.path), "--yes")["data"]["attempt"] == 2
 
 
-def test_nothing_is_kept_anywhere(cloud: Cloud) -> None:
-    cloud_runs.wait_for(cloud.start("raise SystemExit(1)"))
+@pytest.mark.parametrize(
+    ("program", "command"), [("raise SystemExit(1)", "status"), ("pass", "resume"), (SLEEP, "wait")]
+)
+def test_nothing_is_kept_anywhere(cloud: Cloud, program: str, command: str) -> None:
+    """`status` of a job that ended well says `pull`, so `pull` may not say `status`."""
+    job = cloud.start(program)
+    wait_until(lambda: job.ended or job.lines[1:] == ["begun"], 20)
     done = cloud.on("pull")
-    assert done.error == (2, "nothing_kept")
+    assert (*done.error, done.answer["next"]) == (2, "nothing_kept", [f"skill-train {command} {cloud.run.path}"])
 
 
 def test_by_the_id_of_a_job(cloud: Cloud, tmp_path: Path) -> None:

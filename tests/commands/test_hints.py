@@ -60,7 +60,7 @@ KNOWN: dict[str, set[str]] = {
     "plan.file": {"again", "others[0]"},
     "plan.positions": {"context"},
     "cloud.preflight": {"_LOGIN", "_TOKENS", "account.name", "name.split('/')[1]"},
-    "cloud.pull": {"word"},
+    "cloud.pull": {"command"},
     "commands.push": {"mend"},
     "publish.files": {"again", "step"},
     "gguf.quantize_worker": {"_other_types(name)"},

@@ -131,14 +131,14 @@ def _write_pull(run: RunDir, inputs: PullInputs, outputs: dict[str, FileDigest])
     return pull
 
 
-def nothing_kept(run: Path, why: str) -> UsageError:
-    word = shlex.quote(str(run))
+def nothing_kept(run: Path, why: str, command: str = "status") -> UsageError:
+    """The error of a run without files. `command` is the one that helps."""
     return UsageError(
         f"{run} has no files to fetch: {why}",
         code="nothing_kept",
         expected="a finished run, or one with a complete checkpoint",
         got=why,
-        hint=f"skill-train status {word}",
+        hint=f"skill-train {command} {shlex.quote(str(run))}",
     )
 
 

@@ -104,7 +104,9 @@ def _fetched(cloud: CloudRun, here: RunDir, console: Console) -> tuple[Pull, lis
     if not why:
         return _from_repository(cloud, here)
     if there is None:
-        raise missing or pull.nothing_kept(here.path, why)
+        completed = cloud.now is not None and cloud.now.stage == "COMPLETED"  # of such a job, `status` says `pull`
+        helps = "wait" if is_live(cloud) else "resume" if completed else "status"
+        raise missing or pull.nothing_kept(here.path, why, helps)
     console.status(why)
     return _from_bucket(console, here, there)
 
