@@ -196,6 +196,29 @@ def test_a_run_on_machines_of_others_goes_on_there(
     assert {path.name: path.read_bytes() for path in (tmp_path / "r").rglob("*") if path.is_file()} == ours
 
 
+@pytest.mark.parametrize("backend", ["skypilot", "colab"])
+def test_a_run_for_another_provider_is_the_same_plan_as_a_job(call: Any, backend: str) -> None:
+    """Otherwise the same plan would be paid for twice, because its job is not found."""
+    plans = [call(*SAID, "--flavor", "t4-small", "--dry-run").data["job"]["labels"]["plan"]]
+    call(*SAID, "--flavor", "t4-small", "--backend", backend, "--run-dir", "r")
+    plans.append(call("r", "--dry-run").data["job"]["labels"]["plan"])
+    assert plans[0] == plans[1]
+
+
+def test_a_task_of_several_machines_is_no_job_of_one(
+    call: Any, desk: tuple[Hub, Commands, Path], tmp_path: Path
+) -> None:
+    """Its launcher would wait for the second machine until the timeout."""
+    server, commands, home = desk
+    call(*SAID, "--backend", "skypilot", "--flavor", "l4x1", "--nodes", "2", "--run-dir", "r")
+    again = "skill-train submit --backend skypilot r"
+    for words in (("--dry-run",), ("--backend", "colab")):
+        done = call("r", *words)
+        assert (*done.error, done.answer["error"]["hint"]) == (2, "cloud_plan", again)
+    for command in ("resume", "pull", "status"):
+        assert commands.run(tmp_path, server.environment(home), command, "r").answer["next"] == [again]
+
+
 def test_a_task_goes_on_with_its_machines(call: Any, tmp_path: Path) -> None:
     first = call(*SAID, "--backend", "skypilot", "--flavor", "l40sx4", "--nodes", "2", "--run-dir", "r").answer["data"]
     task = (tmp_path / first["task"]).read_bytes()

@@ -10,8 +10,10 @@ from typing import Any
 from msgspec.structs import replace
 
 from skill_train.cloud import preflight, stage_data, submit
+from skill_train.cloud.elsewhere import skypilot
 from skill_train.cloud.order import Order
 from skill_train.commands._planning import load_recipe, plan_from_metadata
+from skill_train.commands._shell import quoted
 from skill_train.commands._submit_options import SubmitOptions
 from skill_train.core.console import Console
 from skill_train.core.errors import UsageError
@@ -47,7 +49,7 @@ def cloud_plan(console: Console, options: SubmitOptions) -> Plan:
         chosen = {"flavor": options.flavor, "dtype": options.dtype}
         plan = read_unchanged_plan(file, options.recipe_flags | chosen, where="cloud")
         _require_remote(plan.recipe.model, sensitive=plan.policy.sensitive, owner=options.namespace)
-        return plan
+        return plan if options.backend == "skypilot" else _for_one_machine(plan, source or file)
     console.status(f"{source} is for this machine; its recipe is planned again, for the cloud")
     if options.recipe_flags:
         return _planned(console, options, _recipe_with(there, options.recipe_flags))
@@ -58,6 +60,23 @@ def cloud_plan(console: Console, options: SubmitOptions) -> Plan:
     plan = _planned(console, options, _recipe_with(there, {}))
     console.warn("another_recipe", f"the model or the data have changed since {source}, so this is not the same run")
     return plan
+
+
+def _for_one_machine(plan: Plan, source: Path) -> Plan:
+    """The plan of a task for SkyPilot or of a notebook as the planner made it, with which its job is found.
+
+    Raises:
+        UsageError: it is spread over several machines, for each of which its launcher waits.
+    """
+    if (machines := skypilot.nodes_of(plan)) > 1:
+        raise UsageError(
+            f"{source} is a plan for {machines} machines, which only SkyPilot starts together",
+            code="cloud_plan",
+            expected="a plan for one machine",
+            got=f"{plan.placement.num_processes} processes on {machines} machines of {plan.flavor}",
+            hint=f"skill-train submit --backend skypilot {quoted(source)}",
+        )
+    return replace(plan, placement=replace(plan.placement, backend=cloud_record.BACKEND))
 
 
 def _planned(console: Console, options: SubmitOptions, recipe: Recipe) -> Plan:

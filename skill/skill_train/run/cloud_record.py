@@ -222,11 +222,13 @@ def submitted(run: RunDir) -> CloudRecord:
 
 
 def _otherwise(run: RunDir) -> str:
-    """The command for a folder that was not submitted: one that began to train on this machine goes on there."""
+    """The command for a folder that was not submitted: one that began to train on this machine, or is for machines of
+    other providers, goes on there."""
     if not RunDir.is_one(run.path):
         return "name a folder that `skill-train submit` made, or the id of a job; hf jobs ps -a lists your jobs"
     begun = any((run.path / name).exists() for name in ("train.log", "checkpoints"))
-    return continue_command(run) if begun else f"skill-train submit {shlex.quote(str(run.path))}"
+    goes_on = begun or _backend(run) in ELSEWHERE
+    return continue_command(run) if goes_on else f"skill-train submit {shlex.quote(str(run.path))}"
 
 
 def continue_command(run: RunDir) -> str:
