@@ -7,6 +7,7 @@ import base64
 import hashlib
 import json
 import random
+import sys
 import zlib
 from pathlib import Path
 from typing import Any
@@ -67,6 +68,19 @@ def test_its_settings_are_data(made: tuple[Path, dict[str, Any]]) -> None:
     settings = ast.literal_eval(cell(made[0], "settings").removeprefix("SETTINGS = "))
     assert (settings["run"], settings["data"], settings["packages"]) == ("0123456789ab", "data/rows.jsonl", ["x==1"])
     assert settings["environment"]["SKILL_TRAIN_RUN"] == "0123456789ab"
+
+
+def test_no_line_of_a_library_ends_the_training(
+    made: tuple[Path, dict[str, Any]], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A number, JSON of others, and bytes that are no text."""
+    said = b'42\nnull\n{"loss": 1}\n\xff\n{"event": "stage", "text": "training"}\n'
+    (tmp_path / "train.py").write_text(f"import sys; sys.stdout.buffer.write({said!r})")
+    cells = ["".join(each["source"]) for each in json.loads(made[0].read_text(encoding="utf-8"))["cells"]]
+    (training,) = (source for source in cells if "subprocess.Popen" in source)
+    settings = {"data": None, "environment": {}}
+    exec(training, {"folder": tmp_path, "PYTHON": [sys.executable], "SETTINGS": settings})  # noqa: S102 - our own
+    assert capfd.readouterr().out == '42\nnull\n{"loss": 1}\n\N{REPLACEMENT CHARACTER}\ntraining\n'
 
 
 def test_data_too_large_for_a_notebook_is_refused(tmp_path: Path) -> None:
