@@ -166,6 +166,16 @@ def test_the_file_is_what_llama_cpps_tools_read(matrix: Path) -> None:
     assert (own.model, own.data) == ("a" * 64, "b" * 64)
 
 
+def test_a_matrix_of_llama_cpps_tool_brings_no_path_of_a_machine_along(tmp_path: Path) -> None:
+    """The tool writes the path of its text. What it says goes into each file that is quantized with it, and onto the
+    card of a repository."""
+    entry = Entry(np.array([[8.0, 4.0]], dtype=np.float32), np.array([2.0], dtype=np.float32))
+    said = ["/home/ada/customers/rows, 2.txt", r"C:\Users\ada\rows.txt", "me/tickets sha256 12", "data/rows.txt"]
+    write_matrix(tmp_path / "imatrix.gguf", ImportanceMatrix({"blk.0.ffn_up.weight": entry}, said, 1, 512))
+    names = ["rows, 2.txt", "rows.txt", "me/tickets sha256 12", "data/rows.txt"]
+    assert read_matrix(tmp_path / "imatrix.gguf").datasets == names
+
+
 def test_means_are_sums_over_counts_and_an_unused_expert_counts_every_column_alike() -> None:
     entry = Entry(np.array([[8.0, 4.0], [0.0, 0.0]], dtype=np.float32), np.array([2.0, 0.0], dtype=np.float32))
     assert entry.means().tolist() == [4.0, 2.0, 1.0, 1.0]

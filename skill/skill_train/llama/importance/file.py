@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import shlex
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import TYPE_CHECKING
 
 from skill_train.core.errors import UsageError, VerificationFailed
@@ -70,6 +70,7 @@ class ImportanceMatrix:
     """The entries by the name of the matrix, and what they were computed of.
 
     Attributes:
+        datasets: names of the data, without folders.
         model, data: sha256 of the model's file and of the token ids; empty in a file of another program.
     """
 
@@ -155,7 +156,7 @@ def read_matrix(path: Path) -> ImportanceMatrix:
     entries = {name: _entry(gguf, name) for name in sorted(names)}
     return ImportanceMatrix(
         entries,
-        gguf.strings("imatrix.datasets"),
+        [_without_folder(name) for name in gguf.strings("imatrix.datasets")],
         int(numbers[0] or 0),  # type: ignore[arg-type]
         int(numbers[1] or 0),  # type: ignore[arg-type]
         str(gguf.metadata.get(_MODEL_KEY, "")),
@@ -182,6 +183,14 @@ def require_fit(path: Path, matrix: ImportanceMatrix, model: GgufFile) -> list[s
     if len(missing) == len(matrices):
         raise _other_model(path, model, "it has an entry for no matrix of a layer")
     return missing
+
+
+def _without_folder(name: str) -> str:
+    """The name of the data. llama.cpp's tool writes the path of its text, which is nobody's business elsewhere."""
+    for path in (PurePosixPath(name), PureWindowsPath(name)):
+        if path.is_absolute():
+            return path.name
+    return name
 
 
 def _entry(gguf: GgufFile, name: str) -> Entry:
