@@ -100,6 +100,7 @@ def test_it_arrives_byte_for_byte_and_says_what_was_changed(hub: Hub, tmp_path: 
     assert "it does not say that the model is good" in card and "While this repository is private" in card
     assert "ollama run hf.co/me/tickets:first-q8_0.gguf" in card
     assert answer["data"]["reused"] is False and "## Measured" not in card
+    assert "| checks of the training | pass |" in card and "smoke test" not in card
     assert "license" not in card.split("---")[1]
 
 
@@ -289,6 +290,18 @@ def test_a_merged_model_is_the_one_that_was_merged_and_checked(run: Path, what: 
         assert refused.value.hint.endswith(f"skill-train merge {run}")
     else:
         assert [file.path for file in files_of(RunDir(run), ("merged",), "base")] == ["model.safetensors"]
+
+
+def test_a_training_that_failed_its_smoke_test_is_said_to_have(hub: Hub, tmp_path: Path, run: Path) -> None:
+    """The proof says that the files are what was trained, and all of it passed."""
+    check = {"name": "loss_falls", "verdict": "fail", "figure": 1.5, "detail": "2.5 before, 4 after"}
+    training = json.loads((run / "train.json").read_text()) | {"verdict": "fail", "checks": [check]}
+    _write(run / "train.json", training)
+    code, answer, _ = _push(hub, tmp_path / "home", run, "--repo", "me/tickets")
+    assert (code, answer["data"]["verdict"], [w["code"] for w in answer["warnings"]]) == (0, "pass", ["smoke_failed"])
+    card = hub.repositories["model", "me/tickets"].at("main")["README.md"].decode()
+    assert "**The training failed its smoke test:** loss_falls." in card
+    assert "| checks of the training | fail: loss_falls |" in card
 
 
 ROW = "the row of a customer"

@@ -10,6 +10,7 @@ from pathlib import Path
 import click
 import msgspec
 
+from skill_train.commands._ended_training import smoke_failure
 from skill_train.commands._frame import command
 from skill_train.commands._options import PATH
 from skill_train.commands._shell import quoted
@@ -120,6 +121,8 @@ def push(options: PushOptions, console: Console) -> Result:
     if "gguf" in push.parts and push.proof is None:
         again = f"skill-train verify {quoted(options.run)}"
         console.warn("not_verified", f"some of these GGUF files have not been verified in their current state: {again}")
+    if failure := smoke_failure(push.run, train_record.read(push.run.record("train"))):
+        console.warn("smoke_failed", f"{failure.message}; the card says so")
     half = half_of_a_pair(push.run, push.files)
     if half:
         console.warn("verdict_warn", f"{half}; skill-train export-gguf {quoted(options.run)}")

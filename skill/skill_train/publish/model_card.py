@@ -126,7 +126,14 @@ def _introduction(facts: CardFacts) -> str:
     notes = "".join(f" Note: {_safe(note)}." for note in data.notes)
     trained = f"{how} of {base}, fine-tuned on {data.train_rows} rows of `{_safe(facts.data)}` with skill-train."
     half = f" **Not whole:** {facts.half_of_a_pair}." if facts.half_of_a_pair else ""
-    return f"{trained}{notes} {_verdict(facts)}".rstrip() + half
+    failed = _checks_with(facts.training, "fail")
+    smoke = f" **The training failed its smoke test:** {failed}." if failed else ""
+    return f"{trained}{notes}{smoke} {_verdict(facts)}".rstrip() + half
+
+
+def _checks_with(training: TrainRecord, verdict: str) -> str:
+    """The names of the training's own checks with this verdict; empty without one."""
+    return ", ".join(_safe(check.name) for check in training.checks if check.verdict == verdict)
 
 
 def _verdict(facts: CardFacts) -> str:
@@ -254,6 +261,9 @@ def _training(facts: CardFacts) -> str:
     figures = facts.training.figures
     rows = [(key, facts.recipe[key]) for key in _FACTS if key in facts.recipe]
     rows += [("first loss", _round(figures.first_loss)), ("last loss", _round(figures.last_loss))]
+    verdict = facts.training.verdict
+    names = "" if verdict == "pass" else _checks_with(facts.training, verdict)
+    rows += [("checks of the training", f"{verdict}: {names}" if names else verdict)]
     table = "\n".join(f"| {key} | {_plain(value)} |" for key, value in rows)
     revision = facts.recipe.get("revision")
     pinned = f" at revision `{_safe(revision)}`" if revision else ""
