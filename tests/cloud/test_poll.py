@@ -372,6 +372,21 @@ def test_a_job_that_is_deleted_while_it_is_watched(cloud: Cloud, command: str, b
         assert done.code == 0
 
 
+def test_a_job_that_an_account_could_not_see_has_its_own_end_later(cloud: Cloud) -> None:
+    """To another account the Hub says that there is no such job. A minute of a t4-small is 0.67 cents."""
+    job = cloud.start("pass")
+    cloud_runs.wait_for(job)
+    hidden = cloud.hub.jobs.all
+    cloud.hub.jobs.all = []
+    assert cloud.on("status").data["stage"] == cloud.record.jobs[0].stage == "DELETED"
+    cloud.hub.jobs.all = hidden
+    assert cloud.on("status").data["cost_usd"]["all_jobs"] == 0.0067
+    assert (cloud.record.jobs[0].stage, cloud.record.jobs[0].cost_usd) == ("COMPLETED", 0.0067)
+    cloud.hub.jobs.all = []
+    assert cloud.on("status").data["stage"] == "DELETED"
+    assert (cloud.record.jobs[0].stage, cloud.record.jobs[0].cost_usd) == ("COMPLETED", 0.0067)
+
+
 def _deleted(cloud: Cloud, pattern: str, times: int) -> None:
     """The job, after so many questions of a kind."""
     wait_until(lambda: sum(bool(re.search(pattern, request.path)) for request in list(cloud.hub.log)) >= times, 20)

@@ -93,10 +93,11 @@ def with_current_job(cloud: CloudRun, say: Say) -> CloudRun:
 def with_recorded_end(cloud: CloudRun) -> CloudRun:
     """The run with the end of its job recorded, also in `cloud.json` if there is a run directory.
 
-    An end that is already recorded stays, because the Hub forgets a deleted job.
+    An end that is already recorded stays when the Hub has forgotten the job. A job that was DELETED because another
+    account may not see it can have another end.
     """
     now, job = cloud.now, cloud.job
-    if now is None or now.live or job.stage is not None:
+    if now is None or now.live or (job.stage is not None and now.stage in (job.stage, "DELETED")):
         return cloud
     seconds = None
     if now.started_at is not None and now.finished_at is not None:
