@@ -356,6 +356,10 @@ def test_the_command_answers_with_one_document(run: Path, page: Page) -> None:
     assert answer["data"]["bytes"] == (run / "report.html").stat().st_size
     assert answer["data"]["runs"][0]["headline"] == "Proven: 45 of 45 checks pass on 3 files"
     assert answer["next"] == ["skill-train evaluate demo"]
+    elsewhere = subprocess.run([SCRIPT, "report", run, "--format", "json"], cwd="/", capture_output=True, text=True)
+    answer = json.loads(elsewhere.stdout)
+    assert answer["next"] == [answer["data"]["runs"][0]["missing"][0]["command"]] == [f"skill-train evaluate {run}"]
+    assert str(run.parent) not in (run / "report.html").read_text()
     refused = subprocess.run([SCRIPT, "report", "nowhere"], cwd=run.parent, capture_output=True, text=True)
     assert refused.returncode == 2
     assert json.loads(refused.stdout)["error"]["code"] == "not_a_run"

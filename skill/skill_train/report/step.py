@@ -19,6 +19,7 @@ from skill_train.core.errors import UsageError
 from skill_train.core.files import write_text
 from skill_train.recipe.fields import to_yaml
 from skill_train.recipe.resolved import ResolvedRecipe
+from skill_train.report.artifacts import missing
 from skill_train.report.charts import COLOURS, Amount, Panel, Series, bars, curves
 from skill_train.report.demo_record import Demo
 from skill_train.report.figure import Figure, ReportedRun
@@ -49,7 +50,8 @@ _HEAD = 2000  # bytes of a file in which the mark is looked for
 
 
 class RunHeadline(TypedDict):
-    """The verdict of a run, and the parts that are missing."""
+    """The verdict of a run, and the parts that are missing. Their commands run here; those on the page, which may be
+    sent to somebody, name the folder alone."""
 
     run: str
     word: str
@@ -108,9 +110,9 @@ def report(runs: list[RunDir], *, out: Path, progress: Bar) -> Report:
             "run": view["name"],
             "word": view["verdict"]["word"],
             "headline": view["verdict"]["headline"],
-            "missing": view["missing"],
+            "missing": missing(dataclasses.replace(reported, call=str(run.path))),
         }
-        for view in views
+        for run, reported, view in zip(runs, read, views, strict=True)
     ]
     return {"report": str(out), "bytes": out.stat().st_size, "runs": headlines, "same": shared["same"]}
 
