@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from msgspec.structs import replace
 
@@ -19,7 +20,9 @@ import whole_records
 from hub_emulator import Fault, Hub
 from skill_train.core.errors import UsageError, VerificationFailed
 from skill_train.publish.files import evaluation_of, files_of, proof_of
+from skill_train.publish.records import published
 from skill_train.run import records
+from skill_train.run.evaluate_record import Evaluation
 from skill_train.run.folder import RunDir
 from skill_train.run.train_record import PromptAnswers
 
@@ -359,6 +362,17 @@ def test_a_proof_leaves_without_rows(hub: Hub, tmp_path: Path, run: Path) -> Non
     plain = {"name": "tokens", "file": "first-q8_0.gguf", "verdict": "warn", "figure": 3}
     assert sent["tokens"] == plain | {"figures": {"looked_at": 9, "of": {}}}
     assert sent["tuned"]["detail"] == "1.000 of the tuning"
+
+
+def test_an_evaluation_of_files_of_one_name_leaves_without_their_folders() -> None:
+    """They are told apart by their whole paths, which are names of objects too."""
+    paths = [f"/home/ada/customers/{folder}/m-q8_0.gguf" for folder in ("first", "second")]
+    models = {path: {"model": {"bytes": 1, "sha256": "a"}} for path in paths}
+    difference = {"model": paths[0], "against": paths[1], "measure": "loss", "difference": 0, "low": 0, "high": 0}
+    record = whole_records.evaluation(
+        inputs={"models": models}, models=[{"name": path} for path in paths], differences=[difference | {"says": ""}]
+    )
+    assert "customers" not in json.dumps(published("evaluate", msgspec.convert(record, Evaluation)))
 
 
 def test_another_adapter_has_no_proof(hub: Hub, tmp_path: Path, run: Path) -> None:

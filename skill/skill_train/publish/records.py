@@ -62,7 +62,7 @@ def _is_figure(value: Any) -> bool:
 def without_paths(value: Any) -> Any:
     """The recipe or record with file names instead of paths of this machine."""
     if isinstance(value, dict):
-        return {key: without_paths(item) for key, item in value.items()}
+        return {without_paths(key): without_paths(item) for key, item in value.items()}
     if isinstance(value, list):
         return [without_paths(item) for item in value]
     if isinstance(value, str) and "\n" not in value and Path(value).is_absolute():
