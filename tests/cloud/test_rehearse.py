@@ -8,11 +8,16 @@ from pathlib import Path
 
 import pytest
 
+import cloud_runs
 import tiny
 import tiny_vision
 from command_child import Done, program
 from hub_emulator import Hub
 from picture_runs import write_rows
+from skill_train.cloud.rehearse import rehearse
+from skill_train.core.errors import TrainingFailed
+from skill_train.run import plan_record
+from skill_train.run.job_spec import JobSpec
 
 pytestmark = pytest.mark.slow
 
@@ -74,6 +79,17 @@ def test_the_job_is_run_here(hub: Hub, tmp_path: Path) -> None:
 def test_what_would_fail_in_the_job_fails_here(hub: Hub, tmp_path: Path) -> None:
     """Every answer is cut away: the plan cannot know, because it does not tokenize."""
     assert _rehearse(hub, tmp_path, *SAID, "2").error == (2, "nothing_to_train")
+
+
+def test_bytes_of_a_library_that_are_no_text_do_not_hide_the_reason(tmp_path: Path) -> None:
+    failure = {"event": "failed", "exit_code": 5, "error": {"code": "bad_loss", "message": "NaN", "hint": "less"}}
+    program, planned = tmp_path / "train.py", plan_record.from_dict(cloud_runs.plan(), tmp_path)
+    said = b"\xff\n" + json.dumps(failure).encode()
+    program.write_text(f"import sys; sys.stdout.buffer.write({said!r}); sys.stdout.flush(); sys.exit(5)")
+    spec = JobSpec("me", program, tmp_path / "plan.json", (), "t4-small", 60, {}, {}, "")
+    with pytest.raises(TrainingFailed) as refused:
+        rehearse(planned, spec, None, print)
+    assert refused.value.code == "bad_loss"
 
 
 def test_what_does_not_fit_here_is_told(hub: Hub, tmp_path: Path) -> None:

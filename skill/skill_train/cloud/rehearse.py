@@ -114,6 +114,7 @@ def _run(spec: JobSpec, mounts: dict[str, Path], root: Path, say: Say) -> None:
             stdout=subprocess.PIPE,
             stderr=errors,
             text=True,
+            errors="replace",
             env=os.environ | spec.environment,
         )
         try:
