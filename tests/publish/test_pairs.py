@@ -179,7 +179,7 @@ def test_both_files_arrive_and_half_a_pair_is_warned_of(tmp_path: Path, run: Run
         assert not [name for name, content in there.items() if b"of a customer" in content or name.endswith(".png")]
         (run.gguf / PROJECTOR).unlink()
         answer = _push(hub, tmp_path, run)
-        assert {warning["code"] for warning in answer["warnings"]} == {"not_verified", "verdict_warn"}
+        assert {warning["code"] for warning in answer["warnings"]} == {"not_verified", "verdict_warn", "other_files"}
         assert "llama.cpp will read text only" in str(answer["warnings"])
 
 

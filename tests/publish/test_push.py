@@ -135,6 +135,20 @@ def test_the_same_push_again_makes_no_second_commit(hub: Hub, tmp_path: Path, ru
     assert "MB: sent" not in words and "nothing has changed" in words
 
 
+def test_weights_that_an_earlier_push_left_are_named(hub: Hub, tmp_path: Path, run: Path) -> None:
+    """Who asks the repository for its Q8_0 may get the file of another run, beside the card of this one."""
+    hub.add(
+        "model",
+        "me/tickets",
+        {"old-q8_0.gguf": b"GGUF", "adapter/adapter_model.safetensors": b"", "notes.txt": b""},
+        private=True,
+    )
+    answer = _push(hub, tmp_path / "home", run, "--repo", "me/tickets")[1]
+    [warning] = answer["warnings"]
+    assert warning["code"] == "other_files" and "me/tickets also holds old-q8_0.gguf," in warning["message"]
+    assert "old-q8_0.gguf" in hub.repositories["model", "me/tickets"].at("main")
+
+
 def test_a_private_repository_stays_private(hub: Hub, tmp_path: Path, run: Path) -> None:
     assert _push(hub, tmp_path / "home", run, "--repo", "me/tickets")[1]["data"]["private"] is True
     data = _push(hub, tmp_path / "home", run, "--repo", "me/tickets", "--public")[1]["data"]

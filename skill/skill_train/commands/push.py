@@ -132,6 +132,9 @@ def push(options: PushOptions, console: Console) -> Result:
         return _dry_run(options, console, push)
     message = f"skill-train: {', '.join(push.parts)}"
     sent = upload.upload(push.repo, push.files, private=push.private, message=message, say=console.status)
+    if sent.other_weights:
+        named = ", ".join(sent.other_weights[:8])
+        console.warn("other_files", f"{push.repo} also holds {named}, not of this push; its card is silent on them")
     _record(push, sent)
     return Result(push.data() | asdict(sent), quiet=sent.url)
 

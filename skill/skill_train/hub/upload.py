@@ -16,6 +16,7 @@ from skill_train.hub.errors import HubResource
 Answer = TypeVar("Answer")
 
 _CARD_BYTES = 300_000  # limit of a README.md: YAML is parsed at 100 kB a second, and the longest cards have 200 kB
+_WEIGHTS = (".gguf", ".safetensors")
 _ANNOUNCED_BYTES = 1_000_000  # a smaller file is uploaded before one could read about it
 
 
@@ -45,6 +46,7 @@ class Uploaded:
         created: the repository is new.
         reused: the repository already had all files.
         private: the repository is private. The visibility of an existing repository does not change.
+        other_weights: files of weights that the repository had before and that are not of this upload.
     """
 
     url: str
@@ -52,6 +54,7 @@ class Uploaded:
     created: bool
     reused: bool
     private: bool
+    other_weights: tuple[str, ...] = ()
 
 
 def licence_of(model: str) -> str | None:
@@ -111,7 +114,9 @@ def upload(repo: str, files: list[PushFile], *, private: bool, message: str, say
     reused = before is not None and before.sha == info.oid
     say("nothing has changed, so there is no new commit" if reused else f"committed {len(files)} files")
     hidden = private if before is None else bool(before.private)
-    return Uploaded(str(info.repo_url), info.oid, before is None, reused, hidden)
+    there = {file.rfilename for file in (before.siblings if before else None) or ()} - {file.path for file in files}
+    others = tuple(sorted(name for name in there if name.endswith(_WEIGHTS)))
+    return Uploaded(str(info.repo_url), info.oid, before is None, reused, hidden, others)
 
 
 def public_refusal(repo: str) -> DecisionNeeded:
