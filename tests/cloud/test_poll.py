@@ -413,6 +413,18 @@ def test_cancelling_twice(cloud: Cloud) -> None:
     assert waited.error == (5, "cancelled")
 
 
+def test_a_job_that_was_cancelled_is_said_to_be_when_its_bucket_cannot_be_read(cloud: Cloud) -> None:
+    """Otherwise one would think that it still runs and costs money."""
+    cloud.keep(cloud_runs.checkpoint(4))
+    job = _running(cloud)
+    cloud.hub.faults.add("GET /api/buckets/.*", faults.NO_PERMISSION, times=ALWAYS)
+    done = cloud.on("cancel")
+    assert (done.code, done.data["stage"], done.data["kept"], job.stage) == (0, "CANCELED", None, "CANCELED")
+    assert [warning["code"] for warning in done.answer["warnings"]] == ["no_bucket"]
+    assert done.answer["next"] == [f"skill-train pull {cloud.run.path}", f"skill-train resume {cloud.run.path}"]
+    assert "kept: not known" in cloud.call("cancel", str(cloud.run.path), form="human").stdout
+
+
 def test_one_answer_that_there_is_no_such_job_leaves_it_not_alive(cloud: Cloud) -> None:
     """The Hub has the job and says once that it has not: who believed it would go on paying."""
     _running(cloud)

@@ -9,6 +9,7 @@ from typing import Any, TypedDict
 import click
 
 from skill_train.cloud import find_run, poll
+from skill_train.cloud.bucket import StoredRun
 from skill_train.cloud.find_run import CloudRun
 from skill_train.commands._drawing import draw_text
 from skill_train.commands._frame import command
@@ -16,7 +17,7 @@ from skill_train.commands._job_snapshot import job_of, until_end
 from skill_train.commands._kept_result import in_bucket, is_live
 from skill_train.commands._options import RUN
 from skill_train.core.console import Console, Result
-from skill_train.core.errors import Temporary, UsageError
+from skill_train.core.errors import SkillTrainError, Temporary, UsageError
 from skill_train.hub import jobs
 from skill_train.hub.jobs import Job
 
@@ -36,7 +37,8 @@ class KeptFiles(TypedDict):
 
 
 class Cancelled(TypedDict):
-    """The answer; `cancelled` is False of a job that had ended before."""
+    """The answer; `cancelled` is False of a job that had ended before. `kept` is None if there is nothing, or nobody
+    knows."""
 
     job_id: str
     stage: str
@@ -66,7 +68,7 @@ def cancel(options: CancelOptions, console: Console) -> Result:
             got=now.stage,
             hint=f"skill-train cancel {cloud.word}",
         )
-    there = in_bucket(cloud, console)
+    there, unread = _kept(cloud, console)
     data: Cancelled = {
         "job_id": now.id,
         "stage": now.stage,
@@ -74,12 +76,22 @@ def cancel(options: CancelOptions, console: Console) -> Result:
         "kept": None if there is None else {"state": there.state, "checkpoint": there.checkpoint},
         "run_dir": str(cloud.run.path) if cloud.run else None,
     }
+    following = ("pull", "resume") if there or unread else ("resume",)
     return Result(
         data,
-        human=lambda rich: _draw(rich, data),
+        human=lambda rich: _draw(rich, data, unread),
         quiet=now.stage,
-        next=[f"skill-train {command} {cloud.word}" for command in (("pull", "resume") if there else ("resume",))],
+        next=[f"skill-train {command} {cloud.word}" for command in following],
     )
+
+
+def _kept(cloud: CloudRun, console: Console) -> tuple[StoredRun | None, bool]:
+    """What the job has stored, and whether that cannot be read: the job is cancelled all the same."""
+    try:
+        return in_bucket(cloud, console), False
+    except SkillTrainError as error:
+        console.warn("no_bucket", f"what the job has stored cannot be read: {error.message}")
+        return None, True
 
 
 def _cancelled(cloud: CloudRun, console: Console) -> Job:
@@ -103,8 +115,10 @@ def _cancelled(cloud: CloudRun, console: Console) -> Job:
     return until_end(cloud, console, CANCEL_SECONDS)
 
 
-def _draw(rich: Any, data: Cancelled) -> None:
+def _draw(rich: Any, data: Cancelled, unread: bool) -> None:
     there = data["kept"]
     step = "" if not there or there["checkpoint"] is None else f"a checkpoint of step {there['checkpoint']}"
-    stored = "the whole result" if there and there["state"] == "done" else step or "nothing"
+    stored = (
+        "the whole result" if there and there["state"] == "done" else step or ("not known" if unread else "nothing")
+    )
     draw_text(rich, f"{data['job_id']}: {data['stage']}; kept: {stored}")
