@@ -24,6 +24,7 @@ from skill_train.publish.records import published
 from skill_train.run import records
 from skill_train.run.evaluate_record import Evaluation
 from skill_train.run.folder import RunDir
+from skill_train.run.lock import locked
 from skill_train.run.train_record import PromptAnswers
 
 pytestmark = pytest.mark.slow
@@ -133,6 +134,13 @@ def test_the_same_push_again_makes_no_second_commit(hub: Hub, tmp_path: Path, ru
     assert (code, answer["data"]["commit"], answer["data"]["created"]) == (0, first, False)
     assert answer["data"]["reused"] is True
     assert "MB: sent" not in words and "nothing has changed" in words
+
+
+def test_a_run_whose_files_are_being_made_is_not_pushed(hub: Hub, tmp_path: Path, run: Path) -> None:
+    """Its digests are compared with the proof first, and its bytes are sent later."""
+    with locked(RunDir(run), "export-gguf"):
+        code, answer, _ = _push(hub, tmp_path / "home", run, "--repo", "me/tickets")
+    assert (code, answer["error"]["code"]) == (2, "run_in_use") and ("model", "me/tickets") not in hub.repositories
 
 
 def test_weights_that_an_earlier_push_left_are_named(hub: Hub, tmp_path: Path, run: Path) -> None:

@@ -38,6 +38,7 @@ from skill_train.run import export_record, plan_record, records, train_record
 from skill_train.run.begun import trained
 from skill_train.run.evaluate_record import Evaluation
 from skill_train.run.folder import RunDir, open_run
+from skill_train.run.lock import locked
 from skill_train.run.plan_record import Plan
 from skill_train.run.verify_record import Proof
 
@@ -117,6 +118,11 @@ class _Push:
 @click.option("--dry-run", is_flag=True, help="List files and sizes; send nothing.")
 def push(options: PushOptions, console: Console) -> Result:
     """Push a run's adapter, merged model or GGUF files to the Hub, with a model card that contains the proof."""
+    with locked(open_run(options.run), "push"):  # the files that are sent are those whose digests the proof has
+        return _push_locked(options, console)
+
+
+def _push_locked(options: PushOptions, console: Console) -> Result:
     push = gathered(options, console)
     if "gguf" in push.parts and push.proof is None:
         again = f"skill-train verify {quoted(options.run)}"
