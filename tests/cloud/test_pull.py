@@ -681,6 +681,16 @@ def test_a_run_that_ended_well_and_left_no_result_goes_on(cloud: Cloud) -> None:
     assert (done.code, done.data["attempt"], cloud.hub.jobs_created) == (0, 2, 2)
 
 
+def test_no_job_is_paid_for_whose_program_is_gone(cloud: Cloud) -> None:
+    """Somebody emptied the bucket: the job would end in its first minute, and `resume` would be said again."""
+    _cancelled(cloud)
+    cloud.hub.buckets[BUCKET].files.clear()
+    for more in ((), ("--yes",)):
+        done = cloud.on("resume", *more)
+        again = f"skill-train submit {cloud.run.path} --force-new"
+        assert (*done.error, done.answer["next"], cloud.hub.jobs_created) == (2, "nothing_kept", [again], 1)
+
+
 def test_what_was_fetched_is_finished_without_its_bucket(cloud: Cloud) -> None:
     cloud.keep(cloud_runs.result())
     cloud_runs.wait_for(cloud.start("pass"))

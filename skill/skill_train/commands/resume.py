@@ -9,8 +9,8 @@ from pathlib import Path
 
 import click
 
+from skill_train.cloud import bucket, find_run
 from skill_train.cloud import budget as cloud_budget
-from skill_train.cloud import find_run
 from skill_train.cloud.budget import Budget, Need, Price
 from skill_train.cloud.failure_reason import Story, larger
 from skill_train.cloud.find_run import CloudRun
@@ -21,7 +21,7 @@ from skill_train.commands._kept_result import in_bucket, why_not_pushed
 from skill_train.commands._options import DOLLARS, PATH, RUN
 from skill_train.commands._spent import require_as_asked, spent_by_jobs
 from skill_train.core.console import Console, Result
-from skill_train.core.errors import DecisionNeeded, UsageError, VerificationFailed
+from skill_train.core.errors import AccessError, DecisionNeeded, UsageError, VerificationFailed
 from skill_train.hub import flavors
 from skill_train.run import progress
 from skill_train.run.begun import trained
@@ -77,6 +77,7 @@ def resume(options: ResumeOptions, console: Console) -> Result:
     ended = _ended_job(cloud, console)
     if ended.story is None:
         return _finished(cloud)
+    _require_program(cloud, console)
     _check_flavor(ended, options.flavor)
     budget, command = _budget(options, console, ended)
     console.status(f"the last job: {ended.story.message}")
@@ -170,6 +171,27 @@ def _has_result(cloud: CloudRun, console: Console) -> bool:
         if there is not None and there.state == "done":
             return True
     return not why_not_pushed(cloud, cloud.run, console)
+
+
+def _require_program(cloud: CloudRun, console: Console) -> None:
+    """Refuses a job whose program and plan are gone from the bucket: it would end in its first minute, which is paid.
+
+    Raises:
+        UsageError: they are gone. A bucket that may not be read says nothing.
+    """
+    record = cloud.record
+    if record.folder is None:
+        return
+    with contextlib.suppress(AccessError):
+        if "plan.json" in bucket.stored_records(record, ("plan.json",), console.status).texts:
+            return
+        raise UsageError(
+            f"the program and the plan of {cloud.name} are no longer in {record.bucket}",
+            code="nothing_kept",
+            expected=f"plan.json in the folder {record.folder}",
+            got="no such file",
+            hint=f"skill-train submit {cloud.word} --force-new",
+        )
 
 
 def _remaining(ended: Snapshot, flavor: str) -> Need:
