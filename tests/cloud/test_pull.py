@@ -24,6 +24,8 @@ from hub_emulator import ALWAYS, Fault, Hub, JobFault, faults
 from hub_emulator.jobs import Job
 from skill_train.hub import jobs
 from skill_train.program.cloud.push import PROOF
+from skill_train.recipe.fields import to_yaml
+from skill_train.run import plan_record
 from skill_train.run.folder import RunDir
 from skill_train.run.lock import locked
 from waiting import wait_until
@@ -679,6 +681,21 @@ def test_a_run_that_ended_well_and_left_no_result_goes_on(cloud: Cloud) -> None:
     assert done.answer["data"]["why"]["code"] == "nothing_kept"
     done = cloud.on("resume", "--yes")
     assert (done.code, done.data["attempt"], cloud.hub.jobs_created) == (0, 2, 2)
+
+
+def test_an_edited_recipe_is_not_ignored_by_a_job_that_is_paid_for(cloud: Cloud) -> None:
+    """After a loss that became NaN one halves the learning rate in the recipe of the run."""
+    _cancelled(cloud)
+    text = to_yaml(plan_record.read(cloud.run.plan).recipe_file())
+    rate = next(line for line in text.splitlines() if line.startswith("learning_rate:"))
+    cloud.run.recipe.write_text(text.replace(rate, "learning_rate: 0.000001"))
+    anew = f"skill-train submit {cloud.run.recipe}"
+    for words in (("resume", "--yes"), ("resume",), ("submit", "--yes"), ("submit", "--dry-run")):
+        done = cloud.on(*words)
+        assert (*done.error, done.answer["next"], cloud.hub.jobs_created) == (2, "another_run", [anew], 1)
+        assert done.answer["error"]["got"] == "learning_rate: 1e-06"
+    cloud.run.recipe.write_text(text)
+    assert cloud.on("resume").error == (3, "confirm_cost")
 
 
 def test_no_job_is_paid_for_whose_program_is_gone(cloud: Cloud) -> None:

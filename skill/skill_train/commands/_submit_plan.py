@@ -20,12 +20,13 @@ from skill_train.core.errors import UsageError
 from skill_train.data.row_pictures import require_folders_of_a_repository
 from skill_train.hub import flavors
 from skill_train.hub.account import Account
-from skill_train.plan.file import is_plan, read_unchanged_plan
+from skill_train.plan.file import is_plan, read_unchanged_plan, require_same_recipe
 from skill_train.plan.placement import Choices
 from skill_train.plan.where import stays_here
 from skill_train.recipe import fields
 from skill_train.recipe.fields import Recipe
 from skill_train.run import cloud_record, plan_record
+from skill_train.run.begun import has_begun
 from skill_train.run.folder import RUNS, RunDir, open_run
 from skill_train.run.plan_record import Plan
 
@@ -44,7 +45,9 @@ def cloud_plan(console: Console, options: SubmitOptions) -> Plan:
     file = open_run(source).plan if source is not None and source.is_dir() else source
     if file is None or not is_plan(file):
         return _planned(console, options, load_recipe(file, options.recipe_flags))
-    there = plan_record.read(file)
+    there, run = plan_record.read(file), RunDir(file.parent)
+    if source is not None and source.is_dir() and (has_begun(run) or cloud_record.record_path(run).is_file()):
+        require_same_recipe(run, there, f"skill-train submit {quoted(run.recipe)}")
     if there.where == "cloud":
         chosen = {"flavor": options.flavor, "dtype": options.dtype}
         plan = read_unchanged_plan(file, options.recipe_flags | chosen, where="cloud")

@@ -19,11 +19,13 @@ from skill_train.commands._frame import command
 from skill_train.commands._job_snapshot import Snapshot, snapshot
 from skill_train.commands._kept_result import in_bucket, why_not_pushed
 from skill_train.commands._options import DOLLARS, PATH, RUN
+from skill_train.commands._shell import quoted
 from skill_train.commands._spent import require_as_asked, spent_by_jobs
 from skill_train.core.console import Console, Result
 from skill_train.core.errors import AccessError, DecisionNeeded, UsageError, VerificationFailed
 from skill_train.hub import flavors
-from skill_train.run import progress
+from skill_train.plan.file import require_same_recipe
+from skill_train.run import plan_record, progress
 from skill_train.run.begun import trained
 from skill_train.run.cloud_record import CloudJob, CloudRecord
 from skill_train.run.plan_record import Estimate
@@ -77,6 +79,9 @@ def resume(options: ResumeOptions, console: Console) -> Result:
     ended = _ended_job(cloud, console)
     if ended.story is None:
         return _finished(cloud)
+    assert cloud.run is not None  # find_run.with_run_dir set it
+    anew = f"skill-train submit {quoted(cloud.run.recipe)}"
+    require_same_recipe(cloud.run, plan_record.read(cloud.run.plan), anew)
     _require_program(cloud, console)
     _check_flavor(ended, options.flavor)
     budget, command = _budget(options, console, ended)
@@ -87,7 +92,6 @@ def resume(options: ResumeOptions, console: Console) -> Result:
         return _agreement(
             ended, budget, f"{command} --timeout {options.timeout} --yes" if options.timeout else f"{command} --yes"
         )
-    assert cloud.run is not None  # find_run.with_run_dir set it
     record, reused = resume.resume(
         cloud.run,
         flavor=budget.flavor,
