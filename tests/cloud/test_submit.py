@@ -529,6 +529,17 @@ def test_a_refusal_is_no_outage(hub: Hub, call: Any, here: Path, path: str, faul
     assert hub.jobs_created == 0
 
 
+def test_a_dataset_of_the_users_with_these_names_is_told_before_it_changes(hub: Hub, call: Any) -> None:
+    files = {ROWS: b"precious", "README.md": b"mine", "other.jsonl": b"another"}
+    repository = hub.add("dataset", "me/rows", files, private=True)
+    done = call(*SAID, "--data-repo", "me/rows")
+    assert done.error == (3, "confirm_cost") and repository.files[ROWS] == b"precious"
+    [warning] = done.answer["warnings"]
+    assert warning["code"] == "repository_in_use" and f"me/rows already holds {ROWS}" in warning["message"]
+    del repository.files[ROWS]
+    assert call(*SAID, "--data-repo", "me/rows").answer["warnings"] == []
+
+
 def test_a_repository_that_is_in_use_is_told(hub: Hub, call: Any) -> None:
     hub.add("model", "me/mine", {"adapter_config.json": b"{}", ".gitattributes": b""}, private=True)
     done = call(*SAID, "--hub-model-id", "me/mine")

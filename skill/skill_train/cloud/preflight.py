@@ -128,8 +128,9 @@ def flavor(name: str) -> Flavor:
     return offered[name]
 
 
-def require_private_places(place: str, data_repo: str | None, account: Account, *, with_data: bool) -> None:
-    """Checks that the bucket (program, plan, checkpoints) and the dataset repository are private.
+def require_private_places(place: str, data_repo: str | None, account: Account, *, with_data: bool) -> tuple[str, ...]:
+    """Checks that the bucket (program, plan, checkpoints) and the dataset repository are private. Returns the files
+    that the latter has already.
 
     Raises:
         DecisionNeeded: one of them already exists and is public.
@@ -139,14 +140,16 @@ def require_private_places(place: str, data_repo: str | None, account: Account, 
     if patiently(lambda: repositories.bucket_is_private(bucket)) is False:
         raise _public(f"the bucket {bucket}", f"make it private on https://huggingface.co/buckets/{bucket}")
     if data_repo is None or not with_data:
-        return
+        return ()
     repositories.check_name(data_repo)
     _require(account, "repo.write", data_repo)
     repository = patiently(lambda: repositories.find("dataset", data_repo))
-    if repository is not None:
-        patiently(lambda: repositories.check_access("dataset", data_repo, write=True))
-        if not repository.private:
-            raise _public(f"the dataset {data_repo}", "another --data-repo, or leave it out")
+    if repository is None:
+        return ()
+    patiently(lambda: repositories.check_access("dataset", data_repo, write=True))
+    if not repository.private:
+        raise _public(f"the dataset {data_repo}", "another --data-repo, or leave it out")
+    return repository.files
 
 
 def local_model_error(folder: str, owner: str | None) -> UsageError:

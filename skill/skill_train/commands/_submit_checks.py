@@ -41,14 +41,14 @@ def check_order(
         return preflight.unless_unavailable(check, what, unchecked) if options.dry_run else check()
 
     plan, repository = order.plan, order.plan.policy.hub_model_id or ""
-    there = ()
+    there, rows_there = (), ()
     if account.state == "valid":
         there = ask("repository", lambda: preflight.result_repository(account, repository)) or ()
         with_data = order.staged is not None
-        ask(
-            "bucket",
-            lambda: preflight.require_private_places(order.namespace, order.data_repo, account, with_data=with_data),
+        places = partial(
+            preflight.require_private_places, order.namespace, order.data_repo, account, with_data=with_data
         )
+        rows_there = ask("bucket", places) or ()
         ask("model and dataset", lambda: preflight.require_readable(plan))
     offer = ask("flavor and price", lambda: preflight.flavor(plan.flavor or "")) or flavors.known(plan.flavor)
     spent = 0.0
@@ -57,6 +57,7 @@ def check_order(
         spent = ask("cost of earlier jobs", jobs) or 0.0
     job_budget = budget_of(options, plan, offer, timeout, spent)
     _warn(console, order, job_budget, there)
+    _warn_of_names(console, order, rows_there)
     sent = replace(plan, timeout_seconds=job_budget.timeout_seconds)
     return Checked(dataclasses.replace(order, plan=sent, usd_per_hour=job_budget.usd_per_hour), job_budget, unchecked)
 
@@ -77,6 +78,16 @@ def budget_of(
         spent=spent,
         command=command_of(options, timeout=None),
     )
+
+
+def _warn_of_names(console: Console, order: Order, there: tuple[str, ...]) -> None:
+    """Warns if the dataset repository has files of the names that are uploaded."""
+    names = sorted(set(there) & set(order.staged.files if order.staged else ()))
+    if names:
+        more = f" and {len(names) - 1} more of these files" if len(names) > 1 else ""
+        console.warn(
+            "repository_in_use", f"{order.data_repo} already holds {names[0]}{more}; a new commit replaces what differs"
+        )
 
 
 def _warn(console: Console, order: Order, job_budget: Budget, there: tuple[str, ...]) -> None:
