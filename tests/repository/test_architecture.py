@@ -103,7 +103,7 @@ PURE = {
     "estimate.time", "estimate.trained", "facts", "hub.dataset_card", "hub.rows.first_rows", "model.config",
     "model.convertible.architectures", "model.convertible.from_config", "model.parameter_count", "plan.estimates",
     "plan.launch_args", "plan.make", "plan.pictures",
-    "plan.placement", "plan.places", "plan.positions", "plan.where", "publish.model_card",
+    "plan.placement", "plan.places", "plan.refusals", "plan.where", "publish.model_card",
     "publish.records", "recipe.fields", "recipe.formats", "recipe.resolved", "report.artifacts",
     "report.figure", "report.pairs", "report.quality", "report.same_run", "report.sections", "report.words",
     "run.compare_runs", "run.job_spec", "run.progress",

@@ -90,7 +90,7 @@ def estimated_file(
     read = size.middle - unread_bytes(language, quant)
     speed = tokens_per_second(language, target, quant=quant, read_bytes=read, context=context)
     if pictures and vision:
-        size = Range(size.low + 2 * vision, size.high + 2 * vision, f"{size.basis}, and the vision part in f16")
+        size = Range(size.low + 2 * vision, size.high + 2 * vision, f"{size.basis}, the vision part in f16")
     return DeviceFile(quant, size, _memory(language, size, context), speed)
 
 

@@ -57,7 +57,7 @@ def _file(model: ModelFacts, here: TargetDevice, quant: str, context: int, pictu
         quant=quant,
         bytes=_range(file.bytes, "the parameters are unknown"),
         memory_bytes=_range(file.memory, "the model's shape is unknown"),
-        tokens_per_second=_range(file.speed, f"no memory bandwidth of {here.name} is known"),
+        tokens_per_second=_range(file.speed, "its memory bandwidth is unknown"),
     )
 
 

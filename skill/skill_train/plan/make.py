@@ -29,7 +29,7 @@ from skill_train.plan.placement import (
     with_precision,
 )
 from skill_train.plan.places import Candidate
-from skill_train.plan.positions import require_positions
+from skill_train.plan.refusals import require_feedable, require_full_precision, require_positions
 from skill_train.plan.where import decide
 from skill_train.program.split import held_out_count
 from skill_train.recipe.fields import FIELDS, NOT_HASHED, OF_LORA, POLICY, Recipe, recipe_hash
@@ -40,7 +40,6 @@ from skill_train.run.plan_record import Blocker, Facts, Plan, Policy, Reason
 EPOCHS = ((500, 3.0), (1000, 2.0))  # the epochs for fewer than so many rows; references/training_methods.md
 _WHY_SDPA = "torch's own fused kernels; eager where the model has none"
 FEW_STEPS = 10  # with so many or fewer, warmup_ratio warms nothing up
-MOST_ROWS_FED = 10**9  # the order of the rows takes 8 bytes for each
 
 
 def make_plan(
@@ -66,6 +65,7 @@ def make_plan(
     model, machine = facts.model, facts.machine
     dataset = for_model(facts.dataset, has_chat_template=model.has_chat_template)
     reasons: list[Reason] = []
+    require_full_precision(recipe, model)
     require_positions(recipe, model, dataset)
     resolved = _resolve(recipe, model, dataset, reasons)
     workload = Workload(resolved, model, dataset)
@@ -243,16 +243,8 @@ def _resolve(recipe: Recipe, model: ModelFacts, dataset: DatasetFacts, reasons: 
         epochs = recipe.max_steps * recipe.effective_batch_size / rows
         why = f"{recipe.max_steps} steps x {recipe.effective_batch_size} rows / {_training_rows(rows, dataset)}"
         _because(reasons, "epochs", round(epochs, 2), why, "recipe")
-    _require_feedable(values["max_steps"], recipe)
+    require_feedable(values["max_steps"], recipe)
     values["warmup_steps"] = _warmup_steps(recipe, values["max_steps"], reasons)
-    # transformers reads a checkpoint of bitsandbytes with load_in_4bit, and refuses one of any other kind
-    if model.quantization and not (recipe.load_in_4bit and model.quantization == "bitsandbytes"):
-        raise UsageError(
-            f"{recipe.model} is quantized ({model.quantization}), and an adapter cannot be merged into it exactly",
-            code="quantized_base",
-            expected="the full-precision model that it was made from",
-            hint="use the original model; load_in_4bit: true quantizes it while training (QLoRA)",
-        )
     return ResolvedRecipe(**{key: values[key] for key in ResolvedRecipe.__struct_fields__})
 
 
@@ -313,19 +305,6 @@ def _asked_choices(recipe: Recipe, resolved: Mapping[str, object]) -> dict[str, 
     another model."""
     values = {key: value for key, value in dataclasses.asdict(recipe).items() if key not in POLICY}
     return {key: value for key, value in values.items() if key not in resolved or value != resolved[key]}
-
-
-def _require_feedable(steps: int, recipe: Recipe) -> None:
-    """Refuses more rows than fit in memory, because the training program orders all rows before the first step."""
-    rows = steps * recipe.effective_batch_size
-    if rows > MOST_ROWS_FED:
-        raise UsageError(
-            f"this run would read {rows:,} rows: {steps:,} steps of {recipe.effective_batch_size:,}",
-            code="bad_recipe",
-            expected=f"at most {MOST_ROWS_FED:,}",
-            got=f"{rows:,}",
-            hint="use fewer steps or epochs, a smaller effective_batch_size, or a part such as split: train[:1000000]",
-        )
 
 
 def _tuning(recipe: Recipe, model: ModelFacts, reasons: list[Reason]) -> dict[str, object]:

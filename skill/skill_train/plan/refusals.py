@@ -1,0 +1,63 @@
+"""Recipes that no run could train: they are refused before anything is planned."""
+
+from __future__ import annotations
+
+from skill_train.core.errors import UsageError
+from skill_train.facts import DatasetFacts, ModelFacts
+from skill_train.program.plan import POSITIONS_IN_TABLE
+from skill_train.recipe.fields import Recipe
+
+MOST_ROWS_FED = 10**9  # the order of the rows takes 8 bytes for each
+
+
+def require_positions(recipe: Recipe, model: ModelFacts, dataset: DatasetFacts) -> None:
+    """Refuses a `max_length` that leaves the longest row longer than the model's table of positions, as far as the
+    lengths are known; the training program knows them all.
+
+    Raises:
+        UsageError: the training would end in the step with that row.
+    """
+    context, tokens = model.context, dataset.tokens
+    if context is None or tokens is None or model.model_type not in POSITIONS_IN_TABLE:
+        return
+    if min(recipe.max_length, tokens.longest[0]) > context:
+        raise UsageError(
+            f"max_length {recipe.max_length} is more than the {context} positions of {recipe.model}",
+            code="bad_recipe",
+            expected=f"max_length of at most {context}",
+            got=f"rows of {tokens.longest[0]} tokens and more ({tokens.basis})",
+            hint=f"max_length: {context} in the recipe, or --max-length {context}",
+        )
+
+
+def require_full_precision(recipe: Recipe, model: ModelFacts) -> None:
+    """Refuses a quantized checkpoint as the base.
+
+    Raises:
+        UsageError: the model is quantized, and not by bitsandbytes for a training in 4 bits.
+    """
+    # transformers reads a checkpoint of bitsandbytes with load_in_4bit, and refuses one of any other kind
+    if model.quantization and not (recipe.load_in_4bit and model.quantization == "bitsandbytes"):
+        raise UsageError(
+            f"{recipe.model} is quantized ({model.quantization}), and an adapter cannot be merged into it exactly",
+            code="quantized_base",
+            expected="the full-precision model that it was made from",
+            hint="use the original model; load_in_4bit: true quantizes it while training (QLoRA)",
+        )
+
+
+def require_feedable(steps: int, recipe: Recipe) -> None:
+    """Refuses more rows than fit in memory, because the training program orders all rows before the first step.
+
+    Raises:
+        UsageError: the run would read more than `MOST_ROWS_FED` rows.
+    """
+    rows = steps * recipe.effective_batch_size
+    if rows > MOST_ROWS_FED:
+        raise UsageError(
+            f"this run would read {rows:,} rows: {steps:,} steps of {recipe.effective_batch_size:,}",
+            code="bad_recipe",
+            expected=f"at most {MOST_ROWS_FED:,}",
+            got=f"{rows:,}",
+            hint="use fewer steps or epochs, a smaller effective_batch_size, or a part such as split: train[:1000000]",
+        )
