@@ -310,7 +310,9 @@ def test_letters_with_separate_accents_are_no_fault_of_the_file() -> None:
 
 
 def test_special_tokens() -> None:
-    own: Any = SimpleNamespace(bos_token_id=1, eos_token_id=2, pad_token_id=0)
+    own: Any = SimpleNamespace(
+        bos_token_id=1, eos_token_id=2, pad_token_id=0, convert_ids_to_tokens=lambda token: f"<|{token}|>"
+    )
     facts = VocabularyFacts(bos=1, eos=2, pad=None, add_bos=True, end_of_generation=[2, 7], tokens=8)
 
     def check(**changes: Any) -> Check:
@@ -322,7 +324,8 @@ def test_special_tokens() -> None:
 
     assert check().verdict == "pass"
     assert "does not stop at token 5" in check(turn_end=5).detail
-    assert "does not stop at token 8" in check(stops={2, 8}).detail
+    assert "does not stop at token 8 ('<|8|>')" in check(stops={2, 8}).detail
+    assert "eos_token_id in its generation_config.json" in check(stops={2, 8}).detail
     assert "added in another way" in check(plain=[("a", [97])]).detail
     assert "added in another way" in check(plain=[("a", [1, 97, 2])]).detail
 

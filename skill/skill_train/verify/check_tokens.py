@@ -111,7 +111,9 @@ def check_special_tokens(
     ending = set(facts.end_of_generation)
     if turn_end is not None and turn_end not in ending:
         faults.append(f"llama.cpp does not stop at token {turn_end}, which ends an answer in the chat template")
-    faults += [f"llama.cpp does not stop at token {token}, the reference does" for token in sorted(stops - ending)]
+    source = "the reference does: eos_token_id in its generation_config.json, or the tokenizer's own"
+    named = [(token, tokenizer.convert_ids_to_tokens(token)) for token in sorted(stops - ending)]
+    faults += [f"llama.cpp does not stop at token {token} ({text!r}), {source}" for token, text in named]
     for text, ids in plain:
         expected = tokenizer(text).input_ids
         if _ends(ids, expected) != _ends(expected, ids):
