@@ -18,9 +18,9 @@ TARGET = ROOT / "scripts" / "train.py"
 PACKAGE = "skill_train.program."
 # A part imports those before it.
 PARTS = (
-    "events", "model_files", "plan", "examples", "parquet", "pictures/beside", "pictures/decode",
-    "pictures/find", "pictures/engine", "pictures/processor", "pictures/tokens", "rows", "split", "tokenizer", "encode",
-    "model", "watch", "trainer", "checks", "cloud/push", "cloud/job", "main",
+    "events", "model_files", "folders/base", "folders/checkpoints", "plan", "examples", "parquet", "pictures/beside",
+    "pictures/decode", "pictures/find", "pictures/parts", "pictures/engine", "pictures/processor", "pictures/tokens",
+    "rows", "split", "tokenizer", "encode", "model", "watch", "trainer", "checks", "cloud/push", "cloud/job", "main",
 )  # fmt: skip
 NOTE = "# Written by scripts/build_train.py (`make docs`) from skill/skill_train/program/: change the parts.\n\n"
 
@@ -116,7 +116,8 @@ def banner(part: str, tree: ast.Module) -> str:
 
 def body(source: str, tree: ast.Module) -> str:
     last = max(node.end_lineno or 0 for node in tree.body if isinstance(node, (ast.Import, ast.ImportFrom)))
-    return "\n" + "".join(source.splitlines(keepends=True)[last:]).lstrip("\n")
+    rest = "".join(source.splitlines(keepends=True)[last:]).lstrip("\n")
+    return ("\n\n" if rest.startswith(("def ", "class ", "@")) else "\n") + rest
 
 
 if __name__ == "__main__":

@@ -872,6 +872,109 @@ def model_file(model: str, revision: str | None, name: str) -> str | None:
     return cached_file(model, name, revision=revision, **missing)  # type: ignore[no-any-return]
 
 
+# --- folders/base ----------------------------------------------------------------------------------------------------
+# The base as files: which of them belong to it, and its config.
+
+# Endings of a base's files that are not copied: weights in any format, pickles, code, and rows of data.
+LEFT_OUT = """
+    .safetensors .bin .pt .pth .ckpt .pkl .pickle .h5 .msgpack .onnx .onnx_data .gguf .ggml .npz .ot .tflite .mlmodel
+    .nemo .py .pyc .so .sh .exe .jsonl .ndjson .csv .tsv .parquet .arrow .log
+"""
+OTHER_WORK = ("plan.json", "adapter_config.json", "trainer_state.json")  # they mark a run, an adapter, a checkpoint
+
+
+def config_with(model: str, revision: str | None, attention: str) -> Any:
+    """The model's config with our kernel in every part. A kernel that config.json names would win over an argument of
+    from_pretrained (transformers 5.23)."""
+    from transformers import AutoConfig
+
+    config = AutoConfig.from_pretrained(model, revision=revision, trust_remote_code=False)
+    config._attn_implementation = attention
+    return config
+
+
+def set_fields(config: JsonObject, changes: Mapping[str, object], dtype: str | None) -> dict[str, object]:
+    """Changes fields of a config.json at each level that has them, or else at the first. Returns those that changed.
+
+    Args:
+        dtype: torch's name of the new dtype of every weight; None if the types did not change.
+    """
+    levels = [level for level in (config, config.get("text_config")) if isinstance(level, dict)]
+    changed: dict[str, object] = {}
+    names = [name for name in ("dtype", "torch_dtype") if any(name in level for level in levels)] or ["dtype"]
+    for name, value in (*changes.items(), *((name, dtype) for name in names if dtype)):
+        holders = [level for level in levels if name in level] or [config]
+        if any(level.get(name) != value for level in holders):
+            changed[name] = value
+            for level in holders:
+                level[name] = value
+    return changed
+
+
+def files_of_base(base: Path) -> list[Path]:
+    """The files that belong to a model's weights, also in sub-folders. Other files in its folder are left out: the
+    tuned model may be published, and a run beside the weights holds the rows that it was trained on."""
+    files: list[Path] = []
+    for root, folders, names in os.walk(base):
+        folders[:] = [name for name in folders if not is_other_work(Path(root, name))]
+        files += [Path(root, name) for name in names if goes_along(Path(root, name))]
+    return sorted(files)
+
+
+def is_other_work(folder: Path) -> bool:
+    """Whether a folder is hidden, or of runs, or holds a model of its own."""
+    model = (folder / "config.json").is_file() and any(folder.glob("*.safetensors"))
+    named = folder.name.startswith(".") or folder.name == "runs"
+    return named or model or any((folder / name).is_file() for name in OTHER_WORK)
+
+
+def goes_along(file: Path) -> bool:
+    name = file.name
+    named = name == "Modelfile" or name.startswith(".") or name.endswith(".failed.json") or ".safetensors" in name
+    if named or file.suffix.lower() in LEFT_OUT.split() or not file.is_file():
+        return False
+    if file.suffix != ".json":
+        return True
+    with open(file, "rb") as opened:
+        start = opened.read(200).lstrip()
+    rows = start.startswith(b"[") and name != "modules.json"  # of sentence-transformers, which converters read
+    return not rows and b'"schema": "skill-train/' not in start
+
+
+# --- folders/checkpoints ---------------------------------------------------------------------------------------------
+# The checkpoints of a training on disk, and the signals at which it writes its last one.
+
+
+def is_complete(checkpoint: Path) -> bool:
+    marker = checkpoint / "complete.json"
+    if not marker.is_file():
+        return False
+    try:
+        sizes = json.loads(marker.read_text(encoding="utf-8"))
+        return all((checkpoint / name).stat().st_size == size for name, size in sizes.items())
+    except FileNotFoundError:
+        return False
+
+
+def numbered(folder: Path) -> list[Path]:
+    """The checkpoints of a folder, the newest first."""
+    checkpoints = [path for path in folder.glob("checkpoint-*") if path.name.rsplit("-", 1)[1].isdigit()]
+    return sorted(checkpoints, key=step_of, reverse=True)
+
+
+def step_of(checkpoint: Path) -> int:
+    return int(checkpoint.name.rsplit("-", 1)[1])
+
+
+def stop_signals() -> list[int]:
+    """The signals that end a training at a checkpoint. Under `nohup`, the closing of the terminal is not one of
+    them."""
+    numbers: list[int] = [signal.SIGINT, signal.SIGTERM]
+    if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+        numbers.append(signal.SIGHUP)
+    return numbers
+
+
 # --- plan ------------------------------------------------------------------------------------------------------------
 # The plan: its fields, its checks, the device that it names, and the smaller layout for a second try after memory ran
 # out.
@@ -985,6 +1088,9 @@ class Plan(TypedDict):
     asked: NotRequired[dict[str, object]]
 
 
+# Elements of logits. The whole head is read for each chunk of logits, so chunks are large: 105 tokens of Qwen2.5's
+# 151,936 words take half the time of 4 chunks of 26 in bf16, two thirds in fp32.
+LOGITS_AT_ONCE = 16_000_000
 # Model types with a table of positions, which end where the table ends. Others compute a position of any number.
 POSITIONS_IN_TABLE = ("gpt2", "gpt_neo", "gpt_bigcode", "gptj", "codegen", "opt", "biogpt", "openai-gpt")
 STRATEGIES = ("single", "ddp", "fsdp")
@@ -3007,6 +3113,18 @@ def media_beside(row: Row, columns: dict[str, str], *, pictures: bool = False) -
     if pictures and "images" in columns:
         beside = ((name, value) for name, value in beside if not tells_which_picture(name, value))
     return next((name for name, value in beside if is_media(name, value)), None)
+
+
+# --- pictures/parts --------------------------------------------------------------------------------------------------
+# Which part of a vision model a module belongs to, by its name.
+
+PROJECTOR = re.compile(r"(?:^|\.)(?:visual\.(?:merger|deepstack_merger_list)|multi_modal_projector|connector)(?:\.|$)")
+TOWER = re.compile(r"(?:^|\.)(?:visual|vision_tower|vision_model)(?:\.|$)")
+
+
+def vision_part(module: str) -> str:
+    """The part of a vision model that a module belongs to: `language`, `projector` or `tower`."""
+    return "projector" if PROJECTOR.search(module) else "tower" if TOWER.search(module) else "language"
 
 
 # --- pictures/engine -------------------------------------------------------------------------------------------------
@@ -5229,19 +5347,10 @@ class Encoder:
 
 
 # --- model -----------------------------------------------------------------------------------------------------------
-# The model: how it is loaded, which part of it trains, how its answers are scored, and which files belong to it.
+# The model: how it is loaded, which part of it trains, and how its answers are scored.
 
-# Elements of logits. The whole head is read for each chunk of logits, so chunks are large: 105 tokens of Qwen2.5's
-# 151,936 words take half the time of 4 chunks of 26 in bf16, two thirds in fp32. The softmax of a chunk is computed in
-# parts that stay in the cache.
-LOGITS_AT_ONCE = 16_000_000
+# The softmax of a chunk of logits is computed in parts of so many elements, which stay in the cache.
 SOFTMAX_AT_ONCE = 1_000_000
-# Endings of a base's files that are not copied: weights in any format, pickles, code, and rows of data.
-LEFT_OUT = """
-    .safetensors .bin .pt .pth .ckpt .pkl .pickle .h5 .msgpack .onnx .onnx_data .gguf .ggml .npz .ot .tflite .mlmodel
-    .nemo .py .pyc .so .sh .exe .jsonl .ndjson .csv .tsv .parquet .arrow .log
-"""
-OTHER_WORK = ("plan.json", "adapter_config.json", "trainer_state.json")  # they mark a run, an adapter, a checkpoint
 
 
 def trained_types(model: Any, placement: Placement) -> dict[str, Any]:
@@ -5430,16 +5539,6 @@ def model_class(recipe: Recipe) -> Any:
     return AutoModelForImageTextToText if recipe.get("images") else AutoModelForCausalLM
 
 
-def config_with(model: str, revision: str | None, attention: str) -> Any:
-    """The model's config with our kernel in every part. A kernel that config.json names would win over an argument of
-    from_pretrained (transformers 5.23)."""
-    from transformers import AutoConfig
-
-    config = AutoConfig.from_pretrained(model, revision=revision, trust_remote_code=False)
-    config._attn_implementation = attention
-    return config
-
-
 def load_model(recipe: Recipe, placement: Placement) -> Any:
     import torch
     from transformers import BitsAndBytesConfig
@@ -5538,15 +5637,6 @@ def lora_config(recipe: Recipe, model: Any) -> Any:
 
 
 # Where the modules of transformers' vision models lie: Qwen has the projector, which it calls merger, in the tower.
-PROJECTOR = re.compile(r"(?:^|\.)(?:visual\.(?:merger|deepstack_merger_list)|multi_modal_projector|connector)(?:\.|$)")
-TOWER = re.compile(r"(?:^|\.)(?:visual|vision_tower|vision_model)(?:\.|$)")
-
-
-def vision_part(module: str) -> str:
-    """The part of a vision model that a module belongs to: `language`, `projector` or `tower`."""
-    return "projector" if PROJECTOR.search(module) else "tower" if TOWER.search(module) else "language"
-
-
 def vision_targets(recipe: Recipe, modules: list[tuple[str, Any]]) -> str | list[str]:
     """The modules that get an adapter. The names of targets alone would hit the tower too, which has its own `q_proj`.
 
@@ -5660,54 +5750,6 @@ def check_vocabulary(model: Any, data: Data) -> None:
         )
 
 
-def set_fields(config: JsonObject, changes: Mapping[str, object], dtype: str | None) -> dict[str, object]:
-    """Changes fields of a config.json at each level that has them, or else at the first. Returns those that changed.
-
-    Args:
-        dtype: torch's name of the new dtype of every weight; None if the types did not change.
-    """
-    levels = [level for level in (config, config.get("text_config")) if isinstance(level, dict)]
-    changed: dict[str, object] = {}
-    names = [name for name in ("dtype", "torch_dtype") if any(name in level for level in levels)] or ["dtype"]
-    for name, value in (*changes.items(), *((name, dtype) for name in names if dtype)):
-        holders = [level for level in levels if name in level] or [config]
-        if any(level.get(name) != value for level in holders):
-            changed[name] = value
-            for level in holders:
-                level[name] = value
-    return changed
-
-
-def files_of_base(base: Path) -> list[Path]:
-    """The files that belong to a model's weights, also in sub-folders. Other files in its folder are left out: the
-    tuned model may be published, and a run beside the weights holds the rows that it was trained on."""
-    files: list[Path] = []
-    for root, folders, names in os.walk(base):
-        folders[:] = [name for name in folders if not is_other_work(Path(root, name))]
-        files += [Path(root, name) for name in names if goes_along(Path(root, name))]
-    return sorted(files)
-
-
-def is_other_work(folder: Path) -> bool:
-    """Whether a folder is hidden, or of runs, or holds a model of its own."""
-    model = (folder / "config.json").is_file() and any(folder.glob("*.safetensors"))
-    named = folder.name.startswith(".") or folder.name == "runs"
-    return named or model or any((folder / name).is_file() for name in OTHER_WORK)
-
-
-def goes_along(file: Path) -> bool:
-    name = file.name
-    named = name == "Modelfile" or name.startswith(".") or name.endswith(".failed.json") or ".safetensors" in name
-    if named or file.suffix.lower() in LEFT_OUT.split() or not file.is_file():
-        return False
-    if file.suffix != ".json":
-        return True
-    with open(file, "rb") as opened:
-        start = opened.read(200).lstrip()
-    rows = start.startswith(b"[") and name != "modules.json"  # of sentence-transformers, which converters read
-    return not rows and b'"schema": "skill-train/' not in start
-
-
 # --- watch -----------------------------------------------------------------------------------------------------------
 # Watches a training: checkpoints, a line a step, and the end of a run that has gone wrong.
 
@@ -5799,27 +5841,6 @@ def check_base_weights(folder: Path, weights: dict[str, FileDigest]) -> None:
             got=f"sha256 {weights[changed[0]]['sha256']:.12}…",
             hint="put the weights back, or train into a new --run-dir",
         )
-
-
-def is_complete(checkpoint: Path) -> bool:
-    marker = checkpoint / "complete.json"
-    if not marker.is_file():
-        return False
-    try:
-        sizes = json.loads(marker.read_text(encoding="utf-8"))
-        return all((checkpoint / name).stat().st_size == size for name, size in sizes.items())
-    except FileNotFoundError:
-        return False
-
-
-def numbered(folder: Path) -> list[Path]:
-    """The checkpoints of a folder, the newest first."""
-    checkpoints = [path for path in folder.glob("checkpoint-*") if path.name.rsplit("-", 1)[1].isdigit()]
-    return sorted(checkpoints, key=step_of, reverse=True)
-
-
-def step_of(checkpoint: Path) -> int:
-    return int(checkpoint.name.rsplit("-", 1)[1])
 
 
 class Fed(TypedDict):
@@ -6076,15 +6097,6 @@ class Watch:
         finally:
             for number, handler in old.items():
                 signal.signal(number, handler)
-
-
-def stop_signals() -> list[int]:
-    """The signals that end a training at a checkpoint. Under `nohup`, the closing of the terminal is not one of
-    them."""
-    numbers: list[int] = [signal.SIGINT, signal.SIGTERM]
-    if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
-        numbers.append(signal.SIGHUP)
-    return numbers
 
 
 def built_optimizer(optimizer: Any) -> dict[str, object]:

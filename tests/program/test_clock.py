@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from skill_train.commands._job_snapshot import _moment, age
-from skill_train.program.watch import Watch, is_complete
+from skill_train.program.folders.checkpoints import is_complete
+from skill_train.program.watch import Watch
 
 AN_HOUR = 3600
 

@@ -26,8 +26,9 @@ from skill_train.core.errors import DecisionNeeded
 from skill_train.facts import Gpu
 from skill_train.plan.launch_args import launch
 from skill_train.program.events import Refused
+from skill_train.program.folders.checkpoints import is_complete
 from skill_train.program.main import main
-from skill_train.program.watch import check_split, is_complete
+from skill_train.program.watch import check_split
 from skill_train.run import plan_record
 from skill_train.run.folder import RunDir
 from skill_train.run.train_record import TrainRecord

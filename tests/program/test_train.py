@@ -22,8 +22,8 @@ import tiny
 import training
 from skill_train.core.resources import train_program
 from skill_train.program.events import Refused, readable
+from skill_train.program.folders.checkpoints import is_complete
 from skill_train.program.main import main
-from skill_train.program.watch import is_complete
 from skill_train.recipe.fields import OPTIMIZERS
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("own_threads")]

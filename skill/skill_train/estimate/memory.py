@@ -23,7 +23,7 @@ from skill_train.estimate.published import spread
 from skill_train.estimate.step import BYTES, MicroStep, Part, Range, total
 from skill_train.estimate.trained import beside_the_base
 from skill_train.facts import ModelFacts
-from skill_train.program.model import LOGITS_AT_ONCE
+from skill_train.program.plan import LOGITS_AT_ONCE
 
 NF4_BYTES = 4.127 / 8  # a parameter in 4-bit NF4 with double quantization: Dettmers et al. 2023 (QLoRA), section 3
 HEAD_TILE = 32768  # words whose logits TRL's head computes at a time

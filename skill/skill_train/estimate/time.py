@@ -15,7 +15,7 @@ from skill_train.estimate.devices import Device, cpu_flops, device_speed
 from skill_train.estimate.modules import adapter_parameters
 from skill_train.estimate.step import BYTES, MicroStep, Part, Range
 from skill_train.facts import Calibration, MachineFacts, ModelFacts, PictureTokenFacts
-from skill_train.program.model import LOGITS_AT_ONCE
+from skill_train.program.plan import LOGITS_AT_ONCE
 
 # The share of the peak (half precision, float32 accumulation) that LoRA training with plain Hugging Face code reaches
 # on an A100 with a large micro-batch, by hidden size. Computed from QwenLM/Qwen, README, "Profiling of Memory and

@@ -16,7 +16,7 @@ from skill_train.core.errors import UsageError
 from skill_train.core.files import write_text
 from skill_train.model.foreign_files import object_in
 from skill_train.model.new_tokens import TOKENIZER, end_token, take_tokenizer, takes_tokenizer
-from skill_train.program.model import files_of_base, set_fields
+from skill_train.program.folders.base import files_of_base, set_fields
 from skill_train.program.model_files import INDEX, roots_of
 from skill_train.run.records import read_json
 

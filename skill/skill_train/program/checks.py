@@ -10,10 +10,11 @@ from typing import Any, Literal, TypedDict
 
 from skill_train.program.events import is_main_process, number, write_json
 from skill_train.program.examples import EncodedRow, Tokens
-from skill_train.program.model import config_with, is_full, model_class
+from skill_train.program.folders.base import config_with
+from skill_train.program.folders.checkpoints import is_complete
+from skill_train.program.model import is_full, model_class
 from skill_train.program.plan import Recipe
 from skill_train.program.split import IGNORED, Data, trained_tokens
-from skill_train.program.watch import is_complete
 
 FIXED_ROWS = 8  # training rows whose loss is measured before and after
 ANSWER_TOKENS = 48

@@ -123,6 +123,9 @@ class Plan(TypedDict):
     asked: NotRequired[dict[str, object]]
 
 
+# Elements of logits. The whole head is read for each chunk of logits, so chunks are large: 105 tokens of Qwen2.5's
+# 151,936 words take half the time of 4 chunks of 26 in bf16, two thirds in fp32.
+LOGITS_AT_ONCE = 16_000_000
 # Model types with a table of positions, which end where the table ends. Others compute a position of any number.
 POSITIONS_IN_TABLE = ("gpt2", "gpt_neo", "gpt_bigcode", "gptj", "codegen", "opt", "biogpt", "openai-gpt")
 STRATEGIES = ("single", "ddp", "fsdp")

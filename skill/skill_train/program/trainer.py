@@ -22,16 +22,14 @@ from skill_train.program.events import (
     write_text,
 )
 from skill_train.program.examples import EncodedRow
+from skill_train.program.folders.base import LEFT_OUT, files_of_base, set_fields
 from skill_train.program.model import (
-    LEFT_OUT,
     check_vocabulary,
-    files_of_base,
     is_full,
     keep_input_types,
     load_model,
     lora_config,
     score_trained_tokens_only,
-    set_fields,
     trained_types,
 )
 from skill_train.program.pictures.tokens import Pictures, write_limits

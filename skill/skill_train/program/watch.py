@@ -30,6 +30,7 @@ from skill_train.program.events import (
     write_json,
     write_text,
 )
+from skill_train.program.folders.checkpoints import is_complete, numbered, step_of, stop_signals
 from skill_train.program.model import require_float32
 from skill_train.program.model_files import foreign_json
 from skill_train.program.plan import Placement, Recipe
@@ -123,27 +124,6 @@ def check_base_weights(folder: Path, weights: dict[str, FileDigest]) -> None:
             got=f"sha256 {weights[changed[0]]['sha256']:.12}…",
             hint="put the weights back, or train into a new --run-dir",
         )
-
-
-def is_complete(checkpoint: Path) -> bool:
-    marker = checkpoint / "complete.json"
-    if not marker.is_file():
-        return False
-    try:
-        sizes = json.loads(marker.read_text(encoding="utf-8"))
-        return all((checkpoint / name).stat().st_size == size for name, size in sizes.items())
-    except FileNotFoundError:
-        return False
-
-
-def numbered(folder: Path) -> list[Path]:
-    """The checkpoints of a folder, the newest first."""
-    checkpoints = [path for path in folder.glob("checkpoint-*") if path.name.rsplit("-", 1)[1].isdigit()]
-    return sorted(checkpoints, key=step_of, reverse=True)
-
-
-def step_of(checkpoint: Path) -> int:
-    return int(checkpoint.name.rsplit("-", 1)[1])
 
 
 class Fed(TypedDict):
@@ -400,15 +380,6 @@ class Watch:
         finally:
             for number, handler in old.items():
                 signal.signal(number, handler)
-
-
-def stop_signals() -> list[int]:
-    """The signals that end a training at a checkpoint. Under `nohup`, the closing of the terminal is not one of
-    them."""
-    numbers: list[int] = [signal.SIGINT, signal.SIGTERM]
-    if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
-        numbers.append(signal.SIGHUP)
-    return numbers
 
 
 def built_optimizer(optimizer: Any) -> dict[str, object]:

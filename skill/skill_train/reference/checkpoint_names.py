@@ -14,7 +14,7 @@ from skill_train.model.adapter import read_adapter
 from skill_train.model.config import is_vision
 from skill_train.model.folder import read_config
 from skill_train.model.foreign_files import block_hub_kernels, require_sound
-from skill_train.program.model import config_with
+from skill_train.program.folders.base import config_with
 from skill_train.reference.causal_types import causal_model_types
 
 TEXT, PICTURES = "CausalLM", "ImageTextToText"  # of transformers' AutoModelFor…

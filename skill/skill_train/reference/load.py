@@ -20,7 +20,7 @@ from skill_train.model.config import text_config
 from skill_train.model.foreign_files import block_hub_kernels, require_sound
 from skill_train.model.template_guard import require_ending
 from skill_train.model.weight_files import read_shard
-from skill_train.program.model import config_with
+from skill_train.program.folders.base import config_with
 from skill_train.program.tokenizer import read_tokenizer
 from skill_train.run.records import read_json
 

@@ -18,8 +18,8 @@ from typing import Any
 from skill_train.model.adapter import read_adapter, why_not_streamed
 from skill_train.model.families import KEPT_IN_16_BITS, ROWS_AT_ONCE
 from skill_train.model.weight_files import stored_tensors
-from skill_train.program.model import vision_part
 from skill_train.program.model_files import INDEX, SINGLE
+from skill_train.program.pictures.parts import vision_part
 from skill_train.reference.checkpoint_names import TEXT, task_with
 from skill_train.reference.load import read_model, reference_model
 from skill_train.run.records import read_json

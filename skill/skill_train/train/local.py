@@ -42,6 +42,7 @@ from skill_train.facts import MachineFacts, ModelFacts
 from skill_train.machine.address_space import require_room_for_torch
 from skill_train.plan.file import require_own_folder
 from skill_train.program import plan as program_plan
+from skill_train.program.folders.checkpoints import is_complete, numbered, step_of, stop_signals
 from skill_train.program.plan import (
     kills_for_memory,
     last_stage,
@@ -50,7 +51,6 @@ from skill_train.program.plan import (
     second_try_message,
     smaller_plan,
 )
-from skill_train.program.watch import is_complete, numbered, step_of, stop_signals
 from skill_train.recipe.fields import to_yaml
 from skill_train.run import cloud_record, plan_record, train_record
 from skill_train.run.begun import already_there, forget, has_begun

@@ -37,6 +37,7 @@ from skill_train.program.events import (
     tell,
     write_json,
 )
+from skill_train.program.folders.checkpoints import is_complete, numbered, step_of
 from skill_train.program.plan import (
     Plan,
     kills_for_memory,
@@ -47,7 +48,6 @@ from skill_train.program.plan import (
     second_try_message,
     smaller_plan,
 )
-from skill_train.program.watch import is_complete, numbered, step_of
 
 KEEP_SECONDS = 2.0
 KEEP_AGAIN_SECONDS = 60.0  # after a disk was full
