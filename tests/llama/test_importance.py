@@ -170,7 +170,7 @@ def test_a_matrix_of_llama_cpps_tool_brings_no_path_of_a_machine_along(tmp_path:
     """The tool writes the path of its text. What it says goes into each file that is quantized with it, and onto the
     card of a repository."""
     entry = Entry(np.array([[8.0, 4.0]], dtype=np.float32), np.array([2.0], dtype=np.float32))
-    said = ["/home/ada/customers/rows, 2.txt", r"C:\Users\ada\rows.txt", "me/tickets sha256 12", "data/rows.txt"]
+    said = ["/srv/customers/rows, 2.txt", r"D:\customers\rows.txt", "me/tickets sha256 12", "data/rows.txt"]
     write_matrix(tmp_path / "imatrix.gguf", ImportanceMatrix({"blk.0.ffn_up.weight": entry}, said, 1, 512))
     names = ["rows, 2.txt", "rows.txt", "me/tickets sha256 12", "data/rows.txt"]
     assert read_matrix(tmp_path / "imatrix.gguf").datasets == names

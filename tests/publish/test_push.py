@@ -388,7 +388,7 @@ def test_a_proof_leaves_without_rows(hub: Hub, tmp_path: Path, run: Path) -> Non
 
 def test_an_evaluation_of_files_of_one_name_leaves_without_their_folders() -> None:
     """They are told apart by their whole paths, which are names of objects too."""
-    paths = [f"/home/ada/customers/{folder}/m-q8_0.gguf" for folder in ("first", "second")]
+    paths = [f"/srv/customers/{folder}/m-q8_0.gguf" for folder in ("first", "second")]
     models = {path: {"model": {"bytes": 1, "sha256": "a"}} for path in paths}
     difference = {"model": paths[0], "against": paths[1], "measure": "loss", "difference": 0, "low": 0, "high": 0}
     record = whole_records.evaluation(
