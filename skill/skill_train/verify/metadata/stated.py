@@ -16,6 +16,7 @@ from typing import Any
 from skill_train.facts import JsonObject
 from skill_train.llama.gguf_header import GgufFile
 from skill_train.model.config import text_config
+from skill_train.verify.metadata.class_config import class_config_of
 from skill_train.verify.metadata.rope import kind_of, rope_of, scaling_of
 
 _DOWN = re.compile(r"blk\.(\d+)\.ffn_down\.weight")
@@ -81,31 +82,14 @@ class Stated:
 
 def stated(config: JsonObject) -> Stated:
     """What a config.json states, with the defaults of transformers' class if there is one for this model type."""
-    from transformers import CONFIG_MAPPING
-
-    kind = config.get("model_type")
-    if kind not in CONFIG_MAPPING:
+    whole = class_config_of(config)
+    if whole is None:
         return Stated(config, {})
-    own = {key: _numbers(value) for key, value in config.items() if key not in ("model_type", "quantization_config")}
-    try:
-        class_config = CONFIG_MAPPING[kind].from_dict(own).get_text_config()
-    except Exception:  # noqa: BLE001 - what a class of another library raises for old keys is not documented
-        return Stated(config, {})
+    class_config = whole.get_text_config()
     names = {*getattr(class_config, "attribute_map", {}), "layers_block_type"}  # the second is computed by some classes
     aliases = {name: getattr(class_config, name, None) for name in names}
     fields = frozenset({*getattr(type(class_config), "__dataclass_fields__", {}), *aliases})
     return Stated(config, {**aliases, **class_config.to_dict()}, fields)
-
-
-def _numbers(value: Any) -> Any:
-    """The value with infinity as a number. transformers 5 writes it as `{"__float__": "Infinity"}`."""
-    if isinstance(value, list):
-        return [_numbers(element) for element in value]
-    if isinstance(value, dict):
-        return (
-            float(value["__float__"]) if value.keys() == {"__float__"} else {k: _numbers(v) for k, v in value.items()}
-        )
-    return value
 
 
 def divided(config: Stated) -> Any:

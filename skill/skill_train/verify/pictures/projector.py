@@ -20,6 +20,7 @@ from skill_train.run.verify_record import Check
 from skill_train.verify.check import first_few, problems
 from skill_train.verify.check_header import file_type, main_kind, name_type
 from skill_train.verify.metadata.check import same
+from skill_train.verify.metadata.class_config import class_config_of
 from skill_train.verify.pictures.places import (
     ProjectorPlace,
     TowerShape,
@@ -86,14 +87,9 @@ def _activation_faults(gguf: GgufFile, activation: str | None) -> Iterator[str]:
 
 def _tower(config: JsonObject) -> JsonObject:
     """The tower's config, with what its class in transformers has where config.json leaves a value out."""
-    from transformers import CONFIG_MAPPING
-
     own: JsonObject = config.get("vision_config", {})
-    try:
-        known = CONFIG_MAPPING[str(config.get("model_type"))](vision_config=dict(own)).vision_config.to_dict()
-    except Exception:  # noqa: BLE001 - what a class of another library raises for old keys is not documented
-        return own
-    return {**known, **own}
+    of_class = getattr(class_config_of(config), "vision_config", None)
+    return own if of_class is None else {**of_class.to_dict(), **own}
 
 
 def _processor(folder: Path) -> JsonObject:
