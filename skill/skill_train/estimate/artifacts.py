@@ -4,6 +4,7 @@ Pure arithmetic; every formula names its source."""
 from __future__ import annotations
 
 from skill_train.estimate.decode import UBATCH, cache_bytes
+from skill_train.estimate.modules import per_layer_embeddings
 from skill_train.estimate.step import Part, Range
 from skill_train.facts import ModelFacts
 from skill_train.model.families import ANSWERS_UP_TO, KEPT_IN_16_BITS, ROWS_AT_ONCE
@@ -122,10 +123,9 @@ def unread_bytes(model: ModelFacts, quant: str) -> float:
     tensor, and those of each layer. Where the input embedding is the head, these have its type."""
     if model.tied_embeddings is None or not (model.vocab_size and model.hidden_size):
         return 0.0
-    one = model.vocab_size * model.hidden_size
     if model.tied_embeddings:
-        return max(0, (model.embedding_parameters or one) - one) * sum(_embedding_bits(model, quant)[1]) / 16
-    return ((model.embedding_parameters or 2 * one) - one) * _input_bits(quant) / 8
+        return per_layer_embeddings(model) * sum(_embedding_bits(model, quant)[1]) / 16
+    return (per_layer_embeddings(model) + model.vocab_size * model.hidden_size) * _input_bits(quant) / 8
 
 
 def merge_bytes(model: ModelFacts, plain: bool = True) -> Range | None:

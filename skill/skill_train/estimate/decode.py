@@ -14,6 +14,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from skill_train.estimate.modules import per_layer_embeddings
 from skill_train.estimate.step import Range
 from skill_train.estimate.targets import UNKNOWN_FAMILY, TargetDevice
 from skill_train.facts import ModelFacts
@@ -110,18 +111,11 @@ def tokens_per_second(
         reached = f"{stated:.1f} GB/s as measured"
     active = (model.active_parameters or model.parameters or 1) / (model.parameters or 1)
     rest = cache.high / (stated * 1e9 * cache_share) + model.layers * family.seconds_per_layer
-    weights = (model.parameters or 0) - _of_each_layer(model)
+    weights = (model.parameters or 0) - per_layer_embeddings(model)
     at_most = _slowness(target, quant, looked_up) * max(read_bytes, _FASTEST_BITS * weights / 8)
     least, most = (count * active / (stated * 1e9 * share) + rest for count in (read_bytes, at_most))
     unpacked = "; few bits take longer to unpack" if at_most > read_bytes else ""
     return Range(slow / most, fast / least, f"{reached}; {context // 2} tokens of context{unpacked}")
-
-
-def _of_each_layer(model: ModelFacts) -> int:
-    """The embeddings that Gemma 3n and 4 have for each layer, of which a token reads a row."""
-    if model.tied_embeddings is None or not (model.embedding_parameters and model.vocab_size and model.hidden_size):
-        return 0
-    return model.embedding_parameters - model.vocab_size * model.hidden_size * (1 if model.tied_embeddings else 2)
 
 
 def _slowness(target: TargetDevice, quant: str, looked_up: float | None) -> float:

@@ -107,6 +107,13 @@ def saved_parameters(model: ModelFacts, name: str) -> int:
     return times(model, leaf) * blocks.get(leaf, inputs * outputs)
 
 
+def per_layer_embeddings(model: ModelFacts) -> int:
+    """The parameters of the embeddings that Gemma 3n and 4 have for each layer, of which a token reads one row."""
+    if model.tied_embeddings is None or not (model.embedding_parameters and model.vocab_size and model.hidden_size):
+        return 0
+    return model.embedding_parameters - model.vocab_size * model.hidden_size * (1 if model.tied_embeddings else 2)
+
+
 def unquantized(model: ModelFacts) -> tuple[int, int]:
     """The least and the most parameters that QLoRA leaves in 16 bits: embeddings, output head and experts."""
     one, known = (model.vocab_size or 0) * (model.hidden_size or 0), model.embedding_parameters
