@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from skill_train.core.console import Console
-from skill_train.core.errors import UsageError, nearest
+from skill_train.core.errors import UsageError
 from skill_train.data import read_rows, scan, token_stats
 from skill_train.data.token_stats import PictureCounter, counter_of
 from skill_train.facts import DatasetFacts, JsonObject, MachineFacts, ModelFacts
@@ -28,7 +28,7 @@ from skill_train.program.pictures.engine import TILED
 from skill_train.recipe import fields
 from skill_train.recipe.fields import Recipe
 from skill_train.recipe.formats import for_model
-from skill_train.reference.causal_types import causal_model_types, picture_model_types
+from skill_train.reference.causal_types import require_known_type
 from skill_train.run.plan_record import Facts, Plan
 from skill_train.train import measured_speed
 
@@ -54,13 +54,13 @@ def plan_from_metadata(console: Console, recipe: Recipe, choices: Choices) -> Pl
         models.check_id(recipe.model)
         console.status(f"asking the Hub about {recipe.model}")
         model = models.model_facts(recipe.model, recipe.revision)
-        _require_known_type(model)
+        require_known_type(model.source, model.model_type, vision=model.vision)
         model = _with_layers(recipe, model, lambda: models.tensor_shapes(recipe.model, model.revision))
         settings = models.tokenizer_settings(recipe.model, model.revision) if model.model_type in TILED else None
         model = model if settings is None else _not_convertible(model, why_no_picture(settings, model.model_type))
     else:
         model = read_model(Path(recipe.model), weights_needed=False)
-        _require_known_type(model)
+        require_known_type(model.source, model.model_type, vision=model.vision)
         model = _with_layers(recipe, model, lambda: tensor_shapes(Path(recipe.model)))
         model = _with_vocabulary(model, Path(recipe.model))
     data = dataset_facts(console, recipe, model)
@@ -89,7 +89,7 @@ def plan_with_files(console: Console, recipe: Recipe, choices: Choices) -> Plan:
     choices = with_precision(choices, pure_bf16=recipe.pure_bf16)
     folder, commit = models.model_folder(recipe.model, recipe.revision)
     model = read_model(folder)
-    _require_known_type(model)
+    require_known_type(model.source, model.model_type, vision=model.vision)
     model = _with_vocabulary(_with_layers(recipe, model, lambda: tensor_shapes(folder)), folder)
     if commit is not None:  # of a model on the Hub the revision says which it is, as in a plan made without its files
         model = dataclasses.replace(model, source=recipe.model, revision=commit, fingerprint=None)
@@ -119,23 +119,6 @@ def _with_layers(recipe: Recipe, model: ModelFacts, shapes: Callable[[], Mapping
     sizes = linear_sizes(read, recipe.target_modules or found, model.layers)
     found = [] if recipe.target_modules else found
     return dataclasses.replace(model, linear_layers=tuple(found) or None, linear_sizes=sizes)
-
-
-def _require_known_type(model: ModelFacts) -> None:
-    """Refuses a model type that transformers lacks, where it is installed: no code of a model's own is run."""
-    model_types, picture_types = causal_model_types(), picture_model_types()
-    if model_types is None or picture_types is None:
-        return
-    known = model_types + picture_types * model.vision
-    if model.model_type not in known:
-        raise UsageError(
-            f"{model.source} is of model type {model.model_type!r}, which transformers cannot run as a causal language "
-            f"model{nearest(model.model_type, known)}",
-            code="unknown_model_type",
-            expected="a model type that transformers has without remote code",
-            got=model.model_type,
-            hint="pip install --upgrade transformers, if the model is newer than it",
-        )
 
 
 def _with_vocabulary(model: ModelFacts, folder: Path) -> ModelFacts:

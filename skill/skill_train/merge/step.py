@@ -24,7 +24,7 @@ import msgspec
 
 from skill_train.core.console import Bar
 from skill_train.core.digests import digests
-from skill_train.core.errors import UsageError, nearest, not_installed
+from skill_train.core.errors import UsageError, not_installed
 from skill_train.core.files import whole_folder
 from skill_train.core.memory import peak_memory_bytes
 from skill_train.core.units import gigabytes
@@ -45,7 +45,7 @@ from skill_train.model.sidecar_files import adapter_files, companion_files, copy
 from skill_train.model.weight_files import Shard, read_folder
 from skill_train.program.model_files import INDEX
 from skill_train.program.pictures.tokens import PixelLimits, write_limits
-from skill_train.reference.causal_types import causal_model_types, picture_model_types
+from skill_train.reference.causal_types import causal_model_types, require_known_type
 from skill_train.reference.low_memory import peak_bytes
 from skill_train.run import records
 from skill_train.run.folder import StepResult, finished_record, note_of, require_space, require_writable, versions
@@ -212,7 +212,9 @@ def _read_base(folder: Path, adapter: Adapter, out: Path) -> Base:
         )
     config = read_config(folder)
     _refuse_quantized(folder, config, adapter, out)
-    _require_known_type(folder, config)
+    if causal_model_types() is None:
+        raise not_installed("transformers", "train")
+    require_known_type(folder, str(config.get("model_type")), vision=is_vision(config))  # the gate runs no foreign code
     return Base(folder, config, read_folder(folder))
 
 
@@ -234,24 +236,6 @@ def _refuse_quantized(folder: Path, config: JsonObject, adapter: Adapter, out: P
         got=f"quantization_config in {folder / 'config.json'}",
         hint=shlex.join(["skill-train", "merge", "--base", way, "--adapter", str(adapter.folder), "--out", str(out)]),
     )
-
-
-def _require_known_type(folder: Path, config: JsonObject) -> None:
-    """Refuses a model type that transformers lacks, because the gate never runs code from the model's folder."""
-    model_types, picture_types = causal_model_types(), picture_model_types()
-    if model_types is None or picture_types is None:
-        raise not_installed("transformers", "train")
-    kind = str(config.get("model_type"))
-    model_types += picture_types * is_vision(config)
-    if kind not in model_types:
-        raise UsageError(
-            f"{folder} is of model type {kind!r}, which transformers cannot run as a causal language model"
-            + nearest(kind, model_types),
-            code="unknown_model_type",
-            expected="a model type that transformers has without remote code",
-            got=kind,
-            hint="pip install --upgrade transformers, if the model is newer than it",
-        )
 
 
 @contextlib.contextmanager

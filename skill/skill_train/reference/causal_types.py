@@ -1,10 +1,13 @@
-"""The model types that transformers can run as a language model, read from its source without importing it."""
+"""The model types that transformers can run as a language model, read from its source without importing it. Code of a
+model's own is never run."""
 
 from __future__ import annotations
 
 import importlib.util
 import re
 from pathlib import Path
+
+from skill_train.core.errors import UsageError, nearest
 
 
 def causal_model_types() -> list[str] | None:
@@ -15,6 +18,31 @@ def causal_model_types() -> list[str] | None:
 def picture_model_types() -> list[str] | None:
     """Those that AutoModelForImageTextToText knows."""
     return _types_in("MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES")
+
+
+def require_known_type(source: str | Path, model_type: str, *, vision: bool) -> None:
+    """Refuses a model type that transformers lacks, where it is installed.
+
+    Args:
+        source: the model, for the message.
+        vision: it reads pictures, so its class may be one for these.
+
+    Raises:
+        UsageError: transformers has no such type.
+    """
+    text_types, picture_types = causal_model_types(), picture_model_types()
+    if text_types is None or picture_types is None:
+        return
+    known = text_types + picture_types * vision
+    if model_type not in known:
+        raise UsageError(
+            f"{source} is of model type {model_type!r}, which transformers cannot run as a causal language model"
+            + nearest(model_type, known),
+            code="unknown_model_type",
+            expected="a model type that transformers has without remote code",
+            got=model_type,
+            hint="pip install --upgrade transformers, if the model is newer than it",
+        )
 
 
 def _types_in(table: str) -> list[str] | None:
