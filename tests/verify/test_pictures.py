@@ -146,6 +146,19 @@ def test_what_the_tower_computes_with_is_the_models(kind: str) -> None:
     assert f"and the model has {activation}" in said[gelu][1]
 
 
+def test_what_a_config_leaves_out_is_what_its_class_has(tmp_path: Path) -> None:
+    """Published configs of Gemma 3 name neither the activation nor the epsilon of the tower."""
+    pair, folder = picture_pairs.pair("gemma3"), Path(shutil.copytree(tiny_vision.cached("gemma3"), tmp_path / "model"))
+    config = json.loads((folder / "config.json").read_text())
+    for name in ("hidden_act", "layer_norm_eps"):
+        del config["vision_config"][name]
+    (folder / "config.json").write_text(json.dumps(config))
+    text, good = read_gguf(pair.text), read_gguf(pair.projector)
+    assert check_projector(good, text, folder).verdict == "pass"
+    for wrong in ({"clip.vision.attention.layer_norm_epsilon": 1e-4}, {"clip.use_gelu": False}):
+        assert check_projector(replace(good, metadata=good.metadata | wrong), text, folder).verdict == "fail", wrong
+
+
 def with_projector(pair: Pair, out: Path, **changes: Any) -> Pair:
     return replace(pair, projector=gguf_edit.rewrite(pair.projector, out, **changes))
 
