@@ -35,14 +35,14 @@ class CloudRun:
         name: the run as the user named it; the next commands use the same name.
         run: the run directory; None if the user gave only the id of a job.
         job: the last job, or the job whose id the user gave.
-        now: the job's state on the Hub; None if the Hub was not asked.
+        now: the job's state on the Hub, or DELETED if the Hub does not have it any more.
     """
 
     name: str
     run: RunDir | None
     record: CloudRecord
     job: CloudJob
-    now: Job | None = None
+    now: Job
 
     @property
     def word(self) -> str:
@@ -70,12 +70,12 @@ def find(name: str, say: Say) -> CloudRun:
         record = with_unrecorded_jobs(record, say)
     if record.last_begun is None:
         raise never_started(name)
-    cloud = with_current_job(CloudRun(name, run, record, record.last_begun), say)
-    if cloud.now is not None and (cloud.now.live or cloud.now.stage == "COMPLETED"):
+    cloud = _asked_for(name, run, record, record.last_begun, say)
+    if cloud.now.live or cloud.now.stage == "COMPLETED":
         return cloud
     cloud = replace(cloud, record=with_unrecorded_jobs(cloud.record, say))
     newest = cloud.record.last_begun
-    return cloud if newest in (None, cloud.job) else with_current_job(with_newest_job(cloud), say)
+    return cloud if newest in (None, cloud.job) else with_newest_job(cloud, say)
 
 
 def newest_job(record: CloudRecord, say: Say) -> Job | None:
@@ -85,9 +85,13 @@ def newest_job(record: CloudRecord, say: Say) -> Job | None:
 
 
 def with_current_job(cloud: CloudRun, say: Say) -> CloudRun:
-    """The run with the current state of its job on the Hub. A job that the Hub does not have any more is DELETED."""
-    now = job_now(cloud.record.namespace, cloud.job.job_id or "", cloud.record.run_id, say) or deleted_job(cloud)
-    return with_recorded_end(replace(cloud, now=now, record=with_bucket(cloud.record, now)))
+    return _asked_for(cloud.name, cloud.run, cloud.record, cloud.job, say)
+
+
+def _asked_for(name: str, run: RunDir | None, record: CloudRecord, job: CloudJob, say: Say) -> CloudRun:
+    """The run with the current state of this job on the Hub."""
+    now = job_now(record.namespace, job.job_id or "", record.run_id, say) or deleted_job(record, job)
+    return with_recorded_end(CloudRun(name, run, with_bucket(record, now), job, now))
 
 
 def with_recorded_end(cloud: CloudRun) -> CloudRun:
@@ -97,7 +101,7 @@ def with_recorded_end(cloud: CloudRun) -> CloudRun:
     account may not see it can have another end.
     """
     now, job = cloud.now, cloud.job
-    if now is None or now.live or (job.stage is not None and now.stage in (job.stage, "DELETED")):
+    if now.live or (job.stage is not None and now.stage in (job.stage, "DELETED")):
         return cloud
     seconds = None
     if now.started_at is not None and now.finished_at is not None:
@@ -129,10 +133,10 @@ def _write_end(run: RunDir, ended: CloudJob) -> None:
             raise
 
 
-def with_newest_job(cloud: CloudRun) -> CloudRun:
+def with_newest_job(cloud: CloudRun, say: Say) -> CloudRun:
     job = cloud.record.last_begun or cloud.job
     name = cloud.name if cloud.run is not None else f"{cloud.record.namespace}/{job.job_id}"
-    return replace(cloud, name=name, job=job, now=None)
+    return _asked_for(name, cloud.run, cloud.record, job, say)
 
 
 def with_unrecorded_jobs(record: CloudRecord, say: Say) -> CloudRecord:
@@ -259,15 +263,15 @@ def _as_record(job: Job) -> CloudJob:
     return started_job(CloudJob(job.number, "starting", job.flavor or "", None, created), job)
 
 
-def deleted_job(cloud: CloudRun) -> Job:
+def deleted_job(record: CloudRecord, job: CloudJob) -> Job:
     """A job that is in the record, but not on the Hub any more."""
     return Job(
-        id=cloud.job.job_id or "",
-        namespace=cloud.record.namespace,
-        url=cloud.job.url or "",
+        id=job.job_id or "",
+        namespace=record.namespace,
+        url=job.url or "",
         stage="DELETED",
         message="the Hub has no such job, or your token may not see it",
-        flavor=cloud.job.flavor,
+        flavor=job.flavor,
         labels={},
     )
 

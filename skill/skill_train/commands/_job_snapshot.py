@@ -110,7 +110,7 @@ def snapshot(cloud: CloudRun, console: Console, *, in_time: bool = False) -> Sna
     Args:
         in_time: prefer an early answer to figures: no log is read, and a bucket that does not answer is left out.
     """
-    now, there = job_of(cloud), _peeked(cloud, console, in_time=in_time)
+    now, there = cloud.now, _peeked(cloud, console, in_time=in_time)
     failed = not now.live and now.stage != "COMPLETED"
     text, modified = there.texts.get("metrics.jsonl", ("", None))
     lines = _tail(cloud, console) if failed or (now.stage == "RUNNING" and not text and not in_time) else []
@@ -144,10 +144,10 @@ def until_end(cloud: CloudRun, console: Console, seconds: float | None) -> Job:
             console.warn("long_queue", queue)
             queue_reported = True
 
-    namespace, job_id, run_id = cloud.record.namespace, job_of(cloud).id, cloud.record.run_id
+    namespace, job_id, run_id = cloud.record.namespace, cloud.now.id, cloud.record.run_id
     with waiting.for_hours():
         ended = poll.until_end(namespace, job_id, run_id, seconds=seconds, on_job=on_job, say=console.status)
-    return ended or find_run.deleted_job(cloud)
+    return ended or find_run.deleted_job(cloud.record, cloud.job)
 
 
 def _long_wait_text(job: Job) -> str:
@@ -169,7 +169,7 @@ def _peeked(cloud: CloudRun, console: Console, *, in_time: bool) -> bucket.Store
 
 
 def _explained(cloud: CloudRun, measured: Speed | None, there: bucket.StoredRecords, lines: list[str]) -> Story:
-    now, failure = job_of(cloud), there.document("train.failed.json")
+    now, failure = cloud.now, there.document("train.failed.json")
     ending = Ending(
         stage=now.stage,
         message=now.message,
@@ -187,15 +187,10 @@ def _explained(cloud: CloudRun, measured: Speed | None, there: bucket.StoredReco
 def _tail(cloud: CloudRun, console: Console) -> list[str]:
     """The end of the log, which may have been deleted with the job."""
     try:
-        return poll.log_so_far(job_of(cloud), console.status, tail=_TAIL_LINES)
+        return poll.log_so_far(cloud.now, console.status, tail=_TAIL_LINES)
     except SkillTrainError as error:
         console.warn("no_log", f"the log of the job cannot be read: {error.message}")
         return []
-
-
-def job_of(cloud: CloudRun) -> Job:
-    assert cloud.now is not None  # `find_run.find` asked
-    return cloud.now
 
 
 def _moment(start: datetime | None, seconds: float | None) -> str | None:

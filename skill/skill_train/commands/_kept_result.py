@@ -14,10 +14,6 @@ from skill_train.run import plan_record, train_record
 from skill_train.run.folder import RunDir
 
 
-def is_live(cloud: CloudRun) -> bool:
-    return cloud.now is not None and cloud.now.live
-
-
 def in_bucket(cloud: CloudRun, console: Console) -> StoredRun | None:
     return bucket.stored_run(cloud.record, console.status)
 
@@ -31,7 +27,7 @@ def why_not_pushed(cloud: CloudRun, run: RunDir, console: Console) -> str:
     from skill_train.hub import models
 
     repository = cloud.record.hub_model_id
-    if not repository or is_live(cloud):
+    if not repository or cloud.now.live:
         return "the job has not kept anything yet" if repository else "its bucket has no result"
     console.status(f"the bucket has no result; asking for {repository}")
     try:

@@ -13,8 +13,8 @@ from skill_train.cloud.bucket import StoredRun
 from skill_train.cloud.find_run import CloudRun
 from skill_train.commands._drawing import draw_text
 from skill_train.commands._frame import command
-from skill_train.commands._job_snapshot import job_of, until_end
-from skill_train.commands._kept_result import in_bucket, is_live
+from skill_train.commands._job_snapshot import until_end
+from skill_train.commands._kept_result import in_bucket
 from skill_train.commands._options import RUN
 from skill_train.core.console import Console, Result
 from skill_train.core.errors import SkillTrainError, Temporary, UsageError
@@ -56,10 +56,10 @@ class Cancelled(TypedDict):
 def cancel(options: CancelOptions, console: Console) -> Result:
     """Cancel a job. Its checkpoints are kept; a job that has already ended is not changed."""
     cloud = find_run.find(options.run, console.status)
-    was_live = is_live(cloud)
+    was_live = cloud.now.live
     if was_live:
         cloud = find_run.with_recorded_end(dataclasses.replace(cloud, now=_cancelled(cloud, console)))
-    now = job_of(cloud)
+    now = cloud.now
     if now.live:
         raise Temporary(
             f"the job is still {now.stage} {CANCEL_SECONDS:.0f} seconds after it was cancelled",
@@ -96,7 +96,7 @@ def _kept(cloud: CloudRun, console: Console) -> tuple[StoredRun | None, bool]:
 
 def _cancelled(cloud: CloudRun, console: Console) -> Job:
     """The job after the request to cancel it. A job that ends by itself in the meantime is accepted too."""
-    where, run_id, say = (cloud.record.namespace, job_of(cloud).id), cloud.record.run_id, console.status
+    where, run_id, say = (cloud.record.namespace, cloud.now.id), cloud.record.run_id, console.status
 
     def tell() -> None:
         try:

@@ -12,7 +12,6 @@ import click
 from skill_train.cloud import find_run, poll
 from skill_train.cloud.find_run import CloudRun
 from skill_train.commands._frame import command
-from skill_train.commands._job_snapshot import job_of
 from skill_train.commands._options import MOST_COUNTED, RUN
 from skill_train.core import waiting
 from skill_train.core.console import Console, Result
@@ -41,9 +40,9 @@ def logs(options: LogsOptions, console: Console) -> Result:
     """Show the log of a job, and reconnect when the connection breaks. JSON holds the last lines that fit."""
     cloud = find_run.find(options.run, console.status)
     tail = options.tail
-    where, run_id, say = (cloud.record.namespace, job_of(cloud).id), cloud.record.run_id, console.status
-    live = options.follow and job_of(cloud).live
-    there = [] if live and tail is None else poll.log_so_far(job_of(cloud), say, tail=None if live else tail)
+    where, run_id, say = (cloud.record.namespace, cloud.now.id), cloud.record.run_id, console.status
+    live = options.follow and cloud.now.live
+    there = [] if live and tail is None else poll.log_so_far(cloud.now, say, tail=None if live else tail)
     there_asked = there[-tail:] if tail else there
     last, count = deque[str](maxlen=tail or 1000), len(there_asked)
     for line in there_asked:
@@ -59,7 +58,7 @@ def logs(options: LogsOptions, console: Console) -> Result:
     shown = _that_fit(last)
     data = {
         "job_id": where[1],
-        "stage": job_of(cloud).stage,
+        "stage": cloud.now.stage,
         "lines": shown,
         "left_out": min(count, tail or count) - len(shown),
     }
@@ -70,7 +69,7 @@ def _next(cloud: CloudRun, console: Console) -> list[str]:
     """The next command. On a terminal only the lines are shown."""
     if console.mode != "json":
         return []
-    return [f"skill-train {'wait' if cloud.now and cloud.now.live else 'status'} {cloud.word}"]
+    return [f"skill-train {'wait' if cloud.now.live else 'status'} {cloud.word}"]
 
 
 def _that_fit(lines: Iterable[str]) -> list[str]:

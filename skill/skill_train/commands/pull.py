@@ -15,7 +15,7 @@ from skill_train.cloud.pull import Pull
 from skill_train.commands._drawing import draw_line
 from skill_train.commands._ended_training import smoke_failure
 from skill_train.commands._frame import command
-from skill_train.commands._kept_result import in_bucket, is_live, why_not_pushed
+from skill_train.commands._kept_result import in_bucket, why_not_pushed
 from skill_train.commands._options import PATH, RUN
 from skill_train.commands._shell import quoted
 from skill_train.core.console import Console, Result
@@ -72,7 +72,7 @@ def pull(options: PullOptions, console: Console) -> Result:
         "files": [{"path": str(here.path / name), **digest} for name, digest in record.outputs.items()],
     }
     word = quoted(here.path)
-    unfinished = f"skill-train {'wait' if is_live(cloud) else 'resume'} {word}"
+    unfinished = f"skill-train {'wait' if cloud.now.live else 'resume'} {word}"
     return Result(
         data,
         human=lambda rich: _draw(rich, here, record, len(fetched)),
@@ -90,10 +90,10 @@ def _fetched(cloud: CloudRun, here: RunDir, console: Console) -> tuple[Pull, lis
     try:
         there, missing = in_bucket(cloud, console), None
     except VerificationFailed as error:
-        if error.code != "kept_file_missing" or is_live(cloud):
+        if error.code != "kept_file_missing" or cloud.now.live:
             raise
         there, missing = None, error
-    if there is not None and (there.state == "done" or is_live(cloud)):
+    if there is not None and (there.state == "done" or cloud.now.live):
         return _from_bucket(console, here, there)
     try:
         why = why_not_pushed(cloud, here, console)
@@ -104,8 +104,8 @@ def _fetched(cloud: CloudRun, here: RunDir, console: Console) -> tuple[Pull, lis
     if not why:
         return _from_repository(cloud, here)
     if there is None:
-        completed = cloud.now is not None and cloud.now.stage == "COMPLETED"  # of such a job, `status` says `pull`
-        helps = "wait" if is_live(cloud) else "resume" if completed else "status"
+        completed = cloud.now.stage == "COMPLETED"  # of such a job, `status` says `pull`
+        helps = "wait" if cloud.now.live else "resume" if completed else "status"
         raise missing or pull.nothing_kept(here.path, why, helps)
     console.status(why)
     return _from_bucket(console, here, there)

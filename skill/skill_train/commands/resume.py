@@ -69,8 +69,8 @@ def resume(options: ResumeOptions, console: Console) -> Result:
     cloud = find_run.find(options.run, console.status)
     newest = cloud.record.last_begun
     if newest is not None and newest.job_id != cloud.job.job_id:  # an id of an earlier job was given
-        cloud = find_run.with_current_job(find_run.with_newest_job(cloud), console.status)
-    if cloud.now is not None and cloud.now.live:
+        cloud = find_run.with_newest_job(cloud, console.status)
+    if cloud.now.live:
         if cloud.run is not None:
             resume.with_missing_jobs(cloud.run, console.status)
         _require_as_asked(options, console, cloud)

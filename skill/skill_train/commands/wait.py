@@ -11,7 +11,7 @@ import click
 
 from skill_train.cloud import find_run
 from skill_train.commands._frame import command
-from skill_train.commands._job_snapshot import Snapshot, job_of, snapshot, until_end
+from skill_train.commands._job_snapshot import Snapshot, snapshot, until_end
 from skill_train.commands._options import MOST_HOURS, RUN, Number
 from skill_train.commands._status_view import state_result
 from skill_train.core import waiting
@@ -43,10 +43,10 @@ def wait(options: WaitOptions, console: Console) -> Result:
     end = math.inf if timeout is None else time.monotonic() + timeout
     with waiting.until(end + _LAST_SNAPSHOT_SECONDS):  # what the Hub has not told by then is left out
         cloud = find_run.find(options.run, console.status)
-        if cloud.now is not None and cloud.now.live:
+        if cloud.now.live:
             seconds = None if timeout is None else max(end - time.monotonic(), 0.0)
             cloud = find_run.with_recorded_end(dataclasses.replace(cloud, now=until_end(cloud, console, seconds)))
-        state = snapshot(cloud, console, in_time=timeout is not None and job_of(cloud).live)
+        state = snapshot(cloud, console, in_time=timeout is not None and cloud.now.live)
     return state_result(state.data(), state.next(), _wait_error(state, timeout))
 
 
