@@ -18,7 +18,7 @@ from skill_train.evaluate.figures import NOISE, ModelReplies, differences, figur
 from skill_train.evaluate.step import blind, end_of, questions, require_rows
 from skill_train.model.folder import read_config
 from skill_train.reference.load import context_length
-from skill_train.run.evaluate_record import spread
+from skill_train.run.evaluate_record import AnsweredRow, Evaluation, EvaluationInputs, EvaluationOptions, spread
 
 NO = -100
 # Two turns: 5 and 6 are the first answer, 8 and 9 the second; 7 and 2 belong to the template.
@@ -188,13 +188,25 @@ def test_a_person_sees_figures_intervals_and_answers() -> None:
     from rich.console import Console
 
     base, tuned = measured("base", [20.0, 80.0], [0.0, 0.0]), measured("tuned", [2.0, 8.0], [1.0, 0.5])
-    data: dict[str, Any] = {"rows": 2, "asked": 2, "answer_tokens": 10, "score": None}
-    data["models"] = msgspec.to_builtins([figures(one, ASKED) for one in (base, tuned)])
-    data["models"].append(data["models"][0] | {"name": "small", "loss": None, "reason": "it knows 5 tokens"})
-    data["differences"] = msgspec.to_builtins(differences([base, tuned], ASKED))
-    data["answers"] = [{"line": 7, "prompt": "[b]what?", "expected": "yes", "answers": {"base": "no", "tuned": "yes"}}]
+    models = [figures(one, ASKED) for one in (base, tuned)]
+    models.append(msgspec.structs.replace(models[0], name="small", loss=None, reason="it knows 5 tokens"))
+    answers = {"base": "no", "tuned": "yes"}
+    shown = Evaluation(
+        inputs=EvaluationInputs(models={}, rows=""),
+        options=EvaluationOptions(score="exact", backend="auto"),
+        versions={},
+        rows=2,
+        asked=2,
+        answer_tokens=10,
+        score=None,
+        models=models,
+        differences=differences([base, tuned], ASKED),
+        answers=[AnsweredRow(line=7, prompt="[b]what?", expected="yes", answers=answers)],
+        seconds=1.0,
+        finished_at="",
+    )
     out = io.StringIO()
-    draw_evaluation(Console(file=out, width=120), data)
+    draw_evaluation(Console(file=out, width=120), shown)
     seen = out.getvalue()
     for text in (
         "75.0%",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Any, TypedDict
 
 import click
 
@@ -29,24 +28,6 @@ class CancelOptions:
     run: str
 
 
-class KeptFiles(TypedDict):
-    """`state` as the bucket has it; the step of the newest checkpoint."""
-
-    state: str
-    checkpoint: int | None
-
-
-class Cancelled(TypedDict):
-    """The answer; `cancelled` is False of a job that had ended before. `kept` is None if there is nothing, or nobody
-    knows."""
-
-    job_id: str
-    stage: str
-    cancelled: bool
-    kept: KeptFiles | None
-    run_dir: str | None
-
-
 @command(
     "cancel",
     CancelOptions,
@@ -69,17 +50,17 @@ def cancel(options: CancelOptions, console: Console) -> Result:
             hint=f"skill-train cancel {cloud.word}",
         )
     there, unread = _kept(cloud, console)
-    data: Cancelled = {
+    data = {
         "job_id": now.id,
         "stage": now.stage,
-        "cancelled": was_live,
+        "cancelled": was_live,  # False: it had ended before
         "kept": None if there is None else {"state": there.state, "checkpoint": there.checkpoint},
         "run_dir": str(cloud.run.path) if cloud.run else None,
     }
     following = ("pull", "resume") if there or unread else ("resume",)
     return Result(
         data,
-        human=lambda rich: _draw(rich, data, unread),
+        human=lambda rich: draw_text(rich, f"{now.id}: {now.stage}; kept: {_in_words(there, unread)}"),
         quiet=now.stage,
         next=[f"skill-train {command} {cloud.word}" for command in following],
     )
@@ -115,10 +96,9 @@ def _cancelled(cloud: CloudRun, console: Console) -> Job:
     return until_end(cloud, console, CANCEL_SECONDS)
 
 
-def _draw(rich: Any, data: Cancelled, unread: bool) -> None:
-    there = data["kept"]
-    step = "" if not there or there["checkpoint"] is None else f"a checkpoint of step {there['checkpoint']}"
-    stored = (
-        "the whole result" if there and there["state"] == "done" else step or ("not known" if unread else "nothing")
-    )
-    draw_text(rich, f"{data['job_id']}: {data['stage']}; kept: {stored}")
+def _in_words(there: StoredRun | None, unread: bool) -> str:
+    if there is not None and there.state == "done":
+        return "the whole result"
+    if there is not None and there.checkpoint is not None:
+        return f"a checkpoint of step {there.checkpoint}"
+    return "not known" if unread else "nothing"

@@ -7,7 +7,7 @@ import re
 import shlex
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any
 
 import click
 
@@ -17,7 +17,7 @@ from skill_train.commands._options import PATH
 from skill_train.commands._shell import quoted
 from skill_train.core.console import Console, Result
 from skill_train.core.errors import UsageError, VerificationFailed
-from skill_train.run.compare_runs import Comparison, Losses, RunDifference, compare, read_run
+from skill_train.run.compare_runs import Comparison, RunDifference, compare, read_run
 from skill_train.run.folder import RunDir, open_run
 
 _NAMES = {"model": "recipe.revision", "data": "recipe.data_revision"}
@@ -28,30 +28,6 @@ _SHOWN = 60  # characters of a value; the files hold the whole
 class DiffOptions:
     run_a: Path
     run_b: Path
-
-
-class Shown(TypedDict):
-    """A difference; long values are shortened texts."""
-
-    fact: str
-    a: str | float | bool | None
-    b: str | float | bool | None
-
-
-class Compared(TypedDict):
-    """The answer: what differs between the runs A and B."""
-
-    verdict: str
-    run_a: str
-    run_b: str
-    recipe_hash: list[str]
-    recipe: list[Shown]
-    placement: list[Shown]
-    exports: list[Shown]
-    counts: dict[str, int]
-    losses: Losses | None
-    same_weights: bool | None
-    not_compared: list[str]
 
 
 @command(
@@ -69,7 +45,7 @@ def diff(options: DiffOptions, console: Console) -> Result:
         console.warn("not_compared", reason)
     if comparison.unexplained:
         console.warn("unexplained", "the trained weights differ, although recipe, machine and batch split are the same")
-    data: Compared = {
+    data = {
         "verdict": comparison.verdict,
         "run_a": str(options.run_a),
         "run_b": str(options.run_b),
@@ -90,7 +66,7 @@ def diff(options: DiffOptions, console: Console) -> Result:
     return Result(
         data,
         quiet=comparison.verdict,
-        human=lambda rich: _draw(rich, data),
+        human=lambda rich: _draw(rich, comparison),
         next=[shlex.join(["skill-train", "report", str(options.run_a), str(options.run_b)])],
         error=_refusal(comparison),
     )
@@ -123,7 +99,7 @@ def _hint(comparison: Comparison) -> str:
     return "make both runs of one recipe file and the same data, with the versions of requirements.lock"
 
 
-def _shown_difference(difference: RunDifference) -> Shown:
+def _shown_difference(difference: RunDifference) -> dict[str, object]:
     return {"fact": difference.fact, "a": _text(difference.a), "b": _text(difference.b)}
 
 
@@ -150,20 +126,22 @@ def _opened(path: Path) -> RunDir:
 # --- The drawing ---
 
 
-def _draw(rich: Any, data: Compared) -> None:
-    table = folding_table("group", "fact", "run A", "run B", title=f"two runs: {data['verdict']}")
-    groups = (("recipe", data["recipe"], "red"), ("placement", data["placement"], ""), ("export", data["exports"], ""))
-    for group, listed, style in groups:
+def _draw(rich: Any, comparison: Comparison) -> None:
+    table = folding_table("group", "fact", "run A", "run B", title=f"two runs: {comparison.verdict}")
+    recipe, placement, losses = comparison.recipe, comparison.placement, comparison.losses
+    for group, listed, style in (
+        ("recipe", recipe, "red"),
+        ("placement", placement, ""),
+        ("export", comparison.exports, ""),
+    ):
         for each in listed:
-            add_row(table, group, each["fact"], str(each["a"]), str(each["b"]), style=style)
+            add_row(table, group, each.fact, str(_text(each.a)), str(_text(each.b)), style=style)
     if table.row_count:
         rich.print(table)
-    counts = data["counts"]
-    differ = f"{counts['recipe']} of the recipe differ, {counts['placement']} of the placement"
-    rich.print(f"{counts['compared']} facts compared: {differ}")
-    if data["losses"] is not None:
-        losses = data["losses"]
+    differ = f"{len(recipe)} of the recipe differ, {len(placement)} of the placement"
+    rich.print(f"{comparison.compared} facts compared: {differ}")
+    if losses is not None:
         far = f"differ by up to {losses['largest_difference']:.3g} (step {losses['at_step']})"
         rich.print(f"losses of {losses['steps']} steps: {'equal' if losses['equal'] else far}")
-    if data["same_weights"] is not None:
-        rich.print(f"trained weights: {'the same bytes' if data['same_weights'] else 'other bytes'}")
+    if comparison.same_weights is not None:
+        rich.print(f"trained weights: {'the same bytes' if comparison.same_weights else 'other bytes'}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NotRequired, TypedDict
+from typing import Any, TypeVar
 
 import click
 import msgspec
@@ -25,16 +25,16 @@ from skill_train.evaluate.pictures import RunPictures, pictures_of_run
 from skill_train.evaluate.scores import Scoring, scoring_of
 from skill_train.run import merge_record, plan_record
 from skill_train.run.begun import trained
-from skill_train.run.evaluate_record import AnsweredRow, Evaluation, telling
+from skill_train.run.evaluate_record import AnsweredRow, Evaluation, FigureDifference, ModelFigures, telling
 from skill_train.run.folder import RunDir, StepResult, open_run
 from skill_train.run.lock import locked
 from skill_train.run.plan_record import Plan
-from skill_train.run.records import Number
 from skill_train.run.train_record import Row, read_rows
 
 ROWS = 100
 _SHOWN, _SHOWN_CHARACTERS = 2, 800  # rows side by side in the answer, and characters of one; the record has all
 _DIGITS = 6
+_Figures = TypeVar("_Figures", ModelFigures, FigureDifference)
 
 
 @dataclass(frozen=True)
@@ -87,11 +87,11 @@ def evaluate(options: EvaluateOptions, console: Console) -> Result:
     plan = plan_record.read(opened.plan)
     scoring = scoring_of(plan.policy, options.score, options.pattern, options.scorer)
     result = evaluate_run(options, console, scoring)
-    evaluation, data = result.record, _data(opened, result)
-    quiet = next((f"{model.loss:.4g}" for model in evaluation.models if model.name == "tuned" and model.loss), "")
+    shown = _shown(result.record)
+    quiet = next((f"{model.loss:.4g}" for model in result.record.models if model.name == "tuned" and model.loss), "")
     return Result(
-        data,
-        human=lambda rich: draw_evaluation(rich, data),
+        _data(opened, shown, reused=result.reused),
+        human=lambda rich: draw_evaluation(rich, shown),
         quiet=quiet,
         next=_next(opened, options.run, plan),
     )
@@ -201,125 +201,86 @@ def _files(paths: list[Path]) -> list[Model]:
     return models
 
 
-class ShownModel(TypedDict):
-    """`score` and `scored_rows` where a second score was asked for."""
-
-    name: str
-    backend: str
-    device: str
-    loss: Number | None
-    perplexity: Number | None
-    exact_match: Number | None
-    score: NotRequired[Number | None]
-    scored_rows: NotRequired[int]
-    tokens_per_second: Number | None
-    reason: str
+def _shown(evaluation: Evaluation) -> Evaluation:
+    """The record as far as it is shown: figures to six digits, and the beginning of a few answers side by side."""
+    return msgspec.structs.replace(
+        evaluation,
+        models=[_rounded(model) for model in evaluation.models],
+        differences=[_rounded(difference) for difference in evaluation.differences],
+        answers=[_beginning(row) for row in telling(evaluation.answers, _SHOWN)],
+    )
 
 
-class ShownDifference(TypedDict):
-    model: str
-    against: str
-    measure: str
-    difference: Number
-    low: Number
-    high: Number
-    smallest: Number
-    says: str
+def _rounded(record: _Figures) -> _Figures:
+    floats = {key: value for key, value in msgspec.structs.asdict(record).items() if isinstance(value, float)}
+    return msgspec.structs.replace(record, **{key: float(f"{value:.{_DIGITS}g}") for key, value in floats.items()})
 
 
-class ShownAnswers(TypedDict):
-    """A held-out row, with the beginning of each model's answer."""
-
-    line: int
-    prompt: str
-    expected: str
-    answers: dict[str, str]
-
-
-class ShownEvaluation(TypedDict):
-    """The record in at most 8 KB: figures to six digits, and a few answers side by side."""
-
-    run_dir: str
-    rows: int
-    asked: int
-    answer_tokens: int
-    score: str | None
-    models: list[ShownModel]
-    differences: list[ShownDifference]
-    answers: list[ShownAnswers]
-    record: str
-    reused: bool
-
-
-def _data(run: RunDir, result: StepResult[Evaluation]) -> ShownEvaluation:
-    evaluation = result.record
-    dropped = ("why", "asked_rows", *(("score", "scored_rows") if evaluation.score is None else ()))
-    return {
-        "run_dir": str(run.path),
-        "rows": evaluation.rows,
-        "asked": evaluation.asked,
-        "answer_tokens": evaluation.answer_tokens,
-        "score": evaluation.score,
-        "models": [msgspec.convert(_short(model, dropped), ShownModel) for model in evaluation.models],
-        "differences": [msgspec.convert(_short(difference), ShownDifference) for difference in evaluation.differences],
-        "answers": [_shown_answers(row) for row in telling(evaluation.answers, _SHOWN)],
-        "record": str(run.record("evaluate")),
-        "reused": result.reused,
-    }
-
-
-def _shown_answers(row: AnsweredRow) -> ShownAnswers:
+def _beginning(row: AnsweredRow) -> AnsweredRow:
     from skill_train.evaluate.step import end_of
 
     most = _SHOWN_CHARACTERS // (2 + len(row.answers))
+    answers = {name: text[:most] for name, text in row.answers.items()}
+    return msgspec.structs.replace(row, prompt=end_of(row.prompt, most), expected=row.expected[:most], answers=answers)
+
+
+def _data(run: RunDir, shown: Evaluation, *, reused: bool) -> dict[str, object]:
+    """What is shown in at most 8 KB; a score and its rows where a second score was asked for."""
+    left_out = {"why", "asked_rows", *(() if shown.score else ("score", "scored_rows"))}
+    models = [msgspec.structs.asdict(model) for model in shown.models]
     return {
-        "line": row.line,
-        "prompt": end_of(row.prompt, most),
-        "expected": row.expected[:most],
-        "answers": {name: text[:most] for name, text in row.answers.items()},
+        "run_dir": str(run.path),
+        "rows": shown.rows,
+        "asked": shown.asked,
+        "answer_tokens": shown.answer_tokens,
+        "score": shown.score,
+        "models": [{key: model[key] for key in model if key not in left_out} for model in models],
+        "differences": msgspec.to_builtins(shown.differences),
+        "answers": [
+            {"line": row.line, "prompt": row.prompt, "expected": row.expected, "answers": row.answers}
+            for row in shown.answers
+        ],
+        "record": str(run.record("evaluate")),
+        "reused": reused,
     }
-
-
-def _short(record: msgspec.Struct, dropped: tuple[str, ...] = ()) -> dict[str, object]:
-    values = {key: value for key, value in msgspec.structs.asdict(record).items() if key not in dropped}
-    return {key: float(f"{v:.{_DIGITS}g}") if isinstance(v, float) else v for key, v in values.items()}
 
 
 # --- The drawing ---
 
 
-def draw_evaluation(rich: Any, data: ShownEvaluation) -> None:
-    summary = f"{data['rows']} held-out rows, {data['answer_tokens']:,} trained tokens, {data['asked']} questions"
+def draw_evaluation(rich: Any, shown: Evaluation) -> None:
+    summary = f"{shown.rows} held-out rows, {shown.answer_tokens:,} trained tokens, {shown.asked} questions"
     draw_text(rich, summary)
     models = rich_table()
     models.add_column("model", overflow="fold")
     models.add_column("by", no_wrap=True)
-    for name in ("loss", "perplexity", "exact match", *(["score"] if data["score"] else []), "tokens/s"):
+    for name in ("loss", "perplexity", "exact match", *(["score"] if shown.score else []), "tokens/s"):
         models.add_column(name)
-    for model in data["models"]:
-        figures = [figure(model["loss"]), figure(model["perplexity"]), _share(model["exact_match"])]
-        figures += [figure(model.get("score"))] if data["score"] else []
-        figures += [figure(model["tokens_per_second"])]
-        device = "" if model["device"] in ("cpu", "") else f" on {model['device']}"
-        add_row(models, model["name"], model["backend"] + device, *figures)
+    for model in shown.models:
+        figures = [figure(model.loss), figure(model.perplexity), _share(model.exact_match)]
+        figures += [figure(model.score)] if shown.score else []
+        figures += [figure(model.tokens_per_second)]
+        device = "" if model.device in ("cpu", "") else f" on {model.device}"
+        add_row(models, model.name, model.backend + device, *figures)
     rich.print(models)
-    for model in data["models"]:
-        if model["reason"]:
-            draw_text(rich, f"{model['name']} was not measured: {model['reason']}")
-    _draw_differences(rich, data["differences"])
-    for row in data["answers"]:
-        draw_text(rich, f"line {row['line']}: {row['prompt'].strip()}")
-        for name, text in {"expected": row["expected"], **row["answers"]}.items():
+    for model in shown.models:
+        if model.reason:
+            draw_text(rich, f"{model.name} was not measured: {model.reason}")
+    _draw_differences(rich, shown.differences)
+    for row in shown.answers:
+        draw_text(rich, f"line {row.line}: {row.prompt.strip()}")
+        for name, text in {"expected": row.expected, **row.answers}.items():
             draw_text(rich, f"  {name}: {text}")
 
 
-def _draw_differences(rich: Any, differences: list[ShownDifference]) -> None:
+def _draw_differences(rich: Any, differences: list[FigureDifference]) -> None:
     table = rich_table("model - against", "in", "difference (95 % interval)", "says")
-    for difference in differences:
-        interval = f"{difference['difference']:+.3g} ({difference['low']:+.3g} to {difference['high']:+.3g})"
-        style = {"better": "green", "worse": "yellow"}.get(difference["says"].partition(",")[0])
-        pair = f"{difference['model']} - {difference['against']}"
-        add_row(table, pair, difference["measure"].replace("_", " "), interval, difference["says"], style=style)
+    for each in differences:
+        interval = f"{each.difference:+.3g} ({each.low:+.3g} to {each.high:+.3g})"
+        style = {"better": "green", "worse": "yellow"}.get(each.says.partition(",")[0])
+        add_row(
+            table, f"{each.model} - {each.against}", each.measure.replace("_", " "), interval, each.says, style=style
+        )
     rich.print(table)
 
 
