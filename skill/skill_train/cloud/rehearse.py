@@ -8,7 +8,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from importlib import metadata
 from pathlib import Path
 from typing import TypedDict
 
@@ -23,6 +22,7 @@ from skill_train.core.program_events import Event, ProgramFailed, events
 from skill_train.core.resources import program_packages
 from skill_train.program.cloud.push import MARKER
 from skill_train.run import plan_record, records
+from skill_train.run.folder import versions
 from skill_train.run.job_spec import KEPT, JobSpec, command, packages
 from skill_train.run.plan_record import Plan
 
@@ -46,16 +46,13 @@ class _Marker(TypedDict):
     files: dict[str, FileDigest]
 
 
-class StoredFigures(TypedDict):
-    """The number of files that a rehearsal stored, and the names of its checkpoints."""
+class Rehearsal(TypedDict):
+    """The figures of a rehearsal: `kept_files` is how many files it stored, `checkpoints` has their names."""
 
-    kept_files: int
-    checkpoints: list[str]
-
-
-class Rehearsal(StoredFigures):
     steps: int
     seconds: float
+    kept_files: int
+    checkpoints: list[str]
 
 
 def rehearse(plan: Plan, spec: JobSpec, staged: Staged | None, say: Say) -> Rehearsal:
@@ -80,7 +77,9 @@ def rehearse(plan: Plan, spec: JobSpec, staged: Staged | None, say: Say) -> Rehe
         else:
             with stage_data.folder_of(staged, links=False) as folder:
                 _run(spec, {KEPT: mount, spec.mounts[0].mount_path: folder}, root, say)
-        return {"steps": STEPS, "seconds": round(time.monotonic() - started, 1), **_figures(mount)}
+        seconds = round(time.monotonic() - started, 1)
+        kept, checkpoints = _stored(mount)
+        return {"steps": STEPS, "seconds": seconds, "kept_files": kept, "checkpoints": checkpoints}
 
 
 def differences(plan: Plan, local_plan: Plan) -> list[str]:
@@ -155,8 +154,8 @@ def _failed(code: int, failure: ProgramFailed | None, errors: str) -> SkillTrain
     )
 
 
-def _figures(mount: Path) -> StoredFigures:
-    """Checks the stored files against their markers; returns the figures.
+def _stored(mount: Path) -> tuple[int, list[str]]:
+    """Checks the stored files against their markers; returns how many there are, and the names of the checkpoints.
 
     Raises:
         TrainingFailed: a file is missing or torn.
@@ -173,18 +172,15 @@ def _figures(mount: Path) -> StoredFigures:
             got=f"incomplete: {', '.join(torn) or 'none'}; checkpoints: {', '.join(checkpoints) or 'none'}",
             hint="skill-train doctor --self-test",
         )
-    return {"kept_files": len(marker["files"]), "checkpoints": checkpoints}
+    return len(marker["files"]), checkpoints
 
 
 def _other_versions(plan: Plan) -> str:
     """Packages that have another version here than in a job."""
     pins = (package.split("==") for package in (*program_packages(), *packages(plan)))
-    other = [f"{name} {here or 'missing'} for {pin}" for name, pin in pins if (here := _installed(name)) != pin]
+    other = [f"{name} {here or 'missing'} for {pin}" for name, pin in pins if (here := _release(name)) != pin]
     return f" ({', '.join(other)})" if other else ", in the same versions"
 
 
-def _installed(name: str) -> str | None:
-    try:
-        return metadata.version(name).split("+")[0]
-    except metadata.PackageNotFoundError:
-        return None
+def _release(name: str) -> str:
+    return (versions(name)[name] or "").partition("+")[0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from skill_train.core.console import clean
@@ -34,6 +35,11 @@ def add_row(table: Any, *cells: str, **options: Any) -> None:
 def draw_line(rich: Any, text: str) -> None:
     """Draws a line that the terminal wraps."""
     rich.print(clean(text), markup=False, soft_wrap=True)
+
+
+def draw_lines(rich: Any, lines: Iterable[str]) -> None:
+    for line in lines:
+        draw_line(rich, line)
 
 
 def draw_text(rich: Any, text: str) -> None:

@@ -14,7 +14,7 @@ from skill_train.cloud import budget as cloud_budget
 from skill_train.cloud import stage_data, start_once
 from skill_train.cloud.budget import Budget, Cost, Need, Price
 from skill_train.cloud.order import Order, Sent, Upload, uploads
-from skill_train.commands._drawing import draw_line, draw_text
+from skill_train.commands._drawing import draw_lines, draw_text
 from skill_train.commands._shell import quoted
 from skill_train.commands._submit_options import SubmitOptions, command_of
 from skill_train.core.console import Console, Result
@@ -230,5 +230,4 @@ def _draw(rich: Any, data: JobShown) -> None:
             continue
         size = megabytes(upload["bytes"], 2) + (f" in {upload['files']} files" if upload["files"] > 1 else "")
         lines.append(f"upload: {upload['what']} {upload['name'] or 'of the rows'}, {size}, to {upload['to']}")
-    for line in lines:
-        draw_line(rich, line)
+    draw_lines(rich, lines)

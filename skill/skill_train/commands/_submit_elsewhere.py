@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from skill_train.cloud.budget import seconds_of
 from skill_train.cloud.elsewhere import colab, skypilot
 from skill_train.cloud.order import Order
-from skill_train.commands._drawing import draw_line
+from skill_train.commands._drawing import draw_lines
 from skill_train.commands._shell import quoted
 from skill_train.commands._submit_options import SubmitOptions, command_of
 from skill_train.commands._submit_plan import given_plan
@@ -210,5 +210,4 @@ def _data(order: Order) -> dict[str, Path]:
 
 def _draw(rich: Any, run: RunDir, plan: Plan, lines: list[str], how: str) -> None:
     result = f"result: the repository {plan.policy.hub_model_id}"
-    for line in (f"run directory: {run.path}", *lines, result, how):
-        draw_line(rich, line)
+    draw_lines(rich, (f"run directory: {run.path}", *lines, result, how))

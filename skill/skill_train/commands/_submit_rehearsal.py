@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from skill_train.cloud import rehearse, stage_data
 from skill_train.cloud.order import Order
 from skill_train.commands._blockers import require_room
-from skill_train.commands._drawing import draw_line
+from skill_train.commands._drawing import draw_lines
 from skill_train.commands._planning import plan_with_files
 from skill_train.commands._submit_answer import specification
 from skill_train.commands._submit_options import SubmitOptions, command_of
@@ -20,13 +18,6 @@ from skill_train.run.folder import RunDir
 from skill_train.run.plan_record import Plan
 
 
-class Rehearsed(rehearse.Rehearsal):
-    """The answer; `not_rehearsed` says what two steps here cannot show."""
-
-    verdict: str
-    not_rehearsed: list[str]
-
-
 def rehearsed(console: Console, options: SubmitOptions, plan: Plan) -> Result:
     """Runs two steps of the job on this machine. Nothing is sent."""
     plan = with_repository(plan, options, options.namespace or "me")
@@ -36,9 +27,14 @@ def rehearsed(console: Console, options: SubmitOptions, plan: Plan) -> Result:
     staged = stage_data.stage_plan(plan)
     spec = specification(RunDir(run_dir_of(options, plan)), Order(plan, "me", None, staged, None), "rehearsal")
     figures = rehearse.rehearse(rehearse.shortened(plan, here), spec, staged, console.status)
-    data: Rehearsed = {"verdict": "pass", **figures, "not_rehearsed": rehearse.differences(plan, here)}
+    differences = rehearse.differences(plan, here)
+    data = {"verdict": "pass", **figures, "not_rehearsed": differences}
+    lines = [
+        f"rehearsal: pass, {figures['steps']} steps in {figures['seconds']} s, {figures['kept_files']} files kept",
+        *(f"not rehearsed: {text}" for text in differences),
+    ]
     again = command_of(options, rehearse=False)
-    return Result(data, human=lambda rich: _draw(rich, data), quiet=data["verdict"], next=[again])
+    return Result(data, human=lambda rich: draw_lines(rich, lines), quiet="pass", next=[again])
 
 
 def _plan_here(console: Console, recipe: Recipe) -> Plan:
@@ -59,12 +55,3 @@ def _plan_here(console: Console, recipe: Recipe) -> Plan:
             hint="use --dry-run instead of --rehearse, which checks everything except the training",
         ) from None
     return here
-
-
-def _draw(rich: Any, data: Rehearsed) -> None:
-    lines = [
-        f"rehearsal: {data['verdict']}, {data['steps']} steps in {data['seconds']} s, {data['kept_files']} files kept"
-    ]
-    lines += [f"not rehearsed: {text}" for text in data["not_rehearsed"]]
-    for line in lines:
-        draw_line(rich, line)
