@@ -156,7 +156,7 @@ def _ask_model(model: str, revision: str | None) -> ModelFacts:
         facts = model_config.read(
             config,
             source=model,
-            stored=_stored(model, info, sizes, quantized="quantization_config" in config),
+            stored=_stored(model, info, sizes),
             has_chat_template=_has_chat_template(model, info, set(sizes)),
             origin=Origin(revision=info.sha, gated=bool(info.gated)),
             files=set(sizes),
@@ -210,7 +210,7 @@ def _file(model: str, name: str, revision: str | None) -> Path:
     return Path(hf_hub_download(model, name, revision=revision))
 
 
-def _stored(model: str, info: Any, sizes: dict[str, int | None], *, quantized: bool) -> StoredWeights:
+def _stored(model: str, info: Any, sizes: dict[str, int | None]) -> StoredWeights:
     """The contents of the weight files: as the Hub counted them, or else from the headers of a few files."""
     used = used_weights(name for name in sizes if name.endswith(".safetensors") and "/" not in name)
     known_sizes = [size for size in (sizes[name] for name in used) if size is not None]
