@@ -219,7 +219,7 @@ def test_a_stream_that_is_cut_after_the_end(cloud: Cloud) -> None:
     job = cloud.start(TWELVE)
     cloud_runs.wait_for(job)
     cloud.hub.faults.add(LOGS, Fault(cut=3), times=3)
-    assert list(follow.lines("me", job.id, RUN_ID, say=lambda _: None)) == ALL
+    assert list(follow.lines("me", job.id, RUN_ID)) == ALL
     assert len(cloud.hub.faults.struck) == 3
 
 

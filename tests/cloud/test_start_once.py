@@ -12,6 +12,7 @@ import msgspec
 import pytest
 
 from skill_train.cloud import find_run, start_once
+from skill_train.core import waiting
 from skill_train.core.errors import AccessError, SkillTrainError, Temporary
 from skill_train.hub import client as hub_client
 from skill_train.hub import jobs
@@ -68,7 +69,7 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Callable[[list[Any], list[Any]], Hub
 
 
 def _start(run: RunDir, hub: Hub) -> CloudRecord:
-    return start_once.start(run, RECORD, ASKED, hub.post, lambda text: None)
+    return start_once.start(run, RECORD, ASKED, hub.post)
 
 
 @pytest.mark.parametrize(
@@ -137,7 +138,7 @@ def test_it_is_on_disk_before_it_is_asked_for(hub: Any, tmp_path: Path) -> None:
         assert msgspec.structs.replace(record.last, asked_at=ASKED.asked_at) == ASKED
         return _job(1)
 
-    start_once.start(run, RECORD, ASKED, post, lambda text: None)
+    start_once.start(run, RECORD, ASKED, post)
 
 
 def test_a_question_is_asked_again_and_not_for_ever(hub: Any) -> None:
@@ -155,9 +156,9 @@ def test_of_two_jobs_that_run_under_one_number_ours_stays(hub: Any) -> None:
     record, said = RECORD.with_job(start_once.started_job(ASKED, ours)), list[str]()
 
     def seen(*listed: jobs.Job) -> str | None:
-        with pytest.MonkeyPatch.context() as patch:
+        with pytest.MonkeyPatch.context() as patch, waiting.of_command(said.append, []):
             patch.setattr(jobs, "find", lambda namespace, labels: list(listed))
-            return find_run.with_unrecorded_jobs(record, said.append).jobs[0].job_id
+            return find_run.with_unrecorded_jobs(record).jobs[0].job_id
 
     assert seen(other, ours) == seen(ours, other) == ours.id
     assert len(said) == 2 and all(f"skill-train cancel {other.id}" in line for line in said)

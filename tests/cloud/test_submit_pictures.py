@@ -20,6 +20,7 @@ from picture_bytes import numbered
 from planning import plan_with
 from skill_train.cloud.stage_data import stage
 from skill_train.cloud.submit import upload
+from skill_train.core import waiting
 from skill_train.core.errors import UsageError
 from skill_train.recipe.resolved import ResolvedRecipe
 from skill_train.run.job_spec import PILLOW
@@ -255,12 +256,12 @@ def test_a_picture_that_changes_while_it_is_sent_starts_no_job(
 
     staged = stage(tmp_path / ROWS, _recipe(tmp_path / ROWS))
     repository = "me/changing" if place == "repository" else None
-    with pytest.raises(UsageError) as caught:
-        upload(staged, "me", repository, change)
+    with waiting.of_command(change, []), pytest.raises(UsageError) as caught:
+        upload(staged, "me", repository)
     assert (caught.value.code, caught.value.message.split()[0]) == ("input_changed", "a.png")
     picture.write_bytes(content)
     os.utime(picture, (before.st_atime, before.st_mtime))
-    data = upload(staged, "me", repository, lambda _: None)
+    data = upload(staged, "me", repository)
     if place == "repository":
         assert hub.repositories["dataset", "me/changing"].at(str(data.revision))["a.png"] == content
     else:

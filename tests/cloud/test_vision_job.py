@@ -36,13 +36,12 @@ from skill_train.cloud.stage_data import stage_plan
 from skill_train.run import plan_record
 from skill_train.run.folder import RunDir
 command, local, run = sys.argv[1], Path(sys.argv[2]), RunDir(Path(sys.argv[3]))
-say = lambda text: print(text, file=sys.stderr)
 if command == "submit":
     plan = plan_record.read(local / "plan.json")
     plan = replace(plan, flavor="cpu-basic", timeout_seconds=600, policy=replace(plan.policy, hub_model_id="me/seen"))
-    submit.submit(run, Order(plan, "me", None, stage_plan(plan), None), say, force_new=False)
+    submit.submit(run, Order(plan, "me", None, stage_plan(plan), None), force_new=False)
 else:
-    resume.resume(run, flavor="cpu-basic", timeout_seconds=600, usd_per_hour=None, max_cost=None, say=say)
+    resume.resume(run, flavor="cpu-basic", timeout_seconds=600, usd_per_hour=None, max_cost=None)
 """
 
 

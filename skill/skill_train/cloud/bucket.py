@@ -18,7 +18,7 @@ from datetime import datetime
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from skill_train.cloud.poll import Say, patiently
+from skill_train.cloud.poll import patiently
 from skill_train.core.digests import FileDigest
 from skill_train.core.errors import UsageError, VerificationFailed
 from skill_train.facts import JsonObject
@@ -83,7 +83,7 @@ class StoredRecords:
 NOTHING = StoredRecords({}, 0)
 
 
-def stored_run(record: CloudRecord, say: Say) -> StoredRun | None:
+def stored_run(record: CloudRecord) -> StoredRun | None:
     """The files in the folder of a run; None if there are none, or if the bucket does not exist any more.
 
     The digests of a failed run are not used, because the next job may rewrite its files.
@@ -91,10 +91,10 @@ def stored_run(record: CloudRecord, say: Say) -> StoredRun | None:
     Raises:
         VerificationFailed: a marker names a path that leads out of the run directory.
     """
-    listed, bucket = {file.path: file for file in _listed(record, say)}, record.bucket or ""
+    listed, bucket = {file.path: file for file in _listed(record)}, record.bucket or ""
     markers_by_step = {int(m[1]): name for name in listed if (m := _CHECKPOINT.fullmatch(name))}
     newest_first = [markers_by_step[step] for step in sorted(markers_by_step, reverse=True)]
-    markers = _read_json(bucket, [listed[name] for name in (MARKER, *newest_first) if name in listed], say)
+    markers = _read_json(bucket, [listed[name] for name in (MARKER, *newest_first) if name in listed])
     end = markers.get(MARKER) or {}
     state = str(end.get("state")) if end.get("state") in ("done", "failed") else "unfinished"
     promised = _digests(end.get("files")) or {} if state == "done" else {}
@@ -124,25 +124,25 @@ def belongs_to_run(name: str) -> bool:
     return name in FILES or (name not in (".", "./") and path.parts[0] in FOLDERS and len(path.parts) > 1)
 
 
-def stored_records(record: CloudRecord, names: tuple[str, ...], say: Say) -> StoredRecords:
+def stored_records(record: CloudRecord, names: tuple[str, ...]) -> StoredRecords:
     """Reads small files in the folder of a run. Missing files are left out.
 
     Raises:
         AccessError: the token may not read the bucket.
     """
-    listed = _listed(record, say)
+    listed = _listed(record)
     files = [file for file in listed if file.path in names]
-    texts = _fetch(record.bucket or "", [file.remote for file in files], say)
+    texts = _fetch(record.bucket or "", [file.remote for file in files])
     steps = [int(m[1]) for file in listed if (m := _CHECKPOINT.fullmatch(file.path))]
     dated_texts = {file.path: (texts[file.remote], file.uploaded_at) for file in files if file.remote in texts}
     return StoredRecords(dated_texts, max(steps, default=0))
 
 
-def _listed(record: CloudRecord, say: Say) -> list[BucketFile]:
+def _listed(record: CloudRecord) -> list[BucketFile]:
     bucket, folder = record.bucket, record.folder
     if not (bucket and folder):  # no job has begun
         return []
-    return or_none("unknown_bucket", lambda: patiently(lambda: jobs.list_files(bucket, folder), say)) or []
+    return or_none("unknown_bucket", lambda: patiently(lambda: jobs.list_files(bucket, folder))) or []
 
 
 def _newest_whole(
@@ -180,9 +180,9 @@ def _digests(value: Any) -> dict[str, FileDigest] | None:
     return digests if all(re.fullmatch("[0-9a-f]{64}", digest["sha256"]) for digest in digests.values()) else None
 
 
-def _read_json(bucket: str, files: list[BucketFile], say: Say) -> dict[str, JsonObject]:
+def _read_json(bucket: str, files: list[BucketFile]) -> dict[str, JsonObject]:
     """JSON documents by their path in the folder. Incomplete documents are left out."""
-    texts = _fetch(bucket, [file.remote for file in files], say)
+    texts = _fetch(bucket, [file.remote for file in files])
     documents = {file.path: _document(texts[file.remote]) for file in files if file.remote in texts}
     return {name: document for name, document in documents.items() if document is not None}
 
@@ -195,11 +195,11 @@ def _document(text: str) -> JsonObject | None:
     return document if isinstance(document, dict) else None
 
 
-def _fetch(bucket: str, remotes: list[str], say: Say) -> dict[str, str]:
+def _fetch(bucket: str, remotes: list[str]) -> dict[str, str]:
     """The text of small files, by their path in the bucket."""
     with tempfile.TemporaryDirectory(prefix="skill-train-") as folder:
         places = {remote: Path(folder) / str(number) for number, remote in enumerate(remotes)}
-        patiently(lambda: jobs.download(bucket, list(places.items())), say)
+        patiently(lambda: jobs.download(bucket, list(places.items())))
         return {
             remote: path.read_text(encoding="utf-8", errors="replace")
             for remote, path in places.items()

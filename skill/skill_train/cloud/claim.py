@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from skill_train.cloud import start_once
-from skill_train.cloud.poll import Say
+from skill_train.core import waiting
 from skill_train.core.errors import SkillTrainError, Temporary
 from skill_train.hub import jobs
 from skill_train.hub.client import patiently
@@ -43,7 +43,7 @@ class Claim:
 
 
 @contextlib.contextmanager
-def claimed(record: CloudRecord, number: int, say: Say, *, of_plan: bool) -> Iterator[Job | None]:
+def claimed(record: CloudRecord, number: int, *, of_plan: bool) -> Iterator[Job | None]:
     """Claims the right to request a job. Gives the job of an earlier claim, or None if the caller may request one.
 
     If the Hub refuses the job, the claim is removed. After any other error the job may exist, and the claim stays until
@@ -61,7 +61,7 @@ def claimed(record: CloudRecord, number: int, say: Say, *, of_plan: bool) -> Ite
     path = f"{_folder(record)}/{name}"
     try:
         patiently(lambda: jobs.change_names(bucket, add=[path], delete=[]))
-        theirs = _Turn(bucket, record, number, path, of_plan, say).job_before_ours()
+        theirs = _Turn(bucket, record, number, path, of_plan).job_before_ours()
     except BaseException:
         _remove(bucket, [path])
         raise
@@ -85,13 +85,12 @@ class _Turn:
     number: int
     path: str
     of_plan: bool
-    say: Say
 
     def job_before_ours(self) -> Job | None:
         began, next_notice = time.monotonic(), 0.0
         ours, listed = self._listed()
         if ours is None:
-            self.say("the bucket gives no upload times, so a command that runs elsewhere now cannot be detected")
+            waiting.tell("the bucket gives no upload times, so a command that runs elsewhere now cannot be detected")
             return None
         settled_after = start_once.settled_seconds()
         old = [each.path for each in listed if (ours.moment - each.moment).total_seconds() > settled_after]
@@ -113,7 +112,7 @@ class _Turn:
             if waited + (ours.moment - first.moment).total_seconds() > settled_after:
                 raise _started_elsewhere(first)
             if waited >= next_notice:
-                self.say(f"another command is requesting this job; waiting for it ({waited:.0f} s)")
+                waiting.tell(f"another command is requesting this job; waiting for it ({waited:.0f} s)")
                 next_notice += NOTICE_SECONDS
             time.sleep(start_once.PAUSE_SECONDS)
             again, listed = self._listed()

@@ -10,8 +10,9 @@ from pathlib import Path
 import msgspec
 
 from skill_train.cloud import bucket as stored_files
-from skill_train.cloud.poll import Say, job_now, patiently
+from skill_train.cloud.poll import job_now, patiently
 from skill_train.cloud.start_once import started_job, timestamp
+from skill_train.core import waiting
 from skill_train.core.errors import UsageError
 from skill_train.core.files import write_json, write_text
 from skill_train.hub import jobs
@@ -49,7 +50,7 @@ class CloudRun:
         return shlex.quote(self.name)
 
 
-def find(name: str, say: Say) -> CloudRun:
+def find(name: str) -> CloudRun:
     """The run, with the current state of its job.
 
     For a run directory it is the newest job. Jobs that the directory does not record are looked up by their labels if
@@ -61,36 +62,36 @@ def find(name: str, say: Say) -> CloudRun:
     """
     match = _JOB.fullmatch(name)
     if match and not Path(name).is_dir():
-        return _by_id(name, match["namespace"] or _namespace(), match["id"], say)
+        return _by_id(name, match["namespace"] or _namespace(), match["id"])
     run = RunDir(Path(name))
     record = cloud_record.submitted(run)
     if record.last is None:
         raise never_started(name)
     if record.last.job_id is None:
-        record = with_unrecorded_jobs(record, say)
+        record = with_unrecorded_jobs(record)
     if record.last_begun is None:
         raise never_started(name)
-    cloud = _asked_for(name, run, record, record.last_begun, say)
+    cloud = _asked_for(name, run, record, record.last_begun)
     if cloud.now.live or cloud.now.stage == "COMPLETED":
         return cloud
-    cloud = replace(cloud, record=with_unrecorded_jobs(cloud.record, say))
+    cloud = replace(cloud, record=with_unrecorded_jobs(cloud.record))
     newest = cloud.record.last_begun
-    return cloud if newest in (None, cloud.job) else with_newest_job(cloud, say)
+    return cloud if newest in (None, cloud.job) else with_newest_job(cloud)
 
 
-def newest_job(record: CloudRecord, say: Say) -> Job | None:
+def newest_job(record: CloudRecord) -> Job | None:
     """The newest job of the record as the Hub has it; None if there is none."""
     job_id = record.last_begun.job_id if record.last_begun else None
-    return None if job_id is None else job_now(record.namespace, job_id, record.run_id, say)
+    return None if job_id is None else job_now(record.namespace, job_id, record.run_id)
 
 
-def with_current_job(cloud: CloudRun, say: Say) -> CloudRun:
-    return _asked_for(cloud.name, cloud.run, cloud.record, cloud.job, say)
+def with_current_job(cloud: CloudRun) -> CloudRun:
+    return _asked_for(cloud.name, cloud.run, cloud.record, cloud.job)
 
 
-def _asked_for(name: str, run: RunDir | None, record: CloudRecord, job: CloudJob, say: Say) -> CloudRun:
+def _asked_for(name: str, run: RunDir | None, record: CloudRecord, job: CloudJob) -> CloudRun:
     """The run with the current state of this job on the Hub."""
-    now = job_now(record.namespace, job.job_id or "", record.run_id, say) or deleted_job(record, job)
+    now = job_now(record.namespace, job.job_id or "", record.run_id) or deleted_job(record, job)
     return with_recorded_end(CloudRun(name, run, with_bucket(record, now), job, now))
 
 
@@ -133,16 +134,16 @@ def _write_end(run: RunDir, ended: CloudJob) -> None:
             raise
 
 
-def with_newest_job(cloud: CloudRun, say: Say) -> CloudRun:
+def with_newest_job(cloud: CloudRun) -> CloudRun:
     job = cloud.record.last_begun or cloud.job
     name = cloud.name if cloud.run is not None else f"{cloud.record.namespace}/{job.job_id}"
-    return _asked_for(name, cloud.run, cloud.record, job, say)
+    return _asked_for(name, cloud.run, cloud.record, job)
 
 
-def with_unrecorded_jobs(record: CloudRecord, say: Say) -> CloudRecord:
+def with_unrecorded_jobs(record: CloudRecord) -> CloudRecord:
     """The record with the jobs of this run that it lacks, because their request had no answer or another folder started
     them."""
-    listed = patiently(lambda: jobs.find(record.namespace, {"run": record.run_id}), say)
+    listed = patiently(lambda: jobs.find(record.namespace, {"run": record.run_id}))
     live = {job.id for job in listed if job.live}
     for job in reversed(listed):  # the oldest first
         entry = _as_record(job)
@@ -151,7 +152,8 @@ def with_unrecorded_jobs(record: CloudRecord, say: Say) -> CloudRecord:
             entry = started_job(there, job)
         elif there is not None and (not job.live or there.job_id in live):
             if job.live and job.id != there.job_id:
-                say(f"another job of this run is {job.stage} and costs money; to stop it: skill-train cancel {job.id}")
+                running = f"another job of this run is {job.stage} and costs money"
+                waiting.tell(f"{running}; to stop it: skill-train cancel {job.id}")
             continue  # two folders used this number: the running job counts, and ours comes first
         if there is None or there.job_id != job.id:
             record = with_bucket(record.with_job(entry), job)
@@ -172,7 +174,7 @@ def plan_of(cloud: CloudRun, stored: stored_files.StoredRecords) -> Plan | None:
     return plan if plan.policy.hub_model_id else None
 
 
-def with_run_dir(cloud: CloudRun, folder: Path | None, say: Say) -> CloudRun:
+def with_run_dir(cloud: CloudRun, folder: Path | None) -> CloudRun:
     """The run with a run directory: its own, or a new one if the run was given by a job id.
 
     Raises:
@@ -185,7 +187,7 @@ def with_run_dir(cloud: CloudRun, folder: Path | None, say: Say) -> CloudRun:
         record = _record_in(run, cloud.record.run_id) or cloud.record
     if run.plan.is_file():
         return replace(cloud, name=str(run.path), run=run, record=record)
-    there = stored_files.stored_records(record, ("plan.json",), say)
+    there = stored_files.stored_records(record, ("plan.json",))
     plan = plan_of(cloud, there)
     if plan is None:
         raise UsageError(
@@ -237,9 +239,9 @@ def with_bucket(record: CloudRecord, job: Job) -> CloudRecord:
     return msgspec.structs.replace(record, bucket=job.bucket[0], folder=job.bucket[1])
 
 
-def _by_id(name: str, namespace: str, job_id: str, say: Say) -> CloudRun:
+def _by_id(name: str, namespace: str, job_id: str) -> CloudRun:
     """The record as the labels of the jobs describe it."""
-    now = patiently(lambda: jobs.inspect(namespace, job_id), say)
+    now = patiently(lambda: jobs.inspect(namespace, job_id))
     run_id = now.labels.get("run", "")
     if "skill-train" not in now.labels or not re.fullmatch("[0-9a-f]{12}", run_id):
         raise UsageError(
@@ -249,7 +251,7 @@ def _by_id(name: str, namespace: str, job_id: str, say: Say) -> CloudRun:
             got=", ".join(sorted(now.labels)) or "no labels",
             hint=f"hf jobs logs {namespace}/{job_id}",
         )
-    others = patiently(lambda: jobs.find(namespace, {"run": run_id}), say)
+    others = patiently(lambda: jobs.find(namespace, {"run": run_id}))
     jobs_by_id = {job.id: _as_record(job) for job in (*others, now)}
     ordered = tuple(sorted(jobs_by_id.values(), key=lambda job: job.number))
     data = CloudData.of_mount(now.mounts[0]) if now.mounts else None

@@ -19,7 +19,6 @@ from skill_train.hub.client import or_none, worth_asking_again
 from skill_train.hub.jobs import Job
 
 Answer = TypeVar("Answer")
-Say = Callable[[str], None]
 
 FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.5, 15.0
 PATIENCE_SECONDS = 60.0  # for a command that answers once
@@ -30,8 +29,8 @@ HEALTHY_SECONDS = 30.0  # a request that failed only after so long had a connect
 class Patience:
     """How long to repeat a request that fails; `well` records a success."""
 
-    def __init__(self, seconds: float, say: Say) -> None:
-        self._seconds, self._say = seconds, say
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
         self.well()
 
     def well(self) -> None:
@@ -52,7 +51,7 @@ class Patience:
         seconds_left = self._since + self._seconds - now
         if seconds_left <= 0 or not worth_asking_again(trouble):
             raise trouble
-        self._say(f"{trouble.message} ({trouble.got}); asking again")
+        waiting.tell(f"{trouble.message} ({trouble.got}); asking again")
         waiting.pause(min(next(self._pauses), seconds_left))
         self._resumed = time.monotonic()
 
@@ -65,14 +64,14 @@ def pauses() -> Iterator[float]:
         pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
 
 
-def patiently(question: Callable[[], Answer], say: Say, *, seconds: float = PATIENCE_SECONDS) -> Answer:
+def patiently(question: Callable[[], Answer], *, seconds: float = PATIENCE_SECONDS) -> Answer:
     """The answer to a request, repeated while its failure is temporary.
 
     Raises:
         Temporary: there was no answer within the allowed seconds.
         SkillTrainError: any other failure, at once.
     """
-    patience = Patience(seconds, say)
+    patience = Patience(seconds)
     while True:
         try:
             return question()
@@ -80,21 +79,21 @@ def patiently(question: Callable[[], Answer], say: Say, *, seconds: float = PATI
             patience.bear(trouble)
 
 
-def job_now(namespace: str, job_id: str, run_id: str, say: Say, *, seconds: float = PATIENCE_SECONDS) -> Job | None:
+def job_now(namespace: str, job_id: str, run_id: str, *, seconds: float = PATIENCE_SECONDS) -> Job | None:
     """The current state of a job of a run; None if the Hub does not have it any more.
 
     A missing job counts as missing only if the list of jobs lacks it too, because a command that takes a running job
     for a lost one starts another.
     """
-    now = or_none("unknown_job", lambda: patiently(lambda: jobs.inspect(namespace, job_id), say, seconds=seconds))
+    now = or_none("unknown_job", lambda: patiently(lambda: jobs.inspect(namespace, job_id), seconds=seconds))
     if now is not None:
         return now
-    listed = patiently(lambda: jobs.find(namespace, {"run": run_id}), say, seconds=seconds)
+    listed = patiently(lambda: jobs.find(namespace, {"run": run_id}), seconds=seconds)
     return next((job for job in listed if job.id == job_id), None)
 
 
 def until_end(
-    namespace: str, job_id: str, run_id: str, *, seconds: float | None, on_job: Callable[[Job], None], say: Say
+    namespace: str, job_id: str, run_id: str, *, seconds: float | None, on_job: Callable[[Job], None]
 ) -> Job | None:
     """The job after its end; its current state when `seconds` are over; None if it was deleted.
 
@@ -108,7 +107,7 @@ def until_end(
     end = math.inf if seconds is None else time.monotonic() + seconds
     for pause in pauses():
         outage = min(OUTAGE_SECONDS, max(end - time.monotonic(), 0.0))
-        job = job_now(namespace, job_id, run_id, say, seconds=outage)
+        job = job_now(namespace, job_id, run_id, seconds=outage)
         if job is None:
             return None
         on_job(job)
@@ -119,7 +118,7 @@ def until_end(
     raise AssertionError("the pauses never end")
 
 
-def lines(namespace: str, job_id: str, run_id: str, *, say: Say, skip: int = 0) -> Iterator[str]:
+def lines(namespace: str, job_id: str, run_id: str, *, skip: int = 0) -> Iterator[str]:
     """The lines of a job's log, each once and in order, until the job has ended or was deleted.
 
     Every connection begins again with the first line, so the lines are counted. If a stream is cut after the end of
@@ -131,17 +130,17 @@ def lines(namespace: str, job_id: str, run_id: str, *, say: Say, skip: int = 0) 
     Raises:
         Temporary: the Hub did not answer for a quarter of an hour.
     """
-    patience, ended = Patience(OUTAGE_SECONDS, say), False
+    patience, ended = Patience(OUTAGE_SECONDS), False
     while True:
         try:
-            for line in itertools.islice(_log(namespace, job_id, run_id, say, follow=not ended), skip, None):
+            for line in itertools.islice(_log(namespace, job_id, run_id, follow=not ended), skip, None):
                 skip += 1
                 patience.well()
                 yield line
             if ended:
                 return
             time.sleep(FIRST_PAUSE_SECONDS)  # the stage lags behind the log by about a second
-            now = job_now(namespace, job_id, run_id, say, seconds=0.0)  # this function has its own patience
+            now = job_now(namespace, job_id, run_id, seconds=0.0)  # this function has its own patience
             if now is None:
                 return
             ended = not now.live
@@ -149,7 +148,7 @@ def lines(namespace: str, job_id: str, run_id: str, *, say: Say, skip: int = 0) 
             patience.bear(trouble)
 
 
-def _log(namespace: str, job_id: str, run_id: str, say: Say, *, follow: bool) -> Iterator[str]:
+def _log(namespace: str, job_id: str, run_id: str, *, follow: bool) -> Iterator[str]:
     """The lines of one connection; none for a deleted job.
 
     Raises:
@@ -160,13 +159,13 @@ def _log(namespace: str, job_id: str, run_id: str, say: Say, *, follow: bool) ->
     except UsageError as error:
         if error.code != "unknown_job":
             raise
-        if job_now(namespace, job_id, run_id, say, seconds=0.0) is not None:
+        if job_now(namespace, job_id, run_id, seconds=0.0) is not None:
             hint = "try again in a few minutes"
             raise Temporary(
                 f"the Hub has no log for job {job_id}", code="hub_error", got="status 404", hint=hint
             ) from None
 
 
-def log_so_far(job: Job, say: Say, *, tail: int | None = None) -> list[str]:
+def log_so_far(job: Job, *, tail: int | None = None) -> list[str]:
     """The lines that exist now. For a running job this takes 5 seconds, because the client waits for silence."""
-    return patiently(lambda: jobs.log_so_far(job.namespace, job.id, live=job.live, tail=tail), say)
+    return patiently(lambda: jobs.log_so_far(job.namespace, job.id, live=job.live, tail=tail))

@@ -17,7 +17,8 @@ from pathlib import Path, PurePosixPath
 import msgspec
 
 from skill_train.cloud.bucket import BEFORE, FILES, StoredFile, StoredRun, belongs_to_run
-from skill_train.cloud.poll import Say, patiently
+from skill_train.cloud.poll import patiently
+from skill_train.core import waiting
 from skill_train.core.console import Bar
 from skill_train.core.digests import FileDigest, file_digest, is_file_of
 from skill_train.core.errors import UsageError, VerificationFailed
@@ -61,7 +62,7 @@ class Pull(msgspec.Struct, frozen=True, kw_only=True):
     finished_at: str
 
 
-def from_bucket(run: RunDir, stored: StoredRun, *, progress: Bar, say: Say) -> tuple[Pull, list[str]]:
+def from_bucket(run: RunDir, stored: StoredRun, *, progress: Bar) -> tuple[Pull, list[str]]:
     """Fetches all stored files that are missing here; returns the record and the names of the fetched files.
 
     Raises:
@@ -78,7 +79,7 @@ def from_bucket(run: RunDir, stored: StoredRun, *, progress: Bar, say: Say) -> t
         done = 0
         for group in _groups(_in_order(todo)):
             progress(done, len(todo), group[0].name)
-            outputs |= _fetch(run, stored.bucket, group, say)
+            outputs |= _fetch(run, stored.bucket, group)
             done += len(group)
         inputs = PullInputs(bucket=stored.bucket, state=stored.state, checkpoint=stored.checkpoint)
         return _write_pull(run, inputs, outputs), [file.name for file in todo]
@@ -197,7 +198,7 @@ def _groups(files: list[StoredFile]) -> list[list[StoredFile]]:
     return groups
 
 
-def _fetch(run: RunDir, bucket: str, group: list[StoredFile], say: Say) -> dict[str, FileDigest]:
+def _fetch(run: RunDir, bucket: str, group: list[StoredFile]) -> dict[str, FileDigest]:
     """Fetches each incomplete file, and a second time if its content is wrong."""
     for _ in range(_TRIES):
         missing = [file for file in group if not is_file_of(_partial_path(run, file), file.digest)]
@@ -205,12 +206,12 @@ def _fetch(run: RunDir, bucket: str, group: list[StoredFile], say: Say) -> dict[
             _partial_path(run, file).parent.mkdir(parents=True, exist_ok=True)
             _partial_path(run, file).unlink(missing_ok=True)
         pairs = [(file.remote, _partial_path(run, file)) for file in missing]
-        patiently(partial(jobs.download, bucket, pairs), say)
+        patiently(partial(jobs.download, bucket, pairs))
         if all(file.digest is None or is_file_of(_partial_path(run, file), file.digest) for file in missing):
             break
     torn = [file for file in group if file.digest is None and _is_torn(_partial_path(run, file))]
     for file in torn:
-        say(f"{file.name} is incomplete, because the job ended while writing it, and was skipped")
+        waiting.tell(f"{file.name} is incomplete, because the job ended while writing it, and was skipped")
     return {file.name: _placed(run, file, bucket) for file in group if file not in torn}
 
 

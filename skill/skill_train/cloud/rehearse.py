@@ -8,13 +8,13 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import TypedDict
 
 from msgspec.structs import replace
 
 from skill_train.cloud import stage_data
-from skill_train.cloud.poll import Say
 from skill_train.cloud.stage_data import Staged
 from skill_train.core.digests import FileDigest, is_file_of
 from skill_train.core.errors import SkillTrainError, TrainingFailed, from_exit_code
@@ -55,7 +55,7 @@ class Rehearsal(TypedDict):
     checkpoints: list[str]
 
 
-def rehearse(plan: Plan, spec: JobSpec, staged: Staged | None, say: Say) -> Rehearsal:
+def rehearse(plan: Plan, spec: JobSpec, staged: Staged | None, say: Callable[[str], None]) -> Rehearsal:
     """Runs the rehearsal in a temporary folder; returns its figures.
 
     Args:
@@ -100,7 +100,7 @@ def differences(plan: Plan, local_plan: Plan) -> list[str]:
     return listed
 
 
-def _run(spec: JobSpec, mounts: dict[str, Path], root: Path, say: Say) -> None:
+def _run(spec: JobSpec, mounts: dict[str, Path], root: Path, say: Callable[[str], None]) -> None:
     """Runs the job's command with this Python instead of uv, and with local folders instead of its volumes."""
     line = command(spec)
     words = [sys.executable, *(_local_path(word, mounts) for word in line[line.index(f"{KEPT}/{spec.program.name}") :])]
@@ -138,7 +138,7 @@ def _local_path(word: str, mounts: dict[str, Path]) -> str:
     return word
 
 
-def _show(event: Event, say: Say) -> None:
+def _show(event: Event, say: Callable[[str], None]) -> None:
     if event["event"] == "stage" or event["event"] == "note":
         say(event["text"])
     elif event["event"] == "step":

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from skill_train.cloud import claim, find_run, start_once
-from skill_train.cloud.poll import Say
+from skill_train.core import waiting
 from skill_train.hub import jobs
 from skill_train.run import cloud_record, plan_record, records
 from skill_train.run.cloud_record import CloudJob, CloudRecord
@@ -14,7 +14,7 @@ from skill_train.run.lock import locked
 
 
 def resume(
-    run: RunDir, *, flavor: str, timeout_seconds: int, usd_per_hour: float | None, max_cost: float | None, say: Say
+    run: RunDir, *, flavor: str, timeout_seconds: int, usd_per_hour: float | None, max_cost: float | None
 ) -> tuple[CloudRecord, bool]:
     """The record with a job that continues the run, and whether that job already existed.
 
@@ -26,8 +26,8 @@ def resume(
         AccessError, Temporary: as `start_once.start`.
     """
     with locked(run, "resume"):
-        record = _settled(run, cloud_record.submitted(run), say)
-        now = find_run.newest_job(record, say)
+        record = _settled(run, cloud_record.submitted(run))
+        now = find_run.newest_job(record)
         if now is not None and record.last_begun is not None and record.folder is None:  # left out earlier
             record = start_once.record_started(run, record, record.last_begun, now)
         if now is not None and now.live:
@@ -41,20 +41,20 @@ def resume(
         )
         spec = start_once.specification(run, plan_record.read(run.plan), record, new_job)
         folder = (record.bucket, record.folder)
-        with claim.claimed(record, number, say, of_plan=False) as theirs:
+        with claim.claimed(record, number, of_plan=False) as theirs:
             if theirs is not None:
                 return start_once.record_started(run, record, _of_another_folder(new_job), theirs), True
-            record = start_once.start(run, record, new_job, lambda: jobs.start(spec, folder), say)
-        return _with_remaining_job(run, record, new_job, say)
+            record = start_once.start(run, record, new_job, lambda: jobs.start(spec, folder))
+        return _with_remaining_job(run, record, new_job)
 
 
-def _with_remaining_job(run: RunDir, record: CloudRecord, new_job: CloudJob, say: Say) -> tuple[CloudRecord, bool]:
+def _with_remaining_job(run: RunDir, record: CloudRecord, new_job: CloudJob) -> tuple[CloudRecord, bool]:
     """The record with the job that remains if another machine started one too, and whether that machine's job
     remains."""
     ours = start_once.inspect_new_job(record)
     if ours is None:
         return record, False
-    stays = start_once.keep_the_oldest(record, new_job.number, ours, say, of_plan=False)
+    stays = start_once.keep_the_oldest(record, new_job.number, ours, of_plan=False)
     if stays.id == ours.id:
         return record, False
     return start_once.record_started(run, record, _of_another_folder(new_job), stays), True
@@ -65,20 +65,20 @@ def _of_another_folder(requested: CloudJob) -> CloudJob:
     return msgspec.structs.replace(requested, timeout_seconds=None)
 
 
-def with_missing_jobs(run: RunDir, say: Say) -> CloudRecord:
+def with_missing_jobs(run: RunDir) -> CloudRecord:
     """The record with its missing jobs written to `cloud.json`."""
     with locked(run, "resume"):
-        return _settled(run, cloud_record.submitted(run), say)
+        return _settled(run, cloud_record.submitted(run))
 
 
-def _settled(run: RunDir, record: CloudRecord, say: Say) -> CloudRecord:
+def _settled(run: RunDir, record: CloudRecord) -> CloudRecord:
     """The record with the job whose request had no answer, if it exists, and with jobs that other folders started."""
     last = record.last
     if last is not None and last.job_id is None:
-        say("the last request had no answer; checking whether its job exists")
-        job = start_once.find_job_until_settled(record, last, say)
+        waiting.tell("the last request had no answer; checking whether its job exists")
+        job = start_once.find_job_until_settled(record, last)
         record = record if job is None else start_once.record_started(run, record, last, job)
-    whole = find_run.with_unrecorded_jobs(record, say)
+    whole = find_run.with_unrecorded_jobs(record)
     if whole != record:
         cloud_record.write(run, whole)
     return whole

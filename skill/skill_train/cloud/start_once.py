@@ -15,7 +15,7 @@ from pathlib import Path
 
 import msgspec
 
-from skill_train.cloud.poll import Say
+from skill_train.core import waiting
 from skill_train.core.errors import SkillTrainError, Temporary
 from skill_train.core.resources import train_program
 from skill_train.hub import jobs
@@ -35,7 +35,7 @@ SETTLED_LOOKS = 60  # two minutes, after which a request without an answer creat
 NOTICE_LOOKS = 5  # ten seconds between two notices about the search
 
 
-def start(run: RunDir, record: CloudRecord, requested: CloudJob, post: Callable[[], Job], say: Say) -> CloudRecord:
+def start(run: RunDir, record: CloudRecord, requested: CloudJob, post: Callable[[], Job]) -> CloudRecord:
     """Starts a job; returns the record with it.
 
     Args:
@@ -54,16 +54,16 @@ def start(run: RunDir, record: CloudRecord, requested: CloudJob, post: Callable[
         try:
             job = post()
         except StillAsking as error:
-            say(f"{error.message} ({error.got}); looking whether the job is there")
-            existing = find_job(record, requested.number, times=SETTLED_LOOKS, say=say)
+            waiting.tell(f"{error.message} ({error.got}); looking whether the job is there")
+            existing = find_job(record, requested.number, times=SETTLED_LOOKS)
             if existing is None:
                 error.hint = "run the same command again: it looks for the job before it asks for one"
                 raise
             return record_started(run, record, posted, existing)
         except Temporary as error:
-            say(f"{error.message} ({error.got}); looking whether the job is there (try {attempt} of {TRIES})")
+            waiting.tell(f"{error.message} ({error.got}); looking whether the job is there (try {attempt} of {TRIES})")
             refused = error.code == "rate_limit"  # after any other error the server may have passed the request on
-            existing = find_job(record, requested.number, times=2 if refused else LATE_LOOKS, say=say)
+            existing = find_job(record, requested.number, times=2 if refused else LATE_LOOKS)
             if existing is not None:
                 return record_started(run, record, posted, existing)
             late = time.monotonic() - began > settled_seconds() * 3 / 4 > 0  # others may think it abandoned
@@ -75,19 +75,19 @@ def start(run: RunDir, record: CloudRecord, requested: CloudJob, post: Callable[
             raise
         else:
             record = record_started(run, record, posted, job)
-            return _watched(run, record, posted, job, began, say) if doubtful else record
+            return _watched(run, record, posted, job, began) if doubtful else record
     raise AssertionError("the last try returns or raises")
 
 
-def _watched(run: RunDir, record: CloudRecord, new_job: CloudJob, job: Job, began: float, say: Say) -> CloudRecord:
+def _watched(run: RunDir, record: CloudRecord, new_job: CloudJob, job: Job, began: float) -> CloudRecord:
     """The record with the job that remains, once the earlier failed requests cannot create another."""
     end, next_notice = began + settled_seconds(), 0.0
     while (rest := end - time.monotonic()) > 0:
         if time.monotonic() >= next_notice:
-            say(f"job {job.id} was started; watching {rest:.0f} s for a duplicate from the failed request")
+            waiting.tell(f"job {job.id} was started; watching {rest:.0f} s for a duplicate from the failed request")
             next_notice = time.monotonic() + NOTICE_LOOKS * PAUSE_SECONDS
         time.sleep(min(PAUSE_SECONDS, rest))
-        job = keep_the_oldest(record, new_job.number, job, say, of_plan=False)
+        job = keep_the_oldest(record, new_job.number, job, of_plan=False)
     return record if record.last and record.last.job_id == job.id else record_started(run, record, new_job, job)
 
 
@@ -96,7 +96,7 @@ def settled_seconds() -> float:
     return SETTLED_LOOKS * PAUSE_SECONDS
 
 
-def find_job_until_settled(record: CloudRecord, requested: CloudJob, say: Say) -> Job | None:
+def find_job_until_settled(record: CloudRecord, requested: CloudJob) -> Job | None:
     """Looks for a requested job for as long as it may appear.
 
     Raises:
@@ -105,10 +105,10 @@ def find_job_until_settled(record: CloudRecord, requested: CloudJob, say: Say) -
     asked_at = datetime.strptime(requested.asked_at, "%Y-%m-%dT%H:%M:%SZ").replace(tzinfo=UTC)
     age = max((datetime.now(UTC) - asked_at).total_seconds() - 1, 0.0)  # whole seconds; a clock may be set back
     times = math.ceil((settled_seconds() - age) / PAUSE_SECONDS) if PAUSE_SECONDS else 0
-    return find_job(record, requested.number, times=max(times, 2), say=say)
+    return find_job(record, requested.number, times=max(times, 2))
 
 
-def keep_the_oldest(record: CloudRecord, number: int, job: Job, say: Say, *, of_plan: bool) -> Job:
+def keep_the_oldest(record: CloudRecord, number: int, job: Job, *, of_plan: bool) -> Job:
     """Keeps the oldest of the jobs that were started for the same purpose on any machine. Other jobs of this run are
     cancelled before they cost anything; a job of another run is cancelled by the command that started it.
 
@@ -128,16 +128,16 @@ def keep_the_oldest(record: CloudRecord, number: int, job: Job, say: Say, *, of_
     first = min(living.values(), key=lambda each: each.age_key)
     for other in living.values():
         if other.id != first.id and (other.id == job.id or own.items() <= other.labels.items()):
-            _cancel(other, first, say)
+            _cancel(other, first)
     return first
 
 
-def _cancel(job: Job, first: Job, say: Say) -> None:
-    say(f"cancelling job {job.id}: job {first.id} was started earlier for the same plan")
+def _cancel(job: Job, first: Job) -> None:
+    waiting.tell(f"cancelling job {job.id}: job {first.id} was started earlier for the same plan")
     try:
         jobs.cancel(job.namespace, job.id)
     except SkillTrainError as error:
-        say(f"it could not be cancelled ({error.message}) and costs money: skill-train cancel {job.id}")
+        waiting.tell(f"it could not be cancelled ({error.message}) and costs money: skill-train cancel {job.id}")
 
 
 def specification(run: RunDir, plan: Plan, record: CloudRecord, job: CloudJob) -> JobSpec:
@@ -160,7 +160,7 @@ def specification(run: RunDir, plan: Plan, record: CloudRecord, job: CloudJob) -
     )
 
 
-def find_job(record: CloudRecord, number: int, *, times: int, say: Say) -> Job | None:
+def find_job(record: CloudRecord, number: int, *, times: int) -> Job | None:
     """The job with this number, if it exists. Looks so many times, each after a pause.
 
     Raises:
@@ -173,7 +173,7 @@ def find_job(record: CloudRecord, number: int, *, times: int, say: Say) -> Job |
         if matching:
             return matching[-1]  # the oldest, should there ever be two
         if done % NOTICE_LOOKS == NOTICE_LOOKS - 1 and done + 1 < times:
-            say(f"not there yet; looking for {(times - done - 1) * PAUSE_SECONDS:.0f} s more")
+            waiting.tell(f"not there yet; looking for {(times - done - 1) * PAUSE_SECONDS:.0f} s more")
     return None
 
 

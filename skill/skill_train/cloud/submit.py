@@ -10,8 +10,8 @@ import msgspec
 
 from skill_train.cloud import claim, find_run, stage_data, start_once
 from skill_train.cloud.order import Order, Sent
-from skill_train.cloud.poll import Say
 from skill_train.cloud.stage_data import Staged
+from skill_train.core import waiting
 from skill_train.core.errors import SkillTrainError, UsageError
 from skill_train.core.files import write_text
 from skill_train.core.units import megabytes
@@ -27,7 +27,7 @@ from skill_train.run.lock import locked
 from skill_train.run.plan_record import Plan
 
 
-def submit(run: RunDir, order: Order, say: Say, *, force_new: bool) -> Sent:
+def submit(run: RunDir, order: Order, *, force_new: bool) -> Sent:
     """Starts the job of a run, or finds the existing one.
 
     Raises:
@@ -36,14 +36,14 @@ def submit(run: RunDir, order: Order, say: Say, *, force_new: bool) -> Sent:
         Temporary: the Hub does not answer. The same command continues where this one stopped.
     """
     with locked(run, "submit"):
-        sent = _existing(run, order, say, force_new=force_new)
+        sent = _existing(run, order, force_new=force_new)
         if sent is not None:
             return sent
         record = _new_record(run, order)
         plan_record.write(run.plan, order.plan)
         write_text(run.recipe, to_yaml(order.plan.recipe_file()))
         cloud_record.write(run, record)
-        record = _with_data(run, order, record, say)
+        record = _with_data(run, order, record)
         job = CloudJob(
             number=1,
             state="starting",
@@ -53,29 +53,29 @@ def submit(run: RunDir, order: Order, say: Say, *, force_new: bool) -> Sent:
             usd_per_hour=order.usd_per_hour,
             max_cost=order.max_cost,
         )
-        return _asked_for(run, order, record, job, say, of_plan=not force_new)
+        return _asked_for(run, order, record, job, of_plan=not force_new)
 
 
-def _asked_for(run: RunDir, order: Order, record: CloudRecord, job: CloudJob, say: Say, *, of_plan: bool) -> Sent:
+def _asked_for(run: RunDir, order: Order, record: CloudRecord, job: CloudJob, *, of_plan: bool) -> Sent:
     """The job of this request, or the one of the same plan that another folder requested at the same moment."""
     spec = start_once.specification(run, order.plan, record, job)
     place = patiently(lambda: jobs.upload(spec))
-    with claim.claimed(record, job.number, say, of_plan=of_plan) as theirs:
+    with claim.claimed(record, job.number, of_plan=of_plan) as theirs:
         if theirs is not None:
-            return _adopt(run, order, theirs, say)
-        say(f"starting the job on {job.flavor}")
-        record = start_once.start(run, record, job, lambda: jobs.start(spec, place), say)
+            return _adopt(run, order, theirs)
+        waiting.tell(f"starting the job on {job.flavor}")
+        record = start_once.start(run, record, job, lambda: jobs.start(spec, place))
         if record.folder is None:  # the answer left it out
             record = msgspec.structs.replace(record, bucket=place[0], folder=place[1])
             cloud_record.write(run, record)
     begun = start_once.inspect_new_job(record)
     if begun is None:
         return Sent(record, None, reused=False)
-    stays = start_once.keep_the_oldest(record, job.number, begun, say, of_plan=of_plan)
-    return Sent(record, begun.stage, reused=False) if stays.id == begun.id else _adopt(run, order, stays, say)
+    stays = start_once.keep_the_oldest(record, job.number, begun, of_plan=of_plan)
+    return Sent(record, begun.stage, reused=False) if stays.id == begun.id else _adopt(run, order, stays)
 
 
-def existing(run: RunDir, order: Order, say: Say, *, force_new: bool) -> Sent | None:
+def existing(run: RunDir, order: Order, *, force_new: bool) -> Sent | None:
     """The job that this order already has: in this run directory, or one of the same plan that is running or has
     succeeded.
 
@@ -88,7 +88,7 @@ def existing(run: RunDir, order: Order, say: Say, *, force_new: bool) -> Sent | 
     if not run.path.exists() and (force_new or _same_plan(order) is None):
         return None
     with locked(run, "submit"):
-        return _existing(run, order, say, force_new=force_new)
+        return _existing(run, order, force_new=force_new)
 
 
 def never_began(run: RunDir, plan_hash: str) -> bool:
@@ -114,38 +114,38 @@ def require_new(run: RunDir, plan_hash: str) -> None:
         )
 
 
-def _existing(run: RunDir, order: Order, say: Say, *, force_new: bool) -> Sent | None:
+def _existing(run: RunDir, order: Order, *, force_new: bool) -> Sent | None:
     record = cloud_record.read(run)
     if record is None:
-        _require_free(run, order)
+        _require_free(run)
     elif record.plan_hash != order.plan_hash:
-        _require_never_started(run, record, order, say)
-    elif (sent := _sent_before(run, record, say)) is not None:
+        _require_never_started(run, record, order)
+    elif (sent := _sent_before(run, record)) is not None:
         return sent
     job = None if force_new else _same_plan(order)
-    return None if job is None else _adopt(run, order, job, say)
+    return None if job is None else _adopt(run, order, job)
 
 
-def _sent_before(run: RunDir, record: CloudRecord, say: Say) -> Sent | None:
+def _sent_before(run: RunDir, record: CloudRecord) -> Sent | None:
     """The newest job of a run directory. A requested job is looked up, and does not count if it does not exist."""
     last = record.last
     if last is not None and last.state == "starting":
-        job = start_once.find_job_until_settled(record, last, say)
+        job = start_once.find_job_until_settled(record, last)
         if job is not None:
             return Sent(start_once.record_started(run, record, last, job), job.stage, reused=True)
     if record.last_begun is None:
         return None
-    stage = _stage(record, say)
-    whole = record if stage in (*LIVE, "COMPLETED") else find_run.with_unrecorded_jobs(record, say)
+    stage = _stage(record)
+    whole = record if stage in (*LIVE, "COMPLETED") else find_run.with_unrecorded_jobs(record)
     if whole != record:  # another folder continued the run
         cloud_record.write(run, whole)
-        stage = _stage(whole, say)
+        stage = _stage(whole)
     return Sent(whole, stage, reused=True)
 
 
-def _stage(record: CloudRecord, say: Say) -> str:
+def _stage(record: CloudRecord) -> str:
     """The stage of the newest job; DELETED if the Hub does not have it any more."""
-    now = find_run.newest_job(record, say)
+    now = find_run.newest_job(record)
     return now.stage if now else "DELETED"
 
 
@@ -157,9 +157,9 @@ def _same_plan(order: Order) -> Job | None:
     return next((job for job in matching if job.live), done[0] if done else None)
 
 
-def _adopt(run: RunDir, order: Order, job: Job, say: Say) -> Sent:
+def _adopt(run: RunDir, order: Order, job: Job) -> Sent:
     """Makes a run directory for an existing job, with the plan of that job."""
-    say(
+    waiting.tell(
         f"the job {job.id} {'runs this plan already' if job.live else 'has done this plan; --force-new starts another'}"
     )
     theirs = _plan_of(job)
@@ -219,27 +219,27 @@ def _new_record(run: RunDir, order: Order) -> CloudRecord:
     )
 
 
-def _with_data(run: RunDir, order: Order, record: CloudRecord, say: Say) -> CloudRecord:
+def _with_data(run: RunDir, order: Order, record: CloudRecord) -> CloudRecord:
     """Uploads local data. Files that are already there are not sent again."""
     if order.staged is None:
         return record
-    data = upload(order.staged, order.namespace, order.data_repo, say)
+    data = upload(order.staged, order.namespace, order.data_repo)
     record = msgspec.structs.replace(record, data=data)
     cloud_record.write(run, record)
     return record
 
 
-def upload(staged: Staged, namespace: str, data_repo: str | None, say: Say) -> CloudData:
+def upload(staged: Staged, namespace: str, data_repo: str | None) -> CloudData:
     where = stage_data.mount_path(staged)
     size = f"{megabytes(staged.bytes)} in {len(staged.files)} files"
     with stage_data.folder_of(staged) as folder:
         if data_repo is not None:
-            say(f"uploading the data to the private dataset {data_repo}: {size}")
+            waiting.tell(f"uploading the data to the private dataset {data_repo}: {size}")
             commit = patiently(lambda: repositories.upload_dataset(folder, data_repo))
             if changed := stage_data.changed_files(staged):
                 raise stage_data.changed(changed[0])
             return _uploaded(staged, Mount(data_repo, "", where, read_only=True, kind="dataset", revision=commit))
-        say(f"uploading the data to the bucket {namespace}/jobs-artifacts: {size}")
+        waiting.tell(f"uploading the data to the bucket {namespace}/jobs-artifacts: {size}")
         mount = patiently(lambda: jobs.sync_data(folder, where, namespace, staged.name))
     if changed := stage_data.changed_files(staged):  # what lies there now is not what the folder's name says
         names = [f"{mount.folder}/{name}" for name in changed]
@@ -248,7 +248,7 @@ def upload(staged: Staged, namespace: str, data_repo: str | None, say: Say) -> C
     return _uploaded(staged, mount)
 
 
-def _require_free(run: RunDir, order: Order) -> None:
+def _require_free(run: RunDir) -> None:
     """Refuses a folder with a local run, because local and cloud runs are not mixed."""
     if not RunDir.is_one(run.path):
         return
@@ -264,10 +264,10 @@ def _require_free(run: RunDir, order: Order) -> None:
         )
 
 
-def _require_never_started(run: RunDir, record: CloudRecord, order: Order, say: Say) -> None:
+def _require_never_started(run: RunDir, record: CloudRecord, order: Order) -> None:
     """Refuses to replace another plan, unless it never had a job."""
     last = record.last_begun or record.last
-    if last is None or (last.job_id is None and start_once.find_job_until_settled(record, last, say) is None):
+    if last is None or (last.job_id is None and start_once.find_job_until_settled(record, last) is None):
         return
     raise UsageError(
         f"{run.path} belongs to another plan{f', whose job is {last.job_id}' if last.job_id else ''}",

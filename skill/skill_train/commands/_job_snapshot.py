@@ -146,7 +146,7 @@ def until_end(cloud: CloudRun, console: Console, seconds: float | None) -> Job:
 
     namespace, job_id, run_id = cloud.record.namespace, cloud.now.id, cloud.record.run_id
     with waiting.for_hours():
-        ended = poll.until_end(namespace, job_id, run_id, seconds=seconds, on_job=on_job, say=console.status)
+        ended = poll.until_end(namespace, job_id, run_id, seconds=seconds, on_job=on_job)
     return ended or find_run.deleted_job(cloud.record, cloud.job)
 
 
@@ -160,7 +160,7 @@ def _long_wait_text(job: Job) -> str:
 def _peeked(cloud: CloudRun, console: Console, *, in_time: bool) -> bucket.StoredRecords:
     """The stored records. If the bucket cannot be read, the Hub's words are still shown."""
     try:
-        return bucket.stored_records(cloud.record, _PEEKED, console.status)
+        return bucket.stored_records(cloud.record, _PEEKED)
     except (AccessError, Temporary) as error:
         if isinstance(error, Temporary) and not in_time:
             raise
@@ -187,7 +187,7 @@ def _explained(cloud: CloudRun, measured: Speed | None, there: bucket.StoredReco
 def _tail(cloud: CloudRun, console: Console) -> list[str]:
     """The end of the log, which may have been deleted with the job."""
     try:
-        return poll.log_so_far(cloud.now, console.status, tail=_TAIL_LINES)
+        return poll.log_so_far(cloud.now, tail=_TAIL_LINES)
     except SkillTrainError as error:
         console.warn("no_log", f"the log of the job cannot be read: {error.message}")
         return []

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from skill_train.cloud import bucket
-from skill_train.cloud.bucket import StoredRun
 from skill_train.cloud.find_run import CloudRun
 from skill_train.cloud.poll import patiently
-from skill_train.core.console import Console
+from skill_train.core import waiting
 from skill_train.core.errors import UsageError
 from skill_train.hub import repositories
 from skill_train.program.cloud.push import PROOF
@@ -14,11 +12,7 @@ from skill_train.run import plan_record, train_record
 from skill_train.run.folder import RunDir
 
 
-def in_bucket(cloud: CloudRun, console: Console) -> StoredRun | None:
-    return bucket.stored_run(cloud.record, console.status)
-
-
-def why_not_pushed(cloud: CloudRun, run: RunDir, console: Console) -> str:
+def why_not_pushed(cloud: CloudRun, run: RunDir) -> str:
     """Why the model repository cannot provide the result of this run; empty if it can.
 
     Raises:
@@ -29,9 +23,9 @@ def why_not_pushed(cloud: CloudRun, run: RunDir, console: Console) -> str:
     repository = cloud.record.hub_model_id
     if not repository or cloud.now.live:
         return "the job has not kept anything yet" if repository else "its bucket has no result"
-    console.status(f"the bucket has no result; asking for {repository}")
+    waiting.tell(f"the bucket has no result; asking for {repository}")
     try:
-        pushed = patiently(lambda: repositories.find("model", repository), console.status)
+        pushed = patiently(lambda: repositories.find("model", repository))
         files = pushed.files if pushed else ()
         if "train.json" not in files or PROOF in files:
             return f"neither its bucket nor {repository} has its result"

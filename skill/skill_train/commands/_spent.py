@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from skill_train.cloud.poll import Say, patiently
+from skill_train.cloud.poll import patiently
 from skill_train.core.console import Console
 from skill_train.core.errors import DecisionNeeded
 from skill_train.core.units import dollars as in_dollars
@@ -13,7 +13,7 @@ from skill_train.run.progress import dollars
 
 
 def spent_by_jobs(
-    namespace: str, plan_hash: str, record: CloudRecord | None, say: Say, *, excluded_job_id: str | None = None
+    namespace: str, plan_hash: str, record: CloudRecord | None, *, excluded_job_id: str | None = None
 ) -> float:
     """Dollars of all jobs of a plan. A running job counts with its highest possible cost.
 
@@ -26,7 +26,7 @@ def spent_by_jobs(
         Temporary: the Hub does not answer.
     """
     noted = {job.job_id: job for job in (record.jobs if record else ()) if job.job_id is not None}
-    listed = {job.id: job for job in patiently(lambda: jobs.find(namespace, {"plan": plan_hash}), say)}
+    listed = {job.id: job for job in patiently(lambda: jobs.find(namespace, {"plan": plan_hash}))}
     total = 0.0
     for job_id in sorted({*noted, *listed} - {excluded_job_id}):
         cost = _cost(listed.get(job_id), noted.get(job_id))

@@ -53,7 +53,7 @@ def check_order(
     offer = ask("flavor and price", lambda: preflight.flavor(plan.flavor or "")) or flavors.known(plan.flavor)
     spent = 0.0
     if options.max_cost is not None and account.state == "valid":
-        jobs = partial(spent_by_jobs, order.namespace, order.plan_hash, None, console.status)
+        jobs = partial(spent_by_jobs, order.namespace, order.plan_hash, None)
         spent = ask("cost of earlier jobs", jobs) or 0.0
     job_budget = budget_of(options, plan, offer, timeout, spent)
     _warn(console, order, job_budget, there)

@@ -7,13 +7,12 @@ from dataclasses import dataclass
 
 import click
 
-from skill_train.cloud import find_run, poll
+from skill_train.cloud import bucket, find_run, poll
 from skill_train.cloud.bucket import StoredRun
 from skill_train.cloud.find_run import CloudRun
 from skill_train.commands._drawing import draw_text
 from skill_train.commands._frame import command
 from skill_train.commands._job_snapshot import until_end
-from skill_train.commands._kept_result import in_bucket
 from skill_train.commands._options import RUN
 from skill_train.core.console import Console, Result
 from skill_train.core.errors import SkillTrainError, Temporary, UsageError
@@ -36,7 +35,7 @@ class CancelOptions:
 @click.argument("run", type=RUN)
 def cancel(options: CancelOptions, console: Console) -> Result:
     """Cancel a job. Its checkpoints are kept; a job that has already ended is not changed."""
-    cloud = find_run.find(options.run, console.status)
+    cloud = find_run.find(options.run)
     was_live = cloud.now.live
     if was_live:
         cloud = find_run.with_recorded_end(dataclasses.replace(cloud, now=_cancelled(cloud, console)))
@@ -69,7 +68,7 @@ def cancel(options: CancelOptions, console: Console) -> Result:
 def _kept(cloud: CloudRun, console: Console) -> tuple[StoredRun | None, bool]:
     """What the job has stored, and whether that cannot be read: the job is cancelled all the same."""
     try:
-        return in_bucket(cloud, console), False
+        return bucket.stored_run(cloud.record), False
     except SkillTrainError as error:
         console.warn("no_bucket", f"what the job has stored cannot be read: {error.message}")
         return None, True
@@ -77,7 +76,7 @@ def _kept(cloud: CloudRun, console: Console) -> tuple[StoredRun | None, bool]:
 
 def _cancelled(cloud: CloudRun, console: Console) -> Job:
     """The job after the request to cancel it. A job that ends by itself in the meantime is accepted too."""
-    where, run_id, say = (cloud.record.namespace, cloud.now.id), cloud.record.run_id, console.status
+    where, run_id = (cloud.record.namespace, cloud.now.id), cloud.record.run_id
 
     def tell() -> None:
         try:
@@ -85,14 +84,14 @@ def _cancelled(cloud: CloudRun, console: Console) -> Job:
         except (UsageError, Temporary) as error:
             if isinstance(error, Temporary) and error.code != "conflict":
                 raise
-            now = poll.job_now(*where, run_id, say, seconds=0.0)
+            now = poll.job_now(*where, run_id, seconds=0.0)
             if now is not None and now.live:
                 if error.code != "unknown_job":
                     raise
                 hint = f"skill-train cancel {cloud.word}"
                 raise Temporary(error.message, code="hub_error", got="status 404", hint=hint) from None
 
-    poll.patiently(tell, say)
+    poll.patiently(tell)
     return until_end(cloud, console, CANCEL_SECONDS)
 
 

@@ -38,11 +38,11 @@ class LogsOptions:
 )
 def logs(options: LogsOptions, console: Console) -> Result:
     """Show the log of a job, and reconnect when the connection breaks. JSON holds the last lines that fit."""
-    cloud = find_run.find(options.run, console.status)
+    cloud = find_run.find(options.run)
     tail = options.tail
-    where, run_id, say = (cloud.record.namespace, cloud.now.id), cloud.record.run_id, console.status
+    where, run_id = (cloud.record.namespace, cloud.now.id), cloud.record.run_id
     live = options.follow and cloud.now.live
-    there = [] if live and tail is None else poll.log_so_far(cloud.now, say, tail=None if live else tail)
+    there = [] if live and tail is None else poll.log_so_far(cloud.now, tail=None if live else tail)
     there_asked = there[-tail:] if tail else there
     last, count = deque[str](maxlen=tail or 1000), len(there_asked)
     for line in there_asked:
@@ -50,11 +50,11 @@ def logs(options: LogsOptions, console: Console) -> Result:
         console.line(line, now=options.follow)
     if live:
         with waiting.for_hours():
-            for line in poll.lines(*where, run_id, say=say, skip=len(there)):
+            for line in poll.lines(*where, run_id, skip=len(there)):
                 last.append(line)
                 count += 1
                 console.line(line, now=True)
-        cloud = find_run.with_current_job(cloud, say)
+        cloud = find_run.with_current_job(cloud)
     shown = _that_fit(last)
     data = {
         "job_id": where[1],

@@ -8,14 +8,14 @@ from typing import Any
 
 import click
 
-from skill_train.cloud import find_run
+from skill_train.cloud import bucket, find_run
 from skill_train.cloud.bucket import StoredRun
 from skill_train.cloud.find_run import CloudRun
 from skill_train.cloud.pull import Pull
 from skill_train.commands._drawing import draw_line
 from skill_train.commands._ended_training import smoke_failure
 from skill_train.commands._frame import command
-from skill_train.commands._kept_result import in_bucket, why_not_pushed
+from skill_train.commands._kept_result import why_not_pushed
 from skill_train.commands._options import PATH, RUN
 from skill_train.commands._shell import quoted
 from skill_train.core.console import Console, Result
@@ -48,7 +48,7 @@ def pull(options: PullOptions, console: Console) -> Result:
     A result that the bucket lacks comes from the repository that it was pushed to. A run that has not finished brings
     its records and its newest checkpoint. Run it again after an interruption.
     """
-    cloud = find_run.with_run_dir(find_run.find(options.run, console.status), options.run_dir, console.status)
+    cloud = find_run.with_run_dir(find_run.find(options.run), options.run_dir)
     here = cloud.run
     assert here is not None  # find_run.with_run_dir set it
     record, fetched = _fetched(cloud, here, console)
@@ -88,7 +88,7 @@ def _fetched(cloud: CloudRun, here: RunDir, console: Console) -> tuple[Pull, lis
     from skill_train.cloud import pull
 
     try:
-        there, missing = in_bucket(cloud, console), None
+        there, missing = bucket.stored_run(cloud.record), None
     except VerificationFailed as error:
         if error.code != "kept_file_missing" or cloud.now.live:
             raise
@@ -96,7 +96,7 @@ def _fetched(cloud: CloudRun, here: RunDir, console: Console) -> tuple[Pull, lis
     if there is not None and (there.state == "done" or cloud.now.live):
         return _from_bucket(console, here, there)
     try:
-        why = why_not_pushed(cloud, here, console)
+        why = why_not_pushed(cloud, here)
     except AccessError as error:
         if there is None:
             raise missing or error from None
@@ -115,7 +115,7 @@ def _from_bucket(console: Console, here: RunDir, there: StoredRun) -> tuple[Pull
     from skill_train.cloud import pull
 
     with console.progress("fetching") as progress:
-        return pull.from_bucket(here, there, progress=progress, say=console.status)
+        return pull.from_bucket(here, there, progress=progress)
 
 
 def _from_repository(cloud: CloudRun, here: RunDir) -> tuple[Pull, list[str]]:

@@ -17,7 +17,7 @@ from skill_train.cloud.find_run import CloudRun
 from skill_train.commands._drawing import draw_line
 from skill_train.commands._frame import command
 from skill_train.commands._job_snapshot import Snapshot, snapshot
-from skill_train.commands._kept_result import in_bucket, why_not_pushed
+from skill_train.commands._kept_result import why_not_pushed
 from skill_train.commands._options import DOLLARS, PATH, RUN
 from skill_train.commands._shell import quoted
 from skill_train.commands._spent import require_as_asked, spent_by_jobs
@@ -66,25 +66,25 @@ def resume(options: ResumeOptions, console: Console) -> Result:
     """
     from skill_train.cloud import resume
 
-    cloud = find_run.find(options.run, console.status)
+    cloud = find_run.find(options.run)
     newest = cloud.record.last_begun
     if newest is not None and newest.job_id != cloud.job.job_id:  # an id of an earlier job was given
-        cloud = find_run.with_newest_job(cloud, console.status)
+        cloud = find_run.with_newest_job(cloud)
     if cloud.now.live:
         if cloud.run is not None:
-            resume.with_missing_jobs(cloud.run, console.status)
+            resume.with_missing_jobs(cloud.run)
         _require_as_asked(options, console, cloud)
         return _running_job(cloud, cloud.job, reused=True)
-    cloud = find_run.with_run_dir(cloud, options.run_dir, console.status)
+    cloud = find_run.with_run_dir(cloud, options.run_dir)
     ended = _ended_job(cloud, console)
     if ended.story is None:
         return _finished(cloud)
     assert cloud.run is not None  # find_run.with_run_dir set it
     anew = f"skill-train submit {quoted(cloud.run.recipe)}"
     require_same_recipe(cloud.run, plan_record.read(cloud.run.plan), anew)
-    _require_program(cloud, console)
+    _require_program(cloud)
     _check_flavor(ended, options.flavor)
-    budget, command = _budget(options, console, ended)
+    budget, command = _budget(options, ended)
     console.status(f"the last job: {ended.story.message}")
     if ended.story.remedy in ("recipe", "data"):
         console.warn("same_again", f"the same recipe may fail in the same way: {ended.story.help}")
@@ -98,7 +98,6 @@ def resume(options: ResumeOptions, console: Console) -> Result:
         timeout_seconds=budget.timeout_seconds,
         usd_per_hour=budget.usd_per_hour,
         max_cost=_ceiling(options, cloud.record),
-        say=console.status,
     )
     assert record.last_begun is not None  # a job was started
     if reused:
@@ -115,14 +114,14 @@ def _require_as_asked(options: ResumeOptions, console: Console, cloud: CloudRun)
     job, record, spent = cloud.job, cloud.record, 0.0
     if options.max_cost is not None:
         newest = job.job_id
-        spent = spent_by_jobs(record.namespace, record.plan_hash, record, console.status, excluded_job_id=newest)
+        spent = spent_by_jobs(record.namespace, record.plan_hash, record, excluded_job_id=newest)
     timeout = cloud_budget.seconds_of(options.timeout) if options.timeout else None
     require_as_asked(console, cloud.word, job, max_cost=options.max_cost, spent=spent, timeout=timeout)
     if options.flavor not in (None, job.flavor):
         console.warn("another_flavor", f"job {job.job_id} is already running on {job.flavor}, not on {options.flavor}")
 
 
-def _budget(options: ResumeOptions, console: Console, ended: Snapshot) -> tuple[Budget, str]:
+def _budget(options: ResumeOptions, ended: Snapshot) -> tuple[Budget, str]:
     """The budget of the new job, and the command that starts it, without a timeout.
 
     Raises:
@@ -131,7 +130,7 @@ def _budget(options: ResumeOptions, console: Console, ended: Snapshot) -> tuple[
     cloud, record = ended.cloud, ended.cloud.record
     flavor = options.flavor or cloud.job.flavor
     max_cost = _ceiling(options, record)
-    before = 0.0 if max_cost is None else spent_by_jobs(record.namespace, record.plan_hash, record, console.status)
+    before = 0.0 if max_cost is None else spent_by_jobs(record.namespace, record.plan_hash, record)
     command = _command(cloud, flavor, max_cost)
     budget = cloud_budget.budget(
         _remaining(ended, flavor),
@@ -154,7 +153,7 @@ def _ceiling(options: ResumeOptions, record: CloudRecord) -> float | None:
 def _ended_job(cloud: CloudRun, console: Console) -> Snapshot:
     """The state of the run. A completed job without a result gets an explanation too: the run is not finished."""
     ended = snapshot(cloud, console)
-    if ended.story is not None or _has_result(cloud, console):
+    if ended.story is not None or _has_result(cloud):
         return ended
     story = Story(
         code="nothing_kept",
@@ -164,20 +163,20 @@ def _ended_job(cloud: CloudRun, console: Console) -> Snapshot:
     return dataclasses.replace(ended, story=story)
 
 
-def _has_result(cloud: CloudRun, console: Console) -> bool:
+def _has_result(cloud: CloudRun) -> bool:
     """Whether the result is here, or can be fetched."""
     assert cloud.run is not None  # find_run.with_run_dir set it
     with contextlib.suppress(UsageError):
         trained(cloud.run)
         return True
     with contextlib.suppress(VerificationFailed):  # a file of it is gone
-        there = in_bucket(cloud, console)
+        there = bucket.stored_run(cloud.record)
         if there is not None and there.state == "done":
             return True
-    return not why_not_pushed(cloud, cloud.run, console)
+    return not why_not_pushed(cloud, cloud.run)
 
 
-def _require_program(cloud: CloudRun, console: Console) -> None:
+def _require_program(cloud: CloudRun) -> None:
     """Refuses a job whose program and plan are gone from the bucket: it would end in its first minute, which is paid.
 
     Raises:
@@ -187,7 +186,7 @@ def _require_program(cloud: CloudRun, console: Console) -> None:
     if record.folder is None:
         return
     with contextlib.suppress(AccessError):
-        if "plan.json" in bucket.stored_records(record, ("plan.json",), console.status).texts:
+        if "plan.json" in bucket.stored_records(record, ("plan.json",)).texts:
             return
         raise UsageError(
             f"the program and the plan of {cloud.name} are no longer in {record.bucket}",

@@ -54,7 +54,7 @@ def status(options: StatusOptions, console: Console) -> Result:
     here = RunDir(Path(options.run))
     if RunDir.is_one(here.path) and not cloud_record.record_path(here).is_file():
         return console.watch(_local_state(here), pause_seconds=_HERE_SECONDS)
-    return console.watch(_job_state(find_run.find(options.run, console.status), console), pause_seconds=_JOB_SECONDS)
+    return console.watch(_job_state(find_run.find(options.run), console), pause_seconds=_JOB_SECONDS)
 
 
 def _job_state(cloud: CloudRun, console: Console) -> Callable[[], tuple[Result, bool]]:
@@ -63,7 +63,7 @@ def _job_state(cloud: CloudRun, console: Console) -> Callable[[], tuple[Result, 
     def state_now() -> tuple[Result, bool]:
         nonlocal first_seen
         waiting.well()  # what the last question waited in vain does not count
-        state = snapshot(first_seen or find_run.with_current_job(cloud, console.status), console)
+        state = snapshot(first_seen or find_run.with_current_job(cloud), console)
         first_seen = None
         return state_result(state.data(), state.next()), state.now.live
 

@@ -97,7 +97,7 @@ def submit(options: SubmitOptions, console: Console) -> Result:
     if options.force_new:
         submission.require_new(run, order.plan_hash)
     if not options.dry_run:
-        existing = submission.existing(run, order, console.status, force_new=options.force_new)
+        existing = submission.existing(run, order, force_new=options.force_new)
         if existing is not None:
             return _job_answer(console, options, run, existing, order, timeout)
     checked = check_order(console, options, order, account, timeout)
@@ -105,7 +105,7 @@ def submit(options: SubmitOptions, console: Console) -> Result:
         return _submit_answer.dry_run(run, checked)
     if not options.yes:
         return _submit_answer.decision(options, checked)
-    sent = submission.submit(run, checked.order, console.status, force_new=options.force_new)
+    sent = submission.submit(run, checked.order, force_new=options.force_new)
     return _job_answer(console, options, run, sent, checked.order, timeout)
 
 
@@ -118,13 +118,13 @@ def _job_answer(
         DecisionNeeded: it may cost more than was allowed.
     """
     if sent.reused and sent.stage in (None, *LIVE):
-        spent, job = 0.0 if options.max_cost is None else _spent_before(console, order, sent), sent.record.last_begun
+        spent, job = 0.0 if options.max_cost is None else _spent_before(order, sent), sent.record.last_begun
         assert job is not None  # it is the one that was found
         require_as_asked(console, quoted(run.path), job, max_cost=options.max_cost, spent=spent, timeout=timeout)
     answer = _submit_answer.result(console, run, sent, order)
     if sent.stage in (None, "COMPLETED", *LIVE):
         return answer
-    story = snapshot(find_run.find(str(run.path), console.status), console).story
+    story = snapshot(find_run.find(str(run.path)), console).story
     ways = [command for command in story.next if command.startswith("skill-train ")] if story else []
     answer.next = ways or [f"skill-train resume {quoted(run.path)}"]
     answer.error = DecisionNeeded(
@@ -137,8 +137,8 @@ def _job_answer(
     return answer
 
 
-def _spent_before(console: Console, order: Order, sent: Sent) -> float:
+def _spent_before(order: Order, sent: Sent) -> float:
     """Dollars of the earlier jobs of this plan."""
     record, last = sent.record, sent.record.last_begun
     newest = last.job_id if last is not None else None
-    return spent_by_jobs(record.namespace, order.plan_hash, record, console.status, excluded_job_id=newest)
+    return spent_by_jobs(record.namespace, order.plan_hash, record, excluded_job_id=newest)

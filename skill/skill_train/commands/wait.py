@@ -42,7 +42,7 @@ def wait(options: WaitOptions, console: Console) -> Result:
     timeout = options.timeout
     end = math.inf if timeout is None else time.monotonic() + timeout
     with waiting.until(end + _LAST_SNAPSHOT_SECONDS):  # what the Hub has not told by then is left out
-        cloud = find_run.find(options.run, console.status)
+        cloud = find_run.find(options.run)
         if cloud.now.live:
             seconds = None if timeout is None else max(end - time.monotonic(), 0.0)
             cloud = find_run.with_recorded_end(dataclasses.replace(cloud, now=until_end(cloud, console, seconds)))
