@@ -40,7 +40,7 @@ def test_what_datasets_saves_is_what_is_staged(tmp_path: Path, splits: bool) -> 
     (datasets.DatasetDict({"train": rows, "test": rows}) if splits else rows).save_to_disk(str(folder))
     written = {f"rows/{path.relative_to(folder).as_posix()}" for path in folder.rglob("*") if path.is_file()}
     assert set(stage(folder).files) == written and len(written) == (7 if splits else 3)
-    assert stage(folder).listed.left_out == ()
+    assert stage(folder).left_out == ()
 
 
 def test_what_lies_beside_it_stays_here(tmp_path: Path) -> None:
@@ -65,7 +65,7 @@ def test_what_lies_beside_it_stays_here(tmp_path: Path) -> None:
         "train/state.json",
         "train/data-00000-of-00001.arrow",
     }
-    assert (set(staged.listed.left_out), staged.name) == (set(beside), before)
+    assert (set(staged.left_out), staged.name) == (set(beside), before)
 
 
 @pytest.mark.parametrize(

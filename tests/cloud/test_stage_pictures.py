@@ -6,6 +6,7 @@ A job is a folder with copies of what was staged; `use_data` of the training pro
 from __future__ import annotations
 
 import base64
+import dataclasses
 import json
 import os
 import shutil
@@ -209,7 +210,7 @@ def test_pictures_of_rows_that_are_not_read_stay_here(tmp_path: Path) -> None:
 def test_what_lies_in_an_imagefolder_beside_the_pictures_stays_and_is_told(tmp_path: Path) -> None:
     folder = _image_folder(tmp_path)
     (folder / "id_rsa").write_text("a private key")
-    assert set(_staged(_plan(folder)).listed.left_out) == {"id_rsa", "train/not named.png"}
+    assert set(_staged(_plan(folder)).left_out) == {"id_rsa", "train/not named.png"}
 
 
 def test_a_program_that_follows_no_link_gets_files(tmp_path: Path) -> None:
@@ -391,7 +392,7 @@ def test_two_spellings_of_one_file_are_refused_where_the_disk_has_one(tmp_path: 
     plan = _plan(_llava(tmp_path / "here"))
     staged = _staged(plan)
     twice = dict(staged.files) | {"./a.png": staged.files["a.png"]}
-    doubled = Staged(staged.listed._replace(files=twice), staged.name, staged.digests, staged.stamps)
+    doubled = dataclasses.replace(staged, files=twice)
     with pytest.raises(UsageError, match="in two ways"), stage_data.folder_of(doubled):
         pass
 

@@ -70,10 +70,9 @@ def uploads(order: Order) -> list[Upload]:
         {"what": "program", "name": program.name, "files": 1, "bytes": program.stat().st_size, "to": bucket},
         {"what": "plan", "name": "plan.json", "files": 1, "bytes": len(plan_text.encode()) + 1, "to": bucket},
     ]
-    if order.staged is not None:
-        name, staged = order.plan.recipe.data, order.staged.listed
+    if (staged := order.staged) is not None:
         to = f"the private dataset {order.data_repo}" if order.data_repo else bucket
-        rows = staged.files.keys() - staged.pictures
+        name, rows = order.plan.recipe.data, staged.files.keys() - staged.pictures
         listed.append({"what": "data", "name": name, "files": len(rows), "bytes": staged.bytes_of(rows), "to": to})
         if staged.left_out:
             listed[-1]["left_out"] = list(staged.left_out)

@@ -16,7 +16,7 @@ import tempfile
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from skill_train.core.digests import file_digest
 from skill_train.core.errors import UsageError
@@ -30,7 +30,8 @@ from skill_train.run.plan_record import Plan
 _MOUNT = "/dataset"
 
 
-class Listed(NamedTuple):
+@dataclass(frozen=True)
+class Listed:
     """The files of a dataset by their path below the mount; the first one's first part is the dataset's own name.
 
     Attributes:
@@ -46,36 +47,26 @@ class Listed(NamedTuple):
     def pictures(self) -> frozenset[str]:
         return frozenset(self.picture_names.values())
 
+    @property
+    def bytes(self) -> int:
+        return self.bytes_of(self.files)
+
     def bytes_of(self, names: Iterable[str]) -> int:
         return sum(self.files[name].stat().st_size for name in names)
 
 
-@dataclass(frozen=True)
-class Staged:
+@dataclass(frozen=True, kw_only=True)
+class Staged(Listed):
     """A local dataset that is ready for the upload.
 
     Attributes:
-        listed: its files.
         name: made from the content, so that the same files are uploaded only once.
         digests: the SHA-256 of each file; `stamps`: its size and time of change before it was read.
     """
 
-    listed: Listed
     name: str
     digests: dict[str, str]
     stamps: dict[str, tuple[int, int]]
-
-    @property
-    def files(self) -> dict[str, Path]:
-        return self.listed.files
-
-    @property
-    def pictures(self) -> frozenset[str]:
-        return self.listed.pictures
-
-    @property
-    def bytes(self) -> int:
-        return self.listed.bytes_of(self.files)
 
 
 def stage_plan(plan: Plan) -> Staged | None:
@@ -90,7 +81,7 @@ def stage_plan(plan: Plan) -> Staged | None:
     data = Path(recipe.data)
     staged = stage(data, recipe)
     if recipe.images:
-        digests = {path: staged.digests[name] for path, name in staged.listed.picture_names.items()}
+        digests = {path: staged.digests[name] for path, name in staged.picture_names.items()}
         rows: RowsRecipe = {"split": recipe.split, "columns": recipe.columns, "images": True}
         if data_fingerprint(data, rows, digests) != planned:
             raise changed(data.name)
@@ -109,7 +100,8 @@ def stage(data: Path, recipe: ResolvedRecipe | None = None) -> Staged:
     stamps = {name: _stamp(path) for name, path in listed.files.items()}
     digests = {name: file_digest(path)["sha256"] for name, path in listed.files.items()}
     content = hashlib.sha256(json.dumps(digests, sort_keys=True).encode()).hexdigest()
-    return Staged(listed, f"data-{content[:16]}", digests, stamps)
+    own = (listed.files, listed.picture_names, listed.left_out)
+    return Staged(*own, name=f"data-{content[:16]}", digests=digests, stamps=stamps)
 
 
 def list_files(data: Path, recipe: ResolvedRecipe | None = None) -> Listed:

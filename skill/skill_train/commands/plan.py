@@ -153,7 +153,7 @@ def _with_pictures(plan: Plan) -> tuple[Plan, SentRows | None]:
     sent: SentRows = {
         "files": len(listed.files),
         "picture_files": len(listed.pictures),
-        "bytes": listed.bytes_of(listed.files),
+        "bytes": listed.bytes,
     }
     return plan, sent
 
