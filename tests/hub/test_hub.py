@@ -155,6 +155,13 @@ def test_an_unknown_model(hub: Hub, home: Path) -> None:
         assert "hf auth login" in error["hint"]
 
 
+@pytest.mark.parametrize("name", ["me/x-", "me/a--b", "me/x.git", "me/" + "x" * 97])
+def test_a_name_that_no_repository_can_have(hub: Hub, home: Path, name: str) -> None:
+    """The client sends no request for it."""
+    assert ask(hub, home, "hub.models.model_facts", name, None)["error"]["code"] == "unknown_model"
+    assert ask(hub, home, "hub.datasets.inspect_dataset", {"data": name})["error"]["code"] == "unknown_dataset"
+
+
 def test_a_private_model_is_there_for_its_token_only(hub: Hub, home: Path) -> None:
     _model(hub).private = True
     assert "answer" in ask(hub, home, "hub.models.model_facts", MODEL, None)

@@ -249,6 +249,7 @@ def test_a_server_that_fails_for_a_while_costs_only_time(hub: Hub, tmp_path: Pat
         ("no such part", 2, "missing_step"),
         ("no repository", 2, "bad_usage"),
         ("a path as repository", 2, "bad_usage"),
+        ("a name that ends in a hyphen", 2, "bad_usage"),
         ("nobody", 4, "not_signed_in"),
         ("a reader", 4, "no_permission"),
         ("a public repository", 3, "public_repository"),
@@ -272,6 +273,8 @@ def test_what_is_refused(
         options = []
     elif what == "a path as repository":
         options = ["--repo", "../../etc"]
+    elif what == "a name that ends in a hyphen":
+        options = ["--repo", "me/tickets-"]
     elif what == "nobody":
         token = None
     elif what == "a reader":

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import shlex
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -17,7 +16,7 @@ from skill_train.commands._shell import quoted
 from skill_train.core import resources
 from skill_train.core.console import Console, Result
 from skill_train.core.errors import DecisionNeeded, UsageError
-from skill_train.hub import permissions, upload
+from skill_train.hub import permissions, repositories, upload
 from skill_train.hub.upload import PushFile, Uploaded
 from skill_train.publish.files import (
     chosen_parts,
@@ -41,8 +40,6 @@ from skill_train.run.folder import RunDir, open_run
 from skill_train.run.lock import locked
 from skill_train.run.plan_record import Plan
 from skill_train.run.verify_record import Proof
-
-_REPO = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 
 @dataclass(frozen=True)
@@ -202,7 +199,7 @@ def _repository(repo: str | None, run: Path) -> str:
             expected="--repo NAMESPACE/NAME",
             hint=f"skill-train push {quoted(run)} --repo NAMESPACE/NAME",
         )
-    if not _REPO.fullmatch(repo) or "--" in repo or ".." in repo:
+    if not repositories.is_id(repo):
         raise UsageError(
             f"{repo!r} is not the id of a repository",
             code="bad_usage",

@@ -90,8 +90,10 @@ def translated(error: Exception, resource: HubResource) -> Exception:
     if isinstance(error, errors.LocalEntryNotFoundError) and isinstance(cause, errors.HfHubHTTPError):
         error = cause  # the download failed, and the cache has no copy
     error = _system_error(error)
+    if (ours := _repository_error(error, resource)) is not None:
+        return ours
     if isinstance(error, errors.HfHubHTTPError):
-        return _repository_error(error, resource) or _status_error(error.response, resource)
+        return _status_error(error.response, resource)
     if isinstance(error, httpx2.ReadTimeout):
         return unreachable(resource, _reason(error), StillAsking)
     if isinstance(error, (RuntimeError, ConnectionError)) and (_STORE.search(str(error)) or _OWN.match(str(error))):
@@ -102,13 +104,6 @@ def translated(error: Exception, resource: HubResource) -> Exception:
         return _not_the_hub(error, resource)
     if isinstance(error, OSError):
         return _disk_error(error, resource)
-    if isinstance(error, errors.SafetensorsParsingError):
-        return UsageError(
-            f"{resource} has a broken safetensors file",
-            code="broken_model",
-            got=_reason(error),
-            hint="another revision, or another model",
-        )
     if isinstance(error, UnicodeEncodeError) and not (get_token() or "").isascii():
         return _refused(resource)
     return error
@@ -133,10 +128,17 @@ def _repository_error(error: BaseException, resource: HubResource) -> SkillTrain
         )
     if isinstance(error, errors.GatedRepoError):
         return gated(resource)
-    if isinstance(error, (errors.RepositoryNotFoundError, errors.BucketNotFoundError)):
-        return unknown(resource)
+    if isinstance(error, (errors.RepositoryNotFoundError, errors.BucketNotFoundError, errors.HFValidationError)):
+        return unknown(resource)  # the last: the client asks for no repository of such a name
     if isinstance(error, errors.RevisionNotFoundError):
         return no_revision(resource)
+    if isinstance(error, errors.SafetensorsParsingError):
+        return UsageError(
+            f"{resource} has a broken safetensors file",
+            code="broken_model",
+            got=_reason(error),
+            hint="another revision, or another model",
+        )
     return None
 
 

@@ -16,7 +16,7 @@ from skill_train.facts import Flavor, ModelFacts
 from skill_train.hub.address import endpoint
 from skill_train.hub.client import REQUEST_SECONDS, api, ask
 from skill_train.hub.errors import HubResource, understood
-from skill_train.hub.repositories import or_other_kind
+from skill_train.hub.repositories import is_id, or_other_kind
 from skill_train.model import config as model_config
 from skill_train.model.config import Origin, StoredWeights
 from skill_train.model.folder import processor_files, read_config, read_model, used_weights
@@ -24,7 +24,6 @@ from skill_train.model.folder import tensor_shapes as tensor_shapes_in
 from skill_train.model.tower import reads_processor, with_image_processor
 from skill_train.program.pictures.processor import PROCESSOR_FILES
 
-_MODEL_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _FILES = ["*.json", "*.safetensors", "*.model", "*.jinja", "*.txt", "*.tiktoken", "LICENSE*", "README.md"]
 _NOT_FILES = ["consolidated*", "original/*", "onnx/*"]  # copies of the same weights in other formats
 _FEW_SHARDS = 8  # most headers to request, one request each, if the Hub has not counted the parameters
@@ -129,7 +128,7 @@ def live_flavors() -> tuple[Flavor, ...]:
 def check_id(model: str) -> None:
     """Refuses an id that cannot exist on the Hub before any request."""
     path = Path(model)
-    if path.is_absolute() or model.startswith(".") or path.is_file() or not _MODEL_ID.fullmatch(model):
+    if path.is_absolute() or model.startswith(".") or path.is_file() or not is_id(model):
         raise UsageError(
             f"{model} is neither a model folder nor the id of a model on the Hub",
             code="unknown_model",

@@ -66,21 +66,21 @@ def or_other_kind(error: UsageError, resource: HubResource) -> UsageError:
     )
 
 
-def check_name(name: str) -> None:
-    """Refuses a text that cannot be a repository id.
-
-    Raises:
-        UsageError: the text is not `NAMESPACE/NAME`, or has characters that the Hub does not allow.
-    """
+def is_id(name: str) -> bool:
+    """Whether a text is `NAMESPACE/NAME` of characters that the Hub allows. The client asks for no other repository."""
     from huggingface_hub.errors import HFValidationError
     from huggingface_hub.utils import validate_repo_id
 
     try:
         validate_repo_id(name)
-        good = name.count("/") == 1
     except HFValidationError:
-        good = False
-    if not good:
+        return False
+    return name.count("/") == 1
+
+
+def check_name(name: str) -> None:
+    """Refuses a text that cannot be a repository id."""
+    if not is_id(name):
         raise UsageError(
             f"{name!r} is not a valid repository id",
             code="bad_usage",
