@@ -68,53 +68,36 @@ class StepResult(Generic[Record]):
     reused: bool = False
 
 
+class _Inside:
+    """A file or a folder of a run, by its name."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __get__(self, run: RunDir, _: object) -> Path:
+        return run.path / self.name
+
+
 @dataclass(frozen=True)
 class RunDir:
     """The names inside a run directory. `path` is the folder itself."""
 
     path: Path
 
+    plan = _Inside("plan.json")
+    recipe = _Inside("recipe.yaml")
+    metrics = _Inside("metrics.jsonl")
+    log = _Inside("train.log")
+    checkpoints = _Inside("checkpoints")
+    samples = _Inside("samples.jsonl")  # rows as the trainer was fed them: `{"row", "input_ids", "labels", …}` a line
+    held_out = _Inside("held_out.jsonl")  # rows that were kept from training, in the same form
+    adapter = _Inside("adapter")
+    merged = _Inside("merged")
+    gguf = _Inside("gguf")
+
     def free_name(self) -> str:
         """The name of a folder beside this one that does not exist yet."""
         return next(name for n in itertools.count(2) if not Path(name := f"{self.path}-{n}").exists())
-
-    @property
-    def plan(self) -> Path:
-        return self.path / "plan.json"
-
-    @property
-    def recipe(self) -> Path:
-        return self.path / "recipe.yaml"
-
-    @property
-    def metrics(self) -> Path:
-        return self.path / "metrics.jsonl"
-
-    @property
-    def log(self) -> Path:
-        return self.path / "train.log"
-
-    @property
-    def checkpoints(self) -> Path:
-        return self.path / "checkpoints"
-
-    @property
-    def adapter(self) -> Path:
-        return self.path / "adapter"
-
-    @property
-    def samples(self) -> Path:
-        """Rows as the trainer was fed them: `{"row", "input_ids", "labels", …}` a line."""
-        return self.path / "samples.jsonl"
-
-    @property
-    def held_out(self) -> Path:
-        """Rows that were kept from training, in the same form as `samples`."""
-        return self.path / "held_out.jsonl"
-
-    @property
-    def merged(self) -> Path:
-        return self.path / "merged"
 
     @property
     def is_full(self) -> bool:
@@ -125,10 +108,6 @@ class RunDir:
     def tuned(self) -> Path:
         """The folder of what was trained."""
         return self.merged if self.is_full else self.adapter
-
-    @property
-    def gguf(self) -> Path:
-        return self.path / "gguf"
 
     @property
     def ggufs(self) -> list[Path]:
