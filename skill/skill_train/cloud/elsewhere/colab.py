@@ -8,14 +8,13 @@ import hashlib
 import json
 import zlib
 from pathlib import Path
-from typing import TypedDict
 
 from skill_train.core.digests import FileDigest
 from skill_train.core.errors import UsageError
 from skill_train.core.files import write_text
 from skill_train.core.resources import template, train_program
 from skill_train.core.units import megabytes
-from skill_train.facts import Flavor
+from skill_train.facts import Flavor, JsonObject
 from skill_train.run.job_spec import ENVIRONMENT
 
 # The GPUs of Colab that a flavor has too (colab.research.google.com, Change runtime type; 2026-11-21).
@@ -23,28 +22,6 @@ GPUS = {"T4": "T4", "L4": "L4", "A100": "A100"}
 FLAVOR = "t4-small"  # a T4 and 15 GB of memory, which Colab gives free of charge
 LARGEST_BYTES = 10_000_000  # of the compressed data: Colab opens notebooks of up to 20 MB
 _LINE = 120
-
-
-class _Packed(FileDigest):
-    """A file of the notebook; `content` is compressed with zlib and encoded as base64."""
-
-    content: str
-
-
-class _CellMetadata(TypedDict, total=False):
-    tags: list[str]
-
-
-class _Cell(TypedDict):
-    metadata: _CellMetadata
-    source: list[str]
-
-
-class _Notebook(TypedDict):
-    """The part of the template that is read and changed here."""
-
-    metadata: dict[str, dict[str, str]]
-    cells: list[_Cell]
 
 
 def gpu_of(flavor: Flavor) -> str:
@@ -78,10 +55,12 @@ def write_notebook(
         UsageError: the data is too large to lie in a notebook.
     """
     sources = {"train.py": train_program(), "plan.json": plan} | {f"data/{name}": file for name, file in data.items()}
-    files, size = dict[str, _Packed](), 0
+    digests, packed, size = dict[str, FileDigest](), dict[str, str](), 0
     for name, source in sources.items():
-        files[name] = _packed(source)
-        size += len(files[name]["content"])
+        content = source.read_bytes()
+        digests[name] = {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+        packed[name] = base64.b64encode(zlib.compress(content, 9)).decode("ascii")
+        size += len(packed[name])
         if size > LARGEST_BYTES:
             raise UsageError(
                 f"the data is too large for a notebook: at least {megabytes(size)} after compression",
@@ -96,25 +75,19 @@ def write_notebook(
         "packages": list(packages),
         "environment": ENVIRONMENT | {"SKILL_TRAIN_RUN": run_id},
     }
-    notebook: _Notebook = json.loads(template("colab.ipynb").read_text(encoding="utf-8"))
+    notebook: JsonObject = json.loads(template("colab.ipynb").read_text(encoding="utf-8"))
     notebook["metadata"]["colab"]["gpuType"] = gpu
     _fill(notebook, "settings", f"SETTINGS = {settings!r}\n")
-    _fill(notebook, "files", _as_source(files))
+    _fill(notebook, "files", _as_source(digests, packed))
     write_text(path, json.dumps(notebook, indent=1, ensure_ascii=False) + "\n")
-    return {name: {"bytes": file["bytes"], "sha256": file["sha256"]} for name, file in files.items()}
+    return digests
 
 
-def _packed(source: Path) -> _Packed:
-    content = source.read_bytes()
-    packed = base64.b64encode(zlib.compress(content, 9)).decode("ascii")
-    return {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest(), "content": packed}
-
-
-def _as_source(files: dict[str, _Packed]) -> str:
+def _as_source(digests: dict[str, FileDigest], packed: dict[str, str]) -> str:
     """Base64 and digests as a Python literal in short lines. No byte of a file becomes code."""
     lines = ["FILES = {"]
-    for name, file in files.items():
-        text = file["content"]
+    for name, file in digests.items():
+        text = packed[name]
         lines += [f"    {name!r}: {{", f'        "bytes": {file["bytes"]},', f'        "sha256": "{file["sha256"]}",']
         lines += [
             '        "content": """',
@@ -125,6 +98,6 @@ def _as_source(files: dict[str, _Packed]) -> str:
     return "\n".join([*lines, "}\n"])
 
 
-def _fill(notebook: _Notebook, tag: str, source: str) -> None:
+def _fill(notebook: JsonObject, tag: str, source: str) -> None:
     (cell,) = (cell for cell in notebook["cells"] if tag in cell["metadata"].get("tags", []))
     cell["source"] = source.splitlines(keepends=True)
