@@ -13,7 +13,8 @@ from pathlib import Path
 from rich.console import Console
 
 from skill_train.commands.demo import draw_stages
-from skill_train.report import demo_record
+from skill_train.report.demo_record import Demo
+from skill_train.run import records
 
 README = Path(__file__).resolve().parent.parent / "README.md"
 _BLOCK = re.compile(r"(<!-- made by scripts/make_demo_table.py -->\n```text\n).*?(```\n)", re.DOTALL)
@@ -28,7 +29,7 @@ def main() -> None:
 def table_of(run: Path) -> str:
     """The table of a run with `demo.json`."""
     out = io.StringIO()
-    draw_stages(Console(file=out, width=80, color_system=None), demo_record.read(run / "demo.json").figures.stages)
+    draw_stages(Console(file=out, width=80, color_system=None), records.read(run / "demo.json", Demo).figures.stages)
     return "\n".join(line.rstrip() for line in out.getvalue().splitlines()) + "\n"
 
 

@@ -24,6 +24,7 @@ EXTRAS = {"train": 'pip install "skill-train[train]"', "gguf": 'pip install "ski
 NOT_INSTALLED = "the package runs from its source and is not installed, so its ranges are not known"
 INSTALL = "pip install -e ."
 _LOGIN = "hf auth login"
+_REINSTALL_TORCH = 'pip install --force-reinstall "skill-train[train]"'
 
 
 @dataclass(frozen=True)
@@ -121,16 +122,12 @@ def torch(machine: MachineFacts, ask: Callable[[], TorchAnswer]) -> DoctorCheck:
         answer = ask()
     except SkillTrainError as error:
         why = (error.got.strip().splitlines() or [error.message])[-1]
-        return DoctorCheck("torch", "fail", error.message, "a torch that loads", why, _reinstall_torch())
+        return DoctorCheck("torch", "fail", error.message, "a torch that loads", why, _REINSTALL_TORCH)
     found = f"torch {answer['version']}, CUDA {answer['cuda'] or 'not built in'}"
     if answer["usable"]:
         return DoctorCheck("torch", "ok", found, f"{machine.device} usable")
     why = answer["trouble"] or f"this build cannot use {machine.device}; training would run on the processor"
-    return DoctorCheck("torch", "warn", found, f"{machine.device} usable", why, _reinstall_torch())
-
-
-def _reinstall_torch() -> str:
-    return 'pip install --force-reinstall "skill-train[train]"'
+    return DoctorCheck("torch", "warn", found, f"{machine.device} usable", why, _REINSTALL_TORCH)
 
 
 def memory(machine: MachineFacts) -> DoctorCheck:

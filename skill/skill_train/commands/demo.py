@@ -27,7 +27,6 @@ from skill_train.evaluate.figures import figures
 from skill_train.evaluate.scores import Scoring
 from skill_train.evaluate.step import ROOM, measure, questions
 from skill_train.reference.load import load_tokenizer
-from skill_train.report import demo_record
 from skill_train.report.demo_record import Demo, DemoFigures, Stage
 from skill_train.run import export_record, records, verify_record
 from skill_train.run.evaluate_record import ModelFigures, spread
@@ -135,7 +134,7 @@ def _inputs(run: RunDir) -> dict[str, FileDigest]:
 
 def _recorded(run: RunDir) -> list[Stage] | None:
     """The table of an earlier call, if its inputs have not changed."""
-    earlier = demo_record.read(run.record("demo")) if run.record("demo").is_file() else None
+    earlier = records.read(run.record("demo"), Demo) if run.record("demo").is_file() else None
     return earlier.figures.stages if earlier is not None and earlier.inputs == _inputs(run) else None
 
 

@@ -19,9 +19,9 @@ from skill_train.commands._shell import quoted
 from skill_train.commands._status_view import State, state_result
 from skill_train.core import waiting
 from skill_train.core.console import Console, Result
-from skill_train.run import cloud_record, lock, plan_record, progress
+from skill_train.run import cloud_record, lock, plan_record, progress, records
 from skill_train.run.folder import RunDir
-from skill_train.run.train_record import read_failure
+from skill_train.run.train_record import TrainFailure
 
 # Pauses between two questions. A job takes up to five requests to the Hub, which allows 1,000 in 5 minutes.
 _HERE_SECONDS, _JOB_SECONDS = 1.0, 10.0
@@ -88,7 +88,7 @@ def _state_of(run: RunDir) -> State:
     measured = progress.speed(text.splitlines())
     busy = locked if locked is not None else _fresh(run.metrics)
     failed = run.record("train.failed")
-    error = read_failure(failed).error if failed.is_file() and not done and not busy else None
+    error = records.read(failed, TrainFailure).error if failed.is_file() and not done and not busy else None
     modified = datetime.fromtimestamp(run.metrics.stat().st_mtime, UTC) if measured else None
     backend = plan.placement.backend
     ended = "ELSEWHERE" if backend in cloud_record.ELSEWHERE else "STOPPED"

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Collection, Container, Sequence
+from collections.abc import Callable, Collection, Container
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 from skill_train.core.errors import UsageError
 from skill_train.facts import DatasetFacts, FirstPictures
@@ -22,21 +21,8 @@ from skill_train.program.pictures.beside import HubFile
 from skill_train.recipe.fields import Recipe
 from skill_train.recipe.formats import DetectedFormat
 
+FindFormat = Callable[..., DetectedFormat]  # `first_format` of data/scan.py, which refuses rows that cannot be trained
 _CONVERTED = "refs/convert/parquet"  # the revision with the Hub's own Parquet copy of a dataset
-
-
-class FindFormat(Protocol):
-    """Finds the format of rows for a recipe, as `first_format` of data/scan.py. Refuses rows that cannot be trained."""
-
-    def __call__(
-        self,
-        recipe: Recipe,
-        first: Sequence[Row],
-        *,
-        lines: Sequence[int] | None = None,
-        listed: Container[str] | None = None,
-        whole: bool = True,
-    ) -> DetectedFormat: ...
 
 
 @dataclass(frozen=True)
@@ -57,7 +43,7 @@ def inspect_dataset(recipe: Recipe, find_format: FindFormat, *, pictures: bool =
     """The facts of `recipe.data` on the Hub, and its first rows.
 
     Args:
-        find_format: finds the format of the rows, as in `data/scan.py`.
+        find_format: finds the format of the rows.
         pictures: the model reads them, so a file of rows with pictures beside it is read as one here.
 
     Raises:

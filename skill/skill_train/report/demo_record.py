@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import msgspec
 
 from skill_train.core.digests import FileDigest
-from skill_train.run import records
 from skill_train.run.records import FileName, Number, StepSchema, Verdict, Whole
 
 
@@ -46,12 +43,3 @@ class Demo(msgspec.Struct, frozen=True, kw_only=True):
     outputs: dict[FileName, FileDigest] = {}
     figures: DemoFigures
     finished_at: str
-
-
-def read(path: Path) -> Demo:
-    """The table in a file.
-
-    Raises:
-        UsageError: missing, no JSON, or not as `demo` writes it.
-    """
-    return records.read(path, Demo)

@@ -219,11 +219,6 @@ def read_environment(path: Path) -> Environment | None:
     return records.read(path, Environment) if path.is_file() else None
 
 
-def read_failure(path: Path) -> TrainFailure:
-    """`train.failed.json`."""
-    return records.read(path, TrainFailure)
-
-
 def read_steps(path: Path) -> list[StepLine]:
     """`metrics.jsonl`; empty when there is none."""
     return records.read_lines(path, StepLine)
