@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import click
@@ -33,13 +33,10 @@ from skill_train.publish.files import (
 from skill_train.publish.model_card import CardFacts, card
 from skill_train.publish.push_record import Push, PushedFile, PushInputs, PushTarget
 from skill_train.recipe.resolved import ResolvedRecipe
-from skill_train.run import export_record, plan_record, records, train_record
+from skill_train.run import export_record, plan_record, records
 from skill_train.run.begun import trained
-from skill_train.run.evaluate_record import Evaluation
 from skill_train.run.folder import RunDir, open_run
 from skill_train.run.lock import locked
-from skill_train.run.plan_record import Plan
-from skill_train.run.verify_record import Proof
 
 
 @dataclass(frozen=True)
@@ -54,32 +51,25 @@ class PushOptions:
 
 @dataclass(frozen=True)
 class _Push:
-    """The files and the repository of a push.
+    """The files of a push, and what its card says.
 
     Attributes:
-        base: the name of the base model; of a folder its name only.
-        base_on_hub: whether the Hub has it.
+        facts: without the licence, which the Hub is asked for later.
         left_out: files of the run that are not of a model or an adapter.
     """
 
     run: RunDir
-    plan: Plan
-    repo: str
-    parts: tuple[str, ...]
-    base: str
-    base_on_hub: bool
+    recipe: ResolvedRecipe
+    facts: CardFacts
     files: list[PushFile]
     left_out: list[str]
-    proof: Proof | None
-    evaluation: Evaluation | None
-    private: bool
 
     def data(self) -> dict[str, object]:
         return {
-            "repo": self.repo,
-            "parts": list(self.parts),
-            "private": self.private,
-            "verdict": self.proof.verdict if self.proof else None,
+            "repo": self.facts.repo,
+            "parts": list(self.facts.parts),
+            "private": self.facts.private,
+            "verdict": self.facts.proof.verdict if self.facts.proof else None,
             "bytes": sum(file.size for file in self.files),
             "left_out": self.left_out,
             "files": msgspec.to_builtins(self.pushed),
@@ -121,10 +111,11 @@ def push(options: PushOptions, console: Console) -> Result:
 
 def _push_locked(options: PushOptions, console: Console) -> Result:
     push = gathered(options, console)
-    if "gguf" in push.parts and push.proof is None:
+    facts = push.facts
+    if "gguf" in facts.parts and facts.proof is None:
         again = f"skill-train verify {quoted(options.run)}"
         console.warn("not_verified", f"some of these GGUF files have not been verified in their current state: {again}")
-    if failure := smoke_failure(push.run, train_record.read(push.run.record("train"))):
+    if failure := smoke_failure(push.run, facts.training):
         console.warn("smoke_failed", f"{failure.message}; the card says so")
     half = half_of_a_pair(push.run, push.files)
     if half:
@@ -133,11 +124,11 @@ def _push_locked(options: PushOptions, console: Console) -> Result:
     _refuse_secrets(push.files)
     if options.dry_run:
         return _dry_run(options, console, push)
-    message = f"skill-train: {', '.join(push.parts)}"
-    sent = upload.upload(push.repo, push.files, private=push.private, message=message, say=console.status)
+    message = f"skill-train: {', '.join(facts.parts)}"
+    sent = upload.upload(facts.repo, push.files, private=facts.private, message=message, say=console.status)
     if sent.other_weights:
         named = ", ".join(sent.other_weights[:8])
-        console.warn("other_files", f"{push.repo} also holds {named}, not of this push; its card is silent on them")
+        console.warn("other_files", f"{facts.repo} also holds {named}, not of this push; its card is silent on them")
     _record(push, sent)
     return Result(push.data() | asdict(sent), quiet=sent.url)
 
@@ -145,8 +136,7 @@ def _push_locked(options: PushOptions, console: Console) -> Result:
 def gathered(options: PushOptions, console: Console) -> _Push:
     """The files and records to push, from which the card is made."""
     folder = open_run(options.run)
-    trained(folder)
-    plan = plan_record.read(folder.plan)
+    training, plan = trained(folder), plan_record.read(folder.plan)
     if plan.policy.sensitive:
         raise DecisionNeeded(
             "the recipe has sensitive: true, so its data and model may not leave this machine",
@@ -163,29 +153,32 @@ def gathered(options: PushOptions, console: Console) -> _Push:
             "left_out", f"not pushed, because they are not files of a model or an adapter: {named}; --include adds one"
         )
     proof, evaluation = proof_of(folder, files), evaluation_of(folder, files)
-    return _Push(
-        run=folder,
-        plan=plan,
+    local_data = Path(plan.recipe.data).is_absolute()
+    facts = CardFacts(
         repo=repo,
         parts=parts,
         base=base,
         base_on_hub=on_hub,
-        files=files + records_of(folder, proof, evaluation),
-        left_out=others,
+        data=Path(plan.recipe.data).name if local_data else plan.recipe.data,
+        data_on_hub=not local_data,
+        recipe=plan.recipe.as_dict(),
+        recipe_hash=plan.recipe_hash,
+        training=training,
         proof=proof,
         evaluation=evaluation,
         private=not options.public,
     )
+    return _Push(folder, plan.recipe, facts, files + records_of(folder, proof, evaluation), others)
 
 
 def _dry_run(options: PushOptions, console: Console, push: _Push) -> Result:
     words = [word for name in options.part for word in ("--part", name)] + ["--public"] * options.public
     words += [word for name in options.include for word in ("--include", name)]
-    following = [shlex.join(["skill-train", "push", str(options.run), "--repo", push.repo, *words])]
-    access, error = permissions.check_push_access(push.repo, private=push.private, warn=console.warn)
+    following = [shlex.join(["skill-train", "push", str(options.run), "--repo", push.facts.repo, *words])]
+    access, error = permissions.check_push_access(push.facts.repo, private=push.facts.private, warn=console.warn)
     return Result(
         {"dry_run": True, **push.data(), "access": access},
-        quiet=push.repo,
+        quiet=push.facts.repo,
         next=[] if error else following,
         error=error,
     )
@@ -218,25 +211,13 @@ def _base(recipe: ResolvedRecipe) -> tuple[str, bool]:
 
 def card_file(push: _Push, half: str) -> PushFile:
     """The card of the repository. `half` says what is missing of a pair of files."""
-    recipe, data = push.plan.recipe, push.plan.recipe.data
-    licence = upload.licence_of(push.base) if push.base_on_hub else upload.licence_in(Path(recipe.model))
+    facts = push.facts
+    licence = upload.licence_of(facts.base) if facts.base_on_hub else upload.licence_in(Path(push.recipe.model))
     reason = "as its card says" if licence else "the card of the base names none, or could not be read"
-    local_data = Path(data).is_absolute()
-    facts = CardFacts(
-        repo=push.repo,
-        parts=push.parts,
-        base=push.base,
-        base_on_hub=push.base_on_hub,
+    facts = replace(
+        facts,
         licence=licence,
         licence_reason=reason,
-        data=Path(data).name if local_data else data,
-        data_on_hub=not local_data,
-        recipe=recipe.as_dict(),
-        recipe_hash=push.plan.recipe_hash,
-        training=train_record.read(push.run.record("train")),
-        proof=push.proof,
-        evaluation=push.evaluation,
-        private=push.private,
         projector=next(iter(projectors_of(push.run, push.files)), None),
         half_of_a_pair=half,
         ggufs={name: file.stat().st_size for name, file in whole_models(push.run, push.files).items()},
@@ -268,8 +249,8 @@ def _refuse_secrets(files: list[PushFile]) -> None:
 
 def _record(push: _Push, sent: Uploaded) -> None:
     record = Push(
-        inputs=PushInputs(push.plan.recipe_hash),
-        options=PushTarget(push.repo, list(push.parts), push.private),
+        inputs=PushInputs(push.facts.recipe_hash),
+        options=PushTarget(push.facts.repo, list(push.facts.parts), push.facts.private),
         files=push.pushed,
         url=sent.url,
         commit=sent.commit,

@@ -53,14 +53,14 @@ class CardFacts:
     parts: tuple[str, ...]
     base: str
     base_on_hub: bool
-    licence: str | None
-    licence_reason: str
     data: str
     data_on_hub: bool
     recipe: Mapping[str, object]
     recipe_hash: str
     training: TrainRecord
     proof: Proof | None
+    licence: str | None = None
+    licence_reason: str = ""
     ggufs: dict[str, int] = field(default_factory=dict)
     matrices: dict[str, str] = field(default_factory=dict)
     projector: str | None = None
