@@ -11,9 +11,8 @@ from typing import Any
 import pytest
 
 import gguf_bytes
-from skill_train.commands._export import Export
+from skill_train.commands._export import Export, MatrixOrder
 from skill_train.commands._export_answer import ExportedFiles, hints_with, result_of
-from skill_train.commands._importance import MatrixOrder
 from skill_train.commands._shipping import _sizes
 from skill_train.core.errors import UsageError
 from skill_train.run.folder import RunDir

@@ -13,8 +13,7 @@ import pytest
 import shared_runs
 import tiny
 from skill_train.commands import export_gguf, verify
-from skill_train.commands._importance import MatrixOrder, matrix_for
-from skill_train.commands._mixing import target_of
+from skill_train.commands._export import MatrixOrder, matrix_for, target_of
 from skill_train.core.console import Console
 from skill_train.core.errors import UsageError
 from skill_train.gguf.quality.texts import RunTexts, texts_of

@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 
-from skill_train.commands._export import Export
+from skill_train.commands._export import Export, MatrixOrder
 from skill_train.commands._export_answer import modelfile_of
-from skill_train.commands._importance import MatrixOrder
 from skill_train.gguf.export_files import model_of
 
 OUTPUTS: list[Any] = [{"quant": quant, "path": f"gguf/run-{quant}.gguf"} for quant in ("f16", "q8_0", "q4_k_m")]

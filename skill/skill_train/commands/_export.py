@@ -1,20 +1,28 @@
-"""What `export-gguf` converts, and where its files and records go."""
+"""What `export-gguf` makes of an unquantized file: the importance matrix, the types of a mix, and then the files."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from skill_train.commands._for_device import DeviceQuestion
-from skill_train.commands._importance import MatrixOrder
-from skill_train.run.folder import RunDir
+from skill_train.core.console import Console
+from skill_train.core.errors import UsageError
+from skill_train.estimate.targets import parse_bytes
+from skill_train.run import export_record
+from skill_train.run.export_record import ExportedFile, ExportRecord, QuantizedFile
+from skill_train.run.folder import RunDir, StepResult
 
 if TYPE_CHECKING:
-    from skill_train.gguf.mix import MixTarget
+    from skill_train.gguf.importance import Matrix
+    from skill_train.gguf.mix import Mix, MixTarget
     from skill_train.gguf.mix_file import MixFile
+    from skill_train.gguf.quality.texts import RunTexts
 
 UNQUANTIZED = ("f16", "bf16", "f32")
+AUTO, NONE = "auto", "none"
 
 
 @dataclass(frozen=True)
@@ -55,3 +63,245 @@ class Export:
         """The types that have to be quantized from the unquantized file."""
         done = self.unquantized[:1]
         return [kind for kind in self.types if kind not in done and not source.name.endswith(f"-{kind}.gguf")]
+
+
+def quantize_files(export: Export, source: Path, console: Console) -> StepResult[ExportRecord] | None:
+    """Makes the files of one unquantized file that are not there yet; None where no other type is wanted. The i-quants
+    that `--for` tries are left out where there is no whole importance matrix.
+
+    Raises:
+        UsageError: llama.cpp refuses a type, or the importance matrix or the mix is not of this model.
+        DecisionNeeded: there is not enough disk or memory.
+    """
+    from skill_train.gguf import quantize
+    from skill_train.gguf.mix_file import MixFile, require_fit, require_matrix
+
+    types, mix = export.to_quantize(source), export.mix
+    if not types:
+        return None
+    record = export.records / "quantize.json"
+    outputs = export_record.read(record).outputs if record.is_file() else {}
+    here = {entry["quant"] for name, entry in outputs.items() if (export.records / name).is_file()}
+    pending = [kind for kind in types if kind not in here]
+    replayed = mix if isinstance(mix, MixFile) and mix.name in pending else None
+    if replayed is not None:
+        require_fit(replayed, source)
+    measured = pending if mix is None else [*pending, mix.name]
+    texts = _texts_for(export.matrix, source, measured, console)
+    matrix = matrix_for(export.matrix, source, texts, pending, console)
+    if replayed is not None:
+        require_matrix(replayed, matrix, source)
+    unable = export.question.i_quants if export.question and (matrix is None or matrix.missing) else ()
+    left_out = [kind for kind in unable if kind in pending]
+    mixes = {}
+    if mix is not None:
+        earlier = next((entry for entry in outputs.values() if entry["quant"] == mix.name), None)
+        mixes[mix.name] = _mix_for(export, source, matrix, texts, earlier, console)
+    with console.progress("quantizing") as progress:
+        return quantize.quantize(
+            quantize.QuantizeRequest(
+                source=source,
+                out=export.out,
+                record=record,
+                name=export.name,
+                quants=[kind for kind in types if kind not in mixes and kind not in left_out],
+                matrix=matrix,
+                without_matrix=export.matrix.choice == NONE,
+                mixes=mixes,
+            ),
+            progress=progress,
+            warn=console.warn,
+        )
+
+
+# --- The importance matrix ---
+
+
+@dataclass(frozen=True)
+class MatrixOrder:
+    """What was asked for, and what a matrix can be computed of.
+
+    Attributes:
+        choice: `auto`, `none` or a file; None leaves it to the measurement, where there is text.
+        run: whose rows are used; None for a model folder.
+    """
+
+    choice: str | None
+    run: RunDir | None
+
+    @property
+    def file(self) -> Path | None:
+        return None if self.choice in (None, AUTO, NONE) else Path(str(self.choice))
+
+    @property
+    def is_possible(self) -> bool:
+        """Whether there is a matrix, or one can be made unless the run has too few rows."""
+        return self.file is not None or (self.run is not None and self.choice != NONE)
+
+
+def require_possible(order: MatrixOrder, *, mix: bool) -> None:
+    """Refuses what needs the rows of a run, and a file that is not an importance matrix, before anything is made.
+
+    Args:
+        mix: a mix of types is wanted too.
+    """
+    if order.run is None and (order.choice == AUTO or mix):
+        raise UsageError(
+            f"{'--quant' if mix else '--imatrix'} auto measures on the rows of a run, and this is a model folder",
+            code="bad_usage",
+            expected="skill-train export-gguf RUN",
+            hint="a model folder takes --imatrix FILE of llama-imatrix, and types such as --quant q4_k_m",
+        )
+    if order.file is not None:
+        from skill_train.llama.importance.file import read_matrix
+
+        read_matrix(order.file)
+
+
+def _texts_for(order: MatrixOrder, source: Path, types: list[str], console: Console) -> RunTexts:
+    """The texts that these types, which are still to be made, are measured on; empty where nothing is measured."""
+    from skill_train.gguf.quality.texts import FEWEST, RunTexts, texts_of
+    from skill_train.llama.gguf_header import read_gguf
+
+    by_matrix = order.choice in (None, AUTO) and any(map(_uses_matrix, types))
+    if order.run is None or not (by_matrix or any(map(is_mix, types))):
+        return RunTexts([], [], "", "nothing is measured")
+    with console.progress("importance matrix") as progress:
+        progress(0, 1, "reading the training rows")
+        texts = texts_of(order.run, read_gguf(source))
+    if texts.lacking and texts.tokens >= FEWEST:
+        console.warn("imatrix", f"only the rows of {texts.source} are used, {texts.tokens} tokens: {texts.lacking}")
+    return texts
+
+
+def matrix_for(order: MatrixOrder, source: Path, texts: RunTexts, types: list[str], console: Console) -> Matrix | None:
+    """The matrix for these types, which are still to be made; None where none is used.
+
+    Raises:
+        UsageError: the file is not an importance matrix, or not of this model.
+    """
+    from skill_train.gguf import importance
+    from skill_train.gguf.quality.texts import FEWEST
+
+    if order.file is not None:
+        return importance.matrix_of(order.file, source, console.warn)
+    if order.choice == NONE or order.run is None or not any(map(_uses_matrix, types)):
+        return None
+    if texts.tokens < FEWEST and order.choice is None:
+        if texts.lacking:
+            console.warn("imatrix", f"there is no importance matrix: {importance.why_of(texts)}")
+        return None
+    with console.progress("importance matrix") as progress:
+        request = importance.MatrixRequest(
+            source=source,
+            texts=texts,
+            file=order.run.path / importance.FILE,
+            record=order.run.record("imatrix"),
+        )
+        computed = importance.compute_matrix(request, progress=progress).record
+    if computed.unused_experts:
+        console.warn(
+            "imatrix",
+            f"{computed.unused_experts} expert matrices saw no token ({texts.why}): all their columns count equally",
+        )
+    return importance.matrix_of(request.file, source, console.warn, texts=texts.compared)
+
+
+def _uses_matrix(quant: str) -> bool:
+    """Whether a type looks at a matrix. So does a mix."""
+    from skill_train.gguf.importance import takes_matrix
+
+    return takes_matrix(quant) or is_mix(quant)
+
+
+def matrix_answers(files: Mapping[str, ExportedFile]) -> dict[str, dict[str, object]]:
+    """For each file that was made with an importance matrix, or compared with one that was."""
+    answers: dict[str, dict[str, object]] = {}
+    for name, file in files.items():
+        answer: dict[str, object] = {}
+        if use := file.get("imatrix"):
+            answer |= {"file": use["file"], "data": use["data"]}
+        if choice := file.get("choice"):
+            answer["mean_kl_with"] = choice["with_matrix"]["mean_kl"]
+            answer["mean_kl_without"] = choice["without_matrix"]["mean_kl"]
+        if answer:
+            answers[name] = answer
+    return answers
+
+
+# --- The mix of types ---
+
+
+def target_of(
+    quant: str, max_size: str | None, bits: float | None, mix: Path | None = None
+) -> tuple[list[str], MixTarget | MixFile | None]:
+    """The names in `--quant` without `auto`, and what the mix may weigh, or its types; None without `auto`.
+
+    Args:
+        mix: a file with a mix.
+
+    Raises:
+        UsageError: `auto` without a size, or with two, or there is no such mix in the file.
+    """
+    from skill_train.gguf.mix import MixTarget
+    from skill_train.gguf.mix_file import read_mix
+
+    names = [name.strip() for name in quant.split(",")]
+    others = [name for name in names if name.lower() != AUTO]
+    sizes = [option for option, value in (("--max-size", max_size), ("--bits", bits)) if value is not None]
+    if len(others) == len(names):
+        if mix is not None:
+            raise _misused("--mix has the types of --quant auto, which is not asked for")
+        if sizes:
+            raise _misused(f"{sizes[0]} is the size of a mix of types, which --quant auto makes")
+        return others, None
+    if len(sizes) > 1 or not (sizes or mix):
+        raise _misused("--quant auto needs --max-size or --bits, but not both")
+    most = None if max_size is None else round(parse_bytes(max_size, "--max-size"))
+    target = MixTarget(most_bytes=most, bits=bits) if sizes else None
+    return others, target if mix is None else read_mix(mix, target)
+
+
+def is_mix(quant: str) -> bool:
+    """Whether a type is a mix, which `gguf.mix` and `gguf.mix_file` name."""
+    return quant.startswith(("auto-", "mix-"))
+
+
+def _mix_for(
+    export: Export, source: Path, matrix: Matrix | None, texts: RunTexts, earlier: ExportedFile | None, console: Console
+) -> Mix:
+    """The types of a mix. Those of a file, and of an earlier export of this name, are taken again.
+
+    Raises:
+        UsageError: no mix is that small, or there is too little text to measure on.
+    """
+    from skill_train.gguf import mix
+    from skill_train.gguf.mix_file import MixFile
+
+    target = export.mix
+    assert target is not None  # a mix is wanted
+    if isinstance(target, MixFile):
+        return mix.replayed(target.types, {"replayed": target.source}, source, texts, target.most_bytes)
+    if earlier is not None and "tensor_types" in earlier and "mix" in earlier:
+        origin: QuantizedFile = {"mix": earlier["mix"]}
+        return mix.replayed(earlier["tensor_types"], origin, source, texts, target.most_bytes)
+    request = mix.MixRequest(source, target, matrix, texts, export.records / mix.FILE)
+    with console.progress("measuring the types of each matrix") as progress:
+        chosen = mix.choose_mix(request, progress)
+    figures = chosen.origin["mix"]
+    if figures["measured_pairs"] < figures["pairs"]:
+        console.warn(
+            "imatrix",
+            f"there was time for {figures['measured_pairs']} of {figures['pairs']} measurements; the others were "
+            "estimated",
+        )
+    return chosen
+
+
+def _misused(why: str) -> UsageError:
+    return UsageError(
+        why,
+        code="bad_usage",
+        expected="--quant auto --max-size 400MB, --quant auto --bits 4.5, or --quant auto --mix FILE",
+        hint="skill-train export-gguf RUN --quant auto --bits 4.5",
+    )

@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from skill_train.commands._drawing import draw_line
-from skill_train.commands._export import UNQUANTIZED, Export
+from skill_train.commands._export import UNQUANTIZED, Export, is_mix
 from skill_train.commands._for_device import DeviceAnswer, draw_answer
-from skill_train.commands._mixing import is_mix
 from skill_train.commands._outputs import ListedFile, draw_files
 from skill_train.commands._projector import server
 from skill_train.commands._shell import quoted

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from skill_train.commands._export import Export
+from skill_train.commands._export import AUTO, Export, target_of
 from skill_train.commands._for_device import (
     CANDIDATES,
     DeviceAnswer,
@@ -17,7 +17,6 @@ from skill_train.commands._for_device import (
     device_question,
     with_i_quants,
 )
-from skill_train.commands._mixing import AUTO, target_of
 from skill_train.commands._outputs import ListedFile
 from skill_train.core.console import Console
 from skill_train.core.errors import DecisionNeeded

@@ -13,7 +13,15 @@ import msgspec
 
 from skill_train.commands._adapter_export import export_adapter
 from skill_train.commands._base_model import base_of
-from skill_train.commands._export import UNQUANTIZED, Export
+from skill_train.commands._export import (
+    UNQUANTIZED,
+    Export,
+    MatrixOrder,
+    is_mix,
+    matrix_answers,
+    quantize_files,
+    require_possible,
+)
 from skill_train.commands._export_answer import (
     ExportedFiles,
     hints_with,
@@ -23,13 +31,10 @@ from skill_train.commands._export_answer import (
 )
 from skill_train.commands._for_device import CANDIDATES
 from skill_train.commands._frame import command
-from skill_train.commands._importance import MatrixOrder, matrix_answers, require_possible
 from skill_train.commands._merging import merge_choices, merge_locked
-from skill_train.commands._mixing import is_mix
 from skill_train.commands._options import BITS, DIVERGENCE, PATH, for_device_options, require_only_run
 from skill_train.commands._outputs import beside, listed, put_aside, recorded_name, slug
 from skill_train.commands._projector import CHOICES, from_line, projector_type
-from skill_train.commands._quantizing import quantize_files
 from skill_train.commands._run_warnings import warn_of_smoke_run
 from skill_train.commands._shell import quoted
 from skill_train.commands._shipping import DEFAULT_TYPES, FileOptions, question_of, shipped, wanted_types
@@ -222,6 +227,7 @@ def export_run(console: Console, run: RunDir, options: ExportOptions, tools: Any
             require_projector(model, tools)
         name, types = recorded_name(run, run.record("convert")), chosen_types + more
         task = Export(run.merged, run.gguf, run.path, name, types, matrix, _modelfile_type(options), mmproj, question)
+        task = replace(task, run=run, mix=mix, trained_length=recipe.max_length, bare=recipe.format in BARE)
         require_file_for_modelfile(task)
         waits = contextlib.nullcontext() if run.record("convert").is_file() else run_converter.ready(tools)
         with waits as ready:  # it imports torch while the adapter is merged
@@ -229,8 +235,7 @@ def export_run(console: Console, run: RunDir, options: ExportOptions, tools: Any
                 _say_room(console, run, type_names(names) + more, mix)
                 merge_locked(console, run, *merge_choices(run))
             _put_unrecorded_aside(console, run, name, types)
-            of_run = replace(task, run=run, mix=mix, trained_length=recipe.max_length, bare=recipe.format in BARE)
-            return _export(console, of_run, tools, ready)
+            return _export(console, task, tools, ready)
 
 
 def _put_unrecorded_aside(console: Console, run: RunDir, name: str, types: list[str]) -> None:
