@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 import planning
-from skill_train.commands._submit_options import SubmitOptions, command_of
-from skill_train.commands._submit_plan import _repository, with_repository
+from skill_train.commands._submit_plan import SubmitOptions, _repository, command_of, with_repository
 from skill_train.run.plan_record import Plan
 
 

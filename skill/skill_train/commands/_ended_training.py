@@ -1,14 +1,20 @@
-"""A training that has ended: its estimates beside its measurements, and the error of its smoke test."""
+"""What is said of a training that has ended: measurements beside estimates, the error of its smoke test, warnings."""
 
 from __future__ import annotations
 
 from typing import TypedDict
 
+from msgspec import UNSET
+
 from skill_train.commands._shell import quoted
+from skill_train.core.console import Console
 from skill_train.core.errors import TrainingFailed
+from skill_train.core.units import duration
+from skill_train.plan.make import few_steps
+from skill_train.run import plan_record, train_record
 from skill_train.run.folder import RunDir
 from skill_train.run.plan_record import Estimate, Number, Plan
-from skill_train.run.train_record import TrainRecord
+from skill_train.run.train_record import TrainedData, TrainRecord
 
 
 class MeasuredFigure(TypedDict):
@@ -57,3 +63,62 @@ def smoke_failure(run: RunDir, record: TrainRecord) -> TrainingFailed | None:
         got="; ".join(check.detail for check in failed),
         hint=f"read {quoted(run.record('train'))}",
     )
+
+
+def warn_of_run(console: Console, plan: Plan, record: TrainRecord, estimates: dict[str, MeasuredFigure]) -> None:
+    """Prints all warnings about a trained run.
+
+    Args:
+        estimates: the estimates and measurements, by the name of the figure.
+    """
+    if smaller := record.smaller_layout:
+        console.warn("smaller_layout", f"trained with {smaller.value}, because memory ran out: {smaller.because}")
+    if few := few_steps(plan.recipe, record.steps):
+        console.warn("few_steps", few)
+    warn_of_repeats(console, record.data)
+    missed = [_missed(name, estimate) for name, estimate in estimates.items() if estimate["within"] is False]
+    if missed:
+        console.warn(
+            "estimate_missed", f"{'; '.join(missed)}: do not rely on the estimates for a longer run on this machine"
+        )
+
+
+def warn_of_smoke_run(console: Console, run: RunDir) -> None:
+    """Warns about a smoke run, which has not seen all its rows and whose files are not a final result."""
+    recipe, record = plan_record.read(run.plan).recipe, train_record.read(run.record("train"))
+    steps, batch, rows = record.steps, recipe.effective_batch_size, record.data.train_rows
+    if steps * batch < rows:
+        part = f"{steps} steps of {batch} rows are less than the {rows:,} training rows"
+        console.warn("smoke_run", f"{part}: these files come from a smoke run, not from the whole training")
+
+
+def _missed(name: str, estimate: MeasuredFigure) -> str:
+    """An estimate that was wrong, with the measured value, in a unit for readers."""
+    values = (figure for figure in (estimate["low"], estimate["high"], estimate["actual"]) if figure is not None)
+    if name == "seconds":
+        low, high, actual = (duration(seconds, estimated=True) for seconds in values)
+        return f"time: {actual}, estimated {low} to {high}"
+    low, high, actual = (f"{size / 1e9:.2f}" for size in values)
+    return f"memory: {actual} GB, estimated {low} to {high} GB"
+
+
+def warn_of_repeats(console: Console, data: TrainedData) -> None:
+    """Warns about repeated rows, and about held-out rows that the model has seen."""
+    if data.repeated_rows:
+        groups = f"{data.repeated_rows} of {data.rows} rows repeat an earlier one, in {data.repeated_groups} groups"
+        console.warn("repeated_rows", f"{groups}; each group is trained whole or held out whole")
+    warn_of_seen(console, data)
+    if data.held_out_asked:
+        repeated = f"{data.held_out_asked} of {data.held_out_rows} held-out rows have the question of a trained row"
+        console.warn("held_out_asked", f"{repeated} with another answer, because too few rows have a unique question")
+
+
+def warn_of_seen(console: Console, data: TrainedData) -> None:
+    """Warns about held-out rows that were trained, in a run of an earlier version."""
+    if data.held_out_trained:
+        repeated = f"{data.held_out_trained} of {data.held_out_rows} held-out rows were trained too"
+        anew = "train in a new --run-dir for a fair evaluation"
+        console.warn("held_out_trained", f"{repeated}: this run was split by an earlier version; {anew}")
+    elif data.held_out_trained is UNSET:
+        why = "an earlier version trained this run, and did not keep rows that repeat together"
+        console.warn("held_out_unknown", f"{why}: held-out rows may have been trained")

@@ -1,4 +1,4 @@
-"""The current state of a job: the Hub's words, the program's figures, and the reason of a failure; and its end."""
+"""The current state of a job: the Hub's words, the program's figures, why it failed; its end, and its result."""
 
 from __future__ import annotations
 
@@ -8,13 +8,16 @@ from datetime import UTC, datetime, timedelta
 from skill_train.cloud import bucket, failure_reason, find_run, poll, start_once
 from skill_train.cloud.failure_reason import Ending, Story
 from skill_train.cloud.find_run import CloudRun
+from skill_train.cloud.poll import patiently
 from skill_train.commands._status_view import Ends, State
 from skill_train.core import waiting
 from skill_train.core.console import Console
-from skill_train.core.errors import AccessError, SkillTrainError, Temporary
-from skill_train.hub import flavors
+from skill_train.core.errors import AccessError, SkillTrainError, Temporary, UsageError
+from skill_train.hub import flavors, repositories
 from skill_train.hub.jobs import Job
-from skill_train.run import progress
+from skill_train.program.cloud.push import PROOF
+from skill_train.run import plan_record, progress, train_record
+from skill_train.run.folder import RunDir
 from skill_train.run.plan_record import Plan
 from skill_train.run.progress import Speed
 
@@ -210,3 +213,27 @@ def age(moment: datetime | None) -> float | None:
 
 def rounded(seconds: float | None) -> float | None:
     return None if seconds is None else round(seconds, 1)
+
+
+def why_not_pushed(cloud: CloudRun, run: RunDir) -> str:
+    """Why the model repository cannot provide the result of this run; empty if it can.
+
+    Raises:
+        AccessError: the token may not read it.
+    """
+    from skill_train.hub import models
+
+    repository = cloud.record.hub_model_id
+    if not repository or cloud.now.live:
+        return "the job has not kept anything yet" if repository else "its bucket has no result"
+    waiting.tell(f"the bucket has no result; asking for {repository}")
+    try:
+        pushed = patiently(lambda: repositories.find("model", repository))
+        files = pushed.files if pushed else ()
+        if "train.json" not in files or PROOF in files:
+            return f"neither its bucket nor {repository} has its result"
+        trained = train_record.read(models.model_file(repository, "train.json"))
+    except UsageError as error:
+        return f"its bucket has no result, and {error.message}"
+    same = trained.recipe_hash == plan_record.read(run.plan).recipe_hash
+    return "" if same else f"its bucket has no result, and {repository} has that of another recipe"

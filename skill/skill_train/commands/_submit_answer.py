@@ -16,7 +16,7 @@ from skill_train.cloud.budget import Budget, Cost, Need, Price
 from skill_train.cloud.order import Order, Sent, Upload, uploads
 from skill_train.commands._drawing import draw_lines, draw_text
 from skill_train.commands._shell import quoted
-from skill_train.commands._submit_options import SubmitOptions, command_of
+from skill_train.commands._submit_plan import SubmitOptions, command_of
 from skill_train.core.console import Console, Result
 from skill_train.core.errors import DecisionNeeded, SkillTrainError
 from skill_train.core.units import dollars, megabytes

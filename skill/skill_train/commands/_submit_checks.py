@@ -14,7 +14,7 @@ from skill_train.cloud.order import Order
 from skill_train.commands._blockers import warn_of_export
 from skill_train.commands._spent import spent_by_jobs
 from skill_train.commands._submit_answer import Checked
-from skill_train.commands._submit_options import SubmitOptions, command_of
+from skill_train.commands._submit_plan import SubmitOptions, command_of
 from skill_train.core.console import Console
 from skill_train.facts import Flavor
 from skill_train.hub import flavors

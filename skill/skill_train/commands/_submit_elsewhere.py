@@ -14,8 +14,7 @@ from skill_train.cloud.elsewhere import colab, skypilot
 from skill_train.cloud.order import Order
 from skill_train.commands._drawing import draw_lines
 from skill_train.commands._shell import quoted
-from skill_train.commands._submit_options import SubmitOptions, command_of
-from skill_train.commands._submit_plan import given_plan
+from skill_train.commands._submit_plan import SubmitOptions, command_of, given_plan
 from skill_train.core.console import Console, Result
 from skill_train.core.errors import DecisionNeeded, UsageError
 from skill_train.core.files import write_text

@@ -1,9 +1,11 @@
-"""What `submit` sends: the plan for the cloud, the repository for the result, and the run directory."""
+"""What `submit` sends: its options, the plan for the cloud, the repository for the result, and the run directory."""
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import re
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +14,9 @@ from msgspec.structs import replace
 from skill_train.cloud import preflight, stage_data, submit
 from skill_train.cloud.elsewhere import skypilot
 from skill_train.cloud.order import Order
+from skill_train.commands._options import DEFAULT_HOURS, RECIPE_OPTIONS, RecipeFlags, set_options
 from skill_train.commands._planning import load_recipe, plan_from_metadata
 from skill_train.commands._shell import quoted
-from skill_train.commands._submit_options import SubmitOptions
 from skill_train.core.console import Console
 from skill_train.core.errors import UsageError
 from skill_train.data.row_pictures import require_folders_of_a_repository
@@ -29,6 +31,45 @@ from skill_train.run import cloud_record, plan_record
 from skill_train.run.begun import has_begun
 from skill_train.run.folder import RUNS, RunDir, open_run
 from skill_train.run.plan_record import Plan
+
+
+@dataclass(frozen=True)
+class SubmitOptions(RecipeFlags):
+    source: Path | None = None
+    flavor: str | None = None
+    timeout: str | None = None
+    max_cost: float | None = None
+    max_hours: float = DEFAULT_HOURS
+    namespace: str | None = None
+    hub_model_id: str | None = None
+    data_repo: str | None = None
+    run_dir: Path | None = None
+    dry_run: bool = False
+    rehearse: bool = False
+    force_new: bool = False
+    backend: str = "hf_jobs"
+    nodes: int = 1
+    infra: str | None = None
+    yes: bool = False
+
+    @property
+    def recipe_flags(self) -> dict[str, object]:
+        return set_options(self, RECIPE_OPTIONS)
+
+
+def command_of(options: SubmitOptions, **more: Any) -> str:
+    words = ["skill-train submit", *([] if options.source is None else [quoted(options.source)])]
+    for field in dataclasses.fields(options):
+        if field.name == "source":
+            continue
+        value = more.get(field.name, getattr(options, field.name))
+        option = f"--{field.name.replace('_', '-')}"
+        if value is True:
+            words.append(option)
+        elif value not in (None, False, field.default):
+            words += [option, quoted(str(value).removesuffix(".0") if isinstance(value, float) else str(value))]
+    return " ".join(words)
+
 
 # --- The plan ---
 

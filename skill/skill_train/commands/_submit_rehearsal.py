@@ -8,8 +8,7 @@ from skill_train.commands._blockers import require_room
 from skill_train.commands._drawing import draw_lines
 from skill_train.commands._planning import plan_with_files
 from skill_train.commands._submit_answer import specification
-from skill_train.commands._submit_options import SubmitOptions, command_of
-from skill_train.commands._submit_plan import recipe_of, run_dir_of, with_repository
+from skill_train.commands._submit_plan import SubmitOptions, command_of, recipe_of, run_dir_of, with_repository
 from skill_train.core.console import Console, Result
 from skill_train.core.errors import DecisionNeeded
 from skill_train.plan.placement import HERE

@@ -13,9 +13,9 @@ import msgspec
 from skill_train.commands._base_model import base_of
 from skill_train.commands._chosen_model import projector_of
 from skill_train.commands._drawing import add_row, draw_text, figure, rich_table
+from skill_train.commands._ended_training import warn_of_seen
 from skill_train.commands._frame import command
 from skill_train.commands._options import MOST_COUNTED, PATH
-from skill_train.commands._run_warnings import warn_of_seen
 from skill_train.commands._shell import quoted
 from skill_train.core.console import Console, Result
 from skill_train.core.digests import digests

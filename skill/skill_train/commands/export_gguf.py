@@ -13,6 +13,7 @@ import msgspec
 
 from skill_train.commands._adapter_export import export_adapter
 from skill_train.commands._base_model import base_of
+from skill_train.commands._ended_training import warn_of_smoke_run
 from skill_train.commands._export import (
     UNQUANTIZED,
     Export,
@@ -35,7 +36,6 @@ from skill_train.commands._merging import merge_choices, merge_locked
 from skill_train.commands._options import BITS, DIVERGENCE, PATH, for_device_options, require_only_run
 from skill_train.commands._outputs import beside, listed, put_aside, recorded_name, slug
 from skill_train.commands._projector import CHOICES, from_line, projector_type
-from skill_train.commands._run_warnings import warn_of_smoke_run
 from skill_train.commands._shell import quoted
 from skill_train.commands._shipping import DEFAULT_TYPES, FileOptions, question_of, shipped, wanted_types
 from skill_train.core.console import Console, Result

@@ -15,7 +15,7 @@ from skill_train.cloud.pull import Pull
 from skill_train.commands._drawing import draw_line
 from skill_train.commands._ended_training import smoke_failure
 from skill_train.commands._frame import command
-from skill_train.commands._kept_result import why_not_pushed
+from skill_train.commands._job_snapshot import why_not_pushed
 from skill_train.commands._options import PATH, RUN
 from skill_train.commands._shell import quoted
 from skill_train.core.console import Console, Result

@@ -16,8 +16,7 @@ from skill_train.cloud.failure_reason import Story, larger
 from skill_train.cloud.find_run import CloudRun
 from skill_train.commands._drawing import draw_line
 from skill_train.commands._frame import command
-from skill_train.commands._job_snapshot import Snapshot, snapshot
-from skill_train.commands._kept_result import why_not_pushed
+from skill_train.commands._job_snapshot import Snapshot, snapshot, why_not_pushed
 from skill_train.commands._options import DOLLARS, PATH, RUN
 from skill_train.commands._shell import quoted
 from skill_train.commands._spent import require_as_asked, spent_by_jobs

@@ -16,8 +16,7 @@ from skill_train.commands._options import DEFAULT_HOURS, DOLLARS, HOURS, PATH, f
 from skill_train.commands._shell import quoted
 from skill_train.commands._spent import require_as_asked, spent_by_jobs
 from skill_train.commands._submit_checks import account_of, budget_of, check_order
-from skill_train.commands._submit_options import SubmitOptions
-from skill_train.commands._submit_plan import cloud_plan, order_elsewhere, order_of, run_dir_of
+from skill_train.commands._submit_plan import SubmitOptions, cloud_plan, order_elsewhere, order_of, run_dir_of
 from skill_train.commands._submit_rehearsal import rehearsed
 from skill_train.core.console import Console, Result
 from skill_train.core.errors import AccessError, DecisionNeeded
