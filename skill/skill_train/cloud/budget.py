@@ -48,7 +48,6 @@ class Budget:
 
     @property
     def in_words(self) -> str:
-        """The estimated cost and the maximum."""
         if self.most_usd is None:
             return self.basis
         most = f"{dollars(self.most_usd)} at most, when it runs until its timeout"

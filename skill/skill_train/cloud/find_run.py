@@ -90,7 +90,6 @@ def with_current_job(cloud: CloudRun) -> CloudRun:
 
 
 def _asked_for(name: str, run: RunDir | None, record: CloudRecord, job: CloudJob) -> CloudRun:
-    """The run with the current state of this job on the Hub."""
     now = job_now(record.namespace, job.job_id or "", record.run_id) or deleted_job(record, job)
     return with_recorded_end(CloudRun(name, run, with_bucket(record, now), job, now))
 
@@ -260,7 +259,6 @@ def _by_id(name: str, namespace: str, job_id: str) -> CloudRun:
 
 
 def _as_record(job: Job) -> CloudJob:
-    """A job of the Hub in the form of the record."""
     created = timestamp(job.created_at) if job.created_at else ""
     return started_job(CloudJob(job.number, "starting", job.flavor or "", None, created), job)
 

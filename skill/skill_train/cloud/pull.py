@@ -144,7 +144,6 @@ def nothing_kept(run: Path, why: str, command: str = "status") -> UsageError:
 
 
 def _earlier(run: RunDir) -> dict[str, FileDigest]:
-    """The digests of the files that earlier pulls wrote."""
     path = run.record("pull")
     return records.read(path, Pull).outputs if path.is_file() else {}
 

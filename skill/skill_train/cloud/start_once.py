@@ -178,7 +178,6 @@ def find_job(record: CloudRecord, number: int, *, times: int) -> Job | None:
 
 
 def record_started(run: RunDir, record: CloudRecord, requested: CloudJob, job: Job) -> CloudRecord:
-    """Writes a job that exists to the record."""
     bucket, folder = job.bucket or (record.bucket, record.folder)
     record = msgspec.structs.replace(record, bucket=bucket, folder=folder).with_job(started_job(requested, job))
     cloud_record.write(run, record)

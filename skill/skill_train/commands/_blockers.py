@@ -29,7 +29,6 @@ def require_room(console: Console, plan: Plan, *, force: bool) -> None:
 
 
 def require_no_blockers(plan: Plan) -> None:
-    """Refuses a plan that has blockers, as `plan` does."""
     if plan.blockers:
         raise blocked(plan)
 

@@ -201,7 +201,6 @@ def compiler(has: Callable[[str], bool], system: str) -> DoctorCheck:
 
 
 def cache(folder: Path) -> DoctorCheck:
-    """Checks whether the cache folder can be created and written."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):

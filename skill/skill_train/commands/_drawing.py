@@ -11,14 +11,12 @@ STYLE = {"pass": "green", "ok": "green", "warn": "yellow", "fail": "red"}
 
 
 def rich_table(*columns: str, **options: Any) -> Any:
-    """A rich table with its title on the left."""
     from rich.table import Table
 
     return Table(*columns, title_justify="left", **options)
 
 
 def folding_table(*columns: str, title: str) -> Any:
-    """A table that folds cells that are too long."""
     table = rich_table(title=title)
     for column in columns:
         table.add_column(column, overflow="fold")
@@ -26,7 +24,6 @@ def folding_table(*columns: str, title: str) -> Any:
 
 
 def add_row(table: Any, *cells: str, **options: Any) -> None:
-    """Adds a row whose cells are plain text, never markup."""
     from rich.text import Text
 
     table.add_row(*(Text(clean(cell)) for cell in cells), **options)

@@ -60,7 +60,6 @@ class Export:
         return [kind for kind in self.types if kind in UNQUANTIZED]
 
     def to_quantize(self, source: Path) -> list[str]:
-        """The types that have to be quantized from the unquantized file."""
         done = self.unquantized[:1]
         return [kind for kind in self.types if kind not in done and not source.name.endswith(f"-{kind}.gguf")]
 

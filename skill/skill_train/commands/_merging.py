@@ -66,7 +66,6 @@ def merge_folders(console: Console, request: MergeRequest) -> StepResult[MergeRe
 
 
 def merge_choices(run: RunDir) -> tuple[str | None, str]:
-    """The dtype and the gate of an existing merge, so that it can be reused."""
     record = run.record("merge")
     options = merge_record.read(record).options if record.is_file() else MergeSettings()
     return options.dtype, options.gate or "auto"

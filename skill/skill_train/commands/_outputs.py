@@ -23,7 +23,6 @@ class ListedFile(FileDigest):
 
 
 def listed(outputs: Mapping[str, ExportedFile], root: Path) -> list[ListedFile]:
-    """The GGUF files that a record names."""
     return [
         {"path": str(root / name), "bytes": file["bytes"], "sha256": file["sha256"], "quant": file["quant"]}
         for name, file in outputs.items()

@@ -73,7 +73,6 @@ class State(TypedDict):
 
 
 def state_result(data: State, following: Sequence[str], error: SkillTrainError | None = None) -> Result:
-    """The answer with the state of a run, and the commands to run next."""
     draw = partial(_draw, data=data)
     return Result(data, human=draw, quiet=data["stage"], next=list(following), error=error)
 

@@ -81,7 +81,6 @@ def given_plan(source: Path) -> Plan | None:
 
 
 def cloud_plan(console: Console, options: SubmitOptions) -> Plan:
-    """The plan for the cloud: the given plan, or a new one."""
     source = options.source
     file = open_run(source).plan if source is not None and source.is_dir() else source
     if file is None or not is_plan(file):

@@ -125,7 +125,6 @@ def _files(paths: Sequence[Path]) -> list[Path]:
 
 
 def _file_progress(progress: Bar, number: int, count: int) -> Bar:
-    """The progress of one of several files."""
     return lambda done, total, text: progress(number + done / max(total, 1), count, text)
 
 

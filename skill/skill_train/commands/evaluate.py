@@ -107,7 +107,6 @@ def _next(opened: RunDir, run: Path, plan: Plan) -> list[str]:
 
 
 def evaluate_run(options: EvaluateOptions, console: Console, scoring: Scoring) -> StepResult[Evaluation]:
-    """The evaluation of a run, measured now or earlier."""
     run = RunDir(options.run)
     with locked(run, "evaluate"):
         return _evaluate_locked(options, console, run, scoring)

@@ -73,7 +73,6 @@ def _next(cloud: CloudRun, console: Console) -> list[str]:
 
 
 def _that_fit(lines: Iterable[str]) -> list[str]:
-    """The last lines that fit into an answer."""
     kept_lines: list[str] = []
     size = 0
     for line in reversed(list(lines)):

@@ -163,7 +163,6 @@ def _ended_job(cloud: CloudRun, console: Console) -> Snapshot:
 
 
 def _has_result(cloud: CloudRun) -> bool:
-    """Whether the result is here, or can be fetched."""
     assert cloud.run is not None  # find_run.with_run_dir set it
     with contextlib.suppress(UsageError):
         trained(cloud.run)
@@ -292,7 +291,6 @@ def _finished(cloud: CloudRun) -> Result:
 
 
 def _running_job(cloud: CloudRun, job: CloudJob, *, reused: bool, budget: Budget | None = None) -> Result:
-    """The answer with a job that is already running."""
     data = {
         "run_dir": str(cloud.run.path) if cloud.run else None,
         "job_id": job.job_id,

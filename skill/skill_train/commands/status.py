@@ -81,7 +81,6 @@ def _local_state(run: RunDir) -> Callable[[], tuple[Result, bool]]:
 
 
 def _state_of(run: RunDir) -> State:
-    """The state of a local run, from its files."""
     locked = lock.is_locked(run)  # before the records are read: what ends in between has written them
     plan, done = plan_record.read(run.plan), run.record("train").is_file()
     text = run.metrics.read_text(encoding="utf-8", errors="replace") if run.metrics.is_file() else ""

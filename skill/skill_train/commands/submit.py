@@ -137,7 +137,6 @@ def _job_answer(
 
 
 def _spent_before(order: Order, sent: Sent) -> float:
-    """Dollars of the earlier jobs of this plan."""
     record, last = sent.record, sent.record.last_begun
     newest = last.job_id if last is not None else None
     return spent_by_jobs(record.namespace, order.plan_hash, record, excluded_job_id=newest)

@@ -252,7 +252,6 @@ def _model_progress(progress: Bar, number: int, models: list[Model]) -> Bar:
 def _answers(
     rows: list[Row], questions: list[Question], measured: list[ModelReplies], tokenizer: Any
 ) -> list[AnsweredRow]:
-    """The answers of all models, for every row that asks."""
     able = [(row["line"], question) for row, question in zip(rows, questions, strict=True) if question.prompt]
     return [
         AnsweredRow(

@@ -19,8 +19,6 @@ from skill_train.llama.inference import Prompt, Scored
 
 
 class VllmJob(msgspec.Struct, frozen=True):
-    """Rows whose losses are measured, and prompts to answer."""
-
     folder: str
     context_tokens: int
     scored: list[Scored]

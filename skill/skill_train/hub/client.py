@@ -191,7 +191,6 @@ def _while_it_moves(thread: threading.Thread, resource: HubResource) -> None:
 
 @cache
 def prepare() -> None:
-    """Sets huggingface_hub up, before its first request."""
     session.set_up(REQUEST_SECONDS, stay_here)
 
 

@@ -60,7 +60,6 @@ def promptly(name: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _cache_alone() -> Iterator[None]:
-    """Lets the library send no request."""
     try:
         import datasets
     except ImportError:

@@ -22,8 +22,6 @@ _GB = 1_000_000_000
 
 
 class _KeptFlavors(msgspec.Struct, frozen=True):
-    """The last answer of a Hub."""
-
     endpoint: str
     asked: records.Number
     flavors: tuple[Flavor, ...]

@@ -210,7 +210,6 @@ def sync_data(folder: Path, mount_path: str, namespace: str, name: str | None = 
 
 
 def list_files(bucket: str, folder: str) -> list[BucketFile]:
-    """All files below a folder of a bucket."""
     resource, prefix = HubResource("bucket", bucket), f"{folder.strip('/')}/"
     tree = ask(resource, lambda: list(api().list_bucket_tree(bucket, prefix=folder.strip("/"), recursive=True)))
     with understood(resource):
@@ -267,7 +266,6 @@ def _job_of(namespace: str) -> HubResource:
 
 
 def _job(info: Any, namespace: str) -> Job:
-    """Our description of a job of the client."""
     with understood(_job_of(namespace)):
         volumes = [_mount(volume) for volume in info.volumes or ()]
         bucket = next((mount for mount in volumes if mount.kind == "bucket" and mount.mount_path == KEPT), None)

@@ -203,7 +203,6 @@ def _config_folder(model: str, revision: str | None, commit: str) -> Path:
 
 
 def _file(model: str, name: str, revision: str | None) -> Path:
-    """The path of a small file in the Hub cache."""
     from huggingface_hub import hf_hub_download
 
     return Path(hf_hub_download(model, name, revision=revision))

@@ -79,7 +79,6 @@ def is_id(name: str) -> bool:
 
 
 def check_name(name: str) -> None:
-    """Refuses a text that cannot be a repository id."""
     if not is_id(name):
         raise UsageError(
             f"{name!r} is not a valid repository id",

@@ -9,8 +9,6 @@ from skill_train.run.records import StepSchema
 
 
 class PushInputs(msgspec.Struct, frozen=True):
-    """The run that was pushed."""
-
     recipe_hash: str
 
 

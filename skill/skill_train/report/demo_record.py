@@ -28,8 +28,6 @@ class Stage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DemoFigures(msgspec.Struct, frozen=True):
-    """The table, in the order of the chain."""
-
     stages: list[Stage]
 
 

@@ -160,7 +160,6 @@ def _peak(run: ReportedRun) -> Figure:
 
 
 def training(run: ReportedRun) -> TrainingView | None:
-    """The checks of the smoke verdict."""
     train = run["train"]
     if not train:
         return None

@@ -90,7 +90,6 @@ class CloudData(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def mount(self) -> Mount:
-        """The mount with which a job sees the data."""
         if self.repository is not None:
             return Mount(self.repository, "", self.mount_path, True, kind="dataset", revision=self.revision)
         return Mount(self.bucket or "", self.folder or "", self.mount_path, read_only=True)
@@ -149,7 +148,6 @@ def plan_hash(plan: Plan) -> str:
 
 
 def labels(record: CloudRecord, number: int) -> dict[str, str]:
-    """The labels by which a job is found again."""
     return {"skill-train": "1", "run": record.run_id, "plan": record.plan_hash, "attempt": str(number)}
 
 

@@ -137,7 +137,6 @@ def read_run(run: RunDir) -> ComparedRun:
 
 
 def compare(a: ComparedRun, b: ComparedRun) -> Comparison:
-    """Compares every fact of both runs."""
     left, right = _sections(a, b), _sections(b, a)
     differences: list[RunDifference] = []
     missing: list[str] = []

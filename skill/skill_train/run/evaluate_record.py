@@ -40,8 +40,6 @@ class EvaluationInputs(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EvaluationOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """How it was measured."""
-
     score: str
     pattern: str | None = None
     backend: str

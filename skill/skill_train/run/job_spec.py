@@ -73,7 +73,6 @@ def packages(plan: Plan) -> tuple[str, ...]:
 
 
 def command(spec: JobSpec) -> list[str]:
-    """The command that runs in the job."""
     files = {str(spec.program): f"{KEPT}/{spec.program.name}", str(spec.plan): f"{KEPT}/{spec.plan.name}"}
     packages = [word for name in spec.dependencies for word in ("--with", name)]
     return ["uv", "run", *packages, *(files.get(word, word) for word in (str(spec.program), *spec.arguments))]

@@ -38,8 +38,6 @@ class Reason(msgspec.Struct, frozen=True):
 
 
 class Blocker(msgspec.Struct, frozen=True):
-    """What stops the plan."""
-
     code: str
     message: str
 
@@ -54,8 +52,6 @@ class Estimate(msgspec.Struct, frozen=True):
 
 
 class EstimatePart(msgspec.Struct, frozen=True):
-    """One term of an estimate."""
-
     name: str
     low: Number
     high: Number
@@ -155,8 +151,6 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Facts(msgspec.Struct, frozen=True):
-    """What the plan was made from."""
-
     model: ModelFacts
     dataset: DatasetFacts
     machine: MachineFacts
@@ -194,7 +188,6 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         return self.recipe.as_dict() | msgspec.structs.asdict(self.policy)
 
     def as_dict(self) -> dict[str, object]:
-        """The plan as a JSON object."""
         document: dict[str, object] = msgspec.to_builtins(self)
         return document | {"recipe": self.recipe.as_dict()}
 

@@ -62,8 +62,6 @@ class Done:
 
 @dataclass(frozen=True)
 class Copy:
-    """An installed copy, compared with the package."""
-
     path: Path
     state: Found
     version: str | None

@@ -23,7 +23,6 @@ def known_probe(device: str, machine: MachineFacts, model: ModelFacts) -> Probed
 
 
 def remember(device: str, machine: MachineFacts, model: ModelFacts, figures: Probed) -> None:
-    """Keeps what the probe measured."""
     with contextlib.suppress(OSError):  # a cache that cannot be written costs another probe next time
         write_json(_probe_file(device, machine, model), figures)
 

@@ -20,8 +20,6 @@ _AROUND = 30  # characters shown of a difference
 
 
 class FolderPrompts:
-    """Prompts for a model folder, by its tokenizer."""
-
     def __init__(self, tokenizer: Any, *, raw: bool) -> None:
         if not raw and not tokenizer.chat_template:
             raise _no_template(tokenizer.name_or_path)
