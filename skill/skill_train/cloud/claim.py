@@ -61,7 +61,7 @@ def claimed(record: CloudRecord, number: int, *, of_plan: bool) -> Iterator[Job 
     path = f"{_folder(record)}/{name}"
     try:
         patiently(lambda: jobs.change_names(bucket, add=[path], delete=[]))
-        theirs = _Turn(bucket, record, number, path, of_plan).job_before_ours()
+        theirs = _Turn(bucket, record, path, of_plan).job_before_ours()
     except BaseException:
         _remove(bucket, [path])
         raise
@@ -82,7 +82,6 @@ class _Turn:
 
     bucket: str
     record: CloudRecord
-    number: int
     path: str
     of_plan: bool
 

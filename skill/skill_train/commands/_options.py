@@ -59,26 +59,28 @@ BITS = Number(min=2, max=9)  # a weight
 DIVERGENCE = Number(min=0, min_open=True, max=100)  # nats
 
 
-def recipe_options(function: Callable[..., Result]) -> Callable[..., Result]:
-    """The options that `plan`, `local` and `submit` share."""
-    options = (
-        click.option("--model", help="Base model: folder or Hub id."),
-        click.option("--data", help="Dataset: file, folder or Hub id."),
-        click.option("--split", help="Part of the dataset, such as train[:500].  [default: train]"),
-        click.option(
-            "--max-steps", type=click.IntRange(min=1), help="Optimizer steps.  [default: from num_train_epochs]"
-        ),
-        click.option("--max-length", type=click.IntRange(min=2), help="Longest row, in tokens.  [default: 1024]"),
-        click.option(
-            "--dtype",
-            type=click.Choice(("float32", "bfloat16", "float16")),
-            help="Precision.  [default: depends on the device]",
-        ),
-    )
-    for option in reversed(options):
-        function = option(function)
-    return function
+def _together(*options: Callable[[Callable[..., Result]], Callable[..., Result]]) -> Callable[..., Any]:
+    def add(function: Callable[..., Result]) -> Callable[..., Result]:
+        for option in reversed(options):
+            function = option(function)
+        return function
 
+    return add
+
+
+# The options that `plan`, `local` and `submit` share.
+recipe_options = _together(
+    click.option("--model", help="Base model: folder or Hub id."),
+    click.option("--data", help="Dataset: file, folder or Hub id."),
+    click.option("--split", help="Part of the dataset, such as train[:500].  [default: train]"),
+    click.option("--max-steps", type=click.IntRange(min=1), help="Optimizer steps.  [default: from num_train_epochs]"),
+    click.option("--max-length", type=click.IntRange(min=2), help="Longest row, in tokens.  [default: 1024]"),
+    click.option(
+        "--dtype",
+        type=click.Choice(("float32", "bfloat16", "float16")),
+        help="Precision.  [default: depends on the device]",
+    ),
+)
 
 device_option = click.option(
     "--device", type=click.Choice(("cuda", "mps", "cpu")), help="Device to train on.  [default: the best available]"
@@ -107,25 +109,19 @@ HERE = "here"  # this machine, for --for
 _MOST_CONTEXT = 1 << 24
 
 
-def for_device_options(function: Callable[..., Result]) -> Callable[..., Result]:
-    """The options that describe a device, and what its file must keep."""
-    options = (
-        click.option(
-            "--for", "for_device", help='Device that the file is for, such as "iPhone 15", "M2 16GB" or here.'
-        ),
-        click.option("--memory", help="Memory of the device, such as 8GB.  [default: from the table of devices]"),
-        click.option("--bandwidth", help="Its memory bandwidth, such as 68GB/s.  [default: from the table of devices]"),
-        click.option(
-            "--context",
-            type=click.IntRange(min=1, max=_MOST_CONTEXT),
-            help=f"Tokens of a conversation on the device.  [default: {DEFAULT_CONTEXT}, or what the model has]",
-        ),
-        click.option("--max-size", help="Largest file, such as 1.5GB."),
-        click.option("--min-speed", type=Number(min=0, min_open=True, max=1e6), help="Minimum tokens per second."),
-    )
-    for option in reversed(options):
-        function = option(function)
-    return function
+# The options that describe a device, and what its file must keep.
+for_device_options = _together(
+    click.option("--for", "for_device", help='Device that the file is for, such as "iPhone 15", "M2 16GB" or here.'),
+    click.option("--memory", help="Memory of the device, such as 8GB.  [default: from the table of devices]"),
+    click.option("--bandwidth", help="Its memory bandwidth, such as 68GB/s.  [default: from the table of devices]"),
+    click.option(
+        "--context",
+        type=click.IntRange(min=1, max=_MOST_CONTEXT),
+        help=f"Tokens of a conversation on the device.  [default: {DEFAULT_CONTEXT}, or what the model has]",
+    ),
+    click.option("--max-size", help="Largest file, such as 1.5GB."),
+    click.option("--min-speed", type=Number(min=0, min_open=True, max=1e6), help="Minimum tokens per second."),
+)
 
 
 def set_options(options: object, names: tuple[str, ...]) -> dict[str, object]:
