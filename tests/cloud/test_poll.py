@@ -215,11 +215,12 @@ def test_every_line_once_across_cuts_and_errors(cloud: Cloud, form: str) -> None
 def test_a_stream_that_is_cut_after_the_end(cloud: Cloud) -> None:
     """The client says nothing of it. Nor is the reading that makes up for it believed when it is cut."""
     from skill_train.cloud import poll as follow
+    from skill_train.run.cloud_record import CloudRecord
 
     job = cloud.start(TWELVE)
     cloud_runs.wait_for(job)
     cloud.hub.faults.add(LOGS, Fault(cut=3), times=3)
-    assert list(follow.lines("me", job.id, RUN_ID)) == ALL
+    assert list(follow.lines(CloudRecord(RUN_ID, "0" * 16, "me", ""), job.id)) == ALL
     assert len(cloud.hub.faults.struck) == 3
 
 

@@ -82,7 +82,7 @@ def find(name: str) -> CloudRun:
 def newest_job(record: CloudRecord) -> Job | None:
     """The newest job of the record as the Hub has it; None if there is none."""
     job_id = record.last_begun.job_id if record.last_begun else None
-    return None if job_id is None else job_now(record.namespace, job_id, record.run_id)
+    return None if job_id is None else job_now(record, job_id)
 
 
 def with_current_job(cloud: CloudRun) -> CloudRun:
@@ -90,7 +90,7 @@ def with_current_job(cloud: CloudRun) -> CloudRun:
 
 
 def _asked_for(name: str, run: RunDir | None, record: CloudRecord, job: CloudJob) -> CloudRun:
-    now = job_now(record.namespace, job.job_id or "", record.run_id) or deleted_job(record, job)
+    now = job_now(record, job.job_id or "") or deleted_job(record, job)
     return with_recorded_end(CloudRun(name, run, with_bucket(record, now), job, now))
 
 

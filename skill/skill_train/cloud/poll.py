@@ -17,6 +17,7 @@ from skill_train.core.errors import Temporary, UsageError
 from skill_train.hub import jobs
 from skill_train.hub.client import or_none, worth_asking_again
 from skill_train.hub.jobs import Job
+from skill_train.run.cloud_record import CloudRecord
 
 Answer = TypeVar("Answer")
 
@@ -79,22 +80,20 @@ def patiently(question: Callable[[], Answer], *, seconds: float = PATIENCE_SECON
             patience.bear(trouble)
 
 
-def job_now(namespace: str, job_id: str, run_id: str, *, seconds: float = PATIENCE_SECONDS) -> Job | None:
+def job_now(record: CloudRecord, job_id: str, *, seconds: float = PATIENCE_SECONDS) -> Job | None:
     """The current state of a job of a run; None if the Hub does not have it any more.
 
     A missing job counts as missing only if the list of jobs lacks it too, because a command that takes a running job
     for a lost one starts another.
     """
-    now = or_none("unknown_job", lambda: patiently(lambda: jobs.inspect(namespace, job_id), seconds=seconds))
+    now = or_none("unknown_job", lambda: patiently(lambda: jobs.inspect(record.namespace, job_id), seconds=seconds))
     if now is not None:
         return now
-    listed = patiently(lambda: jobs.find(namespace, {"run": run_id}), seconds=seconds)
+    listed = patiently(lambda: jobs.find(record.namespace, {"run": record.run_id}), seconds=seconds)
     return next((job for job in listed if job.id == job_id), None)
 
 
-def until_end(
-    namespace: str, job_id: str, run_id: str, *, seconds: float | None, on_job: Callable[[Job], None]
-) -> Job | None:
+def until_end(record: CloudRecord, job_id: str, *, seconds: float | None, on_job: Callable[[Job], None]) -> Job | None:
     """The job after its end; its current state when `seconds` are over; None if it was deleted.
 
     Args:
@@ -107,7 +106,7 @@ def until_end(
     end = math.inf if seconds is None else time.monotonic() + seconds
     for pause in pauses():
         outage = min(OUTAGE_SECONDS, max(end - time.monotonic(), 0.0))
-        job = job_now(namespace, job_id, run_id, seconds=outage)
+        job = job_now(record, job_id, seconds=outage)
         if job is None:
             return None
         on_job(job)
@@ -118,7 +117,7 @@ def until_end(
     raise AssertionError("the pauses never end")
 
 
-def lines(namespace: str, job_id: str, run_id: str, *, skip: int = 0) -> Iterator[str]:
+def lines(record: CloudRecord, job_id: str, *, skip: int = 0) -> Iterator[str]:
     """The lines of a job's log, each once and in order, until the job has ended or was deleted.
 
     Every connection begins again with the first line, so the lines are counted. If a stream is cut after the end of
@@ -133,14 +132,14 @@ def lines(namespace: str, job_id: str, run_id: str, *, skip: int = 0) -> Iterato
     patience, ended = Patience(OUTAGE_SECONDS), False
     while True:
         try:
-            for line in itertools.islice(_log(namespace, job_id, run_id, follow=not ended), skip, None):
+            for line in itertools.islice(_log(record, job_id, follow=not ended), skip, None):
                 skip += 1
                 patience.well()
                 yield line
             if ended:
                 return
             time.sleep(FIRST_PAUSE_SECONDS)  # the stage lags behind the log by about a second
-            now = job_now(namespace, job_id, run_id, seconds=0.0)  # this function has its own patience
+            now = job_now(record, job_id, seconds=0.0)  # this function has its own patience
             if now is None:
                 return
             ended = not now.live
@@ -148,18 +147,19 @@ def lines(namespace: str, job_id: str, run_id: str, *, skip: int = 0) -> Iterato
             patience.bear(trouble)
 
 
-def _log(namespace: str, job_id: str, run_id: str, *, follow: bool) -> Iterator[str]:
+def _log(record: CloudRecord, job_id: str, *, follow: bool) -> Iterator[str]:
     """The lines of one connection; none for a deleted job.
 
     Raises:
         Temporary: also if one answer denies a job that the Hub has.
     """
+    where = record.namespace, job_id
     try:
-        yield from jobs.followed_log(namespace, job_id) if follow else jobs.log_so_far(namespace, job_id, live=False)
+        yield from jobs.followed_log(*where) if follow else jobs.log_so_far(*where, live=False)
     except UsageError as error:
         if error.code != "unknown_job":
             raise
-        if job_now(namespace, job_id, run_id, seconds=0.0) is not None:
+        if job_now(record, job_id, seconds=0.0) is not None:
             hint = "try again in a few minutes"
             raise Temporary(
                 f"the Hub has no log for job {job_id}", code="hub_error", got="status 404", hint=hint

@@ -147,9 +147,8 @@ def until_end(cloud: CloudRun, console: Console, seconds: float | None) -> Job:
             console.warn("long_queue", queue)
             queue_reported = True
 
-    namespace, job_id, run_id = cloud.record.namespace, cloud.now.id, cloud.record.run_id
     with waiting.for_hours():
-        ended = poll.until_end(namespace, job_id, run_id, seconds=seconds, on_job=on_job)
+        ended = poll.until_end(cloud.record, cloud.now.id, seconds=seconds, on_job=on_job)
     return ended or find_run.deleted_job(cloud.record, cloud.job)
 
 

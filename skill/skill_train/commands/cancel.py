@@ -76,15 +76,14 @@ def _kept(cloud: CloudRun, console: Console) -> tuple[StoredRun | None, bool]:
 
 def _cancelled(cloud: CloudRun, console: Console) -> Job:
     """The job after the request to cancel it. A job that ends by itself in the meantime is accepted too."""
-    where, run_id = (cloud.record.namespace, cloud.now.id), cloud.record.run_id
 
     def tell() -> None:
         try:
-            jobs.cancel(*where)
+            jobs.cancel(cloud.record.namespace, cloud.now.id)
         except (UsageError, Temporary) as error:
             if isinstance(error, Temporary) and error.code != "conflict":
                 raise
-            now = poll.job_now(*where, run_id, seconds=0.0)
+            now = poll.job_now(cloud.record, cloud.now.id, seconds=0.0)
             if now is not None and now.live:
                 if error.code != "unknown_job":
                     raise

@@ -40,7 +40,6 @@ def logs(options: LogsOptions, console: Console) -> Result:
     """Show the log of a job, and reconnect when the connection breaks. JSON holds the last lines that fit."""
     cloud = find_run.find(options.run)
     tail = options.tail
-    where, run_id = (cloud.record.namespace, cloud.now.id), cloud.record.run_id
     live = options.follow and cloud.now.live
     there = [] if live and tail is None else poll.log_so_far(cloud.now, tail=None if live else tail)
     there_asked = there[-tail:] if tail else there
@@ -50,14 +49,14 @@ def logs(options: LogsOptions, console: Console) -> Result:
         console.line(line, now=options.follow)
     if live:
         with waiting.for_hours():
-            for line in poll.lines(*where, run_id, skip=len(there)):
+            for line in poll.lines(cloud.record, cloud.now.id, skip=len(there)):
                 last.append(line)
                 count += 1
                 console.line(line, now=True)
         cloud = find_run.with_current_job(cloud)
     shown = _that_fit(last)
     data = {
-        "job_id": where[1],
+        "job_id": cloud.now.id,
         "stage": cloud.now.stage,
         "lines": shown,
         "left_out": min(count, tail or count) - len(shown),
