@@ -20,10 +20,10 @@ from skill_train.core.errors import SkillTrainError, Temporary
 from skill_train.hub import jobs
 from skill_train.hub.client import patiently
 from skill_train.hub.jobs import Job
+from skill_train.run import records
 from skill_train.run.cloud_record import CloudRecord
 
 LOOKS = 5  # times that we list the bucket to find our own claim, because a listing may lag behind
-NOTICE_SECONDS = 10.0  # between two notices about what the command waits for
 _NAME = re.compile(r"(?P<run_id>[0-9a-f]{12})\.(?P<number>\d{1,6})\.[0-9a-f]{8}")
 
 
@@ -112,7 +112,7 @@ class _Turn:
                 raise _started_elsewhere(first)
             if waited >= next_notice:
                 waiting.tell(f"another command is requesting this job; waiting for it ({waited:.0f} s)")
-                next_notice += NOTICE_SECONDS
+                next_notice += waiting.NOTICE_SECONDS
             time.sleep(start_once.PAUSE_SECONDS)
             again, listed = self._listed()
             ours = again or ours
@@ -172,6 +172,6 @@ def _started_elsewhere(claim: Claim) -> Temporary:
         "another command has already requested this job, and it has not appeared yet",
         code="started_elsewhere",
         expected="one job for each plan",
-        got=f"run {claim.run_id}, job {claim.number}, requested at {start_once.timestamp(claim.moment)}",
+        got=f"run {claim.run_id}, job {claim.number}, requested at {records.timestamp(claim.moment)}",
         hint="run the same command again: it looks for the job before it requests one",
     )

@@ -11,7 +11,7 @@ import msgspec
 
 from skill_train.cloud import bucket as stored_files
 from skill_train.cloud.poll import job_now, patiently
-from skill_train.cloud.start_once import started_job, timestamp
+from skill_train.cloud.start_once import started_job
 from skill_train.core import waiting
 from skill_train.core.errors import UsageError
 from skill_train.core.files import write_json, write_text
@@ -24,6 +24,7 @@ from skill_train.run.folder import RUNS, RunDir, require_unused
 from skill_train.run.lock import locked
 from skill_train.run.plan_record import Plan
 from skill_train.run.progress import dollars
+from skill_train.run.records import timestamp
 
 _JOB = re.compile(r"(?:(?P<namespace>[\w.-]+)/)?(?P<id>[0-9a-f]{24})")
 

@@ -102,8 +102,8 @@ def find_job_until_settled(record: CloudRecord, requested: CloudJob) -> Job | No
     Raises:
         Temporary: the Hub does not answer, so nobody knows.
     """
-    asked_at = datetime.strptime(requested.asked_at, "%Y-%m-%dT%H:%M:%SZ").replace(tzinfo=UTC)
-    age = max((datetime.now(UTC) - asked_at).total_seconds() - 1, 0.0)  # whole seconds; a clock may be set back
+    passed = (datetime.now(UTC) - records.moment_of(requested.asked_at)).total_seconds()
+    age = max(passed - 1, 0.0)  # whole seconds; a clock may be set back
     times = math.ceil((settled_seconds() - age) / PAUSE_SECONDS) if PAUSE_SECONDS else 0
     return find_job(record, requested.number, times=max(times, 2))
 
@@ -198,13 +198,8 @@ def inspect_new_job(record: CloudRecord) -> Job | None:
 def started_job(requested: CloudJob, job: Job) -> CloudJob:
     """The record of a requested job that now exists. A job on another flavor was requested from another folder, and
     only that folder knows its timeout."""
-    created = timestamp(job.created_at) if job.created_at else None
+    created = records.timestamp(job.created_at) if job.created_at else None
     started = msgspec.structs.replace(requested, state="started", job_id=job.id, url=job.url, created_at=created)
     if job.flavor in (None, requested.flavor):
         return started
     return msgspec.structs.replace(started, flavor=job.flavor, timeout_seconds=None, usd_per_hour=None)
-
-
-def timestamp(moment: datetime) -> str:
-    """A time in UTC, such as `2026-11-21T10:00:00Z`."""
-    return moment.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
-from skill_train.cloud import bucket, failure_reason, find_run, poll, start_once
+from skill_train.cloud import bucket, failure_reason, find_run, poll
 from skill_train.cloud.failure_reason import Ending, Story
 from skill_train.cloud.find_run import CloudRun
 from skill_train.cloud.poll import patiently
@@ -16,7 +16,7 @@ from skill_train.core.errors import AccessError, SkillTrainError, Temporary, Usa
 from skill_train.hub import flavors, repositories
 from skill_train.hub.jobs import Job
 from skill_train.program.cloud.push import PROOF
-from skill_train.run import plan_record, progress, train_record
+from skill_train.run import plan_record, progress, records, train_record
 from skill_train.run.folder import RunDir
 from skill_train.run.plan_record import Plan
 from skill_train.run.progress import Speed
@@ -199,7 +199,7 @@ def _moment(start: datetime | None, seconds: float | None) -> str | None:
     if start is None or seconds is None:
         return None
     try:
-        return start_once.timestamp(start + timedelta(seconds=seconds))
+        return records.timestamp(start + timedelta(seconds=seconds))
     except OverflowError:  # a timeout that somebody wrote into the record
         return None
 

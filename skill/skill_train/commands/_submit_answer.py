@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from typing import Any, NotRequired, TypedDict
 
 import msgspec
@@ -188,11 +188,10 @@ def _budget_of(plan: Plan, job: CloudJob) -> Budget:
 
 def _expected_end(job: CloudJob, budget: Budget, stage: str | None) -> ExpectedEnd:
     """The expected end in UTC. It does not include the wait for a machine, whose length is unknown."""
-    start = job.created_at or job.asked_at
     if budget.seconds is None or stage not in (None, *jobs.LIVE):
         return {"low": None, "high": None, "basis": budget.basis if budget.seconds is None else f"it is {stage}"}
-    began = datetime.strptime(start, "%Y-%m-%dT%H:%M:%SZ").replace(tzinfo=UTC)
-    low, high = (start_once.timestamp(began + timedelta(seconds=end)) for end in budget.seconds)
+    began = records.moment_of(job.created_at or job.asked_at)
+    low, high = (records.timestamp(began + timedelta(seconds=end)) for end in budget.seconds)
     return {"low": low, "high": high, "basis": "the estimate, from when it was created, without the wait for a machine"}
 
 

@@ -13,7 +13,6 @@ import hashlib
 import json
 import secrets
 import shlex
-from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Final, Literal
 
@@ -25,7 +24,7 @@ from skill_train.run import plan_record
 from skill_train.run.folder import RunDir
 from skill_train.run.job_spec import Mount
 from skill_train.run.plan_record import Plan
-from skill_train.run.records import Number, Whole, convert, read_json
+from skill_train.run.records import Number, Whole, convert, moment_of, read_json
 
 SCHEMA = "skill-train/cloud/1"
 BACKEND: Final = "hf_jobs"
@@ -186,7 +185,7 @@ def read(run: RunDir) -> CloudRecord | None:
 
 def _is_moment(text: str) -> bool:
     try:
-        return bool(datetime.strptime(text, "%Y-%m-%dT%H:%M:%SZ"))
+        return bool(moment_of(text))
     except ValueError:
         return False
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-import time
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -34,6 +34,7 @@ FileName = Annotated[str, msgspec.Meta(pattern=r"(?s)^(?!/)(?!.*(?:^|/)\.\.(?:/|
 MOST_BYTES = 100_000_000  # the largest that we write takes a few MB; a tokenizer.json of a base 30 MB
 _MOST_OF_LINE = 50_000_000  # a row of a million tokens takes 15 MB
 
+_TIME = "%Y-%m-%dT%H:%M:%SZ"
 _AGAIN = "run the step that writes it, or fetch it: skill-train pull RUN"
 
 
@@ -92,9 +93,14 @@ def write(path: Path, record: Any) -> None:
     write_json(path, msgspec.to_builtins(record))
 
 
-def timestamp() -> str:
-    """The current time, as records store it."""
-    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+def timestamp(moment: datetime | None = None) -> str:
+    """A time in UTC as records store it, such as `2026-11-21T10:00:00Z`: the current one without a moment."""
+    return (moment or datetime.now(UTC)).astimezone(UTC).strftime(_TIME)
+
+
+def moment_of(text: str) -> datetime:
+    """The moment of a `timestamp`. Raises ValueError for any other text."""
+    return datetime.strptime(text, _TIME).replace(tzinfo=UTC)
 
 
 def read_lines(path: Path, kind: type[Record]) -> list[Record]:
