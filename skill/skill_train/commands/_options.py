@@ -129,11 +129,16 @@ def set_options(options: object, names: tuple[str, ...]) -> dict[str, object]:
     return {name: value for name in names if (value := getattr(options, name)) is not None}
 
 
+def option_of(name: str) -> str:
+    """The option that sets this field."""
+    return "--for" if name == "for_device" else f"--{name.replace('_', '-')}"
+
+
 def words_of(command: str, recipe: Path | None, values: Mapping[str, object]) -> list[str]:
     """A command with the options that the user set."""
     words = ["skill-train", command, *([str(recipe)] if recipe is not None else [])]
     for key, value in values.items():
-        words += [f"--{key.replace('_', '-')}", str(value)] if value is not None else []
+        words += [option_of(key), str(value)] if value is not None else []
     return words
 
 

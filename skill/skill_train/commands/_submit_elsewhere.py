@@ -13,6 +13,7 @@ from skill_train.cloud.budget import seconds_of
 from skill_train.cloud.elsewhere import colab, skypilot
 from skill_train.cloud.order import Order
 from skill_train.commands._drawing import draw_lines
+from skill_train.commands._options import option_of
 from skill_train.commands._shell import quoted
 from skill_train.commands._submit_plan import SubmitOptions, command_of, given_plan
 from skill_train.core.console import Console, Result
@@ -41,7 +42,7 @@ def with_backend(options: SubmitOptions) -> SubmitOptions:
     useless = {"hf_jobs": _SKYPILOT_ONLY, "skypilot": _JOBS_ONLY, "colab": (*_JOBS_ONLY, *_SKYPILOT_ONLY)}
     for name in useless[options.backend]:
         if getattr(options, name) != fields[name]:
-            option = f"--{name.replace('_', '-')}"
+            option = option_of(name)
             raise UsageError(
                 f"{option} cannot be used with --backend {options.backend}",
                 code="bad_usage",

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from skill_train.cloud import preflight, stage_data, submit
 from skill_train.cloud.elsewhere import skypilot
 from skill_train.cloud.order import Order
-from skill_train.commands._options import DEFAULT_HOURS, RECIPE_OPTIONS, RecipeFlags, set_options
+from skill_train.commands._options import DEFAULT_HOURS, RECIPE_OPTIONS, RecipeFlags, option_of, set_options
 from skill_train.commands._planning import load_recipe, plan_from_metadata
 from skill_train.commands._shell import quoted
 from skill_train.core.console import Console
@@ -63,7 +63,7 @@ def command_of(options: SubmitOptions, **more: Any) -> str:
         if field.name == "source":
             continue
         value = more.get(field.name, getattr(options, field.name))
-        option = f"--{field.name.replace('_', '-')}"
+        option = option_of(field.name)
         if value is True:
             words.append(option)
         elif value not in (None, False, field.default):

@@ -107,48 +107,42 @@ def _next(opened: RunDir, run: Path, plan: Plan) -> list[str]:
 
 
 def evaluate_run(options: EvaluateOptions, console: Console, scoring: Scoring) -> StepResult[Evaluation]:
-    run = RunDir(options.run)
-    with locked(run, "evaluate"):
-        return _evaluate_locked(options, console, run, scoring)
-
-
-def _evaluate_locked(
-    options: EvaluateOptions, console: Console, run: RunDir, scoring: Scoring
-) -> StepResult[Evaluation]:
     from skill_train.evaluate import step
 
-    training = trained(run)
-    rows = read_rows(run.held_out)
-    step.require_rows(rows, run.path)
-    warn_of_seen(console, training.data)
-    base, recipe = base_of(run), plan_record.read(run.plan).recipe
-    tuned = tuned_of(run, base)
-    pictures = pictures_of(rows, run, base)
-    if tuned.adapter is not None and run.merged.is_dir():
-        console.warn(
-            "other_adapter",
-            f"no record shows that {run.merged} was made from the current adapter, so base and adapter are measured; "
-            "`verify` shows whether the GGUF files were",
-        )
-    models = [Model("base", base), tuned, *_files(list(options.gguf) or run.ggufs)]
-    with console.progress("evaluating") as progress:
-        result = step.evaluate(
-            step.EvaluateRequest(
-                models=_with_pictures(models, run, pictures),
-                rows=rows,
-                loss_on=recipe.loss_on,
-                most_rows=options.rows,
-                tokenizer_of=base,
-                scoring=scoring,
-                backend=options.backend,
-                record=run.record("evaluate"),
-            ),
-            progress=progress,
-            warn=console.warn,
-        )
-    if warning := step.blind(result.record.models, base):
-        console.warn("blind", warning)
-    return result
+    run = RunDir(options.run)
+    with locked(run, "evaluate"):
+        training = trained(run)
+        rows = read_rows(run.held_out)
+        step.require_rows(rows, run.path)
+        warn_of_seen(console, training.data)
+        base, recipe = base_of(run), plan_record.read(run.plan).recipe
+        tuned = tuned_of(run, base)
+        pictures = pictures_of(rows, run, base)
+        if tuned.adapter is not None and run.merged.is_dir():
+            console.warn(
+                "other_adapter",
+                f"no record shows that {run.merged} was made from the current adapter, so base and adapter are "
+                "measured; `verify` shows whether the GGUF files were",
+            )
+        models = [Model("base", base), tuned, *_files(list(options.gguf) or run.ggufs)]
+        with console.progress("evaluating") as progress:
+            result = step.evaluate(
+                step.EvaluateRequest(
+                    models=_with_pictures(models, run, pictures),
+                    rows=rows,
+                    loss_on=recipe.loss_on,
+                    most_rows=options.rows,
+                    tokenizer_of=base,
+                    scoring=scoring,
+                    backend=options.backend,
+                    record=run.record("evaluate"),
+                ),
+                progress=progress,
+                warn=console.warn,
+            )
+        if warning := step.blind(result.record.models, base):
+            console.warn("blind", warning)
+        return result
 
 
 def pictures_of(rows: list[Row], run: RunDir, base: Path) -> RunPictures | None:

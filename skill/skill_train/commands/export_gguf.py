@@ -33,7 +33,7 @@ from skill_train.commands._export_answer import (
 from skill_train.commands._for_device import CANDIDATES
 from skill_train.commands._frame import command
 from skill_train.commands._merging import merge_choices, merge_locked
-from skill_train.commands._options import BITS, DIVERGENCE, PATH, for_device_options, require_only_run
+from skill_train.commands._options import BITS, DIVERGENCE, PATH, for_device_options, option_of, require_only_run
 from skill_train.commands._outputs import beside, listed, put_aside, recorded_name, slug
 from skill_train.commands._projector import CHOICES, from_line, projector_type
 from skill_train.commands._shell import quoted
@@ -145,7 +145,7 @@ def _refuse_file_options(options: ExportOptions) -> None:
     allowed = ("run", "lora", "llama_cpp", "fetch")
     ignored = [name for name, value in vars(options).items() if name not in allowed and value is not None]
     if ignored:
-        option = "--for" if ignored[0] == "for_device" else "--" + ignored[0].replace("_", "-")
+        option = option_of(ignored[0])
         raise UsageError(
             f"--lora and {option} cannot be used together",
             code="bad_usage",

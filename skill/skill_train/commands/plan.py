@@ -39,6 +39,7 @@ from skill_train.commands._options import (
     device_option,
     flavor_option,
     for_device_options,
+    option_of,
     recipe_options,
     set_options,
     words_of,
@@ -175,8 +176,7 @@ def _plan_of_run(folder: Path, options: PlanOptions) -> Result:
     others = set_options(options, (*RECIPE_OPTIONS, "device", "dtype", "where", "flavor", "out", *_DEVICE_OPTIONS))
     if others:
         hint = f"skill-train plan {quoted(folder)}"
-        name = next(iter(others))
-        option = "--for" if name == "for_device" else f"--{name.replace('_', '-')}"
+        option = option_of(next(iter(others)))
         raise UsageError(f"{folder} is a run with a plan, so {option} cannot be used", code="bad_usage", hint=hint)
     plan = plan_record.read(run.plan)
     data, actual = _summary(plan) | {"plan": str(run.plan)}, dict[str, MeasuredFigure]()
@@ -187,10 +187,10 @@ def _plan_of_run(folder: Path, options: PlanOptions) -> Result:
 
 def _on_device(
     question: DeviceQuestion | None, plan: Plan, types: list[str] | None
-) -> tuple[DeviceAnswer, DecisionNeeded | None] | None:
-    """Each file that could be exported, on the device that it is for; None when no device was named."""
+) -> tuple[DeviceAnswer | None, DecisionNeeded | None]:
+    """Each file that could be exported, on the device that it is for, and the error where none fits."""
     if question is None:
-        return None
+        return None, None
     model, question = plan.facts.model, dataclasses.replace(question, pictures=plan.recipe.images)
     if types is None:
         question = with_i_quants(question, model, matrix=True)  # of the rows that are trained on
@@ -202,11 +202,11 @@ def _result(
     plan: Plan,
     options: PlanOptions,
     sent: SentRows | None,
-    on_device: tuple[DeviceAnswer, DecisionNeeded | None] | None,
+    on_device: tuple[DeviceAnswer | None, DecisionNeeded | None],
 ) -> Result:
     data = _summary(plan) | {"plan": str(options.out) if options.out else None}
     data |= {} if sent is None else {"upload": sent}
-    answer, nothing_fits = on_device or (None, None)
+    answer, nothing_fits = on_device
     data |= {} if answer is None else {"for": answer}
     error = blocked(plan) if plan.blockers else nothing_fits
 

@@ -120,44 +120,38 @@ def verify_run(
     console: Console, run: RunDir, tokens: int | None, out: Path | None = None, engines: tuple[str, ...] = ()
 ) -> Result:
     """Verifies every GGUF file of a run against base + adapter, or against the fully trained model."""
-    with locked(run, "verify"):
-        return _verify_locked(console, run, tokens, out, engines)
-
-
-def _verify_locked(
-    console: Console, run: RunDir, tokens: int | None, out: Path | None, engines: tuple[str, ...]
-) -> Result:
     from skill_train.run.train_record import read_rows
 
-    trained(run)
-    if not run.exported:
-        raise UsageError(
-            f"{run.path} has no GGUF file yet",
-            code="missing_step",
-            expected="files in gguf/",
-            hint=f"skill-train export-gguf {quoted(run.path)}",
+    with locked(run, "verify"):
+        trained(run)
+        if not run.exported:
+            raise UsageError(
+                f"{run.path} has no GGUF file yet",
+                code="missing_step",
+                expected="files in gguf/",
+                hint=f"skill-train export-gguf {quoted(run.path)}",
+            )
+        gone = [str(path) for path in recorded(run) if not path.is_file()]
+        if gone:
+            console.warn("missing_file", f"exported files are missing and were not verified: {', '.join(gone)}")
+        base = base_of(run)
+        steps = ["evaluate", "report"] if run.held_out.is_file() else ["report"]
+        return _verify(
+            console,
+            following=[f"skill-train {step} {quoted(run.path)}" for step in steps],
+            reference=run.merged if run.is_full else base,
+            adapter=None if run.is_full else run.adapter,
+            base=base,
+            ggufs=run.exported,
+            unread=unread(run),
+            rows=read_rows(run.samples),
+            held_out=read_rows(run.held_out),
+            record=out or run.record("verify"),
+            run=run.path,
+            tokens=tokens,
+            pictures=_pictures(run),
+            engines=engines,
         )
-    gone = [str(path) for path in recorded(run) if not path.is_file()]
-    if gone:
-        console.warn("missing_file", f"exported files are missing and were not verified: {', '.join(gone)}")
-    base = base_of(run)
-    steps = ["evaluate", "report"] if run.held_out.is_file() else ["report"]
-    return _verify(
-        console,
-        following=[f"skill-train {step} {quoted(run.path)}" for step in steps],
-        reference=run.merged if run.is_full else base,
-        adapter=None if run.is_full else run.adapter,
-        base=base,
-        ggufs=run.exported,
-        unread=unread(run),
-        rows=read_rows(run.samples),
-        held_out=read_rows(run.held_out),
-        record=out or run.record("verify"),
-        run=run.path,
-        tokens=tokens,
-        pictures=_pictures(run),
-        engines=engines,
-    )
 
 
 def _pictures(run: RunDir) -> Any:
