@@ -16,7 +16,7 @@ from skill_train.commands._shell import quoted
 from skill_train.core import resources
 from skill_train.core.console import Console, Result
 from skill_train.core.errors import DecisionNeeded, UsageError
-from skill_train.hub import permissions, repositories, upload
+from skill_train.hub import repositories, upload
 from skill_train.hub.upload import PushFile, Uploaded
 from skill_train.publish.files import (
     chosen_parts,
@@ -175,7 +175,7 @@ def _dry_run(options: PushOptions, console: Console, push: _Push) -> Result:
     words = [word for name in options.part for word in ("--part", name)] + ["--public"] * options.public
     words += [word for name in options.include for word in ("--include", name)]
     following = [shlex.join(["skill-train", "push", str(options.run), "--repo", push.facts.repo, *words])]
-    access, error = permissions.check_push_access(push.facts.repo, private=push.facts.private, warn=console.warn)
+    access, error = upload.check_push_access(push.facts.repo, private=push.facts.private, warn=console.warn)
     return Result(
         {"dry_run": True, **push.data(), "access": access},
         quiet=push.facts.repo,
