@@ -27,7 +27,7 @@ import pytest
 from machines import recorded_machine
 from models import recorded_model
 from planning import decided, decided_plan, says, split
-from skill_train.commands._blockers import blocked
+from skill_train.commands._planning import blocked
 from skill_train.core.errors import DecisionNeeded
 from skill_train.model import config as model_config
 from skill_train.plan import where as rubric

@@ -65,7 +65,7 @@ OWNERS: dict[str, set[str]] = {
         "llama.engines.python_server_worker",
         "llama.template",
         "model.template_guard_worker",
-        "report.page",
+        "report.step",
     },
     # In child processes only.
     "llama_cpp": {
@@ -74,7 +74,7 @@ OWNERS: dict[str, set[str]] = {
         "llama.pictures.mtmd",
         "llama.template_worker",
     },
-    "markupsafe": {"report.page"},
+    "markupsafe": {"report.step"},
     "matplotlib": {"report.charts"},
     "platform": {"machine.probe"},
     "psutil": {"machine.probe"},
@@ -318,7 +318,7 @@ def test_the_package_keeps_the_rule(rule) -> None:
         (wrong_direction, "cli", "from skill_train.llama import llama_cpp"),
         (calls_another_command, "commands.merge", "from skill_train.commands import local"),
         (calls_another_command, "commands.merge", "def f():\n    from skill_train.commands.local import run"),
-        (calls_another_command, "commands._merging", "from skill_train.commands import merge"),
+        (calls_another_command, "commands._base_model", "from skill_train.commands import merge"),
         (too_many_parameters, "commands.merge", "def f(a, b, c, d, *, e, f, g): ..."),
         (too_many_parameters, "merge.step", "class A:\n    def f(self, a, b, c, d, *, e, f, g): ..."),
         (wrong_direction, "program.rows", "def f():\n    from skill_train.core import files"),
@@ -346,7 +346,7 @@ def test_the_rule_finds_what_breaks_it(rule, name: str, source: str) -> None:
         ("commands.merge", "def f():\n    from skill_train.merge import step\n    from skill_train import verify"),
         (
             "commands.merge",
-            "from skill_train.commands import _merging\nfrom skill_train.commands._frame import command",
+            "from skill_train.commands import _base_model\nfrom skill_train.commands._frame import command",
         ),
         ("commands.demo", "from skill_train.commands import local"),
         ("commands.local", "import click"),

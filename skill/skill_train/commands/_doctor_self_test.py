@@ -11,7 +11,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, NotRequired, TypedDict
 
-from skill_train.commands._merging import merge_run
+from skill_train.commands._base_model import merge_run
 from skill_train.core import resources
 from skill_train.core.console import Console
 from skill_train.core.errors import SkillTrainError, TrainingFailed

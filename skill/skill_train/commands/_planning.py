@@ -1,4 +1,4 @@
-"""From a recipe to its plan: reads the facts and makes the decisions."""
+"""From a recipe to its plan: reads the facts, makes the decisions, and says why a plan cannot be run."""
 
 from __future__ import annotations
 
@@ -8,8 +8,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from msgspec.structs import replace
+
 from skill_train.core.console import Console
-from skill_train.core.errors import UsageError
+from skill_train.core.errors import DecisionNeeded, UsageError
+from skill_train.core.units import gigabytes
 from skill_train.data import read_rows, scan, token_stats
 from skill_train.data.token_stats import PictureCounter, counter_of
 from skill_train.facts import DatasetFacts, JsonObject, MachineFacts, ModelFacts
@@ -17,6 +20,7 @@ from skill_train.hub import flavors
 from skill_train.llama.speed.remembered import known_reading
 from skill_train.machine.read import read_machine
 from skill_train.model.config import with_experts
+from skill_train.model.convertible.from_config import LINE_ENDS_WARNING, unread_window_warning
 from skill_train.model.convertible.vocabulary import why_no_picture, why_no_vocabulary
 from skill_train.model.folder import read_model, tensor_shapes
 from skill_train.model.lora_targets import TARGETS, linear_layers, linear_sizes
@@ -24,7 +28,7 @@ from skill_train.model.tower import trains_on_pictures, unread_pictures
 from skill_train.plan import make
 from skill_train.plan.placement import Choices, with_precision
 from skill_train.program.events import Refused
-from skill_train.program.pictures.engine import TILED
+from skill_train.program.pictures.engine import LINED, TILED
 from skill_train.recipe import fields
 from skill_train.recipe.fields import Recipe
 from skill_train.recipe.formats import for_model
@@ -222,3 +226,64 @@ def _counter(recipe: Recipe, model: ModelFacts) -> PictureCounter | None:
         return counter_of(recipe, model)
     except (Refused, UsageError):
         return None
+
+
+def require_room(console: Console, plan: Plan, *, force: bool) -> None:
+    """Refuses a run whose lower estimate does not fit into memory; warns if only the upper one does not fit.
+
+    Raises:
+        DecisionNeeded: it does not fit, or needs what this machine lacks.
+    """
+    memory, usable = plan.estimates.memory_bytes, plan.estimates.usable_bytes
+    later = {"unknown_memory", "device_unavailable"}  # torch itself will tell
+    if memory.low is not None and memory.high is not None and usable is not None and memory.low <= usable < memory.high:
+        later.add("no_memory")
+        console.warn("little_memory", f"the run may need {gigabytes(memory.high)}; {gigabytes(usable)} can be used")
+    stopping = [blocker for blocker in plan.blockers if blocker.code not in later]
+    if stopping and not force:
+        raise blocked(replace(plan, blockers=stopping))
+
+
+def require_no_blockers(plan: Plan) -> None:
+    if plan.blockers:
+        raise blocked(plan)
+
+
+def blocked(plan: Plan) -> DecisionNeeded:
+    """The error for a plan with blockers, with the way out that the plan knows."""
+    first = plan.blockers[0]
+    cloud = plan.where == "cloud"
+    elsewhere = "" if cloud or plan.policy.sensitive else ", or --where cloud"
+    larger = "a larger flavor, " if cloud else ""
+    hint = {
+        "needs_cuda": f"load_in_4bit: false with a smaller model{elsewhere}",
+        "no_memory": f"{larger}a smaller model, a shorter max_length, load_in_4bit: true on an NVIDIA GPU{elsewhere}",
+        "no_host_ram": f"{larger}a smaller model, or load_in_4bit: true, which reads a weight at a time{elsewhere}",
+        "no_disk": "free some space, or choose another place for the run",
+        "device_unavailable": "plan on the machine that has it; for another one compare memory_bytes with its memory",
+        "no_torch": f"a Python built for arm64 on Apple silicon{elsewhere}",
+        "too_slow": "a larger --max-hours, --flavor for the one that you accept, or fewer steps",
+        "vision": "rows with pictures, or the text model of the same family: Qwen2.5 for Qwen2.5-VL",
+        "local_input": "--where local, or skill-train data DATA --fix NEW_FILE, which writes the paths anew",
+    }.get(first.code, "a smaller model, a shorter max_length, or load_in_4bit: true")
+    return DecisionNeeded(
+        f"the plan cannot be run: {'; '.join(blocker.message for blocker in plan.blockers)}",
+        code=first.code,
+        expected="a model and rows that fit",
+        got=f"{plan.where}, {plan.flavor or plan.facts.machine.chip}",
+        hint=hint,
+    )
+
+
+def warn_of_export(console: Console, plan: Plan) -> None:
+    """Warns before the training about a model that llama.cpp cannot convert, or computes otherwise."""
+    model = plan.facts.model
+    if model.not_convertible:
+        console.warn(
+            "not_convertible", f"{model.not_convertible}; training and merging work, and export-gguf refuses this model"
+        )
+    elif window := model.unread_window:
+        longest = plan.recipe.max_length
+        console.warn("unread_window", unread_window_warning(window, model.architecture, longest))
+    elif plan.recipe.images and model.model_type in LINED:
+        console.warn("line_ends", LINE_ENDS_WARNING)

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from skill_train.cloud import rehearse, stage_data
 from skill_train.cloud.order import Order
-from skill_train.commands._blockers import require_room
 from skill_train.commands._drawing import draw_lines
-from skill_train.commands._planning import plan_with_files
+from skill_train.commands._planning import plan_with_files, require_room
 from skill_train.commands._submit_answer import specification
 from skill_train.commands._submit_plan import SubmitOptions, command_of, recipe_of, run_dir_of, with_repository
 from skill_train.core.console import Console, Result

@@ -10,11 +10,10 @@ import click
 import msgspec
 
 from skill_train.commands import evaluate, export_gguf, local, verify
-from skill_train.commands._base_model import base_of
+from skill_train.commands._base_model import base_of, merge_run
 from skill_train.commands._drawing import draw_text, rich_table
 from skill_train.commands._export import NONE
 from skill_train.commands._frame import command
-from skill_train.commands._merging import merge_run
 from skill_train.commands._options import PATH
 from skill_train.commands._shell import quoted
 from skill_train.core import resources

@@ -12,7 +12,7 @@ import click
 import msgspec
 
 from skill_train.commands._adapter_export import export_adapter
-from skill_train.commands._base_model import base_of
+from skill_train.commands._base_model import base_of, merge_choices, merge_locked
 from skill_train.commands._ended_training import warn_of_smoke_run
 from skill_train.commands._export import (
     UNQUANTIZED,
@@ -32,7 +32,6 @@ from skill_train.commands._export_answer import (
 )
 from skill_train.commands._for_device import CANDIDATES
 from skill_train.commands._frame import command
-from skill_train.commands._merging import merge_choices, merge_locked
 from skill_train.commands._options import BITS, DIVERGENCE, PATH, for_device_options, option_of, require_only_run
 from skill_train.commands._outputs import beside, listed, put_aside, recorded_name, slug
 from skill_train.commands._projector import CHOICES, from_line, projector_type

@@ -14,7 +14,6 @@ from typing import Any
 import click
 import msgspec
 
-from skill_train.commands._blockers import require_room, warn_of_export
 from skill_train.commands._drawing import STYLE, add_row, draw_text, figure, folding_table
 from skill_train.commands._ended_training import measured_beside_estimates, smoke_failure, warn_of_run
 from skill_train.commands._frame import command
@@ -27,7 +26,7 @@ from skill_train.commands._options import (
     set_options,
     words_of,
 )
-from skill_train.commands._planning import load_recipe, plan_with_files
+from skill_train.commands._planning import load_recipe, plan_with_files, require_room, warn_of_export
 from skill_train.commands._shell import quoted
 from skill_train.core.console import Console, Result
 from skill_train.core.errors import UsageError

@@ -7,9 +7,8 @@ from pathlib import Path
 
 import click
 
-from skill_train.commands._base_model import base_folder
+from skill_train.commands._base_model import base_folder, merge_folders, merge_run
 from skill_train.commands._frame import command
-from skill_train.commands._merging import merge_folders, merge_run
 from skill_train.commands._options import PATH, require_only_run
 from skill_train.commands._outputs import beside
 from skill_train.commands._shell import quoted

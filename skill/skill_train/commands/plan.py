@@ -14,7 +14,6 @@ import click
 import msgspec
 from msgspec.structs import replace
 
-from skill_train.commands._blockers import blocked, warn_of_export
 from skill_train.commands._drawing import add_row, draw_line, rich_table
 from skill_train.commands._ended_training import MeasuredFigure, measured_beside_estimates
 from skill_train.commands._for_device import (
@@ -44,7 +43,7 @@ from skill_train.commands._options import (
     set_options,
     words_of,
 )
-from skill_train.commands._planning import load_recipe, plan_from_metadata
+from skill_train.commands._planning import blocked, load_recipe, plan_from_metadata, warn_of_export
 from skill_train.commands._shell import quoted
 from skill_train.core.console import Console, Result, clean
 from skill_train.core.errors import DecisionNeeded, UsageError

@@ -1,12 +1,13 @@
 """Writes one HTML file about one run, or about several side by side, from the JSON files of their folders.
 
 Each call makes the page again, because it holds nothing that is not in the run directories. The page loads nothing and
-runs nothing, so it can be sent to somebody as it is.
+runs nothing, so it can be sent to somebody as it is. All text of a run is escaped.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import json
 import shlex
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -14,8 +15,9 @@ from typing import Literal, TypedDict
 
 import msgspec
 
+from skill_train.core import resources
 from skill_train.core.console import Bar
-from skill_train.core.errors import UsageError
+from skill_train.core.errors import NotInstalled, UsageError
 from skill_train.core.files import write_text
 from skill_train.recipe.fields import to_yaml
 from skill_train.recipe.resolved import ResolvedRecipe
@@ -23,7 +25,6 @@ from skill_train.report.artifacts import missing
 from skill_train.report.charts import COLOURS, Amount, Panel, Series, bars, curves
 from skill_train.report.demo_record import Demo
 from skill_train.report.figure import Figure, ReportedRun
-from skill_train.report.page import page
 from skill_train.report.same_run import same
 from skill_train.report.sections import curve, differences, overview, run_view
 from skill_train.report.thumbnails import MOST_CHARACTERS, shown_pictures
@@ -267,3 +268,31 @@ def _bars(views: list[RunView], key: _Compared, scale: float) -> list[Amount]:
 
 def _charts(drawn: Iterable[tuple[str, str, str | None]]) -> list[ChartView]:
     return [{"name": name, "title": title, "svg": svg} for name, title, svg in drawn if svg is not None]
+
+
+def page(runs: list[RunView], shared: SharedView) -> str:
+    """One HTML document that loads nothing.
+
+    Args:
+        runs: the result of `sections.run_view` for each run.
+        shared: what is on the page once. The `svg` of a chart is inserted unchanged.
+
+    Raises:
+        NotInstalled: jinja2 is missing.
+    """
+    try:
+        from jinja2 import Environment, FileSystemLoader, StrictUndefined
+        from markupsafe import Markup
+    except ImportError:
+        raise NotInstalled(
+            "the page of the report needs jinja2, which is not installed",
+            code="missing_package",
+            hint='pip install "skill-train[report]"',
+        ) from None
+    folder = resources.report()
+    templates = Environment(loader=FileSystemLoader(folder), autoescape=True, undefined=StrictUndefined)
+    templates.filters["figure"] = lambda value: json.dumps(value, ensure_ascii=False)
+    style = Markup((folder / "style.css").read_text(encoding="utf-8"))  # noqa: S704 - ours
+    for chart in (*shared["curves"], *shared["comparison"]):
+        chart["svg"] = Markup(chart["svg"])  # noqa: S704 - drawn from numbers alone
+    return templates.get_template("page.html").render(runs=runs, style=style, colours=COLOURS, **shared) + "\n"
