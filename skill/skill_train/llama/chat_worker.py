@@ -118,14 +118,12 @@ class _Chat:
 
     def _read(self, ids: list[int]) -> np.ndarray:
         """The logits after a prompt."""
-        self.llama.forget()
-        row: np.ndarray | None = None
-        for start in range(0, len(ids), self.step):
-            row = self.llama.decode(ids[start : start + self.step], start, last=1)[0]
-        if row is None:
+        if not ids:
             raise UsageError(
                 "the prompt is empty", code="bad_usage", expected="one token or more", hint="write a prompt"
             )
+        self.llama.forget()
+        row: np.ndarray = self.llama.read(ids, at_once=self.step)[0]
         return row
 
     def _piece(self, token: int) -> bytes:

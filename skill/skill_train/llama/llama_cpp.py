@@ -67,7 +67,8 @@ class Llama:
 
     def greedy(self, prompt: list[int], *, most: int) -> list[int]:
         """The most likely continuation of at most `most` tokens. It ends at llama.cpp's own end of generation."""
-        return self.greedy_after(self._last_rows(prompt, 1)[0], len(prompt), most=most)
+        self.forget()
+        return self.greedy_after(self.read(prompt)[0], len(prompt), most=most)
 
     def greedy_after(self, row: np.ndarray, position: int, *, most: int) -> list[int]:
         """The same after a prompt that was read: its last logits [vocabulary], and the position of what follows it."""
@@ -88,22 +89,22 @@ class Llama:
         each expected token, while `greedy` reads all weights for each token."""
         answer: list[int] = []
         usable = list(takewhile(lambda token: token < self.tokens, expected[: most - 1]))  # it has no other token
-        for row in self._last_rows(prompt + usable, 1 + len(usable)):
+        self.forget()
+        for row in self.read(prompt + usable, last=1 + len(usable)):
             answer.append(int(row.argmax()))
             if self.ends(answer[-1]) or answer != expected[: len(answer)]:
                 break
         return answer
 
-    def _last_rows(self, ids: list[int], count: int) -> np.ndarray:
-        """Logits [count, vocabulary] of the last tokens of a sequence."""
+    def read(self, ids: list[int], position: int = 0, *, at_once: int = _CHUNK, last: int = 1) -> np.ndarray:
+        """Reads tokens, the first of them at this position. Returns logits [last, vocabulary] of the last ones."""
         import numpy as np
 
-        self.forget()
-        rows, first = [], len(ids) - count
-        for start in range(0, len(ids), _CHUNK):
-            chunk = ids[start : start + _CHUNK]
-            last = min(len(chunk), max(0, start + len(chunk) - first))
-            rows.append(self.decode(chunk, start, last=last).copy())
+        rows, first = [np.empty((0, self.tokens), dtype=np.float32)], len(ids) - last
+        for start in range(0, len(ids), at_once):
+            chunk = ids[start : start + at_once]
+            wanted = min(len(chunk), max(0, start + len(chunk) - first))
+            rows.append(self.decode(chunk, position + start, last=wanted).copy())
         return np.concatenate(rows)
 
     def forget(self) -> None:

@@ -62,11 +62,8 @@ class _Answerer:
         import numpy as np
 
         first, position = self.encoder.read_prompt(self.llama, chunks, self.step)
-        rows = [first[None]]
-        for start in range(0, len(answer) - 1, self.step):
-            ids = answer[start : start + self.step][: len(answer) - 1 - start]
-            rows.append(self.llama.decode(ids, position + start, last=len(ids)).copy())
-        return finite(losses(np.concatenate(rows), answer).sum())
+        others = self.llama.read(answer[:-1], position, at_once=self.step, last=len(answer) - 1)
+        return finite(losses(np.concatenate([first[None], others]), answer).sum())
 
 
 if __name__ == "__main__":

@@ -108,10 +108,8 @@ class _Reader:
             if chunk.ids is None:
                 self.encoder.decode(self.llama, chunk, next(pictures), position, self.step)
             else:
-                for start in range(0, len(chunk.ids), self.step):
-                    ids = chunk.ids[start : start + self.step]
-                    last_rows = len(ids) if place > last else 0
-                    rows.append(self.llama.decode(ids, position + start, last=last_rows).copy())
+                behind = len(chunk.ids) if place > last else 0
+                rows.append(self.llama.read(chunk.ids, position, at_once=self.step, last=behind))
             position += chunk.positions
         return np.concatenate(rows)
 

@@ -186,8 +186,7 @@ class Projector:
                 embeddings, _ = self.encode(chunk)
                 self.decode(llama, chunk, embeddings, position, step)
             else:
-                for start in range(0, len(chunk.ids), step):
-                    row = llama.decode(chunk.ids[start : start + step], position + start, last=1)[0].copy()
+                row = llama.read(chunk.ids, position, at_once=step)[0]
             position += chunk.positions
         assert row is not None and chunks[-1].ids is not None, "a prompt ends with text"
         return row, position

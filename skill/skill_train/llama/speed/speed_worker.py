@@ -57,9 +57,7 @@ def _timed(work: Callable[[], object]) -> Round:
 def _read(llama: Llama, count: int) -> np.ndarray:
     """Reads a prompt of so many tokens; the last one is answered. Returns its logits."""
     llama.forget()
-    for start in range(0, count, _BATCH):
-        ids = [_token(llama, place) for place in range(start, min(start + _BATCH, count))]
-        row = llama.decode(ids, start, last=int(start + len(ids) == count))
+    row = llama.read([_token(llama, place) for place in range(count)], at_once=_BATCH)
     llama.wait()
     return row
 
