@@ -169,13 +169,9 @@ def check_claims(folder: Path, shapes: dict[str, list[int]]) -> None:
     for key, value in values_in(foreign_json(folder / "config.json")):
         most = most_claimed(key, shapes)
         if most is not None and isinstance(value, (int, float)) and value > most:
-            raise Refused(
-                f"{folder / 'config.json'} does not match the weights: {key} is {value:g}",
-                code="broken_model",
-                expected=f"at most {most}" + (f" of a model of {len(shapes)} tensors" if shapes else ""),
-                got=f"{value:g}",
-                hint="download the model again",
-            )
+            message = f"{folder / 'config.json'} does not match the weights: {key} is {value:g}"
+            expected = f"at most {most}" + (f" of a model of {len(shapes)} tensors" if shapes else "")
+            raise broken_model(message, expected, f"{value:g}")
 
 
 def most_claimed(key: str, shapes: dict[str, list[int]]) -> int | None:
@@ -273,13 +269,11 @@ def are_sizes(values: Any, lengths: Container[int]) -> bool:
 
 
 def broken_weights(path: Path, why: str) -> Refused:
-    return Refused(
-        f"{path} is broken: {why}",
-        code="broken_model",
-        expected="a whole safetensors file",
-        got=why[:300],
-        hint="download it again",
-    )
+    return broken_model(f"{path} is broken: {why}", "a whole safetensors file", why, hint="download it again")
+
+
+def broken_model(message: str, expected: str, got: str, *, hint: str = "download the model again") -> Refused:
+    return Refused(message, code="broken_model", expected=expected, got=got[:300], hint=hint)
 
 
 def values_in(document: Any) -> Iterator[tuple[str, Any]]:
@@ -340,13 +334,8 @@ def check_file(path: Path, folder: Path) -> None:
         )
     most = FOREIGN_JSON.get(path.name) or FOREIGN_BYTES.get(path.suffix)
     if most is not None and path.stat().st_size > most:
-        raise Refused(
-            f"{path} is too large for a file of this name",
-            code="broken_model",
-            expected=f"at most {most} bytes",
-            got=f"{path.stat().st_size} bytes",
-            hint="download the model again",
-        )
+        got = f"{path.stat().st_size} bytes"
+        raise broken_model(f"{path} is too large for a file of this name", f"at most {most} bytes", got)
 
 
 KINDS = {
@@ -439,13 +428,8 @@ def depth_of(document: Any) -> int:
 
 
 def unsound(path: Path, why: str) -> Refused:
-    return Refused(
-        f"{path} cannot be read: {why}",
-        code="broken_model",
-        expected="a JSON file as transformers writes it",
-        got=why[:300],
-        hint="download the file again",
-    )
+    expected, hint = "a JSON file as transformers writes it", "download the file again"
+    return broken_model(f"{path} cannot be read: {why}", expected, why, hint=hint)
 
 
 def weight_files(folder: Path) -> list[Path]:
@@ -483,13 +467,7 @@ def is_plain_name(name: Any) -> bool:
 
 
 def bad_index(folder: Path, got: str, expected: str) -> Refused:
-    return Refused(
-        f"{folder / INDEX} does not match the weights in this folder",
-        code="broken_model",
-        expected=expected,
-        got=got,
-        hint="download the model again",
-    )
+    return broken_model(f"{folder / INDEX} does not match the weights in this folder", expected, got)
 
 
 def model_file(model: str, revision: str | None, name: str) -> str | None:
