@@ -374,11 +374,15 @@ def seek_cycles_seldom() -> None:
 
 
 def write_text(path: Path, text: str) -> None:
+    write_whole(path, text.encode())
+
+
+def write_whole(path: Path, content: bytes) -> None:
     """Writes the whole file or nothing: under a temporary name, then renames it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
-    with open(temporary, "w", encoding="utf-8") as file:
-        file.write(text)
+    with open(temporary, "wb") as file:
+        file.write(content)
         file.flush()
         os.fsync(file.fileno())
     os.replace(temporary, path)
@@ -1583,7 +1587,7 @@ def media_in(value: Any, *, answer: bool = False) -> str | None:
         return short[:40]
     if len(value) < 1024 and MEDIA_NAME.fullmatch(short) and not (answer and "/" not in short and "\\" not in short):
         return short[:80]
-    if MEDIA_BASE64.match(short[:64]) and MEDIA_MAGIC.match(base64.urlsafe_b64decode(base64_start(short))):
+    if MEDIA_BASE64.match(short[:64]) and MEDIA_MAGIC.match(base64_start(short)):
         return f"{short[:16]}…, a file as base64"
     if (digits := MEDIA_HEX.match(short)) and MEDIA_MAGIC.match(bytes.fromhex(digits[1])):
         return f"{short[:16]}…, a file in hexadecimal digits"
@@ -1600,9 +1604,9 @@ def media_mark(text: str) -> str | None:
     return None if mark is None else mark.group().strip()
 
 
-def base64_start(text: str) -> str:
-    """The characters of base64 that hold the first 24 bytes."""
-    return text[:32].replace("+", "-").replace("/", "_")
+def base64_start(text: str) -> bytes:
+    """The first 24 bytes of a file as base64, in either alphabet."""
+    return base64.urlsafe_b64decode(text[:32].replace("+", "-").replace("/", "_"))
 
 
 def bad_row(message: str, expected: str = "", got: str = "", hint: str = "") -> Refused:
@@ -1651,12 +1655,9 @@ def chat(messages: Any, tools: Any, prompt_messages: int) -> Example:
     answers = [i for i in spoken if cleaned[i].get("weight") != 0]
     if not answers:
         raise no_answer(cleaned)
-    return {"kind": "chat", "messages": cleaned, "tools": tools_of(tools) or None, "trained_messages": answers}
-
-
-def tools_of(tools: Any) -> Any:
-    """The tools of a row. Many datasets write them as JSON text, which no template reads."""
-    return list_of(tools, "tools") if isinstance(tools, str) else tools
+    if isinstance(tools, str):  # many datasets write them as JSON text, which no template reads
+        tools = list_of(tools, "tools")
+    return {"kind": "chat", "messages": cleaned, "tools": tools or None, "trained_messages": answers}
 
 
 def list_of(value: Any, name: str) -> list[Any]:
@@ -3928,7 +3929,7 @@ def write_limits(folder: Path, kind: str, limits: PixelLimits) -> dict[str, Any]
         if new:
             own.update(new)
             changed |= new
-            write_whole(path, (json.dumps(document, indent=1) + "\n").encode())
+            write_text(path, json.dumps(document, indent=1) + "\n")
     return changed
 
 
@@ -3960,7 +3961,6 @@ def keep_pictures(rows: list[Any], pictures: Pictures | None, folder: Path) -> l
         for image, digest in zip(row.get("images") or (), row.get("image_sha256") or (), strict=True):
             name = f"{digest}.{picture_format(image, pictures.folder)}"
             if not (images / name).is_file():
-                images.mkdir(exist_ok=True)
                 write_whole(images / name, encoded_bytes(image, digest, pictures.folder))
             names.append(f"images/{name}")
         named.append({**row, "images": names} if names else row)
@@ -3990,12 +3990,6 @@ def picture_format(source: PictureSource, folder: Path | None) -> str:
     """The suffix of its format: png, jpeg, webp."""
     with opened_picture(source, folder) as (image, _):
         return str(image.format or "bin").lower()
-
-
-def write_whole(path: Path, content: bytes) -> None:
-    part = path.with_name(f".{path.name}.part")
-    part.write_bytes(content)
-    os.replace(part, path)
 
 
 # --- rows ------------------------------------------------------------------------------------------------------------

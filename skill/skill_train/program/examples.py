@@ -246,7 +246,7 @@ def media_in(value: Any, *, answer: bool = False) -> str | None:
         return short[:40]
     if len(value) < 1024 and MEDIA_NAME.fullmatch(short) and not (answer and "/" not in short and "\\" not in short):
         return short[:80]
-    if MEDIA_BASE64.match(short[:64]) and MEDIA_MAGIC.match(base64.urlsafe_b64decode(base64_start(short))):
+    if MEDIA_BASE64.match(short[:64]) and MEDIA_MAGIC.match(base64_start(short)):
         return f"{short[:16]}…, a file as base64"
     if (digits := MEDIA_HEX.match(short)) and MEDIA_MAGIC.match(bytes.fromhex(digits[1])):
         return f"{short[:16]}…, a file in hexadecimal digits"
@@ -263,9 +263,9 @@ def media_mark(text: str) -> str | None:
     return None if mark is None else mark.group().strip()
 
 
-def base64_start(text: str) -> str:
-    """The characters of base64 that hold the first 24 bytes."""
-    return text[:32].replace("+", "-").replace("/", "_")
+def base64_start(text: str) -> bytes:
+    """The first 24 bytes of a file as base64, in either alphabet."""
+    return base64.urlsafe_b64decode(text[:32].replace("+", "-").replace("/", "_"))
 
 
 def bad_row(message: str, expected: str = "", got: str = "", hint: str = "") -> Refused:
@@ -314,12 +314,9 @@ def chat(messages: Any, tools: Any, prompt_messages: int) -> Example:
     answers = [i for i in spoken if cleaned[i].get("weight") != 0]
     if not answers:
         raise no_answer(cleaned)
-    return {"kind": "chat", "messages": cleaned, "tools": tools_of(tools) or None, "trained_messages": answers}
-
-
-def tools_of(tools: Any) -> Any:
-    """The tools of a row. Many datasets write them as JSON text, which no template reads."""
-    return list_of(tools, "tools") if isinstance(tools, str) else tools
+    if isinstance(tools, str):  # many datasets write them as JSON text, which no template reads
+        tools = list_of(tools, "tools")
+    return {"kind": "chat", "messages": cleaned, "tools": tools or None, "trained_messages": answers}
 
 
 def list_of(value: Any, name: str) -> list[Any]:

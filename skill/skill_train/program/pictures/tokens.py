@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -17,7 +16,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple, NotRequired, TypedDict
 
-from skill_train.program.events import Refused
+from skill_train.program.events import Refused, write_text, write_whole
 from skill_train.program.examples import Pictured
 from skill_train.program.model_files import foreign_json, model_file
 from skill_train.program.pictures.decode import (
@@ -333,7 +332,7 @@ def write_limits(folder: Path, kind: str, limits: PixelLimits) -> dict[str, Any]
         if new:
             own.update(new)
             changed |= new
-            write_whole(path, (json.dumps(document, indent=1) + "\n").encode())
+            write_text(path, json.dumps(document, indent=1) + "\n")
     return changed
 
 
@@ -365,7 +364,6 @@ def keep_pictures(rows: list[Any], pictures: Pictures | None, folder: Path) -> l
         for image, digest in zip(row.get("images") or (), row.get("image_sha256") or (), strict=True):
             name = f"{digest}.{picture_format(image, pictures.folder)}"
             if not (images / name).is_file():
-                images.mkdir(exist_ok=True)
                 write_whole(images / name, encoded_bytes(image, digest, pictures.folder))
             names.append(f"images/{name}")
         named.append({**row, "images": names} if names else row)
@@ -395,9 +393,3 @@ def picture_format(source: PictureSource, folder: Path | None) -> str:
     """The suffix of its format: png, jpeg, webp."""
     with opened_picture(source, folder) as (image, _):
         return str(image.format or "bin").lower()
-
-
-def write_whole(path: Path, content: bytes) -> None:
-    part = path.with_name(f".{path.name}.part")
-    part.write_bytes(content)
-    os.replace(part, path)
