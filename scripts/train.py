@@ -240,11 +240,14 @@ def lacks_memory(error: BaseException) -> bool:
     return unclear is not None or (not isinstance(error, RuntimeError) and most > limit - LAST_BYTES)
 
 
-def process_figure(file: str, field: str) -> int | None:
-    """A figure of this process from Linux: bytes in `limits`, KiB in `status`. None without a limit, or without
-    Linux."""
-    path = Path("/proc/self") / file
-    match = re.search(rf"^{field}\s+(\d+)", path.read_text(encoding="utf-8"), re.MULTILINE) if path.is_file() else None
+def process_figure(file: str, field: str, process: int | str = "self") -> int | None:
+    """A figure of this process, or of another one, from Linux: bytes in `limits`, KiB in `status`. None without a
+    limit, after the end of the process, or without Linux."""
+    try:
+        text = Path(f"/proc/{process}/{file}").read_text(encoding="utf-8")
+    except OSError:
+        return None
+    match = re.search(rf"^{field}\s+(\d+)", text, re.MULTILINE)
     return int(match[1]) if match else None
 
 

@@ -7,11 +7,11 @@ parent. VmHWM counts only the program itself, and exists while it runs. macOS co
 from __future__ import annotations
 
 import contextlib
-import re
 import sys
 import threading
 import time
-from pathlib import Path
+
+from skill_train.program.events import process_figure
 
 _PAUSE_SECONDS = 0.05
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8  # malloc.h of glibc
@@ -25,10 +25,8 @@ def peak_memory_bytes(children: bool = False) -> int | None:
     it."""
     if sys.platform == "linux":
         return max(_CHILDREN, default=None) if children else _high_water("self")
-    try:
-        import resource
-    except ImportError:  # Windows
-        return None
+    import resource
+
     who = resource.RUSAGE_CHILDREN if children else resource.RUSAGE_SELF
     return resource.getrusage(who).ru_maxrss or None  # bytes on macOS
 
@@ -38,7 +36,7 @@ def watch_memory(pid: int) -> None:
     `note_memory`."""
 
     def watch() -> None:
-        while (peak := _high_water(str(pid))) is not None:
+        while (peak := _high_water(pid)) is not None:
             note_memory(peak)
             time.sleep(_PAUSE_SECONDS)
 
@@ -50,23 +48,17 @@ def note_memory(peak: int) -> None:
     _CHILDREN[:] = [max(peak, *_CHILDREN)] if _CHILDREN else [peak]
 
 
-def _high_water(process: str) -> int | None:
-    """The peak memory of a process; None if it has ended, and on systems without /proc."""
-    try:
-        status = (Path("/proc") / process / "status").read_text(encoding="utf-8")
-    except OSError:
-        return None
-    match = re.search(r"^VmHWM:\s+(\d+) kB", status, re.MULTILINE)
-    return 1024 * int(match[1]) if match else None
+def _high_water(process: int | str) -> int | None:
+    """The peak memory of a process on Linux; None if it has ended."""
+    peak = process_figure("status", "VmHWM:", process)
+    return None if peak is None else 1024 * peak
 
 
 def limit_process(memory_bytes: int, *, seconds: int | None = None) -> None:
     """Lets the system refuse this process more memory than that and end it after so many seconds of the processor, even
     inside one long operation."""
-    try:
-        import resource
-    except ImportError:  # Windows: the parent's limit of time stays
-        return
+    import resource
+
     with contextlib.suppress(ValueError, OSError):  # macOS does not always accept the memory limit
         if seconds is not None:
             resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))
