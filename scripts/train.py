@@ -747,7 +747,7 @@ def not_a_file(path: Path, got: str, *, hint: str = "download the model again") 
 @contextmanager
 def regular_file(path: Path, *, hint: str = "download the model again") -> Iterator[IO[bytes]]:
     """A regular file, open for reading. A pipe is never waited for, and a device is never read."""
-    number = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
+    number = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     with open(number, "rb") as file:
         status = os.fstat(number)
         if not stat.S_ISREG(status.st_mode):
@@ -955,7 +955,7 @@ def stop_signals() -> list[int]:
     """The signals that end a training at a checkpoint. Under `nohup`, the closing of the terminal is not one of
     them."""
     numbers: list[int] = [signal.SIGINT, signal.SIGTERM]
-    if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
         numbers.append(signal.SIGHUP)
     return numbers
 
@@ -4923,9 +4923,9 @@ ARGUMENTS_READ = (
 def limited(seconds: float) -> Iterator[None]:
     """Raises TimeoutError if the block takes longer. It is for chat templates, which are programs of somebody else.
 
-    Only the main thread can be interrupted, and Windows has no such timer. There is no limit then.
+    Only the main thread can be interrupted. There is no limit in another one.
     """
-    if not hasattr(signal, "setitimer") or threading.current_thread() is not threading.main_thread():
+    if threading.current_thread() is not threading.main_thread():
         yield
         return
 

@@ -177,7 +177,7 @@ def read_model_file(path: Path) -> GgufFile:
 
 def _at_once(path: str, flags: int) -> int:
     """Opens a file without waiting for a pipe."""
-    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
+    return os.open(path, flags | os.O_NONBLOCK)
 
 
 class _Cursor:

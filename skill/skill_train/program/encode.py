@@ -58,9 +58,9 @@ ARGUMENTS_READ = (
 def limited(seconds: float) -> Iterator[None]:
     """Raises TimeoutError if the block takes longer. It is for chat templates, which are programs of somebody else.
 
-    Only the main thread can be interrupted, and Windows has no such timer. There is no limit then.
+    Only the main thread can be interrupted. There is no limit in another one.
     """
-    if not hasattr(signal, "setitimer") or threading.current_thread() is not threading.main_thread():
+    if threading.current_thread() is not threading.main_thread():
         yield
         return
 

@@ -368,7 +368,7 @@ def not_a_file(path: Path, got: str, *, hint: str = "download the model again") 
 @contextmanager
 def regular_file(path: Path, *, hint: str = "download the model again") -> Iterator[IO[bytes]]:
     """A regular file, open for reading. A pipe is never waited for, and a device is never read."""
-    number = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
+    number = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     with open(number, "rb") as file:
         status = os.fstat(number)
         if not stat.S_ISREG(status.st_mode):

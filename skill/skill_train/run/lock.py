@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import importlib.util
 import os
 import re
 import time
@@ -26,7 +25,7 @@ def locked(run: RunDir, command: str) -> Iterator[TextIO | None]:
     """Lets one process at a time work in a run directory. The system releases the lock of a killed process.
 
     Yields the lock. A child that inherits it holds it as long as the child lives, even if this process is killed.
-    Yields None if there is no lock: in a folder that cannot be written, and on Windows, which has no flock.
+    Yields None if there is no lock, in a folder that cannot be written.
 
     Raises:
         UsageError: another process holds it; the message names it.
@@ -67,7 +66,7 @@ def locked_out(out: Path, command: str) -> Iterator[None]:
 def _locked(lock: Path, folder: Path, otherwise: str, command: str) -> Iterator[TextIO | None]:
     import socket
 
-    file = None if importlib.util.find_spec("fcntl") is None else _acquired(lock, folder, otherwise)
+    file = _acquired(lock, folder, otherwise)
     if file is None:
         yield None
         return
@@ -91,7 +90,7 @@ def is_locked(run: RunDir) -> bool | None:
         return True
     except FileNotFoundError:
         return False
-    except (ImportError, OSError):
+    except OSError:
         return None
     return False
 

@@ -32,6 +32,6 @@ def stop_signals() -> list[int]:
     """The signals that end a training at a checkpoint. Under `nohup`, the closing of the terminal is not one of
     them."""
     numbers: list[int] = [signal.SIGINT, signal.SIGTERM]
-    if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
         numbers.append(signal.SIGHUP)
     return numbers
