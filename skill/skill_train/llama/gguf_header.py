@@ -128,23 +128,20 @@ def read_gguf(path: Path) -> GgufFile:
                 raise _Broken("it is a pipe, a device or a folder")
             return _parse(path, _Cursor(file, status.st_size))
     except OSError as error:
-        raise VerificationFailed(
-            f"{path} cannot be read: {error.strerror}",
-            code="bad_gguf",
-            hint="check the file and its permissions, or export it again: skill-train export-gguf RUN",
-        ) from None
+        hint = "check the file and its permissions, or export it again: skill-train export-gguf RUN"
+        raise bad_gguf(f"{path} cannot be read: {error.strerror}", hint=hint) from None
     except ValueError as error:  # names may not be UTF-8
-        raise VerificationFailed(
-            f"{path.name} is not a GGUF file: {error}",
-            code="bad_gguf",
-            hint="export it again: skill-train export-gguf RUN",
-        ) from None
+        raise bad_gguf(f"{path.name} is not a GGUF file: {error}") from None
     except _Broken as error:
-        raise VerificationFailed(
-            f"{path.name} is damaged: {str(error)[:_SHOWN]}",
-            code="bad_gguf",
-            hint="make it again: skill-train export-gguf RUN",
-        ) from None
+        hint = "make it again: skill-train export-gguf RUN"
+        raise bad_gguf(f"{path.name} is damaged: {str(error)[:_SHOWN]}", hint=hint) from None
+
+
+def bad_gguf(
+    message: str, *, expected: str = "", got: str = "", hint: str = "export it again: skill-train export-gguf RUN"
+) -> VerificationFailed:
+    """The error of a file that cannot be read, or that llama.cpp does not run."""
+    return VerificationFailed(message, code="bad_gguf", expected=expected, got=got, hint=hint)
 
 
 _NO_MODELS = {"adapter": "an adapter", "mmproj": "a projector", "imatrix": "an importance matrix"}  # `general.type`
@@ -165,9 +162,8 @@ def read_model_file(path: Path) -> GgufFile:
     file = read_gguf(path)
     kind = _NO_MODELS.get(str(file.metadata.get("general.type")))
     if kind is not None and "token_embd.weight" not in file.tensors:
-        raise VerificationFailed(
+        raise bad_gguf(
             f"{path.name} holds {kind} and no model",
-            code="bad_gguf",
             expected="the GGUF file of a language model",
             got=f"general.type {file.metadata['general.type']}",
             hint="give the file of the model: skill-train export-gguf RUN makes it",

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from skill_train.core.errors import NotInstalled, VerificationFailed, not_installed
+from skill_train.llama.gguf_header import bad_gguf
 from skill_train.llama.inference import VocabularyFacts
 
 if TYPE_CHECKING:
@@ -127,11 +128,7 @@ class Llama:
         status = self.api.llama_decode(self.context, batch)
         self.api.llama_batch_free(batch)
         if status != 0:
-            raise VerificationFailed(
-                f"llama.cpp could not run the model (status {status})",
-                code="bad_gguf",
-                hint="skill-train doctor --self-test",
-            )
+            raise cannot("run the model", f"status {status}")
         if not last:
             return np.empty((0, self.tokens), dtype=np.float32)
         pointer = self.api.llama_get_logits(self.context)
@@ -314,13 +311,17 @@ def refused(path: Path, lines: deque[tuple[int, str]], *, gpu: bool = False) -> 
     errors = [text for level, text in lines if level == _LOG_ERROR and text]
     words = errors or [text for level, text in lines if level == _LOG_WARN and text] or ["it said nothing"]
     # The first error is the cause; the ones that follow say only that loading failed.
-    return VerificationFailed(
+    return bad_gguf(
         f"llama.cpp cannot load {path.name}: {words[0]}",
-        code="bad_gguf",
         got=words[-1],
         hint=("--device cpu, if the GPU has too little memory for it; or " if gpu else "")
         + "export it again: skill-train export-gguf RUN; a new architecture needs a newer llama-cpp-python",
     )
+
+
+def cannot(what: str, status: object) -> VerificationFailed:
+    """The error of what llama.cpp does not do with a file that it has loaded."""
+    return bad_gguf(f"llama.cpp could not {what} ({status})", hint="skill-train doctor --self-test")
 
 
 def bindings() -> Any:

@@ -16,7 +16,6 @@ from typing import Any
 
 import msgspec
 
-from skill_train.core.errors import VerificationFailed
 from skill_train.llama.engines.answers import (
     LLAMA_SERVER,
     Completion,
@@ -27,6 +26,7 @@ from skill_train.llama.engines.answers import (
 )
 from skill_train.llama.engines.http import HttpRefusal, asking, get, post, wait_for
 from skill_train.llama.engines.programs import free_port, started
+from skill_train.llama.gguf_header import bad_gguf
 from skill_train.llama.pictures.compare import MARKER
 
 
@@ -78,11 +78,8 @@ def _properties(url: str) -> _Properties:
     try:
         return get(f"{url}/props", _Properties)
     except HttpRefusal as refusal:
-        raise VerificationFailed(
-            f"llama-server does not say what it serves: {refusal}",
-            code="bad_gguf",
-            hint="install a current llama.cpp, or verify without --engine llama-server",
-        ) from None
+        hint = "install a current llama.cpp, or verify without --engine llama-server"
+        raise bad_gguf(f"llama-server does not say what it serves: {refusal}", hint=hint) from None
 
 
 def _ask_server(url: str, question: EngineQuestion, marker: str) -> EngineAnswer:

@@ -19,7 +19,7 @@ from typing import Any
 
 import msgspec
 
-from skill_train.core.errors import NotInstalled, VerificationFailed
+from skill_train.core.errors import NotInstalled
 from skill_train.llama.engines.answers import (
     OLLAMA,
     AnswerToken,
@@ -30,6 +30,7 @@ from skill_train.llama.engines.answers import (
 )
 from skill_train.llama.engines.http import HttpRefusal, asking, get, post, wait_for
 from skill_train.llama.engines.programs import free_port, run_once, started
+from skill_train.llama.gguf_header import bad_gguf
 from skill_train.llama.pictures.compare import MARKER
 
 _MODEL = "skill-train-verify"
@@ -79,9 +80,8 @@ def ask(
         with started([OLLAMA, "serve"], environment, log) as process:
             wait_for(f"http://{host}/api/version", lambda: process.poll() is None, program=OLLAMA)
             if run_once([OLLAMA, "create", _MODEL, "-f", str(recipe)], environment, log) != 0:
-                raise VerificationFailed(
+                raise bad_gguf(
                     f"Ollama cannot create a model from {gguf.name}",
-                    code="bad_gguf",
                     got=log.read_text(encoding="utf-8", errors="replace")[-400:],
                     hint="ollama create NAME -f Modelfile, and read what it says",
                 )
@@ -163,5 +163,5 @@ def _refusal(refusal: HttpRefusal) -> str:
     """
     if _CRASHED in str(refusal):
         hint = "ollama run on the same file, and read the log of ollama serve"
-        raise VerificationFailed("Ollama crashes on the file", code="bad_gguf", got=str(refusal), hint=hint) from None
+        raise bad_gguf("Ollama crashes on the file", got=str(refusal), hint=hint) from None
     return str(refusal)

@@ -20,9 +20,10 @@ from typing import Any
 
 import msgspec
 
-from skill_train.core.errors import UsageError, VerificationFailed
+from skill_train.core.errors import UsageError
 from skill_train.core.live_worker import Send, live_worker_main
 from skill_train.llama.engines.python_server import LOOPBACK, ServerJob
+from skill_train.llama.gguf_header import bad_gguf
 from skill_train.llama.llama_cpp import bindings, captured_log, refused, uses_gpu
 from skill_train.llama.sampling import require_numbers
 
@@ -45,11 +46,8 @@ def work(document: object, receive: Callable[[], Any], send: Send) -> None:
         except ValueError:  # llama_cpp.Llama has no other class for what llama.cpp refuses
             raise refused(Path(job.gguf), lines, gpu=gpu) from None
         except jinja2.TemplateError as error:
-            raise VerificationFailed(
-                f"llama_cpp.server cannot read the chat template of {Path(job.gguf).name}: {error}",
-                code="bad_gguf",
-                hint="export it again: skill-train export-gguf RUN",
-            ) from None
+            message = f"llama_cpp.server cannot read the chat template of {Path(job.gguf).name}: {error}"
+            raise bad_gguf(message) from None
         _require_answer(Path(job.gguf), llama)
     if job.reports:
         _report(llama, send)
@@ -80,11 +78,7 @@ def _require_answer(file: Path, llama: Any) -> None:
     try:
         llama.eval([0])
     except RuntimeError as error:
-        raise VerificationFailed(
-            f"llama.cpp cannot run {file.name}: {error}",
-            code="bad_gguf",
-            hint="export it again: skill-train export-gguf RUN",
-        ) from None
+        raise bad_gguf(f"llama.cpp cannot run {file.name}: {error}") from None
     require_numbers(np.ctypeslib.as_array(llama._ctx.get_logits(), shape=(llama.n_vocab(),)), file.name)
     llama.reset()
 

@@ -14,10 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from skill_train.core.errors import VerificationFailed
 from skill_train.llama.gguf_header import read_gguf
 from skill_train.llama.importance.nodes import GgmlTensor
-from skill_train.llama.llama_cpp import Llama, LoadedFile, ggml, refused
+from skill_train.llama.llama_cpp import Llama, LoadedFile, cannot, ggml, refused
 
 if TYPE_CHECKING:
     import numpy as np
@@ -127,7 +126,7 @@ class Projector:
         for bitmap in bitmaps:
             api.mtmd_bitmap_free(bitmap)
         if status != 0:
-            raise _cannot(f"divide a prompt with {len(pictures)} pictures", status)
+            raise cannot(f"divide a prompt with {len(pictures)} pictures", status)
         chunk_pointers = (
             api.mtmd_input_chunks_get(chunks, number) for number in range(api.mtmd_input_chunks_size(chunks))
         )
@@ -143,7 +142,7 @@ class Projector:
         self.watch.pixels = None
         status = self.api.mtmd_encode_chunk(self.context, chunk.pointer)
         if status != 0:
-            raise _cannot("encode a picture", status)
+            raise cannot("encode a picture", status)
         pointer = self.api.mtmd_get_output_embd(self.context)
         embeddings = np.ctypeslib.as_array(pointer, shape=(chunk.tokens, self.width)).copy()
         if self.line_end is not None and self.watch.pixels is not None:
@@ -158,7 +157,7 @@ class Projector:
 
         rows = np.ascontiguousarray(embeddings, dtype=np.float32)
         if rows.shape != (chunk.tokens, self.width):
-            raise _cannot(f"read embeddings of shape {list(rows.shape)}", f"{[chunk.tokens, self.width]} expected")
+            raise cannot(f"read embeddings of shape {list(rows.shape)}", f"{[chunk.tokens, self.width]} expected")
         status = self.api.mtmd_helper_decode_image_chunk(
             self.context,
             llama.context,
@@ -172,7 +171,7 @@ class Projector:
             None,
         )
         if status != 0:
-            raise _cannot("read a picture", status)
+            raise cannot("read a picture", status)
 
     def read_prompt(self, llama: Llama, chunks: list[Chunk], step: int) -> tuple[np.ndarray, int]:
         """Lets the language model read a prompt, so many tokens at once.
@@ -274,9 +273,3 @@ def with_line_ends(embeddings: np.ndarray, line_end: np.ndarray, lines: int, col
 
 
 _kept_alive: list[Any] = []
-
-
-def _cannot(what: str, status: object) -> VerificationFailed:
-    return VerificationFailed(
-        f"llama.cpp could not {what} ({status})", code="bad_gguf", hint="skill-train doctor --self-test"
-    )
