@@ -4907,6 +4907,11 @@ THOUGHTS_LEFT_OUT = (
     "the chat template leaves out the thoughts of answers (reasoning_content, thinking, or <think> in the content), so "
     "they are not trained"
 )
+ANOTHER_PROMPT = (
+    "the chat template writes another prompt when it asks for an answer than before the answers in these rows, such as "
+    "one with a <think> or a system message more: in use the model sees a prompt that it was not trained on"
+)
+SYSTEM_LEFT_OUT = "the chat template leaves out the system messages of these rows, so the model is trained without them"
 SYSTEM_UNREAD = (
     "the system messages that stand beside the prompts are not read, because this model has no chat template: write "
     "them into the prompts if the answers need them"
@@ -5131,6 +5136,11 @@ class Encoder:
         rendered = self.render(messages, example["tools"])
         self.require_calls(messages, example["tools"], rendered)
         self.look_for_thoughts(messages[-1], rendered)
+        if any(
+            message["role"] in ("system", "developer") and message["content"].strip() not in rendered
+            for message in messages
+        ):
+            self.note(SYSTEM_LEFT_OUT)
         if self.recipe["loss_on"] == "all":
             return rendered, []  # the whole text is trained, wherever the answers stand
         return rendered, [self.answer_span(example, rendered, i) for i in example["trained_messages"]]
@@ -5178,6 +5188,8 @@ class Encoder:
         calls = bool(messages[index].get("tool_calls"))
         before = self.render(messages[:index], tools, add_generation_prompt=True) if index else ""
         prefix = len(before) if rendered.startswith(before) else 0
+        if before and not prefix and index == example["trained_messages"][-1]:
+            self.note(ANOTHER_PROMPT)  # many templates write earlier turns in another way, without their thoughts
         span = None if calls else self.around_answer(example, rendered, index)
         if span is None:
             through = self.render(messages[: index + 1], tools)

@@ -19,7 +19,7 @@ from transformers import AutoConfig
 import tiny
 import tiny_templates
 import training
-from skill_train.program.encode import THOUGHTS_LEFT_OUT, Encoder
+from skill_train.program.encode import ANOTHER_PROMPT, SYSTEM_LEFT_OUT, THOUGHTS_LEFT_OUT, Encoder
 from skill_train.program.events import Refused
 from skill_train.program.main import load_data
 from skill_train.program.model import check_vocabulary
@@ -416,6 +416,25 @@ def test_a_template_that_removes_thoughts_from_the_last_answer_is_told(tmp_path:
     row = encoder(0, 1, {"messages": THOUGHTS[:2]})
     assert [tokenizer.decode(ids).strip() for ids in _runs(row)] == ["Four.<|im_end|>"]
     assert THOUGHTS_LEFT_OUT in encoder.notes
+
+
+@pytest.mark.parametrize(
+    ("kind", "template", "notes"),
+    [
+        ("qwen2", tiny_templates.OPENS_A_THOUGHT, [ANOTHER_PROMPT]),
+        ("qwen2", tiny_templates.SYSTEM_AT_THE_END, [SYSTEM_LEFT_OUT, ANOTHER_PROMPT]),
+        ("qwen2", tiny_templates.WITHOUT_SYSTEM, [SYSTEM_LEFT_OUT]),
+        *((kind, None, []) for kind in ("qwen3", "llama-spm", "mistral", "gemma", "phi3")),
+    ],
+)
+def test_a_prompt_that_differs_from_the_trained_one_is_told(
+    tmp_path: Path, kind: str, template: str | None, notes: list[str]
+) -> None:
+    """The answers are trained as they stand, whatever stands before them."""
+    encoder, tokenizer = _encoder(tmp_path, kind, {"messages": TURNS}, template=template)
+    row = encoder(0, 1, {"messages": TURNS})
+    assert "Six, so 4 + 2 = 6." in tokenizer.decode(_runs(row)[-1])
+    assert encoder.notes == notes
 
 
 def test_a_token_that_the_model_lacks_is_refused(tmp_path: Path) -> None:

@@ -40,6 +40,24 @@ QWEN3 = (
     "{%- endif -%}"
 )
 
+# ChatML that opens a thought when it asks for an answer, and writes none before an answer of a row: as the templates of
+# DeepSeek-R1's distilled models and of QwQ do.
+OPENS_A_THOUGHT = QWEN2.replace("'<|im_start|>assistant\\n'", "'<|im_start|>assistant\\n<think>\\n'")
+
+# ChatML with the system message in the last message, if that is a question: as Mistral 7B v0.3 has it. It is in no row
+# that ends with an answer.
+SYSTEM_AT_THE_END = (
+    "{%- set system = messages[0]['content'] + '\\n\\n' if messages[0]['role'] == 'system' else '' -%}"
+    "{%- for message in messages if message['role'] != 'system' -%}"
+    "{{- '<|im_start|>' + message['role'] + '\\n' -}}"
+    "{{- (system if loop.last and message['role'] == 'user' else '') + message['content'] + '<|im_end|>\\n' -}}"
+    "{%- endfor -%}"
+    "{%- if add_generation_prompt -%}{{- '<|im_start|>assistant\\n' -}}{%- endif -%}"
+)
+
+# ChatML of questions and answers alone, as the first template of Phi-3 Mini.
+WITHOUT_SYSTEM = SYSTEM_AT_THE_END.replace("(system if loop.last and message['role'] == 'user' else '') + ", "")
+
 # Headers around the role; the contents are trimmed.
 LLAMA_3 = (
     "{{- bos_token -}}"

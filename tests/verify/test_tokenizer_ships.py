@@ -11,6 +11,7 @@ import pytest
 from tokenizers import Tokenizer
 
 import tiny
+import tiny_templates
 import training
 from converting import converted
 from skill_train.llama import inference
@@ -18,7 +19,8 @@ from skill_train.program.encode import Encoder
 from skill_train.program.events import Refused
 from skill_train.program.tokenizer import load_tokenizer
 from skill_train.reference import load as reference
-from skill_train.verify.check_tokens import HARD_STRINGS
+from skill_train.run.verify_record import Check
+from skill_train.verify.check_tokens import HARD_STRINGS, check_trained, with_other_prompts
 
 pytestmark = pytest.mark.slow
 
@@ -152,3 +154,31 @@ def test_an_empty_suffix_of_pieces_is_none(tmp_path: Path, suffix: str | None, k
         assert (
             tokenizer(text, add_special_tokens=False).input_ids == published.encode(text, add_special_tokens=False).ids
         )
+
+
+@pytest.mark.parametrize(
+    ("template", "figure"), [("OPENS_A_THOUGHT", 2), ("SYSTEM_AT_THE_END", 1), ("WITHOUT_SYSTEM", 0), ("QWEN3", 0)]
+)
+def test_a_prompt_in_use_that_no_row_was_trained_with_is_a_warning(template: str, figure: int) -> None:
+    """transformers writes the rows and the prompts; one row of two has a system message."""
+    tokenizer = load_tokenizer(str(tiny.cached("qwen2")), None)
+    tokenizer.chat_template = getattr(tiny_templates, template)
+    said = [{"role": "user", "content": "Two and two?"}, {"role": "assistant", "content": "Four."}]
+    rows: list[Any] = [
+        {
+            "kind": "chat",
+            "messages": messages,
+            "rendered": tokenizer.apply_chat_template(messages, tokenize=False),
+            "input_ids": [5],
+            "truncated": False,
+        }
+        for messages in (said, [{"role": "system", "content": "Count."}, *said])
+    ]
+    made = check_trained("m.gguf", rows, [[5], [5]], eos=2)
+    check = with_other_prompts(made, rows, tokenizer)
+    assert isinstance(check, Check)
+    assert (check.verdict, check.figure) == (("warn", figure) if figure else ("pass", 0)), check.detail
+    if template == "OPENS_A_THOUGHT":
+        assert "'<think>\\n' in place of 'Four.<|im_end|>\\n'" in check.detail
+    failed = check_trained("m.gguf", rows, [[5], [6]], eos=2)
+    assert with_other_prompts(failed, rows, tokenizer) == failed

@@ -6,6 +6,7 @@ import unicodedata
 from typing import Any
 
 from skill_train.llama.inference import VocabularyFacts
+from skill_train.llama.template import Conversation, before_last_answer, render_reference
 from skill_train.run.train_record import Row
 from skill_train.run.verify_record import Check, NotChecked
 from skill_train.verify.check import parting_place, problems
@@ -173,6 +174,24 @@ def check_trained(
         )
         return Check("trained_is_shipped", file, "warn", len(bare), 0, why, {"looked_at": len(rows)})
     return problems("trained_is_shipped", file, faults, looked_at=len(rows), good=good)
+
+
+def with_other_prompts(check: Check | NotChecked, rows: list[Row], tokenizer: Any) -> Check | NotChecked:
+    """The result of `check_trained`, as a warning where the template asks for an answer with another prompt than the
+    rows have before it: with a <think>, or with the system message that Mistral 7B v0.3 leaves out of whole rows."""
+    chats = [row for row in rows if row["kind"] == "chat"]
+    asked = [Conversation(before_last_answer(row["messages"]), row.get("tools"), True) for row in chats]
+    prompts = [rendered.text or "" for rendered in render_reference(tokenizer, asked)] if chats else []
+    others = [pair for pair in zip(chats, prompts, strict=True) if not pair[0]["rendered"].startswith(pair[1])]
+    if not others or isinstance(check, NotChecked) or check.verdict != "pass":
+        return check
+    (row, prompt), count = others[0], len(others)
+    at = parting_place(prompt, row["rendered"])
+    asks, has = (text[at : at + 30] for text in (prompt, row["rendered"]))
+    why = (
+        f"the chat template asks for {count} answers with another prompt than was trained: {asks!r} in place of {has!r}"
+    )
+    return Check(check.name, check.file, "warn", count, 0, why, check.figures)
 
 
 def _excerpt(text: str) -> str:

@@ -24,7 +24,7 @@ from skill_train.run.export_record import MIX_KEY, ExportedFile
 from skill_train.run.verify_record import Check, NotChecked
 from skill_train.verify import check_answers, check_header, check_logits, check_template, template_branches
 from skill_train.verify.check_template import OwnRendering
-from skill_train.verify.check_tokens import check_special_tokens, check_tokens, check_trained
+from skill_train.verify.check_tokens import check_special_tokens, check_tokens, check_trained, with_other_prompts
 from skill_train.verify.metadata.check import check_metadata, check_window
 from skill_train.verify.metadata.vocabulary import check_stops, check_vocabulary
 from skill_train.verify.questions import MeasuredReference
@@ -300,6 +300,15 @@ def _answered(
     ids: list[list[int] | str] = [
         row.refused if row.text is None else next(chats if row.chat else others) for row in shipped
     ]
+    trained = check_trained(
+        file,
+        reference.rows,
+        ids,
+        tokenizer.eos_token_id,
+        chat_template=bool(tokenizer.chat_template),
+        turn_end=turn_end,
+    )
+    asked = [] if check_template.reads_clock(tokenizer) or not tokenizer.chat_template else reference.rows
     return [
         check_tokens(file, reference.texts, result.plain[:count], tokenizer),
         check_special_tokens(
@@ -311,14 +320,7 @@ def _answered(
             plain=plain,
         ),
         check_stops(gguf, result.facts.end_of_generation, ends),
-        check_trained(
-            file,
-            reference.rows,
-            ids,
-            tokenizer.eos_token_id,
-            chat_template=bool(tokenizer.chat_template),
-            turn_end=turn_end,
-        ),
+        with_other_prompts(trained, asked, tokenizer),
     ]
 
 
