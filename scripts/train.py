@@ -67,6 +67,7 @@ import os
 import posixpath
 import random
 import re
+import shlex
 import shutil
 import signal
 import stat
@@ -85,6 +86,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache, partial
 from importlib.util import find_spec
 from itertools import groupby, islice
+from operator import itemgetter
 from pathlib import Path
 from types import SimpleNamespace, UnionType
 from typing import IO, Any, Literal, NamedTuple, NotRequired, TypedDict, TypeVar, get_args, get_origin, get_type_hints
@@ -927,18 +929,48 @@ def goes_along(file: Path) -> bool:
 
 
 # --- folders/checkpoints ---------------------------------------------------------------------------------------------
-# The checkpoints of a training on disk, and the signals at which it writes its last one.
+# The checkpoints of a training on disk, what else an earlier start has left, and the signals at which it writes its
+# last one.
+
+Taken = TypeVar("Taken")
 
 
 def is_complete(checkpoint: Path) -> bool:
+    """Whether all its files have the sizes that its marker names. A damaged marker counts as none."""
     marker = checkpoint / "complete.json"
     if not marker.is_file():
         return False
     try:
         sizes = json.loads(marker.read_text(encoding="utf-8"))
-        return all((checkpoint / name).stat().st_size == size for name, size in sizes.items())
-    except FileNotFoundError:
+        return bool(sizes) and all((checkpoint / name).stat().st_size == size for name, size in sizes.items())
+    except (FileNotFoundError, NotADirectoryError, ValueError, AttributeError, RecursionError):
         return False
+
+
+def without(path: Path) -> str:
+    """How to go on without a damaged file or checkpoint."""
+    return f"move {shlex.quote(str(path))} away, then {again()}"
+
+
+def from_earlier_start(path: Path, take: Callable[[Any], Taken], otherwise: str) -> Taken:
+    """What `take` finds in a JSON file that an earlier start wrote.
+
+    Args:
+        otherwise: how to go on without the file.
+
+    Raises:
+        Refused: the file is damaged.
+    """
+    try:
+        return take(json.loads(path.read_text(encoding="utf-8")))
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        raise Refused(
+            f"{path} is damaged",
+            code="broken_record",
+            expected="the file as an earlier start of this training wrote it",
+            got=f"{type(error).__name__}: {error}"[:200],
+            hint=f"put it back, or {otherwise}",
+        ) from error
 
 
 def numbered(folder: Path) -> list[Path]:
@@ -4637,7 +4669,7 @@ def recorded_split(folder: Path, checkpoint: Path | None) -> set[int] | None:
     if checkpoint is None:
         return None
     if (checkpoint / SPLIT).is_file():
-        return set(json.loads((checkpoint / SPLIT).read_text(encoding="utf-8")))
+        return from_earlier_start(checkpoint / SPLIT, set, without(checkpoint))
     if not (folder / "held_out.jsonl").is_file():
         return None
     with open(folder / "held_out.jsonl", encoding="utf-8") as file:
@@ -5740,6 +5772,7 @@ def check_vocabulary(model: Any, data: Data) -> None:
 # --- watch -----------------------------------------------------------------------------------------------------------
 # Watches a training: checkpoints, a line a step, and the end of a run that has gone wrong.
 
+NEEDED = {"step", "loss", "tokens", "seconds", "tokens_per_second"}  # of a line of an earlier start
 # A pipe on standard input ties the processes of a run to the command that started them. The system closes it when that
 # command ends in any way, and a launcher passes it on to all its processes.
 PARENT_GONE = threading.Event()
@@ -5817,8 +5850,8 @@ def check_base_weights(folder: Path, weights: dict[str, FileDigest]) -> None:
         Refused: a weight file of the base has changed.
     """
     path = folder / "environment.json"
-    earlier = foreign_json(path) if path.is_file() else None
-    recorded = earlier.get("base_weights") if isinstance(earlier, dict) else None
+    anew = "train into a new --run-dir"
+    recorded = from_earlier_start(path, lambda earlier: earlier.get("base_weights"), anew) if path.is_file() else None
     changed = [name for name in weights if weights[name] != recorded.get(name)] if isinstance(recorded, dict) else []
     if changed:
         raise Refused(
@@ -5826,7 +5859,7 @@ def check_base_weights(folder: Path, weights: dict[str, FileDigest]) -> None:
             code="input_changed",
             expected="the base_weights of environment.json",
             got=f"sha256 {weights[changed[0]]['sha256']:.12}…",
-            hint="put the weights back, or train into a new --run-dir",
+            hint=f"put the weights back, or {anew}",
         )
 
 
@@ -5880,13 +5913,19 @@ class Watch:
     def kept_lines(self, checkpoint: Path) -> list[StepLine]:
         """The lines of the steps that the checkpoint holds; later steps will be made again. A lost line is replaced by
         the trainer's own log, which has losses and no times."""
-        state = json.loads((checkpoint / "trainer_state.json").read_text(encoding="utf-8"))
-        logged = {entry["step"]: entry for entry in state["log_history"] if "loss" in entry}
-        lines = {step: self.lost_line(step, state["max_steps"], entry) for step, entry in logged.items()}
-        for text in self.metrics.read_text(encoding="utf-8").splitlines() if self.metrics.is_file() else ():
+
+        def of_trainer(state: Any) -> dict[int, StepLine]:
+            logged = {entry["step"]: entry for entry in state["log_history"] if "loss" in entry}
+            return {step: self.lost_line(step, state["max_steps"], entry) for step, entry in logged.items()}
+
+        lines = from_earlier_start(checkpoint / "trainer_state.json", of_trainer, without(checkpoint))
+        for text in self.metrics.read_bytes().splitlines() if self.metrics.is_file() else ():
             try:
                 line = json.loads(text)
-            except json.JSONDecodeError:  # the line that a kill cut in two
+            except (ValueError, RecursionError):  # the line that a kill cut in two
+                break
+            usable = isinstance(line, dict) and line.keys() >= NEEDED
+            if not usable:
                 break
             lines[line["step"]] = line
         held_lines = [lines[step] for step in sorted(lines) if step <= step_of(checkpoint)]
@@ -6570,9 +6609,9 @@ class Checks:
             return self.add("whole_model", "warn", None, why)
         first_start = folder / "checkpoints" / "before.json"
         if resumed and first_start.is_file():
-            before = json.loads(first_start.read_text(encoding="utf-8"))
-            self.loss_before, self.answer = before["loss"], before["answer"]
-            self.results += before["results"]
+            before = from_earlier_start(first_start, itemgetter("loss", "answer", "results"), without(first_start))
+            self.loss_before, self.answer = before[:2]
+            self.results += before[2]
             return
         self.check_accumulation()
         self.check_pictures_are_read()

@@ -55,6 +55,8 @@ KNOWN: dict[str, set[str]] = {
     "hub.errors": {"again", "pause", "place", "right or 'this permission'", "resource", "resource.page"},
     "cloud.failure_reason": {"again", "bigger.name", "word"},
     "plan.launch_args": {"there", "unit"},
+    "program.folders.checkpoints": {"otherwise"},
+    "program.watch": {"anew"},
     "train.local": {"error.hint", "layout_words(smaller['placement'])"},
     "merge.step": {"adapter.config.get('base_model_name_or_path') or 'adapter_config.json does not name it'"},
     "plan.file": {"again", "others[0]"},

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Sequence
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, Literal, TypedDict
 
 from skill_train.program.events import is_main_process, number, write_json
 from skill_train.program.examples import EncodedRow, Tokens
 from skill_train.program.folders.base import config_with
-from skill_train.program.folders.checkpoints import is_complete
+from skill_train.program.folders.checkpoints import from_earlier_start, is_complete, without
 from skill_train.program.model import is_full, model_class
 from skill_train.program.plan import Recipe
 from skill_train.program.split import IGNORED, Data, trained_tokens
@@ -78,9 +78,9 @@ class Checks:
             return self.add("whole_model", "warn", None, why)
         first_start = folder / "checkpoints" / "before.json"
         if resumed and first_start.is_file():
-            before = json.loads(first_start.read_text(encoding="utf-8"))
-            self.loss_before, self.answer = before["loss"], before["answer"]
-            self.results += before["results"]
+            before = from_earlier_start(first_start, itemgetter("loss", "answer", "results"), without(first_start))
+            self.loss_before, self.answer = before[:2]
+            self.results += before[2]
             return
         self.check_accumulation()
         self.check_pictures_are_read()

@@ -15,6 +15,7 @@ from typing import Any, TypedDict
 
 from skill_train.program.events import Refused
 from skill_train.program.examples import EncodedRow, Tokens
+from skill_train.program.folders.checkpoints import from_earlier_start, without
 from skill_train.program.pictures.tokens import Pictures
 from skill_train.program.plan import Recipe
 
@@ -225,7 +226,7 @@ def recorded_split(folder: Path, checkpoint: Path | None) -> set[int] | None:
     if checkpoint is None:
         return None
     if (checkpoint / SPLIT).is_file():
-        return set(json.loads((checkpoint / SPLIT).read_text(encoding="utf-8")))
+        return from_earlier_start(checkpoint / SPLIT, set, without(checkpoint))
     if not (folder / "held_out.jsonl").is_file():
         return None
     with open(folder / "held_out.jsonl", encoding="utf-8") as file:

@@ -30,12 +30,19 @@ from skill_train.program.events import (
     write_json,
     write_text,
 )
-from skill_train.program.folders.checkpoints import is_complete, numbered, step_of, stop_signals
+from skill_train.program.folders.checkpoints import (
+    from_earlier_start,
+    is_complete,
+    numbered,
+    step_of,
+    stop_signals,
+    without,
+)
 from skill_train.program.model import require_float32
-from skill_train.program.model_files import foreign_json
 from skill_train.program.plan import Placement, Recipe
 from skill_train.program.split import SPLIT, Data, trained_tokens
 
+NEEDED = {"step", "loss", "tokens", "seconds", "tokens_per_second"}  # of a line of an earlier start
 # A pipe on standard input ties the processes of a run to the command that started them. The system closes it when that
 # command ends in any way, and a launcher passes it on to all its processes.
 PARENT_GONE = threading.Event()
@@ -113,8 +120,8 @@ def check_base_weights(folder: Path, weights: dict[str, FileDigest]) -> None:
         Refused: a weight file of the base has changed.
     """
     path = folder / "environment.json"
-    earlier = foreign_json(path) if path.is_file() else None
-    recorded = earlier.get("base_weights") if isinstance(earlier, dict) else None
+    anew = "train into a new --run-dir"
+    recorded = from_earlier_start(path, lambda earlier: earlier.get("base_weights"), anew) if path.is_file() else None
     changed = [name for name in weights if weights[name] != recorded.get(name)] if isinstance(recorded, dict) else []
     if changed:
         raise Refused(
@@ -122,7 +129,7 @@ def check_base_weights(folder: Path, weights: dict[str, FileDigest]) -> None:
             code="input_changed",
             expected="the base_weights of environment.json",
             got=f"sha256 {weights[changed[0]]['sha256']:.12}…",
-            hint="put the weights back, or train into a new --run-dir",
+            hint=f"put the weights back, or {anew}",
         )
 
 
@@ -176,13 +183,19 @@ class Watch:
     def kept_lines(self, checkpoint: Path) -> list[StepLine]:
         """The lines of the steps that the checkpoint holds; later steps will be made again. A lost line is replaced by
         the trainer's own log, which has losses and no times."""
-        state = json.loads((checkpoint / "trainer_state.json").read_text(encoding="utf-8"))
-        logged = {entry["step"]: entry for entry in state["log_history"] if "loss" in entry}
-        lines = {step: self.lost_line(step, state["max_steps"], entry) for step, entry in logged.items()}
-        for text in self.metrics.read_text(encoding="utf-8").splitlines() if self.metrics.is_file() else ():
+
+        def of_trainer(state: Any) -> dict[int, StepLine]:
+            logged = {entry["step"]: entry for entry in state["log_history"] if "loss" in entry}
+            return {step: self.lost_line(step, state["max_steps"], entry) for step, entry in logged.items()}
+
+        lines = from_earlier_start(checkpoint / "trainer_state.json", of_trainer, without(checkpoint))
+        for text in self.metrics.read_bytes().splitlines() if self.metrics.is_file() else ():
             try:
                 line = json.loads(text)
-            except json.JSONDecodeError:  # the line that a kill cut in two
+            except (ValueError, RecursionError):  # the line that a kill cut in two
+                break
+            usable = isinstance(line, dict) and line.keys() >= NEEDED
+            if not usable:
                 break
             lines[line["step"]] = line
         held_lines = [lines[step] for step in sorted(lines) if step <= step_of(checkpoint)]

@@ -1,21 +1,56 @@
-"""The checkpoints of a training on disk, and the signals at which it writes its last one."""
+"""The checkpoints of a training on disk, what else an earlier start has left, and the signals at which it writes its
+last one."""
 
 from __future__ import annotations
 
 import json
+import shlex
 import signal
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any, TypeVar
+
+from skill_train.program.events import Refused, again
+
+Taken = TypeVar("Taken")
 
 
 def is_complete(checkpoint: Path) -> bool:
+    """Whether all its files have the sizes that its marker names. A damaged marker counts as none."""
     marker = checkpoint / "complete.json"
     if not marker.is_file():
         return False
     try:
         sizes = json.loads(marker.read_text(encoding="utf-8"))
-        return all((checkpoint / name).stat().st_size == size for name, size in sizes.items())
-    except FileNotFoundError:
+        return bool(sizes) and all((checkpoint / name).stat().st_size == size for name, size in sizes.items())
+    except (FileNotFoundError, NotADirectoryError, ValueError, AttributeError, RecursionError):
         return False
+
+
+def without(path: Path) -> str:
+    """How to go on without a damaged file or checkpoint."""
+    return f"move {shlex.quote(str(path))} away, then {again()}"
+
+
+def from_earlier_start(path: Path, take: Callable[[Any], Taken], otherwise: str) -> Taken:
+    """What `take` finds in a JSON file that an earlier start wrote.
+
+    Args:
+        otherwise: how to go on without the file.
+
+    Raises:
+        Refused: the file is damaged.
+    """
+    try:
+        return take(json.loads(path.read_text(encoding="utf-8")))
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        raise Refused(
+            f"{path} is damaged",
+            code="broken_record",
+            expected="the file as an earlier start of this training wrote it",
+            got=f"{type(error).__name__}: {error}"[:200],
+            hint=f"put it back, or {otherwise}",
+        ) from error
 
 
 def numbered(folder: Path) -> list[Path]:
