@@ -120,7 +120,7 @@ def main(argv: list[str] | None = None) -> None:
     except OSError as error:
         code = console.error(out_of_memory(error) or _system_error(error))
     except Exception as error:  # the one boundary: a bug keeps its traceback, and a program still gets an envelope
-        code = console.error(out_of_memory(error) or _symlink_loop(error) or _bug(error))
+        code = console.error(out_of_memory(error) or _odd_path(error) or _bug(error))
     # All is said. Ctrl-C while Python leaves, which takes torch a while, would end it with another exit code.
     atexit.register(signal.signal, signal.SIGINT, signal.SIG_IGN)
     sys.exit(code if isinstance(code, int) else 0)
@@ -198,18 +198,21 @@ def _system_error(error: OSError) -> SkillTrainError:
     )
 
 
-def _symlink_loop(error: Exception) -> SkillTrainError | None:
-    """`Path.resolve` of Python 3.11 has no class of error for it."""
-    if not (isinstance(error, RuntimeError) and str(error).startswith("Symlink loop")):
+def _odd_path(error: Exception) -> SkillTrainError | None:
+    """What Python has no class of `OSError` for: a loop of links (3.11), no home, and a name that is not UTF-8."""
+    words = str(error)
+    if isinstance(error, UnicodeEncodeError) and error.reason == "surrogates not allowed":
+        wrong, expected, hint = "a name or a text is not UTF-8", "names in UTF-8", "rename what `got` shows"
+        got = ascii(error.object[max(0, error.start - 60) : error.end + 60])
+    elif isinstance(error, RuntimeError) and words.startswith("Symlink loop"):
+        wrong, expected = "a symbolic link points back to itself", "a path without a loop of links"
+        got, hint = words.removeprefix("Symlink loop from "), "remove the link, or give another path"
+    elif isinstance(error, RuntimeError) and words == "Could not determine home directory.":
+        wrong, expected = "there is no home: HOME is not set, and the system does not know this user", "a home"
+        got, hint = "neither", "export HOME=/tmp   (or another folder that you may write to)"
+    else:
         return None
-    got = str(error).removeprefix("Symlink loop from ")
-    return UsageError(
-        "a symbolic link points back to itself",
-        code="system_error",
-        expected="a path without a loop of links",
-        got=got,
-        hint="remove the link, or give another path",
-    )
+    return UsageError(wrong, code="system_error", expected=expected, got=got, hint=hint)
 
 
 def _bug(error: Exception) -> SkillTrainError:

@@ -1,0 +1,45 @@
+"""Surroundings that Python has no class of error for: one clear error, and no bug."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import shutil
+from pathlib import Path
+
+import pytest
+
+import tiny
+from one_command import answered
+
+RUNS = Path(__file__).resolve().parents[1] / "support" / "data" / "runs"
+
+
+def test_a_user_without_a_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A container that runs as a user whom its image does not know."""
+
+    def unknown(uid: int) -> pwd.struct_passwd:
+        raise KeyError(f"getpwuid(): uid not found: {uid}")
+
+    run = shutil.copytree(RUNS / "tiny", tmp_path / "run")
+    monkeypatch.setattr(pwd, "getpwuid", unknown)
+    for name in ("HOME", "XDG_CACHE_HOME", "SKILL_TRAIN_CACHE"):
+        monkeypatch.delenv(name, raising=False)
+    calls = (("report", run), ("skills", "check"), ("plan", "--model", tiny.cached("gemma"), "--data", _rows(tmp_path)))
+    for words in calls:
+        code, answer = answered(*words)
+        assert (code, answer["error"]["code"]) == (2, "system_error"), answer
+        assert "HOME is not set" in answer["error"]["message"] and "export HOME=" in answer["error"]["hint"]
+
+
+def test_a_folder_whose_name_is_not_utf8(tmp_path: Path) -> None:
+    run = Path(shutil.copytree(RUNS / "tiny", tmp_path / os.fsdecode(b"run-\xff")))
+    before = sorted(run.iterdir())
+    code, answer = answered("report", run)
+    assert (code, answer["error"]["code"]) == (2, "system_error"), answer
+    assert "not UTF-8" in answer["error"]["message"] and r"run-\udcff" in answer["error"]["got"]
+    assert sorted(run.iterdir()) == before
+
+
+def _rows(folder: Path) -> Path:
+    return tiny.write_rows(folder / "rows.jsonl", 4)
