@@ -6,13 +6,14 @@ from __future__ import annotations
 import ast
 import json
 import shlex
+import shutil
 from pathlib import Path
 
 import pytest
 import yaml
 from msgspec.structs import replace
 
-from one_command import answered
+from one_command import answered, called
 from planning import decided_plan
 from skill_train.cloud import start_once
 from skill_train.cloud.elsewhere import colab, skypilot
@@ -47,6 +48,15 @@ def test_a_name_in_the_next_command(name: str, tmp_path: Path) -> None:
     words = shlex.split(answered("data", path)[1]["error"]["hint"])
     assert words[:3] == ["skill-train", "data", str(path)] and words[3] == "--fix" and len(words) == 5
     assert not (tmp_path / "canary").exists() and not Path("canary").exists()
+
+
+def test_a_run_that_looks_like_an_option(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shutil.copytree(Path(__file__).resolve().parents[1] / "support" / "data" / "runs" / "tiny", tmp_path / "-run")
+    monkeypatch.chdir(tmp_path)
+    for words in (["./-run"], ["--", "-run"]):
+        done = called("report", "--format", "json", *words)
+        (following,) = done.answer["next"]
+        assert (done.code, shlex.split(following)[-1]) == (0, str(tmp_path / "-run"))
 
 
 @pytest.mark.parametrize("name", NAMES)

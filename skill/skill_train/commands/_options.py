@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,13 +30,15 @@ class RecipeFlags:
 
 
 class PathArgument(click.Path):
-    """A path that is not empty. click takes an empty text (an unset variable) for the current folder, and `cancel
-    "$RUN"` must not cancel the job of that folder."""
+    """A path that is not empty, and that no command takes for an option. click takes an empty text (an unset variable)
+    for the current folder, and `cancel "$RUN"` must not cancel the job of that folder."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         if value == "":
             self.fail("an empty path; is a variable of the shell not set?", param, ctx)
-        return super().convert(value, param, ctx)
+        # As a Path, `./-run` is `-run`, and the next command would take that for an option.
+        dashed = os.path.normpath(value).startswith("-")
+        return super().convert(os.path.abspath(value) if dashed else value, param, ctx)
 
 
 PATH, RUN = PathArgument(path_type=Path), PathArgument(path_type=str)  # RUN may be a path or an id
