@@ -88,6 +88,20 @@ def test_the_hint_names_what_fits(made: Any, timeout: int | None, max_cost: floa
         assert _budget(made, seconds, max_cost).most_usd <= max_cost
 
 
+def test_what_earlier_jobs_cost_counts() -> None:
+    """Of 4 dollars 1 is spent: 3 pay for 2 hours."""
+    price = Price(1.5, "")
+    found = budget(_plan(), price=price, timeout=None, max_cost=4.0, spent=1.0)
+    assert (found.timeout_seconds, found.lowered) == (7200, True)
+    assert budget(_plan(), price=price, timeout=7200, max_cost=4.0, spent=1.0).most_usd == pytest.approx(3.0)
+    with pytest.raises(DecisionNeeded) as caught:
+        budget(_plan(), price=price, timeout=9600, max_cost=4.0, spent=1.0, command="submit x")
+    assert caught.value.hint == "submit x --timeout 120m" and "$1.00 of the jobs before it" in caught.value.got
+    with pytest.raises(DecisionNeeded) as caught:
+        budget(_plan(), price=price, timeout=None, max_cost=2.0, spent=1.0)
+    assert caught.value.hint.startswith("--max-cost of $2.50 or more")  # the lower estimate is an hour
+
+
 def test_over_the_ceiling_both_figures_are_shown() -> None:
     with pytest.raises(DecisionNeeded) as caught:
         _budget(_plan(), 9600, 3.5)
