@@ -20,10 +20,11 @@ from skill_train.llama.logit_distance import Distance, TokenFigures, compare_cha
 from skill_train.llama.pictures.compare import PictureAnswer, PictureChunk
 from skill_train.reference.load import context_length
 from skill_train.reference.pictures import PictureReference, ReferencePart
+from skill_train.run.export_record import MIX_KEY
 from skill_train.run.verify_record import Check, NotChecked
 from skill_train.verify.check import worst
 from skill_train.verify.check_answers import check_answers
-from skill_train.verify.check_header import check_types, name_type
+from skill_train.verify.check_header import check_types, file_type, name_type
 from skill_train.verify.check_logits import check_logits, check_tuned, with_unread_epsilon
 from skill_train.verify.check_tokens import check_special_tokens, check_tokens, check_trained, difference
 from skill_train.verify.metadata.check import check_metadata
@@ -86,6 +87,27 @@ def test_types(name: str, number: int, kinds: list[str], row: int, verdict: str)
     assert check.figures["types"] == Counter(kinds)
 
 
+@pytest.mark.parametrize(
+    ("kinds", "expected"), [(["BF16", "BF16", "F32"], "bf16"), (["F32"], "f32"), (["Q8_0"], "unknown"), ([], "unknown")]
+)
+def test_a_file_that_states_no_type_has_that_of_most_matrices(kinds: list[str], expected: str) -> None:
+    file = gguf("m.gguf", 1, kinds)
+    del file.metadata["general.file_type"]
+    for name in ("token_embd.weight", "output.weight", "per_layer_token_embd.weight"):  # have types of their own
+        file.tensors[name] = Tensor(name, (256, 8), "F16", 0, 0)
+    assert file_type(file) == expected
+
+
+def test_a_mix_is_held_to_the_types_that_its_export_recorded() -> None:
+    mixed = gguf("m.gguf", 15, ["Q4_K", "Q6_K"], **{MIX_KEY: "0.01"})
+    names = list(mixed.tensors)
+    recorded = {names[0]: "q4_k", names[1]: "q6_k"}
+    assert check_types(mixed).verdict == "warn"  # nothing says what it is a mix of
+    assert check_types(mixed, recorded).verdict == "pass"
+    other = check_types(mixed, recorded | {"blk.9.w.weight": "q4_k"})
+    assert (other.verdict, other.figure, other.threshold) == ("fail", 2, 3)
+
+
 def test_metadata_of_a_config_as_transformers_5_writes_it() -> None:
     config = {"num_hidden_layers": 2, "hidden_size": 64, "rms_norm_eps": 1e-06, "max_position_embeddings": 2048}
     rope = {"rope_parameters": {"rope_theta": 1000000.0, "rope_type": "default"}}
@@ -109,6 +131,9 @@ def test_limits_follow_the_published_figures() -> None:
     # Correct f16 files of merges that are stored in bf16 measured 7.7e-5 and 1.0e-4; an adapter left out 7e-2.
     assert limits("f16").kl[0] < 7.7e-5 and 1.0e-4 < limits("f16", merged_in_bf16=True).kl[0] < 7e-2 / 10
     assert limits("q8_0", merged_in_bf16=True) == limits("q8_0")
+    assert limits("bf16", merged_in_bf16=True) == limits("bf16")  # which allows more
+    # A divergence of half the variance: a token is off by the root of twice as much.
+    assert limits("q8_0").gap == pytest.approx((10 * math.sqrt(0.00271), 15 * math.sqrt(0.00271)))
     assert "no figures published" in limits("q1_0").source
 
 
@@ -208,9 +233,12 @@ def test_the_farthest_hundredth_is_left_out_by_hand() -> None:
 
 
 def test_logits_that_are_not_finite_fail() -> None:
-    check = check_logits("m.gguf", figures(None), limits("f16"))
-    assert isinstance(check, Check) and check.verdict == "fail"
-    assert isinstance(check_logits("m.gguf", None, limits("f16")), NotChecked)
+    alone = ("mean_kl", "trimmed_kl", "median_kl", "perplexity_ratio", "perplexity_ratio_half_width")
+    for broken in (figures(None), *(figures(2e-6) | {name: None} for name in alone)):
+        check = check_logits("m.gguf", broken, limits("f16"))
+        assert isinstance(check, Check) and check.verdict == "fail"
+    unmeasured = check_logits("m.gguf", None, limits("f16"))
+    assert isinstance(unmeasured, NotChecked) and with_unread_epsilon(unmeasured, 1e-5) == unmeasured
 
 
 def change(share: float, width: float = 0.001, between: float = 0.1) -> dict[str, Any]:
@@ -237,6 +265,22 @@ def test_tuned(kind: str, share: float, width: float, verdict: str) -> None:
 def test_an_adapter_that_changes_nothing_is_a_warning() -> None:
     check = check_tuned("m.gguf", change(0.0, 5.0, between=1e-9), limits("f16"), "")
     assert isinstance(check, Check) and check.verdict == "warn" and "nothing measurable" in check.detail
+
+
+@pytest.mark.parametrize("name", ["share", "share_half_width", "kl_between", "kl_tuned", "kl_base"])
+def test_a_change_that_is_not_finite_fails(name: str) -> None:
+    check = check_tuned("m.gguf", change(1.0) | {name: None}, limits("f16"), "")
+    assert isinstance(check, Check) and check.verdict == "fail"
+
+
+@pytest.mark.parametrize(
+    ("share", "cost", "verdict"), [(1.0, 0.04, "pass"), (1.0, 0.06, "warn"), (0.0, 0.06, "fail"), (1.0, None, "pass")]
+)
+def test_a_merge_whose_rounding_costs_more_than_half_of_the_tuning_warns(
+    share: float, cost: float | None, verdict: str
+) -> None:
+    check = check_tuned("m.gguf", change(share, between=0.1), limits("f16"), "", "bfloat16", cost)
+    assert isinstance(check, Check) and check.verdict == verdict
 
 
 @pytest.mark.parametrize("times", [0.0, 0.5, 1.0, 2.0])
@@ -289,6 +333,18 @@ def test_answers(given: list[int], second: float, verdict: str) -> None:
 def test_an_answer_may_end_at_a_special_token_that_the_reference_does_not_list() -> None:
     check = check_answers("m.gguf", [answer([3, 9, 4], stopped=False)], [[3, 9]], limits("f16"), TOKENIZER)
     assert isinstance(check, Check) and check.verdict == "pass"
+    longer = check_answers("m.gguf", [answer([3, 4], stopped=True)], [[3, 4, 9]], limits("f16"), TOKENIZER)
+    assert isinstance(longer, Check) and longer.verdict == "fail"
+
+
+def test_the_figure_of_the_answers_is_the_widest_gap() -> None:
+    own = [answer([3, 4, 9], stopped=True, second=second) for second in (0.01, 0.05, 0.03, 5.0)]
+    given = [[3, 5, 9], [3, 6, 9], [3, 5, 9], [3, 4, 9]]
+    check = check_answers("m.gguf", own, given, limits("f16"), TOKENIZER)
+    assert isinstance(check, Check) and check.figure == pytest.approx(0.05)
+    assert check.figures["equal"] == 1 and "answers [6] for [4]" in check.detail.replace("'", "")
+    unknown = check_answers("m.gguf", own[:1], [[3, 10, 9]], limits("f16"), TOKENIZER)  # the reference has ten tokens
+    assert isinstance(unknown, Check) and unknown.verdict == "fail"
 
 
 def letters(text: str, add_special_tokens: bool = True) -> Any:
@@ -322,12 +378,13 @@ def test_special_tokens() -> None:
         arguments = {"stops": {2}, "turn_end": 7, "plain": [("a", [1, 97])]} | changes
         return check_special_tokens("m.gguf", facts, tokenizer=tokenizer, **arguments)
 
-    assert check().verdict == "pass"
+    assert check().verdict == "pass" and check(turn_end=None).verdict == "pass"
     assert "does not stop at token 5" in check(turn_end=5).detail
     assert "does not stop at token 8 ('<|8|>')" in check(stops={2, 8}).detail
     assert "eos_token_id in its generation_config.json" in check(stops={2, 8}).detail
     assert "added in another way" in check(plain=[("a", [97])]).detail
     assert "added in another way" in check(plain=[("a", [1, 97, 2])]).detail
+    assert "added in another way" in check(plain=[("a", [1, 1, 97])]).detail
 
 
 def test_rows_as_the_trainer_was_fed_them() -> None:
@@ -340,7 +397,8 @@ def test_rows_as_the_trainer_was_fed_them() -> None:
     assert isinstance(wrong, Check)
     assert wrong.detail == "row 4: at token 2 llama.cpp has [5 6], the trainer [5 6 7]"
     refused = check_trained("m.gguf", [chat], ["no system role"], eos=2)
-    assert isinstance(refused, Check) and refused.verdict == "fail" and "no system role" in refused.detail
+    assert isinstance(refused, Check) and "no system role" in refused.detail
+    assert (refused.verdict, refused.figure) == ("fail", 1)
 
 
 def test_a_text_that_ends_with_the_end_token_gets_no_second_one() -> None:
@@ -350,6 +408,27 @@ def test_a_text_that_ends_with_the_end_token_gets_no_second_one() -> None:
     assert isinstance(good, Check) and good.verdict == "pass"
     wrong = check_trained("m.gguf", [text], [[5, 6, 2, 2]], eos=2)
     assert isinstance(wrong, Check) and wrong.verdict == "fail"
+    without_eos = check_trained("m.gguf", [text], [[5, 6, 2]], eos=None)
+    assert isinstance(without_eos, Check) and without_eos.verdict == "pass"
+
+
+@pytest.mark.parametrize(
+    ("kind", "ids", "asked", "verdict"),
+    [
+        ("completion", [5, 6, 2], False, "fail"),
+        ("completion", [5, 6, 2], True, "warn"),
+        ("completion", [5, 6, 9], True, "fail"),  # others than the trainer was fed
+        ("text", [5, 6, 2], False, "warn"),
+        ("text", [5, 7, 6, 2], False, "pass"),  # the turn ends at 7: rendered before training
+        ("text", [5, 6, 7], False, "warn"),  # the end token of training alone
+        ("chat", [5, 6, 2], False, "pass"),
+    ],
+)
+def test_rows_without_the_template_that_the_file_writes(kind: str, ids: list[int], asked: bool, verdict: str) -> None:
+    row: Any = {"row": 5, "kind": kind, "input_ids": [2 if token == 9 else token for token in ids]}
+    row |= {"without_template": True} if asked else {}
+    check = check_trained("m.gguf", [row], [ids], eos=ids[-1], chat_template=True, turn_end=7)
+    assert isinstance(check, Check) and check.verdict == verdict, check
 
 
 def test_difference_shows_both_lists_around_the_first_one() -> None:

@@ -146,5 +146,4 @@ def main_kind(stated: str) -> str:
     name = stated.upper()
     if name in _STORED_AS:
         return _STORED_AS[name]
-    kinds = [kind.name for kind in GGMLQuantizationType if name == kind.name or name.startswith(kind.name + "_")]
-    return max(kinds, key=len, default=name)
+    return next((kind.name for kind in GGMLQuantizationType if f"{name}_".startswith(f"{kind.name}_")), name)

@@ -94,22 +94,23 @@ def check_tuned(
     if change is None:
         return NotChecked("tuned", file, why_not)
     share, width, between, figures = change["share"], change["share_half_width"], change["kl_between"], {**change}
+    tuned, base = change["kl_tuned"], change["kl_base"]
     if between is not None and between < _SAMPLING_NOISE:
         detail = f"the adapter changes nothing measurable: tuned and base differ by {between:.1g} nats"
         return Check("tuned", file, "warn", share, 1.0, detail, figures)
-    if share is None or width is None:
+    if share is None or width is None or between is None or tuned is None or base is None:
         return Check("tuned", file, "fail", None, 1.0, "the logits are not finite", figures)
     # A share that is surely outside the bounds fails. One that is inside passes. A sample too small to tell warns.
     off = abs(share - 1)
-    large = between is None or between >= limits.tuning
+    large = between >= limits.tuning
     sure: Verdict = "fail" if large and off - width > limits.share[1] else "warn"
     verdict: Verdict = "pass" if off <= limits.share[0] else sure
-    nearer = "tuned model" if (change["kl_tuned"] or 0) < (change["kl_base"] or 0) else "base"
+    nearer = "tuned model" if tuned < base else "base"
     detail = (
         f"{share:.3f} ± {width:.3f} of the tuning is in the file ({_means(share)}); it is nearer to the {nearer}: "
-        f"KL {change['kl_tuned']:.2g} from the tuned model, {change['kl_base']:.2g} from the base"
+        f"KL {tuned:.2g} from the tuned model, {base:.2g} from the base"
     )
-    if cost is not None and between is not None and cost > _COSTLY * between:
+    if cost is not None and cost > _COSTLY * between:
         verdict = worst([verdict, "warn"])
         detail += (
             f"; storing the merge in {stored} moved the answers by {cost:.2g} nats, and the tuning by "
