@@ -92,8 +92,11 @@ def test_after_a_part_of_the_rows_comes_the_whole_training(
     assert _warnings(made)["smoke_run"].startswith("1 steps of 16 rows are less than the 23 training rows")
 
 
-def test_few_steps_and_a_missed_estimate_are_told(commands: Commands, tmp_path: Path) -> None:
-    done = _local(commands, tmp_path, tiny.rows(24), "--max-steps", "4")
+def test_few_steps_a_check_and_a_missed_estimate_are_told(commands: Commands, tmp_path: Path) -> None:
+    recipe = {"model": str(tiny.cached("gemma")), "data": "rows.jsonl", "effective_batch_size": 1}
+    (tmp_path / "single.yaml").write_text(json.dumps(recipe))
+    done = _local(commands, tmp_path, tiny.rows(24), "single.yaml", "--max-steps", "4")
+    assert _warnings(done)["accumulation"] == "accumulation: one row only: nothing to accumulate"
     assert "4 steps are too few to learn from, by a rule of thumb: AdamW averages 10" in _warnings(done)["few_steps"]
     file = tmp_path / "run" / "plan.json"
     plan = json.loads(file.read_text())

@@ -409,6 +409,16 @@ def test_steps_that_are_too_few_to_learn_from_are_told(hub: Hub, here: Path, ste
     )
 
 
+@pytest.mark.parametrize(("max_length", "told"), [("8192", False), ("8193", True)])
+def test_rows_beyond_the_positions_of_the_model_are_told(hub: Hub, here: Path, max_length: str, told: bool) -> None:
+    """SmolLM2-135M has 8192 positions, and rotary ones go on without an error. The rows have more tokens than that."""
+    _rows(here / "long.jsonl", {"prompt": "late? " * 9000, "completion": "Yes."})
+    warnings = _answer(_call(hub, here, *LOCAL[:-1], "long.jsonl", "--max-length", max_length))["warnings"]
+    messages = [warning["message"] for warning in warnings if warning["code"] == "beyond_context"]
+    expected = "rows of 8193 tokens and more are trained, and model was made for 8192 positions"
+    assert [message.replace(f"{here.resolve()}/", "") for message in messages] == ([expected] if told else [])
+
+
 @pytest.mark.parametrize(
     ("rows", "told"),
     [

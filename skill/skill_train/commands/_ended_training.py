@@ -75,6 +75,9 @@ def warn_of_run(console: Console, plan: Plan, record: TrainRecord, estimates: di
         console.warn("smaller_layout", f"trained with {smaller.value}, because memory ran out: {smaller.because}")
     if few := few_steps(plan.recipe, record.steps):
         console.warn("few_steps", few)
+    for check in record.checks:
+        if check.verdict == "warn":
+            console.warn(check.name, f"{check.name}: {check.detail}")
     warn_of_repeats(console, record.data)
     missed = [_missed(name, estimate) for name, estimate in estimates.items() if estimate["within"] is False]
     if missed:

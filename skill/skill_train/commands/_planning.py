@@ -275,7 +275,23 @@ def blocked(plan: Plan) -> DecisionNeeded:
     )
 
 
-def warn_of_export(console: Console, plan: Plan) -> None:
+def warn_of_plan(console: Console, plan: Plan) -> None:
+    """Prints the warnings that `plan`, `local` and `submit` share."""
+    _warn_of_length(console, plan)
+    _warn_of_export(console, plan)
+
+
+def _warn_of_length(console: Console, plan: Plan) -> None:
+    """Warns about rows that pass the positions that the model was trained for. Rotary positions go on without an
+    error beyond them."""
+    context, tokens = plan.facts.model.context, plan.facts.dataset.tokens
+    if context is None or tokens is None or min(plan.recipe.max_length, tokens.longest[0]) <= context:
+        return
+    longest = f"rows of {min(plan.recipe.max_length, tokens.longest[0])} tokens and more"
+    console.warn("beyond_context", f"{longest} are trained, and {plan.recipe.model} was made for {context} positions")
+
+
+def _warn_of_export(console: Console, plan: Plan) -> None:
     """Warns before the training about a model that llama.cpp cannot convert, or computes otherwise."""
     model = plan.facts.model
     if model.not_convertible:

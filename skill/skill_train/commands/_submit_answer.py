@@ -18,7 +18,7 @@ from skill_train.cloud import budget as cloud_budget
 from skill_train.cloud.budget import Budget, Cost, Need, Price
 from skill_train.cloud.order import Order, Sent, Upload, uploads
 from skill_train.commands._drawing import draw_lines, draw_text
-from skill_train.commands._planning import warn_of_export
+from skill_train.commands._planning import warn_of_plan
 from skill_train.commands._shell import quoted
 from skill_train.commands._spent import spent_by_jobs
 from skill_train.commands._submit_plan import SubmitOptions, command_of
@@ -156,7 +156,7 @@ def _warn_of_names(console: Console, order: Order, there: tuple[str, ...]) -> No
 
 
 def _warn(console: Console, order: Order, job_budget: Budget, there: tuple[str, ...]) -> None:
-    warn_of_export(console, order.plan)
+    warn_of_plan(console, order.plan)
     if job_budget.tight and job_budget.seconds is not None:
         console.warn(
             "tight_timeout",

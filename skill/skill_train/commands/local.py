@@ -26,7 +26,7 @@ from skill_train.commands._options import (
     set_options,
     words_of,
 )
-from skill_train.commands._planning import load_recipe, plan_with_files, require_room, warn_of_export
+from skill_train.commands._planning import load_recipe, plan_with_files, require_room, warn_of_plan
 from skill_train.commands._shell import quoted
 from skill_train.core.console import Console, Result
 from skill_train.core.errors import UsageError
@@ -116,7 +116,7 @@ def _train(options: LocalOptions, console: Console, folder: RunDir, plan: Plan) 
             require_resumable(folder, plan, shlex.join([*words, *place]))
         if not options.goes_on and not _is_finished(folder, plan):
             require_room(console, plan, force=options.force)
-            warn_of_export(console, plan)
+            warn_of_plan(console, plan)
         return train_run(console, folder, plan, resume=options.resume)
 
 

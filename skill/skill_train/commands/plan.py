@@ -43,7 +43,7 @@ from skill_train.commands._options import (
     set_options,
     words_of,
 )
-from skill_train.commands._planning import blocked, load_recipe, plan_from_metadata, warn_of_export
+from skill_train.commands._planning import blocked, load_recipe, plan_from_metadata, warn_of_plan
 from skill_train.commands._shell import quoted
 from skill_train.core.console import Console, Result, clean
 from skill_train.core.errors import DecisionNeeded, UsageError
@@ -229,7 +229,7 @@ def _warn(console: Console, plan: Plan) -> None:
     epochs = next((reason for reason in plan.reasons if reason.rule == "epochs"), None)
     if epochs is not None and float(epochs.value) > _MANY_EPOCHS:
         console.warn("many_epochs", f"this is {epochs.value} epochs: {epochs.because}; TRL's default is 3")
-    warn_of_export(console, plan)
+    warn_of_plan(console, plan)
     _warn_of_few(console, plan.recipe, plan.facts.dataset.rows)
     if plan.recipe.format in BARE and plan.facts.model.has_chat_template:
         console.warn("without_template", WITHOUT_TEMPLATE)
