@@ -244,6 +244,13 @@ def test_what_is_trained_by_default(dataset: DatasetFacts, loss_on: str) -> None
     assert _plan(dataset=dataset, loss_on="all")["recipe"]["loss_on"] == "all"
 
 
+def test_the_completion_of_a_conversation_is_not_guessed() -> None:
+    """It may be every answer or the last one. TRL takes `completion_only_loss` for prompts and completions alone."""
+    with pytest.raises(UsageError, match="several answers") as refused:
+        _plan(dataset=CHAT, loss_on="completion")
+    assert refused.value.code == "bad_recipe"
+
+
 @pytest.mark.parametrize("loss_on", ["assistant", "completion"])
 def test_a_part_of_a_plain_text_cannot_be_asked_for(loss_on: str) -> None:
     """All of it would train, and the record would say that the answers alone did."""

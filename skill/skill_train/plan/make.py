@@ -340,6 +340,14 @@ def _loss_on(recipe: Recipe, dataset: DatasetFacts, reasons: list[Reason]) -> st
             got=f"format text, loss_on {recipe.loss_on}",
             hint="remove loss_on from the recipe, or part the texts into the columns prompt and completion",
         )
+    if dataset.format in ("messages", "sharegpt") and recipe.loss_on == "completion":
+        raise UsageError(
+            f"loss_on: completion, but the rows in {recipe.data} are conversations, which may have several answers",
+            code="bad_recipe",
+            expected="loss_on: assistant, which trains every answer, or rows of a prompt and its completion",
+            got=f"format {dataset.format}, loss_on completion",
+            hint='loss_on: assistant; a message with "weight": 0 is not trained',
+        )
     if recipe.loss_on is not None:
         return recipe.loss_on
     chosen = {"text": "all", **dict.fromkeys(BARE[1:], "completion")}.get(dataset.format, "assistant")
