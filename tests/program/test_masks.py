@@ -19,7 +19,7 @@ from transformers import AutoConfig
 import tiny
 import tiny_templates
 import training
-from skill_train.program.encode import ANOTHER_PROMPT, SYSTEM_LEFT_OUT, THOUGHTS_LEFT_OUT, Encoder
+from skill_train.program.encode import ANOTHER_PROMPT, NOT_RENDERED, THOUGHTS_LEFT_OUT, Encoder
 from skill_train.program.events import Refused
 from skill_train.program.main import load_data
 from skill_train.program.model import check_vocabulary
@@ -325,7 +325,8 @@ def test_text_and_calls_of_one_turn_are_trained_with_their_end(
     assert [tokenizer.decode(ids).strip() for ids in _runs(encoder(0, 1, {"messages": turns}))] == runs
     ends_with_a_call = {"messages": turns[:4]}
     assert tokenizer.decode(_runs(encoder(1, 2, ends_with_a_call))[-1]).strip() == last + trained
-    assert not encoder.notes
+    left_out = text is not None and text not in trained and template == "LLAMA_3_CALLS"
+    assert ["the text of answers that call a tool" in note for note in encoder.notes] == [True] * left_out
 
 
 def test_the_answer_of_a_tool_is_not_trained(tmp_path: Path) -> None:
@@ -418,12 +419,15 @@ def test_a_template_that_removes_thoughts_from_the_last_answer_is_told(tmp_path:
     assert THOUGHTS_LEFT_OUT in encoder.notes
 
 
+_NO_SYSTEM = NOT_RENDERED.format("messages of the role system")
+
+
 @pytest.mark.parametrize(
     ("kind", "template", "notes"),
     [
         ("qwen2", tiny_templates.OPENS_A_THOUGHT, [ANOTHER_PROMPT]),
-        ("qwen2", tiny_templates.SYSTEM_AT_THE_END, [SYSTEM_LEFT_OUT, ANOTHER_PROMPT]),
-        ("qwen2", tiny_templates.WITHOUT_SYSTEM, [SYSTEM_LEFT_OUT]),
+        ("qwen2", tiny_templates.SYSTEM_AT_THE_END, [_NO_SYSTEM, ANOTHER_PROMPT]),
+        ("qwen2", tiny_templates.WITHOUT_SYSTEM, [_NO_SYSTEM]),
         *((kind, None, []) for kind in ("qwen3", "llama-spm", "mistral", "gemma", "phi3")),
     ],
 )
@@ -435,6 +439,37 @@ def test_a_prompt_that_differs_from_the_trained_one_is_told(
     row = encoder(0, 1, {"messages": TURNS})
     assert "Six, so 4 + 2 = 6." in tokenizer.decode(_runs(row)[-1])
     assert encoder.notes == notes
+
+
+_TOOLS = [{"type": "function", "function": {"name": "add", "description": "Adds two numbers.", "parameters": {}}}]
+_TWO_ROLES = """{%- for m in messages -%}{%- if m.role in ('user', 'assistant') -%}
+{{- '<|im_start|>' + m.role + '\\n' + m.content + '<|im_end|>\\n' -}}{%- endif -%}{%- endfor -%}
+{%- if add_generation_prompt -%}{{- '<|im_start|>assistant\\n' -}}{%- endif -%}"""
+
+
+@pytest.mark.parametrize(
+    ("template", "told"),
+    [
+        (_TWO_ROLES, ["the descriptions of tools", "messages of the role system", "messages of the role tool"]),
+        ("{%- for tool in tools -%}{{- tool.function.description -}}{%- endfor -%}" + tiny_templates.QWEN2, []),
+    ],
+    ids=["as the first one of Phi-3-mini", "one that writes all"],
+)
+def test_tools_and_messages_that_the_template_leaves_out_are_told(
+    tmp_path: Path, template: str, told: list[str]
+) -> None:
+    roles = [
+        ("system", "Use tools."),
+        ("user", "2 + 2?"),
+        ("assistant", "I add."),
+        ("tool", "4"),
+        ("assistant", "Four."),
+    ]
+    row = {"messages": [{"role": role, "content": text} for role, text in roles], "tools": _TOOLS}
+    encoder, _ = _encoder(tmp_path, "qwen2", row, template=template)
+    rendered = encoder(0, 1, row)["rendered"]
+    assert ("Adds two numbers." in rendered, "Use tools." in rendered) == (not told, not told)
+    assert [note for note in encoder.notes if note != ANOTHER_PROMPT] == [NOT_RENDERED.format(what) for what in told]
 
 
 def test_a_token_that_the_model_lacks_is_refused(tmp_path: Path) -> None:

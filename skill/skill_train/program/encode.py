@@ -46,7 +46,7 @@ ANOTHER_PROMPT = (
     "the chat template writes another prompt when it asks for an answer than before the answers in these rows, such as "
     "one with a <think> or a system message more: in use the model sees a prompt that it was not trained on"
 )
-SYSTEM_LEFT_OUT = "the chat template leaves out the system messages of these rows, so the model is trained without them"
+NOT_RENDERED = "the chat template leaves out {}, so the model is trained without them"
 SYSTEM_UNREAD = (
     "the system messages that stand beside the prompts are not read, because this model has no chat template: write "
     "them into the prompts if the answers need them"
@@ -271,11 +271,7 @@ class Encoder:
         rendered = self.render(messages, example["tools"])
         self.require_calls(messages, example["tools"], rendered)
         self.look_for_thoughts(messages[-1], rendered)
-        if any(
-            message["role"] in ("system", "developer") and message["content"].strip() not in rendered
-            for message in messages
-        ):
-            self.note(SYSTEM_LEFT_OUT)
+        self.look_for_the_rest(messages, example["tools"], rendered)
         if self.recipe["loss_on"] == "all":
             return rendered, []  # the whole text is trained, wherever the answers stand
         return rendered, [self.answer_span(example, rendered, i) for i in example["trained_messages"]]
@@ -298,6 +294,20 @@ class Encoder:
         thoughts = thoughts_of(last) if last["role"] == "assistant" else []
         if thoughts and not any(thought in rendered for thought in thoughts):
             self.note(THOUGHTS_LEFT_OUT)
+
+    def look_for_the_rest(self, messages: list[Message], tools: Any, rendered: str) -> None:
+        """Notes that tools, or messages of a role such as system, do not stand in the text. Templates that do not know
+        them leave them out without an error, and some write the calls of an answer without its text."""
+        if tools and self.try_render(messages, None) == rendered:
+            self.note(NOT_RENDERED.format("the descriptions of tools"))
+        for index, message in enumerate(messages):
+            text, role = message["content"], message["role"]
+            if not isinstance(text, str) or text.strip() in rendered:
+                continue
+            marked = message | {"content": MARK}
+            if self.try_render([*messages[:index], marked, *messages[index + 1 :]], tools) == rendered:
+                answer = "the text of answers that call a tool"
+                self.note(NOT_RENDERED.format(answer if role == "assistant" else f"messages of the role {role}"))
 
     def with_arguments(self, messages: list[Message], tools: Any) -> list[Message]:
         """The messages with the arguments of their calls as this template takes them.
