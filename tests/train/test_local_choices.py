@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import signal
@@ -14,13 +15,15 @@ from msgspec.structs import replace
 
 import planning
 import step_records
+from skill_train.commands._planning import require_room
 from skill_train.commands.local import LocalOptions, _epochs, _is_finished, _steps_were_set, _whole_training
+from skill_train.core.console import Console
 from skill_train.core.digests import digests
 from skill_train.core.errors import DecisionNeeded, NativeCrash, SkillTrainError, TrainingFailed, UsageError
 from skill_train.plan import file as plan_file
 from skill_train.run import begun, plan_record, records
 from skill_train.run.folder import RunDir
-from skill_train.run.plan_record import Launch, Reason
+from skill_train.run.plan_record import Blocker, Launch, Reason
 from skill_train.train import local
 
 PLAN = planning.plan_with(recipe={"max_steps": 40}, fingerprints={"data": "x"})
@@ -63,6 +66,19 @@ def test_only_a_finished_run_of_the_same_recipe_needs_no_memory(run: RunDir) -> 
     run.record("train").unlink()
     assert not _is_finished(run, PLAN)
     assert not _is_finished(RunDir(run.path / "new"), PLAN)
+
+
+def test_the_disk_that_counts_is_that_of_the_run_directory(tmp_path: Path) -> None:
+    """`plan` has looked at the disk of the current folder. `--run-dir` may be on another one, larger or smaller."""
+    console, folder = Console("json", "local"), tmp_path / "new" / "run"
+    for low, blockers, refused in ((1 << 60, [], True), (1.0, [Blocker("no_disk", "the run writes 9 GB")], False)):
+        disk = replace(PLAN.estimates.disk_bytes, low=low, high=low)
+        plan = replace(PLAN, blockers=blockers, estimates=replace(PLAN.estimates, disk_bytes=disk))
+        with pytest.raises(DecisionNeeded) if refused else contextlib.nullcontext() as caught:
+            require_room(console, plan, folder, force=False)
+        if caught is not None:
+            assert caught.value.code == "no_disk" and str(tmp_path) in caught.value.message
+        require_room(console, plan, folder, force=True)
 
 
 def test_another_recipe_in_the_same_folder_is_told_apart(run: RunDir) -> None:

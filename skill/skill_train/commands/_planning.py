@@ -33,6 +33,7 @@ from skill_train.recipe import fields
 from skill_train.recipe.fields import Recipe
 from skill_train.recipe.formats import for_model
 from skill_train.reference.causal_types import require_known_type
+from skill_train.run.folder import require_space
 from skill_train.run.plan_record import Facts, Plan
 from skill_train.train import measured_speed
 
@@ -228,20 +229,23 @@ def _counter(recipe: Recipe, model: ModelFacts) -> PictureCounter | None:
         return None
 
 
-def require_room(console: Console, plan: Plan, *, force: bool) -> None:
-    """Refuses a run whose lower estimate does not fit into memory; warns if only the upper one does not fit.
+def require_room(console: Console, plan: Plan, folder: Path, *, force: bool) -> None:
+    """Refuses a run whose lower estimate does not fit into memory or on the disk of `folder`; warns if only the upper
+    one does not fit into memory. The plan knows the disk of the current folder alone.
 
     Raises:
         DecisionNeeded: it does not fit, or needs what this machine lacks.
     """
     memory, usable = plan.estimates.memory_bytes, plan.estimates.usable_bytes
-    later = {"unknown_memory", "device_unavailable"}  # torch itself will tell
+    later = {"unknown_memory", "device_unavailable", "no_disk"}  # torch itself will tell, and require_space below
     if memory.low is not None and memory.high is not None and usable is not None and memory.low <= usable < memory.high:
         later.add("no_memory")
         console.warn("little_memory", f"the run may need {gigabytes(memory.high)}; {gigabytes(usable)} can be used")
     stopping = [blocker for blocker in plan.blockers if blocker.code not in later]
     if stopping and not force:
         raise blocked(replace(plan, blockers=stopping))
+    if plan.estimates.disk_bytes.low is not None and not force:
+        require_space(folder, int(plan.estimates.disk_bytes.low), "the run")
 
 
 def require_no_blockers(plan: Plan) -> None:

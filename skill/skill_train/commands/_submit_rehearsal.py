@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from skill_train.cloud import rehearse, stage_data
 from skill_train.cloud.order import Order
 from skill_train.commands._drawing import draw_lines
@@ -43,7 +45,7 @@ def _plan_here(console: Console, recipe: Recipe) -> Plan:
     """
     try:
         here = plan_with_files(console, recipe, HERE)
-        require_room(console, here, force=False)
+        require_room(console, here, Path(), force=False)
     except DecisionNeeded as error:
         raise DecisionNeeded(
             f"the run cannot be rehearsed on this machine: {error.message}",

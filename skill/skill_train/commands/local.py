@@ -115,7 +115,7 @@ def _train(options: LocalOptions, console: Console, folder: RunDir, plan: Plan) 
         if options.resume and not options.goes_on:
             require_resumable(folder, plan, shlex.join([*words, *place]))
         if not options.goes_on and not _is_finished(folder, plan):
-            require_room(console, plan, force=options.force)
+            require_room(console, plan, folder.path, force=options.force)
             warn_of_plan(console, plan)
         return train_run(console, folder, plan, resume=options.resume)
 
