@@ -99,7 +99,7 @@ def test_the_picture_stands_before_the_first_text_alone(folder: Path) -> None:
         model = Model("m", path, pictures=RunPictures(folder, base), projector=pair.projector if own == 14 else None)
         with answering(model, settings) as loaded:
             speaker = _Speaker("m", loaded, settings, "", True, [])
-            tokens = [speaker.ask(QUESTION, ["1.png"], lambda _: None)["prompt_tokens"] for _ in range(2)]
+            tokens = [speaker.ask(QUESTION, ["1.png"], lambda _: None).answer.prompt_tokens for _ in range(2)]
         assert tokens == [own + len(ids), len(ids)]
 
 

@@ -8,7 +8,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any
 
 import click
 import msgspec
@@ -46,27 +46,6 @@ class ChatOptions:
     device: str | None = None
 
 
-class ShownAnswer(TypedDict):
-    """What one model said.
-
-    Attributes:
-        prompt_ids_equal: llama.cpp read the very ids that the model's tokenizer makes; None where nobody knows those.
-        stopped: the model ended its answer itself.
-        device: where it ran, `cpu` or `gpu`.
-    """
-
-    model: str
-    answer: str
-    stopped: bool
-    prompt_tokens: int
-    answer_tokens: int
-    prompt_ids_equal: bool | None
-    seconds: float
-    device: str
-    sampling: dict[str, float]
-    sampling_from: str
-
-
 @dataclass
 class _Speaker:
     """A loaded model with the turns that it had."""
@@ -78,7 +57,7 @@ class _Speaker:
     pictured: bool
     messages: list[JsonObject]
 
-    def ask(self, text: str, images: list[str], on_text: Callable[[str], None]) -> ShownAnswer:
+    def ask(self, text: str, images: list[str], on_text: Callable[[str], None]) -> CheckedAnswer:
         """The next turn. A model that continues text has no turns before it."""
         turn = {"role": "user", "content": _content(text, len(images) if self._is_first else 0, self.pictured)}
         if self.settings.raw:
@@ -88,7 +67,7 @@ class _Speaker:
         reply = self.loaded.answer(self.messages, images, on_text)
         answer = _content(reply.answer.text, 0, self.pictured)
         self.messages.append({"role": "assistant", "content": answer})
-        return _shown_answer(self, reply)
+        return reply
 
     @property
     def _is_first(self) -> bool:
@@ -159,10 +138,12 @@ def _asked_once(console: Console, speakers: list[_Speaker], prompt: str, images:
     data = {
         "mode": "completion" if speakers[0].settings.raw else "chat",
         "prompt": prompt,
-        "answers": answers,
+        "answers": [_data(speaker, reply) for speaker, reply in answers],
     }
-    human = _side_by_side(answers) if len(answers) > 1 else _ending(answers[0])
-    return Result(data, human=human, quiet=answers[0]["answer"])
+    first = answers[0][1].answer
+    cut = "" if first.stopped else "\n(cut by --max-tokens, or by the context)"
+    human = _side_by_side(answers) if len(answers) > 1 else lambda rich: draw_text(rich, cut)
+    return Result(data, human=human, quiet=first.text)
 
 
 def _conversation(console: Console, speakers: list[_Speaker], images: list[str]) -> Result:
@@ -186,14 +167,16 @@ def _conversation(console: Console, speakers: list[_Speaker], images: list[str])
     return Result({"models": [speaker.name for speaker in speakers], "turns": turns})
 
 
-def _answers(console: Console, speakers: list[_Speaker], prompt: str, images: list[str]) -> list[ShownAnswer]:
+def _answers(
+    console: Console, speakers: list[_Speaker], prompt: str, images: list[str]
+) -> list[tuple[_Speaker, CheckedAnswer]]:
     """The answer of each model. That of one alone is shown while it is written."""
     on_text = console.piece if len(speakers) == 1 else lambda text: None
-    answers = [speaker.ask(prompt, images, on_text) for speaker in speakers]
-    for answer in answers:
-        if answer["prompt_ids_equal"] is False:
+    answers = [(speaker, speaker.ask(prompt, images, on_text)) for speaker in speakers]
+    for speaker, reply in answers:
+        if reply.ids_equal is False:
             console.warn(
-                "verdict_warn", f"{answer['model']}: llama.cpp reads other tokens in the prompt than the tokenizer does"
+                "verdict_warn", f"{speaker.name}: llama.cpp reads other tokens in the prompt than the tokenizer does"
             )
     return answers
 
@@ -302,7 +285,9 @@ def _content(text: str | None, images: int, pictured: bool) -> Any:
 # --- The drawing ---
 
 
-def _shown_answer(speaker: _Speaker, reply: CheckedAnswer) -> ShownAnswer:
+def _data(speaker: _Speaker, reply: CheckedAnswer) -> dict[str, object]:
+    """What one model said. `prompt_ids_equal`: llama.cpp read the very ids that the model's tokenizer makes; None where
+    nobody knows those."""
     return {
         "model": speaker.name,
         "answer": reply.answer.text,
@@ -329,17 +314,12 @@ def _sampling(sampling: Sampling) -> dict[str, float]:
     }
 
 
-def _ending(answer: ShownAnswer) -> Callable[[Any], None]:
-    """What is said after an answer that was shown while it was written."""
-    return lambda rich: draw_text(rich, "" if answer["stopped"] else "\n(cut by --max-tokens, or by the context)")
-
-
-def _side_by_side(answers: list[ShownAnswer]) -> Callable[[Any], None]:
+def _side_by_side(answers: list[tuple[_Speaker, CheckedAnswer]]) -> Callable[[Any], None]:
     def draw(rich: Any) -> None:
         table = rich_table(show_lines=True)
-        for answer in answers:
-            table.add_column(answer["model"], overflow="fold", ratio=1)
-        add_row(table, *(answer["answer"] for answer in answers))
+        for speaker, _ in answers:
+            table.add_column(speaker.name, overflow="fold", ratio=1)
+        add_row(table, *(reply.answer.text for _, reply in answers))
         rich.print(table)
 
     return draw

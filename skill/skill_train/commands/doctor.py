@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NotRequired, TypedDict
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -38,16 +38,6 @@ class DoctorOptions:
     self_test: bool = False
 
 
-class Health(TypedDict):
-    """The answer: which commands can run (None: not known), and why not."""
-
-    verdict: str
-    able: dict[str, bool | None]
-    not_able: dict[str, str]
-    self_test: NotRequired[SelfTest]
-    checks: NotRequired[list[dict[str, str]]]
-
-
 @command("doctor", DoctorOptions, examples=("skill-train doctor", "skill-train doctor --self-test --format json"))
 @click.option("--self-test", is_flag=True, help="Also run all steps on the embedded model, offline: about a minute.")
 def doctor(options: DoctorOptions, console: Console) -> Result:
@@ -61,20 +51,22 @@ def doctor(options: DoctorOptions, console: Console) -> Result:
     done, account = _checks(requirements)
     able, why_not = _able(done, account)
     error = _broken(done)
-    data = Health(verdict=checks.worst(done), able=able, not_able=why_not)
+    verdict, tested = checks.worst(done), None
     if options.self_test and error is None:
         from skill_train.commands import _doctor_self_test  # it needs packages that may be missing
 
-        data["self_test"], error = _doctor_self_test.self_test(console)
-        data["verdict"] = "fail" if error else data["verdict"]
+        tested, error = _doctor_self_test.self_test(console)
+        verdict = "fail" if error else verdict
+    data: dict[str, object] = {"verdict": verdict, "able": able, "not_able": why_not}
+    data |= {"self_test": tested} if tested else {}
     data["checks"] = [_short(check) for check in done]
     fixes = [
         check.fix for check in sorted(done, key=lambda check: check.verdict) if check.fix.startswith("skill-train ")
     ]
     return Result(
         data,
-        human=lambda rich: _draw(rich, data),
-        quiet=data["verdict"],
+        human=lambda rich: _draw(rich, f"this installation: {verdict}", done, able, why_not, tested),
+        quiet=verdict,
         next=list(dict.fromkeys(fixes))[:4] or ["skill-train demo"],
         error=error,
     )
@@ -204,21 +196,28 @@ def _require(requirements: dict[str, list[Package]]) -> None:
 # --- The drawing ---
 
 
-def _draw(rich: Any, data: Health) -> None:
-    table = rich_table("check", "verdict", "found", title=f"this installation: {data['verdict']}")
-    for check in data.get("checks", []):
-        add_row(table, check["name"], check["verdict"], check["found"], style=STYLE[check["verdict"]])
+def _draw(
+    rich: Any,
+    title: str,
+    done: list[DoctorCheck],
+    able: dict[str, bool | None],
+    why_not: dict[str, str],
+    tested: SelfTest | None,
+) -> None:
+    table = rich_table("check", "verdict", "found", title=title)
+    for check in done:
+        add_row(table, check.name, check.verdict, check.found, style=STYLE[check.verdict])
     rich.print(table)
-    for check in data.get("checks", []):
-        if check["verdict"] != "ok":
-            sentences = [check.get("because", ""), f"fix it with: {check['fix']}" if "fix" in check else ""]
-            draw_line(rich, f"{check['name']}: " + "; ".join(filter(None, sentences)))
-    for name, able in data["able"].items():
-        word = {True: "yes", False: "no", None: "not known"}[able]
-        reason = f" ({data['not_able'][name]})" if name in data["not_able"] else ""
+    for check in done:
+        if check.verdict != "ok":
+            sentences = [check.because, f"fix it with: {check.fix}" if check.fix else ""]
+            draw_line(rich, f"{check.name}: " + "; ".join(filter(None, sentences)))
+    for name, can in able.items():
+        word = {True: "yes", False: "no", None: "not known"}[can]
+        reason = f" ({why_not[name]})" if name in why_not else ""
         draw_text(rich, f"{name}: {word}{reason}")
-    if "self_test" in data:
-        _draw_self_test(rich, data["self_test"])
+    if tested is not None:
+        _draw_self_test(rich, tested)
 
 
 def _draw_self_test(rich: Any, figures: SelfTest) -> None:

@@ -8,7 +8,7 @@ import shlex
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import TYPE_CHECKING, Any
 
 import click
 import msgspec
@@ -58,6 +58,9 @@ from skill_train.recipe.resolved import ResolvedRecipe
 from skill_train.run import plan_record, train_record
 from skill_train.run.folder import open_run
 from skill_train.run.plan_record import Blocker, Estimate, Estimates, Number, Offer, Plan, Prices, Reason
+
+if TYPE_CHECKING:
+    from skill_train.cloud.stage_data import Listed
 
 _MANY_EPOCHS = 10
 _FEW_HELD_OUT = 10
@@ -131,31 +134,16 @@ def plan(options: PlanOptions, console: Console) -> Result:
     return _result(plan, options, sent, _on_device(question, plan, types))
 
 
-class SentRows(TypedDict):
-    """What a job gets of local rows with pictures. `picture_files` are those beside the rows, of which `bytes` and
-    `files` count each once."""
-
-    files: int
-    picture_files: int
-    bytes: int
-
-
-def _with_pictures(plan: Plan) -> tuple[Plan, SentRows | None]:
-    """The plan, with a blocker if its pictures cannot be sent to a job, and what would be sent."""
+def _with_pictures(plan: Plan) -> tuple[Plan, Listed | None]:
+    """The plan, with a blocker if its pictures cannot be sent to a job, and the files that would be sent."""
     if plan.where != "cloud" or not plan.recipe.images or plan.fingerprints["data"] is None:
         return plan, None
     from skill_train.cloud.stage_data import list_files  # what a plan without pictures need not load
 
     try:
-        listed = list_files(Path(plan.recipe.data), plan.recipe)
+        return plan, list_files(Path(plan.recipe.data), plan.recipe)
     except UsageError as error:
         return replace(plan, blockers=[*plan.blockers, Blocker(error.code, error.message)]), None
-    sent: SentRows = {
-        "files": len(listed.files),
-        "picture_files": len(listed.pictures),
-        "bytes": listed.bytes,
-    }
-    return plan, sent
 
 
 def _choices(options: PlanOptions) -> Choices:
@@ -200,11 +188,12 @@ def _on_device(
 def _result(
     plan: Plan,
     options: PlanOptions,
-    sent: SentRows | None,
+    sent: Listed | None,
     on_device: tuple[DeviceAnswer | None, DecisionNeeded | None],
 ) -> Result:
     data = _summary(plan) | {"plan": str(options.out) if options.out else None}
-    data |= {} if sent is None else {"upload": sent}
+    if sent is not None:
+        data["upload"] = {"files": len(sent.files), "picture_files": len(sent.pictures), "bytes": sent.bytes}
     answer, nothing_fits = on_device
     data |= {} if answer is None else {"for": answer}
     error = blocked(plan) if plan.blockers else nothing_fits
@@ -303,7 +292,7 @@ def _reasons(plan: Plan) -> list[Reason]:
 # --- The drawing ---
 
 
-def _draw(rich: Any, plan: Plan, actual: dict[str, MeasuredFigure], sent: SentRows | None = None) -> None:
+def _draw(rich: Any, plan: Plan, actual: dict[str, MeasuredFigure], sent: Listed | None = None) -> None:
     """Draws the decision with its reasons, memory and time in parts, the cost, and the needs of each file.
 
     Args:
@@ -320,8 +309,8 @@ def _draw(rich: Any, plan: Plan, actual: dict[str, MeasuredFigure], sent: SentRo
     for blocker in plan.blockers:
         rich.print(clean(f"blocked: {blocker.message}"), style="red", markup=False)
     if sent is not None:
-        beside = f"the rows and {sent['picture_files']:,} files of pictures" if sent["picture_files"] else "the rows"
-        draw_line(rich, f"upload to the job: {beside}, {megabytes(sent['bytes'])}")
+        beside = f"the rows and {len(sent.pictures):,} files of pictures" if sent.pictures else "the rows"
+        draw_line(rich, f"upload to the job: {beside}, {megabytes(sent.bytes)}")
     rich.print(_estimates_table(plan.estimates))
     if plan.estimates.flavors:
         rich.print(_flavors_table(plan.estimates.flavors, plan.estimates.prices))
