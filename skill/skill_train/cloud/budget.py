@@ -9,7 +9,7 @@ from typing import TypedDict
 
 from skill_train.core.errors import DecisionNeeded, UsageError
 from skill_train.core.units import dollars
-from skill_train.run.plan_record import Estimate, Plan
+from skill_train.run.plan_record import Estimate
 
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 _MOST_DAYS = 365  # the longest timeout; a larger number is a typing error
@@ -74,10 +74,6 @@ class Price:
 
     usd_per_hour: float | None
     source: str
-
-
-def need_of(plan: Plan) -> Need:
-    return Need(plan.flavor or "", plan.estimates.seconds, plan.timeout_seconds)
 
 
 def budget(

@@ -13,8 +13,8 @@ from typing import Any, NotRequired, TypedDict
 import msgspec
 from msgspec.structs import replace
 
-from skill_train.cloud import budget, preflight, stage_data, start_once
 from skill_train.cloud import budget as cloud_budget
+from skill_train.cloud import preflight, stage_data, start_once
 from skill_train.cloud.budget import Budget, Cost, Need, Price
 from skill_train.cloud.order import Order, Sent, Upload, uploads
 from skill_train.commands._drawing import draw_lines, draw_text
@@ -135,8 +135,8 @@ def budget_of(
     Raises:
         DecisionNeeded: it may cost more than was allowed.
     """
-    return budget.budget(
-        budget.need_of(plan),
+    return cloud_budget.budget(
+        Need(plan.flavor or "", plan.estimates.seconds, plan.timeout_seconds),
         price=Price(None, "") if offer is None else Price(offer.usd_per_hour, f"price of {offer.read_at}"),
         timeout=timeout,
         max_cost=options.max_cost,

@@ -119,12 +119,13 @@ def _able(done: list[DoctorCheck], account: Account) -> tuple[dict[str, bool | N
     base, train, gguf = (verdicts.get(name) for name in ("packages", "packages [train]", "packages [gguf]"))
     no_train = _lacking(train, _TRAIN) or _fault(verdicts.get("torch"))
     no_gguf = no_train or _lacking(gguf, _GGUF)
-    no_base = _fault(base) or _fault(verdicts["python"])
+    no_base, converter = _fault(base) or _fault(verdicts["python"]), verdicts["converter"]
+    no_converter = "" if converter.verdict == "ok" else f"{converter.found}: {converter.fix}"
     reasons = {
         "plan": no_base,
         "local": no_base or no_train,
         "merge": no_base or no_train,
-        "export-gguf": no_base or no_gguf or _converter_trouble(verdicts["converter"]),
+        "export-gguf": no_base or no_gguf or no_converter,
         "verify": no_base or no_gguf,
         "submit": no_base or _no_submit(account),
     }
@@ -143,10 +144,6 @@ def _lacking(check: DoctorCheck | None, command: str) -> str:
 
 def _fault(check: DoctorCheck | None) -> str:
     return check.because or check.found if check is not None and check.verdict == "fail" else ""
-
-
-def _converter_trouble(check: DoctorCheck) -> str:
-    return "" if check.verdict == "ok" else f"{check.found}: {check.fix}"
 
 
 def _no_submit(account: Account) -> str:
