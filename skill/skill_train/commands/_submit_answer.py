@@ -32,7 +32,7 @@ from skill_train.run import plan_record, records
 from skill_train.run.cloud_record import CloudData, CloudJob, CloudRecord
 from skill_train.run.folder import RunDir
 from skill_train.run.job_spec import JobSpec
-from skill_train.run.plan_record import Estimate, Number, Plan
+from skill_train.run.plan_record import Estimate, Plan
 
 _AT_START = "(made at the start)"
 
@@ -50,20 +50,6 @@ class Checked:
     unchecked: list[str]
 
 
-class EstimatedSeconds(TypedDict):
-    low: Number | None
-    high: Number | None
-    basis: str
-
-
-class ExpectedEnd(TypedDict):
-    """In UTC; None where it is unknown."""
-
-    low: str | None
-    high: str | None
-    basis: str
-
-
 class JobShown(TypedDict):
     """A job that would be sent, or an existing one. Each has its own optional keys."""
 
@@ -74,13 +60,13 @@ class JobShown(TypedDict):
     hub_model_id: str | None
     uploads: list[Upload]
     recipe_hash: str
-    seconds: NotRequired[EstimatedSeconds]
+    seconds: NotRequired[object]
     run_dir: NotRequired[str]
     job_id: NotRequired[str | None]
     url: NotRequired[str | None]
     reused: NotRequired[bool]
     stage: NotRequired[str | None]
-    expected_end: NotRequired[ExpectedEnd]
+    expected_end: NotRequired[dict[str, str | None]]
     plan_hash: NotRequired[str]
 
 
@@ -288,7 +274,7 @@ def _budget_of(plan: Plan, job: CloudJob) -> Budget:
     return job_budget if limit is not None else dataclasses.replace(job_budget, most_usd=None)
 
 
-def _expected_end(job: CloudJob, budget: Budget, stage: str | None) -> ExpectedEnd:
+def _expected_end(job: CloudJob, budget: Budget, stage: str | None) -> dict[str, str | None]:
     """The expected end in UTC. It does not include the wait for a machine, whose length is unknown."""
     if budget.seconds is None or stage not in (None, *jobs.LIVE):
         return {"low": None, "high": None, "basis": budget.basis if budget.seconds is None else f"it is {stage}"}
