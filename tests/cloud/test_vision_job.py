@@ -31,7 +31,7 @@ import sys
 from pathlib import Path
 from msgspec.structs import replace
 from skill_train.cloud import resume, submit
-from skill_train.cloud.order import Order
+from skill_train.cloud.submit import Order
 from skill_train.cloud.stage_data import stage_plan
 from skill_train.run import plan_record
 from skill_train.run.folder import RunDir

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from skill_train.cloud import budget as cloud_budget
 from skill_train.cloud import preflight, stage_data, start_once
 from skill_train.cloud.budget import Budget, Cost, Need, Price
-from skill_train.cloud.order import Order, Sent, Upload, uploads
+from skill_train.cloud.submit import Order, Sent, Upload, uploads
 from skill_train.commands._drawing import draw_lines, draw_text
 from skill_train.commands._planning import warn_of_plan
 from skill_train.commands._shell import quoted

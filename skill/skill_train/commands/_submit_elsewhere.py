@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from skill_train.cloud.budget import seconds_of
 from skill_train.cloud.elsewhere import colab, skypilot
-from skill_train.cloud.order import Order
+from skill_train.cloud.submit import Order
 from skill_train.commands._drawing import draw_lines
 from skill_train.commands._options import option_of
 from skill_train.commands._shell import quoted

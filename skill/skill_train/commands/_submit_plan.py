@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from skill_train.cloud import preflight, stage_data, submit
 from skill_train.cloud.elsewhere import skypilot
-from skill_train.cloud.order import Order
+from skill_train.cloud.submit import Order
 from skill_train.commands._options import DEFAULT_HOURS, RECIPE_OPTIONS, RecipeFlags, option_of, set_options
 from skill_train.commands._planning import load_recipe, plan_from_metadata
 from skill_train.commands._shell import quoted

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from skill_train.cloud import rehearse, stage_data
-from skill_train.cloud.order import Order
+from skill_train.cloud.submit import Order
 from skill_train.commands._drawing import draw_lines
 from skill_train.commands._planning import plan_with_files, require_room
 from skill_train.commands._submit_answer import specification

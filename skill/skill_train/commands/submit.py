@@ -7,7 +7,7 @@ import click
 from skill_train.cloud import find_run
 from skill_train.cloud import submit as submission
 from skill_train.cloud.budget import seconds_of
-from skill_train.cloud.order import Order, Sent
+from skill_train.cloud.submit import Order, Sent
 from skill_train.commands import _submit_answer, _submit_elsewhere
 from skill_train.commands._frame import command
 from skill_train.commands._job_snapshot import snapshot
