@@ -174,8 +174,8 @@ def plan_of(cloud: CloudRun, stored: stored_files.StoredRecords) -> Plan | None:
     return plan if plan.policy.hub_model_id else None
 
 
-def with_run_dir(cloud: CloudRun, folder: Path | None) -> CloudRun:
-    """The run with a run directory: its own, or a new one if the run was given by a job id.
+def with_run_dir(cloud: CloudRun, folder: Path | None) -> tuple[CloudRun, RunDir]:
+    """The run with a run directory, and that: its own, or a new one if the run was given by a job id.
 
     Raises:
         UsageError: the folder holds another run or is in use, or the plan is no longer in the bucket.
@@ -186,7 +186,7 @@ def with_run_dir(cloud: CloudRun, folder: Path | None) -> CloudRun:
         run = RunDir(folder or RUNS / cloud.record.run_id)
         record = _record_in(run, cloud.record.run_id) or cloud.record
     if run.plan.is_file():
-        return replace(cloud, name=str(run.path), run=run, record=record)
+        return replace(cloud, name=str(run.path), run=run, record=record), run
     there = stored_files.stored_records(record, ("plan.json",))
     plan = plan_of(cloud, there)
     if plan is None:
@@ -204,7 +204,7 @@ def with_run_dir(cloud: CloudRun, folder: Path | None) -> CloudRun:
             cloud_record.write(run, record)  # first, so that the folder is recognised as this run's after a kill
         write_text(run.recipe, to_yaml(plan.recipe_file()))
         write_json(run.plan, there.document("plan.json"))  # as the job has it
-    return replace(cloud, name=str(run.path), run=run, record=record)
+    return replace(cloud, name=str(run.path), run=run, record=record), run
 
 
 def _record_in(run: RunDir, run_id: str) -> CloudRecord | None:

@@ -48,9 +48,7 @@ def pull(options: PullOptions, console: Console) -> Result:
     A result that the bucket lacks comes from the repository that it was pushed to. A run that has not finished brings
     its records and its newest checkpoint. Run it again after an interruption.
     """
-    cloud = find_run.with_run_dir(find_run.find(options.run), options.run_dir)
-    here = cloud.run
-    assert here is not None  # find_run.with_run_dir set it
+    cloud, here = find_run.with_run_dir(find_run.find(options.run), options.run_dir)
     record, fetched = _fetched(cloud, here, console)
     source = record.inputs
     done, failure = source.state == "done", None

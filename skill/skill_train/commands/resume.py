@@ -27,6 +27,7 @@ from skill_train.plan.file import require_same_recipe
 from skill_train.run import plan_record, progress
 from skill_train.run.begun import trained
 from skill_train.run.cloud_record import CloudJob, CloudRecord
+from skill_train.run.folder import RunDir
 from skill_train.run.plan_record import Estimate
 
 
@@ -74,13 +75,11 @@ def resume(options: ResumeOptions, console: Console) -> Result:
             resume.with_missing_jobs(cloud.run)
         _require_as_asked(options, console, cloud)
         return _running_job(cloud, cloud.job, reused=True)
-    cloud = find_run.with_run_dir(cloud, options.run_dir)
-    ended = _ended_job(cloud, console)
+    cloud, run = find_run.with_run_dir(cloud, options.run_dir)
+    ended = _ended_job(cloud, run, console)
     if ended.story is None:
         return _finished(cloud)
-    assert cloud.run is not None  # find_run.with_run_dir set it
-    anew = f"skill-train submit {quoted(cloud.run.recipe)}"
-    require_same_recipe(cloud.run, plan_record.read(cloud.run.plan), anew)
+    require_same_recipe(run, plan_record.read(run.plan), f"skill-train submit {quoted(run.recipe)}")
     _require_program(cloud)
     _check_flavor(ended, options.flavor)
     budget, command = _budget(options, ended)
@@ -92,7 +91,7 @@ def resume(options: ResumeOptions, console: Console) -> Result:
             ended, budget, f"{command} --timeout {options.timeout} --yes" if options.timeout else f"{command} --yes"
         )
     record, reused = resume.resume(
-        cloud.run,
+        run,
         flavor=budget.flavor,
         timeout_seconds=budget.timeout_seconds,
         usd_per_hour=budget.usd_per_hour,
@@ -149,10 +148,10 @@ def _ceiling(options: ResumeOptions, record: CloudRecord) -> float | None:
     return next((job.max_cost for job in reversed(record.jobs) if job.max_cost is not None), None)
 
 
-def _ended_job(cloud: CloudRun, console: Console) -> Snapshot:
+def _ended_job(cloud: CloudRun, run: RunDir, console: Console) -> Snapshot:
     """The state of the run. A completed job without a result gets an explanation too: the run is not finished."""
     ended = snapshot(cloud, console)
-    if ended.story is not None or _has_result(cloud):
+    if ended.story is not None or _has_result(cloud, run):
         return ended
     story = Story(
         code="nothing_kept",
@@ -162,16 +161,15 @@ def _ended_job(cloud: CloudRun, console: Console) -> Snapshot:
     return dataclasses.replace(ended, story=story)
 
 
-def _has_result(cloud: CloudRun) -> bool:
-    assert cloud.run is not None  # find_run.with_run_dir set it
+def _has_result(cloud: CloudRun, run: RunDir) -> bool:
     with contextlib.suppress(UsageError):
-        trained(cloud.run)
+        trained(run)
         return True
     with contextlib.suppress(VerificationFailed):  # a file of it is gone
         there = bucket.stored_run(cloud.record)
         if there is not None and there.state == "done":
             return True
-    return not why_not_pushed(cloud, cloud.run)
+    return not why_not_pushed(cloud, run)
 
 
 def _require_program(cloud: CloudRun) -> None:
