@@ -10,6 +10,7 @@ import pytest
 
 import picture_pairs
 import tiny_vision
+from skill_train.commands import chat as chat_command
 from skill_train.commands.chat import ChatOptions, _Speaker, chat
 from skill_train.core.console import Console
 from skill_train.core.errors import UsageError
@@ -101,6 +102,17 @@ def test_the_picture_stands_before_the_first_text_alone(folder: Path) -> None:
             speaker = _Speaker("m", loaded, settings, "", True, [])
             tokens = [speaker.ask(QUESTION, ["1.png"], lambda _: None).answer.prompt_tokens for _ in range(2)]
         assert tokens == [own + len(ids), len(ids)]
+
+
+def test_pictures_of_one_name_stay_apart(tmp_path: Path) -> None:
+    """Also where the name that one would get is that of another: the model would be asked about another picture."""
+    images = [tmp_path / name for name in ("2-a.png", "a.png", "below/a.png")]
+    for number, image in enumerate(images):
+        image.parent.mkdir(exist_ok=True)
+        image.write_bytes(bytes([number]))
+    (copies := tmp_path / "copies").mkdir()
+    names = chat_command._copied_images(tuple(images), copies)
+    assert [(copies / name).read_bytes() for name in names] == [b"\0", b"\1", b"\2"]
 
 
 def test_what_reads_no_picture_says_so(folder: Path) -> None:

@@ -238,8 +238,11 @@ def _copied_images(images: tuple[Path, ...], folder: Path) -> list[str]:
                 got=str(image),
                 hint="give the path of the picture with --image",
             )
-        names.append(image.name if image.name not in names else f"{number}-{image.name}")
-        shutil.copy(image, folder / names[-1])
+        name = image.name
+        while name in names:
+            name = f"{number}-{name}"
+        names.append(name)
+        shutil.copy(image, folder / name)
     return names
 
 
