@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import subprocess
 import sys
 from pathlib import Path
@@ -50,6 +51,17 @@ def test_memory_that_ran_out_is_said() -> None:
     with live_worker(WORKER, {}) as worker:
         worker.receive()
         worker.send({"bad_alloc": True})
+        with pytest.raises(DecisionNeeded) as caught:
+            worker.receive()
+    assert caught.value.code == "out_of_memory"
+
+
+def test_one_that_is_killed_in_the_middle_of_an_answer_is_one_without_an_answer() -> None:
+    with live_worker(WORKER, {}) as worker:
+        worker.receive()
+        worker.send({"parts": ["more than a pipe holds" * 100_000]})
+        select.select([worker.process.stdout], [], [], 60)
+        worker.process.kill()  # as the system does where memory ends
         with pytest.raises(DecisionNeeded) as caught:
             worker.receive()
     assert caught.value.code == "out_of_memory"

@@ -59,7 +59,7 @@ class LiveWorker:
         """
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
-        if not line:
+        if not line.endswith("\n"):  # nothing, or a part of an answer
             code = self.process.wait()
             log = self.log.read_text(encoding="utf-8", errors="replace")
             raise ended_without_result(self.module, code, log, self.file)
