@@ -6,6 +6,7 @@ import dataclasses
 import json
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -286,3 +287,16 @@ def test_a_cell_with_semicolons_stays_one_cell(tmp_path: Path) -> None:
 
 def _recipe(path: Path) -> Recipe:
     return Recipe(data=str(path))
+
+
+def test_an_error_of_the_network_without_words_is_still_one_of_the_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The time limits of asyncio say nothing."""
+
+    def stalled(*_: object, **__: object) -> Iterator[Any]:
+        raise TimeoutError
+        yield
+
+    monkeypatch.setattr(read_rows, "iter_rows", stalled)
+    with pytest.raises(SkillTrainError, match="cannot be read from the Hub: TimeoutError") as caught:
+        list(read_rows.read(Recipe(data="owner/rows", model="m")))
+    assert caught.value.code == "hub_unreachable"

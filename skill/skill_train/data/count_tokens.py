@@ -14,7 +14,7 @@ from skill_train.data.token_stats import Lengths
 from skill_train.model.foreign_files import block_hub_kernels
 from skill_train.model.template_guard import require_ending
 from skill_train.program.encode import Encoder, Feeding
-from skill_train.program.events import Refused
+from skill_train.program.events import Refused, first_line
 from skill_train.program.examples import EncodedRow, Row, Tokens
 from skill_train.program.pictures.tokens import ImageModel, Pictures, model_document
 from skill_train.program.split import IGNORED, marked_text, trained_tokens
@@ -168,7 +168,7 @@ def _pictures(recipe: Recipe, tokenizer: Any) -> Pictures:
             f"{recipe.model} has no image processor that can be read",
             code="not_a_model",
             expected="a folder with preprocessor_config.json, or the id of a vision model on the Hub",
-            got=str(error).strip().splitlines()[0],
+            got=first_line(error),
             hint="download the whole model, or copy preprocessor_config.json from its base model",
         ) from None
 
@@ -193,7 +193,7 @@ def _tokenizer(recipe: Recipe) -> Any:
             raise _no_tokenizer(recipe, refusal.error["got"]) from None
         raise from_exit_code(refusal.exit_code, refusal.error) from None
     except (OSError, ValueError) as error:
-        raise _no_tokenizer(recipe, str(error).strip().splitlines()[0]) from None
+        raise _no_tokenizer(recipe, first_line(error)) from None
 
 
 def _no_tokenizer(recipe: Recipe, reason: str) -> UsageError | Temporary:

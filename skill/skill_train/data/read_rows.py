@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from skill_train.core.errors import Temporary, UsageError
+from skill_train.program.events import first_line
 from skill_train.program.examples import Row
 from skill_train.program.pictures.beside import HubFile, brought_file, hub_file, named_as, rename, with_files
 from skill_train.program.rows import Broken, Line, iter_rows, iter_slice, lines_of
@@ -82,9 +83,9 @@ def _from_hub(recipe: Recipe, rows: Iterator[tuple[int, Row]]) -> Iterator[tuple
         )
     try:
         yield from rows
-    except (ConnectionError, OSError) as error:
+    except OSError as error:
         raise Temporary(
-            f"the dataset {recipe.data} cannot be read from the Hub: {str(error).splitlines()[0]}",
+            f"the dataset {recipe.data} cannot be read from the Hub: {first_line(error)}",
             code="hub_unreachable",
             expected="a dataset on the Hub, or a file on this machine",
             hint="try again when the Hub can be reached, or use a local file",

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import TypedDict
 
 from skill_train.core.worker import worker_main
+from skill_train.program.events import first_line
 
 
 class TorchAnswer(TypedDict):
@@ -30,7 +31,7 @@ def run(device: str) -> TorchAnswer:
             ones = torch.ones(8, 8, device=device)
             usable = float((ones @ ones).sum()) == 512.0
         except RuntimeError as problem:  # such as a GPU that this build has no kernels for
-            usable, trouble = False, str(problem).splitlines()[0]
+            usable, trouble = False, first_line(problem)
     return {"version": str(torch.__version__), "cuda": torch.version.cuda, "usable": usable, "trouble": trouble}
 
 

@@ -102,7 +102,7 @@ def explanation(error: Exception) -> Refused | None:
         any(words in text for words in own_words) and not cannot_open
     ):
         return Refused(
-            f"the disk is full: {str(error).splitlines()[0]}",
+            f"the disk is full: {first_line(error)}",
             code="no_disk",
             exit_code=EXIT_DOES_NOT_FIT,
             expected="free space for checkpoints and the trained weights",
@@ -117,7 +117,7 @@ def explanation(error: Exception) -> Refused | None:
             code="process_lost",
             exit_code=EXIT_FAILED,
             expected=f"{os.environ.get('WORLD_SIZE')} processes until the end",
-            got=str(error).splitlines()[0][:200],
+            got=first_line(error)[:200],
             hint="read RUN/train.log; the most likely cause is that the system killed it to free memory",
         )
     if number in (errno.EROFS, errno.EACCES):
@@ -137,6 +137,11 @@ def explanation(error: Exception) -> Refused | None:
             hint="use a smaller max_length, per_device_train_batch_size 1, gradient_checkpointing, or a smaller model",
         )
     return None
+
+
+def first_line(error: BaseException) -> str:
+    """Of what an error says; the name of its class where it says nothing."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
 def with_causes(error: BaseException | None) -> Iterator[BaseException]:

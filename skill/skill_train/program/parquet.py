@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
-from skill_train.program.events import Refused
+from skill_train.program.events import Refused, first_line
 from skill_train.program.examples import (
     RepeatedKey,
     Row,
@@ -491,6 +491,5 @@ def iter_parquet(path: Path) -> Iterator[tuple[int, Row]]:
         raise repeated_key(f"row {number + 1} of {path}", str(error)) from None
     # Text that is not UTF-8, a year 99999, text that is not JSON.
     except (pyarrow.ArrowException, OSError, ValueError, OverflowError, RecursionError) as error:
-        why = str(error).splitlines()[0] if str(error) else type(error).__name__
-        message = f"{path} cannot be read as Parquet: {why}"
+        message = f"{path} cannot be read as Parquet: {first_line(error)}"
         raise unreadable(message, "a whole Parquet file", hint="download or write the file again") from None

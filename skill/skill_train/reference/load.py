@@ -20,6 +20,7 @@ from skill_train.model.config import text_config
 from skill_train.model.foreign_files import block_hub_kernels, require_sound
 from skill_train.model.template_guard import require_ending
 from skill_train.model.weight_files import read_shard
+from skill_train.program.events import first_line
 from skill_train.program.folders.base import config_with
 from skill_train.program.tokenizer import read_tokenizer
 from skill_train.run.records import read_json
@@ -59,7 +60,7 @@ def _unreadable(folder: Path, error: Exception) -> SkillTrainError:
         return NotInstalled(
             f"the tokenizer in {folder} needs a package that is not installed",
             code="missing_package",
-            got=str(error).strip().splitlines()[0][:300],
+            got=first_line(error)[:300],
             hint='pip install "skill-train[train,gguf]", or the package that `got` names',
         )
     return UsageError(
