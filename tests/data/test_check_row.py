@@ -48,9 +48,36 @@ ROWS: list[Any] = [
     [USER, 7],
     [{"role": "model", "content": "4"}, USER],
 ]
+# Texts that stand for media, also between white space of other kinds.
+MEDIA = [
+    "data:image/png;base64,iVBORw0KGgo=",
+    "https://example.org/my cat.jpg?size=1",
+    "my photo of two/cats.jpeg",
+    "file:///her pictures/a b.png",
+    "iVBORw0KGgoAAAANSUhEUgAAAAUAAAAFCAYAAACNbyblAAAAHElEQVQI12P4",
+    "What is in it? <image>",
+    "[IMG] What is in it?",
+    "What is in it? [image]",
+    "What is in it? [image]\r",
+    "\u00a0data:image/png;base64,iVBORw0KGgo=",
+    "my photo of two/cats.jpeg\t\t\t\t",
+]
 
 
-@pytest.mark.parametrize("messages", ROWS, ids=str)
+def in_sentences(value: Any) -> Any:
+    """The same with whole sentences, for which a row has the quick answer."""
+    if isinstance(value, dict):
+        return {key: in_sentences(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(map(in_sentences, value))
+    return {"2+2?": "How much is 2 and 2?", "4": "I think that it is 4"}.get(value, value)
+
+
+@pytest.mark.parametrize(
+    "messages",
+    [*ROWS, *map(in_sentences, ROWS), *([{"role": "user", "content": text}, in_sentences(BOT)] for text in MEDIA)],
+    ids=str,
+)
 def test_a_row_is_refused_exactly_when_training_refuses_it(messages: Any) -> None:
     try:
         to_example({"messages": messages}, "messages", {"messages": "messages"})
@@ -145,6 +172,15 @@ def test_what_json_has_no_word_for_is_measured() -> None:
     """A time, as Parquet has them."""
     call = {"role": "assistant", "content": "", "tool_calls": [{"name": "f", "at": datetime(2026, 1, 1)}]}
     assert checker(CHAT)({"messages": [USER, call, ANSWER, BOT]})[2] is None
+
+
+@pytest.mark.parametrize(
+    ("name", "first", "second"),
+    [("prompt_completion", "prompt", "completion"), ("question_answer", "question", "answer")],
+)
+def test_a_system_message_beside_a_prompt_is_measured_once(name: str, first: str, second: str) -> None:
+    detected = DetectedFormat(name, {first: first, second: second, "system": "system"}, "")
+    assert checker(detected)({first: "Ask!", second: "Say ä.", "system": "Be kind."})[0] == 4 + 7 + 8
 
 
 @pytest.mark.parametrize("value", ["", "  ", None])

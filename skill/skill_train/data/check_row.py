@@ -166,7 +166,7 @@ def _may_be_media(content: str) -> bool:
     """Whether a value is worth the full check for media."""
     if "<" in content or "[IMG]" in content or content[:5].lower() == "data:" or "." in content[-6:-2]:
         return True
-    if content[0] in "[{ \n" or content[-1] in "]} \n":
+    if content[0] in "[{" or content[-1] in "]}" or content[0].isspace() or content[-1].isspace():
         return True
     alone = " " not in content[:32] and content[:32].isascii()  # base64, or a URL with parameters
     return alone or ("?" in content[-300:] and "/" in content and "\n" not in content)
