@@ -19,7 +19,7 @@ def rewrite(
     tensors: dict[str, Callable[[Any], Any]] | None = None,
     without: tuple[str, ...] = (),
     texts: dict[str, str] | None = None,
-    numbers: dict[str, int] | None = None,
+    numbers: dict[str, int | list[int]] | None = None,
 ) -> Path:
     """`source` with changes, as `out`.
 
@@ -39,7 +39,8 @@ def rewrite(
     for key, text in (texts or {}).items():
         writer.add_string(key, text)
     for key, number in (numbers or {}).items():
-        (writer.add_bool if isinstance(number, bool) else writer.add_uint32)(key, number)
+        add = {bool: writer.add_bool, list: writer.add_array}.get(type(number), writer.add_uint32)
+        add(key, number)
     for tensor in reader.tensors:
         if tensor.name not in without:
             data = (tensors or {}).get(tensor.name, lambda data: data)(tensor.data.copy())

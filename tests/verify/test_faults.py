@@ -167,6 +167,15 @@ def test_stop_at_a_token_that_ends_nothing(
     assert failed(verdicts(made)) == {"stop_tokens"}
 
 
+def test_an_end_of_the_list_that_ollama_reads(good: gguf_maker.Export, verdicts: Any, tmp_path: Path) -> None:
+    """Ollama stops at each token of `eos_token_ids` (fs/ggml/ggml.go, model/models); llama.cpp reads no such list."""
+    end = gguf_edit.metadata(good.file("f16"), "tokenizer.ggml.eos_token_id")
+    for name, ids, told in (("a", [end], set()), ("b", [end, 300], {"stop_tokens"})):
+        numbers = {"tokenizer.ggml.eos_token_ids": ids}
+        made = gguf_edit.rewrite(good.file("f16"), tmp_path / f"{name}.gguf", numbers=numbers)
+        assert failed(verdicts(made)) == told
+
+
 def test_scores_in_another_order(good: gguf_maker.Export, verdicts: Any, tmp_path: Path) -> None:
     scores = gguf_edit.metadata(good.file("f16"), "tokenizer.ggml.scores")
     changed = {"tokenizer.ggml.scores": [*scores[:600], *reversed(scores[600:])]}

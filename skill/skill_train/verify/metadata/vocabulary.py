@@ -147,13 +147,15 @@ def _id_faults(gguf: GgufFile, tokenizer: Any, config: JsonObject) -> tuple[list
 
 
 def _named_ends(gguf: GgufFile, tokens: list[str], allowed: set[int]) -> list[str]:
-    """Faults of `eot_token_id` and `eom_token_id`: such a token must end something in the reference too."""
+    """Faults of `eot_token_id` and `eom_token_id`, and of the list of ends that Ollama reads: such a token must end
+    something in the reference too."""
+    named = [(name, gguf.metadata.get(f"tokenizer.ggml.{name}")) for name in ("eot_token_id", "eom_token_id")]
+    named += [("eos_token_ids", token) for token in gguf.integers("tokenizer.ggml.eos_token_ids")]
     faults = []
-    for name in ("eot", "eom"):
-        token = gguf.metadata.get(f"tokenizer.ggml.{name}_token_id")
+    for name, token in named:
         text = tokens[token] if isinstance(token, int) and 0 <= token < len(tokens) else None
         if token is not None and token not in allowed and text not in _ENDS:
-            faults.append(f"{name}_token_id is {token} ({text!r}), where the reference does not stop")
+            faults.append(f"{name} has {token} ({text!r}), where the reference does not stop")
     return faults
 
 
