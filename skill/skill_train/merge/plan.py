@@ -17,7 +17,7 @@ from typing import Any
 
 from skill_train.core.errors import UsageError
 from skill_train.facts import JsonObject
-from skill_train.model.adapter import Adapter, pattern_value, whole_tensors
+from skill_train.model.adapter import Adapter, bad_adapter, pattern_value, whole_tensors
 from skill_train.model.lora_math import Change, linear, same, scaling
 from skill_train.model.weight_files import FLOAT_BYTES, Shard, StoredTensor, same_bytes
 from skill_train.reference.checkpoint_names import TEXT
@@ -188,13 +188,8 @@ def _plan_module(
     expected = {*pair} | ({"magnitude"} if config.get("use_dora") else set())
     expected |= {"b_bias"} if "b_bias" in parts and config.get("lora_bias") else set()
     if set(parts) != expected:
-        raise UsageError(
-            f"the adapter's tensors for {module} are incomplete",
-            code="bad_adapter",
-            expected=", ".join(sorted(expected)),
-            got=", ".join(sorted(parts)),
-            hint="save the adapter again with PEFT's save_pretrained",
-        )
+        message = f"the adapter's tensors for {module} are incomplete"
+        raise bad_adapter(message, ", ".join(sorted(expected)), ", ".join(sorted(parts)))
     a, b = (adapter.tensor(parts[kind]) for kind in pair)
     rank = pattern_value(config["rank_pattern"], module, config["r"])
     if (len(a), b.shape[1]) != (rank, rank):
@@ -333,9 +328,8 @@ def _check_change(change: Change, shape: tuple[int, ...], label: str, hint: str)
 def _new_vocabulary(rows: set[int]) -> int:
     """The number of rows of embedding and head after a resize."""
     if len(rows) > 1:
-        raise UsageError(
+        raise bad_adapter(
             "the adapter resizes only one of the embedding and the output head",
-            code="bad_adapter",
             expected="the same number of rows in both",
             got=f"{sorted(rows)} rows",
             hint="save the adapter again from the trained model, with save_pretrained(…, save_embedding_layers=True); "

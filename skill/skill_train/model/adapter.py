@@ -155,6 +155,13 @@ def whole_tensors(adapter: Adapter) -> dict[str, StoredTensor]:
     return {name: adapter.tensors[tensor] for name, tensor in plain.items()}
 
 
+def bad_adapter(
+    message: str, expected: str, got: str = "", hint: str = "save the adapter again with PEFT's save_pretrained"
+) -> UsageError:
+    """The error of an adapter that cannot be read, or cannot be put on a base."""
+    return UsageError(message, code="bad_adapter", expected=expected, got=got, hint=hint)
+
+
 def pattern_value(pattern: JsonObject, module: str, default: Any) -> Any:
     """The value for a module from `rank_pattern` or `alpha_pattern`. The first key counts that matches the whole name
     or the end of it as a regular expression (peft 0.21, `get_pattern_key`).
@@ -167,9 +174,8 @@ def pattern_value(pattern: JsonObject, module: str, default: Any) -> Any:
             with limited(_PATTERN_SECONDS):
                 match = re.match(rf"(.*\.)?({key})$", module)
         except TimeoutError:
-            raise UsageError(
+            raise bad_adapter(
                 f"the pattern {key!r} in adapter_config.json takes too long to match",
-                code="bad_adapter",
                 expected="names of modules, or short regular expressions",
                 got=f"more than {_PATTERN_SECONDS:g} s for {module[:80]!r}",
                 hint="write the full names of the modules into rank_pattern and alpha_pattern",
@@ -181,9 +187,8 @@ def pattern_value(pattern: JsonObject, module: str, default: Any) -> Any:
 
 def _read_config(folder: Path) -> JsonObject:
     if not (folder / CONFIG).is_file():
-        raise UsageError(
+        raise bad_adapter(
             f"{folder} is not a PEFT adapter",
-            code="bad_adapter",
             expected=f"a folder with {CONFIG} and {WEIGHTS}",
             got="no such folder" if not folder.is_dir() else f"no {CONFIG}",
             hint="use the run's adapter/ folder, or a folder that PEFT's save_pretrained wrote",
@@ -221,13 +226,7 @@ def _is_regex(text: str) -> bool:
 
 
 def _bad_field(folder: Path, name: str, value: Any, expected: str) -> UsageError:
-    return UsageError(
-        f"{folder / CONFIG}: {name} is {value!r}",
-        code="bad_adapter",
-        expected=expected,
-        got=repr(value)[:80],
-        hint="save the adapter again with PEFT's save_pretrained",
-    )
+    return bad_adapter(f"{folder / CONFIG}: {name} is {value!r}", expected, repr(value)[:80])
 
 
 def _require_mergeable(folder: Path, config: JsonObject) -> None:
@@ -249,7 +248,7 @@ def _require_mergeable(folder: Path, config: JsonObject) -> None:
         )
     else:
         return
-    raise UsageError(f"{folder} cannot be merged: {reason}", code="bad_adapter", expected="a LoRA adapter", hint=hint)
+    raise bad_adapter(f"{folder} cannot be merged: {reason}", "a LoRA adapter", hint=hint)
 
 
 def _no_weights(folder: Path) -> UsageError:
@@ -281,13 +280,8 @@ def _kind(name: str, stored: StoredTensor) -> tuple[str, str | None]:
 
 
 def _unreadable(name: str, got: str) -> UsageError:
-    return UsageError(
-        f"the adapter's tensor {name!r} is not supported",
-        code="bad_adapter",
-        expected="names and types as PEFT's save_pretrained writes them",
-        got=got,
-        hint="save the adapter again with PEFT's save_pretrained",
-    )
+    names = "names and types as PEFT's save_pretrained writes them"
+    return bad_adapter(f"the adapter's tensor {name!r} is not supported", names, got)
 
 
 def _is_saved_module(config: JsonObject, module: str) -> bool:

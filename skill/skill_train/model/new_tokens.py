@@ -15,9 +15,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from skill_train.core.errors import UsageError
 from skill_train.core.files import write_text
 from skill_train.facts import JsonObject
+from skill_train.model.adapter import bad_adapter
 from skill_train.model.foreign_files import object_in
 
 TOKENIZER = (
@@ -67,18 +67,16 @@ def require_rows(base: Path, adapter: Path, rows: int | None, *, trained_whole: 
     new = new_tokens(base, adapter)
     without = [number for number in sorted(new) if rows is not None and number >= rows]
     if without:
-        raise UsageError(
+        raise bad_adapter(
             f"the adapter's tokenizer has a token without a row in the merged model's embedding: {new[without[0]]!r}",
-            code="bad_adapter",
             expected=f"ids below {rows}, the rows of the embedding",
             got=f"id {without[0]}" + (f", and {len(without) - 1} more" if len(without) > 1 else ""),
             hint="save the adapter again from the trained model, with save_pretrained(…, save_embedding_layers=True)",
         )
     other = None if trained_whole or not new else _other_token(base, adapter)
     if other is not None:
-        raise UsageError(
+        raise bad_adapter(
             f"the adapter's tokenizer does not extend that of the base model: id {other[0]} is another token",
-            code="bad_adapter",
             expected=f"{other[1]!r}, as in {base}",
             got=f"{other[2]!r}, as in {adapter}",
             hint="put the tokenizer that the adapter was trained with into its folder, or remove the tokenizer files",
