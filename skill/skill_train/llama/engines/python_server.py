@@ -96,8 +96,7 @@ def require_server() -> None:
     """Raises:
     NotInstalled: llama_cpp.server lacks a package.
     """
-    missing = [name for name in ("llama_cpp", *_PACKAGES) if importlib.util.find_spec(name) is None]
-    if missing:
+    if missing := missing_packages():
         raise NotInstalled(
             f"llama_cpp.server needs packages that are not installed: {', '.join(missing)}",
             code="missing_package",
@@ -105,8 +104,9 @@ def require_server() -> None:
         )
 
 
-def has_server() -> bool:
-    return all(importlib.util.find_spec(name) is not None for name in ("llama_cpp", *_PACKAGES))
+def missing_packages() -> list[str]:
+    """The packages that llama_cpp.server lacks."""
+    return [name for name in ("llama_cpp", *_PACKAGES) if importlib.util.find_spec(name) is None]
 
 
 @contextlib.contextmanager

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from skill_train.core.console import Bar
-from skill_train.core.errors import NotInstalled, SkillTrainError
+from skill_train.core.errors import NotInstalled, SkillTrainError, not_installed
 from skill_train.llama import inference
 from skill_train.llama.engines import llama_server, ollama, python_server
 from skill_train.llama.engines.answers import ALL, ENGINES, LLAMA_SERVER, OLLAMA, PYTHON_SERVER, EngineRun
@@ -78,7 +78,7 @@ def check_engines(files: list[GgufFile], request: EngineRequest, progress: Bar) 
 
 def _version(name: str) -> str:
     if name == PYTHON_SERVER:
-        return metadata.version("llama-cpp-python") if python_server.has_server() else ""
+        return "" if python_server.missing_packages() else metadata.version("llama-cpp-python")
     if shutil.which(name) is None:
         return ""
     return version_of(name, "--version") or "unknown"
@@ -86,11 +86,7 @@ def _version(name: str) -> str:
 
 def _not_here(name: str) -> NotInstalled:
     if name == PYTHON_SERVER:
-        return NotInstalled(
-            f"{name} is not installed",
-            code="missing_package",
-            hint='pip install "skill-train[gguf,serve]"',
-        )
+        return not_installed(name, "gguf,serve")
     return NotInstalled(
         f"{name} is not on PATH",
         code="missing_package",
