@@ -61,14 +61,15 @@ def test_the_log_is_read_in_pieces_as_llama_cpp_writes_it() -> None:
     ):
         log.take(piece)
     why = "rows of 64 weights are not divisible by 256"
-    assert log.fallbacks[0] == {"tensor": "blk.0.attn_k.weight", "wanted": "q4_k", "got": "q5_0", "why": why}
-    assert (log.fallbacks[1]["tensor"], log.fallbacks[1]["got"]) == ("blk.0.odd.weight", "f16")
+    fallbacks = log.plan["fallbacks"]
+    assert fallbacks[0] == {"tensor": "blk.0.attn_k.weight", "wanted": "q4_k", "got": "q5_0", "why": why}
+    assert (fallbacks[1]["tensor"], fallbacks[1]["got"]) == ("blk.0.odd.weight", "f16")
     assert (0, 26, "output_norm.weight") in tensors
     assert (1, 26, "token_embd.weight") in tensors
-    assert log.changed == 1
-    assert log.size_bytes == 10_485_760  # 10 MiB: 9.99 rounded up by a hundredth
+    assert log.plan["changed"] == 1
+    assert log.plan["size_bytes"] == 10_485_760  # 10 MiB: 9.99 rounded up by a hundredth
     assert log.errors == ["out of luck"]
-    assert not log.needs_imatrix
+    assert not log.plan["needs_imatrix"]
 
 
 def gguf(*tensors: Tensor) -> GgufFile:

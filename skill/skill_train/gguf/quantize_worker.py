@@ -79,11 +79,7 @@ class _Log:
         self.on_tensor = on_tensor
         self.line = ""
         self.errors: list[str] = []
-        self.fallbacks: list[Fallback] = []
-        self.changed = 0
-        self.targets: dict[str, str] = {}
-        self.size_bytes = 0
-        self.needs_imatrix = False
+        self.plan: DryRun = {"size_bytes": 0, "changed": 0, "targets": {}, "fallbacks": [], "needs_imatrix": False}
 
     def take(self, text: str) -> None:
         self.line += text
@@ -99,17 +95,17 @@ class _Log:
         if fallback and falls_to:
             name, columns, needed, wanted_type = fallback.groups()
             why = f"rows of {columns} weights are not divisible by {needed}"
-            self.fallbacks.append(
+            self.plan["fallbacks"].append(
                 {"tensor": name, "wanted": wanted_type.lower(), "got": falls_to[1].lower(), "why": why}
             )
         if _CHANGED.search(line):
-            self.changed += 1
+            self.plan["changed"] += 1
         if target := _TARGET.match(line):
-            self.targets[target[1]] = target[2].lower()
+            self.plan["targets"][target[1]] = target[2].lower()
         if size:
-            self.size_bytes = math.ceil((float(size[1]) + 0.01) * _MIB)
+            self.plan["size_bytes"] = math.ceil((float(size[1]) + 0.01) * _MIB)
         if "will require an imatrix" in line:
-            self.needs_imatrix = True
+            self.plan["needs_imatrix"] = True
         if "failed to quantize" in line:
             self.errors.append(line.partition("failed to quantize: ")[2].strip())
 
@@ -145,13 +141,7 @@ def _quantize(api: Any, job: QuantizeJob, name: str, number: int) -> DryRun:
     api.llama_log_set(api.llama_log_callback(0), ctypes.c_void_p(0))  # Python may end before llama.cpp's last line
     if status != 0:
         raise _refused(log.errors[-1] if log.errors else f"status {status}", job, name)
-    return {
-        "size_bytes": log.size_bytes,
-        "fallbacks": log.fallbacks,
-        "changed": log.changed,
-        "targets": log.targets,
-        "needs_imatrix": log.needs_imatrix,
-    }
+    return log.plan
 
 
 def _use_matrix(api: Any, parameters: Any, file: Path, stated: dict[str, str | int]) -> Any:
