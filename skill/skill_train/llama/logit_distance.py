@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypedDict
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, TypedDict, TypeVar
 
 if TYPE_CHECKING:
     import numpy as np
@@ -31,6 +31,9 @@ class TokenFigures:
     same_top1: np.ndarray
     nll_reference: np.ndarray
     nll_other: np.ndarray
+
+
+Figures = TypeVar("Figures", TokenFigures, "ShareFigures")
 
 
 def compare_logits(reference: np.ndarray, compared: np.ndarray, following: np.ndarray) -> TokenFigures:
@@ -71,12 +74,13 @@ def losses(logits: np.ndarray, following: list[int]) -> np.ndarray:
     return np.concatenate(parts)
 
 
-def join(parts: list[TokenFigures]) -> TokenFigures:
-    """The figures of several sequences as one."""
+def join(parts: list[Figures]) -> Figures:
+    """The figures of several sequences, of which there is one or more, as those of one."""
     import numpy as np
 
-    names = ("kl", "same_top1", "nll_reference", "nll_other")
-    return TokenFigures(**{name: np.concatenate([getattr(part, name) for part in parts]) for name in names})
+    kind = type(parts[0])
+    names = (field.name for field in fields(kind))
+    return kind(**{name: np.concatenate([getattr(part, name) for part in parts]) for name in names})
 
 
 class Distance(TypedDict):
@@ -161,9 +165,7 @@ def compare_change(tuned: np.ndarray, base: np.ndarray, compared: np.ndarray) ->
     A change is a difference of log-probabilities. Products are weighted with the tuned model's probabilities and
     centred, so a constant that is added to all logits has no effect.
     """
-    return _join_shares(
-        [_change(tuned[rows], base[rows], compared[rows]) for rows in _blocks(len(tuned), tuned.shape[1])]
-    )
+    return join([_change(tuned[rows], base[rows], compared[rows]) for rows in _blocks(len(tuned), tuned.shape[1])])
 
 
 class TuningShare(TypedDict):
@@ -183,7 +185,7 @@ def summarize_change(parts: list[ShareFigures]) -> TuningShare:
     """Summarizes the figures. The interval is that of a ratio: its standard error over positions, times 1.96."""
     import numpy as np
 
-    all_ = _join_shares(parts)
+    all_ = join(parts)
     total = float(all_.squared.sum())
     share = float(all_.along.sum()) / total if total else float("nan")
     error = float(np.sqrt(((all_.along - share * all_.squared) ** 2).sum())) / total if total else float("nan")
@@ -212,13 +214,6 @@ def _change(tuned: np.ndarray, base: np.ndarray, other: np.ndarray) -> ShareFigu
         kl_base=-(np.exp(log_b) * other_change).sum(axis=1),
         kl_between=between,
     )
-
-
-def _join_shares(parts: list[ShareFigures]) -> ShareFigures:
-    import numpy as np
-
-    names = ("along", "squared", "kl_tuned", "kl_base", "kl_between")
-    return ShareFigures(**{name: np.concatenate([getattr(part, name) for part in parts]) for name in names})
 
 
 def _blocks(positions: int, vocabulary: int) -> Iterator[slice]:

@@ -53,21 +53,13 @@ class TemplateJob(msgspec.Struct, frozen=True, kw_only=True):
     conversations: list[Conversation]
 
 
-def ask(job: TemplateJob) -> list[Rendered]:
-    """Renders each conversation in a child process, as llama-cpp-python does for its users.
-
-    Raises:
-        NativeCrash: the template did not end, or took too much memory.
-    """
-    return run_worker(WORKER, job, list[Rendered])
-
-
 def render_with(template: str, gguf: GgufFile, conversations: list[Conversation]) -> list[Rendered] | str:
     """Each conversation by a template that knows the file's special tokens. A sentence: it never ends, or takes too
     much memory."""
     bos, eos = special_texts(gguf)
     try:
-        return ask(TemplateJob(template=template, bos=bos, eos=eos, seconds=SECONDS, conversations=conversations))
+        job = TemplateJob(template=template, bos=bos, eos=eos, seconds=SECONDS, conversations=conversations)
+        return run_worker(WORKER, job, list[Rendered])
     except NativeCrash:
         return f"the template did not end within {SECONDS} seconds"
 
