@@ -4925,6 +4925,12 @@ def no_tokenizer(model: str, expected: str, got: str) -> Refused:
     )
 
 
+def begins_itself(text: str, bos: str | None) -> bool:
+    """Whether a text begins with the token that begins every text, as rows do that were rendered before. A tokenizer
+    would put a second one in front of it."""
+    return bool(bos) and text.startswith(str(bos))
+
+
 def added_special_tokens(tokenizer: Any) -> list[str]:
     return [str(token) for token in tokenizer.added_tokens_decoder.values() if token.special]
 
@@ -5139,10 +5145,11 @@ class Encoder:
         """Ids of the whole text, and labels. A token is trained if a part of it lies inside a trained span.
 
         A token may begin with the space that ends the prompt: "is " + "four" is read as " four". It belongs to the
-        answer. A template writes its own special tokens. Plain text gets the tokenizer's usual ones and an end token,
-        which is trained so that the model learns to stop.
+        answer. A template writes its own special tokens. Plain text gets the tokenizer's usual ones, unless it begins
+        with the first of them, and an end token, which is trained so that the model learns to stop.
         """
-        encoded = self.tokenizer(rendered, add_special_tokens=not is_chat, return_offsets_mapping=True)
+        adds = not is_chat and not begins_itself(rendered, self.tokenizer.bos_token)
+        encoded = self.tokenizer(rendered, add_special_tokens=adds, return_offsets_mapping=True)
         ids = list(encoded["input_ids"])
         # Some tokenizers leave spaces out of their offsets, so a token of only a space has none. Such a token begins
         # where the token before it ends.

@@ -152,6 +152,40 @@ def test_a_question_that_is_rendered_already_is_refused(tmp_path: Path, kind: st
     assert caught.value.error["code"] == "template_mismatch" and "format: completion" in caught.value.error["hint"]
 
 
+@pytest.mark.parametrize("kind", TEMPLATES)
+def test_rows_that_are_rendered_already_begin_once(tmp_path: Path, kind: str) -> None:
+    """The template writes the first token, and the tokenizer put a second one in front of it: the ids are those of the
+    same turns as messages."""
+    rows, tokenizer = _rendered(kind), _tokenizer(kind)
+    training.write_data(tmp_path, rows)
+    for values in ({"format": "completion"}, {"format": "text", "columns": {"text": "whole"}}):
+        data = load_data(training.resolved(tiny.cached(kind), tmp_path / "rows.jsonl", **values), tokenizer)
+        row = next(row for row in data["train"] if row["row"] == 0)
+        turns = tokenizer(rows[0]["whole"], add_special_tokens=False)["input_ids"]
+        assert row["input_ids"] in (turns, [*turns, tokenizer.eos_token_id])
+
+
+def test_rendered_rows_pass_with_their_file(commands: Commands, tmp_path: Path) -> None:
+    training.write_data(tmp_path, _rendered("gemma"))
+    (tmp_path / "recipe.yaml").write_text(f"model: {tiny.cached('gemma')}\ndata: rows.jsonl\nformat: completion\n")
+    for words in (
+        ["local", "recipe.yaml", "--max-steps", "1", "--run-dir", "run"],
+        ["export-gguf", "run", "--quant", "f16"],
+    ):
+        assert commands.run(tmp_path, dict(os.environ), *words, "--format", "json").code == 0
+    assert _shipped(commands.run(tmp_path, dict(os.environ), "verify", "run", "--format", "json").answer) == "pass"
+
+
+def _rendered(kind: str) -> list[dict[str, str]]:
+    """Turns as this template writes them, whole and in two parts."""
+    tokenizer, rows = _tokenizer(kind), []
+    for row in _messages():
+        whole = tokenizer.apply_chat_template(row["messages"], tokenize=False)
+        prompt = tokenizer.apply_chat_template(row["messages"][:1], tokenize=False, add_generation_prompt=True)
+        rows.append({"prompt": prompt, "completion": whole.removeprefix(prompt), "whole": whole})
+    return rows
+
+
 def test_a_shipped_template_that_was_not_trained_does_not_pass(commands: Commands, tmp_path: Path) -> None:
     """Asked for, it is a warning, and the Modelfile sends a prompt bare. Rows of a run that never asked fail."""
     training.write_data(tmp_path, _rows("prompt", "completion"))

@@ -29,7 +29,7 @@ from skill_train.program.pictures.decode import PictureSource
 from skill_train.program.pictures.find import lift_pictures, media_beside, require_places
 from skill_train.program.pictures.tokens import Pictures
 from skill_train.program.split import IGNORED
-from skill_train.program.tokenizer import added_special_tokens
+from skill_train.program.tokenizer import added_special_tokens, begins_itself
 
 # Time limits of a chat template; a published one takes less than a millisecond a conversation. The first is for one
 # conversation, and also for all together. To the latter each conversation and each of its characters adds the others.
@@ -238,10 +238,11 @@ class Encoder:
         """Ids of the whole text, and labels. A token is trained if a part of it lies inside a trained span.
 
         A token may begin with the space that ends the prompt: "is " + "four" is read as " four". It belongs to the
-        answer. A template writes its own special tokens. Plain text gets the tokenizer's usual ones and an end token,
-        which is trained so that the model learns to stop.
+        answer. A template writes its own special tokens. Plain text gets the tokenizer's usual ones, unless it begins
+        with the first of them, and an end token, which is trained so that the model learns to stop.
         """
-        encoded = self.tokenizer(rendered, add_special_tokens=not is_chat, return_offsets_mapping=True)
+        adds = not is_chat and not begins_itself(rendered, self.tokenizer.bos_token)
+        encoded = self.tokenizer(rendered, add_special_tokens=adds, return_offsets_mapping=True)
         ids = list(encoded["input_ids"])
         # Some tokenizers leave spaces out of their offsets, so a token of only a space has none. Such a token begins
         # where the token before it ends.

@@ -218,5 +218,11 @@ def no_tokenizer(model: str, expected: str, got: str) -> Refused:
     )
 
 
+def begins_itself(text: str, bos: str | None) -> bool:
+    """Whether a text begins with the token that begins every text, as rows do that were rendered before. A tokenizer
+    would put a second one in front of it."""
+    return bool(bos) and text.startswith(str(bos))
+
+
 def added_special_tokens(tokenizer: Any) -> list[str]:
     return [str(token) for token in tokenizer.added_tokens_decoder.values() if token.special]

@@ -19,6 +19,7 @@ from skill_train.llama.inference import InferenceJob, InferenceResult, Prompt
 from skill_train.llama.template import Conversation, Rendered
 from skill_train.machine.read import available_memory_bytes, physical_cores
 from skill_train.model.convertible import from_config
+from skill_train.program.tokenizer import begins_itself
 from skill_train.run import export_record, merge_record
 from skill_train.run.export_record import MIX_KEY, ExportedFile
 from skill_train.run.verify_record import Check, NotChecked
@@ -167,9 +168,14 @@ def have_room(files: list[GgufFile], beside_bytes: int = 0) -> bool:
 
 @dataclass(frozen=True)
 class Shipped:
-    """What a user of a file would send for one row. `refused` says why the file's template writes nothing."""
+    """What a user of a file would send for one row.
 
-    chat: bool
+    Attributes:
+        adds: llama.cpp puts its own first token before it.
+        refused: why the file's template writes nothing.
+    """
+
+    adds: bool
     text: str | None
     refused: str = ""
 
@@ -298,7 +304,7 @@ def _answered(
     plain = list(zip(_PLAIN, result.special, strict=False))
     chats, others = iter(result.plain[count:]), iter(result.special[len(_PLAIN) :])
     ids: list[list[int] | str] = [
-        row.refused if row.text is None else next(chats if row.chat else others) for row in shipped
+        row.refused if row.text is None else next(others if row.adds else chats) for row in shipped
     ]
     trained = check_trained(
         file,
@@ -331,7 +337,8 @@ def _shipped_texts(own: OwnRendering, reference: MeasuredReference, warn: Warn) 
     shipped: list[Shipped] = []
     for row in reference.rows:
         if row["kind"] != "chat":
-            shipped.append(Shipped(False, row["rendered"]))
+            whole = begins_itself(row["rendered"], reference.tokenizer.bos_token)
+            shipped.append(Shipped(not whole, row["rendered"]))
             continue
         by_file, by_reference = next(rendered, (Rendered(refused=why), Rendered(refused=why)))
         if by_file == by_reference and check_template.reads_clock(reference.tokenizer):
@@ -340,7 +347,7 @@ def _shipped_texts(own: OwnRendering, reference: MeasuredReference, warn: Warn) 
                 "the chat template writes the date, so prompts differ from those of the training day",
             )
             by_file = Rendered(row["rendered"])
-        shipped.append(Shipped(True, by_file.text, by_file.refused))
+        shipped.append(Shipped(False, by_file.text, by_file.refused))
     return shipped
 
 
@@ -358,8 +365,8 @@ def job_of(gguf: GgufFile, reference: MeasuredReference, shipped: list[Shipped],
         context_tokens=measured.longest + _ROOM,
         threads=threads,
         vocabulary=measured.vocabulary,
-        plain=[*reference.texts, *(row.text for row in shipped if row.chat and row.text is not None)],
-        special=[*_PLAIN, *(row.text for row in shipped if not row.chat and row.text is not None)],
+        plain=[*reference.texts, *(row.text for row in shipped if not row.adds and row.text is not None)],
+        special=[*_PLAIN, *(row.text for row in shipped if row.adds and row.text is not None)],
         sequences=first_of(measured.sequences, tokens),
         tuned=str(measured.made_of),
         trained=str(measured.tuned) if measured.made_of != measured.tuned else None,

@@ -8,6 +8,7 @@ from typing import Any
 
 from skill_train.facts import JsonObject
 from skill_train.llama.template import Conversation, before_last_answer, render_reference
+from skill_train.program.tokenizer import begins_itself
 from skill_train.reference.load import NEUTRAL_TEXTS, bounded, context_length
 from skill_train.run.train_record import Row
 from skill_train.verify.check_template import CONVERSATIONS
@@ -88,7 +89,8 @@ def _chats(tokenizer: Any, *, generation_prompt: bool) -> list[list[int]]:
 def _prompt(row: Row, tokenizer: Any) -> list[int]:
     """The tokens before the last answer of a row; empty when the row has no answer."""
     if row["kind"] == "completion":
-        return list(tokenizer(row["prompt"]).input_ids)
+        adds = not begins_itself(row["prompt"], tokenizer.bos_token)
+        return list(tokenizer(row["prompt"], add_special_tokens=adds).input_ids)
     if row["kind"] != "chat":
         return _half(row["input_ids"])
     before = before_last_answer(row["messages"])

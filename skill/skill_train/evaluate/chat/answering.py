@@ -113,7 +113,7 @@ class _GgufAnswering:
         text = self.prompts.text(with_marks)
         request = ChatRequest(
             text=text,
-            add_special=self.settings.raw,
+            add_special=self.prompts.adds_special(text),
             pictures=images,
             folder=str(self.model.pictures.folder) if self.model.pictures else "",
             sampling=self.settings.sampling,

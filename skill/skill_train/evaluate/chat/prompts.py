@@ -15,6 +15,7 @@ from skill_train.facts import JsonObject
 from skill_train.llama.gguf_header import GgufFile
 from skill_train.llama.template import Conversation, Rendered, by_tokenizer, render_with, rendered_by, special_texts
 from skill_train.model.template_guard import require_ending
+from skill_train.program.tokenizer import begins_itself
 
 _AROUND = 30  # characters shown of a difference
 
@@ -85,6 +86,10 @@ class GgufPrompts:
         """What the model's tokenizer makes of a prompt; None where nobody knows it."""
         return None if self.tokenizer is None else ids_of(self.tokenizer, text, raw=self.raw)
 
+    def adds_special(self, text: str) -> bool:
+        """Whether llama.cpp puts its own first token before a prompt."""
+        return self.raw and not begins_itself(text, special_texts(self.gguf)[0])
+
     def _render(self, conversation: Conversation) -> str:
         if self.tokenizer is not None:
             return by_tokenizer(self.tokenizer, conversation)
@@ -110,7 +115,8 @@ def composes(tokenizer: Any) -> bool:
 
 def ids_of(tokenizer: Any, text: str, *, raw: bool) -> list[int]:
     """The ids of a prompt. A template writes its own special tokens; a plain text gets those of the tokenizer, without
-    an end."""
+    an end, unless it begins with one."""
+    raw = raw and not begins_itself(text, tokenizer.bos_token)
     ids = list(tokenizer(text, add_special_tokens=raw)["input_ids"])
     bare = list(tokenizer(text, add_special_tokens=False)["input_ids"]) if raw else ids
     added_end = raw and len(ids) > len(bare) and ids[-1] == tokenizer.eos_token_id and ids[-1:] != bare[-1:]
