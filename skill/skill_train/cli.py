@@ -6,10 +6,8 @@ Importing it imports no command.
 from __future__ import annotations
 
 import atexit
-import errno
 import io
 import os
-import re
 import shlex
 import signal
 import sys
@@ -22,7 +20,7 @@ import click
 from skill_train.commands._frame import FORMATS, Commands
 from skill_train.core import waiting
 from skill_train.core.console import Console, Format, ReaderGone, silence
-from skill_train.core.errors import DecisionNeeded, Interrupted, SkillTrainError, UsageError, out_of_memory
+from skill_train.core.errors import Interrupted, SkillTrainError, UsageError, no_disk, out_of_memory
 from skill_train.core.secrets import refuse_in_arguments
 from skill_train.program.events import seek_cycles_seldom
 
@@ -182,15 +180,7 @@ def _format_in(arguments: list[str]) -> Format:
 def _system_error(error: OSError) -> SkillTrainError:
     """Disk full, read-only, no permission: the user's to mend, with the path that it happened at."""
     where = f": {error.filename}" if error.filename else ""
-    cut_off = error.errno is None and re.fullmatch(r"\d+ requested and \d+ written", str(error))  # numpy's words
-    if cut_off or error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-        return DecisionNeeded(
-            f"no space left on the disk{where}",
-            code="no_disk",
-            expected="free space for the result",
-            hint="free some space, or raise the limit of the size of files (ulimit -f), then run the same again",
-        )
-    return UsageError(
+    return no_disk(error) or UsageError(
         f"{error.strerror or error}{where}",
         code="system_error",
         got=str(error.filename or ""),

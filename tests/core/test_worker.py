@@ -6,6 +6,7 @@ import errno
 import os
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ import pytest
 
 from skill_train.core.errors import DecisionNeeded, NativeCrash, UsageError
 from skill_train.core.worker import run_worker
+from skill_train.model.template_guard import require_ending
 
 WORKER = "crashing_worker"
 
@@ -90,6 +92,28 @@ def test_a_worker_whose_libraries_get_no_memory(job: dict[str, int]) -> None:
     with pytest.raises(DecisionNeeded) as caught:
         run_worker(WORKER, job, dict)
     assert (caught.value.code, caught.value.exit_code) == ("out_of_memory", 3)
+
+
+def test_a_worker_without_room_for_its_answer_says_so() -> None:
+    """In the folder for temporary files, where its words would stand too."""
+    with pytest.raises(OSError, match="No space left") as caught:
+        run_worker(WORKER, {"most_bytes": 100}, dict)
+    assert caught.value.errno == errno.ENOSPC
+    assert Path(caught.value.filename).parent == Path(tempfile.gettempdir())
+
+
+def test_a_worker_without_room_for_a_file_names_it(tmp_path: Path) -> None:
+    with pytest.raises(DecisionNeeded) as caught:
+        run_worker(WORKER, {"most_bytes": 1000, "writes": str(tmp_path / "file")}, dict)
+    assert (caught.value.code, caught.value.exit_code) == ("no_disk", 3)
+
+
+def test_a_template_is_not_blamed_for_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    limit = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (3, 3))"  # of the worker alone
+    (tmp_path / "sitecustomize.py").write_text(limit)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+    with pytest.raises(OSError, match="No space left"):
+        require_ending("{{ messages }} on a full disk")
 
 
 def test_what_the_worker_refuses_arrives_as_it_was() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import sys
 import time
@@ -16,20 +17,15 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
     if "signal" in job:
         print(job.get("says", "the last words of native code"), file=sys.stderr, flush=True)
         os.kill(os.getpid(), signal.Signals[job["signal"]])
-    if "bad_alloc" in job:
-        print("  what():  std::bad_alloc", file=sys.stderr, flush=True)
-        os.abort()
-    if "glibc" in job:  # elf/dl-tls.c, dl_fatal: with no room for thread-local data, its own exit code
-        print("cannot allocate memory for thread-local data: ABORT", file=sys.stderr, flush=True)
-        os._exit(127)
+    _without_memory(job)
     if "errno" in job:
         raise OSError(job["errno"], os.strerror(job["errno"]))
+    if "most_bytes" in job:
+        return _on_a_full_disk(job["most_bytes"], job.get("writes"))
     if "exit" in job:
         os._exit(job["exit"])
     if "refuse" in job:
         raise UsageError(job["refuse"], code="refused", hint="try something else")
-    if "memory" in job:
-        raise MemoryError
     if "sleep_seconds" in job:
         report_progress(0, 1, str(os.getpid()))
         time.sleep(job["sleep_seconds"])
@@ -39,6 +35,27 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
         print("native code prints what it likes")
         report_progress(done + 1, job["steps"], f"tensor {done}")
     return {"pid": os.getpid(), "doubled": 2 * job["steps"]}
+
+
+def _without_memory(job: dict[str, Any]) -> None:
+    if "bad_alloc" in job:
+        print("  what():  std::bad_alloc", file=sys.stderr, flush=True)
+        os.abort()
+    if "glibc" in job:  # elf/dl-tls.c, dl_fatal: with no room for thread-local data, its own exit code
+        print("cannot allocate memory for thread-local data: ABORT", file=sys.stderr, flush=True)
+        os._exit(127)
+    if "memory" in job:
+        raise MemoryError
+
+
+def _on_a_full_disk(most_bytes: int, file: str | None) -> dict[str, Any]:
+    """A limit of the size of files, as a disk with so little room has it."""
+    resource.setrlimit(resource.RLIMIT_FSIZE, (most_bytes, most_bytes))
+    if file is not None:
+        with open(file, "wb", buffering=0) as opened:
+            opened.write(b"x" * most_bytes)
+            opened.write(b"x")
+    return {"answer": "x" * (most_bytes + 1)}
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ A message says what is wrong and with which value; `expected` and `got` are the 
 
 from __future__ import annotations
 
+import errno
 import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -151,9 +152,24 @@ def out_of_memory(error: BaseException) -> DecisionNeeded | None:
     )
 
 
+def no_disk(error: BaseException) -> DecisionNeeded | None:
+    """The error for a disk, a quota or a limit of the size of files that is full; None for any other error."""
+    if not isinstance(error, OSError):
+        return None
+    cut_off = error.errno is None and re.fullmatch(r"\d+ requested and \d+ written", str(error))  # numpy's words
+    if not cut_off and error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        return None
+    return DecisionNeeded(
+        f"no space left on the disk{f': {error.filename}' if error.filename else ''}",
+        code="no_disk",
+        expected="free space for the result",
+        hint="free some space, or raise the limit of the size of files (ulimit -f), then run the same again",
+    )
+
+
 def failure_of(error: Exception) -> Failure | None:
     """An error as a child program reports it; None for a bug."""
-    understood = error if isinstance(error, SkillTrainError) else out_of_memory(error)
+    understood = error if isinstance(error, SkillTrainError) else out_of_memory(error) or no_disk(error)
     return None if understood is None else {"error": understood.as_dict(), "exit_code": understood.exit_code}
 
 

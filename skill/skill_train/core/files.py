@@ -21,7 +21,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from skill_train.core.errors import UsageError
+from skill_train.core.errors import UsageError, no_disk
 
 _OWNER = re.compile(r"([0-9a-f]{12})-(\d+)\.[0-9a-f]+\.part")
 _HALF = re.compile("[\ud800-\udfff]")
@@ -85,7 +85,7 @@ def whole_file(final: Path) -> Iterator[Path]:
             yield part
             os.replace(part, final)
         except OSError as error:
-            if error.filename == os.fspath(part):
+            if error.filename == os.fspath(part) or (error.filename is None and no_disk(error)):
                 error.filename, error.filename2 = os.fspath(final), None
             raise
 

@@ -8,6 +8,7 @@ progress lines `@progress DONE TOTAL TEXT` on stdout.
 from __future__ import annotations
 
 import contextlib
+import errno
 import importlib.util
 import json
 import os
@@ -32,6 +33,7 @@ from skill_train.core.errors import (
     died_of_memory,
     failure_of,
     from_exit_code,
+    no_disk,
     not_installed,
 )
 from skill_train.core.files import write_json
@@ -86,6 +88,7 @@ def run_worker(
         NativeCrash: a signal ended the worker, or it took longer than `most_seconds`.
         DecisionNeeded: the system killed the worker (SIGKILL: most likely out of memory).
         SkillTrainError: the worker itself reported this error.
+        OSError: there was no room for its answer in the folder for temporary files.
     """
     with tempfile.TemporaryDirectory(prefix="skill-train-") as folder:
         job_file, result_file, log_file = (Path(folder) / name for name in ("job.json", "result.json", "log.txt"))
@@ -100,6 +103,8 @@ def run_worker(
                 got=_tail(log),
                 hint="run the same command again when the machine is less busy; skill-train doctor --self-test",
             )
+        if code == errno.ENOSPC:
+            raise OSError(code, os.strerror(code), folder)
         if code < 0 or not result_file.is_file():
             raise ended_without_result(module, code, log, file_of(document))
         result = json.loads(result_file.read_text(encoding="utf-8"))
@@ -148,7 +153,12 @@ def worker_main(run: Callable[[Job], object], kind: type[Job]) -> None:
         if (failure := failure_of(error)) is None:
             raise
         result = failure
-    write_json(result_file, result)
+    try:
+        write_json(result_file, result)
+    except OSError as error:
+        if no_disk(error) is None:
+            raise
+        sys.exit(errno.ENOSPC)  # the log in the same folder can hold no words either
     if peak := peak_memory_bytes():
         print(f"\n{PEAK}{peak}", flush=True)  # on a line of its own, whatever native code has printed
 
