@@ -4945,6 +4945,7 @@ WITHOUT_TEMPLATE = (
     "the rows are trained without the model's chat template, so in a chat the model sees a different prompt "
     "from the one it was trained on"
 )
+ALREADY_RENDERED = "the rows hold the marks of the model's chat template, so a chat is asked with it"
 THOUGHTS_LEFT_OUT = (
     "the chat template leaves out the thoughts of answers (reasoning_content, thinking, or <think> in the content), so "
     "they are not trained"
@@ -5348,7 +5349,9 @@ class Encoder:
 
     def plain_spans(self, example: Example) -> tuple[str, list[tuple[int, int]]]:
         if self.tokenizer.chat_template:
-            self.note(WITHOUT_TEMPLATE)
+            text = example["text"] if example["kind"] == "text" else example["prompt"]
+            before = self.before_question()
+            self.note(ALREADY_RENDERED if before and before in text else WITHOUT_TEMPLATE)
             example["without_template"] = self.recipe["format"] in ("completion", "text")  # these two ask for it
         if example["kind"] == "text":
             return example["text"], [(0, len(example["text"]))]
@@ -5372,14 +5375,23 @@ class Encoder:
     def template_marks(self) -> list[str]:
         """The text that the template writes right before a question, and every special token before it."""
         if self.marks is None:
-            head = ""
-            with suppress(Refused):  # a template that needs more than a question
-                head = self.render([{"role": "user", "content": MARK}], None).partition(MARK)[0]
             special = {*self.tokenizer.all_special_tokens, *added_special_tokens(self.tokenizer)}
-            last = head.removeprefix(self.tokenizer.bos_token or "").strip().rpartition("\n")[2]
+            last = self.before_question()
             signed = {last} if last[:1] in ("<", "[") else set()
-            self.marks = sorted({token for token in special if token and token in head} | signed - {""})
+            self.marks = sorted({token for token in special if token and token in self.head} | signed - {""})
         return self.marks
+
+    def before_question(self) -> str:
+        """The line that the template writes right before a question; empty if it writes none."""
+        return self.head.removeprefix(self.tokenizer.bos_token or "").strip().rpartition("\n")[2]
+
+    @cached_property
+    def head(self) -> str:
+        """What the template writes before a question; empty for a template that needs more than a question."""
+        try:
+            return self.render([{"role": "user", "content": MARK}], None).partition(MARK)[0]
+        except Refused:
+            return ""
 
     def note(self, text: str) -> None:
         if text not in self.notes:

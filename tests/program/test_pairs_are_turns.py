@@ -18,7 +18,8 @@ import pytest
 import tiny
 import training
 from command_child import Commands
-from skill_train.program.encode import SYSTEM_UNREAD, WITHOUT_TEMPLATE
+from skill_train.commands._chosen_model import chosen
+from skill_train.program.encode import ALREADY_RENDERED, SYSTEM_UNREAD, WITHOUT_TEMPLATE
 from skill_train.program.events import Refused
 from skill_train.program.main import load_data
 from skill_train.program.tokenizer import load_tokenizer
@@ -160,6 +161,7 @@ def test_rows_that_are_rendered_already_begin_once(tmp_path: Path, kind: str) ->
     training.write_data(tmp_path, rows)
     for values in ({"format": "completion"}, {"format": "text", "columns": {"text": "whole"}}):
         data = load_data(training.resolved(tiny.cached(kind), tmp_path / "rows.jsonl", **values), tokenizer)
+        assert data["figures"]["notes"] == [ALREADY_RENDERED]
         row = next(row for row in data["train"] if row["row"] == 0)
         turns = tokenizer(rows[0]["whole"], add_special_tokens=False)["input_ids"]
         assert row["input_ids"] in (turns, [*turns, tokenizer.eos_token_id])
@@ -174,6 +176,8 @@ def test_rendered_rows_pass_with_their_file(commands: Commands, tmp_path: Path) 
     ):
         assert commands.run(tmp_path, dict(os.environ), *words, "--format", "json").code == 0
     assert _shipped(commands.run(tmp_path, dict(os.environ), "verify", "run", "--format", "json").answer) == "pass"
+    assert "TEMPLATE {{ .Prompt }}" not in (tmp_path / "run" / "gguf" / "Modelfile").read_text()
+    assert not chosen(tmp_path / "run", None).raw
 
 
 def _rendered(kind: str) -> list[dict[str, str]]:
@@ -198,6 +202,7 @@ def test_a_shipped_template_that_was_not_trained_does_not_pass(commands: Command
         done = commands.run(tmp_path, environment, *words, "--format", "json")
         assert done.code == 0, done.stdout
     assert "TEMPLATE {{ .Prompt }}" in (tmp_path / "run" / "gguf" / "Modelfile").read_text()
+    assert chosen(tmp_path / "run", None).raw
     assert _shipped(commands.run(tmp_path, environment, "verify", "run", "--format", "json").answer) == "warn"
     samples = tmp_path / "run" / "samples.jsonl"
     rows = [json.loads(line) for line in samples.read_text(encoding="utf-8").splitlines()]

@@ -17,8 +17,7 @@ from skill_train.core.files import write_text
 from skill_train.gguf.export_files import ADAPTER_MODELFILE
 from skill_train.llama import run_converter
 from skill_train.llama.get_converter import Toolchain
-from skill_train.recipe.formats import BARE
-from skill_train.run import plan_record
+from skill_train.run import plan_record, train_record
 from skill_train.run.begun import trained
 from skill_train.run.folder import RunDir
 
@@ -71,8 +70,8 @@ def _write_modelfile(run: RunDir, base: Path, adapter: Path, base_file: Path) ->
     """The Modelfile of the base with the adapter. The template is that of the base's own file."""
     from skill_train.gguf.ollama_modelfile import modelfile, parameters_of
 
-    recipe = plan_record.read(run.plan).recipe
-    parameters, _ = parameters_of(base, recipe.max_length, bare=recipe.format in BARE)
+    recipe, record = plan_record.read(run.plan).recipe, train_record.read(run.record("train"))
+    parameters, _ = parameters_of(base, recipe.max_length, bare=train_record.is_asked_bare(record, recipe.format))
     path = run.gguf / ADAPTER_MODELFILE
     write_text(path, modelfile(f"../{base_file.parent.name}/{base_file.name}", parameters, adapter=adapter.name))
     return path

@@ -13,10 +13,10 @@ from skill_train.evaluate.backends import Model
 from skill_train.evaluate.pictures import pictures_of_run
 from skill_train.gguf.export_files import model_of
 from skill_train.gguf.quant_types import plain_type
-from skill_train.recipe.formats import BARE
 from skill_train.run import export_record, plan_record
 from skill_train.run.begun import trained
 from skill_train.run.folder import RunDir, open_run
+from skill_train.run.train_record import is_asked_bare
 
 _FOLDERS = ("base", "adapter", "merged")
 
@@ -51,13 +51,13 @@ def chosen(where: Path, word: str | None) -> Chosen:
     if where.is_file() or where.suffix == ".gguf":
         return _file_alone(where, word)
     run = open_run(where)
-    trained(run)
+    record = trained(run)
     recipe, base = plan_record.read(run.plan).recipe, base_of(run)
     model = _model(run, base, word or _shipped(run))
     if recipe.images:
         projector = projector_of(run) if model.is_gguf else None
         model = replace(model, pictures=pictures_of_run(run, base), projector=projector)
-    return Chosen(where, model, recipe.format in BARE, run.merged if run.is_full else base)
+    return Chosen(where, model, is_asked_bare(record, recipe.format), run.merged if run.is_full else base)
 
 
 def other(first: Chosen, word: str) -> Chosen:

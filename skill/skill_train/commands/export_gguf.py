@@ -44,12 +44,12 @@ from skill_train.core.worker import ending
 from skill_train.gguf import export_room
 from skill_train.gguf.export_files import model_of, outtype, recorded
 from skill_train.llama import run_converter
-from skill_train.recipe.formats import BARE
 from skill_train.run import plan_record
 from skill_train.run.begun import trained
 from skill_train.run.export_record import ExportRecord
 from skill_train.run.folder import RunDir, StepResult, open_run, renamed_aside, require_no_run
 from skill_train.run.lock import locked, locked_out
+from skill_train.run.train_record import is_asked_bare
 
 if TYPE_CHECKING:
     from skill_train.gguf.mix import MixTarget
@@ -212,7 +212,7 @@ def export_run(console: Console, run: RunDir, options: ExportOptions, tools: Any
     names, mix = wanted_types(options)
     chosen_types = type_names(names) + ([mix.name] if mix else [])  # a wrong name is refused before anything runs
     with locked(run, "export-gguf"):
-        trained(run)
+        record = trained(run)
         warn_of_smoke_run(console, run)
         model = run.merged if run.merged.is_dir() else base_of(run)
         run_converter.require_convertible(model, tools)
@@ -226,7 +226,8 @@ def export_run(console: Console, run: RunDir, options: ExportOptions, tools: Any
             require_projector(model, tools)
         name, types = recorded_name(run, run.record("convert")), chosen_types + more
         task = Export(run.merged, run.gguf, run.path, name, types, matrix, _modelfile_type(options), mmproj, question)
-        task = replace(task, run=run, mix=mix, trained_length=recipe.max_length, bare=recipe.format in BARE)
+        bare = is_asked_bare(record, recipe.format)
+        task = replace(task, run=run, mix=mix, trained_length=recipe.max_length, bare=bare)
         require_file_for_modelfile(task)
         waits = contextlib.nullcontext() if run.record("convert").is_file() else run_converter.ready(tools)
         with waits as ready:  # it imports torch while the adapter is merged

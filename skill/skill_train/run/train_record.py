@@ -10,6 +10,8 @@ import msgspec
 
 from skill_train.core.digests import FileDigest
 from skill_train.facts import JsonObject
+from skill_train.program.encode import ALREADY_RENDERED, WITHOUT_TEMPLATE
+from skill_train.recipe.formats import BARE
 from skill_train.run import records
 from skill_train.run.plan_record import Reason
 from skill_train.run.records import FileName, Number, StepSchema, Verdict, Whole
@@ -212,6 +214,12 @@ class Row(FedRow):
 def read(path: Path) -> TrainRecord:
     """`train.json` in a file. Raises as `records.read`."""
     return records.read(path, TrainRecord)
+
+
+def is_asked_bare(record: TrainRecord, data_format: str) -> bool:
+    """Whether the model is asked without a chat template: its rows were bare text, which no template had written."""
+    rendered = ALREADY_RENDERED in record.data.notes and WITHOUT_TEMPLATE not in record.data.notes
+    return data_format in BARE and not rendered
 
 
 def read_environment(path: Path) -> Environment | None:
