@@ -20,7 +20,7 @@ import click
 from skill_train.commands._frame import FORMATS, Commands
 from skill_train.core import waiting
 from skill_train.core.console import Console, Format, ReaderGone, silence
-from skill_train.core.errors import Interrupted, SkillTrainError, UsageError, no_disk, out_of_memory
+from skill_train.core.errors import Interrupted, SkillTrainError, UsageError, out_of_memory, system_error
 from skill_train.core.secrets import refuse_in_arguments
 from skill_train.program.events import seek_cycles_seldom
 
@@ -116,7 +116,7 @@ def main(argv: list[str] | None = None) -> None:
             Interrupted("interrupted", code="interrupted", hint=shlex.join(["skill-train", *arguments]))
         )
     except OSError as error:
-        code = console.error(out_of_memory(error) or _system_error(error))
+        code = console.error(out_of_memory(error) or system_error(error))
     except Exception as error:  # the one boundary: a bug keeps its traceback, and a program still gets an envelope
         code = console.error(out_of_memory(error) or _odd_path(error) or _bug(error))
     # All is said. Ctrl-C while Python leaves, which takes torch a while, would end it with another exit code.
@@ -175,17 +175,6 @@ def _format_in(arguments: list[str]) -> Format:
         if value in FORMATS:
             return cast(Format, value)
     return "auto"
-
-
-def _system_error(error: OSError) -> SkillTrainError:
-    """Disk full, read-only, no permission: the user's to mend, with the path that it happened at."""
-    where = f": {error.filename}" if error.filename else ""
-    return no_disk(error) or UsageError(
-        f"{error.strerror or error}{where}",
-        code="system_error",
-        got=str(error.filename or ""),
-        hint="check the path, its permissions and the free space, then run the same command again",
-    )
 
 
 def _odd_path(error: Exception) -> SkillTrainError | None:

@@ -15,7 +15,7 @@ import msgspec
 import psutil
 import pytest
 
-from skill_train.core.errors import DecisionNeeded, NativeCrash, UsageError
+from skill_train.core.errors import DecisionNeeded, Interrupted, NativeCrash, UsageError
 from skill_train.core.worker import run_worker
 from skill_train.model.template_guard import require_ending
 
@@ -73,6 +73,20 @@ def test_job_and_answer_have_their_types() -> None:
     with pytest.raises(NativeCrash) as caught:
         run_worker("typed_worker", {}, object)
     assert "missing required field `device`" in caught.value.got
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP", "SIGQUIT"])
+def test_an_end_from_outside_is_no_crash(name: str) -> None:
+    """`verify` holds a crash against the file, and keeps that as its proof."""
+    with pytest.raises(Interrupted, match=name) as caught:
+        run_worker(WORKER, {"signal": name, "gguf": "folder/x.gguf"}, dict)
+    assert (caught.value.code, caught.value.exit_code) == ("interrupted", 130)
+
+
+def test_what_the_system_refuses_a_worker_is_no_crash() -> None:
+    with pytest.raises(UsageError, match=os.strerror(errno.EMFILE)) as caught:
+        run_worker(WORKER, {"errno": errno.EMFILE}, dict)
+    assert caught.value.code == "system_error"
 
 
 def test_a_kill_by_the_system_is_taken_as_out_of_memory() -> None:

@@ -167,9 +167,22 @@ def no_disk(error: BaseException) -> DecisionNeeded | None:
     )
 
 
+def system_error(error: OSError) -> SkillTrainError:
+    """Disk full, read-only, no permission: the user's to mend, with the path that it happened at."""
+    where = f": {error.filename}" if error.filename else ""
+    return no_disk(error) or UsageError(
+        f"{error.strerror or error}{where}",
+        code="system_error",
+        got=str(error.filename or ""),
+        hint="check the path, its permissions and the free space, then run the same command again",
+    )
+
+
 def failure_of(error: Exception) -> Failure | None:
     """An error as a child program reports it; None for a bug."""
-    understood = error if isinstance(error, SkillTrainError) else out_of_memory(error) or no_disk(error)
+    understood = error if isinstance(error, SkillTrainError) else out_of_memory(error)
+    if understood is None and isinstance(error, OSError) and (error.errno is not None or no_disk(error)):
+        understood = system_error(error)  # one without a number is of a library, such as of Pillow
     return None if understood is None else {"error": understood.as_dict(), "exit_code": understood.exit_code}
 
 

@@ -29,6 +29,7 @@ import msgspec
 from skill_train.core.console import Bar
 from skill_train.core.errors import (
     DecisionNeeded,
+    Interrupted,
     NativeCrash,
     died_of_memory,
     failure_of,
@@ -48,6 +49,8 @@ _SHOWN = 200  # characters of that
 # What llama.cpp's processes get besides. Waiting threads (OpenMP) spin; on a busy machine that made small steps ten
 # times slower. A failed check starts gdb where there is one: it took 15 s, and once a minute.
 QUIET = {"OMP_WAIT_POLICY": "PASSIVE", "GGML_NO_BACKTRACE": "1"}
+# No native code ends itself so: the file that it was about is not to blame.
+_FROM_OUTSIDE = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGQUIT) if os.name == "posix" else ()
 Job = TypeVar("Job")
 Answer = TypeVar("Answer")
 _AT_WORK: set[subprocess.Popen[str]] = set()
@@ -87,6 +90,7 @@ def run_worker(
     Raises:
         NativeCrash: a signal ended the worker, or it took longer than `most_seconds`.
         DecisionNeeded: the system killed the worker (SIGKILL: most likely out of memory).
+        Interrupted: somebody ended the worker.
         SkillTrainError: the worker itself reported this error.
         OSError: there was no room for its answer in the folder for temporary files.
     """
@@ -118,7 +122,7 @@ def file_of(job: object) -> str:
     return Path(str(job["gguf"])).name if isinstance(job, Mapping) and job.get("gguf") else ""
 
 
-def ended_without_result(module: str, code: int, log: str, file: str) -> DecisionNeeded | NativeCrash:
+def ended_without_result(module: str, code: int, log: str, file: str) -> DecisionNeeded | NativeCrash | Interrupted:
     """Why a worker ended with this exit code, which is negative for a signal, and wrote no result.
 
     Args:
@@ -126,6 +130,13 @@ def ended_without_result(module: str, code: int, log: str, file: str) -> Decisio
     """
     if code == -signal.SIGKILL or died_of_memory(log):  # glibc ends with exit 127 then
         return _no_memory(module, code, log)
+    if -code in _FROM_OUTSIDE:
+        return Interrupted(
+            f"{module} was ended with {signal.Signals(-code).name}",
+            code="interrupted",
+            expected="a process that nobody ends",
+            hint="run the same command again",
+        )
     if code < 0:
         return _crash(module, -code, log, file)
     return NativeCrash(
