@@ -69,7 +69,7 @@ def test_a_notebook_needs_no_token_when_the_repository_is_said(call: Any) -> Non
 
 
 def test_a_task_is_written_and_machines_are_rented_with_yes_alone(call: Any, tmp_path: Path) -> None:
-    done = call(*SAID, "--backend", "skypilot", "--flavor", "l40sx4", "--nodes", "2", "--infra", "aws,gcp")
+    done = call(*SAID, "--backend", "skypilot", "--flavor", "l40sx4", "--nodes", "2", "--infra", "aws, gcp")
     assert done.error == (3, "confirm_cost")
     answer = done.answer
     assert answer["next"] == []

@@ -99,7 +99,8 @@ def _notebook(run: RunDir, order: Order, flavor: Flavor) -> Result:
 
 def _task(console: Console, options: SubmitOptions, run: RunDir, order: Order, flavor: Flavor) -> Result:
     nodes = options.nodes if options.nodes > 1 else skypilot.nodes_of(order.plan)
-    places = skypilot.clouds(options.infra.split(",") if options.infra else None, nodes)
+    named = [name.strip() for name in options.infra.split(",")] if options.infra else None
+    places = skypilot.clouds(named, nodes)
     plan = skypilot.spread(order.plan, flavor, nodes)
     order = dataclasses.replace(order, plan=plan)
     _keep_plan(run, plan)
