@@ -21,7 +21,7 @@ from skill_train.program.encode import Encoder
 from skill_train.program.events import Refused
 from skill_train.program.pictures.decode import read_picture
 from skill_train.program.pictures.find import picture_parts
-from skill_train.program.pictures.tokens import Pictures, PixelLimits, write_limits
+from skill_train.program.pictures.tokens import ImageModel, Pictures, PixelLimits, write_limits
 from skill_train.program.tokenizer import load_tokenizer
 from skill_train.reference.pictures import with_markers
 from skill_train.run.verify_record import Check, NotChecked
@@ -152,9 +152,13 @@ def test_a_template_that_writes_a_picture_by_itself_is_refused(tmp_path: Path) -
 # --- The check of a run that was trained so ---
 
 
+def read_by(folder: Path, preprocess: str = "engine") -> ImageModel:
+    return {"model": str(folder), "revision": None, "preprocess": preprocess}
+
+
 def judged(pair: Pair, kind: str, *sizes: tuple[int, int], preprocess: str = "engine") -> list[Check | NotChecked]:
     shown = [picture_pairs.question(picture_pairs.picture(*size, seed=size[0])) for size in sizes]
-    return check_pairs(PairsRequest([pair], tiny_vision.cached(kind), shown, preprocess=preprocess))
+    return check_pairs(PairsRequest([pair], read_by(tiny_vision.cached(kind), preprocess), shown))
 
 
 def named(found: list[Check | NotChecked], name: str) -> Check:
@@ -206,8 +210,7 @@ def test_another_text_around_a_picture_fails(tmp_path: Path) -> None:
 def test_no_token_in_common_behind_a_picture_fails() -> None:
     """One text of several is enough to be told apart, and none is a failure of its own."""
     pair, question = picture_pairs.pair("gemma3"), picture_pairs.question(picture_pairs.picture(200, 200))
-    model = str(tiny_vision.cached("gemma3"))
-    measured = measure({"model": model, "revision": None, "preprocess": "engine"}, [question, question])
+    measured = measure(read_by(tiny_vision.cached("gemma3")), [question, question])
     prompts = [PicturePrompt(one.as_asked, [Picture(np.asarray(question.pictures[0]))]) for one in measured.answers]
     right, other = ask_pictures(pair, prompts, any_size=False, threads=1)
     assert other.chunks[-1].ids is not None
@@ -226,10 +229,8 @@ def test_a_limit_that_the_projector_carries_is_llama_cpps_own(tmp_path: Path) ->
     projector = gguf_maker.export(folder, tmp_path, options=("--mmproj",))
     request = PairsRequest(
         pairs=[replace(picture_pairs.pair("smolvlm"), projector=projector)],
-        reference=folder,
+        image={**read_by(folder), "max_pixels": limits.most},
         questions=[picture_pairs.question(picture_pairs.picture(300, 290))],
-        preprocess="engine",
-        max_pixels=limits.most,
     )
     used = named(check_pairs(request), "pictures_as_used")
     assert (used.verdict, used.figures["picture_tokens"]) == ("pass", [[5 * 16, 5 * 16]]), used.detail
@@ -278,9 +279,8 @@ def test_a_file_that_the_server_shows_otherwise_is_told(tmp_path: Path) -> None:
     for asked in (rows, rows[1:]):
         request = PairsRequest(
             pairs=[picture_pairs.pair("gemma3")],
-            reference=tiny_vision.cached("gemma3"),
+            image=read_by(tiny_vision.cached("gemma3")),
             questions=row_questions(asked, tmp_path),
-            preprocess="engine",
         )
         used = named(check_pairs(request), "pictures_as_used")
         verdicts.append((used.verdict, used.figures["decoded_otherwise"], "turned by EXIF" in used.detail))

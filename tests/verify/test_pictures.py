@@ -38,7 +38,7 @@ def judged(pair: Pair, kind: str, *pictures: Any, reference: Path | None = None,
     shown = pictures or (picture_pairs.picture(140, 84),)
     request = PairsRequest(
         pairs=[pair],
-        reference=reference or tiny_vision.cached(kind),
+        image={"model": str(reference or tiny_vision.cached(kind)), "revision": None},
         base=base,
         questions=[picture_pairs.question(one) for one in shown],
     )
@@ -84,7 +84,8 @@ def test_several_pictures_in_several_turns(kind: str) -> None:
     shown = [picture_pairs.picture(*size, seed=size[0]) for size in ((200, 300), (140, 84), (90, 90))]
     asked = picture_pairs.question(*shown[:2]).messages + picture_pairs.question(shown[2]).messages
     asked[2]["content"].append({"type": "text", "text": " and" * 200})
-    request = PairsRequest([picture_pairs.pair(kind)], tiny_vision.cached(kind), [PictureQuestion(asked, shown)])
+    image: ImageModel = {"model": str(tiny_vision.cached(kind)), "revision": None}
+    request = PairsRequest([picture_pairs.pair(kind)], image, [PictureQuestion(asked, shown)])
     found = check_pairs(request)
     assert failed(found) == {}
     assert named(found, "pictures").verdict == "pass"

@@ -88,7 +88,7 @@ def verify(options: VerifyOptions, console: Console) -> Result:
         record=options.out or _record_beside(options.gguf),
         tokens=options.tokens,
         following=[],
-        pictures=PictureContext(folder=reference, images=Path()),
+        pictures=PictureContext({"model": str(reference), "revision": None}, images=Path()),
         engines=options.engine,
     )
 
@@ -163,13 +163,18 @@ def _pictures(run: RunDir) -> Any:
         return None
     there = (run.merged / "config.json").is_file()
     return PictureContext(
-        folder=run.merged if there else None,
+        {
+            "model": str(run.merged),
+            "revision": None,
+            "preprocess": recipe.preprocess,
+            "min_pixels": recipe.min_pixels,
+            "max_pixels": recipe.max_pixels,
+        }
+        if there
+        else None,
         images=run.path,
         why_not="" if there else f"the merged model that it was made of is gone: skill-train merge {quoted(run.path)}",
         expected="this model was trained on pictures, and no projector was exported: llama.cpp will read text only",
-        preprocess=recipe.preprocess,
-        min_pixels=recipe.min_pixels,
-        max_pixels=recipe.max_pixels,
     )
 
 

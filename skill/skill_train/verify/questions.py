@@ -14,38 +14,30 @@ from skill_train.reference.load import generation_config, load_tokenizer, stop_i
 from skill_train.run.train_record import Row
 from skill_train.verify import check_template, check_tokens
 from skill_train.verify.metadata.vocabulary import Files, read_files
-from skill_train.verify.reference_answers import ReferenceMeasurements
+from skill_train.verify.reference_answers import MeasureRequest, ReferenceMeasurements
 from skill_train.verify.sample_texts import Sample, prompts, texts
 
 _ROWS = 64  # rows whose tokens are compared
 
 
 @dataclass(frozen=True)
-class Questions:
+class Questions(MeasureRequest):
     """What is asked about one reference. Nothing here needs its weights.
 
     Attributes:
         folder: the model; `adapter` is put on top of it.
-        stops: ids that end an answer.
         rows: the first rows as the trainer was fed them.
         texts: strings whose tokens are compared.
         rendered: `conversations` by the reference's chat template; None without one.
-        sequences: token ids whose logits are compared.
-        prompts: token ids to answer.
-        sample: how much is asked.
     """
 
     folder: Path
     adapter: Path | None
     config: JsonObject
     tokenizer: Any
-    stops: set[int]
     rows: list[Row]
     texts: list[str]
     rendered: list[Rendered] | None
-    sequences: list[list[int]]
-    prompts: list[list[int]]
-    sample: Sample
 
     @property
     def conversations(self) -> list[Conversation]:
@@ -110,15 +102,15 @@ def questions_of(
         ]
     )
     return Questions(
+        texts(held_out, tokenizer=tokenizer, config=config, most=sample.tokens),
+        prompts(held_out, tokenizer=tokenizer, config=config, sample=sample),
+        stop_ids(reference, tokenizer),
+        sample,
         reference,
         adapter,
         config,
         tokenizer,
-        stop_ids(reference, tokenizer),
         rows,
         strings,
         rendered,
-        texts(held_out, tokenizer=tokenizer, config=config, most=sample.tokens),
-        prompts(held_out, tokenizer=tokenizer, config=config, sample=sample),
-        sample,
     )

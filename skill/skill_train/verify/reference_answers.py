@@ -87,13 +87,13 @@ class MeasureRequest:
     """What the reference is asked.
 
     Attributes:
-        texts: token ids whose logits are compared.
+        sequences: token ids whose logits are compared.
         prompts: token ids to answer.
         stops: ids that end an answer.
-        sample: says how many tokens the base and each answer have.
+        sample: how much is asked.
     """
 
-    texts: list[list[int]]
+    sequences: list[list[int]]
     prompts: list[list[int]]
     stops: set[int]
     sample: Sample
@@ -119,7 +119,7 @@ def measure(
     Raises:
         DecisionNeeded: not enough disk for the logits.
     """
-    sequences, vocabulary = sequences_of(request.texts), _vocabulary(model)
+    sequences, vocabulary = sequences_of(request.sequences), _vocabulary(model)
     tuned_file, base_file = folder / "tuned.f32", folder / "base.f32"
     chosen = first_of(sequences, request.sample.base_tokens) if switches_off else []
     require_space(folder, 4 * vocabulary * (_tokens(sequences) + request.sample.base_tokens), "the reference's logits")

@@ -28,6 +28,7 @@ from skill_train.model.sidecar_files import model_digests
 from skill_train.model.weight_files import stored_tensors
 from skill_train.program.events import Refused
 from skill_train.program.pictures.decode import require_pillow
+from skill_train.program.pictures.tokens import ImageModel
 from skill_train.reference.low_memory import frugal_model, is_plain, peak_bytes
 from skill_train.reference.pictures import PictureQuestion
 from skill_train.reference.rounded_merge import Rounding, rounding_of
@@ -45,7 +46,6 @@ from skill_train.verify.pictures.check import PairsRequest, check_pairs
 from skill_train.verify.pictures.questions import drawn_questions, row_questions
 from skill_train.verify.questions import MeasuredReference, Questions, questions_of
 from skill_train.verify.reference_answers import (
-    MeasureRequest,
     ReferenceMeasurements,
     measure,
     measure_base,
@@ -82,19 +82,16 @@ class PictureContext:
     """What the answers to pictures are judged by.
 
     Attributes:
-        folder: the model with its tower: the merged one, where an adapter was trained. None: `why_not` says why.
+        image: the model with its tower (the merged one, where an adapter was trained), and how its recipe reads
+            pictures. None: `why_not` says why.
         images: the folder in which the rows' pictures lie.
         expected: why a projector belongs to the files; empty where none does.
-        preprocess, min_pixels, max_pixels: of the recipe.
     """
 
-    folder: Path | None
+    image: ImageModel | None
     images: Path
     why_not: str = ""
     expected: str = ""
-    preprocess: str = "model"
-    min_pixels: int | None = None
-    max_pixels: int | None = None
 
 
 @dataclass(frozen=True)
@@ -194,9 +191,7 @@ def _measure(
         weights = compare_weights(files, model, questions.adapter) if plain else {}  # while a draft is made
         measured = measure(
             model,
-            MeasureRequest(
-                texts=questions.sequences, prompts=questions.prompts, stops=questions.stops, sample=questions.sample
-            ),
+            questions,
             folder=folder,
             switches_off=base == questions.folder and questions.adapter is not None and plain,
             drafts=lambda: drafting.result().answers,
@@ -228,7 +223,7 @@ def judge_projectors(
             findings.add(Check("projector", "mmproj", "warn", "missing", "a projector", request.pictures.expected))
         return []
     pictures = request.pictures
-    if pictures is None or pictures.folder is None or not models:
+    if pictures is None or pictures.image is None or not models:
         why = "the run has no rows with pictures" if pictures is None else pictures.why_not
         return _unjudged(projectors, findings, why or "there is no language model beside it")
     try:
@@ -238,12 +233,9 @@ def judge_projectors(
     questions = row_questions(request.held_out or request.rows, pictures.images) or drawn_questions()
     pairs = PairsRequest(
         pairs=[Pair(model.path, projector.path) for projector in projectors for model in models],
-        reference=pictures.folder,
+        image=pictures.image,
         questions=questions,
         base=request.base,
-        preprocess=pictures.preprocess,
-        min_pixels=pictures.min_pixels,
-        max_pixels=pictures.max_pixels,
     )
     try:
         checked = check_pairs(pairs, progress)
@@ -335,7 +327,7 @@ def _require_proof(record: Path) -> None:
 
 
 def _scope(request: VerifyRequest, sample: Sample, engines: dict[str, str]) -> _ProofScope:
-    base, pictured = request.base, request.pictures.folder if request.pictures else None
+    base, pictured = request.base, request.pictures.image if request.pictures else None
     inputs = ProofInputs(
         reference=model_digests(request.reference),
         adapter=digests(request.adapter) if request.adapter else None,
@@ -344,7 +336,7 @@ def _scope(request: VerifyRequest, sample: Sample, engines: dict[str, str]) -> _
         rows=rows_digest(request.rows),
         held_out=rows_digest(request.held_out),
         unread=[list(each) for each in request.unread],
-        pictures=None if pictured is None else model_digests(pictured),
+        pictures=None if pictured is None else model_digests(Path(pictured["model"])),
     )
     libraries = versions("llama-cpp-python", "gguf", "transformers", "torch", "peft")
     return _ProofScope(inputs, ProofOptions(sample.tokens, engines), libraries)

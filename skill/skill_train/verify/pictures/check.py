@@ -32,20 +32,20 @@ class PairsRequest:
 
     Attributes:
         pairs: files of the same model.
-        reference: folder of the model that was exported: of the merged one, where an adapter was trained.
+        image: the model that was exported (the merged one, where an adapter was trained), and how its recipe reads
+            pictures.
         base: what it was trained from; None where that is not at hand, or the same.
         questions: about held-out pictures, with their answers.
-        preprocess: `engine` where the model was trained on the pixels of llama.cpp; `model` otherwise.
-        min_pixels, max_pixels: limits of a picture in the recipe that the model was trained with; None is the model's.
     """
 
     pairs: list[Pair]
-    reference: Path
+    image: ImageModel
     questions: list[PictureQuestion]
     base: Path | None = None
-    preprocess: str = "model"
-    min_pixels: int | None = None
-    max_pixels: int | None = None
+
+    @property
+    def reference(self) -> Path:
+        return Path(self.image["model"])
 
 
 def check_pairs(request: PairsRequest, progress: Bar | None = None) -> list[Check | NotChecked]:
@@ -56,14 +56,7 @@ def check_pairs(request: PairsRequest, progress: Bar | None = None) -> list[Chec
         UsageError: the model is of a family whose pictures cannot be verified, or cannot be loaded.
         DecisionNeeded: there was not enough memory.
     """
-    image: ImageModel = {
-        "model": str(request.reference),
-        "revision": None,
-        "preprocess": request.preprocess,
-        "min_pixels": request.min_pixels,
-        "max_pixels": request.max_pixels,
-    }
-    measured = measure(image, request.questions)
+    measured = measure(request.image, request.questions)
     checks: list[Check | NotChecked] = []
     for number, pair in enumerate(request.pairs):
         checked = _checked(pair, request, measured, progress)
