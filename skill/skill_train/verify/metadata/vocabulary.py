@@ -6,7 +6,6 @@ converter.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import Any
 from skill_train.facts import JsonObject
 from skill_train.llama.gguf_header import GgufFile
 from skill_train.model.config import text_config
+from skill_train.model.foreign_files import foreign_json
 from skill_train.run.verify_record import Check
 from skill_train.verify.check import parting_place, problems
 from skill_train.verify.check_tokens import same_piece
@@ -44,13 +44,13 @@ _ENDS = frozenset(
 
 @dataclass(frozen=True)
 class Files:
-    """The tokenizer files of a model folder that can be read; None for a missing file.
+    """The tokenizer files of a model folder that can be read; empty or None for a missing one.
 
     Attributes:
         added: ids of added tokens, and whether they are special. Two files may disagree on that.
     """
 
-    document: JsonObject | None
+    document: JsonObject
     pieces: Any
     merges: list[str] | None
     added: dict[int, set[bool]]
@@ -58,10 +58,10 @@ class Files:
 
 def read_files(folder: Path) -> Files:
     document = _json(folder / "tokenizer.json")
-    config = _json(folder / "tokenizer_config.json") or {}
+    config = _json(folder / "tokenizer_config.json")
     listed = [(int(token), entry) for token, entry in config.get("added_tokens_decoder", {}).items()]
-    listed += [(entry["id"], entry) for entry in (document or {}).get("added_tokens", [])]
-    listed += [(token, {}) for token in (_json(folder / "added_tokens.json") or {}).values()]
+    listed += [(entry["id"], entry) for entry in document.get("added_tokens", [])]
+    listed += [(token, {}) for token in _json(folder / "added_tokens.json").values()]
     added: dict[int, set[bool]] = {}
     for token, entry in listed:
         added.setdefault(token, set()).add(entry.get("special") is True)
@@ -239,13 +239,13 @@ def _piece_types(pieces: Any) -> list[int]:
 def _scores(files: Files) -> list[float] | None:
     if files.pieces is not None:
         return list(files.pieces.GetScore(list(range(files.pieces.vocab_size()))))
-    model = (files.document or {}).get("model", {})
+    model = files.document.get("model", {})
     return [float(score) for _, score in model["vocab"]] if model.get("type") == "Unigram" else None
 
 
-def _merges(folder: Path, document: JsonObject | None) -> list[str] | None:
+def _merges(folder: Path, document: JsonObject) -> list[str] | None:
     """The merges as `left right`. A space inside a part is written as the byte-level alphabet writes it."""
-    listed = (document or {}).get("model", {}).get("merges")
+    listed = document.get("model", {}).get("merges")
     if listed:
         return [
             merge if isinstance(merge, str) else " ".join(p.replace(" ", "\u0120") for p in merge) for merge in listed
@@ -269,8 +269,7 @@ def _sentencepiece(folder: Path) -> Any:
         return None
 
 
-def _json(file: Path) -> JsonObject | None:
-    if not file.is_file():
-        return None
-    document: JsonObject = json.loads(file.read_text(encoding="utf-8"))
+def _json(file: Path) -> JsonObject:
+    """The object in a file, which may be a vocabulary that was not read before; empty where there is no file."""
+    document: JsonObject = foreign_json(file) if file.is_file() else {}
     return document

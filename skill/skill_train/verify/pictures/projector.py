@@ -106,9 +106,9 @@ def _stated(config: JsonObject, processor: JsonObject, tower: JsonObject) -> Ite
     kind, vision = str(config.get("model_type")), config.get("vision_config", {})
     if kind in _TYPES:
         yield "clip.projector_type", _TYPES[kind]
-    for key, name in (("image_mean", "image_mean"), ("image_std", "image_std")):
+    for name in ("image_mean", "image_std"):
         if name in processor:
-            yield f"clip.vision.{key}", processor[name]
+            yield f"clip.vision.{name}", processor[name]
     qwen = kind.startswith("qwen")
     lengths = {
         "patch_size": vision.get("patch_size"),

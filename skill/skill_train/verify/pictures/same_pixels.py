@@ -65,16 +65,9 @@ def check_same_pixels(
         return Check("pictures", file, "fail", share, 0, f"{share:.1%} of the pixels are others: {reason}", figures)
     error = max(_error(one, part.embeddings) for one, part in parts)
     kl = _mean(divergences(one.logits, answer.logits, measured.vocabulary) for one, answer in both)
-    to_given = _mean(
-        divergences(one.logits, answer.logits_of_given, measured.vocabulary)
-        for one, answer in both
-        if answer.logits_of_given is not None
-    )
-    own = _mean(
-        divergences(answer.logits_of_given, answer.logits, measured.vocabulary)
-        for _, answer in both
-        if answer.logits_of_given is not None
-    )
+    given = [(one, answer, answer.logits_of_given) for one, answer in both if answer.logits_of_given is not None]
+    to_given = _mean(divergences(one.logits, logits, measured.vocabulary) for one, _, logits in given)
+    own = _mean(divergences(logits, answer.logits, measured.vocabulary) for _, answer, logits in given)
     blank = _mean(divergences(one.logits, one.blank, measured.vocabulary) for one, _ in both)
     distances = Distances(error, kl, to_given, own, blank)
     tokens = sum(len(one.following) for one, _ in both)
