@@ -15,7 +15,7 @@ import tiny_templates
 import training
 from converting import converted
 from skill_train.llama import inference
-from skill_train.program.encode import Encoder
+from skill_train.program.encode import BEGINS_OTHERWISE, Encoder
 from skill_train.program.events import Refused
 from skill_train.program.tokenizer import load_tokenizer
 from skill_train.reference import load as reference
@@ -175,10 +175,25 @@ def test_a_prompt_in_use_that_no_row_was_trained_with_is_a_warning(template: str
         for messages in (said, [{"role": "system", "content": "Count."}, *said])
     ]
     made = check_trained("m.gguf", rows, [[5], [5]], eos=2)
-    check = with_other_prompts(made, rows, tokenizer)
+    check = with_other_prompts(made, rows, tokenizer, None)
     assert isinstance(check, Check)
     assert (check.verdict, check.figure) == (("warn", figure) if figure else ("pass", 0)), check.detail
     if template == "OPENS_A_THOUGHT":
         assert "'<think>\\n' in place of 'Four.<|im_end|>\\n'" in check.detail
     failed = check_trained("m.gguf", rows, [[5], [6]], eos=2)
-    assert with_other_prompts(failed, rows, tokenizer) == failed
+    assert with_other_prompts(failed, rows, tokenizer, None) == failed
+
+
+def test_a_template_that_leaves_the_beginning_to_llama_cpp_is_a_warning(tmp_path: Path) -> None:
+    """llama-server and Ollama put the token before each prompt. TinyLlama's template does not write it."""
+    turns = [{"role": "user", "content": "Two and two?"}, {"role": "assistant", "content": "Four."}]
+    recipe = training.resolved(tiny.cached("mistral"), training.write_data(tmp_path, [{"messages": turns}]))
+    written = "{%- for m in messages -%}{{- '<|' + m.role + '|>' + m.content + eos_token -}}{%- endfor -%}"
+    for template, verdict in ((written, "warn"), ("{{- bos_token -}}" + written, "pass")):
+        tokenizer = load_tokenizer(str(tiny.cached("mistral")), None)
+        tokenizer.chat_template = template
+        encoder = Encoder(recipe, tokenizer)
+        rows: list[Any] = [encoder(0, 1, {"messages": turns})]
+        check = with_other_prompts(check_trained("m.gguf", rows, [rows[0]["input_ids"]], 2), rows, tokenizer, 1)
+        assert isinstance(check, Check) and check.verdict == verdict
+        assert encoder.notes == ([BEGINS_OTHERWISE] if verdict == "warn" else [])

@@ -49,6 +49,10 @@ ANOTHER_PROMPT = (
     "one with a <think> or a system message more: in use the model sees a prompt that it was not trained on"
 )
 NOT_RENDERED = "the chat template leaves out {}, so the model is trained without them"
+BEGINS_OTHERWISE = (
+    "the chat template does not write the token with which the tokenizer begins each text, so the rows are trained "
+    "without it, and llama-server and Ollama put it before each prompt: begin the template with {{ bos_token }}"
+)
 SYSTEM_UNREAD = (
     "the system messages that stand beside the prompts are not read, because this model has no chat template: write "
     "them into the prompts if the answers need them"
@@ -275,6 +279,8 @@ class Encoder:
         self.require_calls(messages, example["tools"], rendered)
         self.look_for_thoughts(messages[-1], rendered)
         self.look_for_the_rest(messages, example["tools"], rendered)
+        if self.adds_bos and not begins_itself(rendered, self.tokenizer.bos_token):
+            self.note(BEGINS_OTHERWISE)
         if self.recipe["loss_on"] == "all":
             return rendered, []  # the whole text is trained, wherever the answers stand
         return rendered, [self.answer_span(example, rendered, i) for i in example["trained_messages"]]
@@ -474,6 +480,12 @@ class Encoder:
             signed = {last} if last[:1] in ("<", "[") else set()
             self.marks = sorted({token for token in special if token and token in self.head} | signed - {""})
         return self.marks
+
+    @cached_property
+    def adds_bos(self) -> bool:
+        """Whether the tokenizer begins each plain text with a token of its own."""
+        bos = self.tokenizer.bos_token_id
+        return bos is not None and self.tokenizer("a").input_ids[0] == bos
 
     def before_question(self) -> str:
         """The line that the template writes right before a question; empty if it writes none."""

@@ -176,14 +176,26 @@ def check_trained(
     return problems("trained_is_shipped", file, faults, looked_at=len(rows), good=good)
 
 
-def with_other_prompts(check: Check | NotChecked, rows: list[Row], tokenizer: Any) -> Check | NotChecked:
+def with_other_prompts(
+    check: Check | NotChecked, rows: list[Row], tokenizer: Any, begins: int | None
+) -> Check | NotChecked:
     """The result of `check_trained`, as a warning where the template asks for an answer with another prompt than the
-    rows have before it: with a <think>, or with the system message that Mistral 7B v0.3 leaves out of whole rows."""
+    rows have before it: with a <think>, or with the system message that Mistral 7B v0.3 leaves out of whole rows.
+
+    Args:
+        begins: the token that llama.cpp puts before each text; llama-server and Ollama also put it before a prompt
+            whose template does not write it, such as that of TinyLlama.
+    """
     chats = [row for row in rows if row["kind"] == "chat"]
     asked = [Conversation(before_last_answer(row["messages"]), row.get("tools"), True) for row in chats]
     prompts = [rendered.text or "" for rendered in render_reference(tokenizer, asked)] if chats else []
     others = [pair for pair in zip(chats, prompts, strict=True) if not pair[0]["rendered"].startswith(pair[1])]
-    if not others or isinstance(check, NotChecked) or check.verdict != "pass":
+    if isinstance(check, NotChecked) or check.verdict != "pass":
+        return check
+    if begins is not None and (bare := [row for row in chats if row["input_ids"][:1] != [begins]]):
+        why = f"the chat template does not begin with token {begins}, as llama-server and Ollama begin each prompt"
+        return Check(check.name, check.file, "warn", len(bare), 0, why, check.figures)
+    if not others:
         return check
     (row, prompt), count = others[0], len(others)
     at = parting_place(prompt, row["rendered"])

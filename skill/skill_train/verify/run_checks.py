@@ -314,6 +314,7 @@ def _answered(
         chat_template=bool(tokenizer.chat_template),
         turn_end=turn_end,
     )
+    begins = result.facts.bos if result.facts.add_bos else None
     asked = [] if check_template.reads_clock(tokenizer) or not tokenizer.chat_template else reference.rows
     return [
         check_tokens(file, reference.texts, result.plain[:count], tokenizer),
@@ -326,7 +327,7 @@ def _answered(
             plain=plain,
         ),
         check_stops(gguf, result.facts.end_of_generation, ends),
-        with_other_prompts(trained, asked, tokenizer),
+        with_other_prompts(trained, asked, tokenizer, begins),
     ]
 
 
