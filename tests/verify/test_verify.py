@@ -120,6 +120,20 @@ def test_the_same_question_is_answered_from_the_record(tmp_path: Path) -> None:
     assert [check.name for check in complaints(again.record)] == ["file"]
 
 
+@pytest.mark.parametrize(("figure", "reused"), [("native_crash", False), ("verification_failed", True)])
+def test_a_crash_is_not_a_proof_for_ever(tmp_path: Path, figure: str, reused: bool) -> None:
+    """It may come from the machine: too small a stack, or a processor that this llama.cpp crashes on."""
+    made, record = gguf_maker.exported("gemma"), tmp_path / "verify.json"
+    file = made.file("f16")
+    proof(made, record, ggufs=[file], tokens=64)
+    document = json.loads(record.read_text())
+    loads = next(check for check in document["checks"] if check["name"] == "loads")
+    loads |= {"verdict": "fail", "figure": figure}
+    record.write_text(json.dumps(document | {"verdict": "fail"}))
+    again = proven(made, record, ggufs=[file], tokens=64)
+    assert (again.reused, again.record.verdict) == (reused, "fail" if reused else "pass")
+
+
 def test_a_proof_in_the_folder_of_its_reference_is_found_again(tmp_path: Path) -> None:
     """As of a run inside its base, or of a file that lies beside the weights: neither is part of the reference."""
     made = gguf_maker.exported("gemma")

@@ -65,6 +65,7 @@ from skill_train.verify.sample_texts import Sample, sample_of
 from skill_train.verify.weights.check import WeightChecks, compare_weights, compared_bytes
 
 Warn = Callable[[str, str], None]
+_CRASHES = ("native_crash", "program_failed", "worker_hangs")  # of `loads`: the machine may be to blame, so try again
 _PROOF_KEYS = {"checks", "not_checked", "samples"}
 
 
@@ -345,4 +346,5 @@ def _scope(request: VerifyRequest, sample: Sample, engines: dict[str, str]) -> _
 def _earlier(record: Path, scope: _ProofScope) -> Proof | None:
     earlier = verify_record.read(record)
     same = (earlier.inputs, earlier.options, earlier.versions) == (scope.inputs, scope.options, scope.versions)
-    return earlier if same else None
+    crashed = any(check.figure in _CRASHES for check in earlier.checks)
+    return earlier if same and not crashed else None
