@@ -10,10 +10,13 @@ import pytest
 import planning
 import step_records
 import whole_records
+from skill_train.core.errors import UsageError
 from skill_train.core.files import write_json
 from skill_train.merge import check_weights
-from skill_train.run import evaluate_record, merge_record, records
+from skill_train.run import evaluate_record, merge_record, records, train_record
 from skill_train.run.records import read_json
+
+RUNS = Path(__file__).resolve().parents[1] / "support" / "data" / "runs"
 
 
 def test_a_plan_of_a_model_on_the_hub_has_no_fingerprint(tmp_path: Path) -> None:
@@ -38,3 +41,16 @@ def test_an_evaluation_before_the_merge(tmp_path: Path) -> None:
     models = {"base": {"model": {}, "adapter": None}, "tuned": {"model": "the folder of base", "adapter": {}}}
     write_json(tmp_path / "evaluate.json", whole_records.evaluation(inputs={"models": models}))
     assert msgspec.to_builtins(evaluate_record.read(tmp_path / "evaluate.json").inputs.models) == models
+
+
+def test_rows_that_were_cut_off_are_not_fewer_rows() -> None:
+    """The trainer writes these files whole. A half copy of one would be measured on its first rows, and nothing said
+    so."""
+    whole, file = (RUNS / "tiny" / "samples.jsonl").read_bytes(), Path("held_out.jsonl")
+    count = whole.count(b"\n")
+    file.write_bytes(whole)
+    assert len(train_record.read_fed_rows(file)) == count
+    file.write_bytes(whole[:-40])
+    with pytest.raises(UsageError, match=f"line {count} of held_out.jsonl is not JSON") as caught:
+        train_record.read_fed_rows(file)
+    assert caught.value.code == "broken_record"

@@ -103,12 +103,14 @@ def moment_of(text: str) -> datetime:
     return datetime.strptime(text, _TIME).replace(tzinfo=UTC)
 
 
-def read_lines(path: Path, kind: type[Record]) -> list[Record]:
-    """The objects of a file with one object a line, such as metrics.jsonl; empty if there is no such file. A last line
-    that a kill cut in two is left out.
+def read_lines(path: Path, kind: type[Record], *, grows: bool = False) -> list[Record]:
+    """The objects of a file with one object a line; empty if there is no such file.
+
+    Args:
+        grows: it is written line by line, such as metrics.jsonl. A last line that a kill cut in two is left out.
 
     Raises:
-        UsageError: another line is broken, or not as its step writes it.
+        UsageError: a line is broken, or not as its step writes it.
     """
     records = list[Record]()
     if not path.is_file():
@@ -126,6 +128,8 @@ def read_lines(path: Path, kind: type[Record]) -> list[Record]:
                 torn = f"line {number} of {path} is not JSON"
                 continue
             records.append(convert(line, kind, path, f"line {number}: "))
+    if torn and not grows:
+        raise UsageError(torn, code="broken_record", got=str(path), hint=_AGAIN)
     return records
 
 

@@ -229,7 +229,7 @@ def read_environment(path: Path) -> Environment | None:
 
 def read_steps(path: Path) -> list[StepLine]:
     """`metrics.jsonl`; empty when there is none."""
-    return records.read_lines(path, StepLine)
+    return records.read_lines(path, StepLine, grows=True)
 
 
 def read_fed_rows(path: Path) -> list[FedRow]:
