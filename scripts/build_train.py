@@ -18,9 +18,10 @@ TARGET = ROOT / "scripts" / "train.py"
 PACKAGE = "skill_train.program."
 # A part imports those before it.
 PARTS = (
-    "events", "model_files", "folders/base", "folders/checkpoints", "plan", "examples", "parquet", "pictures/beside",
-    "pictures/decode", "pictures/find", "pictures/parts", "pictures/engine", "pictures/processor", "pictures/tokens",
-    "rows", "split", "tokenizer", "encode", "model", "watch", "trainer", "checks", "cloud/push", "cloud/job", "main",
+    "events", "model_files", "folders/base", "folders/checkpoints", "plan", "examples", "chat/answers", "parquet",
+    "pictures/beside", "pictures/decode", "pictures/find", "pictures/parts", "pictures/engine", "pictures/processor",
+    "pictures/tokens", "rows", "split", "tokenizer", "encode", "model", "watch", "trainer", "checks", "cloud/push",
+    "cloud/job", "main",
 )  # fmt: skip
 NOTE = "# Written by scripts/build_train.py (`make docs`) from skill/skill_train/program/: change the parts.\n\n"
 

@@ -1,0 +1,53 @@
+"""What an answer holds beside its text: its calls of tools and its thoughts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from skill_train.program.examples import Message
+
+
+def with_each_arguments(messages: list[Message], changed: Callable[[str], Any]) -> list[Message]:
+    """The messages with other arguments in each call that has them as the text of an object, or as an empty text."""
+
+    def of_call(call: Any) -> Any:
+        if isinstance(call, dict) and isinstance(call.get("function"), dict):
+            return call | {"function": of_call(call["function"])}
+        text = call.get("arguments") if isinstance(call, dict) else None
+        if not isinstance(text, str) or text.strip()[:1] not in ("{", ""):
+            return call
+        return call | {"arguments": changed(text.strip())}
+
+    return [
+        message | {"tool_calls": list(map(of_call, message["tool_calls"]))}
+        if isinstance(message.get("tool_calls"), list)
+        else message
+        for message in messages
+    ]
+
+
+def thoughts_of(message: Message) -> list[str]:
+    """The thoughts of an answer: beside its text, by the names that templates know, or in it."""
+    beside = [message.get(name) for name in ("reasoning_content", "reasoning", "thinking")]
+    opened, mark, _ = message["content"].partition("</think>")
+    inside = opened.partition("<think>")[2] if mark else ""
+    return [thought.strip() for thought in (*beside, inside) if isinstance(thought, str) and thought.strip()]
+
+
+def with_fewer_calls(message: Message) -> Iterator[tuple[Message, Any]]:
+    """The message without all of its calls, without its last one, and without the one call of OpenAI's older format;
+    each with a call that it lacks."""
+    calls: Any = message.get("tool_calls")
+    if isinstance(calls, list) and calls:
+        for kept in ([], calls[:-1]) if len(calls) > 1 else ([],):
+            fewer: Message = message | {"tool_calls": kept}
+            yield fewer, calls[len(kept)]
+    if (call := message.get("function_call")) is not None:
+        without: Any = {name: value for name, value in message.items() if name != "function_call"}
+        yield without, call
+
+
+def name_of_call(call: Any) -> str:
+    function = call.get("function", call) if isinstance(call, dict) else None
+    return str(function.get("name"))[:80] if isinstance(function, dict) else "a tool"
