@@ -318,7 +318,7 @@ from pathlib import Path
 from skill_train.hub import jobs
 from skill_train.run.job_spec import JobSpec
 program, plan, data, disk, again = sys.argv[1:]
-mount = jobs.sync_data(Path(data), "/dataset", "me")
+mount = jobs.sync_data(Path(data), "/dataset", "me", "rows")
 spec = JobSpec("me", Path(program), Path(plan), (plan, "--job", "--data", "/dataset/rows.jsonl"), "cpu-basic", 600,
     {"SKILL_TRAIN_RUN": "0123456789ab", "TMPDIR": disk}, {"run": "0123456789ab"}, "skill-train", (), (mount,))
 bucket = json.loads(again)

@@ -191,11 +191,8 @@ def log_so_far(namespace: str, job_id: str, *, live: bool, tail: int | None = No
     return list(lines)
 
 
-def sync_data(folder: Path, mount_path: str, namespace: str, name: str | None = None) -> Mount:
-    """Uploads the files of a folder to the bucket of the jobs, except those that it already has.
-
-    Args:
-        name: the name of the folder in the bucket; the client invents one if it is None.
+def sync_data(folder: Path, mount_path: str, namespace: str, name: str) -> Mount:
+    """Uploads the files of a folder to the folder `name` in the bucket of the jobs, except those that it already has.
 
     Raises: as `start`.
     """
