@@ -14,6 +14,7 @@ import shlex
 from collections import Counter
 from collections.abc import Container, Iterator
 from dataclasses import dataclass, field
+from functools import lru_cache, partial
 from itertools import groupby
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
@@ -140,7 +141,7 @@ class RowPictures:
         self.folder = folder
         self.tokens = tokens
         self.figures = PictureFigures()
-        self._headers: dict[str, PictureHeader] = {}
+        self._header_of = lru_cache(_RECENT)(partial(read_header, folder=folder))  # by path
         self._digests: dict[bytes, bytes] = {}
         self._broken: dict[bytes, ErrorWords] = {}  # those whose pixels cannot be decoded, by their keys
         self._repeats = Repeats()
@@ -161,13 +162,7 @@ class RowPictures:
     def header(self, source: PictureSource) -> PictureHeader:
         """What its header says; of a file that was read lately without reading it again."""
         path = picture_path(source)
-        if path is None:
-            return read_header(source, self.folder)
-        if path not in self._headers:
-            if len(self._headers) == _RECENT:
-                self._headers.clear()
-            self._headers[path] = read_header(source, self.folder)
-        return self._headers[path]
+        return self._header_of(path) if path else read_header(source, self.folder)
 
     def count(self, sources: list[PictureSource]) -> None:
         """Counts the pictures of a row that `check` took."""

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
+from functools import lru_cache, partial
 from pathlib import Path
 
 from skill_train.core.errors import UsageError
@@ -65,26 +67,18 @@ def counter_of(recipe: Recipe, model: ModelFacts) -> PictureCounter | None:
 
 
 class PictureCounter:
-    """Counts the tokens of pictures, row by row."""
+    """Counts the tokens of pictures, row by row.
+
+    Attributes:
+        of: the tokens of a picture of some size. It raises `Refused` where nothing is left once that is resized.
+    """
 
     def __init__(self, processor: ImageProcessor, *, engine: bool) -> None:
-        self._processor, self._engine = processor, Engine(processor) if engine else None
-        self._known: dict[PictureSize, PictureTokens] = {}
+        counted = partial(picture_tokens, processor, engine=Engine(processor) if engine else None)
+        self.of: Callable[[PictureSize], PictureTokens] = lru_cache(_RECENT)(counted)
         self._rows = self._parts = self._fed = self._longest = self._longest_fed = self._most = 0
         self._least: int | None = None
         self._squares = 0.0
-
-    def of(self, size: PictureSize) -> PictureTokens:
-        """The tokens of a picture.
-
-        Raises:
-            Refused: nothing of it is left once it is resized.
-        """
-        if size not in self._known:
-            if len(self._known) == _RECENT:
-                self._known.clear()
-            self._known[size] = picture_tokens(self._processor, size, self._engine)
-        return self._known[size]
 
     def add(self, sizes: list[PictureSize]) -> None:
         pictures = [self.of(size) for size in sizes]
