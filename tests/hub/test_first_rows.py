@@ -57,7 +57,10 @@ def test_text_has_a_row_a_line() -> None:
         ("a.jsonl", b'{"a": 1}\n{"a"', "unreadable_dataset", "line 2 is not JSON"),
         ("a.jsonl", b"[1]", "unreadable_dataset", "line 1 is not a JSON object"),
         ("a.json", b"[1]", "unreadable_dataset", "not a JSON object"),
-        ("a.json", b'[{"a": 1', "unreadable_dataset", "its first row is not JSON"),
+        ("a.json", b'[{"a": 1', "unreadable_dataset", "it is not JSON"),
+        ("a.json", b'[{"a": 1}, {"a": 2}, {"a": 3', "unreadable_dataset", "it is not JSON"),
+        ("a.json", b'[{"a": 1}, {"a": 2} {"a": 3}]', "unreadable_dataset", "it is not JSON"),
+        ("a.json", b'[{"a": 1}]\n[{"a": 2}]', "unreadable_dataset", "it is not JSON"),
         ("a.jsonl", b'{"a": "\xff"}', "unreadable_dataset", "byte 7"),
         ("a.jsonl", b'{"b": 1}\n{"a": 1, "a": 2}', "unreadable_dataset", "line 2 has the key 'a' twice"),
         ("a.json", b'[{"b": 1}, {"c": [{"a": 1, "a": 2}]}]', "unreadable_dataset", "item 2 has the key 'a' twice"),
@@ -68,3 +71,8 @@ def test_what_is_not_rows_is_refused(name: str, data: bytes, code: str, words: s
         parse(data, name, whole=True)
     assert caught.value.code == code
     assert words in caught.value.message
+
+
+def test_a_start_that_ends_in_the_first_row_of_a_list_is_refused() -> None:
+    with pytest.raises(UsageError, match="its first row is not JSON, or larger than what was read"):
+        parse(b'[{"a": 1', "a.json", whole=False)
