@@ -62,6 +62,8 @@ def test_text_has_a_row_a_line() -> None:
         ("a.json", b'[{"a": 1}, {"a": 2} {"a": 3}]', "unreadable_dataset", "it is not JSON"),
         ("a.json", b'[{"a": 1}]\n[{"a": 2}]', "unreadable_dataset", "it is not JSON"),
         ("a.jsonl", b'{"a": "\xff"}', "unreadable_dataset", "byte 7"),
+        ("a.csv", b"a,b\n1,2,\n3,4,\n", "unreadable_dataset", "line 2 has more cells than the header"),
+        ("a.tsv", b"a\tb\n1\t2\n3\t4\t5\n", "unreadable_dataset", "line 3 has more cells than the header"),
         ("a.jsonl", b'{"b": 1}\n{"a": 1, "a": 2}', "unreadable_dataset", "line 2 has the key 'a' twice"),
         ("a.json", b'[{"b": 1}, {"c": [{"a": 1, "a": 2}]}]', "unreadable_dataset", "item 2 has the key 'a' twice"),
     ],

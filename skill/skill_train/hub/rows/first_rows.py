@@ -124,14 +124,19 @@ def _table(text: str, name: str, kind: str, *, whole: bool) -> list[tuple[int, R
         rows: list[tuple[int, Row]] = [(reader.line_num, row) for row in reader]
     except csv.Error as error:
         raise _broken(name, str(error)) from None
-    return rows if whole else rows[:-1]
+    rows = rows if whole else rows[:-1]
+    for line, row in rows:
+        if reader.restkey in row:  # pandas gives such a row's first cell to no column, or refuses the file
+            header = ", ".join(map(str, reader.fieldnames or ()))
+            raise _broken(name, f"line {line} has more cells than the header", f"one cell for each of: {header[:200]}")
+    return rows
 
 
-def _broken(name: str, why: str) -> UsageError:
+def _broken(name: str, why: str, expected: str = "JSON objects, one a line or in a list") -> UsageError:
     return UsageError(
         f"{name}: {why}",
         code="unreadable_dataset",
-        expected="JSON objects, one a line or in a list",
+        expected=expected,
         hint="download the dataset, repair it and use the local file",
     )
 
