@@ -20,9 +20,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from skill_train.core.errors import NativeCrash, SkillTrainError, failure_of, from_exit_code
+from skill_train.core.errors import SkillTrainError, failure_of, from_exit_code
 from skill_train.core.memory import keep_freed
-from skill_train.core.worker import ended_without_result, file_of, started
+from skill_train.core.worker import ended_without_result, file_of, hangs, started
 from skill_train.program.events import seek_cycles_seldom
 
 Send = Callable[[object], None]
@@ -81,11 +81,7 @@ class LiveWorker:
         except SkillTrainError:
             if limit.is_alive():
                 raise
-            raise NativeCrash(
-                f"{self.module} did not begin within {seconds:g} s",
-                code="worker_hangs",
-                hint="run the same command again when the machine is less busy; skill-train doctor --self-test",
-            ) from None
+            raise hangs(f"{self.module} did not begin within {seconds:g} s") from None
         finally:
             limit.cancel()
 

@@ -101,12 +101,7 @@ def run_worker(
         code = _run(module, job_file, result_file, log_file, progress, most_seconds)
         log = log_file.read_text(encoding="utf-8", errors="replace")
         if most_seconds is not None and code < 0 and time.monotonic() - started >= most_seconds:
-            raise NativeCrash(
-                f"{module} did not finish within {most_seconds:g} s",
-                code="worker_hangs",
-                got=_tail(log),
-                hint="run the same command again when the machine is less busy; skill-train doctor --self-test",
-            )
+            raise hangs(f"{module} did not finish within {most_seconds:g} s", _tail(log))
         if code == errno.ENOSPC:
             raise OSError(code, os.strerror(code), folder)
         if code < 0 or not result_file.is_file():
@@ -145,6 +140,12 @@ def ended_without_result(module: str, code: int, log: str, file: str) -> Decisio
         got=_tail(log),
         hint="skill-train demo   (tells whether the installation works at all)",
     )
+
+
+def hangs(message: str, got: str = "") -> NativeCrash:
+    """The error of a worker that was ended because it took too long."""
+    hint = "run the same command again when the machine is less busy; skill-train doctor --self-test"
+    return NativeCrash(message, code="worker_hangs", got=got, hint=hint)
 
 
 def report_progress(done: float, total: float, text: str) -> None:
