@@ -4792,6 +4792,10 @@ def load_tokenizer(model: str, revision: str | None) -> Any:
     require_one_vocabulary(model, revision, tokenizer)
     if not tokenizer.chat_template:
         tokenizer.chat_template = template_of_processor(model, revision)
+    names = ("generation_config.json", "config.json")  # transformers reads the second without the first
+    documents = (model_document(model, revision, name) for name in names)
+    stated = next((document for document in documents if document), {}).get("eos_token_id")
+    tokenizer.ends = set(stated) if isinstance(stated, list) else {stated, tokenizer.eos_token_id}
     return tokenizer
 
 
@@ -5121,6 +5125,8 @@ class Encoder:
             if self.decodes:
                 self.pictures.read(pictured)
         ids, labels = self.tokens(fed, spans, is_chat=example["kind"] == "chat")
+        if example["kind"] == "chat" and example["trained_messages"][-1] == len(example["messages"]) - 1:
+            self.look_for_stop(next((label for label in reversed(labels) if label != IGNORED), IGNORED))
         limit = self.recipe["max_length"]
         if self.pictures is not None:
             self.pictures.require_whole(ids, fed, limit)
@@ -5227,6 +5233,17 @@ class Encoder:
             if self.try_render([*messages[:index], marked, *messages[index + 1 :]], tools) == rendered:
                 answer = "the text of answers that call a tool"
                 self.note(NOT_RENDERED.format(answer if role == "assistant" else f"messages of the role {role}"))
+
+    def look_for_stop(self, last: int) -> None:
+        """Notes that transformers and vLLM do not stop at the special token that ends a row's last answer, as with a
+        base model whose template is ChatML."""
+        ends = getattr(self.tokenizer, "ends", None)
+        token = self.tokenizer.added_tokens_decoder.get(last)
+        if ends is not None and token is not None and token.special and last not in ends:
+            self.note(
+                f"the answers end with {token.content}, which is not in eos_token_id of generation_config.json: "
+                f"transformers and vLLM do not stop there; add {last} to it in the base's folder"
+            )
 
     def with_arguments(self, messages: list[Message], tools: Any) -> list[Message]:
         """The messages with the arguments of their calls as this template takes them.

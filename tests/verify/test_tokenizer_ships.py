@@ -156,6 +156,28 @@ def test_an_empty_suffix_of_pieces_is_none(tmp_path: Path, suffix: str | None, k
         )
 
 
+@pytest.mark.parametrize("stops", [151643, [151643, 151645], None])
+def test_answers_that_transformers_does_not_end_are_told(tmp_path: Path, stops: int | list[int] | None) -> None:
+    """A base model with the template of a chat: its own end is <|endoftext|>, and answers end with <|im_end|>. Without
+    a generation_config.json transformers takes the two of config.json."""
+    folder = model("qwen2", tmp_path, eos_token="<|endoftext|>")
+    generation, config = folder / "generation_config.json", folder / "config.json"
+    if stops is None:
+        generation.unlink()
+        config.write_text(json.dumps(json.loads(config.read_text()) | {"eos_token_id": [151643, 151645]}))
+    else:
+        generation.write_text(json.dumps({"eos_token_id": stops}))
+    turns = [{"role": "user", "content": "Two and two?"}, {"role": "assistant", "content": "Four."}]
+    row = {"messages": turns}
+    tokenizer = load_tokenizer(str(folder), None)
+    encoder = Encoder(training.resolved(folder, training.write_data(tmp_path, [row])), tokenizer)
+    encoder(0, 1, row)
+    assert [("<|im_end|>" in note, "add 151645" in note) for note in encoder.notes] == [(True, True)] * (
+        stops == 151643
+    )
+    assert reference.stop_ids(folder, tokenizer) == ({151643} if stops == 151643 else {151643, 151645})
+
+
 @pytest.mark.parametrize(
     ("template", "figure"), [("OPENS_A_THOUGHT", 2), ("SYSTEM_AT_THE_END", 1), ("WITHOUT_SYSTEM", 0), ("QWEN3", 0)]
 )

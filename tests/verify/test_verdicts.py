@@ -375,10 +375,12 @@ def test_special_tokens() -> None:
         tokenizer: Any = letters
         for name, value in vars(own).items():
             setattr(tokenizer, name, value)
-        arguments = {"stops": {2}, "turn_end": 7, "plain": [("a", [1, 97])]} | changes
+        arguments = {"stops": {2, 7}, "turn_end": 7, "plain": [("a", [1, 97])]} | changes
         return check_special_tokens("m.gguf", facts, tokenizer=tokenizer, **arguments)
 
     assert check().verdict == "pass" and check(turn_end=None).verdict == "pass"
+    runs_on = check(stops={2})  # llama.cpp stops at 7 by its text
+    assert runs_on.verdict == "warn" and "transformers and vLLM do not stop at token 7" in runs_on.detail
     assert "does not stop at token 5" in check(turn_end=5).detail
     assert "does not stop at token 8 ('<|8|>')" in check(stops={2, 8}).detail
     assert "eos_token_id in its generation_config.json" in check(stops={2, 8}).detail

@@ -36,6 +36,10 @@ def load_tokenizer(model: str, revision: str | None) -> Any:
     require_one_vocabulary(model, revision, tokenizer)
     if not tokenizer.chat_template:
         tokenizer.chat_template = template_of_processor(model, revision)
+    names = ("generation_config.json", "config.json")  # transformers reads the second without the first
+    documents = (model_document(model, revision, name) for name in names)
+    stated = next((document for document in documents if document), {}).get("eos_token_id")
+    tokenizer.ends = set(stated) if isinstance(stated, list) else {stated, tokenizer.eos_token_id}
     return tokenizer
 
 

@@ -158,8 +158,9 @@ def generation_config(folder: Path) -> JsonObject:
 
 
 def stop_ids(folder: Path, tokenizer: Any) -> set[int]:
-    """The ids that end an answer: those in generation_config.json, and the tokenizer's EOS."""
-    stated = generation_config(folder).get("eos_token_id")
+    """The ids that end an answer: those in generation_config.json, or in config.json without one, as transformers reads
+    them, and the tokenizer's EOS."""
+    stated = (generation_config(folder) or read_json(folder / "config.json")).get("eos_token_id")
     listed = stated if isinstance(stated, list) else [stated, tokenizer.eos_token_id]
     return {token for token in listed if token is not None}
 

@@ -121,7 +121,14 @@ def check_special_tokens(
             faults.append(f"special tokens are added in another way: {difference(ids, expected)}")
     added = "added" if facts.add_bos else "not added"
     good = f"bos {facts.bos} {added}, eos {facts.eos}, stops at {sorted(ending)[:8]}"
-    return problems("special_tokens", file, faults, looked_at=3 + len(stops) + len(plain), good=good)
+    check = problems("special_tokens", file, faults, looked_at=3 + len(stops) + len(plain), good=good)
+    if faults or turn_end is None or turn_end in stops:
+        return check
+    text = tokenizer.convert_ids_to_tokens(turn_end)
+    why = f"transformers and vLLM do not stop at token {turn_end} ({text!r}), which ends an answer in the chat template"
+    return Check(
+        check.name, file, "warn", 1, 0, f"{why}: add it to eos_token_id in generation_config.json", check.figures
+    )
 
 
 def _ends(ids: list[int], other: list[int]) -> list[int]:
