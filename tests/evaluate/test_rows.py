@@ -78,7 +78,7 @@ def test_rows_are_taken_evenly() -> None:
 
 def test_a_run_without_held_out_rows_is_told_what_to_change() -> None:
     with pytest.raises(UsageError, match="no held-out rows") as caught:
-        require_rows([], Path("runs/a"))
+        require_rows([], Path("runs/a"), 0)
     assert (caught.value.code, caught.value.exit_code) == ("no_held_out", 2)
     assert "held_out_fraction" in caught.value.expected and "held_out_fraction" in caught.value.hint
 
@@ -259,3 +259,11 @@ def test_a_large_difference_that_scatters_stays_inside_the_noise() -> None:
 def test_a_score_that_differs_in_its_last_digits_is_the_same(more: float, says: str) -> None:
     """The scale of a user's own score is not known, so only what arithmetic itself does to it is left out."""
     assert against_tuned([0.0] * 40, score=more)["score"] == says
+
+
+def test_rows_that_are_gone_were_not_trained_on(tmp_path: Path) -> None:
+    """It said that every row was trained on, and to train again."""
+    with pytest.raises(UsageError) as caught:
+        require_rows([], tmp_path / "my run", 2)
+    assert (caught.value.code, caught.value.got) == ("broken_record", "no such file")
+    assert "0 of the 2 rows" in caught.value.message and caught.value.hint.endswith(f"'{tmp_path}/my run'")

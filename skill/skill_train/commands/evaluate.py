@@ -113,7 +113,7 @@ def evaluate_run(options: EvaluateOptions, console: Console, scoring: Scoring) -
     with locked(run, "evaluate"):
         training = trained(run)
         rows = read_rows(run.held_out)
-        step.require_rows(rows, run.path)
+        step.require_rows(rows, run.path, training.data.held_out_rows)
         warn_of_seen(console, training.data)
         base, recipe = base_of(run), plan_record.read(run.plan).recipe
         tuned = tuned_of(run, base)
