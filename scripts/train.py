@@ -952,6 +952,14 @@ def is_complete(checkpoint: Path) -> bool:
         return False
 
 
+def share_weights(folder: Path, like: Path) -> None:
+    """Gives the weights in a folder the permissions of the file `like`. safetensors (0.8) lets their owner alone read
+    them, so a run of a container's root could not be merged by its user."""
+    for file in folder.glob("*.safetensors"):
+        with suppress(OSError):  # a file system without permissions
+            file.chmod(like.stat().st_mode & 0o777)
+
+
 def without(path: Path) -> str:
     """How to go on without a damaged file or checkpoint."""
     return f"move {shlex.quote(str(path))} away, then {again()}"
@@ -6144,6 +6152,7 @@ class Watch:
         """The marker comes last: a checkpoint without it is torn."""
         if is_main_process() and checkpoint.is_dir():
             write_json(checkpoint / SPLIT, [row["row"] for row in self.data["held_out"]])
+            share_weights(checkpoint, checkpoint / SPLIT)
             sizes = {str(p.relative_to(checkpoint)): p.stat().st_size for p in checkpoint.rglob("*") if p.is_file()}
             write_json(checkpoint / "complete.json", sizes)
             self.remove_older(checkpoint)
@@ -6426,6 +6435,7 @@ def save(trainer: Any, folder: Path, base: Path | None, pictures: Pictures | Non
         model.save_pretrained(str(part), state_dict=weights)
         (part / "README.md").unlink(missing_ok=True)  # PEFT's empty card template
         settle_order(part / "adapter_config.json")
+        share_weights(part, next(part.glob("*config.json")))
         if base is not None:
             take_files(base, part, str(model.dtype).removeprefix("torch."))
             if pictures is not None:

@@ -49,6 +49,14 @@ def test_a_local_run_says_what_the_design_promises(chain: Chain) -> None:
     assert "dtype: " in local.stderr and "loss " in local.stderr
 
 
+def test_everyone_may_read_the_weights_who_may_read_the_plan(chain: Chain) -> None:
+    """The run of a container's root was the user's to read, but for its adapter."""
+    expected = (chain.run / "plan.json").stat().st_mode
+    assert {str(path): oct(path.stat().st_mode) for path in chain.run.rglob("*") if path.is_file()} == {
+        str(path): oct(expected) for path in chain.run.rglob("*") if path.is_file()
+    }
+
+
 def test_the_second_call_and_the_recipe_that_was_written_find_the_run_done(chain: Chain) -> None:
     first, again, from_file = (chain.answers[name].data for name in ("local", "again", "from its file"))
     assert (again["reused"], from_file["reused"]) == (True, True)

@@ -23,6 +23,7 @@ from skill_train.program.events import (
 )
 from skill_train.program.examples import EncodedRow
 from skill_train.program.folders.base import LEFT_OUT, files_of_base, set_fields
+from skill_train.program.folders.checkpoints import share_weights
 from skill_train.program.model import (
     check_vocabulary,
     is_full,
@@ -246,6 +247,7 @@ def save(trainer: Any, folder: Path, base: Path | None, pictures: Pictures | Non
         model.save_pretrained(str(part), state_dict=weights)
         (part / "README.md").unlink(missing_ok=True)  # PEFT's empty card template
         settle_order(part / "adapter_config.json")
+        share_weights(part, next(part.glob("*config.json")))
         if base is not None:
             take_files(base, part, str(model.dtype).removeprefix("torch."))
             if pictures is not None:

@@ -34,6 +34,7 @@ from skill_train.program.folders.checkpoints import (
     from_earlier_start,
     is_complete,
     numbered,
+    share_weights,
     step_of,
     stop_signals,
     without,
@@ -348,6 +349,7 @@ class Watch:
         """The marker comes last: a checkpoint without it is torn."""
         if is_main_process() and checkpoint.is_dir():
             write_json(checkpoint / SPLIT, [row["row"] for row in self.data["held_out"]])
+            share_weights(checkpoint, checkpoint / SPLIT)
             sizes = {str(p.relative_to(checkpoint)): p.stat().st_size for p in checkpoint.rglob("*") if p.is_file()}
             write_json(checkpoint / "complete.json", sizes)
             self.remove_older(checkpoint)

@@ -7,6 +7,7 @@ import json
 import shlex
 import signal
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -25,6 +26,14 @@ def is_complete(checkpoint: Path) -> bool:
         return bool(sizes) and all((checkpoint / name).stat().st_size == size for name, size in sizes.items())
     except (FileNotFoundError, NotADirectoryError, ValueError, AttributeError, RecursionError):
         return False
+
+
+def share_weights(folder: Path, like: Path) -> None:
+    """Gives the weights in a folder the permissions of the file `like`. safetensors (0.8) lets their owner alone read
+    them, so a run of a container's root could not be merged by its user."""
+    for file in folder.glob("*.safetensors"):
+        with suppress(OSError):  # a file system without permissions
+            file.chmod(like.stat().st_mode & 0o777)
 
 
 def without(path: Path) -> str:
