@@ -83,6 +83,13 @@ def test_a_kind_that_nobody_knows_is_a_broken_file(kind: str | None, verdict: st
     assert check_file(file).verdict == verdict
 
 
+@pytest.mark.parametrize(("more", "verdict"), [(0, "pass"), (1, "fail"), (4096, "fail")])
+def test_bytes_behind_the_last_tensor(more: int, verdict: str, tmp_path: Path) -> None:
+    path = gguf_bytes.whole().write(tmp_path / "model-f32.gguf")
+    path.write_bytes(path.read_bytes() + bytes(more))
+    assert check_file(read_gguf(path)).verdict == verdict
+
+
 def test_a_matrix_is_compared_with_nothing(tmp_path: Path) -> None:
     written = gguf_bytes.whole().set("general.type", gguf_bytes.string("imatrix"))
     findings = Findings()

@@ -14,6 +14,7 @@ import pytest
 from gguf import GGMLQuantizationType, GGUFWriter
 
 from gguf_edit import finish
+from skill_train.core.digests import FileDigest
 from skill_train.llama.gguf_header import GgufFile, Tensor, read_gguf
 from skill_train.llama.inference import VocabularyFacts
 from skill_train.llama.logit_distance import Distance, TokenFigures, compare_change, summarize, summarize_change
@@ -24,7 +25,7 @@ from skill_train.run.export_record import MIX_KEY
 from skill_train.run.verify_record import Check, NotChecked
 from skill_train.verify.check import worst
 from skill_train.verify.check_answers import check_answers
-from skill_train.verify.check_header import check_types, file_type, name_type
+from skill_train.verify.check_header import check_digest, check_types, file_type, name_type
 from skill_train.verify.check_logits import check_logits, check_tuned, with_unread_epsilon
 from skill_train.verify.check_tokens import check_special_tokens, check_tokens, check_trained, difference
 from skill_train.verify.metadata.check import check_metadata
@@ -216,6 +217,21 @@ def test_logits_of_a_mixture_by_its_own_noise(
     assert isinstance(check, Check) and check.verdict == verdict
 
 
+def test_the_noise_of_a_mixture_is_that_of_the_files_type() -> None:
+    """An f32 file rounds nothing, and a type of 8 bits or fewer is held to bf16. One token may be as far as either."""
+    for kind, more in (("f32", 0.0), ("f16", 2 * 1.8e-3), ("bf16", 2 * 6e-4), ("q8_0", 6e-4)):
+        bounds = model_limits(limits(kind), None, kind, NOISE)
+        assert bounds.kl[0] == pytest.approx(limits(kind).kl[0] + more) and bounds.far == 1.1
+
+
+def test_a_file_that_changed_after_its_export() -> None:
+    file, digest = gguf("m.gguf", 1, ["F16"]), FileDigest(bytes=3, sha256="a")
+    assert check_digest(file, digest, digest).verdict == "pass"  # type: ignore[union-attr]
+    for other in (FileDigest(bytes=4, sha256="a"), FileDigest(bytes=3, sha256="b")):
+        assert check_digest(file, digest, other).verdict == "fail"  # type: ignore[union-attr]
+    assert isinstance(check_digest(file, digest, None), NotChecked)
+
+
 def test_a_model_without_routers_gets_no_wider_bounds() -> None:
     """Rounding a dense model to bf16: 4e-5 nats, no token farther than 2e-4."""
     dense = {"mean_kl": 4.4e-5, "p99_kl": 1.7e-4, "trimmed_kl": 4.0e-5, "max_kl": 2e-4}
@@ -255,6 +271,7 @@ def change(share: float, width: float = 0.001, between: float = 0.1) -> dict[str
         ("q4_k_m", 0.9, 0.02, "pass"),
         ("q4_k_m", 0.5, 0.02, "fail"),
         ("q4_k_m", 0.5, 0.4, "warn"),  # too few tokens to tell
+        ("q8_0", 0.9, 0.02, "warn"),
     ],
 )
 def test_tuned(kind: str, share: float, width: float, verdict: str) -> None:
@@ -265,6 +282,10 @@ def test_tuned(kind: str, share: float, width: float, verdict: str) -> None:
 def test_an_adapter_that_changes_nothing_is_a_warning() -> None:
     check = check_tuned("m.gguf", change(0.0, 5.0, between=1e-9), limits("f16"), "")
     assert isinstance(check, Check) and check.verdict == "warn" and "nothing measurable" in check.detail
+    small = check_tuned("m.gguf", change(0.0, between=0.03), limits("q4_k_m"), "")  # the type itself loses 0.031
+    assert isinstance(small, Check) and small.verdict == "warn"
+    large = check_tuned("m.gguf", change(0.0, between=0.032), limits("q4_k_m"), "")
+    assert isinstance(large, Check) and large.verdict == "fail"
 
 
 @pytest.mark.parametrize("name", ["share", "share_half_width", "kl_between", "kl_tuned", "kl_base"])
@@ -345,6 +366,7 @@ def test_the_figure_of_the_answers_is_the_widest_gap() -> None:
     assert check.figures["equal"] == 1 and "answers [6] for [4]" in check.detail.replace("'", "")
     unknown = check_answers("m.gguf", own[:1], [[3, 10, 9]], limits("f16"), TOKENIZER)  # the reference has ten tokens
     assert isinstance(unknown, Check) and unknown.verdict == "fail"
+    assert unknown.figure == "it does not end where the reference ends"  # JSON has no infinity
 
 
 def letters(text: str, add_special_tokens: bool = True) -> Any:
@@ -431,6 +453,8 @@ def test_rows_without_the_template_that_the_file_writes(kind: str, ids: list[int
     row |= {"without_template": True} if asked else {}
     check = check_trained("m.gguf", [row], [ids], eos=ids[-1], chat_template=True, turn_end=7)
     assert isinstance(check, Check) and check.verdict == verdict, check
+    without = check_trained("m.gguf", [row], [row["input_ids"]], eos=None)  # a file that writes no template
+    assert isinstance(without, Check) and without.verdict == "pass"
 
 
 def test_difference_shows_both_lists_around_the_first_one() -> None:
