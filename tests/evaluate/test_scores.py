@@ -109,6 +109,7 @@ def test_an_own_scorer_gets_the_three_texts_and_may_print() -> None:
         ("def score(p, a, e): return 'good'", "returned no number for answer 1", "'good' (str)"),
         ("def score(p, a, e): return float('nan')", "returned no number", "nan (float)"),
         ("def score(p, a, e): return None", "returned no number", "None (NoneType)"),
+        ("def score(p, a, e): return 10**400", "failed on answer 1", "OverflowError: int too large"),
         ("import os\ndef score(p, a, e): os.abort()", "ended its process", ""),
     ],
 )

@@ -58,10 +58,11 @@ def _load(file: Path) -> Callable[..., Any]:
 def _score(score: Callable[..., Any], row: Reply, number: int, file: str) -> float:
     try:
         value = score(row["prompt"], row["answer"], row["expected"])
+        is_number = isinstance(value, numbers.Real) and math.isfinite(value)
     except (Exception, SystemExit) as error:
         problem = f"failed on answer {number + 1}, {row['answer'][:80]!r}"
         raise _bad(Path(file), problem, _error_with_line(error, file)) from error
-    if not isinstance(value, numbers.Real) or not math.isfinite(value):
+    if not is_number:
         returned = f"{value!r} ({type(value).__name__})"
         raise _bad(Path(file), f"returned no number for answer {number + 1}, {row['answer'][:80]!r}", returned[:200])
     return float(value)
