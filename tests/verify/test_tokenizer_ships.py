@@ -15,7 +15,7 @@ import tiny_templates
 import training
 from converting import converted
 from skill_train.llama import inference
-from skill_train.program.encode import BEGINS_OTHERWISE, Encoder
+from skill_train.program.encode import BEGINS_OTHERWISE, ENDS_PROMPTS, Encoder
 from skill_train.program.events import Refused
 from skill_train.program.tokenizer import load_tokenizer
 from skill_train.reference import load as reference
@@ -154,6 +154,32 @@ def test_an_empty_suffix_of_pieces_is_none(tmp_path: Path, suffix: str | None, k
         assert (
             tokenizer(text, add_special_tokens=False).input_ids == published.encode(text, add_special_tokens=False).ids
         )
+
+
+def test_a_tokenizer_that_ends_prompts_is_told(tmp_path: Path) -> None:
+    """With add_eos_token, as bases are published that were tuned before. llama.cpp does the same to each text."""
+    post = {"id": "</s>", "type_id": 0}
+    processor = json.loads((tiny.cached("mistral") / "tokenizer.json").read_text())["post_processor"]
+    ending = {"</s>": {"id": "</s>", "ids": [2], "tokens": ["</s>"]}}
+    processor["single"].append({"SpecialToken": post})
+    folder = model(
+        "mistral",
+        tmp_path,
+        tokenizer={"post_processor": processor | {"special_tokens": processor["special_tokens"] | ending}},
+        add_eos_token=True,
+    )
+    turns = [{"role": "user", "content": "Two and two?"}, {"role": "assistant", "content": "Four."}]
+    recipe = training.resolved(folder, training.write_data(tmp_path, [{"messages": turns}]))
+    encoder = Encoder(recipe, load_tokenizer(str(folder), None))
+    row = encoder(0, 1, {"messages": turns})
+    assert encoder.notes == [ENDS_PROMPTS] and row["input_ids"].count(2) == 1
+    job = inference.InferenceJob(
+        gguf=str(converted(folder, tmp_path / "work", "f16")),
+        context_tokens=64,
+        threads=1,
+        special=["[INST] Hi [/INST]"],
+    )
+    assert inference.ask(job).special[0][-1] == 2
 
 
 @pytest.mark.parametrize("stops", [151643, [151643, 151645], None])

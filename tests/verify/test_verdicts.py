@@ -375,6 +375,10 @@ def letters(text: str, add_special_tokens: bool = True) -> Any:
     return SimpleNamespace(input_ids=[1] * add_special_tokens + [ord(letter) for letter in composed])
 
 
+def ended_letters(text: str, add_special_tokens: bool = True) -> Any:
+    return SimpleNamespace(input_ids=letters(text, add_special_tokens).input_ids + [2] * add_special_tokens)
+
+
 def test_tokens_name_the_first_difference() -> None:
     check = check_tokens("m.gguf", ["abc", "xyz"], [[97, 98, 99], [120, 0, 122]], letters)
     assert check.verdict == "fail" and check.figure == 1
@@ -393,8 +397,7 @@ def test_special_tokens() -> None:
     )
     facts = VocabularyFacts(bos=1, eos=2, pad=None, add_bos=True, end_of_generation=[2, 7], tokens=8)
 
-    def check(**changes: Any) -> Check:
-        tokenizer: Any = letters
+    def check(tokenizer: Any = letters, **changes: Any) -> Check:
         for name, value in vars(own).items():
             setattr(tokenizer, name, value)
         arguments = {"stops": {2, 7}, "turn_end": 7, "plain": [("a", [1, 97])]} | changes
@@ -403,6 +406,8 @@ def test_special_tokens() -> None:
     assert check().verdict == "pass" and check(turn_end=None).verdict == "pass"
     runs_on = check(stops={2})  # llama.cpp stops at 7 by its text
     assert runs_on.verdict == "warn" and "transformers and vLLM do not stop at token 7" in runs_on.detail
+    ended = check(tokenizer=ended_letters, plain=[("a", [1, 97, 2])])
+    assert ended.verdict == "warn" and "put token 2 behind each prompt" in ended.detail
     assert "does not stop at token 5" in check(turn_end=5).detail
     assert "does not stop at token 8 ('<|8|>')" in check(stops={2, 8}).detail
     assert "eos_token_id in its generation_config.json" in check(stops={2, 8}).detail

@@ -54,6 +54,10 @@ BEGINS_OTHERWISE = (
     "the chat template does not write the token with which the tokenizer begins each text, so the rows are trained "
     "without it, and llama-server and Ollama put it before each prompt: begin the template with {{ bos_token }}"
 )
+ENDS_PROMPTS = (
+    "the tokenizer puts an end token behind each text, so llama-server and Ollama put it behind each prompt, where the "
+    "answer begins: take it out of post_processor in tokenizer.json, and of add_eos_token in tokenizer_config.json"
+)
 SYSTEM_UNREAD = (
     "the system messages that stand beside the prompts are not read, because this model has no chat template: write "
     "them into the prompts if the answers need them"
@@ -237,8 +241,10 @@ class Encoder:
         self.require_calls(messages, example["tools"], rendered)
         self.look_for_thoughts(messages[-1], rendered)
         self.look_for_the_rest(messages, example["tools"], rendered)
-        if self.adds_bos and not begins_itself(rendered, self.tokenizer.bos_token):
+        if self.around[0] == self.tokenizer.bos_token_id and not begins_itself(rendered, self.tokenizer.bos_token):
             self.note(BEGINS_OTHERWISE)
+        if self.around[1] == self.tokenizer.eos_token_id:
+            self.note(ENDS_PROMPTS)
         if self.recipe["loss_on"] == "all":
             return rendered, []  # the whole text is trained, wherever the answers stand
         return rendered, [self.answer_span(example, rendered, i) for i in example["trained_messages"]]
@@ -451,10 +457,10 @@ class Encoder:
         return self.marks
 
     @cached_property
-    def adds_bos(self) -> bool:
-        """Whether the tokenizer begins each plain text with a token of its own."""
-        bos = self.tokenizer.bos_token_id
-        return bos is not None and self.tokenizer("a").input_ids[0] == bos
+    def around(self) -> tuple[int, int]:
+        """The first and the last token of a plain text, which may be tokens that the tokenizer adds."""
+        ids = self.tokenizer("a").input_ids
+        return ids[0], ids[-1]
 
     def before_question(self) -> str:
         """The line that the template writes right before a question; empty if it writes none."""

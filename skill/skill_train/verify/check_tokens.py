@@ -122,7 +122,12 @@ def check_special_tokens(
     added = "added" if facts.add_bos else "not added"
     good = f"bos {facts.bos} {added}, eos {facts.eos}, stops at {sorted(ending)[:8]}"
     check = problems("special_tokens", file, faults, looked_at=3 + len(stops) + len(plain), good=good)
-    if faults or turn_end is None or turn_end in stops:
+    if faults or turn_end is None:
+        return check
+    if any(ids[-1:] == [facts.eos] for _, ids in plain):
+        why = f"llama-server and Ollama put token {facts.eos} behind each prompt, as the tokenizer does: add_eos_token"
+        return Check(check.name, file, "warn", 1, 0, f"{why} in tokenizer_config.json", check.figures)
+    if turn_end in stops:
         return check
     text = tokenizer.convert_ids_to_tokens(turn_end)
     why = f"transformers and vLLM do not stop at token {turn_end} ({text!r}), which ends an answer in the chat template"
