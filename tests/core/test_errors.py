@@ -7,6 +7,7 @@ import resource
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -65,6 +66,17 @@ def test_nearest_names_the_words_that_begin_so() -> None:
     flavors = ["cpu-basic", "a10g-small", "a10g-large", "a10g-largex2", "a10g-largex4", "a100x8"]
     assert errors.nearest("a10g", flavors) == " (did you mean 'a10g-small' or 'a10g-large' or 'a10g-largex2'?)"
     assert errors.nearest("a1", ["a10g-small", "a2"]) == ""  # too short to mean all that begin so
+
+
+def test_an_error_of_a_rename_names_what_is_in_the_way(tmp_path: Path) -> None:
+    """It named the temporary file alone, which was whole."""
+    (tmp_path / "merge.json").mkdir()
+    (tmp_path / "part").touch()
+    with pytest.raises(OSError) as caught:
+        (tmp_path / "part").replace(tmp_path / "merge.json")
+    told = errors.system_error(caught.value)
+    assert (told.code, told.got) == ("system_error", str(tmp_path / "merge.json"))
+    assert told.message.endswith(f": {tmp_path}/part → {tmp_path}/merge.json")
 
 
 @pytest.mark.parametrize(

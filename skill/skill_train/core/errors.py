@@ -169,11 +169,11 @@ def no_disk(error: BaseException) -> DecisionNeeded | None:
 
 def system_error(error: OSError) -> SkillTrainError:
     """Disk full, read-only, no permission: the user's to mend, with the path that it happened at."""
-    where = f": {error.filename}" if error.filename else ""
+    names = [str(name) for name in (error.filename, error.filename2) if name]  # two of a file that is renamed
     return no_disk(error) or UsageError(
-        f"{error.strerror or error}{where}",
+        f"{error.strerror or error}{': ' if names else ''}{' → '.join(names)}",
         code="system_error",
-        got=str(error.filename or ""),
+        got=names[-1] if names else "",
         hint="check the path, its permissions and the free space, then run the same command again",
     )
 
