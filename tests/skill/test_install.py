@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import os
@@ -212,6 +213,18 @@ def test_a_kill_between_the_two_renames_loses_nothing() -> None:
     AGENTS.rename(AGENTS.with_name(".skill-train.before"))
     _answer("skills", "install")
     assert (AGENTS / "mine.md").read_text() == "mine"
+    assert _leftovers() == []
+
+
+def test_two_at_once_do_not_meet() -> None:
+    """One renamed what the other was about to rename: `Directory not empty`, and a half that stayed."""
+    AGENTS.parent.mkdir(parents=True)
+    with open(AGENTS.with_name(".skill-train.lock"), "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        error = _answer("skills", "install", code=2)["error"]
+        assert (error["code"], error["hint"]) == ("run_in_use", "wait for it to end")
+        assert not AGENTS.exists()
+    _answer("skills", "install")
     assert _leftovers() == []
 
 

@@ -18,6 +18,7 @@ from skill_train.run.folder import RunDir
 
 _TRIES = 5
 _WITH_RUN_DIR = ("local", "submit", "resume", "pull")  # commands with the option --run-dir
+_WITH_OUT = ("merge", "export-gguf")
 
 
 @contextlib.contextmanager
@@ -50,7 +51,7 @@ def locked_out(out: Path, command: str) -> Iterator[None]:
     lock = out.with_name(f".{out.name}.lock")
     created = [folder for folder in lock.parents if not folder.exists()]
     try:
-        with _locked(lock, out, ", or use another --out", command) as file:
+        with _locked(lock, out, ", or use another --out" if command in _WITH_OUT else "", command) as file:
             try:
                 yield
             finally:

@@ -19,6 +19,7 @@ from typing import Literal, TypedDict
 from skill_train.core.digests import file_digest
 from skill_train.core.errors import UsageError
 from skill_train.core.files import whole_file, whole_folder, write_json
+from skill_train.run.lock import locked_out
 from skill_train.skill.files import sha256
 
 MARKER = ".skill-train-manifest.json"
@@ -94,27 +95,55 @@ def install(skill: Skill, folder: Path, *, force: bool) -> Done:
     """Installs the complete skill: new files are written under a temporary name, then the folders are swapped.
 
     Other files in the folder stay. `force` also replaces edited files, and a link at this place.
+
+    Raises:
+        UsageError: another process installs it there now.
     """
-    _recover(folder)
-    if folder.is_symlink() and force:
-        folder.unlink()
+    if not _aside(folder).exists() and not (folder.is_symlink() and force):
+        work = _work(skill, folder, force=force)
+        if work.is_current:
+            return Done(folder, "current", work.preserved)
+    with locked_out(folder, "skills install"):
+        _recover(folder)
+        if folder.is_symlink() and force:
+            folder.unlink()
+        work = _work(skill, folder, force=force)
+        if not work.is_current:
+            return _write(skill, folder, work)
+    return Done(folder, "current", work.preserved)
+
+
+@dataclass(frozen=True)
+class _Work:
+    """What an installation does: `files` are written. `before` has the digests of those that are there."""
+
+    before: dict[str, str]
+    files: dict[str, bytes]
+    preserved: list[str]
+    removed: list[str]
+    is_current: bool
+
+
+def _work(skill: Skill, folder: Path, *, force: bool) -> _Work:
     before, recorded = _digests(folder), _recorded(folder)
     digests = skill.marker["files"]
     edited = [name for name in digests if before.get(name, digests[name]) not in (digests[name], recorded.get(name))]
     preserved = [] if force else edited
     ours = {name for name, digest in recorded.items() if before.get(name) == digest}
-    removed = sorted(ours - set(digests))
     files = {name: content for name, content in skill.files.items() if name not in preserved}
-    if _marker(folder) == skill.marker and all(before.get(name) == digests[name] for name in files):
-        return Done(folder, "current", preserved)
-    foreign = [name for name in before if name not in files and name not in removed]
+    same = _marker(folder) == skill.marker and all(before.get(name) == digests[name] for name in files)
+    return _Work(before, files, preserved, sorted(ours - set(digests)), same)
+
+
+def _write(skill: Skill, folder: Path, work: _Work) -> Done:
+    foreign = [name for name in work.before if name not in work.files and name not in work.removed]
     with _replaced(folder) as stage:
-        for name, content in files.items():
+        for name, content in work.files.items():
             _target(stage, name).write_bytes(content)
         for name in foreign:
             shutil.copy2(folder / name, _target(stage, name), follow_symlinks=False)
         write_json(stage / MARKER, skill.marker)
-    return Done(folder, "updated" if before else "written", preserved, removed)
+    return Done(folder, "updated" if work.before else "written", work.preserved, work.removed)
 
 
 def link(skill: Skill, place: Path, to: Path, *, force: bool) -> Done:
