@@ -403,6 +403,8 @@ def _write(folder: Path, plan: dict[str, Any]) -> Path:
         (OSError(errno.ENOMEM, "Cannot allocate memory"), "out_of_memory"),
         (ImportError("libarrow_compute.so.2600: failed to map segment from shared object"), None),
         (PermissionError(errno.EACCES, "Permission denied"), "system_error"),
+        (IsADirectoryError(errno.EISDIR, "Is a directory", "RUN/metrics.jsonl"), "system_error"),
+        (OSError(errno.EMFILE, "Too many open files"), "system_error"),
         (ModuleNotFoundError("No module named 'trl'", name="trl"), "missing_package"),
         (RuntimeError("a bug"), None),
         (KeyError("a bug"), None),

@@ -127,6 +127,13 @@ def explanation(error: Exception) -> Refused | None:
             expected="a writable folder",
             hint="use another --run-dir",
         )
+    if number in (errno.EISDIR, errno.ENOTDIR, errno.ENAMETOOLONG, errno.EPERM, errno.EMFILE, errno.ENFILE):
+        return Refused(
+            f"the system refuses a file of the training: {error}",
+            code="system_error",
+            expected="files and folders as the training writes them",
+            hint=f"move what is in the way, or raise the limit that the message names, then {again()}",
+        )
     lacking = next((each for each in with_causes(error) if lacks_memory(each)), None)
     if lacking is not None:
         return Refused(
