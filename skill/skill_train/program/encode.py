@@ -46,17 +46,17 @@ THOUGHTS_LEFT_OUT = (
     "they are not trained"
 )
 ANOTHER_PROMPT = (
-    "the chat template writes another prompt when it asks for an answer than before the answers in these rows, such as "
-    "one with a <think> or a system message more: in use the model sees a prompt that it was not trained on"
+    "the chat template asks for an answer with another prompt than it writes before the answers of rows (a <think> or "
+    "a system message more): in use the model sees a prompt that it was not trained on"
 )
 NOT_RENDERED = "the chat template leaves out {}, so the model is trained without them"
 BEGINS_OTHERWISE = (
-    "the chat template does not write the token with which the tokenizer begins each text, so the rows are trained "
-    "without it, and llama-server and Ollama put it before each prompt: begin the template with {{ bos_token }}"
+    "the rows are trained without the token that begins each text, which llama-server and Ollama put before each "
+    "prompt: begin the chat template with {{ bos_token }}"
 )
 ENDS_PROMPTS = (
-    "the tokenizer puts an end token behind each text, so llama-server and Ollama put it behind each prompt, where the "
-    "answer begins: take it out of post_processor in tokenizer.json, and of add_eos_token in tokenizer_config.json"
+    "the tokenizer puts an end token behind each text, and so do llama-server and Ollama behind each prompt: take it "
+    "out of tokenizer.json (post_processor), and set add_eos_token to false"
 )
 SYSTEM_UNREAD = (
     "the system messages that stand beside the prompts are not read, because this model has no chat template: write "
@@ -134,7 +134,6 @@ class Encoder:
         self.leaves_out = True  # columns with pictures that are not read; else it refuses them
         self.count = 0
         self.notes: list[str] = [tokenizer.read_as] if hasattr(tokenizer, "read_as") else []
-        self.marks: list[str] | None = None
         self.patience = TEMPLATE_SECONDS  # left for the chat template
         special = sorted({*tokenizer.all_special_tokens, *added_special_tokens(tokenizer)}, key=len, reverse=True)
         self.end_of_turn = end_of_turn(special, tokenizer.eos_token)
@@ -283,14 +282,13 @@ class Encoder:
                 self.note(NOT_RENDERED.format(answer if role == "assistant" else f"messages of the role {role}"))
 
     def look_for_stop(self, last: int) -> None:
-        """Notes that transformers and vLLM do not stop at the special token that ends a row's last answer, as with a
-        base model whose template is ChatML."""
+        """Notes that transformers does not stop at the special token that ends a row, as of a base model's template."""
         ends = getattr(self.tokenizer, "ends", None)
         token = self.tokenizer.added_tokens_decoder.get(last)
         if ends is not None and token is not None and token.special and last not in ends:
             self.note(
-                f"the answers end with {token.content}, which is not in eos_token_id of generation_config.json: "
-                f"transformers and vLLM do not stop there; add {last} to it in the base's folder"
+                f"the answers end with {token.content}, at which transformers and vLLM do not stop: add {last} to "
+                "eos_token_id in the base's generation_config.json"
             )
 
     def with_arguments(self, messages: list[Message], tools: Any) -> list[Message]:
@@ -437,7 +435,7 @@ class Encoder:
         """Refuses a question that was already rendered with the template: it would be rendered twice. Messages as a
         prompt may have none."""
         question = next((message["content"] for message in messages if message["role"] == "user"), "")
-        mark = next((mark for mark in self.template_marks() if mark in question), None)
+        mark = next((mark for mark in self.template_marks if mark in question), None)
         if mark is not None:
             raise Refused(
                 f"a question contains {mark!r}, which the model's chat template adds itself",
@@ -447,14 +445,13 @@ class Encoder:
                 hint="set format: completion in the recipe to train rows that are already rendered",
             )
 
+    @cached_property
     def template_marks(self) -> list[str]:
         """The text that the template writes right before a question, and every special token before it."""
-        if self.marks is None:
-            special = {*self.tokenizer.all_special_tokens, *added_special_tokens(self.tokenizer)}
-            last = self.before_question()
-            signed = {last} if last[:1] in ("<", "[") else set()
-            self.marks = sorted({token for token in special if token and token in self.head} | signed - {""})
-        return self.marks
+        special = {*self.tokenizer.all_special_tokens, *added_special_tokens(self.tokenizer)}
+        last = self.before_question()
+        signed = {last} if last[:1] in ("<", "[") else set()
+        return sorted({token for token in special if token and token in self.head} | signed - {""})
 
     @cached_property
     def around(self) -> tuple[int, int]:

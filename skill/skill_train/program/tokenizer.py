@@ -223,8 +223,7 @@ def no_tokenizer(model: str, expected: str, got: str) -> Refused:
 
 
 def begins_itself(text: str, bos: str | None) -> bool:
-    """Whether a text begins with the token that begins every text, as rows do that were rendered before. A tokenizer
-    would put a second one in front of it."""
+    """Whether a text begins with the start token, as rendered rows do, so that none is to be put before it."""
     return bool(bos) and text.startswith(str(bos))
 
 

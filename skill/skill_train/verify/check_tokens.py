@@ -191,13 +191,8 @@ def check_trained(
 def with_other_prompts(
     check: Check | NotChecked, rows: list[Row], tokenizer: Any, begins: int | None
 ) -> Check | NotChecked:
-    """The result of `check_trained`, as a warning where the template asks for an answer with another prompt than the
-    rows have before it: with a <think>, or with the system message that Mistral 7B v0.3 leaves out of whole rows.
-
-    Args:
-        begins: the token that llama.cpp puts before each text; llama-server and Ollama also put it before a prompt
-            whose template does not write it, such as that of TinyLlama.
-    """
+    """The result of `check_trained`, as a warning where use has another prompt than the rows: a <think> more, or the
+    system message that Mistral 7B v0.3 leaves out of whole rows, or `begins`, which llama.cpp puts before each text."""
     chats = [row for row in rows if row["kind"] == "chat"]
     asked = [Conversation(before_last_answer(row["messages"]), row.get("tools"), True) for row in chats]
     prompts = [rendered.text or "" for rendered in render_reference(tokenizer, asked)] if chats else []
