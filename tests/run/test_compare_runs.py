@@ -16,6 +16,7 @@ import pytest
 from skill_train.commands import diff as diff_command
 from skill_train.commands.diff import DiffOptions
 from skill_train.core.console import MAX_JSON_BYTES, Console
+from skill_train.core.digests import FileDigest
 from skill_train.core.errors import UsageError
 from skill_train.run import compare_runs as diff
 from skill_train.run.export_record import ExportedFile, MatrixChoice, MatrixUse
@@ -243,11 +244,31 @@ def test_a_fact_that_only_one_run_has_is_said() -> None:
     failed = diff.ComparedRun(recorded().plan, recorded().environment, None, recorded().metrics[:5], recorded().samples)
     found = diff.compare(failed, recorded())
     assert found.not_compared == ["trained weights: only run B has a record", "steps after 5: only run B has a record"]
+    assert found.same_weights is None
     assert (found.losses or {})["steps"] == 5
+    for pair, which in (((failed, recorded()), "B"), ((recorded(), failed), "A")):
+        without = [dataclasses.replace(run, metrics=[]) if run is failed else run for run in pair]
+        assert f"losses: only run {which} has a record" in diff.compare(*without).not_compared
     assert (
         diff.compare(diff.ComparedRun(old.plan), diff.ComparedRun(old.plan)).not_compared[0]
         == "program: neither run has a record"
     )
+
+
+def test_another_base_is_another_recipe() -> None:
+    def of_base(digest: str) -> diff.ComparedRun:
+        kept = recorded().environment
+        assert kept is not None
+        base = {"model.safetensors": FileDigest(bytes=9, sha256=digest)}
+        return dataclasses.replace(recorded(), environment=msgspec.structs.replace(kept, base_weights=base))
+
+    assert diff.compare(of_base("a"), of_base("a")).verdict == "same"
+    other = diff.compare(of_base("a"), of_base("b"))
+    assert facts(other.recipe) == ["base_weights.model.safetensors.sha256"] and other.placement == []
+    for pair, which in (((of_base("a"), recorded()), "A"), ((recorded(), of_base("a")), "B")):
+        earlier = diff.compare(*pair)  # a run of an earlier version has no record of it
+        assert earlier.not_compared == [f"base_weights: only run {which} has a record"]
+        assert earlier.verdict == "incomplete"
 
 
 def test_an_adapter_on_one_side_alone_is_another_recipe() -> None:
