@@ -10,7 +10,7 @@ import pytest
 
 from skill_train.data.check_row import checker, column_checker, role_trouble
 from skill_train.program.events import Refused
-from skill_train.program.examples import to_example
+from skill_train.program.examples import media_in, to_example
 from skill_train.recipe.formats import DetectedFormat
 
 USER, BOT = {"role": "user", "content": "2+2?"}, {"role": "assistant", "content": "4"}
@@ -52,15 +52,16 @@ ROWS: list[Any] = [
 MEDIA = [
     "data:image/png;base64,iVBORw0KGgo=",
     "https://example.org/my cat.jpg?size=1",
-    "my photo of two/cats.jpeg",
+    "photos/my two cats.jpeg",
     "file:///her pictures/a b.png",
     "iVBORw0KGgoAAAANSUhEUgAAAAUAAAAFCAYAAACNbyblAAAAHElEQVQI12P4",
     "What is in it? <image>",
     "[IMG] What is in it?",
     "What is in it? [image]",
+    "[image] What is in it?",
     "What is in it? [image]\r",
     "\u00a0data:image/png;base64,iVBORw0KGgo=",
-    "my photo of two/cats.jpeg\t\t\t\t",
+    "photos/my two cats.jpeg\t\t\t\t",
 ]
 
 
@@ -86,6 +87,42 @@ def test_a_row_is_refused_exactly_when_training_refuses_it(messages: Any) -> Non
         refused = True
     trouble = checker(CHAT)({"messages": messages})[2]
     assert (trouble is not None and trouble.refused) == refused
+
+
+@pytest.mark.parametrize("text", MEDIA)
+def test_a_text_that_stands_for_media_is_refused(text: str) -> None:
+    with pytest.raises(Refused) as caught:
+        to_example({"messages": [{"role": "user", "content": text}, BOT]}, "messages", {"messages": "messages"})
+    assert caught.value.error["code"] == "not_text"
+
+
+@pytest.mark.parametrize(
+    ("value", "answer", "found"),
+    [
+        (b"\x89PNG", False, True),
+        ({"bytes": None, "path": "a.png"}, False, True),
+        ({"bytes": "iVBORw0KGgo", "path": None}, False, True),
+        ({"array": [0.5], "sampling_rate": 16_000}, False, True),
+        ({"array": [0.5], "sampling_rate": 16_000, "place": "Rome"}, False, False),  # an object of another kind
+        ({"path": None, "bytes": 512}, False, False),  # how many
+        (["a text", {"path": "a.png"}], False, True),
+        (["a text", "another"], False, False),
+        ("a.png", False, True),
+        ("a.png", True, False),  # an answer may be the name of a file
+        ("pictures/a.png", True, True),
+        ("pictures\\a.png", True, True),
+        ("What is <|image_pad|></b>?", False, True),
+        ("What is <image>?", False, True),
+        ("What is <image>a</image>?", False, True),  # InternVL's
+        ("What is <b><image></b>?", False, False),  # HTML closes a tag
+        ("Write [image] twice", False, False),  # inside a sentence
+        ("c0ffee00" * 8, False, False),  # a digest
+        ("abcdefgh" * 8, False, False),  # as long as a file in base64
+        ("x" * 1021 + ".png", False, False),  # longer than a name
+    ],
+)
+def test_a_value_that_stands_for_media(value: Any, answer: bool, found: bool) -> None:
+    assert (media_in(value, answer=answer) is not None) is found
 
 
 @pytest.mark.parametrize(
