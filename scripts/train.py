@@ -6730,6 +6730,8 @@ class Checks:
         small = self.gradient([[row] for row in rows])
         apart = sum(float(torch.linalg.norm(a.float() - b.float())) ** 2 for a, b in zip(large, small, strict=True))
         size = sum(float(torch.linalg.norm(a.float())) ** 2 for a in large)
+        if not size:
+            return self.add("accumulation", "warn", None, "these rows change no weight: nothing to accumulate")
         error = math.sqrt(apart) / max(math.sqrt(size), 1e-12)
         coarse = self.trainer.args.bf16 or self.trainer.args.fp16 or self.recipe["pure_bf16"]
         limit = 0.05 if coarse else 1e-3

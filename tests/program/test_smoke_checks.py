@@ -102,6 +102,13 @@ def test_gradients_that_are_scaled_by_their_batch_are_found(loss: Callable[..., 
     assert found.trainer.aux_loss_enabled  # as it was
 
 
+def test_gradients_of_nothing_are_no_proof() -> None:
+    """Two zeros are equal, also where no weight is trained at all."""
+    found = checks(lambda *arguments, **items: 0 * by_all(*arguments, **items))
+    found.check_accumulation()
+    assert only(found)["verdict"] == "warn" and "change no weight" in only(found)["detail"]
+
+
 def test_long_rows_are_cut_to_the_end_of_what_is_trained() -> None:
     """A batch of 4 rows of 8 tokens: 8 tokens of each row."""
     row: Any = {"input_ids": [*range(20)], "labels": [IGNORED] * 10 + [10, 11] + [IGNORED] * 8}
