@@ -5428,7 +5428,7 @@ class Encoder:
     @cached_property
     def around(self) -> tuple[int, int]:
         """The first and the last token of a plain text, which may be tokens that the tokenizer adds."""
-        ids = self.tokenizer("a").input_ids
+        ids = self.tokenizer("a").input_ids or [IGNORED]  # a vocabulary may lack the letter
         return ids[0], ids[-1]
 
     def before_question(self) -> str:

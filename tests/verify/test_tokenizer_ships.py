@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tokenizers import Tokenizer
+from tokenizers import Tokenizer, models, normalizers
+from transformers import PreTrainedTokenizerFast
 
 import tiny
 import tiny_templates
@@ -154,6 +155,18 @@ def test_an_empty_suffix_of_pieces_is_none(tmp_path: Path, suffix: str | None, k
         assert (
             tokenizer(text, add_special_tokens=False).input_ids == published.encode(text, add_special_tokens=False).ids
         )
+
+
+def test_a_vocabulary_without_a_letter_is_asked_about_its_ends(tmp_path: Path) -> None:
+    encoder = Encoder(training.resolved(tiny.cached("gemma"), tiny.write_rows(tmp_path / "rows.jsonl", 1)), _words())
+    assert encoder.around == (-100, -100)
+
+
+def _words() -> Any:
+    """A tokenizer of one word."""
+    words = Tokenizer(models.WordLevel({"<s>": 0, "Four.": 1}, unk_token="<s>"))
+    words.normalizer = normalizers.Replace("a", "")
+    return PreTrainedTokenizerFast(tokenizer_object=words, eos_token="<s>")
 
 
 def test_a_tokenizer_that_ends_prompts_is_told(tmp_path: Path) -> None:
