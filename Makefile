@@ -28,10 +28,8 @@ help:
 demo: $(STAMP)
 	$(BIN)/skill-train demo --format human
 
-# Folders of tests that passed go at once: pytest lists all that there are for each new one.
 check: lint
-	$(BIN)/python -m pytest -m "not slow and not live and not torture" -n $(CORES) --dist loadfile --no-loadscope-reorder \
-	-o tmp_path_retention_policy=failed
+	$(BIN)/python -m pytest -m "not slow and not live and not torture" -n $(CORES) --dist loadfile --no-loadscope-reorder
 
 # Each file goes whole to one process, the slow ones first, and each process keeps to one core (tests/conftest.py). Two
 # processes a core: a quarter of the time is spent waiting, for signals and for servers. Each takes up to 2 GB.
