@@ -1,4 +1,5 @@
-"""The smoke verdict goes red: each check with a training that is wrong in its way, on a model of two weights."""
+"""The smoke verdict goes red: each check with a training that is wrong in its way, on a model of two weights, and what
+was saved on a tiny real one."""
 
 from __future__ import annotations
 
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 
+import tiny
 from skill_train.program.checks import Checks
 from skill_train.program.split import IGNORED
 
@@ -162,3 +164,73 @@ def test_a_training_without_a_whole_checkpoint_fails(tmp_path: Path) -> None:
     found = checks()
     found.after_training(tmp_path, tmp_path / "adapter")
     assert (only(found)["name"], only(found)["verdict"], only(found)["figure"]) == ("checkpoint_saves", "fail", 0)
+
+
+# --- What was saved, read back ---
+
+
+@pytest.fixture(scope="module")
+def base() -> Any:
+    from transformers import AutoModelForCausalLM
+
+    return AutoModelForCausalLM.from_pretrained(tiny.cached("qwen2"))
+
+
+def saved(recipe: dict[str, Any], model: Any) -> Checks:
+    plain = SimpleNamespace(unwrap_model=lambda wrapped: wrapped)
+    found = checks(rows=[{"input_ids": [*range(20, 40)], "labels": [*range(20, 40)]}], model=model, accelerator=plain)
+    found.trainer.optimizer = SimpleNamespace(state={})
+    found.recipe.update(recipe)  # type: ignore[typeddict-item]
+    return found
+
+
+def change(file: Path, named: str, changed: Callable[[Any], Any]) -> None:
+    """Changes one tensor of a file; takes it out where nothing is left."""
+    from safetensors.torch import load_file, save_file
+
+    weights = load_file(file)
+    name = next(name for name in weights if named in name)
+    weights |= {name: changed(weights[name])}
+    save_file({name: weight for name, weight in weights.items() if weight is not None}, file, {"format": "pt"})
+
+
+CHANGES = pytest.mark.parametrize(
+    ("changed", "verdict"),
+    [
+        (lambda weight: weight, "pass"),
+        (lambda weight: weight * 1.05, "fail"),
+        (lambda weight: weight * float("nan"), "fail"),
+        (lambda weight: None, "fail"),
+    ],
+    ids=["as it was", "other values", "no numbers", "left out"],
+)
+
+
+@CHANGES
+@pytest.mark.slow
+def test_an_adapter_that_was_saved_otherwise_is_found(
+    base: Any, tmp_path: Path, changed: Callable[[Any], Any], verdict: str
+) -> None:
+    from peft import LoraConfig, get_peft_model
+
+    torch.manual_seed(1)
+    adapter = LoraConfig(r=4, target_modules=["q_proj", "down_proj"], init_lora_weights=False)
+    model = get_peft_model(base, adapter)
+    model.save_pretrained(tmp_path / "adapter")
+    change(tmp_path / "adapter" / "adapter_model.safetensors", "layers.1.mlp.down_proj.lora_B", changed)
+    found = saved({"finetuning_type": "lora"}, model)
+    found.check_reload(tmp_path / "adapter")
+    assert (only(found)["name"], only(found)["verdict"]) == ("adapter_reloads", verdict)
+    model.unload()
+
+
+@CHANGES
+@pytest.mark.slow
+def test_a_model_that_was_saved_otherwise_is_found(
+    base: Any, tmp_path: Path, changed: Callable[[Any], Any], verdict: str
+) -> None:
+    base.save_pretrained(tmp_path / "merged")
+    change(tmp_path / "merged" / "model.safetensors", "layers.1.mlp.down_proj.weight", changed)
+    found = saved({"finetuning_type": "full", "method": "sft"}, base)
+    found.check_reload(tmp_path / "merged")
+    assert (only(found)["name"], only(found)["verdict"]) == ("model_reloads", verdict)
