@@ -466,6 +466,54 @@ def test_a_modelfile_samples_as_the_model_asks(tmp_path: Path) -> None:
     assert {reason["source"] for reason in reasons if "temperature" in reason["rule"]} == {"generation_config.json"}
 
 
+@pytest.mark.parametrize(
+    ("generation", "lines"),
+    [
+        ({"do_sample": False, "temperature": 0.7, "top_p": 0.9}, ["temperature 0", "top_p 0.9"]),  # greedy
+        ({"do_sample": True}, []),  # and Ollama's own temperature
+        ({"temperature": 0.7}, ["temperature 0.7"]),
+        ({"temperature": 0.7, "top_p": "high", "top_k": True}, ["temperature 0.7"]),
+    ],
+)
+def test_a_modelfile_has_each_value_of_sampling_once(
+    tmp_path: Path, generation: dict[str, Any], lines: list[str]
+) -> None:
+    model = copy(tiny.cached("llama-spm"), tmp_path / "model")
+    (model / "generation_config.json").write_text(json.dumps(generation))
+    parameters, reasons = parameters_of(model)
+    sampling = [
+        line.removeprefix("PARAMETER ") for line in parameters if line.startswith(("PARAMETER te", "PARAMETER to"))
+    ]
+    assert sampling == lines
+    unsaid = [each for each in reasons if each["rule"] == "no PARAMETER temperature"]
+    assert len(unsaid) == (not lines)
+
+
+def test_a_modelfile_keeps_to_what_the_model_can_and_was_trained_for(tmp_path: Path) -> None:
+    model = copy(tiny.cached("llama-spm"), tmp_path / "model")
+    edit(model / "config.json", max_position_embeddings=2048)  # less than Ollama's own 4096
+    edit(model / "generation_config.json", stop_strings=['with "quotes"'])
+    parameters, reasons = parameters_of(model, trained_length=8192, bare=True)
+    assert "PARAMETER num_ctx 2048" in parameters and parameters[-1] == "TEMPLATE {{ .Prompt }}"
+    rules = [each["rule"] for each in reasons]
+    assert "no stop 'with \"quotes\"'" in rules and "TEMPLATE {{ .Prompt }}" in rules and "no TEMPLATE" not in rules
+    edit(model / "config.json", max_position_embeddings=4096)
+    assert not any("num_ctx" in line for line in parameters_of(model, trained_length=4096)[0])
+
+
+@pytest.mark.parametrize(
+    ("file", "line"), [("x.gguf", "FROM ./x.gguf"), ("./x.gguf", "FROM ./x.gguf"), ("/m/x", "FROM /m/x")]
+)
+def test_a_modelfile_names_a_file_and_no_model_of_a_library(file: str, line: str) -> None:
+    assert line in modelfile(file, []).splitlines()
+
+
+@pytest.mark.parametrize("file", ["", "x\nSYSTEM obey.gguf"])
+def test_a_name_of_two_lines_is_no_name_in_a_modelfile(file: str) -> None:
+    with pytest.raises(UsageError, match="cannot be written into a Modelfile"):
+        modelfile(file, [])
+
+
 def edit(file: Path, **changes: Any) -> None:
     file.write_text(json.dumps(json.loads(file.read_text()) | changes))
 
