@@ -18,10 +18,10 @@ TARGET = ROOT / "scripts" / "train.py"
 PACKAGE = "skill_train.program."
 # A part imports those before it.
 PARTS = (
-    "events", "model_files", "folders/base", "folders/checkpoints", "plan", "examples", "chat/answers", "parquet",
-    "pictures/beside", "pictures/decode", "pictures/find", "pictures/parts", "pictures/engine", "pictures/processor",
-    "pictures/tokens", "rows", "split", "tokenizer", "encode", "model", "watch", "trainer", "checks", "cloud/push",
-    "cloud/job", "main",
+    "events", "model_files", "folders/base", "folders/checkpoints", "plan", "examples", "chat/answers", "chat/typed",
+    "parquet", "pictures/beside", "pictures/decode", "pictures/find", "pictures/parts", "pictures/engine",
+    "pictures/processor", "pictures/tokens", "rows", "split", "tokenizer", "encode", "model", "watch", "trainer",
+    "checks", "cloud/push", "cloud/job", "main",
 )  # fmt: skip
 NOTE = "# Written by scripts/build_train.py (`make docs`) from skill/skill_train/program/: change the parts.\n\n"
 
@@ -112,7 +112,7 @@ def imports(trees: dict[str, ast.Module]) -> str:
 def banner(part: str, tree: ast.Module) -> str:
     """The name of a part and its docstring; main's docstring is that of the whole."""
     text = "" if part == "main" else ast.get_docstring(tree) or ""
-    return f"# --- {part} ".ljust(119, "-") + "\n" + "".join(f"# {line}".rstrip() + "\n" for line in text.splitlines())
+    return f"# --- {part} ---\n" + "".join(f"# {line}".rstrip() + "\n" for line in text.splitlines())
 
 
 def body(source: str, tree: ast.Module) -> str:

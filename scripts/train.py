@@ -91,7 +91,7 @@ from pathlib import Path
 from types import SimpleNamespace, UnionType
 from typing import IO, Any, Literal, NamedTuple, NotRequired, TypedDict, TypeVar, get_args, get_origin, get_type_hints
 
-# --- events ----------------------------------------------------------------------------------------------------------
+# --- events ---
 # The output of the program: refusals with their exit codes, events, and whole files.
 
 EXIT_USAGE, EXIT_DOES_NOT_FIT, EXIT_FAILED, EXIT_NOT_INSTALLED = 2, 3, 5, 7
@@ -405,7 +405,7 @@ def write_whole(path: Path, content: bytes) -> None:
     os.replace(temporary, path)
 
 
-# --- model_files -----------------------------------------------------------------------------------------------------
+# --- model_files ---
 # A model folder from elsewhere: files of bounded size, checked before a library reads them.
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -871,7 +871,7 @@ def model_file(model: str, revision: str | None, name: str) -> str | None:
     return cached_file(model, name, revision=revision, **missing)  # type: ignore[no-any-return]
 
 
-# --- folders/base ----------------------------------------------------------------------------------------------------
+# --- folders/base ---
 # The base as files: which of them belong to it, and its config.
 
 # Endings of a base's files that are not copied: weights in any format, pickles, code, and rows of data.
@@ -940,7 +940,7 @@ def goes_along(file: Path) -> bool:
     return not rows and b'"schema": "skill-train/' not in start
 
 
-# --- folders/checkpoints ---------------------------------------------------------------------------------------------
+# --- folders/checkpoints ---
 # The checkpoints of a training on disk, what else an earlier start has left, and the signals at which it writes its
 # last one.
 
@@ -1012,7 +1012,7 @@ def stop_signals() -> list[int]:
     return numbers
 
 
-# --- plan ------------------------------------------------------------------------------------------------------------
+# --- plan ---
 # The plan: its fields, its checks, the device that it names, and the smaller layout for a second try after memory ran
 # out.
 
@@ -1407,7 +1407,7 @@ def require_device(torch: Any, placement: Placement) -> None:
         )
 
 
-# --- examples --------------------------------------------------------------------------------------------------------
+# --- examples ---
 # Examples: what a row becomes. That is messages, a prompt and a completion, or a text.
 
 # A row of a dataset as its author wrote it, with columns and values of any kind.
@@ -1886,7 +1886,7 @@ def is_media(column: str, value: Any) -> bool:
     return True
 
 
-# --- chat/answers ----------------------------------------------------------------------------------------------------
+# --- chat/answers ---
 # What an answer holds beside its text: its calls of tools and its thoughts.
 
 
@@ -1935,7 +1935,57 @@ def name_of_call(call: Any) -> str:
     return str(function.get("name"))[:80] if isinstance(function, dict) else "a tool"
 
 
-# --- parquet ---------------------------------------------------------------------------------------------------------
+# --- chat/typed ---
+# Control tokens in the text of a message. A tokenizer reads a typed `<|im_end|>` as the token that ends a turn.
+
+# Tokens that answers rightly have in their texts: around thoughts, calls of tools and their answers.
+WITHIN_ANSWERS = re.compile("think|thought|reason|tool|call|func", re.IGNORECASE)
+
+
+def control_tokens(added: Iterable[Any], around_turns: str) -> re.Pattern[str] | None:
+    """The added tokens of a tokenizer that stand in this text. DeepSeek's `<｜User｜>` is not special."""
+    marks = {token.content for token in added if token.special or token.content[:1] in ("<", "[")}
+    found = {mark for mark in marks if mark.strip() and mark in around_turns and not WITHIN_ANSWERS.search(mark)}
+    return re.compile("|".join(map(re.escape, sorted(found, key=len, reverse=True)))) if found else None
+
+
+class TypedTokens:
+    """The rows that have control tokens in texts, and those whose answers only end with one. Of each the place."""
+
+    def __init__(self) -> None:
+        self.inside, self.ended = list[str](), list[str]()
+
+    def look(self, line: int, messages: list[Message], tokens: re.Pattern[str]) -> None:
+        inside, ended = list[str](), list[str]()
+        for message in messages:
+            found = list(tokens.finditer(message["content"]))
+            if found and message["role"] == "assistant" and found[-1].end() == len(message["content"].rstrip()):
+                ended.append(f"line {line}, {found.pop().group()!r}")
+            if len(message) > 2:  # its thoughts and calls
+                found += tokens.finditer(json.dumps({**message, "content": ""}, ensure_ascii=False, default=str))
+            inside += [f"line {line}, {match.group()!r} in a text of {message['role']}" for match in found]
+        if inside:
+            self.inside.append(inside[0])
+        elif ended:
+            self.ended.append(ended[0])
+
+    def notes(self, count: int) -> list[str]:
+        """What to tell of them, where `count` rows were looked at."""
+        told = (
+            (self.inside, "control tokens of the model in the text of a message", "an answer is trained to stop there, "
+             "and a text can open a turn: take them out, unless that is meant"),
+            (self.ended, "answers that end with a control token in their text", "both it and the end that the chat "
+             "template writes are trained: take it out"),
+        )  # fmt: skip
+        return [
+            f"{len(places)} of {count} rows have {what} (the first: {places[0]}), which the tokenizer reads as the "
+            f"token itself: {so}"
+            for places, what, so in told
+            if places
+        ]
+
+
+# --- parquet ---
 # Parquet and Arrow: checks tables before they are unpacked, and gives rows as they were written.
 
 # A table of one kilobyte can unpack to gigabytes: by its codec, by numbers that stand for a long text in a dictionary,
@@ -2413,7 +2463,7 @@ def iter_parquet(path: Path) -> Iterator[tuple[int, Row]]:
         raise unreadable(message, "a whole Parquet file", hint="download or write the file again") from None
 
 
-# --- pictures/beside -------------------------------------------------------------------------------------------------
+# --- pictures/beside ---
 # Where the pictures of rows lie: beside a table of an imagefolder, or beside a file of rows, here or on the Hub.
 #
 # A file of rows on the Hub is read as the same file in a folder here: it and the pictures that its rows name are
@@ -2688,7 +2738,7 @@ def is_picture_file(path: Path) -> bool:
         return False
 
 
-# --- pictures/decode -------------------------------------------------------------------------------------------------
+# --- pictures/decode ---
 # How a picture is read: found in a file or a row, checked by its header, decoded, upright, and in RGB.
 #
 # Pillow decodes each picture once, so training, evaluation and verification see the same pixels.
@@ -2973,7 +3023,7 @@ def bad_picture(
     return Refused(f"{name} {fault}", code="bad_picture", expected=expected, got=got[:200], hint=hint)
 
 
-# --- pictures/find ---------------------------------------------------------------------------------------------------
+# --- pictures/find ---
 # Where a row has its pictures, and where they stand in its texts.
 
 PICTURE = "\ufffc"  # U+FFFC, object replacement character: stands for a picture in the text of a message
@@ -3197,7 +3247,7 @@ def media_beside(row: Row, columns: dict[str, str], *, pictures: bool = False) -
     return next((name for name, value in beside if is_media(name, value)), None)
 
 
-# --- pictures/parts --------------------------------------------------------------------------------------------------
+# --- pictures/parts ---
 # Which part of a vision model a module belongs to, by its name.
 
 PROJECTOR = re.compile(r"(?:^|\.)(?:visual\.(?:merger|deepstack_merger_list)|multi_modal_projector|connector)(?:\.|$)")
@@ -3209,7 +3259,7 @@ def vision_part(module: str) -> str:
     return "projector" if PROJECTOR.search(module) else "tower" if TOWER.search(module) else "language"
 
 
-# --- pictures/engine -------------------------------------------------------------------------------------------------
+# --- pictures/engine ---
 # A picture as llama.cpp feeds it to the tower: resized, padded and divided as its server does it.
 #
 # Follows tools/mtmd of the llama.cpp in llama-cpp-python 0.3.36 (mtmd-image.cpp, clip.cpp, mtmd.cpp; read 2026-11-26).
@@ -3430,7 +3480,7 @@ def resampled(image: Any, size: PictureSize, kernel: Any) -> Any:
     return image.resize((size.width, image.height), kernel).resize(size, kernel)
 
 
-# --- pictures/processor ----------------------------------------------------------------------------------------------
+# --- pictures/processor ---
 # What the files of a model say of its image processor, and how many tokens stand for a picture: by arithmetic alone.
 #
 # Nothing is loaded for it, so a plan counts tokens without transformers. The arithmetic follows the image processors of
@@ -3735,7 +3785,7 @@ def limited_processor(processor: ImageProcessor, least: int | None, most: int | 
     return changed
 
 
-# --- pictures/tokens -------------------------------------------------------------------------------------------------
+# --- pictures/tokens ---
 # How many tokens of the model stand for a picture, and the tensors that the model takes of it.
 #
 # The model's own image processor makes the tensors, in its Pillow version; torchvision is not needed. With
@@ -4095,7 +4145,7 @@ def picture_format(source: PictureSource, folder: Path | None) -> str:
         return str(image.format or "bin").lower()
 
 
-# --- rows ------------------------------------------------------------------------------------------------------------
+# --- rows ---
 # Rows: from a file, a saved folder or the Hub.
 
 TABLE_FILES = (".csv", ".tsv")
@@ -4527,7 +4577,7 @@ def iter_hub_file(file: HubFile, split: str) -> Iterator[tuple[int, Row]]:
         yield from with_files(iter_slice(iter_file(path), split), file)
 
 
-# --- split -----------------------------------------------------------------------------------------------------------
+# --- split ---
 # The split: rows that can be trained, rows that are held out, and the order in which rows are fed.
 
 IGNORED = -100  # the label of a token that is read and not trained
@@ -4778,7 +4828,7 @@ def rows_digest(rows: Any) -> str:
     return digest.hexdigest()
 
 
-# --- tokenizer -------------------------------------------------------------------------------------------------------
+# --- tokenizer ---
 # The model's tokenizer, read so that llama.cpp gives the same ids.
 
 TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "spiece.model", "tiktoken.model")
@@ -5002,7 +5052,7 @@ def added_special_tokens(tokenizer: Any) -> list[str]:
     return [str(token) for token in tokenizer.added_tokens_decoder.values() if token.special]
 
 
-# --- encode ----------------------------------------------------------------------------------------------------------
+# --- encode ---
 # Tokens and labels: what is fed, and which part of it is trained.
 
 # Time limits of a chat template; a published one takes less than a millisecond a conversation. The first is for one
@@ -5105,17 +5155,25 @@ class Encoder:
         self.decodes = False  # each picture once, so that one that is broken is found before the training
         self.leaves_out = True  # columns with pictures that are not read; else it refuses them
         self.count = 0
-        self.notes: list[str] = [tokenizer.read_as] if hasattr(tokenizer, "read_as") else []
+        self.noted: list[str] = [tokenizer.read_as] if hasattr(tokenizer, "read_as") else []
+        self.typed = TypedTokens()
         self.patience = TEMPLATE_SECONDS  # left for the chat template
         special = sorted({*tokenizer.all_special_tokens, *added_special_tokens(tokenizer)}, key=len, reverse=True)
         self.end_of_turn = end_of_turn(special, tokenizer.eos_token)
         if not tokenizer.is_fast:
             raise Refused("this model has no fast tokenizer", code="bad_tokenizer", expected="a tokenizer with offsets")
 
+    @property
+    def notes(self) -> list[str]:
+        return [*self.noted, *self.typed.notes(self.count)]
+
     def __call__(self, index: int, line: int, row: Row) -> EncodedRow:
         self.count += 1
         try:
-            return self.encoded(index, line, row)
+            made = self.encoded(index, line, row)
+            if made["kind"] == "chat" and self.control is not None:
+                self.typed.look(line, made["messages"], self.control)
+            return made
         except Refused as refusal:
             rows = rows_named(self.recipe["data"], self.recipe.get("data_file"))
             refusal.error["message"] = f"line {line} of {rows}: {refusal.error['message']}"
@@ -5426,6 +5484,16 @@ class Encoder:
         return sorted({token for token in special if token and token in self.head} | signed - {""})
 
     @cached_property
+    def control(self) -> re.Pattern[str] | None:
+        """The tokens that begin or end a turn or a text, as this template and this tokenizer have them."""
+        turns: list[Message] = [{"role": role, "content": MARK} for role in ("user", "assistant", "user")]
+        written = [self.try_render(turns, None), self.try_render([{"role": "system", "content": MARK}, *turns], None)]
+        added: dict[int, Any] = self.tokenizer.added_tokens_decoder
+        ends = [added[end].content for end in getattr(self.tokenizer, "ends", ()) if end in added]
+        texts = [self.tokenizer.bos_token, self.tokenizer.eos_token, *ends, *written]
+        return control_tokens(added.values(), " ".join(filter(None, texts)))
+
+    @cached_property
     def around(self) -> tuple[int, int]:
         """The first and the last token of a plain text, which may be tokens that the tokenizer adds."""
         ids = self.tokenizer("a").input_ids or [IGNORED]  # a vocabulary may lack the letter
@@ -5444,11 +5512,11 @@ class Encoder:
             return ""
 
     def note(self, text: str) -> None:
-        if text not in self.notes:
-            self.notes.append(text)
+        if text not in self.noted:
+            self.noted.append(text)
 
 
-# --- model -----------------------------------------------------------------------------------------------------------
+# --- model ---
 # The model: how it is loaded, which part of it trains, and how its answers are scored.
 
 # The softmax of a chunk of logits is computed in parts of so many elements, which stay in the cache.
@@ -5852,7 +5920,7 @@ def check_vocabulary(model: Any, data: Data) -> None:
         )
 
 
-# --- watch -----------------------------------------------------------------------------------------------------------
+# --- watch ---
 # Watches a training: checkpoints, a line a step, and the end of a run that has gone wrong.
 
 NEEDED = {"step", "loss", "tokens", "seconds", "tokens_per_second"}  # of a line of an earlier start
@@ -6232,7 +6300,7 @@ def built_schedule(scheduler: Any) -> dict[str, object]:
     }
 
 
-# --- trainer ---------------------------------------------------------------------------------------------------------
+# --- trainer ---
 # The trainer: its arguments, their record, and the folder of what was trained.
 
 SETS_OF_NAMES = ("target_modules", "exclude_modules")  # in adapter_config.json
@@ -6629,7 +6697,7 @@ def fed_data(data: Data, dataset: Any, steps: int) -> FedData:
     }
 
 
-# --- checks ----------------------------------------------------------------------------------------------------------
+# --- checks ---
 # The smoke verdict: what a training must show, each with its figure.
 
 FIXED_ROWS = 8  # training rows whose loss is measured before and after
@@ -6920,7 +6988,7 @@ class Checks:
         return str(self.tokenizer.decode(out[0][inputs["input_ids"].shape[1] :], skip_special_tokens=False))
 
 
-# --- cloud/push ------------------------------------------------------------------------------------------------------
+# --- cloud/push ---
 # The push: the result, its records and its card in one commit to the Hub.
 
 PAUSES = (1, 2, 4, 8, 16, 32, 64, 128, 128)  # seconds; together longer than the 300 of the Hub's rate limit
@@ -7180,7 +7248,7 @@ def files_of(path: Path) -> list[Path]:
     return [file for file in paths if file.is_file()]
 
 
-# --- cloud/job -------------------------------------------------------------------------------------------------------
+# --- cloud/job ---
 # In a cloud job: the supervisor of a training, and the files that it stores.
 #
 # The plan's folder is a mounted bucket (`bucket`), which outlives the job. A file in it is uploaded when it is closed
@@ -7591,7 +7659,7 @@ def put_json(path: Path, document: Any) -> None:
     path.write_bytes(as_json(document))
 
 
-# --- main ------------------------------------------------------------------------------------------------------------
+# --- main ---
 
 SAMPLE_ROWS = 32  # rows kept in samples.jsonl
 

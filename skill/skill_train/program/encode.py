@@ -14,6 +14,7 @@ from functools import cached_property
 from typing import Any, NotRequired, TypedDict
 
 from skill_train.program.chat.answers import name_of_call, thoughts_of, with_each_arguments, with_fewer_calls
+from skill_train.program.chat.typed import TypedTokens, control_tokens
 from skill_train.program.events import Refused
 from skill_train.program.examples import (
     EncodedRow,
@@ -133,17 +134,25 @@ class Encoder:
         self.decodes = False  # each picture once, so that one that is broken is found before the training
         self.leaves_out = True  # columns with pictures that are not read; else it refuses them
         self.count = 0
-        self.notes: list[str] = [tokenizer.read_as] if hasattr(tokenizer, "read_as") else []
+        self.noted: list[str] = [tokenizer.read_as] if hasattr(tokenizer, "read_as") else []
+        self.typed = TypedTokens()
         self.patience = TEMPLATE_SECONDS  # left for the chat template
         special = sorted({*tokenizer.all_special_tokens, *added_special_tokens(tokenizer)}, key=len, reverse=True)
         self.end_of_turn = end_of_turn(special, tokenizer.eos_token)
         if not tokenizer.is_fast:
             raise Refused("this model has no fast tokenizer", code="bad_tokenizer", expected="a tokenizer with offsets")
 
+    @property
+    def notes(self) -> list[str]:
+        return [*self.noted, *self.typed.notes(self.count)]
+
     def __call__(self, index: int, line: int, row: Row) -> EncodedRow:
         self.count += 1
         try:
-            return self.encoded(index, line, row)
+            made = self.encoded(index, line, row)
+            if made["kind"] == "chat" and self.control is not None:
+                self.typed.look(line, made["messages"], self.control)
+            return made
         except Refused as refusal:
             rows = rows_named(self.recipe["data"], self.recipe.get("data_file"))
             refusal.error["message"] = f"line {line} of {rows}: {refusal.error['message']}"
@@ -454,6 +463,16 @@ class Encoder:
         return sorted({token for token in special if token and token in self.head} | signed - {""})
 
     @cached_property
+    def control(self) -> re.Pattern[str] | None:
+        """The tokens that begin or end a turn or a text, as this template and this tokenizer have them."""
+        turns: list[Message] = [{"role": role, "content": MARK} for role in ("user", "assistant", "user")]
+        written = [self.try_render(turns, None), self.try_render([{"role": "system", "content": MARK}, *turns], None)]
+        added: dict[int, Any] = self.tokenizer.added_tokens_decoder
+        ends = [added[end].content for end in getattr(self.tokenizer, "ends", ()) if end in added]
+        texts = [self.tokenizer.bos_token, self.tokenizer.eos_token, *ends, *written]
+        return control_tokens(added.values(), " ".join(filter(None, texts)))
+
+    @cached_property
     def around(self) -> tuple[int, int]:
         """The first and the last token of a plain text, which may be tokens that the tokenizer adds."""
         ids = self.tokenizer("a").input_ids or [IGNORED]  # a vocabulary may lack the letter
@@ -472,5 +491,5 @@ class Encoder:
             return ""
 
     def note(self, text: str) -> None:
-        if text not in self.notes:
-            self.notes.append(text)
+        if text not in self.noted:
+            self.noted.append(text)
