@@ -211,7 +211,7 @@ def write_dataset(path: Path, *, seed: int) -> None:
         ticket = draw_ticket(draw)
         tickets.setdefault(ticket.order, ticket)
     table = pyarrow.Table.from_pylist([{"messages": example(ticket)} for ticket in tickets.values()])
-    pyarrow.parquet.write_table(table, path, compression="gzip")
+    pyarrow.parquet.write_table(table, path, compression="zstd", compression_level=22, use_dictionary=False)
 
 
 def write_tokenizer(folder: Path, *, seed: int) -> Any:
