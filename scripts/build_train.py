@@ -18,8 +18,8 @@ TARGET = ROOT / "scripts" / "train.py"
 PACKAGE = "skill_train.program."
 # A part imports those before it.
 PARTS = (
-    "events", "model_files", "folders/base", "folders/checkpoints", "plan", "examples", "chat/answers", "chat/typed",
-    "parquet", "pictures/beside", "pictures/decode", "pictures/find", "pictures/parts", "pictures/engine",
+    "events", "model_files", "folders/base", "folders/checkpoints", "plan", "chat/chosen", "examples", "chat/answers",
+    "chat/typed", "parquet", "pictures/beside", "pictures/decode", "pictures/find", "pictures/parts", "pictures/engine",
     "pictures/processor", "pictures/tokens", "rows", "split", "tokenizer", "encode", "model", "watch", "trainer",
     "checks", "cloud/push", "cloud/job", "main",
 )  # fmt: skip

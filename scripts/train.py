@@ -1407,6 +1407,50 @@ def require_device(torch: Any, placement: Placement) -> None:
         )
 
 
+# --- chat/chosen ---
+# Keys of a message with which its author chooses what is trained, as other tools read them.
+
+# Of answers: OpenAI and mistral-finetune; ms-swift; slime. Of all roles: axolotl (the second was its default);
+# torchtune; verl. Of parts of a text: axolotl.
+ANSWER_KEYS = ("weight", "loss", "loss_scale", "step_loss_mask")
+MESSAGE_KEYS = ("train", "training", "masked", "loss_mask")
+SPAN_KEYS = ("train_detail", "training_detail")
+YES_OR_NO = {"0": False, "0.0": False, "false": False, "1": True, "1.0": True, "true": True}
+
+
+def is_left_out(message: Any) -> bool:
+    """Whether the author of an answer leaves it out of the training.
+
+    Raises:
+        Refused: what a key says cannot be done, or two keys contradict each other.
+    """
+    is_answer = message["role"] == "assistant"
+    names = [*ANSWER_KEYS, *MESSAGE_KEYS] if is_answer else MESSAGE_KEYS
+    said = {name: str(message[name]).strip().lower() for name in names if message.get(name) is not None}
+    if odd := [name for name, value in said.items() if value not in YES_OR_NO]:
+        raise cannot(message, odd, "is neither 0 nor 1")
+    trained = [name for name, value in said.items() if YES_OR_NO[value] != (name == "masked")]
+    if trained and not is_answer:
+        raise cannot(message, trained, "of another role than assistant trains")
+    if trained and len(trained) < len(said):
+        raise cannot(message, list(said), "contradict each other")
+    left_out = bool(said) and not trained
+    if is_answer and not left_out and (spans := [name for name in SPAN_KEYS if message.get(name)]):
+        raise cannot(message, spans, "chooses parts of an answer")
+    return left_out and is_answer
+
+
+def cannot(message: Any, keys: list[str], why: str) -> Refused:
+    said = ", ".join(f"{name}: {message[name]!r}"[:60] for name in keys)
+    return Refused(
+        f"{said} of a message {why}",
+        code="bad_row",
+        expected="0 or 1, true or false, for a whole answer",
+        got=repr(message)[:80],
+        hint="correct or remove the key in the rows; without it every answer is trained, and nothing else",
+    )
+
+
 # --- examples ---
 # Examples: what a row becomes. That is messages, a prompt and a completion, or a text.
 
@@ -1425,7 +1469,6 @@ class Message(TypedDict):
     role: str
     content: str
     tool_calls: NotRequired[Any]
-    weight: NotRequired[Any]
 
 
 class Example(TypedDict):
@@ -1563,9 +1606,8 @@ def from_sharegpt(turns: Any) -> list[Message]:
             raise Refused(
                 "a turn has an unknown speaker", code="unknown_role", expected="from: human or gpt", got=repr(turn)[:80]
             )
-        messages.append({"role": role, "content": text_of(turn.get("value"), "value")})
-        if "weight" in turn:
-            messages[-1]["weight"] = turn["weight"]
+        message: Any = {name: value for name, value in turn.items() if name not in ("from", "value")}
+        messages.append(message | {"role": role, "content": text_of(turn.get("value"), "value")})
     return messages
 
 
@@ -1702,12 +1744,12 @@ def is_unicode(fields: JsonObject) -> bool:
 
 def chat(messages: Any, tools: Any, prompt_messages: int) -> Example:
     """A conversation of well-formed messages. Its first `prompt_messages` messages never train, nor do the answers that
-    OpenAI's format leaves out by a `weight` of 0."""
+    a key leaves out, such as OpenAI's `weight` of 0."""
     if not isinstance(messages, list) or not messages:
         raise bad_row("messages is empty or not a list", '[{"role", "content"}, …]', repr(messages))
     cleaned: list[Message] = [checked_message(message) for message in messages]
-    spoken = (i for i, message in enumerate(cleaned) if message["role"] == "assistant" and i >= prompt_messages)
-    answers = [i for i in spoken if cleaned[i].get("weight") != 0]
+    chosen = [not is_left_out(message) for message in cleaned]
+    answers = [i for i in range(prompt_messages, len(cleaned)) if chosen[i] and cleaned[i]["role"] == "assistant"]
     if not answers:
         raise no_answer(cleaned)
     if isinstance(tools, str):  # many datasets write them as JSON text, which no template reads
@@ -5084,6 +5126,7 @@ SYSTEM_UNREAD = (
     "the system messages that stand beside the prompts are not read, because this model has no chat template: write "
     "them into the prompts if the answers need them"
 )
+LEFT_OUT_TRAINED = "loss_on: all trains whole rows, and with them the answers that the rows leave out (weight: 0)"
 MARK = "skill train mark 7f3a"  # stands in for an answer to find where a template puts it
 CALL_MARK = '{"skill train mark 7f3a": "1"}'  # stands in for arguments, to see whether a template escapes their text
 ARGUMENTS_READ = (
@@ -5275,6 +5318,8 @@ class Encoder:
         if self.around[1] == self.tokenizer.eos_token_id:
             self.note(ENDS_PROMPTS)
         if self.recipe["loss_on"] == "all":
+            if any(message["role"] == "assistant" and is_left_out(message) for message in messages):
+                self.note(LEFT_OUT_TRAINED)
             return rendered, []  # the whole text is trained, wherever the answers stand
         return rendered, [self.answer_span(example, rendered, i) for i in example["trained_messages"]]
 

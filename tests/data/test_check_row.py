@@ -177,9 +177,7 @@ def test_a_tool_may_answer_nothing(said: dict[str, Any]) -> None:
     assert to_example(row, CHAT.format, CHAT.columns)["messages"][2]["content"] == ""
 
 
-@pytest.mark.parametrize(
-    ("weights", "trained"), [((0, 1), [3]), ((1, 0.0), [1]), ((None, 0.5), [1, 3]), ((0, 0), None)]
-)
+@pytest.mark.parametrize(("weights", "trained"), [((0, 1), [3]), ((1, 0.0), [1]), ((None, 1), [1, 3]), ((0, 0), None)])
 @pytest.mark.parametrize("spoken", [False, True], ids=["messages", "sharegpt"])
 def test_an_answer_of_weight_0_does_not_train(
     weights: tuple[Any, Any], trained: list[int] | None, spoken: bool
@@ -196,6 +194,87 @@ def test_an_answer_of_weight_0_does_not_train(
     assert (trouble is not None and trouble.refused) is (trained is None)
     if trained is not None:
         assert to_example(row, found.format, found.columns)["trained_messages"] == trained
+
+
+def _answered(key: str, value: Any, *, spoken: bool, who: str = "assistant") -> tuple[Any, DetectedFormat]:
+    """A conversation of two answers, with a key on the first message of `who`."""
+    role, content, name = ("from", "value", "conversations") if spoken else ("role", "content", "messages")
+    turns = [{role: "user", content: "2+2?"}, {role: "assistant", content: "5"}]
+    turns += [{role: "user", content: "Sure?"}, {role: "assistant", content: "4"}]
+    next(turn for turn in turns if turn[role] == who)[key] = value
+    return {name: turns}, DetectedFormat(name if not spoken else "sharegpt", {name: name}, "")
+
+
+# OpenAI's guide to fine-tuning, mistral-finetune's README (weight), ms-swift's "Custom dataset" (loss), axolotl's
+# "Conversation" (train, and training, once its default), torchtune's Message (masked), verl's multi-turn SFT
+# (loss_mask) and slime's mask_utils.py (step_loss_mask).
+LEFT_OUT = [
+    *(("weight", value) for value in (0, 0.0, False, "0", "0.0", "false")),
+    ("loss", False),
+    ("loss_scale", 0),
+    ("loss_mask", 0),
+    ("step_loss_mask", 0),
+    ("train", False),
+    ("training", "False"),
+    ("masked", True),
+    ("masked", 1),
+]
+KEPT = [("weight", "1"), ("loss", True), ("train", True), ("training", 1.0), ("masked", False), ("train", None)]
+
+
+@pytest.mark.parametrize("spoken", [False, True], ids=["messages", "sharegpt"])
+@pytest.mark.parametrize(("key", "value", "trained"), [*((*e, [3]) for e in LEFT_OUT), *((*e, [1, 3]) for e in KEPT)])
+def test_an_answer_that_another_tool_would_leave_out_does_not_train(
+    key: str, value: Any, trained: list[int], spoken: bool
+) -> None:
+    row, found = _answered(key, value, spoken=spoken)
+    assert checker(found)(row)[2] is None
+    assert to_example(row, found.format, found.columns)["trained_messages"] == trained
+
+
+@pytest.mark.parametrize("spoken", [False, True], ids=["messages", "sharegpt"])
+@pytest.mark.parametrize(
+    ("key", "value", "who", "words"),
+    [
+        ("weight", 0.5, "assistant", "weight: 0.5 of a message is neither 0 nor 1"),
+        ("weight", 2, "assistant", "weight: 2 of"),
+        ("loss", 0.37, "assistant", "loss: 0.37 of"),
+        ("loss_mask", [0, 1], "assistant", "loss_mask: [0, 1] of"),
+        ("train", "no", "assistant", "train: 'no' of"),
+        ("train_detail", [{"begin_offset": 0, "end_offset": 1, "train": True}], "assistant", "train_detail"),
+        ("train", True, "user", "train: True of a message of another role than assistant"),
+        ("masked", False, "user", "masked: False of"),
+        ("loss_mask", 1, "user", "loss_mask: 1 of"),
+    ],
+)
+def test_what_cannot_be_chosen_is_refused(key: str, value: Any, who: str, words: str, spoken: bool) -> None:
+    """Each was trained whole, or not at all, without a word."""
+    row, found = _answered(key, value, spoken=spoken, who=who)
+    trouble = checker(found)(row)[2]
+    assert trouble is not None and (trouble.kind, trouble.refused) == ("malformed", True)
+    assert words in trouble.why
+
+
+@pytest.mark.parametrize(("key", "value"), [("train", False), ("masked", True), ("weight", 1), ("loss", 0.37)])
+def test_a_question_that_does_not_train_may_say_so(key: str, value: Any) -> None:
+    row, found = _answered(key, value, spoken=False, who="user")
+    assert checker(found)(row)[2] is None
+
+
+def test_a_turn_of_sharegpt_keeps_its_other_keys() -> None:
+    """As a message does: a template may write them, and what it leaves out is told."""
+    row, found = _answered("reasoning_content", "I add.", spoken=True)
+    answer = {"role": "assistant", "content": "5", "reasoning_content": "I add."}
+    assert to_example(row, found.format, found.columns)["messages"][1] == answer
+
+
+def test_keys_that_contradict_each_other_are_refused() -> None:
+    row, found = _answered("weight", 0, spoken=False)
+    row["messages"][1]["train"] = True
+    trouble = checker(found)(row)[2]
+    assert trouble is not None and "weight: 0, train: True of a message contradict each other" in trouble.why
+    row["messages"][1]["train"] = False
+    assert checker(found)(row)[2] is None
 
 
 @pytest.mark.parametrize("calls", ["add(2)", '{"name": "add"}', {"name": "add"}, 4])

@@ -28,6 +28,13 @@ SAYING = [TURNS[0], CALL | {"content": "I add."}]
 GOOD: list[tuple[str, dict[str, Any], str, str, str]] = [
     ("messages", {"messages": TURNS}, "ready", "messages", "user: 2+2?\nassistant: ⟦4⟧"),
     ("sharegpt", {"conversations": SPOKEN}, "ready", "sharegpt", "user: 2+2?\nassistant: ⟦4⟧"),
+    (
+        "an answer that does not train",
+        {"conversations": [SPOKEN[0], SPOKEN[1] | {"train": False}, *SPOKEN]},
+        "ready",
+        "sharegpt",
+        "user: 2+2?\nassistant: 4\nuser: 2+2?\nassistant: ⟦4⟧",
+    ),
     ("alpaca", ALPACA, "ready", "instruction", "user: Add\n\n2 2\nassistant: ⟦4⟧"),
     ("prompt and completion", {"prompt": "2+2 is", "completion": " 4"}, "ready", "prompt_completion", "2+2 is⟦ 4⟧"),
     ("odd names", {"Q": "2+2?", "A": "4"}, "needs_mapping", "question_answer", "user: 2+2?\nassistant: ⟦4⟧"),

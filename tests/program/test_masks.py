@@ -19,7 +19,7 @@ from transformers import AutoConfig
 import tiny
 import tiny_templates
 import training
-from skill_train.program.encode import ANOTHER_PROMPT, NOT_RENDERED, THOUGHTS_LEFT_OUT, Encoder
+from skill_train.program.encode import ANOTHER_PROMPT, LEFT_OUT_TRAINED, NOT_RENDERED, THOUGHTS_LEFT_OUT, Encoder
 from skill_train.program.events import Refused
 from skill_train.program.main import load_data
 from skill_train.program.model import check_vocabulary
@@ -470,6 +470,15 @@ def test_tools_and_messages_that_the_template_leaves_out_are_told(
     rendered = encoder(0, 1, row)["rendered"]
     assert ("Adds two numbers." in rendered, "Use tools." in rendered) == (not told, not told)
     assert [note for note in encoder.notes if note != ANOTHER_PROMPT] == [NOT_RENDERED.format(what) for what in told]
+
+
+@pytest.mark.parametrize("loss_on", ["all", "assistant"])
+def test_loss_on_all_trains_what_the_rows_leave_out_and_says_so(tmp_path: Path, loss_on: str) -> None:
+    row = {"messages": [*TURNS[:2], TURNS[2] | {"weight": 0}, *TURNS[3:]]}
+    encoder, tokenizer = _encoder(tmp_path, "qwen2", row, loss_on=loss_on)
+    trained = [tokenizer.decode(ids) for ids in _runs(encoder(0, 1, row))]
+    assert ("Four." in "".join(trained)) is (loss_on == "all")
+    assert encoder.notes == ([LEFT_OUT_TRAINED] if loss_on == "all" else [])
 
 
 def test_a_token_that_the_model_lacks_is_refused(tmp_path: Path) -> None:

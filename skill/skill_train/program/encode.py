@@ -14,6 +14,7 @@ from functools import cached_property
 from typing import Any, NotRequired, TypedDict
 
 from skill_train.program.chat.answers import name_of_call, thoughts_of, with_each_arguments, with_fewer_calls
+from skill_train.program.chat.chosen import is_left_out
 from skill_train.program.chat.typed import TypedTokens, control_tokens
 from skill_train.program.events import Refused
 from skill_train.program.examples import (
@@ -63,6 +64,7 @@ SYSTEM_UNREAD = (
     "the system messages that stand beside the prompts are not read, because this model has no chat template: write "
     "them into the prompts if the answers need them"
 )
+LEFT_OUT_TRAINED = "loss_on: all trains whole rows, and with them the answers that the rows leave out (weight: 0)"
 MARK = "skill train mark 7f3a"  # stands in for an answer to find where a template puts it
 CALL_MARK = '{"skill train mark 7f3a": "1"}'  # stands in for arguments, to see whether a template escapes their text
 ARGUMENTS_READ = (
@@ -254,6 +256,8 @@ class Encoder:
         if self.around[1] == self.tokenizer.eos_token_id:
             self.note(ENDS_PROMPTS)
         if self.recipe["loss_on"] == "all":
+            if any(message["role"] == "assistant" and is_left_out(message) for message in messages):
+                self.note(LEFT_OUT_TRAINED)
             return rendered, []  # the whole text is trained, wherever the answers stand
         return rendered, [self.answer_span(example, rendered, i) for i in example["trained_messages"]]
 

@@ -11,6 +11,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal, NotRequired, TypedDict
 
+from skill_train.program.chat.chosen import is_left_out
 from skill_train.program.events import Refused
 from skill_train.program.model_files import JsonObject
 
@@ -29,7 +30,6 @@ class Message(TypedDict):
     role: str
     content: str
     tool_calls: NotRequired[Any]
-    weight: NotRequired[Any]
 
 
 class Example(TypedDict):
@@ -167,9 +167,8 @@ def from_sharegpt(turns: Any) -> list[Message]:
             raise Refused(
                 "a turn has an unknown speaker", code="unknown_role", expected="from: human or gpt", got=repr(turn)[:80]
             )
-        messages.append({"role": role, "content": text_of(turn.get("value"), "value")})
-        if "weight" in turn:
-            messages[-1]["weight"] = turn["weight"]
+        message: Any = {name: value for name, value in turn.items() if name not in ("from", "value")}
+        messages.append(message | {"role": role, "content": text_of(turn.get("value"), "value")})
     return messages
 
 
@@ -306,12 +305,12 @@ def is_unicode(fields: JsonObject) -> bool:
 
 def chat(messages: Any, tools: Any, prompt_messages: int) -> Example:
     """A conversation of well-formed messages. Its first `prompt_messages` messages never train, nor do the answers that
-    OpenAI's format leaves out by a `weight` of 0."""
+    a key leaves out, such as OpenAI's `weight` of 0."""
     if not isinstance(messages, list) or not messages:
         raise bad_row("messages is empty or not a list", '[{"role", "content"}, …]', repr(messages))
     cleaned: list[Message] = [checked_message(message) for message in messages]
-    spoken = (i for i, message in enumerate(cleaned) if message["role"] == "assistant" and i >= prompt_messages)
-    answers = [i for i in spoken if cleaned[i].get("weight") != 0]
+    chosen = [not is_left_out(message) for message in cleaned]
+    answers = [i for i in range(prompt_messages, len(cleaned)) if chosen[i] and cleaned[i]["role"] == "assistant"]
     if not answers:
         raise no_answer(cleaned)
     if isinstance(tools, str):  # many datasets write them as JSON text, which no template reads

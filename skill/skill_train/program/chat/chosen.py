@@ -1,0 +1,47 @@
+"""Keys of a message with which its author chooses what is trained, as other tools read them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from skill_train.program.events import Refused
+
+# Of answers: OpenAI and mistral-finetune; ms-swift; slime. Of all roles: axolotl (the second was its default);
+# torchtune; verl. Of parts of a text: axolotl.
+ANSWER_KEYS = ("weight", "loss", "loss_scale", "step_loss_mask")
+MESSAGE_KEYS = ("train", "training", "masked", "loss_mask")
+SPAN_KEYS = ("train_detail", "training_detail")
+YES_OR_NO = {"0": False, "0.0": False, "false": False, "1": True, "1.0": True, "true": True}
+
+
+def is_left_out(message: Any) -> bool:
+    """Whether the author of an answer leaves it out of the training.
+
+    Raises:
+        Refused: what a key says cannot be done, or two keys contradict each other.
+    """
+    is_answer = message["role"] == "assistant"
+    names = [*ANSWER_KEYS, *MESSAGE_KEYS] if is_answer else MESSAGE_KEYS
+    said = {name: str(message[name]).strip().lower() for name in names if message.get(name) is not None}
+    if odd := [name for name, value in said.items() if value not in YES_OR_NO]:
+        raise cannot(message, odd, "is neither 0 nor 1")
+    trained = [name for name, value in said.items() if YES_OR_NO[value] != (name == "masked")]
+    if trained and not is_answer:
+        raise cannot(message, trained, "of another role than assistant trains")
+    if trained and len(trained) < len(said):
+        raise cannot(message, list(said), "contradict each other")
+    left_out = bool(said) and not trained
+    if is_answer and not left_out and (spans := [name for name in SPAN_KEYS if message.get(name)]):
+        raise cannot(message, spans, "chooses parts of an answer")
+    return left_out and is_answer
+
+
+def cannot(message: Any, keys: list[str], why: str) -> Refused:
+    said = ", ".join(f"{name}: {message[name]!r}"[:60] for name in keys)
+    return Refused(
+        f"{said} of a message {why}",
+        code="bad_row",
+        expected="0 or 1, true or false, for a whole answer",
+        got=repr(message)[:80],
+        hint="correct or remove the key in the rows; without it every answer is trained, and nothing else",
+    )
