@@ -19,6 +19,7 @@ import tiny
 import training
 from command_child import Commands
 from skill_train.commands._chosen_model import chosen
+from skill_train.data.scan import PERHAPS_RENDERED
 from skill_train.program.encode import ALREADY_RENDERED, SYSTEM_UNREAD, WITHOUT_TEMPLATE
 from skill_train.program.events import Refused
 from skill_train.program.main import load_data
@@ -167,9 +168,14 @@ def test_rows_that_are_rendered_already_begin_once(tmp_path: Path, kind: str) ->
         assert row["input_ids"] in (turns, [*turns, tokenizer.eos_token_id])
 
 
-def test_rendered_rows_pass_with_their_file(commands: Commands, tmp_path: Path) -> None:
-    training.write_data(tmp_path, _rendered("gemma"))
-    (tmp_path / "recipe.yaml").write_text(f"model: {tiny.cached('gemma')}\ndata: rows.jsonl\nformat: completion\n")
+@pytest.mark.parametrize("kind", ["gemma", "mistral"])
+def test_rendered_rows_pass_with_their_file(commands: Commands, tmp_path: Path, kind: str) -> None:
+    """Mistral's template ends no question, so a row of one turn has its end token at its end alone."""
+    training.write_data(tmp_path, _rendered(kind))
+    (tmp_path / "recipe.yaml").write_text(f"model: {tiny.cached(kind)}\ndata: rows.jsonl\nformat: completion\n")
+    planned = commands.run(tmp_path, dict(os.environ), "plan", "recipe.yaml", "--format", "json").answer
+    told = [warning["message"] for warning in planned["warnings"] if warning["code"] == "without_template"]
+    assert told == [PERHAPS_RENDERED]
     for words in (
         ["local", "recipe.yaml", "--max-steps", "1", "--run-dir", "run"],
         ["export-gguf", "run", "--quant", "f16"],

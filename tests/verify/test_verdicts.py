@@ -456,10 +456,18 @@ def test_a_text_that_ends_with_the_end_token_gets_no_second_one() -> None:
 def test_rows_without_the_template_that_the_file_writes(kind: str, ids: list[int], asked: bool, verdict: str) -> None:
     row: Any = {"row": 5, "kind": kind, "input_ids": [2 if token == 9 else token for token in ids]}
     row |= {"without_template": True} if asked else {}
-    check = check_trained("m.gguf", [row], [ids], eos=ids[-1], chat_template=True, turn_end=7)
+    check = check_trained("m.gguf", [row], [ids], eos=ids[-1], opening="", turn_end=7)
     assert isinstance(check, Check) and check.verdict == verdict, check
     without = check_trained("m.gguf", [row], [row["input_ids"]], eos=None)  # a file that writes no template
     assert isinstance(without, Check) and without.verdict == "pass"
+
+
+@pytest.mark.parametrize(("rendered", "verdict"), [("<s>[INST] 2+2? [/INST] 4", "pass"), ("2+2? 4", "warn")])
+def test_a_row_that_begins_as_the_template_writes_was_rendered_before(rendered: str, verdict: str) -> None:
+    """Mistral's template writes no end token behind a question."""
+    row: Any = {"row": 5, "kind": "completion", "input_ids": [5, 6, 2], "rendered": rendered, "without_template": True}
+    check = check_trained("m.gguf", [row], [[5, 6, 2]], eos=2, opening="[INST]", turn_end=2)
+    assert isinstance(check, Check) and check.verdict == verdict, check
 
 
 def test_difference_shows_both_lists_around_the_first_one() -> None:

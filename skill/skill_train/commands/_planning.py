@@ -31,7 +31,7 @@ from skill_train.program.events import Refused
 from skill_train.program.pictures.engine import LINED, TILED
 from skill_train.recipe import fields
 from skill_train.recipe.fields import Recipe
-from skill_train.recipe.formats import for_model
+from skill_train.recipe.formats import BARE, for_model
 from skill_train.reference.causal_types import require_known_type
 from skill_train.run.folder import require_space
 from skill_train.run.plan_record import Facts, Plan
@@ -202,6 +202,8 @@ def _dataset_facts(console: Console, recipe: Recipe, model: ModelFacts, *, pictu
     if not recipe.columns and (unread := scan.unread_text(first, facts.columns)):
         console.warn("unread_text", scan.unread_text_warning(unread, facts.columns))
     facts = for_model(facts, has_chat_template=model.has_chat_template)
+    if facts.format in BARE and model.has_chat_template:
+        console.warn("without_template", scan.bare_warning(first, facts.columns))
     key = token_stats.tokenizer_key(recipe.model, model.revision)
     if Path(recipe.model).is_dir() and (key is None or not model.at_hand):
         missing = " and ".join(["no tokenizer"] * (key is None) + ["no whole weights"] * (not model.at_hand))

@@ -51,7 +51,7 @@ from skill_train.core.units import dollars, megabytes, size
 from skill_train.plan.file import require_free
 from skill_train.plan.make import few_steps
 from skill_train.plan.placement import Choices
-from skill_train.program.encode import SYSTEM_UNREAD, WITHOUT_TEMPLATE
+from skill_train.program.encode import SYSTEM_UNREAD
 from skill_train.program.split import held_out_count
 from skill_train.recipe.formats import BARE
 from skill_train.recipe.resolved import ResolvedRecipe
@@ -220,8 +220,6 @@ def _warn(console: Console, plan: Plan) -> None:
         console.warn("many_epochs", f"this is {epochs.value} epochs: {epochs.because}; TRL's default is 3")
     warn_of_plan(console, plan)
     _warn_of_few(console, plan.recipe, plan.facts.dataset.rows)
-    if plan.recipe.format in BARE and plan.facts.model.has_chat_template:
-        console.warn("without_template", WITHOUT_TEMPLATE)
     if plan.recipe.format in BARE and "system" in plan.recipe.columns:
         console.warn("unread_text", SYSTEM_UNREAD)
     if few := few_steps(plan.recipe, plan.recipe.max_steps):

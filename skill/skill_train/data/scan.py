@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import re
 from collections.abc import Collection, Container, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,6 +18,7 @@ from skill_train.data.errors import empty, leave_out, media_error, refused_row, 
 from skill_train.data.row_pictures import PROBLEMS, ListedPictures, RowPictures, folder_of
 from skill_train.data.token_stats import PictureCounter
 from skill_train.facts import DatasetFacts, FirstPictures
+from skill_train.program.encode import WITHOUT_TEMPLATE
 from skill_train.program.examples import Row, is_media
 from skill_train.program.pictures.beside import hub_file
 from skill_train.program.pictures.decode import PicturesDigest
@@ -37,7 +39,13 @@ from skill_train.recipe.formats import (
 
 _FIRST, _FIRST_BYTES = 200, 64_000_000  # rows that decide what a typical row is, and their texts and pictures
 _LABELS = ("label", "labels", "class", "category", "sentiment", "target", "intent", "topic", "rating", "score", "stars")
+# What chat templates write around turns: <|im_start|>, <|user|>, <｜User｜>, <start_of_turn>, [INST].
+_TURN_MARK = re.compile(r"<\|[^<>|\s]+\|>|<｜[^<>｜\s]+｜>|<(?:start|end)_of_turn>|\[/?INST\]")
 _WORDS = 3  # a text of so many words is a sentence, not a name or a number; scripts without spaces have such characters
+PERHAPS_RENDERED = (
+    "the rows hold marks of a chat template and are trained as they stand: if the model's own template wrote them, a "
+    "chat is asked with it; if another one did, the model sees another prompt in a chat"
+)
 
 
 def scan(recipe: Recipe, *, pictures: bool = False, tokens: PictureCounter | None = None) -> DatasetFacts:
@@ -371,6 +379,12 @@ def _texts(value: Any, depth: int = 4) -> list[str]:
         return [value] if value.strip() else []
     inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
     return [text for each in inner for text in _texts(each, depth - 1)] if depth else []
+
+
+def bare_warning(first: Sequence[Row], columns: dict[str, str]) -> str:
+    """What to tell of rows that are trained as they stand by a model with a chat template."""
+    texts = [" ".join(str(row.get(column)) for column in columns.values()) for row in first]
+    return PERHAPS_RENDERED if all(map(_TURN_MARK.search, texts)) else WITHOUT_TEMPLATE
 
 
 def unread_text_warning(names: list[str], columns: dict[str, str]) -> str:

@@ -97,6 +97,16 @@ def turn_end(tokenizer: Any) -> int | None:
     return next((token for token in ids if token in special), None)
 
 
+def opening(tokenizer: Any) -> str | None:
+    """The line that the reference's template writes right before a question, by which training knows rows that were
+    rendered before; None when there is no template."""
+    if not tokenizer.chat_template:
+        return None
+    [rendered] = render_reference(tokenizer, [CONVERSATIONS[0]])
+    head = (rendered.text or "").partition(_USER["content"])[0]
+    return head.removeprefix(tokenizer.bos_token or "").strip().rpartition("\n")[2]
+
+
 def openers(tokenizer: Any) -> set[int]:
     """Tokens that the reference's template writes before an answer.
 

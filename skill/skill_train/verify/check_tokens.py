@@ -148,7 +148,7 @@ def check_trained(
     shipped: list[list[int] | str],
     eos: int | None,
     *,
-    chat_template: bool = False,
+    opening: str | None = None,
     turn_end: int | None = None,
 ) -> Check | NotChecked:
     """Checks that this file turns the same rows into the ids that the trainer was fed.
@@ -157,10 +157,10 @@ def check_trained(
         rows: the rows of `samples.jsonl`.
         shipped: for each row, llama.cpp's ids of it through the file's own template, or the reason why there are none.
         eos: the token that training appends to plain text which does not end with it.
-        chat_template: whether the file writes a template around what a user asks. Rows that were trained without it
-            are then not what the file makes of a question. That is a failure, or a warning if the recipe asked for
-            bare text.
-        turn_end: the token that ends a turn of that template. A text that holds it was rendered before training.
+        opening: what the file's template writes right before a question; None if it writes no template around what a
+            user asks. Rows that were trained without it are then not what the file makes of a question. That is a
+            failure, or a warning if the recipe asked for bare text. A text that holds it was rendered before training.
+        turn_end: the token that ends a turn of that template. So was a text that goes on behind it.
     """
     if not rows:
         return NotChecked("trained_is_shipped", file, "no rows of text alone were kept by a training run")
@@ -170,7 +170,7 @@ def check_trained(
             faults.append(f"row {row.get('row')}: the file's template refuses it: {ids}")
             continue
         expected = row["input_ids"]
-        if chat_template and row["kind"] == "completion" and not row.get("without_template"):
+        if opening is not None and row["kind"] == "completion" and not row.get("without_template"):
             faults.append(
                 f"row {row.get('row')}: trained without the chat template that the file writes around a prompt"
             )
@@ -179,8 +179,9 @@ def check_trained(
         if (ended[: len(expected)] if row.get("truncated") else ended) != expected:
             faults.append(f"row {row.get('row')}: {difference(ended, expected).replace('reference', 'trainer')}")
     good = f"{len(rows)} rows give the token ids that the trainer was fed"
-    bare = [row for row in rows if row["kind"] != "chat" and turn_end not in row["input_ids"][:-1]]
-    if chat_template and bare and not faults:
+    texts = [row for row in rows if row["kind"] != "chat" and not (opening and opening in row["rendered"])]
+    bare = [row for row in texts if turn_end not in row["input_ids"][:-1]]
+    if opening is not None and bare and not faults:
         why = (
             f"{len(bare)} rows were trained without the chat template, as the recipe asks; a chat writes another prompt"
         )

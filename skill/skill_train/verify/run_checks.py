@@ -311,7 +311,7 @@ def _answered(
         reference.rows,
         ids,
         tokenizer.eos_token_id,
-        chat_template=bool(tokenizer.chat_template),
+        opening=check_template.opening(tokenizer),
         turn_end=turn_end,
     )
     begins = result.facts.bos if result.facts.add_bos else None
