@@ -64,6 +64,9 @@ def test_text_has_a_row_a_line() -> None:
         ("a.jsonl", b'{"a": "\xff"}', "unreadable_dataset", "byte 7"),
         ("a.csv", b"a,b\n1,2,\n3,4,\n", "unreadable_dataset", "line 2 has more cells than the header"),
         ("a.tsv", b"a\tb\n1\t2\n3\t4\t5\n", "unreadable_dataset", "line 3 has more cells than the header"),
+        ("a.csv", b"a,b\n1\n3,4\n", "unreadable_dataset", "line 2 has fewer cells than the header"),
+        ("a.csv", b"a,b,a\n1,2,3\n", "unreadable_dataset", "2 columns have the name 'a'"),
+        ("a.csv", b'a,b\n1,"2\n', "unreadable_dataset", "unexpected end of data"),
         ("a.jsonl", b'{"b": 1}\n{"a": 1, "a": 2}', "unreadable_dataset", "line 2 has the key 'a' twice"),
         ("a.json", b'[{"b": 1}, {"c": [{"a": 1, "a": 2}]}]', "unreadable_dataset", "item 2 has the key 'a' twice"),
     ],
@@ -73,6 +76,19 @@ def test_what_is_not_rows_is_refused(name: str, data: bytes, code: str, words: s
         parse(data, name, whole=True)
     assert caught.value.code == code
     assert words in caught.value.message
+
+
+@pytest.mark.parametrize("data", [b"a,b\n1,2\n3\n5,6\n", b"a,a\n1,2\n3,4\n"])
+def test_a_mistake_in_the_start_of_a_table_is_refused(data: bytes) -> None:
+    """Of a table that is too large to be read whole."""
+    with pytest.raises(UsageError) as caught:
+        parse(data, "a.csv", whole=False)
+    assert caught.value.code == "unreadable_dataset"
+
+
+def test_an_empty_table_and_empty_lines() -> None:
+    assert parse(b"", "a.csv", whole=True) == parse(b"a,b\n", "a.csv", whole=True) == []
+    assert parse(b"a,b\n\n1,2\n\n", "a.csv", whole=True) == [{"a": "1", "b": "2"}]
 
 
 def test_a_start_that_ends_in_the_first_row_of_a_list_is_refused() -> None:

@@ -61,6 +61,31 @@ def test_the_values_are_those_of_the_file(desk: tuple[Hub, Commands, Path], tmp_
     assert inspected.code == 0 and inspected.data["rows"] == inspected.data["usable_rows"] == len(CELLS)
 
 
+@pytest.mark.parametrize("delimiter", [",", ";"])
+def test_the_values_of_several_tables_are_those_of_their_files(
+    desk: tuple[Hub, Commands, Path], tmp_path: Path, delimiter: str
+) -> None:
+    """One of them has only answers that look like numbers, or like nothing."""
+    hub, commands, home = desk
+    half = "".join(f"{asked}{delimiter}{said}\n" for asked, said in [("question", "answer"), *CELLS[1:3]]).encode()
+    hub.add("dataset", "me/table", {"train/a.csv": half, "train/b.csv": _table(delimiter), "README.md": b"# x\n"})
+    words = ["plan", "--model", str(tiny.cached("gemma")), "--data", "me/table", "--where", "local"]
+    planned = commands.run(tmp_path, hub.environment(home), *words, "--out", "plan.json", "--format", "json")
+    assert planned.code == 0, planned.stdout
+    fed = subprocess.run(
+        [sys.executable, "-c", FED, "plan.json"],
+        cwd=tmp_path,
+        env=hub.environment(home),
+        capture_output=True,
+        text=True,
+    )
+    assert fed.returncode == 0, fed.stderr
+    assert json.loads(fed.stdout.splitlines()[-1]) == [list(cells) for cells in (*CELLS[1:3], *CELLS)]
+    words = ["data", "me/table", "--model", str(tiny.cached("gemma")), "--format", "json"]
+    inspected = commands.run(tmp_path, hub.environment(home), *words)
+    assert inspected.code == 0 and inspected.data["rows"] == inspected.data["usable_rows"] == 7, inspected.stdout
+
+
 def test_a_slice_that_only_datasets_has_is_read_by_it(desk: tuple[Hub, Commands, Path], tmp_path: Path) -> None:
     hub, commands, home = desk
     hub.add("dataset", "me/table", {"train.csv": _table(",")})

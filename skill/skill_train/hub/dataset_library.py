@@ -25,16 +25,18 @@ def within_limits(name: str) -> Iterator[None]:
     except ImportError:  # the code that needs the library reports that it is missing
         yield
         return
-    resource, load = HubResource("dataset", name), datasets.load_dataset
+    resource, asks = HubResource("dataset", name), (datasets.load_dataset, datasets.load_dataset_builder)
 
-    def limited(*which: Any, **how: Any) -> Any:
-        return ask(resource, lambda: _explained(resource, lambda: load(*which, **how)), seconds=None)
+    def limited(load: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda *which, **how: ask(
+            resource, lambda: _explained(resource, lambda: load(*which, **how)), seconds=None
+        )
 
-    datasets.load_dataset = limited
+    datasets.load_dataset, datasets.load_dataset_builder = map(limited, asks)
     try:
         yield
     finally:
-        datasets.load_dataset = load
+        datasets.load_dataset, datasets.load_dataset_builder = asks
 
 
 @contextlib.contextmanager

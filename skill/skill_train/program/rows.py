@@ -373,6 +373,7 @@ def bad_split(message: str, expected: str, got: str, hint: str = PART_OF_FILE) -
     return Refused(message, code="bad_split", expected=expected, got=got, hint=hint)
 
 
+TABLE_ON_HUB = re.compile(r"hf://datasets/(?P<name>[^@]+)@(?P<commit>[0-9a-f]{40})/(?P<file>.+\.[ct]sv)")
 SLICE = re.compile(r"(?P<name>[\w.-]+)(?:\[(?P<from>\d{1,18}%?)?:(?P<to>\d{1,18}%?)?\])?")
 
 
@@ -453,12 +454,27 @@ def saved_parts(folder: Path) -> list[Path]:
 def iter_hub(name: str, split: str, config: str | None, revision: str | None) -> Iterator[tuple[int, Row]]:
     import datasets
 
+    tables = tables_of(datasets.load_dataset_builder(name, config, revision=revision), split.split("[")[0])
+    if tables and SLICE.fullmatch(split):
+        yield from iter_slice((row for table in tables for row in iter_hub_file(table, "train")), split)
+        return
     # On disk, whose folder says the commit.
     loaded = datasets.load_dataset(name, config, split=split, revision=revision, keep_in_memory=False)
     if revision is not None and COMMIT.fullmatch(revision):
         require_commit(loaded, name, revision)
     loaded = undecoded(loaded)
     yield from enumerate(as_written(loaded, loaded.features.arrow_schema, json_read=True), start=1)
+
+
+def tables_of(builder: Any, split: str) -> list[HubFile]:
+    """The files of a split of .csv or .tsv, of which `datasets` makes other values: numbers, and nothing of `NA`."""
+    found = list[HubFile]()
+    for url in (builder.config.data_files or {}).get(split, []):
+        match = TABLE_ON_HUB.fullmatch(str(url))
+        if match is None:
+            return []
+        found.append(hub_file(match["name"], match["commit"], match["file"]))
+    return found
 
 
 def require_commit(loaded: Any, name: str, commit: str) -> None:

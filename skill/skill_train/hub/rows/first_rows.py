@@ -119,17 +119,22 @@ def _table(text: str, name: str, kind: str, *, whole: bool) -> list[tuple[int, R
     csv.field_size_limit(CELL_CHARACTERS)
     header = text.partition("\n")[0]
     delimiter = "\t" if kind == "tsv" else ";" if ";" in header and "," not in header else ","
-    reader = csv.DictReader(io.StringIO(text, newline=""), delimiter=delimiter)
+    reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=whole)
     try:
-        rows: list[tuple[int, Row]] = [(reader.line_num, row) for row in reader]
+        names, *rows = [(reader.line_num, cells) for cells in reader] or [(1, list[str]())]
     except csv.Error as error:
         raise _broken(name, str(error)) from None
-    rows = rows if whole else rows[:-1]
-    for line, row in rows:
-        if reader.restkey in row:  # pandas gives such a row's first cell to no column, or refuses the file
-            header = ", ".join(map(str, reader.fieldnames or ()))
-            raise _broken(name, f"line {line} has more cells than the header", f"one cell for each of: {header[:200]}")
-    return rows
+    columns = names[1]
+    repeated = next((column for column in columns if column and columns.count(column) > 1), None)
+    if repeated is not None:
+        why = f"{columns.count(repeated)} columns have the name {repeated[:200]!r}"
+        raise _broken(name, why, "one name for each column")
+    numbered_cells = [(line, cells) for line, cells in (rows if whole else rows[:-1]) if cells]
+    for line, cells in numbered_cells:
+        if len(cells) != len(columns):  # pandas shifts the cells, fills them up, or refuses the file
+            why = f"line {line} has {'more' if len(cells) > len(columns) else 'fewer'} cells than the header"
+            raise _broken(name, why, f"one cell for each of: {', '.join(columns)[:200]}")
+    return [(line, dict(zip(columns, cells, strict=True))) for line, cells in numbered_cells]
 
 
 def _broken(name: str, why: str, expected: str = "JSON objects, one a line or in a list") -> UsageError:
