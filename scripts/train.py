@@ -4521,7 +4521,8 @@ def iter_slice(rows: Iterator[tuple[int, Any]], split: str) -> Iterator[tuple[in
     bounds = [match["from"] or "0", match["to"] or ""]
     if any(bound.endswith("%") for bound in bounds):
         rows = iter(all_rows := list(rows))
-        bounds = [str(len(all_rows) * int(b[:-1]) // 100) if b.endswith("%") else b for b in bounds]
+        # Rounded as `datasets` does.
+        bounds = [str(round(len(all_rows) * int(b[:-1]) / 100)) if b.endswith("%") else b for b in bounds]
     for index, row in enumerate(rows):
         if bounds[1] and index >= int(bounds[1]):
             return

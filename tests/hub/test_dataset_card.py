@@ -10,6 +10,7 @@ import pytest
 from skill_train.core.errors import UsageError
 from skill_train.hub import dataset_card
 from skill_train.hub.dataset_card import Configuration
+from skill_train.program.rows import iter_slice
 
 SHARDED = [f"data/{split}-{n:05d}-of-00002.parquet" for split in ("train", "test") for n in range(2)]
 THREE: dict[str, Any] = {
@@ -135,6 +136,25 @@ def test_no_file_that_can_be_read() -> None:
 )
 def test_slices(split: str, rows: int) -> None:
     assert dataset_card.sliced(split, 1000) == rows
+
+
+@pytest.mark.parametrize("split", ["train[10:50%]", "train[10%:50]", "train[-5:50%]", "train[:200%]", "train[-101%:]"])
+def test_a_slice_that_datasets_reads_otherwise_is_refused(split: str) -> None:
+    """Both ends are percentages to `datasets` where one of them is, and none is more than 100."""
+    with pytest.raises(UsageError, match="is not supported for a dataset on the Hub") as caught:
+        dataset_card.sliced(split, 1000)
+    assert caught.value.code == "bad_split"
+
+
+@pytest.mark.parametrize("rows", [5, 15, 25, 99, 150, 1001])
+@pytest.mark.parametrize("split", ["train[:10%]", "train[10%:50%]", "train[33%:]", "train[:99%]", "train[-10%:]"])
+def test_a_percentage_is_rounded_as_datasets_rounds_it(split: str, rows: int) -> None:
+    datasets = pytest.importorskip("datasets")
+    [theirs] = datasets.ReadInstruction.from_spec(split).to_absolute({"train": rows})
+    assert dataset_card.sliced(split, rows) == theirs.to - theirs.from_
+    if "-" not in split:
+        kept = [place for place, _ in iter_slice(((place, {}) for place in range(rows)), split)]
+        assert kept == list(range(theirs.from_, theirs.to))
 
 
 @pytest.mark.parametrize(

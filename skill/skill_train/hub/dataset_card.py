@@ -102,8 +102,21 @@ def has_pictures_beside(file: str, names: Iterable[str]) -> bool:
 
 
 def sliced(split: str, rows: int) -> int:
-    """The rows that `train`, `train[:500]`, `train[10%:]` or `train[-100:]` selects from a split of this size."""
+    """The rows that `train`, `train[:500]`, `train[10%:]` or `train[-100:]` selects from a split of this size.
+
+    Raises:
+        UsageError: `datasets` reads the slice otherwise, or not at all.
+    """
     _, start, end = parts(split)
+    shares = [bound for bound in (start, end) if bound.endswith("%")]
+    if any(abs(int(share[:-1])) > 100 for share in shares) or (shares and "" not in (start, end) and len(shares) == 1):
+        raise UsageError(
+            f"the split {split!r} is not supported for a dataset on the Hub",
+            code="bad_split",
+            expected="two numbers of rows, or two percentages of at most 100: datasets takes both ends as percentages",
+            got=split,
+            hint="split: train[:500], or train[10%:20%]",
+        )
     first = _position(start, rows, 0)
     return max(0, _position(end, rows, rows) - first)
 
@@ -137,7 +150,7 @@ def _position(bound: str, rows: int, otherwise: int) -> int:
     number = int(bound.rstrip("%"))
     if bound.endswith("%"):
         number = round(number * rows / 100)
-    return min(rows, max(0, number + rows if bound.startswith("-") else number))
+    return min(rows, max(0, number + rows if number < 0 else number))
 
 
 def _dicts(value: Any) -> list[JsonObject]:

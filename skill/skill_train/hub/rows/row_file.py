@@ -66,9 +66,10 @@ def _all_of(file: HubFile) -> ReadRows:
 
 
 def _rows_of_slice(split: str, rows: int) -> int:
-    """The rows of a slice of a file, whose percentages are rounded down."""
+    """The rows of a slice of a file."""
     _, start, end = dataset_card.parts(split)
-    first, last = (rows * int(b[:-1]) // 100 if b.endswith("%") else int(b or "0") for b in (start, end or f"{rows}"))
+    bounds = (start, end or f"{rows}")
+    first, last = (round(rows * int(b[:-1]) / 100) if b.endswith("%") else int(b or "0") for b in bounds)
     return max(0, min(last, rows) - first)
 
 
