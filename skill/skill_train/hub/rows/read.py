@@ -25,7 +25,6 @@ PICTURE_ROWS = 16  # of pictures in files: each is a request
 FIRST_ROWS = 200
 _MOST_FOOTERS = 16
 _PAGE_BYTES = 262_144
-_ESTIMATED = "estimated"
 
 
 class ReadRows(NamedTuple):
@@ -35,17 +34,14 @@ class ReadRows(NamedTuple):
         total: the rows of the split; `basis`: how their number was determined.
         numbered: from the start of the split, each behind its line in its file.
         whole: these are all rows.
+        estimated: whether `total` is no count, and no statement of the card.
     """
 
     total: int
     basis: str
     numbered: list[tuple[int, Row]]
     whole: bool
-
-    @property
-    def estimated(self) -> bool:
-        """Whether `total` is no count, and no statement of the card."""
-        return self.basis.startswith(_ESTIMATED)
+    estimated: bool = False
 
     @property
     def rows(self) -> list[Row]:
@@ -66,8 +62,7 @@ def first_of(recipe: Recipe, files: SplitFiles, configuration: Configuration) ->
     budget = ByteBudget(_MOST_BYTES)
     stated = configuration.rows.get(dataset_card.parts(recipe.split)[0])
     if files.parquet:
-        total, basis, rows = _parquet_rows(recipe, files, stated, budget)
-        return ReadRows(total, basis, list(enumerate(rows, start=1)), len(rows) >= total)
+        return _parquet_rows(recipe, files, stated, budget)
     if files.bytes <= SMALL_BYTES:
         texts = ((name, budget.read(files, name)) for name in files.names)
         numbered = [each for name, text in texts for each in first_rows.numbered(text, name, whole=True)]
@@ -81,8 +76,8 @@ def first_of(recipe: Recipe, files: SplitFiles, configuration: Configuration) ->
     if stated is not None:
         return ReadRows(stated, "as the dataset's card says", numbered, False)
     estimate = round(len(numbered) * files.bytes / len(start))
-    basis = f"{_ESTIMATED} from the first {len(start) / 1e6:.1f} of {files.bytes / 1e6:.0f} MB"
-    return ReadRows(estimate, basis, numbered, False)
+    basis = f"estimated from the first {len(start) / 1e6:.1f} of {files.bytes / 1e6:.0f} MB"
+    return ReadRows(estimate, basis, numbered, whole=False, estimated=True)
 
 
 def image_folder_rows(recipe: Recipe, files: SplitFiles, configuration: Configuration) -> list[Row]:
@@ -108,9 +103,7 @@ def image_folder_rows(recipe: Recipe, files: SplitFiles, configuration: Configur
     return rows
 
 
-def _parquet_rows(
-    recipe: Recipe, files: SplitFiles, stated: int | None, budget: ByteBudget
-) -> tuple[int, str, list[Row]]:
+def _parquet_rows(recipe: Recipe, files: SplitFiles, stated: int | None, budget: ByteBudget) -> ReadRows:
     try:
         import pyarrow
         from pyarrow import parquet
@@ -147,19 +140,21 @@ def _parquet_rows(
         ) from None
 
 
-def _footer_rows(files: SplitFiles, stated: int | None, opened: Callable[[str], Any]) -> tuple[int, str, list[Row]]:
-    """`(rows, how their number was determined, first rows)`; `stated` is the number of rows in the card."""
+def _footer_rows(files: SplitFiles, stated: int | None, opened: Callable[[str], Any]) -> ReadRows:
+    """The first rows, and the number of all. `stated` is that of the card."""
     first_file = opened(files.names[0])
     batch = next(first_file.iter_batches(batch_size=_first_rows(first_file.metadata), use_threads=False), None)
-    first = list(as_written(batch.to_pylist(), batch.schema)) if batch is not None else []
+    rows = as_written(batch.to_pylist(), batch.schema) if batch is not None else []
+    first = list(enumerate(rows, start=1))
     if len(files.names) > _MOST_FOOTERS and stated is not None:
-        return stated, "as the dataset's card says", first
+        return ReadRows(stated, "as the dataset's card says", first, len(first) >= stated)
     counted = [first_file, *(opened(name) for name in files.names[1:_MOST_FOOTERS])]
-    rows = sum(file.metadata.num_rows for file in counted)
+    total = sum(file.metadata.num_rows for file in counted)
     if len(files.names) <= _MOST_FOOTERS:
-        return rows, "counted in the files' footers", first
-    estimate = round(rows * files.bytes / sum(files.sizes[name] for name in files.names[:_MOST_FOOTERS]))
-    return estimate, f"{_ESTIMATED} from {_MOST_FOOTERS} of {len(files.names)} files", first
+        return ReadRows(total, "counted in the files' footers", first, len(first) >= total)
+    estimate = round(total * files.bytes / sum(files.sizes[name] for name in files.names[:_MOST_FOOTERS]))
+    basis = f"estimated from {_MOST_FOOTERS} of {len(files.names)} files"
+    return ReadRows(estimate, basis, first, len(first) >= estimate, estimated=True)
 
 
 def _first_rows(footer: Any) -> int:
