@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from skill_train.data import inspect as data_subject
-from skill_train.data.scan import unread_text
+from skill_train.data.unread import unread_text, unread_text_warning
 from skill_train.recipe.fields import Recipe
 
 READ = {"question": "question", "answer": "answer"}
@@ -54,6 +54,28 @@ def test_names_and_numbers_are_not(name: str, values: str) -> None:
 def test_sentences_in_lists_and_objects_are_told(name: str, value: Any) -> None:
     rows = [_row(n) | {name: json.loads(json.dumps(value).replace("{}", str(n)))} for n in range(20)]
     assert unread_text(rows, READ) == [name]
+
+
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        ("label", [True, False]),  # of KTO
+        ("weight", [1.0, 0.0]),
+        ("loss_mask", [[0, 1], [0, 0]]),
+        ("history", [[], [["Who are you?", "A machine."]]]),  # of LLaMA-Factory: a minority has some
+    ],
+)
+def test_a_mark_of_rows_and_earlier_turns_are_told(name: str, values: list[Any]) -> None:
+    """Rows that the author calls bad were trained like the good ones, and a question without what it goes on from."""
+    rows = [_row(n) | {name: values[n % 5 == 4]} for n in range(20)]
+    assert unread_text(rows, READ) == [name]
+    said = unread_text_warning([name], READ)
+    assert (f"Rows that {name} marks as bad are trained" in said) is (name != "history")
+
+
+@pytest.mark.parametrize(("name", "values"), [("label", [1, 2]), ("weight", [0.5, 1]), ("history", [[], None])])
+def test_other_marks_are_not(name: str, values: list[Any]) -> None:
+    assert unread_text([_row(n) | {name: values[n % 2]} for n in range(20)], READ) == []
 
 
 @pytest.mark.parametrize(("name", "values"), [("label", [0, 1]), ("Sentiment", ["good", "bad"]), ("stars", [1, 5])])

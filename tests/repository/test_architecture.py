@@ -98,8 +98,8 @@ OWNERS: dict[str, set[str]] = {
 PRINTS = {"core.console", "core.worker"}  # the worker prints its progress lines for its parent
 PRINTING = {"print", "click.echo", "click.secho", "sys.stdout.write", "sys.stderr.write"}
 PURE = {
-    "cloud.budget", "cloud.failure_reason", "core.units", "data.methods", "estimate.artifacts", "estimate.devices",
-    "estimate.memory", "estimate.modules", "estimate.published", "estimate.step",
+    "cloud.budget", "cloud.failure_reason", "core.units", "data.methods", "data.unread", "estimate.artifacts",
+    "estimate.devices", "estimate.memory", "estimate.modules", "estimate.published", "estimate.step",
     "estimate.time", "estimate.trained", "facts", "hub.dataset_card", "hub.rows.first_rows", "model.config",
     "model.convertible.architectures", "model.convertible.from_config", "model.parameter_count", "plan.estimates",
     "plan.launch_args", "plan.make", "plan.pictures",

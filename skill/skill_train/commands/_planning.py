@@ -15,6 +15,7 @@ from skill_train.core.errors import DecisionNeeded, UsageError
 from skill_train.core.units import gigabytes
 from skill_train.data import read_rows, scan, token_stats
 from skill_train.data.token_stats import PictureCounter, counter_of
+from skill_train.data.unread import unread_text, unread_text_warning
 from skill_train.facts import DatasetFacts, JsonObject, MachineFacts, ModelFacts
 from skill_train.hub import flavors
 from skill_train.llama.speed.remembered import known_reading
@@ -199,8 +200,8 @@ def _dataset_facts(console: Console, recipe: Recipe, model: ModelFacts, *, pictu
         if facts.data_file is not None:
             recipe = dataclasses.replace(recipe, data_file=facts.data_file, data_revision=facts.revision)
         facts = scan.with_text_of(facts, recipe, first, seen_pictures, picture_tokens)
-    if not recipe.columns and (unread := scan.unread_text(first, facts.columns)):
-        console.warn("unread_text", scan.unread_text_warning(unread, facts.columns))
+    if not recipe.columns and (names := unread_text(first, facts.columns)):
+        console.warn("unread_text", unread_text_warning(names, facts.columns))
     facts = for_model(facts, has_chat_template=model.has_chat_template)
     if facts.format in BARE and model.has_chat_template:
         console.warn("without_template", scan.bare_warning(first, facts.columns))

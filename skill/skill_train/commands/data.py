@@ -26,7 +26,8 @@ from skill_train.data.inspect import Inspection
 from skill_train.data.inspect_report import ONLY_SFT, Counted, plain_example, report
 from skill_train.data.problems import PERSONAL, RefusedRows
 from skill_train.data.row_pictures import with_tags
-from skill_train.data.scan import unread_media, unread_text_warning
+from skill_train.data.scan import unread_media
+from skill_train.data.unread import unread_text_warning
 from skill_train.facts import DatasetFacts, ModelFacts
 from skill_train.model.folder import read_model
 from skill_train.model.tower import trains_on_pictures

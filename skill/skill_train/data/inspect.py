@@ -11,7 +11,8 @@ from skill_train.data.check_row import Check, checker, column_checker
 from skill_train.data.errors import empty
 from skill_train.data.problems import RefusedRows, Survey
 from skill_train.data.row_pictures import PROBLEMS, RowPictures, folder_of
-from skill_train.data.scan import complete, find_format, first_rows_of, require_columns, unread_text
+from skill_train.data.scan import complete, find_format, first_rows_of, require_columns
+from skill_train.data.unread import unread_text
 from skill_train.program.examples import Row
 from skill_train.recipe.fields import Recipe
 from skill_train.recipe.formats import DetectedFormat, detect, has_pictures

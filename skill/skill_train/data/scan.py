@@ -38,10 +38,8 @@ from skill_train.recipe.formats import (
 )
 
 _FIRST, _FIRST_BYTES = 200, 64_000_000  # rows that decide what a typical row is, and their texts and pictures
-_LABELS = ("label", "labels", "class", "category", "sentiment", "target", "intent", "topic", "rating", "score", "stars")
 # What chat templates write around turns: <|im_start|>, <|user|>, <｜User｜>, <start_of_turn>, [INST].
 _TURN_MARK = re.compile(r"<\|[^<>|\s]+\|>|<｜[^<>｜\s]+｜>|<(?:start|end)_of_turn>|\[/?INST\]")
-_WORDS = 3  # a text of so many words is a sentence, not a name or a number; scripts without spaces have such characters
 PERHAPS_RENDERED = (
     "the rows hold marks of a chat template and are trained as they stand: if the model's own template wrote them, a "
     "chat is asked with it; if another one did, the model sees another prompt in a chat"
@@ -345,51 +343,7 @@ def _held_bytes(value: Any) -> int:
     return sum(map(_held_bytes, inner))
 
 
-def unread_text(first: Sequence[Row], columns: dict[str, str]) -> list[str]:
-    """Columns that are not read although their text differs from row to row: the passage that a question is about,
-    earlier turns, or the label of a plain text.
-
-    Args:
-        columns: the dataset's name of each column by the format's name.
-    """
-    read = {*columns.values(), "rejected"}  # sft must not learn the rejected answers
-    names = dict.fromkeys(name for row in first for name in row if name not in read)
-    plain = set(columns) == {"text"}
-    return [
-        name
-        for name in names
-        if _are_sentences(values := [row.get(name) for row in first])
-        or (plain and name.lower() in _LABELS and len({repr(value) for value in values}) > 1)
-    ]
-
-
-def _are_sentences(values: list[Any]) -> bool:
-    texts = [texts for value in values if (texts := _texts(value))]
-    worded = sum(any(map(_is_sentence, text)) for text in texts)
-    return 2 * worded > len(values) and 2 * len(set(map(tuple, texts))) > len(values)
-
-
-def _is_sentence(text: str) -> bool:
-    return len(text.split()) >= _WORDS or (len(text) >= _WORDS and not text.isascii())
-
-
-def _texts(value: Any, depth: int = 4) -> list[str]:
-    """All texts in a value, including its lists and objects."""
-    if isinstance(value, str):
-        return [value] if value.strip() else []
-    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-    return [text for each in inner for text in _texts(each, depth - 1)] if depth else []
-
-
 def bare_warning(first: Sequence[Row], columns: dict[str, str]) -> str:
     """What to tell of rows that are trained as they stand by a model with a chat template."""
     texts = [" ".join(str(row.get(column)) for column in columns.values()) for row in first]
     return PERHAPS_RENDERED if all(map(_TURN_MARK.search, texts)) else WITHOUT_TEMPLATE
-
-
-def unread_text_warning(names: list[str], columns: dict[str, str]) -> str:
-    return (
-        f"{', '.join(names[:4])} {'is' if len(names) == 1 else 'are'} not read: the model learns "
-        f"{', '.join(columns.values())} alone. If the answers need it, put it into the question, or name the columns "
-        "in a recipe to say that it is not needed"
-    )
