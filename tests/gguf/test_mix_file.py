@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -220,3 +221,14 @@ def test_rows_that_are_no_whole_blocks_are_refused(tmp_path: Path) -> None:
     require_fit(read_mix(written(tmp_path, dict.fromkeys(names, "q5_0")), None), source)
     with pytest.raises(UsageError, match=r"cannot be q4_k: rows of .* weights are not divisible by 256"):
         require_fit(read_mix(written(tmp_path, dict.fromkeys(names, "q4_k")), None), source)
+
+
+def test_a_file_that_became_another_mix_is_not_named_by_its_temporary_name(tmp_path: Path) -> None:
+    """As `whole_file` names it while it is made."""
+    source = next((shared_runs.chain().run / "gguf").glob("*-f16.gguf"))
+    part = Path(shutil.copy(source, tmp_path / ".model-mix.gguf.0123456789ab-1.cd.part"))
+    wanted = mix.Mix({"blk.0.attn_q.weight": "q8_0"}, "q8_0", None, [], {})
+    with pytest.raises(UsageError, match="is not the mix that was chosen") as caught:
+        mix.entry_of(wanted, read_gguf(part), None, lambda *_: None)  # type: ignore[arg-type]
+    assert ".part" not in caught.value.message
+    assert (caught.value.expected, caught.value.got) == ("blk.0.attn_q.weight as q8_0", "f16")

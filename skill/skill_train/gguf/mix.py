@@ -189,7 +189,7 @@ def entry_of(mix: Mix, file: GgufFile, judge: Judge, progress: Bar) -> Quantized
     too_large = mix.most_bytes is not None and file.size_bytes > mix.most_bytes
     if other or too_large:
         raise UsageError(
-            f"{file.path.name} is not the mix that was chosen",
+            "the file that llama.cpp made is not the mix that was chosen",
             code="cannot_quantize",
             expected=f"{other[0]} as {mix.types[other[0]]}" if other else f"at most {mix.most_bytes} bytes",
             got=file.tensors[other[0]].kind.lower() if other else f"{file.size_bytes} bytes",
