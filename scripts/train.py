@@ -1786,6 +1786,8 @@ def checked_message(message: Any) -> Any:
     content = message.get("content", "")
     for part in content if isinstance(content, list) else ():
         if isinstance(part, dict) and part.get("type") not in (None, "text"):
+            if not mentions_media(str(part["type"])):  # such as thinking, tool_use and refusal
+                raise bad_row(f"a part of type {part['type']!r} is not read", "parts of type text", repr(part))
             require_text({"bytes": None, "path": None}, f"a part of type {part['type']}")
     require_text(content, f"the {message['role']} message", answer=message["role"] == "assistant")
     if isinstance(content, list) and all(map(is_text_part, content)):

@@ -147,6 +147,9 @@ def test_a_value_that_stands_for_media(value: Any, answer: bool, found: bool) ->
         ),
         ({"messages": [{"role": "user", "content": [{"type": "text", "text": None}]}, BOT]}, "malformed"),
         ({"messages": [{"role": "user", "content": [{"type": "text", "text": 5}]}, BOT]}, "malformed"),
+        ({"messages": [USER, {"role": "assistant", "content": [{"type": "thinking", "thinking": "2"}]}]}, "malformed"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}, BOT]}, "not_text"),
+        ({"messages": [{"role": "user", "content": [{"type": "input_audio"}]}, BOT]}, "not_text"),
     ],
     ids=str,
 )
