@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from typing import Any
 import pytest
 
 import tiny
+import training
 from one_command import answered
 from skill_train.data import scan as dataset
 from skill_train.data import token_stats
@@ -214,3 +216,17 @@ def test_a_large_dataset_is_sampled_and_the_longest_row_still_found(tmp_path: Pa
 def _call(*arguments: Any) -> subprocess.CompletedProcess[str]:
     words = [sys.executable, *MAIN, *map(str, arguments)]
     return subprocess.run(words, capture_output=True, text=True, env=dict(os.environ))
+
+
+def test_the_command_that_leaves_a_row_out_names_the_recipe_with_the_mapping(tmp_path: Path) -> None:
+    """It can be pasted, and does what it says."""
+    path = training.write_data(tmp_path, [{"q": "2+2?", "a": "4"}, {"q": "", "a": "4"}])
+    recipe = tmp_path / "my recipe.yaml"
+    recipe.write_text(
+        f"data: {path}\nmodel: {tiny.cached('qwen2')}\nformat: question_answer\ncolumns: {{question: q, answer: a}}\n"
+    )
+    hint = answered("plan", recipe)[1]["error"]["hint"]
+    words = shlex.split(hint.partition("skill-train ")[2])
+    assert words[:3] == ["data", "--recipe", str(recipe)]
+    code, answer = answered(*words)
+    assert (code, answer["data"]["fix"]["rows"]) == (0, 1)
