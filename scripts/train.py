@@ -7061,8 +7061,8 @@ MARKER = "kept.json"  # in a folder of a bucket, once everything that it lists i
 PROOF = "training.json"  # in the repository, while it has no result
 # Fields of train.json in the repository, which others may read. `example` and `answer` hold rows of the data.
 PUBLISHED = {
-    "schema", "step", "recipe_hash", "steps", "verdict", "outputs", "saved_dtype", SMALLER, "checks", "data", "figures",
-    "seconds", "finished_at",
+    "schema", "step", "run", "recipe_hash", "steps", "verdict", "outputs", "saved_dtype", SMALLER, "checks", "data",
+    "figures", "seconds", "finished_at",
 }  # fmt: skip
 
 
@@ -7899,10 +7899,12 @@ class TrainFigures(TypedDict):
 
 
 class TrainRecord(TypedDict):
-    """`train.json`. `smaller_layout`: why a second try trained with smaller batches."""
+    """`train.json`. `run`: the id of a run in the cloud; `smaller_layout`: why a second try trained with smaller
+    batches."""
 
     schema: Literal["skill-train/step/1"]
     step: Literal["train"]
+    run: str | None
     recipe_hash: str | None
     steps: int
     verdict: Verdict
@@ -7927,6 +7929,7 @@ def report(plan: Plan, watch: Watch, checks: Checks, tuned: Path, seconds: float
     return {
         "schema": "skill-train/step/1",
         "step": "train",
+        "run": run_id(),
         "recipe_hash": plan.get("recipe_hash"),
         "steps": checks.trainer.state.global_step,
         "verdict": checks.verdict(),

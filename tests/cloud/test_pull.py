@@ -376,13 +376,15 @@ def test_the_repository_has_it_when_the_bucket_took_no_result(
     assert answer["next"] == [f"skill-train export-gguf {cloud.run.path}"]
 
 
-@pytest.mark.parametrize("whose", ["of another recipe", "of an earlier run"])
-def test_a_result_that_is_not_of_this_run_is_left_in_the_repository(cloud: Cloud, tmp_path: Path, whose: str) -> None:
-    """A job writes a proof there when it begins, and takes it away when it pushes."""
+@pytest.mark.parametrize("others", [{"recipe_hash": "0" * 64}, {"run": "f" * 12}, {}])
+def test_a_result_that_is_not_of_this_run_is_left_in_the_repository(
+    cloud: Cloud, tmp_path: Path, others: dict[str, str]
+) -> None:
+    """The recipe differs, or the run: the same recipe was started twice. A job writes a proof there when it begins, and
+    takes it away when it pushes."""
     pushed = _pushed()
-    if whose == "of another recipe":
-        pushed["train.json"] = json.dumps(json.loads(pushed["train.json"]) | {"recipe_hash": "0" * 64}).encode()
-    else:
+    pushed["train.json"] = json.dumps(json.loads(pushed["train.json"]) | others).encode()
+    if not others:
         pushed[PROOF] = b"{}"
     cloud.hub.add("model", "me/tickets", pushed)
     cloud.keep(cloud_runs.checkpoint(5))

@@ -235,6 +235,7 @@ def test_a_job_that_is_killed_goes_on_and_is_pushed(hub: Hub, straight: Path, tm
     assert ModelCard(repository.files["README.md"].decode()).data.library_name == "peft"
     for name in ("README.md", "recipe.json"):
         assert str(tiny.cached("gemma").parent) not in repository.files[name].decode()
+    assert json.loads(repository.files["train.json"])["run"] == "0123456789ab"
     _assert_no_rows(repository.files, folder, tiny.rows(24))
     pushed = training.events("\n".join(second.lines))[-1]
     assert pushed == {"event": "pushed", "repo": "me/tuned", "commit": repository.commit("main")}

@@ -129,7 +129,7 @@ def result(state: str = "done", **more: bytes) -> dict[str, bytes]:
     """The files of a run that has ended, with `kept.json`."""
     adapter = {"adapter/adapter_config.json": b"{}", "adapter/adapter_model.safetensors": b"tuned" * 1000}
     outputs = {name: digest(content) for name, content in adapter.items()}
-    trained = replace(step_records.trained(outputs), recipe_hash=plan()["recipe_hash"])
+    trained = replace(step_records.trained(outputs), run=RUN_ID, recipe_hash=plan()["recipe_hash"])
     train = json.dumps(msgspec.to_builtins(trained)).encode()
     files = adapter | {"train.json": train, "metrics.jsonl": metrics(10), "environment.json": b"{}", **more}
     marker = {"run": RUN_ID, "state": state, "exit_code": 0, "files": {n: digest(c) for n, c in files.items()}}

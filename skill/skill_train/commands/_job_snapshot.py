@@ -234,5 +234,7 @@ def why_not_pushed(cloud: CloudRun, run: RunDir) -> str:
         trained = train_record.read(models.model_file(repository, "train.json"))
     except UsageError as error:
         return f"its bucket has no result, and {error.message}"
-    same = trained.recipe_hash == plan_record.read(run.plan).recipe_hash
-    return "" if same else f"its bucket has no result, and {repository} has that of another recipe"
+    same_recipe = trained.recipe_hash == plan_record.read(run.plan).recipe_hash
+    if same_recipe and trained.run in (None, cloud.record.run_id):
+        return ""
+    return f"its bucket has no result, and {repository} has that of another {'run' if same_recipe else 'recipe'}"

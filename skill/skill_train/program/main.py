@@ -66,6 +66,7 @@ from skill_train.program.events import (
     file_digest,
     is_main_process,
     number,
+    run_id,
     seek_cycles_seldom,
     tell_failure,
     write_json,
@@ -282,10 +283,12 @@ class TrainFigures(TypedDict):
 
 
 class TrainRecord(TypedDict):
-    """`train.json`. `smaller_layout`: why a second try trained with smaller batches."""
+    """`train.json`. `run`: the id of a run in the cloud; `smaller_layout`: why a second try trained with smaller
+    batches."""
 
     schema: Literal["skill-train/step/1"]
     step: Literal["train"]
+    run: str | None
     recipe_hash: str | None
     steps: int
     verdict: Verdict
@@ -310,6 +313,7 @@ def report(plan: Plan, watch: Watch, checks: Checks, tuned: Path, seconds: float
     return {
         "schema": "skill-train/step/1",
         "step": "train",
+        "run": run_id(),
         "recipe_hash": plan.get("recipe_hash"),
         "steps": checks.trainer.state.global_step,
         "verdict": checks.verdict(),

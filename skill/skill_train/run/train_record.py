@@ -77,6 +77,7 @@ class TrainRecord(msgspec.Struct, frozen=True, kw_only=True):
     """`train.json`.
 
     Attributes:
+        run: the id of a run in the cloud, in which two runs of one recipe differ; None for a run of this machine.
         saved_dtype: of the trained weights, as torch names it.
         smaller_layout: why a second try trained with smaller batches; None if the first try fitted.
         example: a decoded row, with the trained parts between ⟦ and ⟧. It and `answer` stay in the folder of the run,
@@ -85,6 +86,7 @@ class TrainRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     schema: StepSchema = "skill-train/step/1"
     step: str = "train"
+    run: str | None = None
     recipe_hash: str | None = None
     steps: Whole
     verdict: Verdict

@@ -20,8 +20,8 @@ MARKER = "kept.json"  # in a folder of a bucket, once everything that it lists i
 PROOF = "training.json"  # in the repository, while it has no result
 # Fields of train.json in the repository, which others may read. `example` and `answer` hold rows of the data.
 PUBLISHED = {
-    "schema", "step", "recipe_hash", "steps", "verdict", "outputs", "saved_dtype", SMALLER, "checks", "data", "figures",
-    "seconds", "finished_at",
+    "schema", "step", "run", "recipe_hash", "steps", "verdict", "outputs", "saved_dtype", SMALLER, "checks", "data",
+    "figures", "seconds", "finished_at",
 }  # fmt: skip
 
 
