@@ -945,11 +945,22 @@ def goes_along(file: Path) -> bool:
 # last one.
 
 Taken = TypeVar("Taken")
+COMPLETE, DIGESTS = "complete.json", "sha256.json"  # in a checkpoint: the size and the SHA-256 of each file
+
+
+def mark(checkpoint: Path) -> None:
+    """Writes what each file is, its size last: a checkpoint without that is torn."""
+    for name in (COMPLETE, DIGESTS):
+        (checkpoint / name).unlink(missing_ok=True)
+    files = {path.relative_to(checkpoint).as_posix(): path for path in checkpoint.rglob("*") if path.is_file()}
+    write_json(checkpoint / DIGESTS, {name: file_digest(path)["sha256"] for name, path in files.items()})
+    files[DIGESTS] = checkpoint / DIGESTS
+    write_json(checkpoint / COMPLETE, {name: path.stat().st_size for name, path in files.items()})
 
 
 def is_complete(checkpoint: Path) -> bool:
     """Whether all its files have the sizes that its marker names. A damaged marker counts as none."""
-    marker = checkpoint / "complete.json"
+    marker = checkpoint / COMPLETE
     if not marker.is_file():
         return False
     try:
@@ -957,6 +968,17 @@ def is_complete(checkpoint: Path) -> bool:
         return bool(sizes) and all((checkpoint / name).stat().st_size == size for name, size in sizes.items())
     except (FileNotFoundError, NotADirectoryError, ValueError, AttributeError, RecursionError):
         return False
+
+
+def damaged_file(checkpoint: Path) -> str | None:
+    """The first file of a complete checkpoint that has other bytes than were written. Earlier versions wrote no
+    digests."""
+    digests = checkpoint / DIGESTS
+    try:
+        written = json.loads(digests.read_text(encoding="utf-8")) if digests.is_file() else {}
+        return next((name for name in written if file_digest(checkpoint / name)["sha256"] != written[name]), None)
+    except (FileNotFoundError, IsADirectoryError, ValueError, TypeError, RecursionError):  # also: it was moved away
+        return DIGESTS
 
 
 def share_weights(folder: Path, like: Path) -> None:
@@ -6022,17 +6044,26 @@ def abandoned(when: str) -> Refused:
 
 
 def newest_checkpoint(folder: Path) -> Path | None:
-    """The newest checkpoint with its marker and all its bytes. Torn ones are removed, so that nothing reads them.
+    """The newest checkpoint with its marker and all its bytes. Torn ones are removed, so that nothing reads them, and
+    damaged ones get another name.
 
     Every process calls this, and the main process removes. A checkpoint that it removes is torn for all.
     """
     for path in numbered(folder):
-        if is_complete(path):
+        damaged = damaged_file(path) if is_complete(path) else COMPLETE
+        if damaged is None:
             event("note", text=f"resuming from {path.name}")
             return path
-        event("note", text=f"{path.name} is torn and is left out")
+        if damaged == COMPLETE:
+            event("note", text=f"{path.name} is torn and is left out")
+            if is_main_process():
+                shutil.rmtree(path)
+            continue
+        aside = path.with_name(f"damaged-{path.name}")
+        event("note", text=f"{path.name} is damaged ({damaged}), is left out, and is now {aside.name}")
         if is_main_process():
-            shutil.rmtree(path)
+            shutil.rmtree(aside, ignore_errors=True)
+            path.rename(aside)
     event("note", text="no complete checkpoint: starting from the first step")
     return None
 
@@ -6290,12 +6321,11 @@ class Watch:
         return now
 
     def mark_complete(self, checkpoint: Path) -> None:
-        """The marker comes last: a checkpoint without it is torn."""
+        """Adds the rows that are held out and the marker, and removes older checkpoints."""
         if is_main_process() and checkpoint.is_dir():
             write_json(checkpoint / SPLIT, [row["row"] for row in self.data["held_out"]])
             share_weights(checkpoint, checkpoint / SPLIT)
-            sizes = {str(p.relative_to(checkpoint)): p.stat().st_size for p in checkpoint.rglob("*") if p.is_file()}
-            write_json(checkpoint / "complete.json", sizes)
+            mark(checkpoint)
             self.remove_older(checkpoint)
             event("checkpoint", name=checkpoint.name)
 
@@ -6304,7 +6334,7 @@ class Watch:
         remove them earlier, and by time: after the clock was set back, it would remove the newest."""
         before = [path for path in numbered(checkpoint.parent) if step_of(path) < step_of(checkpoint)]
         for path in before[self.keep - 1 :]:
-            (path / "complete.json").unlink(missing_ok=True)
+            (path / COMPLETE).unlink(missing_ok=True)
             shutil.rmtree(path, ignore_errors=True)
 
     def asked_to_stop(self, device: Any) -> bool:

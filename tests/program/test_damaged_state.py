@@ -86,11 +86,13 @@ def _unfinished(folder: Path) -> Path:
 
 
 def _damage(run: Path, name: str, form: str) -> None:
-    """The marker of the checkpoint goes with it, as for a file that was damaged in its place."""
+    """In a checkpoint of an earlier version, which had no digests; its marker goes with the file."""
     (run / name).write_bytes(FORMS[form])
     marker = (run / name).with_name("complete.json")
     if marker.is_file():
+        marker.with_name("sha256.json").unlink()
         sizes = json.loads(marker.read_text())
+        del sizes["sha256.json"]
         marker.write_text(json.dumps(sizes | {Path(name).name: len(FORMS[form])}))
 
 

@@ -186,5 +186,6 @@ def _stopped(folder: Path, rows: list[Row]) -> Path:
 
 def _mark_again(run: Path) -> None:
     checkpoint = run / "checkpoints" / "checkpoint-2"
+    (checkpoint / "sha256.json").unlink()
     sizes = {p.name: p.stat().st_size for p in checkpoint.iterdir() if p.name != "complete.json"}
     (checkpoint / "complete.json").write_text(json.dumps(sizes))

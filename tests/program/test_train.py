@@ -226,6 +226,26 @@ def test_lost_lines_come_from_the_checkpoint(straight: Path, tmp_path: Path, ste
         assert done.returncode == 0, done.stdout + done.stderr
 
 
+@pytest.mark.parametrize("name", ["optimizer.pt", "adapter_model.safetensors", "sha256.json"])
+def test_a_checkpoint_that_was_damaged_at_the_same_size_is_left_out(
+    killed: Path, straight: Path, tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One bit of the weights would train on, and be in the result."""
+    run = _copied(killed, tmp_path)
+    saved = sorted((run / "checkpoints").glob("checkpoint-*"), key=lambda path: int(path.name.split("-")[1]))
+    newest, older = saved[-1], saved[-2]
+    content = bytearray((newest / name).read_bytes())
+    content[-1 if name.endswith("json") else len(content) // 2] ^= 1
+    (newest / name).write_bytes(content)
+    assert main([str(run / "plan.json"), "--resume"]) == 0
+    aside = f"damaged-{newest.name}"
+    notes = [event["text"] for event in training.events(capsys.readouterr().out) if event["event"] == "note"]
+    told = f"{newest.name} is damaged ({name}), is left out, and is now {aside}"
+    assert notes == [told, f"resuming from {older.name}"]
+    assert _adapter(run) == _adapter(straight)
+    assert (run / "checkpoints" / aside / name).read_bytes() == bytes(content)
+
+
 @pytest.mark.parametrize("torn", ["a byte", "a file", "the marker"])
 def test_a_torn_checkpoint_is_left_out(
     killed: Path, straight: Path, tmp_path: Path, torn: str, capsys: pytest.CaptureFixture[str]

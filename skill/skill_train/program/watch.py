@@ -31,8 +31,11 @@ from skill_train.program.events import (
     write_text,
 )
 from skill_train.program.folders.checkpoints import (
+    COMPLETE,
+    damaged_file,
     from_earlier_start,
     is_complete,
+    mark,
     numbered,
     share_weights,
     step_of,
@@ -78,17 +81,26 @@ def abandoned(when: str) -> Refused:
 
 
 def newest_checkpoint(folder: Path) -> Path | None:
-    """The newest checkpoint with its marker and all its bytes. Torn ones are removed, so that nothing reads them.
+    """The newest checkpoint with its marker and all its bytes. Torn ones are removed, so that nothing reads them, and
+    damaged ones get another name.
 
     Every process calls this, and the main process removes. A checkpoint that it removes is torn for all.
     """
     for path in numbered(folder):
-        if is_complete(path):
+        damaged = damaged_file(path) if is_complete(path) else COMPLETE
+        if damaged is None:
             event("note", text=f"resuming from {path.name}")
             return path
-        event("note", text=f"{path.name} is torn and is left out")
+        if damaged == COMPLETE:
+            event("note", text=f"{path.name} is torn and is left out")
+            if is_main_process():
+                shutil.rmtree(path)
+            continue
+        aside = path.with_name(f"damaged-{path.name}")
+        event("note", text=f"{path.name} is damaged ({damaged}), is left out, and is now {aside.name}")
         if is_main_process():
-            shutil.rmtree(path)
+            shutil.rmtree(aside, ignore_errors=True)
+            path.rename(aside)
     event("note", text="no complete checkpoint: starting from the first step")
     return None
 
@@ -346,12 +358,11 @@ class Watch:
         return now
 
     def mark_complete(self, checkpoint: Path) -> None:
-        """The marker comes last: a checkpoint without it is torn."""
+        """Adds the rows that are held out and the marker, and removes older checkpoints."""
         if is_main_process() and checkpoint.is_dir():
             write_json(checkpoint / SPLIT, [row["row"] for row in self.data["held_out"]])
             share_weights(checkpoint, checkpoint / SPLIT)
-            sizes = {str(p.relative_to(checkpoint)): p.stat().st_size for p in checkpoint.rglob("*") if p.is_file()}
-            write_json(checkpoint / "complete.json", sizes)
+            mark(checkpoint)
             self.remove_older(checkpoint)
             event("checkpoint", name=checkpoint.name)
 
@@ -360,7 +371,7 @@ class Watch:
         remove them earlier, and by time: after the clock was set back, it would remove the newest."""
         before = [path for path in numbered(checkpoint.parent) if step_of(path) < step_of(checkpoint)]
         for path in before[self.keep - 1 :]:
-            (path / "complete.json").unlink(missing_ok=True)
+            (path / COMPLETE).unlink(missing_ok=True)
             shutil.rmtree(path, ignore_errors=True)
 
     def asked_to_stop(self, device: Any) -> bool:

@@ -11,14 +11,25 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
-from skill_train.program.events import Refused, again
+from skill_train.program.events import Refused, again, file_digest, write_json
 
 Taken = TypeVar("Taken")
+COMPLETE, DIGESTS = "complete.json", "sha256.json"  # in a checkpoint: the size and the SHA-256 of each file
+
+
+def mark(checkpoint: Path) -> None:
+    """Writes what each file is, its size last: a checkpoint without that is torn."""
+    for name in (COMPLETE, DIGESTS):
+        (checkpoint / name).unlink(missing_ok=True)
+    files = {path.relative_to(checkpoint).as_posix(): path for path in checkpoint.rglob("*") if path.is_file()}
+    write_json(checkpoint / DIGESTS, {name: file_digest(path)["sha256"] for name, path in files.items()})
+    files[DIGESTS] = checkpoint / DIGESTS
+    write_json(checkpoint / COMPLETE, {name: path.stat().st_size for name, path in files.items()})
 
 
 def is_complete(checkpoint: Path) -> bool:
     """Whether all its files have the sizes that its marker names. A damaged marker counts as none."""
-    marker = checkpoint / "complete.json"
+    marker = checkpoint / COMPLETE
     if not marker.is_file():
         return False
     try:
@@ -26,6 +37,17 @@ def is_complete(checkpoint: Path) -> bool:
         return bool(sizes) and all((checkpoint / name).stat().st_size == size for name, size in sizes.items())
     except (FileNotFoundError, NotADirectoryError, ValueError, AttributeError, RecursionError):
         return False
+
+
+def damaged_file(checkpoint: Path) -> str | None:
+    """The first file of a complete checkpoint that has other bytes than were written. Earlier versions wrote no
+    digests."""
+    digests = checkpoint / DIGESTS
+    try:
+        written = json.loads(digests.read_text(encoding="utf-8")) if digests.is_file() else {}
+        return next((name for name in written if file_digest(checkpoint / name)["sha256"] != written[name]), None)
+    except (FileNotFoundError, IsADirectoryError, ValueError, TypeError, RecursionError):  # also: it was moved away
+        return DIGESTS
 
 
 def share_weights(folder: Path, like: Path) -> None:
