@@ -1349,9 +1349,12 @@ def kills_for_memory() -> int | None:
 
 
 def last_stage(output: str) -> str | None:
-    """The last stage that a training reported in its output."""
-    lines = [line for line in output.splitlines() if line.startswith('{"event": "stage"')]
-    return str(json.loads(lines[-1])["text"]) if lines else None
+    """The last stage that a training reported in its output, in which libraries write too."""
+    for line in reversed(output.splitlines()):
+        if line.startswith('{"event": "stage"'):
+            with suppress(ValueError, KeyError):
+                return str(json.loads(line)["text"])
+    return None
 
 
 def second_try_message(plan: Plan) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from typing import Annotated, Any, Literal, TypedDict, TypeGuard
+from typing import Annotated, Any, Literal, NotRequired, TypedDict, TypeGuard
 
 import msgspec
 
@@ -36,7 +36,7 @@ class DataRead(TypedDict):
     train_rows: int
     held_out_rows: int
     truncated_rows: int
-    repeated_rows: int
+    repeated_rows: NotRequired[int]
     tokens: int
     trained_token_share: float
     notes: list[str]
@@ -78,16 +78,40 @@ class OtherEvent(TypedDict):
 Event = ProgramFailed | StageBegan | Note | DataRead | StepDone | ProbeDone | OtherEvent
 
 
+class _Words(TypedDict):
+    code: str
+    message: str
+    hint: str
+
+
+class _Failed(TypedDict):
+    """The fields without which a failure explains nothing."""
+
+    exit_code: int
+    error: _Words
+
+
+_KINDS = {"failed": _Failed, "stage": StageBegan, "note": Note, "data": DataRead, "step": StepDone}
+
+
 def events(text: str) -> Iterator[Event]:
-    """The events among the lines. The other lines are words of libraries."""
+    """The events among the lines. The other lines are words of libraries, some of which also log JSON with an
+    `event`."""
     for line in text.splitlines():
         try:
             event = json.loads(line)
-        except json.JSONDecodeError:
+        except (ValueError, RecursionError):
             continue
         if _is_event(event):
             yield event
 
 
 def _is_event(document: Any) -> TypeGuard[Event]:
-    return isinstance(document, dict) and "event" in document
+    """Whether it has the fields of its kind. Those of `probe` are judged by whoever reads it."""
+    if not isinstance(document, dict) or not isinstance(document.get("event"), str):
+        return False
+    try:
+        msgspec.convert(document, _KINDS.get(document["event"], dict))
+    except msgspec.ValidationError:
+        return False
+    return True
