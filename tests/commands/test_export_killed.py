@@ -3,6 +3,7 @@ the bytes of an undisturbed one. The long campaign is `make torture`."""
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -26,6 +27,34 @@ def place(tmp_path: Path) -> Path:
     for made in (*records, *run.glob("gguf/*-q*.gguf")):
         made.unlink()
     return run.parent
+
+
+@pytest.mark.parametrize(
+    ("step", "words", "made"),
+    [
+        ("lora_gguf", ("--lora",), "run-lora-f16.gguf"),
+        ("convert", ("--quant", "f16"), "run-f16.gguf"),
+        ("quantize", ("--quant", "q4_0"), "run-q4_0.gguf"),
+    ],
+)
+def test_a_file_that_was_made_is_taken_without_its_record(
+    place: Path, commands: Commands, step: str, words: tuple[str, ...], made: str
+) -> None:
+    """A kill came between the two. The file is finished by its note, and not made again beside itself."""
+    run, file = place / "run", place / "run" / "gguf" / made
+    if step == "convert":
+        for path in (file, run / "convert.json"):
+            path.unlink()
+    command = ("export-gguf", "run", *words)
+    assert commands.run(place, dict(os.environ), *command).code == 0
+    undisturbed = json.loads((run / f"{step}.json").read_text())
+    (run / f"{step}.json").rename(run / f".{made}.made.json")
+    before = file.stat()
+    done = commands.run(place, dict(os.environ), *command, "--format", "json")
+    assert done.code == 0 and "set_aside" not in {each["code"] for each in done.answer["warnings"]}, done.stdout
+    assert (file.stat().st_ino, file.stat().st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
+    assert json.loads((run / f"{step}.json").read_text())["outputs"] == undisturbed["outputs"]
+    assert not [path for path in run.rglob("*") if ".unrecorded-" in path.name or ".made." in path.name]
 
 
 @pytest.mark.torture

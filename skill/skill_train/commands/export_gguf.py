@@ -47,7 +47,7 @@ from skill_train.llama import run_converter
 from skill_train.run import plan_record
 from skill_train.run.begun import trained
 from skill_train.run.export_record import ExportRecord
-from skill_train.run.folder import RunDir, StepResult, open_run, renamed_aside, require_no_run
+from skill_train.run.folder import RunDir, StepResult, has_note, open_run, renamed_aside, require_no_run
 from skill_train.run.lock import locked, locked_out
 from skill_train.run.train_record import is_asked_bare
 
@@ -247,7 +247,7 @@ def _put_unrecorded_aside(console: Console, run: RunDir, name: str, types: list[
         put_aside(console, run.gguf / f"{name}-{kind}.gguf", run.record("convert"))
     recorded_files = recorded(run)
     for file in [run.gguf / f"{name}-{kind}.gguf" for kind in types]:
-        if file.is_file() and file not in recorded_files:
+        if file.is_file() and file not in recorded_files and not has_note(file, run.record("quantize")):
             aside = renamed_aside(file)
             console.warn(
                 "set_aside", f"no record describes {file}; it was renamed to {aside.name}, and is exported again"

@@ -8,6 +8,7 @@ would not be applied exactly is refused here, with the name of the part.
 from __future__ import annotations
 
 import math
+import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from skill_train.core.errors import UsageError
 from skill_train.core.files import whole_file
 from skill_train.core.memory import peak_memory_bytes
 from skill_train.facts import JsonObject
+from skill_train.gguf.convert import refuse_existing
 from skill_train.llama import run_converter
 from skill_train.llama.get_converter import Toolchain
 from skill_train.llama.gguf_header import read_gguf
@@ -26,7 +28,7 @@ from skill_train.model.adapter import CONFIG, WEIGHTS, Adapter, pattern_value, r
 from skill_train.model.new_tokens import new_tokens
 from skill_train.run import records
 from skill_train.run.export_record import ExportReason, ExportRecord, exported_file
-from skill_train.run.folder import StepResult, finished_record, require_space, versions
+from skill_train.run.folder import StepResult, finished_record, note_of, require_space, versions
 from skill_train.run.records import read_json
 
 _WHAT = {
@@ -76,28 +78,31 @@ def export_lora(
         request.base, [request.base / "config.json"]
     )
     options = {"name": request.name, "outtype": request.outtype}
-    done = finished_record(request.record, ExportRecord, inputs=inputs, options=options)
+    note = note_of(request.file, request.record)
+    done = finished_record(request.record, ExportRecord, inputs=inputs, options=options, result=request.file)
     if done is not None:
         return StepResult(done, reused=True)
+    refuse_existing(request.file, request.record)
     require_space(request.out, 2 * (request.adapter / WEIGHTS).stat().st_size, "the adapter's GGUF file")
     with whole_file(request.file) as part:
         arguments = ["--outfile", str(part.resolve()), "--outtype", request.outtype]
         _run(request.toolchain, request.base, request.adapter, alpha, arguments, progress)
         tensors = len(read_gguf(part).tensors)
         output = exported_file(part, request.outtype)
-    record = ExportRecord(
-        step=request.record.stem,
-        inputs=inputs,
-        options=options,
-        outputs={str(request.file.relative_to(request.record.parent)): output},
-        figures={"tensors": tensors, "modules": len(read.modules), "alpha": alpha},
-        reasons=[ExportReason("alpha", reason, CONFIG)],
-        versions=versions("llama-cpp-python", "torch", "transformers"),
-        seconds=round(time.monotonic() - started, 3),
-        peak_memory_bytes=peak_memory_bytes(children=True),
-        finished_at=records.timestamp(),
-    )
-    records.write(request.record, record)
+        record = ExportRecord(
+            step=request.record.stem,
+            inputs=inputs,
+            options=options,
+            outputs={str(request.file.relative_to(request.record.parent)): output},
+            figures={"tensors": tensors, "modules": len(read.modules), "alpha": alpha},
+            reasons=[ExportReason("alpha", reason, CONFIG)],
+            versions=versions("llama-cpp-python", "torch", "transformers"),
+            seconds=round(time.monotonic() - started, 3),
+            peak_memory_bytes=peak_memory_bytes(children=True),
+            finished_at=records.timestamp(),
+        )
+        records.write(note, record)
+    os.replace(note, request.record)
     return StepResult(record)
 
 

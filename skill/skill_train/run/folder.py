@@ -24,11 +24,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
 
+import msgspec
+
 from skill_train.core.digests import FileDigest, file_digest, is_file_of
 from skill_train.core.errors import DecisionNeeded, UsageError
 from skill_train.core.units import gigabytes
 from skill_train.run import export_record, plan_record, records
-from skill_train.run.records import Record
+from skill_train.run.records import FileName, Record
 
 RUNS = Path("runs")  # holds the runs whose folder nobody names
 # Names that submitting, training and the steps after it write.
@@ -55,6 +57,12 @@ class StepRecord(Protocol):
     def options(self) -> Any: ...
     @property
     def outputs(self) -> Mapping[str, FileDigest]: ...
+
+
+class _Noted(msgspec.Struct, frozen=True):
+    """What the note of any step has."""
+
+    outputs: dict[FileName, FileDigest]
 
 
 Step = TypeVar("Step", bound=StepRecord)
@@ -171,11 +179,11 @@ def require_unused(run: RunDir, *own: str) -> None:
 
 
 def set_aside(result: Path, record: Path) -> Path | None:
-    """Renames a result without a record: a kill came between the two, so nobody knows what it was made from.
+    """Renames a result without a record or a note: nobody knows what it was made from.
 
     Returns the new name, or None if there was nothing to rename.
     """
-    return None if record.is_file() or not result.exists() else renamed_aside(result)
+    return None if record.is_file() or not result.exists() or has_note(result, record) else renamed_aside(result)
 
 
 def renamed_aside(result: Path) -> Path:
@@ -207,6 +215,15 @@ def require_no_run(folder: Path, otherwise: str) -> None:
 def note_of(result: Path, record: Path) -> Path:
     """Where the record of a result is stored while the result is renamed, because a kill may come between the two."""
     return record.with_name(f".{result.name}.made.json")
+
+
+def has_note(result: Path, record: Path) -> bool:
+    """Whether the note of a result describes it as it is, so that its step can finish it."""
+    try:
+        outputs = records.read(note_of(result, record), _Noted).outputs
+    except UsageError:
+        return False
+    return all(is_file_of(record.parent / name, digest) for name, digest in outputs.items())
 
 
 def noted(result: Path, record: Path, kind: type[Step], *, inputs: Any, options: Any) -> Step | None:
