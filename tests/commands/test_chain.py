@@ -102,5 +102,15 @@ def test_a_proof_in_another_place_knows_what_the_run_recorded(tmp_path: Path) ->
     assert (code, failed) == (6, [("digest", file.name)])
 
 
+@pytest.mark.slow
+def test_a_proof_misses_rows_that_are_gone(tmp_path: Path) -> None:
+    """The file was cut at the end of a row: each row that is left can be read."""
+    run = RunDir(Path(shutil.copytree(shared_runs.chain().run, tmp_path / "run")))
+    lines = run.held_out.read_text().splitlines(keepends=True)
+    run.held_out.write_text("".join(lines[:-1]))
+    code, answer = answered("verify", run.path, "--tokens", 64)
+    assert (code, answer["error"]["code"], answer["error"]["got"]) == (2, "broken_record", f"{len(lines) - 1} rows")
+
+
 def _no_json(name: str) -> Any:
     raise AssertionError(f"{name} is not JSON")

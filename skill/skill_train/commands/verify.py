@@ -123,7 +123,7 @@ def verify_run(
     from skill_train.run.train_record import read_rows
 
     with locked(run, "verify"):
-        trained(run)
+        training = trained(run)
         if not run.exported:
             raise UsageError(
                 f"{run.path} has no GGUF file yet",
@@ -134,7 +134,11 @@ def verify_run(
         gone = [str(path) for path in recorded(run) if not path.is_file()]
         if gone:
             console.warn("missing_file", f"exported files are missing and were not verified: {', '.join(gone)}")
-        base = base_of(run)
+        base, held_out = base_of(run), read_rows(run.held_out)
+        if run.held_out.is_file() and len(held_out) < training.data.held_out_rows:
+            from skill_train.evaluate.step import require_rows
+
+            require_rows(held_out, run.path, training.data.held_out_rows)
         steps = ["evaluate", "report"] if run.held_out.is_file() else ["report"]
         return _verify(
             console,
@@ -145,7 +149,7 @@ def verify_run(
             ggufs=run.exported,
             unread=unread(run),
             rows=read_rows(run.samples),
-            held_out=read_rows(run.held_out),
+            held_out=held_out,
             record=out or run.record("verify"),
             run=run.path,
             tokens=tokens,
