@@ -136,6 +136,15 @@ def test_the_same_push_again_makes_no_second_commit(hub: Hub, tmp_path: Path, ru
     assert "MB: sent" not in words and "nothing has changed" in words
 
 
+def test_a_push_that_cannot_be_recorded_here_is_done_all_the_same(hub: Hub, tmp_path: Path, run: Path) -> None:
+    """A full or read-only disk looks the same after the upload: it was told as a push that failed."""
+    (run / "push.json").mkdir()
+    code, answer, _ = _push(hub, tmp_path / "home", run, "--repo", "me/tickets")
+    assert (code, [warning["code"] for warning in answer["warnings"]]) == (0, ["not_recorded"]), answer
+    assert "first-q8_0.gguf" in hub.repositories["model", "me/tickets"].at("main")
+    assert not [path for path in run.iterdir() if path.name.endswith(".part")]
+
+
 def test_a_run_whose_files_are_being_made_is_not_pushed(hub: Hub, tmp_path: Path, run: Path) -> None:
     """Its digests are compared with the proof first, and its bytes are sent later."""
     with locked(RunDir(run), "export-gguf"):

@@ -129,7 +129,10 @@ def _push_locked(options: PushOptions, console: Console) -> Result:
     if sent.other_weights:
         named = ", ".join(sent.other_weights[:8])
         console.warn("other_files", f"{facts.repo} also holds {named}, not of this push; its card is silent on them")
-    _record(push, sent)
+    try:
+        _record(push, sent)
+    except OSError as error:  # it is done, and is not undone by this
+        console.warn("not_recorded", f"{facts.repo} has the files, but push.json could not be written: {error}")
     return Result(push.data() | asdict(sent), quiet=sent.url)
 
 
