@@ -22,6 +22,7 @@ import browser
 import light
 import whole_records
 from command_tree import commands
+from one_command import answered
 from pages import Page, differing
 from planning import write_recipe_hash
 from skill_train.core.errors import UsageError
@@ -363,6 +364,19 @@ def test_the_command_answers_with_one_document(run: Path, page: Page) -> None:
     refused = subprocess.run([SCRIPT, "report", "nowhere"], cwd=run.parent, capture_output=True, text=True)
     assert refused.returncode == 2
     assert json.loads(refused.stdout)["error"]["code"] == "not_a_run"
+
+
+def test_names_like_numbered_ones_are_told_apart_and_the_page_of_one_stays(run: Path, tmp_path: Path) -> None:
+    others = [tmp_path / "a" / "demo", tmp_path / "demo (2)"]
+    for other in others:
+        shutil.copytree(RECORDED, other)
+    code, answer = answered("report", run)
+    page = run / "report.html"
+    assert (code, answer["data"]["report"]) == (0, str(page))
+    of_one = page.read_bytes()
+    code, answer = answered("report", run, *others)
+    assert [each["run"] for each in answer["data"]["runs"]] == ["demo (1)", "demo (3)", "demo (2)"]
+    assert (answer["data"]["report"], page.read_bytes()) == (str(run / "compared.html"), of_one)
 
 
 def test_without_its_libraries_it_says_what_to_install(run: Path, tmp_path: Path) -> None:

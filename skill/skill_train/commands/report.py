@@ -30,14 +30,15 @@ class ReportOptions:
     examples=("skill-train report runs/first", "skill-train report runs/first runs/second --out compared.html"),
 )
 @click.argument("runs", type=PATH, nargs=-1, required=True)
-@click.option("--out", type=PATH, help="File for the page.  [default: report.html in the first run]")
+@click.option("--out", type=PATH, help="File for the page.  [default: report.html, or compared.html, in the first run]")
 def report(options: ReportOptions, console: Console) -> Result:
     """Write an HTML page about one run, or about several runs side by side. The page loads nothing from the network."""
     from skill_train.report import step
 
     opened = [open_run(path) for path in options.runs]
+    out = options.out or opened[0].path / ("report.html" if len(opened) == 1 else "compared.html")
     with console.progress("report") as progress:
-        data = step.report(opened, out=options.out or opened[0].path / "report.html", progress=progress)
+        data = step.report(opened, out=out, progress=progress)
     following = [part["command"] for run in data["runs"] for part in run["missing"][:1]]
     return Result(data, human=lambda rich: _draw(rich, data), quiet=data["report"], next=following)
 

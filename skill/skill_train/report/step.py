@@ -7,6 +7,7 @@ runs nothing, so it can be sent to somebody as it is. All text of a run is escap
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import shlex
 from collections.abc import Iterable, Mapping
@@ -139,10 +140,12 @@ def _require_ours(out: Path) -> None:
 def _names(runs: list[RunDir]) -> list[str]:
     """The names of the runs' folders. Equal names are numbered."""
     plain = [run.path.resolve().name for run in runs]
-    return [
-        name if plain.count(name) == 1 else f"{name} ({plain[:place].count(name) + 1})"
-        for place, name in enumerate(plain)
-    ]
+    names = list[str]()
+    for name in plain:
+        numbered = (f"{name} ({number})" for number in itertools.count(1))
+        free = (other for other in numbered if other not in plain and other not in names)
+        names.append(name if plain.count(name) == 1 else next(free))
+    return names
 
 
 def reported_run(run: RunDir, name: str) -> ReportedRun:

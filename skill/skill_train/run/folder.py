@@ -38,7 +38,7 @@ _RUN_FILES = (
     *("plan.json", "recipe.yaml", "environment.json", "samples.jsonl", "held_out.jsonl", "metrics.jsonl", "train.log"),
     *("checkpoints", "adapter", "train.json", "train.failed.json", "merged", "merge.json", "gguf", "convert.json"),
     *("quantize.json", "imatrix.json", "imatrix.gguf", "sensitivity.jsonl", "mmproj.json", "lora_gguf.json"),
-    *("verify.json", "evaluate.json", "report.html", "demo.json", "push.json"),
+    *("verify.json", "evaluate.json", "report.html", "compared.html", "demo.json", "push.json"),
     *("cloud.json", "pull.json", "colab.ipynb", "skypilot"),
 )
 
