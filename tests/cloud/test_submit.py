@@ -252,7 +252,13 @@ def test_a_cloud_plan_is_run_as_it_is(hub: Hub, desk: Any, call: Any, here: Path
     assert {key for key in made if made[key] != sent[key]} == {"policy"}
     assert hub.jobs.all[0].spec["flavor"] == "l4x1"
     (here / ROWS).write_text((here / ROWS).read_text() * 2)
-    assert call("plan.json", "--yes").error == (2, "outdated_plan")
+    refused = call("plan.json", "--yes")
+    assert refused.error == (2, "outdated_plan") and refused.answer["error"]["hint"].endswith(" and --out plan.json")
+    run = data["run_dir"]
+    refused = call(run, "--yes")  # `plan --out` does not write there
+    anew = f"begin another run with its recipe: skill-train submit {run}/recipe.yaml"
+    assert refused.error == (2, "outdated_plan") and refused.answer["error"]["hint"] == anew
+    assert call(f"{run}/recipe.yaml").error == (3, "confirm_cost")
 
 
 @pytest.mark.parametrize("kind", ["model", "dataset"])

@@ -42,6 +42,9 @@ def read_unchanged_plan(path: Path, options: Mapping[str, object], where: str = 
     """
     others = [f"--{key.replace('_', '-')}" for key, value in options.items() if value is not None]
     again = f"make the plan again, with its recipe and options, and --out {shlex.quote(str(path))}"
+    if where == "cloud" and _is_of_run(path):  # `plan --out` does not write there
+        recipe = path.with_name("recipe.yaml")
+        again = f"begin another run with its recipe: skill-train submit {shlex.quote(str(recipe))}"
     if others:
         hint = f"make another plan with {others[0]}, or leave {others[0]} out"
         raise UsageError(f"{path} is a plan, and {others[0]} would change it", code="bad_usage", hint=hint)
@@ -132,9 +135,14 @@ def _fingerprints(planned: ResolvedRecipe) -> dict[str, str | None]:
     return {"model": model.fingerprint(folder) if folder.is_dir() else None, "data": data}
 
 
+def _is_of_run(path: Path) -> bool:
+    """Whether a plan lies in a run directory."""
+    return any((path.parent / name).exists() for name in _OF_A_RUN)
+
+
 def require_free(out: Path) -> None:
     """Allows only a plan to be overwritten, but not the plan of a run."""
-    of_run = any((out.parent / name).exists() for name in _OF_A_RUN)
+    of_run = _is_of_run(out)
     if out.exists() and (of_run or not is_plan(out)):
         state = "is the plan of a run" if of_run and is_plan(out) else "exists and is not a plan"
         raise UsageError(
