@@ -112,5 +112,27 @@ def test_a_proof_misses_rows_that_are_gone(tmp_path: Path) -> None:
     assert (code, answer["error"]["code"], answer["error"]["got"]) == (2, "broken_record", f"{len(lines) - 1} rows")
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("line", "edited", "told"),
+    [
+        ("FROM ", "FROM ./other.gguf", ("it lacks FROM ./run-", "it has FROM ./other.gguf")),
+        ("PARAMETER stop ", "", ('it lacks PARAMETER stop "<end_of_turn>"',)),
+        ("# ", "# a word of the user's", ()),
+        ("PARAMETER repeat_penalty ", "TEMPLATE {{ .Prompt }}", ("it has TEMPLATE {{ .Prompt }}",)),
+    ],
+)
+def test_a_modelfile_that_was_edited_is_told(tmp_path: Path, line: str, edited: str, told: tuple[str, ...]) -> None:
+    """Ollama would run the model in another way than it was judged."""
+    run = RunDir(Path(shutil.copytree(shared_runs.chain().run, tmp_path / "run")))
+    file = run.gguf / "Modelfile"
+    lines = file.read_text().splitlines()
+    at = next(number for number, each in enumerate(lines) if each.startswith(line))
+    file.write_text("\n".join([*lines[:at], edited, *lines[at + 1 :]]))
+    code, answer = answered("verify", run.path)
+    said = [warning["message"] for warning in answer["warnings"] if warning["code"] == "modelfile_edited"]
+    assert code == 0 and len(said) == bool(told) and all(words in said[0] for words in told), answer["warnings"]
+
+
 def _no_json(name: str) -> Any:
     raise AssertionError(f"{name} is not JSON")

@@ -17,13 +17,15 @@ from skill_train.commands._options import MOST_COUNTED, PATH, require_only_run
 from skill_train.commands._shell import quoted
 from skill_train.core.console import Console, Result
 from skill_train.core.errors import UsageError, VerificationFailed
-from skill_train.gguf.export_files import recorded, unread
+from skill_train.gguf.export_files import model_of, recorded, unread
 from skill_train.llama.engines.answers import ALL, ENGINES
-from skill_train.run import plan_record, verify_record
+from skill_train.run import export_record, plan_record, verify_record
 from skill_train.run.begun import trained
 from skill_train.run.folder import RunDir, open_run
 from skill_train.run.lock import locked
+from skill_train.run.train_record import TrainRecord, is_asked_bare
 from skill_train.run.verify_record import Check, Proof
+from skill_train.verify.check import first_few
 
 
 @dataclass(frozen=True)
@@ -140,7 +142,7 @@ def verify_run(
 
             require_rows(held_out, run.path, training.data.held_out_rows)
         steps = ["evaluate", "report"] if run.held_out.is_file() else ["report"]
-        return _verify(
+        result = _verify(
             console,
             following=[f"skill-train {step} {quoted(run.path)}" for step in steps],
             reference=run.merged if run.is_full else base,
@@ -156,6 +158,28 @@ def verify_run(
             pictures=_pictures(run),
             engines=engines,
         )
+        _warn_of_modelfile(console, run, training)
+        return result
+
+
+def _warn_of_modelfile(console: Console, run: RunDir, training: TrainRecord) -> None:
+    """Warns of a Modelfile that is not as the export writes it, as far as the merged model is there to compare it
+    with."""
+    from skill_train.gguf.ollama_modelfile import modelfile, parameters_of
+
+    file, recipe, ggufs = run.gguf / "Modelfile", plan_record.read(run.plan).recipe, run.ggufs
+    if not (ggufs and file.is_file() and (run.merged / "config.json").is_file()):
+        return
+    named, record = run.gguf / (model_of(file) or ""), run.record("mmproj")
+    projectors = export_record.read(record).outputs if record.is_file() else {}
+    parameters, _ = parameters_of(run.merged, recipe.max_length, bare=is_asked_bare(training, recipe.format))
+    chosen, beside = named if named in ggufs else ggufs[0], next((Path(name).name for name in projectors), None)
+    texts = file.read_text(encoding="utf-8", errors="replace"), modelfile(chosen.name, parameters, beside)
+    there, ours = ([line for line in text.splitlines() if line.strip() and line[0] != "#"] for text in texts)
+    changed = [f"it lacks {line}" for line in ours if line not in there]
+    if changed := changed + [f"it has {line}" for line in there if line not in ours]:
+        again = f"skill-train export-gguf {quoted(run.path)} writes it again"
+        console.warn("modelfile_edited", f"{file} is not as it was exported: {first_few(changed)}; {again}")
 
 
 def _pictures(run: RunDir) -> Any:
