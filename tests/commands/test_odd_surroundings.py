@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pwd
 import shutil
@@ -9,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+import containers
+import shared_runs
 import tiny
 from one_command import answered
 
@@ -39,6 +42,18 @@ def test_a_folder_whose_name_is_not_utf8(tmp_path: Path) -> None:
     assert (code, answer["error"]["code"]) == (2, "system_error"), answer
     assert "not UTF-8" in answer["error"]["message"] and r"run-\udcff" in answer["error"]["got"]
     assert sorted(run.iterdir()) == before
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not containers.may_mount(), reason="needs a mount of its own")
+def test_a_finished_export_on_a_read_only_disk_is_found(tmp_path: Path) -> None:
+    """It has nothing to write. What has is told with the name of its file, and not of a temporary one."""
+    run = Path(shutil.copytree(shared_runs.chain().run, tmp_path / "run"))
+    export = [shared_runs.script(), "export-gguf", str(run), "--quant", "q8_0,q4_k_m", "--format", "json"]
+    done = containers.run_read_only(run, export)
+    assert done.returncode == 0 and json.loads(done.stdout)["data"]["reused"], done.stdout + done.stderr
+    done = containers.run_read_only(run, [shared_runs.script(), "report", str(run), "--format", "json"])
+    assert (done.returncode, json.loads(done.stdout)["error"]["got"]) == (2, str(run / "report.html")), done.stdout
 
 
 def _rows(folder: Path) -> Path:

@@ -78,6 +78,14 @@ def test_an_error_of_the_file_system_names_the_file(tmp_path: Path) -> None:
     assert _files(tmp_path) == []
 
 
+def test_an_error_names_the_file_where_nothing_can_be_removed_either(tmp_path: Path) -> None:
+    """As on a read-only disk. Here the name of the temporary file is too long, and that of the file is not."""
+    final = tmp_path / ("x" * 250)
+    with pytest.raises(OSError) as caught:
+        parts.write_text(final, "x")
+    assert caught.value.filename == str(final)
+
+
 def test_whole_file_keeps_the_old_one_when_the_block_fails(tmp_path: Path) -> None:
     final = tmp_path / "model-f16.gguf"
     final.write_bytes(b"old")

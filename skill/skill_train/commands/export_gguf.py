@@ -300,7 +300,9 @@ def _export(console: Console, task: Export, tools: Any, ready: Any = None) -> Re
     chosen, because = modelfile_of(task, task.modelfile or best, outputs, source.name)
     now = f"./{chosen}"
     beside = Path(projector["path"]).name if projector else None
-    write_text(modelfile, ollama_modelfile.modelfile(chosen, parameters, beside))
+    text = ollama_modelfile.modelfile(chosen, parameters, beside)
+    if not modelfile.is_file() or modelfile.read_bytes() != text.encode():
+        write_text(modelfile, text)
     if before not in (None, now):
         console.warn("modelfile_changed", f"{modelfile}: FROM was changed from {before} to {now}")
     second = [from_line(projector)] if projector else []

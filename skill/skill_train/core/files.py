@@ -71,7 +71,8 @@ def scratch_file(final: Path) -> Iterator[Path]:
     try:
         yield part
     finally:
-        part.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # a read-only disk refuses to remove even what is not there
+            part.unlink(missing_ok=True)
 
 
 @contextlib.contextmanager

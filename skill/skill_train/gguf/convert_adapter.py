@@ -28,7 +28,7 @@ from skill_train.model.adapter import CONFIG, WEIGHTS, Adapter, pattern_value, r
 from skill_train.model.new_tokens import new_tokens
 from skill_train.run import records
 from skill_train.run.export_record import ExportReason, ExportRecord, exported_file
-from skill_train.run.folder import StepResult, finished_record, note_of, require_space, versions
+from skill_train.run.folder import StepResult, finished_record, note_of, require_space, require_writable, versions
 from skill_train.run.records import read_json
 
 _WHAT = {
@@ -83,6 +83,7 @@ def export_lora(
     if done is not None:
         return StepResult(done, reused=True)
     refuse_existing(request.file, request.record)
+    require_writable(request.out)
     require_space(request.out, 2 * (request.adapter / WEIGHTS).stat().st_size, "the adapter's GGUF file")
     with whole_file(request.file) as part:
         arguments = ["--outfile", str(part.resolve()), "--outtype", request.outtype]

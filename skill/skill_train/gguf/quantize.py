@@ -129,8 +129,9 @@ def quantize(request: QuantizeRequest, *, progress: Bar, warn: Callable[[str, st
     recorded = export_record.read(request.record) if request.record.is_file() else None
     if recorded is None or recorded.outputs != outputs:  # no file was made, but a recorded file was removed
         recorded = _write(request.record, inputs, outputs, started)
-    for file in files.values():
-        note_of(file, request.record).unlink(missing_ok=True)
+    for note_file in (note_of(file, request.record) for file in files.values()):
+        if note_file.is_file():  # on a read-only disk nothing is removed
+            note_file.unlink()
     return StepResult(recorded, reused=not to_make)
 
 
