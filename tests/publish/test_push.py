@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -143,6 +144,23 @@ def test_a_push_that_cannot_be_recorded_here_is_done_all_the_same(hub: Hub, tmp_
     assert (code, [warning["code"] for warning in answer["warnings"]]) == (0, ["not_recorded"]), answer
     assert "first-q8_0.gguf" in hub.repositories["model", "me/tickets"].at("main")
     assert not [path for path in run.iterdir() if path.name.endswith(".part")]
+
+
+def test_a_push_from_a_full_disk_goes_on_with_room(hub: Hub, tmp_path: Path, run: Path) -> None:
+    """hf_xet writes what it knows of the chunks to its cache, and says in words only that it cannot."""
+    before = sorted(run.rglob("*"))
+    done = subprocess.run(
+        [*PROGRAM, str(run), "--repo", "me/tickets"],
+        env=hub.environment(tmp_path / "home"),
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (3000, resource.RLIM_INFINITY)),
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert (done.returncode, json.loads(done.stdout)["error"]["code"]) == (3, "no_disk"), done.stdout + done.stderr
+    assert sorted(path for path in run.rglob("*") if path.name != ".lock") == before
+    code, answer, _ = _push(hub, tmp_path / "home", run, "--repo", "me/tickets")
+    assert (code, answer["data"]["reused"]) == (0, False)
 
 
 def test_a_run_whose_files_are_being_made_is_not_pushed(hub: Hub, tmp_path: Path, run: Path) -> None:

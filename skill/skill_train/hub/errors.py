@@ -16,7 +16,7 @@ from skill_train.core.errors import AccessError, DecisionNeeded, SkillTrainError
 _STORE = re.compile(r"CAS Client Error|HTTP status (?:client|server) error|Request error:")  # hf_xet, 1.6 [ran]
 _BROKEN = re.compile(r"Data integrity error:")
 _OWN = re.compile(r"(?:Internal|Data integrity|Task) error:")  # hf_xet's runtime gives no further details
-_SYSTEM = re.compile(r"IO Error:.*\(os error (\d+)\)")  # also from hf_xet, for a full disk [ran]
+_SYSTEM = re.compile(r"I/?O [Ee]rror:.*\(os error (\d+)\)")  # also from hf_xet, for a full disk [ran]
 # What the client raises if an answer lacks a key, or has a list instead of a number [ran on 2.4 with invented answers].
 UNREAD = (AttributeError, LookupError, TypeError, ValueError, OverflowError, RecursionError)
 GARBLED = "the token contains a character outside of ASCII"
@@ -111,7 +111,8 @@ def translated(error: Exception, resource: HubResource) -> Exception:
 
 def _system_error(error: Exception) -> Exception:
     """The Python error for a system error that hf_xet reports as text, such as a ConnectionResetError."""
-    system = _SYSTEM.search(str(error)) if isinstance(error, RuntimeError) else None
+    in_words = isinstance(error, RuntimeError) or (isinstance(error, OSError) and error.errno is None)
+    system = _SYSTEM.search(str(error)) if in_words else None
     return OSError(int(system[1]), str(error)) if system else error
 
 
