@@ -3,6 +3,7 @@ falls the other way. A correct merge passes whatever that costs; a wrong one fai
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +16,7 @@ from safetensors.torch import load_file, save_file
 import families
 import merging
 import tiny_families
-from skill_train.core.errors import VerificationFailed
+from skill_train.core.errors import UsageError, VerificationFailed
 from skill_train.merge import check_logits, with_peft
 
 pytestmark = pytest.mark.slow
@@ -129,6 +130,77 @@ def test_a_merge_by_peft_that_loses_a_module_is_refused(tmp_path: Path, monkeypa
     with pytest.raises(VerificationFailed) as refused:
         merging.run(base, adapter, tmp_path)
     assert refused.value.code == "merge_gate"
+
+
+def _of_transformers_4(base: Path, folder: Path, targets: list[str], **config: Any) -> tuple[Path, dict[str, Any]]:
+    """An adapter of r 2 and alpha 4 for each tensor of the base whose module's name ends with a target; and the merged
+    weights, W + s B A."""
+    scale = 4 / 2**0.5 if config.get("use_rslora") else 4 / 2
+    draw = torch.Generator().manual_seed(3)
+    parts, merged = {}, merging.weights(base)
+    for name, weight in merged.items():
+        module = name.removesuffix(".weight")
+        if not module.endswith(tuple(targets)):
+            continue
+        a, b = torch.randn(2, weight.shape[1], generator=draw), torch.randn(weight.shape[0], 2, generator=draw) / 20
+        parts |= {f"base_model.model.{module}.lora_A.weight": a, f"base_model.model.{module}.lora_B.weight": b}
+        own = config.get("alpha_pattern", {}).get(module.rpartition(".")[2], 4) / 4
+        merged[name] = weight + own * scale * b @ a
+    folder.mkdir()
+    save_file(parts, folder / "adapter_model.safetensors", metadata={"format": "pt"})
+    settings = {"peft_type": "LORA", "task_type": "CAUSAL_LM", "r": 2, "lora_alpha": 4, "target_modules": targets}
+    (folder / "adapter_config.json").write_text(json.dumps(settings | config))
+    return folder, merged
+
+
+_MLP = ["gate_proj", "up_proj", "down_proj"]
+NOT_IN_PEFT: list[tuple[str, list[str], dict[str, Any], str]] = [
+    ("deepseek_v3", ["q_a_proj", "shared_experts.down_proj"], {}, "no place for 2"),  # huggingface/peft#3711
+    ("deepseek_v3", _MLP, {}, "no place for 12"),  # of a dense layer and of shared experts; the others it loads
+    ("granitemoe", ["q_proj", "router.layer"], {}, "no place for 4"),
+    ("granitemoe", ["router.layer"], {}, "cannot put"),
+    ("qwen3_moe", ["gate_proj"], {}, "cannot put"),
+    ("qwen3_moe", _MLP, {"use_rslora": True}, "another scale"),
+    ("qwen3_moe", _MLP, {"alpha_pattern": {"gate_proj": 1}}, "another scale"),
+]
+
+
+@pytest.mark.parametrize(("family", "targets", "config", "why"), NOT_IN_PEFT)
+def test_names_of_transformers_4_that_peft_does_not_load_are_judged_by_the_weights(
+    family: str, targets: list[str], config: dict[str, Any], why: str, tmp_path: Path
+) -> None:
+    base = families.base(family, tmp_path / "base", dtype="float32")
+    adapter, expected = _of_transformers_4(base, tmp_path / "adapter", targets, **config)
+    gate = merging.run(base, adapter, tmp_path)["gate"]
+    assert (gate["verdict"], gate["by"]) == ("pass", "weights")
+    assert gate["no_answers"].startswith("PEFT ") and why in gate["no_answers"]
+    for name, tensor in merging.weights(tmp_path / "merged").items():
+        torch.testing.assert_close(tensor, expected[name], rtol=1e-5, atol=1e-5)
+    (tmp_path / "asked").mkdir()
+    with pytest.raises(UsageError) as refused:  # the user wants the answers, and there are none to compare with
+        merging.run(base, adapter, tmp_path / "asked", gate="answers")
+    assert refused.value.code == "wrong_base" and not (tmp_path / "asked" / "merged").exists()
+
+
+@pytest.mark.parametrize("config", [{}, {"rank_pattern": {"q_proj": 2}}, {"alpha_pattern": {"down_proj": 1}}], ids=str)
+def test_names_of_transformers_4_that_peft_loads_are_judged_by_the_answers_too(
+    config: dict[str, Any], tmp_path: Path
+) -> None:
+    base = families.base("qwen3_moe", tmp_path / "base", dtype="float32")
+    adapter, _ = _of_transformers_4(base, tmp_path / "adapter", ["q_proj", *_MLP], **config)
+    gate = merging.run(base, adapter, tmp_path)["gate"]
+    assert (gate["verdict"], gate["by"]) == ("pass", "answers")
+
+
+def test_what_peft_has_no_place_for_and_the_weights_do_not_show_is_refused(tmp_path: Path) -> None:
+    base = families.base("deepseek_v3", tmp_path / "base", dtype="float32")
+    adapter, expected = _of_transformers_4(base, tmp_path / "adapter", ["shared_experts.down_proj"])
+    parts = load_file(adapter / "adapter_model.safetensors")
+    norms = {f"base_model.model.{name}": tensor + 1 for name, tensor in expected.items() if "layers.0.input_" in name}
+    save_file(parts | norms, adapter / "adapter_model.safetensors")
+    with pytest.raises(UsageError) as refused:
+        merging.run(base, adapter, tmp_path)
+    assert "PEFT has no place for" in refused.value.message and not (tmp_path / "merged").exists()
 
 
 def test_rounding_that_costs_more_than_the_tuning_moved_is_told_with_the_remedy(tmp_path: Path) -> None:

@@ -28,10 +28,11 @@ _OWN: dict[str, dict[str, Any]] = {
     },
     "olmoe": {"num_experts": 4, "num_experts_per_tok": 2, "intermediate_size": 64},
     "glm4": {"intermediate_size": 96, "head_dim": 16, "pad_token_id": 0},
+    "granitemoe": {"num_local_experts": 4, "num_experts_per_tok": 2, "intermediate_size": 64},
 }  # fmt: skip
 _CLASSES = {
     "qwen3_moe": "Qwen3Moe", "mixtral": "Mixtral", "deepseek_v3": "DeepseekV3", "nemotron": "Nemotron",
-    "gpt_oss": "GptOss", "olmoe": "Olmoe", "glm4": "Glm4",
+    "gpt_oss": "GptOss", "olmoe": "Olmoe", "glm4": "Glm4", "granitemoe": "GraniteMoe",
 }  # fmt: skip
 
 

@@ -46,6 +46,7 @@ from skill_train.model.weight_files import Shard, read_folder
 from skill_train.program.model_files import INDEX
 from skill_train.program.pictures.tokens import PixelLimits, write_limits
 from skill_train.reference.causal_types import causal_model_types, require_known_type
+from skill_train.reference.load import NotLoaded
 from skill_train.reference.low_memory import peak_bytes
 from skill_train.run import records
 from skill_train.run.folder import StepResult, finished_record, note_of, require_space, require_writable, versions
@@ -154,10 +155,16 @@ def _noted(result: MergeRecord, part: Path, out: Path, record: Path) -> MergeRec
 
 @dataclass(frozen=True)
 class _Ways:
-    """What the gate compares. `no_answers`: why it does not compare the answers; empty if it does."""
+    """What the gate compares.
+
+    Attributes:
+        no_answers: why it does not compare the answers; empty if it does.
+        must_ask: the weights alone do not pass: the user wants the answers.
+    """
 
     weights: bool
     no_answers: str
+    must_ask: bool = False
 
 
 def _ways(gate: str, planned: _Planned) -> _Ways:
@@ -173,7 +180,7 @@ def _ways(gate: str, planned: _Planned) -> _Ways:
         )
     count = sum(stored.elements for stored in base.tensors.values())
     if gate == "answers" or blind or (gate == "auto" and count <= ANSWERS_UP_TO):
-        return _Ways(not blind, "")
+        return _Ways(not blind, "", must_ask=gate == "answers")
     size = f"running the model takes {gigabytes(peak_bytes(base.folder, adapter.folder))}"
     return _Ways(True, f"{size}; `verify` compares the answers of each exported file, and --gate answers does it here")
 
@@ -190,7 +197,12 @@ def _gate(ways: _Ways, comparison: check_weights.WeightComparison, changes: Chan
         return {**weights, "no_answers": ways.no_answers or "the weights are wrong already"}
     started = time.monotonic()
     tokens = check_logits.MAX_TOKENS if weights is None else check_logits.ENOUGH_TOKENS
-    outcome = ask(stored=stored, kept_share=kept_share, tokens=tokens)
+    try:
+        outcome = ask(stored=stored, kept_share=kept_share, tokens=tokens)
+    except NotLoaded as unloaded:
+        if weights is None or ways.must_ask:
+            raise
+        return {**weights, "no_answers": unloaded.message}
     seconds = round(time.monotonic() - started, 2)
     return {**outcome, "by": "answers", "weights": weights, "seconds": seconds}
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 import json
 from functools import partial
 from pathlib import Path
-from typing import Any
 
-from skill_train.core.errors import UsageError, VerificationFailed
+from skill_train.core.errors import VerificationFailed
 from skill_train.model.weight_files import read_folder
 from skill_train.reference import load as reference
 from skill_train.reference.checkpoint_names import TEXT, empty_model, unknown_parameters
@@ -30,7 +29,6 @@ def merge_with_peft(base: Path, adapter: Path, part: Path, dtype: str, task: str
     import torch
 
     with reference.reference_model(base, adapter, partial(reference.read_model, task=task)) as model:
-        _require_loaded(model, adapter)
         merged = model.merge_and_unload(safe_merge=False)  # checked below; PEFT's own check raises a bare ValueError
         merged.to({"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}[dtype])
         for name, tensor in merged.state_dict().items():
@@ -58,19 +56,3 @@ def merge_with_peft(base: Path, adapter: Path, part: Path, dtype: str, task: str
 def unknown_to_the_model(base: Path, parameters: list[str], task: str = TEXT) -> list[str]:
     """The parameter names that transformers' model of this config does not have. Allocates no weights."""
     return unknown_parameters(empty_model(base, task), parameters)
-
-
-def _require_loaded(model: Any, adapter: Path) -> None:
-    """Loads the adapter once more, because only this reports the tensors that PEFT could not load."""
-    from peft import set_peft_model_state_dict
-    from peft.utils import load_peft_weights
-
-    result = set_peft_model_state_dict(model, load_peft_weights(str(adapter), device="cpu"))
-    if result.unexpected_keys:
-        raise UsageError(
-            f"the adapter's tensor {result.unexpected_keys[0]!r} fits nothing in the base model",
-            code="wrong_base",
-            expected="the base model that the adapter was trained on",
-            got=f"{len(result.unexpected_keys)} tensors without a place",
-            hint="see base_model_name_or_path in adapter_config.json",
-        )

@@ -11,6 +11,7 @@ from typing import Any
 from skill_train.core.errors import UsageError
 from skill_train.facts import JsonObject
 from skill_train.model.foreign_files import require_sound_files
+from skill_train.model.lora_math import scaling
 from skill_train.model.weight_files import FLOAT_BYTES, StoredTensor, read_shard, read_tensor, same_bytes
 from skill_train.program.encode import limited
 from skill_train.run.records import read_json
@@ -183,6 +184,17 @@ def pattern_value(pattern: JsonObject, module: str, default: Any) -> Any:
         if match:
             return value
     return default
+
+
+def scale_of(config: JsonObject, module: str) -> float:
+    """What the product of B and A of a module is multiplied with.
+
+    Args:
+        config: of an `Adapter`.
+    """
+    rank = pattern_value(config["rank_pattern"], module, config["r"])
+    alpha = pattern_value(config["alpha_pattern"], module, config["lora_alpha"])
+    return scaling(alpha, rank, bool(config.get("use_rslora")))
 
 
 def _read_config(folder: Path) -> JsonObject:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,6 +17,7 @@ from skill_train.core.errors import NotInstalled, SkillTrainError, UsageError, n
 from skill_train.core.memory import keep_freed
 from skill_train.facts import JsonObject
 from skill_train.machine.address_space import require_room_for_torch
+from skill_train.model.adapter import read_adapter, scale_of
 from skill_train.model.config import text_config
 from skill_train.model.foreign_files import block_hub_kernels, require_sound
 from skill_train.model.template_guard import require_ending
@@ -34,7 +36,17 @@ NEUTRAL_TEXTS = (
     "1, 2, 3, 5, 8, 13, 21, 34, 55, 89, 144, 233, 377, 610, 987, 1597, 2584, 4181, 6765, 10946",
 )
 
+_NO_MODULE = ("Target modules", "Cannot convert PEFT target")  # how messages of PEFT 0.21 begin
+# PEFT loads these under another name: of a module that trained whole, and the rows of a tied head.
+_SAVED_TWICE = re.compile(r"\.(modules_to_save|original_module|token_adapter)\.[\w.]+$")
+_EXPERT = re.compile(r"\.experts\.\d+\.")  # as transformers 4 calls it
+# What transformers 5 has for all experts together, by the names that transformers 4 had for each.
+_PARTS = {"gate_up_proj": (".gate_proj", ".up_proj", ".w1", ".w3"), "down_proj": (".down_proj", ".w2")}
 _CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "n_ctx")
+
+
+class NotLoaded(UsageError):
+    """PEFT leaves out a part of an adapter, which may still fit the tensors in the base's files."""
 
 
 def load_tokenizer(folder: Path) -> Any:
@@ -191,7 +203,50 @@ def _with_adapter(model: Any, adapter: Path) -> Any:
     with warnings.catch_warnings(), _library_errors(f"PEFT cannot load {adapter}", expected, "bad_adapter", hint):
         warnings.simplefilter("ignore")  # advice for training; the results are measured
         _match_vocabulary(model, adapter)
-        return PeftModel.from_pretrained(model, str(adapter), is_trainable=False)
+        try:
+            tuned = PeftModel.from_pretrained(model, str(adapter), is_trainable=False)
+        except ValueError as error:
+            if str(error).startswith(_NO_MODULE):
+                raise _not_loaded(f"PEFT cannot put the adapter on this model: {first_line(error)}") from error
+            raise
+        _require_loaded(tuned, adapter)
+        return tuned
+
+
+def _require_loaded(tuned: Any, adapter: Path) -> None:
+    """Base + adapter without a part of the adapter is another model.
+
+    PEFT (0.21) takes a target such as `down_proj` for the experts of a mixture alone, and then loads nothing for the
+    same name in a dense layer or a shared expert (huggingface/peft#3711). Of the experts of transformers 4 it makes one
+    adapter for gate and up together, and doubles rank and alpha, whatever the scale is computed from.
+    """
+    from peft import set_peft_model_state_dict
+    from peft.utils import load_peft_weights
+
+    # Only loading it once more reports the tensors without a place.
+    left = set_peft_model_state_dict(tuned, load_peft_weights(str(adapter), device="cpu")).unexpected_keys
+    left = [name for name in left if not _SAVED_TWICE.search(name)]
+    if left:
+        raise _not_loaded(
+            f"PEFT has no place for {len(left)} of the adapter's tensors in this model, such as {left[0]}"
+        )
+    files = read_adapter(adapter)
+    experts = [module for module in files.modules if _EXPERT.search(module)]
+    for layer in (layer for layer in tuned.modules() if hasattr(layer, "parameter_name")):
+        parts = [module for module in experts if module.endswith(_PARTS.get(layer.parameter_name, ()))]
+        if {scale_of(files.config, module) for module in parts} - {layer.scaling["default"]}:
+            raise _not_loaded(f"PEFT gives the adapters of {layer.parameter_name}, which it joins, another scale")
+
+
+def _not_loaded(message: str) -> NotLoaded:
+    return NotLoaded(
+        f"{message}, so base + adapter cannot be computed",
+        code="wrong_base",
+        expected="an adapter that PEFT loads on this base, all of it and as its config says",
+        got="another model than the one that was trained",
+        hint="use the base that base_model_name_or_path in adapter_config.json names; if this is it, "
+        "`skill-train merge` without --gate answers compares the weights alone, where it can",
+    )
 
 
 def _match_vocabulary(model: Any, adapter: Path) -> None:

@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from skill_train.llama.gguf_header import GgufFile, Tensor
-from skill_train.model.adapter import Adapter, pattern_value, read_adapter
-from skill_train.model.lora_math import scaling
+from skill_train.model.adapter import Adapter, read_adapter, scale_of
 from skill_train.model.weight_files import StoredTensor, read_tensor, stored_tensors
 from skill_train.run.verify_record import Check
 from skill_train.verify.check import problems
@@ -118,11 +117,7 @@ def _compare(sides: _Sides, module: str, target: Tensor, weight: StoredTensor, c
 
 def _compare_scale(lora: GgufFile, rank: int, tuned: Adapter, module: str, comparison: _ModuleComparison) -> None:
     """llama.cpp multiplies by alpha / rank (https://github.com/ggml-org/llama.cpp, src/llama-adapter.h)."""
-    config, alpha = tuned.config, lora.metadata.get("adapter.lora.alpha")
-    lora_alpha = pattern_value(config["alpha_pattern"], module, config["lora_alpha"])
-    scale = scaling(
-        lora_alpha, pattern_value(config["rank_pattern"], module, config["r"]), bool(config.get("use_rslora"))
-    )
+    scale, alpha = scale_of(tuned.config, module), lora.metadata.get("adapter.lora.alpha")
     if not isinstance(alpha, float) or not math.isclose(alpha / rank, scale, rel_tol=_SCALE):
         comparison.faults.append(f"alpha is {alpha}, and {module} needs {scale * rank:g}")
 
