@@ -176,6 +176,6 @@ def test_threads_are_given_back(tmp_path: Path) -> None:
     base = tiny.cached("qwen2", dtype="bfloat16")
     before = torch.get_num_threads()
     with frugal_model(base) as model:
-        compare_weights([], model, None)
+        compare_weights([], model, base, None)
     with ThreadPoolExecutor(1) as pool:  # a new thread takes what was set last
         assert pool.submit(torch.get_num_threads).result() == before

@@ -239,4 +239,4 @@ def of_file(good: GgufFile) -> dict[str, Fault]:
 def check_weights(files: list[GgufFile], reference: Path, adapter: Path | None) -> WeightChecks:
     """The check `weights` of each file alone."""
     with frugal_model(reference, adapter) as model:
-        return compare_weights(files, model, adapter)
+        return compare_weights(files, model, reference, adapter)

@@ -75,6 +75,24 @@ def test_part_of_the_change_of_one_weight_is_named(times: float, tmp_path: Path)
     assert f"blk.1.ffn_up.weight holds {1 / times:.2f} of the adapter's change" in check.detail
 
 
+def test_a_file_without_the_change_of_dora_is_named(tmp_path: Path) -> None:
+    """The change is 5 % of the weight, and makes its rows 2 % longer: in a coarse type no row is too far off."""
+    base = tiny.cached("gemma", hidden=256)
+    adapter = tiny.adapter(base, tmp_path / "adapter", size=0.05, use_dora=True)
+    parts, weights = load_file(adapter / "adapter_model.safetensors"), load_file(base / "model.safetensors")
+    for name in (name for name in parts if name.endswith(".lora_magnitude_vector")):
+        module = name.removeprefix("base_model.model.").removesuffix(".lora_magnitude_vector")
+        parts[name] = 1.02 * weights[f"{module}.weight"].norm(dim=1)
+    save_file(parts, adapter / "adapter_model.safetensors", {"format": "pt"})
+    for applied, verdict in ((1, "pass"), (0, "fail")):
+        merged = gguf_maker.merge(base, adapter, tmp_path / f"merged-{applied}", times=applied)
+        gguf_maker.export(merged, tmp_path / f"gguf-{applied}", quants=("q4_k_m", "q2_k"))
+        files = [read_gguf(tmp_path / f"gguf-{applied}" / f"model-{kind}.gguf") for kind in ("q4_k_m", "q2_k")]
+        for check in said(files, base, adapter).values():
+            assert check.verdict == verdict, check.detail
+            assert ("of the adapter's change" in check.detail) == (applied == 0)
+
+
 def test_a_weight_that_was_left_out_is_named(tmp_path: Path) -> None:
     """llama.cpp loads such a file, and computes without the bias."""
     lost = gguf_edit.rewrite(

@@ -196,6 +196,15 @@ def test_the_share_of_a_change(kind: str, size: float, share: float, count: int,
     assert sums.wrong_share(kind) == (pytest.approx(share, abs=1e-3) if found else None)
 
 
+@pytest.mark.parametrize("across", [True, False])
+def test_rows_that_a_coarse_type_makes_shorter_hold_the_change_of_dora(across: bool) -> None:
+    """DoRA makes these rows 1 % longer and turns them a little, and the type makes them 5 % shorter."""
+    rows, turned = np.random.default_rng(1).normal(size=(2, 64, 512)).astype(np.float32)
+    sums = ChangeSums(across)
+    sums.add(np.float32(0.95) * rows, rows, rows / np.float32(1.01) + np.float32(0.01) * turned)
+    assert (sums.wrong_share("Q2_K") is None) == across
+
+
 def test_what_a_quantized_file_lacks_of_the_unquantized_one(tmp_path: Path) -> None:
     (tmp_path / "whole").mkdir()
     whole = file(tmp_path / "whole", {FULL: EMBEDDING, "blk.0.conv.weight": np.ones((1, 1, 32), np.float32)})

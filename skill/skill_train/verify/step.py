@@ -189,7 +189,9 @@ def _measure(
     """Measures the reference and the base, and compares the weights of each file while the reference is in memory."""
     plain = questions.adapter is None or is_plain(questions.adapter)
     with frugal_model(questions.folder, questions.adapter) as model:
-        weights = compare_weights(files, model, questions.adapter) if plain else {}  # while a draft is made
+        weights = {}
+        if plain:  # while a draft is made
+            weights = compare_weights(files, model, questions.folder, questions.adapter)
         measured = measure(
             model,
             questions,
@@ -198,7 +200,7 @@ def _measure(
             drafts=lambda: drafting.result().answers,
         )
         if not plain:  # it is merged into the model, which is then no longer base and adapter
-            weights = compare_weights(files, model, questions.adapter)
+            weights = compare_weights(files, model, questions.folder, questions.adapter)
         measured = measure_rounded(model, questions.adapter, rounding, measured, folder)
     del model  # before another one is read
     if base is not None and measured.base is None:

@@ -1,7 +1,8 @@
 """How much of an adapter's change of one weight is in a file.
 
 A change that is smaller than the rounding of the file's type shows in no row. Rounding has nothing to do with the
-change: its errors cancel out when they are summed over the weight.
+change: its errors cancel out when they are summed over the weight. Only one does not: a coarse type makes rows shorter,
+and the magnitude of DoRA changes their length too. Of such a change only the part across each row is looked at.
 """
 
 from __future__ import annotations
@@ -26,12 +27,14 @@ class ChangeSums:
     """Sums over some of the weight, each with the change as a factor.
 
     Attributes:
+        across: the part of the change along each row is left out.
         off: of what the file differs from base and change.
         noise: of the squares of the same.
         rounded: of what a merge in bf16 keeps of the change. It loses a change that is smaller than half a step.
         change: of the change itself.
     """
 
+    across: bool = False
     off: float = 0.0
     noise: float = 0.0
     rounded: float = 0.0
@@ -44,6 +47,8 @@ class ChangeSums:
 
         with np.errstate(over="ignore", invalid="ignore"):  # `wrong_share` looks for it
             change = expected - base
+            if self.across:
+                change = _across(change, expected)
             off = (stored - expected) * change
             rounded = torch.from_numpy(np.ascontiguousarray(expected)).bfloat16().float().numpy()
             self.off += float(off.sum())
@@ -59,3 +64,12 @@ class ChangeSums:
         share, kept = 1 + self.off / self.change, self.rounded / self.change
         room = _TOLERANCE + row_bound(kind) ** 2 + _SIGMAS * math.sqrt(self.noise) / self.change
         return None if min(1.0, kept) - room <= share <= max(1.0, kept) + room else share
+
+
+def _across(change: np.ndarray, rows: np.ndarray) -> np.ndarray:
+    """The change without its part along each row."""
+    import numpy as np
+
+    squares = np.maximum(np.einsum("ij,ij->i", rows, rows), np.finfo(np.float32).tiny)
+    along = np.einsum("ij,ij->i", change, rows) / squares
+    return np.asarray(change - along[:, None] * rows)

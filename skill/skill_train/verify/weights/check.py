@@ -16,7 +16,8 @@ from typing import Any
 
 from skill_train.llama.gguf_header import GgufFile, Tensor
 from skill_train.model.adapter import read_adapter
-from skill_train.reference.low_memory import merged_weights
+from skill_train.model.weight_files import StoredTensor, read_tensor, stored_tensors
+from skill_train.reference.low_memory import is_plain, merged_weights
 from skill_train.run.records import Verdict
 from skill_train.run.verify_record import Check, NotChecked
 from skill_train.verify.check import first_few
@@ -34,26 +35,31 @@ _XIELU = re.compile(r"\.layers\.(\d+)\.mlp\.act_fn\.(alpha_p|alpha_n|beta|eps)$"
 WeightChecks = dict[str, list[Check | NotChecked]]
 
 
-def compare_weights(files: list[GgufFile], model: Any, adapter: Path | None) -> WeightChecks:
+def compare_weights(files: list[GgufFile], model: Any, base: Path, adapter: Path | None) -> WeightChecks:
     """The checks of each file, by its name.
 
     Args:
-        model: as `frugal_model` gives it. `merged_weights` says what becomes of it.
+        model: of `base` and `adapter`, as `frugal_model` gives it. `merged_weights` says what becomes of it.
     """
     import torch
 
+    before = _before(base, adapter)
     makers = dict(merged_weights(model, adapter))
     shapes = {name: tuple(make.args[0].shape) for name, make in makers.items()}
     config = model.config.get_text_config()
-    comparisons = [_FileComparison(gguf, _places(gguf, config, shapes), adapter is not None) for gguf in files]
+    comparisons = [
+        _FileComparison(gguf, _places(gguf, config, shapes), adapter is not None, bool(before)) for gguf in files
+    ]
 
     def compare(named: tuple[str, partial[Any]]) -> None:
         chosen = [(comparison, place) for comparison in comparisons for place in comparison.of_source.get(named[0], ())]
         if chosen:
             weight, stored = named[1](), named[1].args[0]
-            base = stored if weight is not stored else None
+            own = stored if weight is not stored else None
+            if own is None and named[0] in before and before[named[0]].shape == tuple(weight.shape):
+                own = read_tensor(before[named[0]])
             for comparison, place in chosen:
-                comparison.compare_arranged(place, weight, base)
+                comparison.compare_arranged(place, weight, own)
 
     threads = torch.get_num_threads()
     try:  # each thread works alone on a weight
@@ -68,6 +74,16 @@ def compare_weights(files: list[GgufFile], model: Any, adapter: Path | None) -> 
         for name, values in _computed_tensors(model, config).items():
             comparison.compare_computed(name, values)
     return {comparison.gguf.path.name: comparison.checks() for comparison in comparisons}
+
+
+def _before(base: Path, adapter: Path | None) -> dict[str, StoredTensor]:
+    """The base's tensors that an adapter changes which was merged into the model, because the model no longer has them.
+    Those that the files call otherwise are left out."""
+    if adapter is None or is_plain(adapter):
+        return {}
+    tuned, tensors = read_adapter(adapter), stored_tensors(base)
+    changed = {f"{module}.weight" for module in tuned.modules} | tuned.replaced.keys()
+    return {name: tensors[name] for name in changed & tensors.keys()}
 
 
 def compared_bytes(adapter: Path | None) -> int:
@@ -101,8 +117,8 @@ class _ComparedWeight:
 class _FileComparison:
     """The comparison of one file with the model."""
 
-    def __init__(self, gguf: GgufFile, places: Places, tuned: bool) -> None:
-        self.gguf, self.places, self.tuned = gguf, places, tuned
+    def __init__(self, gguf: GgufFile, places: Places, tuned: bool, across: bool = False) -> None:
+        self.gguf, self.places, self.tuned, self.across = gguf, places, tuned, across
         self.compared: list[_ComparedWeight] = []  # appended to by several threads
         self.of_source: dict[str, list[Place]] = {}
         for place in places.placed:
@@ -174,7 +190,7 @@ class _FileComparison:
             )
 
     def _compared_weight(self, tensor: Tensor, place: Place, expected: Any, base: Any) -> _ComparedWeight:
-        read, worst, fault, sums = weights_of(self.gguf, tensor), 0.0, "", ChangeSums()
+        read, worst, fault, sums = weights_of(self.gguf, tensor), 0.0, "", ChangeSums(self.across)
         computed = place.arrange in (one_more, minus_exp)
         every = max(1, expected.numel() // ENOUGH)
         for number, rows in enumerate(row_chunks(len(expected), tensor.shape[0])):
