@@ -25,8 +25,9 @@ def run(script: Path, *arguments: object, log: Path, environment: dict[str, str]
 
 @cache
 def _server() -> subprocess.Popen[str]:
-    """Ends when this process does: its requests end."""
-    return subprocess.Popen([sys.executable, __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    """Ends when this process does: its requests end. Its folder is not that of the first test, which may go with it."""
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    return subprocess.Popen([sys.executable, __file__], cwd=Path(__file__).parent, text=True, **pipes)
 
 
 def _serve() -> None:
