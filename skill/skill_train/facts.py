@@ -32,6 +32,8 @@ class ModelFacts:
         embedding_parameters: the input embedding, the output head where it is not tied to it, and the embeddings that
             Gemma 3n and 4 have for each layer.
         expert_parameters: those in all experts of a mixture of experts; None where they are unknown.
+        further_parameters: those that predict further tokens, in files. transformers does not load them, and they are
+            not among `parameters`.
         intermediate_size: width of the MLP; of one expert in a mixture of experts.
         shared_width: of the experts that every token passes beside the chosen ones.
         heads, kv_heads, head_dim: of the attention.
@@ -96,6 +98,7 @@ class ModelFacts:
     image_processor: ImageProcessor | None = None
     windowed_layers: int | None = None
     expert_parameters: int | None = None
+    further_parameters: int = 0
     shared_width: int = 0
     cached_layers: int | None = None
     cached_numbers: tuple[int, int] | None = None

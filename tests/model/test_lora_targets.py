@@ -9,6 +9,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+import torch
 
 import tiny_families
 import training
@@ -17,8 +18,8 @@ from hub_emulator import Hub
 from skill_train.commands import _planning as planning
 from skill_train.estimate.modules import adapter_parameters
 from skill_train.model import folder as models
-from skill_train.model.config import with_experts
 from skill_train.model.lora_targets import TARGETS, linear_layers
+from skill_train.model.parameter_count import with_files
 from skill_train.recipe.fields import from_dict
 
 pytestmark = pytest.mark.slow
@@ -80,9 +81,47 @@ def test_the_parameters_in_experts_are_those_of_the_files(name: str) -> None:
     folder = tiny_families.folder(name)
     facts, inside = models.read_model(folder), _in_experts(folder)
     unread = dataclasses.replace(facts, expert_parameters=None, active_parameters=None)
-    for each in (facts, with_experts(unread, models.tensor_shapes(folder))):  # the latter as of a model on the Hub
+    for each in (facts, with_files(unread, models.tensor_shapes(folder))):  # the latter as of a model on the Hub
         assert each.expert_parameters == inside > 0
         assert each.active_parameters == (facts.parameters or 0) - inside // 2
+
+
+@pytest.mark.parametrize(
+    "further", ["model.layers.2.", "mtp.layers.0."]
+)  # of DeepSeek-V3 and GLM-4.5, and of Qwen3-Next
+@pytest.mark.parametrize("finetuning", ["lora", "full"])
+def test_what_predicts_further_tokens_is_neither_counted_nor_a_target(
+    finetuning: str, further: str, tmp_path: Path
+) -> None:
+    """transformers loads none of it; it says what the model has."""
+    from safetensors.torch import load_file, save_file
+    from transformers import AutoModelForCausalLM
+
+    folder = Path(shutil.copytree(tiny_families.folder("glm4moe"), tmp_path / "model"))
+    tensors = load_file(folder / "model.safetensors")
+    copies = {
+        further + name.removeprefix("model.layers.1."): tensor.clone()
+        for name, tensor in tensors.items()
+        if name.startswith("model.layers.1.")
+    }
+    whole = {"shared_head.head": tensors["lm_head.weight"].clone(), "eh_proj": torch.ones(64, 128)}
+    extra = copies | {f"{further}{name}.weight": tensor for name, tensor in whole.items()}
+    save_file(tensors | extra, folder / "model.safetensors", metadata={"format": "pt"})
+    recipe = from_dict({"model": str(folder), "data": "rows.jsonl", "finetuning_type": finetuning})
+    here = models.read_model(folder)
+    stored = sum(tensor.numel() for tensor in (tensors | extra).values())
+    on_the_hub = dataclasses.replace(
+        here, parameters=stored, active_parameters=None, expert_parameters=None, further_parameters=0
+    )
+    built = AutoModelForCausalLM.from_pretrained(folder)
+    for facts in (here, planning._with_layers(recipe, on_the_hub, lambda: models.tensor_shapes(folder))):
+        # transformers 5 has a number for each expert as a buffer, which the files hold
+        assert facts.parameters == sum(tensors[name].numel() for name in tensors)
+        assert facts.further_parameters == sum(tensor.numel() for tensor in extra.values())
+        assert facts.expert_parameters == _in_experts(folder)
+        assert facts.active_parameters == (facts.parameters or 0) - _in_experts(folder) // 2
+        assert "eh_proj" not in (facts.linear_layers or ())
+    assert 0 <= (here.parameters or 0) - sum(parameter.numel() for parameter in built.parameters()) < 100
 
 
 @pytest.mark.parametrize("name", tiny_families.by_default(TRAINED, TRAINED[:1]))

@@ -20,11 +20,11 @@ from skill_train.facts import DatasetFacts, JsonObject, MachineFacts, ModelFacts
 from skill_train.hub import flavors
 from skill_train.llama.speed.remembered import known_reading
 from skill_train.machine.read import read_machine
-from skill_train.model.config import with_experts
 from skill_train.model.convertible.from_config import LINE_ENDS_WARNING, unread_window_warning
 from skill_train.model.convertible.vocabulary import why_no_picture, why_no_vocabulary
 from skill_train.model.folder import read_model, tensor_shapes
 from skill_train.model.lora_targets import TARGETS, linear_layers, linear_sizes
+from skill_train.model.parameter_count import loaded, with_files
 from skill_train.model.tower import trains_on_pictures, unread_pictures
 from skill_train.plan import make
 from skill_train.plan.placement import Choices, with_precision
@@ -111,18 +111,18 @@ def plan_with_files(console: Console, recipe: Recipe, choices: Choices) -> Plan:
 
 
 def _with_layers(recipe: Recipe, model: ModelFacts, shapes: Callable[[], Mapping[str, Sequence[int]]]) -> ModelFacts:
-    """Adds what only the headers of the weights say: the parameters in experts where no formula counts them, and the
-    linear layers of a family without a list of LoRA targets."""
-    adapted = recipe.finetuning_type != "full" and model.model_type not in TARGETS
+    """Adds what only the headers of the weights say: the parameters in experts where no formula counts them, those that
+    transformers does not load, and the linear layers of a family without a list of LoRA targets."""
     uncounted = model.experts is not None and model.expert_parameters is None
-    if not (adapted or uncounted):
+    if model.model_type in TARGETS and not uncounted:
         return model
     read = shapes()
-    model = with_experts(model, read) if uncounted else model
-    if not adapted:
+    model = with_files(model, read) if not model.further_parameters else model
+    if model.model_type in TARGETS or recipe.finetuning_type == "full":
         return model
+    read = loaded(read, model.layers)
     found = linear_layers(read, vocab_size=model.vocab_size, experts=model.experts)
-    sizes = linear_sizes(read, recipe.target_modules or found, model.layers)
+    sizes = linear_sizes(read, recipe.target_modules or found)
     found = [] if recipe.target_modules else found
     return dataclasses.replace(model, linear_layers=tuple(found) or None, linear_sizes=sizes)
 

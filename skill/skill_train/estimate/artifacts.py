@@ -56,7 +56,8 @@ def file_bytes(model: ModelFacts, quant: str) -> Range | None:
         low, high = embeddings * (least_input + least_head) / 2, embeddings * (most_input + most_head) / 2
     layers = model.parameters - embeddings
     header = _header_bytes(model)
-    sizes = (layers * least + low) / 8 + header[0], (layers * most + high) / 8 + header[1]
+    further = model.further_parameters  # the converter takes them of some families
+    sizes = (layers * least + low) / 8 + header[0], ((layers + further) * most + high) / 8 + header[1]
     return Range(*sizes, f"{BITS[quant]} bits a weight")
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, TypedDict
 
@@ -154,24 +154,6 @@ def read(
     return _with_reasons(facts, unknown, stored)
 
 
-def with_experts(facts: ModelFacts, shapes: Mapping[str, Sequence[int]]) -> ModelFacts:
-    """The facts of a mixture of experts with the parameters that the weight files hold in experts, and with those that
-    a token passes.
-
-    Args:
-        shapes: the shape of every tensor by its name.
-    """
-    experts, per_token, total = facts.experts or 0, facts.experts_per_token, facts.parameters
-    inside = parameter_count.in_experts(shapes, experts)
-    if not inside or total is None or inside > total:
-        return facts
-    facts = replace(facts, expert_parameters=inside)
-    if facts.active_parameters is not None or per_token is None or per_token > experts:
-        return facts
-    unknown = {key: why for key, why in facts.unknown.items() if key != "active_parameters"}
-    return replace(facts, active_parameters=total - parameter_count.idle(inside, experts, per_token), unknown=unknown)
-
-
 def _why_no_pictures(config: Config) -> str | None:
     """Why a GGUF file of this model reads no pictures, where that makes it useless."""
     if not is_vision(config) or config.get("model_type") in TEXT_OF_VISION:
@@ -287,7 +269,7 @@ def _total(
     """`(parameters, origin, why they are unknown)`. Stored numbers are counted, unless they are packed."""
     if stored.total and not quantization:
         without = parameter_count.without_copies(stored.total, shape, counted) if shape and counted else stored.total
-        return without, "safetensors headers", ""
+        return without, parameter_count.HEADERS, ""
     if counted is not None and not is_vision(config):
         return counted.total, "config arithmetic", ""
     why = f"no arithmetic for the vision part of {config.get('model_type')}"

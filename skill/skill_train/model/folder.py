@@ -16,6 +16,7 @@ from skill_train.facts import JsonObject, ModelFacts
 from skill_train.model import config as model_config
 from skill_train.model import foreign_files
 from skill_train.model.config import Origin, StoredWeights
+from skill_train.model.parameter_count import knows, with_files
 from skill_train.model.tower import reads_processor, with_image_processor
 from skill_train.model.weight_files import read_shard
 from skill_train.program.model_files import INDEX, SINGLE
@@ -46,8 +47,8 @@ def read_model(folder: Path, *, weights_needed: bool = True) -> ModelFacts:
         has_chat_template=_has_chat_template(folder),
         files={path.name for path in folder.iterdir()},
     )
-    if facts.experts and facts.expert_parameters is None and lacking is None:
-        facts = model_config.with_experts(facts, tensor_shapes(folder))
+    if lacking is None and not knows(facts.model_type):
+        facts = with_files(facts, tensor_shapes(folder))
     facts = with_image_processor(facts, config, processor_files(folder) if reads_processor(config) else {})
     return dataclasses.replace(facts, at_hand=lacking is None)
 

@@ -30,7 +30,7 @@ TARGETS: dict[str, list[str]] = {
     "falcon": ["query_key_value", "dense"],
 }  # fmt: skip
 
-_WEIGHT = re.compile(r"(?:^|\.)(?:layers|h|blocks|block)\.(?P<number>\d+)\.(?P<inside>.+)\.weight")
+_WEIGHT = re.compile(r"(?:^|\.)(?:layers|h|blocks|block)\.\d+\.(?P<inside>.+)\.weight")
 _ROUTER = re.compile(r"(?:^|\.)(?:\w*router\w*|gate|wg|\w*_gate)(?:\.|$)")
 _OTHER_PARTS = re.compile(r"(?:^|\.)(?:\w*vision\w*|visual|\w*audio\w*|\w*image\w*|mtp|nextn)(?:\.|$)")
 _EMBEDS = re.compile(r"emb|wte|wpe|position|rotary|relative")
@@ -45,7 +45,7 @@ def linear_layers(shapes: Mapping[str, Sequence[int]], *, vocab_size: int | None
     of them. A name that is left out in one place is left out everywhere.
 
     Args:
-        shapes: the shape of every tensor by its name in the weight files.
+        shapes: of the tensors that transformers loads (`parameter_count.loaded`), by their names in the weight files.
         vocab_size, experts: the numbers in the config. A matrix with as many rows belongs to the vocabulary or is a
             router.
     """
@@ -66,21 +66,17 @@ def linear_layers(shapes: Mapping[str, Sequence[int]], *, vocab_size: int | None
     return [leaf for leaf in adapted if leaf not in left_out]
 
 
-def linear_sizes(
-    shapes: Mapping[str, Sequence[int]], names: Iterable[str], layers: int | None
-) -> dict[str, tuple[int, int, int]]:
+def linear_sizes(shapes: Mapping[str, Sequence[int]], names: Iterable[str]) -> dict[str, tuple[int, int, int]]:
     """How often each of these modules stands in the blocks of a language model, and the sums of its inputs and outputs.
 
     Args:
+        shapes: of the tensors that transformers loads (`parameter_count.loaded`).
         names: as `target_modules` has them.
-        layers: the number in the config. Files can hold more, which transformers does not load (DeepSeek's last one).
     """
     sizes = dict[str, tuple[int, int, int]]()
     for name, shape in shapes.items():
         match = _WEIGHT.search(name)
         if match is None or len(shape) != 2 or _OTHER_PARTS.search(name) or OF_EXPERTS.search(name):
-            continue
-        if layers is not None and int(match["number"]) >= layers:
             continue
         for target in names:
             if f".{match['inside']}".endswith(f".{target}"):

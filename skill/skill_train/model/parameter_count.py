@@ -9,10 +9,16 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+from skill_train.facts import ModelFacts
+
 OF_EXPERTS = re.compile(r"(?:^|\.)(?:experts|local_experts)\.")
+# What predicts further tokens, as the files name it: a part of its own, or a layer behind the last one.
+_FURTHER_PART = re.compile(r"(?:^|\.)(?:mtp\w*|nextn)\.")
+HEADERS = "safetensors headers"  # where a count is from
+_LAYER = re.compile(r"(?:model\.|language_model\.|backbone\.)*layers\.(\d+)\.")
 
 
 @dataclass(frozen=True)
@@ -128,6 +134,22 @@ def shared_width(config: Mapping[str, Any], expert: int | None) -> int:
     return (expert or 0) * next((_number(config, key) for key in _SHARED if _number(config, key)), 0)
 
 
+def loaded(shapes: Mapping[str, Sequence[int]], layers: int | None) -> dict[str, Sequence[int]]:
+    """The tensors of the weight files without those that predict further tokens (DeepSeek-V3, GLM-4.5, Qwen3-Next).
+    transformers loads none of these (`_keys_to_ignore_on_load_unexpected` of 5.23), so they are not trained.
+
+    Args:
+        layers: the number in the config; None where it does not say one.
+    """
+
+    def further(name: str) -> bool:
+        layer = _LAYER.match(name)
+        behind = layer is not None and layers is not None and int(layer[1]) >= layers
+        return behind or _FURTHER_PART.search(name) is not None
+
+    return {name: shape for name, shape in shapes.items() if not further(name)}
+
+
 def in_experts(shapes: Mapping[str, Sequence[int]], experts: int) -> int:
     """The parameters in experts by the tensors of the weight files: those of a module of that name, and stacks of as
     many matrices (Granite's)."""
@@ -141,6 +163,36 @@ def in_experts(shapes: Mapping[str, Sequence[int]], experts: int) -> int:
 def idle(in_experts: int, experts: int, per_token: int) -> int:
     """The parameters in the experts that a token does not use."""
     return in_experts * (experts - per_token) // experts
+
+
+def with_files(facts: ModelFacts, shapes: Mapping[str, Sequence[int]]) -> ModelFacts:
+    """The facts with what only the tensors of the weight files tell: the parameters that transformers does not load,
+    and of a mixture of experts those in experts, and those that a token passes.
+
+    Args:
+        shapes: the shape of every tensor by its name; empty where nobody knows them.
+    """
+    kept = loaded(shapes, facts.layers)
+    further = sum(math.prod(shape) for name, shape in shapes.items() if name not in kept)
+    if further and facts.parameters is not None and facts.parameters_from == HEADERS:
+        active = None if facts.active_parameters is None else facts.active_parameters - further
+        facts = replace(
+            facts, parameters=facts.parameters - further, active_parameters=active, further_parameters=further
+        )
+    if facts.experts and facts.expert_parameters is None:
+        return _with_experts(facts, kept, facts.experts)
+    return facts
+
+
+def _with_experts(facts: ModelFacts, shapes: Mapping[str, Sequence[int]], experts: int) -> ModelFacts:
+    per_token, total, inside = facts.experts_per_token, facts.parameters, in_experts(shapes, experts)
+    if not inside or total is None or inside > total:
+        return facts
+    facts = replace(facts, expert_parameters=inside)
+    if facts.active_parameters is not None or per_token is None or per_token > experts:
+        return facts
+    unknown = {key: why for key, why in facts.unknown.items() if key != "active_parameters"}
+    return replace(facts, active_parameters=total - idle(inside, experts, per_token), unknown=unknown)
 
 
 def without_copies(stored: int, shape: TextShape, counted: ParameterCount) -> int:
