@@ -1958,6 +1958,15 @@ def is_media(column: str, value: Any) -> bool:
 # --- chat/answers ---
 # What an answer holds beside its text: its calls of tools and its thoughts.
 
+THOUGHTS_LEFT_OUT = (
+    "the chat template leaves out the thoughts of answers (reasoning_content, thinking, or <think> in the content), so "
+    "they are not trained"
+)
+EARLIER_THOUGHTS = (
+    "the chat template leaves out the thoughts of earlier answers of a row, so these answers are trained without them: "
+    "make a row of each answer to train its thoughts"
+)
+
 
 def with_each_arguments(messages: list[Message], changed: Callable[[str], Any]) -> list[Message]:
     """The messages with other arguments in each call that has them as the text of an object, or as an empty text."""
@@ -1984,6 +1993,14 @@ def thoughts_of(message: Message) -> list[str]:
     opened, mark, _ = message["content"].partition("</think>")
     inside = opened.partition("<think>")[2] if mark else ""
     return [thought.strip() for thought in (*beside, inside) if isinstance(thought, str) and thought.strip()]
+
+
+def left_out_thoughts(messages: list[Message], rendered: str) -> Iterator[str]:
+    """What to tell of answers whose thoughts do not stand in the text."""
+    for message in messages:
+        thoughts = thoughts_of(message) if message["role"] == "assistant" else []
+        if thoughts and not any(thought in rendered for thought in thoughts):
+            yield THOUGHTS_LEFT_OUT if message is messages[-1] else EARLIER_THOUGHTS
 
 
 def with_fewer_calls(message: Message) -> Iterator[tuple[Message, Any]]:
@@ -5149,10 +5166,6 @@ WITHOUT_TEMPLATE = (
     "from the one it was trained on"
 )
 ALREADY_RENDERED = "the rows hold the marks of the model's chat template, so a chat is asked with it"
-THOUGHTS_LEFT_OUT = (
-    "the chat template leaves out the thoughts of answers (reasoning_content, thinking, or <think> in the content), so "
-    "they are not trained"
-)
 ANOTHER_PROMPT = (
     "the chat template asks for an answer with another prompt than it writes before the answers of rows (a <think> or "
     "a system message more): in use the model sees a prompt that it was not trained on"
@@ -5355,7 +5368,8 @@ class Encoder:
         messages = example["messages"] = self.with_arguments(example["messages"], example["tools"])
         rendered = self.render(messages, example["tools"])
         self.require_calls(messages, example["tools"], rendered)
-        self.look_for_thoughts(messages[-1], rendered)
+        for note in left_out_thoughts(messages, rendered):
+            self.note(note)
         self.look_for_the_rest(messages, example["tools"], rendered)
         if self.around[0] == self.tokenizer.bos_token_id and not begins_itself(rendered, self.tokenizer.bos_token):
             self.note(BEGINS_OTHERWISE)
@@ -5379,12 +5393,6 @@ class Encoder:
                         expected="a template that writes the calls of tools, and calls in tool_calls",
                         hint="use a model whose chat template has calls, or write them into the content of the message",
                     )
-
-    def look_for_thoughts(self, last: Message, rendered: str) -> None:
-        """Notes that the thoughts of the last answer are left out. Many templates leave out those of earlier ones."""
-        thoughts = thoughts_of(last) if last["role"] == "assistant" else []
-        if thoughts and not any(thought in rendered for thought in thoughts):
-            self.note(THOUGHTS_LEFT_OUT)
 
     def look_for_the_rest(self, messages: list[Message], tools: Any, rendered: str) -> None:
         """Notes that tools, or messages of a role such as system, do not stand in the text. Templates that do not know

@@ -19,7 +19,8 @@ from transformers import AutoConfig
 import tiny
 import tiny_templates
 import training
-from skill_train.program.encode import ANOTHER_PROMPT, LEFT_OUT_TRAINED, NOT_RENDERED, THOUGHTS_LEFT_OUT, Encoder
+from skill_train.program.chat.answers import EARLIER_THOUGHTS, THOUGHTS_LEFT_OUT
+from skill_train.program.encode import ANOTHER_PROMPT, LEFT_OUT_TRAINED, NOT_RENDERED, Encoder
 from skill_train.program.events import Refused
 from skill_train.program.main import load_data
 from skill_train.program.model import check_vocabulary
@@ -417,6 +418,15 @@ def test_a_template_that_removes_thoughts_from_the_last_answer_is_told(tmp_path:
     row = encoder(0, 1, {"messages": THOUGHTS[:2]})
     assert [tokenizer.decode(ids).strip() for ids in _runs(row)] == ["Four.<|im_end|>"]
     assert THOUGHTS_LEFT_OUT in encoder.notes
+
+
+@pytest.mark.parametrize(("kind", "told"), [("qwen3", [EARLIER_THOUGHTS]), ("qwen2", [])])
+def test_thoughts_of_earlier_answers_that_are_left_out_are_told(tmp_path: Path, kind: str, told: list[str]) -> None:
+    """Qwen3's template writes those behind the last question alone, and the first answer is trained as one without."""
+    encoder, tokenizer = _encoder(tmp_path, kind, {"messages": THOUGHTS})
+    trained = [tokenizer.decode(ids) for ids in _runs(encoder(0, 1, {"messages": THOUGHTS}))]
+    assert ("add them" in trained[0], "add two" in trained[1]) == (not told, True)
+    assert encoder.notes == told
 
 
 _NO_SYSTEM = NOT_RENDERED.format("messages of the role system")

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from functools import cached_property
 from typing import Any, NotRequired, TypedDict
 
-from skill_train.program.chat.answers import name_of_call, thoughts_of, with_each_arguments, with_fewer_calls
+from skill_train.program.chat.answers import left_out_thoughts, name_of_call, with_each_arguments, with_fewer_calls
 from skill_train.program.chat.chosen import is_left_out
 from skill_train.program.chat.typed import TypedTokens, control_tokens
 from skill_train.program.events import Refused
@@ -43,10 +43,6 @@ WITHOUT_TEMPLATE = (
     "from the one it was trained on"
 )
 ALREADY_RENDERED = "the rows hold the marks of the model's chat template, so a chat is asked with it"
-THOUGHTS_LEFT_OUT = (
-    "the chat template leaves out the thoughts of answers (reasoning_content, thinking, or <think> in the content), so "
-    "they are not trained"
-)
 ANOTHER_PROMPT = (
     "the chat template asks for an answer with another prompt than it writes before the answers of rows (a <think> or "
     "a system message more): in use the model sees a prompt that it was not trained on"
@@ -249,7 +245,8 @@ class Encoder:
         messages = example["messages"] = self.with_arguments(example["messages"], example["tools"])
         rendered = self.render(messages, example["tools"])
         self.require_calls(messages, example["tools"], rendered)
-        self.look_for_thoughts(messages[-1], rendered)
+        for note in left_out_thoughts(messages, rendered):
+            self.note(note)
         self.look_for_the_rest(messages, example["tools"], rendered)
         if self.around[0] == self.tokenizer.bos_token_id and not begins_itself(rendered, self.tokenizer.bos_token):
             self.note(BEGINS_OTHERWISE)
@@ -273,12 +270,6 @@ class Encoder:
                         expected="a template that writes the calls of tools, and calls in tool_calls",
                         hint="use a model whose chat template has calls, or write them into the content of the message",
                     )
-
-    def look_for_thoughts(self, last: Message, rendered: str) -> None:
-        """Notes that the thoughts of the last answer are left out. Many templates leave out those of earlier ones."""
-        thoughts = thoughts_of(last) if last["role"] == "assistant" else []
-        if thoughts and not any(thought in rendered for thought in thoughts):
-            self.note(THOUGHTS_LEFT_OUT)
 
     def look_for_the_rest(self, messages: list[Message], tools: Any, rendered: str) -> None:
         """Notes that tools, or messages of a role such as system, do not stand in the text. Templates that do not know

@@ -7,6 +7,15 @@ from typing import Any
 
 from skill_train.program.examples import Message
 
+THOUGHTS_LEFT_OUT = (
+    "the chat template leaves out the thoughts of answers (reasoning_content, thinking, or <think> in the content), so "
+    "they are not trained"
+)
+EARLIER_THOUGHTS = (
+    "the chat template leaves out the thoughts of earlier answers of a row, so these answers are trained without them: "
+    "make a row of each answer to train its thoughts"
+)
+
 
 def with_each_arguments(messages: list[Message], changed: Callable[[str], Any]) -> list[Message]:
     """The messages with other arguments in each call that has them as the text of an object, or as an empty text."""
@@ -33,6 +42,14 @@ def thoughts_of(message: Message) -> list[str]:
     opened, mark, _ = message["content"].partition("</think>")
     inside = opened.partition("<think>")[2] if mark else ""
     return [thought.strip() for thought in (*beside, inside) if isinstance(thought, str) and thought.strip()]
+
+
+def left_out_thoughts(messages: list[Message], rendered: str) -> Iterator[str]:
+    """What to tell of answers whose thoughts do not stand in the text."""
+    for message in messages:
+        thoughts = thoughts_of(message) if message["role"] == "assistant" else []
+        if thoughts and not any(thought in rendered for thought in thoughts):
+            yield THOUGHTS_LEFT_OUT if message is messages[-1] else EARLIER_THOUGHTS
 
 
 def with_fewer_calls(message: Message) -> Iterator[tuple[Message, Any]]:
