@@ -21,7 +21,7 @@ PARTS = (
     "events", "model_files", "folders/base", "folders/checkpoints", "plan", "chat/chosen", "examples", "chat/answers",
     "chat/typed", "parquet", "pictures/beside", "pictures/decode", "pictures/find", "pictures/parts", "pictures/engine",
     "pictures/processor", "pictures/tokens", "rows", "split", "tokenizer", "encode", "model", "watch", "trainer",
-    "checks", "cloud/push", "cloud/job", "main",
+    "checks", "cloud/kept", "cloud/push", "cloud/job", "main",
 )  # fmt: skip
 NOTE = "# Written by scripts/build_train.py (`make docs`) from skill/skill_train/program/: change the parts.\n\n"
 

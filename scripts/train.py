@@ -7093,11 +7093,9 @@ class Checks:
         return str(self.tokenizer.decode(out[0][inputs["input_ids"].shape[1] :], skip_special_tokens=False))
 
 
-# --- cloud/push ---
-# The push: the result, its records and its card in one commit to the Hub.
+# --- cloud/kept ---
+# The names of what a job leaves in its bucket and in the repository, for those who look there.
 
-PAUSES = (1, 2, 4, 8, 16, 32, 64, 128, 128)  # seconds; together longer than the 300 of the Hub's rate limit
-REQUEST_SECONDS = 60.0  # to connect, to write, and for each read; huggingface_hub 2.4 sets no limit of its own
 MARKER = "kept.json"  # in a folder of a bucket, once everything that it lists is there
 PROOF = "training.json"  # in the repository, while it has no result
 # Fields of train.json in the repository, which others may read. `example` and `answer` hold rows of the data.
@@ -7105,6 +7103,18 @@ PUBLISHED = {
     "schema", "step", "run", "recipe_hash", "steps", "verdict", "outputs", "saved_dtype", SMALLER, "checks", "data",
     "figures", "seconds", "finished_at",
 }  # fmt: skip
+
+
+def without_rows(record: Mapping[str, object]) -> dict[str, object]:
+    """`train.json` as it is pushed. The folder of the run has the whole record."""
+    return {key: value for key, value in record.items() if key in PUBLISHED}
+
+
+# --- cloud/push ---
+# The push: the result, its records and its card in one commit to the Hub.
+
+PAUSES = (1, 2, 4, 8, 16, 32, 64, 128, 128)  # seconds; together longer than the 300 of the Hub's rate limit
+REQUEST_SECONDS = 60.0  # to connect, to write, and for each read; huggingface_hub 2.4 sets no limit of its own
 
 
 def push(plan: Plan, work: Path) -> None:
@@ -7128,11 +7138,6 @@ def push(plan: Plan, work: Path) -> None:
             hint="start the run again, which pushes the stored result without training",
         ) from refusal
     tell("pushed", repo=hub_repository(plan), commit=commit_id)
-
-
-def without_rows(record: Mapping[str, object]) -> dict[str, object]:
-    """`train.json` as it is pushed. The folder of the run has the whole record."""
-    return {key: value for key, value in record.items() if key in PUBLISHED}
 
 
 def commit(plan: Plan, files: Mapping[str, Path | bytes], message: str) -> str:

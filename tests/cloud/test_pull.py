@@ -23,7 +23,7 @@ from cloud_runs import BUCKET, FOLDER, RUN_ID, Cloud
 from hub_emulator import ALWAYS, Fault, Hub, JobFault, faults
 from hub_emulator.jobs import Job
 from skill_train.hub import jobs
-from skill_train.program.cloud.push import PROOF
+from skill_train.program.cloud.kept import PROOF
 from skill_train.recipe.fields import to_yaml
 from skill_train.run import plan_record
 from skill_train.run.folder import RunDir

@@ -25,7 +25,7 @@ from skill_train.facts import JsonObject
 from skill_train.hub import jobs
 from skill_train.hub.client import or_none
 from skill_train.hub.jobs import BucketFile
-from skill_train.program.cloud.push import MARKER as MARKER
+from skill_train.program.cloud.kept import MARKER as MARKER
 from skill_train.run.cloud_record import CloudRecord
 from skill_train.run.records import convert
 

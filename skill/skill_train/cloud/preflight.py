@@ -14,7 +14,7 @@ from skill_train.hub import models, repositories
 from skill_train.hub.account import Account
 from skill_train.hub.client import patiently
 from skill_train.hub.errors import not_signed_in
-from skill_train.program.cloud.push import PROOF
+from skill_train.program.cloud.kept import PROOF
 from skill_train.run.plan_record import Plan
 
 _LOGIN = "hf auth login"

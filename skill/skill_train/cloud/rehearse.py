@@ -20,7 +20,7 @@ from skill_train.core.digests import FileDigest, is_file_of
 from skill_train.core.errors import SkillTrainError, TrainingFailed, from_exit_code
 from skill_train.core.program_events import Event, ProgramFailed, events
 from skill_train.core.resources import program_packages
-from skill_train.program.cloud.push import MARKER
+from skill_train.program.cloud.kept import MARKER
 from skill_train.run import plan_record, records
 from skill_train.run.folder import versions
 from skill_train.run.job_spec import KEPT, JobSpec, command, packages

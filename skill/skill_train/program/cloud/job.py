@@ -23,7 +23,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
-from skill_train.program.cloud.push import MARKER, PROOF, as_json, commit, files_of, hub_repository, push
+from skill_train.program.cloud.kept import MARKER, PROOF
+from skill_train.program.cloud.push import as_json, commit, files_of, hub_repository, push
 from skill_train.program.events import (
     EXIT_DOES_NOT_FIT,
     EXIT_FAILED,

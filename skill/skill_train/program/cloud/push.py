@@ -10,19 +10,13 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
 
+from skill_train.program.cloud.kept import PROOF, without_rows
 from skill_train.program.events import EXIT_FAILED, EXIT_NO_ACCESS, EXIT_TEMPORARY, Refused, tell
 from skill_train.program.pictures.engine import ENGINE_NOTE
-from skill_train.program.plan import SMALLER, Plan, Recipe
+from skill_train.program.plan import Plan, Recipe
 
 PAUSES = (1, 2, 4, 8, 16, 32, 64, 128, 128)  # seconds; together longer than the 300 of the Hub's rate limit
 REQUEST_SECONDS = 60.0  # to connect, to write, and for each read; huggingface_hub 2.4 sets no limit of its own
-MARKER = "kept.json"  # in a folder of a bucket, once everything that it lists is there
-PROOF = "training.json"  # in the repository, while it has no result
-# Fields of train.json in the repository, which others may read. `example` and `answer` hold rows of the data.
-PUBLISHED = {
-    "schema", "step", "run", "recipe_hash", "steps", "verdict", "outputs", "saved_dtype", SMALLER, "checks", "data",
-    "figures", "seconds", "finished_at",
-}  # fmt: skip
 
 
 def push(plan: Plan, work: Path) -> None:
@@ -46,11 +40,6 @@ def push(plan: Plan, work: Path) -> None:
             hint="start the run again, which pushes the stored result without training",
         ) from refusal
     tell("pushed", repo=hub_repository(plan), commit=commit_id)
-
-
-def without_rows(record: Mapping[str, object]) -> dict[str, object]:
-    """`train.json` as it is pushed. The folder of the run has the whole record."""
-    return {key: value for key, value in record.items() if key in PUBLISHED}
 
 
 def commit(plan: Plan, files: Mapping[str, Path | bytes], message: str) -> str:
