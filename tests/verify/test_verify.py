@@ -14,6 +14,7 @@ import gguf_maker
 import tiny
 import verify_rows
 from skill_train.core.errors import UsageError
+from skill_train.llama.gguf_header import read_gguf
 from skill_train.run.folder import StepResult
 from skill_train.run.verify_record import Check, Proof
 from skill_train.verify.step import VerifyRequest, verify
@@ -98,6 +99,37 @@ def test_without_a_run_the_built_in_texts_are_used(tmp_path: Path) -> None:
     assert complaints(record) == []
     assert record.samples["tokens"] > 128 and record.samples["answers"] > 0
     assert {one.name for one in record.not_checked} == {"digest", "tuned", "trained_is_shipped"}
+
+
+@pytest.mark.parametrize("resized", [False, True])
+def test_trained_rows_of_a_tied_embedding_need_no_output_layer(resized: bool, tmp_path: Path) -> None:
+    """PEFT keeps the model tied. It saves all of a resized embedding, and the rows of both ends."""
+    import torch
+    from peft import LoraConfig, get_peft_model
+    from transformers import AutoModelForCausalLM
+
+    base = Path(shutil.copytree(tiny.cached("gemma", hidden=256), tmp_path / "base"))
+    model = AutoModelForCausalLM.from_pretrained(str(base), dtype=torch.float32)
+    rows = model.get_input_embeddings().weight.shape[0]
+    if resized:
+        model.resize_token_embeddings(rows + 2, mean_resizing=False)
+    chosen = {} if resized else {"trainable_token_indices": [3, 9]}
+    tuned = get_peft_model(model, LoraConfig(r=4, target_modules=["q_proj"], task_type="CAUSAL_LM", **chosen))
+    with torch.no_grad():
+        for name, weight in tuned.named_parameters():
+            if "lora_B" in name or "trainable_tokens" in name:
+                weight.normal_(std=0.1)
+    tuned.save_pretrained(str(tmp_path / "adapter"))
+    merged = tuned.merge_and_unload()
+    merged.save_pretrained(str(tmp_path / "merged"))
+    for path in base.iterdir():
+        if not (tmp_path / "merged" / path.name).exists():
+            shutil.copy(path, tmp_path / "merged")
+    made = gguf_maker.Export(base, tmp_path / "adapter", tmp_path / "merged", [])
+    file = gguf_maker.export(tmp_path / "merged", tmp_path / "gguf")
+    assert "output.weight" not in read_gguf(file).tensors
+    checks = {check.name: check for check in proof(made, tmp_path / "verify.json", ggufs=[file], tokens=64).checks}
+    assert [checks[name].verdict for name in ("weights", "tensors", "logits")] == ["pass"] * 3, checks
 
 
 def test_a_file_of_the_base_is_not_the_merged_model(tmp_path: Path) -> None:

@@ -248,7 +248,7 @@ def test_an_adapter_of_one_end_of_a_tied_model(
     module: str, settings: dict[str, bool], needs: str, tmp_path: Path
 ) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "llama", "tie_word_embeddings": true}')
-    (tmp_path / "adapter_config.json").write_text(json.dumps(settings))
+    (tmp_path / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA"} | settings))
     assert output_of_its_own(tmp_path, tmp_path) == "" == output_of_its_own(tmp_path, None)
     save_file({f"base_model.model.{module}.lora_A.weight": torch.ones(2, 2)}, tmp_path / "adapter_model.safetensors")
     assert output_of_its_own(tmp_path, tmp_path) == needs

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from skill_train.llama.gguf_header import GgufFile, Tensor
+from skill_train.model.adapter import WEIGHTS, read_adapter
 from skill_train.model.config import text_config
 from skill_train.model.folder import read_config
-from skill_train.model.foreign_files import foreign_json
-from skill_train.model.weight_files import FLOAT_BYTES, read_shard, read_tensor, stored_tensors
+from skill_train.model.weight_files import FLOAT_BYTES, read_tensor, stored_tensors
 from skill_train.run.verify_record import Check
 from skill_train.verify.check import problems
 
@@ -88,16 +88,20 @@ def _zero_sizes(folder: Path) -> set[int]:
 
 
 def _trained_ends(adapter: Path) -> list[str]:
-    """Tensors of an adapter that change only the embedding, or only the output layer."""
-    settings = foreign_json(adapter / "adapter_config.json")
-    file = adapter / "adapter_model.safetensors"
-    if settings.get("ensure_weight_tying") or not file.is_file():
+    """Tensors of an adapter that change only the embedding, or only the output layer. Trained rows of the embedding are
+    those of a tied output layer too, and so is a matrix that was saved because it got more rows."""
+    if not (adapter / WEIGHTS).is_file():
         return []
-    return [
-        name
-        for name in sorted(read_shard(file).tensors)
-        if any(end in name for end in ("lm_head", "embed_tokens", "embed_out", ".wte."))
-    ]
+    tuned = read_adapter(adapter)
+    if tuned.config.get("ensure_weight_tying"):
+        return []
+    rows = {module for module, parts in tuned.modules.items() if parts.keys() == {"token_rows"}}
+    tied_rows = rows if any(not module.endswith(("lm_head", "embed_out")) for module in rows) else set()
+    changed = [next(iter(parts.values())) for module, parts in tuned.modules.items() if module not in tied_rows]
+    changed += [tensor for name, tensor in tuned.replaced.items() if name not in tuned.shared]
+    return sorted(
+        name for name in changed if any(end in name for end in ("lm_head", "embed_tokens", "embed_out", ".wte."))
+    )
 
 
 def _read(gguf: GgufFile, tensor: Tensor, unquantized: GgufFile | None) -> tuple[str, float]:
