@@ -329,3 +329,10 @@ def test_each_recorded_config_says_where_it_was_read(name: str) -> None:
     data = recorded(name)
     assert set(data) == {"model", "source", "date", "published_parameters", "config"}
     assert data["source"] and data["date"].startswith("202")
+
+
+def test_the_layers_of_a_config_that_lists_their_kinds_alone() -> None:
+    """As transformers 5 writes Nemotron-H."""
+    kinds = ["linear_attention", "mlp", "full_attention"]
+    assert model_config.read({"model_type": "nemotron_h", "layers_block_type": kinds}, source="x").layers == 3
+    assert model_config.read({"model_type": "nemotron_h"}, source="x").layers is None

@@ -213,7 +213,7 @@ def _sizes(config: Config, text: Config) -> _Sizes:
     if not inner and text.get("model_type") == "gpt2" and hidden:
         inner = 4 * hidden
     return {
-        "layers": stated["layers"],
+        "layers": stated["layers"] or len(text.get("layers_block_type") or ()) or None,  # Nemotron-H of transformers 5
         "hidden_size": hidden,
         "vocab_size": stated["vocab_size"],
         "context": stated["context"],
