@@ -85,6 +85,9 @@ def test_merged_weights_are_those_of_peft(kind: str, config: dict[str, Any], tmp
     assert changed >= 8  # two layers of four matrices at least
 
 
+EMBEDDING = "model.embed_tokens.weight"
+
+
 @pytest.mark.parametrize(
     "config",
     [
@@ -102,7 +105,9 @@ def test_an_adapter_that_is_more_than_a_and_b_is_read_in_fp32(config: dict[str, 
     assert not is_plain(adapter)
     with reference_model(base, adapter) as model:
         expected = said(model)
-        weights = model.merge_and_unload().state_dict()
+        weights = dict(model.merge_and_unload().state_dict())
+    if config.get("targets") == ["lm_head"]:  # PEFT merges into the matrix of both ends; this one was not trained
+        weights[EMBEDDING] = load_file(base / "model.safetensors")[EMBEDDING].float()
     with frugal_model(base, adapter) as model:
         assert types(model) == {torch.float32}
         assert np.array_equal(said(model), expected)

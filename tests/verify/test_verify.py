@@ -11,6 +11,7 @@ import msgspec
 import pytest
 
 import gguf_maker
+import merging
 import tiny
 import verify_rows
 from skill_train.core.errors import UsageError
@@ -130,6 +131,16 @@ def test_trained_rows_of_a_tied_embedding_need_no_output_layer(resized: bool, tm
     assert "output.weight" not in read_gguf(file).tensors
     checks = {check.name: check for check in proof(made, tmp_path / "verify.json", ggufs=[file], tokens=64).checks}
     assert [checks[name].verdict for name in ("weights", "tensors", "logits")] == ["pass"] * 3, checks
+
+
+def test_a_tied_embedding_that_alone_has_lora_is_two_matrices(tmp_path: Path) -> None:
+    """PEFT computes the output with the base's matrix, and merges into the one that both ends share."""
+    base = tiny.cached("gemma", hidden=256)
+    adapter = tiny.adapter(base, tmp_path / "adapter", size=0.2, targets=["q_proj", "embed_tokens"])
+    merging.run(base, adapter, tmp_path, rows=())
+    file = gguf_maker.export(tmp_path / "merged", tmp_path / "gguf")
+    made = gguf_maker.Export(base, adapter, tmp_path / "merged", [])
+    assert complaints(proof(made, tmp_path / "verify.json", ggufs=[file], tokens=64)) == []
 
 
 def test_a_file_of_the_base_is_not_the_merged_model(tmp_path: Path) -> None:

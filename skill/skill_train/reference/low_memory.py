@@ -70,7 +70,7 @@ def merged_weights(model: Any, adapter: Path | None) -> Iterator[tuple[str, part
     the projector of a vision model are left out: they are files of their own.
     """
     if adapter is None or not is_plain(adapter):
-        whole = model if adapter is None else model.merge_and_unload()
+        whole = model if adapter is None else merged(model)
         weights = whole.state_dict().items()
         yield from ((name, partial(_unchanged, weight)) for name, weight in weights if vision_part(name) == "language")
         return
@@ -82,6 +82,19 @@ def merged_weights(model: Any, adapter: Path | None) -> Iterator[tuple[str, part
         layer = layers.get(name)
         make = partial(_unchanged, weight) if layer is None else partial(_changed, weight, layer)
         yield name.replace(".base_layer.", "."), make
+
+
+def merged(model: Any) -> Any:
+    """PEFT's model with its adapter merged. PEFT (0.21) merges what was trained of one end into the matrix that a tied
+    model has for both, but computes each end for itself before that: so each gets its own matrix first."""
+    import torch
+
+    base = model.get_base_model()
+    ends = [end.get_base_layer() if hasattr(end, "get_base_layer") else end for end in
+            (base.get_input_embeddings(), base.get_output_embeddings()) if end is not None]  # fmt: skip
+    if len(ends) == 2 and ends[0].weight is ends[1].weight:
+        ends[1].weight = torch.nn.Parameter(ends[0].weight.detach().clone(), requires_grad=False)
+    return model.merge_and_unload()
 
 
 def _unchanged(weight: Any) -> Any:

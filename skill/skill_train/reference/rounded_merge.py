@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from skill_train.model.weight_files import stored_tensors, torch_dtype
-from skill_train.reference.low_memory import is_plain
+from skill_train.reference.low_memory import is_plain, merged
 from skill_train.run import merge_record
 
 KINDS = ("F16", "BF16")
@@ -67,7 +67,7 @@ def rounded(model: Any, adapter: Path, kinds: dict[str, str], otherwise: str) ->
 
     plain = is_plain(adapter)
     # PEFT itself would compute the sum in the stored type of a frugal model's weights.
-    whole = model.get_base_model() if plain else model.merge_and_unload()
+    whole = model.get_base_model() if plain else merged(model)
     with torch.no_grad():
         for name, module in list(whole.named_modules()):
             if plain and hasattr(module, "lora_A"):
