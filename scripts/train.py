@@ -1154,6 +1154,7 @@ LOGITS_AT_ONCE = 16_000_000
 POSITIONS_IN_TABLE = ("gpt2", "gpt_neo", "gpt_bigcode", "gptj", "codegen", "opt", "biogpt", "openai-gpt")
 STRATEGIES = ("single", "ddp", "fsdp")
 TUNED = {"lora": "adapter", "full": "merged"}  # the folder of what was trained
+HELD_OUT_ROWS = 200  # rows held out at most
 MEASURING, TRAINS = "measuring the model before training", "training"  # the stages with a batch in memory
 SMALLER = "smaller_layout"  # the rule in the reason of a smaller layout, after the first one ran out of memory
 
@@ -1285,6 +1286,12 @@ def wrong_launch(expected: str, got: str) -> Refused:
         got=got,
         hint="start it with skill-train local, or with accelerate launch and the arguments under `launch` in the plan",
     )
+
+
+def held_out_count(rows: int, fraction: float) -> int:
+    """How many rows never train. Fewer than 20 rows are all trained: one row less would cost more than its loss
+    shows."""
+    return min(HELD_OUT_ROWS, int(rows * fraction)) if rows >= 20 else 0
 
 
 def smaller_plan(plan: Plan, error: ErrorWords, stage: str | None) -> Plan | None:
@@ -2069,6 +2076,38 @@ class TypedTokens:
             for places, what, so in told
             if places
         ]
+
+
+# --- chat/labels ---
+# What of an encoded row is trained: its labels.
+
+IGNORED = -100  # the label of a token that is read and not trained
+
+
+def trained_tokens(row: Tokens) -> int:
+    """The number of labels that count. The first one is never predicted, because nothing comes before it."""
+    return sum(label != IGNORED for label in row["labels"][1:])
+
+
+def marked_text(tokenizer: Any, row: Tokens) -> str:
+    """The row decoded, with the trained parts between ⟦ and ⟧."""
+    text, pairs = "", zip(row["input_ids"], row["labels"], strict=True)
+    for trained, piece in groupby(pairs, key=lambda pair: pair[1] != IGNORED):
+        decoded = tokenizer.decode([token for token, _ in piece])
+        text += f"⟦{decoded}⟧" if trained else decoded
+    return text
+
+
+def rows_digest(rows: Any) -> str:
+    """SHA-256 of token ids and labels, each list with its length before it, as 32-bit little-endian numbers, and of the
+    digests of a row's pictures."""
+    digest = hashlib.sha256()
+    for row in rows:
+        for values in (row["input_ids"], row["labels"]):
+            digest.update(struct.pack(f"<i{len(values)}i", len(values), *values))
+        for picture in row.get("image_sha256") or ():
+            digest.update(bytes.fromhex(picture))
+    return digest.hexdigest()
 
 
 # --- parquet ---
@@ -4683,8 +4722,6 @@ def iter_hub_file(file: HubFile, split: str) -> Iterator[tuple[int, Row]]:
 # --- split ---
 # The split: rows that can be trained, rows that are held out, and the order in which rows are fed.
 
-IGNORED = -100  # the label of a token that is read and not trained
-HELD_OUT_ROWS = 200  # rows held out at most
 SPLIT = "held_out.json"  # in a checkpoint: the numbers of the rows that never train
 
 
@@ -4723,20 +4760,6 @@ class Data(TypedDict):
     pictures: Pictures | None
 
 
-def trained_tokens(row: Tokens) -> int:
-    """The number of labels that count. The first one is never predicted, because nothing comes before it."""
-    return sum(label != IGNORED for label in row["labels"][1:])
-
-
-def marked_text(tokenizer: Any, row: Tokens) -> str:
-    """The row decoded, with the trained parts between ⟦ and ⟧."""
-    text, pairs = "", zip(row["input_ids"], row["labels"], strict=True)
-    for trained, piece in groupby(pairs, key=lambda pair: pair[1] != IGNORED):
-        decoded = tokenizer.decode([token for token, _ in piece])
-        text += f"⟦{decoded}⟧" if trained else decoded
-    return text
-
-
 def trainable_rows(rows: list[EncodedRow], recipe: Recipe) -> list[EncodedRow]:
     """The rows with something to learn; refuses others. A batch of the others would train at loss 0, which looks like
     success (trl#6668)."""
@@ -4754,12 +4777,6 @@ def trainable_rows(rows: list[EncodedRow], recipe: Recipe) -> list[EncodedRow]:
         got=f"answers cut away by max_length {recipe['max_length']}" if cut else "every label masked",
         hint=hint + skip,
     )
-
-
-def held_out_count(rows: int, fraction: float) -> int:
-    """How many rows never train. Fewer than 20 rows are all trained: one row less would cost more than its loss
-    shows."""
-    return min(HELD_OUT_ROWS, int(rows * fraction)) if rows >= 20 else 0
 
 
 def held_out_rows(
@@ -4917,18 +4934,6 @@ def longest_first(order: list[int], lengths: list[int], step: int) -> list[int]:
     and memory peaks at the beginning. A step learns from the same rows in any order."""
     steps = (order[start : start + step] for start in range(0, len(order), step))
     return [index for rows in steps for index in sorted(rows, key=lambda index: -lengths[index])]
-
-
-def rows_digest(rows: Any) -> str:
-    """SHA-256 of token ids and labels, each list with its length before it, as 32-bit little-endian numbers, and of the
-    digests of a row's pictures."""
-    digest = hashlib.sha256()
-    for row in rows:
-        for values in (row["input_ids"], row["labels"]):
-            digest.update(struct.pack(f"<i{len(values)}i", len(values), *values))
-        for picture in row.get("image_sha256") or ():
-            digest.update(bytes.fromhex(picture))
-    return digest.hexdigest()
 
 
 # --- tokenizer ---

@@ -13,8 +13,8 @@ import pytest
 import tiny_families
 import training
 from command_child import Commands
+from skill_train.program.chat.labels import IGNORED
 from skill_train.program.model import score_trained_tokens_only
-from skill_train.program.split import IGNORED
 
 pytestmark = pytest.mark.slow
 

@@ -14,8 +14,8 @@ import pytest
 import torch
 
 import tiny
+from skill_train.program.chat.labels import IGNORED
 from skill_train.program.checks import Checks
-from skill_train.program.split import IGNORED
 
 # Of two and three tokens in turn, the first of which is the prompt.
 ROWS = [{"input_ids": [1, 5, 3][:size], "labels": [IGNORED, 5, 3][:size]} for size in (2, 3, 2, 3)]

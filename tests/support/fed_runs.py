@@ -15,9 +15,10 @@ import tiny
 import training
 from skill_train.gguf.quality.texts import texts_of
 from skill_train.llama.gguf_header import GgufFile, Tensor
+from skill_train.program.chat.labels import rows_digest
 from skill_train.program.events import write_rows
 from skill_train.program.main import SAMPLE_ROWS, load_data
-from skill_train.program.split import Data, rows_digest
+from skill_train.program.split import Data
 from skill_train.program.tokenizer import load_tokenizer
 from skill_train.run.folder import RunDir
 

@@ -52,7 +52,7 @@ from skill_train.plan.file import require_free
 from skill_train.plan.make import few_steps
 from skill_train.plan.placement import Choices
 from skill_train.program.encode import SYSTEM_UNREAD
-from skill_train.program.split import held_out_count
+from skill_train.program.plan import held_out_count
 from skill_train.recipe.formats import BARE
 from skill_train.recipe.resolved import ResolvedRecipe
 from skill_train.run import plan_record, train_record

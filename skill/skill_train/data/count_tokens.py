@@ -13,11 +13,11 @@ from skill_train.data.row_pictures import folder_of
 from skill_train.data.token_stats import Lengths
 from skill_train.model.foreign_files import block_hub_kernels
 from skill_train.model.template_guard import require_ending
+from skill_train.program.chat.labels import IGNORED, marked_text, trained_tokens
 from skill_train.program.encode import Encoder, Feeding
 from skill_train.program.events import Refused, first_line
 from skill_train.program.examples import EncodedRow, Row, Tokens
 from skill_train.program.pictures.tokens import ImageModel, Pictures, model_document
-from skill_train.program.split import IGNORED, marked_text, trained_tokens
 from skill_train.program.tokenizer import load_tokenizer
 from skill_train.recipe.fields import Recipe
 from skill_train.recipe.formats import DetectedFormat, as_turns

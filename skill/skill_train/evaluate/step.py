@@ -28,7 +28,7 @@ from skill_train.evaluate.scores import Scoring, exact, scores
 from skill_train.model.config import text_config
 from skill_train.model.folder import read_config
 from skill_train.model.sidecar_files import model_digests
-from skill_train.program.split import IGNORED
+from skill_train.program.chat.labels import IGNORED
 from skill_train.reference.load import context_length, load_tokenizer
 from skill_train.run import evaluate_record, records
 from skill_train.run.evaluate_record import (

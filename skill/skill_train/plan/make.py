@@ -31,7 +31,7 @@ from skill_train.plan.placement import (
 from skill_train.plan.places import Candidate
 from skill_train.plan.refusals import require_feedable, require_full_precision, require_positions
 from skill_train.plan.where import decide
-from skill_train.program.split import held_out_count
+from skill_train.program.plan import held_out_count
 from skill_train.recipe.fields import FIELDS, NOT_HASHED, OF_LORA, POLICY, Recipe, recipe_hash
 from skill_train.recipe.formats import BARE, for_model
 from skill_train.recipe.resolved import ResolvedRecipe

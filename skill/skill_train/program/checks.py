@@ -8,13 +8,14 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any, Literal, TypedDict
 
+from skill_train.program.chat.labels import IGNORED, trained_tokens
 from skill_train.program.events import is_main_process, number, write_json
 from skill_train.program.examples import EncodedRow, Tokens
 from skill_train.program.folders.base import config_with
 from skill_train.program.folders.checkpoints import from_earlier_start, is_complete, without
 from skill_train.program.model import is_full, model_class
 from skill_train.program.plan import Recipe
-from skill_train.program.split import IGNORED, Data, trained_tokens
+from skill_train.program.split import Data
 
 FIXED_ROWS = 8  # training rows whose loss is measured before and after
 ANSWER_TOKENS = 48

@@ -15,6 +15,7 @@ from typing import Any, NotRequired, TypedDict
 
 from skill_train.program.chat.answers import left_out_thoughts, name_of_call, with_each_arguments, with_fewer_calls
 from skill_train.program.chat.chosen import is_left_out
+from skill_train.program.chat.labels import IGNORED
 from skill_train.program.chat.typed import TypedTokens, control_tokens
 from skill_train.program.events import Refused
 from skill_train.program.examples import (
@@ -32,7 +33,6 @@ from skill_train.program.pictures.beside import rows_named
 from skill_train.program.pictures.decode import PictureSource
 from skill_train.program.pictures.find import lift_pictures, media_beside, require_places
 from skill_train.program.pictures.tokens import Pictures
-from skill_train.program.split import IGNORED
 from skill_train.program.tokenizer import added_special_tokens, begins_itself
 
 # Time limits of a chat template; a published one takes less than a millisecond a conversation. The first is for one

@@ -54,6 +54,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal, TypedDict
 
+from skill_train.program.chat.labels import marked_text, trained_tokens
 from skill_train.program.checks import Answer, Checks, TrainingCheck, Verdict
 from skill_train.program.cloud.job import run_job
 from skill_train.program.cloud.push import files_of
@@ -97,13 +98,11 @@ from skill_train.program.split import (
     digest_of,
     feeding_order,
     held_out_rows,
-    marked_text,
     normalised,
     question_of,
     recorded_split,
     repeated,
     trainable_rows,
-    trained_tokens,
 )
 from skill_train.program.tokenizer import load_tokenizer
 from skill_train.program.trainer import base_folder, build_trainer, environment, save, train

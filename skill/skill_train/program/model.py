@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from skill_train.program.chat.labels import IGNORED
 from skill_train.program.events import (
     EXIT_FAILED,
     FileDigest,
@@ -22,7 +23,7 @@ from skill_train.program.folders.base import config_with
 from skill_train.program.model_files import INDEX, SINGLE, model_file, weight_files
 from skill_train.program.pictures.parts import vision_part
 from skill_train.program.plan import LOGITS_AT_ONCE, Placement, Recipe
-from skill_train.program.split import IGNORED, Data
+from skill_train.program.split import Data
 
 # The softmax of a chunk of logits is computed in parts of so many elements, which stay in the cache.
 SOFTMAX_AT_ONCE = 1_000_000

@@ -131,6 +131,7 @@ LOGITS_AT_ONCE = 16_000_000
 POSITIONS_IN_TABLE = ("gpt2", "gpt_neo", "gpt_bigcode", "gptj", "codegen", "opt", "biogpt", "openai-gpt")
 STRATEGIES = ("single", "ddp", "fsdp")
 TUNED = {"lora": "adapter", "full": "merged"}  # the folder of what was trained
+HELD_OUT_ROWS = 200  # rows held out at most
 MEASURING, TRAINS = "measuring the model before training", "training"  # the stages with a batch in memory
 SMALLER = "smaller_layout"  # the rule in the reason of a smaller layout, after the first one ran out of memory
 
@@ -262,6 +263,12 @@ def wrong_launch(expected: str, got: str) -> Refused:
         got=got,
         hint="start it with skill-train local, or with accelerate launch and the arguments under `launch` in the plan",
     )
+
+
+def held_out_count(rows: int, fraction: float) -> int:
+    """How many rows never train. Fewer than 20 rows are all trained: one row less would cost more than its loss
+    shows."""
+    return min(HELD_OUT_ROWS, int(rows * fraction)) if rows >= 20 else 0
 
 
 def smaller_plan(plan: Plan, error: ErrorWords, stage: str | None) -> Plan | None:

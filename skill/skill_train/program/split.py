@@ -5,22 +5,19 @@ from __future__ import annotations
 import hashlib
 import json
 import random
-import struct
 import unicodedata
 from collections import Counter
 from collections.abc import Sequence
-from itertools import groupby
 from pathlib import Path
 from typing import Any, TypedDict
 
+from skill_train.program.chat.labels import trained_tokens
 from skill_train.program.events import Refused
-from skill_train.program.examples import EncodedRow, Tokens
+from skill_train.program.examples import EncodedRow
 from skill_train.program.folders.checkpoints import from_earlier_start, without
 from skill_train.program.pictures.tokens import Pictures
-from skill_train.program.plan import Recipe
+from skill_train.program.plan import HELD_OUT_ROWS, Recipe, held_out_count
 
-IGNORED = -100  # the label of a token that is read and not trained
-HELD_OUT_ROWS = 200  # rows held out at most
 SPLIT = "held_out.json"  # in a checkpoint: the numbers of the rows that never train
 
 
@@ -59,20 +56,6 @@ class Data(TypedDict):
     pictures: Pictures | None
 
 
-def trained_tokens(row: Tokens) -> int:
-    """The number of labels that count. The first one is never predicted, because nothing comes before it."""
-    return sum(label != IGNORED for label in row["labels"][1:])
-
-
-def marked_text(tokenizer: Any, row: Tokens) -> str:
-    """The row decoded, with the trained parts between ⟦ and ⟧."""
-    text, pairs = "", zip(row["input_ids"], row["labels"], strict=True)
-    for trained, piece in groupby(pairs, key=lambda pair: pair[1] != IGNORED):
-        decoded = tokenizer.decode([token for token, _ in piece])
-        text += f"⟦{decoded}⟧" if trained else decoded
-    return text
-
-
 def trainable_rows(rows: list[EncodedRow], recipe: Recipe) -> list[EncodedRow]:
     """The rows with something to learn; refuses others. A batch of the others would train at loss 0, which looks like
     success (trl#6668)."""
@@ -90,12 +73,6 @@ def trainable_rows(rows: list[EncodedRow], recipe: Recipe) -> list[EncodedRow]:
         got=f"answers cut away by max_length {recipe['max_length']}" if cut else "every label masked",
         hint=hint + skip,
     )
-
-
-def held_out_count(rows: int, fraction: float) -> int:
-    """How many rows never train. Fewer than 20 rows are all trained: one row less would cost more than its loss
-    shows."""
-    return min(HELD_OUT_ROWS, int(rows * fraction)) if rows >= 20 else 0
 
 
 def held_out_rows(
@@ -253,15 +230,3 @@ def longest_first(order: list[int], lengths: list[int], step: int) -> list[int]:
     and memory peaks at the beginning. A step learns from the same rows in any order."""
     steps = (order[start : start + step] for start in range(0, len(order), step))
     return [index for rows in steps for index in sorted(rows, key=lambda index: -lengths[index])]
-
-
-def rows_digest(rows: Any) -> str:
-    """SHA-256 of token ids and labels, each list with its length before it, as 32-bit little-endian numbers, and of the
-    digests of a row's pictures."""
-    digest = hashlib.sha256()
-    for row in rows:
-        for values in (row["input_ids"], row["labels"]):
-            digest.update(struct.pack(f"<i{len(values)}i", len(values), *values))
-        for picture in row.get("image_sha256") or ():
-            digest.update(bytes.fromhex(picture))
-    return digest.hexdigest()

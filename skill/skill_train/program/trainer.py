@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypedDict
 
+from skill_train.program.chat.labels import IGNORED, rows_digest, trained_tokens
 from skill_train.program.events import (
     PROGRAM,
     FileDigest,
@@ -35,7 +36,7 @@ from skill_train.program.model import (
 )
 from skill_train.program.pictures.tokens import Pictures, write_limits
 from skill_train.program.plan import POSITIONS_IN_TABLE, Placement, Recipe, prepare_device, wrong_launch
-from skill_train.program.split import IGNORED, Data, longest_first, rows_digest, trained_tokens
+from skill_train.program.split import Data, longest_first
 from skill_train.program.watch import Watch
 
 SETS_OF_NAMES = ("target_modules", "exclude_modules")  # in adapter_config.json

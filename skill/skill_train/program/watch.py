@@ -14,6 +14,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NotRequired, TypedDict
 
+from skill_train.program.chat.labels import trained_tokens
 from skill_train.program.events import (
     EXIT_FAILED,
     FileDigest,
@@ -44,7 +45,7 @@ from skill_train.program.folders.checkpoints import (
 )
 from skill_train.program.model import require_float32
 from skill_train.program.plan import Placement, Recipe
-from skill_train.program.split import SPLIT, Data, trained_tokens
+from skill_train.program.split import SPLIT, Data
 
 NEEDED = {"step", "loss", "tokens", "seconds", "tokens_per_second"}  # of a line of an earlier start
 # A pipe on standard input ties the processes of a run to the command that started them. The system closes it when that

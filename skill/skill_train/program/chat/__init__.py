@@ -1,1 +1,1 @@
-"""What a conversation holds beside its texts."""
+"""What a conversation holds beside its texts, and what of it is trained."""

@@ -1,0 +1,38 @@
+"""What of an encoded row is trained: its labels."""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from itertools import groupby
+from typing import Any
+
+from skill_train.program.examples import Tokens
+
+IGNORED = -100  # the label of a token that is read and not trained
+
+
+def trained_tokens(row: Tokens) -> int:
+    """The number of labels that count. The first one is never predicted, because nothing comes before it."""
+    return sum(label != IGNORED for label in row["labels"][1:])
+
+
+def marked_text(tokenizer: Any, row: Tokens) -> str:
+    """The row decoded, with the trained parts between ⟦ and ⟧."""
+    text, pairs = "", zip(row["input_ids"], row["labels"], strict=True)
+    for trained, piece in groupby(pairs, key=lambda pair: pair[1] != IGNORED):
+        decoded = tokenizer.decode([token for token, _ in piece])
+        text += f"⟦{decoded}⟧" if trained else decoded
+    return text
+
+
+def rows_digest(rows: Any) -> str:
+    """SHA-256 of token ids and labels, each list with its length before it, as 32-bit little-endian numbers, and of the
+    digests of a row's pictures."""
+    digest = hashlib.sha256()
+    for row in rows:
+        for values in (row["input_ids"], row["labels"]):
+            digest.update(struct.pack(f"<i{len(values)}i", len(values), *values))
+        for picture in row.get("image_sha256") or ():
+            digest.update(bytes.fromhex(picture))
+    return digest.hexdigest()
