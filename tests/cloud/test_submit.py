@@ -327,7 +327,7 @@ def test_a_local_run_whose_data_has_other_columns_now(hub: Hub, desk: Any, call:
     assert planned.code == 0
     (here / ROWS).write_text("".join(json.dumps({"text": f"row {n}"}) + "\n" for n in range(40)))
     done = call("run", "--yes")
-    assert [warning["code"] for warning in done.answer["warnings"]] == ["another_recipe"]
+    assert [warning["code"] for warning in done.answer["warnings"]] == ["without_template", "another_recipe"]
     recipe = json.loads((here / done.data["run_dir"] / "plan.json").read_text())["recipe"]
     assert (recipe["format"], recipe["loss_on"], recipe["columns"]) == ("text", "all", {"text": "text"})
 

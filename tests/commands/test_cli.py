@@ -249,13 +249,15 @@ def test_ctrl_c_while_python_leaves_changes_nothing() -> None:
     assert (done.returncode, done.stderr) == (0, "") and done.stdout.startswith("skill-train")
 
 
-# Where a kill leaves a result that no record names, which is the worst place: the next call finds a finished file.
+# Where a kill leaves a result that no record names, which is the worst place: the next call finds a finished file, and
+# the note that describes it.
 UNRECORDED = {
     "merge": (("merge", "run"), "merge.json", "os.rename .merged.made.json"),
     "convert": (("export-gguf", "run", "--quant", "f16"), "convert.json", "os.rename .run-f16.gguf.made.json"),
     "quantize": (("export-gguf", "run", "--quant", "q8_0,q4_k_m"), "quantize.json", "open .quantize.json"),
 }
 FILES = {"merge": set(), "convert": {"run-f16.gguf"}, "quantize": {"run-f16.gguf", "run-q8_0.gguf", "run-q4_k_m.gguf"}}
+LEFT = {"merge": "merged/model.safetensors", "convert": "gguf/run-f16.gguf", "quantize": "gguf/run-q8_0.gguf"}
 MADE_BY = {"merge": ["merged", "merge.json"], "convert": ["gguf", "convert.json"], "quantize": ["quantize.json"]}
 
 
@@ -275,10 +277,14 @@ def test_a_kill_before_the_record_is_gone_on_from(run: Path, tmp_path: Path, ste
     killed = killing.Step(step, command, place, dict(os.environ))
     assert not killing.struck(killed, place, tmp_path / "log", killing.Moment(operation=moment))
     assert not (place / "run" / record).exists() and killing.torn(place / "run", whole) == []
+    left = (place / "run" / LEFT[step]).stat().st_mtime_ns
     assert killing.finish(killed, place) == []
     (place / "run" / "gguf" / "Modelfile").unlink(missing_ok=True)  # it names another file
     assert (place / "run" / record).is_file() and killing.torn(place / "run", whole) == []
-    assert any("unrecorded-1" in path.name for path in (place / "run").rglob("*"))  # it was the worst place
+    assert (
+        place / "run" / LEFT[step]
+    ).stat().st_mtime_ns == left  # taken as it is, and neither made again nor set aside
+    assert not any(".unrecorded-" in path.name or ".made." in path.name for path in (place / "run").rglob("*"))
     made = killing.contents(place / "run")
     assert {Path(name).name for name in made if Path(name).match("gguf/*.gguf")} == FILES[step]
 
