@@ -405,6 +405,31 @@ def test_every_part_is_a_range_and_the_sum_grows_with_the_tokens(device: str, ch
     assert sums == sorted(sums)
 
 
+@pytest.mark.parametrize(
+    ("kind", "sizes", "length", "peak"),
+    [
+        ("granitemoehybrid", (1536, 4096, 12, 4), 512, 1046e6),
+        ("granitemoehybrid", (1536, 4096, 12, 4), 1024, 1031e6),
+        ("falcon_h1", (2048, 4096, 8, 2), 512, 1695e6),
+        ("falcon_h1", (2048, 4096, 8, 2), 1024, 1504e6),
+    ],
+)
+def test_layers_that_scan_states_may_keep_more(
+    kind: str, sizes: tuple[int, int, int, int], length: int, peak: float
+) -> None:
+    """Peaks of a forward and a backward pass of LoRA, in float32 on a CPU (torch 2.13, transformers 5.23, 2026-11-29).
+
+    Four layers with the sizes of Granite 4.0 H 1B and of Falcon-H1 1.5B; the longer rows with checkpointing."""
+    hidden, mlp, heads, kv_heads = sizes
+    four_layers: Any = {"model_type": kind, "layers": 4, "hidden_size": hidden, "intermediate_size": mlp,
+                        "heads": heads, "kv_heads": kv_heads, "head_dim": hidden // heads}  # fmt: skip
+    step = MicroStep("cpu", "float32", 1, length, checkpointing=length == 1024, target_modules=QKVO, lora_r=8)
+    part = _parts(dataclasses.replace(LLAMA, **four_layers), step)["activations"]
+    assert part.low < peak < part.high and "6 times" in part.because
+    plain = _parts(dataclasses.replace(LLAMA, **four_layers | {"model_type": "llama"}), step)["activations"]
+    assert plain.high < peak and plain.low == part.low  # as it was estimated before
+
+
 def _parts(model: ModelFacts, step: MicroStep) -> dict[str, estimate.Part]:
     parts = training_memory(model, step)
     assert parts is not None

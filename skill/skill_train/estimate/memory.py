@@ -13,6 +13,8 @@ from skill_train.core.units import megabytes
 from skill_train.estimate.modules import (
     CAPPED_SCORES,
     EAGER,
+    SCAN,
+    SCANNED,
     largest_linear,
     mlp_tensors_per_token,
     module_widths,
@@ -161,14 +163,17 @@ def _activations(model: ModelFacts, step: MicroStep) -> Part:
     stream = 4 if step.mixed else size  # the hidden states between layers; float32 weights produce float32
     h, _, _, f = widths(model)
     layer = step.tokens * layer_bytes_per_token(model, step)
+    scanned = (SCAN - 1) * layer if model.model_type in SCANNED else 0.0
+    told = f", up to {SCAN:g} times that for states that are scanned" if scanned else ""
     backward = step.tokens * size * (2 * f + 4 * h)  # gradients in flight through one layer
     ends = step.tokens * h * (4 + size)  # the embedding's output and the last norm
     if not step.checkpointing:
-        because = f"{layers} layers x {megabytes(layer)} for {step.rows} x {step.length} tokens"
-        return Part("activations", layers * layer + ends, layers * layer + ends + backward, because)
+        because = f"{layers} layers x {megabytes(layer)} for {step.rows} x {step.length} tokens{told}"
+        return Part("activations", layers * layer + ends, layers * (layer + scanned) + ends + backward, because)
     inputs = layers * step.tokens * h * stream
-    because = f"inputs of {layers} layers ({megabytes(inputs, 0)}) and one layer recomputed ({megabytes(layer, 0)})"
-    return Part("activations", inputs + layer + ends, inputs + layer + ends + 2 * backward, because)
+    because = f"inputs of {layers} layers ({megabytes(inputs, 0)}) and one recomputed ({megabytes(layer, 0)}{told})"
+    most = layer + 2 * scanned + 2 * backward  # the states, and their gradients
+    return Part("activations", inputs + layer + ends, inputs + most + ends, because)
 
 
 def _pictures(model: ModelFacts, step: MicroStep) -> Part:
