@@ -335,4 +335,5 @@ def test_the_layers_of_a_config_that_lists_their_kinds_alone() -> None:
     """As transformers 5 writes Nemotron-H."""
     kinds = ["linear_attention", "mlp", "full_attention"]
     assert model_config.read({"model_type": "nemotron_h", "layers_block_type": kinds}, source="x").layers == 3
+    assert model_config.read({"model_type": "nemotron_h", "layers_block_type": 3}, source="x").layers is None
     assert model_config.read({"model_type": "nemotron_h"}, source="x").layers is None

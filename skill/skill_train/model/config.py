@@ -212,8 +212,9 @@ def _sizes(config: Config, text: Config) -> _Sizes:
         head_dim = hidden // heads
     if not inner and text.get("model_type") == "gpt2" and hidden:
         inner = 4 * hidden
+    kinds = text.get("layers_block_type")  # Nemotron-H of transformers 5 says no number beside it
     return {
-        "layers": stated["layers"] or len(text.get("layers_block_type") or ()) or None,  # Nemotron-H of transformers 5
+        "layers": stated["layers"] or (len(kinds) if isinstance(kinds, list) else 0) or None,
         "hidden_size": hidden,
         "vocab_size": stated["vocab_size"],
         "context": stated["context"],
