@@ -218,14 +218,15 @@ def _call(*arguments: Any) -> subprocess.CompletedProcess[str]:
     return subprocess.run(words, capture_output=True, text=True, env=dict(os.environ))
 
 
-def test_the_command_that_leaves_a_row_out_names_the_recipe_with_the_mapping(tmp_path: Path) -> None:
+@pytest.mark.parametrize("command", ["plan", "local"])
+def test_the_command_that_leaves_a_row_out_names_the_recipe_with_the_mapping(tmp_path: Path, command: str) -> None:
     """It can be pasted, and does what it says."""
     path = training.write_data(tmp_path, [{"q": "2+2?", "a": "4"}, {"q": "", "a": "4"}])
     recipe = tmp_path / "my recipe.yaml"
     recipe.write_text(
         f"data: {path}\nmodel: {tiny.cached('qwen2')}\nformat: question_answer\ncolumns: {{question: q, answer: a}}\n"
     )
-    hint = answered("plan", recipe)[1]["error"]["hint"]
+    hint = answered(command, recipe)[1]["error"]["hint"]
     words = shlex.split(hint.partition("skill-train ")[2])
     assert words[:3] == ["data", "--recipe", str(recipe)]
     code, answer = answered(*words)

@@ -9,9 +9,8 @@ from typing import Any, TypeVar, cast
 
 import click
 
-from skill_train.commands._shell import quoted
 from skill_train.core.console import Console, Format, Result
-from skill_train.core.errors import EXIT_CODES, SkillTrainError, nearest
+from skill_train.core.errors import EXIT_CODES, nearest
 
 FORMATS = ("auto", "human", "json", "quiet")
 _EXIT_CODES_HELP = "\b\nExit codes:\n" + "\n".join(f"  {code}  {meaning}" for code, meaning in EXIT_CODES.items())
@@ -55,10 +54,6 @@ def command(
             console = Console(cast(Format, format_), name)
             try:
                 result = function(options_class(**parameters), console)
-            except SkillTrainError as error:
-                if parameters.get("recipe") is not None:  # what refuses a row does not know the file of its mapping
-                    error.hint = error.hint.replace(" --recipe RECIPE ", f" --recipe {quoted(parameters['recipe'])} ")
-                raise
             finally:
                 for part in left_alone():
                     console.warn("part_left_alone", _UNCLEAR.format(part))

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from msgspec.structs import replace
 
+from skill_train.commands._shell import quoted
 from skill_train.core.console import Console
-from skill_train.core.errors import DecisionNeeded, UsageError
+from skill_train.core.errors import DecisionNeeded, SkillTrainError, UsageError
 from skill_train.core.units import gigabytes
 from skill_train.data import read_rows, scan, token_stats
+from skill_train.data.errors import THE_RECIPE
 from skill_train.data.token_stats import PictureCounter, counter_of
 from skill_train.data.unread import unread_text, unread_text_warning
 from skill_train.facts import DatasetFacts, JsonObject, MachineFacts, ModelFacts
@@ -45,6 +48,17 @@ def load_recipe(file: Path | None, flags: dict[str, object]) -> Recipe:
         return fields.from_dict(flags)
     loaded = dataclasses.asdict(fields.load(file))
     return fields.from_dict({key: value for key, value in loaded.items() if value is not None} | flags)
+
+
+@contextlib.contextmanager
+def mapping_in(recipe: Path | None) -> Iterator[None]:
+    """An error that refuses rows names this recipe with their mapping: what reads the rows does not know its file."""
+    try:
+        yield
+    except SkillTrainError as error:
+        if recipe is not None:
+            error.hint = error.hint.replace(THE_RECIPE, f"--recipe {quoted(recipe)}")
+        raise
 
 
 def plan_from_metadata(console: Console, recipe: Recipe, choices: Choices) -> Plan:

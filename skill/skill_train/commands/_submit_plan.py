@@ -15,7 +15,7 @@ from skill_train.cloud import preflight, stage_data, submit
 from skill_train.cloud.elsewhere import skypilot
 from skill_train.cloud.submit import Order
 from skill_train.commands._options import DEFAULT_HOURS, RECIPE_OPTIONS, RecipeFlags, option_of, set_options
-from skill_train.commands._planning import load_recipe, plan_from_metadata
+from skill_train.commands._planning import load_recipe, mapping_in, plan_from_metadata
 from skill_train.commands._shell import quoted
 from skill_train.core.console import Console
 from skill_train.core.errors import UsageError
@@ -84,7 +84,8 @@ def cloud_plan(console: Console, options: SubmitOptions) -> Plan:
     source = options.source
     file = open_run(source).plan if source is not None and source.is_dir() else source
     if file is None or not is_plan(file):
-        return _planned(console, options, load_recipe(file, options.recipe_flags))
+        with mapping_in(file):
+            return _planned(console, options, load_recipe(file, options.recipe_flags))
     there, run = plan_record.read(file), RunDir(file.parent)
     if source is not None and source.is_dir() and (has_begun(run) or cloud_record.record_path(run).is_file()):
         require_same_recipe(run, there, f"skill-train submit {quoted(run.recipe)}")

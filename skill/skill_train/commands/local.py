@@ -26,7 +26,7 @@ from skill_train.commands._options import (
     set_options,
     words_of,
 )
-from skill_train.commands._planning import load_recipe, plan_with_files, require_room, warn_of_plan
+from skill_train.commands._planning import load_recipe, mapping_in, plan_with_files, require_room, warn_of_plan
 from skill_train.commands._shell import quoted
 from skill_train.core.console import Console, Result
 from skill_train.core.errors import UsageError
@@ -104,7 +104,8 @@ def _plan(options: LocalOptions, console: Console) -> Plan:
     if options.recipe is not None and is_plan(options.recipe):
         return read_unchanged_plan(options.recipe, recipe_values | placement)
     choices = dataclasses.replace(HERE, device=options.device, dtype=options.dtype, force=options.force)
-    return plan_with_files(console, load_recipe(options.recipe, recipe_values), choices)
+    with mapping_in(options.recipe):
+        return plan_with_files(console, load_recipe(options.recipe, recipe_values), choices)
 
 
 def _train(options: LocalOptions, console: Console, folder: RunDir, plan: Plan) -> StepResult[TrainRecord]:
@@ -206,7 +207,8 @@ def _is_finished(run: RunDir, plan: Plan) -> bool:
 
 
 def plan_of(console: Console, recipe: Path) -> Plan:
-    return plan_with_files(console, load_recipe(recipe, {}), HERE)
+    with mapping_in(recipe):
+        return plan_with_files(console, load_recipe(recipe, {}), HERE)
 
 
 def train_run(console: Console, run: RunDir, plan: Plan, *, resume: bool) -> StepResult[TrainRecord]:

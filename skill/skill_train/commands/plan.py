@@ -43,7 +43,7 @@ from skill_train.commands._options import (
     set_options,
     words_of,
 )
-from skill_train.commands._planning import blocked, load_recipe, plan_from_metadata, warn_of_plan
+from skill_train.commands._planning import blocked, load_recipe, mapping_in, plan_from_metadata, warn_of_plan
 from skill_train.commands._shell import quoted
 from skill_train.core.console import Console, Result, clean
 from skill_train.core.errors import DecisionNeeded, UsageError
@@ -123,7 +123,8 @@ def plan(options: PlanOptions, console: Console) -> Result:
     if options.out is not None:
         require_free(options.out)
     recipe = load_recipe(options.recipe, set_options(options, RECIPE_OPTIONS))
-    plan, sent = _with_pictures(plan_from_metadata(console, recipe, _choices(options)))
+    with mapping_in(options.recipe):
+        plan, sent = _with_pictures(plan_from_metadata(console, recipe, _choices(options)))
     question = device_question(options, plan.facts.model, plan.facts.machine)
     if question is None and options.quant is not None:
         hint = "skill-train plan --help"

@@ -123,6 +123,9 @@ def refused_row(
     )
 
 
+THE_RECIPE = "--recipe RECIPE"
+
+
 def leave_out(recipe: Recipe) -> str:
     """The command that lists all such rows and writes the others. The mapping may be in a recipe file that is not known
     here."""
@@ -131,7 +134,7 @@ def leave_out(recipe: Recipe) -> str:
     fixed = read_rows.free_name(Path(recipe.data))
     if recipe.format or recipe.columns:
         words = shlex.join([recipe.data, *split, "--fix", fixed])
-        return f"leave such rows out, with the recipe that has the mapping: skill-train data --recipe RECIPE {words}"
+        return f"leave such rows out, with the recipe that has the mapping: skill-train data {THE_RECIPE} {words}"
     return shlex.join(["skill-train", "data", recipe.data, *split, "--fix", fixed])
 
 
