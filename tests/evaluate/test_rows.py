@@ -15,9 +15,10 @@ from skill_train.commands.evaluate import draw_evaluation
 from skill_train.core.errors import NotInstalled, UsageError
 from skill_train.evaluate.backends import Model, Question, Replies, backend_of
 from skill_train.evaluate.figures import NOISE, ModelReplies, differences, figures
-from skill_train.evaluate.step import blind, end_of, questions, require_rows
+from skill_train.evaluate.step import blind, end_of, questions
 from skill_train.model.folder import read_config
 from skill_train.reference.load import context_length
+from skill_train.run.begun import require_rows
 from skill_train.run.evaluate_record import AnsweredRow, Evaluation, EvaluationInputs, EvaluationOptions, spread
 
 NO = -100

@@ -24,7 +24,7 @@ from skill_train.evaluate.backends import Model
 from skill_train.evaluate.pictures import RunPictures, pictures_of_run
 from skill_train.evaluate.scores import Scoring, scoring_of
 from skill_train.run import merge_record, plan_record
-from skill_train.run.begun import trained
+from skill_train.run.begun import require_rows, trained
 from skill_train.run.evaluate_record import AnsweredRow, Evaluation, FigureDifference, ModelFigures, telling
 from skill_train.run.folder import RunDir, StepResult, open_run
 from skill_train.run.lock import locked
@@ -113,7 +113,7 @@ def evaluate_run(options: EvaluateOptions, console: Console, scoring: Scoring) -
     with locked(run, "evaluate"):
         training = trained(run)
         rows = read_rows(run.held_out)
-        step.require_rows(rows, run.path, training.data.held_out_rows)
+        require_rows(rows, run.path, training.data.held_out_rows)
         warn_of_seen(console, training.data)
         base, recipe = base_of(run), plan_record.read(run.plan).recipe
         tuned = tuned_of(run, base)

@@ -20,7 +20,7 @@ from skill_train.core.errors import UsageError, VerificationFailed
 from skill_train.gguf.export_files import model_of, recorded, unread
 from skill_train.llama.engines.answers import ALL, ENGINES
 from skill_train.run import export_record, plan_record, verify_record
-from skill_train.run.begun import trained
+from skill_train.run.begun import require_rows, trained
 from skill_train.run.folder import RunDir, open_run
 from skill_train.run.lock import locked
 from skill_train.run.train_record import TrainRecord, is_asked_bare
@@ -138,8 +138,6 @@ def verify_run(
             console.warn("missing_file", f"exported files are missing and were not verified: {', '.join(gone)}")
         base, held_out = base_of(run), read_rows(run.held_out)
         if run.held_out.is_file() and len(held_out) < training.data.held_out_rows:
-            from skill_train.evaluate.step import require_rows
-
             require_rows(held_out, run.path, training.data.held_out_rows)
         steps = ["evaluate", "report"] if run.held_out.is_file() else ["report"]
         result = _verify(
@@ -165,7 +163,7 @@ def verify_run(
 def _warn_of_modelfile(console: Console, run: RunDir, training: TrainRecord) -> None:
     """Warns of a Modelfile that is not as the export writes it, as far as the merged model is there to compare it
     with."""
-    from skill_train.gguf.ollama_modelfile import modelfile, parameters_of
+    from skill_train.gguf.ollama_modelfile import edits, modelfile, parameters_of
 
     file, recipe, ggufs = run.gguf / "Modelfile", plan_record.read(run.plan).recipe, run.ggufs
     if not (ggufs and file.is_file() and (run.merged / "config.json").is_file()):
@@ -174,10 +172,8 @@ def _warn_of_modelfile(console: Console, run: RunDir, training: TrainRecord) -> 
     projectors = export_record.read(record).outputs if record.is_file() else {}
     parameters, _ = parameters_of(run.merged, recipe.max_length, bare=is_asked_bare(training, recipe.format))
     chosen, beside = named if named in ggufs else ggufs[0], next((Path(name).name for name in projectors), None)
-    texts = file.read_text(encoding="utf-8", errors="replace"), modelfile(chosen.name, parameters, beside)
-    there, ours = ([line for line in text.splitlines() if line.strip() and line[0] != "#"] for text in texts)
-    changed = [f"it lacks {line}" for line in ours if line not in there]
-    if changed := changed + [f"it has {line}" for line in there if line not in ours]:
+    text = file.read_text(encoding="utf-8", errors="replace")
+    if changed := edits(text, modelfile(chosen.name, parameters, beside)):
         again = f"skill-train export-gguf {quoted(run.path)} writes it again"
         console.warn("modelfile_edited", f"{file} is not as it was exported: {first_few(changed)}; {again}")
 

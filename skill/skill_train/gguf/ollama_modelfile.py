@@ -68,6 +68,13 @@ def modelfile(gguf: str, parameters: list[str], projector: str | None = None, *,
     return text
 
 
+def edits(text: str, written: str) -> list[str]:
+    """How the text of a Modelfile differs from the one that was written, but for remarks."""
+    there, ours = ([line for line in each.splitlines() if line.strip() and line[0] != "#"] for each in (text, written))
+    lacks = [f"it lacks {line}" for line in ours if line not in there]
+    return lacks + [f"it has {line}" for line in there if line not in ours]
+
+
 def _file_reference(file: str) -> str:
     if not file.isprintable() or not file:
         raise UsageError(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import shlex
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 
 from skill_train.core.errors import UsageError
@@ -139,3 +140,31 @@ def forget(run: RunDir, there: set[Path]) -> None:
         shutil.rmtree(run.checkpoints, ignore_errors=True)
     with contextlib.suppress(OSError):  # the user's own files stay, and so does the folder
         run.path.rmdir()
+
+
+def require_rows(rows: Sequence[object], run: Path, recorded: int) -> None:
+    """Refuses a run that kept no rows from training, or that has lost some of them.
+
+    Args:
+        rows: those in `held_out.jsonl`.
+        recorded: how many rows were held out, by the record of the training.
+
+    Raises:
+        UsageError: there is nothing to measure on, or less than there was.
+    """
+    if len(rows) < recorded:
+        raise UsageError(
+            f"{run / 'held_out.jsonl'} has {len(rows)} of the {recorded} rows that were held out",
+            code="broken_record",
+            expected=f"{recorded} rows, as train.json says",
+            got=f"{len(rows)} rows" if (run / "held_out.jsonl").is_file() else "no such file",
+            hint=f"put the file back; if a job trained the run: skill-train pull {shlex.quote(str(run))}",
+        )
+    if not rows:
+        raise UsageError(
+            f"{run} has no held-out rows: every row was trained on, so a score would say nothing about new rows",
+            code="no_held_out",
+            expected="a recipe with held_out_fraction above 0, and 20 rows of data or more",
+            got=f"{run / 'held_out.jsonl'} is missing or empty",
+            hint="set held_out_fraction: 0.1 in the recipe, and train again in a new folder with --run-dir",
+        )
