@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 TRAINING = ("train.py", "converter_child.py", "command_child.py", "fed_runs.py")
 OF_THE_HUB = "hub_child.py"
 OURS = "skill_train."  # the workers, which are started as modules
+TORCH_WORKER = "skill_train.machine.torch_worker"
 COMMAND, MAIN = "skill-train", "from skill_train.cli import main; main()"  # the console script, and what it does
 OF_TORCH = ("chat", "demo", "evaluate", "export-gguf", "merge", "verify")  # commands that import what a training does
 # What is read by libraries that are imported in the environment of the start, or by nobody at an import.
@@ -45,6 +46,8 @@ def main(known: dict[str, Any]) -> None:
 
 def _kind(program: list[str]) -> str | None:
     """Of the libraries that it needs. None for what starts from Python: a job's supervisor, say, imports little."""
+    if program[:2] == ["-m", TORCH_WORKER]:
+        return "training"
     if program[:1] == ["-m"]:
         return "worker" if program[1].startswith(OURS) and program[1].endswith("_worker") else None
     if program[:2] == ["-c", MAIN]:

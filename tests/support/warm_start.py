@@ -23,6 +23,7 @@ import gc
 import importlib
 import io
 import os
+import pkgutil
 import re
 import resource
 import runpy
@@ -38,6 +39,7 @@ import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
+from importlib.machinery import PathFinder
 from pathlib import Path, PurePath
 from types import ModuleType
 from typing import Any
@@ -71,9 +73,9 @@ FIRST = {
     ),
 }  # fmt: skip
 THEN = {
-    "training": ("datasets", "peft", "transformers", "trl"),
+    "training": ("datasets", "peft", "transformers", "trl", "skill_train.commands"),
     "worker": (),
-    "command": ("huggingface_hub.hf_api", "huggingface_hub.hf_file_system"),
+    "command": ("huggingface_hub.hf_api", "huggingface_hub.hf_file_system", "skill_train.commands"),
 }
 # What libraries read when they are imported: the texts that can stand aside until a start, and what stands for them.
 # The host stays, because a library keeps it by itself.
@@ -203,6 +205,9 @@ def _import(names: tuple[str, ...]) -> None:
     before = set(os.environ)
     for name in names:
         importlib.import_module(name)
+    if "skill_train.commands" in names:  # our modules read no environment when they are imported
+        for command in pkgutil.iter_modules([f"{SOURCE}/skill_train/commands"]):
+            importlib.import_module(f"skill_train.commands.{command.name}")
     if names == THEN["training"]:
         from transformers import AutoModelForCausalLM, AutoTokenizer  # noqa: F401
         from transformers.conversion_mapping import get_checkpoint_conversion_mapping
@@ -339,6 +344,9 @@ def _run(request: dict[str, Any], files: list[int]) -> None:
     sys.path[:] = dict.fromkeys(found)  # `site` adds no folder of an editable installation that is there
     if request["beside"]:  # as Python has it without -P
         sys.path.insert(0, {"-m": os.getcwd(), "-c": ""}.get(how, str(Path(sys.argv[0]).parent)))
+    _forget_what_is_found_elsewhere()
+    if how == "-m":
+        sys.modules.pop(program[1], None)  # as `__main__` it is another module
     start = partial(runpy.run_module, alter_sys=True) if how == "-m" else runpy.run_path
     os._exit(
         _ended(
@@ -347,6 +355,14 @@ def _run(request: dict[str, Any], files: list[int]) -> None:
             else partial(start, sys.argv[0], run_name="__main__")
         )
     )
+
+
+def _forget_what_is_found_elsewhere() -> None:
+    """Our package, where a folder of the start holds another one of its name."""
+    ours, found = sys.modules.get("skill_train"), PathFinder.find_spec("skill_train")
+    if ours and (found is None or found.origin != ours.__file__):
+        for name in [name for name in sys.modules if name.split(".")[0] == "skill_train"]:
+            del sys.modules[name]
 
 
 def _stream(number: int, like: io.TextIOWrapper) -> io.TextIOWrapper:
