@@ -227,6 +227,27 @@ def test_a_task_goes_on_with_its_machines(call: Any, tmp_path: Path) -> None:
     assert (tmp_path / again["task"]).read_bytes() == task
 
 
+def test_a_task_goes_on_on_its_clouds_and_with_its_timeout(call: Any, tmp_path: Path) -> None:
+    """A folder of a run says all that was asked for; what is asked for now counts more."""
+    call(*SAID, "--backend", "skypilot", "--infra", "aws/us-east-1, gcp", "--timeout", "7h", "--run-dir", "r")
+    task = (tmp_path / "r" / "skypilot" / "task.yaml").read_bytes()
+    again = call("r", "--backend", "skypilot").answer["data"]
+    assert [place["infra"] for place in again["resources"]["any_of"]] == ["aws/us-east-1", "gcp"]
+    assert again["timeout_seconds"] == 7 * 3600
+    assert (tmp_path / "r" / "skypilot" / "task.yaml").read_bytes() == task
+    other = call("r", "--backend", "skypilot", "--infra", "lambda", "--timeout", "5h").answer["data"]
+    assert (other["resources"]["any_of"], other["timeout_seconds"]) == ([{"infra": "lambda"}], 5 * 3600)
+    (tmp_path / "r" / "skypilot" / "task.yaml").write_text("name: [")
+    assert call("r", "--backend", "skypilot").error == (2, "broken_record")
+
+
+def test_a_task_on_all_clouds_goes_on_on_those_that_can(call: Any) -> None:
+    """Not on RunPod and Vast, which were among the clouds for one machine and have no two."""
+    call(*SAID, "--backend", "skypilot", "--flavor", "l40sx4", "--run-dir", "r")
+    data = call("r", "--backend", "skypilot", "--nodes", "2").answer["data"]
+    assert [place["infra"] for place in data["resources"]["any_of"]] == ["lambda", "k8s", "aws", "gcp"]
+
+
 def test_a_plan_for_the_cloud_becomes_a_notebook(call: Any, desk: tuple[Hub, Commands, Path], tmp_path: Path) -> None:
     server, commands, home = desk
     words = ("plan", *SAID, "--where", "cloud", "--flavor", "l4x1", "--out", "plan.json")

@@ -99,16 +99,17 @@ def _notebook(run: RunDir, order: Order, flavor: Flavor) -> Result:
 
 def _task(console: Console, options: SubmitOptions, run: RunDir, order: Order, flavor: Flavor) -> Result:
     nodes = options.nodes if options.nodes > 1 else skypilot.nodes_of(order.plan)
-    named = [name.strip() for name in options.infra.split(",")] if options.infra else None
+    named, timeout = _asked(options, run)
     places = skypilot.clouds(named, nodes)
     plan = skypilot.spread(order.plan, flavor, nodes)
     order = dataclasses.replace(order, plan=plan)
     _keep_plan(run, plan)
+    timeout = _timeout(timeout, plan)
     run_id, folder = _run_id(order), run.path / "skypilot"
     bucket = f"hf://buckets/{order.namespace}/jobs-artifacts/{skypilot.name_of(run_id)}"
     staged = _data(order)
     rows = f"data/{next(iter(staged)).split('/')[0]}" if staged else None
-    sky_run = skypilot.SkyRun(run_id, bucket, rows, _timeout(options, plan))
+    sky_run = skypilot.SkyRun(run_id, bucket, rows, timeout)
     task = skypilot.task(plan, flavor, sky_run, nodes=nodes, places=places)
     skypilot.write_task(folder, task, run.plan, staged, packages(plan))
     if nodes > 1:
@@ -121,7 +122,7 @@ def _task(console: Console, options: SubmitOptions, run: RunDir, order: Order, f
         "kept_in": bucket,
         "resources": task["resources"],
         "nodes": nodes,
-        "timeout_seconds": _timeout(options, plan),
+        "timeout_seconds": timeout,
         "launched": options.yes,
     }
     back = f"hf buckets sync {bucket} {quoted(run.path)}"
@@ -130,7 +131,7 @@ def _task(console: Console, options: SubmitOptions, run: RunDir, order: Order, f
     lines = [
         f"task: {folder / 'task.yaml'}, {nodes} x {resources['accelerators']}",
         f"machines of: {', '.join(place['infra'] for place in resources['any_of'])}",
-        f"training is stopped after {_timeout(options, plan) / 3600:.2f} h; all files are stored in {bucket}",
+        f"training is stopped after {timeout / 3600:.2f} h; all files are stored in {bucket}",
     ]
     return Result(
         data,
@@ -162,10 +163,21 @@ def _order_facts(run: RunDir, order: Order) -> dict[str, object]:
     }
 
 
-def _timeout(options: SubmitOptions, plan: Plan) -> int:
+def _asked(options: SubmitOptions, run: RunDir) -> tuple[list[str] | None, int | None]:
+    """The clouds and the timeout in seconds that were asked for: now, or before for a run that goes on. None for what
+    was not named."""
+    before = skypilot.written_task(run.path / "skypilot") if options.source in (run.path, run.plan) else None
+    named = None if before is None else skypilot.chosen_places(before)
+    timeout = None if before is None else skypilot.timeout_of(before)
+    if options.infra:
+        named = [name.strip() for name in options.infra.split(",")]
+    return named, timeout if options.timeout is None else seconds_of(options.timeout)
+
+
+def _timeout(asked: int | None, plan: Plan) -> int:
     """The timeout of the training: the given one, or that of the plan for such a machine."""
-    if options.timeout is not None:
-        return seconds_of(options.timeout)
+    if asked is not None:
+        return asked
     if plan.timeout_seconds is None:
         raise DecisionNeeded(
             "the duration of this run is unknown, so a time limit is needed",

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -24,6 +25,7 @@ from skill_train.plan import launch_args
 from skill_train.plan.places import machine_of
 from skill_train.run.job_spec import ENVIRONMENT
 from skill_train.run.plan_record import Plan
+from skill_train.run.records import broken, convert
 
 VERSION = "0.14.1"
 # SkyPilot takes the cheapest cloud that has such machines, and skips clouds for which it has no credentials.
@@ -179,6 +181,35 @@ def task(
         "setup": _SETUP,
         "run": f"{_VENV}/bin/python {shlex.join(words)}\n",
     }
+
+
+def written_task(folder: Path) -> Task | None:
+    """The task that `write_task` wrote to this folder; None where there is none.
+
+    Raises:
+        UsageError: it was edited to something else.
+    """
+    import yaml
+
+    path = folder / "task.yaml"
+    if not path.is_file():
+        return None
+    try:
+        document = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, ValueError) as error:
+        raise broken(path, str(error).partition("\n")[0]) from None
+    return convert(document, Task, path)
+
+
+def chosen_places(task: Task) -> list[str] | None:
+    """The clouds that were named for a task; None for all suitable ones."""
+    places = [place["infra"] for place in task["resources"]["any_of"]]
+    return None if places == clouds(None, task["num_nodes"]) else places
+
+
+def timeout_of(task: Task) -> int | None:
+    found = re.search(r" --timeout (\d+)", task["run"])
+    return int(found[1]) if found else None
 
 
 def accelerator(flavor: Flavor) -> str:
