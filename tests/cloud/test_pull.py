@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import resource
+import shlex
 import shutil
 import signal
 import subprocess
@@ -22,10 +24,12 @@ import training
 from cloud_runs import BUCKET, FOLDER, RUN_ID, Cloud
 from hub_emulator import ALWAYS, Fault, Hub, JobFault, faults
 from hub_emulator.jobs import Job
+from skill_train.cloud import stage_data
 from skill_train.hub import jobs
 from skill_train.program.cloud.kept import PROOF
 from skill_train.recipe.fields import to_yaml
 from skill_train.run import plan_record
+from skill_train.run.cloud_record import CloudData
 from skill_train.run.folder import RunDir
 from skill_train.run.lock import locked
 from waiting import wait_until
@@ -708,6 +712,33 @@ def test_no_job_is_paid_for_whose_program_is_gone(cloud: Cloud) -> None:
         done = cloud.on("resume", *more)
         again = f"skill-train submit {cloud.run.path} --force-new"
         assert (*done.error, done.answer["next"], cloud.hub.jobs_created) == (2, "nothing_kept", [again], 1)
+
+
+def test_no_job_is_paid_for_whose_data_is_gone(cloud: Cloud, tmp_path: Path) -> None:
+    """A file that is still here is brought back by the command of the hint, and the run goes on."""
+    rows = tmp_path / "my rows.jsonl"
+    tiny.write_rows(rows, 3)
+    staged = stage_data.stage(rows)
+    _cancelled(cloud)
+    data = CloudData("/dataset", staged.bytes, 1, bucket=BUCKET, folder=staged.name)
+    cloud.write(msgspec.structs.replace(cloud.record, data=data))
+    anew = f"skill-train submit {cloud.run.path} --force-new"
+    for more in ((), ("--yes",)):
+        done = cloud.on("resume", *more)  # the plan names other rows
+        assert (*done.error, done.answer["next"], cloud.hub.jobs_created) == (2, "nothing_kept", [anew], 1)
+    plan = json.loads(cloud.run.plan.read_text())
+    cloud.run.plan.write_text(json.dumps(plan | {"recipe": plan["recipe"] | {"data": str(rows)}}))
+    *_, command = cloud.on("resume", "--yes").answer["error"]["hint"].partition("hf buckets cp ")
+    words = [Path(sys.executable).with_name("hf"), "buckets", "cp", *shlex.split(command)]
+    subprocess.run(words, env=cloud.hub.environment(tmp_path / "home"), check=True, timeout=60)
+    files, name = cloud.hub.buckets[BUCKET].files, f"{staged.name}/{rows.name}"
+    whole = files[name]
+    assert whole.size == rows.stat().st_size
+    files[name] = dataclasses.replace(whole, size=whole.size - 1)
+    assert cloud.on("resume", "--yes").error == (2, "nothing_kept")
+    files[name] = whole
+    done = cloud.on("resume", "--yes")
+    assert (done.code, done.data["attempt"], cloud.hub.jobs_created) == (0, 2, 2)
 
 
 def test_what_was_fetched_is_finished_without_its_bucket(cloud: Cloud) -> None:

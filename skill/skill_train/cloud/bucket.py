@@ -26,7 +26,7 @@ from skill_train.hub import jobs
 from skill_train.hub.client import or_none
 from skill_train.hub.jobs import BucketFile
 from skill_train.program.cloud.kept import MARKER as MARKER
-from skill_train.run.cloud_record import CloudRecord
+from skill_train.run.cloud_record import CloudData, CloudRecord
 from skill_train.run.records import convert
 
 FOLDERS = ("adapter", "merged", "checkpoints", "images")
@@ -136,6 +136,13 @@ def stored_records(record: CloudRecord, names: tuple[str, ...]) -> StoredRecords
     steps = [int(m[1]) for file in listed if (m := _CHECKPOINT.fullmatch(file.path))]
     dated_texts = {file.path: (texts[file.remote], file.uploaded_at) for file in files if file.remote in texts}
     return StoredRecords(dated_texts, max(steps, default=0))
+
+
+def stored_data(data: CloudData) -> tuple[int, int]:
+    """The number of files of uploaded data, and their bytes; zeros if they or their bucket do not exist any more."""
+    folder, name = data.folder or "", data.bucket or ""
+    there = or_none("unknown_bucket", lambda: patiently(lambda: jobs.list_files(name, folder))) or []
+    return len(there), sum(file.size for file in there)
 
 
 def _listed(record: CloudRecord) -> list[BucketFile]:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import click
 
-from skill_train.cloud import bucket, find_run
+from skill_train.cloud import bucket, find_run, stage_data
 from skill_train.cloud import budget as cloud_budget
 from skill_train.cloud.budget import Budget, Need, Price
 from skill_train.cloud.failure_reason import Story, larger
@@ -26,7 +26,7 @@ from skill_train.hub import flavors
 from skill_train.plan.file import require_same_recipe
 from skill_train.run import plan_record, progress
 from skill_train.run.begun import trained
-from skill_train.run.cloud_record import CloudJob, CloudRecord
+from skill_train.run.cloud_record import CloudData, CloudJob, CloudRecord
 from skill_train.run.folder import RunDir
 from skill_train.run.plan_record import Estimate
 
@@ -81,6 +81,7 @@ def resume(options: ResumeOptions, console: Console) -> Result:
         return _finished(cloud)
     require_same_recipe(run, plan_record.read(run.plan), f"skill-train submit {quoted(run.recipe)}")
     _require_program(cloud)
+    _require_data(cloud, run)
     _check_flavor(ended, options.flavor)
     budget, command = _budget(options, ended)
     console.status(f"the last job: {ended.story.message}")
@@ -191,6 +192,36 @@ def _require_program(cloud: CloudRun) -> None:
             got="no such file",
             hint=f"skill-train submit {cloud.word} --force-new",
         )
+
+
+def _require_data(cloud: CloudRun, run: RunDir) -> None:
+    """Refuses a job whose data is gone from the bucket, or is no longer whole: it would end in its first minute too.
+
+    Raises:
+        UsageError: files are gone. A bucket that may not be read says nothing.
+    """
+    data = cloud.record.data
+    if data is None or data.bucket is None:
+        return
+    with contextlib.suppress(AccessError):
+        files, size = bucket.stored_data(data)
+        if files >= (data.files or 1) and size >= (data.bytes or 0):
+            return
+        raise UsageError(
+            f"the data of {cloud.name} is no longer whole in {data.bucket}",
+            code="nothing_kept",
+            expected=f"{data.files or 'the'} files in the folder {data.folder}",
+            got=f"{files} files, {size} bytes",
+            hint=_way_back(cloud, data, Path(plan_record.read(run.plan).recipe.data)),
+        )
+
+
+def _way_back(cloud: CloudRun, data: CloudData, here: Path) -> str:
+    """The command that brings the data back: a file that is still here as it was, or a new run."""
+    if data.files == 1 and here.is_file() and stage_data.stage(here).name == data.folder:
+        place = f"hf://buckets/{data.bucket}/{data.folder}/{here.name}"
+        return f"bring it back, and run the same command again: hf buckets cp {quoted(here)} {quoted(place)}"
+    return f"skill-train submit {cloud.word} --force-new"
 
 
 def _remaining(ended: Snapshot, flavor: str) -> Need:
