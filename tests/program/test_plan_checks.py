@@ -23,8 +23,9 @@ from skill_train.plan.make import make_plan
 from skill_train.program import plan as program_plan
 from skill_train.program.checks import Checks
 from skill_train.program.events import Refused, explanation
-from skill_train.program.plan import Placement, held_out_count, json_types, load_plan
+from skill_train.program.plan import Placement, held_out_count
 from skill_train.program.split import chosen_groups, feeding_order, held_out_rows, joined, longest_first
+from skill_train.program.start.given import json_types, load_plan, prepare_environment
 from skill_train.program.trainer import replace_folder, settle_order
 from skill_train.program.watch import Watch
 from skill_train.recipe.fields import NOT_HASHED, Recipe, from_dict
@@ -55,7 +56,7 @@ def test_memory_of_a_gpu_grows_in_segments_unless_the_user_chose(
     monkeypatch: pytest.MonkeyPatch, device: str, own: dict[str, str], expected: str | None
 ) -> None:
     monkeypatch.setattr(os, "environ", dict(own))
-    program_plan.prepare_environment({"device": device})  # type: ignore[typeddict-item]
+    prepare_environment({"device": device})  # type: ignore[typeddict-item]
     assert os.environ.get("PYTORCH_ALLOC_CONF") == expected
 
 

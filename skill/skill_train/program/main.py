@@ -77,20 +77,8 @@ from skill_train.program.model import base_weights, check_optimizer, is_full, lo
 from skill_train.program.model_files import check_base
 from skill_train.program.pictures.beside import picture_folder
 from skill_train.program.pictures.tokens import Pictures, keep_pictures
-from skill_train.program.plan import (
-    MEASURING,
-    SMALLER,
-    TRAINS,
-    TUNED,
-    Plan,
-    Reason,
-    Recipe,
-    check_processes,
-    load_plan,
-    prepare_environment,
-    require_hub_inputs,
-)
-from skill_train.program.rows import iter_rows, use_data
+from skill_train.program.plan import MEASURING, SMALLER, TRAINS, TUNED, Plan, Reason, Recipe
+from skill_train.program.rows import iter_rows
 from skill_train.program.split import (
     Data,
     DataFigures,
@@ -103,6 +91,13 @@ from skill_train.program.split import (
     recorded_split,
     repeated,
     trainable_rows,
+)
+from skill_train.program.start.given import (
+    check_processes,
+    load_plan,
+    prepare_environment,
+    require_hub_inputs,
+    use_data,
 )
 from skill_train.program.tokenizer import load_tokenizer
 from skill_train.program.trainer import base_folder, build_trainer, environment, save, train

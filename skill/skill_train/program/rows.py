@@ -52,7 +52,6 @@ from skill_train.program.pictures.beside import (
 )
 from skill_train.program.pictures.decode import PicturesDigest
 from skill_train.program.pictures.find import lift_pictures
-from skill_train.program.plan import Plan
 
 TABLE_FILES = (".csv", ".tsv")
 CELL_CHARACTERS = 10_000_000  # of a table; Python's own limit is 131,072. A quote that nobody closes ends here
@@ -91,37 +90,6 @@ def iter_rows(
     else:
         rows = iter_hub(data, split, config, revision)
     yield from rows
-
-
-def use_data(plan: Plan, data: Path | None) -> None:
-    """Reads the data from another place than the planned one. It must have the same bytes."""
-    if data is None:
-        return
-    if not data.exists():
-        raise Refused(
-            f"{data} does not exist",
-            code="missing_file",
-            expected="the file or folder that the plan was made with",
-            got=str(data),
-            hint="check the path after --data, or omit --data",
-        )
-    planned = plan.get("fingerprints", {}).get("data")
-    try:
-        fingerprint = data_fingerprint(data, plan["recipe"])
-        got = f"sha256 {fingerprint[:12]}…"
-    except Refused as refusal:  # a picture that is missing, or empty
-        if refusal.error["code"] != "bad_picture":
-            raise
-        fingerprint, got = None, str(refusal)
-    if fingerprint is None or fingerprint != planned:
-        raise Refused(
-            f"{data} is not the data that was planned",
-            code="input_changed",
-            expected=f"sha256 {planned[:12]}…" if planned else "a plan of a file or folder, with its fingerprint",
-            got=got,
-            hint="use the planned file, or plan again with this file",
-        )
-    plan["recipe"]["data"] = str(data)
 
 
 class RowsRecipe(TypedDict):
