@@ -1244,6 +1244,7 @@ def second_try_message(plan: Plan) -> str:
 ANSWER_KEYS = ("weight", "loss", "loss_scale", "step_loss_mask")
 MESSAGE_KEYS = ("train", "training", "masked", "loss_mask")
 SPAN_KEYS = ("train_detail", "training_detail")
+NOTHING_LEFT = "nothing is left to learn from"
 YES_OR_NO = {"0": False, "0.0": False, "false": False, "1": True, "1.0": True, "true": True}
 
 
@@ -1267,6 +1268,20 @@ def is_left_out(message: Any) -> bool:
     if is_answer and not left_out and (spans := [name for name in SPAN_KEYS if message.get(name)]):
         raise cannot(message, spans, "chooses parts of an answer")
     return left_out and is_answer
+
+
+def all_left_out(messages: list[Any]) -> Refused | None:
+    """The refusal of a conversation whose answers are all left out; None where it has none."""
+    answers = [message for message in messages if message["role"] == "assistant"]
+    if not answers:
+        return None
+    said = next(f"{name}: {answers[-1][name]}" for name in (*ANSWER_KEYS, *MESSAGE_KEYS) if name in answers[-1])
+    return Refused(
+        f"every answer of a row is left out by its author ({said[:60]}), so {NOTHING_LEFT}",
+        code="bad_row",
+        expected="an answer that trains",
+        got=repr(answers[-1])[:80],
+    )
 
 
 def cannot(message: Any, keys: list[str], why: str) -> Refused:
@@ -1580,7 +1595,7 @@ def chat(messages: Any, tools: Any, prompt_messages: int) -> Example:
     chosen = [not is_left_out(message) for message in cleaned]
     answers = [i for i in range(prompt_messages, len(cleaned)) if chosen[i] and cleaned[i]["role"] == "assistant"]
     if not answers:
-        raise no_answer(cleaned)
+        raise all_left_out(cleaned[prompt_messages:]) or no_answer(cleaned)
     if isinstance(tools, str):  # many datasets write them as JSON text, which no template reads
         tools = list_of(tools, "tools")
     return {"kind": "chat", "messages": cleaned, "tools": tools or None, "trained_messages": answers}

@@ -150,6 +150,8 @@ def test_a_value_that_stands_for_media(value: Any, answer: bool, found: bool) ->
         ({"messages": [USER, {"role": "assistant", "content": [{"type": "thinking", "thinking": "2"}]}]}, "malformed"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}, BOT]}, "not_text"),
         ({"messages": [{"role": "user", "content": [{"type": "input_audio"}]}, BOT]}, "not_text"),
+        ({"messages": [USER, BOT | {"weight": 0}]}, "untrained"),
+        ({"messages": [USER, BOT | {"train": False}, USER, BOT | {"loss": "false"}]}, "untrained"),
     ],
     ids=str,
 )
@@ -157,6 +159,18 @@ def test_a_refusal_has_its_kind(row: dict[str, Any], kind: str) -> None:
     trouble = checker(CHAT)(row)[2]
     assert trouble is not None
     assert (trouble.kind, trouble.refused) == (kind, True)
+
+
+@pytest.mark.parametrize("key", [{"train": False}, {"loss": False}, {"weight": 0}, {"masked": True}], ids=str)
+def test_a_row_whose_only_answer_is_left_out_says_so(key: dict[str, Any]) -> None:
+    """It has an answer, so it is no conversation without one."""
+    [(name, value)] = key.items()
+    trouble = checker(CHAT)({"messages": [USER, BOT | key]})[2]
+    assert trouble is not None
+    assert f"{name}: {value}" in trouble.why and "nothing is left to learn" in trouble.why
+    pair = DetectedFormat("prompt_completion", {"prompt": "p", "completion": "c"}, "")
+    trouble = checker(pair)({"p": [USER, BOT | key, USER], "c": [{"role": "user", "content": "Hm"}]})[2]
+    assert trouble is not None and trouble.kind == "wrong_role_order"  # the answers of a prompt never train
 
 
 def test_a_column_that_is_nearly_right_is_named() -> None:

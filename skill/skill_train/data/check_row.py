@@ -10,6 +10,7 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 from skill_train.data.row_pictures import RowPictures, problem_of
+from skill_train.program.chat.chosen import NOTHING_LEFT
 from skill_train.program.events import ErrorWords, Refused
 from skill_train.program.examples import TOOLS, Example, Row, to_example
 from skill_train.program.pictures.find import PICTURE, lift_pictures, media_beside, require_places
@@ -241,6 +242,8 @@ def _kind(row: Row, required: frozenset[str], error: ErrorWords) -> str:
         return error["code"]
     if "no assistant message" in error["message"]:
         return "wrong_role_order"
+    if NOTHING_LEFT in error["message"]:
+        return "untrained"
     return "empty" if any(_is_empty(row[column]) for column in required) else "malformed"
 
 

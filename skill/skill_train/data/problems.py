@@ -20,7 +20,7 @@ from skill_train.recipe.fields import Recipe
 from skill_train.recipe.formats import DetectedFormat, kind, with_pictures
 
 READING = ("broken_json", "not_utf8", "not_an_object", "duplicate", "personal_data")  # known without a mapping
-MAPPED = ("missing_column", "empty", "malformed", "not_text", "unknown_role", "wrong_role_order")
+MAPPED = ("missing_column", "empty", "malformed", "not_text", "unknown_role", "wrong_role_order", "untrained")
 LENGTHS = ("truncated", "fully_masked", "picture_cut")  # known with a tokenizer; the last one of pictures
 LINES = 10  # line numbers kept of each problem
 _SHAPES = 4096

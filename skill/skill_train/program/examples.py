@@ -11,7 +11,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal, NotRequired, TypedDict
 
-from skill_train.program.chat.chosen import is_left_out
+from skill_train.program.chat.chosen import all_left_out, is_left_out
 from skill_train.program.events import Refused
 from skill_train.program.model_files import JsonObject
 
@@ -312,7 +312,7 @@ def chat(messages: Any, tools: Any, prompt_messages: int) -> Example:
     chosen = [not is_left_out(message) for message in cleaned]
     answers = [i for i in range(prompt_messages, len(cleaned)) if chosen[i] and cleaned[i]["role"] == "assistant"]
     if not answers:
-        raise no_answer(cleaned)
+        raise all_left_out(cleaned[prompt_messages:]) or no_answer(cleaned)
     if isinstance(tools, str):  # many datasets write them as JSON text, which no template reads
         tools = list_of(tools, "tools")
     return {"kind": "chat", "messages": cleaned, "tools": tools or None, "trained_messages": answers}

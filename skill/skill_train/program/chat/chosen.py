@@ -11,6 +11,7 @@ from skill_train.program.events import Refused
 ANSWER_KEYS = ("weight", "loss", "loss_scale", "step_loss_mask")
 MESSAGE_KEYS = ("train", "training", "masked", "loss_mask")
 SPAN_KEYS = ("train_detail", "training_detail")
+NOTHING_LEFT = "nothing is left to learn from"
 YES_OR_NO = {"0": False, "0.0": False, "false": False, "1": True, "1.0": True, "true": True}
 
 
@@ -34,6 +35,20 @@ def is_left_out(message: Any) -> bool:
     if is_answer and not left_out and (spans := [name for name in SPAN_KEYS if message.get(name)]):
         raise cannot(message, spans, "chooses parts of an answer")
     return left_out and is_answer
+
+
+def all_left_out(messages: list[Any]) -> Refused | None:
+    """The refusal of a conversation whose answers are all left out; None where it has none."""
+    answers = [message for message in messages if message["role"] == "assistant"]
+    if not answers:
+        return None
+    said = next(f"{name}: {answers[-1][name]}" for name in (*ANSWER_KEYS, *MESSAGE_KEYS) if name in answers[-1])
+    return Refused(
+        f"every answer of a row is left out by its author ({said[:60]}), so {NOTHING_LEFT}",
+        code="bad_row",
+        expected="an answer that trains",
+        got=repr(answers[-1])[:80],
+    )
 
 
 def cannot(message: Any, keys: list[str], why: str) -> Refused:
