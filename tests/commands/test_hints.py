@@ -59,7 +59,7 @@ KNOWN: dict[str, set[str]] = {
     "program.watch": {"anew"},
     "train.local": {"error.hint", "layout_words(smaller['placement'])"},
     "merge.step": {"adapter.config.get('base_model_name_or_path') or 'adapter_config.json does not name it'"},
-    "plan.file": {"again", "others[0]"},
+    "plan.file": {"again", "command", "others[0]"},
     "plan.refusals": {"context"},
     "cloud.preflight": {"_LOGIN", "_TOKENS", "account.name", "name.split('/')[1]"},
     "cloud.pull": {"command"},

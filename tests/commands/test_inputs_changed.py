@@ -80,6 +80,22 @@ def test_a_base_that_lies_elsewhere_is_found_by_a_link(commands: Commands, train
         (tmp_path / "copy").rename(base)
 
 
+def test_the_hint_after_the_rows_changed_begins_another_run(commands: Commands, trained: Path) -> None:
+    """`plan --out` does not write into a run, so the hint for a plan alone would end in a refusal."""
+    rows = trained / "rows.jsonl"
+    kept = rows.read_bytes()
+    tiny.write_rows(rows, 25)
+    try:
+        done = _call(commands, trained, "local run/plan.json")
+        assert done.error == (2, "outdated_plan"), done.stdout + done.stderr
+        *_, line = done.answer["error"]["hint"].partition("skill-train ")
+        anew = _call(commands, trained, line)
+        assert anew.code == 0, anew.stdout + anew.stderr
+        assert anew.data["run_dir"] != "run" and anew.data["data"]["rows"] == 25
+    finally:
+        rows.write_bytes(kept)
+
+
 def _call(commands: Commands, folder: Path, line: str) -> Done:
     return commands.run(folder, dict(os.environ), *line.split(), "--format", "json")
 

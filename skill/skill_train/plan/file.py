@@ -42,9 +42,9 @@ def read_unchanged_plan(path: Path, options: Mapping[str, object], where: str = 
     """
     others = [f"--{key.replace('_', '-')}" for key, value in options.items() if value is not None]
     again = f"make the plan again, with its recipe and options, and --out {shlex.quote(str(path))}"
-    if where == "cloud" and _is_of_run(path):  # `plan --out` does not write there
-        recipe = path.with_name("recipe.yaml")
-        again = f"begin another run with its recipe: skill-train submit {shlex.quote(str(recipe))}"
+    if _is_of_run(path):  # `plan --out` does not write there
+        recipe, command = path.with_name("recipe.yaml"), "submit" if where == "cloud" else "local"
+        again = f"begin another run with its recipe: skill-train {command} {shlex.quote(str(recipe))}"
     if others:
         hint = f"make another plan with {others[0]}, or leave {others[0]} out"
         raise UsageError(f"{path} is a plan, and {others[0]} would change it", code="bad_usage", hint=hint)
@@ -105,12 +105,13 @@ def _yaml(text: str) -> dict[str, object]:
 
 def _check_usable(path: Path, plan: Plan, where: str, again: str) -> None:
     if where == "local" and plan.where != "local":
+        again += "" if _is_of_run(path) else " --where local"
         raise UsageError(
             f"{path} is a plan for the cloud ({plan.flavor})",
             code="cloud_plan",
             expected="a plan for this machine",
             got=plan.where,
-            hint=f"skill-train submit {shlex.quote(str(path))}; or {again} --where local",
+            hint=f"skill-train submit {shlex.quote(str(path))}; or {again}",
         )
     there, this = plan.facts.machine.chip, read.read_machine().chip
     if where == "local" and there != this:
