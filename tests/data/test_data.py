@@ -28,6 +28,8 @@ SAYING = [TURNS[0], CALL | {"content": "I add."}]
 GOOD: list[tuple[str, dict[str, Any], str, str, str]] = [
     ("messages", {"messages": TURNS}, "ready", "messages", "user: 2+2?\nassistant: ⟦4⟧"),
     ("sharegpt", {"conversations": SPOKEN}, "ready", "sharegpt", "user: 2+2?\nassistant: ⟦4⟧"),
+    ("JSON text", {"messages": json.dumps(TURNS), "id": 7}, "ready", "messages", "user: 2+2?\nassistant: ⟦4⟧"),
+    ("sharegpt as JSON", {"conversations": json.dumps(SPOKEN)}, "ready", "sharegpt", "user: 2+2?\nassistant: ⟦4⟧"),
     (
         "an answer that does not train",
         {"conversations": [SPOKEN[0], SPOKEN[1] | {"train": False}, *SPOKEN]},
@@ -93,6 +95,16 @@ def test_the_fixed_file_is_ready_and_scanned(tmp_path: Path, row: Any) -> None:
     assert (code, again["data"]["methods"]["sft"]["verdict"], again["data"]["not_read"]) == (0, "ready", [])
     assert again["data"]["example"] == answer["data"]["example"]
     assert dataset.scan(Recipe(data="out.jsonl")).rows == 1
+
+
+def test_turns_as_the_text_of_python_are_refused_with_a_way_out(tmp_path: Path) -> None:
+    """As pandas writes a list to a .csv file. `--fix` would leave no row."""
+    path = write_data(tmp_path, [{"messages": repr(TURNS)}])
+    code, answer = _data(path)
+    assert (code, answer["data"]["usable_rows"]) == (2, 0)
+    with pytest.raises(SkillTrainError, match="messages is text that is not JSON") as caught:
+        dataset.scan(Recipe(data="rows.jsonl"))
+    assert "json.dumps" in caught.value.hint and "--fix" not in caught.value.hint
 
 
 BROKEN = [

@@ -4,6 +4,7 @@ line and the file, good ones are the same rows from every kind of source."""
 from __future__ import annotations
 
 import base64
+import csv
 import hashlib
 import json
 import os
@@ -415,6 +416,15 @@ def _sharegpt(folder: Path) -> str:
     return _write(folder, rows)
 
 
+def _json_in_csv(folder: Path) -> str:
+    """A cell holds the turns as JSON."""
+    turns = [_talks(question)["messages"] for _, question in SHOWN]
+    with open(folder / "rows.csv", "w", newline="") as file:
+        rows = [(name, json.dumps(each)) for (name, _), each in zip(SHOWN, turns, strict=True)]
+        csv.writer(file).writerows([("image", "messages"), *rows])
+    return "rows.csv"
+
+
 def _prompts(folder: Path) -> str:
     return _write(folder, [{"prompt": q, "completion": "A cat.", "images": [name]} for name, q in SHOWN])
 
@@ -491,6 +501,7 @@ SOURCES: dict[str, Callable[[Path], str]] = {
     "places in content parts": _places,
     "LLaVA": _llava,
     "ShareGPT": _sharegpt,
+    "turns as JSON in CSV": _json_in_csv,
     "prompts": _prompts,
     "prompts of messages": _prompts_of_messages,
     "instructions": _instructions,

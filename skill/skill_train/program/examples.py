@@ -21,6 +21,7 @@ Row = dict[str, Any]
 ANSWERS = ("completion", "output", "answer")
 PAIRS = ("prompt_completion", "question_answer")  # each side a text, or messages
 BARE = ("prompt_completion", "completion")  # texts joined as they stand
+AS_JSON = "write it as JSON (json.dumps in Python), or the rows to a .jsonl file"
 MEND = "correct or remove it; rows are never dropped silently"  # the hint of a row that cannot be read
 
 
@@ -99,9 +100,10 @@ def to_example(row: Row, data_format: str, columns: dict[str, str]) -> Example:
         return row.get(columns[name]) if name in columns else None
 
     if data_format == "messages":
-        return chat(with_system(value("messages"), value("system")), value("tools"), 0)
+        return chat(with_system(turns_of(value("messages"), "messages"), value("system")), value("tools"), 0)
     if data_format == "sharegpt":
-        return chat(with_system(from_sharegpt(value("conversations")), value("system")), value("tools"), 0)
+        turns = from_sharegpt(turns_of(value("conversations"), "conversations"))
+        return chat(with_system(turns, value("system")), value("tools"), 0)
     if data_format == "text":
         return {"kind": "text", "text": text_of(value("text"), "text")}
     names = ("question", "answer") if data_format == "question_answer" else ("prompt", "completion")
@@ -333,7 +335,13 @@ def json_value(text: str, name: str) -> Any:
     except RepeatedKey as error:
         raise bad_row(f"{name} has the key {str(error)[:80]!r} twice in one object", "each key once", text) from None
     except (ValueError, RecursionError) as error:
-        raise bad_row(f"{name} is text that is not JSON: {error}", "JSON", text) from None
+        hint = AS_JSON if text.lstrip()[:1] == "[" else ""
+        raise bad_row(f"{name} is text that is not JSON: {error}", "JSON", text, hint) from None
+
+
+def turns_of(value: Any, name: str) -> Any:
+    """The turns of a row, or what a JSON text says they are: a cell of a table holds nothing else."""
+    return json_value(value, name) if isinstance(value, str) and value.strip() else value
 
 
 def checked_message(message: Any) -> Any:

@@ -7,7 +7,8 @@ from collections.abc import Container
 from typing import Any, NamedTuple
 
 from skill_train.facts import DatasetFacts
-from skill_train.program.examples import Row, is_media, media_in
+from skill_train.program.events import Refused
+from skill_train.program.examples import Row, is_media, media_in, turns_of
 from skill_train.program.pictures.find import PICTURE_PARTS
 
 # The columns by the format's own names, each with the names that datasets use for it, the usual one first.
@@ -199,6 +200,10 @@ def _reason(columns: dict[str, str]) -> str:
 
 def _speaks(turns: Any, name: str) -> bool:
     keys = ("role", "content") if name == "messages" else ("from", "value")
+    try:
+        turns = turns_of(turns, name)
+    except Refused:
+        return name == "messages"
     if not isinstance(turns, list) or not turns:
         return name == "messages"  # an empty conversation is refused later, by its line
     return isinstance(turns[0], dict) and keys[0] in turns[0]

@@ -7,7 +7,7 @@ import re
 from typing import Any
 
 from skill_train.program.events import Refused
-from skill_train.program.examples import ANSWERS, Example, Row, bad_row, is_media, media_mark, speaker_of
+from skill_train.program.examples import ANSWERS, Example, Row, bad_row, is_media, media_mark, speaker_of, turns_of
 from skill_train.program.pictures.decode import PICTURE_HINT, PictureSource
 
 PICTURE = "\ufffc"  # U+FFFC, object replacement character: stands for a picture in the text of a message
@@ -29,6 +29,7 @@ def lift_pictures(row: Row, columns: dict[str, str]) -> tuple[Row, list[PictureS
     column_pictures = pictures_of_column(row.get(column)) if column is not None else []
     waiting, pictures = list(column_pictures), list[PictureSource]()
     texts = {name: row[place] for name, place in columns.items() if name != "images" and place in row}
+    texts |= {name: turns_of(texts[name], name) for name in ("messages", "conversations") if name in texts}
     lifted = dict[str, Any]()
     for name, value in texts.items():
         before = len(pictures)
