@@ -101,6 +101,18 @@ def test_two_texts_are_no_pair_where_the_answer_is_no_text(tmp_path: Path, row: 
     assert verdict.verdict == "impossible"
 
 
+@pytest.mark.parametrize("lost", [False, True])
+def test_a_text_that_is_read_elsewhere_too_is_not(lost: bool) -> None:
+    """The `prompt` of ultrachat_200k is the first of its `messages`. One that is not there would be lost."""
+    rows = [
+        {"prompt": f"Where is parcel {n}?", "messages": [{"role": "user", "content": f"Where is parcel {n}?"}]}
+        for n in range(20)
+    ]
+    rows[7]["prompt"] += " Be short." if lost else ""
+    rows = [row | {"history": [row["prompt"]]} for row in rows]
+    assert unread_text(rows, {"messages": "messages"}) == (["prompt", "history"] if lost else [])
+
+
 def test_what_only_some_rows_have_is_not() -> None:
     rows: list[dict[str, Any]] = [_row(n) | {"note": None if n % 2 else f"look at it again {n}"} for n in range(20)]
     assert unread_text(rows, READ) == []

@@ -26,8 +26,13 @@ def unread_text(first: Sequence[Row], columns: dict[str, str]) -> list[str]:
     return [
         name
         for name in names
-        if _are_sentences(values := [row.get(name) for row in first])
-        or (name == _EARLIER and any(map(_texts, values)))
+        if (
+            (
+                _are_sentences(values := [row.get(name) for row in first])
+                or (name == _EARLIER and any(map(_texts, values)))
+            )
+            and not _are_read_elsewhere(values, first, columns)
+        )
         or (not plain and _marks_rows(name, values))
         or (plain and name.lower() in _LABELS and len({repr(value) for value in values}) > 1)
     ]
@@ -44,6 +49,13 @@ def _are_sentences(values: list[Any]) -> bool:
     texts = [texts for value in values if (texts := _texts(value))]
     worded = sum(any(map(_is_sentence, text)) for text in texts)
     return 2 * worded > len(values) and 2 * len(set(map(tuple, texts))) > len(values)
+
+
+def _are_read_elsewhere(values: list[Any], rows: Sequence[Row], columns: dict[str, str]) -> bool:
+    """Whether all texts of a column stand in the columns that are read, as ultrachat's `prompt` is its first
+    message."""
+    read = ("\n".join(_texts([row.get(column) for column in columns.values()])) for row in rows)
+    return all(text in there for value, there in zip(values, read, strict=True) for text in _texts(value))
 
 
 def _is_sentence(text: str) -> bool:
