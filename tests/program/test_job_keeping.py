@@ -311,7 +311,6 @@ Root Cause (first observed failure):
     ("code", "expected"),
     [
         ("import os; os.kill(os.getpid(), 9)", (3, "out_of_memory")),
-        (f"print({TABLE!r}); raise SystemExit(1)", (3, "out_of_memory")),
         ("import os; os.kill(os.getpid(), 11)", (5, "native_crash")),
         ("1 / 0", (5, "program_failed")),
         ("import os; os.kill(os.getppid(), 15); import time; time.sleep(30)", (5, "interrupted")),
@@ -335,8 +334,21 @@ def test_a_child_that_says_why_is_believed(work: Path) -> None:
 def test_a_lost_process_is_explained_by_the_one_that_was_killed(work: Path) -> None:
     told = {"exit_code": 5, "error": {"code": "process_lost", "message": ""}}
     (work / "train.failed.json").write_text(json.dumps(told))
-    assert _ended(work, "raise SystemExit(1)") == told
-    assert _ended(work, f"print({TABLE!r}); raise SystemExit(1)")["error"]["code"] == "out_of_memory"
+    assert _ended(work, "raise SystemExit(1)", launched=True) == told
+    assert _ended(work, f"print({TABLE!r}); raise SystemExit(1)") == told
+    said = "print('exitcode : -9'); raise SystemExit(1)"  # of a library, and not the launcher's table
+    assert _ended(work, said, launched=True) == told
+    failure = _ended(work, f"print({TABLE!r}); raise SystemExit(1)", launched=True)
+    assert failure["error"]["code"] == "out_of_memory"
+
+
+@pytest.mark.parametrize(("launched", "expected"), [(True, (3, "out_of_memory")), (False, (5, "program_failed"))])
+def test_only_the_table_of_the_launcher_says_who_was_killed(
+    work: Path, launched: bool, expected: tuple[int, str]
+) -> None:
+    """It itself ends with 1. One process has its own exit code, and may print such a table of others."""
+    failure = _ended(work, f"print({TABLE!r}); raise SystemExit(1)", launched=launched)
+    assert (failure["exit_code"], failure["error"]["code"]) == expected
 
 
 _SUPERVISE = """
@@ -344,15 +356,17 @@ import json, sys
 from pathlib import Path
 from skill_train.program.cloud.job import Child, how_it_failed
 work = Path(sys.argv[1])
-with Child([sys.executable, "-c", sys.argv[2]], {}, work / "train.log") as child:
+plan = {"launch": {"arguments": sys.argv[3:], "environment": {}}}
+with Child([sys.executable, "-c", sys.argv[2]], plan, work / "train.log") as child:
     while child.running(5):
         pass
     print("RESULT " + json.dumps(how_it_failed(child, work)))
 """
 
 
-def _ended(work: Path, code: str) -> dict[str, Any]:
-    command = [sys.executable, "-c", _SUPERVISE, str(work), code]
+def _ended(work: Path, code: str, *, launched: bool = False) -> dict[str, Any]:
+    """How a job saw this program end, which `launched` takes for the launcher of several."""
+    command = [sys.executable, "-c", _SUPERVISE, str(work), code, *["--multi_gpu"] * launched]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     line = next(line for line in done.stdout.splitlines() if line.startswith("RESULT "))

@@ -223,6 +223,17 @@ def test_how_several_processes_ended(failure: dict[str, Any] | None, stopped: in
     assert local._how_it_ended(1, stopped, failure, said) == code
 
 
+def test_one_process_has_its_own_exit_code_whatever_it_printed(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A library that starts processes of its own may print such a table about them."""
+    program = run.path / "printing.py"
+    program.write_text(f"print({KILLED!r})\nraise SystemExit(1)")
+    monkeypatch.setattr(local, "train_program", lambda: program)
+    with pytest.raises(NativeCrash) as caught:
+        local._run_program(run, None, resume=False, progress=lambda *_: None, say=lambda _: None)
+    assert caught.value.code == "program_failed"
+    assert local._how_it_ended(1, None, LOST, "exitcode : -9, says a library of its worker\n") == 1
+
+
 def test_a_bug_in_one_of_several_processes_shows_its_traceback(run: RunDir) -> None:
     error = local._failure(run, 1, LOST, BUG)
     assert isinstance(error, NativeCrash)

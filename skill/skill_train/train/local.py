@@ -155,7 +155,8 @@ def _run_program(run: RunDir, lock: TextIO | None, *, resume: bool, progress: Ba
                     _show(event, progress, say)
     if child.process.returncode != 0:
         output = run.log.read_bytes()[start:].decode("utf-8", errors="replace")
-        code = _how_it_ended(child.process.returncode, child.stopped, failure, output)
+        told = output if launch.arguments else ""  # one process ends as it ends, whatever it printed
+        code = _how_it_ended(child.process.returncode, child.stopped, failure, told)
         if child.stopped == signal.SIGINT and _was_interrupted(code, failure):
             raise _interrupted(run, Interrupted, failure["error"]["message"] if failure else None)
         raise _failure(run, code, failure, output)
@@ -218,14 +219,14 @@ class _child:
             self.process.stdout.close()
 
 
-def _how_it_ended(code: int, stopped: int | None, failure: ProgramFailed | None, output: str) -> int:
+def _how_it_ended(code: int, stopped: int | None, failure: ProgramFailed | None, launcher: str) -> int:
     """The exit code, or minus the signal, of the process that failed first. A launcher itself always ends with 1.
 
-    The launcher's table lists the failure of each process. If no process explained itself, the first failure is the
-    cause. If one process lost another, the cause is the process that the system killed.
+    The table in the launcher's output lists the failure of each process. If no process explained itself, the first
+    failure is the cause. If one process lost another, the cause is the process that the system killed.
     """
-    first = re.search(r"Root Cause.*?exitcode\s*:\s*(-?\d+)", output, re.DOTALL)
-    killed = [int(n) for n in re.findall(r"exitcode\s*:\s*(-\d+)", output) if int(n) != -signal.SIGTERM]
+    first = re.search(r"Root Cause.*?exitcode\s*:\s*(-?\d+) \(pid: ", launcher, re.DOTALL)
+    killed = [int(n) for n in re.findall(r"exitcode\s*:\s*(-\d+) \(pid: ", launcher) if int(n) != -signal.SIGTERM]
     if failure is None and stopped is not None:
         return -stopped
     if failure is None and first and int(first[1]) < 0:

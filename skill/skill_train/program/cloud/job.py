@@ -149,6 +149,7 @@ class Child:
 
     def __init__(self, command: list[str], plan: Plan, log: Path) -> None:
         self.stopped = False
+        self.has_launcher = bool(plan.get("launch", {}).get("arguments"))
         self.log = open(log, "ab")  # noqa: SIM115 - closed on exit
         self.start = self.log.tell()
         self.lock = threading.Lock()
@@ -213,7 +214,8 @@ def how_it_failed(child: Child, work: Path) -> Failure | None:
     recorded: Failure | None = json.loads(record.read_text(encoding="utf-8")) if record.is_file() else None
     if recorded is not None and recorded["error"]["code"] != "process_lost":
         return recorded
-    killed = [int(n) for n in re.findall(r"exitcode\s*:\s*(-\d+)", child.output()) if int(n) != -signal.SIGTERM]
+    told = child.output() if child.has_launcher else ""  # one process ends as it ends, whatever it printed
+    killed = [int(n) for n in re.findall(r"exitcode\s*:\s*(-\d+) \(pid: ", told) if int(n) != -signal.SIGTERM]
     if recorded is not None and not killed:
         return recorded
     failure = ended(killed[0] if killed and code > 0 else code, child).failure
