@@ -1151,6 +1151,7 @@ LOGITS_AT_ONCE = 16_000_000
 POSITIONS_IN_TABLE = ("gpt2", "gpt_neo", "gpt_bigcode", "gptj", "codegen", "opt", "biogpt", "openai-gpt")
 TUNED = {"lora": "adapter", "full": "merged"}  # the folder of what was trained
 HELD_OUT_ROWS = 200  # rows held out at most
+SAMPLE_ROWS = 32  # rows that train, kept in samples.jsonl
 MEASURING, TRAINS = "measuring the model before training", "training"  # the stages with a batch in memory
 SMALLER = "smaller_layout"  # the rule in the reason of a smaller layout, after the first one ran out of memory
 
@@ -7804,8 +7805,6 @@ def put_json(path: Path, document: Any) -> None:
 
 
 # --- main ---
-
-SAMPLE_ROWS = 32  # rows kept in samples.jsonl
 
 
 def main(argv: list[str]) -> int:

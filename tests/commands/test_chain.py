@@ -103,13 +103,19 @@ def test_a_proof_in_another_place_knows_what_the_run_recorded(tmp_path: Path) ->
 
 
 @pytest.mark.slow
-def test_a_proof_misses_rows_that_are_gone(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["held_out", "samples"])
+def test_a_proof_misses_rows_that_are_gone(tmp_path: Path, name: str) -> None:
     """The file was cut at the end of a row: each row that is left can be read."""
-    run = RunDir(Path(shutil.copytree(shared_runs.chain().run, tmp_path / "run")))
-    lines = run.held_out.read_text().splitlines(keepends=True)
-    run.held_out.write_text("".join(lines[:-1]))
-    code, answer = answered("verify", run.path, "--tokens", 64)
+    whole = shared_runs.chain().run
+    run = Path(shutil.copytree(whole, tmp_path / "run"))
+    lines = (run / f"{name}.jsonl").read_text().splitlines(keepends=True)
+    (run / f"{name}.jsonl").write_text("".join(lines[:-1]))
+    code, answer = answered("verify", run, "--tokens", 64)
     assert (code, answer["error"]["code"], answer["error"]["got"]) == (2, "broken_record", f"{len(lines) - 1} rows")
+    assert f"{name}.jsonl has {len(lines) - 1} of the {len(lines)} rows" in answer["error"]["message"]
+    answer = answered("diff", run, whole)[1]
+    told = f"samples: run A has {len(lines) - 1} rows, run B {len(lines)}" in answer["data"]["not_compared"]
+    assert told is (name == "samples") and answer["ok"]
 
 
 @pytest.mark.slow

@@ -16,7 +16,7 @@ import tiny
 from fed_runs import MODEL, edit_plan, fed
 from skill_train.gguf.quality.texts import SAMPLES, TRAINING, _Draw, texts_of
 from skill_train.gguf.quality.training_rows import RowsNotHere, spread, training_rows
-from skill_train.program.main import SAMPLE_ROWS
+from skill_train.program.plan import SAMPLE_ROWS
 from skill_train.run.folder import RunDir
 from skill_train.run.train_record import FedRow
 

@@ -20,7 +20,7 @@ from skill_train.core.errors import UsageError, VerificationFailed
 from skill_train.gguf.export_files import model_of, recorded, unread
 from skill_train.llama.engines.answers import ALL, ENGINES
 from skill_train.run import export_record, plan_record, verify_record
-from skill_train.run.begun import require_rows, trained
+from skill_train.run.begun import require_rows, require_samples, trained
 from skill_train.run.folder import RunDir, open_run
 from skill_train.run.lock import locked
 from skill_train.run.train_record import TrainRecord, is_asked_bare
@@ -139,6 +139,9 @@ def verify_run(
         base, held_out = base_of(run), read_rows(run.held_out)
         if run.held_out.is_file() and len(held_out) < training.data.held_out_rows:
             require_rows(held_out, run.path, training.data.held_out_rows)
+        samples = read_rows(run.samples)
+        if run.samples.is_file():
+            require_samples(samples, run.path, training.data.train_rows)
         steps = ["evaluate", "report"] if run.held_out.is_file() else ["report"]
         result = _verify(
             console,
@@ -148,7 +151,7 @@ def verify_run(
             base=base,
             ggufs=run.exported,
             unread=unread(run),
-            rows=read_rows(run.samples),
+            rows=samples,
             held_out=held_out,
             record=out or run.record("verify"),
             run=run.path,

@@ -77,7 +77,7 @@ from skill_train.program.model import base_weights, check_optimizer, is_full, lo
 from skill_train.program.model_files import check_base
 from skill_train.program.pictures.beside import picture_folder
 from skill_train.program.pictures.tokens import Pictures, keep_pictures
-from skill_train.program.plan import MEASURING, SMALLER, TRAINS, TUNED, Plan, Reason, Recipe
+from skill_train.program.plan import MEASURING, SAMPLE_ROWS, SMALLER, TRAINS, TUNED, Plan, Reason, Recipe
 from skill_train.program.rows import iter_rows
 from skill_train.program.split import (
     Data,
@@ -102,8 +102,6 @@ from skill_train.program.start.given import (
 from skill_train.program.tokenizer import load_tokenizer
 from skill_train.program.trainer import base_folder, build_trainer, environment, save, train
 from skill_train.program.watch import Watch, check_base_weights, check_split, newest_checkpoint, watch_standard_input
-
-SAMPLE_ROWS = 32  # rows kept in samples.jsonl
 
 
 def main(argv: list[str]) -> int:

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from skill_train.core.errors import UsageError
+from skill_train.program.plan import SAMPLE_ROWS
 from skill_train.recipe.fields import recipe_hash
 from skill_train.run import cloud_record, plan_record, train_record
 from skill_train.run.folder import RunDir, require_unchanged, require_unused
@@ -152,14 +153,7 @@ def require_rows(rows: Sequence[object], run: Path, recorded: int) -> None:
     Raises:
         UsageError: there is nothing to measure on, or less than there was.
     """
-    if len(rows) < recorded:
-        raise UsageError(
-            f"{run / 'held_out.jsonl'} has {len(rows)} of the {recorded} rows that were held out",
-            code="broken_record",
-            expected=f"{recorded} rows, as train.json says",
-            got=f"{len(rows)} rows" if (run / "held_out.jsonl").is_file() else "no such file",
-            hint=f"put the file back; if a job trained the run: skill-train pull {shlex.quote(str(run))}",
-        )
+    _require_whole(run / "held_out.jsonl", len(rows), recorded, "were held out")
     if not rows:
         raise UsageError(
             f"{run} has no held-out rows: every row was trained on, so a score would say nothing about new rows",
@@ -167,4 +161,29 @@ def require_rows(rows: Sequence[object], run: Path, recorded: int) -> None:
             expected="a recipe with held_out_fraction above 0, and 20 rows of data or more",
             got=f"{run / 'held_out.jsonl'} is missing or empty",
             hint="set held_out_fraction: 0.1 in the recipe, and train again in a new folder with --run-dir",
+        )
+
+
+def require_samples(rows: Sequence[object], run: Path, train_rows: int) -> None:
+    """Refuses a `samples.jsonl` that has lost rows.
+
+    Args:
+        rows: those in it.
+        train_rows: how many rows trained, by the record of the training.
+
+    Raises:
+        UsageError: it has less rows than the training kept.
+    """
+    _require_whole(run / "samples.jsonl", len(rows), min(SAMPLE_ROWS, train_rows), "the training kept")
+
+
+def _require_whole(file: Path, there: int, recorded: int, which: str) -> None:
+    """Each row of a file that was cut at the end of one can be read, so only their number tells."""
+    if there < recorded:
+        raise UsageError(
+            f"{file} has {there} of the {recorded} rows that {which}",
+            code="broken_record",
+            expected=f"{recorded} rows, as train.json says",
+            got=f"{there} rows" if file.is_file() else "no such file",
+            hint=f"put the file back; if a job trained the run: skill-train pull {shlex.quote(str(file.parent))}",
         )

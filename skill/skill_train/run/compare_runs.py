@@ -154,6 +154,8 @@ def compare(a: ComparedRun, b: ComparedRun) -> Comparison:
     losses, weights = _losses(a, b), (_weights(a), _weights(b))
     missing += [] if losses else [_missing("losses", a.metrics or None, b.metrics or None)]
     missing += [] if all(weights) else [_missing("trained weights", *weights)]
+    if len(a.samples) != len(b.samples):
+        missing.append(f"samples: run A has {len(a.samples)} rows, run B {len(b.samples)}")
     return Comparison(
         recipe=[each for each in differences if not is_placement(each.fact)],
         placement=[each for each in differences if is_placement(each.fact)],
