@@ -143,6 +143,17 @@ def test_a_tied_embedding_that_alone_has_lora_is_two_matrices(tmp_path: Path) ->
     assert complaints(proof(made, tmp_path / "verify.json", ggufs=[file], tokens=64)) == []
 
 
+@pytest.mark.parametrize("ids", [{"lm_head": [3, 9]}, {"lm_head": [3, 9], "embed_tokens": [5]}], ids=str)
+def test_trained_rows_of_a_tied_head_make_two_matrices(ids: dict[str, list[int]], tmp_path: Path) -> None:
+    """PEFT computes each end with its own rows, and merges those of the head into the matrix of both."""
+    base = tiny.cached("gemma", hidden=256)
+    adapter = merging.adapter(base, tmp_path / "adapter", targets=["q_proj"], trainable_token_indices=ids)
+    merging.run(base, adapter, tmp_path, rows=())
+    file = gguf_maker.export(tmp_path / "merged", tmp_path / "gguf")
+    made = gguf_maker.Export(base, adapter, tmp_path / "merged", [])
+    assert complaints(proof(made, tmp_path / "verify.json", ggufs=[file], tokens=64)) == []
+
+
 def test_a_file_of_the_base_is_not_the_merged_model(tmp_path: Path) -> None:
     made, untuned = gguf_maker.exported("gemma"), gguf_maker.exported("gemma", times=0)
     files = [untuned.file("f16")]

@@ -90,8 +90,9 @@ def merged(model: Any) -> Any:
     import torch
 
     base = model.get_base_model()
-    ends = [end.get_base_layer() if hasattr(end, "get_base_layer") else end for end in
-            (base.get_input_embeddings(), base.get_output_embeddings()) if end is not None]  # fmt: skip
+    wrapped = [end for end in (base.get_input_embeddings(), base.get_output_embeddings()) if end is not None]
+    layers = [getattr(end, "token_adapter", end) for end in wrapped]  # of trained rows
+    ends = [end.get_base_layer() if hasattr(end, "get_base_layer") else end for end in layers]
     if len(ends) == 2 and ends[0].weight is ends[1].weight:
         ends[1].weight = torch.nn.Parameter(ends[0].weight.detach().clone(), requires_grad=False)
     return model.merge_and_unload()
