@@ -171,9 +171,11 @@ def test_names_of_transformers_4_that_peft_does_not_load_are_judged_by_the_weigh
 ) -> None:
     base = families.base(family, tmp_path / "base", dtype="float32")
     adapter, expected = _of_transformers_4(base, tmp_path / "adapter", targets, **config)
-    gate = merging.run(base, adapter, tmp_path)["gate"]
+    record = merging.run(base, adapter, tmp_path)
+    gate, told = record["gate"], dict(record["said"])["weights_alone"]
     assert (gate["verdict"], gate["by"]) == ("pass", "weights")
     assert gate["no_answers"].startswith("PEFT ") and why in gate["no_answers"]
+    assert told == f"only the weights of the merged model were compared: {gate['no_answers']}"
     for name, tensor in merging.weights(tmp_path / "merged").items():
         torch.testing.assert_close(tensor, expected[name], rtol=1e-5, atol=1e-5)
     (tmp_path / "asked").mkdir()
@@ -188,8 +190,9 @@ def test_names_of_transformers_4_that_peft_loads_are_judged_by_the_answers_too(
 ) -> None:
     base = families.base("qwen3_moe", tmp_path / "base", dtype="float32")
     adapter, _ = _of_transformers_4(base, tmp_path / "adapter", ["q_proj", *_MLP], **config)
-    gate = merging.run(base, adapter, tmp_path)["gate"]
-    assert (gate["verdict"], gate["by"]) == ("pass", "answers")
+    record = merging.run(base, adapter, tmp_path)
+    assert (record["gate"]["verdict"], record["gate"]["by"]) == ("pass", "answers")
+    assert "weights_alone" not in record["warned"]
 
 
 def test_what_peft_has_no_place_for_and_the_weights_do_not_show_is_refused(tmp_path: Path) -> None:

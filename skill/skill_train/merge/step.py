@@ -126,7 +126,7 @@ def merge(request: MergeRequest, *, progress: Bar, warn: Callable[[str, str], No
                 how="peft" if planned.reasons else "streamed",
                 reasons=planned.reasons,
                 changes=changes,
-                gate=_gate(ways, comparison, changes, partial(check_logits.gate, gate_request, bar=progress)),
+                gate=_gate(ways, comparison, changes, partial(check_logits.gate, gate_request, bar=progress), warn),
                 versions=versions("torch", "transformers", "peft", "safetensors"),
                 seconds=round(time.monotonic() - started, 2),
                 peak_memory_bytes=peak_memory_bytes(),
@@ -185,7 +185,13 @@ def _ways(gate: str, planned: _Planned) -> _Ways:
     return _Ways(True, f"{size}; `verify` compares the answers of each exported file, and --gate answers does it here")
 
 
-def _gate(ways: _Ways, comparison: check_weights.WeightComparison, changes: Changes, ask: Callable[..., Gate]) -> Gate:
+def _gate(
+    ways: _Ways,
+    comparison: check_weights.WeightComparison,
+    changes: Changes,
+    ask: Callable[..., Gate],
+    warn: Callable[[str, str], None],
+) -> Gate:
     """The outcome for the answers, which includes that for the weights; or the outcome for the weights alone.
 
     Args:
@@ -202,6 +208,7 @@ def _gate(ways: _Ways, comparison: check_weights.WeightComparison, changes: Chan
     except NotLoaded as unloaded:
         if weights is None or ways.must_ask:
             raise
+        warn("weights_alone", f"only the weights of the merged model were compared: {unloaded.message}")
         return {**weights, "no_answers": unloaded.message}
     seconds = round(time.monotonic() - started, 2)
     return {**outcome, "by": "answers", "weights": weights, "seconds": seconds}
