@@ -140,29 +140,6 @@ class Refused(Exception):
         return {"exit_code": self.exit_code, "error": self.error}
 
 
-def tell_failure(refusal: Refused, folder: Path | None) -> None:
-    """Reports why this process failed, if it is the first one. The other processes fail because the first one did."""
-    if folder is not None and folder.is_dir():
-        record = folder / "train.failed.json"
-        if record.exists():
-            return
-        with suppress(OSError):  # the disk may be full; the event below gives the reason too
-            write_json(record, refusal.failure)
-    tell("failed", **refusal.failure)
-
-
-@contextmanager
-def explained_errors() -> Iterator[None]:
-    """Turns missing packages, full disks and exhausted memory into a `Refused`. A bug keeps its traceback."""
-    try:
-        yield
-    except Exception as error:
-        refusal = explanation(error)
-        if refusal is None:
-            raise
-        raise refusal from error
-
-
 def explanation(error: Exception) -> Refused | None:
     text = str(error).lower()
     if isinstance(error, ModuleNotFoundError):
@@ -477,19 +454,6 @@ def check_model(folder: Path) -> None:
     """
     check_files(folder)
     check_claims(folder, stored_shapes(weight_files(folder)))
-
-
-def check_base(model: str, revision: str | None) -> None:
-    """As `check_model`, for the model of a plan. For one on the Hub it checks the config and the index, because they
-    name all files that are fetched later."""
-    if Path(model).is_dir():
-        return check_model(Path(model))
-    paths = [model_file(model, revision, name) for name in ("config.json", INDEX)]
-    for file in filter(None, paths):
-        check_files(Path(file).parent)
-        if Path(file).name == INDEX:
-            weight_map(Path(file))
-    return None
 
 
 def check_files(folder: Path) -> None:
@@ -4047,26 +4011,6 @@ def limited_settings(own: dict[str, Any], kind: str, limits: PixelLimits) -> dic
     return settings
 
 
-def keep_pictures(rows: list[Any], pictures: Pictures | None, folder: Path) -> list[Any]:
-    """The rows for a file of the run, with their pictures under `images/` of the run's folder.
-
-    The file of a picture has its digest as its name, so a picture of many rows is kept once.
-    """
-    if pictures is None:
-        return rows
-    images = folder / "images"
-    named = []
-    for row in rows:
-        names = []
-        for image, digest in zip(row.get("images") or (), row.get("image_sha256") or (), strict=True):
-            name = f"{digest}.{picture_format(image, pictures.folder)}"
-            if not (images / name).is_file():
-                write_whole(images / name, encoded_bytes(image, digest, pictures.folder))
-            names.append(f"images/{name}")
-        named.append({**row, "images": names} if names else row)
-    return named
-
-
 def encoded_bytes(source: PictureSource, digest: str, folder: Path | None) -> bytes:
     """The content of a picture's file, which has this digest since its row was encoded.
 
@@ -4677,6 +4621,19 @@ def use_data(plan: Plan, data: Path | None) -> None:
     plan["recipe"]["data"] = str(data)
 
 
+def check_base(model: str, revision: str | None) -> None:
+    """As `check_model`, for the model of a plan. For one on the Hub it checks the config and the index, because they
+    name all files that are fetched later."""
+    if Path(model).is_dir():
+        return check_model(Path(model))
+    paths = [model_file(model, revision, name) for name in ("config.json", INDEX)]
+    for file in filter(None, paths):
+        check_files(Path(file).parent)
+        if Path(file).name == INDEX:
+            weight_map(Path(file))
+    return None
+
+
 def prepare_environment(placement: Placement) -> None:
     """Sets variables; call it before any library is imported. No telemetry, and MPS uses the CPU for missing
     operators."""
@@ -4745,6 +4702,29 @@ def require_device(torch: Any, placement: Placement) -> None:
             got=f"{torch.cuda.device_count()} (CUDA_VISIBLE_DEVICES {os.environ.get('CUDA_VISIBLE_DEVICES', 'unset')})",
             hint="plan again on this machine: skill-train local RECIPE",
         )
+
+
+def tell_failure(refusal: Refused, folder: Path | None) -> None:
+    """Reports why this process failed, if it is the first one. The other processes fail because the first one did."""
+    if folder is not None and folder.is_dir():
+        record = folder / "train.failed.json"
+        if record.exists():
+            return
+        with suppress(OSError):  # the disk may be full; the event below gives the reason too
+            write_json(record, refusal.failure)
+    tell("failed", **refusal.failure)
+
+
+@contextmanager
+def explained_errors() -> Iterator[None]:
+    """Turns missing packages, full disks and exhausted memory into a `Refused`. A bug keeps its traceback."""
+    try:
+        yield
+    except Exception as error:
+        refusal = explanation(error)
+        if refusal is None:
+            raise
+        raise refusal from error
 
 
 # --- split ---
@@ -7897,6 +7877,26 @@ def keep_rows(data: Data, pictures: Pictures | None, folder: Path) -> None:
         return
     write_rows(folder / "samples.jsonl", keep_pictures(data["train"][:SAMPLE_ROWS], pictures, folder))
     write_rows(folder / "held_out.jsonl", keep_pictures(data["held_out"], pictures, folder))
+
+
+def keep_pictures(rows: list[Any], pictures: Pictures | None, folder: Path) -> list[Any]:
+    """The rows for a file of the run, with their pictures under `images/` of the run's folder.
+
+    The file of a picture has its digest as its name, so a picture of many rows is kept once.
+    """
+    if pictures is None:
+        return rows
+    images = folder / "images"
+    named = []
+    for row in rows:
+        names = []
+        for image, digest in zip(row.get("images") or (), row.get("image_sha256") or (), strict=True):
+            name = f"{digest}.{picture_format(image, pictures.folder)}"
+            if not (images / name).is_file():
+                write_whole(images / name, encoded_bytes(image, digest, pictures.folder))
+            names.append(f"images/{name}")
+        named.append({**row, "images": names} if names else row)
+    return named
 
 
 def load_pictures(recipe: Recipe, tokenizer: Any) -> Pictures | None:

@@ -18,7 +18,8 @@ from skill_train.evaluate.backends import Model, Replies, ask_pair, ask_transfor
 from skill_train.evaluate.pictures import RunPictures, require_pictures
 from skill_train.evaluate.step import ROOM, questions
 from skill_train.program.encode import Encoder
-from skill_train.program.pictures.tokens import Pictures, keep_pictures
+from skill_train.program.main import keep_pictures
+from skill_train.program.pictures.tokens import Pictures
 from skill_train.program.tokenizer import load_tokenizer
 from skill_train.run.evaluate_record import can_be_asked
 from skill_train.run.train_record import Row

@@ -22,9 +22,9 @@ from skill_train.core.resources import train_program
 from skill_train.program.chat.labels import IGNORED, rows_digest
 from skill_train.program.encode import Encoder
 from skill_train.program.events import Refused
-from skill_train.program.main import keep_rows
+from skill_train.program.main import keep_pictures, keep_rows
 from skill_train.program.model import lora_config
-from skill_train.program.pictures.tokens import Pictures, keep_pictures
+from skill_train.program.pictures.tokens import Pictures
 from skill_train.program.tokenizer import load_tokenizer
 from skill_train.program.trainer import trainer_arguments
 from skill_train.recipe.fields import from_dict

@@ -44,9 +44,9 @@ from skill_train.model import weight_files as shards
 from skill_train.model.convertible import from_config
 from skill_train.model.convertible import vocabulary as llama_vocabulary
 from skill_train.plan import file as plan_file
-from skill_train.program.model_files import check_base, check_model, read_foreign
+from skill_train.program.model_files import check_model, read_foreign
 from skill_train.program.rows import iter_rows
-from skill_train.program.start.given import load_plan
+from skill_train.program.start.given import check_base, load_plan
 from skill_train.recipe import fields as recipe
 from skill_train.run import begun, cloud_record, plan_record, records, train_record
 from skill_train.run import lock as run_lock

@@ -63,20 +63,18 @@ from skill_train.program.events import (
     FileDigest,
     Refused,
     event,
-    explained_errors,
     file_digest,
     is_main_process,
     number,
     run_id,
     seek_cycles_seldom,
-    tell_failure,
     write_json,
     write_rows,
+    write_whole,
 )
 from skill_train.program.model import base_weights, check_optimizer, is_full, load_model
-from skill_train.program.model_files import check_base
 from skill_train.program.pictures.beside import picture_folder
-from skill_train.program.pictures.tokens import Pictures, keep_pictures
+from skill_train.program.pictures.tokens import Pictures, encoded_bytes, picture_format
 from skill_train.program.plan import MEASURING, SAMPLE_ROWS, SMALLER, TRAINS, TUNED, Plan, Reason, Recipe
 from skill_train.program.rows import iter_rows
 from skill_train.program.split import (
@@ -93,10 +91,13 @@ from skill_train.program.split import (
     trainable_rows,
 )
 from skill_train.program.start.given import (
+    check_base,
     check_processes,
+    explained_errors,
     load_plan,
     prepare_environment,
     require_hub_inputs,
+    tell_failure,
     use_data,
 )
 from skill_train.program.tokenizer import load_tokenizer
@@ -194,6 +195,26 @@ def keep_rows(data: Data, pictures: Pictures | None, folder: Path) -> None:
         return
     write_rows(folder / "samples.jsonl", keep_pictures(data["train"][:SAMPLE_ROWS], pictures, folder))
     write_rows(folder / "held_out.jsonl", keep_pictures(data["held_out"], pictures, folder))
+
+
+def keep_pictures(rows: list[Any], pictures: Pictures | None, folder: Path) -> list[Any]:
+    """The rows for a file of the run, with their pictures under `images/` of the run's folder.
+
+    The file of a picture has its digest as its name, so a picture of many rows is kept once.
+    """
+    if pictures is None:
+        return rows
+    images = folder / "images"
+    named = []
+    for row in rows:
+        names = []
+        for image, digest in zip(row.get("images") or (), row.get("image_sha256") or (), strict=True):
+            name = f"{digest}.{picture_format(image, pictures.folder)}"
+            if not (images / name).is_file():
+                write_whole(images / name, encoded_bytes(image, digest, pictures.folder))
+            names.append(f"images/{name}")
+        named.append({**row, "images": names} if names else row)
+    return named
 
 
 def load_pictures(recipe: Recipe, tokenizer: Any) -> Pictures | None:

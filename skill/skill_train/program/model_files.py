@@ -86,19 +86,6 @@ def check_model(folder: Path) -> None:
     check_claims(folder, stored_shapes(weight_files(folder)))
 
 
-def check_base(model: str, revision: str | None) -> None:
-    """As `check_model`, for the model of a plan. For one on the Hub it checks the config and the index, because they
-    name all files that are fetched later."""
-    if Path(model).is_dir():
-        return check_model(Path(model))
-    paths = [model_file(model, revision, name) for name in ("config.json", INDEX)]
-    for file in filter(None, paths):
-        check_files(Path(file).parent)
-        if Path(file).name == INDEX:
-            weight_map(Path(file))
-    return None
-
-
 def check_files(folder: Path) -> None:
     """As `check_model`, for any folder of such files, such as an adapter or a tokenizer."""
     if not folder.is_dir():

@@ -16,7 +16,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple, NotRequired, TypedDict
 
-from skill_train.program.events import Refused, write_text, write_whole
+from skill_train.program.events import Refused, write_text
 from skill_train.program.examples import Pictured
 from skill_train.program.model_files import foreign_json, model_file
 from skill_train.program.pictures.decode import (
@@ -348,26 +348,6 @@ def limited_settings(own: dict[str, Any], kind: str, limits: PixelLimits) -> dic
         limit_pixels(processor, kind, *limits)
         settings["size"] = processor.size
     return settings
-
-
-def keep_pictures(rows: list[Any], pictures: Pictures | None, folder: Path) -> list[Any]:
-    """The rows for a file of the run, with their pictures under `images/` of the run's folder.
-
-    The file of a picture has its digest as its name, so a picture of many rows is kept once.
-    """
-    if pictures is None:
-        return rows
-    images = folder / "images"
-    named = []
-    for row in rows:
-        names = []
-        for image, digest in zip(row.get("images") or (), row.get("image_sha256") or (), strict=True):
-            name = f"{digest}.{picture_format(image, pictures.folder)}"
-            if not (images / name).is_file():
-                write_whole(images / name, encoded_bytes(image, digest, pictures.folder))
-            names.append(f"images/{name}")
-        named.append({**row, "images": names} if names else row)
-    return named
 
 
 def encoded_bytes(source: PictureSource, digest: str, folder: Path | None) -> bytes:

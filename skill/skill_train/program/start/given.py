@@ -4,12 +4,31 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import UnionType
 from typing import Any, Literal, NotRequired, get_args, get_origin, get_type_hints
 
-from skill_train.program.events import EXIT_DOES_NOT_FIT, EXIT_NOT_INSTALLED, Refused, event
-from skill_train.program.model_files import ATTENTION, block_hub_kernels, foreign_json
+from skill_train.program.events import (
+    EXIT_DOES_NOT_FIT,
+    EXIT_NOT_INSTALLED,
+    Refused,
+    event,
+    explanation,
+    tell,
+    write_json,
+)
+from skill_train.program.model_files import (
+    ATTENTION,
+    INDEX,
+    block_hub_kernels,
+    check_files,
+    check_model,
+    foreign_json,
+    model_file,
+    weight_map,
+)
 from skill_train.program.plan import TUNED, Placement, Plan, Recipe
 from skill_train.program.rows import data_fingerprint
 
@@ -177,6 +196,19 @@ def use_data(plan: Plan, data: Path | None) -> None:
     plan["recipe"]["data"] = str(data)
 
 
+def check_base(model: str, revision: str | None) -> None:
+    """As `check_model`, for the model of a plan. For one on the Hub it checks the config and the index, because they
+    name all files that are fetched later."""
+    if Path(model).is_dir():
+        return check_model(Path(model))
+    paths = [model_file(model, revision, name) for name in ("config.json", INDEX)]
+    for file in filter(None, paths):
+        check_files(Path(file).parent)
+        if Path(file).name == INDEX:
+            weight_map(Path(file))
+    return None
+
+
 def prepare_environment(placement: Placement) -> None:
     """Sets variables; call it before any library is imported. No telemetry, and MPS uses the CPU for missing
     operators."""
@@ -245,3 +277,26 @@ def require_device(torch: Any, placement: Placement) -> None:
             got=f"{torch.cuda.device_count()} (CUDA_VISIBLE_DEVICES {os.environ.get('CUDA_VISIBLE_DEVICES', 'unset')})",
             hint="plan again on this machine: skill-train local RECIPE",
         )
+
+
+def tell_failure(refusal: Refused, folder: Path | None) -> None:
+    """Reports why this process failed, if it is the first one. The other processes fail because the first one did."""
+    if folder is not None and folder.is_dir():
+        record = folder / "train.failed.json"
+        if record.exists():
+            return
+        with suppress(OSError):  # the disk may be full; the event below gives the reason too
+            write_json(record, refusal.failure)
+    tell("failed", **refusal.failure)
+
+
+@contextmanager
+def explained_errors() -> Iterator[None]:
+    """Turns missing packages, full disks and exhausted memory into a `Refused`. A bug keeps its traceback."""
+    try:
+        yield
+    except Exception as error:
+        refusal = explanation(error)
+        if refusal is None:
+            raise
+        raise refusal from error
