@@ -1863,6 +1863,42 @@ class TypedTokens:
         ]
 
 
+# --- chat/told ---
+# What is told of rows by their number: what is trained as it stands, though its author hardly meant it so.
+
+# Texts that stand for nothing: those of Alpaca, and an empty cell as programs write it. Of an answer only the first:
+# `None` may be one.
+NO_ANSWER = re.compile(r"<no ?(?:input|output)>", re.IGNORECASE)
+NOTHING = re.compile(rf"{NO_ANSWER.pattern}|no ?input|nan|none|null|n/a", re.IGNORECASE)
+FOR_NOTHING = "have a text that stands for nothing (the first: {}), which is read: empty the cell, or leave the row out"
+
+
+class ToldRows:
+    """The rows of which something is told: for each note the places."""
+
+    def __init__(self) -> None:
+        self.places = dict[str, list[str]]()
+
+    def look(self, line: int, row: Row, columns: dict[str, str], made: EncodedRow) -> None:
+        for note, place in findings(row, columns, made):
+            self.places.setdefault(note, []).append(f"line {line}{place}")
+
+    def notes(self, count: int) -> list[str]:
+        """What to tell of them, where `count` rows were looked at."""
+        return [f"{len(places)} of {count} rows {note.format(places[0])}" for note, places in self.places.items()]
+
+
+def findings(row: Row, columns: dict[str, str], made: EncodedRow) -> Iterator[tuple[str, str]]:
+    """Each note at most once, and what stands there."""
+    messages: list[Any] = made.get("messages", [])
+    answers = [message["content"] for message in messages if message["role"] == "assistant"]
+    beside = [row.get(columns.get(name, "")) for name in ("input", "system")]
+    nothing = [text for text in beside if isinstance(text, str) and NOTHING.fullmatch(text.strip())]
+    nothing += [text for text in answers if NO_ANSWER.fullmatch(text.strip())]
+    if nothing:
+        yield FOR_NOTHING, f", {nothing[0].strip()!r}"
+
+
 # --- chat/labels ---
 # What of an encoded row is trained: its labels.
 
@@ -5269,7 +5305,7 @@ class Encoder:
         self.leaves_out = True  # columns with pictures that are not read; else it refuses them
         self.count = 0
         self.noted: list[str] = [tokenizer.read_as] if hasattr(tokenizer, "read_as") else []
-        self.typed = TypedTokens()
+        self.typed, self.told = TypedTokens(), ToldRows()
         self.patience = TEMPLATE_SECONDS  # left for the chat template
         special = sorted({*tokenizer.all_special_tokens, *added_special_tokens(tokenizer)}, key=len, reverse=True)
         self.end_of_turn = end_of_turn(special, tokenizer.eos_token)
@@ -5278,12 +5314,13 @@ class Encoder:
 
     @property
     def notes(self) -> list[str]:
-        return [*self.noted, *self.typed.notes(self.count)]
+        return [*self.noted, *self.typed.notes(self.count), *self.told.notes(self.count)]
 
     def __call__(self, index: int, line: int, row: Row) -> EncodedRow:
         self.count += 1
         try:
             made = self.encoded(index, line, row)
+            self.told.look(line, row, self.recipe["columns"], made)
             if made["kind"] == "chat" and self.control is not None:
                 self.typed.look(line, made["messages"], self.control)
             return made

@@ -16,6 +16,7 @@ from typing import Any, NotRequired, TypedDict
 from skill_train.program.chat.answers import left_out_thoughts, name_of_call, with_each_arguments, with_fewer_calls
 from skill_train.program.chat.chosen import is_left_out
 from skill_train.program.chat.labels import IGNORED
+from skill_train.program.chat.told import ToldRows
 from skill_train.program.chat.typed import TypedTokens, control_tokens
 from skill_train.program.events import Refused
 from skill_train.program.examples import (
@@ -133,7 +134,7 @@ class Encoder:
         self.leaves_out = True  # columns with pictures that are not read; else it refuses them
         self.count = 0
         self.noted: list[str] = [tokenizer.read_as] if hasattr(tokenizer, "read_as") else []
-        self.typed = TypedTokens()
+        self.typed, self.told = TypedTokens(), ToldRows()
         self.patience = TEMPLATE_SECONDS  # left for the chat template
         special = sorted({*tokenizer.all_special_tokens, *added_special_tokens(tokenizer)}, key=len, reverse=True)
         self.end_of_turn = end_of_turn(special, tokenizer.eos_token)
@@ -142,12 +143,13 @@ class Encoder:
 
     @property
     def notes(self) -> list[str]:
-        return [*self.noted, *self.typed.notes(self.count)]
+        return [*self.noted, *self.typed.notes(self.count), *self.told.notes(self.count)]
 
     def __call__(self, index: int, line: int, row: Row) -> EncodedRow:
         self.count += 1
         try:
             made = self.encoded(index, line, row)
+            self.told.look(line, row, self.recipe["columns"], made)
             if made["kind"] == "chat" and self.control is not None:
                 self.typed.look(line, made["messages"], self.control)
             return made

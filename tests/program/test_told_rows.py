@@ -1,0 +1,70 @@
+"""Rows whose author hardly meant what is trained of them: told by their number, with the first line."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import tiny
+import training
+from command_child import Commands
+from skill_train.program.encode import Encoder
+from skill_train.program.tokenizer import load_tokenizer
+
+pytestmark = pytest.mark.slow
+
+ALPACA = {"instruction": "Name a fruit.", "output": "A pear."}
+# Qwen's in little: the tools as JSON in the first turn.
+WITH_TOOLS = (
+    "{%- if tools -%}{{- '<|im_start|>system\\n' + tools | tojson + '<|im_end|>\\n' -}}{%- endif -%}"
+    "{%- for message in messages -%}"
+    "{{- '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>\\n' -}}"
+    "{%- endfor -%}"
+    "{%- if add_generation_prompt -%}{{- '<|im_start|>assistant\\n' -}}{%- endif -%}"
+)
+
+
+def notes(folder: Path, *rows: dict[str, Any], template: str = WITH_TOOLS) -> list[str]:
+    base = tiny.cached("qwen2")
+    tokenizer = load_tokenizer(str(base), None)
+    tokenizer.chat_template = template
+    encode = Encoder(training.resolved(base, training.write_data(folder, list(rows))), tokenizer)
+    for number, row in enumerate(rows):
+        encode(number, number + 1, row)
+    return encode.notes
+
+
+@pytest.mark.parametrize("text", ["<noinput>", "nan", "NaN", " None ", "null", "N/A", "No input", "<no input>"])
+@pytest.mark.parametrize("column", ["input", "system"])
+def test_a_text_that_stands_for_nothing_is_told(tmp_path: Path, text: str, column: str) -> None:
+    """It stands in the prompt as it is, as LLaMA-Factory, axolotl and TRL write it too."""
+    rows = [ALPACA | {column: value} for value in ("", text, "An apple or a pear?", text)]
+    [note] = notes(tmp_path, *rows)
+    assert note.startswith(f"2 of 4 rows have a text that stands for nothing (the first: line 2, {text.strip()!r})")
+
+
+@pytest.mark.parametrize("text", ["", "  ", "none of them", "Nancy", "A nan.", None])
+def test_other_inputs_are_none(tmp_path: Path, text: str | None) -> None:
+    assert notes(tmp_path, ALPACA | {"input": "x"}, ALPACA | {"input": text}) == []
+
+
+def test_of_answers_only_a_mark_is(tmp_path: Path) -> None:
+    """`None` may be the right answer."""
+    rows = [ALPACA | {"output": text} for text in ("None", "nan", "<nooutput>")]
+    [note] = notes(tmp_path, *rows)
+    assert note.startswith("1 of 3 rows have a text that stands for nothing (the first: line 3, '<nooutput>')")
+
+
+def test_the_commands_tell_it(commands: Commands, tmp_path: Path) -> None:
+    training.write_data(tmp_path, [ALPACA | {"input": ""}] * 3 + [ALPACA | {"input": "<noinput>"}])
+    (tmp_path / "recipe.yaml").write_text(f"model: {tiny.cached('qwen2')}\ndata: rows.jsonl\n")
+    for words in (
+        ["data", "--recipe", "recipe.yaml"],
+        ["local", "recipe.yaml", "--max-steps", "1", "--run-dir", "run"],
+    ):
+        done = commands.run(tmp_path, dict(os.environ), *words, "--format", "json")
+        said = [warning["message"] for warning in done.answer["warnings"]]
+        assert any(text.startswith("1 of 4 rows have a text that stands for nothing") for text in said), done.stdout
