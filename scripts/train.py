@@ -1870,7 +1870,12 @@ class TypedTokens:
 # `None` may be one.
 NO_ANSWER = re.compile(r"<no ?(?:input|output)>", re.IGNORECASE)
 NOTHING = re.compile(rf"{NO_ANSWER.pattern}|no ?input|nan|none|null|n/a", re.IGNORECASE)
+SYSTEMS = ("system", "developer")
 FOR_NOTHING = "have a text that stands for nothing (the first: {}), which is read: empty the cell, or leave the row out"
+TOOLS_TWICE = (
+    "describe their tools twice (the first: {}), in the system message and in the column of tools, which the chat "
+    "template writes too: keep one of them, as it will be in use"
+)
 
 
 class ToldRows:
@@ -1897,6 +1902,26 @@ def findings(row: Row, columns: dict[str, str], made: EncodedRow) -> Iterator[tu
     nothing += [text for text in answers if NO_ANSWER.fullmatch(text.strip())]
     if nothing:
         yield FOR_NOTHING, f", {nothing[0].strip()!r}"
+    names = names_of_tools(made.get("tools"))
+    texts = [message["content"] for message in messages if message["role"] in SYSTEMS]
+    if names and any(is_described(names, text) and is_named(names, text, made["rendered"]) for text in texts):
+        yield TOOLS_TWICE, ""
+
+
+def names_of_tools(tools: Any) -> list[str]:
+    functions = [tool.get("function", tool) for tool in tools or () if isinstance(tool, dict)]
+    return [function["name"] for function in functions if isinstance(function, dict) and says(function.get("name"))]
+
+
+def is_described(names: list[str], text: str) -> bool:
+    """Whether a text has each of these tools as JSON, or as Python writes it."""
+    return all(re.search(rf"""["']name\\?["']: ?\\?["']{re.escape(str(name))}\\?["']""", text) for name in names)
+
+
+def is_named(names: list[str], text: str, rendered: str) -> bool:
+    """Whether each tool stands in a rendered conversation beside this text too."""
+    others = rendered.replace(text.strip(), "")
+    return all(str(name) in others for name in names)
 
 
 # --- chat/labels ---

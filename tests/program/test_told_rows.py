@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,10 @@ from skill_train.program.tokenizer import load_tokenizer
 
 pytestmark = pytest.mark.slow
 
+USER, BOT = {"role": "user", "content": "Is it warm?"}, {"role": "assistant", "content": "Yes."}
 ALPACA = {"instruction": "Name a fruit.", "output": "A pear."}
+WEATHER = {"type": "function", "function": {"name": "weather", "description": "Today's", "parameters": {}}}
+TIME = {"type": "function", "function": {"name": "time", "description": "The hour", "parameters": {}}}
 # Qwen's in little: the tools as JSON in the first turn.
 WITH_TOOLS = (
     "{%- if tools -%}{{- '<|im_start|>system\\n' + tools | tojson + '<|im_end|>\\n' -}}{%- endif -%}"
@@ -56,6 +60,30 @@ def test_of_answers_only_a_mark_is(tmp_path: Path) -> None:
     rows = [ALPACA | {"output": text} for text in ("None", "nan", "<nooutput>")]
     [note] = notes(tmp_path, *rows)
     assert note.startswith("1 of 3 rows have a text that stands for nothing (the first: line 3, '<nooutput>')")
+
+
+@pytest.mark.parametrize("write", [json.dumps, repr, lambda tools: json.dumps(json.dumps(tools))])
+@pytest.mark.parametrize("beside", [json.dumps, list], ids=["tools as JSON", "tools"])
+def test_tools_that_stand_in_the_system_message_too_are_told(tmp_path: Path, write: Any, beside: Any) -> None:
+    """As in hermes-function-calling-v1."""
+    tools = [WEATHER, TIME]
+    system = {"role": "system", "content": f"Call functions. <tools> {write(tools)} </tools>"}
+    plain = {"messages": [{"role": "system", "content": "Use `weather`, not 'time'."}, USER, BOT], "tools": tools}
+    [note] = notes(tmp_path, plain, {"messages": [system, USER, BOT], "tools": beside(tools)})
+    assert note.startswith("1 of 2 rows describe their tools twice (the first: line 2)")
+
+
+def test_tools_that_stand_in_one_place_are_not(tmp_path: Path) -> None:
+    """Also where a template leaves those beside the messages out, which is told as that."""
+    system = {"role": "system", "content": f"<tools> {json.dumps([WEATHER])} </tools>"}
+    assert notes(tmp_path, {"messages": [system, USER, BOT], "tools": None}) == []
+    assert notes(tmp_path, {"messages": [system, USER, BOT], "tools": [TIME]}) == []
+    [note] = notes(
+        tmp_path,
+        {"messages": [system, USER, BOT], "tools": [WEATHER]},
+        template=WITH_TOOLS[WITH_TOOLS.index("{%- for") :],
+    )
+    assert "leaves out the descriptions of tools" in note
 
 
 def test_the_commands_tell_it(commands: Commands, tmp_path: Path) -> None:
