@@ -86,6 +86,20 @@ def test_tools_that_stand_in_one_place_are_not(tmp_path: Path) -> None:
     assert "leaves out the descriptions of tools" in note
 
 
+def test_two_system_messages_are_told(tmp_path: Path) -> None:
+    """Neither is lost: the prompt has both, that of the column first."""
+    own, other = ({"role": "system", "content": f"Be {word}."} for word in ("kind", "short"))
+    rows = [
+        {"messages": [USER, BOT], "system": "Be kind."},
+        {"messages": [own, USER, BOT], "system": "Be kind."},
+        {"messages": [other, USER, BOT], "system": "Be kind."},
+        {"messages": [own, other, USER, BOT], "system": ""},
+    ]
+    [note] = notes(tmp_path, *rows)
+    assert note.startswith("1 of 4 rows have a system message in their column and another in their messages")
+    assert "(the first: line 3)" in note
+
+
 def test_the_commands_tell_it(commands: Commands, tmp_path: Path) -> None:
     training.write_data(tmp_path, [ALPACA | {"input": ""}] * 3 + [ALPACA | {"input": "<noinput>"}])
     (tmp_path / "recipe.yaml").write_text(f"model: {tiny.cached('qwen2')}\ndata: rows.jsonl\n")

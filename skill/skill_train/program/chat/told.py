@@ -14,6 +14,7 @@ NO_ANSWER = re.compile(r"<no ?(?:input|output)>", re.IGNORECASE)
 NOTHING = re.compile(rf"{NO_ANSWER.pattern}|no ?input|nan|none|null|n/a", re.IGNORECASE)
 SYSTEMS = ("system", "developer")
 FOR_NOTHING = "have a text that stands for nothing (the first: {}), which is read: empty the cell, or leave the row out"
+TWO_SYSTEMS = "have a system message in their column and another in their messages (the first: {}): both are read"
 TOOLS_TWICE = (
     "describe their tools twice (the first: {}), in the system message and in the column of tools, which the chat "
     "template writes too: keep one of them, as it will be in use"
@@ -44,6 +45,9 @@ def findings(row: Row, columns: dict[str, str], made: EncodedRow) -> Iterator[tu
     nothing += [text for text in answers if NO_ANSWER.fullmatch(text.strip())]
     if nothing:
         yield FOR_NOTHING, f", {nothing[0].strip()!r}"
+    systems = [message["content"] for message in messages[:2] if message["role"] in SYSTEMS]
+    if len(systems) > 1 and systems[0] == row.get(columns.get("system", "")):
+        yield TWO_SYSTEMS, ""
     names = names_of_tools(made.get("tools"))
     texts = [message["content"] for message in messages if message["role"] in SYSTEMS]
     if names and any(is_described(names, text) and is_named(names, text, made["rendered"]) for text in texts):
