@@ -140,5 +140,16 @@ def test_a_modelfile_that_was_edited_is_told(tmp_path: Path, line: str, edited: 
     assert code == 0 and len(said) == bool(told) and all(words in said[0] for words in told), answer["warnings"]
 
 
+@pytest.mark.slow
+def test_rows_that_trained_are_not_measured_as_held_out(tmp_path: Path) -> None:
+    """Rows of another run, or a file that somebody made: the model may have learned them by heart."""
+    run = Path(shutil.copytree(shared_runs.chain().run, tmp_path / "run"))
+    shutil.copyfile(run / "samples.jsonl", run / "held_out.jsonl")
+    for command in (["verify", run, "--tokens", 64], ["evaluate", run, "--rows", 2]):
+        code, answer = answered(*command)
+        assert (code, answer["error"]["code"]) == (2, "broken_record")
+        assert "other rows than were held out" in answer["error"]["message"]
+
+
 def _no_json(name: str) -> Any:
     raise AssertionError(f"{name} is not JSON")

@@ -137,7 +137,7 @@ def verify_run(
         if gone:
             console.warn("missing_file", f"exported files are missing and were not verified: {', '.join(gone)}")
         base, held_out = base_of(run), read_rows(run.held_out)
-        if run.held_out.is_file() and len(held_out) < training.data.held_out_rows:
+        if run.held_out.is_file() and (held_out or training.data.held_out_rows):
             require_rows(held_out, run.path, training.data.held_out_rows)
         samples = read_rows(run.samples)
         if run.samples.is_file():

@@ -9,13 +9,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from skill_train.core.errors import UsageError
+from skill_train.program.chat.labels import rows_digest
 from skill_train.program.plan import SAMPLE_ROWS
 from skill_train.recipe.fields import recipe_hash
 from skill_train.run import cloud_record, plan_record, train_record
 from skill_train.run.folder import RunDir, require_unchanged, require_unused
 from skill_train.run.plan_record import Plan
 from skill_train.run.records import read_json
-from skill_train.run.train_record import TrainRecord
+from skill_train.run.train_record import FedRow, TrainRecord
 
 _STARTED = (".lock", "recipe.yaml", "train.log", "checkpoints")  # beside plan.json, which `plan --out` writes too
 
@@ -143,15 +144,15 @@ def forget(run: RunDir, there: set[Path]) -> None:
         run.path.rmdir()
 
 
-def require_rows(rows: Sequence[object], run: Path, recorded: int) -> None:
-    """Refuses a run that kept no rows from training, or that has lost some of them.
+def require_rows(rows: Sequence[FedRow], run: Path, recorded: int) -> None:
+    """Refuses a run that kept no rows from training, that has lost some of them, or that has others in their place.
 
     Args:
         rows: those in `held_out.jsonl`.
         recorded: how many rows were held out, by the record of the training.
 
     Raises:
-        UsageError: there is nothing to measure on, or less than there was.
+        UsageError: there is nothing to measure on, or less than there was, or rows that may have trained.
     """
     _require_whole(run / "held_out.jsonl", len(rows), recorded, "were held out")
     if not rows:
@@ -161,6 +162,17 @@ def require_rows(rows: Sequence[object], run: Path, recorded: int) -> None:
             expected="a recipe with held_out_fraction above 0, and 20 rows of data or more",
             got=f"{run / 'held_out.jsonl'} is missing or empty",
             hint="set held_out_fraction: 0.1 in the recipe, and train again in a new folder with --run-dir",
+        )
+    environment = train_record.read_environment(run / "environment.json")
+    fed = environment.data if environment is not None and environment.data is not None else {}
+    digest = rows_digest(rows)
+    if digest != fed.get("held_out_sha256", digest):  # earlier versions recorded none
+        raise UsageError(
+            f"{run / 'held_out.jsonl'} has other rows than were held out, which may have been trained on",
+            code="broken_record",
+            expected=f"rows with the digest {fed['held_out_sha256']!s:.12}…, as environment.json says",
+            got=f"{digest:.12}…",
+            hint=f"put the file back; if a job trained the run: skill-train pull {shlex.quote(str(run))}",
         )
 
 
