@@ -195,6 +195,13 @@ def test_a_missing_recipe_is_refused(tmp_path: Path) -> None:
     assert (caught.value.code, caught.value.got) == ("missing_file", str(tmp_path / "none.yaml"))
 
 
+def test_a_folder_of_a_run_is_not_called_missing(tmp_path: Path) -> None:
+    (tmp_path / "recipe.yaml").write_text("model: some/model\ndata: rows.jsonl\n")
+    with pytest.raises(UsageError, match="is a folder, not a recipe") as caught:
+        recipes.load(tmp_path)
+    assert str(tmp_path / "recipe.yaml") in caught.value.hint and "--resume --run-dir" in caught.value.hint
+
+
 def test_relative_paths_are_looked_for_beside_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     home, elsewhere = tmp_path / "home", tmp_path / "elsewhere"
     (home / "base").mkdir(parents=True)

@@ -150,12 +150,13 @@ def load(path: Path) -> Recipe:
     try:
         document = yaml.load(small_text(path), Loader=loader())  # noqa: S506 - a SafeLoader
     except (FileNotFoundError, IsADirectoryError):
+        run = f"name {shlex.quote(str(path / 'recipe.yaml'))}, or go on with the run by --resume --run-dir in its place"
         raise UsageError(
-            f"the recipe {path} does not exist",
+            f"{path} is a folder, not a recipe" if path.is_dir() else f"the recipe {path} does not exist",
             code="missing_file",
             expected="a YAML file with at least model and data",
             got=str(path),
-            hint="skill-train local --model MODEL --data DATA",
+            hint=run if (path / "recipe.yaml").is_file() else "skill-train local --model MODEL --data DATA",
         ) from None
     except (yaml.YAMLError, *_OF_YAML) as error:
         raise bad_recipe(f"{path} is not YAML: {_one_line(error)}", hint=_WRITE) from None
