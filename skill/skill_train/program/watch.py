@@ -22,6 +22,7 @@ from skill_train.program.events import (
     again,
     any_process,
     event,
+    file_digest,
     is_main_process,
     number,
     peak_rss_bytes,
@@ -32,7 +33,7 @@ from skill_train.program.events import (
 )
 from skill_train.program.folders.checkpoints import (
     COMPLETE,
-    damaged_file,
+    DIGESTS,
     from_earlier_start,
     is_complete,
     mark,
@@ -79,6 +80,17 @@ def abandoned(when: str) -> Refused:
         expected="a command that waits for the training; it was killed, or its terminal was closed",
         hint=again(),
     )
+
+
+def damaged_file(checkpoint: Path) -> str | None:
+    """The first file of a complete checkpoint that has other bytes than were written. Earlier versions wrote no
+    digests."""
+    digests = checkpoint / DIGESTS
+    try:
+        written = json.loads(digests.read_text(encoding="utf-8")) if digests.is_file() else {}
+        return next((name for name in written if file_digest(checkpoint / name)["sha256"] != written[name]), None)
+    except (FileNotFoundError, IsADirectoryError, ValueError, TypeError, RecursionError):  # also: it was moved away
+        return DIGESTS
 
 
 def newest_checkpoint(folder: Path) -> Path | None:

@@ -39,17 +39,6 @@ def is_complete(checkpoint: Path) -> bool:
         return False
 
 
-def damaged_file(checkpoint: Path) -> str | None:
-    """The first file of a complete checkpoint that has other bytes than were written. Earlier versions wrote no
-    digests."""
-    digests = checkpoint / DIGESTS
-    try:
-        written = json.loads(digests.read_text(encoding="utf-8")) if digests.is_file() else {}
-        return next((name for name in written if file_digest(checkpoint / name)["sha256"] != written[name]), None)
-    except (FileNotFoundError, IsADirectoryError, ValueError, TypeError, RecursionError):  # also: it was moved away
-        return DIGESTS
-
-
 def share_weights(folder: Path, like: Path) -> None:
     """Gives the weights in a folder the permissions of the file `like`. safetensors (0.8) lets their owner alone read
     them, so a run of a container's root could not be merged by its user."""
