@@ -7,7 +7,7 @@ import json
 import os
 import shutil
 import subprocess
-import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +16,11 @@ import pytest
 import training
 from hub_emulator import Hub
 from skill_train.core.resources import demo, train_program
+from torch_forks import TorchForks
 
 pytestmark = pytest.mark.slow
 
+Ran = Callable[..., subprocess.CompletedProcess[str]]
 STAND_IN = Path(__file__).resolve().parent.parent / "support" / "shouting_kernels"
 ROWS = demo() / "data.parquet"
 # Each in a process of its own: a library looks for `kernels` once, when it is imported.
@@ -62,22 +64,35 @@ def base_with(settings: dict[str, Any], folder: Path) -> Path:
     return base
 
 
-def ran(shouted: Path, *words: Any, environment: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+@pytest.fixture(scope="module")
+def forks() -> Iterator[TorchForks]:
+    """torch looks for no `kernels`, and its import is most of what a process costs."""
+    started = TorchForks(dict(os.environ) | {"OMP_NUM_THREADS": "1"})
+    yield started
+    started.close()
+
+
+@pytest.fixture
+def ran(forks: TorchForks, tmp_path: Path, shouted: Path) -> Ran:
+    """What a program answers that finds the stand-in."""
     path = f"{STAND_IN}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
     own = {"PYTHONPATH": path, "SHOUTED": str(shouted), "OMP_NUM_THREADS": "1"}
-    whole = (environment or dict(os.environ)) | own
-    return subprocess.run([sys.executable, *map(str, words)], capture_output=True, text=True, env=whole)
+
+    def run(*words: object, environment: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+        return forks.run(tmp_path, (environment or dict(os.environ)) | own, *words)
+
+    return run
 
 
-def test_the_stand_in_shouts(tmp_path: Path, shouted: Path) -> None:
+def test_the_stand_in_shouts(tmp_path: Path, shouted: Path, ran: Ran) -> None:
     """transformers by itself asks for what a config names: were it otherwise, no test here could fail."""
     code = "import sys, transformers as t\nt.AutoModelForCausalLM.from_pretrained(sys.argv[1])"
-    ran(shouted, "-c", code, base_with({"_attn_implementation": "evil/evil:fn"}, tmp_path))
+    ran("-c", code, base_with({"_attn_implementation": "evil/evil:fn"}, tmp_path))
     assert "evil/evil" in shouted.read_text()
 
 
 @pytest.mark.parametrize("loader", LOADERS)
-def test_no_loader_of_ours_asks(loader: str, tmp_path: Path, shouted: Path) -> None:
+def test_no_loader_of_ours_asks(loader: str, tmp_path: Path, shouted: Path, ran: Ran) -> None:
     every = "import json, sys\nfrom pathlib import Path\nfrom skill_train.core.errors import SkillTrainError\n"
     every += "changes, config = json.loads(sys.argv[2]), Path(sys.argv[1], 'config.json')\n"
     every += "before = json.loads(config.read_text())\nfor change in changes:\n"
@@ -85,7 +100,7 @@ def test_no_loader_of_ours_asks(loader: str, tmp_path: Path, shouted: Path) -> N
     every += "".join(f"        {line}\n" for line in LOADERS[loader].splitlines())
     every += "    except SkillTrainError as error:\n        print(error.code)\n"
     base = base_with({}, tmp_path)
-    done = ran(shouted, "-c", every, base, json.dumps([change for change, _ in NAMED]))
+    done = ran("-c", every, base, json.dumps([change for change, _ in NAMED]))
     assert done.stdout.split() == ["loaded" if loads else "unsafe_file" for _, loads in NAMED], done.stderr
     assert not shouted.exists()
 
@@ -95,20 +110,20 @@ def test_no_loader_of_ours_asks(loader: str, tmp_path: Path, shouted: Path) -> N
     [[], pytest.param(["--probe"], marks=pytest.mark.torture), ["--job"]],
     ids=["local", "probe", "a job"],
 )
-def test_the_training_program_does_not_ask(arguments: list[str], tmp_path: Path, shouted: Path) -> None:
+def test_the_training_program_does_not_ask(arguments: list[str], tmp_path: Path, shouted: Path, ran: Ran) -> None:
     """The plan was made before the config was changed."""
     base = base_with({}, tmp_path)
     plan = training.write_plan(tmp_path / "run", base, ROWS, max_steps=1, effective_batch_size=1, max_length=32)
     settings = json.loads((base / "config.json").read_text()) | {"_attn_implementation": "evil/evil:fn"}
     (base / "config.json").write_text(json.dumps(settings))
-    done = ran(shouted, train_program(), plan, *arguments)
+    done = ran(train_program(), plan, *arguments)
     assert done.returncode in (2, 4) and not shouted.exists()  # 4: no token, so a job ends before it begins
     if arguments != ["--job"]:
         assert json.loads(done.stdout.splitlines()[-1])["error"]["code"] == "unsafe_file"
 
 
 @pytest.mark.parametrize("where", [pytest.param("a folder", marks=pytest.mark.torture), "the Hub"])
-def test_a_job_does_not_ask(where: str, tmp_path: Path, shouted: Path) -> None:
+def test_a_job_does_not_ask(where: str, tmp_path: Path, shouted: Path, ran: Ran) -> None:
     """To its end: it may push, its child reads the config, and both tell why they ended."""
     base = base_with({}, tmp_path)
     values = {"max_steps": 1, "effective_batch_size": 1, "max_length": 32, "hub_model_id": "me/tuned"}
@@ -122,7 +137,7 @@ def test_a_job_does_not_ask(where: str, tmp_path: Path, shouted: Path) -> None:
             document["recipe"] |= {"model": "me/evil", "revision": hub.add("model", "me/evil", files).commit("main")}
             plan.write_text(json.dumps(document))
         more = hub.environment(tmp_path / "home") | {"TMPDIR": str(tmp_path)}
-        done = ran(shouted, train_program(), plan, "--job", environment=more)
+        done = ran(train_program(), plan, "--job", environment=more)
         assert set(hub.repositories["model", "me/tuned"].files) == {".gitattributes", "training.json"}
     failed = json.loads((plan.parent / "train.failed.json").read_text())
     assert (done.returncode, failed["exit_code"], failed["error"]["code"]) == (2, 2, "unsafe_file"), done.stdout
@@ -138,11 +153,13 @@ def test_a_job_does_not_ask(where: str, tmp_path: Path, shouted: Path) -> None:
         pytest.param({}, marks=pytest.mark.torture),  # as in every other training of a test
     ],
 )
-def test_the_kernel_of_the_plan_is_the_one_that_trains(settings: dict[str, Any], tmp_path: Path, shouted: Path) -> None:
+def test_the_kernel_of_the_plan_is_the_one_that_trains(
+    settings: dict[str, Any], tmp_path: Path, shouted: Path, ran: Ran
+) -> None:
     """Whatever another one a config names."""
     base = base_with(settings, tmp_path)
     plan = training.write_plan(tmp_path / "run", base, ROWS, max_steps=1, effective_batch_size=1, max_length=128)
-    done = ran(shouted, train_program(), plan)
+    done = ran(train_program(), plan)
     assert done.returncode == 0, done.stderr
     trained = json.loads((plan.parent / "environment.json").read_text())["model"]
     planned = json.loads(plan.read_text())["placement"]
@@ -151,21 +168,21 @@ def test_the_kernel_of_the_plan_is_the_one_that_trains(settings: dict[str, Any],
 
 
 @pytest.mark.parametrize("name", ["evil/evil:fn", "kernels-community/flash-attn2", "paged|eager", ""])
-def test_a_plan_names_no_kernel_of_the_hub(name: str, tmp_path: Path, shouted: Path) -> None:
+def test_a_plan_names_no_kernel_of_the_hub(name: str, tmp_path: Path, shouted: Path, ran: Ran) -> None:
     base = base_with({}, tmp_path)
     placement = {"attn_implementation": name}
     plan = training.write_plan(tmp_path / "run", base, ROWS, placement=placement, max_steps=1, effective_batch_size=1)
-    done = ran(shouted, train_program(), plan)
+    done = ran(train_program(), plan)
     assert (done.returncode, json.loads(done.stdout)["error"]["code"]) == (2, "bad_plan")
     assert not shouted.exists()
 
 
-def test_the_package_is_out_of_reach_whatever_asks_for_it(tmp_path: Path, shouted: Path) -> None:
+def test_the_package_is_out_of_reach_whatever_asks_for_it(tmp_path: Path, shouted: Path, ran: Ran) -> None:
     """Integrations of transformers ask by themselves too, for some quantizations and experts."""
     code = (
         "from skill_train.reference import load as reference\nt = reference._transformers()\n"
         "from transformers.utils import is_kernels_available\nprint(is_kernels_available())\n"
         "import kernels"
     )
-    done = ran(shouted, "-c", code)
+    done = ran("-c", code)
     assert done.stdout.split() == ["False"] and "ModuleNotFoundError" in done.stderr
