@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import resource
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -32,17 +33,20 @@ pytestmark = pytest.mark.slow
 
 pytest.importorskip("huggingface_hub")
 
-PROGRAM = [sys.executable, "-c", "from skill_train.cli import main; main()", "push"]
+
+@pytest.fixture(scope="module")
+def adapter(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny.adapter(tiny.cached("gemma"), tmp_path_factory.mktemp("trained") / "adapter")
 
 
 @pytest.fixture
-def run(tmp_path: Path) -> Path:
+def run(adapter: Path, tmp_path: Path) -> Path:
     """The files of a trained, exported and verified run; the adapter and the base are real."""
     base = tiny.cached("gemma")
     folder = tmp_path / "runs" / "first"
     (folder / "gguf").mkdir(parents=True)
-    tiny.adapter(base, folder / "adapter")
-    (folder / "gguf" / "first-q8_0.gguf").write_bytes(b"GGUF" + bytes(range(256)) * 40_000)
+    shutil.copytree(adapter, folder / "adapter")
+    (folder / "gguf" / "first-q8_0.gguf").write_bytes(b"GGUF" + bytes(range(256)) * 1000)
     outputs = {f"adapter/{p.name}": _digest(p) for p in sorted((folder / "adapter").iterdir())}
     recipe = {"model": str(base), "revision": None, "data": str(tmp_path / "secret-customers" / "rows.jsonl")}
     recipe |= {"data_revision": None, "lora_r": 8, "target_modules": ["q_proj"], "seed": 42}
@@ -74,9 +78,13 @@ def _digest(path: Path) -> dict[str, Any]:
     return {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
 
 
+def _program() -> list[str]:
+    return [sys.executable, "-c", "from skill_train.cli import main; main()", "push"]
+
+
 def _push(hub: Hub, home: Path, run: Path, *options: str, token: str | None = "") -> tuple[int, dict[str, Any], str]:
     env = hub.environment(home, token=token)
-    done = subprocess.run([*PROGRAM, str(run), *options], env=env, capture_output=True, text=True, timeout=120)
+    done = subprocess.run([*_program(), str(run), *options], env=env, capture_output=True, text=True, timeout=120)
     assert "Traceback" not in done.stderr, done.stderr
     return done.returncode, json.loads(done.stdout), done.stdout + done.stderr
 
@@ -148,9 +156,11 @@ def test_a_push_that_cannot_be_recorded_here_is_done_all_the_same(hub: Hub, tmp_
 
 def test_a_push_from_a_full_disk_goes_on_with_room(hub: Hub, tmp_path: Path, run: Path) -> None:
     """hf_xet writes what it knows of the chunks to its cache, and says in words only that it cannot."""
+    (run / "gguf" / "first-q8_0.gguf").write_bytes(b"GGUF" + bytes(range(256)) * 40_000)  # of many chunks
+    _write_proof(run, "pass")
     before = sorted(run.rglob("*"))
     done = subprocess.run(
-        [*PROGRAM, str(run), "--repo", "me/tickets"],
+        [*_program(), str(run), "--repo", "me/tickets"],
         env=hub.environment(tmp_path / "home"),
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (3000, resource.RLIM_INFINITY)),
         capture_output=True,
