@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from PIL import Image
 
+import fed_runs
 import tiny_vision
 from command_child import Commands, Done
 from hub_emulator import Hub
@@ -25,26 +26,6 @@ pytest.importorskip("huggingface_hub")
 pytest.importorskip("transformers")
 pyarrow = pytest.importorskip("pyarrow")
 parquet = pytest.importorskip("pyarrow.parquet")
-
-# Reads the data of plans as the training does: the digest of each row as it is fed, with its line and its pictures.
-FED = """
-import hashlib, json, sys
-from skill_train.program.events import Refused
-from skill_train.program.main import load_data, load_pictures
-from skill_train.program.tokenizer import load_tokenizer
-for path in sys.argv[1:]:
-    recipe = json.load(open(path))["recipe"]
-    try:
-        tokenizer = load_tokenizer(recipe["model"], None)
-        data = load_data(recipe, tokenizer, None, load_pictures(recipe, tokenizer))
-    except Refused as refusal:
-        print(json.dumps({"exit_code": refusal.exit_code} | refusal.error))
-        continue
-    rows = data["train"] + data["held_out"]
-    digests = [hashlib.sha256(json.dumps(row, sort_keys=True).encode()).hexdigest() for row in rows]
-    about = {"lines": [row["line"] for row in rows], "pictures": [row.get("image_sha256", []) for row in rows]}
-    print(json.dumps(about | {"digests": digests, "order": data["order"]}))
-"""
 
 
 @pytest.fixture
@@ -122,10 +103,7 @@ def _plan(call: Callable[..., Done], data: object, out: Path, *words: object) ->
 
 
 def _fed(hub: Hub, home: Path, *plans: Path) -> list[dict[str, Any]]:
-    command = [sys.executable, "-c", FED, *map(str, plans)]
-    done = subprocess.run(command, capture_output=True, text=True, env=hub.environment(home), timeout=200)
-    assert done.returncode == 0, done.stderr
-    return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    return fed_runs.ask(hub.environment(home), *plans)
 
 
 @pytest.fixture(scope="module")

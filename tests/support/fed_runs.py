@@ -1,12 +1,16 @@
 """Runs as the trainer leaves them, by the program's own functions, without the steps.
 
-As a program, `texts_of` of each run whose folder comes in a line, because huggingface_hub reads its environment once.
+As a program, because huggingface_hub reads its environment once: `rows_of` each plan that it is given, or `texts_of`
+each run whose folder comes in a line.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
+import os
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -16,8 +20,8 @@ import training
 from skill_train.gguf.quality.texts import texts_of
 from skill_train.llama.gguf_header import GgufFile, Tensor
 from skill_train.program.chat.labels import rows_digest
-from skill_train.program.events import write_rows
-from skill_train.program.main import SAMPLE_ROWS, load_data
+from skill_train.program.events import Refused, write_rows
+from skill_train.program.main import SAMPLE_ROWS, load_data, load_pictures
 from skill_train.program.split import Data
 from skill_train.program.tokenizer import load_tokenizer
 from skill_train.run.folder import RunDir
@@ -64,6 +68,31 @@ def edit_plan(run: RunDir, section: str, key: str, value: object) -> None:
     run.plan.write_text(json.dumps(document))
 
 
+def rows_of(plan: str) -> dict[str, Any]:
+    """The data of a plan as the training reads it: the digest of each row as it is fed, with its line and its
+    pictures. Or what it refuses."""
+    recipe = json.loads(Path(plan).read_text())["recipe"]
+    try:
+        tokenizer = load_tokenizer(recipe["model"], None)
+        data = load_data(recipe, tokenizer, None, load_pictures(recipe, tokenizer))
+    except Refused as refusal:
+        return {"exit_code": refusal.exit_code} | refusal.error
+    rows = data["train"] + data["held_out"]
+    digests = [hashlib.sha256(json.dumps(row, sort_keys=True).encode()).hexdigest() for row in rows]
+    about = {"lines": [row["line"] for row in rows], "pictures": [row.get("image_sha256", []) for row in rows]}
+    return about | {"digests": digests, "order": data["order"]}
+
+
+def ask(environment: dict[str, str], *plans: Path) -> list[dict[str, Any]]:
+    """`rows_of` each, in a process with this environment."""
+    command = [sys.executable, os.path.abspath(__file__), *map(str, plans)]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=200)
+    assert done.returncode == 0, done.stderr
+    return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+
+
 if __name__ == "__main__":
-    for line in sys.stdin:
+    for path in sys.argv[1:]:
+        print(json.dumps(rows_of(path)), flush=True)
+    for line in [] if sys.argv[1:] else sys.stdin:
         print(json.dumps(dataclasses.asdict(texts_of(RunDir(Path(line.strip())), MODEL))), flush=True)
